@@ -284,6 +284,25 @@ def modelopt_blocks(weight: Tensor) -> Stored:
     return Stored({"weight": stored.tensors["weight"], "weight_scale": scales}, stored.value)
 
 
+def torchao(weight: Tensor, sym: bool = True, group_size: int = 32) -> Stored:
+    """Int8Tensor and IntxUnpackedToInt8Tensor: numbers of a byte each."""
+    codes, scales, zeros = round_to_groups(weight, np.arange(weight.shape[1]) // group_size, 4, sym)
+    value = value_of(codes, scales, zeros, np.arange(weight.shape[1]) // group_size)
+    parts = {"qdata": codes - 8, "scale": scales, "zero_point": zeros - 8}
+    kinds = {"qdata": np.int8, "scale": np.float32, "zero_point": np.int8}
+    tensors = {
+        f"_weight_{name}": torch.from_numpy(np.ascontiguousarray(part.T.astype(kinds[name])))
+        for name, part in parts.items()
+    }
+    return Stored(tensors, value)
+
+
+def torchao_float8(weight: Tensor) -> Stored:
+    stored = float_quantized(weight)
+    tensors = {"_weight_qdata": stored.tensors["weight"], "_weight_scale": stored.tensors["weight_scale"]}
+    return Stored(tensors, stored.value)
+
+
 def mxfp4(weight: Tensor) -> Stored:
     exponents = (weight.view(len(weight), -1, 32).abs().amax(-1).log2().floor() - 2).clamp(-127, 127)
     exact = (2.0**exponents).repeat_interleave(32, 1)

@@ -6,6 +6,7 @@ from typing import Any
 
 STORED = (
     "auto-round", "awq", "bitsandbytes", "compressed-tensors", "fp8", "gguf", "gptq", "modelopt", "mxfp4", "squeezellm",
+    "torchao",
 )  # fmt: skip
 """Formats of checkpoints."""
 
@@ -35,11 +36,12 @@ _INSTEAD = (
     "use a GPTQ, AWQ, compressed-tensors, fp8, bitsandbytes or GGUF checkpoint of the model, or quantization='int8', "
     "'int4' or 'fp8' with the unquantised one"
 )
-# Upstream's other names.
+# Other names of upstream and of transformers.
 _REFUSED = (
-    "aqlm bitblas deepspeedfp experts_int8 fp8_per_block fp8_per_tensor hqq "
+    "aqlm bitblas bitnet deepspeedfp eetq experts_int8 fp8_per_block fp8_per_tensor fp_quant higgs hqq "
     "humming int8_per_channel_weight_only ipex marlin "
-    "moe_wna16 mxfp8 neuron_quant nvfp4 online petit_nvfp4 ptpc_fp8 qqq quark quip rtn torchao tpu_int8"
+    "moe_wna16 mxfp8 neuron_quant nvfp4 online petit_nvfp4 ptpc_fp8 qqq quanto quark quip rtn sinq spqr "
+    "tpu_int8 vptq"
 ).split()
 
 

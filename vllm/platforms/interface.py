@@ -81,7 +81,9 @@ class Platform:
     device_control_env_var = "VLLM_DEVICE_CONTROL_ENV_VAR_PLACEHOLDER"
     simple_compile_backend = "eager"
     supported_quantization: tuple[str, ...] = tuple(
-        "gguf int8 int4 auto-round awq bitsandbytes compressed-tensors fp8 gptq modelopt mxfp4 squeezellm".split()
+        (
+            "gguf int8 int4 auto-round awq bitsandbytes compressed-tensors fp8 gptq modelopt mxfp4 squeezellm torchao"
+        ).split()
     )
 
     @property

@@ -88,6 +88,9 @@ NO_SCALES = r"model.safetensors lacks model.layers.0.self_attn.q_proj.{}: a weig
         ("fp8", replaced("weight_scale", lambda x: torch.ones(3)), r"q_proj.weight_scale has shape \(3,\), expected"),
         ("modelopt-fp8", renamed("input_scale", "pre_quant_scale"), r"q_proj: pre_quant_scale, .* is not implemented"),
         ("fp8-block", replaced("weight_scale_inv", lambda x: torch.ones(2, 1)), r"weight_scale_inv has shape \(2, 1\)"),
+        ("torchao", without("_weight_scale"), NO_SCALES.format("_weight_scale", "torchao")),
+        ("torchao", replaced("_weight_scale", lambda x: x[:, :3]), r"q_proj._weight_scale has shape \(128, 3\)"),
+        ("torchao", replaced("_weight_qdata", lambda x: x.view(torch.uint8)), r"q_proj._weight_qdata has dtype uint8"),
         ("nf4", without("weight.quant_map"), NO_SCALES.format("weight.quant_map", "bitsandbytes")),
         ("nf4", without("weight.nested_absmax"), NO_SCALES.format("weight.nested_absmax", "bitsandbytes")),
         ("nf4", with_value("weight.quant_state.bitsandbytes__nf4", 0, 0), r"bitsandbytes__nf4 is not the JSON"),
@@ -123,7 +126,18 @@ def test_files(name, change, problem, tmp_path):
         ("gptq-4", {"quant_method": "unheard"}, r"quant_method 'unheard': quantization must be one of"),
         ("gptq-4", {"quant_method": "hqq"}, r"quant_method 'hqq': quantization='hqq' is not implemented: use a GPTQ"),
         ("gptq-4", {"quant_method": "awq"}, r"proj.scales has shape"),
-        ("auto-round", {"packing_format": "auto_round:gptqmodel"}, r"packing_format must be auto_round:auto_gptq or"),
+        (
+            "auto-round",
+            {"packing_format": "auto_round:gptqmodel"},
+            r"packing_format must be one of auto_round:auto_gptq",
+        ),
+        ("auto-round-mxfp4", {"data_type": "int"}, r"data_type must be one of nv_fp of 4 bits.*, got int of 4"),
+        ("torchao", {"quant_type": "int4_weight_only"}, r"quant_type must be one of .*, got 'int4_weight_only'"),
+        (
+            "torchao",
+            {"quant_type": {"default": {"_type": "Int4WeightOnlyConfig", "_data": {}}}},
+            r"quant_type must be one of .*, got 'Int4WeightOnlyConfig': quantise the model with one of these",
+        ),
         ("auto-round", {"data_type": "mx_fp"}, r"data_type must be int"),
         ("auto-round", {"extra_config": {".*up_proj": {"bits": 16}}}, r"up_proj: .* excludes it, but it is quantised"),
         ("auto-round", {"extra_config": {"model.layers.0.mlp.up_proj": {"bits": 5}}}, r"bits must be one of .*got 5"),
@@ -204,7 +218,7 @@ def test_what_is_asked_for_must_agree(tmp_path):
     for name in ("awq", "awq_marlin", "fp8", "int8", "compressed-tensors", "gguf"):
         with pytest.raises(ValueError, match="config.json: quantization_config has quant_method 'gptq'"):
             make_llm(tmp_path, quantization=name)
-    for name in ("hqq", "quark", "torchao", "unheard"):
+    for name in ("hqq", "quark", "quanto", "unheard"):
         with pytest.raises(ValueError, match=f"quantization.*'{name}'.*: use a GPTQ, AWQ"):
             LLM(str(tmp_path), quantization=name)
 

@@ -59,9 +59,10 @@ def test_gpt_oss_with_another_shape(tmp_path):
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
-@pytest.mark.parametrize("family", ["mixtral", "qwen3_moe"])
+@pytest.mark.parametrize("family", ["mixtral", "mixtral of GPTQModel", "qwen3_moe"])
 def test_experts_with_a_matrix_each(family, ranks, tmp_path):
     settings = {"quant_method": "gptq", "bits": 4, "group_size": 32, "sym": False, "desc_act": False}
+    family, _, renamed = family.partition(" of ")
     plain, folder = tmp_path / "plain", tmp_path / "quantised"
     make_tiny(family, plain, **FIELDS, moe_intermediate_size=96, num_hidden_layers=2)
     shutil.copytree(plain, folder)
@@ -74,6 +75,9 @@ def test_experts_with_a_matrix_each(family, ranks, tmp_path):
             del tensors[name]
             tensors |= {f"{name.removesuffix('.weight')}.{own}": each for own, each in stored.tensors.items()}
     assert len(tensors) > len(values)
+    if renamed:
+        usual = {"block_sparse_moe": "mlp", "w1": "gate_proj", "w2": "down_proj", "w3": "up_proj"}
+        tensors = {".".join(usual.get(part, part) for part in name.split(".")): each for name, each in tensors.items()}
     save_file(values, plain / "model.safetensors", metadata={"format": "pt"})
     save_file(tensors, folder / "model.safetensors")
     config = json.loads((folder / "config.json").read_text())

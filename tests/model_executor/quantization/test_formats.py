@@ -99,6 +99,16 @@ def modelopt(algorithm: str, **more: Any) -> dict[str, Any]:
     return {"producer": {"name": "modelopt", "version": "0.41.0"}, "quantization": settings}
 
 
+def torchao(kind: str, **data: Any) -> dict[str, Any]:
+    return {"quant_method": "torchao", "quant_type": {"default": {"_type": kind, "_data": data, "_version": 2}}}
+
+
+def auto_round(data_type: str, bits: int) -> dict[str, Any]:
+    """Of weights that are stored as compressed-tensors has them."""
+    settings = {"bits": bits, "data_type": data_type, "act_bits": 16, "extra_config": {"lm_head": {"bits": 16}}}
+    return {"quant_method": "auto-round", "packing_format": "auto_round:llm_compressor", **settings}
+
+
 ROWS = {
     **{f"gptq-{bits}": gptq(bits, 32) for bits in (2, 3, 4, 8)},
     **{f"gptq-{bits}-asym": gptq(bits, 64, sym=False) for bits in (2, 3, 4, 8)},
@@ -187,6 +197,19 @@ ROWS = {
     "modelopt-nvfp4": Row(packing.modelopt_nvfp4, modelopt("NVFP4", group_size=16), "hf_quant_config.json"),
     "modelopt-blocks": Row(packing.modelopt_blocks, modelopt("FP8_PB_WO"), "hf_quant_config.json"),
     "modelopt-mxfp8": Row(packing.mxfp8, modelopt("MXFP8"), "hf_quant_config.json"),
+    "torchao": Row(packing.torchao, torchao("IntxWeightOnlyConfig")),
+    "torchao-asym": Row(
+        partial(packing.torchao, sym=False, group_size=64),
+        torchao("FqnToConfig", fqn_to_config={"_default": {"_type": "Int8WeightOnlyConfig"}, "lm_head": None}),
+    ),
+    "torchao-float8": Row(packing.torchao_float8, torchao("Float8WeightOnlyConfig")),
+    "auto-round-fp8": Row(
+        packing.float_quantized,
+        {"quant_method": "auto-round", "packing_format": "auto_round:fp8_static", "data_type": "fp", "bits": 8},
+    ),
+    "auto-round-nvfp4": Row(packing.nvfp4, auto_round("nv_fp", 4)),
+    "auto-round-mxfp4": Row(packing.mxfp4, auto_round("mx_fp", 4)),
+    "auto-round-mxfp8": Row(packing.mxfp8, auto_round("mx_fp", 8)),
     "nf4": Row(packing.bitsandbytes_4bit, BNB),
     "nf4-plain": Row(partial(packing.bitsandbytes_4bit, nested=False), BNB),
     "fp4": Row(partial(packing.bitsandbytes_4bit, kind="fp4"), BNB),

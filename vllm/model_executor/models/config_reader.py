@@ -251,6 +251,9 @@ class ConfigReader:
         for name, value in self._raw.items():
             if name in self._read or _IRRELEVANT.fullmatch(name) or _is_neutral(value):
                 continue
+            if name == "rope_parameters" and isinstance(value, dict) and value.get("rope_type") == "default":
+                # Some writers add the usual ones, also to models that have no rotary positions.
+                continue
             if name == "layer_types" and set(value) == {"full_attention"}:
                 continue
             raise ValueError(

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from vllm.model_executor.layers.quantization.stored import Value
 from vllm.model_executor.layers.quantization.weight import QuantizedStack, QuantizedWeight
+from vllm.model_executor.models.transformers_experts import is_experts
 
 _Named = tuple[str, Value]
 
@@ -28,6 +29,7 @@ class CheckpointNames:
         steps = get_model_conversion_mapping(model)
         self._renamings = [step for step in steps if isinstance(step, WeightRenaming)]
         self._converters = [step for step in steps if isinstance(step, WeightConverter)]
+        self._converters += _plain_experts(model, self._converters)
         self._by_pattern = {pattern: step for step in self._converters for pattern in step.source_patterns}
         self._state: dict[str, Any] = dict(model.state_dict())
         self._prefix = model.base_model_prefix
@@ -94,6 +96,26 @@ class CheckpointNames:
             converter.add_tensor(target, name, pattern, lambda tensor=tensor: tensor)
         for name, value in converter.convert(target, model=self._model, config=self._model.config).items():
             yield name, value[0] if isinstance(value, list) else value
+
+
+def _plain_experts(model: Any, converters: list[Any]) -> list[Any]:
+    """For experts whose published checkpoints have other names: the usual ones of single experts, which quantisers give
+    all of them."""
+    from transformers.core_model_loading import Concatenate, MergeModulelist, WeightConverter
+
+    known = {pattern for step in converters for pattern in step.source_patterns}
+    is_stacked = any(
+        name.endswith("mlp.experts") and is_experts(module) and module.has_gate and not module.is_transposed
+        for name, module in model.named_modules()
+    )
+    gates = [f"mlp.experts.*.{name}_proj.weight" for name in ("gate", "up")]
+    if not is_stacked or known.intersection(gates):
+        return []
+    operations = [MergeModulelist(dim=0), Concatenate(dim=1)]
+    return [
+        WeightConverter(gates, "mlp.experts.gate_up_proj", operations=operations),
+        WeightConverter("mlp.experts.*.down_proj.weight", "mlp.experts.down_proj", operations=[MergeModulelist(dim=0)]),
+    ]
 
 
 def _stack(numbers: Tensor, weights: list[QuantizedWeight], starts: Tensor) -> QuantizedStack:

@@ -28,6 +28,7 @@ _FORMATS = {
     "modelopt": ("modelopt", "ModelOptConfig"),
     "mxfp4": ("mxfp4", "Mxfp4Config"),
     "squeezellm": ("squeezellm", "SqueezeLLMConfig"),
+    "torchao": ("torchao", "TorchAOConfig"),
 }
 _registered: dict[str, type[QuantizationConfig]] = {}
 

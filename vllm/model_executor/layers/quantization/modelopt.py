@@ -4,7 +4,7 @@ A module with weight [N, K] has, by its `quant_algo`,
 - FP8: weight, float8_e4m3fn [N, K]; weight_scale, one value, or one for each output, or, as [N / 128, 1, K / 128, 1],
   for each block;
 - NVFP4: weight, uint8 [N, K / 2], two E2M1 codes a byte, the first in the low half; weight_scale, float8_e4m3fn
-  [N, K / 16]; weight_scale_2, one value, which these are multiplied by;
+  [N, K / 16] (K / 32 where activations are FP8); weight_scale_2, one value, which these are multiplied by;
 - MXFP4 and MXFP8: weight as above; weight_scale, uint8 [N, K / 32], powers of two (E8M0);
 and input_scale, for activations, which are not rounded here. The tensors tell which of these a module has.
 """
@@ -26,7 +26,7 @@ from vllm.ops.quantized_tensor import QuantizedTensor
 
 logger = init_logger(__name__)
 
-_NVFP4_GROUP, _MX_GROUP = 16, 32
+_NVFP4_GROUPS, _MX_GROUP = (16, 32), 32
 _BLOCK = (128, 128)
 _WEIGHT_ONLY = ("FP8_PB_WO", "W4A16_NVFP4", "W4A16_MXFP4")
 _WITH_ACTIVATIONS = (
@@ -44,10 +44,10 @@ class ModelOptConfig(StoredConfig):
 
     def __init__(self, config: dict[str, Any]) -> None:
         super().__init__()
-        algorithms = {"quant_algo": config.get("quant_algo")}
-        if config.get("quant_algo") == _MIXED:
+        algorithms = {"quant_algo": _algorithm(config)}
+        if algorithms["quant_algo"] == _MIXED:
             layers = read_objects(config, "quantized_layers")
-            algorithms = {f"quantized_layers: {name}": each.get("quant_algo") for name, each in layers.items()}
+            algorithms = {f"quantized_layers: {name}": _algorithm(each) for name, each in layers.items()}
         for where, algorithm in algorithms.items():
             if algorithm not in (*_WEIGHT_ONLY, *_WITH_ACTIVATIONS):
                 known = ", ".join((*_WITH_ACTIVATIONS, *_WEIGHT_ONLY, _MIXED))
@@ -76,12 +76,18 @@ class ModelOptConfig(StoredConfig):
         return WeightFormat(("weight", "weight_scale"), ("input_scale",), _read)
 
 
+def _algorithm(settings: dict[str, Any]) -> str:
+    """Some versions write some names in small letters."""
+    return str(settings.get("quant_algo")).upper()
+
+
 def _read_nvfp4(stored: StoredTensors) -> QuantizedWeight:
     codes = _fp4_codes(stored)
     rows, width = codes.shape
-    scales = stored.take("weight_scale", torch.float8_e4m3fn, rows, width // _NVFP4_GROUP)
+    group = next((size for size in _NVFP4_GROUPS if stored.tensors["weight_scale"].shape[-1] * size == width), 16)
+    scales = stored.take("weight_scale", torch.float8_e4m3fn, rows, width // group)
     whole = stored.scalar("weight_scale_2").expand(rows, 1)
-    return _weight(stored, QuantizedTensor(codes, 4, scales, _NVFP4_GROUP, values=fp4_values(), super_scales=whole))
+    return _weight(stored, QuantizedTensor(codes, 4, scales, group, values=fp4_values(), super_scales=whole))
 
 
 def _read(stored: StoredTensors) -> QuantizedWeight:

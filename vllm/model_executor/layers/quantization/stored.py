@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -14,6 +14,8 @@ from vllm.model_executor.layers.quantization.base_config import QuantizationConf
 from vllm.model_executor.layers.quantization.weight import QuantizedStack, QuantizedWeight
 from vllm.utils.loading_threads import side_by_side
 
+# Names of tensors that follow their module's without a dot.
+_CONTINUING = ("_blocks", "_scales")
 FLOATS = (torch.float16, torch.bfloat16, torch.float32)
 
 Value = Tensor | QuantizedWeight | QuantizedStack
@@ -77,7 +79,7 @@ class WeightFormat:
         required, optional: names of its tensors within the module.
         read: the weight that they are. ValueError: they are not what the format says.
 
-    A name that begins with "_" continues the module's; the weight is then called as the module.
+    The weight of a module whose tensors' names continue its own is called as the module.
     """
 
     required: tuple[str, ...]
@@ -105,8 +107,8 @@ class StoredConfig(QuantizationConfig):
         may_be_plain: whether a checkpoint may have no quantised module.
     """
 
-    names: ClassVar[tuple[str, ...]]
-    shared_names: ClassVar[tuple[str, ...]] = ()
+    names: tuple[str, ...]
+    shared_names: tuple[str, ...] = ()
     may_be_plain: bool = False
 
     def get_supported_act_dtypes(self) -> list[torch.dtype]:
@@ -169,7 +171,7 @@ def _weights(
         stored.tensors[own] = tensor
         if len(stored.tensors) == len(wanted):
             del pending[module]
-            yield partial(_read, module if own.startswith("_") else f"{module}.weight", read, stored)
+            yield partial(_read, module if own in _CONTINUING else f"{module}.weight", read, stored)
 
 
 def _named(name: str, tensor: Tensor) -> tuple[str, Value]:
@@ -199,7 +201,7 @@ def _split(name: str, config: StoredConfig) -> tuple[str, str]:
 
 
 def _join(module: str, own: str) -> str:
-    return module + own if own.startswith("_") else f"{module}.{own}"
+    return module + own if own in _CONTINUING else f"{module}.{own}"
 
 
 def _quantized_modules(files: Mapping[str, str], config: StoredConfig) -> dict[str, tuple[_Read, set[str]]]:
