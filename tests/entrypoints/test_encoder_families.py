@@ -292,9 +292,11 @@ def test_less_usual_encoders(tmp_path, kind):
         ({"model_type": "funnel", "architectures": ["FunnelForSequenceClassification"]}, "a type of its own"),
         ({"model_type": "big_bird", "architectures": ["BigBirdForMaskedLM"]}, "hf_overrides.*original_full"),
         ({"model_type": "t5", "architectures": ["T5ForConditionalGeneration"]}, "hf_overrides=.*T5EncoderModel"),
+        ({"model_type": "llama", "architectures": ["LlamaEncoderModel"]}, "hf_overrides=.*'LlamaModel'"),
+        ({"model_type": "bert", "architectures": ["BertSpladeModel"]}, "hf_overrides=.*'BertModel'"),
         ({"model_type": "tapas", "architectures": ["TapasModel"]}, "cannot run on token ids alone"),
     ],
-    ids=lambda value: value.get("model_type") if isinstance(value, dict) else "",
+    ids=lambda value: value["architectures"][0] if isinstance(value, dict) else "",
 )
 def test_encoders_that_are_refused(tmp_path, raw, problem):
     sizes = {name: value for name, value in SIZES.items() if raw["model_type"] != "funnel" or "hidden" not in name}

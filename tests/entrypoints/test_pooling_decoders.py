@@ -179,6 +179,31 @@ def test_a_reward_head_of_one_layer(tmp_path):
     check_twice(lambda: tensors(llm.reward(PROMPTS, use_tqdm=False)), expected)
 
 
+def test_llama_bidirectional(tmp_path):
+    """NVIDIA's: no mask, and a pooling that config.json names."""
+    model = save(tmp_path, config_of("LlamaConfig"))
+    raw = json.loads((tmp_path / "config.json").read_text())
+    raw |= {"architectures": ["LlamaBidirectionalModel"], "model_type": "llama_bidirec", "temperature": 0.02}
+    (tmp_path / "config.json").write_text(json.dumps({**raw, "pooling": "avg"}))
+    llm = run(tmp_path)
+    length = max(map(len, PROMPTS))
+    everything = torch.zeros(1, 1, length, length)
+    with torch.no_grad():
+        expected = [
+            model(torch.tensor([ids]), attention_mask=everything[:, :, : len(ids), : len(ids)]).last_hidden_state[0]
+            for ids in PROMPTS
+        ]
+    want = [nn.functional.normalize(each.mean(0), dim=-1) for each in expected]
+    check_twice(lambda: tensors(llm.encode(PROMPTS, pooling_task="embed", use_tqdm=False)), want)
+    (tmp_path / "config.json").write_text(json.dumps({**raw, "pooling": "max"}))
+    with pytest.raises(ValueError, match="pooling='max' is not supported"):
+        run(tmp_path)
+    raw |= {"architectures": ["LlamaBidirectionalForSequenceClassification"], "pooling": "avg"}
+    (tmp_path / "config.json").write_text(json.dumps(raw))
+    with pytest.raises(ValueError, match="temperature=0.02"):
+        run(tmp_path)
+
+
 @pytest.mark.parametrize(
     ("name", "options"),
     [("LlamaConfig", {}), ("GPT2Config", {}), ("Gemma3TextConfig", {"use_bidirectional_attention": True})],

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal, Protocol
 
 from vllm.config.unserved import UnservedConfig, as_config, choice, number
-from vllm.exceptions import shown
+from vllm.exceptions import VLLMValidationError, shown
 from vllm.transformers_utils.late_interaction import LateInteraction, read_late_interaction
 from vllm.transformers_utils.sentence_transformers import SentencePooling, read_pooling
 
@@ -29,6 +29,11 @@ class PoolerConfig(UnservedConfig):
         logit_mean, logit_sigma: logits of classes are (x - mean) / sigma before their activation.
         step_tag_id: the token at the end of a step.
         returned_token_ids: the columns that are kept of classes by token.
+        normalize, softmax, activation: older names of use_activation.
+        logit_bias: an older name of logit_mean.
+
+    Raises:
+        VLLMValidationError: two names of one field, or a sigma of 0.
     """
 
     instead: ClassVar[str] = "a model that generates pools nothing: add runner='pooling'"
@@ -47,6 +52,27 @@ class PoolerConfig(UnservedConfig):
     logit_sigma: float | None = None
     step_tag_id: int | None = None
     returned_token_ids: list[int] | None = None
+    normalize: bool | None = None
+    softmax: bool | None = None
+    activation: bool | None = None
+    logit_bias: float | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for older, name in _OLDER_FIELDS.items():
+            if (value := getattr(self, older)) is None:
+                continue
+            if getattr(self, name) is not None:
+                raise VLLMValidationError(f"pooler_config: {older} and {name} are two names of one field", older, value)
+            setattr(self, name, value)
+            setattr(self, older, None)
+        if self.pooling_type is not None:
+            other = "tok_pooling_type" if self.pooling_type in ("ALL", "STEP") else "seq_pooling_type"
+            if (value := getattr(self, other)) not in (None, self.pooling_type):
+                message = f"pooler_config: pooling_type={self.pooling_type} and {other}={value} exclude each other"
+                raise VLLMValidationError(message, other, value)
+        if self.logit_sigma == 0:
+            raise VLLMValidationError("pooler_config: logit_sigma must not be 0", "logit_sigma", 0)
 
     def applied_to(self, pooling: SentencePooling) -> SentencePooling:
         """A model's pooling, with the type that this asks for."""
@@ -59,6 +85,15 @@ class PoolerConfig(UnservedConfig):
         return "STEP" in (self.tok_pooling_type, self.pooling_type) or self.step_tag_id is not None
 
 
+# Of fields whose neutral value is not None.
+_NEUTRAL = {"logit_mean": 0.0, "logit_sigma": 1.0}
+_OLDER_FIELDS = {
+    "normalize": "use_activation",
+    "softmax": "use_activation",
+    "activation": "use_activation",
+    "logit_bias": "logit_mean",
+}
+_DECODER_MODES = {"avg": "mean", "mean": "mean", "cls": "cls", "last": "lasttoken"}
 _MODES = {"CLS": "cls", "MEAN": "mean", "LAST": "lasttoken"}
 _UNSERVED = ("enable_chunked_processing", "max_embed_len")
 _CLASSES = frozenset({"classify", "token_classify"})
@@ -123,7 +158,7 @@ def runner_fields(args: Any, source: Source) -> dict[str, Any]:
         ValueError: what is asked for does not suit the model, or is not done.
     """
     runner, convert = _asked(args)
-    pooler = as_config("pooler_config", PoolerConfig, args.pooler_config) or PoolerConfig()
+    pooler = as_config("pooler_config", PoolerConfig, args.pooler_config, keeps_neutral=True) or PoolerConfig()
     raw, folder = source.hf_config.raw, read_pooling(source.path)
     is_bidirectional = source.is_encoder or attends_both_ways(raw)
     kind = source.pooling_kind or ("embed" if folder is not None or is_bidirectional else None)
@@ -146,9 +181,9 @@ def runner_fields(args: Any, source: Source) -> dict[str, Any]:
     _check_served(args, pooler)
     tasks = tasks_of(kind, source.is_encoder, pooler)
     for name, needed in _FIELDS_OF_TASKS.items():
-        if getattr(pooler, name) is not None and not needed & set(tasks):
+        if getattr(pooler, name) not in (None, _NEUTRAL.get(name)) and not needed & set(tasks):
             raise ValueError(f"pooler_config: {name} is for {' and '.join(sorted(needed))}; this model has {tasks}")
-    default = SentencePooling((_encoder_mode(raw, kind) if source.is_encoder else "lasttoken",))
+    default = SentencePooling((_encoder_mode(raw, kind) if source.is_encoder else _decoder_mode(raw, kind),))
     pooling = (folder if "embed" in kind else None) or default
     return {
         "runner": "pooling",
@@ -176,8 +211,26 @@ def _encoder_mode(raw: Mapping[str, Any], kind: str) -> str:
     return "mean" if named == "mean" else "cls"
 
 
+def _decoder_mode(raw: Mapping[str, Any], kind: str) -> str:
+    """The last token's, unless a model such as LlamaBidirectionalModel names its own.
+
+    Raises:
+        ValueError: it is not known, or a classifier's logits are scaled.
+    """
+    named = raw.get("pooling")
+    if named is None:
+        return "lasttoken"
+    if named not in _DECODER_MODES:
+        raise ValueError(f"config.json: pooling={named!r} is not supported: it must be {', '.join(_DECODER_MODES)}")
+    if "classify" in kind and raw.get("temperature") not in (None, 1, 1.0):
+        raise ValueError(f"config.json: temperature={raw['temperature']} of a classifier's logits is not supported")
+    return _DECODER_MODES[named]
+
+
 def attends_both_ways(raw: Mapping[str, Any]) -> bool:
     """Whether config.json makes a decoder's attention bidirectional."""
+    if any("Bidirectional" in name for name in raw.get("architectures") or ()):
+        return True
     return raw.get("is_causal") is False or raw.get("use_bidirectional_attention") in (True, "all")
 
 

@@ -77,9 +77,9 @@ def is_neutral_value(value: Any) -> bool:
     return isinstance(value, (int, float, list, tuple, set, frozenset)) and not value
 
 
-def as_config(argument: str, kind: type[_C], value: Any) -> _C | None:
+def as_config(argument: str, kind: type[_C], value: Any, keeps_neutral: bool = False) -> _C | None:
     """The value as a `kind`: a mapping, or one as JSON, as the command line gives it, is made one; a neutral value is
-    None.
+    None, unless it is a mapping and `keeps_neutral`: of a kind whose fields ask for something by False or 0.
 
     Raises:
         VLLMValidationError: neither a mapping of known fields nor a `kind`.
@@ -87,14 +87,15 @@ def as_config(argument: str, kind: type[_C], value: Any) -> _C | None:
     if isinstance(value, str):
         with suppress(ValueError):
             value = json.loads(value)
-    if is_neutral_value(value) and not isinstance(value, kind):
+    keeps = keeps_neutral and isinstance(value, Mapping)
+    if is_neutral_value(value) and not isinstance(value, kind) and not keeps:
         return None
     if isinstance(value, Mapping):
         known = {item.name for item in fields(kind)}  # type: ignore[arg-type]
         unknown = [name for name in value if name not in known]
-        if unknown:
-            raise VLLMValidationError(f"{argument} has no field {unknown[0]!r}", parameter=argument, value=unknown[0])
-        return kind(**value)
+        if asked := [name for name in unknown if not keeps or not is_neutral_value(value[name])]:
+            raise VLLMValidationError(f"{argument} has no field {asked[0]!r}", parameter=argument, value=asked[0])
+        return kind(**{name: own for name, own in value.items() if name in known})
     if not isinstance(value, kind):
         raise VLLMValidationError(
             f"{argument} must be a {kind.__name__} or a dict of its fields, got {type(value).__name__}",

@@ -70,3 +70,23 @@ def test_what_does_not_go_with_sides(server, fields, problem):
     body = {"model": "tiny", "input": "stop", "input_type": "query", **fields}
     answer = server.request("POST", "/pooling", json=body)
     assert answer.status_code == 400 and problem in answer.json()["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("body", "named"),
+    [
+        ({"data_1": "a", "text_2": "b"}, ["text_2", "data_1"]),
+        ({"queries": "a", "text_2": ["b"]}, ["text_2", "queries"]),
+        ({"text_1": "a"}, ["text_2", "text_1"]),
+        ({"text_2": "a"}, ["text_2", "text_1"]),
+        ({"query": "a", "documents": ["b"]}, ["documents", "queries"]),
+        ({"text_1": "a", "text_2": "b", "query": "c"}, ["query", "items"]),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("path", ["/score", "/v1/score"])
+def test_fields_that_do_not_go_together(server, path, body, named):
+    answer = server.request("POST", path, json={"model": "tiny", **body})
+    message = answer.json()["error"]["message"]
+    assert answer.status_code == 400 and all(name in message for name in named)
+    assert "text_1 and text_2, data_1 and data_2, queries and documents" in message

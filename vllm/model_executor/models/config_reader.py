@@ -26,7 +26,7 @@ _IRRELEVANT = re.compile(
     reorder_and_upcast_attn|layerdrop|ffn_dropout|z_loss.*|.*loss.*|cache_implementation|
     n_ctx|max_model_len|model_max_length|tokenizer_model_max_length|max_sequence_length|predict_special_tokens|is_llama_config|
     tokenizer_name|org_vocab_size|classifier_from_token|num_labels|method|is_original_qwen3_reranker|is_causal|
-    use_bidirectional_attention|is_matryoshka|matryoshka_dimensions|sbert_ce_.*|
+    use_bidirectional_attention|pooling|is_matryoshka|matryoshka_dimensions|sbert_ce_.*|
     sentence_transformers""".replace("\n    ", "")
 )
 

@@ -153,7 +153,7 @@ def with_causal_names(architectures: Sequence[str]) -> list[str]:
     for name in architectures:
         if ending := _ending(name):
             base = name.removesuffix(ending)
-            bases = (base, base.removesuffix("Text")) if base.endswith("Text") else (base,)
+            bases = dict.fromkeys((base, base.removesuffix("Text"), base.removesuffix("Bidirectional")))
             found += [each + head for each in bases for head in ("ForCausalLM", "LMHeadModel")]
     return found
 

@@ -117,7 +117,7 @@ def find_class(auto: Any, raw: dict[str, Any], folder: Path, trust_remote_code: 
 
         return get_class_from_dynamic_module(remote, str(folder))
     import transformers
-    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, MODEL_MAPPING_NAMES
 
     known = set(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values())
     names: Sequence[str] = raw.get("architectures") or ()
@@ -128,6 +128,11 @@ def find_class(auto: Any, raw: dict[str, Any], folder: Path, trust_remote_code: 
     bases = [name.removesuffix(ending) for name in names for ending in _OTHER_ENDINGS if name.endswith(ending)]
     encoder = next((f"{base}EncoderModel" for base in bases if hasattr(transformers, f"{base}EncoderModel")), None)
     advice = f"; its encoder runs with hf_overrides={{'architectures': ['{encoder}']}}" if encoder else ""
+    base = MODEL_MAPPING_NAMES.get(str(raw.get("model_type")))
+    if not advice and isinstance(base, str) and not any(hasattr(transformers, name) for name in names):
+        advice = (
+            f"; hf_overrides={{'architectures': ['{base}']}} runs transformers' model of this model_type in its place"
+        )
     code = f"; it has code of its own ({remote}): pass trust_remote_code=True" if remote else ""
     raise ValueError(
         f"config.json: architectures names {given}, which is no causal language model of transformers "

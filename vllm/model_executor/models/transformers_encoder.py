@@ -44,13 +44,16 @@ def find_encoder(raw: dict[str, Any], classifies: bool = True) -> str | None:
 
     kind, names = str(raw.get("model_type")), raw.get("architectures") or ()
     name = names[0] if names else ""
+    # A class of somebody's own may be anything.
+    if name and not hasattr(transformers, name):
+        return None
     is_known = kind in auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES or kind in _OTHERS or name.endswith("EncoderModel")
     # BERT's authors have named models of masked words so, too.
     is_causal = name.endswith(("ForCausalLM", "LMHeadModel"))
     if not is_known or (is_causal and (kind not in _NAMED_AS_CAUSAL or raw.get("is_decoder"))):
         return None
     kept = (*_CLASSIFIERS, "EncoderModel") if classifies else ("EncoderModel",)
-    if name.endswith(kept) and hasattr(transformers, name):
+    if name.endswith(kept):
         return name
     found = auto.MODEL_MAPPING_NAMES.get(kind)
     return found if isinstance(found, str) else None

@@ -11,6 +11,11 @@ from vllm.entrypoints.openai.protocol.generation import NOT_EMPTY, Usage
 from vllm.exceptions import VLLMValidationError, shown
 from vllm.utils.checks import wrong_type
 
+PAIRED_FIELDS = (
+    "what goes together is text_1 and text_2, data_1 and data_2, queries and documents (or items), or, for labels of a "
+    "generating model, query and items"
+)
+
 Documents = Annotated[Annotated[list[Text | dict[Literal["text"], Text]], NOT_EMPTY], UNREAD]
 Pairs = Annotated[Text | Annotated[list[Text], NOT_EMPTY], UNREAD]
 
@@ -82,6 +87,10 @@ class ScorePairsRequest(PairFields):
     """POST /score"""
 
     ONE_OF: ClassVar[tuple[str, ...]] = ("text_1", "data_1", "queries")
+    REFUSED: ClassVar[dict[str, tuple[tuple[Any, ...], str]]] = {
+        **PairFields.REFUSED,
+        **{name: ((), f"beside a pair's texts; {PAIRED_FIELDS}") for name in ("query", "labels")},
+    }
 
     text_1: Pairs | None = Field(None, description="A query, or one for each of text_2.")
     text_2: Pairs | None = Field(None, description="Documents.")

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
 from vllm.entrypoints.openai.protocol.base import UNREAD, RequestModel, ResponseModel, Text, TokenId
 from vllm.entrypoints.openai.protocol.generation import NOT_EMPTY, PromptIds, Usage
+from vllm.entrypoints.openai.protocol.rerank import PAIRED_FIELDS
 
 Part = str | list[TokenId]
 Parts = Annotated[list[Part], NOT_EMPTY]
@@ -59,6 +60,10 @@ class GenerativeScoringRequest(ScoringFields):
 
 class ScoringRequest(ScoringFields):
     """POST /v1/score"""
+
+    REFUSED: ClassVar[dict[str, tuple[tuple[Any, ...], str]]] = {
+        name: ((), PAIRED_FIELDS) for name in ("text_2", "data_2", "documents")
+    }
 
 
 class ScoredLabel(ResponseModel):

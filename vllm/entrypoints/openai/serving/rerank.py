@@ -16,6 +16,7 @@ from starlette.responses import Response
 from vllm.entrypoints.openai.errors import ApiError, json_response
 from vllm.entrypoints.openai.http.routes import post
 from vllm.entrypoints.openai.protocol.rerank import (
+    PAIRED_FIELDS,
     PairFields,
     RerankRequest,
     RerankResponse,
@@ -78,9 +79,10 @@ async def score_pairs_of_texts(request: Request, state: ServerState, body: Score
         second, others = "items", others - {"items"}
     for other in sorted(others):
         if getattr(body, other) is not None:
-            raise ApiError(400, f"{other} does not go with {first}, which {second} does", other, "invalid_value")
+            message = f"{other} does not go with {first}: {PAIRED_FIELDS}"
+            raise ApiError(400, message, other, "invalid_value")
     if getattr(body, second) is None:
-        raise ApiError(400, f"{second} is required beside {first}", second, "missing_field")
+        raise ApiError(400, f"{second} is required beside {first}: {PAIRED_FIELDS}", second, "missing_field")
     pairs = pairs_of(getattr(body, first), getattr(body, second), (first, second))
     state.check_count(len(pairs), second)
     answer_id = request_id_of(request, "score", body.request_id)
