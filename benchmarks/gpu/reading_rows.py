@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
+from unittest import mock
 
 import torch
 from torch import Tensor
@@ -12,7 +13,7 @@ from gpu.setting import Case, Setting, make_row
 from gpu.timing import synchronize, time_in_turns
 from vllm.ops._dispatch import force
 from vllm.ops.count_above import count_above
-from vllm.ops.token_readings import token_readings
+from vllm.ops.token_readings import Readings, token_readings
 
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 _MIB = 2**20
@@ -22,6 +23,7 @@ def make_cases(setting: Setting) -> dict[str, Case]:
     """The reading kernel by dtype, then prompt readings."""
     cases: dict[str, Case] = {f"readings {name}": lambda name=name: _readings(setting, name) for name in _DTYPES}
     cases["prompt readings"] = lambda: _prompt_readings(setting)
+    cases["descriptors"] = lambda: _descriptors(setting)
     cases["prompt against output"] = lambda: _prompt_against_output(setting)
     return cases
 
@@ -88,10 +90,8 @@ def _read_in_passes(logits: Tensor, ids: Tensor) -> tuple[Tensor, ...]:
     return highest, lse, chosen, count_above(logits, chosen)
 
 
-@torch.inference_mode()
-def _prompt_readings(setting: Setting) -> dict[str, Any]:
-    from vllm.ops.linear_readings import linear_readings
-
+def _prompt_inputs(setting: Setting) -> tuple[Tensor, Tensor, Tensor]:
+    """Hidden states [T, H], the head's weight [V, H], and a token at each position [T, 1]."""
     sizes, shape, generator = setting.sizes, setting.sizes.shape, setting.generator()
     weight = torch.randn(shape.vocab_size, shape.hidden_size, device=setting.device, generator=generator)
     weight = (weight * shape.hidden_size**-0.5).bfloat16()
@@ -99,6 +99,15 @@ def _prompt_readings(setting: Setting) -> dict[str, Any]:
     ids = torch.randint(
         shape.vocab_size, (sizes.prompt_tokens, 1), device=setting.device, generator=generator, dtype=torch.int32
     )
+    return hidden, weight, ids
+
+
+@torch.inference_mode()
+def _prompt_readings(setting: Setting) -> dict[str, Any]:
+    from vllm.ops.linear_readings import linear_readings
+
+    sizes, shape = setting.sizes, setting.sizes.shape
+    hidden, weight, ids = _prompt_inputs(setting)
     out = torch.empty(sizes.prompt_tokens, shape.vocab_size, dtype=torch.bfloat16, device=setting.device)
     with force("triton"):
         largest = _largest_allocation(setting, lambda: linear_readings(hidden, weight, ids))
@@ -137,6 +146,34 @@ def _prompt_readings(setting: Setting) -> dict[str, Any]:
             ),
         ],
     }
+
+
+@torch.inference_mode()
+def _descriptors(setting: Setting) -> dict[str, Any]:
+    """Where the device fetches tiles by descriptors: against programs that compute addresses."""
+    from vllm.ops.linear_readings import linear_readings
+    from vllm.ops.triton import descriptors
+
+    if not descriptors.are_fetched():
+        return {"fetched": False, "rows": []}
+    inputs = _prompt_inputs(setting)
+
+    def by_addresses() -> Readings:
+        with mock.patch.object(descriptors, "are_fetched", lambda: False):
+            return linear_readings(*inputs)
+
+    with force("triton"):
+        pairs = zip(linear_readings(*inputs)[:5], by_addresses()[:5], strict=True)
+        same_bits = all(torch.equal(*pair) for pair in pairs)
+        calls: dict[str, list[Callable[[], object]]] = {
+            "described": [lambda: linear_readings(*inputs)],
+            "addresses": [by_addresses],
+        }
+        seconds = time_in_turns(calls, setting.device, setting.sizes.repeats, graphs=False)
+    work = f"the prompt token of {setting.sizes.prompt_tokens:,} positions: tiles by descriptors against addresses"
+    value = seconds["described"] / seconds["addresses"]
+    row = make_row("prompt_readings_described", work, value, 1.0, "x", at_least=False)
+    return {"fetched": True, "same_bits": same_bits, **seconds, "rows": [row]}
 
 
 @torch.inference_mode()

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
-# The package, the benchmarks' modules, and the tests' tolerances.
-_IMPORTABLE = (ROOT, ROOT / "benchmarks", ROOT / "tests" / "ops")
+# The package, the benchmarks' modules, and the tests' tolerances with what they import.
+_IMPORTABLE = (ROOT, ROOT / "benchmarks", ROOT / "tests" / "ops", ROOT / "tests" / "support")
 _POLL_SECONDS = 0.2
 # More than any case needs, its compilations included; less than any part's share of the time.
 _CASE_SECONDS = 100.0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import subprocess
 import sys
 import time
@@ -83,6 +84,15 @@ def test_the_command(tmp_path: Path) -> None:
     report = [sys.executable, "benchmarks/gpu_check.py", "--from", output, "--docs"]
     refused = subprocess.run(report, cwd=ROOT, capture_output=True, text=True, timeout=60)
     assert refused.returncode == 1 and "on a GPU at full scale" in refused.stderr
+
+
+def test_every_part_finds_its_modules(benchmark_module: Import, tmp_path: Path) -> None:
+    """In a process that has the paths it is given, and none that a test adds."""
+    paths = os.pathsep.join(map(str, benchmark_module("gpu.supervise")._IMPORTABLE))
+    command = [sys.executable, "-c", f"import {', '.join(benchmark_module('gpu.child').PARTS.values())}"]
+    environment = {**os.environ, "PYTHONPATH": paths}
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
 
 
 class FakeCuda(SimpleNamespace):

@@ -222,6 +222,19 @@ def test_real_sizes_on_a_device(dtype: torch.dtype) -> None:
     assert_near(Readings(*(part[:40] for part in got[:5])), hidden[:40], weight, ids[:40], 2e-5)
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize("hidden_size", [1000, 1024, 4096])
+def test_descriptors_change_no_bit_on_a_device(monkeypatch: pytest.MonkeyPatch, hidden_size: int) -> None:
+    torch.manual_seed(7)
+    hidden, weight = (part.cuda() for part in matrices(300, 5003, hidden_size, torch.bfloat16))
+    ids = ids_for(300, 5003, 3).cuda()
+    got = linear_readings(hidden, weight, ids)
+    assert kernels._DESCRIBED.is_on
+    monkeypatch.setattr(descriptors, "are_fetched", lambda: False)
+    plain = linear_readings(hidden, weight, ids)
+    assert all(torch.equal(own, other) for own, other in zip(got[:5], plain[:5], strict=True))
+
+
 @pytest.mark.parametrize(
     ("hidden", "weight", "ids", "counts", "field"),
     [

@@ -19,6 +19,7 @@ from unittest import mock
 
 import pretend_cuda
 import pytest
+from pretend_tensors import held
 from ptx_launches import pretend_capability
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_map
@@ -62,7 +63,7 @@ def _launch_and_leave_out(
 
     def both(*args: Any) -> Any:
         with _disable_current_modes():
-            wrapper(*tree_map(pretend_cuda.held, args))
+            wrapper(*tree_map(held, args))
         return reference(*args)
 
     patch.setattr(kernels, name, both)

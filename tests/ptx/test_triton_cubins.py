@@ -10,32 +10,10 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+from kernel_names import kernel_names
 
 FOLDER = Path(__file__).parent
-KERNELS = sorted(
-    {
-        "_token_readings_kernel",
-        "_count_above_kernel",
-        "_keep_top_p_kernel",
-        "_ordered_keys_kernel",
-        "_gumbel_kernel",
-        "_best_kernel",
-        "_fill_logprob_token_ids_kernel",
-        "_rms_norm_kernel",
-        "_gate_and_mul_kernel",
-        "_rotary_kernel",
-        "_write_cache_kernel",
-        "_copy_blocks_kernel",
-        "_rotary_and_cache_kernel",
-        "_decode_kernel",
-        "_merge_splits_kernel",
-        "_prefill_kernel",
-        "_chosen_logits_kernel",
-        "_linear_readings_kernel",
-        "_quantized_linear_kernel",
-        "_invariant_linear_kernel",
-    }
-)
+KERNELS = kernel_names()
 
 
 @pytest.fixture(scope="module")
@@ -115,13 +93,14 @@ def test_every_kernel_is_compiled(reports: list[dict[str, int | str]], capabilit
     assert all(int(size) > 0 for size in sizes)
 
 
-def test_the_list_of_kernels_is_whole() -> None:
-    """A kernel is a jitted function that a wrapper launches with a grid."""
-    folder = FOLDER.parent.parent / "vllm" / "ops" / "triton"
-    launched = {
-        line.split("[")[0].strip()
-        for path in folder.glob("*.py")
-        for line in path.read_text().splitlines()
-        if "_kernel[" in line
-    }
-    assert sorted(launched) == KERNELS
+def test_a_kernel_is_what_is_jitted_and_no_part_of_another(tmp_path: Path) -> None:
+    (tmp_path / "one.py").write_text(
+        "import triton\nfrom triton import jit\n"
+        "@jit\ndef part(x):\n    return x\n"
+        "@triton.jit(do_not_specialize=['x'])\ndef some_kernel(x):\n    part(x)\n"
+        "def no_kernel():\n    some_kernel[1](2)\n"
+    )
+    assert kernel_names(tmp_path) == ["some_kernel"]
+    (tmp_path / "two.py").write_text("import triton\n@triton.jit\ndef some_kernel(x):\n    pass\n")
+    with pytest.raises(ValueError, match="'some_kernel'"):
+        kernel_names(tmp_path)

@@ -16,7 +16,8 @@ import pytest
 import torch
 from layouts import ON_CUDA, needs_kernels, needs_onednn
 from models_util import make_random_model, random_prompts
-from pretend_cuda import held, pretending
+from pretend_cuda import pretending
+from pretend_tensors import held
 from readings_reference import rank_window
 from torch import Tensor
 

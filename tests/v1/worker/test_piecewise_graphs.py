@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 import torch
 from models_util import make_random_model
-from pretend_cuda import SIZES, _Mode, pretending
+from pretend_cuda import SIZES, pretending
+from pretend_tensors import PretendMode
 from tiny_llm import is_empty, make_tiny_llm, make_tiny_model
 
 from vllm import LLM, SamplingParams
@@ -35,7 +36,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Path]:
 def counting(monkeypatch: pytest.MonkeyPatch) -> Iterator[Counter[str]]:
     """Kernels that are launched, and replays of graphs."""
     counts: Counter[str] = Counter()
-    launch, compute, graph_of = _Mode.launch, _Mode._compute, torch.cuda.CUDAGraph
+    launch, compute, graph_of = PretendMode.launch, PretendMode._compute, torch.cuda.CUDAGraph
 
     def counted_launch(self: Any, operation: Any, args: Any, kwargs: Any) -> Any:
         counts[operation.__name__] += self.recording is None
@@ -54,8 +55,8 @@ def counting(monkeypatch: pytest.MonkeyPatch) -> Iterator[Counter[str]]:
         replay(self)
 
     with monkeypatch.context() as patch:
-        patch.setattr(_Mode, "launch", counted_launch)
-        patch.setattr(_Mode, "_compute", counted_compute)
+        patch.setattr(PretendMode, "launch", counted_launch)
+        patch.setattr(PretendMode, "_compute", counted_compute)
         patch.setattr(graph_of, "replay", counted_replay)
         yield counts
 

@@ -9,7 +9,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from pretend_cuda import PretendTensor, pretending
+from pretend_cuda import pretending
+from pretend_tensors import PretendTensor
 from sampling_harness import EOS, VOCAB, random_logits
 
 from vllm.sampling_params import SamplingParams

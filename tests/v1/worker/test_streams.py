@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from pretend_cuda import DEVICE, pretending
+from pretend_cuda import pretending
 from pretend_streams import StreamRace
+from pretend_tensors import DEVICE
 from tiny_llm import make_tiny_llm, make_tiny_model
 
 from vllm import SamplingParams
