@@ -82,7 +82,17 @@ class Suite:
         files, self._left_out = find_tests(ROOT / "tests")
         self._has_device = has_device
         self._began = time.monotonic()
-        options = ["-m", "gpu", "-v", "--tb=short", "-p", "no:cacheprovider", "-c", str(ROOT / "pyproject.toml")]
+        options = [
+            "-m",
+            "gpu",
+            "-v",
+            "--continue-on-collection-errors",
+            "--tb=short",
+            "-p",
+            "no:cacheprovider",
+            "-c",
+            str(ROOT / "pyproject.toml"),
+        ]
         self._runs: list[tuple[Process, Path]] = []
         for number, share in enumerate(_deal(files, max(1, min(_MAX_PROCESSES, usable_cores() // 2)))):
             log = folder / f"pytest-{number}.log"

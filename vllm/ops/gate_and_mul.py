@@ -19,9 +19,8 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu_tanh": partial(F.gelu, approximate="tanh"),
     "gelu": F.gelu,
 }
-"""In the order of the kernels' numbers."""
-
-_NUMBERS = {name: number for number, name in enumerate(ACTIVATIONS)}
+NUMBERS = {name: number for number, name in enumerate(ACTIVATIONS)}
+"""By which the kernels know them."""
 
 
 def gate_and_mul(x: Tensor, activation: Activation) -> Tensor:
@@ -30,8 +29,8 @@ def gate_and_mul(x: Tensor, activation: Activation) -> Tensor:
     "gelu" the exact one."""
     which = implementation(x)
     if which == "cpp":
-        return torch.ops.vllm_cpu.gate_and_mul(x, _NUMBERS[activation])
+        return torch.ops.vllm_cpu.gate_and_mul(x, NUMBERS[activation])
     if which == "triton":
-        return triton_function("gate_and_mul", __name__)(x, _NUMBERS[activation])
+        return triton_function("gate_and_mul", __name__)(x, activation)
     gate, up = x.float().chunk(2, dim=-1)
     return (ACTIVATIONS[activation](gate) * up).to(x.dtype)

@@ -7,15 +7,17 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from vllm.ops.gate_and_mul import NUMBERS, Activation
+
 _BLOCK = 1024
 
 
-def gate_and_mul(x: Tensor, activation: int) -> Tensor:
+def gate_and_mul(x: Tensor, activation: Activation) -> Tensor:
     width = x.shape[1] // 2
     out = torch.empty((len(x), width), dtype=x.dtype, device=x.device)
     if out.numel():
         grid = (len(x), triton.cdiv(width, _BLOCK))
-        _gate_and_mul_kernel[grid](x, x.stride(0), out, width, ACTIVATION=activation, BLOCK=_BLOCK)
+        _gate_and_mul_kernel[grid](x, x.stride(0), out, width, ACTIVATION=NUMBERS[activation], BLOCK=_BLOCK)
     return out
 
 
