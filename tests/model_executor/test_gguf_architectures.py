@@ -349,7 +349,8 @@ def make(class_name: str, options: dict[str, Any]) -> Any:
     return model
 
 
-def write(path: Path, arch: str, model: Any, header: Header, change: Any) -> None:
+def write(path: Path, arch: str, model: Any, header: Header, change: Any, kind: Any = None) -> None:
+    """`kind`: the type of blocks of all matrices but routers; None: float32."""
     config = model.config
     architecture = next(key for key, name in gguf.MODEL_ARCH_NAMES.items() if name == arch)
     names = gguf.get_tensor_name_map(architecture, LAYERS)
@@ -391,7 +392,11 @@ def write(path: Path, arch: str, model: Any, header: Header, change: Any) -> Non
         endings = ".weight", ".bias"
         found = names.get_name(name, endings) or names.get_name(name.removeprefix("transformer."), endings)
         assert found is not None, name
-        writer.add_tensor(found, np.ascontiguousarray(value.numpy()))
+        array = np.ascontiguousarray(value.numpy())
+        if kind is not None and array.ndim > 1 and "gate_inp" not in found:
+            writer.add_tensor(found, gguf.quants.quantize(array, kind), raw_dtype=kind)
+        else:
+            writer.add_tensor(found, array)
     if arch == "gemma4":
         # A quarter of a wide head rotates: the frequencies of the rest are divided by what makes them 0.
         writer.add_tensor("rope_freqs.weight", np.array([1.0] * (WIDTH // 4) + [1e30] * (WIDTH * 3 // 4), np.float32))

@@ -251,6 +251,7 @@ KEY, SIZES, TYPE, PLACE = 4, 4, 20, 24
         (b"llama.attention.head_count", KEY, pack("<I", 0), r"attention.head_count must be a positive integer, got 0"),
         (b"llama.attention.head_count", KEY, pack("<I", 3), r"blk.0.attn_q.weight does not fit the header's sizes"),
         (b"layer_norm_rms_epsilon", KEY, pack("<f", float("nan")), r"layer_norm_rms_epsilon must be finite, got nan"),
+        (b"layer_norm_rms_epsilon", KEY, pack("<f", -1e-6), r"layer_norm_rms_epsilon must be at least 0, got -"),
         (b"tokenizer.ggml.tokens", KEY + 4, pack("<Q", 2**61), r"is cut short: expected at least"),
         (UP, SIZES, pack("<Q", 0), r"blk.0.ffn_up.weight of type Q4_0 has shape \(256, 0\), expected rows of whole"),
         (

@@ -185,7 +185,16 @@ def test_new_weights_for_a_quantised_model(tmp_path):
         model.load_weights([("model.layers.0.self_attn.q_proj.weight", torch.zeros(128, 128))])
     norm = torch.linspace(0.5, 1.5, 128)
     llm.collective_rpc(lambda worker: worker.model_runner.model.load_weights([("model.norm.weight", norm)]))
+    former = quantized.model.model.norm.weight.data.clone()
     quantized.model.model.norm.weight.data.copy_(norm)
+    assert_reads(generate(llm), quantized.model)
+    llm.collective_rpc("reload_weights")
+    quantized.model.model.norm.weight.data.copy_(former)
+    assert_reads(generate(llm), quantized.model)
+    llm.sleep(level=2)
+    llm.wake_up(tags=["weights"])
+    llm.collective_rpc("reload_weights")
+    llm.wake_up(tags=["kv_cache"])
     assert_reads(generate(llm), quantized.model)
 
 

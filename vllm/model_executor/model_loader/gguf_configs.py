@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from vllm.model_executor.model_loader import gguf_gemma
+from vllm.model_executor.model_loader import gguf_experts, gguf_gemma
 from vllm.model_executor.model_loader.gguf_config_parts import (
     FULL,
     SLIDING,
@@ -60,6 +60,8 @@ def special_ids(file: GGUFFile) -> Config:
 
 
 def _llama(h: GGUFHeader) -> Config:
+    if h.get("expert_count"):
+        return gguf_experts.mixtral(h)
     return with_head_dim(h) | {"attention_bias": is_biased(h)}
 
 
@@ -326,6 +328,9 @@ _CONFIGS: dict[str, tuple[str, str, Callable[[GGUFHeader], Config]]] = {
     "qwen": ("Qwen2ForCausalLM", "qwen2", _qwen),
     "qwen2": ("Qwen2ForCausalLM", "qwen2", with_head_dim),
     "qwen3": ("Qwen3ForCausalLM", "qwen3", with_head_dim),
+    "qwen2moe": ("Qwen2MoeForCausalLM", "qwen2_moe", gguf_experts.qwen2_moe),
+    "qwen3moe": ("Qwen3MoeForCausalLM", "qwen3_moe", gguf_experts.qwen3_moe),
+    "olmoe": ("OlmoeForCausalLM", "olmoe", gguf_experts.olmoe),
     "minicpm": ("GraniteForCausalLM", "granite", _minicpm),
     "granite": ("GraniteForCausalLM", "granite", _granite),
     "smollm3": ("SmolLM3ForCausalLM", "smollm3", _smollm3),

@@ -32,6 +32,8 @@ class GGUFHeader:
         value = self.file.metadata.get(f"{self.architecture}.{key}", default)
         if isinstance(value, float) and not math.isfinite(value):
             raise ValueError(f"{self.file.path.name}: {self.architecture}.{key} must be finite, got {value}")
+        if key.endswith("epsilon") and value is not None and (not isinstance(value, int | float) or value < 0):
+            raise ValueError(f"{self.file.path.name}: {self.architecture}.{key} must be at least 0, got {value!r}")
         return value
 
     def _count(self, key: str, value: Any) -> int:

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from vllm.model_executor.model_loader import gguf_experts
 from vllm.model_executor.model_loader.gguf_file import GGUFFile
 from vllm.model_executor.model_loader.gguf_header import GGUFHeader
 
@@ -158,6 +159,7 @@ _BOTH_NORMS = _with(
     ffn_norm="pre_feedforward_layernorm",
     post_ffw_norm="post_feedforward_layernorm",
 )
+_EXPERTS = _with(_MODERN, None, **gguf_experts.NAMES)
 _FUSED_MLP = _with(_MODERN, ffn_up="mlp.gate_up_proj")
 # Falcon's larger models have a norm each for the MLP and for attention.
 _FALCON_TWO_NORMS = _with(_BLOOM, attn_norm="ln_mlp", attn_norm_2="ln_attn")
@@ -200,6 +202,10 @@ _BARE = ("layer_output_scale", "altup_correct_scale")
 _NAMES: dict[str, _Names] = {
     "apertus": _with(_MODERN, attn_norm="attention_layernorm", ffn_norm="feedforward_layernorm"),
     "bitnet": _with(_MODERN, attn_sub_norm="self_attn.attn_sub_norm", ffn_sub_norm="mlp.ffn_sub_norm"),
+    "llama": _EXPERTS,
+    "qwen2moe": _EXPERTS,
+    "qwen3moe": _EXPERTS,
+    "olmoe": _EXPERTS,
     "gemma3n": _GEMMA3N,
     "gemma4": _GEMMA4,
     "gemma2": _BOTH_NORMS,
@@ -282,6 +288,11 @@ _Piece = tuple[str, slice, tuple[int, ...]]
 
 def _pieces(header: GGUFHeader, names: _Names, part: str, shape: tuple[int, ...]) -> list[_Piece]:
     """Of a tensor that the checkpoint has in parts, the name of each, its rows and its shape."""
+    if experts := gguf_experts.expert_pieces(header, part, shape):
+        return experts
+    if part == "ffn_gate_inp_shexp":
+        # The file has the one row as a vector.
+        return [(gguf_experts.NAMES[part], slice(None), (1, *shape[-1:]))]
     if part == "attn_qkv" and header.architecture in ("qwen", "chatglm", "phi2", "glm4"):
         keys = header.kv_heads * header.head_dim
         queries = shape[0] - 2 * keys

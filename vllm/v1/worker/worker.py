@@ -17,6 +17,7 @@ from vllm.config import ModelConfig, VllmConfig
 from vllm.distributed.communicator import ALONE, Communicator
 from vllm.distributed.parallel_state import tensor_parallel
 from vllm.logger import init_logger
+from vllm.model_executor.layers.quantization.settings import find_settings
 from vllm.model_executor.layers.weight_update import move_weights
 from vllm.model_executor.model_loader import get_model
 from vllm.model_executor.model_loader.weight_files import iterate_tensors, shard_files
@@ -175,9 +176,14 @@ class Worker:
     update_weights = load_weights
 
     def reload_weights(self) -> None:
-        """The checkpoint's weights again."""
+        """The checkpoint's weights again. A quantised one is read as at the start, and the KV cache is emptied."""
         config = self.config.model_config
-        self.load_weights(iterate_tensors(shard_files(Path(config.path))))
+        if find_settings(Path(config.path), config.hf_config.raw) is None:
+            self.load_weights(iterate_tensors(shard_files(Path(config.path))))
+            return
+        awake = {"kv_cache"} - self._asleep
+        self.sleep(level=2)
+        self.wake_up(["weights", *awake])
 
     @property
     def weights_version(self) -> int:
