@@ -26,6 +26,7 @@ from vllm.ops.gate_and_mul import ACTIVATIONS, gate_and_mul
 from vllm.ops.gumbel_sample import gumbel_sample
 from vllm.ops.invariant_linear import invariant_linear
 from vllm.ops.kv_cache import FLOAT8, kv_rows_shape, reshape_and_cache_
+from vllm.ops.layer_norm import layer_norm
 from vllm.ops.linear_readings import linear_readings
 from vllm.ops.paged_attention import paged_attention
 from vllm.ops.quantized_linear import pack_quantized, quantized_linear
@@ -88,6 +89,7 @@ def _layer_calls(dtype: torch.dtype) -> Iterator[tuple[str, Call]]:
         return fused_add_rms_norm_(x, total, weight, 1e-5), total
 
     yield "fused_add_rms_norm_", fused_add_rms_norm
+    yield "layer_norm", lambda: layer_norm(x, weight, residual[0], 1e-5)
     for activation in ACTIVATIONS:
         yield f"gate_and_mul {activation}", lambda activation=activation: gate_and_mul(x, activation)
     qkv = torch.randn(5, 4 + 2 * 2, 64).to(dtype)

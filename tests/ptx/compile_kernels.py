@@ -30,6 +30,7 @@ from vllm.ops.gate_and_mul import ACTIVATIONS, gate_and_mul
 from vllm.ops.gumbel_sample import gumbel_sample
 from vllm.ops.invariant_linear import invariant_linear
 from vllm.ops.kv_cache import kv_rows_shape, reshape_and_cache_
+from vllm.ops.layer_norm import fused_add_layer_norm_, layer_norm
 from vllm.ops.linear_readings import linear_readings
 from vllm.ops.paged_attention import paged_attention
 from vllm.ops.quantized_linear import pack_quantized, quantized_linear
@@ -91,6 +92,7 @@ def _other_calls(capability: int) -> Iterator[Callable[[], Any]]:
         yield lambda x=logits: count_above(x, torch.empty(4, 20), _int32(4))
         x, weight = torch.empty(8, 4096, dtype=dtype), torch.empty(4096, dtype=dtype)
         yield lambda x=x, weight=weight: fused_add_rms_norm_(x, x.clone(), weight, 1e-5)
+        yield lambda x=x, weight=weight: fused_add_layer_norm_(x, x.clone(), weight, weight, 1e-5)
     # An odd vocabulary: rows that are not aligned.
     logits = torch.empty(4, 50257, dtype=half)
     yield lambda: token_readings(logits, _int32(4, 0))
@@ -101,6 +103,8 @@ def _other_calls(capability: int) -> Iterator[Callable[[], Any]]:
     yield lambda: keep_top_p_(logits.float(), torch.ones(4))
     yield lambda: rms_norm(x, weight, 1e-5)
     yield lambda: rms_norm(x.view(8, 32, 128), weight[:128], 1e-5)
+    yield lambda: layer_norm(x, None, None, 1e-5)
+    yield lambda: layer_norm(x.view(8, 32, 128), weight.view(32, 128), None, 1e-5)
     for activation in ACTIVATIONS:
         yield lambda activation=activation: gate_and_mul(x, activation)
     yield from _cache_calls(half, 32, 8, 128)

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from vllm import envs
 from vllm.distributed.communicator import Communicator
+from vllm.ops.activation import activation_, has_activation_kernel
 from vllm.ops.gate_and_mul import ACTIVATIONS, gate_and_mul
 
 _GELU_TANH = ACTIVATIONS["gelu_tanh"]
@@ -42,11 +43,14 @@ _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "tanh": torch.tanh,
 }
 ACTIVATION_NAMES = frozenset(_ACTIVATIONS) | {"xielu"}
-_IN_PLACE: dict[Any, Callable[[Tensor], Tensor]] = {
-    F.relu: torch.relu_,
-    F.gelu: torch.ops.aten.gelu_,
-    _GELU_TANH: partial(torch.ops.aten.gelu_, approximate="tanh"),
-    F.silu: partial(F.silu, inplace=True),
+# As activation_ calls them.
+_IN_PLACE: dict[Any, str] = {
+    F.relu: "relu",
+    _relu2: "relu2",
+    F.gelu: "gelu",
+    _GELU_TANH: "gelu_tanh",
+    F.silu: "silu",
+    _quick_gelu: "quick_gelu",
 }
 SILU_AND_MUL = partial(gate_and_mul, activation="silu")
 """What get_act_and_mul_fn gives for "silu"; products with packed weights can have it in them."""
@@ -73,8 +77,12 @@ def get_act_fn(name: str) -> Callable[[Tensor], Tensor]:
 def get_inplace_act_fn(name: str) -> Callable[[Tensor], Tensor]:
     """`get_act_fn` of a tensor that nothing else reads: the result may take its memory. Each page of a large result in
     new memory is a fault, which takes longer than the function."""
-    function = get_act_fn(name)
-    return _IN_PLACE.get(function, function)
+    function, own = get_act_fn(name), _IN_PLACE.get(_ACTIVATIONS[name])
+    return function if own is None else partial(_in_place, own, function)
+
+
+def _in_place(own: str, function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+    return activation_(x, own) if has_activation_kernel(x) or not envs.batch_invariant() else function(x)
 
 
 def _row_by_row(function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:

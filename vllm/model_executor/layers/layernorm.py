@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from vllm.distributed.communicator import Communicator
 from vllm.model_executor.layers.sharding import Shard, WeightSlot
+from vllm.ops.layer_norm import fused_add_layer_norm_, layer_norm
 from vllm.ops.rms_norm import AddedNorm, rms_norm
 
 
@@ -76,14 +77,15 @@ class RMSNorm(_Norm):
 
 
 class LayerNorm(_Norm):
-    """(x - mean) / std * (weight + offset) + bias over the last dimension; with `heads`, a weight and bias a head."""
+    """(x - mean) / std * (weight + offset) + bias over the last dimension, computed in float32; with `heads`, a weight
+    and bias a head."""
 
     def forward(self, x: Tensor) -> Tensor:
-        weight = self.weight
-        if weight is None or (weight.dtype == x.dtype and weight.dim() == 1):
-            return F.layer_norm(x, self.shape, weight, self.bias, self.eps)
-        wide = F.layer_norm(x.float(), self.shape, None, None, self.eps) * weight.float()
-        return (wide if self.bias is None else wide + self.bias.float()).to(x.dtype)
+        return layer_norm(x, self.weight, self.bias, self.eps)
+
+    def add(self, x: Tensor, residual: Tensor) -> Tensor:
+        """residual += x in place, both [T, H]; the norm of the sum."""
+        return fused_add_layer_norm_(x, residual, self.weight, self.bias, self.eps)
 
 
 class HeadLayerNorms(LayerNorm):

@@ -13,9 +13,9 @@ from torch import Tensor, nn
 
 from vllm.attention.backend import AttentionMetadata, KVCache
 from vllm.distributed.parallel_state import get_tp_group
-from vllm.model_executor.layers.activation import XIELU, SparseActAndMul, get_act_fn
+from vllm.model_executor.layers.activation import XIELU, SparseActAndMul, get_inplace_act_fn
 from vllm.model_executor.layers.attention import Attention, AttentionOptions
-from vllm.model_executor.layers.layernorm import HeadLayerNorms, RMSNorm, ShardedRMSNorm
+from vllm.model_executor.layers.layernorm import HeadLayerNorms, LayerNorm, RMSNorm, ShardedRMSNorm
 from vllm.model_executor.layers.linear import (
     ColumnParallelLinear,
     GatedLinear,
@@ -184,7 +184,7 @@ class DecoderMLP(nn.Module):
                 self.gate_up_proj.act_and_mul = SparseActAndMul(spec.activation, spec.sparsity, get_tp_group())
         else:
             self.up_proj = ColumnParallelLinear(hidden_size, inner, spec.up_bias, "up_proj")
-            self.act_fn = XIELU() if spec.activation == "xielu" else get_act_fn(spec.activation)
+            self.act_fn = XIELU() if spec.activation == "xielu" else get_inplace_act_fn(spec.activation)
         self.sub_norm: nn.Module | None = None
         if spec.inner_norm is not None:
             group = get_tp_group()
@@ -298,11 +298,13 @@ class DecoderLayer(nn.Module):
 
 
 def enter(norm: Norm | None, stream: Tensor, pending: Tensor | None) -> tuple[Tensor, Tensor, AddedNorm | None]:
-    """(residual stream with `pending`, input of a product, norm that the product applies to it first). With such a norm
-    `pending` is added, in place, by the product."""
+    """(residual stream with `pending`, input of a product, norm that the product applies to it first). `pending` is
+    added in place, with such a norm by the product."""
     if pending is not None:
         if isinstance(norm, RMSNorm) and norm.can_be_added:
             return stream, pending, norm.adding_to(stream)
+        if isinstance(norm, LayerNorm):
+            return stream, norm.add(pending, stream), None
         stream = added(stream, pending)
     return stream, stream if norm is None else norm(stream), None
 

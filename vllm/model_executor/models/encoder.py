@@ -128,7 +128,7 @@ class EncoderLayer(nn.Module):
         self.qkv_proj = QKVParallelLinear(hidden, self.head_dim, spec.num_heads, spec.num_heads, spec.qkv_bias)
         self.o_proj = RowParallelLinear(hidden, hidden, spec.out_bias, "o_proj")
         has_norm = index > 0 or not spec.pre_norm
-        self.attention_norm = LayerNorm(hidden, spec.eps, bias=spec.norm_bias) if has_norm else nn.Identity()
+        self.attention_norm: Any = LayerNorm(hidden, spec.eps, bias=spec.norm_bias) if has_norm else nn.Identity()
         inner = spec.intermediate_size
         self.up_proj: nn.Module
         if spec.gated:
@@ -141,10 +141,10 @@ class EncoderLayer(nn.Module):
 
     def forward(self, hidden: Tensor, positions: Tensor, sequences: PackedSequences) -> Tensor:
         if self.pre_norm:
-            hidden = self._attend(self.attention_norm(hidden), positions, sequences).add_(hidden)
-            return self._mlp(self.output_norm(hidden)).add_(hidden)
-        hidden = self.attention_norm(self._attend(hidden, positions, sequences).add_(hidden))
-        return self.output_norm(self._mlp(hidden).add_(hidden))
+            attended = self._attend(self.attention_norm(hidden), positions, sequences)
+            return self._mlp(self.output_norm.add(attended, hidden)).add_(hidden)
+        hidden = self.attention_norm.add(self._attend(hidden, positions, sequences), hidden)
+        return self.output_norm.add(self._mlp(hidden), hidden)
 
     def _attend(self, hidden: Tensor, positions: Tensor, sequences: PackedSequences) -> Tensor:
         q, k, v = self.qkv_proj(hidden).view(len(hidden), 3, -1, self.head_dim).unbind(1)
