@@ -15,11 +15,8 @@ import contextlib
 import importlib
 import inspect
 import pkgutil
-import tempfile
 from collections.abc import Callable, Iterator
-from functools import cache
 from importlib.util import find_spec
-from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -29,7 +26,7 @@ from pretend_streams import Clock
 from pretend_tensors import PretendMode, PretendTensor, held
 from torch import Tensor
 from torch.overrides import _get_current_function_mode_stack
-from torch.utils._device import DeviceContext
+from torch.utils._device import DeviceContext, _device_constructors
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_map
 
@@ -109,18 +106,6 @@ def _graph_class(mode: PretendMode) -> type:
     return Graph
 
 
-@cache
-def _load_experts_first() -> None:
-    """Load a small mixture of experts by transformers. In a process that runs an engine on the pretended device before
-    the first one is loaded, transformers leaves the rotary frequencies of those loaded later unset."""
-    from tiny_models import make_tiny
-    from transformers import AutoModelForCausalLM
-
-    with tempfile.TemporaryDirectory() as folder:
-        make_tiny("mixtral", Path(folder), num_hidden_layers=2)
-        AutoModelForCausalLM.from_pretrained(folder)
-
-
 @contextlib.contextmanager
 def pretending(interpreted: bool = False) -> Iterator[None]:
     """torch.cuda has one device, on which tensors can be made.
@@ -128,7 +113,9 @@ def pretending(interpreted: bool = False) -> Iterator[None]:
     Args:
         interpreted: whether Triton's kernels are run, by its interpreter.
     """
-    _load_experts_first()
+    # Torch lists what makes tensors for torch.device's contexts at its first use: the functions themselves, not what
+    # stands for them here.
+    _device_constructors()
     mode = PretendMode()
 
     def set_sync_debug_mode(name: str) -> None:

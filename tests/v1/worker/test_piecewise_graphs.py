@@ -14,6 +14,7 @@ from models_util import make_random_model
 from pretend_cuda import SIZES, pretending
 from pretend_tensors import PretendMode
 from tiny_llm import is_empty, make_tiny_llm, make_tiny_model
+from torch.utils._device import _device_constructors
 
 from vllm import LLM, SamplingParams
 from vllm.model_executor.models.decoder import DecoderMLP
@@ -146,3 +147,12 @@ def test_layers_that_ask_for_requests_are_not_captured(
 def test_sizes() -> None:
     assert sizes_up_to(8192) == [16, 32, 64, 96, 128, 192, 256, 320, 384, 448, 512]
     assert sizes_up_to(100) == [16, 32, 64, 96, 100] and sizes_up_to(7) == [7]
+
+
+def test_nothing_of_the_device_is_left() -> None:
+    """transformers asks torch.tensor where a context makes tensors."""
+    _device_constructors.cache_clear()
+    with pretending(), torch.device("cpu"):
+        torch.zeros(1)
+    with torch.device("meta"):
+        assert torch.tensor([]).is_meta
