@@ -170,3 +170,17 @@ def test_late_parameters_keep_their_form():
     sizes.is_matryoshka = False
     with pytest.raises(VLLMValidationError, match="hf_overrides="):
         PoolingParams(task="embed", dimensions=8).verify(sizes)
+
+
+def test_types_of_pairs_and_max_sim():
+    from vllm.entrypoints.pooling.scoring.utils import compress_token_type_ids, compute_maxsim_score
+
+    for types, places in (([0, 0, 1, 1], (2, 4)), ([0, 1, 1, 0], (1, 3)), ([0, 0], (2, 2)), ([1], (0, 1))):
+        assert compress_token_type_ids(types) == places
+    for types in ([0, 1, 0, 1], [0, 2], [2, 0, 1]):
+        with pytest.raises(ValueError, match="optional trailing zeros"):
+            compress_token_type_ids(types)
+    query, document = torch.randn(3, 4), torch.randn(5, 4)
+    best = [max(float(one @ other) for other in document) for one in query]
+    assert float(compute_maxsim_score(query, document)) == pytest.approx(sum(best), abs=1e-5)
+    assert float(compute_maxsim_score(query, document[:0])) == 0

@@ -72,9 +72,9 @@ class PoolingParams(Struct, omit_defaults=True, array_like=True):
         task: which pooling is asked for; None: the method called says it.
         requires_token_ids: whether the head needs the prompt's ids.
         skip_reading_prefix_cache: compute the whole prompt.
-        extra_kwargs: compressed_token_type_ids: the position from which tokens have type 1. attended_tokens: how many
-            of the first tokens others see. Of token_embed: skipped_token_ids, kept_token_ids: whose vectors are left
-            out, or alone are not.
+        extra_kwargs: compressed_token_type_ids: the position from which tokens have type 1, or a list of it and of
+            that of the first token after them. attended_tokens: how many of the first tokens others see. Of
+            token_embed: skipped_token_ids, kept_token_ids: whose vectors are left out, or alone are not.
         truncate_prompt_tokens: keep so many tokens of the beginning; -1: as many as the model takes; None: no more is
             an error.
         late_chunking_params: of token_embed: the mean of each so many tokens' vectors, in place of them.
@@ -170,9 +170,12 @@ class PoolingParams(Struct, omit_defaults=True, array_like=True):
 
     def _check_extra(self) -> None:
         extra = dict(self.extra_kwargs or {})
-        for name, least in (("compressed_token_type_ids", 0), ("attended_tokens", 1)):
-            if (number := extra.pop(name, None)) is not None:
-                check_integer(name, number, least)
+        ones = extra.pop("compressed_token_type_ids", None)
+        for place in ones if isinstance(ones, list | tuple) and len(ones) == 2 else (ones,):
+            if ones is not None:
+                check_integer("compressed_token_type_ids", place, 0)
+        if (number := extra.pop("attended_tokens", None)) is not None:
+            check_integer("attended_tokens", number, 1)
         for name in ("skipped_token_ids", "kept_token_ids"):
             ids = extra.pop(name, None)
             if ids is None:

@@ -13,6 +13,8 @@ import transformers
 from minilm import extract_minilm
 from safetensors.torch import load_file, save_file
 from tiny_encoders import PROMPTS, SIZES, TOLERANCE, add_modules, save, tensors
+from tiny_late_models import WORDS, add_tokenizer
+from tokenizers.processors import TemplateProcessing
 
 from vllm import LLM, PoolingParams, SamplingParams
 from vllm.engine.arg_utils import AsyncEngineArgs, EngineArgs
@@ -184,6 +186,25 @@ def test_types_of_a_pair_are_read(tmp_path, minilm):
     scores = llm.score("a query", [pair[1] for pair in pairs], use_tqdm=False)
     assert [1 - each.outputs.score for each in scores] == pytest.approx(expected, abs=1e-5)
     llm.llm_engine.engine_core.shutdown()
+
+
+def test_a_pair_whose_last_token_has_the_first_type(tmp_path):
+    config = transformers.BertConfig(**SIZES | {"vocab_size": len(WORDS)}, num_labels=1)
+    folder = save(tmp_path, config, transformers.AutoModelForSequenceClassification)
+    ends = [("[CLS]", WORDS.index("[CLS]")), ("[SEP]", WORDS.index("[SEP]"))]
+    template = "[CLS] $A [SEP] $B:1 [SEP]"
+    add_tokenizer(folder, TemplateProcessing(single="[CLS] $A [SEP]", pair=template, special_tokens=ends))
+    path = folder / "tokenizer_config.json"
+    names = {"model_input_names": ["input_ids", "token_type_ids", "attention_mask"]}
+    path.write_text(json.dumps(json.loads(path.read_text()) | names))
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    encoded = tokenizer("the cat", "the mat", return_tensors="pt")
+    assert encoded["token_type_ids"].tolist() == [[0, 0, 0, 0, 1, 1, 0]]
+    model = transformers.AutoModelForSequenceClassification.from_pretrained(folder).eval()
+    with torch.no_grad():
+        expected = model(**encoded).logits.sigmoid().item()
+    llm = LLM(str(folder))
+    assert llm.score("the cat", "the mat", use_tqdm=False)[0].outputs.score == pytest.approx(expected, abs=1e-5)
 
 
 @pytest.mark.parametrize(

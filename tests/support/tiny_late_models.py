@@ -12,14 +12,15 @@ WORDS = [*SPECIAL, *"abcdefghijklmnopqrstuvwxyz.,!?", "cat", "mat", "the", "sits
 PAD, UNK, CLS, SEP, MASK = range(5)
 
 
-def add_tokenizer(folder, **settings):
+def add_tokenizer(folder, processor=None):
     tokenizer = Tokenizer(models.WordLevel({word: index for index, word in enumerate(WORDS)}, unk_token="[UNK]"))
     tokenizer.normalizer = normalizers.Lowercase()
     tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     ends = [("[CLS]", CLS), ("[SEP]", SEP)]
-    tokenizer.post_processor = processors.TemplateProcessing(single="[CLS] $A [SEP]", special_tokens=ends)
+    usual = processors.TemplateProcessing(single="[CLS] $A [SEP]", special_tokens=ends)
+    tokenizer.post_processor = processor or usual
     names = {f"{name}_token": f"[{name.upper()}]" for name in ("unk", "pad", "cls", "sep", "mask")}
-    transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, **names, **settings).save_pretrained(folder)
+    transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, **names).save_pretrained(folder)
 
 
 def write_modules(folder, dense, *more):

@@ -263,8 +263,15 @@ def no_downloads() -> Iterator[None]:
     from types import SimpleNamespace
     from unittest.mock import patch
 
-    nothing = SimpleNamespace(snapshot_download=lambda *args, **fields: "")
-    with patch("vllm.transformers_utils.repo_utils.hf_api", lambda: nothing):
+    def local(folder: str, filename: str, **fields: Any) -> str:
+        return str(Path(folder) / filename)
+
+    nothing = SimpleNamespace(snapshot_download=lambda *args, **fields: "", hf_hub_download=local)
+    with (
+        patch("vllm.transformers_utils.repo_utils.hf_api", lambda: nothing),
+        # Of modules that have imported it.
+        patch("huggingface_hub.HfApi.hf_hub_download", lambda api, *args, **fields: local(*args, **fields)),
+    ):
         yield
 
 

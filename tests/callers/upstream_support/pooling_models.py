@@ -10,6 +10,7 @@ from typing import Any
 import torch
 import transformers
 from minilm import extract_minilm
+from safetensors.torch import load_file, save_file
 
 _SIZES = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 48}
 # Ids that tests send are those of larger vocabularies.
@@ -52,7 +53,7 @@ _KINDS: dict[str, tuple[str, str, dict[str, Any]]] = {
 
 def make_pooling_models(folder: Path) -> dict[str, Path]:
     """Folders by kind: _KINDS, "embed" (all-MiniLM-L6-v2), "matryoshka" (the same, to be cut), "decoder embed",
-    and "both ways", whose tokens see those after them."""
+    "both ways", whose tokens see those after them, and "colbert"."""
     embed = folder / "minilm"
     extract_minilm(embed)
     tokenizer = transformers.AutoTokenizer.from_pretrained(embed)
@@ -73,11 +74,26 @@ def make_pooling_models(folder: Path) -> dict[str, Path]:
             names = {name: getattr(tokenizer, name) for name in ("cls_token", "sep_token", "pad_token", "unk_token")}
             own_tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer.backend_tokenizer, **names)
         own_tokenizer.save_pretrained(models[kind])
+    models["colbert"] = folder / "colbert"
+    _add_colbert(embed, models["colbert"])
     _add_pooling(models["decoder"], models["decoder embed"])
     shutil.copytree(models["decoder embed"], models["both ways"])
     path = models["both ways"] / "config.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), "is_causal": False}))
     return models
+
+
+def _add_colbert(model: Path, folder: Path) -> None:
+    """A folder as Stanford's, with a projection of the model's hidden states to 96 numbers."""
+    folder.mkdir()
+    for name in ("config.json", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "vocab.txt"):
+        if (model / name).is_file():
+            shutil.copy(model / name, folder)
+    raw = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**raw, "architectures": ["HF_ColBERT"], "dim": 96}))
+    weights = {f"bert.{name}": value for name, value in load_file(model / "model.safetensors").items()}
+    torch.manual_seed(0)
+    save_file({**weights, "linear.weight": torch.randn(96, raw["hidden_size"])}, folder / "model.safetensors")
 
 
 def _add_pooling(model: Path, folder: Path) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from vllm.config import ModelConfig
 from vllm.entrypoints.pooling.utils import keep_tokens
@@ -13,6 +13,9 @@ from vllm.tokenizers.tokenizer import Tokenizer
 from vllm.transformers_utils.late_interaction import LateInteraction, Side, TextForm
 from vllm.utils.checks import check_integer
 from vllm.v1.engine.input_processor import ProcessedPrompt
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 Request = tuple[ProcessedPrompt, PoolingParams]
 
@@ -122,3 +125,15 @@ class LateTexts:
         if found is None:
             raise VLLMValidationError(f"{name}={token!r} of this model is no token of its tokenizer", name, token)
         return found
+
+
+def compute_maxsim_score(q_emb: Tensor, d_emb: Tensor) -> Tensor:
+    """MaxSim: the sum over the query's tokens of the best dot product with a token of the document, float32 []; 0 where
+    the document has none.
+
+    Args:
+        q_emb, d_emb: [tokens, size] of the query and of the document.
+    """
+    if not len(d_emb):
+        return q_emb.new_zeros(()).float()
+    return (q_emb.float() @ d_emb.float().T).amax(-1).sum()

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from vllm.config import ModelConfig
-from vllm.entrypoints.pooling.late_interaction import LateTexts
+from vllm.entrypoints.pooling.late_interaction import LateTexts, compute_maxsim_score
 from vllm.entrypoints.pooling.utils import keep_tokens
 from vllm.entrypoints.score_templates import PairPrompts, ScoreTemplate, cut_text, score_template
 from vllm.exceptions import VLLMValidationError
@@ -95,6 +95,7 @@ class PooledPairs:
             raise VLLMValidationError(message, "data_1")
         self.kind: ScoreType = kind
         self._pairs, self._tokenizer, self._limits = pairs, tokenizer, limits
+        self._num_types = config.hf_config.raw.get("type_vocab_size")
         self._names = names or [f"data_2[{index}]" for index in range(len(pairs))]
         self._params = params.clone()
         self._params.task = _TASKS[kind]
@@ -142,10 +143,7 @@ class PooledPairs:
         return self._places[is_query and self._late is not None, text]
 
     def _max_sim(self, query: Tensor, document: Tensor) -> float:
-        """Of [tokens, size] each. A document of which no token is compared has nothing in common with any query."""
-        if not len(document):
-            return 0.0
-        score = float((query @ document.T).amax(-1).sum())
+        score = float(compute_maxsim_score(query, document))
         return score / len(query) if self._late is not None and self._late.is_mean else score
 
     def _joined(self) -> list[tuple[ProcessedPrompt, PoolingParams]]:
@@ -159,10 +157,22 @@ class PooledPairs:
             if len(ids) > self._limits.limit:
                 raise _too_long(name, len(ids), self._limits.limit)
             params = self._params.clone()
-            if 1 in own:
-                params.extra_kwargs = {"compressed_token_type_ids": own.index(1)}
+            if any(own):
+                params.extra_kwargs = {"compressed_token_type_ids": self._ones(own)}
             requests.append((ProcessedPrompt(None, ids, None), params))
         return requests
+
+    def _ones(self, types: Sequence[int]) -> list[int]:
+        """Where a pair's tokens of type 1 begin and end."""
+        try:
+            found = list(compress_token_type_ids(types))
+        except ValueError as error:
+            raise VLLMValidationError(f"{error}: this model's tokenizer gives others", "data_1") from None
+        if self._num_types == 1:
+            raise VLLMValidationError(
+                "the tokenizer gives tokens of a pair a type that the model does not have", "data_1"
+            )
+        return found
 
     def _rendered(
         self, template: ScoreTemplate, instruction: str | None
@@ -202,6 +212,20 @@ class PooledPairs:
             for place, request in zip(of_side.values(), made, strict=True):
                 requests[place] = request
         return requests
+
+
+def compress_token_type_ids(token_type_ids: Sequence[int]) -> tuple[int, int]:
+    """Where the tokens of type 1 begin and end.
+
+    Raises:
+        ValueError: they are not zeros, ones, and zeros again.
+    """
+    types = list(token_type_ids)
+    start = types.index(1) if 1 in types else len(types)
+    end = start + sum(types[start:])
+    if types != [0] * start + [1] * (end - start) + [0] * (len(types) - end):
+        raise ValueError("token types must be zeros, then ones, with optional trailing zeros")
+    return start, end
 
 
 def order_of(scores: Sequence[float]) -> list[int]:

@@ -82,9 +82,12 @@ class EncoderRunner:
 
 
 def _types(request: NewRequestData) -> Tensor:
-    """Token types: 0, and 1 from the position that the parameters name."""
-    first = _extra(request).get("compressed_token_type_ids", request.num_prompt_tokens)
-    return (torch.arange(request.num_prompt_tokens) >= first).long()
+    """Token types: 0, and 1 from the position that the parameters name, or between two."""
+    length = request.num_prompt_tokens
+    named = _extra(request).get("compressed_token_type_ids", length)
+    start, end = (named, length) if isinstance(named, int) else named
+    places = torch.arange(length)
+    return ((places >= start) & (places < end)).long()
 
 
 def _extra(request: NewRequestData) -> dict[str, Any]:
