@@ -15,8 +15,11 @@ from vllm.ops._dispatch import cpu_ops
 pytestmark = pytest.mark.skipif(cpu_ops() is None, reason="the C++ operators are not built")
 
 # Norms whose weight has more digits than the activations, a GELU's gate, scaled embeddings, norms after a layer, caps
-# and windows; scaled residuals; norms in other places.
-FAMILIES = ("gemma", "gemma2", "gemma3", "vaultgemma", "granite", "helium", "glm4", "olmo2")
+# and windows; scaled residuals; norms in other places. Layer norms, positions' embeddings, activations without a gate.
+FAMILIES = (
+    *("gemma", "gemma2", "gemma3", "vaultgemma", "granite", "helium", "glm4", "olmo2"),
+    *("gpt2", "opt", "phi", "gpt_neox", "stablelm", "cohere", "falcon", "xglm"),
+)
 
 
 @pytest.mark.parametrize("family", FAMILIES)

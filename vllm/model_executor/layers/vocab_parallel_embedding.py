@@ -25,8 +25,9 @@ class Embedding(nn.Module):
         super().__init__()
         self.weight = nn.Parameter(torch.empty(num_rows, hidden_size), requires_grad=False)
 
-    def forward(self, indices: Tensor) -> Tensor:
-        return embedding(indices, self.weight)
+    def forward(self, indices: Tensor, first: int = 0) -> Tensor:
+        """Index 0 is of row `first`."""
+        return embedding(indices, self.weight[first:])
 
 
 class VocabShard(nn.Module):

@@ -34,6 +34,7 @@ from vllm.model_executor.models.norms import Norm, make_norm
 from vllm.model_executor.models.per_layer_inputs import LayerInput, PerLayerInputs
 from vllm.model_executor.models.spec import AttentionSpec, DecoderSpec, MlpSpec, RotarySpec
 from vllm.ops.elementwise import added, scaled
+from vllm.ops.embedding import embedding
 from vllm.ops.rms_norm import AddedNorm
 from vllm.ops.rotary import rotary_embedding_
 from vllm.transformers_utils.config import HFConfig
@@ -344,8 +345,7 @@ class Decoder(nn.Module):
         if self.project_in is not None:
             hidden = self.project_in(hidden)
         if self.embed_positions is not None and self.positions is not None:
-            rows = positions + self.positions.offset if self.positions.offset else positions
-            hidden = added(hidden, self.embed_positions(rows))
+            hidden = added(hidden, self.embed_positions(positions, self.positions.offset))
         return hidden if self.embed_norm is None else self.embed_norm(hidden)
 
     def spread(self, hidden: Tensor) -> Tensor:
@@ -391,8 +391,9 @@ class SinusoidalPositions(nn.Module):
             table = torch.cat((angles.sin(), angles.cos()), dim=1)
         self.table = table.to(device=torch.get_default_device(), dtype=torch.get_default_dtype())
 
-    def forward(self, rows: Tensor) -> Tensor:
-        return self.table.index_select(0, rows)
+    def forward(self, positions: Tensor, first: int) -> Tensor:
+        """Position 0 is of row `first`."""
+        return embedding(positions, self.table[first:])
 
 
 class CausalLM(UpdatableModel):
