@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "bindings.h"
+#include "huge_pages.h"
 #include "kernels.h"
 #include "large_result.h"
 #include "recording.h"
@@ -27,12 +28,19 @@ Tensor pack_linear(Tensor weight, bool pairs) {
     STD_TORCH_CHECK(args.inner % 2 == 0, "weight must have an even number of columns for packed_bf16_dot, got ",
                     args.inner);
   }
-  Tensor packed = pairs ? torch::stable::new_empty(weight, {panels, args.inner / 2, 32, 2})
-                        : torch::stable::new_empty(weight, {panels, args.inner, 32});
+  const Tensor memory = WeightMemory::make(panels * args.inner * 32, weight.scalar_type(), weight.element_size());
+  Tensor packed = pairs ? torch::stable::view(memory, {panels, args.inner / 2, 32, 2})
+                        : torch::stable::view(memory, {panels, args.inner, 32});
   args.weight = weight.data_ptr();
   args.packed = packed.data_ptr();
   VLLM_KERNEL(pack_linear)(args);
   return packed;
+}
+
+// uint8 [bytes] for a packed weight.
+Tensor new_weight(int64_t bytes) {
+  STD_TORCH_CHECK(bytes >= 0, "bytes must not be negative, got ", bytes);
+  return WeightMemory::make(bytes, ScalarType::Byte, 1);
 }
 
 // Whether a packed weight, of `inner` values a row (-1: any number), is in pairs.
@@ -382,6 +390,7 @@ Tensor quantized_rows(Tensor rows, Tensor panels, Tensor description, std::optio
 }  // namespace vllm_cpu
 
 STABLE_TORCH_LIBRARY_FRAGMENT(vllm_cpu, m) {
+  m.def("new_weight(int bytes) -> Tensor");
   m.def("pack_linear(Tensor weight, bool bf16_dot=False) -> Tensor");
   m.def(
       "pack_codes_(Tensor(a!) panels, Tensor addresses, Tensor layout, int num_blocks, int bits, int flipped) -> ()");
@@ -412,4 +421,8 @@ STABLE_TORCH_LIBRARY_IMPL(vllm_cpu, CPU, m) {
   m.impl("linear_int8", TORCH_BOX(&vllm_cpu::linear_int8));
   m.impl("linear_quantized", TORCH_BOX(&vllm_cpu::linear_quantized));
   m.impl("quantized_rows", TORCH_BOX(&vllm_cpu::quantized_rows));
+}
+
+STABLE_TORCH_LIBRARY_IMPL(vllm_cpu, CompositeExplicitAutograd, m) {
+  m.impl("new_weight", TORCH_BOX(&vllm_cpu::new_weight));
 }

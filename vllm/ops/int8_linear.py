@@ -125,7 +125,8 @@ def _arrange(integers: Tensor, scales: Tensor, bias: Tensor | None, shape: tuple
     integers = torch.nn.functional.pad(integers, (0, 0, 0, 0, 0, missing))
     scales = torch.nn.functional.pad(scales, (0, 0, 0, missing))
     num_panels, num_blocks, num_groups = integers.shape[0] // PANEL, integers.shape[1], scales.shape[1]
-    panels = torch.empty(num_panels, PANEL * (BLOCK * num_blocks + 2 * num_groups), dtype=torch.uint8)
+    size = PANEL * (BLOCK * num_blocks + 2 * num_groups)
+    panels = torch.ops.vllm_cpu.new_weight(num_panels * size).view(num_panels, size)
     to_integers, to_scales = _parts(panels, shape[1])
     shifted = (integers.view(torch.uint8) ^ _SIGN_BIT).view(num_panels, PANEL, num_blocks, BLOCK // 4, 4)
     to_integers.copy_(shifted.permute(0, 2, 3, 1, 4))

@@ -290,7 +290,8 @@ def _write(view: Tensor, rows: Tensor) -> None:
 
 def _new_panels(rows: int, numbers: list[int]) -> Tensor:
     """Zeros in what no part of a weight fills."""
-    panels = torch.empty(-(-rows // PANEL), _panel_bytes(numbers), dtype=torch.uint8)
+    count, size = -(-rows // PANEL), _panel_bytes(numbers)
+    panels = torch.ops.vllm_cpu.new_weight(count * size).view(count, size)
     panels[:, _used_bytes(numbers) :] = 0
     return panels
 

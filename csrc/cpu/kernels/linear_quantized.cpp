@@ -3,7 +3,9 @@
 // A group's products are summed with the codes' plain values, and the sum is multiplied with the group's scale; what is
 // added to all values of a group is multiplied with the sum of the group's x. For few rows codes are widened in registers,
 // for some in the first-level cache, a group at a time, and for many a panel is widened once for all of them. Each output is
-// summed in one order, whichever way it is computed: a row's results do not depend on the other rows of the batch.
+// summed in one order, whichever way it is computed: a row's results do not depend on the other rows of the batch. Half
+// precision times integers are multiplied as bytes, by another kernel, where the level has dot products of these.
+#include "../digit_products.h"
 #include "../quantized_panels.h"
 
 namespace vllm_cpu {
@@ -351,7 +353,10 @@ void take_rows(const QuantizedRowsArgs& a) {
 
 }  // namespace
 
-void linear_quantized(const LinearArgs& a) { VLLM_DISPATCH_DTYPE(a.dtype, Gemm<QuantizedProduct<scalar_t>>::run(a)); }
+void linear_quantized(const LinearArgs& a) {
+  if (linear_quantized_digits(a)) return;
+  VLLM_DISPATCH_DTYPE(a.dtype, Gemm<QuantizedProduct<scalar_t>>::run(a));
+}
 
 void quantized_rows(const QuantizedRowsArgs& a) { VLLM_DISPATCH_DTYPE(a.dtype, take_rows<scalar_t>(a)); }
 

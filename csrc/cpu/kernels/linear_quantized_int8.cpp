@@ -1,6 +1,9 @@
-// As linear_quantized.cpp, for codes that are integers, with x rounded to 8 bits: each block of up to 32 of its values, within
-// a group of the weight, to integers in [-127, 127] with a scale of its own. Sums of a block's products are exact; blocks
-// are added up in float32, in order, so that a row's results do not depend on the other rows of the batch.
+// As linear_quantized.cpp, for codes that are integers, by dot products of bytes. Each block of up to 32 values of x, within a
+// group of the weight, becomes integers in [-127, 127] with a scale of its own: rounded to one such digit
+// (linear_quantized_int8), or as three digits, 128 to one (linear_quantized_digits), which keep 21 bits of the block's greatest
+// value: float32's sums err by as much. Sums of a block's products are exact; blocks are added up in float32, in order, so that
+// a row's results do not depend on the other rows of the batch.
+#include "../digit_products.h"
 #include "../quantized_panels.h"
 
 namespace vllm_cpu {
@@ -12,6 +15,9 @@ constexpr int kSlots = 2;
 constexpr int kBlockUnits = 4;
 // Bytes of a unit's codes as bytes: [first four k, others][half][16][4].
 constexpr int64_t kUnitBytes = kUnit * kPanel;
+
+// Digits that a row is multiplied as.
+constexpr int kAllDigits = 3;
 
 bool is_widened(const LinearArgs& a) { return a.rows > kDirectRows; }
 int64_t blocks_of_group(const Quantized& q) { return (units_of_group(q) + kBlockUnits - 1) / kBlockUnits; }
@@ -132,13 +138,13 @@ inline void with_byte_codes(const Quantized& q, const F& f) {
   }
 }
 
-// Where a tile of packed rows has what: integers [units][rows][2], four a word; then of each block the rows' scales and
-// where the sums of their products begin; then the sums of groups [groups][rows].
+// Where a tile of packed rows has what: integers [units][rows][digits][2], four a word; then of each block the rows' scales
+// and where the sums of their products begin [rows][digits]; then the sums of groups [groups][rows].
 struct PackedRows {
   int64_t infos, sums, size;
-  PackedRows(const Quantized& q, int64_t rows) {
-    infos = num_units(q) * 2 * rows;
-    sums = infos + blocks_of_group(q) * q.groups * 2 * rows;
+  PackedRows(const Quantized& q, int64_t rows, int digits) {
+    infos = num_units(q) * 2 * digits * rows;
+    sums = infos + blocks_of_group(q) * q.groups * (1 + digits) * rows;
     size = sums + q.groups * rows;
   }
 };
@@ -157,11 +163,19 @@ struct Prepared {
   }
 };
 
-template <typename C, int R, int P>
+// A row's sum of its digits' sums, each in units of the first one.
+template <int D>
+inline Vec sum_of_digits(const Words (&sums)[D]) {
+  Vec total = to_vec(sums[D - 1]);
+  unroll<D - 1>([&](auto d) VLLM_INLINE { total = fma(total, set1(1.0f / 128.0f), to_vec(sums[D - 2 - d])); });
+  return total;
+}
+
+template <typename C, int R, int P, int D>
 [[gnu::noinline]] void multiply_lanes(const LinearArgs& a, const float* x, int64_t panel, const uint8_t* codes,
                                       int64_t codes_stride, int lane, Vec* totals_out) {
   const Quantized& q = a.quant;
-  const PackedRows at(q, R);
+  const PackedRows at(q, R, D);
   const float* prepared[P];
   for (int p = 0; p < P; ++p) prepared[p] = Prepared(a, panel + p).scales + lane;
   NextPanels next(a, panel, P);
@@ -173,24 +187,28 @@ template <typename C, int R, int P>
     for (int p = 0; p < P; ++p) totals[r][p][0] = totals[r][p][1] = zero();
   }
   for (int64_t g = 0; g < q.groups; ++g) {
-    for (int64_t left = units_of_group(q); left > 0; left -= kBlockUnits, infos += 2 * R) {
-      Words sums[R][P][2];
-      unroll<R>([&](auto r) VLLM_INLINE {
+    for (int64_t left = units_of_group(q); left > 0; left -= kBlockUnits, infos += (1 + D) * R) {
+      Words sums[R][P][2][D];
+      unroll<R * D>([&](auto i) VLLM_INLINE {
+        constexpr int r = i / D, d = i % D;
         int32_t start;
-        std::memcpy(&start, infos + R + r, sizeof(start));
-        unroll<P>([&](auto p) VLLM_INLINE { sums[r][p][0] = sums[r][p][1] = Words{} + static_cast<uint32_t>(start); });
+        std::memcpy(&start, infos + R + i, sizeof(start));
+        unroll<P>([&](auto p) VLLM_INLINE {
+          sums[r][p][0][d] = sums[r][p][1][d] = Words{} + static_cast<uint32_t>(start);
+        });
       });
-      for (int64_t u = least(left, kBlockUnits); u > 0; --u, x += 2 * R, codes += kPanel * C::kBits) {
+      for (int64_t u = least(left, kBlockUnits); u > 0; --u, x += 2 * D * R, codes += kPanel * C::kBits) {
         if (fetches) next.fetch<C::kBits, P>();
         unroll<P>([&](auto p) VLLM_INLINE {
           const C unit(codes + p * codes_stride, lane);
           unroll<2>([&](auto part) VLLM_INLINE {
             const Words low = unit.template get<0, part>(), high = unit.template get<1, part>();
-            unroll<R>([&](auto r) VLLM_INLINE {
+            unroll<R * D>([&](auto i) VLLM_INLINE {
+              constexpr int r = i / D, d = i % D;
               int32_t four;
-              std::memcpy(&four, x + 2 * r + part, sizeof(four));
-              sums[r][p][0] = add_products<C::kWide>(sums[r][p][0], low, four);
-              sums[r][p][1] = add_products<C::kWide>(sums[r][p][1], high, four);
+              std::memcpy(&four, x + 2 * i + part, sizeof(four));
+              sums[r][p][0][d] = add_products<C::kWide>(sums[r][p][0][d], low, four);
+              sums[r][p][1][d] = add_products<C::kWide>(sums[r][p][1][d], high, four);
             });
           });
         });
@@ -199,8 +217,8 @@ template <typename C, int R, int P>
         const Vec low = load(prepared[p] + g * kPanel), high = load(prepared[p] + g * kPanel + 16);
         unroll<R>([&](auto r) VLLM_INLINE {
           const Vec scale = set1(infos[r]);
-          totals[r][p][0] = fma(to_vec(sums[r][p][0]) * low, scale, totals[r][p][0]);
-          totals[r][p][1] = fma(to_vec(sums[r][p][1]) * high, scale, totals[r][p][1]);
+          totals[r][p][0] = fma(sum_of_digits(sums[r][p][0]) * low, scale, totals[r][p][0]);
+          totals[r][p][1] = fma(sum_of_digits(sums[r][p][1]) * high, scale, totals[r][p][1]);
         });
       });
     }
@@ -226,44 +244,84 @@ template <typename C, int R, int P>
 
 typedef int8_t Bytes __attribute__((vector_size(kLanes)));
 
-// A block's integers, scale and sum.
+// A block's digits, the scale of the first ones, and their sums.
+template <int D>
 struct Rounded {
-  alignas(64) int8_t values[kBlockUnits * kUnit];
+  static constexpr int kSize = kBlockUnits * kUnit;
+  alignas(64) int8_t values[D][kSize];
   float scale;
-  int32_t sum;
-};
+  int32_t sums[D];
 
-template <typename T>
-inline void round_block(const T* x, int count, Rounded* to) {
-  constexpr int kSize = kBlockUnits * kUnit;
-  float values[kSize];
-  Vec greatest = zero(), poison = zero();
-  for (int i = 0; i < kSize; i += kLanes) {
-    const Vec some = load_n(x + i, static_cast<int>(count - i < 0 ? 0 : least(kLanes, count - i)));
-    greatest = max(greatest, max(some, zero() - some));
-    // What is not finite makes all of the block NaN.
-    poison = fma(some, zero(), poison);
-    store(values + i, some);
+  // A block of up to kSize values of x.
+  template <typename T>
+  Rounded(const T* x, int count) {
+    float values[kSize];
+    Vec greatest = zero(), poison = zero();
+    for (int i = 0; i < kSize; i += kLanes) {
+      const Vec some = load_n(x + i, static_cast<int>(count - i < 0 ? 0 : least(kLanes, count - i)));
+      greatest = max(greatest, max(some, zero() - some));
+      // What is not finite makes all of the block NaN.
+      poison = fma(some, zero(), poison);
+      store(values + i, some);
+    }
+    const float none = reduce_sum(poison);
+    const float inverse = choose_scale(none == 0.0f ? reduce_max(greatest) : 0.0f);
+    scale += none;
+    SignedWords totals[D] = {};
+    for (int i = 0; i < kSize; i += kLanes) {
+      Vec rest = load(values + i) * set1(inverse);
+      unroll<D>([&](auto d) VLLM_INLINE {
+        // The last digit is the nearest one, which may be 128.
+        const SignedWords digit = integers(d < D - 1 ? rest : min(set1(127.0f), max(set1(-127.0f), round(rest))));
+        rest = (rest - to_vec((Words)digit)) * set1(128.0f);
+        totals[d] += digit;
+        const Bytes bytes = __builtin_convertvector(digit, Bytes);
+        std::memcpy(this->values[d] + i, &bytes, sizeof(bytes));
+      });
+    }
+    for (int d = 0; d < D; ++d) {
+      sums[d] = 0;
+      for (int lane = 0; lane < kLanes; ++lane) sums[d] += totals[d][lane];
+    }
   }
-  const float absmax = reduce_max(greatest), none = reduce_sum(poison);
-  // Below this 127 over it would overflow.
-  const bool counts = absmax > 1e-30f && absmax < __builtin_inff();
-  to->scale = (counts ? absmax / 127.0f : 0.0f) + none;
-  const Vec inverse = set1(counts && none == 0.0f ? 127.0f / absmax : 0.0f);
-  SignedWords sums{};
-  for (int i = 0; i < kSize; i += kLanes) {
-    float rounded[kLanes];
-    store(rounded, round(load(values + i) * inverse));
+
+  // Of all values.
+  float sum() const {
+    float total = static_cast<float>(sums[D - 1]);
+    for (int d = D - 2; d >= 0; --d) total = total / 128.0f + static_cast<float>(sums[d]);
+    return total * scale;
+  }
+
+ private:
+  // Sets the scale, and returns what values are multiplied with to be at most 127 or, if more digits follow, below 128;
+  // then it is a power of two. 0 for a block of what is next to nothing.
+  float choose_scale(float greatest) {
+    scale = 0.0f;
+    // Below this one over the scale would overflow.
+    if (!(greatest > 1e-30f)) return 0.0f;
+    if constexpr (D == 1) {
+      scale = greatest / 127.0f;
+      return 127.0f / greatest;
+    } else {
+      uint32_t bits;
+      std::memcpy(&bits, &greatest, sizeof(bits));
+      const uint32_t exponent = (bits >> 23) - 6, opposite = 254 - exponent;
+      float inverse;
+      bits = exponent << 23;
+      std::memcpy(&scale, &bits, sizeof(bits));
+      bits = opposite << 23;
+      std::memcpy(&inverse, &bits, sizeof(bits));
+      return inverse;
+    }
+  }
+
+  // Towards zero.
+  static SignedWords integers(Vec x) {
     Floats floats;
-    std::memcpy(&floats, rounded, sizeof(floats));
-    const SignedWords words = __builtin_convertvector(floats, SignedWords);
-    sums += words;
-    const Bytes bytes = __builtin_convertvector(words, Bytes);
-    std::memcpy(to->values + i, &bytes, sizeof(bytes));
+    std::memcpy(&floats, &x, sizeof(floats));
+    return __builtin_convertvector(floats, SignedWords);
   }
-  to->sum = 0;
-  for (int lane = 0; lane < kLanes; ++lane) to->sum += sums[lane];
-}
+};
 
 // Of eight bytes in order, the first and every second one, then the others.
 inline uint64_t evens_first(uint64_t bytes) {
@@ -275,27 +333,29 @@ inline uint64_t evens_first(uint64_t bytes) {
   return evens(bytes) | evens(bytes >> 8) << 32;
 }
 
-template <typename T>
+template <typename T, int D>
 struct QuantizedInt8Product {
   using Row = T;
   using Element = float;
-  static constexpr int kMaxRows = kLanes == 16 ? 12 : kLanes == 8 ? 5 : 3;
+  static constexpr int kMaxRows = (kLanes == 16 ? 12 : kLanes == 8 ? 5 : 3) / D;
   static constexpr int64_t kPanelsAtATime = kSlots;
 
-  static constexpr int panels_at_once(int rows) { return rows <= kDirectRows && (kLanes == 16 || rows == 1) ? 2 : 1; }
+  static constexpr int panels_at_once(int rows) {
+    return rows * D <= (D == 1 ? kDirectRows : 2 * D) && (kLanes == 16 || rows == 1) ? 2 : 1;
+  }
 
   static int64_t panel_size(const LinearArgs& a) { return a.quant.at.size; }
-  static int64_t packed_row(const LinearArgs& a) { return PackedRows(a.quant, 1).size; }
+  static int64_t packed_row(const LinearArgs& a) { return PackedRows(a.quant, 1, D).size; }
   static int64_t prepared_size(const LinearArgs& a) { return kSlots * Prepared::size(a); }
 
   static void pack_row(const LinearArgs& a, const T* x, int64_t r, int64_t rows, float* out) {
     const Quantized& q = a.quant;
-    const PackedRows at(q, rows);
-    float *words = out + 2 * r, *infos = out + at.infos + r, *sums = out + at.sums + r;
+    const PackedRows at(q, rows, D);
+    float *words = out + 2 * D * r, *infos = out + at.infos, *sums = out + at.sums + r;
     for (int64_t g = 0; g < q.groups; ++g, sums += rows) {
       const int64_t begin = g * q.group_size, end = least(begin + q.group_size, a.inner);
       float sum = 0.0f;
-      for (int64_t u = 0; u < units_of_group(q); u += kBlockUnits, infos += 2 * rows) {
+      for (int64_t u = 0; u < units_of_group(q); u += kBlockUnits, infos += (1 + D) * rows) {
         const int64_t k = begin + u * kUnit;
         const int count = static_cast<int>(end <= k ? 0 : least(end - k, kBlockUnits * kUnit));
         alignas(64) T run[kBlockUnits * kUnit] = {};
@@ -304,18 +364,21 @@ struct QuantizedInt8Product {
           for (int i = 0; i < count; ++i) run[i] = x[q.order[k + i]];
           from = run;
         }
-        Rounded block;
-        round_block(from, count, &block);
-        infos[0] = block.scale;
-        const int32_t start = -constant_zero(q) * block.sum;
-        std::memcpy(infos + rows, &start, sizeof(start));
-        sum += block.scale * static_cast<float>(block.sum);
-        for (int64_t i = 0; i < least(kBlockUnits, units_of_group(q) - u); ++i, words += 2 * rows) {
-          uint64_t unit;
-          std::memcpy(&unit, block.values + i * kUnit, sizeof(unit));
-          if (q.bits != 8) unit = evens_first(unit);
-          std::memcpy(words, &unit, sizeof(unit));
+        const Rounded<D> block(from, count);
+        infos[r] = block.scale;
+        sum += block.sum();
+        const int64_t num_units = least(kBlockUnits, units_of_group(q) - u);
+        for (int d = 0; d < D; ++d) {
+          const int32_t start = -constant_zero(q) * block.sums[d];
+          std::memcpy(infos + rows + r * D + d, &start, sizeof(start));
+          for (int64_t i = 0; i < num_units; ++i) {
+            uint64_t unit;
+            std::memcpy(&unit, block.values[d] + i * kUnit, sizeof(unit));
+            if (q.bits != 8) unit = evens_first(unit);
+            std::memcpy(words + (i * rows * D + d) * 2, &unit, sizeof(unit));
+          }
         }
+        words += num_units * 2 * D * rows;
       }
       *sums = sum;
     }
@@ -341,13 +404,13 @@ struct QuantizedInt8Product {
       if (is_widened(a)) {
         const uint8_t *bytes = Prepared(a, panel).bytes, *last = Prepared(a, panel + P - 1).bytes;
         if (a.quant.bits == 8) {
-          multiply_lanes<WholeBytes<true>, R, P>(a, x, panel, bytes, last - bytes, lane, totals[0][0]);
+          multiply_lanes<WholeBytes<true>, R, P, D>(a, x, panel, bytes, last - bytes, lane, totals[0][0]);
         } else {
-          multiply_lanes<WholeBytes<false>, R, P>(a, x, panel, bytes, last - bytes, lane, totals[0][0]);
+          multiply_lanes<WholeBytes<false>, R, P, D>(a, x, panel, bytes, last - bytes, lane, totals[0][0]);
         }
       } else if constexpr (R <= kDirectRows) {
         with_byte_codes(a.quant, [&](auto* kind) {
-          multiply_lanes<std::remove_cvref_t<decltype(*kind)>, R, P>(
+          multiply_lanes<std::remove_cvref_t<decltype(*kind)>, R, P, D>(
               a, x, panel, static_cast<const uint8_t*>(a.weight) + panel * size, size, lane, totals[0][0]);
         });
       }
@@ -375,8 +438,23 @@ struct QuantizedInt8Product {
 }  // namespace
 
 void linear_quantized_int8(const LinearArgs& a) {
-  VLLM_DISPATCH_DTYPE(a.dtype, Gemm<QuantizedInt8Product<scalar_t>>::run(a));
+  VLLM_DISPATCH_DTYPE(a.dtype, Gemm<QuantizedInt8Product<scalar_t, 1>>::run(a));
 }
+
+#if defined(__AVX512VNNI__)
+bool linear_quantized_digits(LinearArgs a) {
+  if (a.dtype == DType::f32 || a.quant.values != Values::integers || a.quant.sparse_starts != nullptr) return false;
+  a.quant.int8 = true;
+  if (a.dtype == DType::bf16) {
+    Gemm<QuantizedInt8Product<BF16, kAllDigits>>::run(a);
+  } else {
+    Gemm<QuantizedInt8Product<F16, kAllDigits>>::run(a);
+  }
+  return true;
+}
+#else
+bool linear_quantized_digits(LinearArgs) { return false; }
+#endif
 
 }  // namespace VLLM_ISA
 }  // namespace vllm_cpu
