@@ -112,8 +112,7 @@ const float* float_row(const std::optional<Tensor>& t, const char* name, int64_t
 
 void paged_attention(Tensor q, Tensor k_cache, Tensor v_cache, Tensor block_table, Tensor query_start_loc,
                      Tensor seq_lens, double scale, Tensor out, int64_t window, double softcap,
-                     std::optional<Tensor> alibi_slopes, std::optional<Tensor> sinks, bool bidirectional, double k_scale,
-                     double v_scale) {
+                     std::optional<Tensor> alibi_slopes, std::optional<Tensor> sinks, double k_scale, double v_scale) {
   AttentionArgs args{};
   args.dtype = dtype_of(q, "q");
   args.q = heads_of(q, "q");
@@ -142,8 +141,6 @@ void paged_attention(Tensor q, Tensor k_cache, Tensor v_cache, Tensor block_tabl
   args.v_scale = scale_of(v_scale, "v_scale", args.cache_dtype);
   STD_TORCH_CHECK(window >= 0, "window must be at least 1 token, or 0 for none, got ", window);
   STD_TORCH_CHECK(softcap >= 0, "softcap must be positive, or 0 for none, got ", softcap);
-  STD_TORCH_CHECK(!bidirectional || (!window && !alibi_slopes), "bidirectional attention has no window and no slopes");
-  args.bidirectional = bidirectional;
   args.window = window;
   args.softcap = static_cast<float>(softcap);
   args.alibi_slopes = float_row(alibi_slopes, "alibi_slopes", q.size(1));
@@ -172,7 +169,7 @@ STABLE_TORCH_LIBRARY_FRAGMENT(vllm_cpu, m) {
   m.def(
       "paged_attention(Tensor q, Tensor k_cache, Tensor v_cache, Tensor block_table, Tensor query_start_loc, "
       "Tensor seq_lens, float scale, Tensor(a!) out, int window=0, float softcap=0., Tensor? alibi_slopes=None, "
-      "Tensor? sinks=None, bool bidirectional=False, float k_scale=1., float v_scale=1.) -> ()");
+      "Tensor? sinks=None, float k_scale=1., float v_scale=1.) -> ()");
 }
 
 STABLE_TORCH_LIBRARY_IMPL(vllm_cpu, CPU, m) {

@@ -86,7 +86,6 @@ struct AttentionArgs {
   float softcap;              // 0: none
   const float* alibi_slopes;  // [heads], or null
   const float* sinks;         // [heads], or null
-  bool bidirectional;         // queries see whole sequences; without window and slopes
   bool dots;  // keys are bfloat16, of even head_dim, and multiplied by dot products
 };
 

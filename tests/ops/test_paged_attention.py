@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from itertools import pairwise
 
 import pytest
@@ -15,7 +14,7 @@ from torch import Tensor
 
 from vllm.ops._dispatch import force
 from vllm.ops.kv_cache import cache_rows, kv_cache_shape, reshape_and_cache_
-from vllm.ops.paged_attention import has_bidirectional_kernel, paged_attention
+from vllm.ops.paged_attention import paged_attention
 
 BACKENDS = backends("paged_attention")
 
@@ -253,25 +252,3 @@ def test_requests_that_share_a_prefix(backend: str, dtype: torch.dtype, block_si
     together, starts = batch.run(backend), batch.query_start_loc.tolist()
     for row in range(len(lengths)):
         assert torch.equal(batch.part(row).run(backend), together[starts[row] : starts[row + 1]])
-
-
-@pytest.mark.parametrize("backend", [each for each in BACKENDS if each != "triton"])
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_queries_that_see_whole_sequences(backend, dtype):
-    if backend.startswith("cpp") and not has_bidirectional_kernel(torch.empty(0)):
-        pytest.skip("the kernels that are built do not have it")
-    lengths = [1, 7, 64, 65, 200, 400]
-    batch = make_batch([(length, length) for length in lengths], dtype)
-    arguments = batch.block_table, batch.query_start_loc, batch.seq_lens, batch.scale
-    softcap = 3.0 if dtype is torch.float32 else None
-    attend_both_ways = partial(paged_attention, softcap=softcap, bidirectional=True)
-    out = run(backend, attend_both_ways, batch.q, batch.k_cache, batch.v_cache, *arguments)
-    q = batch.q.double().split(lengths)
-    expected = []
-    for each, keys, values in zip(q, batch.keys, batch.values, strict=True):
-        k, v = (rows.double().repeat_interleave(3, 1) for rows in (keys, values))
-        scores = torch.einsum("qhd,khd->hqk", each, k) * batch.scale
-        if softcap is not None:
-            scores = softcap * (scores / softcap).tanh()
-        expected.append(torch.einsum("hqk,khd->qhd", scores.softmax(-1), v))
-    assert_accurate(backend, out, torch.cat(expected))

@@ -30,7 +30,6 @@ def paged_attention(
     sinks: Tensor | None = None,
     k_scale: float = 1.0,
     v_scale: float = 1.0,
-    bidirectional: bool = False,
 ) -> Tensor:
     """Attend. The queries of row r are the last tokens of its sequence, whose keys and values are cached.
 
@@ -56,7 +55,6 @@ def paged_attention(
         softcap: bound of the scores, positive; None = none.
         alibi_slopes, sinks: contiguous float32 [Hq]; None = none.
         k_scale, v_scale: positive; keys and values are those of caches of 8 bits times this. 1.0 for other caches.
-        bidirectional: every query sees all keys of its sequence; without window and slopes, and not on CUDA.
 
     Returns:
         [T, Hq, D], summed in float32. A row's values do not depend on the other rows of the batch. On CUDA nothing
@@ -66,26 +64,14 @@ def paged_attention(
         out = q.new_empty(q.shape)
     arguments = q, k_cache, v_cache, block_table, query_start_loc, seq_lens, scale, out
     which, options = implementation(q), (window, softcap, alibi_slopes, sinks, k_scale, v_scale)
-    if bidirectional:
-        assert which != "triton" and window is None and alibi_slopes is None
-        if which == "cpp":
-            torch.ops.vllm_cpu.paged_attention(*arguments, 0, softcap or 0.0, None, sinks, True, k_scale, v_scale)
-        else:
-            paged_attention_reference(*arguments, *options, True)
-        return out
     if which == "triton" and q.shape[-1] <= _MOST_TRITON_DIMS:
         return triton_function("paged_attention", __name__)(*arguments, num_decodes, max_decode_len, *options)
     if which == "cpp":
         plain = window or 0, softcap or 0.0, alibi_slopes, sinks
-        torch.ops.vllm_cpu.paged_attention(*arguments, *plain, False, k_scale, v_scale)
+        torch.ops.vllm_cpu.paged_attention(*arguments, *plain, k_scale, v_scale)
     else:
         paged_attention_reference(*arguments, *options)
     return out
-
-
-def has_bidirectional_kernel(q: Tensor) -> bool:
-    """Whether a kernel runs `bidirectional` attention of q: the C++ one."""
-    return implementation(q) == "cpp"
 
 
 def paged_attention_reference(
@@ -103,7 +89,6 @@ def paged_attention_reference(
     sinks: Tensor | None = None,
     k_scale: float = 1.0,
     v_scale: float = 1.0,
-    bidirectional: bool = False,
 ) -> None:
     """As `paged_attention`, in PyTorch, which waits for the device."""
     keys, values = cache_rows(k_cache, v_cache, q.shape[-1])
@@ -122,11 +107,9 @@ def paged_attention_reference(
         row_values = values[blocks].transpose(0, 1).flatten(1, 2)[:, seen].float().contiguous().mul_(v_scale)
         queries = q[start:end].transpose(0, 1).float()
         if softcap is None and sinks is None and alibi_slopes is None and window is None:
-            attended = _plain(queries, row_keys, row_values, scale, bidirectional)
+            attended = _plain(queries, row_keys, row_values, scale)
         else:
             distance = _distances(end - start, seq_len - first, q.device)
-            if bidirectional:
-                distance = torch.zeros_like(distance)
             scores = torch.einsum("hqd,hkd->hqk", queries, _of_queries(row_keys, queries)) * scale
             scores = _with_options(scores, distance, window, softcap, alibi_slopes)
             weights = _softmax(scores, sinks)
@@ -134,10 +117,10 @@ def paged_attention_reference(
         out[start:end] = attended.transpose(0, 1).to(out.dtype)
 
 
-def _plain(queries: Tensor, keys: Tensor, values: Tensor, scale: float, bidirectional: bool) -> Tensor:
+def _plain(queries: Tensor, keys: Tensor, values: Tensor, scale: float) -> Tensor:
     count, tokens = queries.shape[1], keys.shape[1]
     mask = None
-    if count > 1 and not bidirectional:
+    if count > 1:
         mask = torch.ones(count, tokens, dtype=torch.bool, device=queries.device).tril(tokens - count)
     batch = queries[None], keys[None], values[None]
     return F.scaled_dot_product_attention(*batch, attn_mask=mask, scale=scale, enable_gqa=True)[0]

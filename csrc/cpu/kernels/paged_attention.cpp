@@ -1,4 +1,4 @@
-// Attention of ragged queries over the paged cache, causal or over whole sequences, float32 inside.
+// Attention of ragged queries over the paged cache, causal, float32 inside.
 //
 // A row is one query head of one token. A tile is the rows, up to a few dozen, that read one key head: consecutive
 // tokens of one request, or of several requests that begin with the same blocks, over which their rows go together.
@@ -15,8 +15,6 @@
 // visible token neither table entries nor contents are read: they may belong to others by now. Chunks are still counted
 // from the sequence's start, so skipping changes no bits. Rows of a tile begin to see at different chunks: their sums
 // start from nothing at each segment. Requests share no chunks then, since their windows begin at different tokens.
-//
-// Where queries see whole sequences, all of a request's stand where the last one does.
 #include <algorithm>
 #include <initializer_list>
 
@@ -34,9 +32,8 @@ constexpr int64_t kItemsPerThread = 4;
 // Consecutive queries of a request, from token `first` of its queries, at position `position` and those after it.
 struct Member {
   int64_t request, first, tokens, position;
-  int64_t positions;  // as many as tokens, or one
-  int64_t row;        // in the tile
-  int64_t end() const { return position + positions; }
+  int64_t row;  // in the tile
+  int64_t end() const { return position + tokens; }
 };
 
 struct Tile {
@@ -94,9 +91,7 @@ int64_t make_tiles(const AttentionArgs& a, int64_t group, int64_t most_rows, Mem
     for (int64_t part = 0; part < parts; ++part) {
       const int64_t first = queries * part / parts, tokens = queries * (part + 1) / parts - first;
       Member& member = members[count];
-      const int64_t length = a.seq_lens[request];
-      member = {request, first, tokens, length - queries + first, tokens, 0};
-      if (a.bidirectional) member.position = length - 1, member.positions = 1;
+      member = {request, first, tokens, a.seq_lens[request] - queries + first, 0};
       Tile* last = num_tiles ? &tiles[num_tiles - 1] : nullptr;
       if (last && last->rows + tokens * group <= most_rows && share_chunk(a, members[count - 1], member, 0)) {
         member.row = last->rows;
@@ -174,7 +169,7 @@ Partial partial_of(const AttentionArgs& a, const Plan& plan, int64_t item) {
 // The first row of a member that sees the token at `start`.
 int64_t first_seeing(const Plan& plan, const Member& member, int64_t start) {
   const int64_t past = greatest(start - member.position, 0);
-  return member.row + (past < member.positions ? past : member.tokens) * plan.group;
+  return member.row + least(past, member.tokens) * plan.group;
 }
 
 // The row after the last one of a member that sees a token before `end`.
@@ -313,7 +308,7 @@ class Worker {
           } else {
             scale_into(q_ + row * dim_, q, scale, dim_);
           }
-          last_[row] = member.position + least(token, member.positions - 1);
+          last_[row] = member.position + token;
         }
       }
     }
