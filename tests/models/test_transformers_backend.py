@@ -126,7 +126,6 @@ def test_growing_rotations_end_the_context(tmp_path: Path) -> None:
         ("mamba", {}, "MambaForCausalLM cannot run .*: it has a recurrent state"),
         ("bart", {}, "BartForCausalLM cannot run .*: it is an encoder-decoder"),
         ("roformer", {}, "RoFormerForCausalLM cannot run .*: its attention does not go through"),
-        ("bert", {}, "BertLMHeadModel cannot run .*: its mask is neither causal"),
         (
             "lfm2",
             {"layer_types": ["conv", "full_attention"] * 16},

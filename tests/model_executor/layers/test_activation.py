@@ -1,4 +1,5 @@
-"""Activations that write over their argument give the values of those that do not."""
+"""Activations that write over their argument give the values of those that do not, up to rounding: other
+operators compute them."""
 
 from __future__ import annotations
 
@@ -13,5 +14,5 @@ def test_in_place(name: str) -> None:
     x = torch.randn(5, 48, generator=torch.Generator().manual_seed(0))
     expected = get_act_fn(name)(x.clone())
     got = get_inplace_act_fn(name)(x)
-    assert torch.equal(got, expected)
-    assert (got.data_ptr() == x.data_ptr()) == (name != "relu2")
+    torch.testing.assert_close(got, expected, rtol=1e-6, atol=1e-6)
+    assert got.data_ptr() == x.data_ptr()

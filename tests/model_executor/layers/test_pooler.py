@@ -18,7 +18,12 @@ from vllm.transformers_utils.sentence_transformers import read_pooling, sentence
 def make_pooler(folder) -> Pooler:
     hf_config = SimpleNamespace(raw={})
     config = SimpleNamespace(
-        pooler_config=PoolerConfig(), pooling=read_pooling(folder), hf_config=hf_config, convert="", path=str(folder)
+        pooler_config=PoolerConfig(),
+        pooling=read_pooling(folder),
+        hf_config=hf_config,
+        convert="",
+        path=str(folder),
+        attn_type="decoder",
     )
     return Pooler(config, torch.device("cpu"))
 

@@ -12,9 +12,6 @@ from vllm.v1.worker.gpu import recorded_decode
 
 pytestmark = pytest.mark.skipif(cpu_ops() is None, reason="the C++ operators are not built")
 
-# LayerNorm and activations of PyTorch's own.
-NOT_RECORDED = {"opt"}
-
 
 @pytest.fixture(scope="module", params=ARCHITECTURES)
 def folder(request, tmp_path_factory):
@@ -61,8 +58,7 @@ def test_every_bit_is_that_of_the_modules(folder, fields):
     llm = make_llm(folder, **fields)
     for num_prompts in (1, 5):
         assert_same(generate(llm, num_prompts), generate(make_llm(folder, enforce_eager=True, **fields), num_prompts))
-    wanted = set() if folder.name.rstrip("0123456789") in NOT_RECORDED else {1, 2, 3, 4, 5}
-    assert set(recordings(llm)) == wanted
+    assert set(recordings(llm)) == {1, 2, 3, 4, 5}
 
 
 def test_larger_batches_go_through_the_modules(folder, monkeypatch):
