@@ -6,13 +6,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from bounds import ModelShape
 from torch import Tensor
 
-from vllm.attention.backend import AttentionMetadata
-from vllm.attention.options import AttentionOptions
+from vllm.attention.backend import AttentionMetadata, HostStep
+from vllm.attention.options import AttentionOptions, LayerKind
 
 # Tokens a block of the cache, by backend; FlashAttention 2 reads none smaller than that.
 BACKENDS = {"paged": 16, "varlen": 256, "flashinfer": 16}
@@ -69,11 +70,17 @@ def make_batch(
         seq_lens=torch.tensor([tokens for _, tokens in lengths], dtype=torch.int32, device=device),
         max_query_len=int(queries.max()),
         max_seq_len=max(tokens for _, tokens in lengths),
+        host=_on_host(starts, lengths, blocks),
         **_decodes(lengths),
     )
     return PagedBatch(
         q.to(dtype), tuple(lengths), torch.cat(slots), metadata, sum(counts), block_size, shape.head_dim**-0.5
     )
+
+
+def _on_host(starts: Tensor, lengths: Sequence[tuple[int, int]], blocks: Tensor) -> HostStep:
+    seq_lens = np.array([tokens for _, tokens in lengths], dtype=np.int32)
+    return HostStep(starts.numpy(), seq_lens, np.arange(len(lengths)), blocks.int().cpu().numpy())
 
 
 def _decodes(lengths: Sequence[tuple[int, int]]) -> dict[str, int]:
@@ -98,7 +105,8 @@ def find_backend(name: str, shape: ModelShape, dtype: torch.dtype, device: torch
     """
     from vllm.attention.select import select_backend
 
-    return select_backend(name, device, dtype, shape.head_dim, BACKENDS[name])
+    layer = LayerKind(shape.num_attention_heads, shape.num_key_value_heads, shape.head_dim, AttentionOptions())
+    return select_backend(name, device, dtype, shape.head_dim, BACKENDS[name], layers=[layer])
 
 
 def dense_attention(batch: PagedBatch, keys: Tensor, values: Tensor) -> Tensor:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from itertools import pairwise
-from typing import Any
 
 import torch
+from pretend_tensors import PretendTensor
 from torch import Tensor
 
 
@@ -66,56 +66,74 @@ def varlen_attn(
     return out
 
 
-class _Wrapper:
-    """What FlashInfer's two wrappers for paged caches have in common."""
-
-    plans = 0
-
-    def __init__(self, workspace: Tensor, kv_layout: str, use_tensor_cores: bool = False) -> None:
-        assert workspace.dtype == torch.uint8 and kv_layout == "NHD"
-
-    def _plan(
-        self,
-        qo_indptr: Tensor,
-        pages: tuple[Any, ...],
-        sm_scale: float,
-        dtypes: tuple[Any, Any],
-        window_left: int = -1,
-        logits_soft_cap: float | None = None,
-    ) -> None:
-        self._limits = None if window_left < 0 else window_left + 1, logits_soft_cap
-        type(self).plans += 1
-        indptr, indices, last_page_len, *self._shape = pages
-        assert all(each.dtype == torch.int32 for each in (qo_indptr, indptr, indices, last_page_len))
-        self._starts, self._scale, self._dtypes = qo_indptr.tolist(), sm_scale, dtypes
-        self._pages = [indices[first:end].tolist() for first, end in pairwise(indptr)]
-        self._last = last_page_len.tolist()
-
-    def run(self, q: Tensor, paged_kv_cache: tuple[Tensor, Tensor]) -> Tensor:
-        keys, values = paged_kv_cache
-        num_qo_heads, num_kv_heads, head_dim, page_size = self._shape
-        assert q.is_contiguous() and q.shape[1:] == (num_qo_heads, head_dim)
-        assert keys.shape[1:] == (page_size, num_kv_heads, head_dim)
-        assert (q.dtype, keys.dtype) == self._dtypes
-        out = torch.full_like(q, torch.nan)
-        for row, pages in enumerate(self._pages):
-            own = slice(self._starts[row], self._starts[row + 1])
-            seq_len = (len(pages) - 1) * page_size + self._last[row]
-            out[own] = attend_pages(q[own], keys, values, pages, seq_len, self._scale, *self._limits).to(out.dtype)
-        return out
-
-
-class BatchPrefillWithPagedKVCacheWrapper(_Wrapper):
+class BatchPrefillWithPagedKVCacheWrapper:
     """flashinfer.BatchPrefillWithPagedKVCacheWrapper."""
 
-    def plan(self, qo_indptr, *pages, causal=False, sm_scale, q_data_type, kv_data_type, **limits):
-        assert causal
-        self._plan(qo_indptr, pages, sm_scale, (q_data_type, kv_data_type), **limits)
+    plans = 0
+    error: Exception | None = None
+    """What the next plans raise."""
+    bias = 0.0
+    """Added to results."""
 
+    def __init__(self, workspace: Tensor, kv_layout: str) -> None:
+        assert workspace.dtype == torch.uint8 and kv_layout == "HND"
+        self._device = workspace.device
 
-class BatchDecodeWithPagedKVCacheWrapper(_Wrapper):
-    """flashinfer.BatchDecodeWithPagedKVCacheWrapper."""
+    def plan(
+        self,
+        qo_indptr: Tensor,
+        paged_kv_indptr: Tensor,
+        paged_kv_indices: Tensor,
+        paged_kv_last_page_len: Tensor,
+        num_qo_heads: int,
+        num_kv_heads: int,
+        head_dim_qk: int,
+        page_size: int,
+        *,
+        causal: bool = False,
+        sm_scale: float | None = None,
+        window_left: int = -1,
+        logits_soft_cap: float | None = None,
+        q_data_type: torch.dtype = torch.float16,
+        kv_data_type: torch.dtype | None = None,
+        seq_lens: Tensor | None = None,
+    ) -> None:
+        type(self).plans += 1
+        if self.error is not None:
+            raise self.error
+        assert causal and sm_scale is not None and seq_lens is not None
+        arrays = qo_indptr, paged_kv_indptr, paged_kv_indices, paged_kv_last_page_len, seq_lens
+        for each in arrays:
+            # The library asks for them on the host, and copies them to the device.
+            assert each.device.type == "cpu" and each.dtype == torch.int32
+            each.to(self._device, non_blocking=True)
+        self._starts, indptr, indices, self._last, lengths = (each.tolist() for each in arrays)
+        self._pages = [indices[first:end] for first, end in pairwise(indptr)]
+        assert [self._num_tokens(row, page_size) for row in range(len(self._last))] == lengths
+        assert all(page >= 0 for page in indices)
+        self._shape = num_qo_heads, num_kv_heads, head_dim_qk, page_size
+        self._dtypes, self._scale = (q_data_type, kv_data_type), sm_scale
+        self._limits = None if window_left < 0 else window_left + 1, logits_soft_cap
 
-    def plan(self, *pages, sm_scale, q_data_type, kv_data_type, **limits):
-        qo_indptr = torch.arange(len(pages[0]), dtype=torch.int32)
-        self._plan(qo_indptr, pages, sm_scale, (q_data_type, kv_data_type), **limits)
+    def _num_tokens(self, row: int, page_size: int) -> int:
+        return (len(self._pages[row]) - 1) * page_size + self._last[row]
+
+    def run(self, q: Tensor, paged_kv_cache: tuple[Tensor, Tensor], *, out: Tensor) -> Tensor:
+        keys, values = paged_kv_cache
+        num_qo_heads, num_kv_heads, head_dim, page_size = self._shape
+        assert q.shape[1:] == (num_qo_heads, head_dim) and len(q) == self._starts[-1]
+        assert keys.shape[1:] == values.shape[1:] == (num_kv_heads, page_size, head_dim)
+        assert (q.dtype, keys.dtype) == self._dtypes
+        assert out.is_contiguous() and (out.shape, out.dtype) == (q.shape, q.dtype)
+        if isinstance(q, PretendTensor):
+            return PretendTensor.mode.launch(self._attend, (q, keys, values, out), {})
+        return self._attend(q, keys, values, out)
+
+    def _attend(self, q: Tensor, keys: Tensor, values: Tensor, out: Tensor) -> Tensor:
+        keys, values = keys.transpose(1, 2), values.transpose(1, 2)
+        for row, pages in enumerate(self._pages):
+            own = slice(self._starts[row], self._starts[row + 1])
+            seq_len = self._num_tokens(row, keys.shape[1])
+            result = attend_pages(q[own], keys, values, pages, seq_len, self._scale, *self._limits)
+            out[own] = (result + self.bias).to(out.dtype)
+        return out

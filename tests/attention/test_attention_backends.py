@@ -5,8 +5,10 @@ from __future__ import annotations
 import sys
 from contextlib import contextmanager
 from dataclasses import replace
+from types import SimpleNamespace
 
 import attention_stand_ins as stand_ins
+import numpy as np
 import pytest
 import torch
 from models_util import make_random_model, random_prompts
@@ -14,7 +16,7 @@ from torch.nn import attention
 
 from vllm import LLM, EngineArgs, SamplingParams
 from vllm.attention import flashinfer, varlen
-from vllm.attention.backend import AttentionMetadata, PagedAttention
+from vllm.attention.backend import AttentionMetadata, HostStep, PagedAttention
 from vllm.attention.flashinfer import FlashInferAttention
 from vllm.attention.options import AttentionOptions
 from vllm.attention.select import check_backend, select_backend
@@ -23,9 +25,13 @@ from vllm.ops._dispatch import force
 from vllm.v1.worker.gpu import model_runner
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
-BLOCK_SIZE, HEADS, KV_HEADS, HEAD_DIM, SCALE = 4, 6, 2, 8, 0.4
+BLOCK_SIZE, HEADS, KV_HEADS, HEAD_DIM, SCALE = 4, 6, 2, 64, 0.14
 OPTIONS = AttentionOptions(SCALE)
-STEPS = {"mixed": [(3, 9), (1, 6), (8, 8), (1, 1)], "decode": [(1, 9), (1, 4), (1, 1)]}
+STEPS = {
+    "mixed": [(3, 9), (1, 6), (8, 8), (1, 1)],
+    "decodes first": [(1, 9), (1, 1), (3, 9), (8, 8)],
+    "decode": [(1, 9), (1, 4), (1, 1)],
+}
 
 
 @pytest.fixture(params=["paged on CPU", "paged on CUDA", "varlen", "flashinfer"])
@@ -33,9 +39,15 @@ def backend(request, monkeypatch):
     if request.param == "varlen":
         return VarlenAttention(stand_ins.varlen_attn)
     if request.param == "flashinfer":
-        monkeypatch.setitem(sys.modules, "flashinfer", stand_ins)
-        return FlashInferAttention(CPU)
+        return make_flashinfer(monkeypatch)
     return PagedAttention("cpu" if request.param == "paged on CPU" else "cuda")
+
+
+def make_flashinfer(monkeypatch):
+    monkeypatch.setitem(sys.modules, "flashinfer", stand_ins)
+    event = SimpleNamespace(query=lambda: True, record=lambda: None)
+    monkeypatch.setattr(torch.cuda, "Event", lambda: event)
+    return FlashInferAttention(CPU)
 
 
 def make_step(backend, lengths):
@@ -63,6 +75,10 @@ def make_step(backend, lengths):
     queries, tokens = (torch.tensor(each, dtype=torch.int32) for each in zip(*lengths, strict=True))
     starts = torch.cat([torch.zeros(1), queries.cumsum(0)]).to(torch.int32)
     attn = AttentionMetadata(torch.cat(slots), table, starts, tokens, int(queries.max()), int(tokens.max()))
+    attn.host = HostStep(starts.numpy(), tokens.numpy(), np.arange(len(lengths)), table.numpy())
+    num_decodes = sum(count == 1 for count, _ in lengths)
+    if all(count == 1 for count, _ in lengths[:num_decodes]):
+        attn.num_decodes, attn.max_decode_len = num_decodes, max(seq_len for _, seq_len in lengths[:num_decodes])
     q = torch.randn(int(starts[-1]), HEADS, HEAD_DIM)
     return q, torch.cat(k), torch.cat(v), cache, attn, kept
 
@@ -130,20 +146,6 @@ def test_rotates_what_it_writes(backend):
     for before, after in ((before_q, q), (before_k, k)):
         pairs = torch.complex(*before[1:].chunk(2, dim=-1)) * turned[:, None]
         torch.testing.assert_close(after[1:], torch.cat([pairs.real, pairs.imag], dim=-1))
-
-
-def test_flashinfer_plans_once_a_step(monkeypatch):
-    monkeypatch.setitem(sys.modules, "flashinfer", stand_ins)
-    backend = FlashInferAttention(CPU)
-    wrapper = stand_ins.BatchPrefillWithPagedKVCacheWrapper
-    monkeypatch.setattr(wrapper, "plans", 0)
-    with force("reference"):
-        q, k, v, cache, attn, _ = make_step(backend, STEPS["mixed"])
-        backend.write_kv(k, v, cache, attn)
-        for step in (attn, replace(attn)):
-            for _ in range(3):
-                backend.attend(q, cache, step, OPTIONS)
-    assert wrapper.plans == 2
 
 
 def test_trial_of_varlen():

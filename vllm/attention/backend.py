@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -16,6 +17,16 @@ from vllm.ops.rotary import rotary_and_cache_
 
 KVCache = tuple[Tensor, Tensor]
 PLAIN = AttentionOptions()
+
+
+class HostStep(NamedTuple):
+    """A step's requests on the host, for a backend that plans there. The arrays are the runner's own: they are valid
+    while the step is dispatched."""
+
+    query_start_loc: np.ndarray  # int32 [R + 1]
+    seq_lens: np.ndarray  # int32 [R]
+    slots: np.ndarray  # int64 [R], the requests' rows of the table
+    block_table: np.ndarray  # int32 [S, B], KV block ids; none where no query of a layer with the group's window sees
 
 
 @dataclass
@@ -39,6 +50,9 @@ class AttentionMetadata:
     shared: tuple[Tensor, Tensor] | None = None
     # The same step for the layers of the other KV groups, from the second on; they differ in blocks and slots alone.
     groups: tuple[AttentionMetadata, ...] = ()
+    # None where a step is captured.
+    host: HostStep | None = None
+    group: int = 0  # the KV group's number
 
 
 class AttentionBackend(ABC):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
+from typing import NamedTuple
 
 from torch import Tensor
 
@@ -48,3 +49,12 @@ class AttentionOptions:
         """The names of the options that are not None, scales apart."""
         given = {field.name for field in fields(self) if getattr(self, field.name) is not None}
         return given - {"scale", "k_scale", "v_scale"}
+
+
+class LayerKind(NamedTuple):
+    """What a layer's attention depends on; heads are this rank's."""
+
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    options: AttentionOptions

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
 
 import torch
@@ -10,6 +11,7 @@ from vllm import envs
 from vllm.attention import flashinfer, varlen
 from vllm.attention.backend import AttentionBackend, PagedAttention
 from vllm.attention.flashinfer import FlashInferAttention
+from vllm.attention.options import AttentionOptions, LayerKind
 from vllm.attention.varlen import VarlenAttention
 from vllm.config import ATTENTION_BACKENDS
 from vllm.logger import init_logger, warn_once
@@ -41,28 +43,27 @@ def select_backend(
     head_dim: int,
     block_size: int,
     kv_dtype: torch.dtype | None = None,
+    layers: Collection[LayerKind] = (),
 ) -> AttentionBackend:
-    """The backend of an `attention_backend`: "auto" (varlen on a CUDA device where a trial call of it works, with the
-    newest FlashAttention that is installed for it; else paged), "paged", "varlen" or "flashinfer". `dtype` is that of
-    activations, and of the cache unless `kv_dtype` is another; `block_size` the tokens of a KV block. ValueError if the
-    backend named cannot be used here, with the reason."""
+    """The backend of an `attention_backend`: "auto", "paged", "varlen" or "flashinfer". "auto" is on a CUDA device the
+    first of these that is installed for it, and of which a trial call works: varlen with the newest FlashAttention,
+    flashinfer; else, and with VLLM_BATCH_INVARIANT=1 or a cache of 8-bit floats, paged. `dtype` is that of activations,
+    and of the cache unless `kv_dtype` is another; `block_size` the tokens of a KV block; `layers` the model's, for the
+    trial. ValueError if the backend named cannot be used here, with the reason."""
     device = torch.device(device)
     if name == "auto" and (kv_dtype in FLOAT8 or envs.batch_invariant()):
         name = "paged"
-    activated = name in ("auto", "varlen") and varlen.activate_newer(device)
     if name != "auto":
         check_backend(name, device, dtype, head_dim, kv_dtype)
-    if name == "flashinfer":
-        return FlashInferAttention(device)
-    if name == "varlen" or (name == "auto" and device.type == "cuda"):
-        backend, reason = _try_varlen(device, dtype, head_dim, block_size)
+    if device.type == "cuda" and name in ("auto", "varlen"):
+        backend = _find_varlen(name, device, dtype, head_dim, block_size)
         if backend is not None:
             return backend
-        if name == "varlen":
-            raise _unusable(name, reason)
-        if activated:
-            varlen.deactivate()
-        logger.debug("Attention runs on our own kernels, not on varlen_attn: %s", reason)
+    if device.type == "cuda" and name in ("auto", "flashinfer"):
+        layers = layers or [LayerKind(4, 2, head_dim, AttentionOptions())]
+        found = _find_flashinfer(name, device, dtype, head_dim, block_size, layers)
+        if found is not None:
+            return found
     return PagedAttention(device)
 
 
@@ -85,16 +86,50 @@ def check_backend(
         raise _unusable(name, reason)
 
 
-def _try_varlen(
-    device: torch.device, dtype: torch.dtype, head_dim: int, block_size: int
-) -> tuple[VarlenAttention | None, str]:
+def _find_varlen(
+    name: str, device: torch.device, dtype: torch.dtype, head_dim: int, block_size: int
+) -> VarlenAttention | None:
+    """None where "auto" does without it."""
+    activated = varlen.activate_newer(device)
     varlen_attn = varlen.find_varlen_attn()
     reason = varlen.unsupported(device, dtype, head_dim) or varlen.unreadable_pages(block_size)
-    if reason is not None or varlen_attn is None:
-        return None, reason or ""
-    backend = VarlenAttention(varlen_attn)
-    reason = backend.trial(device, dtype, head_dim, block_size)
-    return (backend, "") if reason is None else (None, reason)
+    if reason is None and varlen_attn is not None:
+        backend = VarlenAttention(varlen_attn)
+        reason = backend.trial(device, dtype, head_dim, block_size)
+        if reason is None:
+            return backend
+    if name != "auto":
+        raise _unusable(name, reason or "")
+    if activated:
+        varlen.deactivate()
+    logger.debug("Attention does not run on varlen_attn: %s", reason)
+    return None
+
+
+def _find_flashinfer(
+    name: str,
+    device: torch.device,
+    dtype: torch.dtype,
+    head_dim: int,
+    block_size: int,
+    layers: Collection[LayerKind],
+) -> FlashInferAttention | None:
+    """None where "auto" does without it."""
+    reason = flashinfer.unsupported(device, dtype, head_dim)
+    if reason is not None:
+        logger.debug("Attention does not run on FlashInfer: %s", reason)
+        return None
+    try:
+        backend = FlashInferAttention(device)
+        reason = backend.trial(device, dtype, layers, block_size)
+    except (ImportError, AttributeError, OSError, RuntimeError) as error:
+        reason = f"the package cannot be imported: {error}"
+    if reason is None:
+        return backend
+    if name != "auto":
+        raise _unusable(name, reason)
+    logger.warning("FlashInfer is installed, and attention runs on our own kernels all the same: %s", reason)
+    return None
 
 
 def _unusable(name: str, reason: str) -> ValueError:

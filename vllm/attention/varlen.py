@@ -17,6 +17,7 @@ from torch.nn import attention
 
 from vllm.attention.backend import AttentionMetadata, KVCache, TokenMajorBackend
 from vllm.attention.options import AttentionOptions
+from vllm.attention.trial import are_close, random_step
 from vllm.logger import init_logger
 from vllm.ops.paged_attention import paged_attention_reference
 
@@ -29,10 +30,10 @@ _NEWER = {"FA3": ("flash_attn_interface", 9), "FA4": ("flash_attn.cute", 10)}
 
 
 class VarlenAttention(TokenMajorBackend):
-    """Attention by torch's function, see `find_varlen_attn`."""
+    """Attention by torch's function, see `find_varlen_attn`. Layers with a window are left to our kernels: a request
+    may have no blocks before it, and FlashAttention reads them at the window's edge."""
 
     name = "varlen"
-    options = frozenset({"window"})
 
     def __init__(self, varlen_attn: Callable[..., Any]) -> None:
         self._varlen_attn = varlen_attn
@@ -43,8 +44,8 @@ class VarlenAttention(TokenMajorBackend):
         k_cache, v_cache = kv_cache
         lengths = attn.query_start_loc, None, attn.max_query_len, attn.max_seq_len
         pages: dict[str, Any] = {"seqused_k": attn.seq_lens, "block_table": attn.block_table}
-        # The last query sees the last key; tokens to its left are those before it.
-        causal = {"window_size": (-1 if options.window is None else options.window - 1, 0)}
+        # The last query sees the last key, and all before it.
+        causal = {"window_size": (-1, 0)}
         grouped = q.shape[1] != k_cache.shape[2]
         scale = options.scale
         got = self._varlen_attn(q, k_cache, v_cache, *lengths, scale=scale, enable_gqa=grouped, **causal, **pages)
@@ -137,26 +138,10 @@ def _is_installed(module: str) -> bool:
 def _trial(
     backend: VarlenAttention, device: torch.device, dtype: torch.dtype, head_dim: int, block_size: int
 ) -> str | None:
-    generator = torch.Generator().manual_seed(0)
-    counts, seq_lens, kv_heads = [1, 5], [block_size + 3, 2 * block_size], 2
-    # A request's blocks are in no order, and one block is unused.
-    table = torch.tensor([[3, 1], [4, 0]], dtype=torch.int32, device=device)
-
-    def rows(*shape: int) -> Tensor:
-        return torch.randn(shape, generator=generator).to(device, dtype)
-
-    shape = backend.kv_cache_shape(5, block_size, kv_heads, head_dim)
-    cache = rows(*shape), rows(*shape)
-    q = rows(sum(counts), 2 * kv_heads, head_dim)
-    starts = torch.tensor([0, counts[0], sum(counts)], dtype=torch.int32, device=device)
-    lengths = torch.tensor(seq_lens, dtype=torch.int32, device=device)
-    attn = AttentionMetadata(torch.empty(0), table, starts, lengths, max(counts), max(seq_lens))
+    q, cache, attn = random_step(backend, device, dtype, 4, 2, head_dim, block_size)
     got = backend.attend(q, cache, attn, AttentionOptions(head_dim**-0.5))
     keys, values = backend._of_operations(cache)
     requests = attn.block_table, attn.query_start_loc, attn.seq_lens
     expected = torch.empty_like(q, dtype=torch.float32)
     paged_attention_reference(q.float(), keys.float(), values.float(), *requests, head_dim**-0.5, expected)
-    # Values are about 1, and weights and results are rounded to 8 bits or more.
-    if not torch.allclose(got.float(), expected, rtol=0.02, atol=0.02):
-        return "a trial call gave wrong results"
-    return None
+    return None if are_close(got, expected) else "a trial call gave wrong results"

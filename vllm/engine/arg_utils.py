@@ -129,8 +129,8 @@ class EngineArgs(UpstreamArgs):
     )
     attention_backend: str | None = _arg(
         "auto",
-        "paged: our own kernels; varlen: FlashAttention by way of torch; flashinfer: that package; auto: varlen where "
-        "it serves, else paged",
+        "paged: our own kernels; varlen: FlashAttention by way of torch; flashinfer: that package, for "
+        "prompts; auto: on a GPU the first of varlen and flashinfer that is installed and works, else paged",
     )
     attention_config: dict[str, Any] | AttentionConfig | None = _arg(
         None, 'as {"backend": NAME}: another way to give attention_backend'

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from torch import nn
 
+from vllm.attention.options import LayerKind
 from vllm.distributed.communicator import Communicator, split_kv_heads
 from vllm.model_executor.layers.attention import attention_layers
 from vllm.transformers_utils.config import HFConfig
@@ -45,6 +46,16 @@ def kv_cache_specs(model: nn.Module, config: HFConfig, group: Communicator) -> l
             )
         specs.append(specs[target]._replace(shared_with=target))
     return specs
+
+
+def layer_kinds(model: nn.Module, config: HFConfig, group: Communicator) -> list[LayerKind]:
+    """What the attention of each of the model's layers depends on, in their order."""
+    heads_per_kv_head = config.num_attention_heads // config.num_key_value_heads
+    specs = kv_cache_specs(model, config, group)
+    return [
+        LayerKind(heads_per_kv_head * spec.num_kv_heads, spec.num_kv_heads, spec.head_dim, layer.options)
+        for spec, layer in zip(specs, attention_layers(model), strict=False)
+    ]
 
 
 class KVCacheLayout(NamedTuple):

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 from torch import Tensor
 
-from vllm.attention.backend import AttentionMetadata
+from vllm.attention.backend import AttentionMetadata, HostStep
 from vllm.v1.core.sched.output import SchedulerOutput, SharedTokens
 from vllm.v1.worker.gpu.buffer_utils import upload_all
 from vllm.v1.worker.gpu.sample.prompt_logprob import PromptLogprobsState, PromptRows
@@ -88,8 +88,15 @@ class InputBatch:
         if self.shared_np is not None:
             tokens, other_slots = upload_all(list(self.shared_np), states.device)
             attn.shared = tokens, other_slots
-        others = zip(slot_mappings[1:], tables[1:], strict=True)
-        attn.groups = tuple(replace(attn, slot_mapping=mapping, block_table=table) for mapping, table in others)
+        host = [
+            HostStep(self.query_start_loc_np, self.seq_lens_np, self.idx_mapping_np, table.table)
+            for table in self.block_tables
+        ]
+        attn.host = host[0]
+        attn.groups = tuple(
+            replace(attn, slot_mapping=slot_mappings[index], block_table=tables[index], host=host[index], group=index)
+            for index in range(1, len(tables))
+        )
         return ModelInputs(input_ids, positions, attn, hidden_rows)
 
 

@@ -18,7 +18,7 @@ from vllm.config import VllmConfig
 from vllm.distributed.parallel_state import get_tp_group
 from vllm.logprobs.lists import LogprobsRow
 from vllm.model_executor.layers.attention import attention_layers, use_backend, use_kv_scales
-from vllm.model_executor.layers.kv_cache_spec import kv_cache_layout, kv_cache_specs
+from vllm.model_executor.layers.kv_cache_spec import kv_cache_layout, kv_cache_specs, layer_kinds
 from vllm.ops.recording import can_record
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.outputs import NO_TOKEN, ModelRunnerOutput, PendingStep
@@ -130,7 +130,8 @@ class GPUModelRunner:
         self.prompt_logprobs = PromptLogprobsState(max_num_reqs, model_config.vocab_size, vocab)
         self._kv_dtype = getattr(torch, config.kv_cache_dtype)
         sizes = getattr(torch, model_config.dtype), model_config.hf_config.head_dim, self.block_size
-        self._backend = select_backend(model_config.attention_backend, device, *sizes, self._kv_dtype)
+        layers = layer_kinds(model, model_config.hf_config, self.group)
+        self._backend = select_backend(model_config.attention_backend, device, *sizes, self._kv_dtype, layers)
         use_backend(model, self._backend)
         if config.cache_config.float8_dtype:
             use_kv_scales(model)
