@@ -25,6 +25,8 @@ def config_of(kind):
     sizes = SIZES | {"vocab_size": len(WORDS), "max_position_embeddings": 96, "pad_token_id": PAD}
     if kind == "modernbert":
         return transformers.ModernBertConfig(**sizes, local_attention=8, bos_token_id=CLS, eos_token_id=SEP)
+    if kind == "lfm2":
+        return transformers.Lfm2Config(**sizes, num_key_value_heads=2, layer_types=["conv", "full_attention"])
     return {"bert": transformers.BertConfig, "electra": transformers.ElectraConfig}[kind](**sizes)
 
 
@@ -72,6 +74,8 @@ def words_ids(words):
         ("bert", {}),
         ("electra", {"skiplist_words": ["."], "query_length": 8, "document_length": 7}),
         ("modernbert", {"query_length": 24, "query_prefix": "[unused0]", "document_prefix": "[unused1]"}),
+        # A decoder with convolutions, under the name that upstream's users override its own with.
+        ("lfm2", {"query_length": 12}),
         ("bert", {"attend_to_expansion_tokens": True, "query_length": 12, "skiplist_words": []}),
         ("bert", {"do_query_expansion": False, "query_prefix": "", "document_prefix": ""}),
     ],
@@ -100,7 +104,8 @@ def test_folders_of_pylate(tmp_path, kind, settings):
     reference = Reference(folder, lambda hidden: hidden @ weight.T)
     queries = [reference.vectors(text, query, length, **expansion) for text in QUERIES]
     documents = [reference.vectors(text, document, own["document_length"], skipped=skipped) for text in DOCUMENTS]
-    check(LLM(str(folder)), (queries, documents))
+    overrides = {"architectures": ["ColBERTLfm2Model"]} if kind == "lfm2" else {}
+    check(LLM(str(folder), hf_overrides=overrides), (queries, documents))
 
 
 def test_stanfords_folder(tmp_path):

@@ -19,9 +19,9 @@ IDS = [5, 17, 60, 198]
 TOLERANCE = 1e-4
 
 ARCHITECTURES = [
-    "afmoe", "apertus", "arcee", "bitnet", "cohere", "cohere2", "deepseek_v2", "deepseek_v3", "ernie4_5_moe", "exaone4",
-    "gemma", "gemma2", "gemma3_text", "glm4", "glm4_moe", "gpt_neox", "gpt_oss", "granite", "granitemoe", "helium",
-    "mistral", "mixtral", "nemotron", "olmo2", "olmo3", "olmoe", "opt", "persimmon", "phi", "phi3", "phimoe",
+    "afmoe", "apertus", "arcee", "bert", "bitnet", "cohere", "cohere2", "deepseek_v2", "deepseek_v3", "ernie4_5_moe",
+    "exaone4", "gemma", "gemma2", "gemma3_text", "glm4", "glm4_moe", "gpt_neox", "gpt_oss", "granite", "granitemoe",
+    "helium", "mistral", "mixtral", "nemotron", "olmo2", "olmo3", "olmoe", "opt", "persimmon", "phi", "phi3", "phimoe",
     "qwen2_moe", "qwen3", "qwen3_moe", "smollm3", "starcoder2",
 ]  # fmt: skip
 
@@ -132,6 +132,7 @@ def test_growing_rotations_end_the_context(tmp_path: Path) -> None:
             "Lfm2ForCausalLM cannot run .*: its layers of the kind conv",
         ),
         ("llama4_text", {}, "Llama4ForCausalLM cannot run .*: its mask"),
+        ("roberta", {"is_decoder": True}, "RobertaForCausalLM cannot run .*: its positions begin after"),
     ],
 )
 def test_what_cannot_run_is_refused_with_the_class_and_the_reason(

@@ -114,6 +114,8 @@ def tiny_config(model_type: str, **fields: Any) -> Any:
         known.pop("head_dim", None)
         known["num_key_value_heads"] = known["num_attention_heads"]
     known |= {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
+    if "is_decoder" in options:
+        known["is_decoder"] = True
     if isinstance(getattr(usual, "layer_types", None), list):
         kinds = list(dict.fromkeys(usual.layer_types))
         known["layer_types"] = [kinds[index % len(kinds)] for index in range(NUM_LAYERS)]

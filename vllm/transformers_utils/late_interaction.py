@@ -96,7 +96,7 @@ def read_late_interaction(folder: Path, raw: Mapping[str, Any]) -> LateInteracti
     own = read_json(folder / "config_sentence_transformers.json") or {}
     modules = read_json(folder / "modules.json") or ()
     kinds = [each["type"].rpartition(".")[2] for each in modules]
-    is_stanford = not modules and "HF_ColBERT" in (raw.get("architectures") or ())
+    is_stanford = not modules and any("ColBERT" in name for name in raw.get("architectures") or ())
     found = None
     if "MultiVectorMask" in kinds:
         found = _of_modules(folder, own, modules[kinds.index("MultiVectorMask")]["path"])

@@ -8,11 +8,9 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from vllm.model_executor.layers.linear import ReplicatedLinear
-from vllm.model_executor.models.checkpoint_names import CheckpointNames
+from vllm.model_executor.models.checkpoint_names import CheckpointNames, split_evenly
 from vllm.model_executor.models.config_reader import ConfigReader
 from vllm.model_executor.models.encoder import EncoderForPooling, EncoderSpec, HeadSpec
-from vllm.transformers_utils.config import HFConfig
 
 BERT_RENAMES = (
     (r"^(bert|roberta)\.", ""),
@@ -31,13 +29,25 @@ BERT_RENAMES = (
 )
 # Of a head on what BERT calls the pooler.
 HEAD_RENAMES = ((r"^pooler\.dense\.", "head.dense."), (r"^classifier\.", "head.out_proj."))
-_IGNORED = r".*embeddings\.position_ids"
-# The width of ColBERT's embeddings.
-_WIDTHS = ("colbert_dim", "dim", "projection_dim")
+IGNORED = r".*embeddings\.position_ids"
+# Names of RoBERTas written for FlashAttention, as Jina's are.
+_FLASH_RENAMES = (
+    (r"^emb_ln\.", "model.embeddings.LayerNorm."),
+    (r"^encoder\.layers\.", "model.layers."),
+    (r"\.mixer\.Wqkv\.", ".qkv_proj."),
+    (r"\.mixer\.out_proj\.", ".o_proj."),
+    (r"\.mlp\.fc1\.", ".up_proj."),
+    (r"\.mlp\.fc2\.", ".down_proj."),
+    (r"\.norm1\.", ".attention_norm."),
+    (r"\.norm2\.", ".output_norm."),
+)
+_SPLITS = (split_evenly("qkv_proj", "q_proj", "k_proj", "v_proj"),)
+# Renames of RoBERTa's classifiers of sequences and of tokens.
+SEQUENCE_HEAD, TOKEN_HEAD = (r"^classifier\.", "head."), HEAD_RENAMES[1]
 
 
 class BertModel(EncoderForPooling):
-    names = CheckpointNames(BERT_RENAMES, ignored=_IGNORED)
+    names = CheckpointNames(BERT_RENAMES, ignored=IGNORED)
 
     @classmethod
     def describe(cls, reader: ConfigReader) -> EncoderSpec:
@@ -46,8 +56,7 @@ class BertModel(EncoderForPooling):
     @staticmethod
     def _describe(reader: ConfigReader, position_offset: int) -> EncoderSpec:
         if reader.get("position_embedding_type", default="absolute") != "absolute":
-            problem = "positions must be absolute (Jina v3 runs in the form that transformers saves)"
-            raise reader.refuse("position_embedding_type", problem)
+            raise reader.refuse("position_embedding_type", "positions must be absolute")
         if reader.get("is_decoder", default=False):
             raise reader.refuse("is_decoder", "the model is an encoder")
         mlp = reader.mlp("gelu")
@@ -66,7 +75,7 @@ class BertModel(EncoderForPooling):
 
 
 class BertForSequenceClassification(BertModel):
-    names = CheckpointNames((*BERT_RENAMES, *HEAD_RENAMES), ignored=_IGNORED)
+    names = CheckpointNames((*BERT_RENAMES, *HEAD_RENAMES), ignored=IGNORED)
 
     @classmethod
     def describe(cls, reader: ConfigReader) -> EncoderSpec:
@@ -74,19 +83,27 @@ class BertForSequenceClassification(BertModel):
 
 
 class BertForTokenClassification(BertModel):
-    names = CheckpointNames((*BERT_RENAMES, *HEAD_RENAMES[1:]), ignored=_IGNORED)
+    names = CheckpointNames((*BERT_RENAMES, *HEAD_RENAMES[1:]), ignored=IGNORED)
 
     @classmethod
     def describe(cls, reader: ConfigReader) -> EncoderSpec:
         return replace(super().describe(reader), head=HeadSpec())
 
 
+def roberta_names(*heads: tuple[str, str]) -> CheckpointNames:
+    """With renames of a head."""
+    return CheckpointNames((*BERT_RENAMES, *_FLASH_RENAMES, *heads), _SPLITS, ignored=IGNORED)
+
+
 class RobertaModel(BertModel):
     """BERT whose positions begin after the padding token's id. A padding token inside a text has that row, and is not
     counted."""
 
+    names = roberta_names()
+
     @classmethod
     def describe(cls, reader: ConfigReader) -> EncoderSpec:
+        reader.ignore("emb_pooler")
         padding = reader.get("pad_token_id", default=1)
         return cls._describe(reader, padding + 1)
 
@@ -106,7 +123,7 @@ class RobertaModel(BertModel):
 
 
 class RobertaForSequenceClassification(RobertaModel):
-    names = CheckpointNames((*BERT_RENAMES, (r"^classifier\.", "head.")), ignored=_IGNORED)
+    names = roberta_names(SEQUENCE_HEAD)
 
     @classmethod
     def describe(cls, reader: ConfigReader) -> EncoderSpec:
@@ -114,31 +131,8 @@ class RobertaForSequenceClassification(RobertaModel):
 
 
 class RobertaForTokenClassification(RobertaModel):
-    names = BertForTokenClassification.names
+    names = roberta_names(TOKEN_HEAD)
 
     @classmethod
     def describe(cls, reader: ConfigReader) -> EncoderSpec:
         return replace(super().describe(reader), head=HeadSpec())
-
-
-class ColBertModel(BertModel):
-    """BERT with a projection: embeddings of tokens, which are compared one by one (arXiv:2004.12832)."""
-
-    names = CheckpointNames((*BERT_RENAMES, (r"^linear\.", "model.projection.")), ignored=_IGNORED)
-
-    @classmethod
-    def describe(cls, reader: ConfigReader) -> EncoderSpec:
-        reader.ignore(*_WIDTHS)
-        return super().describe(reader)
-
-    @classmethod
-    def resolve_config(cls, config: HFConfig) -> HFConfig:
-        return replace(super().resolve_config(config), hidden_size=cls._width(config))
-
-    @staticmethod
-    def _width(config: HFConfig) -> int:
-        return next((config.raw[name] for name in _WIDTHS if config.raw.get(name)), 128)
-
-    def __init__(self, config: HFConfig, max_model_len: int) -> None:
-        super().__init__(config, max_model_len)
-        self.model.projection = ReplicatedLinear(self.spec.hidden_size, self._width(config), False, "projection")

@@ -86,38 +86,44 @@ _NATIVE = {
 # Options with which transformers' module runs an architecture, unless model_impl says otherwise.
 _LEFT_TO_TRANSFORMERS = {"Gemma4ForCausalLM": "enable_moe_block"}
 
-# Encoders, whose requests are not sampled.
+# Encoders, whose requests are not sampled: of a family a model, and its heads, by module and class.
+_HEADS = {
+    "Model": "Model",
+    "ForMaskedLM": "Model",
+    "ForSequenceClassification": "ForSequenceClassification",
+    "ForTokenClassification": "ForTokenClassification",
+}
+_ENCODERS = {
+    "Bert": "bert:Bert",
+    "DistilBert": "distilbert:DistilBert",
+    "Gte": "gte:Gte",
+    "GteNew": "gte:Gte",
+    "JinaEmbeddingsV3": "jina_roberta:JinaRoberta",
+    "ModernBert": "modernbert:ModernBert",
+    "New": "gte:Gte",
+    "NomicBert": "nomic_bert:NomicBert",
+    "Roberta": "bert:Roberta",
+    "XLMRoberta": "bert:Roberta",
+}
 _POOLING = {
     name: f"vllm.model_executor.models.{entry}"
-    for name, entry in {
-        "HF_ColBERT": "bert:ColBertModel",
-        "ColBERTModel": "bert:ColBertModel",
-        "ColBERTModernBertModel": "modernbert:ModernBertModel",
-        "NewModel": "gte:GteModel",
-        "NewForMaskedLM": "gte:GteModel",
-        "NewForSequenceClassification": "gte:GteForSequenceClassification",
-        "NewForTokenClassification": "gte:GteForTokenClassification",
-        "GteNewModel": "gte:GteModel",
-        "GteNewForSequenceClassification": "gte:GteForSequenceClassification",
-        "JinaBertModel": "jina_bert:JinaBertModel",
-        "JinaBertForMaskedLM": "jina_bert:JinaBertModel",
-        "JinaBertForSequenceClassification": "jina_bert:JinaBertForSequenceClassification",
-        "XLMRobertaModel": "bert:RobertaModel",
-        "XLMRobertaForMaskedLM": "bert:RobertaModel",
-        "XLMRobertaForSequenceClassification": "bert:RobertaForSequenceClassification",
-        "XLMRobertaForTokenClassification": "bert:RobertaForTokenClassification",
-    }.items()
-} | {
-    f"{family}{ending}": f"vllm.model_executor.models.{module}:{family}{'Model' if ending == 'ForMaskedLM' else ending}"
-    for family, module in {
-        "Bert": "bert",
-        "DistilBert": "distilbert",
-        "Gte": "gte",
-        "ModernBert": "modernbert",
-        "NomicBert": "nomic_bert",
-        "Roberta": "bert",
-    }.items()
-    for ending in ("Model", "ForMaskedLM", "ForSequenceClassification", "ForTokenClassification")
+    for name, entry in (
+        {
+            "HF_ColBERT": "colbert:ColBertModel",
+            "ColBERTModel": "colbert:ColBertModel",
+            "ColBERTJinaRobertaModel": "colbert:ColBertJinaRobertaModel",
+            "ColBERTModernBertModel": "modernbert:ModernBertModel",
+            "JinaBertModel": "jina_bert:JinaBertModel",
+            "JinaBertForMaskedLM": "jina_bert:JinaBertModel",
+            "JinaBertForSequenceClassification": "jina_bert:JinaBertForSequenceClassification",
+        }
+        | {family + ending: entry + head for family, entry in _ENCODERS.items() for ending, head in _HEADS.items()}
+    ).items()
+}
+# What position_embedding_type="rotary" makes of an architecture: Jina's models bear the names of others.
+_ROTARY = {
+    "HF_ColBERT": "ColBERTJinaRobertaModel",
+    **{f"XLMRoberta{ending}": f"JinaEmbeddingsV3{ending}" for ending in _HEADS},
 }
 
 
@@ -254,6 +260,8 @@ def model_entry(
     Raises:
         ValueError: there is none and `model_impl` is "vllm"; the message says what can be done.
     """
+    if (raw or {}).get("position_embedding_type") == "rotary":
+        architectures = [_ROTARY.get(name, name) for name in architectures]
     found = None if model_impl == "transformers" else ModelRegistry.find(architectures)
     options = {_LEFT_TO_TRANSFORMERS[name] for name in architectures if name in _LEFT_TO_TRANSFORMERS}
     if model_impl == "auto" and any((raw or {}).get(option) for option in options):

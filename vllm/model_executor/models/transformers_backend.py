@@ -57,7 +57,7 @@ class TransformersForCausalLM(UpdatableModel):
         self._names = CheckpointNames(hf)
         self._is_text_part = MARK in config.raw
         persistent = set(hf.state_dict())
-        # The tied weights that are held twice, by their sources' names.
+        # The tied weights and biases that are held twice, by their sources' names.
         self._copied: dict[str, str] = {}
         self._step, self._like = Step(), torch.empty(0)
         try:
@@ -123,11 +123,14 @@ class TransformersForCausalLM(UpdatableModel):
     def _make_head(
         self, hf: Any, name: str, linear: nn.Linear, embedding_name: str, embedding: VocabParallelEmbedding | None
     ) -> Head:
-        source = (getattr(hf, "all_tied_weights_keys", None) or {}).get(f"{name}.weight")
+        tied = getattr(hf, "all_tied_weights_keys", None) or {}
+        source = tied.get(f"{name}.weight")
         is_tied = source is not None and source == f"{embedding_name}.weight"
         head = Head(linear, embedding if is_tied else None)
         if source is not None and head.tied_to is None:
             self._copied[source] = f"{name}.weight"
+        if (source := tied.get(f"{name}.bias")) is not None:
+            self._copied[source] = f"{name}.bias"
         _set(hf, name, head)
         return head
 

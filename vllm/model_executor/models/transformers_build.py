@@ -226,6 +226,9 @@ def _plan(model: Any, auto: Any) -> ModelPlan:
         raise refusal(type(model), "its output layer is not one linear layer")
     try:
         name, base = _find_base(model)
+        # Models with such a method give texts other positions than those that a step has.
+        if hasattr(getattr(base, "embeddings", None), "create_position_ids_from_input_ids"):
+            raise ValueError("its positions begin after the padding token's id")
         calls, hidden_size = probe(base, longest_context(auto))
     except ValueError as error:
         raise refusal(type(model), error) from error

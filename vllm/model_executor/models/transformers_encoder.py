@@ -1,5 +1,5 @@
-"""Any encoder of transformers: its own module, called for sequences of equal length at a time, so that none is padded
-and no result depends on what shares the batch."""
+"""Any encoder of transformers, and decoders that pool whole texts: its own module, called for sequences of equal length
+at a time, so that none is padded and no result depends on what shares the batch."""
 
 from __future__ import annotations
 
@@ -27,6 +27,9 @@ _CLASSIFIERS = ("ForSequenceClassification", "ForTokenClassification")
 _OTHERS = frozenset({"splinter"})
 # Those that are no decoders by architectures like BertLMHeadModel.
 _NAMED_AS_CAUSAL = frozenset({"bert", "roberta", "xlm-roberta", "camembert", "electra", "ernie", "xlm", "flaubert"})
+# Decoders whose layers keep a state that our cache does not hold: they pool whole texts, which need none. By the class
+# that runs an architecture.
+_WHOLE = {"Lfm2Model": "Lfm2Model", "ColBERTLfm2Model": "Lfm2Model"}
 # What cannot be run right here, and why.
 _REFUSED = {
     "funnel": "its first token has a type of its own",
@@ -44,6 +47,8 @@ def find_encoder(raw: dict[str, Any], classifies: bool = True) -> str | None:
 
     kind, names = str(raw.get("model_type")), raw.get("architectures") or ()
     name = names[0] if names else ""
+    if name in _WHOLE:
+        return _WHOLE[name]
     # A class of somebody's own may be anything.
     if name and not hasattr(transformers, name):
         return None
