@@ -139,7 +139,8 @@ class PoolingParams(Struct, omit_defaults=True, array_like=True):
         own, tasks = self.clone(), model_config.pooling_tasks
         own.task = own.task or tasks[0]
         if own.task not in tasks:
-            raise VLLMValidationError(f"the model has the tasks {', '.join(tasks)}, not {own.task}", "task", own.task)
+            message = f"Unsupported task: {own.task!r}; the model has {', '.join(tasks)}"
+            raise VLLMValidationError(message, "task", own.task)
         if own.normalize is not None:
             own.use_activation, own.normalize = own.normalize, None
         if own.dimensions is not None and "classify" in own.task:

@@ -52,8 +52,9 @@ def test_neutral_values(folder, given):
         ({"logit_sigma": 0.0}, "logit_sigma must not be 0"),
         ({"normalize": True, "use_activation": True}, "normalize and use_activation are two names"),
         ({"pooling_type": "LAST", "seq_pooling_type": "CLS"}, "exclude each other"),
-        ({"enable_chunked_processing": True}, "enable_chunked_processing=True is not supported"),
-        ({"max_embed_len": 64}, "max_embed_len=64 is not supported"),
+        ({"enable_chunked_processing": True, "task": "token_embed"}, "enable_chunked_processing is for embed"),
+        ({"max_embed_len": 64, "task": "token_embed"}, "max_embed_len is for embed"),
+        ({"max_embed_len": 0}, "max_embed_len must be at least 1"),
     ],
     ids=str,
 )

@@ -13,6 +13,7 @@ from vllm.sampling_params import LOGPROBS_MODES, MAX_LOGPROB_TOKEN_IDS
 from vllm.sampling_params import LogprobsMode as LogprobsMode
 from vllm.transformers_utils.late_interaction import LateInteraction
 from vllm.transformers_utils.sentence_transformers import SentencePooling
+from vllm.utils.checks import MAX_INTEGER
 
 if TYPE_CHECKING:
     from vllm.transformers_utils.config import HFConfig
@@ -105,6 +106,11 @@ class ModelConfig:
         at_least("max_logprobs", self.max_logprobs, -1)
         at_least("max_logprob_token_ids", self.max_logprob_token_ids, -1)
         check_dimensions(self.pooler_config.dimensions, self)
+        if self.runner == "pooling" and (self.pooler_config.max_embed_len or 0) > self.max_embed_len:
+            raise ValueError(
+                f"pooler_config: max_embed_len={self.pooler_config.max_embed_len} is more than "
+                f"max_model_len={self.max_model_len}, and needs enable_chunked_processing"
+            )
 
     @property
     def vocab_size(self) -> int:
@@ -138,6 +144,14 @@ class ModelConfig:
     def embedding_size(self) -> int:
         """Length of an embedding."""
         return self.pooling.size(self.hf_config.hidden_size)
+
+    @property
+    def max_embed_len(self) -> int:
+        """Longest text that is embedded, in tokens; one beyond max_model_len in parts."""
+        pooler = self.pooler_config
+        if pooler.enable_chunked_processing:
+            return pooler.max_embed_len or MAX_INTEGER
+        return min(pooler.max_embed_len or self.max_model_len, self.max_model_len)
 
     @property
     def is_matryoshka(self) -> bool:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal, Protocol
 
 from vllm.config.unserved import UnservedConfig, as_config, choice, number
-from vllm.exceptions import VLLMValidationError, shown
+from vllm.exceptions import VLLMValidationError
 from vllm.transformers_utils.late_interaction import LateInteraction, read_late_interaction
 from vllm.transformers_utils.sentence_transformers import SentencePooling, read_pooling
 
@@ -26,6 +26,10 @@ class PoolerConfig(UnservedConfig):
         tok_pooling_type: which tokens are classified: all, or those of `step_tag_id`.
         use_activation: whether embeddings are normalised and classes have probabilities where requests do not say.
         dimensions: length of embeddings where requests do not say.
+        enable_chunked_processing: texts longer than max_model_len are embedded in parts of that length; the mean of the
+            parts' embeddings, weighted by their tokens, is the text's.
+        max_embed_len: longest text that is embedded, in tokens; None: as the model reads, with
+            enable_chunked_processing any.
         logit_mean, logit_sigma: logits of classes are (x - mean) / sigma before their activation.
         step_tag_id: the token at the end of a step.
         returned_token_ids: the columns that are kept of classes by token.
@@ -58,6 +62,8 @@ class PoolerConfig(UnservedConfig):
     logit_bias: float | None = None
 
     def __post_init__(self) -> None:
+        if self.pooling_type == "auto":
+            self.pooling_type = None
         super().__post_init__()
         for older, name in _OLDER_FIELDS.items():
             if (value := getattr(self, older)) is None:
@@ -86,7 +92,7 @@ class PoolerConfig(UnservedConfig):
 
 
 # Of fields whose neutral value is not None.
-_NEUTRAL = {"logit_mean": 0.0, "logit_sigma": 1.0}
+_NEUTRAL = {"enable_chunked_processing": False, "logit_mean": 0.0, "logit_sigma": 1.0}
 _OLDER_FIELDS = {
     "normalize": "use_activation",
     "softmax": "use_activation",
@@ -95,10 +101,11 @@ _OLDER_FIELDS = {
 }
 _DECODER_MODES = {"avg": "mean", "mean": "mean", "cls": "cls", "last": "lasttoken"}
 _MODES = {"CLS": "cls", "MEAN": "mean", "LAST": "lasttoken"}
-_UNSERVED = ("enable_chunked_processing", "max_embed_len")
 _CLASSES = frozenset({"classify", "token_classify"})
 _FIELDS_OF_TASKS = {
     "dimensions": frozenset({"embed", "token_embed"}),
+    "enable_chunked_processing": frozenset({"embed"}),
+    "max_embed_len": frozenset({"embed"}),
     "logit_mean": _CLASSES,
     "logit_sigma": _CLASSES,
     "step_tag_id": frozenset({"token_classify"}),
@@ -251,8 +258,5 @@ def _asked(args: Any) -> tuple[str, str]:
 def _check_served(args: Any, pooler: PoolerConfig) -> None:
     if args.logits_processors:
         raise ValueError("logits_processors are for models that generate, and this one is served as a pooling model")
-    for name in _UNSERVED:
-        if value := getattr(pooler, name):
-            raise ValueError(f"pooler_config: {name}={shown(value)} is not supported: leave it out")
     if "STEP" in (pooler.tok_pooling_type, pooler.pooling_type) and pooler.step_tag_id is None:
         raise ValueError("pooler_config: STEP needs step_tag_id, the token at the end of a step")

@@ -19,6 +19,7 @@ from vllm.entrypoints.beam_search import BeamSearches, as_beam_search_output, as
 from vllm.entrypoints.chat import load_chat_template, render_conversations
 from vllm.entrypoints.interrupts import InterruptsBetweenSteps
 from vllm.entrypoints.llm_control import EngineControl
+from vllm.entrypoints.pooling.long_texts import in_parts, joined
 from vllm.entrypoints.pooling.offline import PoolingOfflineMixin
 from vllm.entrypoints.pooling.token_embed.late_chunking import late_chunks
 from vllm.exceptions import VLLMValidationError
@@ -205,10 +206,10 @@ class LLM(EngineControl, PoolingOfflineMixin):
         return self._complete(processed, checked, priorities, use_tqdm, beam_logprobs)
 
     def _check(
-        self, prompts: list[Any], params_list: list[SamplingParams], add_special_tokens: bool
+        self, prompts: list[Any], params_list: list[SamplingParams], add_special_tokens: bool, **options: Any
     ) -> tuple[list[ProcessedPrompt], list[SamplingParams]]:
         processor = self.llm_engine.input_processor
-        processed = processor.process_prompts(prompts, params_list, add_special_tokens=add_special_tokens)
+        processed = processor.process_prompts(prompts, params_list, add_special_tokens=add_special_tokens, **options)
         checked = [
             processor.process_params(params, len(prompt.token_ids))
             for params, prompt in zip(params_list, processed, strict=True)
@@ -313,20 +314,22 @@ class LLM(EngineControl, PoolingOfflineMixin):
     def _pool(self, prompts: Any, params: Any, use_tqdm: Any, add_special_tokens: bool) -> list[Any]:
         prompt_list = _as_prompt_list(prompts)
         processed, checked = self._check(
-            prompt_list, _one_each("pooling_params", params, len(prompt_list)), add_special_tokens
+            prompt_list, _one_each("pooling_params", params, len(prompt_list)), add_special_tokens, in_parts=True
         )
         tokenizer = self.llm_engine.tokenizer
         chunks = [
             late_chunks(tokenizer, prompt, own, add_special_tokens)
             for prompt, own in zip(processed, checked, strict=True)
         ]
-        request_ids = [str(next(self.request_counter)) for _ in processed]
+        short, own_params, counts = in_parts(processed, checked, self.model_config.max_model_len)
+        request_ids = [str(next(self.request_counter)) for _ in short]
         with InterruptsBetweenSteps() as interrupts:
-            self.llm_engine.add_processed(request_ids, processed, checked)
+            self.llm_engine.add_processed(request_ids, short, own_params)
             outputs: list[Any] = self._run(request_ids, use_tqdm, interrupts, self.llm_engine.step)
-        for output, parts in zip(outputs, chunks, strict=True):
+        results = joined(outputs, counts)
+        for output, parts in zip(results, chunks, strict=True):
             output.late_chunking = parts if output.error is None else None
-        return outputs
+        return results
 
     def decide(
         self,

@@ -14,6 +14,7 @@ class EmbedModelInfo:
     """A model of embeddings."""
 
     name: str
+    revision: str | None = None
     is_matryoshka: bool = False
     matryoshka_dimensions: list[int] | None = None
     dtype: str = "auto"

@@ -64,7 +64,12 @@ class InputProcessor:
         self._generation_config = {"eos_token_id": sorted(self.eos_token_ids)}
 
     def process_prompts(
-        self, prompts: Sequence[Any], params: Sequence[SamplingParams] | None = None, *, add_special_tokens: bool = True
+        self,
+        prompts: Sequence[Any],
+        params: Sequence[SamplingParams] | None = None,
+        *,
+        add_special_tokens: bool = True,
+        in_parts: bool = False,
     ) -> list[ProcessedPrompt]:
         """Tokenise texts in one batch, check ids and lengths.
 
@@ -72,6 +77,7 @@ class InputProcessor:
             prompts: strings, lists of ids, or TextPrompt / TokensPrompt dicts.
             params: one a prompt, for truncate_prompt_tokens and for whether room for output is needed; None = no
                 truncation, room for a token.
+            in_parts: texts to embed may be longer than the model reads, where `enable_chunked_processing` says so.
         """
         for own in params or ():
             self.check_params(own)
@@ -91,15 +97,16 @@ class InputProcessor:
             if token_ids is None:
                 token_ids = next(encoded)
             with _naming(i, len(prompts)):
-                room = 1
+                room, longest = 1, self.model_config.max_model_len
                 if params is not None:
                     own = params[i]
                     if isinstance(own, PoolingParams):
-                        token_ids, room = self._truncate_pooled(token_ids, own), 0
+                        longest, room = self._longest_pooled(own, in_parts), 0
+                        token_ids = self._truncate_pooled(token_ids, own, longest)
                     else:
                         token_ids = self._truncate(token_ids, own)
                         room = 0 if own.max_tokens == 0 else 1
-                self._check_length(token_ids, room)
+                self._check_length(token_ids, room, longest)
             result.append(ProcessedPrompt(text, token_ids, cache_salt))
         return result
 
@@ -218,9 +225,15 @@ class InputProcessor:
             limit = max(longest - max_tokens, 1)
         return token_ids[-limit:]
 
-    def _truncate_pooled(self, token_ids: list[int], params: PoolingParams) -> list[int]:
+    def _longest_pooled(self, params: PoolingParams, in_parts: bool) -> int:
+        config = self.model_config
+        if (params.task or config.pooling_tasks[0]) != "embed":
+            return config.max_model_len
+        return config.max_embed_len if in_parts else min(config.max_embed_len, config.max_model_len)
+
+    def _truncate_pooled(self, token_ids: list[int], params: PoolingParams, longest: int) -> list[int]:
         """The beginning, and the special token that ends it."""
-        limit, longest = params.truncate_prompt_tokens, self.model_config.max_model_len
+        limit = params.truncate_prompt_tokens
         if limit is None:
             return token_ids
         check_integer("truncate_prompt_tokens", limit, -1, longest)
@@ -231,15 +244,15 @@ class InputProcessor:
         ends = 1 if token_ids[-1] in special and limit > 1 else 0
         return token_ids[: limit - ends] + token_ids[len(token_ids) - ends :]
 
-    def _check_length(self, token_ids: list[int], room: int) -> None:
+    def _check_length(self, token_ids: list[int], room: int, limit: int) -> None:
         if not token_ids:
             raise VLLMValidationError("a decoder prompt cannot be empty", "prompt", "")
-        limit = self.model_config.max_model_len
         if len(token_ids) > limit - room:
             problem = "leaves no room for output within" if room else "is more than"
+            name = "max_model_len" if limit == self.model_config.max_model_len else "max_embed_len"
             # Clients find a prompt that is too long by the last words.
             message = (
-                f"the prompt has {len(token_ids)} tokens, which {problem} max_model_len={limit}: "
+                f"the prompt has {len(token_ids)} tokens, which {problem} {name}={limit}: "
                 f"the model's maximum context length is {limit} tokens"
             )
             raise VLLMValidationError(message, "prompt", len(token_ids))

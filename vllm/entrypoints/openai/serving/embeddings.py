@@ -57,7 +57,7 @@ async def cohere_embed(request: Request, state: ServerState, body: CohereEmbedRe
     answer_id = request_id_of(request, "embd", body.request_id)
     begun_texts = begun(state, texts, body.input_type)
     params = PoolingParams(task="embed", dimensions=body.output_dimension)
-    longest = state.engine.model_config.max_model_len
+    longest = state.engine.model_config.max_embed_len
     # Texts are cut to what the model reads where more is asked for.
     limit = min(body.max_tokens or longest, longest)
 

@@ -26,6 +26,7 @@ from vllm.entrypoints.openai.serving.engine_requests import Submission, request_
 from vllm.entrypoints.openai.serving.item_scores import in_thread_if
 from vllm.entrypoints.openai.serving.late_interaction import late_requests
 from vllm.entrypoints.openai.state import ServerState
+from vllm.entrypoints.pooling.long_texts import in_parts, joined
 from vllm.entrypoints.pooling.token_embed.late_chunking import late_chunks
 from vllm.entrypoints.pooling.utils import encode_pooling_bytes, encoded, keep_tokens
 from vllm.exceptions import VLLMValidationError, shown
@@ -54,7 +55,7 @@ async def pooling(request: Request, state: ServerState, body: PoolingRequest) ->
     """What the model pools of each text: a vector, or one for each token."""
     tasks = state.engine.model_config.pooling_tasks
     if body.task is not None and body.task not in tasks:
-        message = f"the model has the tasks {', '.join(tasks)}, not {body.task}"
+        message = f"Unsupported task: {body.task!r}; the model has {', '.join(tasks)}"
         raise ApiError(400, message, "task", "unsupported_task")
     outputs, frame = await pool(request, state, body, body.task or tasks[0], "pooling")
     return await encoded_answer(outputs, frame, body, "pooling", "data")
@@ -87,7 +88,7 @@ async def pool(
     def prepared() -> tuple[list[ProcessedPrompt], list[PoolingParams], list[LateChunks | None]]:
         made = late_requests(state, body, params)
         if made is None:
-            made = [(prompt, params) for prompt in _prompts(state, body)]
+            made = [(prompt, params) for prompt in _prompts(state, body, task)]
         prompts = [replace(prompt, cache_salt=body.cache_salt) for prompt, _ in made]
         has_special = body.add_special_tokens is not False
         chunks = [late_chunks(state.engine.tokenizer, prompt, params, has_special) for prompt in prompts]
@@ -112,9 +113,10 @@ async def pool_prompts(
     # Most requests have one object for all of their prompts.
     checked = {id(own): process(own, 0) for own in {id(own): own for own in params}.values()}
     own_params = [checked[id(own)] for own in params]
-    submission = await Submission.queue(state, request_id, prompts, own_params, priority)
+    short, own_params, counts = in_parts(prompts, own_params, state.engine.model_config.max_model_len)
+    submission = await Submission.queue(state, request_id, short, own_params, priority)
     outputs: list[Any] = await submission.results()
-    return outputs
+    return joined(outputs, counts)
 
 
 def usage_of(outputs: Sequence[PoolingRequestOutput[Any]]) -> dict[str, int]:
@@ -158,6 +160,7 @@ def text_prompts(
     truncate_to: int | None = None,
     from_end: bool = False,
     add_special_tokens: bool = True,
+    task: str = "embed",
 ) -> list[ProcessedPrompt]:
     """Texts, or lists of token ids, as prompts.
 
@@ -165,13 +168,14 @@ def text_prompts(
         field: its name in errors.
         truncate_to: longest prompt, in tokens; -1: the longest that the model reads; None: longer ones are errors.
         from_end: longer ones keep their end.
+        task: what they are for: texts to embed may be longer than the model reads, with `enable_chunked_processing`.
 
     Raises:
         VLLMValidationError: what is neither, empty or too long.
         ApiError: there is no tokenizer for texts.
     """
     config = state.engine.model_config
-    longest = config.max_model_len
+    longest = config.max_embed_len if task == "embed" else config.max_model_len
     if truncate_to is not None and truncate_to != -1:
         check_integer("truncate_prompt_tokens", truncate_to, 1, longest)
     limit = longest if truncate_to in (None, -1) else truncate_to
@@ -232,8 +236,8 @@ def _prefix_of(prompts: dict[str, str], purpose: str | None, prompt_name: str | 
     raise ApiError(400, f"Unsupported {field} {shown(name)}: the model knows {known}", field, "invalid_value")
 
 
-def _prompts(state: ServerState, body: PoolingFields) -> list[ProcessedPrompt]:
-    options = {"truncate_to": body.truncate_prompt_tokens, "from_end": body.truncation_side == "left"}
+def _prompts(state: ServerState, body: PoolingFields, task: str) -> list[ProcessedPrompt]:
+    options = {"truncate_to": body.truncate_prompt_tokens, "from_end": body.truncation_side == "left", "task": task}
     conversations = body.conversations()
     if conversations is None:
         given: Any = [body.input] if _is_single(body.input) else body.input
