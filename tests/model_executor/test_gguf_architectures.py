@@ -350,7 +350,7 @@ def make(class_name: str, options: dict[str, Any]) -> Any:
 
 
 def write(path: Path, arch: str, model: Any, header: Header, change: Any, kind: Any = None) -> None:
-    """`kind`: the type of blocks of all matrices but routers; None: float32."""
+    """`kind`: the type of blocks of all matrices but routers and biases; None: float32."""
     config = model.config
     architecture = next(key for key, name in gguf.MODEL_ARCH_NAMES.items() if name == arch)
     names = gguf.get_tensor_name_map(architecture, LAYERS)
@@ -393,7 +393,7 @@ def write(path: Path, arch: str, model: Any, header: Header, change: Any, kind: 
         found = names.get_name(name, endings) or names.get_name(name.removeprefix("transformer."), endings)
         assert found is not None, name
         array = np.ascontiguousarray(value.numpy())
-        if kind is not None and array.ndim > 1 and "gate_inp" not in found:
+        if kind is not None and array.ndim > 1 and "gate_inp" not in found and not found.endswith(".bias"):
             writer.add_tensor(found, gguf.quants.quantize(array, kind), raw_dtype=kind)
         else:
             writer.add_tensor(found, array)

@@ -9,7 +9,20 @@ import gguf
 import pytest
 import torch
 from quantized_models import assert_reads, generate, make_llm
-from test_gguf_architectures import COMMON, MODERN, SIZE, VOCAB, make, neighbours, rope, write
+from test_gguf_architectures import (
+    COMMON,
+    HEADS,
+    MODERN,
+    SIZE,
+    VOCAB,
+    WIDTH,
+    YARN,
+    YARN_HEADER,
+    make,
+    neighbours,
+    rope,
+    write,
+)
 from torch import Tensor
 
 PROMPTS = [[5, 9, 33, 7, 21, 64, 3], [17], list(range(3, VOCAB, 5))]
@@ -37,32 +50,182 @@ CASES = {
         None,
     ),
 }
+ROUTED = {
+    "n_routed_experts": 4,
+    "n_shared_experts": 1,
+    "moe_intermediate_size": 32,
+    "first_k_dense_replace": 1,
+    "routed_scaling_factor": 2.5,
+    "norm_topk_prob": True,
+    "n_group": 1,
+    "topk_group": 1,
+}
+ROUTED_HEADER = {"leading_dense_block_count": 1, "expert_shared_count": 1}
+SCALED_HEADER = {"expert_weights_scale": 2.5, "expert_weights_norm": True, "expert_gating_func": 2}
+LATENT = COMMON | EXPERTS | ROUTED
+LATENT |= {"kv_lora_rank": 32, "qk_nope_head_dim": 32, "qk_rope_head_dim": 16, "v_head_dim": 64}
+LATENT |= {"num_key_value_heads": HEADS}
+LATENT_HEADER = ROUTED_HEADER | {"attention.kv_lora_rank": 32, "rope.dimension_count": 16}
+OLD_HEADER = LATENT_HEADER | {"attention.key_length": 48, "attention.value_length": 64}
+NEW_HEADER = LATENT_HEADER | {"attention.key_length": 48, "attention.value_length": 32, "attention.head_count_kv": 1}
+NEW_HEADER |= {"attention.key_length_mla": 48, "attention.value_length_mla": 64}
+YARN_SCALES = YARN_HEADER | {"rope.scaling.yarn_log_multiplier": 0.1}
+LORA = {"q_lora_rank": 32}
+# As CASES, with what the header has beside the usual.
+MORE: dict[str, Any] = {
+    "gpt-oss": (
+        "gpt-oss",
+        "GptOssForCausalLM",
+        MODERN
+        | EXPERTS
+        | {"num_local_experts": 4, "intermediate_size": 32, "sliding_window": 8}
+        | {"rope_parameters": {**YARN, "mscale": None, "mscale_all_dim": None, "truncate": False}},
+        None,
+        YARN_HEADER | {"attention.sliding_window": 8},
+    ),
+    "granitemoe": (
+        "granitemoe",
+        "GraniteMoeForCausalLM",
+        COMMON
+        | rope()
+        | EXPERTS
+        | {"num_local_experts": 4, "intermediate_size": 32}
+        | {"attention_multiplier": 0.2, "embedding_multiplier": 3.0, "residual_multiplier": 0.5, "logits_scaling": 4.0},
+        neighbours,
+        {"attention.scale": 0.2, "embedding_scale": 3.0, "residual_scale": 0.5, "logit_scale": 4.0},
+    ),
+    "deepseek2-lite": (
+        "deepseek2",
+        "DeepseekV2ForCausalLM",
+        LATENT | {"q_lora_rank": None, "norm_topk_prob": False, "topk_method": "greedy", "rope_parameters": YARN},
+        None,
+        OLD_HEADER | YARN_SCALES | {"expert_weights_scale": 2.5},
+    ),
+    "deepseek3-split": (
+        "deepseek2",
+        "DeepseekV3ForCausalLM",
+        LATENT | LORA | {"num_local_experts": 4, "n_group": 2, "topk_group": 1, "rope_parameters": YARN},
+        None,
+        NEW_HEADER
+        | SCALED_HEADER
+        | YARN_SCALES
+        | {"attention.q_lora_rank": 32, "expert_group_count": 2, "expert_group_used_count": 1},
+    ),
+    "glm4moe": (
+        "glm4moe",
+        "Glm4MoeForCausalLM",
+        COMMON
+        | rope(10000.0, 0.5)
+        | EXPERTS
+        | ROUTED
+        | {"head_dim": WIDTH, "attention_bias": True, "use_qk_norm": True},
+        None,
+        ROUTED_HEADER | SCALED_HEADER | {"rope.dimension_count": WIDTH // 2},
+    ),
+    "dots1": (
+        "dots1",
+        "Dots1ForCausalLM",
+        MODERN | EXPERTS | ROUTED | {"sliding_window": None, "num_key_value_heads": HEADS},
+        None,
+        ROUTED_HEADER | SCALED_HEADER,
+    ),
+    "ernie4_5-moe": (
+        "ernie4_5-moe",
+        "Ernie4_5_MoeForCausalLM",
+        COMMON
+        | rope()
+        | EXPERTS
+        | {"moe_num_experts": 4, "moe_k": 2, "moe_intermediate_size": 32, "moe_num_shared_experts": 1}
+        | {"moe_layer_start_index": 1, "tie_word_embeddings": True},
+        None,
+        ROUTED_HEADER | {"interleave_moe_layer_step": 1, "expert_shared_feed_forward_length": 32},
+    ),
+    "hunyuan-moe": (
+        "hunyuan-moe",
+        "HunYuanMoEV1ForCausalLM",
+        MODERN | EXPERTS | {"num_experts": 4, "moe_topk": 2, "intermediate_size": 32},
+        None,
+        {"expert_shared_feed_forward_length": 32},
+    ),
+    "minimax-m2": (
+        "minimax-m2",
+        "MiniMaxM2ForCausalLM",
+        MODERN | rope(10000.0, 0.5) | EXPERTS | {"num_local_experts": 4, "intermediate_size": 32},
+        None,
+        {"rope.dimension_count": WIDTH // 2, "expert_gating_func": 2},
+    ),
+}
 
 
-def stacks(model: Any) -> SimpleNamespace:
-    """The model with its experts' matrices as GGUF has them: those of a kind in one tensor, gates and ups apart."""
+def stacks(model: Any, splits_latent: bool = False) -> SimpleNamespace:
+    """The model with its experts' matrices as GGUF has them: those of a kind in one tensor, gates and ups apart; and,
+    if `splits_latent`, with keys' and values' parts of what widens them apart."""
+    config = model.config
 
     def state_dict() -> dict[str, Tensor]:
         state = {}
         for name, value in model.state_dict().items():
-            if name.endswith("experts.gate_up_proj"):
-                stem = name.removesuffix("gate_up_proj")
-                state[f"{stem}gate_proj.weight"], state[f"{stem}up_proj.weight"] = value.chunk(2, 1)
-            elif name.endswith("experts.down_proj"):
-                state[f"{name}.weight"] = value
+            stem, _, own = name.rpartition("experts.")
+            stem = f"{stem.replace('block_sparse_moe', 'mlp')}experts."
+            if own.startswith("gate_up_proj"):
+                ending = ".bias" if own.endswith("_bias") else ".weight"
+                gate, up = _gate_and_up(config, value)
+                state[f"{stem}gate_proj{ending}"], state[f"{stem}up_proj{ending}"] = gate, up
+            elif own == "down_proj":
+                state[f"{stem}down_proj.weight"] = value.mT if config.model_type == "gpt_oss" else value
+            elif own == "down_proj_bias":
+                state[f"{stem}down_proj.bias"] = value
+            elif splits_latent and name.endswith("kv_b_proj.weight"):
+                heads = value.unflatten(0, (HEADS, -1))
+                own_stem = name.removesuffix("kv_b_proj.weight")
+                state[f"{own_stem}k_b_proj.weight"] = heads[:, : config.qk_nope_head_dim].mT
+                state[f"{own_stem}v_b_proj.weight"] = heads[:, config.qk_nope_head_dim :]
             else:
-                state[name] = value[0] if name.endswith("shared_expert_gate.weight") else value
+                state[_renamed(name)] = (
+                    value[0]
+                    if name.endswith(("shared_expert_gate.weight", "statics.e_score_correction_bias"))
+                    else value
+                )
         return state
 
-    return SimpleNamespace(config=model.config, state_dict=state_dict)
+    return SimpleNamespace(config=config, state_dict=state_dict)
 
 
-def round_to(kind: Any, model: Any) -> None:
+def _gate_and_up(config: Any, stack: Tensor) -> tuple[Tensor, ...]:
+    if config.model_type != "gpt_oss":
+        return stack.chunk(2, 1)
+    rows = stack if stack.dim() == 2 else stack.mT
+    return rows[:, ::2], rows[:, 1::2]
+
+
+def _renamed(name: str) -> str:
+    """To the names of published checkpoints, which GGUF's table has."""
+    name = name.replace("block_sparse_moe.router.", "block_sparse_moe.router.layer.")
+    name = name.replace("gate.moe_statics", "moe_statics").replace("e_score_correction_bias", "e_score_correction.bias")
+    return f"{name}.weight" if name.endswith("sinks") else name
+
+
+ROUTERS = ("gate.weight", "router.weight", "gate.wg.weight", "e_score_correction_bias")
+
+
+def round_to(kind: Any, model: Any, splits_latent: bool = False) -> None:
     """Give the matrices that are stored in blocks the values that these have."""
     for name, parameter in model.named_parameters():
-        if parameter.dim() > 1 and not name.endswith(("mlp.gate.weight", "shared_expert_gate.weight")):
-            blocks = gguf.quants.quantize(parameter.detach().numpy(), kind)
-            parameter.data.copy_(torch.from_numpy(gguf.quants.dequantize(blocks, kind)))
+        if parameter.dim() < 2 or name.endswith((*ROUTERS, "_bias")):
+            continue
+        value = parameter.detach()
+        is_turned = "experts." in name and model.config.model_type == "gpt_oss"
+        if splits_latent and name.endswith("kv_b_proj.weight"):
+            heads, width = value.unflatten(0, (HEADS, -1)), model.config.qk_nope_head_dim
+            parts = _rounded(kind, heads[:, :width].mT).mT, _rounded(kind, heads[:, width:])
+            parameter.data.copy_(torch.cat(parts, 1).flatten(0, 1))
+        else:
+            parameter.data.copy_(_rounded(kind, value.mT).mT if is_turned else _rounded(kind, value))
+
+
+def _rounded(kind: Any, value: Tensor) -> Tensor:
+    blocks = gguf.quants.quantize(value.contiguous().numpy(), kind)
+    return torch.from_numpy(gguf.quants.dequantize(blocks, kind))
 
 
 @pytest.mark.parametrize("kind", [None, gguf.GGMLQuantizationType.Q8_0])
@@ -75,6 +238,22 @@ def test_readings_equal_the_original(case, kind, tmp_path, monkeypatch):
         round_to(kind, model)
     path = tmp_path / "m.gguf"
     write(path, arch, stacks(model), HEADER, change, kind)
+    llm = make_llm(path)
+    assert llm.llm_engine.vllm_config.model_config.hf_config.architectures == (class_name,)
+    assert_reads(generate(llm, PROMPTS), model, PROMPTS)
+
+
+@pytest.mark.parametrize("case", MORE)
+def test_more_readings_equal_the_original(case, tmp_path, monkeypatch):
+    monkeypatch.setenv("VLLM_CACHE_ROOT", str(tmp_path / "cache"))
+    arch, class_name, options, change, header = MORE[case]
+    model, kind, splits = make(class_name, options), gguf.GGMLQuantizationType.Q8_0, "split" in case
+    for name, bias in model.named_buffers():
+        if name.endswith("e_score_correction_bias"):
+            bias.copy_(torch.linspace(-1, 1, bias.numel()).view(bias.shape))
+    round_to(kind, model, splits)
+    path = tmp_path / "m.gguf"
+    write(path, arch, stacks(model, splits), HEADER | header, change, kind)
     llm = make_llm(path)
     assert llm.llm_engine.vllm_config.model_config.hf_config.architectures == (class_name,)
     assert_reads(generate(llm, PROMPTS), model, PROMPTS)

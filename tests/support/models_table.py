@@ -30,15 +30,15 @@ def table() -> list[str]:
         {*ModelRegistry.get_supported_archs(), *found, *WITH_TEXT_PART}, key=lambda each: (each.lower(), each)
     ):
         status, reason = found.get(name, ("untried", ""))
+        files = [f"`{each}`" for each, architecture in ARCHITECTURES.items() if architecture == name]
+        from_files = [f"GGUF {', '.join(files)}"] if files else []
         if name in ModelRegistry.get_supported_archs():
             also = ["`transformers` too"] if status == "runs" else []
-            files = [f"`{each}`" for each, architecture in ARCHITECTURES.items() if architecture == name]
-            also += [f"GGUF {', '.join(files)}"] if files else []
-            rows.append(f"| {name} | `vllm` | {'; '.join(also)} |")
+            rows.append(f"| {name} | `vllm` | {'; '.join(also + from_files)} |")
         elif name in WITH_TEXT_PART:
             rows.append(f"| {name} | `vllm` | its text decoder alone |")
         elif status == "runs":
-            rows.append(f"| {name} | `transformers` | |")
+            rows.append(" ".join([f"| {name} | `transformers` |", *from_files, "|"]))
         else:
             rows.append(f"| {name} | {'no' if status == 'refused' else 'not tried'} | {reason.replace('|', '/')} |")
     return rows

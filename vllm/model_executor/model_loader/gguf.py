@@ -35,6 +35,8 @@ _WEIGHTS = "model.safetensors"
 _NUM_THREADS = 2
 # Tensors that are added to others, not multiplied with.
 _ADDED = ("position_embd", "token_types")
+# Values that choose experts keep float32, as in checkpoints.
+_FLOAT32 = ".exp_probs_b."
 
 
 def converted_folder(path: Path, dtype: str, use_tqdm: bool = False, keeps_blocks: bool = False) -> Path:
@@ -84,7 +86,8 @@ class _Planned:
         self._weight, self._file, ggml_type = weight, file, weight.ggml_type(file)
         self.kind = GGMLQuantizationType(ggml_type).name
         is_matrix = len(weight.shape) == 2 and not weight.tensor.startswith(_ADDED)
-        self.name, self.shape, self.dtype = weight.name, weight.shape, dtype
+        self.name, self.shape = weight.name, weight.shape
+        self.dtype = dtype = torch.float32 if _FLOAT32 in weight.tensor else dtype
         is_same = ggml_type in FLOATS and FLOATS[ggml_type][1] == dtype
         can_be_kept = is_same or (keeps_blocks and ggml_type in TYPES | FLOATS)
         self._is_kept = can_be_kept and is_matrix and weight.keeps_rows

@@ -8,6 +8,8 @@ from vllm.model_executor.model_loader.gguf_header import GGUFHeader
 
 Config = dict[str, Any]
 ROPE_FACTORS = "rope_freqs.weight"
+# What config.json has as null, in place of a default.
+NULL = object()
 SLIDING, FULL = "sliding_attention", "full_attention"
 
 
@@ -68,6 +70,15 @@ def is_biased(h: GGUFHeader) -> bool:
 
 def with_head_dim(h: GGUFHeader) -> Config:
     return modern(h) | {"head_dim": h.head_dim}
+
+
+def granite(h: GGUFHeader) -> Config:
+    return modern(h) | {
+        "attention_multiplier": h.get("attention.scale", 1.0),
+        "embedding_multiplier": h.get("embedding_scale", 1.0),
+        "residual_multiplier": h.get("residual_scale", 1.0),
+        "logits_scaling": h.get("logit_scale", 1.0),
+    }
 
 
 def layer_types(h: GGUFHeader, every: int) -> list[str]:

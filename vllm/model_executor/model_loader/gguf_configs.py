@@ -8,11 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from vllm.model_executor.model_loader import gguf_experts, gguf_gemma
+from vllm.model_executor.model_loader import gguf_experts, gguf_gemma, gguf_mla
 from vllm.model_executor.model_loader.gguf_config_parts import (
     FULL,
+    NULL,
     SLIDING,
     Config,
+    granite,
     is_biased,
     layer_types,
     modern,
@@ -43,7 +45,7 @@ def hf_config(file: GGUFFile, dtype: str) -> Config:
         **build(header),
         **special_ids(file),
     }
-    return {key: value for key, value in config.items() if value is not None}
+    return {key: None if value is NULL else value for key, value in config.items() if value is not None}
 
 
 def special_ids(file: GGUFFile) -> Config:
@@ -90,15 +92,6 @@ def _minicpm(h: GGUFHeader) -> Config:
     if h.has("rope_factors_long.weight"):
         raise ValueError(f"{h.file.path.name}: MiniCPM's longrope is not supported in GGUF")
     return modern(h) | scales
-
-
-def _granite(h: GGUFHeader) -> Config:
-    return modern(h) | {
-        "attention_multiplier": h.get("attention.scale", 1.0),
-        "embedding_multiplier": h.get("embedding_scale", 1.0),
-        "residual_multiplier": h.get("residual_scale", 1.0),
-        "logits_scaling": h.get("logit_scale", 1.0),
-    }
 
 
 def _smollm3(h: GGUFHeader) -> Config:
@@ -330,9 +323,20 @@ _CONFIGS: dict[str, tuple[str, str, Callable[[GGUFHeader], Config]]] = {
     "qwen3": ("Qwen3ForCausalLM", "qwen3", with_head_dim),
     "qwen2moe": ("Qwen2MoeForCausalLM", "qwen2_moe", gguf_experts.qwen2_moe),
     "qwen3moe": ("Qwen3MoeForCausalLM", "qwen3_moe", gguf_experts.qwen3_moe),
+    "qwen2vl": ("Qwen2ForCausalLM", "qwen2", with_head_dim),
+    "qwen3vl": ("Qwen3ForCausalLM", "qwen3", with_head_dim),
+    "qwen3vlmoe": ("Qwen3MoeForCausalLM", "qwen3_moe", gguf_experts.qwen3_moe),
+    "gpt-oss": ("GptOssForCausalLM", "gpt_oss", gguf_experts.gpt_oss),
+    "granitemoe": ("GraniteMoeForCausalLM", "granitemoe", gguf_experts.granite_moe),
+    "deepseek2": ("DeepseekV3ForCausalLM", "deepseek_v3", gguf_mla.deepseek2),
+    "dots1": ("Dots1ForCausalLM", "dots1", gguf_experts.dots1),
+    "glm4moe": ("Glm4MoeForCausalLM", "glm4_moe", gguf_experts.glm4_moe),
+    "ernie4_5-moe": ("Ernie4_5_MoeForCausalLM", "ernie4_5_moe", gguf_experts.ernie4_5_moe),
+    "hunyuan-moe": ("HunYuanMoEV1ForCausalLM", "hunyuan_v1_moe", gguf_experts.hunyuan_moe),
+    "minimax-m2": ("MiniMaxM2ForCausalLM", "minimax_m2", gguf_experts.minimax_m2),
     "olmoe": ("OlmoeForCausalLM", "olmoe", gguf_experts.olmoe),
     "minicpm": ("GraniteForCausalLM", "granite", _minicpm),
-    "granite": ("GraniteForCausalLM", "granite", _granite),
+    "granite": ("GraniteForCausalLM", "granite", granite),
     "smollm3": ("SmolLM3ForCausalLM", "smollm3", _smollm3),
     "arcee": ("ArceeForCausalLM", "arcee", _arcee),
     "seed_oss": ("SeedOssForCausalLM", "seed_oss", _seed_oss),
@@ -367,5 +371,5 @@ _CONFIGS: dict[str, tuple[str, str, Callable[[GGUFHeader], Config]]] = {
     "gemma4": ("Gemma4ForCausalLM", "gemma4_text", gguf_gemma.gemma4),
 }
 
-# GGUF's name: the name in config.json's architectures.
+# GGUF's name: the name in config.json's architectures, of most files of that name.
 ARCHITECTURES = {name: architecture for name, (architecture, _, _) in _CONFIGS.items()}

@@ -2,35 +2,58 @@
 
 from __future__ import annotations
 
-from vllm.model_executor.model_loader.gguf_config_parts import Config, is_biased, modern, with_head_dim
+from vllm.model_executor.model_loader.gguf_config_parts import (
+    FULL,
+    Config,
+    granite,
+    is_biased,
+    layer_types,
+    modern,
+    partial_rope,
+    rope_parameters,
+    with_head_dim,
+)
 from vllm.model_executor.model_loader.gguf_header import GGUFHeader
 
-NAMES = {
+
+def stack_names(experts: str) -> dict[str, str]:
+    """The checkpoint's names of the matrices that the file stacks, where the module of experts is called `experts`;
+    `{}` is an expert's number."""
+    kinds = {"ffn_gate_exps": "gate_proj", "ffn_up_exps": "up_proj", "ffn_down_exps": "down_proj"}
+    return {part: f"{experts}.{{}}.{kind}" for part, kind in kinds.items()}
+
+
+NAMES = stack_names("mlp.experts") | {
     "ffn_gate_inp": "mlp.gate",
     "ffn_gate_inp_shexp": "mlp.shared_expert_gate",
     "ffn_gate_shexp": "mlp.shared_expert.gate_proj",
     "ffn_up_shexp": "mlp.shared_expert.up_proj",
     "ffn_down_shexp": "mlp.shared_expert.down_proj",
 }
-"""The checkpoint's names of tensors beside the experts' own."""
+"""The checkpoint's names of what layers with experts have."""
 
-_STACKS = {"ffn_gate_exps": "gate_proj", "ffn_up_exps": "up_proj", "ffn_down_exps": "down_proj"}
+ROUTED_NAMES = {
+    "exp_probs_b": "mlp.gate.e_score_correction_bias",
+    "ffn_gate_shexp": "mlp.shared_experts.gate_proj",
+    "ffn_up_shexp": "mlp.shared_experts.up_proj",
+    "ffn_down_shexp": "mlp.shared_experts.down_proj",
+}
+"""Those that are others in DeepSeek and models of its kind."""
 
 
-def expert_pieces(header: GGUFHeader, part: str, shape: tuple[int, ...]) -> list[tuple[str, slice, tuple[int, ...]]]:
-    """Of a stack [E, N, K], each expert's name, rows and shape; of other tensors nothing. ValueError: the header means
-    another number of experts."""
-    if part not in _STACKS:
+def expert_pieces(
+    header: GGUFHeader, part: str, names: dict[str, str], shape: tuple[int, ...]
+) -> list[tuple[str, slice, tuple[int, ...]]]:
+    """Of a stack [E, N, K] (or biases [E, N]), each expert's name, rows and shape; of other tensors nothing.
+    ValueError: the header means another number of experts."""
+    if "{}" not in names[part]:
         return []
     count = header.need("expert_count")
-    if len(shape) != 3 or shape[0] != count:
+    if len(shape) not in (2, 3) or shape[0] != count:
         name = f"{header.architecture}.expert_count"
         raise ValueError(f"{header.file.path.name}: tensors {part} have shape {shape}, but {name} is {count}")
-    _, rows, width = shape
-    return [
-        (f"mlp.experts.{index}.{_STACKS[part]}", slice(index * rows, (index + 1) * rows), (rows, width))
-        for index in range(count)
-    ]
+    rows = shape[1] if len(shape) == 3 else 1
+    return [(names[part].format(index), slice(index * rows, (index + 1) * rows), shape[1:]) for index in range(count)]
 
 
 def mixtral(h: GGUFHeader) -> Config:
@@ -83,3 +106,92 @@ def _width(h: GGUFHeader) -> int:
             f"{h.file.path.name}: tensor blk.0.ffn_up_exps.weight must stack matrices, got {shape or None}"
         )
     return shape[1]
+
+
+def routed(h: GGUFHeader) -> Config:
+    """What DeepSeek and models of its kind say of their experts."""
+    return {
+        "n_routed_experts": h.need("expert_count"),
+        "num_experts_per_tok": h.need("expert_used_count"),
+        "n_shared_experts": h.get("expert_shared_count", 0),
+        "moe_intermediate_size": h.need("expert_feed_forward_length"),
+        "first_k_dense_replace": h.get("leading_dense_block_count", 0),
+        "routed_scaling_factor": h.get("expert_weights_scale", 1.0),
+        "norm_topk_prob": h.get("expert_weights_norm", False),
+    }
+
+
+def glm4_moe(h: GGUFHeader) -> Config:
+    if h.get("rope.dimension_sections"):
+        raise ValueError(f"{h.file.path.name}: {h.architecture}.rope.dimension_sections is not supported")
+    return (
+        modern(h)
+        | routed(h)
+        | {
+            "head_dim": h.head_dim,
+            "rope_parameters": partial_rope(h),
+            "attention_bias": is_biased(h),
+            "use_qk_norm": h.has("blk.0.attn_q_norm.weight"),
+            "n_group": h.get("expert_group_count") or 1,
+            "topk_group": h.get("expert_group_used_count") or 1,
+        }
+    )
+
+
+def dots1(h: GGUFHeader) -> Config:
+    kinds = {"sliding_window": None, "layer_types": [FULL] * h.layers}
+    return with_head_dim(h) | routed(h) | kinds | {"attention_bias": is_biased(h), "n_group": 1, "topk_group": 1}
+
+
+def ernie4_5_moe(h: GGUFHeader) -> Config:
+    return with_head_dim(h) | {
+        "moe_num_experts": h.need("expert_count"),
+        "moe_k": h.need("expert_used_count"),
+        "moe_intermediate_size": h.need("expert_feed_forward_length"),
+        "moe_num_shared_experts": h.get("expert_shared_count", 0),
+        "moe_layer_start_index": h.get("leading_dense_block_count", 0),
+        "moe_layer_interval": h.get("interleave_moe_layer_step", 1),
+        "use_bias": is_biased(h),
+    }
+
+
+def hunyuan_moe(h: GGUFHeader) -> Config:
+    return with_head_dim(h) | {
+        "num_experts": h.need("expert_count"),
+        "moe_topk": h.need("expert_used_count"),
+        "intermediate_size": _width(h),
+        "attention_bias": is_biased(h),
+    }
+
+
+def minimax_m2(h: GGUFHeader) -> Config:
+    return with_head_dim(h) | {
+        "num_local_experts": h.need("expert_count"),
+        "num_experts_per_tok": h.need("expert_used_count"),
+        "intermediate_size": _width(h),
+        "rope_parameters": partial_rope(h),
+    }
+
+
+def granite_moe(h: GGUFHeader) -> Config:
+    return granite(h) | {
+        "num_local_experts": h.need("expert_count"),
+        "num_experts_per_tok": h.need("expert_used_count"),
+        "attention_bias": is_biased(h),
+    }
+
+
+def gpt_oss(h: GGUFHeader) -> Config:
+    # The published models' frequencies are not rounded to whole ones where the scaling begins and ends.
+    rope = rope_parameters(h)
+    if rope["rope_type"] == "yarn":
+        rope["truncate"] = False
+    return with_head_dim(h) | {
+        "num_local_experts": h.need("expert_count"),
+        "num_experts_per_tok": h.need("expert_used_count"),
+        "intermediate_size": _width(h),
+        "sliding_window": h.need("attention.sliding_window"),
+        "layer_types": layer_types(h, 2),
+        "attention_bias": is_biased(h),
+        "rope_parameters": rope,
+    }

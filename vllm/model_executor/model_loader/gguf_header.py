@@ -16,7 +16,9 @@ class GGUFHeader:
     def __init__(self, file: GGUFFile) -> None:
         self.file = file
         self.architecture: str = file.metadata.get("general.architecture", "")
-        self.layers = self._count("block_count", self.need("block_count"))
+        # Blocks that predict further tokens come last, and are not read.
+        self._blocks = self._count("block_count", self.need("block_count"))
+        self.layers = self._count("block_count", self._blocks - self.get("nextn_predict_layers", 0))
         self.hidden = self._count("embedding_length", self.need("embedding_length"))
         self.heads = self._count("attention.head_count", self.uniform("attention.head_count"))
         width = self.get("attention.key_length", self.hidden // self.heads)
@@ -26,6 +28,11 @@ class GGUFHeader:
     def kv_heads(self) -> int:
         """Those of every layer."""
         return self._count("attention.head_count_kv", self.uniform("attention.head_count_kv", self.heads))
+
+    @property
+    def further(self) -> range:
+        """The blocks after the layers."""
+        return range(self.layers, self._blocks)
 
     def get(self, key: str, default: Any = None) -> Any:
         """A value, which is no NaN or infinity, or `default`."""
@@ -61,11 +68,11 @@ class GGUFHeader:
     def by_layer(self, key: str) -> list[Any]:
         """A value that must be there, for each layer or once for all."""
         value = self.need(key)
-        values = value if isinstance(value, list) else [value] * self.layers
-        if len(values) != self.layers:
+        values = value if isinstance(value, list) else [value] * self._blocks
+        if len(values) != self._blocks:
             name = f"{self.architecture}.{key}"
-            raise ValueError(f"{self.file.path.name}: {name} must have {self.layers} values, got {len(values)}")
-        return values
+            raise ValueError(f"{self.file.path.name}: {name} must have {self._blocks} values, got {len(values)}")
+        return values[: self.layers]
 
     def has(self, tensor: str) -> bool:
         """Whether the file has a tensor."""

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from vllm.model_executor.model_loader import gguf_experts
+from vllm.model_executor.model_loader import gguf_experts, gguf_mla
 from vllm.model_executor.model_loader.gguf_file import GGUFFile
 from vllm.model_executor.model_loader.gguf_header import GGUFHeader
 
@@ -160,6 +160,7 @@ _BOTH_NORMS = _with(
     post_ffw_norm="post_feedforward_layernorm",
 )
 _EXPERTS = _with(_MODERN, None, **gguf_experts.NAMES)
+_ROUTED = _with(_EXPERTS, None, **gguf_experts.ROUTED_NAMES)
 _FUSED_MLP = _with(_MODERN, ffn_up="mlp.gate_up_proj")
 # Falcon's larger models have a norm each for the MLP and for attention.
 _FALCON_TWO_NORMS = _with(_BLOOM, attn_norm="ln_mlp", attn_norm_2="ln_attn")
@@ -197,7 +198,7 @@ _GEMMA3N = _with(
     laurel_post_norm="laurel.post_laurel_norm",
 )
 # Those that have no ending in the checkpoint.
-_BARE = ("layer_output_scale", "altup_correct_scale")
+_BARE = ("layer_output_scale", "altup_correct_scale", "attn_sinks", "exp_probs_b")
 
 _NAMES: dict[str, _Names] = {
     "apertus": _with(_MODERN, attn_norm="attention_layernorm", ffn_norm="feedforward_layernorm"),
@@ -205,7 +206,33 @@ _NAMES: dict[str, _Names] = {
     "llama": _EXPERTS,
     "qwen2moe": _EXPERTS,
     "qwen3moe": _EXPERTS,
+    "qwen3vlmoe": _EXPERTS,
     "olmoe": _EXPERTS,
+    "gpt-oss": _with(
+        _EXPERTS,
+        attn_sinks="self_attn.sinks",
+        post_attention_norm="post_attention_layernorm",
+        ffn_gate_inp="mlp.router",
+    ),
+    "granitemoe": _with(
+        _MODERN,
+        ffn_gate_inp="block_sparse_moe.router",
+        **gguf_experts.stack_names("block_sparse_moe.experts"),
+    ),
+    "deepseek2": _with(_ROUTED, None, **gguf_mla.NAMES),
+    "dots1": _ROUTED,
+    "glm4moe": _with(_ROUTED, post_attention_norm="post_attention_layernorm"),
+    "ernie4_5-moe": _with(_ROUTED, exp_probs_b="mlp.moe_statics.e_score_correction_bias"),
+    "minimax-m2": _with(_EXPERTS, exp_probs_b="mlp.e_score_correction_bias"),
+    "hunyuan-moe": _with(
+        _EXPERTS,
+        attn_q_norm="self_attn.query_layernorm",
+        attn_k_norm="self_attn.key_layernorm",
+        ffn_gate_inp="mlp.gate.wg",
+        ffn_gate_shexp="mlp.shared_mlp.gate_proj",
+        ffn_up_shexp="mlp.shared_mlp.up_proj",
+        ffn_down_shexp="mlp.shared_mlp.down_proj",
+    ),
     "gemma3n": _GEMMA3N,
     "gemma4": _GEMMA4,
     "gemma2": _BOTH_NORMS,
@@ -228,6 +255,7 @@ _NAMES: dict[str, _Names] = {
     "mpt": _MPT,
 }
 
+_BLOCK = re.compile(r"blk\.(\d+)\.")
 _IN_BLOCK = re.compile(r"blk\.(\d+)\.(\w+)\.(weight|bias)")
 _ON_TOP = re.compile(r"(\w+)\.(weight|bias)")
 # Read as part of the configuration.
@@ -243,7 +271,8 @@ def weights(file: GGUFFile) -> Iterator[Weight]:
         names = _FALCON_TWO_NORMS
     changes = _CHANGES.get(architecture, {})
     for tensor, entry in file.tensors.items():
-        if _ROPE.fullmatch(tensor):
+        block = _BLOCK.match(tensor)
+        if _ROPE.fullmatch(tensor) or (block is not None and int(block[1]) in header.further):
             continue
         in_block, on_top = _IN_BLOCK.fullmatch(tensor), _ON_TOP.fullmatch(tensor)
         if in_block is not None:
@@ -256,12 +285,19 @@ def weights(file: GGUFFile) -> Iterator[Weight]:
             for name, rows, shape in pieces:
                 yield Weight(f"{prefix}{name}.{kind}", shape, tensor, rows)
             continue
+        if part in gguf_mla.SPLIT and "attn_kv_b" in names.block:
+            if part == gguf_mla.SPLIT[0]:
+                shape, join = gguf_mla.join(header, tensor)
+                yield Weight(f"{prefix}{names.block['attn_kv_b']}.{kind}", shape, tensor, None, join, False)
+            continue
         if known is None:
             raise ValueError(f"{file.path.name}: {architecture} has no tensor {tensor}")
         shape = entry.shape
         change = changes.get(part) or changes.get("norm" if part.endswith("norm") and kind == "weight" else "")
         if change is _transposed:
             shape = shape[::-1]
+        if part == "exp_probs_b" and architecture == "ernie4_5-moe":
+            shape = (1, *shape)
         bound = None if change is None else _bind(change, header, part)
         name = f"{prefix}{known}" if part in _BARE else f"{prefix}{known}.{kind}"
         yield Weight(name, shape, tensor, None, bound, change in _OF_ROWS)
@@ -288,7 +324,7 @@ _Piece = tuple[str, slice, tuple[int, ...]]
 
 def _pieces(header: GGUFHeader, names: _Names, part: str, shape: tuple[int, ...]) -> list[_Piece]:
     """Of a tensor that the checkpoint has in parts, the name of each, its rows and its shape."""
-    if experts := gguf_experts.expert_pieces(header, part, shape):
+    if part in names.block and (experts := gguf_experts.expert_pieces(header, part, names.block, shape)):
         return experts
     if part == "ffn_gate_inp_shexp":
         # The file has the one row as a vector.
@@ -352,7 +388,10 @@ _UNIT: dict[str, Change] = {"norm": _minus_one}
 # By architecture and tensor; "norm" stands for the weights of all norms.
 _CHANGES: dict[str, dict[str, Change]] = {
     **dict.fromkeys(
-        ("llama", "mistral3", "internlm2", "xverse", "baichuan", "minicpm", "granite", "smollm3", "arcee", "olmo"),
+        (
+            *("llama", "mistral3", "internlm2", "xverse", "baichuan", "minicpm", "granite", "granitemoe", "smollm3"),
+            *("arcee", "olmo"),
+        ),
         _ROTARY,
     ),
     **dict.fromkeys(("gemma", "gemma2", "gemma3", "nemotron"), _UNIT),

@@ -46,6 +46,8 @@ class PackedExperts(nn.Module):
         self._like = torch.empty(0)
         self._first: list[PackedPart] = []
         self._second: list[PackedPart] = []
+        # Of each expert, where its gate's and up's outputs are among those of the product, if they are not in order.
+        self._orders: list[Tensor | None] = []
         # By name, what came quantised from the checkpoint, until it is packed.
         self._quantized: dict[str, QuantizedStack] = {}
 
@@ -66,8 +68,8 @@ class PackedExperts(nn.Module):
         wanted = (self.experts.size, columns, rows) if source.is_transposed else (self.experts.size, rows, columns)
         if stack.shape != wanted:
             raise ValueError(f"weight {stack.source} is {stack.shape}, but config.json means {wanted}")
-        held = self.experts.held
-        self._quantized[name] = QuantizedStack(stack.weights[held.start : held.stop])
+        held = slice(self.experts.held.start, self.experts.held.stop)
+        self._quantized[name] = QuantizedStack(stack.weights[held], stack.orders and stack.orders[held])
 
     def begin_update(self) -> bool:
         """See LinearBase.begin_update."""
@@ -85,11 +87,17 @@ class PackedExperts(nn.Module):
             plain = getattr(self, name).data
             biases = getattr(self, f"{name}_bias").data if source.has_bias else [None] * len(plain)
             packed.clear()
-            for index, bias in enumerate(biases):
+            stack = self._quantized.get(name)
+            orders = [None if stack is None else stack.order(index) for index in range(len(plain))]
+            if packed is self._first:
+                self._orders = [None if order is None else order.argsort() for order in orders]
+            for index, (bias, order) in enumerate(zip(biases, orders, strict=True)):
                 weights: list[Any] = [plain[index].T.contiguous() if source.is_transposed else plain[index].clone()]
-                if name in self._quantized:
-                    weights = self._quantized[name].weights[index]
-                packed.append(PackedPart(*pack_parts(weights, None if bias is None else bias.clone(), method)))
+                if stack is not None:
+                    weights = stack.weights[index]
+                if bias is not None:
+                    bias = bias.clone() if order is None else bias[order]
+                packed.append(PackedPart(*pack_parts(weights, bias, method)))
         self._quantized.clear()
         for name in self._shapes:
             self.register_parameter(name, None)
@@ -106,6 +114,8 @@ class PackedExperts(nn.Module):
             rows = tokens[start:end]
             first, second = self._first[index], self._second[index]
             inner = first.method.apply(hidden.index_select(0, rows), first.packed)
+            if (order := self._orders[index]) is not None:
+                inner = inner.index_select(1, order)
             inner = source._apply_gate(inner) if source.has_gate else source.act_fn(inner)
             result = second.method.apply(inner, second.packed)
             weights = top_k_weights.flatten().index_select(0, places[start:end])

@@ -101,29 +101,39 @@ class CheckpointNames:
 def _plain_experts(model: Any, converters: list[Any]) -> list[Any]:
     """For experts whose published checkpoints have other names: the usual ones of single experts, which quantisers give
     all of them."""
-    from transformers.core_model_loading import Concatenate, MergeModulelist, WeightConverter
+    from transformers.core_model_loading import Concatenate, Interleave, MergeModulelist, Transpose, WeightConverter
 
     known = {pattern for step in converters for pattern in step.source_patterns}
-    is_stacked = any(
-        name.endswith("mlp.experts") and is_experts(module) and module.has_gate and not module.is_transposed
-        for name, module in model.named_modules()
-    )
-    gates = [f"mlp.experts.*.{name}_proj.weight" for name in ("gate", "up")]
-    if not is_stacked or known.intersection(gates):
+    found = [module for _, module in model.named_modules() if is_experts(module) and module.has_gate]
+    if not found or any(pattern.endswith("experts.*.gate_proj.weight") for pattern in known):
         return []
-    operations = [MergeModulelist(dim=0), Concatenate(dim=1)]
-    return [
-        WeightConverter(gates, "mlp.experts.gate_up_proj", operations=operations),
-        WeightConverter("mlp.experts.*.down_proj.weight", "mlp.experts.down_proj", operations=[MergeModulelist(dim=0)]),
-    ]
+    own = found[0]
+    merged: list[Any] = [MergeModulelist(dim=0)]
+    joined = [*merged, Concatenate(dim=1), *([] if own.is_concatenated else [Interleave(dim=1, inverse=True)])]
+    turned = [Transpose(1, 2)] if own.is_transposed else []
+
+    def steps(ending: str, stacks: str, last: list[Any]) -> list[Any]:
+        gates = [f".experts.*.{name}_proj.{ending}" for name in ("gate", "up")]
+        return [
+            WeightConverter(gates, f".experts.gate_up_proj{stacks}", operations=joined + last),
+            WeightConverter(f".experts.*.down_proj.{ending}", f".experts.down_proj{stacks}", operations=merged + last),
+        ]
+
+    return steps("weight", "", turned) + (steps("bias", "_bias", []) if own.has_bias else [])
 
 
 def _stack(numbers: Tensor, weights: list[QuantizedWeight], starts: Tensor) -> QuantizedStack:
     """Experts' weights by the numbers [E, ...] of their rows among those of `weights`, which begin at `starts`."""
-    experts = []
+    experts, orders = [], []
     for own in numbers.flatten(1):
         owners = torch.searchsorted(starts, own, right=True) - 1
         runs = torch.unique_consecutive(owners, return_counts=True)
+        order = None
+        if len(runs[0]) > len(owners.unique()):
+            # Rows that alternate between weights: those of one weight stay together.
+            order = owners.argsort(stable=True)
+            own, runs = own[order], torch.unique_consecutive(owners[order], return_counts=True)
         pieces = zip(runs[0].tolist(), own.split(runs[1].tolist()), strict=True)
         experts.append([weights[owner].take_rows(rows - starts[owner]) for owner, rows in pieces])
-    return QuantizedStack(experts)
+        orders.append(order)
+    return QuantizedStack(experts, orders)

@@ -70,9 +70,14 @@ def _moved(value: Any, device: torch.device) -> Any:
 
 @dataclass
 class QuantizedStack:
-    """Weights [E, N, K], each of which is one or several below each other."""
+    """Weights [E, N, K], each of which is one or several below each other.
+
+    Attributes:
+        orders: of each weight, the places int64 [N] that these rows have in it; None: they are in order.
+    """
 
     weights: list[list[QuantizedWeight]]
+    orders: list[Tensor | None] | None = None
 
     @property
     def shape(self) -> tuple[int, int, int]:
@@ -84,6 +89,10 @@ class QuantizedStack:
     def source(self) -> str:
         """See QuantizedWeight."""
         return self.weights[0][0].source
+
+    def order(self, index: int) -> Tensor | None:
+        """See `orders`."""
+        return None if self.orders is None else self.orders[index]
 
 
 def _take_ordered(tensor: QuantizedTensor, order: Tensor, columns: range) -> QuantizedTensor:
