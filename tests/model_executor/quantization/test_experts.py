@@ -85,3 +85,41 @@ def test_experts_with_a_matrix_each(family, ranks, tmp_path):
     model = AutoModelForCausalLM.from_pretrained(plain, attn_implementation="eager", dtype="float32")
     llm = make_llm(folder) if ranks == 1 else make_thread_llm(folder, 2, **THREADS)
     assert_reads(generate(llm), model)
+
+
+@pytest.mark.parametrize("writer", ["auto-round:0.16.1", "gptqmodel:7.6.0"])
+def test_gpt_oss_with_a_matrix_each(writer, tmp_path):
+    """Gates and ups alternate in the model's rows; GPTQModel cuts these in halves."""
+    model = make_tiny("gpt_oss", tmp_path, **FIELDS)
+    path = tmp_path / "model.safetensors"
+    tensors, values = {}, {}
+    for name, tensor in load_file(path).items():
+        module, _, stack = name.rpartition("experts.")
+        if not module:
+            tensors[name] = tensor
+            continue
+        is_bias, stack = stack.endswith("_bias"), stack.removesuffix("_bias")
+        rows = tensor if is_bias else tensor.mT
+        parts = {"down_proj": slice(None)}
+        if stack == "gate_up_proj":
+            half = rows.shape[1] // 2
+            halves = {"gate_proj": slice(half), "up_proj": slice(half, None)}
+            alternating = {"gate_proj": slice(0, None, 2), "up_proj": slice(1, None, 2)}
+            parts = halves if writer.startswith("gptqmodel") else alternating
+        value = rows.clone()
+        for part, own in parts.items():
+            for expert, matrix in enumerate(rows[:, own]):
+                target = f"{module}experts.{expert}.{part}"
+                if is_bias:
+                    tensors[f"{target}.bias"] = matrix.clone()
+                    continue
+                stored = packing.gptq(matrix.contiguous(), group_size=32, sym=True)
+                value[expert, own] = stored.value
+                tensors |= {f"{target}.{key}": each for key, each in stored.tensors.items()}
+        values[name] = value if is_bias else value.mT
+    save_file(tensors, path)
+    settings = {"quant_method": "gptq", "bits": 4, "group_size": 32, "sym": True, "meta": {"quantizer": [writer]}}
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | {"quantization_config": settings}))
+    model.load_state_dict(values, strict=False)
+    assert_reads(generate(make_llm(tmp_path)), model)

@@ -216,6 +216,7 @@ _NAMES: dict[str, _Names] = {
     ),
     "granitemoe": _with(
         _MODERN,
+        None,
         ffn_gate_inp="block_sparse_moe.router",
         **gguf_experts.stack_names("block_sparse_moe.experts"),
     ),

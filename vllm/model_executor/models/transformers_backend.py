@@ -29,7 +29,7 @@ from vllm.model_executor.models.transformers_layers import (
     make_norm,
     parallel_style,
 )
-from vllm.model_executor.models.transformers_weights import CheckpointNames
+from vllm.model_executor.models.transformers_weights import CheckpointNames, gates_are_halves
 from vllm.transformers_utils.auto_config import load_auto_config
 from vllm.transformers_utils.text_part import MARK, text_tensor_name
 
@@ -54,7 +54,7 @@ class TransformersForCausalLM(UpdatableModel):
         config, folder = model_config.hf_config, Path(model_config.path)
         auto = load_auto_config(config.raw, folder, model_config.trust_remote_code)
         hf, self.plan = build(auto, config.raw, folder, model_config.trust_remote_code)
-        self._names = CheckpointNames(hf)
+        self._names = CheckpointNames(hf, gates_are_halves(config.raw))
         self._is_text_part = MARK in config.raw
         persistent = set(hf.state_dict())
         # The tied weights and biases that are held twice, by their sources' names.

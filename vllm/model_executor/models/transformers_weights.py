@@ -21,15 +21,15 @@ _Named = tuple[str, Value]
 class CheckpointNames:
     """The renamings and merges of tensors that transformers does when it loads a model of this class."""
 
-    def __init__(self, model: Any) -> None:
-        """`model`: a PreTrainedModel as it was built, on the meta device."""
+    def __init__(self, model: Any, gates_are_halves: bool = False) -> None:
+        """`model`: a PreTrainedModel as it was built, on the meta device. For `gates_are_halves` see the function."""
         from transformers.conversion_mapping import get_model_conversion_mapping
         from transformers.core_model_loading import WeightConverter, WeightRenaming
 
         steps = get_model_conversion_mapping(model)
         self._renamings = [step for step in steps if isinstance(step, WeightRenaming)]
         self._converters = [step for step in steps if isinstance(step, WeightConverter)]
-        self._converters += _plain_experts(model, self._converters)
+        self._converters += _plain_experts(model, self._converters, gates_are_halves)
         self._by_pattern = {pattern: step for step in self._converters for pattern in step.source_patterns}
         self._state: dict[str, Any] = dict(model.state_dict())
         self._prefix = model.base_model_prefix
@@ -98,7 +98,16 @@ class CheckpointNames:
             yield name, value[0] if isinstance(value, list) else value
 
 
-def _plain_experts(model: Any, converters: list[Any]) -> list[Any]:
+def gates_are_halves(raw: dict[str, Any]) -> bool:
+    """Whether a checkpoint's gate_proj and up_proj of single experts are halves of the model's stacked rows even where
+    these alternate, as in gpt-oss: GPTQModel cuts them so. `raw`: the content of config.json."""
+    settings = raw.get("quantization_config")
+    meta = settings.get("meta") if isinstance(settings, dict) else None
+    writer = meta.get("quantizer") if isinstance(meta, dict) else None
+    return "gptqmodel" in str(writer).lower()
+
+
+def _plain_experts(model: Any, converters: list[Any], gates_are_halves: bool) -> list[Any]:
     """For experts whose published checkpoints have other names: the usual ones of single experts, which quantisers give
     all of them."""
     from transformers.core_model_loading import Concatenate, Interleave, MergeModulelist, Transpose, WeightConverter
@@ -108,8 +117,9 @@ def _plain_experts(model: Any, converters: list[Any]) -> list[Any]:
     if not found or any(pattern.endswith("experts.*.gate_proj.weight") for pattern in known):
         return []
     own = found[0]
+    alternates = not own.is_concatenated and not gates_are_halves
     merged: list[Any] = [MergeModulelist(dim=0)]
-    joined = [*merged, Concatenate(dim=1), *([] if own.is_concatenated else [Interleave(dim=1, inverse=True)])]
+    joined = [*merged, Concatenate(dim=1), *([Interleave(dim=1, inverse=True)] if alternates else [])]
     turned = [Transpose(1, 2)] if own.is_transposed else []
 
     def steps(ending: str, stacks: str, last: list[Any]) -> list[Any]:
