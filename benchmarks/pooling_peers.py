@@ -1,6 +1,6 @@
-"""Runs one of benchmarks/pooling.py's peers: reads texts, then embeds them once for each line of its input.
+"""Runs one of benchmarks/pooling.py's engines: reads texts, then embeds them once for each line of its input.
 
-    python pooling_peers.py KIND FOLDER    # by the interpreter that has the peer
+    python pooling_peers.py KIND FOLDER    # by the interpreter that has it
 
 Input: a line of JSON with the texts, then a line a round. Output: a line of JSON a round, {"seconds", "first"}: of all
 texts, and the first text's vector.
@@ -19,6 +19,14 @@ from typing import Any
 import numpy as np
 
 BATCH_SIZE = 32
+
+
+def own(folder: str, dtype: str) -> Callable[[list[str]], Any]:
+    """This engine."""
+    from vllm import LLM
+
+    llm = LLM(folder, dtype=dtype)
+    return lambda texts: [output.outputs.embedding for output in llm.embed(texts, use_tqdm=False)]  # type: ignore[union-attr]
 
 
 def sentence_transformer(folder: str, dtype: str) -> Callable[[list[str]], Any]:
@@ -114,13 +122,20 @@ def export(folder: str) -> Path:
     names = ["input_ids", "attention_mask", "token_type_ids"]
     sample = tuple(torch.ones(2, 8, dtype=torch.long) for _ in names)
     axes = {name: {0: "batch", 1: "length"} for name in [*names, "hidden"]}
+    # Two peers export at the same time.
+    unfinished = path.with_suffix(f".{os.getpid()}")
     torch.onnx.export(
-        Hidden(), sample, str(path), input_names=names, output_names=["hidden"], dynamic_axes=axes, dynamo=False
+        Hidden(), sample, str(unfinished), input_names=names, output_names=["hidden"], dynamic_axes=axes, dynamo=False
     )
-    return path
+    return unfinished.replace(path)
 
 
-KINDS: dict[str, Callable[[str], Callable[[list[str]], Any]]] = {
+Make = Callable[[str], Callable[[list[str]], Any]]
+OWN: dict[str, Make] = {
+    "vllm float32": lambda folder: own(folder, "float32"),
+    "vllm bfloat16": lambda folder: own(folder, "bfloat16"),
+}
+PEERS: dict[str, Make] = {
     "sentence-transformers float32": lambda folder: sentence_transformer(folder, "float32"),
     "sentence-transformers bfloat16": lambda folder: sentence_transformer(folder, "bfloat16"),
     "onnxruntime float32": onnx_runtime,
@@ -129,7 +144,9 @@ KINDS: dict[str, Callable[[str], Callable[[list[str]], Any]]] = {
 
 
 def main() -> None:
-    embed = KINDS[sys.argv[1]](sys.argv[2])
+    # Libraries try to import a module `kernels`, which must not be the script here.
+    del sys.path[0]
+    embed = (OWN | PEERS)[sys.argv[1]](sys.argv[2])
     texts = json.loads(sys.stdin.readline())
     answers = os.fdopen(os.dup(1), "w")
     for _ in sys.stdin:

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import signal
 import statistics
 import sys
 import tempfile
@@ -45,6 +46,8 @@ Found = dict[str, list[float]]
 def main() -> None:
     """Each model by itself."""
     args = _parse_args()
+    # An exception, so that the engines' processes are ended, too.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("terminated"))
     results = {}
     with tempfile.TemporaryDirectory() as folder:
         for name, engines, size in _models(args, Path(folder)):

@@ -5,7 +5,6 @@ rows      row -> {unit, engines: name -> {values, seconds, ...}}
 bounds    row -> {gemm: seconds, memory: seconds}, one a repeat
 rates     see bounds.rates_to_json
 pairs     [seconds with ids / seconds without], one a pair of runs
-idle      name -> share of a core while other engines worked
 failures  messages
 """
 
@@ -45,7 +44,6 @@ IDS_LIMIT = 1.02
 
 # bfloat16 logits between 16 and 32 are multiples of 0.125; a mean over few prompts may be off by two steps.
 CHECK_TOLERANCE = 0.25
-IDLE_LIMIT = 0.02  # share of a core that timers may take
 _COSTS = ("s", "MiB")  # units of which less is better
 
 
@@ -165,13 +163,10 @@ def ids_line(result: dict[str, Any]) -> str:
 
 
 def find_warnings(result: dict[str, Any]) -> list[str]:
-    """Why figures may not be comparable: different readings, engines that were not idle, scaled work."""
+    """Why figures may not be comparable: different readings, scaled work."""
     warnings = []
     if result["scale"] != 1:
         warnings.append(f"work scaled by {result['scale']:g}: targets are for whole work")
-    for name, share in result["idle"].items():
-        if share > IDLE_LIMIT:
-            warnings.append(f"{name} took {share:.1%} of a core while others worked")
     for row in _rows(result):
         cells = result["rows"][row]["engines"]
         wanted = cells.get(OURS, {}).get("check")

@@ -1,9 +1,8 @@
-"""Engines working in turns, one at a time, while the others are loaded and idle."""
+"""Engines working in turns, one at a time, while the others are loaded and stopped."""
 
 from __future__ import annotations
 
 import contextlib
-import time
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +12,6 @@ from workloads import WORK_ROWS
 
 # An engine whose start takes longer is started only twice, once to warm up and once to measure.
 _SLOW_START_SECONDS = 60.0
-# OpenMP threads spin after their last work (Intel's for 0.2 s), and a waiting process may for seconds: a turn begins
-# when the other engines have used less than this share of a core for this long, or at the limit.
-_SETTLE_SECONDS = 0.3
-_SETTLED_SHARE = 0.05
-_SETTLE_LIMIT_SECONDS = 20.0
 _FIRST_PAIR = 1000  # beyond the rows' own repeats, so that the pairs' prompts are fresh
 
 
@@ -40,7 +34,6 @@ class Turns:
         self._stack = stack
         self._scale = scale
         self._logs = logs
-        self._waited: dict[str, list[float]] = {}  # name -> [processor seconds, seconds] while others worked
 
     def start(self, engines: list[Engine], repeats: int) -> None:
         """Start every engine and keep it; a peer that does not start is a failure. With repeats, each starts several
@@ -77,7 +70,6 @@ class Turns:
         for name in (engine.name for engine in engines if engine.name in self.processes):
             hello = self.processes[name].hello
             self.engines[name] = {"version": hello["version"], "notes": hello["notes"]}
-            self._waited[name] = [0.0, 0.0]
 
     def measure_row(self, row: str, repeats: int) -> None:
         """Do the row's work with every engine, once to warm up and then `repeats` times."""
@@ -120,30 +112,10 @@ class Turns:
             peaks = {name: {"values": [max(cells[name]["peak_mib"] for cells in shared)]} for name in self.engines}
             self.rows["peak_memory"] = {"unit": "MiB", "engines": peaks}
 
-    def idle_shares(self) -> dict[str, float]:
-        """Each engine's share of one core while others worked: near 0 if it was idle."""
-        return {name: spent / passed if passed else 0.0 for name, (spent, passed) in self._waited.items()}
-
     def _turn(self, name: str, row: str, repeat: int) -> dict[str, Any]:
-        others = [other for other in self.processes if other != name]
-        self._settle(others)
-        before, began = [self.processes[other].cpu_seconds() for other in others], time.perf_counter()
         answer = self.processes[name].measure(row, repeat, self._scale)
-        passed = time.perf_counter() - began
-        for other, spent in zip(others, before, strict=True):
-            self._waited[other][0] += self.processes[other].cpu_seconds() - spent
-            self._waited[other][1] += passed
         say(f"{row} {'warm-up' if repeat < 0 else repeat}: {name} {answer['seconds']:.2f} s")
         return answer
-
-    def _settle(self, others: list[str]) -> None:
-        deadline = time.monotonic() + _SETTLE_LIMIT_SECONDS
-        while time.monotonic() < deadline:
-            before = sum(self.processes[other].cpu_seconds() for other in others)
-            time.sleep(_SETTLE_SECONDS)
-            spent = sum(self.processes[other].cpu_seconds() for other in others) - before
-            if spent <= _SETTLED_SHARE * _SETTLE_SECONDS:
-                return
 
     def _add_start(self, name: str, process: EngineProcess) -> None:
         score = process.hello["score"]

@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
@@ -69,19 +70,15 @@ def test_bad_arguments_are_named(
 
 
 class _Process:
-    """An engine's process that takes one more second each time, and burns what it is told to while it waits."""
+    """An engine's process that takes one more second each time."""
 
     startup_seconds = 1.0
     alive = True
 
-    def __init__(self, name: str, log: list[str], idle: float = 0.0, fails: str = "", digest: str = "same") -> None:
-        self.name, self.log, self.idle, self.fails, self.digest = name, log, idle, fails, digest
+    def __init__(self, name: str, log: list[str], fails: str = "", digest: str = "same") -> None:
+        self.name, self.log, self.fails, self.digest = name, log, fails, digest
         self.hello: dict[str, Any] = {"version": "1", "notes": {}, "score": [-1.0, -3.0]}
-        self.cpu, self.seconds = 0.0, 0.0
-
-    def cpu_seconds(self) -> float:
-        self.cpu += self.idle
-        return self.cpu
+        self.seconds = 0.0
 
     def measure(self, row: str, repeat: int, scale: float) -> dict[str, Any]:
         self.log.append(f"{self.name} {row} {repeat}")
@@ -95,18 +92,14 @@ class _Process:
 
 
 @pytest.fixture
-def turns(benchmark_module: Import, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
-    module = benchmark_module("turns")
-    monkeypatch.setattr(module, "_SETTLE_SECONDS", 0.0)
-    monkeypatch.setattr(module, "_SETTLE_LIMIT_SECONDS", 0.1)
-    return module.Turns(contextlib.ExitStack(), 1.0, tmp_path)
+def turns(benchmark_module: Import, tmp_path: Path) -> Any:
+    return benchmark_module("turns").Turns(contextlib.ExitStack(), 1.0, tmp_path)
 
 
 def _hold(turns: Any, *processes: _Process) -> None:
     for process in processes:
         turns.processes[process.name] = process
         turns.engines[process.name] = {"version": "1", "notes": {}}
-        turns._waited[process.name] = [0.0, 0.0]
 
 
 def test_the_order_turns_round_and_the_warm_up_does_not_count(turns: Any) -> None:
@@ -188,12 +181,69 @@ def test_a_peer_that_does_not_start_is_a_failure_and_ours_an_error(
         turns.start(both, 0)
 
 
-def test_engines_that_do_not_sleep_are_told_from_those_that_do(turns: Any) -> None:
-    log: list[str] = []
-    _hold(turns, _Process("ours", log), _Process("upstream", log, idle=1.0))
-    turns.measure_row("score", 1)
-    shares = turns.idle_shares()
-    assert shares["ours"] == 0 and shares["upstream"] > 1
+_SPINNING = """
+import json, subprocess, sys
+child = subprocess.Popen([sys.executable, "-c", "while True: pass"], stdout=subprocess.DEVNULL)
+print(json.dumps({"child": child.pid}), flush=True)
+for line in sys.stdin:
+    assert json.loads(line)["row"] != "fails"
+    print("{}", flush=True)
+"""
+
+
+def _state(pid: int) -> str:
+    """One letter of `man proc`: T is stopped, Z ended."""
+    with contextlib.suppress(FileNotFoundError):
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    return "Z"
+
+
+def _reaches(pids: list[int], states: str) -> bool:
+    deadline = time.monotonic() + 20
+    while not all(_state(pid) in states for pid in pids) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return all(_state(pid) in states for pid in pids)
+
+
+def test_an_engine_and_its_children_are_stopped_between_turns(
+    benchmark_module: Import, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    engines, workloads = benchmark_module("engines"), benchmark_module("workloads")
+    monkeypatch.setattr(engines, "_PROGRAM", tmp_path / "engine.py")
+    (tmp_path / "engine.py").write_text(_SPINNING)
+    engine = engines.Engine("spinning", sys.executable, workloads.EngineOptions("peer", None, "float32", [0]))
+    with engines.EngineProcess(engine, tmp_path) as process:
+        pids = [process._process.pid, process.hello["child"]]
+        assert _reaches(pids, "T")
+        assert "cpu_seconds" in process.measure("score", 0, 1.0)
+        assert _reaches(pids, "T")
+    assert _reaches(pids, "Z")
+    with engines.EngineProcess(engine, tmp_path) as process:
+        pids = [process._process.pid, process.hello["child"]]
+        with pytest.raises(engines.EngineError, match="ended with 1"):
+            process.measure("fails", 0, 1.0)
+    assert _reaches(pids, "Z")
+
+
+def test_stopped_engines_end_with_a_killed_benchmark(benchmark_module: Import, tmp_path: Path) -> None:
+    (tmp_path / "engine.py").write_text(_SPINNING)
+    code = f"""
+import sys, time
+from pathlib import Path
+sys.path.insert(0, {str(BENCHMARKS)!r})
+import engines, workloads
+engines._PROGRAM = Path({str(tmp_path / "engine.py")!r})
+options = workloads.EngineOptions("peer", None, "float32", [0])
+process = engines.EngineProcess(engines.Engine("spinning", sys.executable, options), Path({str(tmp_path)!r}))
+print(process._process.pid, process.hello["child"], flush=True)
+time.sleep(60)
+"""
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as benchmark:
+        assert benchmark.stdout is not None
+        pids = [int(word) for word in benchmark.stdout.readline().split()]
+        assert _reaches(pids, "T")
+        benchmark.kill()
+    assert _reaches(pids, "Z")
 
 
 def test_different_prompts_are_an_error(turns: Any) -> None:
