@@ -24,6 +24,7 @@ def make_cases(setting: Setting) -> dict[str, Case]:
     cases: dict[str, Case] = {f"readings {name}": lambda name=name: _readings(setting, name) for name in _DTYPES}
     cases["prompt readings"] = lambda: _prompt_readings(setting)
     cases["descriptors"] = lambda: _descriptors(setting)
+    cases["tiles"] = lambda: _tiles(setting)
     cases["prompt against output"] = lambda: _prompt_against_output(setting)
     return cases
 
@@ -90,12 +91,12 @@ def _read_in_passes(logits: Tensor, ids: Tensor) -> tuple[Tensor, ...]:
     return highest, lse, chosen, count_above(logits, chosen)
 
 
-def _prompt_inputs(setting: Setting) -> tuple[Tensor, Tensor, Tensor]:
+def _prompt_inputs(setting: Setting, hidden_size: int) -> tuple[Tensor, Tensor, Tensor]:
     """Hidden states [T, H], the head's weight [V, H], and a token at each position [T, 1]."""
     sizes, shape, generator = setting.sizes, setting.sizes.shape, setting.generator()
-    weight = torch.randn(shape.vocab_size, shape.hidden_size, device=setting.device, generator=generator)
-    weight = (weight * shape.hidden_size**-0.5).bfloat16()
-    hidden = torch.randn(sizes.prompt_tokens, shape.hidden_size, device=setting.device, generator=generator).bfloat16()
+    weight = torch.randn(shape.vocab_size, hidden_size, device=setting.device, generator=generator)
+    weight = (weight * hidden_size**-0.5).bfloat16()
+    hidden = torch.randn(sizes.prompt_tokens, hidden_size, device=setting.device, generator=generator).bfloat16()
     ids = torch.randint(
         shape.vocab_size, (sizes.prompt_tokens, 1), device=setting.device, generator=generator, dtype=torch.int32
     )
@@ -107,7 +108,7 @@ def _prompt_readings(setting: Setting) -> dict[str, Any]:
     from vllm.ops.linear_readings import linear_readings
 
     sizes, shape = setting.sizes, setting.sizes.shape
-    hidden, weight, ids = _prompt_inputs(setting)
+    hidden, weight, ids = _prompt_inputs(setting, setting.sizes.shape.hidden_size)
     out = torch.empty(sizes.prompt_tokens, shape.vocab_size, dtype=torch.bfloat16, device=setting.device)
     with force("triton"):
         largest = _largest_allocation(setting, lambda: linear_readings(hidden, weight, ids))
@@ -156,7 +157,7 @@ def _descriptors(setting: Setting) -> dict[str, Any]:
 
     if not descriptors.are_fetched():
         return {"fetched": False, "rows": []}
-    inputs = _prompt_inputs(setting)
+    inputs = _prompt_inputs(setting, setting.sizes.shape.hidden_size)
 
     def by_addresses() -> Readings:
         with mock.patch.object(descriptors, "are_fetched", lambda: False):
@@ -174,6 +175,35 @@ def _descriptors(setting: Setting) -> dict[str, Any]:
     value = seconds["described"] / seconds["addresses"]
     row = make_row("prompt_readings_described", work, value, 1.0, "x", at_least=False)
     return {"fetched": True, "same_bits": same_bits, **seconds, "rows": [row]}
+
+
+@torch.inference_mode()
+def _tiles(setting: Setting) -> dict[str, Any]:
+    """Where the hidden size decides whether two programs share a processor: both ways, below and above the limit."""
+    from vllm.ops.linear_readings import linear_readings
+    from vllm.ops.triton import descriptors
+    from vllm.ops.triton import linear_readings as kernel
+
+    if setting.device.type != "cuda" or descriptors.architecture() // 10 != 9:
+        return {"not_here": "tiles do not depend on the hidden size on this device"}
+    limits, seconds = {"two": 2**31, "one": 0}, {}
+    for size in (512, 1024, 1536, 2048, 4096):
+        inputs = _prompt_inputs(setting, size)
+
+        def read(limit: int, inputs: tuple[Tensor, ...] = inputs) -> Readings:
+            with mock.patch.object(kernel, "_SMALL_HIDDEN_SIZE", limit):
+                return linear_readings(*inputs)
+
+        calls: dict[str, list[Callable[[], object]]] = {
+            name: [lambda limit=limit, read=read: read(limit)] for name, limit in limits.items()
+        }
+        with force("triton"):
+            seconds[size] = time_in_turns(calls, setting.device, setting.sizes.repeats, graphs=False)
+    ratios = {size: each["two"] / each["one"] for size, each in seconds.items()}
+    worst = max(ratio if size <= kernel._SMALL_HIDDEN_SIZE else 1 / ratio for size, ratio in ratios.items())
+    work = "the prompt token by the tile that the hidden size decides on, against the other: the worst of five sizes"
+    row = make_row("prompt_readings_tiles", work, worst, 1.02, "x", at_least=False)
+    return {"limit": kernel._SMALL_HIDDEN_SIZE, "two_against_one": ratios, "rows": [row]}
 
 
 @torch.inference_mode()

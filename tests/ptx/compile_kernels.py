@@ -13,6 +13,7 @@ import re
 import subprocess
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -56,8 +57,8 @@ def _product_calls(capability: int) -> Iterator[Callable[[], Any]]:
     if capability >= 80:
         yield from _linear_readings_calls(half, capability)
         quantized = list(_quantized_calls(half))
-        # Few rows and many of integers, and 8-bit floats; all formats on one generation.
-        yield from quantized if capability == 80 else (quantized[0], quantized[1], quantized[-1])
+        # Few rows and many of integers, 3 bits, and 8-bit floats; all formats where they take the most registers.
+        yield from (*quantized[:3], quantized[-1]) if capability == 90 else quantized
         yield from _invariant_calls(half)
     yield from _attention_calls(half, 32, 8, 128)
     # float32 needs no tensor cores, so it is much the same on every generation, and the slowest to compile.
@@ -117,12 +118,13 @@ def _other_calls(capability: int) -> Iterator[Callable[[], Any]]:
 
 
 def _quantized_calls(dtype: torch.dtype) -> Iterator[Callable[[], Any]]:
-    """Few rows times GPTQ's weights, and many times those, nf4's, Q6_K's, Q4_K's and 8-bit floats."""
+    """Few rows times GPTQ's weights, and many times those, those of 3 bits, nf4's, Q6_K's, Q4_K's and 8-bit floats."""
     codes, ones, groups = torch.zeros(128, 1024, dtype=torch.uint8), torch.ones(128, 1), torch.ones(128, 32)
     sub = groups.to(torch.uint8)
     gptq = QuantizedTensor(codes, 4, groups[:, :8].half(), 128, zero_points=sub[:, :8])
     weights = [
         gptq,
+        replace(gptq, bits=3),
         QuantizedTensor(codes, 4, groups[:, :16], 64, values=torch.zeros(16)),
         QuantizedTensor(codes, 6, torch.ones(128, 64).to(torch.int8), 16, zero_points=32, super_scales=ones.half()),
         QuantizedTensor(codes, 4, sub, 32, offsets=sub, super_scales=ones.half(), super_offsets=ones.half()),

@@ -16,9 +16,10 @@ from torch import Tensor
 
 from vllm.ops.code_planes import PLANES
 from vllm.ops.quantized_tensor import QuantizedTensor
+from vllm.ops.triton import descriptors
 
 _COLUMNS = 64
-# Inputs of a block; the first is too many for the registers where values are split.
+# Inputs of a block; the first is too many for the registers where values are split, or codes lie in two planes.
 _DEPTHS = (64, 32, 16)
 _INTEGERS, _TABLE, _TABLES, _E4M3, _E5M2 = range(5)
 _FLOAT8 = {torch.float8_e4m3fn: _E4M3, torch.float8_e5m2: _E5M2}
@@ -45,10 +46,10 @@ def quantized_linear(x: Tensor, planes: tuple[Tensor, ...], weight: QuantizedTen
     num_rows, inner = x.shape
     columns = weight.shape[0]
     out = torch.empty(num_rows, columns, dtype=torch.float32, device=x.device)
-    depths = _DEPTHS if weight.values is None else _DEPTHS[1:]
+    widths = (*PLANES[weight.bits], 0)
+    depths = _DEPTHS if weight.values is None and not widths[1] else _DEPTHS[1:]
     depth = next((d for d in depths if weight.group_size % d == 0), depths[0])
     low, high = planes[0].view(torch.uint8), planes[-1].view(torch.uint8)
-    widths = (*PLANES[weight.bits], 0)
     scales, offsets, zeros = (_readable(part) for part in (weight.scales, weight.offsets, weight.zero_points))
     values, values_stride = x, 0
     kind = _FLOAT8.get(weight.codes.dtype, _INTEGERS)
@@ -78,9 +79,14 @@ def quantized_linear(x: Tensor, planes: tuple[Tensor, ...], weight: QuantizedTen
         DEPTH=depth,
         # The interpreter computes with NumPy, which has no bfloat16.
         WIDEN=triton.knobs.runtime.interpret and x.dtype == torch.bfloat16,
-        num_warps=4,
+        num_warps=8 if rows == 64 and _is_blackwell() else 4,
     )
     return out
+
+
+def _is_blackwell() -> bool:
+    """Whether products leave their sums outside of the registers, so that four warps have too few to take them up."""
+    return not triton.knobs.runtime.interpret and descriptors.architecture() // 10 == 10
 
 
 def _readable(part: Tensor | int | None) -> Tensor | None:
