@@ -258,6 +258,23 @@ def test_windows_of_long_sequences(tmp_path):
         assert torch.nn.functional.cosine_similarity(got, want, dim=-1).min() > 0.999
 
 
+def test_a_length_that_only_the_tokenizer_says(tmp_path):
+    """T5's positions are relative, and its config.json names no longest text."""
+    sizes = {"vocab_size": 200, "d_model": 32, "d_kv": 8, "d_ff": 48, "num_layers": 2, "num_heads": 4}
+    folder = save(tmp_path, transformers.T5Config(**sizes), transformers.AutoModelForTextEncoding)
+    add_modules(folder, "mean_tokens", normalize=False)
+    with pytest.raises(ValueError, match="no max_position_embeddings"):
+        LLM(str(folder), skip_tokenizer_init=True)
+    (folder / "tokenizer_config.json").write_text(json.dumps({"model_max_length": 40}))
+    llm = LLM(str(folder), skip_tokenizer_init=True)
+    assert llm.model_config.max_model_len == 40
+    model = transformers.T5EncoderModel.from_pretrained(folder).eval()
+    with torch.no_grad():
+        expected = [model(torch.tensor([ids])).last_hidden_state[0].mean(0) for ids in PROMPTS]
+    got = tensors(llm.encode(PROMPTS, pooling_task="embed", use_tqdm=False))
+    torch.testing.assert_close(torch.stack(got), torch.stack(expected), **TOLERANCE)
+
+
 # Encoders whose types, positions or architectures have names of their own.
 LESS_USUAL = {
     "xlm": {"emb_dim": 32, "n_layers": 2, "n_heads": 4},

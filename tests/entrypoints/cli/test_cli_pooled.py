@@ -70,6 +70,15 @@ def run(command: str, *more: str) -> int:
     return main([command, "a.jsonl", "--quiet", *more])
 
 
+def test_long_texts_in_parts(minilm: Path, load: Any) -> None:
+    llm = LLM(str(minilm), max_model_len=64, pooler_config={"enable_chunked_processing": True})
+    load(llm)
+    assert run("embed") == 0
+    row = lines("a.embeddings.jsonl")[TOO_LONG]
+    assert row["num_prompt_tokens"] > 64
+    assert row["embedding"] == pytest.approx(llm.embed(row["text"], use_tqdm=False)[0].outputs.embedding, abs=1e-6)
+
+
 def test_embeddings_are_those_of_llm_embed(encoder: LLM, load: Any) -> None:
     load(encoder)
     assert run("embed", "--dimensions", "16", "--prompt", "query: ") == 1

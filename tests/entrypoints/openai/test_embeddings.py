@@ -65,7 +65,7 @@ def test_texts_in_every_form(server, expected, path):
 
 def test_a_text_that_is_too_long(server):
     error = refused(server, {"input": ["a", "word " * 300]})
-    assert "256" in error["message"]
+    assert "256" in error["message"] and error["code"] == "context_length_exceeded"
     assert (
         server.post("/v1/embeddings", input="word " * 300, truncate_prompt_tokens=-1)["usage"]["prompt_tokens"] == 256
     )

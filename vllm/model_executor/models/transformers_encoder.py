@@ -18,6 +18,7 @@ from vllm.model_executor.layers.linear_method import UNQUANTIZED
 from vllm.model_executor.layers.weight_update import UpdatableModel, WeightUpdater
 from vllm.transformers_utils.auto_config import describe, load_auto_config
 from vllm.transformers_utils.config import HFConfig
+from vllm.transformers_utils.sentence_transformers import sentence_length
 
 if TYPE_CHECKING:
     from vllm.config import ModelConfig
@@ -86,7 +87,7 @@ def load_encoder_config(raw: dict[str, Any], folder: Path, trust_remote_code: bo
         "head_dim": max(auto.hidden_size // heads, 1),
     }
     if not isinstance(getattr(auto, "max_position_embeddings", None), int):
-        auto.max_position_embeddings = getattr(auto, "n_positions", None)
+        auto.max_position_embeddings = getattr(auto, "n_positions", None) or sentence_length(folder)
     config = describe(auto, geometry, raw, {})
     return replace(config, max_context_len=min(config.max_context_len, _num_positions(model)), is_encoder=True)
 

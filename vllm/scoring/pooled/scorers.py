@@ -87,7 +87,7 @@ class Embedder:
             raise CliError(f"{Path(config.model).name} does not embed")
         if llm.llm_engine.tokenizer is None:
             raise CliError("--skip-tokenizer-init: texts cannot be embedded without a tokenizer")
-        self._llm, self._tokenizer, self._longest = llm, llm.llm_engine.tokenizer, config.max_model_len
+        self._llm, self._tokenizer, self._longest = llm, llm.llm_engine.tokenizer, config.max_embed_len
         self._limit = self._longest if options.truncate_to in (None, -1) else options.truncate_to
         self._truncates = options.truncate_to is not None
         if not 1 <= self._limit <= self._longest:  # type: ignore[operator]

@@ -171,8 +171,8 @@ def text_prompts(
         task: what they are for: texts to embed may be longer than the model reads, with `enable_chunked_processing`.
 
     Raises:
-        VLLMValidationError: what is neither, empty or too long.
-        ApiError: there is no tokenizer for texts.
+        VLLMValidationError: what is neither, or empty.
+        ApiError: too long; there is no tokenizer for texts.
     """
     config = state.engine.model_config
     longest = config.max_embed_len if task == "embed" else config.max_model_len
@@ -193,12 +193,11 @@ def text_prompts(
             raise VLLMValidationError(f"{field}[{index}] has no tokens", field, text)
         if len(ids) > limit:  # type: ignore[operator]
             if truncate_to is None:
-                raise VLLMValidationError(
+                message = (
                     f"{field}[{index}] has {len(ids)} tokens: the model's maximum context length is {longest} tokens; "
-                    "truncate_prompt_tokens lets the rest go",
-                    field,
-                    len(ids),
+                    "truncate_prompt_tokens lets the rest go"
                 )
+                raise ApiError(400, message, field, "context_length_exceeded")
             ids = keep_tokens(ids, limit, special, from_end)  # type: ignore[arg-type]
         prompts.append(ProcessedPrompt(text, ids, None))
     return prompts
