@@ -343,7 +343,7 @@ Tensor linear_quantized(Tensor x, Tensor panels, Tensor description, std::option
                              sparse_starts, sparse_columns, sparse_places, sparse_values};
   LinearArgs args = linear_args(x, bias, columns, float_out, gated);
   args.quant = parts.read(args.inner, num_panels(columns, gated));
-  args.quant.int8 = int8;
+  args.quant.zero_in_codes = int8;
   STD_TORCH_CHECK(!int8 || (args.quant.values == Values::integers && !sparse_starts.has_value()),
                   "int8 products need codes that are integers, and no sparse values");
   args.weight = panels.data_ptr();

@@ -27,7 +27,10 @@ Isa widest_possible() {
   widest = Isa::avx512;
 #endif
 #ifdef VLLM_HAVE_AVX512_BF16
-  if (!(__builtin_cpu_supports("avx512bf16") && __builtin_cpu_supports("avx512vnni"))) return widest;
+  if (!(__builtin_cpu_supports("avx512bf16") && __builtin_cpu_supports("avx512vnni") &&
+        __builtin_cpu_supports("avx512vbmi"))) {
+    return widest;
+  }
   widest = Isa::avx512_bf16;
 #endif
 #ifdef VLLM_HAVE_AVX512_FP16

@@ -143,7 +143,7 @@ struct Quantized {
   Values values;
   Stored scales, offsets, zeros, super_scales, super_offsets;
   float zero;                   // subtracted from all values
-  bool int8;                    // multiplied with 8-bit activations, so that sums of integers begin at what takes zero back
+  bool zero_in_codes;           // a product's own affair: codes are multiplied less zero already
   const float* table;           // [16], repeated if it is shorter, less `zero`; or null
   const int64_t* order;         // [inner]: where in x a column of codes finds its factor, or null
   const int32_t* sparse_starts;  // [columns + 1], or null: further values to add

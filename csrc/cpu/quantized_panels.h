@@ -390,7 +390,7 @@ inline void with_codes(const Quantized& q, const F& f) {
 
 // Whether the values that with_codes' types give lack Quantized::zero.
 inline bool lacks_zero(const Quantized& q) {
-  return q.zero != 0.0f && !q.int8 && q.values != Values::table && !(kLanes == 16 && q.values == Values::integers && q.bits <= 4);
+  return q.zero != 0.0f && !q.zero_in_codes && q.values != Values::table && !(kLanes == 16 && q.values == Values::integers && q.bits <= 4);
 }
 
 // Fetches the panels after those that are multiplied into the second-level cache, scales and all, a part with each unit:

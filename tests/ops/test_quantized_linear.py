@@ -44,6 +44,8 @@ def random_weight(columns: int, inner: int, group: int, kind: str, bits: int = 4
         return replace(weight, offsets=torch.randn(columns, groups).half())
     if kind == "table":
         return replace(weight, values=torch.randn(2**bits), scales=scales)
+    if kind == "bfloat16 table":
+        return replace(weight, values=torch.randn(2**bits).bfloat16().float())
     if kind == "tables":
         return replace(weight, values=torch.randn(columns, 2**bits).half())
     if kind == "super":
@@ -74,10 +76,19 @@ def sparse_rows(dense: Tensor) -> SparseRows:
 
 KINDS = (
     *("plain", "zero", "zeros", "offsets", "half offsets", "table", "tables", "super", "super offsets"),
-    *("e4m3 scales", "e8m0 scales", "order", "sparse"),
+    *("bfloat16 table", "e4m3 scales", "e8m0 scales", "order", "sparse"),
 )
 EACH_KIND = [*((kind, 4) for kind in KINDS), *(("zeros", bits) for bits in (2, 3, 5, 6, 8))]
-EACH_KIND += [("super offsets", 2), ("super", 3), ("super offsets", 5), ("super", 6), ("zero", 8), ("tables", 3)]
+EACH_KIND += [
+    ("zero", 5),
+    ("zero", 6),
+    ("super offsets", 2),
+    ("super", 3),
+    ("super offsets", 5),
+    ("super", 6),
+    ("zero", 8),
+    ("tables", 3),
+]
 EACH_KIND += [("float16", 16), ("bfloat16", 16)]
 # Of these columns are not cut between groups of consecutive ones.
 NOT_CUT = ("order", "sparse", "float16", "bfloat16")

@@ -5,7 +5,7 @@
 // for some in the first-level cache, a group at a time, and for many a panel is widened once for all of them. Each output is
 // summed in one order, whichever way it is computed: a row's results do not depend on the other rows of the batch. Half
 // precision times integers are multiplied as bytes, by another kernel, where the level has dot products of these.
-#include "../digit_products.h"
+#include "../quantized_dots.h"
 #include "../quantized_panels.h"
 
 namespace vllm_cpu {
@@ -354,7 +354,7 @@ void take_rows(const QuantizedRowsArgs& a) {
 }  // namespace
 
 void linear_quantized(const LinearArgs& a) {
-  if (linear_quantized_digits(a)) return;
+  if (linear_quantized_pairs(a) || linear_quantized_digits(a)) return;
   VLLM_DISPATCH_DTYPE(a.dtype, Gemm<QuantizedProduct<scalar_t>>::run(a));
 }
 

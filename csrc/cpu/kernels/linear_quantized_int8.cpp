@@ -3,7 +3,7 @@
 // (linear_quantized_int8), or as three digits, 128 to one (linear_quantized_digits), which keep 21 bits of the block's greatest
 // value: float32's sums err by as much. Sums of a block's products are exact; blocks are added up in float32, in order, so that
 // a row's results do not depend on the other rows of the batch.
-#include "../digit_products.h"
+#include "../quantized_dots.h"
 #include "../quantized_panels.h"
 
 namespace vllm_cpu {
@@ -444,7 +444,7 @@ void linear_quantized_int8(const LinearArgs& a) {
 #if defined(__AVX512VNNI__)
 bool linear_quantized_digits(LinearArgs a) {
   if (a.dtype == DType::f32 || a.quant.values != Values::integers || a.quant.sparse_starts != nullptr) return false;
-  a.quant.int8 = true;
+  a.quant.zero_in_codes = true;
   if (a.dtype == DType::bf16) {
     Gemm<QuantizedInt8Product<BF16, kAllDigits>>::run(a);
   } else {

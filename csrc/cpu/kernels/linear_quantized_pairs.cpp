@@ -1,0 +1,233 @@
+// As linear_quantized.cpp, for values that are bfloat16 to the bit, by its dot products: two of k at a time, at twice the rate
+// of float32 multiply-adds where a CPU has fast ones. Products are exact, sums are float32's: those of a group's products with
+// the codes' plain values are multiplied with the group's scale. For a few rows codes are widened in registers, for more a
+// panel is widened once for all; the same numbers are summed in the same order: a row's results do not depend on the others.
+#include "../isa.h"
+#include "../pair_codes.h"
+#include "../quantized_dots.h"
+
+namespace vllm_cpu {
+namespace VLLM_ISA {
+
+#if defined(__AVX512BF16__)
+namespace {
+
+// A tile's sums, two vectors of values, a factor and what codes are widened by are registers.
+constexpr int kTileRows = 12;
+constexpr int kSlots = 2;
+// Units whose products are summed before they are scaled, also of long groups: short chains keep the rounding error small.
+constexpr int64_t kChainUnits = 16;
+// How far ahead to fetch codes: what the hardware fetches by itself stops at each page.
+constexpr int64_t kCodesAhead = 2048;
+// Bytes of a unit's widened codes: [pair][half][16][2].
+constexpr int64_t kUnitBytes = kUnit * kPanel * 2;
+
+// For so few tiles widening anew takes less time than writing a panel's values and reading them again.
+bool is_widened(const LinearArgs& a) { return a.rows > 2 * kTileRows; }
+
+// What is prepared of a panel: scales [groups][32], offsets [groups][32], and widened codes.
+struct Prepared {
+  float *scales, *offsets;
+  uint8_t* codes;
+  Prepared(const LinearArgs& a, int64_t panel) {
+    scales = a.prepared + panel % kSlots * size(a);
+    offsets = scales + a.quant.groups * kPanel;
+    codes = reinterpret_cast<uint8_t*>(offsets + a.quant.groups * kPanel);
+  }
+  static int64_t size(const LinearArgs& a) {
+    return 2 * kPanel * a.quant.groups + (is_widened(a) ? num_units(a.quant) * kUnitBytes / 4 : 0);
+  }
+};
+
+// Codes that were widened, as PairCodes.
+struct WidenedPairs {
+  // So that a unit takes 32 * kBits bytes.
+  static constexpr int kBits = 16;
+  struct Unit {
+    const uint8_t* codes;
+    explicit Unit(const uint8_t* codes) : codes(codes) {}
+  };
+  explicit WidenedPairs(const LinearArgs&) {}
+  template <int half, int pair>
+  __m512i values(const Unit& unit) const {
+    return _mm512_loadu_si512(unit.codes + 128 * pair + 64 * half);
+  }
+};
+
+struct QuantizedPairProduct {
+  using Row = BF16;
+  // Two values of a row, or the sum of a group's.
+  using Element = uint32_t;
+  static constexpr int kMaxRows = kTileRows;
+  static constexpr int64_t kPanelsAtATime = kSlots;
+
+  static constexpr int panels_at_once(int rows) { return rows <= 4 ? 2 : 1; }
+
+  static int64_t panel_size(const LinearArgs& a) { return a.quant.at.size; }
+  static int64_t packed_row(const LinearArgs& a) { return num_units(a.quant) * kPairs + a.quant.groups; }
+  static int64_t prepared_size(const LinearArgs& a) { return kSlots * Prepared::size(a); }
+
+  // [units][rows][4], then the sums of groups [groups][rows].
+  static void pack_row(const LinearArgs& a, const BF16* x, int64_t r, int64_t rows, uint32_t* out) {
+    const Quantized& q = a.quant;
+    constexpr int kInWords = _MM_SHUFFLE(3, 1, 2, 0);
+    uint32_t *to = out + r * kPairs, *sums = out + num_units(q) * kPairs * rows + r;
+    for (int64_t g = 0; g < q.groups; ++g, sums += rows) {
+      const int64_t begin = g * q.group_size, end = least(begin + q.group_size, a.inner);
+      float sum = 0.0f;
+      for (int64_t u = 0; u < units_of_group(q); ++u, to += rows * kPairs) {
+        const int64_t k = begin + u * kUnit;
+        const int count = static_cast<int>(end <= k ? 0 : least(end - k, kUnit));
+        BF16 unit[kUnit] = {};
+        if (q.order != nullptr) {
+          for (int i = 0; i < count; ++i) unit[i] = x[q.order[k + i]];
+        } else {
+          std::memcpy(unit, x + k, static_cast<size_t>(count) * sizeof(BF16));
+        }
+        const __m128i eight = _mm_loadu_si128((const __m128i*)unit);
+        const __m128i halves = _mm_unpacklo_epi16(eight, _mm_unpackhi_epi64(eight, eight));
+        const __m128i words = _mm_shufflehi_epi16(_mm_shufflelo_epi16(eight, kInWords), kInWords);
+        _mm_storeu_si128((__m128i*)to, pairs_in_words(q) ? words : halves);
+        sum += reduce_sum(load_n(unit, kUnit));
+      }
+      std::memcpy(sums, &sum, sizeof(sum));
+    }
+  }
+
+  static void prepare(const LinearArgs& a, int64_t panel, int64_t stop) {
+    for (; panel < stop; ++panel) {
+      const uint8_t* weight = static_cast<const uint8_t*>(a.weight) + panel * a.quant.at.size;
+      const Prepared to(a, panel);
+      widen_scales(a.quant, weight, to.scales, to.offsets);
+      if (is_widened(a)) {
+        with_pair_codes<kTileRows>(a.quant, [&](auto* kind) { widen<std::remove_cvref_t<decltype(*kind)>>(a, weight, to.codes); });
+      }
+    }
+  }
+
+  template <int R, int P>
+  static void multiply(const LinearArgs& a, const uint32_t* x, int64_t row, int64_t panel, Ahead ahead) {
+    if (is_widened(a)) {
+      const uint8_t *first = Prepared(a, panel).codes, *last = Prepared(a, panel + P - 1).codes;
+      return add_panels<WidenedPairs, R, P>(a, x, row, panel, first, last - first, ahead);
+    }
+    with_pair_codes<R>(a.quant, [&](auto* kind) {
+      const uint8_t* codes = static_cast<const uint8_t*>(a.weight) + panel * panel_size(a);
+      add_panels<std::remove_cvref_t<decltype(*kind)>, R, P>(a, x, row, panel, codes, panel_size(a), ahead);
+    });
+  }
+
+ private:
+  template <typename C>
+  [[gnu::noinline]] static void widen(const LinearArgs& a, const uint8_t* codes, uint8_t* to) {
+    const C kind(a);
+    for (int64_t u = 0; u < num_units(a.quant); ++u, codes += kPanel * C::kBits, to += kUnitBytes) {
+      for (int i = 0; i < kPanel * C::kBits; i += 64) __builtin_prefetch(codes + kCodesAhead + i);
+      const typename C::Unit unit(codes);
+      unroll<kPairs>([&](auto pair) VLLM_INLINE {
+        _mm512_storeu_si512(to + 128 * pair, kind.template values<0, pair>(unit));
+        _mm512_storeu_si512(to + 128 * pair + 64, kind.template values<1, pair>(unit));
+      });
+    }
+  }
+
+  template <typename C, int R, int P>
+  [[gnu::noinline]] static void add_panels(const LinearArgs& a, const uint32_t* x, int64_t row, int64_t panel,
+                                           const uint8_t* codes, int64_t codes_stride, Ahead ahead) {
+    const C kind(a);
+    const Quantized& q = a.quant;
+    const float* scales[P];
+    for (int p = 0; p < P; ++p) scales[p] = Prepared(a, panel + p).scales;
+    NextPanels next(a, panel, P);
+    Vec totals[R][P][2];
+    for (int r = 0; r < R; ++r) {
+      for (int p = 0; p < P; ++p) totals[r][p][0] = totals[r][p][1] = zero();
+    }
+    for (int64_t g = 0; g < q.groups; ++g) {
+      for (int64_t left = units_of_group(q); left > 0; left -= kChainUnits) {
+        Vec sums[R][P][2];
+        unroll<R>([&](auto r) VLLM_INLINE {
+          unroll<P>([&](auto p) VLLM_INLINE { sums[r][p][0] = sums[r][p][1] = zero(); });
+        });
+        for (int64_t u = least(left, kChainUnits); u > 0; --u, x += R * kPairs, codes += kPanel * C::kBits) {
+          if constexpr (std::is_same_v<C, WidenedPairs>) {
+            ahead();
+          } else {
+            next.template fetch<C::kBits, P>();
+          }
+          unroll<P>([&](auto p) VLLM_INLINE {
+            const typename C::Unit unit(codes + p * codes_stride);
+            unroll<kPairs>([&](auto pair) VLLM_INLINE {
+              const __m512bh low = (__m512bh)kind.template values<0, pair>(unit);
+              const __m512bh high = (__m512bh)kind.template values<1, pair>(unit);
+              unroll<R>([&](auto r) VLLM_INLINE {
+                const __m512bh two = (__m512bh)_mm512_set1_epi32(static_cast<int>(x[r * kPairs + pair]));
+                sums[r][p][0].v = _mm512_dpbf16_ps(sums[r][p][0].v, low, two);
+                sums[r][p][1].v = _mm512_dpbf16_ps(sums[r][p][1].v, high, two);
+              });
+            });
+          });
+        }
+        unroll<P>([&](auto p) VLLM_INLINE {
+          const Vec low = load(scales[p] + g * kPanel), high = load(scales[p] + g * kPanel + 16);
+          unroll<R>([&](auto r) VLLM_INLINE {
+            totals[r][p][0] = fma(sums[r][p][0], low, totals[r][p][0]);
+            totals[r][p][1] = fma(sums[r][p][1], high, totals[r][p][1]);
+          });
+        });
+      }
+    }
+    if (has_offsets(q)) add_offsets<R, P>(q, x, scales, totals);
+    write_tile<BF16>(a, totals, row, panel, 0);
+  }
+
+  // totals += the sums of groups [groups][R] times their offsets, which stand behind the scales.
+  template <int R, int P>
+  [[gnu::noinline]] static void add_offsets(const Quantized& q, const uint32_t* sums, const float* const (&scales)[P],
+                                            Vec (&all)[R][P][2]) {
+    Vec totals[R][P][2];
+    unroll<R * P * 2>([&](auto i) VLLM_INLINE { totals[i / 2 / P][i / 2 % P][i % 2] = all[i / 2 / P][i / 2 % P][i % 2]; });
+    for (int64_t at = q.groups * kPanel; at < 2 * q.groups * kPanel; at += kPanel, sums += R) {
+      unroll<P>([&](auto p) VLLM_INLINE {
+        const Vec low = load(scales[p] + at), high = load(scales[p] + at + 16);
+        unroll<R>([&](auto r) VLLM_INLINE {
+          float sum;
+          std::memcpy(&sum, sums + r, sizeof(sum));
+          totals[r][p][0] = fma(set1(sum), low, totals[r][p][0]);
+          totals[r][p][1] = fma(set1(sum), high, totals[r][p][1]);
+        });
+      });
+    }
+    unroll<R * P * 2>([&](auto i) VLLM_INLINE { all[i / 2 / P][i / 2 % P][i % 2] = totals[i / 2 / P][i / 2 % P][i % 2]; });
+  }
+};
+
+bool are_bfloat16(const float* values, int count) {
+  for (int i = 0; i < count; ++i) {
+    uint32_t bits;
+    std::memcpy(&bits, values + i, sizeof(bits));
+    if ((bits & 0xffff) != 0) return false;
+  }
+  return true;
+}
+
+// Whether all values of a weight are bfloat16, and nothing is added to them.
+bool fits(const Quantized& q) {
+  if (q.sparse_starts != nullptr || q.values == Values::tables) return false;
+  return q.bits > 4 || are_bfloat16(q.table, 16);
+}
+
+}  // namespace
+
+bool linear_quantized_pairs(LinearArgs a) {
+  if (a.dtype != DType::bf16 || !has_fast_bf16_dot() || !fits(a.quant)) return false;
+  a.quant.zero_in_codes = a.quant.bits <= 6;
+  Gemm<QuantizedPairProduct>::run(a);
+  return true;
+}
+#else
+bool linear_quantized_pairs(LinearArgs) { return false; }
+#endif
+
+}  // namespace VLLM_ISA
+}  // namespace vllm_cpu
