@@ -1,4 +1,5 @@
-"""Serve requests on a pretended GPU; print which variants of Triton's kernels are asked for at the start, and later.
+"""Serve requests on a pretended GPU; print which variants of Triton's kernels are asked for at the start, and later, by
+how weights and cache are held.
 
 Run as a program: Triton must not interpret here, and needs no device. Wrappers launch as ever, but nothing is compiled
 or run: what a launch would compile is noted, and the reference computes.
@@ -11,7 +12,8 @@ import json
 import random
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -36,6 +38,12 @@ _KINDS: list[dict[str, Any]] = [
     {"presence_penalty": 0.5, "min_tokens": 1},
 ]
 
+
+# How weights and cache are held, and the sizes of batches.
+_HELD: list[tuple[str, dict[str, Any], Sequence[int]]] = [
+    ("plain", {}, (1, 2, 5, 19, 8, 3)),
+    ("8 bits", {"quantization": "fp8", "kv_cache_dtype": "fp8"}, (2, 19)),
+]
 
 _RUN = JITFunction.run
 _seen: set[tuple[str, str]] = set()
@@ -93,13 +101,24 @@ def _requests(random_: random.Random, count: int, vocab_size: int) -> tuple[list
     return prompts, params
 
 
+def _count(llm: Callable[[], Any], counts: Sequence[int], seed: int) -> dict[str, list[Any]]:
+    """The variants of the start, and those that came later, with batches of so many requests."""
+    _seen.clear()
+    engine, random_ = llm(), random.Random(seed)
+    at_start = set(_seen)
+    vocab_size = engine.llm_engine.vllm_config.model_config.vocab_size
+    for count in counts:
+        prompts, params = _requests(random_, count, vocab_size)
+        engine.generate(prompts, params, use_tqdm=False)
+    return {"at_start": sorted(at_start), "later": sorted(_seen - at_start)}
+
+
 def main() -> None:
-    """Print the variants of the start, and those that came later."""
+    """Print what is counted."""
     from models_util import make_random_model
     from tiny_llm import make_tiny_llm
 
     pretend_capability(90)
-    random_ = random.Random(int(sys.argv[1]))
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
         # Rows of an odd vocabulary are aligned each in its way; contexts of 512 and more are split.
         path, _ = make_random_model("qwen3", "small", Path(folder), vocab_size=203, max_position_embeddings=640)
@@ -112,13 +131,11 @@ def main() -> None:
             stack.enter_context(context)
         fields = {"device": "cuda", "dtype": "bfloat16", "max_num_seqs": 20, "max_logprob_token_ids": -1}
         fields |= {"skip_tokenizer_init": True, "max_model_len": 640, "max_num_batched_tokens": 64}
-        llm = make_tiny_llm(path, **fields)
-        at_start = set(_seen)
-        vocab_size = llm.llm_engine.vllm_config.model_config.vocab_size
-        for count in (1, 2, 5, 19, 8, 3):
-            prompts, params = _requests(random_, count, vocab_size)
-            llm.generate(prompts, params, use_tqdm=False)
-    print(json.dumps({"at_start": sorted(at_start), "later": sorted(_seen - at_start)}))
+        counted = {
+            name: _count(partial(make_tiny_llm, path, **fields, **others), counts, int(sys.argv[1]))
+            for name, others, counts in _HELD
+        }
+    print(json.dumps(counted))
 
 
 if __name__ == "__main__":

@@ -28,12 +28,24 @@ from torch import Tensor
 from torch.overrides import _get_current_function_mode_stack
 from torch.utils._device import DeviceContext, _device_constructors
 from torch.utils._python_dispatch import _disable_current_modes
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import register_dataclass, tree_map
 
 import vllm.ops.triton as triton_kernels
+from vllm.ops.quantized_tensor import QuantizedTensor
 from vllm.v1.worker.gpu import piecewise_graphs
 
+# So that its tensors are found.
+register_dataclass(QuantizedTensor)
+
 MEMORY_BYTES = 4 * 2**30
+_PROPERTIES = {
+    "name": "pretended",
+    "major": 9,
+    "minor": 0,
+    "multi_processor_count": 4,
+    "total_memory": MEMORY_BYTES,
+    "L2_cache_size": 2**20,
+}
 SIZES = (16, 48)
 """Numbers of tokens of steps with prompts that are captured."""
 
@@ -54,7 +66,7 @@ class _Event:
         return True
 
     def elapsed_time(self, end: _Event) -> float:
-        return 0.0
+        return 1.0
 
 
 class _Stream:
@@ -107,6 +119,29 @@ def _graph_class(mode: PretendMode) -> type:
 
 
 @contextlib.contextmanager
+def _capturing(graph: Any) -> Iterator[None]:
+    graph.capture_begin()
+    try:
+        yield
+    finally:
+        graph.capture_end()
+
+
+class _Generator(torch.Generator):
+    """Of the CPU, for the device."""
+
+    def __new__(cls, device: Any = "cpu") -> _Generator:
+        return super().__new__(cls, "cpu")
+
+    def __init__(self, device: Any = "cpu") -> None:
+        self._device = torch.device(device)
+
+    @property
+    def device(self) -> torch.device:  # type: ignore[override]
+        return self._device
+
+
+@contextlib.contextmanager
 def pretending(interpreted: bool = False) -> Iterator[None]:
     """torch.cuda has one device, on which tensors can be made.
 
@@ -134,10 +169,12 @@ def pretending(interpreted: bool = False) -> Iterator[None]:
         "set_device": lambda device: None,
         "get_device_capability": lambda device=None: (9, 0),
         "get_device_name": lambda device=None: "pretended",
-        "get_device_properties": lambda device=None: SimpleNamespace(total_memory=MEMORY_BYTES),
+        "get_device_properties": lambda device=None: SimpleNamespace(**_PROPERTIES),
         "get_arch_list": lambda: ["sm_90"],
         "mem_get_info": lambda device=None: (MEMORY_BYTES, MEMORY_BYTES),
         "memory_reserved": lambda device=None: 0,
+        "memory_allocated": lambda device=None: 0,
+        "max_memory_allocated": lambda device=None: 0,
         "max_memory_reserved": lambda device=None: 0,
         "reset_peak_memory_stats": lambda device=None: None,
         "empty_cache": lambda: None,
@@ -147,6 +184,7 @@ def pretending(interpreted: bool = False) -> Iterator[None]:
         "graph_pool_handle": lambda: (0, 1),
         "current_stream": lambda device=None: _Stream(mode, mode.streams.current),
         "stream": lambda stream: _on(mode, stream),
+        "graph": _capturing,
         "Stream": lambda device=None: _Stream(mode, mode.streams.new()),
         "Event": lambda enable_timing=False: _Event(mode),
         "CUDAGraph": _graph_class(mode),
@@ -157,6 +195,7 @@ def pretending(interpreted: bool = False) -> Iterator[None]:
         # Capturing takes as long as running.
         patch.setattr(piecewise_graphs, "_SIZES", SIZES)
         patch.setattr(torch, "tensor", _tensor_maker(mode, torch.tensor))
+        patch.setattr(torch, "Generator", _Generator)
         for name, fake in fakes.items():
             patch.setattr(torch.cuda, name, fake)
         if interpreted:

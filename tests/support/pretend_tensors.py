@@ -35,6 +35,8 @@ _WAITING = {
 }
 _INDEXING = {_aten.index, _aten.index_put_, _aten.index_put, _aten._index_put_impl_}
 _COPYING = {_aten._to_copy, _aten.copy_}
+# Not taken apart: some parts would be made where the tensors say that they are.
+_WHOLE = {_aten.where, _aten.scaled_dot_product_attention}
 
 
 def _mm_to(x: Tensor, y: Tensor, dtype: torch.dtype) -> Tensor:
@@ -128,7 +130,8 @@ class PretendMode(TorchDispatchMode):
         if packet is _aten.to:
             return self._to(func, args, kwargs)
         # Inference mode hands over operations that are made of others.
-        if torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CompositeImplicitAutograd"):
+        is_composite = torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CompositeImplicitAutograd")
+        if is_composite and packet not in _WHOLE:
             with self:
                 return func.decompose(*args, **kwargs)
         if kwargs.pop("pin_memory", False):

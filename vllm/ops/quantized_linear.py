@@ -189,20 +189,20 @@ def _multiply(
 
 
 def _by_rows(x: Tensor, packed: PackedQuantized, float_out: bool) -> Tensor:
-    products = [_plain_product(x, part) for part in packed.parts if isinstance(part, PlainPart)]
+    products = [plain_product(x, part.planes, part.rest) for part in packed.parts if isinstance(part, PlainPart)]
     out = products[0] if len(products) == 1 else torch.cat(products, dim=1)
     if packed.bias is not None:
         out += packed.bias.float()
     return out if float_out else out.to(x.dtype)
 
 
-def _plain_product(x: Tensor, part: PlainPart) -> Tensor:
-    """float32 [T, N]."""
-    if implementation(x) == "triton" and triton_function("can_multiply", __name__)(x, part.rest):
-        return triton_function("quantized_linear", __name__)(x, part.planes, part.rest)
-    wide, rows = x.float(), part.shape[0]
+def plain_product(x: Tensor, planes: tuple[Tensor, ...], weight: QuantizedTensor) -> Tensor:
+    """float32 [T, N]: x [T, K] times the weight whose codes are the `planes`; see PlainPart."""
+    if implementation(x) == "triton" and triton_function("can_multiply", __name__)(x, weight):
+        return triton_function("plain_product", __name__)(x, planes, weight)
+    wide, part = x.float(), PlainPart(planes, weight)
     tile = max(1, _TILE_BYTES // (4 * part.shape[1]))
-    products = [wide @ part.rows(slice(first, first + tile)).dequantize().T for first in range(0, rows, tile)]
+    products = [wide @ part.rows(slice(first, first + tile)).dequantize().T for first in range(0, part.shape[0], tile)]
     return torch.cat(products, dim=1)
 
 

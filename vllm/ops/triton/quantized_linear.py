@@ -1,4 +1,4 @@
-"""Triton implementation of `quantized_linear`: products of 16-bit x with codes, group by group.
+"""Triton implementation of `plain_product`: products of 16-bit x with codes, group by group.
 
 A tile of codes becomes 16-bit floats, which is exact for integers and for 8-bit floats; values of a table that 16 bits
 do not hold are a sum of two that they do. The matrix units' float32 sums over a block of inputs, all of one group, are
@@ -38,8 +38,7 @@ def _multiplies_tiles(device: torch.device) -> bool:
     return device.type != "cuda" or torch.cuda.get_device_capability(device) >= (8, 0)
 
 
-def quantized_linear(x: Tensor, planes: tuple[Tensor, ...], weight: QuantizedTensor) -> Tensor:
-    """float32 [T, N]: x [T, K] times the weight whose codes are the `planes`; see PlainPart."""
+def plain_product(x: Tensor, planes: tuple[Tensor, ...], weight: QuantizedTensor) -> Tensor:
     if weight.input_order is not None:
         x = x[:, weight.input_order]
     x = x.contiguous()
