@@ -27,6 +27,7 @@ def make_cases(setting: Setting) -> dict[str, Case]:
             if (name, kind) == ("flashinfer", "decode"):
                 continue
             cases[f"{kind} {name}"] = lambda name=name, measure=measure: _measure(setting, name, measure)
+    cases["decode from a cache of 8 bits"] = lambda: _measure(setting, "paged", _decode_float8)
     return cases
 
 
@@ -98,6 +99,21 @@ def _decode(setting: Setting, name: str, backend: Any) -> dict[str, Any]:
             )
         ],
     }
+
+
+def _decode_float8(setting: Setting, name: str, backend: Any) -> dict[str, Any]:
+    """Keys and values in 8 bits against 16."""
+    num_seqs, context = setting.sizes.decode
+    batch, caches = _random_batch(setting, backend, ((1, context),) * num_seqs)
+    small = tuple(cache.to(torch.float8_e4m3fn) for cache in caches)
+    calls: dict[str, list[Callable[[], object]]] = {
+        kind: [lambda cache=cache: backend.attend(batch.q, cache, batch.metadata, batch.options)]
+        for kind, cache in (("fp8", small), ("bf16", caches))
+    }
+    seconds = time_in_turns(calls, setting.device, setting.sizes.repeats)
+    work = f"attention of {num_seqs} sequences over {context:,} tokens each in a cache of 8 bits, against bfloat16"
+    row = make_row("decode_float8", work, seconds["fp8"] / seconds["bf16"], 0.7, "x", at_least=False)
+    return {f"{kind}_seconds": value for kind, value in seconds.items()} | {"rows": [row]}
 
 
 def _random_batch(

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -35,6 +36,8 @@ def make_cases(setting: Setting) -> dict[str, Case]:
     cases["prompts as outputs"] = lambda: _same_bits(setting)
     cases["kernels at the start"] = lambda: _late_compilations(setting, models)
     cases["decode host time"] = lambda: _host_share(setting, models)
+    cases["prompts' host time"] = lambda: _prompt_host_share(setting, models)
+    cases["pieces"] = lambda: _pieces(setting, models)
     cases["all reduce"] = lambda: _all_reduce(setting)
     cases["decode with ids"] = lambda: _cost_of_ids(setting, models)
     for batch in setting.sizes.batches:
@@ -145,11 +148,12 @@ def _all_reduce(setting: Setting) -> dict[str, Any]:
     return {**seconds, "rows": [make_row("all_reduce", work, 1e6 * seconds["ours"], 20.0, "us", at_least=False)]}
 
 
-def _host_share(setting: Setting, models: _Models) -> dict[str, Any]:
-    """The time in which a decode step is dispatched, of the time that steps take."""
-    llm, sizes, batch = models.engine(), setting.sizes, min(setting.sizes.batches)
+@contextlib.contextmanager
+def _dispatches(llm: LLM) -> Iterator[list[float]]:
+    """Seconds in which each step is dispatched, where steps run ahead."""
     worker = llm.llm_engine.engine_core.executor.worker
-    spent, begin = [], worker.begin_step
+    spent: list[float] = []
+    begin = worker.begin_step
 
     def timed(step: Any) -> Any:
         began = time.perf_counter()
@@ -158,13 +162,56 @@ def _host_share(setting: Setting, models: _Models) -> dict[str, Any]:
         finally:
             spent.append(time.perf_counter() - began)
 
-    _generate(llm, models.prompts(batch), sizes.max_tokens)
-    prompts = _generate(llm, models.prompts(batch), 1)
     worker.begin_step = timed
     try:
-        seconds = _generate(llm, models.prompts(batch), sizes.max_tokens)
+        yield spent
     finally:
         worker.begin_step = begin
+
+
+def _prompt_host_share(setting: Setting, models: _Models) -> dict[str, Any]:
+    """Prompts that are read: the time in which their steps are dispatched, of the time that they take."""
+    llm, batch = models.engine(), max(setting.sizes.batches)
+    for _ in range(2):
+        prompts = models.prompts(batch)
+        with _dispatches(llm) as spent:
+            seconds = _generate(llm, prompts, 1, prompt_logprobs=0)
+    if not spent:
+        return {"not_here": "steps do not run ahead on this device"}
+    work = f"{batch} prompts whose tokens are read: their steps' dispatch on the host, of the time of all"
+    rows = [make_row("prompt_host_share", work, sum(spent) / seconds, 0.6, "of the time", at_least=False)]
+    return {"host_seconds": spent, "seconds": seconds, "rows": rows}
+
+
+def _pieces(setting: Setting, models: _Models) -> dict[str, Any]:
+    """A step of a few hundred prompt tokens, replayed in pieces and launched kernel by kernel."""
+    llm, sizes = models.engine(), setting.sizes
+    runner = llm.llm_engine.engine_core.executor.worker.model_runner
+    kept, count = runner._pieces, max(1, 512 // sizes.prompt_len)
+    if kept is None:
+        return {"not_here": "steps with prompts are not captured on this device"}
+    seconds: dict[str, list[float]] = {"replayed": [], "launched": []}
+    try:
+        for repeat in range(4 * sizes.engine_repeats + 1):
+            for kind in seconds if repeat % 2 else reversed(seconds):
+                runner._pieces = kept if kind == "replayed" else None
+                spent = _generate(llm, models.prompts(min(count, max(sizes.batches))), 1)
+                if repeat:
+                    seconds[kind].append(spent)
+    finally:
+        runner._pieces = kept
+    ratio = statistics.median(seconds["launched"]) / statistics.median(seconds["replayed"])
+    work = "a step of at most 512 prompt tokens, replayed in pieces, against launches of its kernels"
+    return {"seconds": seconds, "rows": [make_row("pieces", work, ratio, 1.2, "x")]}
+
+
+def _host_share(setting: Setting, models: _Models) -> dict[str, Any]:
+    """The time in which a decode step is dispatched, of the time that steps take."""
+    llm, sizes, batch = models.engine(), setting.sizes, min(setting.sizes.batches)
+    _generate(llm, models.prompts(batch), sizes.max_tokens)
+    prompts = _generate(llm, models.prompts(batch), 1)
+    with _dispatches(llm) as spent:
+        seconds = _generate(llm, models.prompts(batch), sizes.max_tokens)
     if not spent:
         return {"not_here": "steps do not run ahead on this device"}
     step = (seconds - prompts) / (sizes.max_tokens - 1)

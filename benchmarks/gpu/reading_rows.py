@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from gpu.setting import Case, Setting, make_row
+from gpu.state_rows import measure_swap, measure_top_p
 from gpu.timing import synchronize, time_in_turns
 from vllm.ops._dispatch import force
 from vllm.ops.count_above import count_above
@@ -20,12 +21,14 @@ _MIB = 2**20
 
 
 def make_cases(setting: Setting) -> dict[str, Case]:
-    """The reading kernel by dtype, then prompt readings."""
+    """The reading kernel by dtype, then prompt readings, and what else a step's kernels do outside of the model."""
     cases: dict[str, Case] = {f"readings {name}": lambda name=name: _readings(setting, name) for name in _DTYPES}
     cases["prompt readings"] = lambda: _prompt_readings(setting)
     cases["descriptors"] = lambda: _descriptors(setting)
     cases["tiles"] = lambda: _tiles(setting)
     cases["prompt against output"] = lambda: _prompt_against_output(setting)
+    cases["top-p"] = lambda: measure_top_p(setting)
+    cases["swapped blocks"] = lambda: measure_swap(setting)
     return cases
 
 

@@ -26,8 +26,10 @@ ROWS = {
         "prompt_readings",
         "prompt_readings_memory",
         "prompt_against_output",
+        "top_p",
+        "swap_blocks",
     },
-    "attention": {"prefill_paged", "decode_paged"},
+    "attention": {"prefill_paged", "decode_paged", "decode_float8"},
     "engine": {"prompts_as_outputs", "late_compilations", "decode_ids", "generate_2", "generate_3"},
 }
 

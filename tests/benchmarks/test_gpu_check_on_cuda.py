@@ -26,7 +26,7 @@ ROWS = {
     "kernels": set(),
     "readings": {"prompt_readings_described", "prompt_readings_tiles"},
     "attention": set(),
-    "engine": {"decode_host_share"},
+    "engine": {"decode_host_share", "prompt_host_share", "pieces"},
 }
 
 
