@@ -11,10 +11,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from vllm.exceptions import VLLMValidationError, shown
 from vllm.tokenizers.tokenizer import Tokenizer
+from vllm.transformers_utils.sentence_transformers import PairMessages, read_pair_messages
 from vllm.utils.checks import check_texts
 
 
@@ -25,7 +26,10 @@ class ScoreTemplate:
         source: Jinja, with the variables query, document and instruction; or messages of the roles query and document.
         labels: the positive answer and the negative one, as texts or token ids.
         instruction: where none is given.
+        adds_special_tokens: whether the tokenizer puts its own around the prompt.
     """
+
+    adds_special_tokens: ClassVar[bool] = True
 
     source: str
     labels: tuple[str, str] | tuple[int, int] = ("yes", "no")
@@ -43,12 +47,55 @@ class ScoreTemplate:
             raise VLLMValidationError(f"the score template fails: {error}", "score_template") from error
 
 
+class ChatScoreTemplate(ScoreTemplate):
+    """The tokenizer's chat template, as a CrossEncoder's folder says. ValueError: a template that it does not have."""
+
+    adds_special_tokens = False
+
+    def __init__(self, tokenizer: Tokenizer, form: PairMessages) -> None:
+        super().__init__("", form.token_ids or ("yes", "no"))  # type: ignore[arg-type]
+        # The class is frozen.
+        object.__setattr__(self, "_tokenizer", tokenizer)
+        object.__setattr__(self, "_form", form)
+
+    def render(self, query: str, document: str, instruction: str | None = None) -> str:
+        form: PairMessages = self._form  # type: ignore[attr-defined]
+        texts = {"query": query, "document": document}
+        if form.system:
+            texts = {"system": form.system, **texts}
+        messages: list[dict[str, Any]] = [
+            {"role": role, "content": [{"type": "text", "text": text}] if form.is_structured else text}
+            for role, text in texts.items()
+        ]
+        more = {} if instruction is None else {"instruction": instruction}
+        options = {**form.arguments, **more, "chat_template": form.template}
+        try:
+            return str(self._tokenizer.apply_chat_template(messages, tokenize=False, **options))  # type: ignore[attr-defined]
+        except Exception as error:  # a template is a program: it may raise anything
+            raise VLLMValidationError(f"the model's chat template fails: {error}", "score_template") from error
+
+
+def declared_template(folder: Path, tokenizer: Tokenizer | None) -> ScoreTemplate | None:
+    """The one that a CrossEncoder's folder declares; None: there is none.
+
+    Raises:
+        VLLMValidationError: its score cannot be read so.
+    """
+    try:
+        form = read_pair_messages(folder)
+    except ValueError as error:
+        raise VLLMValidationError(f"{error}: name a score template", "score_template") from None
+    return None if form is None or tokenizer is None else ChatScoreTemplate(tokenizer, form)
+
+
 @lru_cache(maxsize=16)
 def _compiled(source: str) -> Any:
     import jinja2
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-    environment = ImmutableSandboxedEnvironment(undefined=jinja2.StrictUndefined, keep_trailing_newline=True)
+    # Lines of blocks leave nothing, as in transformers' chat templates.
+    options: dict[str, Any] = {"trim_blocks": True, "lstrip_blocks": True, "keep_trailing_newline": True}
+    environment = ImmutableSandboxedEnvironment(undefined=jinja2.StrictUndefined, **options)
     return environment.from_string(source)
 
 
@@ -168,7 +215,7 @@ class PairPrompts:
         if special is None or not any(
             special.search(text) for pair in pairs for text in (*pair, self._instruction or "")
         ):
-            return self._tokenizer.encode_batch(texts)
+            return self._tokenizer.encode_batch(texts, self._template.adds_special_tokens)
         return [self._guarded(pair, text, special) for pair, text in zip(pairs, texts, strict=True)]
 
     def _guarded(self, pair: tuple[str, str], rendered: str, special: re.Pattern[str]) -> list[int]:
@@ -185,7 +232,7 @@ class PairPrompts:
                 "leave it out",
                 "documents",
             )
-        probe = self._tokenizer.encode(_PROBE)
+        probe = self._tokenizer.encode(_PROBE, add_special_tokens=self._template.adds_special_tokens)
         inner = self._tokenizer.encode(_PROBE, add_special_tokens=False)
         start = next(i for i in range(len(probe)) if probe[i : i + len(inner)] == inner)
         ids = probe[:start]

@@ -70,6 +70,57 @@ class SentencePooling:
         return sizes[-1] if sizes else hidden_size * len(self.modes)
 
 
+@dataclass(frozen=True)
+class PairMessages:
+    """How a cross-encoder puts a pair of texts into its tokenizer's chat template, as messages of the roles query and
+    document.
+
+    Attributes:
+        template: a name among the tokenizer's chat templates; None: the usual one.
+        arguments: the template's.
+        is_structured: whether a message's content is a list of parts in place of a text.
+        system: the text of a message before them; "" for none.
+        token_ids: of a model that generates the positive answer and the negative one; empty: it classifies.
+    """
+
+    template: str | None
+    arguments: dict[str, Any]
+    is_structured: bool
+    system: str
+    token_ids: tuple[int, ...]
+
+
+# Of the settings of a chat template, those that are not the template's.
+_NO_ARGUMENTS = {"restore_suffix", "truncation", "max_length", "padding", "pad_to_multiple_of", "return_tensors"}
+
+
+def read_pair_messages(folder: Path) -> PairMessages | None:
+    """What a CrossEncoder's folder says; None: it joins texts without a chat template, or is none.
+
+    Raises:
+        ValueError: its score is one token's logit.
+    """
+    own = read_json(folder / "config_sentence_transformers.json") or {}
+    modules = read_json(folder / "modules.json") or ()
+    if own.get("model_type") != "CrossEncoder" or not modules:
+        return None
+    settings = transformer_settings(folder)[0]
+    message = (settings.get("modality_config") or {}).get("message")
+    if message is None:
+        return None
+    token_ids: tuple[int, ...] = ()
+    for module in modules:
+        if module["type"].endswith(".LogitScore"):
+            score = read_json(folder / module["path"] / "config.json") or {}
+            if score.get("false_token_id") is None:
+                raise ValueError(f"{folder.name}: a LogitScore without false_token_id is not supported")
+            token_ids = (score["true_token_id"], score["false_token_id"])
+    arguments = dict((settings.get("processing_kwargs") or {}).get("chat_template") or {})
+    template = arguments.pop("chat_template", None)
+    arguments = {name: value for name, value in arguments.items() if name not in _NO_ARGUMENTS}
+    return PairMessages(template, arguments, message.get("format") == "structured", default_prompt(folder), token_ids)
+
+
 def read_pooling(folder: Path) -> SentencePooling | None:
     """What modules.json says; None without one, and where it is of a model that generates.
 
@@ -141,8 +192,6 @@ def warn_of_unread(folder: Path) -> None:
     prompt = default_prompt(folder)
     if prompt and _leaves_out_prompts(folder):
         raise ValueError(f"{folder.name}: include_prompt=false is not supported with default_prompt_name")
-    if prompt and config.get("model_type") == "CrossEncoder":
-        logger.warning("default_prompt_name=%s is not applied to pairs", config["default_prompt_name"])
     if str(config.get("similarity_fn_name")).lower() not in ("none", "cosine", "maxsim", "meanmaxsim"):
         logger.warning("similarity_fn_name=%s: scores of embeddings are cosines here", config["similarity_fn_name"])
 

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import json
+import shutil
+
 import pytest
 import torch
 import transformers
 from asgi import AppThread, make_engine
 from minilm import extract_minilm
+
+from vllm import LLM
 
 QUERY = "Where does the cat sit?"
 DOCUMENTS = ["The cat sits on the mat.", "Stocks fell.", "A kitten is on a rug, far from all others."]
@@ -96,6 +101,15 @@ def test_pairs_in_every_form(server, reference, names):
     assert [each["score"] for each in plain] == pytest.approx(want, abs=1e-4)
     (one,) = server.post("/score", **{names[0]: [QUERY], names[1]: DOCUMENTS[1]})["data"]
     assert one["score"] == pytest.approx(sigmoid(want)[1], abs=1e-5)
+
+
+def test_a_default_prompt_stands_before_the_query(tmp_path, reference):
+    folder = shutil.copytree(reference[0], tmp_path / "prompted")
+    own = {"model_type": "CrossEncoder", "prompts": {"p": "about: "}, "default_prompt_name": "p"}
+    (folder / "config_sentence_transformers.json").write_text(json.dumps(own))
+    outputs = LLM(str(folder)).score(QUERY, DOCUMENTS, use_tqdm=False)
+    want = sigmoid(logits(reference, [(f"about: {QUERY}", document) for document in DOCUMENTS]))
+    assert [output.outputs.score for output in outputs] == pytest.approx(want, abs=1e-5)
 
 
 def test_long_documents_lose_their_end(server, reference):

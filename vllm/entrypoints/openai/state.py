@@ -17,7 +17,7 @@ from vllm.entrypoints.openai.errors import ApiError
 from vllm.entrypoints.openai.http_metrics import HttpMetrics
 from vllm.entrypoints.openai.server_args import ServerArgs
 from vllm.entrypoints.pooling.pairs import score_type
-from vllm.entrypoints.score_templates import ScoreTemplate, score_template
+from vllm.entrypoints.score_templates import ScoreTemplate, declared_template, score_template
 from vllm.exceptions import shown
 from vllm.tokenizers.tokenizer import Tokenizer
 from vllm.tracing import RequestTracer
@@ -111,8 +111,12 @@ class ServerState:
     @cached_property
     def score_template(self) -> ScoreTemplate:
         """How /rerank and /score ask the model."""
-        config = self.engine.model_config.hf_config.raw
-        return score_template(self.args.score_template, self.args.score_labels, config)
+        config = self.engine.model_config
+        if self.args.score_template is None and self.args.score_labels is None:
+            declared = declared_template(Path(config.path), self.engine.tokenizer)
+            if declared is not None:
+                return declared
+        return score_template(self.args.score_template, self.args.score_labels, config.hf_config.raw)
 
     @property
     def tokenizer(self) -> Tokenizer:

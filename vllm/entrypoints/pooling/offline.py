@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from vllm.entrypoints.pooling.late_interaction import LateTexts
 from vllm.entrypoints.pooling.pairs import PairLimits, PooledPairs
-from vllm.entrypoints.score_templates import PairPrompts, ScoreTemplate, pairs_of, score_template
+from vllm.entrypoints.score_templates import PairPrompts, ScoreTemplate, declared_template, pairs_of, score_template
 from vllm.exceptions import VLLMValidationError
 from vllm.pooling_outputs import (
     ClassificationRequestOutput,
@@ -63,9 +63,9 @@ class PairScoring:
             lora_request: None.
             tokenization_kwargs: {"truncation": True} or {"truncate_prompt_tokens": -1} lets the ends of texts that are
                 too long go; max_length or that number says how long they may be.
-            chat_template: a name in score_templates.TEMPLATES, a file of Jinja, or Jinja itself. None: of a generating
-                model "plain", or with `classifier_from_token` in config.json query and document as they are; of a
-                cross-encoder its tokenizer joins the texts.
+            chat_template: a name in score_templates.TEMPLATES, a file of Jinja, or Jinja itself. None: what a
+                CrossEncoder's folder declares; else of a generating model "plain", or with `classifier_from_token` in
+                config.json query and document as they are; of a cross-encoder its tokenizer joins the texts.
 
         Raises:
             VLLMValidationError: texts that cannot be paired, a prompt that is too long, a template that fails, a model
@@ -76,10 +76,9 @@ class PairScoring:
         has_special_tokens, limit = pooling_text_options(tokenization_kwargs)
         check_neutral("add_special_tokens=False", not has_special_tokens, "pairs are joined by special tokens")
         raw = self.llm_engine.model_config.hf_config.raw
-        is_plain = chat_template is None and self.llm_engine.model_config.runner_type == "pooling"
         return self.score_pairs(
             pairs_of(data_1, data_2, ("data_1", "data_2")),
-            template=None if is_plain else score_template(chat_template, None, raw),
+            template=None if chat_template is None else score_template(chat_template, None, raw),
             truncate_to=limit,
             pooling_params=pooling_params,
             use_tqdm=use_tqdm,
@@ -123,6 +122,7 @@ class PairScoring:
                 for index, score in enumerate(pooled.scores(outputs))
             ]
         check_neutral("pooling_params", pooling_params, "a score is a probability; there is nothing to choose")
+        template = template or declared_template(Path(config.path), tokenizer)
         template = template or score_template(None, None, config.hf_config.raw)
         labels = encode_labels(list(template.labels), tokenizer, config.vocab_size)
         room = LabelScorer(labels, config.max_model_len).max_prompt_len

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from vllm.config import ModelConfig
 from vllm.entrypoints.pooling.late_interaction import LateTexts, compute_maxsim_score
 from vllm.entrypoints.pooling.utils import keep_tokens
-from vllm.entrypoints.score_templates import PairPrompts, ScoreTemplate, cut_text, score_template
+from vllm.entrypoints.score_templates import PairPrompts, ScoreTemplate, cut_text, declared_template, score_template
 from vllm.exceptions import VLLMValidationError
 from vllm.pooling_outputs import PoolingRequestOutput
 from vllm.pooling_params import PoolingParams
@@ -69,8 +69,8 @@ class PooledPairs:
 
     Args:
         params: of each request; its task is set here.
-        template: of a cross-encoder that was trained on one; None: its tokenizer joins the texts, and words as classes
-            (classifier_from_token) follow the texts as they are.
+        template: of a cross-encoder that was trained on one; None: the one that its folder declares; without one its
+            tokenizer joins the texts, and words as classes (classifier_from_token) follow the texts as they are.
         names: of the second texts, in errors.
 
     Raises:
@@ -109,6 +109,7 @@ class PooledPairs:
         self._late = config.late_interaction if kind == "late-interaction" else None
         self._texts = None if self._late is None else LateTexts(config, self._late, tokenizer)
         if kind == "cross-encoder":
+            template = template or declared_template(Path(config.path), tokenizer)
             if template is None and config.hf_config.raw.get("classifier_from_token"):
                 template = score_template(None, None, config.hf_config.raw)
             self.requests = self._joined() if template is None else self._rendered(template, instruction)
@@ -150,7 +151,9 @@ class PooledPairs:
         """As transformers joins texts, and cuts them: the longer one loses its end."""
         cut = {} if self._limits.truncate_to is None else {"truncation": True, "max_length": self._limits.limit}
         firsts, seconds = zip(*self._pairs, strict=True)
-        encoded = self._tokenizer.hf_tokenizer(list(firsts), list(seconds), verbose=False, **cut)
+        # Of a pair, the first text has the model's default prompt.
+        queries = [self._prompt + first for first in firsts]
+        encoded = self._tokenizer.hf_tokenizer(queries, list(seconds), verbose=False, **cut)
         types = encoded.get("token_type_ids") or [[]] * len(firsts)
         requests = []
         for ids, own, name in zip(encoded["input_ids"], types, self._names, strict=True):

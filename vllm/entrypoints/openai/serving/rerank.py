@@ -8,6 +8,7 @@ import asyncio
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from fastapi import APIRouter, Request
@@ -28,7 +29,7 @@ from vllm.entrypoints.openai.serving.pooling import pool_prompts, usage_of
 from vllm.entrypoints.openai.serving.usage import cached_tokens_shown
 from vllm.entrypoints.openai.state import ServerState
 from vllm.entrypoints.pooling.pairs import PairLimits, PooledPairs, order_of
-from vllm.entrypoints.score_templates import PairPrompts, cut_text, pairs_of, score_template
+from vllm.entrypoints.score_templates import PairPrompts, cut_text, declared_template, pairs_of, score_template
 from vllm.exceptions import VLLMValidationError
 from vllm.outputs import LabelScores, RequestOutput
 from vllm.pooling_params import PoolingParams
@@ -200,7 +201,8 @@ class PooledScores:
 
     def __init__(self, state: ServerState, body: PairFields, pairs: Sequence[tuple[str, str]], field: str) -> None:
         source = state.args.score_template or state.chat_template
-        template = None if source is None else score_template(source)
+        folder = Path(state.engine.model_config.path)
+        template = declared_template(folder, state.tokenizer) if source is None else score_template(source)
         if body.return_readings:
             message = "return_readings: a pooling model has no answers to read; its score is all there is"
             raise ApiError(400, message, "return_readings", "unsupported_field")
