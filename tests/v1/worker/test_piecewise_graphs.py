@@ -67,20 +67,24 @@ def prompts_of(*lengths: int) -> list[dict[str, list[int]]]:
 
 
 def launched(folder: Path, monkeypatch: pytest.MonkeyPatch, **fields: Any) -> Counter[str]:
-    """Of a step with one prompt."""
+    """Of a step with one prompt, which is read."""
     with counting(monkeypatch) as counts:
         llm = make_tiny_llm(folder, device="cuda", max_num_seqs=1, **fields)
         counts.clear()
-        llm.generate(prompts_of(40), SamplingParams(max_tokens=1, temperature=0), use_tqdm=False)
+        params = SamplingParams(max_tokens=1, temperature=0, prompt_logprobs=0)
+        llm.generate(prompts_of(40), params, use_tqdm=False)
     return counts
 
 
-def test_launches_of_a_layer(folders: dict[int, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "fields", [{}, {"quantization": "fp8", "kv_cache_dtype": "fp8", "dtype": "bfloat16"}], ids=["plain", "8 bits"]
+)
+def test_launches_of_a_layer(fields: dict[str, Any], folders: dict[int, Path], monkeypatch: pytest.MonkeyPatch) -> None:
     """One replay and attention's, where each operation had its own."""
     counts = {}
     with pretending():
         for is_eager in (True, False):
-            few, many = (launched(folders[count], monkeypatch, enforce_eager=is_eager) for count in (2, 4))
+            few, many = (launched(folders[count], monkeypatch, enforce_eager=is_eager, **fields) for count in (2, 4))
             counts[is_eager] = {name: (many[name] - few[name]) / 2 for name in many if many[name] > few[name]}
     assert counts[False] == {"paged_attention": 1, "replay": 1}
     assert counts[True].pop("paged_attention") == 1
