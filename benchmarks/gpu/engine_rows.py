@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from bounds import ModelShape
 
-from gpu import all_reduce
+from gpu import all_reduce, lost_rank
 from gpu.model_folder import load_in_transformers, write_config
 from gpu.setting import Case, Setting, make_row
 from gpu.timing import synchronize
@@ -39,6 +39,7 @@ def make_cases(setting: Setting) -> dict[str, Case]:
     cases["prompts' host time"] = lambda: _prompt_host_share(setting, models)
     cases["pieces"] = lambda: _pieces(setting, models)
     cases["all reduce"] = lambda: _all_reduce(setting)
+    cases["lost rank"] = lambda: _lost_rank(setting, models)
     cases["decode with ids"] = lambda: _cost_of_ids(setting, models)
     for batch in setting.sizes.batches:
         cases[f"decode {batch}"] = lambda batch=batch: _against_transformers(setting, models, batch)
@@ -63,7 +64,7 @@ class _Models:
         return torch.randint(sizes.shape.vocab_size, (batch, sizes.prompt_len), generator=generator).tolist()
 
 
-def _make_engine(setting: Setting, folder: Path) -> LLM:
+def _make_engine(setting: Setting, folder: Path, **fields: Any) -> LLM:
     sizes = setting.sizes
     return LLM(
         str(folder),
@@ -76,6 +77,7 @@ def _make_engine(setting: Setting, folder: Path) -> LLM:
         max_num_seqs=max(sizes.batches),
         gpu_memory_utilization=_MEMORY_SHARE,
         max_logprobs=-1,
+        **fields,
     )
 
 
@@ -167,6 +169,19 @@ def _dispatches(llm: LLM) -> Iterator[list[float]]:
         yield spent
     finally:
         worker.begin_step = begin
+
+
+def _lost_rank(setting: Setting, models: _Models) -> dict[str, Any]:
+    if setting.device.type != "cuda" or torch.cuda.device_count() < 2:
+        return {"not_here": "there are no two devices"}
+    sizes = setting.sizes
+    folder = write_config(setting.folder / "ranks", sizes.shape)
+    seconds = lost_rank.measure(
+        lambda: _make_engine(setting, folder, tensor_parallel_size=2),
+        lambda llm: _generate(llm, models.prompts(min(sizes.batches)), sizes.max_tokens),
+    )
+    work = "two devices: from the end of one's process to the error of the call"
+    return {"rows": [make_row("lost_rank", work, seconds, 30.0, "s", at_least=False)]}
 
 
 def _prompt_host_share(setting: Setting, models: _Models) -> dict[str, Any]:
