@@ -1,4 +1,4 @@
-"""side_by_side: results in order, PyTorch's threads as before, errors to the caller."""
+"""side_by_side: results in order, PyTorch's threads as before, errors to the caller; and what runs beside it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from functools import partial
 import pytest
 import torch
 
-from vllm.utils.loading_threads import side_by_side
+from vllm.utils.loading_threads import meanwhile, side_by_side
 
 
 @pytest.fixture(autouse=True)
@@ -41,3 +41,26 @@ def test_an_error_is_the_caller_s() -> None:
     with pytest.raises(ValueError, match="the third"):
         next(results)
     assert torch.get_num_threads() == 2
+
+
+def test_a_call_runs_beside_the_work_or_after_it() -> None:
+    ran = threading.Event()
+    with meanwhile(lambda: ran.set() or threading.current_thread()) as thread:
+        assert not ran.wait(0.05)
+        assert list(side_by_side([partial(ran.wait, 20)])) == [True]
+    assert thread.result() is not threading.current_thread()
+    with meanwhile(lambda: "at the end") as late:
+        assert not late.done()
+    assert late.done() and late.result() == "at the end"
+
+
+def test_an_error_of_the_block_comes_before_the_call_s() -> None:
+    def fail() -> None:
+        raise ValueError("the call's")
+
+    with pytest.raises(RuntimeError, match="the block's"), meanwhile(fail):
+        raise RuntimeError("the block's")
+    with meanwhile(fail) as failed:
+        pass
+    with pytest.raises(ValueError, match="the call's"):
+        failed.result()

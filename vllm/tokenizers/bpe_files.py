@@ -10,23 +10,23 @@ from typing import Any
 import tokenizers
 from tokenizers import AddedToken, models
 
-_SETTINGS, _VOCAB, _MERGES = "tokenizer_bpe.json", "tokenizer_vocab.json", "tokenizer_merges.txt"
+_SETTINGS, _VOCAB, _MERGES = "tokenizer_bpe.json", "tokenizer_vocab.txt", "tokenizer_merges.txt"
+# Between the tokens of a vocabulary, in the order of their ids, and between the two of each merge and the next.
+_SEPARATOR = "\0"
 _OPTIONS = (
     *("dropout", "unk_token", "continuing_subword_prefix", "end_of_word_suffix"),
     *("fuse_unk", "byte_fallback", "ignore_merges"),
 )
 
 
-def write_bpe_files(tokenizer: Any, vocab: dict[str, int], merges: list[tuple[str, str]], folder: Path) -> None:
-    """Of a tokenizers.Tokenizer whose model, BPE, has this vocabulary and these merges; nothing where the library's
-    file of merges could not hold them. `tokenizer` has no vocabulary afterwards."""
-    texts = {text for merge in merges for text in merge}
-    if any(text.split() != [text] or text.startswith("#version") for text in texts):
+def write_bpe_files(tokenizer: Any, tokens: list[str], merges: list[tuple[str, str]], folder: Path) -> None:
+    """Of a tokenizers.Tokenizer whose model, BPE, has this vocabulary and these merges; nothing where a token has the
+    files' separator. `tokenizer` has no vocabulary afterwards."""
+    if any(_SEPARATOR in token for token in tokens):
         return
     tokenizer.model = models.BPE(**_given({name: getattr(tokenizer.model, name) for name in _OPTIONS}))
-    (folder / _VOCAB).write_text(json.dumps(vocab, ensure_ascii=False), encoding="utf-8")
-    with (folder / _MERGES).open("w", encoding="utf-8", newline="\n") as lines:
-        lines.writelines(f"{left} {right}\n" for left, right in merges)
+    _write(folder / _VOCAB, tokens)
+    _write(folder / _MERGES, [token for merge in merges for token in merge])
     (folder / _SETTINGS).write_text(tokenizer.to_str(), encoding="utf-8")
 
 
@@ -43,7 +43,10 @@ def read_tokenizer(folder: Path) -> Any:
 def _read_bpe_files(folder: Path) -> Any:
     settings = json.loads((folder / _SETTINGS).read_text(encoding="utf-8"))
     options = _given({name: settings["model"][name] for name in _OPTIONS})
-    own = tokenizers.Tokenizer(models.BPE.from_file(str(folder / _VOCAB), str(folder / _MERGES), **options))
+    texts, merged = _read(folder / _VOCAB), _read(folder / _MERGES)
+    vocab = dict(zip(texts, range(len(texts)), strict=True))
+    merges = list(zip(merged[::2], merged[1::2], strict=True))
+    own = tokenizers.Tokenizer(models.BPE(vocab, merges, **options))
     added, settings["added_tokens"] = settings["added_tokens"], []
     rest = tokenizers.Tokenizer.from_str(json.dumps(settings))
     for name in ("normalizer", "pre_tokenizer", "post_processor", "decoder"):
@@ -57,3 +60,12 @@ def _read_bpe_files(folder: Path) -> Any:
 
 def _given(options: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in options.items() if value is not None}
+
+
+def _write(path: Path, tokens: list[str]) -> None:
+    path.write_bytes(_SEPARATOR.join(tokens).encode())
+
+
+def _read(path: Path) -> list[str]:
+    text = path.read_bytes().decode()
+    return text.split(_SEPARATOR) if text else []

@@ -3,9 +3,12 @@ machine each of them waits for all of these."""
 
 from __future__ import annotations
 
+import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import TypeVar
 
 import torch
@@ -14,11 +17,15 @@ T = TypeVar("T")
 
 # Each holds a weight in two forms meanwhile.
 _MOST = 4
+# Set when work on weights begins.
+_begun: ContextVar[threading.Event | None] = ContextVar("begun", default=None)
 
 
 def side_by_side(calls: Iterable[Callable[[], T]]) -> Iterator[T]:
     """The results of calls, in order, made in threads that share PyTorch's threads among them, and a few ahead. Until
     all are taken, the caller has such a share, too."""
+    if (begun := _begun.get()) is not None:
+        begun.set()
     total = torch.get_num_threads()
     count = min(_MOST, total)
     pending: deque[Future[T]] = deque()
@@ -38,3 +45,24 @@ def side_by_side(calls: Iterable[Callable[[], T]]) -> Iterator[T]:
 @torch.inference_mode()
 def _infer(call: Callable[[], T]) -> T:
     return call()
+
+
+@contextmanager
+def meanwhile(call: Callable[[], T]) -> Iterator[Future[T]]:
+    """Make a call that holds Python's lock for long, as the loading of a large tokenizer does, while the block runs: in
+    a thread that begins with the block's first `side_by_side`, whose native code needs no lock, and at the latest when
+    the block ends. The call has ended when the context has; its error is raised by the future's `result`."""
+    begun = threading.Event()
+
+    def begin() -> T:
+        begun.wait()
+        return call()
+
+    with ThreadPoolExecutor(1, "meanwhile") as pool:
+        future = pool.submit(begin)
+        token = _begun.set(begun)
+        try:
+            yield future
+        finally:
+            _begun.reset(token)
+            begun.set()

@@ -120,7 +120,7 @@ ROWS = {
     **{
         f"awq-{size}": Row(
             partial(packing.awq, group_size=size),
-            {"quant_method": "awq", "bits": 4, "group_size": size, "version": "gemm"},
+            {"quant_method": "awq", "bits": 4, "group_size": size, "zero_point": True, "version": "gemm"},
         )
         for size in (32, 64, 128)
     },

@@ -403,3 +403,12 @@ def test_emoji_stream_whole_from_the_embedded_model(llm):
 
 def test_byte_ids_are_the_tokenizers(tiny):
     assert tiny.llm_engine.tokenizer.decode(byte_ids("é🙂")) == "é🙂"
+
+
+def test_errors_of_the_tokenizer_and_of_the_weights_are_raised(folder, tmp_path):
+    (tmp_path / "tokenizer.json").write_text("{}")
+    with pytest.raises(ValueError, match="tokenizer.json is not a usable tokenizer"):
+        make_tiny_llm(folder, tokenizer=str(tmp_path))
+    (tmp_path / "config.json").write_bytes((folder / "config.json").read_bytes())
+    with pytest.raises(ValueError, match="has neither model.safetensors"):
+        make_tiny_llm(tmp_path)

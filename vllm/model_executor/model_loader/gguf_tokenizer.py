@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +44,7 @@ def write_tokenizer(file: GGUFFile, folder: Path) -> None:
     _surround(tokenizer, meta)
     tokenizer.save(str(folder / "tokenizer.json"))
     if merges is not None:
-        write_bpe_files(tokenizer, _vocab(meta), merges, folder)
+        write_bpe_files(tokenizer, meta["tokenizer.ggml.tokens"], merges, folder)
     _write_tokenizer_config(meta, folder)
 
 
@@ -107,7 +108,11 @@ def _spaced_bpe(meta: dict[str, Any], merges: _Merges, prefixed: bool) -> _Built
 
 
 def _merges_of_scores(meta: dict[str, Any]) -> _Merges:
-    """SentencePiece joins the two neighbours whose union has the best score: the same as merges in that order."""
+    """SentencePiece joins the two neighbours whose union has the best score: the same as merges in that order.
+
+    One merge a token is enough: the last of those that make the token from its characters. Among the joins of any text,
+    those inside of what becomes a token are the ones of the token by itself, in the same order.
+    """
     tokens: list[str] = meta["tokenizer.ggml.tokens"]
     scores = meta.get("tokenizer.ggml.scores")
     if scores is None:
@@ -116,13 +121,25 @@ def _merges_of_scores(meta: dict[str, Any]) -> _Merges:
     # Tokens of other kinds are never joined from parts, nor are parts of others.
     normal = {token for token, kind in zip(tokens, kinds, strict=True) if kind == _NORMAL}
     ranked = sorted(range(len(tokens)), key=lambda index: -scores[index])
-    return [
-        (token[:cut], token[cut:])
-        for token in (tokens[index] for index in ranked)
-        if token in normal
-        for cut in range(1, len(token))
-        if token[:cut] in normal and token[cut:] in normal
-    ]
+    ranks = {tokens[index]: rank for rank, index in enumerate(ranked) if tokens[index] in normal}
+    merges = (_last_merge(token, ranks) for token in ranks)
+    return [merge for merge in merges if merge is not None]
+
+
+def _last_merge(token: str, ranks: dict[str, int]) -> tuple[str, str] | None:
+    """The two parts that a token is joined from; None: no joins make it."""
+    parts = list(token)
+    while len(parts) > 2:
+        unions = (ranks.get(left + right) for left, right in pairwise(parts))
+        # As merges that list a token's splits one after another: by rank, then by where it is cut, then by place.
+        found = [(rank, len(parts[at]), at) for at, rank in enumerate(unions) if rank is not None]
+        if not found:
+            return None
+        at = min(found)[2]
+        parts[at : at + 2] = [parts[at] + parts[at + 1]]
+    if len(parts) < 2 or parts[0] not in ranks or parts[1] not in ranks:
+        return None
+    return parts[0], parts[1]
 
 
 def _unigram(meta: dict[str, Any]) -> _Built:

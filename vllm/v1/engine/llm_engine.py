@@ -15,6 +15,7 @@ from vllm.sampling_params import SamplingParams
 from vllm.tracing import continued, make_tracer
 from vllm.usage.usage_lib import UsageContext
 from vllm.utils.checks import check_neutral
+from vllm.utils.loading_threads import meanwhile
 from vllm.v1.engine.core import EngineCore
 from vllm.v1.engine.input_processor import InputProcessor, ProcessedPrompt, load_tokenizer
 from vllm.v1.engine.output_processor import OutputProcessor
@@ -59,9 +60,15 @@ class LLMEngine:
         check_executor_class(vllm_config, executor_class)
         self.vllm_config = config = vllm_config
         self.model_config = config.model_config
-        self.tokenizer = load_tokenizer(self.model_config)
-        self.input_processor = InputProcessor(config, self.tokenizer)
         self.tracer = make_tracer(config)
+        with meanwhile(partial(load_tokenizer, self.model_config)) as tokenizer:
+            self.engine_core: Any = EngineCore(config, use_tqdm)
+        try:
+            self.tokenizer = tokenizer.result()
+        except BaseException:
+            self.engine_core.shutdown()
+            raise
+        self.input_processor = InputProcessor(config, self.tokenizer)
         self._metrics: OfflineMetrics | None = None
         self.output_processor: Any = PoolingOutputProcessor()
         if self.model_config.runner_type != "pooling":
@@ -71,7 +78,6 @@ class LLMEngine:
                 self._metrics = OfflineMetrics(config)
             counts = None if self._metrics is None else self._metrics.counts
             self.output_processor = OutputProcessor(self.tokenizer, counts, self.tracer)
-        self.engine_core: Any = EngineCore(config, use_tqdm)
 
     @classmethod
     def from_vllm_config(
