@@ -12,8 +12,10 @@ namespace VLLM_ISA {
 #if defined(__AVX512BF16__)
 namespace {
 
-// A tile's sums, two vectors of values, a factor and what codes are widened by are registers.
-constexpr int kTileRows = 12;
+// Rows whose sums, with two vectors of values, a factor and what codes are widened by, are registers.
+constexpr int kDirectRows = 12;
+// Rows whose totals are, too: writing them for each group takes as long as half of its products.
+constexpr int kWidenedRows = 7;
 constexpr int kSlots = 2;
 // Units whose products are summed before they are scaled, also of long groups: short chains keep the rounding error small.
 constexpr int64_t kChainUnits = 16;
@@ -22,10 +24,8 @@ constexpr int64_t kCodesAhead = 2048;
 // Bytes of a unit's widened codes: [pair][half][16][2].
 constexpr int64_t kUnitBytes = kUnit * kPanel * 2;
 
-// For so few tiles widening anew takes less time than writing a panel's values and reading them again.
-bool is_widened(const LinearArgs& a) { return a.rows > 2 * kTileRows; }
-
 // What is prepared of a panel: scales [groups][32], offsets [groups][32], and widened codes.
+template <bool kWidened>
 struct Prepared {
   float *scales, *offsets;
   uint8_t* codes;
@@ -35,7 +35,7 @@ struct Prepared {
     codes = reinterpret_cast<uint8_t*>(offsets + a.quant.groups * kPanel);
   }
   static int64_t size(const LinearArgs& a) {
-    return 2 * kPanel * a.quant.groups + (is_widened(a) ? num_units(a.quant) * kUnitBytes / 4 : 0);
+    return 2 * kPanel * a.quant.groups + (kWidened ? num_units(a.quant) * kUnitBytes / 4 : 0);
   }
 };
 
@@ -54,70 +54,76 @@ struct WidenedPairs {
   }
 };
 
+// kWidened: panels are widened once for all rows.
+template <bool kWidened>
 struct QuantizedPairProduct {
   using Row = BF16;
   // Two values of a row, or the sum of a group's.
   using Element = uint32_t;
-  static constexpr int kMaxRows = kTileRows;
+  static constexpr int kMaxRows = kWidened ? kWidenedRows : kDirectRows;
   static constexpr int64_t kPanelsAtATime = kSlots;
 
-  static constexpr int panels_at_once(int rows) { return rows <= 4 ? 2 : 1; }
+  static constexpr int panels_at_once(int rows) { return !kWidened && rows <= 4 ? 2 : 1; }
 
   static int64_t panel_size(const LinearArgs& a) { return a.quant.at.size; }
   static int64_t packed_row(const LinearArgs& a) { return num_units(a.quant) * kPairs + a.quant.groups; }
-  static int64_t prepared_size(const LinearArgs& a) { return kSlots * Prepared::size(a); }
+  static int64_t prepared_size(const LinearArgs& a) { return kSlots * Prepared<kWidened>::size(a); }
 
-  // [units][rows][4], then the sums of groups [groups][rows].
+  // [units][rows][4], then the sums of groups [groups][rows], if offsets are to be multiplied with them.
   static void pack_row(const LinearArgs& a, const BF16* x, int64_t r, int64_t rows, uint32_t* out) {
     const Quantized& q = a.quant;
     constexpr int kInWords = _MM_SHUFFLE(3, 1, 2, 0);
+    const bool in_words = pairs_in_words(q), sums_up = has_offsets(q);
+    const __m128bh ones = (__m128bh)_mm_set1_epi16(0x3f80);
     uint32_t *to = out + r * kPairs, *sums = out + num_units(q) * kPairs * rows + r;
     for (int64_t g = 0; g < q.groups; ++g, sums += rows) {
       const int64_t begin = g * q.group_size, end = least(begin + q.group_size, a.inner);
-      float sum = 0.0f;
-      for (int64_t u = 0; u < units_of_group(q); ++u, to += rows * kPairs) {
-        const int64_t k = begin + u * kUnit;
-        const int count = static_cast<int>(end <= k ? 0 : least(end - k, kUnit));
-        BF16 unit[kUnit] = {};
-        if (q.order != nullptr) {
-          for (int i = 0; i < count; ++i) unit[i] = x[q.order[k + i]];
-        } else {
-          std::memcpy(unit, x + k, static_cast<size_t>(count) * sizeof(BF16));
-        }
-        const __m128i eight = _mm_loadu_si128((const __m128i*)unit);
+      __m128 sum = _mm_setzero_ps();
+      for (int64_t k = begin, u = units_of_group(q); u > 0; --u, k += kUnit, to += rows * kPairs) {
+        const bool is_whole = q.order == nullptr && k + kUnit <= end;
+        const __m128i eight = is_whole ? _mm_loadu_si128((const __m128i*)(x + k)) : some_of_unit(q, x, k, end);
         const __m128i halves = _mm_unpacklo_epi16(eight, _mm_unpackhi_epi64(eight, eight));
         const __m128i words = _mm_shufflehi_epi16(_mm_shufflelo_epi16(eight, kInWords), kInWords);
-        _mm_storeu_si128((__m128i*)to, pairs_in_words(q) ? words : halves);
-        sum += reduce_sum(load_n(unit, kUnit));
+        _mm_storeu_si128((__m128i*)to, in_words ? words : halves);
+        if (sums_up) sum = _mm_dpbf16_ps(sum, (__m128bh)eight, ones);
       }
-      std::memcpy(sums, &sum, sizeof(sum));
+      if (!sums_up) continue;
+      const float total = sum[0] + sum[1] + (sum[2] + sum[3]);
+      std::memcpy(sums, &total, sizeof(total));
     }
   }
 
   static void prepare(const LinearArgs& a, int64_t panel, int64_t stop) {
     for (; panel < stop; ++panel) {
       const uint8_t* weight = static_cast<const uint8_t*>(a.weight) + panel * a.quant.at.size;
-      const Prepared to(a, panel);
+      const Prepared<kWidened> to(a, panel);
       widen_scales(a.quant, weight, to.scales, to.offsets);
-      if (is_widened(a)) {
-        with_pair_codes<kTileRows>(a.quant, [&](auto* kind) { widen<std::remove_cvref_t<decltype(*kind)>>(a, weight, to.codes); });
+      if constexpr (kWidened) {
+        with_pair_codes<kWidenedRows>(a.quant, [&](auto* kind) { widen<std::remove_cvref_t<decltype(*kind)>>(a, weight, to.codes); });
       }
     }
   }
 
   template <int R, int P>
   static void multiply(const LinearArgs& a, const uint32_t* x, int64_t row, int64_t panel, Ahead ahead) {
-    if (is_widened(a)) {
-      const uint8_t *first = Prepared(a, panel).codes, *last = Prepared(a, panel + P - 1).codes;
-      return add_panels<WidenedPairs, R, P>(a, x, row, panel, first, last - first, ahead);
+    if constexpr (kWidened) {
+      add_panels<WidenedPairs, R, P>(a, x, row, panel, Prepared<kWidened>(a, panel).codes, ahead);
+    } else {
+      with_pair_codes<R>(a.quant, [&](auto* kind) {
+        const uint8_t* codes = static_cast<const uint8_t*>(a.weight) + panel * panel_size(a);
+        add_panels<std::remove_cvref_t<decltype(*kind)>, R, P>(a, x, row, panel, codes, ahead);
+      });
     }
-    with_pair_codes<R>(a.quant, [&](auto* kind) {
-      const uint8_t* codes = static_cast<const uint8_t*>(a.weight) + panel * panel_size(a);
-      add_panels<std::remove_cvref_t<decltype(*kind)>, R, P>(a, x, row, panel, codes, panel_size(a), ahead);
-    });
   }
 
  private:
+  // Values of x for codes [k, k + kUnit) before `end`, then zeros.
+  [[gnu::noinline]] static __m128i some_of_unit(const Quantized& q, const BF16* x, int64_t k, int64_t end) {
+    BF16 unit[kUnit] = {};
+    for (int i = 0; i < kUnit && k + i < end; ++i) unit[i] = x[q.order == nullptr ? k + i : q.order[k + i]];
+    return _mm_loadu_si128((const __m128i*)unit);
+  }
+
   template <typename C>
   [[gnu::noinline]] static void widen(const LinearArgs& a, const uint8_t* codes, uint8_t* to) {
     const C kind(a);
@@ -131,17 +137,30 @@ struct QuantizedPairProduct {
     }
   }
 
+  // f(r, p, half) of each vector of a tile's sums.
+  template <int R, int P, typename F>
+  [[gnu::always_inline]] static inline void for_each(const F& f) {
+    unroll<R * P * 2>([&](auto i) VLLM_INLINE { f(Constant<i / 2 / P>{}, Constant<i / 2 % P>{}, Constant<i % 2>{}); });
+  }
+
+  // `codes`: of the first panel; those of the next ones follow panel by panel.
   template <typename C, int R, int P>
   [[gnu::noinline]] static void add_panels(const LinearArgs& a, const uint32_t* x, int64_t row, int64_t panel,
-                                           const uint8_t* codes, int64_t codes_stride, Ahead ahead) {
+                                           const uint8_t* codes, Ahead ahead) {
     const C kind(a);
     const Quantized& q = a.quant;
+    const int64_t codes_stride = q.at.size;
     const float* scales[P];
-    for (int p = 0; p < P; ++p) scales[p] = Prepared(a, panel + p).scales;
+    for (int p = 0; p < P; ++p) scales[p] = Prepared<kWidened>(a, panel + p).scales;
     NextPanels next(a, panel, P);
     Vec totals[R][P][2];
-    for (int r = 0; r < R; ++r) {
-      for (int p = 0; p < P; ++p) totals[r][p][0] = totals[r][p][1] = zero();
+    if constexpr (kWidened) {
+      for_each<R, P>([&](auto r, auto p, auto half) VLLM_INLINE { totals[r][p][half] = zero(); });
+    } else {
+      // In memory: registers are for the sums.
+      for (int r = 0; r < R; ++r) {
+        for (int p = 0; p < P; ++p) totals[r][p][0] = totals[r][p][1] = zero();
+      }
     }
     for (int64_t g = 0; g < q.groups; ++g) {
       for (int64_t left = units_of_group(q); left > 0; left -= kChainUnits) {
@@ -149,12 +168,10 @@ struct QuantizedPairProduct {
         unroll<R>([&](auto r) VLLM_INLINE {
           unroll<P>([&](auto p) VLLM_INLINE { sums[r][p][0] = sums[r][p][1] = zero(); });
         });
-        for (int64_t u = least(left, kChainUnits); u > 0; --u, x += R * kPairs, codes += kPanel * C::kBits) {
-          if constexpr (std::is_same_v<C, WidenedPairs>) {
-            ahead();
-          } else {
-            next.template fetch<C::kBits, P>();
-          }
+        const int64_t chain = least(left, kChainUnits);
+        if constexpr (kWidened) ahead(static_cast<int>(chain + 1) / 2);
+        for (int64_t u = chain; u > 0; --u, x += R * kPairs, codes += kPanel * C::kBits) {
+          if constexpr (!kWidened) next.template fetch<C::kBits, P>();
           unroll<P>([&](auto p) VLLM_INLINE {
             const typename C::Unit unit(codes + p * codes_stride);
             unroll<kPairs>([&](auto pair) VLLM_INLINE {
@@ -177,16 +194,20 @@ struct QuantizedPairProduct {
         });
       }
     }
-    if (has_offsets(q)) add_offsets<R, P>(q, x, scales, totals);
-    write_tile<BF16>(a, totals, row, panel, 0);
+    // x is at the sums of groups.
+    if constexpr (kWidened) {
+      if (has_offsets(q)) add_offsets<R, P>(q, x, scales, totals);
+      write_registers<BF16>(a, totals, row, panel, 0);
+    } else {
+      if (has_offsets(q)) add_offsets_to_memory<R, P>(q, x, scales, totals);
+      write_tile<BF16>(a, totals, row, panel, 0);
+    }
   }
 
   // totals += the sums of groups [groups][R] times their offsets, which stand behind the scales.
   template <int R, int P>
-  [[gnu::noinline]] static void add_offsets(const Quantized& q, const uint32_t* sums, const float* const (&scales)[P],
-                                            Vec (&all)[R][P][2]) {
-    Vec totals[R][P][2];
-    unroll<R * P * 2>([&](auto i) VLLM_INLINE { totals[i / 2 / P][i / 2 % P][i % 2] = all[i / 2 / P][i / 2 % P][i % 2]; });
+  [[gnu::always_inline]] static inline void add_offsets(const Quantized& q, const uint32_t* sums,
+                                                        const float* const (&scales)[P], Vec (&totals)[R][P][2]) {
     for (int64_t at = q.groups * kPanel; at < 2 * q.groups * kPanel; at += kPanel, sums += R) {
       unroll<P>([&](auto p) VLLM_INLINE {
         const Vec low = load(scales[p] + at), high = load(scales[p] + at + 16);
@@ -198,7 +219,15 @@ struct QuantizedPairProduct {
         });
       });
     }
-    unroll<R * P * 2>([&](auto i) VLLM_INLINE { all[i / 2 / P][i / 2 % P][i % 2] = totals[i / 2 / P][i / 2 % P][i % 2]; });
+  }
+
+  template <int R, int P>
+  [[gnu::noinline]] static void add_offsets_to_memory(const Quantized& q, const uint32_t* sums,
+                                                      const float* const (&scales)[P], Vec (&totals)[R][P][2]) {
+    Vec own[R][P][2];
+    for_each<R, P>([&](auto r, auto p, auto half) VLLM_INLINE { own[r][p][half] = totals[r][p][half]; });
+    add_offsets<R, P>(q, sums, scales, own);
+    for_each<R, P>([&](auto r, auto p, auto half) VLLM_INLINE { totals[r][p][half] = own[r][p][half]; });
   }
 };
 
@@ -222,7 +251,12 @@ bool fits(const Quantized& q) {
 bool linear_quantized_pairs(LinearArgs a) {
   if (a.dtype != DType::bf16 || !has_fast_bf16_dot() || !fits(a.quant)) return false;
   a.quant.zero_in_codes = a.quant.bits <= 6;
-  Gemm<QuantizedPairProduct>::run(a);
+  // For so few tiles widening anew takes less time than writing a panel's values and reading them again.
+  if (a.rows <= 2 * kDirectRows) {
+    Gemm<QuantizedPairProduct<false>>::run(a);
+  } else {
+    Gemm<QuantizedPairProduct<true>>::run(a);
+  }
   return true;
 }
 #else
