@@ -27,6 +27,8 @@ SUPPORT = HERE.parent / "support"
 ROOT = HERE.parents[1]
 
 _GRACE_SECONDS = 30.0
+# Of a row of the page.
+_NUM_CELLS = 6
 _INI = "[pytest]\nasyncio_mode = strict\nasyncio_default_fixture_loop_scope = function\n"
 
 
@@ -52,7 +54,7 @@ def main() -> None:
     parser.add_argument("files", nargs="*", default=FILES, help="files, folders or patterns in it")
     parser.add_argument("--timeout", type=float, default=600, help="seconds for one file")
     parser.add_argument("-k", default="", help="as pytest's")
-    parser.add_argument("--document", type=Path, help="write the table there, as markdown")
+    parser.add_argument("--document", type=Path, help="write the table there, as markdown; it keeps other files' rows")
     parser.add_argument("--verbose", action="store_true", help="show pytest's own output")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
@@ -66,7 +68,7 @@ def main() -> None:
             print(results[-1].row(), results[-1].trouble, flush=True)
             report(results[-1])
             if arguments.document is not None:
-                arguments.document.write_text(document(results))
+                arguments.document.write_text(document(results, rows_of(arguments.document)))
     passed, failed = sum(each.passed for each in results), sum(len(each.failed) for each in results)
     print(f"\n{passed} passed, {failed} failed, {sum(each.skipped.total() for each in results)} skipped")
 
@@ -165,36 +167,42 @@ def report(result: Result) -> None:
 
 _HEAD = """# Upstream's own tests
 
-`python tests/callers/upstream.py TESTS --document docs/upstream_tests.md` made this page: it runs the tests of
-upstream's source distribution (version 0.33.0) over this engine on a CPU, with one random model of two layers in the
-place of theirs, and stand-ins for their shared fixtures. A test that is left out has its reason in
-[upstream_tables.py](../tests/callers/upstream_tables.py).
+`python tests/callers/upstream.py TESTS [FILE ...] --document docs/upstream_tests.md` makes this page's rows: it runs
+the tests of upstream's source distribution (version 0.33.0) over this engine on a CPU, with small models in the place
+of theirs and stand-ins for their shared fixtures. A test that is left out has its reason in
+[upstream_tables.py](../tests/callers/upstream_tables.py); rows without one are of an earlier run.
 """
 
 
-def document(results: list[Result]) -> str:
-    """The page: a row a file, the reasons of what was left out, and what failed."""
-    passed, failed = sum(each.passed for each in results), sum(len(each.failed) for each in results)
+def rows_of(path: Path) -> dict[str, list[str]]:
+    """The cells of an earlier page's rows, by file."""
+    lines = path.read_text().splitlines() if path.is_file() else []
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines if line.startswith("| `")]
+    return {cells[0].strip("`"): cells[1:] for cells in rows if len(cells) == _NUM_CELLS}
+
+
+def document(results: list[Result], rows: dict[str, list[str]]) -> str:
+    """The page: a row a file, with the reasons of what was left out, and what failed. `rows`: of other files."""
+    rows = rows | {each.file: _cells(each) for each in results}
+    passed, failed = (sum(int(cells[index]) for cells in rows.values()) for index in (1, 2))
+    lines = [_HEAD, f"Of {passed + failed} tests that were run, {passed} pass.", ""]
+    lines += ["| file | collected | passed | failed | left out | because |", "|---|---|---|---|---|---|"]
+    lines += [f"| `{file}` | {' | '.join(cells)} |" for file, cells in rows.items()]
+    bad = [each for each in results if each.failed]
+    lines += ["", "## Failed", ""] if bad else []
+    lines += [f"- `{each.file}`: {', '.join(f'`{_plain(name)}`' for name, _ in each.failed)}" for each in bad]
+    return "\n".join(lines) + "\n"
+
+
+def _cells(result: Result) -> list[str]:
     ours = {reason for _, reason in SKIPS} | set(ABSENT.values())
     reasons: Counter[str] = Counter()
-    for reason, count in sum((each.skipped for each in results), Counter[str]()).items():
+    for reason, count in result.skipped.items():
         reasons[reason if reason in ours else "a mark of the test's own, or of its devices"] += count
-    lines = [_HEAD, f"Of {passed + failed} tests that were run, {passed} pass.", ""]
-    lines += ["| file | collected | passed | failed | left out |", "|---|---|---|---|---|"]
-    for each in results:
-        skipped = each.skipped.total()
-        cells = [f"`{each.file}`", each.passed + len(each.failed) + skipped, each.passed, len(each.failed), skipped]
-        note = f" ({each.trouble})" if each.trouble else ""
-        lines.append(f"| {' | '.join(map(str, cells))}{note} |")
-    lines += ["", "## Left out", "", "| reason | tests |", "|---|---|"]
-    lines += [f"| {reason} | {count} |" for reason, count in reasons.most_common()]
-    lines += ["", "## Failed", ""]
-    lines += [
-        f"- `{each.file}`: {', '.join(f'`{_plain(name)}`' for name, _ in each.failed)}"
-        for each in results
-        if each.failed
-    ]
-    return "\n".join(lines) + "\n"
+    skipped = result.skipped.total()
+    counts = [result.passed + len(result.failed) + skipped, result.passed, len(result.failed), skipped]
+    because = [f"{reason}: {count}" if len(reasons) > 1 else reason for reason, count in reasons.most_common()]
+    return [*map(str, counts), "; ".join([*because, *filter(None, [result.trouble])])]
 
 
 def _plain(name: str) -> str:

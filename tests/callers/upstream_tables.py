@@ -361,7 +361,7 @@ ABSENT = {
     "vllm.v1.sample.logits_processor:MinTokensLogitsProcessor": SAMPLER,
     "vllm.v1.sample.logits_processor:build_logitsprocs": SAMPLER,
     "vllm.utils.mistral": "Mistral's own tokenizer",
-    "vllm.v1.metrics.stats": SPECULATION,
+    "vllm.v1.metrics.stats:RequestSpecDecodeMetrics": SPECULATION,
     "vllm.v1.pool": INTERNAL,
     "vllm.v1.worker.gpu.pool.pooling_runner": INTERNAL,
     "vllm.v1.worker.gpu.states:RequestState": INTERNAL,
