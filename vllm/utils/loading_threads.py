@@ -17,15 +17,13 @@ T = TypeVar("T")
 
 # Each holds a weight in two forms meanwhile.
 _MOST = 4
-# Set when work on weights begins.
+# Set when native work begins.
 _begun: ContextVar[threading.Event | None] = ContextVar("begun", default=None)
 
 
 def side_by_side(calls: Iterable[Callable[[], T]]) -> Iterator[T]:
     """The results of calls, in order, made in threads that share PyTorch's threads among them, and a few ahead. Until
     all are taken, the caller has such a share, too."""
-    if (begun := _begun.get()) is not None:
-        begun.set()
     total = torch.get_num_threads()
     count = min(_MOST, total)
     pending: deque[Future[T]] = deque()
@@ -50,8 +48,8 @@ def _infer(call: Callable[[], T]) -> T:
 @contextmanager
 def meanwhile(call: Callable[[], T]) -> Iterator[Future[T]]:
     """Make a call that holds Python's lock for long, as the loading of a large tokenizer does, while the block runs: in
-    a thread that begins with the block's first `side_by_side`, whose native code needs no lock, and at the latest when
-    the block ends. The call has ended when the context has; its error is raised by the future's `result`."""
+    a thread that begins with the block's first `native_work_begins`, and at the latest when the block ends. The call
+    has ended when the context has; its error is raised by the future's `result`."""
     begun = threading.Event()
 
     def begin() -> T:
@@ -66,3 +64,9 @@ def meanwhile(call: Callable[[], T]) -> Iterator[Future[T]]:
         finally:
             _begun.reset(token)
             begun.set()
+
+
+def native_work_begins() -> None:
+    """Let the call of `meanwhile` begin: what follows takes long, and does not hold Python's lock."""
+    if (begun := _begun.get()) is not None:
+        begun.set()

@@ -32,7 +32,7 @@ from vllm.model_executor.models.pooling import use_pooling_head
 from vllm.model_executor.models.registry import TRANSFORMERS, import_model_class, model_entry
 from vllm.model_executor.models.transformers_encoder import TransformersEncoder
 from vllm.utils.host_memory import return_freed_memory
-from vllm.utils.loading_threads import side_by_side
+from vllm.utils.loading_threads import native_work_begins, side_by_side
 
 if TYPE_CHECKING:
     from vllm.config import ModelConfig
@@ -108,6 +108,7 @@ def _pack(
         for call in calls:
             call()
         return
+    native_work_begins()
     # The head, which is the last one, takes longest.
     for _ in side_by_side(reversed(calls)):
         pass

@@ -125,10 +125,13 @@ class BlockTables:
     def __init__(self, max_num_reqs: int, max_model_len: int, block_size: int, device: torch.device) -> None:
         self.block_size = block_size
         shape = (max_num_reqs + 1, -(-(max_model_len + 1) // block_size))
-        host = torch.zeros(shape, dtype=torch.int32)
-        self.table: np.ndarray = host.numpy()  # [S + 1, B]
+        # Of NumPy, which takes no memory for what is not written.
+        self.table = np.zeros(shape, dtype=np.int32)  # [S + 1, B]
         self.num_blocks = np.zeros(max_num_reqs + 1, dtype=np.int32)  # [S + 1]
-        self.tensor = host if device.type == "cpu" else torch.zeros(shape, dtype=torch.int32, device=device)
+        is_on_host = device.type == "cpu"
+        self.tensor = (
+            torch.from_numpy(self.table) if is_on_host else torch.zeros(shape, dtype=torch.int32, device=device)
+        )
         self._staged: list[tuple[int, list[int]]] = []  # place in the flat table, block ids; no place twice
 
     def set_row(self, slot: int, block_ids: list[int]) -> None:
