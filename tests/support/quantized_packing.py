@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 
 import numpy as np
 import torch
@@ -276,6 +277,31 @@ def modelopt_nvfp4(weight: Tensor) -> Stored:
     tensors = {"weight": own["weight_packed"], "weight_scale": own["weight_scale"]}
     tensors |= {"weight_scale_2": 1 / own["weight_global_scale"].view(()), "input_scale": torch.tensor(0.01)}
     return Stored(tensors, stored.value)
+
+
+def modelopt_int4(weight: Tensor, two_stages: bool = False) -> Stored:
+    """Signed codes of 4 bits, of two rows a byte."""
+    groups = weight.view(len(weight), -1, 32)
+    scales = groups.abs().amax(-1) / 7
+    codes = (groups / scales[:, :, None]).round().clamp(-8, 7).view(weight.shape)
+    halves = codes.to(torch.int64) & 15
+    tensors = {"weight": (halves[0::2] | (halves[1::2] << 4)).to(torch.uint8), "weight_scale": scales}
+    if two_stages:
+        tensors |= {"weight_scale_2": torch.tensor(0.001), "input_scale": torch.tensor(0.01)}
+    return Stored(tensors, codes * scales.repeat_interleave(32, 1))
+
+
+def modelopt_int8(weight: Tensor) -> Stored:
+    scales = weight.abs().amax(1) / 127
+    codes = (weight / scales[:, None]).round()
+    return Stored({"weight": codes.to(torch.int8), "weight_scale": scales}, codes * scales[:, None])
+
+
+def with_input_scale(pack: Callable[[Tensor], Stored], weight: Tensor) -> Stored:
+    """Smoothed: inputs are multiplied by what the weight's columns were divided by."""
+    scale = torch.linspace(0.5, 2.0, weight.shape[1])
+    stored = pack(weight / scale)
+    return Stored(stored.tensors | {"pre_quant_scale": scale}, stored.value * scale)
 
 
 def modelopt_blocks(weight: Tensor) -> Stored:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 
 import pytest
 import quantized_packing as packing
@@ -86,7 +87,22 @@ NO_SCALES = r"model.safetensors lacks model.layers.0.self_attn.q_proj.{}: a weig
         ("nvfp4", without("weight_global_scale"), NO_SCALES.format("weight_global_scale", "compressed-tensors")),
         ("fp8", without("weight_scale"), r"q_proj.weight has dtype torch.float8_e4m3fn, but no scales beside it"),
         ("fp8", replaced("weight_scale", lambda x: torch.ones(3)), r"q_proj.weight_scale has shape \(3,\), expected"),
-        ("modelopt-fp8", renamed("input_scale", "pre_quant_scale"), r"q_proj: pre_quant_scale, .* is not implemented"),
+        (
+            "modelopt-int8-smooth",
+            replaced("pre_quant_scale", lambda x: x[:9]),
+            r"pre_quant_scale has shape \(9,\), expec",
+        ),
+        (
+            "modelopt-int8-smooth",
+            with_value("pre_quant_scale", 3, math.inf),
+            r"pre_quant_scale has a value that is NaN",
+        ),
+        ("modelopt-int4-awq", replaced("weight_scale", lambda x: x[:, :3]), r"its columns do not divide 128 inputs"),
+        (
+            "modelopt-int8-smooth",
+            renamed("pre_quant_scale", "weight_scale_2"),
+            r"q_proj.weight has dtype int8 and a weig",
+        ),
         ("fp8-block", replaced("weight_scale_inv", lambda x: torch.ones(2, 1)), r"weight_scale_inv has shape \(2, 1\)"),
         ("torchao", without("_weight_scale"), NO_SCALES.format("_weight_scale", "torchao")),
         ("torchao", replaced("_weight_scale", lambda x: x[:, :3]), r"q_proj._weight_scale has shape \(128, 3\)"),
@@ -155,7 +171,7 @@ def test_files(name, change, problem, tmp_path):
         ("packed-4", {"ignore": ["re:.*q_proj"]}, r"q_proj: quantization_config ignores it .* but it is quantised"),
         ("packed-4", {"format": "float-quantized"}, r"weights of format float-quantized cannot be of type 'int'"),
         ("fp8", {"activation_scheme": "guess"}, r"activation_scheme must be dynamic or static, got 'guess'"),
-        ("modelopt-fp8", {"quant_algo": "W4A16_AWQ"}, r"quant_algo must be one of FP8, .*, got 'W4A16_AWQ'"),
+        ("modelopt-fp8", {"quant_algo": "NVFP4_SVD"}, r"quant_algo must be one of FP8, .*, got 'NVFP4_SVD'"),
         (
             "modelopt-fp8",
             {"quant_algo": "MIXED_PRECISION", "quantized_layers": {"a": {"quant_algo": "INT8"}}},

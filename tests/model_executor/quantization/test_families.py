@@ -59,7 +59,7 @@ def test_modules_of_transformers(family, tmp_path):
     [
         "gptq-3", "gptq-8-asym", "gptq-desc-act", "gptq-desc-act-uneven", "gptq-rows", "awq-32", "squeezellm-full-rows",
         "packed-4", "packed-8-asym", "packed-actorder", "int8", "float8-tensor", "nvfp4", "mxfp4", "fp8", "nf4",
-        "bitsandbytes-8",
+        "bitsandbytes-8", "modelopt-int4-awq",
     ],
 )  # fmt: skip
 def test_two_ranks(name, tmp_path):

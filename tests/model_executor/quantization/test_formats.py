@@ -195,6 +195,22 @@ ROWS = {
         {"quant_method": "modelopt", "quant_algo": "FP8", "kv_cache_scheme": {"num_bits": 8, "type": "float"}},
     ),
     "modelopt-nvfp4": Row(packing.modelopt_nvfp4, modelopt("NVFP4", group_size=16), "hf_quant_config.json"),
+    "modelopt-nvfp4-awq": Row(
+        partial(packing.with_input_scale, packing.modelopt_nvfp4), modelopt("NVFP4_AWQ"), "hf_quant_config.json"
+    ),
+    "modelopt-int4-awq": Row(
+        partial(packing.with_input_scale, packing.modelopt_int4),
+        modelopt("W4A16_AWQ", group_size=32, has_zero_point=False, pre_quant_scale=True),
+        "hf_quant_config.json",
+    ),
+    "modelopt-w4a8-awq": Row(
+        partial(packing.modelopt_int4, two_stages=True), modelopt("W4A8_AWQ", group_size=32), "hf_quant_config.json"
+    ),
+    "modelopt-int8-smooth": Row(
+        partial(packing.with_input_scale, packing.modelopt_int8),
+        modelopt("W8A8_SQ_PER_CHANNEL"),
+        "hf_quant_config.json",
+    ),
     "modelopt-blocks": Row(packing.modelopt_blocks, modelopt("FP8_PB_WO"), "hf_quant_config.json"),
     "modelopt-mxfp8": Row(packing.mxfp8, modelopt("MXFP8"), "hf_quant_config.json"),
     "torchao": Row(packing.torchao, torchao("IntxWeightOnlyConfig")),
@@ -240,8 +256,8 @@ def test_values_are_those_of_the_definition(name):
     ((given, value),) = read_quantized(tensors, {own: "file" for own, _ in tensors}, config)
     assert given == "model.q_proj.weight"
     # Products of three factors in another order.
-    torch.testing.assert_close(value.tensor.dequantize(), stored.value, rtol=1e-6, atol=1e-7)
-    assert (value.tensor.dequantize() - weight).abs().max() < (2.5 if "2" in name or "3" in name else 1.0)
+    torch.testing.assert_close(value.dequantize(), stored.value, rtol=1e-6, atol=1e-7)
+    assert (value.dequantize() - weight).abs().max() < (2.5 if "2" in name or "3" in name else 1.0)
 
 
 @pytest.mark.parametrize("name", ROWS)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from vllm.distributed.communicator import Communicator
-from vllm.model_executor.layers.quantization.activations import InputQuantization
+from vllm.model_executor.layers.quantization.activations import InputQuantization, InputScale
 from vllm.model_executor.layers.quantization.on_load import round_to_fp8, round_to_int4
 from vllm.model_executor.layers.quantization.weight import QuantizedWeight
 from vllm.ops.fp8_linear import fp8_linear, takes_fp8
@@ -44,7 +44,7 @@ class PackedPart:
 
     method: LinearMethod
     packed: Any
-    inputs: InputQuantization | None = None
+    inputs: InputQuantization | InputScale | None = None
 
 
 @dataclass
@@ -79,7 +79,7 @@ def parts_linear(x: Tensor, packed: PackedParts, float_out: bool = False, norm: 
 def _part_linear(x: Tensor, part: PackedPart, float_out: bool, norm: AddedNorm | None) -> Tensor:
     if part.inputs is None:
         return part.method.apply(x, part.packed, float_out=float_out, norm=norm)
-    if part.inputs.gives_fp8_rows and takes_fp8(part.packed):
+    if isinstance(part.inputs, InputQuantization) and part.inputs.gives_fp8_rows and takes_fp8(part.packed):
         return fp8_linear(*part.inputs.fp8_rows(x), part.packed, x.dtype, float_out)
     return part.method.apply(part.inputs(x), part.packed, float_out=float_out)
 

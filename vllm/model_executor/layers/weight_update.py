@@ -61,7 +61,7 @@ def _quantized_parts(
         return []
     taken = torch.cat([rows.flatten() for _, rows in parts])
     if taken.dtype != torch.int64 or not torch.equal(taken.sort()[0], torch.arange(value.shape[0])):
-        return list(read(name, value.tensor.dequantize()))
+        return list(read(name, value.dequantize()))
     return [(part, value.take_rows(rows.flatten())) for part, rows in parts]
 
 

@@ -1,4 +1,4 @@
-"""What a format does to the inputs of a product: rounds them to the values of a narrow type."""
+"""What a format does to the inputs of a product: rounds them to the values of a narrow type, or scales them."""
 
 from __future__ import annotations
 
@@ -103,6 +103,27 @@ class InputQuantization:
         else:
             codes = (_to_fp8(scaled) if self.kind == "fp8" else _to_fp4(scaled)).to(x.dtype)
         return (codes - zero_point) * scale
+
+
+@dataclass(frozen=True, eq=False)
+class InputScale:
+    """Inputs multiplied by `scale` [K], in the dtype that they have."""
+
+    scale: Tensor
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """[T, K] -> [T, K]."""
+        return x * self.scale.to(x.dtype)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, InputScale) and self.scale.equal(other.scale)
+
+    def __hash__(self) -> int:
+        return hash(self.scale.shape)
+
+    def over(self, group: Communicator) -> InputScale:
+        """For a rank that has a part of each token's inputs: the scale has only that."""
+        return self
 
 
 def _without_zeros(scale: Tensor) -> Tensor:

@@ -6,21 +6,27 @@ A module with weight [N, K] has, by its `quant_algo`,
 - NVFP4: weight, uint8 [N, K / 2], two E2M1 codes a byte, the first in the low half; weight_scale, float8_e4m3fn
   [N, K / 16] (K / 32 where activations are FP8); weight_scale_2, one value, which these are multiplied by;
 - MXFP4 and MXFP8: weight as above; weight_scale, uint8 [N, K / 32], powers of two (E8M0);
-and input_scale, for activations, which are not rounded here. The tensors tell which of these a module has.
+- W4A16_AWQ and W4A8_AWQ: weight, uint8 [N / 2, K], signed codes of 4 bits of two outputs a byte, the first in the low
+  half; weight_scale, float [N, K / group]; weight_scale_2 of the latter says how these were rounded;
+- W8A8_SQ_PER_CHANNEL and W8A16: weight, int8 [N, K]; weight_scale, one value for each output, or one;
+input_scale, for activations, which are not rounded here; and pre_quant_scale [K], which activations are multiplied by.
+The tensors tell which of these a module has.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from vllm.logger import init_logger, warn_once
-from vllm.model_executor.layers.quantization.bits import fp4_values, unpack_nibbles
+from vllm.model_executor.layers.quantization.activations import InputScale
+from vllm.model_executor.layers.quantization.bits import fp4_values, unpack_nibbles, unsigned_bytes
 from vllm.model_executor.layers.quantization.fp8 import block_scales, row_scales
 from vllm.model_executor.layers.quantization.setting_values import read_objects
-from vllm.model_executor.layers.quantization.stored import StoredConfig, StoredTensors, WeightFormat
+from vllm.model_executor.layers.quantization.stored import FLOATS, StoredConfig, StoredTensors, WeightFormat
 from vllm.model_executor.layers.quantization.weight import QuantizedWeight
 from vllm.ops.quantized_tensor import QuantizedTensor
 
@@ -28,10 +34,10 @@ logger = init_logger(__name__)
 
 _NVFP4_GROUPS, _MX_GROUP = (16, 32), 32
 _BLOCK = (128, 128)
-_WEIGHT_ONLY = ("FP8_PB_WO", "W4A16_NVFP4", "W4A16_MXFP4")
+_WEIGHT_ONLY = ("FP8_PB_WO", "W4A16_NVFP4", "W4A16_MXFP4", "W4A16_AWQ", "W8A16")
 _WITH_ACTIVATIONS = (
     "FP8", "FP8_PER_CHANNEL_PER_TOKEN", "FP8_PB_REAL", "NVFP4", "NVFP4_AWQ", "MXFP4", "MXFP8", "W4A8_NVFP4_FP8",
-    "W4A8_MXFP4_FP8",
+    "W4A8_MXFP4_FP8", "W4A8_AWQ", "W8A8_SQ_PER_CHANNEL",
 )  # fmt: skip
 _MIXED = "MIXED_PRECISION"
 
@@ -69,11 +75,8 @@ class ModelOptConfig(StoredConfig):
         return cls(config)
 
     def weight_format(self, module: str, stored: set[str]) -> WeightFormat:
-        if "pre_quant_scale" in stored:
-            raise ValueError("pre_quant_scale, a scale for each input, is not implemented")
-        if "weight_scale_2" in stored:
-            return WeightFormat(("weight", "weight_scale", "weight_scale_2"), ("input_scale",), _read_nvfp4)
-        return WeightFormat(("weight", "weight_scale"), ("input_scale",), _read)
+        optional = ("weight_scale_2", "input_scale", "pre_quant_scale")
+        return WeightFormat(("weight", "weight_scale"), optional, _read_scaled)
 
 
 def _algorithm(settings: dict[str, Any]) -> str:
@@ -81,27 +84,62 @@ def _algorithm(settings: dict[str, Any]) -> str:
     return str(settings.get("quant_algo")).upper()
 
 
-def _read_nvfp4(stored: StoredTensors) -> QuantizedWeight:
+def _read_scaled(stored: StoredTensors) -> QuantizedWeight:
+    weight = QuantizedWeight(_read(stored), f"{stored.module}.weight")
+    if "pre_quant_scale" not in stored:
+        return weight
+    scale = stored.take("pre_quant_scale", FLOATS, weight.shape[1])
+    if not scale.isfinite().all():
+        raise stored.error("pre_quant_scale", "has a value that is NaN or infinite")
+    return replace(weight, inputs=InputScale(scale))
+
+
+def _read(stored: StoredTensors) -> QuantizedTensor:
+    kind, scales = stored.tensors["weight"].dtype, stored.tensors["weight_scale"]
+    if "weight_scale_2" in stored and kind != torch.uint8:
+        raise stored.error(
+            "weight", f"has dtype {str(kind).removeprefix('torch.')} and a weight_scale_2, expected uint8"
+        )
+    if kind == torch.uint8 and scales.dtype in FLOATS:
+        return _read_int4(stored)
+    if kind == torch.uint8 and "weight_scale_2" in stored:
+        return _read_nvfp4(stored)
+    if kind == torch.uint8:
+        codes = _fp4_codes(stored)
+        return QuantizedTensor(codes, 4, _powers(stored, codes), _MX_GROUP, values=fp4_values())
+    codes = stored.take("weight", (torch.float8_e4m3fn, torch.int8), None, None)
+    rows, width = codes.shape
+    if kind == torch.int8:
+        return QuantizedTensor(
+            unsigned_bytes(codes), 8, row_scales(stored, "weight_scale", rows), width, zero_points=128
+        )
+    if scales.dtype == torch.uint8:
+        return QuantizedTensor(codes, 8, _powers(stored, codes), _MX_GROUP)
+    if scales.dim() == 4:
+        stored.tensors["weight_scale"] = scales.flatten(2).flatten(0, 1)
+        return QuantizedTensor(codes, 8, *block_scales(stored, "weight_scale", (rows, width), _BLOCK))
+    return QuantizedTensor(codes, 8, row_scales(stored, "weight_scale", rows), width)
+
+
+def _read_nvfp4(stored: StoredTensors) -> QuantizedTensor:
     codes = _fp4_codes(stored)
     rows, width = codes.shape
     group = next((size for size in _NVFP4_GROUPS if stored.tensors["weight_scale"].shape[-1] * size == width), 16)
     scales = stored.take("weight_scale", torch.float8_e4m3fn, rows, width // group)
     whole = stored.scalar("weight_scale_2").expand(rows, 1)
-    return _weight(stored, QuantizedTensor(codes, 4, scales, group, values=fp4_values(), super_scales=whole))
+    return QuantizedTensor(codes, 4, scales, group, values=fp4_values(), super_scales=whole)
 
 
-def _read(stored: StoredTensors) -> QuantizedWeight:
-    if stored.tensors["weight"].dtype == torch.uint8:
-        codes = _fp4_codes(stored)
-        return _weight(stored, QuantizedTensor(codes, 4, _powers(stored, codes), _MX_GROUP, values=fp4_values()))
-    codes, scales = stored.take("weight", torch.float8_e4m3fn, None, None), stored.tensors["weight_scale"]
+def _read_int4(stored: StoredTensors) -> QuantizedTensor:
+    packed = stored.take("weight", torch.uint8, None, None)
+    # Eight more: codes from 0.
+    codes = torch.stack((packed & 15, packed >> 4), dim=1).flatten(0, 1) ^ 8
     rows, width = codes.shape
-    if scales.dtype == torch.uint8:
-        return _weight(stored, QuantizedTensor(codes, 8, _powers(stored, codes), _MX_GROUP))
-    if scales.dim() == 4:
-        stored.tensors["weight_scale"] = scales.flatten(2).flatten(0, 1)
-        return _weight(stored, QuantizedTensor(codes, 8, *block_scales(stored, "weight_scale", (rows, width), _BLOCK)))
-    return _weight(stored, QuantizedTensor(codes, 8, row_scales(stored, "weight_scale", rows), width))
+    scales = stored.take("weight_scale", FLOATS, rows, None)
+    group, rest = divmod(width, max(scales.shape[1], 1))
+    if rest or not scales.shape[1]:
+        raise stored.error("weight_scale", f"has shape {tuple(scales.shape)}: its columns do not divide {width} inputs")
+    return QuantizedTensor(codes, 4, scales, group, zero_points=8)
 
 
 def _fp4_codes(stored: StoredTensors) -> Tensor:
@@ -111,7 +149,3 @@ def _fp4_codes(stored: StoredTensors) -> Tensor:
 def _powers(stored: StoredTensors, codes: Tensor) -> Tensor:
     rows, width = codes.shape
     return stored.take("weight_scale", torch.uint8, rows, width // _MX_GROUP).view(torch.float8_e8m0fnu)
-
-
-def _weight(stored: StoredTensors, tensor: QuantizedTensor) -> QuantizedWeight:
-    return QuantizedWeight(tensor, f"{stored.module}.weight")

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vllm.model_executor.layers.quantization.activations import InputQuantization
+from vllm.model_executor.layers.quantization.activations import InputQuantization, InputScale
 from vllm.ops.quantized_tensor import QuantizedTensor
 
 
@@ -25,12 +25,17 @@ class QuantizedWeight:
 
     tensor: QuantizedTensor
     source: str
-    inputs: InputQuantization | None = None
+    inputs: InputQuantization | InputScale | None = None
 
     @property
     def shape(self) -> tuple[int, int]:
         """(N, K)."""
         return self.tensor.shape
+
+    def dequantize(self) -> Tensor:
+        """float32 [N, K]: what unchanged inputs are multiplied with."""
+        plain = self.tensor.dequantize()
+        return plain * self.inputs.scale.float() if isinstance(self.inputs, InputScale) else plain
 
     def take_rows(self, rows: Tensor) -> QuantizedWeight:
         """The weight's `rows`, int64 [I]."""
@@ -43,21 +48,25 @@ class QuantizedWeight:
         tensor = self.tensor
         if device.type != "cpu":
             tensor = replace(tensor, codes=tensor.plain_codes())
-        return replace(self, tensor=_moved(tensor, device))
+        return replace(self, tensor=_moved(tensor, device), inputs=_moved(self.inputs, device))
 
     def take_columns(self, columns: range) -> QuantizedWeight:
         """The weight's part for the inputs in `columns`. ValueError: they begin or end inside of a group."""
         if columns == range(self.shape[1]):
             return self
+        inputs = self.inputs
+        if isinstance(inputs, InputScale):
+            inputs = InputScale(inputs.scale[columns.start : columns.stop])
         if self.tensor.input_order is not None:
-            return replace(self, tensor=_take_ordered(self.tensor, self.tensor.input_order, columns))
+            tensor = _take_ordered(self.tensor, self.tensor.input_order, columns)
+            return replace(self, tensor=tensor, inputs=inputs)
         try:
             tensor = self.tensor.take_columns(columns.start, columns.stop)
         except ValueError as error:
             raise ValueError(
                 f"{self.source}: tensor parallelism splits its {self.shape[1]} inputs inside of a group: {error}"
             ) from None
-        return replace(self, tensor=tensor)
+        return replace(self, tensor=tensor, inputs=inputs)
 
 
 def _moved(value: Any, device: torch.device) -> Any:
