@@ -7,6 +7,7 @@ import shutil
 
 import pytest
 import quantized_packing as packing
+import torch
 from quantized_models import Quantized, assert_reads, generate, make_llm
 from safetensors.torch import load_file, save_file
 from thread_ranks import make_thread_llm
@@ -85,6 +86,44 @@ def test_experts_with_a_matrix_each(family, ranks, tmp_path):
     model = AutoModelForCausalLM.from_pretrained(plain, attn_implementation="eager", dtype="float32")
     llm = make_llm(folder) if ranks == 1 else make_thread_llm(folder, 2, **THREADS)
     assert_reads(generate(llm), model)
+
+
+def make_stacked_scales(tmp_path):
+    """As transformers saves its FP8 mixtures: scales of all experts in stacks. Returns the folder and the model."""
+    plain, folder = tmp_path / "plain", tmp_path / "quantised"
+    make_tiny("qwen3_moe", plain, **FIELDS, moe_intermediate_size=96, num_hidden_layers=2)
+    shutil.copytree(plain, folder)
+    tensors, values, scales = {}, {}, {}
+    for name, tensor in sorted(load_file(plain / "model.safetensors").items()):
+        tensors[name] = values[name] = tensor
+        if ".experts." in name:
+            stored = packing.fp8(tensor, block=(32, 32))
+            tensors[name], values[name] = stored.tensors["weight"], stored.value
+            scales[name] = stored.tensors["weight_scale_inv"]
+    stems = sorted({name.partition("experts.")[0] + "experts" for name in scales})
+    for stem in stems:
+        gate, up, down = (
+            torch.stack([scales[f"{stem}.{expert}.{part}_proj.weight"] for expert in range(4)])
+            for part in ("gate", "up", "down")
+        )
+        tensors |= {f"{stem}.gate_up_proj_scale_inv": torch.cat((gate, up), 1), f"{stem}.down_proj_scale_inv": down}
+    save_file(values, plain / "model.safetensors", metadata={"format": "pt"})
+    save_file(tensors, folder / "model.safetensors")
+    config = json.loads((folder / "config.json").read_text())
+    settings = {"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [32, 32]}
+    (folder / "config.json").write_text(json.dumps(config | {"quantization_config": settings}))
+    return folder, AutoModelForCausalLM.from_pretrained(plain, attn_implementation="eager", dtype="float32")
+
+
+def test_scales_of_all_experts_in_a_stack(tmp_path):
+    folder, model = make_stacked_scales(tmp_path)
+    assert_reads(generate(make_llm(folder)), model)
+    path = folder / "model.safetensors"
+    tensors = load_file(path)
+    name = "model.layers.0.mlp.experts.down_proj_scale_inv"
+    save_file(tensors | {name: tensors[name][:3].contiguous()}, path)
+    with pytest.raises(ValueError, match=rf"{name} has shape \(3, 2, 3\), expected scales of 4 experts' 1 matrices"):
+        make_llm(folder)
 
 
 @pytest.mark.parametrize("writer", ["auto-round:0.16.1", "gptqmodel:7.6.0"])

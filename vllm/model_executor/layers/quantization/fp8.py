@@ -11,11 +11,13 @@ Activations are not rounded to 8 bits here, whatever the scheme: as transformers
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from vllm.model_executor.layers.quantization.stacked_scales import split_scales
 from vllm.model_executor.layers.quantization.stored import FLOATS, StoredConfig, StoredTensors, WeightFormat
 from vllm.model_executor.layers.quantization.weight import QuantizedWeight
 from vllm.ops.quantized_tensor import QuantizedTensor
@@ -52,6 +54,11 @@ class Fp8Config(StoredConfig):
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> Fp8Config:
         return cls(config)
+
+    def unstacked(
+        self, tensors: Iterable[tuple[str, Tensor]], files: Mapping[str, str]
+    ) -> tuple[Iterable[tuple[str, Tensor]], Mapping[str, str]]:
+        return split_scales(tensors, files)
 
     def weight_format(self, module: str, stored: set[str]) -> WeightFormat:
         scale = "weight_scale_inv" if "weight_scale_inv" in stored else "weight_scale"

@@ -125,6 +125,12 @@ class StoredConfig(QuantizationConfig):
     def get_quant_method(self, layer: nn.Module, prefix: str) -> QuantizeMethodBase | None:
         return StoredMethod()
 
+    def unstacked(
+        self, tensors: Iterable[tuple[str, Tensor]], files: Mapping[str, str]
+    ) -> tuple[Iterable[tuple[str, Tensor]], Mapping[str, str]]:
+        """A checkpoint's tensors, and the file that each is in, with tensors of several modules in their parts."""
+        return tensors, files
+
     def weight_format(self, module: str, stored: set[str]) -> WeightFormat:
         """How the weight of a checkpoint's `module` is stored, of which `stored` are names of tensors. ValueError: it
         should not be quantised, or not so."""
@@ -142,6 +148,7 @@ def read_quantized(
     Raises:
         ValueError: a module lacks a tensor, or one is not what the format says.
     """
+    tensors, files = config.unstacked(tensors, files)
     expected = _quantized_modules(files, config)
     if not expected and not config.may_be_plain:
         raise ValueError(
