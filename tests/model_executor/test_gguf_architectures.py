@@ -250,6 +250,8 @@ YARN_HEADER = {
 }
 SLIDES = [True, False, True, False, True, True, False]
 KINDS = ["sliding_attention" if slides else "full_attention" for slides in SLIDES]
+# Gemma 4's, which GGUF's table does not have.
+SCALES = {"scale": "ffn_gate_inp.scale", "per_expert_scale": "ffn_down_exps.scale"}
 GEMMA = COMMON | {"head_dim": WIDTH, "sliding_window": 8, "layer_types": KINDS, "num_kv_shared_layers": 3}
 GEMMA |= {"hidden_size_per_layer_input": 8, "vocab_size_per_layer_input": 64}
 GEMMA_HEADER = WINDOW | {"attention.sliding_window_pattern": SLIDES, "attention.shared_kv_layers": 3}
@@ -391,6 +393,9 @@ def write(path: Path, arch: str, model: Any, header: Header, change: Any, kind: 
         name = name.replace("attn_sub_norm", "inner_attn_ln").replace("ffn_sub_norm", "ffn_layernorm")
         endings = ".weight", ".bias"
         found = names.get_name(name, endings) or names.get_name(name.removeprefix("transformer."), endings)
+        stem, _, own = name.rpartition(".router.")
+        if own in SCALES:
+            found = f"blk.{stem.rpartition('.')[2]}.{SCALES[own]}"
         assert found is not None, name
         array = np.ascontiguousarray(value.numpy())
         if kind is not None and array.ndim > 1 and "gate_inp" not in found and not found.endswith(".bias"):

@@ -11,9 +11,14 @@ import torch
 from quantized_models import assert_reads, generate, make_llm
 from test_gguf_architectures import (
     COMMON,
+    GEMMA4,
+    GEMMA4_HEADER,
+    GEMMA_HEADER,
+    GROUPS,
     HEADS,
     MODERN,
     SIZE,
+    SLIDES,
     VOCAB,
     WIDTH,
     YARN,
@@ -147,6 +152,19 @@ MORE: dict[str, Any] = {
         None,
         {"expert_shared_feed_forward_length": 32},
     ),
+    "gemma4-26b": (
+        "gemma4",
+        "Gemma4ForCausalLM",
+        GEMMA4
+        | {"num_kv_shared_layers": 0, "hidden_size_per_layer_input": 0, "attention_k_eq_v": True}
+        | {"num_global_key_value_heads": 1, "enable_moe_block": True, "num_experts": 4, "top_k_experts": 2}
+        | {"moe_intermediate_size": 32},
+        None,
+        GEMMA_HEADER
+        | GEMMA4_HEADER
+        | {"attention.head_count_kv": [GROUPS if slides else 1 for slides in SLIDES]}
+        | {"attention.shared_kv_layers": 0, "embedding_length_per_layer_input": 0},
+    ),
     "minimax-m2": (
         "minimax-m2",
         "MiniMaxM2ForCausalLM",
@@ -167,7 +185,9 @@ def stacks(model: Any, splits_latent: bool = False) -> SimpleNamespace:
         for name, value in model.state_dict().items():
             stem, _, own = name.rpartition("experts.")
             stem = f"{stem.replace('block_sparse_moe', 'mlp')}experts."
-            if own.startswith("gate_up_proj"):
+            if own == "gate_up_proj" and config.model_type == "gemma4_text":
+                state[f"{name}.weight"] = value
+            elif own.startswith("gate_up_proj"):
                 ending = ".bias" if own.endswith("_bias") else ".weight"
                 gate, up = _gate_and_up(config, value)
                 state[f"{stem}gate_proj{ending}"], state[f"{stem}up_proj{ending}"] = gate, up
@@ -205,7 +225,7 @@ def _renamed(name: str) -> str:
     return f"{name}.weight" if name.endswith("sinks") else name
 
 
-ROUTERS = ("gate.weight", "router.weight", "gate.wg.weight", "e_score_correction_bias")
+ROUTERS = ("gate.weight", "router.proj.weight", "router.weight", "gate.wg.weight", "e_score_correction_bias")
 
 
 def round_to(kind: Any, model: Any, splits_latent: bool = False) -> None:
@@ -257,6 +277,30 @@ def test_more_readings_equal_the_original(case, tmp_path, monkeypatch):
     llm = make_llm(path)
     assert llm.llm_engine.vllm_config.model_config.hf_config.architectures == (class_name,)
     assert_reads(generate(llm, PROMPTS), model, PROMPTS)
+
+
+def test_the_first_files_of_mixtral(tmp_path, monkeypatch):
+    """Which have a matrix of each expert."""
+    monkeypatch.setenv("VLLM_CACHE_ROOT", str(tmp_path / "cache"))
+    _, class_name, options, change = CASES["mixtral"]
+    model = make(class_name, options)
+    write(tmp_path / "m.gguf", "llama", stacks(model), HEADER, change)
+    reader = gguf.GGUFReader(tmp_path / "m.gguf")
+    writer = gguf.GGUFWriter(tmp_path / "old.gguf", "llama")
+    for name, field in reader.fields.items():
+        if not name.startswith("GGUF.") and name != "general.architecture":
+            kind = field.types[0]
+            writer.add_key_value(name, field.contents(), kind, field.types[1] if len(field.types) > 1 else None)
+    for tensor in reader.tensors:
+        if "_exps" not in tensor.name:
+            writer.add_tensor(tensor.name, tensor.data)
+            continue
+        for expert, matrix in enumerate(tensor.data):
+            writer.add_tensor(tensor.name.replace("_exps", f".{expert}"), matrix)
+    for step in (writer.write_header_to_file, writer.write_kv_data_to_file, writer.write_tensors_to_file):
+        step()
+    writer.close()
+    assert_reads(generate(make_llm(tmp_path / "old.gguf"), PROMPTS), model, PROMPTS)
 
 
 def test_another_number_of_experts(tmp_path, monkeypatch):

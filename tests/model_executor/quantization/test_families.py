@@ -89,8 +89,12 @@ def test_a_group_that_straddles_ranks_is_refused(tmp_path):
         make_thread_llm(tmp_path, 4, **THREADS)
 
 
-def test_readings_do_not_depend_on_the_batch(tmp_path):
-    quantized = make_quantized(tmp_path, all_but_head, SMALL)
+@pytest.mark.parametrize(
+    "name", ["gptq-4-asym", "squeezellm", "int8", "nvfp4", "fp8-block", "nf4", "modelopt-int4-awq"]
+)
+def test_readings_do_not_depend_on_the_batch(name, tmp_path):
+    row = ROWS[name]
+    quantized = make_quantized(tmp_path, only_blocks(row.pack), row.settings, where=row.where)
     llm = make_llm(quantized.folder, max_num_batched_tokens=16)
     together = generate(llm, PROMPTS * 3)
     assert_reads(together, quantized.model, PROMPTS * 3)

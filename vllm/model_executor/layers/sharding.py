@@ -9,7 +9,10 @@ import torch
 from torch import Tensor
 
 from vllm.distributed.communicator import Communicator
+from vllm.logger import init_logger
 from vllm.model_executor.layers.quantization.weight import QuantizedStack, QuantizedWeight
+
+logger = init_logger(__name__)
 
 
 @dataclass(frozen=True)
@@ -49,15 +52,15 @@ class WeightSlot:
 
     def fill(self, value: Tensor | QuantizedWeight | QuantizedStack) -> None:
         """Copy the held part of the whole tensor, converting it. Only that part of a mapped file is read, unless the
-        tensor is prepared. A quantised weight's part is kept as it is. ValueError: the layer cannot have that one, and
-        it is not plain."""
+        tensor is prepared. A quantised weight's part is kept as it is, or de-quantised where the layer has plain ones
+        only. ValueError: it is a stack, and the layer cannot have that."""
         if isinstance(value, QuantizedStack):
             if self.keep_stack is None:
                 raise ValueError(f"{value.source}: a weight of this layer cannot be a quantised stack")
             self.keep_stack(value)
             return
-        if isinstance(value, QuantizedWeight) and self.keep is None and value.tensor.is_plain:
-            value = value.tensor.plain_codes()
+        if isinstance(value, QuantizedWeight) and self.keep is None:
+            value = self._plain(value)
         if isinstance(value, QuantizedWeight):
             self._keep(value)
             return
@@ -73,9 +76,15 @@ class WeightSlot:
             tensor = self.prepare(tensor)
         return tensor[tuple(slice(shard.held.start, shard.held.stop) for shard in self.shards)]
 
+    @staticmethod
+    def _plain(value: QuantizedWeight) -> Tensor:
+        if value.tensor.is_plain:
+            return value.tensor.plain_codes()
+        logger.warning("%s is de-quantised: its layer multiplies with plain weights", value.source)
+        return value.dequantize()
+
     def _keep(self, value: QuantizedWeight) -> None:
-        if self.keep is None:
-            raise ValueError(f"{value.source}: a weight of this layer cannot be quantised")
+        assert self.keep is not None
         held, inputs = self.shards
         rows = torch.arange(held.size)
         if self.prepare is not None:

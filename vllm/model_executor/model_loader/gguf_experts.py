@@ -15,12 +15,15 @@ from vllm.model_executor.model_loader.gguf_config_parts import (
 )
 from vllm.model_executor.model_loader.gguf_header import GGUFHeader
 
+# Of each expert the gate's rows, then the up's.
+_BOTH = "ffn_gate_up_exps"
+
 
 def stack_names(experts: str) -> dict[str, str]:
     """The checkpoint's names of the matrices that the file stacks, where the module of experts is called `experts`;
     `{}` is an expert's number."""
     kinds = {"ffn_gate_exps": "gate_proj", "ffn_up_exps": "up_proj", "ffn_down_exps": "down_proj"}
-    return {part: f"{experts}.{{}}.{kind}" for part, kind in kinds.items()}
+    return {part: f"{experts}.{{}}.{kind}" for part, kind in (kinds | {_BOTH: "{}_proj"}).items()}
 
 
 NAMES = stack_names("mlp.experts") | {
@@ -53,6 +56,17 @@ def expert_pieces(
         name = f"{header.architecture}.expert_count"
         raise ValueError(f"{header.file.path.name}: tensors {part} have shape {shape}, but {name} is {count}")
     rows = shape[1] if len(shape) == 3 else 1
+    if part == _BOTH:
+        half, rest = divmod(rows, 2)
+        if rest or len(shape) != 3:
+            raise ValueError(
+                f"{header.file.path.name}: tensors {part} have shape {shape}, whose rows are no two halves"
+            )
+        return [
+            (names[part].format(index, kind), slice(start, start + half), (half, shape[2]))
+            for index in range(count)
+            for kind, start in (("gate", index * rows), ("up", index * rows + half))
+        ]
     return [(names[part].format(index), slice(index * rows, (index + 1) * rows), shape[1:]) for index in range(count)]
 
 

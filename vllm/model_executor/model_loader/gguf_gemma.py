@@ -50,6 +50,17 @@ def _ropes(h: GGUFHeader) -> Config:
     return {FULL: rope_parameters(h, 1e6), SLIDING: local}
 
 
+def _proportional(h: GGUFHeader) -> Config:
+    """The rotation of wide heads as transformers knows it: the file has 1 for frequencies that rotate, and for the rest
+    what they are divided by to be none."""
+    rope = rope_parameters(h, 1e6)
+    factors = rope.pop("factors", [1.0])
+    rotated = factors.count(1.0)
+    if any(factor != 1.0 for factor in factors[:rotated]) or any(factor < 1e20 for factor in factors[rotated:]):
+        raise ValueError(f"{h.file.path.name}: tensor rope_freqs.weight must have ones, then 1e30, got {factors}")
+    return rope | {"rope_type": "proportional", "partial_rotary_factor": rotated / len(factors)}
+
+
 def _since_3n(h: GGUFHeader, every: int) -> Config:
     """What Gemma 3n and Gemma 4 have in common."""
     width = h.get("embedding_length_per_layer_input", 0)
@@ -87,11 +98,6 @@ def gemma3n(h: GGUFHeader) -> Config:
 
 
 def gemma4(h: GGUFHeader) -> Config:
-    if h.has("blk.0.ffn_gate_inp.weight"):
-        raise ValueError(
-            f"{h.file.path.name}: Gemma 4 with experts is not supported in GGUF; load the model's Hugging Face "
-            "checkpoint with model_impl='transformers'"
-        )
     head_dim = h.need("attention.key_length_swa")
     if (rotated := h.get("rope.dimension_count_swa", head_dim)) != head_dim:
         key = "gemma4.rope.dimension_count_swa"
@@ -108,6 +114,14 @@ def gemma4(h: GGUFHeader) -> Config:
             f"{h.file.path.name}: gemma4.feed_forward_length must be the same in all layers, or twice that in the last "
             f"{h.layers - num_own}, got {widths}"
         )
+    if h.has("blk.0.ffn_gate_inp.weight"):
+        config["rope_parameters"][FULL] = _proportional(h)
+        config |= {
+            "enable_moe_block": True,
+            "num_experts": h.need("expert_count"),
+            "top_k_experts": h.need("expert_used_count"),
+            "moe_intermediate_size": h.need("expert_feed_forward_length"),
+        }
     heads = dict(zip(kinds, h.by_layer("attention.head_count_kv"), strict=True))
     return config | {
         "head_dim": head_dim,

@@ -184,6 +184,11 @@ _GEMMA4 = _with(
     proj="per_layer_projection",
     post_norm="post_per_layer_input_norm",
     layer_output_scale="layer_scalar",
+    ffn_gate_inp="router.proj",
+    pre_ffw_norm_2="pre_feedforward_layernorm_2",
+    post_ffw_norm_1="post_feedforward_layernorm_1",
+    post_ffw_norm_2="post_feedforward_layernorm_2",
+    **gguf_experts.stack_names("experts"),
 )
 _GEMMA3N = _with(
     _GEMMA4,
@@ -258,6 +263,9 @@ _NAMES: dict[str, _Names] = {
 
 _BLOCK = re.compile(r"blk\.(\d+)\.")
 _IN_BLOCK = re.compile(r"blk\.(\d+)\.(\w+)\.(weight|bias)")
+_SCALE = re.compile(r"(blk\.\d+\.)(ffn_gate_inp|ffn_down_exps)\.scale")
+_SCALES = {"ffn_gate_inp": "router.scale", "ffn_down_exps": "router.per_expert_scale"}
+_SINGLE = re.compile(r"blk\.(\d+)\.ffn_(gate|up|down)\.(\d+)\.weight")
 _ON_TOP = re.compile(r"(\w+)\.(weight|bias)")
 # Read as part of the configuration.
 _ROPE = re.compile(r"(rope_freqs|rope_factors_long|rope_factors_short)\.weight")
@@ -274,6 +282,9 @@ def weights(file: GGUFFile) -> Iterator[Weight]:
     for tensor, entry in file.tensors.items():
         block = _BLOCK.match(tensor)
         if _ROPE.fullmatch(tensor) or (block is not None and int(block[1]) in header.further):
+            continue
+        if (name := _of_experts(architecture, names, tensor)) is not None:
+            yield Weight(name, entry.shape, tensor)
             continue
         in_block, on_top = _IN_BLOCK.fullmatch(tensor), _ON_TOP.fullmatch(tensor)
         if in_block is not None:
@@ -304,6 +315,16 @@ def weights(file: GGUFFile) -> Iterator[Weight]:
         yield Weight(name, shape, tensor, None, bound, change in _OF_ROWS)
     if architecture == "apertus":
         yield from _xielu(header)
+
+
+def _of_experts(architecture: str, names: _Names, tensor: str) -> str | None:
+    """The checkpoint's name of a single expert's matrix in the first files of Mixtral, or of Gemma 4's scales."""
+    if architecture == "llama" and (single := _SINGLE.fullmatch(tensor)):
+        layer, kind, expert = single.groups()
+        return f"{names.layer.format(layer)}mlp.experts.{expert}.{kind}_proj.weight"
+    if architecture == "gemma4" and (scale := _SCALE.fullmatch(tensor)):
+        return f"{names.layer.format(scale[1].split('.')[1])}{_SCALES[scale[2]]}"
+    return None
 
 
 def _xielu(header: GGUFHeader) -> Iterator[Weight]:
