@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from concurrent.futures import CancelledError
 from functools import partial
 
 import pytest
@@ -56,11 +57,23 @@ def test_a_call_runs_beside_the_work_or_after_it() -> None:
 
 
 def test_an_error_of_the_block_comes_before_the_call_s() -> None:
+    began = threading.Event()
+
     def fail() -> None:
+        began.set()
         raise ValueError("the call's")
 
-    with pytest.raises(RuntimeError, match="the block's"), meanwhile(fail):
+    with pytest.raises(RuntimeError, match="the block's"), meanwhile(fail) as failed:
+        native_work_begins()
+        assert began.wait(20)
         raise RuntimeError("the block's")
+    with pytest.raises(ValueError, match="the call's"):
+        failed.result()
+    # What had not begun by then is not made any more.
+    with pytest.raises(RuntimeError, match="the block's"), meanwhile(fail) as failed:
+        raise RuntimeError("the block's")
+    with pytest.raises(CancelledError):
+        failed.result()
     with meanwhile(fail) as failed:
         pass
     with pytest.raises(ValueError, match="the call's"):

@@ -6,7 +6,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import TypeVar
@@ -48,19 +48,23 @@ def _infer(call: Callable[[], T]) -> T:
 @contextmanager
 def meanwhile(call: Callable[[], T]) -> Iterator[Future[T]]:
     """Make a call that holds Python's lock for long, as the loading of a large tokenizer does, while the block runs: in
-    a thread that begins with the block's first `native_work_begins`, and at the latest when the block ends. The call
-    has ended when the context has; its error is raised by the future's `result`."""
-    begun = threading.Event()
+    a thread that begins with the block's first `native_work_begins`, and at the latest when the block ends, unless that
+    fails. The call has ended when the context has; its error is raised by the future's `result`."""
+    begun, given_up = threading.Event(), threading.Event()
 
     def begin() -> T:
         begun.wait()
+        if given_up.is_set():
+            raise CancelledError
         return call()
 
     with ThreadPoolExecutor(1, "meanwhile") as pool:
-        future = pool.submit(begin)
         token = _begun.set(begun)
         try:
-            yield future
+            yield pool.submit(begin)
+        except BaseException:
+            given_up.set()
+            raise
         finally:
             _begun.reset(token)
             begun.set()

@@ -412,3 +412,8 @@ def test_errors_of_the_tokenizer_and_of_the_weights_are_raised(folder, tmp_path)
     (tmp_path / "config.json").write_bytes((folder / "config.json").read_bytes())
     with pytest.raises(ValueError, match="has neither model.safetensors"):
         make_tiny_llm(tmp_path)
+    # A tokenizer that was named is read before a model is.
+    (tmp_path / "named").mkdir()
+    (tmp_path / "named" / "tokenizer.json").write_text("{}")
+    with pytest.raises(ValueError, match="tokenizer.json is not a usable tokenizer"):
+        make_tiny_llm(tmp_path, tokenizer=str(tmp_path / "named"))

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from vllm.distributed.communicator import Communicator
 from vllm.logger import init_logger
+from vllm.model_executor.layers.quantization.activations import InputQuantization
 from vllm.model_executor.layers.quantization.weight import QuantizedStack, QuantizedWeight
 
 logger = init_logger(__name__)
@@ -41,7 +42,7 @@ class WeightSlot:
     target: Tensor  # the (part of a) parameter to fill
     shards: tuple[Shard, ...]  # what it holds of each of the tensor's dimensions
     prepare: Callable[[Tensor], Tensor] | None = None  # of the whole tensor, into one of the same shape
-    keep: Callable[[QuantizedWeight], None] | None = None  # takes the held part of a quantised weight; None: refused
+    keep: Callable[[QuantizedWeight], None] | None = None  # takes the held part of a quantised weight
     keep_stack: Callable[[QuantizedStack], None] | None = None  # the same for a stack, of which it gets all
     place: Callable[[], Tensor] | None = None  # `target`, in memory, where that may be on the meta device
 
@@ -80,6 +81,11 @@ class WeightSlot:
     def _plain(value: QuantizedWeight) -> Tensor:
         if value.tensor.is_plain:
             return value.tensor.plain_codes()
+        if isinstance(value.inputs, InputQuantization):
+            raise ValueError(
+                f"{value.source}: its layer multiplies with plain weights, and inputs are not rounded for these: unset "
+                "VLLM_QUANTIZED_ACTIVATIONS"
+            )
         logger.warning("%s is de-quantised: its layer multiplies with plain weights", value.source)
         return value.dequantize()
 

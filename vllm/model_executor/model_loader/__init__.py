@@ -104,11 +104,11 @@ def _pack(
     found = (getattr(module, "process_weights_after_loading", None) for module in model.modules())
     calls = [partial(finish, method) for finish in found if finish is not None]
     is_own = quantization is not None and not isinstance(quantization, StoredConfig)
+    native_work_begins()
     if is_own or device.type != "cpu":
         for call in calls:
             call()
         return
-    native_work_begins()
     # The head, which is the last one, takes longest.
     for _ in side_by_side(reversed(calls)):
         pass

@@ -33,6 +33,7 @@ from vllm.v1.metrics.reader import Metric
 if TYPE_CHECKING:
     from torch import nn
 
+    from vllm.tokenizers.tokenizer import Tokenizer
     from vllm.v1.engine.offline_metrics import OfflineMetrics
 
 
@@ -61,23 +62,31 @@ class LLMEngine:
         self.vllm_config = config = vllm_config
         self.model_config = config.model_config
         self.tracer = make_tracer(config)
-        with meanwhile(partial(load_tokenizer, self.model_config)) as tokenizer:
+        load = partial(load_tokenizer, self.model_config)
+        model = self.model_config.path or self.model_config.model
+        # One that was named may not be there: that is said before the model is loaded.
+        named = load() if self.model_config.tokenizer != model else None
+        with meanwhile(load if named is None else lambda: named) as tokenizer:
             self.engine_core: Any = EngineCore(config, use_tqdm)
         try:
-            self.tokenizer = tokenizer.result()
+            self._prepare(tokenizer.result(), log_stats)
         except BaseException:
             self.engine_core.shutdown()
             raise
-        self.input_processor = InputProcessor(config, self.tokenizer)
+
+    def _prepare(self, tokenizer: Tokenizer | None, log_stats: bool) -> None:
+        """What stands between callers and the core."""
+        self.tokenizer = tokenizer
+        self.input_processor = InputProcessor(self.vllm_config, tokenizer)
         self._metrics: OfflineMetrics | None = None
         self.output_processor: Any = PoolingOutputProcessor()
         if self.model_config.runner_type != "pooling":
             if log_stats:
                 from vllm.v1.engine.offline_metrics import OfflineMetrics
 
-                self._metrics = OfflineMetrics(config)
+                self._metrics = OfflineMetrics(self.vllm_config)
             counts = None if self._metrics is None else self._metrics.counts
-            self.output_processor = OutputProcessor(self.tokenizer, counts, self.tracer)
+            self.output_processor = OutputProcessor(tokenizer, counts, self.tracer)
 
     @classmethod
     def from_vllm_config(
