@@ -71,11 +71,11 @@ class EngineProcess:
             )
         try:
             self.hello = self._answer(limit)
+            self.startup_seconds = time.perf_counter() - began
+            rest(self._process.pid)
         except BaseException:
             self.close(timeout=0)
             raise
-        self.startup_seconds = time.perf_counter() - began
-        rest(self._process.pid)
 
     def measure(self, row: str, repeat: int, scale: float, limit: float | None = None) -> dict[str, Any]:
         """Do a row's work once: the process's seconds, amount, unit, check and digest; cpu_seconds and peak_mib of its

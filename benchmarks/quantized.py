@@ -182,9 +182,8 @@ def _load(processes: dict[str, EngineProcess], args: argparse.Namespace, logs: P
     for _ in range(args.rounds):
         for name, process in processes.items():
             with _reported():
-                again = EngineProcess(process.engine, logs, args.start_seconds)
-                found.setdefault(name, []).append(again.hello["load_seconds"])
-                again.close()
+                with EngineProcess(process.engine, logs, args.start_seconds) as again:
+                    found.setdefault(name, []).append(again.hello["load_seconds"])
     return found
 
 

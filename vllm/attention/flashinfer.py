@@ -151,8 +151,8 @@ class FlashInferAttention(PagedAttention):
 
     def _try(self, device: torch.device, dtype: torch.dtype, kind: LayerKind, block_size: int) -> str | None:
         q, cache, attn = random_step(self, device, dtype, *kind[:3], block_size)
-        # Shorter than the requests.
-        window = None if kind.options.window is None else min(kind.options.window, block_size + 8)
+        # So short that pages before it are left out.
+        window = None if kind.options.window is None else min(kind.options.window, max(block_size // 2, 1))
         options = replace(kind.options, window=window, scale=kind.options.scale or kind.head_dim**-0.5)
         planner = _Planner(self._flashinfer, self._workspace)
         plan = planner.plan(attn, q, cache[0], options)

@@ -29,7 +29,9 @@ class JinaRobertaModel(EncoderForPooling):
         reader.ignore("emb_pooler", "load_trained_adapters", "lora_adaptations", "lora_alpha", "lora_dropout_p")
         reader.ignore("lora_main_params_trainable", "lora_rank", "task_instructions", "default_task")
         mlp = reader.mlp("gelu")
-        rotary = reader.rotary(reader.head_dim, theta=20000.0, theta_names=("rotary_emb_base", "rope_theta"))
+        # transformers' class has another default than the published one, whose model_type is xlm-roberta.
+        theta = 20000.0 if reader.config.model_type == "jina_embeddings_v3" else 10000.0
+        rotary = reader.rotary(reader.head_dim, theta=theta, theta_names=("rotary_emb_base", "rope_theta"))
         return EncoderSpec(
             vocab_size=reader.integer("vocab_size"),
             hidden_size=reader.hidden_size,
@@ -94,4 +96,7 @@ def _adapter_of(config: HFConfig) -> tuple[int, float]:
     task = config.raw.get("default_task") or "text-matching"
     if task not in tasks:
         raise ValueError(f"{config.where}: default_task must be one of {', '.join(tasks)}, got {task!r}")
-    return tasks.index(task), config.raw["lora_alpha"] / config.raw["lora_rank"]
+    alpha, rank = config.raw.get("lora_alpha"), config.raw.get("lora_rank")
+    if not isinstance(alpha, int | float) or not isinstance(rank, int) or rank < 1:
+        raise ValueError(f"{config.where}: lora_alpha and lora_rank must be numbers, got {alpha!r} and {rank!r}")
+    return tasks.index(task), alpha / rank
