@@ -181,9 +181,8 @@ def _load(processes: dict[str, EngineProcess], args: argparse.Namespace, logs: P
     found: Found = {}
     for _ in range(args.rounds):
         for name, process in processes.items():
-            with _reported():
-                with EngineProcess(process.engine, logs, args.start_seconds) as again:
-                    found.setdefault(name, []).append(again.hello["load_seconds"])
+            with _reported(), EngineProcess(process.engine, logs, args.start_seconds) as again:
+                found.setdefault(name, []).append(again.hello["load_seconds"])
     return found
 
 
