@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 
 from vllm.exceptions import VLLMValidationError, shown
 from vllm.tokenizers.tokenizer import Tokenizer
-from vllm.transformers_utils.sentence_transformers import PairMessages, read_pair_messages
+from vllm.transformers_utils.sentence_transformers import PairMessages, default_pair_prompt, read_pair_messages
 from vllm.utils.checks import check_texts
 
 
@@ -25,7 +25,8 @@ class ScoreTemplate:
     Attributes:
         source: Jinja, with the variables query, document and instruction; or messages of the roles query and document.
         labels: the positive answer and the negative one, as texts or token ids.
-        instruction: where none is given.
+        instruction: where none is given; "": the template has its own.
+        query_prompt: what stands before each query.
         adds_special_tokens: whether the tokenizer puts its own around the prompt.
     """
 
@@ -34,9 +35,11 @@ class ScoreTemplate:
     source: str
     labels: tuple[str, str] | tuple[int, int] = ("yes", "no")
     instruction: str = "Given a web search query, retrieve relevant passages that answer the query"
+    query_prompt: str = ""
 
     def render(self, query: str, document: str, instruction: str | None = None) -> str:
         """The prompt. VLLMValidationError: the template fails."""
+        query = self.query_prompt + query
         values = {"query": query, "document": document, "instruction": instruction or self.instruction}
         messages = [{"role": role, "content": values[role]} for role in ("query", "document")]
         from jinja2 import TemplateError
@@ -48,12 +51,13 @@ class ScoreTemplate:
 
 
 class ChatScoreTemplate(ScoreTemplate):
-    """The tokenizer's chat template, as a CrossEncoder's folder says. ValueError: a template that it does not have."""
+    """The tokenizer's chat template, as a CrossEncoder's folder says. An instruction takes the place of the folder's
+    system message, as a prompt does in sentence-transformers, and is a variable of the template."""
 
     adds_special_tokens = False
 
     def __init__(self, tokenizer: Tokenizer, form: PairMessages) -> None:
-        super().__init__("", form.token_ids or ("yes", "no"))  # type: ignore[arg-type]
+        super().__init__("", form.token_ids or ("yes", "no"), "")  # type: ignore[arg-type]
         # The class is frozen.
         object.__setattr__(self, "_tokenizer", tokenizer)
         object.__setattr__(self, "_form", form)
@@ -62,12 +66,12 @@ class ChatScoreTemplate(ScoreTemplate):
         form: PairMessages = self._form  # type: ignore[attr-defined]
         texts = {"query": query, "document": document}
         if form.system:
-            texts = {"system": form.system, **texts}
+            texts = {"system": instruction or form.system, **texts}
         messages: list[dict[str, Any]] = [
             {"role": role, "content": [{"type": "text", "text": text}] if form.is_structured else text}
             for role, text in texts.items()
         ]
-        more = {} if instruction is None else {"instruction": instruction}
+        more = {"instruction": instruction} if instruction else {}
         options = {**form.arguments, **more, "chat_template": form.template}
         try:
             return str(self._tokenizer.apply_chat_template(messages, tokenize=False, **options))  # type: ignore[attr-defined]
@@ -86,6 +90,20 @@ def declared_template(folder: Path, tokenizer: Tokenizer | None) -> ScoreTemplat
     except ValueError as error:
         raise VLLMValidationError(f"{error}: name a score template", "score_template") from None
     return None if form is None or tokenizer is None else ChatScoreTemplate(tokenizer, form)
+
+
+def own_template(
+    folder: Path, tokenizer: Tokenizer | None, config: dict[str, Any], labels: Sequence[str] | None = None
+) -> ScoreTemplate:
+    """A generating model's where none is named: the one that a CrossEncoder's folder declares, unless there are labels
+    in place of its own; else that of `score_template`, with such a folder's default prompt before the query.
+
+    Raises:
+        VLLMValidationError: as `declared_template`.
+        ValueError: as `score_template`.
+    """
+    declared = declared_template(folder, tokenizer) if labels is None else None
+    return declared or replace(score_template(None, labels, config), query_prompt=default_pair_prompt(folder))
 
 
 @lru_cache(maxsize=16)
@@ -181,6 +199,10 @@ class PairPrompts:
         max_len: longest prompt, in tokens.
         truncate_to: length to cut longer prompts to; None: too long is an error.
         max_document_tokens: of each document; None: all of it.
+        instruction: what the query is for; None or "": the template's own.
+
+    Raises:
+        VLLMValidationError: an instruction that changes nothing in the template.
     """
 
     def __init__(
@@ -192,7 +214,10 @@ class PairPrompts:
         max_document_tokens: int | None = None,
         instruction: str | None = None,
     ) -> None:
-        self._template, self._tokenizer, self._instruction = template, tokenizer, instruction
+        self._template, self._tokenizer, self._instruction = template, tokenizer, instruction or None
+        if instruction and len({template.render(*_STANDINS[:2], each) for each in ("a", "b")}) == 1:
+            message = f"instruction needs a score template that asks for it; this one ignores {shown(instruction)}"
+            raise VLLMValidationError(message, "instruction", instruction)
         self._max_len, self._truncate_to, self._max_document_tokens = max_len, truncate_to, max_document_tokens
 
     def encode(self, pairs: Sequence[tuple[str, str]], names: Sequence[str]) -> list[list[int]]:
@@ -221,8 +246,10 @@ class PairPrompts:
     def _guarded(self, pair: tuple[str, str], rendered: str, special: re.Pattern[str]) -> list[int]:
         """The prompt's ids where only the template's special tokens are such: what a query or a document spells stays
         text, so that it cannot end its turn."""
-        values = dict(zip(_STANDINS, (*pair, self._instruction or self._template.instruction), strict=True))
-        frame = self._template.render(*_STANDINS)
+        instruction = self._instruction or self._template.instruction
+        values = dict(zip(_STANDINS, (*pair, instruction), strict=True))
+        # A variable that is not there may change the rest of a template.
+        frame = self._template.render(*_STANDINS[:2], _STANDINS[2] if instruction else None)
         pieces, tokens = special.split(frame), special.findall(frame)
         texts = [_STANDIN.sub(lambda match: values[match[0]], piece) for piece in pieces]
         joined = "".join(text + token for text, token in zip(texts, [*tokens, ""], strict=True))

@@ -210,6 +210,12 @@ def default_prompt(folder: Path) -> str:
     return str((config.get("prompts") or {}).get(config.get("default_prompt_name")) or "")
 
 
+def default_pair_prompt(folder: Path) -> str:
+    """The default prompt of a CrossEncoder's folder, which stands before the query; "" of a folder for embeddings."""
+    own = read_json(folder / "config_sentence_transformers.json") or {}
+    return default_prompt(folder) if own.get("model_type") == "CrossEncoder" else ""
+
+
 def with_prompt(text: Any, prompt: str) -> Any:
     """A text that begins with the prompt; what is no text, or empty, as it is."""
     if not isinstance(text, str) or not text or text.startswith(prompt):

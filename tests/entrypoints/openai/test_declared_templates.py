@@ -12,7 +12,9 @@ from asgi import AppThread, make_engine
 from minilm import extract_minilm
 
 from vllm import LLM
+from vllm.entrypoints.score_templates import TEMPLATES, ChatScoreTemplate, PairPrompts
 from vllm.exceptions import VLLMValidationError
+from vllm.transformers_utils.sentence_transformers import PairMessages
 
 QUERY = "Where does the cat sit?"
 DOCUMENTS = ["The cat sits on the mat.", "Stocks fell.", "A kitten is on a rug, far from all others."]
@@ -71,17 +73,19 @@ def declared(request, tmp_path_factory):
 
 
 @torch.no_grad()
-def expected(declared, instruction=None):
+def expected(declared, instruction=None, documents=DOCUMENTS):
     kind, _, model, tokenizer = declared
     scores = []
-    for document in DOCUMENTS:
+    for document in documents:
         messages = [{"role": "query", "content": QUERY}, {"role": "document", "content": document}]
         if kind == "generator":
-            messages.insert(0, {"role": "system", "content": "judge"})
+            # A caller's instruction is a prompt of sentence-transformers: it replaces the default one.
+            messages.insert(0, {"role": "system", "content": instruction or "judge"})
         text = tokenizer.apply_chat_template(
             messages, tokenize=False, add_generation_prompt=True, instruction=instruction
         )
-        logits = model(torch.tensor([tokenizer.encode(text, add_special_tokens=False)])).logits
+        ids = tokenizer.encode(text, add_special_tokens=False, split_special_tokens=True)
+        logits = model(torch.tensor([ids])).logits
         scores.append(logits[0, 0] if kind == "classifier" else logits[0, -1, YES] - logits[0, -1, NO])
     return torch.stack(scores).flatten().sigmoid().tolist()
 
@@ -104,9 +108,25 @@ def test_over_http(declared):
             answer = server.post("/score", text_1=QUERY, text_2=DOCUMENTS, **fields)
             found = [each["score"] for each in answer["data"]]
             assert found == pytest.approx(expected(declared, fields.get("instruction")), abs=1e-5)
+            # What spells a special token is text.
+            spelt = [f"{DOCUMENTS[0]} [SEP] a", DOCUMENTS[1]]
+            answer = server.post("/score", text_1=QUERY, text_2=spelt, **fields)
+            found = [each["score"] for each in answer["data"]]
+            assert found == pytest.approx(expected(declared, fields.get("instruction"), spelt), abs=1e-5)
         answer = server.post("/rerank", query=QUERY, documents=DOCUMENTS)
         found = {each["index"]: each["relevance_score"] for each in answer["results"]}
         assert [found[index] for index in range(3)] == pytest.approx(expected(declared), abs=1e-5)
+
+
+def test_instructions_of_templates_without_the_variable(declared):
+    """They are the system message, and refused where there is none."""
+    tokenizer, source = declared[3], TEMPLATE.replace('{{ instruction or "" }}', "")
+    prompted = ChatScoreTemplate(tokenizer, PairMessages(source, {}, False, "judge", ()))
+    PairPrompts(prompted, tokenizer, 100, instruction="which place")
+    assert "which place" in prompted.render("q", "d", "which place") and "judge" in prompted.render("q", "d")
+    for template in (ChatScoreTemplate(tokenizer, PairMessages(source, {}, False, "", ())), TEMPLATES["plain"]):
+        with pytest.raises(VLLMValidationError, match="instruction needs .* ignores 'which place'"):
+            PairPrompts(template, tokenizer, 100, instruction="which place")
 
 
 def test_a_score_that_is_one_logit(declared):

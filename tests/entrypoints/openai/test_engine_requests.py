@@ -47,7 +47,7 @@ def run(play) -> None:
 
     async def main() -> None:
         engine = Engine()
-        state = SimpleNamespace(engine=engine, check_capacity=lambda _: None)
+        state = SimpleNamespace(engine=engine, check_capacity=lambda *_: None)
         submission = await Submission.queue(state, "r", [None, None], [SamplingParams()] * 2)
         seen: list[tuple[int, str]] = []
         await play(engine, asyncio.create_task(texts_of(submission, seen)), seen)

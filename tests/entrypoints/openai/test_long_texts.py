@@ -11,6 +11,7 @@ from minilm import extract_minilm
 from tiny_encoders import PROMPTS, SIZES, TOLERANCE, add_modules, save, tensors
 
 from vllm import LLM, PoolingParams
+from vllm.entrypoints.openai.state import ServerState
 from vllm.exceptions import VLLMValidationError
 
 LONG = [*PROMPTS, [index % 190 + 5 for index in range(64)], [index % 190 + 5 for index in range(150)]]
@@ -68,7 +69,7 @@ def test_limits_without_parts(tmp_path):
     assert len(llm.embed([LONG[-1] * 20], use_tqdm=False)[0].prompt_token_ids) == 3000
 
 
-def test_over_http(tmp_path):
+def test_over_http(tmp_path, monkeypatch):
     folder = extract_minilm(tmp_path)
     engine = make_engine(folder, max_model_len=16, pooler_config={**PARTS, "max_embed_len": 100})
     words, short = "word " * 60, "The cat sits on the mat."
@@ -86,5 +87,20 @@ def test_over_http(tmp_path):
         assert answer.status_code == 400 and "is 100 tokens" in answer.json()["error"]["message"]
         answer = server.request("POST", "/pooling", json={"input": words, "task": "token_embed"})
         assert answer.status_code == 400 and "is 16 tokens" in answer.json()["error"]["message"]
+        monkeypatch.setattr(ServerState, "max_sequences", 3)
+        answer = server.request("POST", "/v1/embeddings", json={"input": words})
+        assert answer.status_code == 400 and "part of a text" in answer.json()["error"]["message"]
         # Of pairs each text is read whole.
         assert server.request("POST", "/score", json={"text_1": short, "text_2": words}).status_code == 400
+
+
+def test_limit_of_pairs(tmp_path):
+    folder, long = extract_minilm(tmp_path), "word " * 20
+    pooler = {"max_embed_len": 8}
+    with pytest.raises(VLLMValidationError, match=r"data_2\[0\] .* maximum context length is 8 tokens"):
+        LLM(str(folder), pooler_config=pooler).score("a", [long], use_tqdm=False)
+    with AppThread(make_engine(folder, pooler_config=pooler)) as server:
+        answer = server.request("POST", "/score", json={"text_1": "a", "text_2": [long]})
+        assert answer.status_code == 400 and answer.json()["error"]["code"] == "context_length_exceeded"
+        answer = server.post("/score", text_1="a", text_2=[long], truncate_prompt_tokens=-1)
+        assert answer["usage"]["prompt_tokens"] == 8 + 3

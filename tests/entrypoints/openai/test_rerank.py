@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 
 import pytest
 import torch
@@ -13,7 +14,7 @@ from models_util import make_random_model
 from tiny_llm import make_tiny_llm
 
 from vllm.entrypoints.pooling.pairs import order_of
-from vllm.entrypoints.score_templates import TEMPLATES, score_template
+from vllm.entrypoints.score_templates import TEMPLATES, ScoreTemplate, score_template
 from vllm.exceptions import VLLMValidationError
 
 QUERY = "Where is the stop?"
@@ -216,6 +217,13 @@ def test_special_tokens_in_texts_stay_text(llm, folder_and_model, encode):
         llm.score("q", document, use_tqdm=False, chat_template="{{ query }}{{ document | upper }}")
 
 
+def test_an_error_of_the_template_is_none_of_length(server, monkeypatch):
+    failing = ScoreTemplate("{{ query }}{{ tone }}{{ document }}")
+    monkeypatch.setitem(server.state.__dict__, "score_template", failing)
+    error = refused(server, "/rerank", {"query": "q", "documents": ["a"]}, 400)
+    assert error["param"] == "score_template" and error["code"] != "context_length_exceeded"
+
+
 def test_a_classifier_of_two_words(folder_and_model, encode):
     """As upstream's programs load Qwen3-Reranker: the texts are given as the model is to read them."""
     folder, model = folder_and_model
@@ -233,6 +241,21 @@ def test_a_classifier_of_two_words(folder_and_model, encode):
         make_tiny_llm(folder, hf_overrides={**overrides, "classifier_from_token": ["yes"]})
     with pytest.raises(ValueError, match="method must be from_2_way_softmax"):
         make_tiny_llm(folder, hf_overrides={**overrides, "method": "other"})
+
+
+@pytest.mark.parametrize("words", [None, ["n", "y"]], ids=["generator", "classifier"])
+def test_a_default_prompt_stands_before_the_query(tmp_path, folder_and_model, encode, words):
+    folder = shutil.copytree(folder_and_model[0], tmp_path / "prompted")
+    own = {"model_type": "CrossEncoder", "prompts": {"p": "about: "}, "default_prompt_name": "p"}
+    (folder / "config_sentence_transformers.json").write_text(json.dumps(own))
+    overrides = {"architectures": ["Qwen3ForSequenceClassification"], "classifier_from_token": words} if words else {}
+    runner = "pooling" if words else "generate"
+    llm = make_tiny_llm(folder, max_model_len=LENGTH, hf_overrides=overrides, runner=runner)
+    template = score_template(None, None, overrides)
+    texts = [template.render(f"about: {QUERY}", document) for document in DOCUMENTS]
+    want = [expected(folder_and_model[1], encode, text, template.labels)[0] for text in texts]
+    scores = [each.outputs.score for each in llm.score(QUERY, DOCUMENTS, use_tqdm=False)]
+    assert scores == pytest.approx(want, abs=1e-5)
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from vllm.entrypoints.openai.errors import ApiError
 from vllm.entrypoints.openai.http_metrics import HttpMetrics
 from vllm.entrypoints.openai.server_args import ServerArgs
 from vllm.entrypoints.pooling.pairs import score_type
-from vllm.entrypoints.score_templates import ScoreTemplate, declared_template, score_template
+from vllm.entrypoints.score_templates import ScoreTemplate, own_template, score_template
 from vllm.exceptions import shown
 from vllm.tokenizers.tokenizer import Tokenizer
 from vllm.tracing import RequestTracer
@@ -112,10 +112,9 @@ class ServerState:
     def score_template(self) -> ScoreTemplate:
         """How /rerank and /score ask the model."""
         config = self.engine.model_config
-        if self.args.score_template is None and self.args.score_labels is None:
-            declared = declared_template(Path(config.path), self.engine.tokenizer)
-            if declared is not None:
-                return declared
+        if self.args.score_template is None:
+            raw = config.hf_config.raw
+            return own_template(Path(config.path), self.engine.tokenizer, raw, self.args.score_labels)
         return score_template(self.args.score_template, self.args.score_labels, config.hf_config.raw)
 
     @property
@@ -173,13 +172,14 @@ class ServerState:
         if self.draining:
             raise self.stopping_error()
 
-    def check_capacity(self, num_sequences: int) -> None:
-        """Raises ApiError: 503 if the server is stopping, 429 if the queue is full, 400 if it could never hold them."""
+    def check_capacity(self, num_sequences: int, what: str = "n or best_of of each prompt") -> None:
+        """Raises ApiError: 503 if the server is stopping, 429 if the queue is full, 400 if it could never hold them;
+        `what` the sequences are."""
         self.check_accepting()
         limit = self.max_sequences
         if num_sequences > limit:
             message = (
-                f"the request asks for {num_sequences} sequences (n or best_of of each prompt), and the server holds "
+                f"the request asks for {num_sequences} sequences ({what}), and the server holds "
                 f"{limit} at once (--max-num-seqs and --max-num-queued-reqs)"
             )
             raise ApiError(400, message, code="too_many_sequences")

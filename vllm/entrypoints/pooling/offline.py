@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vllm.entrypoints.pooling.late_interaction import LateTexts
-from vllm.entrypoints.pooling.pairs import PairLimits, PooledPairs
-from vllm.entrypoints.score_templates import PairPrompts, ScoreTemplate, declared_template, pairs_of, score_template
+from vllm.entrypoints.pooling.pairs import PairLimits, PooledPairs, longest_text
+from vllm.entrypoints.score_templates import PairPrompts, ScoreTemplate, own_template, pairs_of, score_template
 from vllm.exceptions import VLLMValidationError
 from vllm.pooling_outputs import (
     ClassificationRequestOutput,
@@ -113,7 +113,7 @@ class PairScoring:
                 truncate_to = params.truncate_prompt_tokens
             if params.extra_kwargs:
                 params, max_document_tokens = _without_limit(params, max_document_tokens)
-            limits = PairLimits(config.max_model_len, truncate_to, max_document_tokens)
+            limits = PairLimits(longest_text(config), truncate_to, max_document_tokens)
             pooled = PooledPairs(config, tokenizer, pairs, params, limits, template, instruction, names)
             prompts, own_params = zip(*pooled.requests, strict=True)
             outputs = self._pool([{"prompt_token_ids": each.token_ids} for each in prompts], own_params, use_tqdm, True)
@@ -122,8 +122,7 @@ class PairScoring:
                 for index, score in enumerate(pooled.scores(outputs))
             ]
         check_neutral("pooling_params", pooling_params, "a score is a probability; there is nothing to choose")
-        template = template or declared_template(Path(config.path), tokenizer)
-        template = template or score_template(None, None, config.hf_config.raw)
+        template = template or own_template(Path(config.path), tokenizer, config.hf_config.raw)
         labels = encode_labels(list(template.labels), tokenizer, config.vocab_size)
         room = LabelScorer(labels, config.max_model_len).max_prompt_len
         encoder = PairPrompts(

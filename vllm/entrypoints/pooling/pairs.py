@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -19,12 +19,13 @@ from vllm.pooling_params import PoolingParams
 from vllm.tokenizers.tokenizer import Tokenizer
 from vllm.transformers_utils.late_interaction import Side
 from vllm.transformers_utils.sentence_transformers import default_prompt, with_prompt
-from vllm.utils.checks import check_integer
+from vllm.utils.checks import check_integer, check_neutral
 from vllm.v1.engine.input_processor import ProcessedPrompt
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+_NO_INSTRUCTION = "this model takes one only in a score template that asks for it"
 ScoreType = Literal["cross-encoder", "bi-encoder", "late-interaction"]
 _TASKS: dict[ScoreType, Any] = {"cross-encoder": "classify", "bi-encoder": "embed", "late-interaction": "token_embed"}
 
@@ -37,6 +38,11 @@ def score_type(config: ModelConfig) -> ScoreType | None:
     if "embed" in tasks:
         return "bi-encoder"
     return "late-interaction" if "token_embed" in tasks else None
+
+
+def longest_text(config: ModelConfig) -> int:
+    """Of a pair, or of each of its texts, in tokens: texts of pairs are not read in parts."""
+    return min(config.max_embed_len, config.max_model_len)
 
 
 @dataclass(frozen=True)
@@ -74,7 +80,7 @@ class PooledPairs:
         names: of the second texts, in errors.
 
     Raises:
-        VLLMValidationError: the model does not score pairs, or texts are too long.
+        VLLMValidationError: the model does not score pairs, texts are too long, or nothing takes the instruction.
     """
 
     def __init__(
@@ -111,12 +117,14 @@ class PooledPairs:
         if kind == "cross-encoder":
             template = template or declared_template(Path(config.path), tokenizer)
             if template is None and config.hf_config.raw.get("classifier_from_token"):
-                template = score_template(None, None, config.hf_config.raw)
+                template = replace(score_template(None, None, config.hf_config.raw), query_prompt=self._prompt)
+            check_neutral("instruction", instruction if template is None else None, _NO_INSTRUCTION)
             self.requests = self._joined() if template is None else self._rendered(template, instruction)
         else:
             if self._params.use_activation is False and kind == "bi-encoder":
                 message = "use_activation must be left out: cosines are what they are"
                 raise VLLMValidationError(message, "use_activation", False)
+            check_neutral("instruction", instruction, _NO_INSTRUCTION)
             self.requests = self._embedded()
 
     def scores(self, outputs: Sequence[PoolingRequestOutput]) -> list[float]:

@@ -49,6 +49,7 @@ class Submission:
         prompts: Sequence[ProcessedPrompt],
         params: Sequence[Any],
         priority: int = 0,
+        what: str = "n or best_of of each prompt",
     ) -> Submission:
         """Queue all prompts.
 
@@ -56,6 +57,7 @@ class Submission:
             request_id: of the HTTP request; engine ids extend it, so that clients cannot make them collide.
             prompts, params: one of each per prompt, from the engine's `process_prompts` and `process_params`:
                 SamplingParams, or PoolingParams for outputs of a pooling model.
+            what: the sequences are, in an error.
 
         Raises:
             ApiError: 429 or 503, no room for them.
@@ -65,7 +67,7 @@ class Submission:
         for own in params:
             state.engine.input_processor.check_request(request_id, own, priority)
         # A pooling request is one sequence.
-        state.check_capacity(sum(getattr(own, "num_sequences", 1) for own in params))
+        state.check_capacity(sum(getattr(own, "num_sequences", 1) for own in params), what)
         return await cls.queue_counted(state, request_id, prompts, params, priority)
 
     @classmethod

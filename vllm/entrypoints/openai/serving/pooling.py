@@ -114,7 +114,8 @@ async def pool_prompts(
     checked = {id(own): process(own, 0) for own in {id(own): own for own in params}.values()}
     own_params = [checked[id(own)] for own in params]
     short, own_params, counts = in_parts(prompts, own_params, state.engine.model_config.max_model_len)
-    submission = await Submission.queue(state, request_id, short, own_params, priority)
+    what = "one of each text, or of each part of a text longer than the model reads"
+    submission = await Submission.queue(state, request_id, short, own_params, priority, what)
     outputs: list[Any] = await submission.results()
     return joined(outputs, counts)
 

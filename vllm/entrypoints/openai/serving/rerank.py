@@ -8,7 +8,6 @@ import asyncio
 import time
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from fastapi import APIRouter, Request
@@ -28,8 +27,8 @@ from vllm.entrypoints.openai.serving.item_scores import MAX_TOKENS, in_thread_if
 from vllm.entrypoints.openai.serving.pooling import pool_prompts, usage_of
 from vllm.entrypoints.openai.serving.usage import cached_tokens_shown
 from vllm.entrypoints.openai.state import ServerState
-from vllm.entrypoints.pooling.pairs import PairLimits, PooledPairs, order_of
-from vllm.entrypoints.score_templates import PairPrompts, cut_text, declared_template, pairs_of, score_template
+from vllm.entrypoints.pooling.pairs import PairLimits, PooledPairs, longest_text, order_of
+from vllm.entrypoints.score_templates import PairPrompts, cut_text, pairs_of, score_template
 from vllm.exceptions import VLLMValidationError
 from vllm.outputs import LabelScores, RequestOutput
 from vllm.pooling_params import PoolingParams
@@ -123,6 +122,13 @@ def _cut_queries(state: ServerState, pairs: Sequence[tuple[str, str]], num_token
     return [(short[query], document) for query, document in pairs]
 
 
+def _of_field(error: VLLMValidationError, names: Sequence[str], field: str) -> Exception:
+    """The error, as one of the documents' field where it is of a document that is too long."""
+    if error.parameter in names:
+        return ApiError(400, str(error.args[0]), field, "context_length_exceeded")
+    return error
+
+
 class ScoredPairs:
     """A checked request; its scores, float, and usage once it is finished."""
 
@@ -140,11 +146,12 @@ class ScoredPairs:
             check_integer("truncate_prompt_tokens", truncate_to, 1, config.max_model_len)
         max_document_tokens = body.max_tokens_per_doc or None
         room = self._scorer.max_prompt_len
+        names = [f"{field}[{index}]" for index in range(len(pairs))]
         encoder = PairPrompts(template, tokenizer, room, truncate_to, max_document_tokens, body.asked_instruction())
         try:
-            encoded = encoder.encode(pairs, [f"{field}[{index}]" for index in range(len(pairs))])
+            encoded = encoder.encode(pairs, names)
         except VLLMValidationError as error:
-            raise ApiError(400, str(error.args[0]), field, "context_length_exceeded") from None
+            raise _of_field(error, names, field) from None
         num_tokens = self._scorer.num_requests * sum(map(len, encoded))
         if num_tokens > MAX_TOKENS:
             message = f"{len(pairs)} {field} make {num_tokens} tokens, more than the limit of {MAX_TOKENS}; send fewer"
@@ -201,37 +208,29 @@ class PooledScores:
 
     def __init__(self, state: ServerState, body: PairFields, pairs: Sequence[tuple[str, str]], field: str) -> None:
         source = state.args.score_template or state.chat_template
-        folder = Path(state.engine.model_config.path)
-        template = declared_template(folder, state.tokenizer) if source is None else score_template(source)
+        template = None if source is None else score_template(source)
         if body.return_readings:
             message = "return_readings: a pooling model has no answers to read; its score is all there is"
             raise ApiError(400, message, "return_readings", "unsupported_field")
-        instruction = body.asked_instruction()
-        if instruction is not None and template is None:
-            message = "instruction needs a --score-template that asks for it"
-            raise ApiError(400, message, "instruction", "unsupported_field")
         self._cache_salt = body.cache_salt
         self.values: list[float] = []
         self.usage: dict[str, Any] = {}
-        limits = PairLimits(
-            state.engine.model_config.max_model_len, body.truncate_prompt_tokens, body.max_tokens_per_doc or None
-        )
+        config = state.engine.model_config
+        limits = PairLimits(longest_text(config), body.truncate_prompt_tokens, body.max_tokens_per_doc or None)
         names = [f"{field}[{index}]" for index in range(len(pairs))]
         try:
             self._pairs = PooledPairs(
-                state.engine.model_config,
+                config,
                 state.tokenizer,
                 pairs,
                 PoolingParams(use_activation=body.use_activation),
                 limits,
                 template,
-                instruction,
+                body.asked_instruction(),
                 names,
             )
         except VLLMValidationError as error:
-            if error.parameter in names:
-                raise ApiError(400, str(error.args[0]), field, "context_length_exceeded") from None
-            raise
+            raise _of_field(error, names, field) from None
 
     async def run(self, state: ServerState, request_id: str, priority: int) -> None:
         """Queue the requests, wait, and set scores and usage."""
