@@ -222,6 +222,11 @@ def test_an_error_of_the_template_is_none_of_length(server, monkeypatch):
     monkeypatch.setitem(server.state.__dict__, "score_template", failing)
     error = refused(server, "/rerank", {"query": "q", "documents": ["a"]}, 400)
     assert error["param"] == "score_template" and error["code"] != "context_length_exceeded"
+    changing = ScoreTemplate("{{ query }}{{ document | upper }}")
+    monkeypatch.setitem(server.state.__dict__, "score_template", changing)
+    special = server.state.tokenizer.decode([EOS], skip_special_tokens=False)
+    error = refused(server, "/score", {"text_1": "q", "text_2": f"a{special}"}, 400)
+    assert (error["param"], error["code"]) == ("text_2", "invalid_value") and "special token" in error["message"]
 
 
 def test_a_classifier_of_two_words(folder_and_model, encode):

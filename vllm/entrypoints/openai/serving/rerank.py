@@ -123,9 +123,11 @@ def _cut_queries(state: ServerState, pairs: Sequence[tuple[str, str]], num_token
 
 
 def _of_field(error: VLLMValidationError, names: Sequence[str], field: str) -> Exception:
-    """The error, as one of the documents' field where it is of a document that is too long."""
+    """The error, as one of the documents' field where it is of them; `names` are those of too long ones."""
     if error.parameter in names:
         return ApiError(400, str(error.args[0]), field, "context_length_exceeded")
+    if error.parameter == "documents":
+        return ApiError(400, str(error.args[0]), field, "invalid_value")
     return error
 
 
