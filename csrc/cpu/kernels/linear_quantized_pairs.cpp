@@ -14,7 +14,7 @@ namespace {
 
 // Rows whose sums, with two vectors of values, a factor and what codes are widened by, are registers.
 constexpr int kDirectRows = 12;
-// Rows whose totals are, too: writing them for each group takes as long as half of its products.
+// Rows whose totals are registers, too, and not written for each group.
 constexpr int kWidenedRows = 7;
 constexpr int kSlots = 2;
 // Units whose products are summed before they are scaled, also of long groups: short chains keep the rounding error small.

@@ -89,7 +89,7 @@ class JinaRobertaForTokenClassification(JinaRobertaModel):
 
 
 def _adapter_of(config: HFConfig) -> tuple[int, float]:
-    """Which adapter is read, and what it is multiplied by. ValueError: there is none of that name."""
+    """Which adapter is read, and what it is multiplied by. ValueError: there is none of that name, or no factor."""
     tasks = config.raw.get("lora_adaptations") or []
     if not tasks:
         return 0, 0.0
