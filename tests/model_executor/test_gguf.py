@@ -178,7 +178,7 @@ def test_files_that_are_not_usable(tiny: Path, tmp_path: Path, cache: Path) -> N
     check(data[:-1000], f"bad.gguf is cut short: tensor .* ends at byte .*; {sizes}")
     check(data.replace(b"ffn_gate", b"ffn_what"), "llama has no tensor blk.0.ffn_what.weight")
     other = data.replace(b"llama", b"lamma")
-    check(other, "general.architecture must be one of apertus, .* got .lamma.")
+    check(other, "general.architecture must be one of afmoe, .* got .lamma.")
     check(data.replace(b"llama.block_count", b"llama.block_kount"), "bad.gguf has no llama.block_count")
 
 

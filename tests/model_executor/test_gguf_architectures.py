@@ -261,6 +261,8 @@ GEMMA4_HEADER = {"attention.key_length": 2 * WIDTH, "attention.key_length_swa": 
 GEMMA4_HEADER |= {"rope.dimension_count_swa": WIDTH, "rope.freq_base_swa": 10000.0}
 CASES |= {
     "apertus": ("apertus", "ApertusForCausalLM", MODERN | {"hidden_act": "xielu"}, {}, None),
+    "pangu": ("pangu-embedded", "LlamaForCausalLM", MODERN | {"attention_bias": True}, {}, None),
+    "paddleocr": ("paddleocr", "LlamaForCausalLM", MODERN, {"rope.dimension_sections": [2, 3, 3, 0]}, None),
     "jais2": ("jais2", "Jais2ForCausalLM", MODERN, {}, None),
     "mistral3": (
         "mistral3",

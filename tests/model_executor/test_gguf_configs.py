@@ -29,6 +29,9 @@ GEMMA4 = COMMON | {
     "rope.dimension_count_swa": 16,
     "feed_forward_length": [64, 64, 128, 128],
 }
+LATENT = COMMON | {"attention.kv_lora_rank": 16, "rope.dimension_count": 8, "attention.key_length": 24}
+LATENT |= {"attention.value_length": 16, "expert_count": 384, "expert_used_count": 2, "expert_feed_forward_length": 16}
+MIMO = COMMON | {"attention.sliding_window": 8, "attention.sliding_window_pattern": [True, False, True, False]}
 YARN = COMMON | {"rope.scaling.type": "yarn", "rope.scaling.factor": 4.0}
 
 
@@ -46,6 +49,16 @@ def file(arch: str, header: dict[str, Any], *tensors: str) -> Any:
         ("gemma4", GEMMA4 | {"feed_forward_length": [64, 128, 64, 128]}, "", "or twice that in the last 2, got"),
         ("gemma4", GEMMA4 | {"attention.head_count_kv": [1, 1]}, "", "head_count_kv must have 4 values, got 2"),
         ("gemma3n", COMMON, "", "m.gguf has no gemma3n.activation_sparsity_scale"),
+        ("afmoe", COMMON, "", "afmoe.expert_weights_norm must be true"),
+        ("bailingmoe", COMMON, "", "bailingmoe.expert_weights_norm must be true"),
+        ("mimo2", MIMO | {"attention.head_count_kv": [1, 1, 2, 1]}, "", r"head_count_kv must be twice .*, got \[1, 1"),
+        ("mistral4", LATENT | {"expert_gating_func": 2}, "", "mistral4 must have experts that softmax chooses"),
+        (
+            "mistral4",
+            LATENT | {"attention.temperature_scale": 0.1, "attention.temperature_length": 16},
+            "",
+            "temperature_length must be rope.scaling.original_context_length=None",
+        ),
         ("mistral3", YARN | {"rope.scaling.yarn_ext_factor": 0.5}, "", "yarn_ext_factor=0.5 is not supported"),
     ],
 )
@@ -69,6 +82,42 @@ def test_yarn_is_read_of_every_architecture() -> None:
     assert rope == {
         "rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "beta_fast": 16.0, "attention_factor": 1.5
     }  # fmt: skip
+
+
+def test_the_first_files_of_kimi_k2() -> None:
+    yarn = {key: value for key, value in YARN.items() if key.startswith("rope.")}
+    given = LATENT | yarn | {"expert_gating_func": 2}
+    fast = hf_config(file("deepseek2", given), "float32")["rope_parameters"]["beta_fast"]
+    later = hf_config(file("deepseek2", given | {"rope.scaling.yarn_beta_fast": 32.0}), "float32")
+    assert (fast, later["rope_parameters"]["beta_fast"]) == (1.0, 32.0)
+    assert "beta_fast" not in hf_config(file("deepseek2", given | {"expert_count": 8}), "float32")["rope_parameters"]
+
+
+def test_what_widens_keys_and_values_twice() -> None:
+    """Whole and in parts, as some files have it: the whole is read."""
+    given = file("deepseek2", LATENT, *(f"blk.0.attn_{part}.weight" for part in ("k_b", "kv_b", "v_b")))
+    names = [(weight.name, weight.tensor) for weight in weights(given) if "kv_b" in weight.name]
+    assert names == [("model.layers.0.self_attn.kv_b_proj.weight", "blk.0.attn_kv_b.weight")]
+
+
+def test_a_shared_expert_of_two_types() -> None:
+    """Gate and up in one matrix: in the file's blocks if both have the same."""
+    gate, up = (f"blk.0.ffn_{part}_shexp.weight" for part in ("gate", "up"))
+    given = file("granitemoe", COMMON, gate, up)
+    rows = {gate: np.zeros((48, 32), np.float32), up: np.ones((48, 32), np.float32)}
+    given.dequantize = given.blocks = rows.__getitem__
+    given.tensors[gate].ggml_type, given.tensors[up].ggml_type = 8, 8
+    weight = list(weights(given))[-1]
+    assert (weight.name, weight.shape) == ("model.layers.0.shared_mlp.input_linear.weight", (96, 32))
+    assert np.array_equal(weight.blocks(given), np.concatenate(list(rows.values()))) and weight.keeps_rows
+    given.tensors[up].ggml_type = 0
+    assert not list(weights(given))[-1].keeps_rows
+    given.tensors[up].shape = (48, 64)
+    with pytest.raises(ValueError, match=r"gate_shexp.weight and .*up_shexp.weight have shapes \(48, 32\) and"):
+        list(weights(given))
+    del given.tensors[up]
+    with pytest.raises(ValueError, match="m.gguf has no tensor blk.0.ffn_up_shexp.weight"):
+        list(weights(given))
 
 
 def test_windows_of_olmo2_are_olmo3s() -> None:

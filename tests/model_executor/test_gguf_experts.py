@@ -16,6 +16,7 @@ from test_gguf_architectures import (
     GEMMA_HEADER,
     GROUPS,
     HEADS,
+    KINDS,
     MODERN,
     SIZE,
     SLIDES,
@@ -76,6 +77,10 @@ NEW_HEADER = LATENT_HEADER | {"attention.key_length": 48, "attention.value_lengt
 NEW_HEADER |= {"attention.key_length_mla": 48, "attention.value_length_mla": 64}
 YARN_SCALES = YARN_HEADER | {"rope.scaling.yarn_log_multiplier": 0.1}
 LORA = {"q_lora_rank": 32}
+THETAS = {
+    kind: {"rope_type": "default", "rope_theta": theta, "partial_rotary_factor": 0.5}
+    for kind, theta in {"full_attention": 20000.0, "sliding_attention": 10000.0}.items()
+}
 # As CASES, with what the header has beside the usual.
 MORE: dict[str, Any] = {
     "gpt-oss": (
@@ -173,11 +178,121 @@ MORE: dict[str, Any] = {
         {"rope.dimension_count": WIDTH // 2, "expert_gating_func": 2},
     ),
 }
+SHARED = {"num_experts": 4, "num_shared_experts": 1, "moe_intermediate_size": 32, "sliding_window": 8}
+SHARED_HEADER = ROUTED_HEADER | {"attention.sliding_window": 8}
+GRANITE = {"attention_multiplier": 0.2, "embedding_multiplier": 3.0, "residual_multiplier": 0.5, "logits_scaling": 4.0}
+LING = {"num_experts": 4, "moe_intermediate_size": 32}
+TEMPERATURE = {
+    "attention.temperature_scale": 0.1,
+    "attention.temperature_length": 8,
+    "attention.q_lora_rank": 32,
+    "expert_gating_func": 1,
+}
+MISTRAL = (
+    "Mistral4ForCausalLM",
+    LATENT
+    | LORA
+    | {"routed_scaling_factor": 1.0, "rope_parameters": YARN | {"llama_4_scaling_beta": 0.1}}
+    | {"intermediate_size": 96},
+    None,
+    NEW_HEADER | YARN_SCALES | TEMPERATURE | {"expert_weights_norm": True, "expert_weights_scale": 1.0},
+)
+MORE |= {
+    "afmoe": (
+        "afmoe",
+        "AfmoeForCausalLM",
+        MODERN | EXPERTS | SHARED | {"num_dense_layers": 1, "route_scale": 2.5, "mup_enabled": True},
+        None,
+        SHARED_HEADER | SCALED_HEADER,
+    ),
+    "exaone-moe": (
+        "exaone-moe",
+        "ExaoneMoeForCausalLM",
+        MODERN | EXPERTS | SHARED | {"first_k_dense_replace": 1, "layer_types": KINDS},
+        None,
+        SHARED_HEADER | SCALED_HEADER | {"attention.sliding_window_pattern": SLIDES},
+    ),
+    "phimoe": (
+        "phimoe",
+        "PhimoeForCausalLM",
+        COMMON
+        | rope()
+        | EXPERTS
+        | {"num_local_experts": 4, "intermediate_size": 32, "attention_bias": True, "lm_head_bias": True},
+        None,
+        {},
+    ),
+    "bailingmoe": (
+        "bailingmoe",
+        "Ernie4_5_MoeForCausalLM",
+        COMMON
+        | rope()
+        | EXPERTS
+        | {"moe_num_experts": 4, "moe_k": 2, "moe_intermediate_size": 32, "moe_num_shared_experts": 1}
+        | {"moe_layer_start_index": 0, "tie_word_embeddings": False},
+        None,
+        ROUTED_HEADER | {"leading_dense_block_count": 0, "expert_weights_norm": True, "expert_weights_scale": 1.0},
+    ),
+    "bailingmoe2": (
+        "bailingmoe2",
+        "Glm4MoeForCausalLM",
+        COMMON
+        | rope(10000.0, 0.5)
+        | EXPERTS
+        | ROUTED
+        | {"head_dim": WIDTH, "use_qk_norm": True, "n_group": 2, "num_local_experts": 4},
+        None,
+        ROUTED_HEADER
+        | SCALED_HEADER
+        | {"rope.dimension_count": WIDTH // 2, "expert_group_count": 2, "expert_group_used_count": 1}
+        | {"expert_shared_feed_forward_length": 32},
+    ),
+    "granitemoe-shared": (
+        "granitemoe",
+        "GraniteMoeSharedForCausalLM",
+        COMMON
+        | rope()
+        | EXPERTS
+        | GRANITE
+        | {"num_local_experts": 4, "intermediate_size": 32, "shared_intermediate_size": 64},
+        neighbours,
+        {"attention.scale": 0.2, "embedding_scale": 3.0, "residual_scale": 0.5, "logit_scale": 4.0}
+        | {"expert_shared_feed_forward_length": 64},
+    ),
+    "mistral4-split": ("mistral4", *MISTRAL),
+    "deepseek2-mistral-split": ("deepseek2", *MISTRAL),
+    "minicpm3": (
+        "minicpm3",
+        "MiniCPM3ForCausalLM",
+        COMMON
+        | rope()
+        | LORA
+        | {"num_hidden_layers": 7, "num_key_value_heads": HEADS, "kv_lora_rank": 32, "qk_nope_head_dim": 32}
+        | {"qk_rope_head_dim": 16, "tie_word_embeddings": True},
+        None,
+        {"attention.q_lora_rank": 32, "attention.kv_lora_rank": 32, "rope.dimension_count": 16}
+        | {"attention.key_length": 48},
+    ),
+    "mimo2": (
+        "mimo2",
+        "MiMoV2FlashForCausalLM",
+        COMMON
+        | EXPERTS
+        | {"n_routed_experts": 4, "moe_intermediate_size": 32, "sliding_window": 8, "layer_types": KINDS}
+        | {"head_dim": WIDTH, "v_head_dim": 32, "num_key_value_heads": 1, "attention_value_scale": 0.5}
+        | {"mlp_layer_types": ["dense", *["sparse"] * 6], "rope_parameters": THETAS},
+        None,
+        {"attention.sliding_window": 8, "attention.sliding_window_pattern": SLIDES, "attention.value_length": 32}
+        | {"attention.head_count_kv": [2 if slides else 1 for slides in SLIDES], "attention.value_scale": 0.5}
+        | {"rope.dimension_count": WIDTH // 2, "rope.freq_base": 20000.0, "rope.freq_base_swa": 10000.0},
+    ),
+}
 
 
-def stacks(model: Any, splits_latent: bool = False) -> SimpleNamespace:
+def stacks(model: Any, splits_latent: bool = False, joins_heads: bool = False) -> SimpleNamespace:
     """The model with its experts' matrices as GGUF has them: those of a kind in one tensor, gates and ups apart; and,
-    if `splits_latent`, with keys' and values' parts of what widens them apart."""
+    if `splits_latent`, with keys' and values' parts of what widens them apart, if `joins_heads`, with queries', keys'
+    and values' matrices in one."""
     config = model.config
 
     def state_dict() -> dict[str, Tensor]:
@@ -187,6 +302,14 @@ def stacks(model: Any, splits_latent: bool = False) -> SimpleNamespace:
             stem = f"{stem.replace('block_sparse_moe', 'mlp')}experts."
             if own == "gate_up_proj" and config.model_type == "gemma4_text":
                 state[f"{name}.weight"] = value
+            elif name.endswith("shared_mlp.input_linear.weight"):
+                parts = value.chunk(2)
+                stem = name.replace("shared_mlp.input_linear.weight", "mlp.shared_mlp.")
+                state[f"{stem}gate_proj.weight"], state[f"{stem}up_proj.weight"] = parts
+            elif joins_heads and name.endswith(("q_proj.weight", "k_proj.weight", "v_proj.weight")):
+                state.setdefault(joined := f"{name[:-23]}attention.query_key_value.weight", value)
+                if state[joined] is not value:
+                    state[joined] = torch.cat((state[joined], value))
             elif own.startswith("gate_up_proj"):
                 ending = ".bias" if own.endswith("_bias") else ".weight"
                 gate, up = _gate_and_up(config, value)
@@ -200,7 +323,7 @@ def stacks(model: Any, splits_latent: bool = False) -> SimpleNamespace:
                 own_stem = name.removesuffix("kv_b_proj.weight")
                 state[f"{own_stem}k_b_proj.weight"] = heads[:, : config.qk_nope_head_dim].mT
                 state[f"{own_stem}v_b_proj.weight"] = heads[:, config.qk_nope_head_dim :]
-            else:
+            elif not name.endswith("statics.e_score_correction_bias") or value.any():
                 state[_renamed(name)] = (
                     value[0]
                     if name.endswith(("shared_expert_gate.weight", "statics.e_score_correction_bias"))
@@ -222,10 +345,12 @@ def _renamed(name: str) -> str:
     """To the names of published checkpoints, which GGUF's table has."""
     name = name.replace("block_sparse_moe.router.", "block_sparse_moe.router.layer.")
     name = name.replace("gate.moe_statics", "moe_statics").replace("e_score_correction_bias", "e_score_correction.bias")
+    if name.endswith("expert_bias"):
+        return f"{name}.bias"
     return f"{name}.weight" if name.endswith("sinks") else name
 
 
-ROUTERS = ("gate.weight", "router.proj.weight", "router.weight", "gate.wg.weight", "e_score_correction_bias")
+ROUTERS = ("gate.weight", "router.proj.weight", "router.weight", "gate.wg.weight", "correction_bias", "expert_bias")
 
 
 def round_to(kind: Any, model: Any, splits_latent: bool = False) -> None:
@@ -268,12 +393,13 @@ def test_more_readings_equal_the_original(case, tmp_path, monkeypatch):
     monkeypatch.setenv("VLLM_CACHE_ROOT", str(tmp_path / "cache"))
     arch, class_name, options, change, header = MORE[case]
     model, kind, splits = make(class_name, options), gguf.GGMLQuantizationType.Q8_0, "split" in case
-    for name, bias in model.named_buffers():
-        if name.endswith("e_score_correction_bias"):
-            bias.copy_(torch.linspace(-1, 1, bias.numel()).view(bias.shape))
+    for name, bias in (*model.named_buffers(), *model.named_parameters()):
+        if name.endswith(("e_score_correction_bias", "expert_bias")):
+            # Ling's first models have none.
+            bias.data.copy_(torch.linspace(-1, 1, bias.numel()).view(bias.shape) * (case != "bailingmoe"))
     round_to(kind, model, splits)
     path = tmp_path / "m.gguf"
-    write(path, arch, stacks(model, splits), HEADER | header, change, kind)
+    write(path, arch, stacks(model, splits, case == "bailingmoe2"), HEADER | header, change, kind)
     llm = make_llm(path)
     assert llm.llm_engine.vllm_config.model_config.hf_config.architectures == (class_name,)
     assert_reads(generate(llm, PROMPTS), model, PROMPTS)

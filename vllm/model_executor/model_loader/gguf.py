@@ -30,7 +30,7 @@ from vllm.model_executor.model_loader.weight_files import check_range, progress_
 logger = init_logger(__name__)
 
 # Increase when what a conversion writes changes: older copies are then not used.
-_FORMAT = 6
+_FORMAT = 7
 _WEIGHTS = "model.safetensors"
 _NUM_THREADS = 2
 # Tensors that are added to others, not multiplied with.

@@ -45,6 +45,22 @@ def partial_rope(h: GGUFHeader) -> Config:
     return rope_parameters(h) | {"partial_rotary_factor": h.get("rope.dimension_count", h.head_dim) / h.head_dim}
 
 
+def long_rope(h: GGUFHeader, config: Config) -> Config:
+    """`config` with the factors of long contexts and of short ones, if the file has any."""
+    if not h.has("rope_factors_long.weight"):
+        return config
+    original = h.get("rope.scaling.original_context_length", h.need("context_length"))
+    rope = config["rope_parameters"] | {
+        "rope_type": "longrope",
+        "long_factor": h.values("rope_factors_long.weight"),
+        "short_factor": h.values("rope_factors_short.weight"),
+        "original_max_position_embeddings": original,
+    }
+    if (factor := h.get("rope.scaling.attn_factor")) is not None:
+        rope["attention_factor"] = factor
+    return config | {"rope_parameters": rope, "original_max_position_embeddings": original}
+
+
 def modern(h: GGUFHeader, norm: str | None = "rms_norm_eps", activation: str = "silu") -> Config:
     """What most architectures since Llama call by the same names; `norm` is None where the epsilon is fixed."""
     config: Config = {

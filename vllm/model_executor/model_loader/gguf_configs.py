@@ -17,6 +17,7 @@ from vllm.model_executor.model_loader.gguf_config_parts import (
     granite,
     is_biased,
     layer_types,
+    long_rope,
     modern,
     partial_rope,
     rope_parameters,
@@ -103,20 +104,8 @@ def _phi2(h: GGUFHeader) -> Config:
 
 
 def _phi3(h: GGUFHeader) -> Config:
-    rope = partial_rope(h)
-    config = modern(h) | {"sliding_window": h.get("attention.sliding_window") or None}
-    if h.has("rope_factors_long.weight"):
-        original = h.need("rope.scaling.original_context_length")
-        rope |= {
-            "rope_type": "longrope",
-            "long_factor": h.values("rope_factors_long.weight"),
-            "short_factor": h.values("rope_factors_short.weight"),
-            "original_max_position_embeddings": original,
-        }
-        config["original_max_position_embeddings"] = original
-        if (factor := h.get("rope.scaling.attn_factor")) is not None:
-            rope["attention_factor"] = factor
-    return config | {"rope_parameters": rope}
+    window = h.get("attention.sliding_window") or None
+    return long_rope(h, modern(h) | {"rope_parameters": partial_rope(h), "sliding_window": window})
 
 
 def _gpt2(h: GGUFHeader) -> Config:
@@ -334,6 +323,16 @@ _CONFIGS: dict[str, tuple[str, str, Callable[[GGUFHeader], Config]]] = {
     "ernie4_5-moe": ("Ernie4_5_MoeForCausalLM", "ernie4_5_moe", gguf_experts.ernie4_5_moe),
     "hunyuan-moe": ("HunYuanMoEV1ForCausalLM", "hunyuan_v1_moe", gguf_experts.hunyuan_moe),
     "minimax-m2": ("MiniMaxM2ForCausalLM", "minimax_m2", gguf_experts.minimax_m2),
+    "afmoe": ("AfmoeForCausalLM", "afmoe", gguf_experts.afmoe),
+    "exaone-moe": ("ExaoneMoeForCausalLM", "exaone_moe", gguf_experts.exaone_moe),
+    "phimoe": ("PhimoeForCausalLM", "phimoe", gguf_experts.phimoe),
+    "bailingmoe": ("Ernie4_5_MoeForCausalLM", "ernie4_5_moe", gguf_experts.bailing_moe),
+    "bailingmoe2": ("Glm4MoeForCausalLM", "glm4_moe", gguf_experts.bailing_moe2),
+    "mimo2": ("MiMoV2FlashForCausalLM", "mimo_v2_flash", gguf_experts.mimo2),
+    "mistral4": ("Mistral4ForCausalLM", "mistral4", gguf_mla.mistral4),
+    "minicpm3": ("MiniCPM3ForCausalLM", "minicpm3", gguf_mla.minicpm3),
+    "pangu-embedded": ("LlamaForCausalLM", "llama", _llama),
+    "paddleocr": ("LlamaForCausalLM", "llama", _llama),
     "olmoe": ("OlmoeForCausalLM", "olmoe", gguf_experts.olmoe),
     "minicpm": ("GraniteForCausalLM", "granite", _minicpm),
     "granite": ("GraniteForCausalLM", "granite", granite),

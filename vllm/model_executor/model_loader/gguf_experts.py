@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from vllm.model_executor.model_loader.gguf_config_parts import (
     FULL,
+    SLIDING,
     Config,
     granite,
     is_biased,
     layer_types,
+    long_rope,
     modern,
     partial_rope,
     rope_parameters,
@@ -188,10 +190,119 @@ def minimax_m2(h: GGUFHeader) -> Config:
 
 
 def granite_moe(h: GGUFHeader) -> Config:
-    return granite(h) | {
+    config = granite(h) | {
         "num_local_experts": h.need("expert_count"),
         "num_experts_per_tok": h.need("expert_used_count"),
         "attention_bias": is_biased(h),
+    }
+    if not h.has("blk.0.ffn_up_shexp.weight"):
+        return config
+    return config | {
+        "architectures": ["GraniteMoeSharedForCausalLM"],
+        "model_type": "granitemoeshared",
+        "shared_intermediate_size": h.rows("blk.0.ffn_up_shexp.weight"),
+    }
+
+
+def afmoe(h: GGUFHeader) -> Config:
+    _needs_normalised(h)
+    return with_head_dim(h) | {
+        "num_dense_layers": h.get("leading_dense_block_count", 0),
+        "num_experts": h.need("expert_count"),
+        "num_experts_per_tok": h.need("expert_used_count"),
+        "num_shared_experts": h.get("expert_shared_count", 0),
+        "moe_intermediate_size": h.need("expert_feed_forward_length"),
+        "route_scale": h.get("expert_weights_scale", 1.0),
+        "sliding_window": h.need("attention.sliding_window"),
+        "layer_types": layer_types(h, 4),
+        "mup_enabled": True,
+    }
+
+
+def exaone_moe(h: GGUFHeader) -> Config:
+    return with_head_dim(h) | {
+        "first_k_dense_replace": h.get("leading_dense_block_count", 0),
+        "num_experts": h.need("expert_count"),
+        "num_experts_per_tok": h.need("expert_used_count"),
+        "num_shared_experts": h.get("expert_shared_count", 0),
+        "moe_intermediate_size": h.need("expert_feed_forward_length"),
+        "routed_scaling_factor": h.get("expert_weights_scale", 1.0),
+        "norm_topk_prob": h.get("expert_weights_norm", False),
+        "n_group": h.get("expert_group_count") or 1,
+        "topk_group": h.get("expert_group_used_count") or 1,
+        "sliding_window": h.need("attention.sliding_window"),
+        "layer_types": layer_types(h, 4),
+    }
+
+
+def phimoe(h: GGUFHeader) -> Config:
+    config = long_rope(h, modern(h))
+    rope = config["rope_parameters"]
+    if "long_factor" in rope:
+        # The model scales by these, not by what follows from its context.
+        rope["short_mscale"] = rope["long_mscale"] = rope.pop("attention_factor", 1.0)
+    return config | {
+        "num_local_experts": h.need("expert_count"),
+        "num_experts_per_tok": h.need("expert_used_count"),
+        "intermediate_size": _width(h),
+        "attention_bias": is_biased(h),
+        "lm_head_bias": h.has("output.bias"),
+    }
+
+
+def bailing_moe(h: GGUFHeader) -> Config:
+    """Ling's first models, which are ERNIE 4.5's mixture of experts without a correction of its choice."""
+    _needs_normalised(h)
+    return ernie4_5_moe(h)
+
+
+def bailing_moe2(h: GGUFHeader) -> Config:
+    """Ling 2.0, which is GLM 4.5 under other names."""
+    return glm4_moe(h)
+
+
+def _needs_normalised(h: GGUFHeader) -> None:
+    if not h.get("expert_weights_norm", False):
+        key = f"{h.architecture}.expert_weights_norm"
+        raise ValueError(f"{h.file.path.name}: {key} must be true: other weights of experts are not supported")
+
+
+def mimo2(h: GGUFHeader) -> Config:
+    """MiMo V2 Flash. Layers with a window have twice the heads of keys and values of those without."""
+    kinds = layer_types(h, 6)
+    heads = h.by_layer("attention.head_count_kv")
+    full = next((each for each, kind in zip(heads, kinds, strict=True) if kind == FULL), heads[0] // 2)
+    if heads != [full if kind == FULL else 2 * full for kind in kinds]:
+        key = "mimo2.attention.head_count_kv"
+        raise ValueError(f"{h.file.path.name}: {key} must be twice as many in layers with a window, got {heads}")
+    rotated = h.get("rope.dimension_count", h.head_dim) / h.head_dim
+    thetas = {FULL: h.get("rope.freq_base", 10000.0), SLIDING: h.get("rope.freq_base_swa", 10000.0)}
+    sparse = [h.has(f"blk.{index}.ffn_gate_inp.weight") for index in range(h.layers)]
+    return {
+        "hidden_size": h.hidden,
+        "num_hidden_layers": h.layers,
+        "num_attention_heads": h.heads,
+        "num_key_value_heads": full,
+        "intermediate_size": h.uniform("feed_forward_length"),
+        "max_position_embeddings": h.need("context_length"),
+        "rms_norm_eps": h.get("attention.layer_norm_rms_epsilon", 1e-5),
+        "head_dim": h.head_dim,
+        "v_head_dim": h.need("attention.value_length"),
+        "n_routed_experts": h.need("expert_count"),
+        "num_experts_per_tok": h.need("expert_used_count"),
+        "moe_intermediate_size": h.need("expert_feed_forward_length"),
+        "routed_scaling_factor": h.get("expert_weights_scale") or 1.0,
+        "n_group": h.get("expert_group_count") or 1,
+        "topk_group": h.get("expert_group_used_count") or 1,
+        "sliding_window": h.need("attention.sliding_window"),
+        "layer_types": kinds,
+        "mlp_layer_types": ["sparse" if each else "dense" for each in sparse],
+        "attention_value_scale": h.get("attention.value_scale") or 1.0,
+        "attention_bias": is_biased(h),
+        "rope_parameters": {
+            kind: {"rope_type": "default", "rope_theta": theta, "partial_rotary_factor": rotated}
+            for kind, theta in thetas.items()
+        },
     }
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from vllm.model_executor.model_loader.gguf_config_parts import NULL, Config, modern
+from vllm.model_executor.model_loader.gguf_config_parts import NULL, Config, long_rope, modern, rope_parameters
 from vllm.model_executor.model_loader.gguf_experts import routed
 from vllm.model_executor.model_loader.gguf_header import GGUFHeader
 
@@ -26,7 +26,9 @@ SPLIT = ("attn_k_b", "attn_v_b")
 """The parts of attn_kv_b: of each head, the keys' rows turned into columns [heads, rank, width], and the values' rows
 [heads, width, rank]."""
 
-_SIGMOID = 2
+_SOFTMAX, _SIGMOID = 1, 2
+_MISTRAL = {"architectures": ["Mistral4ForCausalLM"], "model_type": "mistral4"}
+_KIMI_EXPERTS = 384
 # Published models whose headers do not tell their groups of experts: by experts, the groups and those of a token.
 _GROUPS = {256: (8, 4), 160: (8, 3)}
 
@@ -52,17 +54,59 @@ def join(h: GGUFHeader, keys: str) -> tuple[tuple[int, ...], Callable[[Array], A
 def deepseek2(h: GGUFHeader) -> Config:
     """DeepSeek V2, or V3 (and Kimi, GLM 4.7 Flash, Youtu) where experts are chosen by sigmoids, or are none."""
     if h.get("attention.temperature_scale"):
-        raise ValueError(f"{h.file.path.name}: {h.architecture}.attention.temperature_scale is not supported")
+        return mistral4(h) | _MISTRAL
+    config = _deepseek(h)
+    if not h.get("expert_count", 0) or h.get("expert_gating_func") == _SIGMOID:
+        return config
+    # DeepSeek V2 chooses experts by softmax.
+    if config["norm_topk_prob"]:
+        if config["n_group"] == 1:
+            return mistral4(h) | _MISTRAL
+        raise ValueError(f"{h.file.path.name}: {h.architecture}.expert_weights_norm with groups is not supported")
+    return config | {
+        "architectures": ["DeepseekV2ForCausalLM"],
+        "model_type": "deepseek_v2",
+        "topk_method": "greedy" if config["n_group"] == 1 else "group_limited_greedy",
+    }
+
+
+def mistral4(h: GGUFHeader) -> Config:
+    """Mistral's models of DeepSeek's kind, whose queries grow with their positions."""
+    config = _deepseek(h)
+    if h.get("expert_gating_func", _SOFTMAX) != _SOFTMAX or not h.get("expert_count", 0):
+        raise ValueError(f"{h.file.path.name}: {h.architecture} must have experts that softmax chooses")
+    rope = config["rope_parameters"]
+    rope["llama_4_scaling_beta"] = h.get("attention.temperature_scale") or 0.0
+    original = rope.get("original_max_position_embeddings")
+    if rope["llama_4_scaling_beta"] and h.get("attention.temperature_length", original) != original:
+        key = f"{h.architecture}.attention.temperature_length"
+        raise ValueError(f"{h.file.path.name}: {key} must be rope.scaling.original_context_length={original}")
+    return config | {"rope_parameters": rope}
+
+
+def minicpm3(h: GGUFHeader) -> Config:
+    # What scales embeddings, layers and logits is the same in all its models: transformers' defaults.
+    config = long_rope(h, _latent(h))
+    config["v_head_dim"] = h.hidden // h.heads
+    return config
+
+
+def _latent(h: GGUFHeader) -> Config:
     rotated = h.need("rope.dimension_count")
     width = h.get("attention.key_length_mla") or h.need("attention.key_length")
-    config = modern(h) | {
+    return modern(h) | {
         "num_key_value_heads": h.heads,
         "q_lora_rank": h.get("attention.q_lora_rank") or NULL,
         "kv_lora_rank": h.need("attention.kv_lora_rank"),
         "qk_rope_head_dim": rotated,
         "qk_nope_head_dim": width - rotated,
+    }
+
+
+def _deepseek(h: GGUFHeader) -> Config:
+    config = _latent(h) | {
         "v_head_dim": h.get("attention.value_length_mla") or h.need("attention.value_length"),
-        "rope_parameters": _rope(modern(h)["rope_parameters"]),
+        "rope_parameters": _rope(h),
     }
     count = h.get("expert_count", 0)
     if not count:
@@ -72,19 +116,15 @@ def deepseek2(h: GGUFHeader) -> Config:
         groups, chosen = _GROUPS.get(count, (1, 1))
         config["n_group"] = h.get("expert_group_count") or groups
         config["topk_group"] = h.get("expert_group_used_count") or chosen
-    if not count or h.get("expert_gating_func") == _SIGMOID:
-        return config
-    if config["norm_topk_prob"]:
-        raise ValueError(f"{h.file.path.name}: {h.architecture}.expert_weights_norm with softmax is not supported")
-    return config | {
-        "architectures": ["DeepseekV2ForCausalLM"],
-        "model_type": "deepseek_v2",
-        "topk_method": "greedy" if config["n_group"] == 1 else "group_limited_greedy",
-    }
+    return config
 
 
-def _rope(rope: Config) -> Config:
+def _rope(h: GGUFHeader) -> Config:
     """The file has a tenth of the divisor's weight."""
+    rope = rope_parameters(h)
+    if rope["rope_type"] == "yarn" and h.get("expert_count", 0) == _KIMI_EXPERTS:
+        # The first files of Kimi K2 do not tell it, whose value is not the usual one.
+        rope.setdefault("beta_fast", 1.0)
     if "mscale_all_dim" not in rope:
         return rope
     weight = rope["mscale_all_dim"] * 10

@@ -117,9 +117,11 @@ def find_class(auto: Any, raw: dict[str, Any], folder: Path, trust_remote_code: 
 
         return get_class_from_dynamic_module(remote, str(folder))
     import transformers
-    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, MODEL_MAPPING_NAMES
+    from transformers.models.auto import modeling_auto as lists
 
-    known = set(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values())
+    known = set(lists.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values())
+    # Mistral 4 is left out of that list, not of this one.
+    known |= {name for name in lists.MODEL_FOR_PRETRAINING_MAPPING_NAMES.values() if name.endswith("ForCausalLM")}
     names: Sequence[str] = raw.get("architectures") or ()
     for name in with_causal_names(names):
         if name in known:
@@ -128,7 +130,7 @@ def find_class(auto: Any, raw: dict[str, Any], folder: Path, trust_remote_code: 
     bases = [name.removesuffix(ending) for name in names for ending in _OTHER_ENDINGS if name.endswith(ending)]
     encoder = next((f"{base}EncoderModel" for base in bases if hasattr(transformers, f"{base}EncoderModel")), None)
     advice = f"; its encoder runs with hf_overrides={{'architectures': ['{encoder}']}}" if encoder else ""
-    base = MODEL_MAPPING_NAMES.get(str(raw.get("model_type")))
+    base = lists.MODEL_MAPPING_NAMES.get(str(raw.get("model_type")))
     if not advice and isinstance(base, str) and not any(hasattr(transformers, name) for name in names):
         advice = (
             f"; hf_overrides={{'architectures': ['{base}']}} runs transformers' model of this model_type in its place"
