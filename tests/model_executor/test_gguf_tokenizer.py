@@ -20,16 +20,16 @@ SPACE = "\u2581"
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, BYTE = 1, 2, 3, 4, 6
 
 
-def load(tmp_path: Path, model: str, tokens: list[str], kinds: list[int], **options: Any) -> Any:
+def load(tmp_path: Path, model: str, tokens: list[str], kinds: list[int], arch: str = "llama", **options: Any) -> Any:
     from transformers import AutoTokenizer
 
     path = tmp_path / "t.gguf"
-    writer = gguf.GGUFWriter(str(path), "llama")
+    writer = gguf.GGUFWriter(str(path), arch)
     writer.add_tokenizer_model(model)
     writer.add_token_list(tokens)
     writer.add_token_types(kinds)
     for name, value in options.items():
-        getattr(writer, f"add_{name}")(value)
+        getattr(writer, f"add_{name}")(*value if name == "bool" else (value,))
     for step in (writer.write_header_to_file, writer.write_kv_data_to_file, writer.write_tensors_to_file):
         step()
     writer.close()
@@ -138,8 +138,35 @@ def test_words_of_byte_level_vocabularies(name: str, text: str, words: list[str]
     assert got == ["".join(bytes_of_space.get(char, char) for char in word) for word in words]
 
 
+def test_word_pieces(tmp_path: Path) -> None:
+    """BERT's: in the file, what begins a word is marked in place of what goes on."""
+    tokens = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", f"{SPACE}un", "believ", "able", f"{SPACE}b", f"{SPACE},", "[unused1]"]
+    kinds = [CONTROL, NORMAL, CONTROL, CONTROL, *[NORMAL] * 6]
+    options = {"unk_token_id": 1, "sep_token_id": 3, "bos_token_id": 2}
+    tokenizer = load(tmp_path, "bert", tokens, kinds, "bert", **options)
+    assert tokenizer.encode("Unbelievable, b\u00c9") == [2, 4, 5, 6, 8, 1, 3]
+    assert tokenizer.convert_ids_to_tokens([4, 5, 9]) == ["un", "##believ", "[unused1]"]
+    pair = tokenizer("un", "b")
+    assert (pair["input_ids"], pair["token_type_ids"]) == ([2, 4, 3, 7, 3], [0, 0, 0, 1, 1])
+    # A vocabulary with capitals is of a model that sees them, unless the file says otherwise.
+    tokens[7] = f"{SPACE}B"
+    assert load(tmp_path, "bert", tokens, kinds, "bert", **options).encode("B b") == [2, 7, 1, 3]
+    lowercase = {"bool": ("tokenizer.ggml.normalizer.lowercase", True)}
+    assert load(tmp_path, "bert", tokens, kinds, "bert", **options, **lowercase).encode("B Un") == [2, 1, 4, 3]
+
+
+def test_pairs_of_roberta(tmp_path: Path) -> None:
+    tokens = ["<s>", "<pad>", "</s>", "<unk>", f"{SPACE}a", f"{SPACE}b"]
+    kinds = [CONTROL, CONTROL, CONTROL, UNKNOWN, NORMAL, NORMAL]
+    options = {"token_scores": [0.0] * 4 + [-1.0, -2.0], "bos_token_id": 0, "eos_token_id": 2, "unk_token_id": 3}
+    tokenizer = load(tmp_path, "t5", tokens, kinds, "bert", **options)
+    assert tokenizer.encode("a") == [0, 4, 2] and tokenizer.encode("a", "b") == [0, 4, 2, 2, 5, 2]
+
+
 def test_unknown_kinds_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="t.gguf: tokenizer.ggml.model must be .* gpt2, llama, gemma4, t5, got 'rwkv'"):
+    with pytest.raises(
+        ValueError, match="t.gguf: tokenizer.ggml.model must be .* gpt2, llama, gemma4, t5, bert, got 'rwkv'"
+    ):
         load(tmp_path, "rwkv", ["a"], [NORMAL])
     with pytest.raises(ValueError, match="tokenizer.ggml.pre must be one of .*, bloom, .*, got 'klingon'"):
         load(tmp_path, "gpt2", ["a"], [NORMAL], token_merges=["a a"], tokenizer_pre="klingon")

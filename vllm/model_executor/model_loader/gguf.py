@@ -20,6 +20,7 @@ from vllm import envs
 from vllm.logger import init_logger
 from vllm.model_executor.layers.quantization.gguf import FLOATS, TYPES, tensor_name
 from vllm.model_executor.model_loader.gguf_configs import hf_config, special_ids
+from vllm.model_executor.model_loader.gguf_encoders import write_pooling
 from vllm.model_executor.model_loader.gguf_file import GGUFFile
 from vllm.model_executor.model_loader.gguf_parts import all_parts
 from vllm.model_executor.model_loader.gguf_tokenizer import write_tokenizer
@@ -70,6 +71,7 @@ def _convert(path: Path, dtype: str, folder: Path, siblings: Path, use_tqdm: boo
     _write_json(folder / "generation_config.json", special_ids(file))
     if not _copy_tokenizer(siblings, folder):
         write_tokenizer(file, folder)
+    write_pooling(file, folder)
     planned = [_Planned(weight, file, getattr(torch, dtype), keeps_blocks) for weight in weights(file)]
     widened = sorted({each.kind for each in planned if keeps_blocks and each.is_widened})
     if widened:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from vllm.model_executor.model_loader import gguf_experts, gguf_gemma, gguf_mla
+from vllm.model_executor.model_loader import gguf_encoders, gguf_experts, gguf_gemma, gguf_mla
 from vllm.model_executor.model_loader.gguf_config_parts import (
     FULL,
     NULL,
@@ -46,6 +46,9 @@ def hf_config(file: GGUFFile, dtype: str) -> Config:
         **build(header),
         **special_ids(file),
     }
+    config = gguf_encoders.classifier(header, config)
+    if header.get("attention.causal", True) is False and architecture not in gguf_encoders.BOTH_WAYS:
+        config["is_causal"] = False
     return {key: None if value is NULL else value for key, value in config.items() if value is not None}
 
 
@@ -368,6 +371,16 @@ _CONFIGS: dict[str, tuple[str, str, Callable[[GGUFHeader], Config]]] = {
     "bitnet": ("BitNetForCausalLM", "bitnet", _bitnet),
     "gemma3n": ("Gemma3nForCausalLM", "gemma3n_text", gguf_gemma.gemma3n),
     "gemma4": ("Gemma4ForCausalLM", "gemma4_text", gguf_gemma.gemma4),
+}
+
+_CONFIGS |= {
+    "bert": ("BertModel", "bert", gguf_encoders.bert),
+    "nomic-bert": ("NomicBertModel", "nomic_bert", gguf_encoders.nomic_bert),
+    "jina-bert-v2": ("JinaBertModel", "bert", gguf_encoders.jina_bert),
+    "jina-bert-v3": ("XLMRobertaModel", "xlm-roberta", gguf_encoders.jina_roberta),
+    "modern-bert": ("ModernBertModel", "modernbert", gguf_encoders.modern_bert),
+    "gemma-embedding": ("Gemma3TextModel", "gemma3_text", gguf_gemma.gemma_embedding),
+    "llama-embed": ("LlamaBidirectionalModel", "llama_bidirec", _llama),
 }
 
 # GGUF's name: the name in config.json's architectures, of most files of that name.

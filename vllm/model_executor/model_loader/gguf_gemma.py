@@ -45,6 +45,10 @@ def gemma3(h: GGUFHeader) -> Config:
     }
 
 
+def gemma_embedding(h: GGUFHeader) -> Config:
+    return gemma3(h) | {"use_bidirectional_attention": True}
+
+
 def _ropes(h: GGUFHeader) -> Config:
     local = {"rope_type": "default", "rope_theta": h.get("rope.freq_base_swa", 10000.0)}
     return {FULL: rope_parameters(h, 1e6), SLIDING: local}

@@ -17,7 +17,7 @@ class Names:
 
 
 MODERN = Names(
-    {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"},
+    {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head", "cls.output": "score"},
     "model.layers.{}.",
     {
         "attn_norm": "input_layernorm",
@@ -149,7 +149,75 @@ _GEMMA3N = _with(
 # Those that have no ending in the checkpoint.
 BARE = ("layer_output_scale", "altup_correct_scale", "attn_sinks", "exp_probs_b")
 
+_BERT = Names(
+    {
+        "token_embd": "embeddings.word_embeddings",
+        "token_embd_norm": "embeddings.LayerNorm",
+        "token_types": "embeddings.token_type_embeddings",
+        "position_embd": "embeddings.position_embeddings",
+        "cls": "pooler.dense",
+        "cls.output": "classifier",
+    },
+    "encoder.layer.{}.",
+    {
+        "attn_q": "attention.self.query",
+        "attn_k": "attention.self.key",
+        "attn_v": "attention.self.value",
+        "attn_output": "attention.output.dense",
+        "attn_output_norm": "attention.output.LayerNorm",
+        "ffn_up": "intermediate.dense",
+        "ffn_down": "output.dense",
+        "layer_output_norm": "output.LayerNorm",
+    },
+)
+_NOMIC_BERT = Names(
+    _BERT.top | {"token_embd_norm": "emb_ln"},
+    "encoder.layers.{}.",
+    {
+        "attn_qkv": "attn.Wqkv",
+        "attn_output": "attn.out_proj",
+        "attn_output_norm": "norm1",
+        "ffn_up": "mlp.fc11",
+        "ffn_gate": "mlp.fc12",
+        "ffn_down": "mlp.fc2",
+        "layer_output_norm": "norm2",
+    },
+)
+_JINA_ROBERTA = Names(
+    _NOMIC_BERT.top | {"cls": "classifier.dense", "cls.output": "classifier.out_proj"},
+    _NOMIC_BERT.layer,
+    _NOMIC_BERT.block | {"attn_qkv": "mixer.Wqkv", "attn_output": "mixer.out_proj", "ffn_up": "mlp.fc1"},
+)
+_MODERN_BERT = Names(
+    {
+        "token_embd": "embeddings.tok_embeddings",
+        "token_embd_norm": "embeddings.norm",
+        "output_norm": "final_norm",
+        "cls": "head.dense",
+        "cls.norm": "head.norm",
+        "cls.output": "classifier",
+    },
+    "layers.{}.",
+    {
+        "attn_norm": "attn_norm",
+        "attn_qkv": "attn.Wqkv",
+        "attn_output": "attn.Wo",
+        "ffn_norm": "mlp_norm",
+        "ffn_up": "mlp.Wi",
+        "ffn_down": "mlp.Wo",
+    },
+)
+# Files of Jina's BERT have the gate of the MLP alone, or together with what it is multiplied with.
+_JINA_BERT = _with(_BERT, ffn_down="mlp.wo", layer_output_norm="mlp.layernorm", ffn_gate="gate_proj", ffn_up="up_proj")
+JINA_BERT_FUSED = _with(_JINA_BERT, ffn_up="mlp.gated_layers")
+
 NAMES: dict[str, Names] = {
+    "bert": _BERT,
+    "nomic-bert": _NOMIC_BERT,
+    "jina-bert-v2": _JINA_BERT,
+    "jina-bert-v3": _JINA_ROBERTA,
+    "modern-bert": _MODERN_BERT,
+    "gemma-embedding": _BOTH_NORMS,
     "apertus": _with(MODERN, attn_norm="attention_layernorm", ffn_norm="feedforward_layernorm"),
     "bitnet": _with(MODERN, attn_sub_norm="self_attn.attn_sub_norm", ffn_sub_norm="mlp.ffn_sub_norm"),
     "llama": _EXPERTS,

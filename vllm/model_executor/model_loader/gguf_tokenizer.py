@@ -19,11 +19,16 @@ _Built = tuple[Any, _Merges | None]
 # Kinds of tokens, as SentencePiece numbers them.
 _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _BYTE = 1, 2, 3, 4, 6
 _SPACE = "\u2581"
+# Their texts stand between tokens for that, whether or not a file says so.
+_ENCODERS = ("bert", "nomic-bert", "jina-bert-v2", "jina-bert-v3", "modern-bert")
 _SPECIAL = {
     "bos_token": "bos_token_id",
     "eos_token": "eos_token_id",
     "unk_token": "unknown_token_id",
     "pad_token": "padding_token_id",
+    "sep_token": "seperator_token_id",
+    "cls_token": "cls_token_id",
+    "mask_token": "mask_token_id",
 }
 
 
@@ -165,11 +170,47 @@ def _unigram(meta: dict[str, Any]) -> _Built:
     return tokenizer, None
 
 
+def _wordpiece(meta: dict[str, Any]) -> _Built:
+    """BERT's. In the file pieces that begin a word have U+2581 before them, the others are without their ##."""
+    from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
+
+    pieces = _wordpieces(meta)
+    # Files that do not tell it: a vocabulary without capitals is of a model that does not see them.
+    lowers = meta.get("tokenizer.ggml.normalizer.lowercase", not _has_capitals(meta))
+    unknown = meta.get("tokenizer.ggml.unknown_token_id")
+    name = "[UNK]" if unknown is None else meta["tokenizer.ggml.tokens"][unknown]
+    tokenizer = Tokenizer(models.WordPiece(pieces, unk_token=name, max_input_chars_per_word=100))
+    accents = meta.get("tokenizer.ggml.normalizer.strip_accents")
+    tokenizer.normalizer = normalizers.BertNormalizer(lowercase=lowers, strip_accents=accents)
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    tokenizer.decoder = decoders.WordPiece()
+    return tokenizer, None
+
+
+def _wordpieces(meta: dict[str, Any]) -> dict[str, int]:
+    tokens = meta["tokenizer.ggml.tokens"]
+    kinds = meta.get("tokenizer.ggml.token_type") or [_NORMAL] * len(tokens)
+    pieces: dict[str, int] = {}
+    for index, (token, kind) in enumerate(zip(tokens, kinds, strict=True)):
+        # Older files leave all names in brackets as they are.
+        is_named = kind == _CONTROL or (len(token) > 2 and token[0] + token[-1] == "[]")
+        text = token if is_named else token[1:] if token.startswith(_SPACE) else f"##{token}"
+        pieces.setdefault(text, index)
+    return pieces
+
+
+def _has_capitals(meta: dict[str, Any]) -> bool:
+    return any(
+        "A" <= char <= "Z" for token in meta["tokenizer.ggml.tokens"] if token[:1] == _SPACE for char in token[1:2]
+    )
+
+
 _BUILDERS: dict[str, Callable[[dict[str, Any]], _Built]] = {
     "gpt2": _byte_level_bpe,
     "llama": _sentencepiece_bpe,
     "gemma4": _gemma4_bpe,
     "t5": _unigram,
+    "bert": _wordpiece,
 }
 
 
@@ -197,21 +238,27 @@ def _surround(tokenizer: Any, meta: dict[str, Any]) -> None:
     from tokenizers import processors
 
     tokens = meta["tokenizer.ggml.tokens"]
-    begins = meta["tokenizer.ggml.model"] in ("llama", "gemma4") or meta.get("tokenizer.ggml.pre") in WHOLE_WORDS
+    kind, architecture = meta["tokenizer.ggml.model"], meta.get("general.architecture")
+    begins = kind in ("llama", "gemma4", "bert") or meta.get("tokenizer.ggml.pre") in WHOLE_WORDS
+    begins, ends = begins or architecture in _ENCODERS, kind in ("t5", "bert") or architecture in _ENCODERS
 
-    def text(flag: str, which: str, default: bool) -> str | None:
-        token_id = meta.get(f"tokenizer.ggml.{which}")
-        return tokens[token_id] if meta.get(f"tokenizer.ggml.{flag}", default) and token_id is not None else None
+    def text(flag: str, names: tuple[str, ...], default: bool) -> str | None:
+        found = [value for name in names if (value := meta.get(f"tokenizer.ggml.{name}_token_id")) is not None]
+        return tokens[found[0]] if meta.get(f"tokenizer.ggml.{flag}", default) and found else None
 
     around = (
-        text("add_bos_token", "bos_token_id", begins),
-        text("add_eos_token", "eos_token_id", meta["tokenizer.ggml.model"] == "t5"),
+        text("add_bos_token", ("cls", "bos") if kind == "bert" else ("bos",), begins),
+        text("add_eos_token", ("seperator", "eos") if kind == "bert" else ("eos",), ends),
     )
     if around != (None, None):
         vocab = _vocab(meta)
         before, after = (f"{token} " if token is not None else "" for token in around)
+        # RoBERTa's kin have two between the texts of a pair; BERT has types of tokens.
+        between = after if architecture in _ENCODERS and kind != "bert" and architecture != "modern-bert" else ""
+        second = "$B:1 " + after.replace(" ", ":1 ") if kind == "bert" else f"$B {after}"
         tokenizer.post_processor = processors.TemplateProcessing(
             single=f"{before}$A {after}".strip(),
+            pair=f"{before}$A {after}{between}{second}".strip(),
             special_tokens=[(token, vocab[token]) for token in around if token is not None],
         )
 
@@ -219,6 +266,8 @@ def _surround(tokenizer: Any, meta: dict[str, Any]) -> None:
 def _write_tokenizer_config(meta: dict[str, Any], folder: Path) -> None:
     tokens = meta["tokenizer.ggml.tokens"]
     config: dict[str, Any] = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
+    if meta["tokenizer.ggml.model"] == "bert":
+        config["model_input_names"] = ["input_ids", "token_type_ids", "attention_mask"]
     for name, key in _SPECIAL.items():
         if (token_id := meta.get(f"tokenizer.ggml.{key}")) is not None:
             config[name] = tokens[token_id]

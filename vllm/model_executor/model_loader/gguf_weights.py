@@ -12,10 +12,17 @@ from typing import Any
 
 import numpy as np
 
-from vllm.model_executor.model_loader import gguf_experts, gguf_mla
+from vllm.model_executor.model_loader import gguf_encoders, gguf_experts, gguf_mla
 from vllm.model_executor.model_loader.gguf_file import GGUFFile
 from vllm.model_executor.model_loader.gguf_header import GGUFHeader
-from vllm.model_executor.model_loader.gguf_names import BARE, FALCON_TWO_NORMS, MODERN, NAMES, Names
+from vllm.model_executor.model_loader.gguf_names import (
+    BARE,
+    FALCON_TWO_NORMS,
+    JINA_BERT_FUSED,
+    MODERN,
+    NAMES,
+    Names,
+)
 
 Array = np.ndarray[Any, Any]
 Change = Callable[[GGUFHeader, str, Array], Array]
@@ -71,7 +78,9 @@ _IN_BLOCK = re.compile(r"blk\.(\d+)\.(\w+)\.(weight|bias)")
 _SCALE = re.compile(r"(blk\.\d+\.)(ffn_gate_inp|ffn_down_exps)\.scale")
 _SCALES = {"ffn_gate_inp": "router.scale", "ffn_down_exps": "router.per_expert_scale"}
 _SINGLE = re.compile(r"blk\.(\d+)\.ffn_(gate|up|down)\.(\d+)\.weight")
-_ON_TOP = re.compile(r"(\w+)\.(weight|bias)")
+_ON_TOP = re.compile(r"([\w.]+)\.(weight|bias)")
+# Files leave out the first dimension where it is 1.
+_TABLES = ("token_types", "cls.output")
 # Two matrices that the checkpoint has as one.
 _SHARED = ("ffn_gate_shexp", "ffn_up_shexp")
 # Read as part of the configuration.
@@ -85,10 +94,16 @@ def weights(file: GGUFFile) -> Iterator[Weight]:
     names = NAMES.get(architecture, MODERN)
     if architecture == "falcon" and header.has("blk.0.attn_norm_2.weight"):
         names = FALCON_TWO_NORMS
+    if architecture == "jina-bert-v2" and not header.has("blk.0.ffn_gate.weight"):
+        names = JINA_BERT_FUSED
     changes = _CHANGES.get(architecture, {})
     for tensor, entry in file.tensors.items():
         block = _BLOCK.match(tensor)
-        if _ROPE.fullmatch(tensor) or (block is not None and int(block[1]) in header.further):
+        if (
+            _ROPE.fullmatch(tensor)
+            or tensor.startswith(gguf_encoders.DENSE)
+            or (block is not None and int(block[1]) in header.further)
+        ):
             continue
         if (name := _of_experts(architecture, names, tensor)) is not None:
             yield Weight(name, entry.shape, tensor)
@@ -116,6 +131,8 @@ def weights(file: GGUFFile) -> Iterator[Weight]:
         if known is None:
             raise ValueError(f"{file.path.name}: {architecture} has no tensor {tensor}")
         shape = entry.shape
+        if part in _TABLES and kind == "weight":
+            shape = (1 if architecture == "qwen3" else gguf_encoders.rows_of(shape), shape[-1])
         change = changes.get(part) or changes.get("norm" if part.endswith("norm") and kind == "weight" else "")
         if change is _transposed:
             shape = shape[::-1]
@@ -238,17 +255,20 @@ def _by_group(header: GGUFHeader, part: str, value: Array) -> Array:
 # These only order rows.
 _OF_ROWS = (None, _half_split, _by_head, _by_group)
 _ROTARY: dict[str, Change] = {"attn_q": _half_split, "attn_k": _half_split}
+_JUDGE: dict[str, Change] = {"cls.output": lambda header, part, value: gguf_encoders.difference(value)}
 _UNIT: dict[str, Change] = {"norm": _minus_one}
 # By architecture and tensor; "norm" stands for the weights of all norms.
 _CHANGES: dict[str, dict[str, Change]] = {
     **dict.fromkeys(
         (
             *("llama", "mistral3", "internlm2", "xverse", "baichuan", "minicpm", "granite", "granitemoe", "smollm3"),
+            "llama-embed",
             *("arcee", "olmo"),
         ),
         _ROTARY,
     ),
-    **dict.fromkeys(("gemma", "gemma2", "gemma3", "nemotron"), _UNIT),
+    **dict.fromkeys(("gemma", "gemma2", "gemma3", "gemma-embedding", "nemotron"), _UNIT),
+    "qwen3": _JUDGE,
     "gpt2": dict.fromkeys(("attn_qkv", "attn_output", "ffn_up", "ffn_down"), _transposed),
     "gptneox": {"attn_qkv": _by_head},
     "bloom": {"attn_qkv": _by_head},
