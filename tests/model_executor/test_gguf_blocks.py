@@ -251,7 +251,7 @@ def test_values_beyond_float16_are_named(tmp_path: Path, monkeypatch: pytest.Mon
     with pytest.raises(ValueError, match=r"m.gguf: tensor token_embd.weight has values of up to 99840, beyond float16"):
         make_tiny_llm(tmp_path / "m.gguf", dtype="float16")
     model.bfloat16().save_pretrained(tmp_path / "folder")
-    problem = r"folder: weight model.embed_tokens.weight has values of up to 99840, beyond float16's .* 65504"
+    problem = r"folder/model.safetensors: weight model.embed_tokens.weight has values of up to 99840, beyond .* 65504"
     with pytest.raises(ValueError, match=problem):
         make_tiny_llm(tmp_path / "folder", dtype="float16", skip_tokenizer_init=True)
 
@@ -276,7 +276,7 @@ KEY, SIZES, TYPE, PLACE = 4, 4, 20, 24
             UP,
             SIZES + 8,
             pack("<Q", 1),
-            r"m.gguf: float32-blocks: weight model.layers.0.mlp.up_proj.* has shape",
+            r"m.gguf: float32-blocks/model.safetensors: weight model.layers.0.mlp.up_proj.* has shape",
         ),
         (UP, SIZES + 8, pack("<Q", 2**40), r"tensors blk.0.ffn_up.weight and blk.0.ffn_down.weight overlap"),
         (UP, TYPE, pack("<I", 15), r"tensors blk.0.ffn_up.weight and blk.0.ffn_down.weight overlap"),

@@ -137,8 +137,7 @@ class QuantizedTensor:
     def is_finite(self) -> bool:
         """Whether all that codes are multiplied with, added to or stand for is."""
         parts = (self.scales, self.offsets, self.super_scales, self.super_offsets, self.values)
-        floats = [part for part in parts if part is not None and part.is_floating_point()]
-        return all(bool(part.float().isfinite().all()) for part in floats)
+        return all(is_finite(part) for part in parts if part is not None)
 
     def group_scales(self) -> Tensor:
         """float32 [N, G]: sub-scales times their super-scales."""
@@ -335,6 +334,14 @@ def _values_of_rows(tensor: QuantizedTensor) -> Tensor:
     own = torch.arange(2.0**tensor.bits, device=tensor.codes.device)
     values = own if tensor.values is None else tensor.values
     return values.expand(tensor.shape[0], -1)
+
+
+def is_finite(values: Tensor) -> bool:
+    """Whether no value is NaN or infinite."""
+    if values.dtype == torch.float8_e4m3fn and values.numel():
+        # Its NaNs are the bytes 127 and 255.
+        return int(values.view(torch.int8).max()) < 127 and int(values.view(torch.uint8).max()) < 255
+    return not values.is_floating_point() or bool(values.float().isfinite().all())
 
 
 def _cat_sparse(tensors: Sequence[QuantizedTensor]) -> SparseRows | None:

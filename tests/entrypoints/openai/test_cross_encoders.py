@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import shutil
 
 import pytest
 import torch
 import transformers
-from asgi import AppThread, make_engine
+from asgi import AppThread, make_engine, server_args
 from minilm import extract_minilm
 
 from vllm import LLM
+from vllm.entrypoints.cli.serve import make_arg_parser
+from vllm.entrypoints.cli.serve import run as run_serve
+from vllm.entrypoints.openai.state import ServerState
+from vllm.exceptions import CliError, VLLMValidationError
 
 QUERY = "Where does the cat sit?"
 DOCUMENTS = ["The cat sits on the mat.", "Stocks fell.", "A kitten is on a rug, far from all others."]
@@ -172,3 +177,41 @@ def test_classes_are_those_of_transformers(tmp_path, minilm):
     for index, (got, own) in enumerate(zip(answer["data"], scores, strict=True)):
         assert (got["index"], got["label"], got["num_classes"]) == (index, names[int(own.argmax())], 3)
         torch.testing.assert_close(torch.tensor(got["probs"]), own.softmax(-1), atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize(
+    ("which", "args", "problem"),
+    [
+        ("bi-encoder", {"score_template": "plain"}, "this one is a bi-encoder, which reads the two apart"),
+        ("classes", {"score_template": "plain"}, "this one does not score pairs"),
+        ("cross-encoder", {"score_labels": ["yes", "no"]}, "score_labels are answers of a model that generates"),
+    ],
+)
+def test_templates_that_nothing_uses_are_refused(which, args, problem, reference, minilm, tmp_path, monkeypatch):
+    # The handlers of signals stay those of the tests.
+    monkeypatch.setattr("vllm.entrypoints.cli.serve.SignalsBeforeReady", lambda: None)
+    folder = {"bi-encoder": minilm, "classes": tmp_path, "cross-encoder": reference[0]}[which]
+    if which == "classes":
+        make_classifier(tmp_path, minilm, num_labels=3)
+    options = [f"--{name.replace('_', '-')}={value}" for name, value in args.items() if isinstance(value, str)]
+    options = options or ["--score-labels", *args["score_labels"]]
+    with pytest.raises(CliError, match=problem):
+        run_serve(
+            make_arg_parser(argparse.ArgumentParser()).parse_args(["--model", str(folder), "--port", "0", *options])
+        )
+    engine = make_engine(folder, max_model_len=LENGTH)
+    try:
+        with pytest.raises(ValueError, match=problem):
+            ServerState(engine, server_args(**args))
+    finally:
+        engine.shutdown()
+
+
+def test_a_chat_template_is_not_of_embedded_pairs(minilm):
+    engine = make_engine(minilm, max_model_len=LENGTH)
+    with AppThread(engine) as app:
+        plain = app.post("/score", text_1="a", text_2=["a", "b"])["data"]
+        app.state.chat_template = "{{ query }}"
+        assert app.post("/score", text_1="a", text_2=["a", "b"])["data"] == plain
+    with pytest.raises(VLLMValidationError, match="this one is a bi-encoder"):
+        LLM(str(minilm), max_model_len=LENGTH).score("a", "b", chat_template="plain", use_tqdm=False)

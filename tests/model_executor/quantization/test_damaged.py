@@ -19,6 +19,7 @@ from vllm.model_executor.layers.quantization.settings import find_settings
 from vllm.platforms import current_platform
 
 Q = "model.layers.0.self_attn.q_proj"
+BLOCKS = FLOAT8 | {"strategy": "block"}
 
 
 def make(name: str, folder, change=lambda tensors: None, **settings):
@@ -45,6 +46,13 @@ def renamed(name, new):
     return lambda tensors: tensors.update({f"{Q}.{new}": tensors.pop(f"{Q}.{name}")})
 
 
+def with_byte(name, byte):
+    def change(tensors):
+        tensors[f"{Q}.{name}"].view(torch.uint8)[3, 2] = byte
+
+    return change
+
+
 def replaced(name, make_new):
     return lambda tensors: tensors.update({f"{Q}.{name}": make_new(tensors[f"{Q}.{name}"]).contiguous()})
 
@@ -56,8 +64,18 @@ NO_SCALES = r"model.safetensors lacks model.layers.0.self_attn.q_proj.{}: a weig
     ("name", "change", "problem"),
     [
         ("gptq-4", without("scales"), NO_SCALES.format("scales", "gptq")),
-        ("gptq-4", with_value("scales", 3, float("nan")), r"q_proj.qweight has a scale, .* that is NaN or infinite"),
-        ("fp8", with_value("weight_scale", (), float("inf")), r"q_proj.weight has a scale, .* that is NaN or infinite"),
+        ("gptq-4", with_value("scales", 3, math.nan), r"q_proj.scales has a value that is NaN or infinite"),
+        ("fp8", with_value("weight_scale", (), math.inf), r"q_proj.weight_scale has a value that is NaN or infinite"),
+        ("fp8", with_byte("weight", 127), r"q_proj.weight has a value that is NaN or infinite"),
+        ("mxfp8", with_byte("weight", 255), r"q_proj.weight has a value that is NaN or infinite"),
+        ("mxfp4", with_byte("weight_scale", 255), r"q_proj.weight_packed has a scale, .* that is NaN or infinite"),
+        (
+            "nvfp4",
+            with_value("weight_global_scale", 0, math.inf),
+            r"weight_global_scale has a value that is NaN",
+        ),
+        ("nf4", with_value("weight.nested_quant_map", 0, math.nan), r"nested_quant_map has a value that is NaN or inf"),
+        ("squeezellm-sparse", with_value("vals", 0, math.nan), r"q_proj.vals has a value that is NaN or infinite"),
         ("gptq-4", without("qweight"), NO_SCALES.format("qweight", "gptq")),
         ("gptq-desc-act", without("g_idx"), r"q_proj.g_idx is missing: .* desc_act=True"),
         ("gptq-4", replaced("scales", lambda x: x[:-1]), r"q_proj.scales has shape \(3, 128\), expected \(4, 128\)"),
@@ -84,6 +102,30 @@ NO_SCALES = r"model.safetensors lacks model.layers.0.self_attn.q_proj.{}: a weig
         ("packed-actorder", with_value("weight_g_idx", 0, 9), r"q_proj.weight_g_idx has values outside of \[0, 4\)"),
         ("int8", replaced("weight", lambda x: x.float()), r"q_proj.weight has dtype float32, expected int8"),
         ("int8", without("weight_scale"), r"q_proj.weight has dtype torch.int8, but no scales beside it"),
+        (
+            "int8",
+            replaced("weight", lambda x: x[:, 1:]),
+            r"q_proj.weight has shape \(128, 127\), but config.json means \(128, 128\)",
+        ),
+        ("int8-asym", replaced("weight_zero_point", lambda x: x[:1]), r"zero_point .* expected that of weight_scale"),
+        ("packed-actorder", without("weight_g_idx"), NO_SCALES.format("weight_g_idx", "compressed-tensors")),
+        (
+            "mxfp4",
+            replaced("weight_packed", lambda x: torch.cat((x, x[:, :1]), 1)),
+            r"the tensors of model.layers.0.self_attn.q_proj do not fit each other: scales must be",
+        ),
+        (
+            "modelopt-nvfp4",
+            replaced("weight_scale", lambda x: x[:, ::2]),
+            r"weight_scale has groups of 32 inputs, but quantization_config has group_size=16",
+        ),
+        (
+            "modelopt-int4-awq",
+            replaced("weight_scale", lambda x: x[:, ::2]),
+            r"weight_scale has groups of 64 inputs, but quantization_config has group_size=32",
+        ),
+        ("torchao", without("_weight_zero_point"), NO_SCALES.format("_weight_zero_point", "torchao")),
+        ("torchao", replaced("_weight_scale", lambda x: x[::2]), r"_weight_scale has 64 rows, expected 1 or 128"),
         ("nvfp4", without("weight_global_scale"), NO_SCALES.format("weight_global_scale", "compressed-tensors")),
         ("fp8", without("weight_scale"), r"q_proj.weight has dtype torch.float8_e4m3fn, but no scales beside it"),
         ("fp8", replaced("weight_scale", lambda x: torch.ones(3)), r"q_proj.weight_scale has shape \(3,\), expected"),
@@ -196,6 +238,8 @@ def test_settings(name, settings, problem, tmp_path):
         (compressed(None, INT8 | {"actorder": "up"}, format="int-quantized"), r"actorder must be one of None, .* 'up'"),
         (compressed(None, INT8 | {"symmetric": "no"}, format="int-quantized"), r"symmetric must be true or false"),
         (compressed(None, FLOAT8 | {"strategy": "block"}, format="float-quantized"), r"block_structure must be two"),
+        (compressed(None, BLOCKS | {"block_structure": "128"}, format="float-quantized"), r"two sizes, got '128'"),
+        (compressed(None, BLOCKS | {"block_structure": [128, 0]}, format="float-quantized"), r"sizes, got \[128, 0\]"),
         (compressed(None, FLOAT4 | {"strategy": "group"}, format="mxfp4-pack-quantized"), r"group_size must be at"),
     ],
 )
@@ -245,6 +289,8 @@ def test_where_the_settings_are(tmp_path):
     config = json.loads(path.read_text())
     settings = config.pop("quantization_config")
     path.write_text(json.dumps(config))
+    with pytest.raises(ValueError, match=r"has .*qweight in place of .*weight, .* has no quantization_config"):
+        make_llm(tmp_path)
     with pytest.raises(ValueError, match="quantization='gptq', but .*config.json has no quantization_config"):
         make_llm(tmp_path, quantization="gptq")
     for where, content in {

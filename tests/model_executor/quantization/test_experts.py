@@ -88,31 +88,41 @@ def test_experts_with_a_matrix_each(family, ranks, tmp_path):
     assert_reads(generate(llm), model)
 
 
-def make_stacked_scales(tmp_path):
-    """As transformers saves its FP8 mixtures: scales of all experts in stacks. Returns the folder and the model."""
+def make_stacked_scales(tmp_path, height=32):
+    """Blocks of `height` rows of a gate and the up below it, and 32 columns. As transformers saves its FP8 mixtures:
+    scales of all experts in stacks. Returns the folder and the model."""
     plain, folder = tmp_path / "plain", tmp_path / "quantised"
     make_tiny("qwen3_moe", plain, **FIELDS, moe_intermediate_size=96, num_hidden_layers=2)
     shutil.copytree(plain, folder)
     tensors, values, scales = {}, {}, {}
     for name, tensor in sorted(load_file(plain / "model.safetensors").items()):
         tensors[name] = values[name] = tensor
-        if ".experts." in name:
-            stored = packing.fp8(tensor, block=(32, 32))
-            tensors[name], values[name] = stored.tensors["weight"], stored.value
-            scales[name] = stored.tensors["weight_scale_inv"]
-    stems = sorted({name.partition("experts.")[0] + "experts" for name in scales})
-    for stem in stems:
-        gate, up, down = (
-            torch.stack([scales[f"{stem}.{expert}.{part}_proj.weight"] for expert in range(4)])
-            for part in ("gate", "up", "down")
-        )
-        tensors |= {f"{stem}.gate_up_proj_scale_inv": torch.cat((gate, up), 1), f"{stem}.down_proj_scale_inv": down}
+    for name in [name for name in tensors if name.endswith(("down_proj.weight", "gate_proj.weight"))]:
+        if ".experts." not in name:
+            continue
+        stem, part, _ = name.rsplit(".", 2)
+        names = [name] if part == "down_proj" else [name, f"{stem}.up_proj.weight"]
+        stored = packing.fp8(torch.cat([tensors[each] for each in names]), block=(height, 32))
+        for each, codes, value in zip(
+            names, stored.tensors["weight"].chunk(len(names)), stored.value.chunk(len(names)), strict=True
+        ):
+            tensors[each], values[each] = codes.clone(), value
+        stack = f"{stem.rpartition('.')[0]}.{'down_proj' if len(names) == 1 else 'gate_up_proj'}_scale_inv"
+        scales.setdefault(stack, []).append(stored.tensors["weight_scale_inv"])
+    tensors |= {name: torch.stack(each) for name, each in scales.items()}
     save_file(values, plain / "model.safetensors", metadata={"format": "pt"})
     save_file(tensors, folder / "model.safetensors")
     config = json.loads((folder / "config.json").read_text())
-    settings = {"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [32, 32]}
+    settings = {"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [height, 32]}
     (folder / "config.json").write_text(json.dumps(config | {"quantization_config": settings}))
     return folder, AutoModelForCausalLM.from_pretrained(plain, attn_implementation="eager", dtype="float32")
+
+
+def test_a_block_of_scales_over_the_end_of_the_gate(tmp_path):
+    folder, model = make_stacked_scales(tmp_path, height=64)
+    scales = load_file(folder / "model.safetensors")["model.layers.0.mlp.experts.gate_up_proj_scale_inv"]
+    assert scales.shape == (4, 3, 2)
+    assert_reads(generate(make_llm(folder)), model)
 
 
 def test_scales_of_all_experts_in_a_stack(tmp_path):
@@ -122,7 +132,10 @@ def test_scales_of_all_experts_in_a_stack(tmp_path):
     tensors = load_file(path)
     name = "model.layers.0.mlp.experts.down_proj_scale_inv"
     save_file(tensors | {name: tensors[name][:3].contiguous()}, path)
-    with pytest.raises(ValueError, match=rf"{name} has shape \(3, 2, 3\), expected scales of 4 experts' 1 matrices"):
+    with pytest.raises(
+        ValueError,
+        match=rf"{name} has shape \(3, 2, 3\), expected .* the first is the 4 experts",
+    ):
         make_llm(folder)
 
 

@@ -93,6 +93,12 @@ FP8 = {"quant_method": "fp8", "activation_scheme": "dynamic"}
 BNB = {"quant_method": "bitsandbytes", "load_in_4bit": True}
 
 
+def float8_blocks(weight: torch.Tensor) -> Stored:
+    stored = packing.fp8(weight, block=(64, 32))
+    stored.tensors["weight_scale"] = stored.tensors.pop("weight_scale_inv")
+    return stored
+
+
 def modelopt(algorithm: str, **more: Any) -> dict[str, Any]:
     """The content of Model Optimizer's own file."""
     settings = {"quant_algo": algorithm, "kv_cache_quant_algo": None, "exclude_modules": ["lm_head"], **more}
@@ -175,6 +181,9 @@ ROWS = {
     "float8": compressed(packing.float_quantized, FLOAT8, format="float-quantized"),
     "float8-tensor": compressed(
         partial(packing.float_quantized, per="tensor"), FLOAT8 | {"strategy": "tensor"}, format="float-quantized"
+    ),
+    "float8-block": compressed(
+        float8_blocks, FLOAT8 | {"strategy": "block", "block_structure": "64x32"}, format="float-quantized"
     ),
     "nvfp4": compressed(
         packing.nvfp4, FLOAT4 | {"strategy": "tensor_group", "group_size": 16}, format="nvfp4-pack-quantized"

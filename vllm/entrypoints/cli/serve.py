@@ -123,10 +123,12 @@ def run(args: argparse.Namespace) -> int:
     core_processes = [start_core() for _ in range(num_replicas)]
     try:
         from vllm.entrypoints.openai.launcher import bind, serve
+        from vllm.entrypoints.pooling.pairs import check_score_args
 
         try:
             listener = bind(server_args.host or "", server_args.port, server_args.uds)
             config = engine_args.create_engine_config()
+            check_score_args(config.model_config, server_args.score_template, server_args.score_labels)
         except (ValueError, OSError) as error:
             raise CliError(str(error)) from error
         return serve(config, server_args, template, listener, core_processes, signals.check)

@@ -158,13 +158,18 @@ async def run_batch(
         How many requests were answered by an error.
 
     Raises:
+        CliError: an argument that the engine's model has no use for.
         EngineDeadError: the engine died; the answers before that are written.
     """
     from vllm.entrypoints.openai.app import build_app
     from vllm.entrypoints.openai.state import ServerState
 
     own = replace(args, max_body_mib=float(_UNLIMITED), max_num_queued_reqs=_UNLIMITED, access_log=False)
-    app = build_app(ServerState(engine, own, chat_template))
+    try:
+        state = ServerState(engine, own, chat_template)
+    except ValueError as error:
+        raise CliError(str(error)) from None
+    app = build_app(state)
     # Enough for full steps at any time, and a bound for what is held.
     most = 2 * engine.vllm_config.scheduler_config.max_num_seqs
     num_failed = 0

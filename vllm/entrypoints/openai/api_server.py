@@ -64,11 +64,13 @@ async def init_app_state(
 
     Raises:
         CliError: the file of the chat template cannot be read.
+        ValueError: an argument that the engine's model has no use for.
     """
     if not hasattr(state, "server"):
         state.server = ServerState(None, ServerArgs.from_cli_args(args))
     server: ServerState = state.server
     server.chat_template = template_text(server.args.chat_template)
+    server.check_engine(engine_client)
     server.engine_client = engine_client
     # For programs that add routes of their own.
     state.engine_client, state.vllm_config, state.args = engine_client, engine_client.vllm_config, args

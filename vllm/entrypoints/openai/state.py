@@ -16,7 +16,7 @@ from vllm.decisions.calibration import Calibration
 from vllm.entrypoints.openai.errors import ApiError
 from vllm.entrypoints.openai.http_metrics import HttpMetrics
 from vllm.entrypoints.openai.server_args import ServerArgs
-from vllm.entrypoints.pooling.pairs import score_type
+from vllm.entrypoints.pooling.pairs import check_score_args, score_type
 from vllm.entrypoints.score_templates import ScoreTemplate, own_template, score_template
 from vllm.exceptions import shown
 from vllm.tokenizers.tokenizer import Tokenizer
@@ -58,6 +58,7 @@ class ServerState:
 
     Raises:
         VLLMValidationError: a file of a calibration that cannot be used.
+        ValueError: see `check_engine`.
     """
 
     engine_client: AsyncLLM | None
@@ -74,6 +75,12 @@ class ServerState:
             self.calibration = Calibration.load(self.args.calibration)
         # A template that is not there is an error at start.
         score_template(self.args.score_template, self.args.score_labels)
+        if self.engine_client is not None:
+            self.check_engine(self.engine_client)
+
+    def check_engine(self, engine: AsyncLLM) -> None:
+        """ValueError: an argument that the engine's model has no use for."""
+        check_score_args(engine.model_config, self.args.score_template, self.args.score_labels)
 
     @property
     def engine(self) -> AsyncLLM:

@@ -40,6 +40,23 @@ def score_type(config: ModelConfig) -> ScoreType | None:
     return "late-interaction" if "token_embed" in tasks else None
 
 
+def check_score_args(config: ModelConfig, template: object, labels: object = None) -> None:
+    """ValueError: a server or a run has a `score_template` or `score_labels` that its model does not use."""
+    if config.runner_type != "pooling":
+        return
+    if labels is not None:
+        raise ValueError(
+            "score_labels are answers of a model that generates, and this one is served as a pooling model: leave them "
+            "out; hf_overrides={'classifier_from_token': [NO, YES]} makes a classifier of two words"
+        )
+    kind = score_type(config)
+    if template is not None and kind != "cross-encoder":
+        does = "does not score pairs" if kind is None else f"is a {kind}, which reads the two apart"
+        raise ValueError(
+            f"score_template is for models that read a pair of texts together, and this one {does}: leave it out"
+        )
+
+
 def longest_text(config: ModelConfig) -> int:
     """Of a pair, or of each of its texts, in tokens: texts of pairs are not read in parts."""
     return min(config.max_embed_len, config.max_model_len)
@@ -99,6 +116,10 @@ class PooledPairs:
             found = f"has {config.hf_config.num_labels} labels" if "classify" in config.pooling_tasks else "does not"
             message = f"score needs a model with one label, or one that embeds; this one {found}"
             raise VLLMValidationError(message, "data_1")
+        try:
+            check_score_args(config, template)
+        except ValueError as error:
+            raise VLLMValidationError(str(error), "score_template") from None
         self.kind: ScoreType = kind
         self._pairs, self._tokenizer, self._limits = pairs, tokenizer, limits
         self._num_types = config.hf_config.raw.get("type_vocab_size")

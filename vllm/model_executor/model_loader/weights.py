@@ -26,6 +26,8 @@ from vllm.model_executor.model_loader.weight_files import (
 
 _NUM_NAMED = 5
 _DUMMY_STD = 0.02
+# What GPTQ, AWQ, SqueezeLLM and compressed-tensors, and torchao call the codes of a weight.
+_QUANTIZED_NAMES = ("qweight", "weight_packed", "_weight_qdata")
 
 
 def checkpoint_slots(model: nn.Module) -> dict[str, WeightSlot]:
@@ -56,7 +58,7 @@ def load_weights(
             tensors = read_quantized(stored, tensor_files(files), quantization)
         convert = getattr(model, "convert_checkpoint", None)
         for name, tensor in tensors if convert is None else convert(tensors):
-            for part, values in _parts(model, folder, name, tensor):
+            for part, values in _parts(model, files, name, tensor):
                 if embedding is not None and part == HEAD:
                     head = values
                     continue
@@ -66,9 +68,11 @@ def load_weights(
                     if quantization is None or not _is_zero_bias(name, values):
                         unexpected.append(name)
                     continue
-                _fill(slot, folder, name, values)
+                _fill(slot, files, name, values)
                 bar.update()
     kv_scales.give()
+    if quantization is None:
+        _refuse_quantized(folder, list(slots), unexpected)
     _refuse(folder, "lacks", list(slots))
     _refuse(folder, "has unexpected", unexpected)
     if isinstance(head, Tensor) and embedding is not None and not module_slots(embedding, "")[".weight"].holds(head):
@@ -78,36 +82,58 @@ def load_weights(
         )
 
 
-def _parts(model: nn.Module, folder: Path, name: str, value: Value) -> list[tuple[str, Value]]:
+def _parts(model: nn.Module, files: list[Path], name: str, value: Value) -> list[tuple[str, Value]]:
     try:
         return list(checkpoint_parts(model, name, value))
     except ValueError as error:
-        raise ValueError(f"{folder.name}: {error}") from None
+        raise ValueError(f"{_where(files, name, value)}: {error}") from None
 
 
-def _fill(slot: WeightSlot, folder: Path, name: str, value: Value) -> None:
-    stored = name if isinstance(value, Tensor) else value.source
+def _where(files: list[Path], name: str, value: Value) -> str:
+    """The file that a checkpoint's tensor is in, or the folder if the name was made up for it."""
+    return tensor_files(files).get(_stored_name(name, value), files[0].parent.name)
+
+
+def _stored_name(name: str, value: Value) -> str:
+    return name if isinstance(value, Tensor) else value.source
+
+
+def _fill(slot: WeightSlot, files: list[Path], name: str, value: Value) -> None:
+    stored = _stored_name(name, value)
     if isinstance(value, Tensor) and slot.shape == (1,) and value.dim() == 0:
         value = value.view(1)
     # A stack's slot knows its own shape: the plain one may be transposed.
     if not isinstance(value, QuantizedStack) and slot.shape != tuple(value.shape):
         raise ValueError(
-            f"{folder.name}: weight {stored} has shape {tuple(value.shape)}, but config.json means {slot.shape}"
+            f"{_where(files, name, value)}: weight {stored} has shape {tuple(value.shape)}, "
+            f"but config.json means {slot.shape}"
         )
     try:
         slot.fill(value)
     except ValueError as error:
-        raise ValueError(f"{folder.name}: {error}") from None
+        raise ValueError(f"{_where(files, name, value)}: {error}") from None
     if isinstance(value, Tensor):
         try:
             check_range(value, slot.target.dtype)
         except ValueError as error:
-            raise ValueError(f"{folder.name}: weight {stored} {error}") from None
+            raise ValueError(f"{_where(files, name, value)}: weight {stored} {error}") from None
 
 
 def _is_zero_bias(name: str, value: Value) -> bool:
     """Whether it is the bias that some quantisers give every layer."""
     return name.endswith(".bias") and isinstance(value, Tensor) and not value.any()
+
+
+def _refuse_quantized(folder: Path, lacking: list[str], unexpected: list[str]) -> None:
+    """ValueError: a weight that the model lacks is there in a format that nothing names."""
+    modules = {name.removesuffix(".weight"): name for name in lacking if name.endswith(".weight")}
+    for name in unexpected:
+        module, _, own = name.rpartition(".")
+        if module in modules and own in _QUANTIZED_NAMES:
+            raise ValueError(
+                f"{folder.name} has {name} in place of {modules[module]}, a quantised weight, but config.json has no "
+                "quantization_config that says how it is to be read"
+            )
 
 
 def _refuse(folder: Path, verb: str, names: list[str]) -> None:

@@ -146,7 +146,10 @@ class TransformersEncoder(UpdatableModel):
                 "runs as transformers' module, whole on one device: data_parallel_size starts a replica on each"
             )
         if config.quantization is not None:
-            raise ValueError(f"quantization={config.quantization!r} is not supported for this encoder")
+            raise ValueError(
+                f"quantization={config.quantization!r} is not supported for {config.architecture}, which runs as "
+                "transformers' module with plain weights: use the unquantised model, without quantization"
+            )
         name = find_encoder(raw, "embed" not in config.convert)
         assert name is not None
         auto, dtype = load_auto_config(raw, Path(config.path), config.trust_remote_code), getattr(torch, config.dtype)

@@ -96,6 +96,7 @@ def rerank_file(args: argparse.Namespace) -> int:
         args.instruction,
         args.truncate_prompt_tokens,
         args.max_tokens_per_doc,
+        args.score_labels is not None,
     )
     asked = {
         "query": args.query,

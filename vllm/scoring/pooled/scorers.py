@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from vllm.entrypoints.pooling.pairs import score_type
+from vllm.entrypoints.pooling.pairs import check_score_args, score_type
 from vllm.entrypoints.pooling.utils import keep_tokens
 from vllm.entrypoints.score_templates import ScoreTemplate
 from vllm.exceptions import CliError, VLLMValidationError
@@ -59,6 +59,7 @@ class RerankOptions:
         instruction: what the query is for, in templates that ask for it.
         truncate_to: longest prompt, in tokens; -1: the longest that the model reads; None: longer ones are errors.
         max_document_tokens: of each document; None: all of it.
+        has_labels: whether the template's answers are named by the user.
     """
 
     query: str | None
@@ -67,6 +68,7 @@ class RerankOptions:
     instruction: str | None = None
     truncate_to: int | None = None
     max_document_tokens: int | None = None
+    has_labels: bool = False
 
     def pair(self, name: str, item: Item) -> tuple[str, str]:
         """The query and the document of a row of the file `name`. CliError: it has no query."""
@@ -148,6 +150,10 @@ class Reranker:
             raise CliError(
                 f"{Path(config.model).name} does not score pairs of texts, for which it would need one label"
             )
+        try:
+            check_score_args(config, options.template, options.has_labels or None)
+        except ValueError as error:
+            raise CliError(str(error)) from None
         if llm.llm_engine.tokenizer is None:
             raise CliError("--skip-tokenizer-init: texts cannot be scored without a tokenizer")
         self._llm, self._options, self._name = llm, options, input_name

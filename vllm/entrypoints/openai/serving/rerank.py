@@ -27,7 +27,7 @@ from vllm.entrypoints.openai.serving.item_scores import MAX_TOKENS, in_thread_if
 from vllm.entrypoints.openai.serving.pooling import pool_prompts, usage_of
 from vllm.entrypoints.openai.serving.usage import cached_tokens_shown
 from vllm.entrypoints.openai.state import ServerState
-from vllm.entrypoints.pooling.pairs import PairLimits, PooledPairs, longest_text, order_of
+from vllm.entrypoints.pooling.pairs import PairLimits, PooledPairs, longest_text, order_of, score_type
 from vllm.entrypoints.score_templates import PairPrompts, cut_text, pairs_of, score_template
 from vllm.exceptions import VLLMValidationError
 from vllm.outputs import LabelScores, RequestOutput
@@ -209,7 +209,10 @@ class PooledScores:
     """The same by a pooling model."""
 
     def __init__(self, state: ServerState, body: PairFields, pairs: Sequence[tuple[str, str]], field: str) -> None:
-        source = state.args.score_template or state.chat_template
+        config = state.engine.model_config
+        source = state.args.score_template
+        if source is None and score_type(config) == "cross-encoder":
+            source = state.chat_template
         template = None if source is None else score_template(source)
         if body.return_readings:
             message = "return_readings: a pooling model has no answers to read; its score is all there is"
@@ -217,7 +220,6 @@ class PooledScores:
         self._cache_salt = body.cache_salt
         self.values: list[float] = []
         self.usage: dict[str, Any] = {}
-        config = state.engine.model_config
         limits = PairLimits(longest_text(config), body.truncate_prompt_tokens, body.max_tokens_per_doc or None)
         names = [f"{field}[{index}]" for index in range(len(pairs))]
         try:

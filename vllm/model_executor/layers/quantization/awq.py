@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from vllm.model_executor.layers.quantization.bits import unpack
-from vllm.model_executor.layers.quantization.groups import as_zero_points, check_group_size, num_groups
+from vllm.model_executor.layers.quantization.groups import as_zero_points, check_group_size, group_reason, num_groups
 from vllm.model_executor.layers.quantization.setting_values import read_flag
 from vllm.model_executor.layers.quantization.stored import FLOATS, StoredConfig, StoredTensors, WeightFormat
 from vllm.model_executor.layers.quantization.weight import QuantizedWeight
@@ -69,10 +69,11 @@ class AWQConfig(StoredConfig):
             groups = num_groups(width, self._group_size)
         except ValueError as error:
             raise stored.error("qweight", f"does not fit quantization_config: {error}") from None
-        scales = stored.take("scales", FLOATS, groups, rows)
+        why = group_reason(self._group_size)
+        scales = stored.take("scales", FLOATS, groups, rows, reason=why)
         zeros: Tensor | int = _MIDDLE
         if "qzeros" in stored:
-            zeros = _in_order(stored.take("qzeros", torch.int32, groups, rows // _PER_WORD))
+            zeros = _in_order(stored.take("qzeros", torch.int32, groups, rows // _PER_WORD, reason=why))
             if not self._has_zeros and (zeros != _MIDDLE).any() and zeros.any():
                 raise stored.error("qzeros", f"has other values than {_MIDDLE}, but zero_point is False")
             zeros = as_zero_points(zeros.t()) if self._has_zeros else _MIDDLE

@@ -160,11 +160,11 @@ def _scheme(group: dict[str, Any], usual_format: str | None, rounds_inputs: bool
     if weights.get("dynamic"):
         raise ValueError("weights must not be dynamic")
     strategy = weights.get("strategy") or ("tensor" if weights.get("group_size") is None else "group")
-    block = weights.get("block_structure")
+    block = _block(weights.get("block_structure"))
     if strategy not in ("tensor", "channel", "group", "tensor_group", "block"):
         raise ValueError(f"weights' strategy must be tensor, channel, group or block, got {strategy!r}")
-    if strategy == "block" and not (isinstance(block, list) and len(block) == 2):
-        raise ValueError(f"weights' block_structure must be two sizes, got {block!r}")
+    if strategy == "block" and block is None:
+        raise ValueError("weights' block_structure must be two sizes, got None")
     group_size = weights.get("group_size") if strategy in ("group", "tensor_group") else None
     if strategy == "group" and (not isinstance(group_size, int) or group_size < 1):
         raise ValueError(f"weights' group_size must be at least 1, got {group_size!r}")
@@ -177,11 +177,21 @@ def _scheme(group: dict[str, Any], usual_format: str | None, rounds_inputs: bool
         bits,
         read_flag(weights, "symmetric", True),
         group_size,
-        tuple(block) if strategy == "block" and block else None,
+        block if strategy == "block" else None,
         order in ("group", "dynamic", True),
         activations,
         is_static,
     )
+
+
+def _block(value: Any) -> tuple[int, int] | None:
+    """Two sizes, as a list or as "128x128"; None: there are none."""
+    sizes = value.split("x") if isinstance(value, str) else value
+    if sizes is None:
+        return None
+    if not isinstance(sizes, list) or len(sizes) != 2 or not all(str(size).isdecimal() and int(size) for size in sizes):
+        raise ValueError(f"weights' block_structure must be two sizes, got {value!r}")
+    return int(sizes[0]), int(sizes[1])
 
 
 _INPUT_KINDS: dict[tuple[str, int], Literal["int8", "fp8", "fp4"]] = {

@@ -27,7 +27,7 @@ from vllm.logger import init_logger, warn_once
 from vllm.model_executor.layers.quantization.bits import fp4_values, unpack_nibbles, unpack_rows, unsigned_bytes
 from vllm.model_executor.layers.quantization.compressed_schemes import Scheme, parse_schemes
 from vllm.model_executor.layers.quantization.fp8 import block_scales, row_scales
-from vllm.model_executor.layers.quantization.groups import as_zero_points, sort_groups
+from vllm.model_executor.layers.quantization.groups import as_zero_points, group_reason, sort_groups
 from vllm.model_executor.layers.quantization.stored import FLOATS, StoredConfig, StoredTensors, WeightFormat
 from vllm.model_executor.layers.quantization.weight import QuantizedWeight
 from vllm.ops.quantized_tensor import QuantizedTensor
@@ -84,6 +84,8 @@ class CompressedTensorsConfig(StoredConfig):
             required.append("weight_global_scale")
         if not scheme.symmetric:
             required.append("weight_zero_point")
+        if scheme.format == "pack-quantized" and scheme.reorders and scheme.group_size is not None:
+            required.append("weight_g_idx")
         # Zero points of symmetric weights are 0; scales for activations may be unused.
         unused = ("weight_zero_point", "weight_g_idx", "weight_shape", "input_scale", "input_zero_point")
         optional = tuple(name for name in (*unused, "input_global_scale") if name not in required)
@@ -111,11 +113,14 @@ def _read_packed(stored: StoredTensors, scheme: Scheme) -> QuantizedTensor:
         except ValueError as error:
             raise stored.error("weight_zero_point", str(error)) from None
     order = None
+    group_of = None
     if "weight_g_idx" in stored and scheme.reorders:
         group_of = stored.take("weight_g_idx", torch.int32, width)
+    # The library sets all to -1 before a calibration, which alone reorders them.
+    if group_of is not None and not (group_of == -1).all():
         if not 0 <= int(group_of.min()) <= int(group_of.max()) < scales.shape[1]:
             raise stored.error("weight_g_idx", f"has values outside of [0, {scales.shape[1]}), the groups of scales")
-        order, size, used = sort_groups(group_of, size)
+        order, size, used = sort_groups(group_of, size, scales.shape[1])
         if order is not None:
             codes = codes[:, order]
         if used is not None:
@@ -131,12 +136,10 @@ def _read_ints(stored: StoredTensors, scheme: Scheme) -> QuantizedTensor:
     zeros: int | Tensor = 128
     if not scheme.symmetric:
         plain = stored.tensors["weight_zero_point"]
-        own = stored.take("weight_zero_point", torch.int8, *plain.shape).reshape(
-            -1, 1 if plain.dim() < 2 else plain.shape[1]
-        )
-        if own.shape[0] not in (1, rows) or own.shape[1] not in (1, scales.shape[1]):
+        own = stored.take("weight_zero_point", torch.int8, *plain.shape)
+        if own.numel() != stored.tensors["weight_scale"].numel():
             raise stored.error("weight_zero_point", f"has shape {tuple(plain.shape)}, expected that of weight_scale")
-        zeros = as_zero_points(unsigned_bytes(own).expand(rows, scales.shape[1]))
+        zeros = as_zero_points(unsigned_bytes(own).reshape(-1, scales.shape[1]).expand(rows, scales.shape[1]))
     return QuantizedTensor(unsigned_bytes(weight), 8, scales, size, zeros)
 
 
@@ -190,4 +193,5 @@ def _scales(stored: StoredTensors, scheme: Scheme, shape: tuple[int, int]) -> tu
         return row_scales(stored, "weight_scale", rows), width
     if width % scheme.group_size:
         raise stored.error("weight_scale", f"cannot fit: group_size={scheme.group_size} does not divide {width} inputs")
-    return stored.take("weight_scale", FLOATS, rows, width // scheme.group_size), scheme.group_size
+    why = group_reason(scheme.group_size)
+    return stored.take("weight_scale", FLOATS, rows, width // scheme.group_size, reason=why), scheme.group_size

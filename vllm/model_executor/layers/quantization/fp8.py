@@ -47,6 +47,8 @@ class Fp8Config(StoredConfig):
         ):
             raise ValueError(f"weight_block_size must be two sizes, got {block!r}")
         self._block: tuple[int, int] | None = None if block is None else (block[0], block[1])
+        # Names of scales for blocks of half the height.
+        self._halved: set[str] = set()
 
     def get_name(self) -> str:
         return "fp8"
@@ -58,7 +60,7 @@ class Fp8Config(StoredConfig):
     def unstacked(
         self, tensors: Iterable[tuple[str, Tensor]], files: Mapping[str, str]
     ) -> tuple[Iterable[tuple[str, Tensor]], Mapping[str, str]]:
-        return split_scales(tensors, files)
+        return split_scales(tensors, files, self._halved)
 
     def weight_format(self, module: str, stored: set[str]) -> WeightFormat:
         scale = "weight_scale_inv" if "weight_scale_inv" in stored else "weight_scale"
@@ -77,7 +79,10 @@ class Fp8Config(StoredConfig):
         scales, group_size = stored.tensors[scale], width
         # Blocks of both names have two dimensions; transformers calls the one scale of a tensor weight_scale_inv, too.
         if self._block is not None or (scale == "weight_scale_inv" and scales.numel() > 1):
-            scales, group_size = block_scales(stored, scale, (rows, width), self._block or _BLOCK)
+            height, columns = self._block or _BLOCK
+            if stored.name_of(scale) in self._halved:
+                height = max(height // 2, 1)
+            scales, group_size = block_scales(stored, scale, (rows, width), (height, columns))
         else:
             scales = row_scales(stored, scale, rows)
         return QuantizedWeight(QuantizedTensor(codes, 8, scales, group_size), f"{stored.module}.weight")

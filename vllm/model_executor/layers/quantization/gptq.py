@@ -19,7 +19,13 @@ import torch
 from torch import Tensor
 
 from vllm.model_executor.layers.quantization.bits import unpack
-from vllm.model_executor.layers.quantization.groups import as_zero_points, check_group_size, num_groups, sort_groups
+from vllm.model_executor.layers.quantization.groups import (
+    as_zero_points,
+    check_group_size,
+    group_reason,
+    num_groups,
+    sort_groups,
+)
 from vllm.model_executor.layers.quantization.setting_values import check_pattern, read_flag, read_objects
 from vllm.model_executor.layers.quantization.stored import FLOATS, StoredConfig, StoredTensors, WeightFormat
 from vllm.model_executor.layers.quantization.weight import QuantizedWeight
@@ -111,8 +117,9 @@ class GPTQConfig(StoredConfig):
             groups = num_groups(width, settings.group_size)
         except ValueError as error:
             raise stored.error("qweight", f"does not fit quantization_config: {error}") from None
-        scales = stored.take("scales", FLOATS, groups, rows)
-        zeros = unpack(stored.take("qzeros", torch.int32, groups, rows * bits // 32), bits)
+        why = group_reason(settings.group_size)
+        scales = stored.take("scales", FLOATS, groups, rows, reason=why)
+        zeros = unpack(stored.take("qzeros", torch.int32, groups, rows * bits // 32, reason=why), bits)
         # The offset of the older format goes around.
         zeros = (zeros + self._zero_offset) & ((1 << bits) - 1)
         codes = unpack(words.t(), bits)
@@ -140,7 +147,10 @@ class GPTQConfig(StoredConfig):
         groups = width // regular
         if width and not 0 <= int(group_of.min()) <= int(group_of.max()) < groups:
             raise stored.error("g_idx", f"has values outside of [0, {groups}), the groups of scales")
-        order, size, used = sort_groups(group_of, regular)
+        if not settings.desc_act and not group_of.any():
+            # Writers that reorder nothing may leave it as it was allocated.
+            return None, regular, None
+        order, size, used = sort_groups(group_of, regular, groups)
         if not settings.desc_act and (order is not None or size != regular):
             raise stored.error(
                 "g_idx", f"is not that of groups of {regular} inputs, which quantization_config's desc_act=False means"

@@ -15,6 +15,11 @@ def check_group_size(value: object) -> int:
     return value
 
 
+def group_reason(group_size: int) -> str:
+    """What an error about the number of groups ends with."""
+    return f", for group_size={group_size} in quantization_config"
+
+
 def num_groups(width: int, group_size: int) -> int:
     """Groups of a row of `width`. ValueError: the size does not divide it."""
     if group_size == -1:
@@ -24,12 +29,13 @@ def num_groups(width: int, group_size: int) -> int:
     return width // group_size
 
 
-def sort_groups(group_of: Tensor, regular: int) -> tuple[Tensor | None, int, Tensor | None]:
+def sort_groups(group_of: Tensor, regular: int, count: int) -> tuple[Tensor | None, int, Tensor | None]:
     """An order of the columns in which those of a group follow each other.
 
     Args:
         group_of: of each column its group, int [K].
         regular: the group size without reordering.
+        count: the number of groups, of which some may have no column.
 
     Returns:
         The columns in that order, int64 [K] (None: as they are), the number of columns that share scales, and of each
@@ -43,7 +49,7 @@ def sort_groups(group_of: Tensor, regular: int) -> tuple[Tensor | None, int, Ten
     size = math.gcd(*torch.bincount(group_of).tolist())
     groups = group_of[order][::size]
     in_order = torch.equal(order, torch.arange(width))
-    is_whole = torch.equal(groups, torch.arange(len(groups)))
+    is_whole = torch.equal(groups, torch.arange(count))
     return None if in_order else order, size, None if is_whole else groups
 
 

@@ -58,6 +58,8 @@ class ModelOptConfig(StoredConfig):
             if algorithm not in (*_WEIGHT_ONLY, *_WITH_ACTIVATIONS):
                 known = ", ".join((*_WITH_ACTIVATIONS, *_WEIGHT_ONLY, _MIXED))
                 raise ValueError(f"{where} must be one of {known}, got {algorithm!r}")
+        # What all of them have, where it is said.
+        self._group_size = None if len(algorithms) > 1 or "quantized_layers" in config else config.get("group_size")
         if (cache := config.get("kv_cache_quant_algo")) not in (None, "FP8"):
             raise ValueError(f"kv_cache_quant_algo is not implemented with {cache!r}, only with 'FP8'")
         if set(algorithms.values()) & {*_WITH_ACTIVATIONS}:
@@ -76,7 +78,19 @@ class ModelOptConfig(StoredConfig):
 
     def weight_format(self, module: str, stored: set[str]) -> WeightFormat:
         optional = ("weight_scale_2", "input_scale", "pre_quant_scale")
-        return WeightFormat(("weight", "weight_scale"), optional, _read_scaled)
+        return WeightFormat(("weight", "weight_scale"), optional, self._read)
+
+    def _read(self, stored: StoredTensors) -> QuantizedWeight:
+        weight = _read_scaled(stored)
+        size = weight.tensor.group_size
+        # Powers of two always are for 32 inputs.
+        has_size = weight.tensor.bits == 4 and weight.tensor.scales.dtype != torch.float8_e8m0fnu
+        if has_size and self._group_size not in (None, 0, size):
+            raise stored.error(
+                "weight_scale",
+                f"has groups of {size} inputs, but quantization_config has group_size={self._group_size}",
+            )
+        return weight
 
 
 def _algorithm(settings: dict[str, Any]) -> str:
@@ -88,10 +102,7 @@ def _read_scaled(stored: StoredTensors) -> QuantizedWeight:
     weight = QuantizedWeight(_read(stored), f"{stored.module}.weight")
     if "pre_quant_scale" not in stored:
         return weight
-    scale = stored.take("pre_quant_scale", FLOATS, weight.shape[1])
-    if not scale.isfinite().all():
-        raise stored.error("pre_quant_scale", "has a value that is NaN or infinite")
-    return replace(weight, inputs=InputScale(scale))
+    return replace(weight, inputs=InputScale(stored.take("pre_quant_scale", FLOATS, weight.shape[1])))
 
 
 def _read(stored: StoredTensors) -> QuantizedTensor:
@@ -124,7 +135,8 @@ def _read(stored: StoredTensors) -> QuantizedTensor:
 def _read_nvfp4(stored: StoredTensors) -> QuantizedTensor:
     codes = _fp4_codes(stored)
     rows, width = codes.shape
-    group = next((size for size in _NVFP4_GROUPS if stored.tensors["weight_scale"].shape[-1] * size == width), 16)
+    columns = stored.take("weight_scale", torch.float8_e4m3fn, rows, None).shape[1]
+    group = next((size for size in _NVFP4_GROUPS if columns * size == width), 16)
     scales = stored.take("weight_scale", torch.float8_e4m3fn, rows, width // group)
     whole = stored.scalar("weight_scale_2").expand(rows, 1)
     return QuantizedTensor(codes, 4, scales, group, values=fp4_values(), super_scales=whole)

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from vllm.model_executor.layers.quantization.base_config import QuantizationConfig, QuantizeMethodBase
 from vllm.model_executor.layers.quantization.weight import QuantizedStack, QuantizedWeight
+from vllm.ops.quantized_tensor import is_finite
 from vllm.utils.loading_threads import side_by_side
 
 # Names of tensors that follow their module's without a dot.
@@ -28,17 +29,22 @@ class StoredTensors:
     Attributes:
         where: the file that holds them, for errors.
         module: the checkpoint's name of the module.
+        taken: names of the tensors that the weight was made of.
     """
 
     where: str
     module: str
     tensors: dict[str, Tensor] = field(default_factory=dict)
+    taken: set[str] = field(default_factory=set)
 
     def __contains__(self, name: str) -> bool:
         return name in self.tensors
 
-    def take(self, name: str, dtypes: torch.dtype | tuple[torch.dtype, ...], *shape: int | None) -> Tensor:
-        """The tensor `name`, of one of `dtypes` and of `shape` (None: any size). ValueError: it is another one."""
+    def take(
+        self, name: str, dtypes: torch.dtype | tuple[torch.dtype, ...], *shape: int | None, reason: str = ""
+    ) -> Tensor:
+        """The tensor `name`, of one of `dtypes` and of `shape` (None: any size) for `reason`. ValueError: it is
+        another one."""
         tensor = self.tensors[name]
         allowed = (dtypes,) if isinstance(dtypes, torch.dtype) else dtypes
         if tensor.dtype not in allowed:
@@ -49,7 +55,8 @@ class StoredTensors:
         )
         if not fits:
             wanted = ", ".join("any" if size is None else str(size) for size in shape)
-            raise self.error(name, f"has shape {tuple(tensor.shape)}, expected ({wanted})")
+            raise self.error(name, f"has shape {tuple(tensor.shape)}, expected ({wanted}){reason}")
+        self.taken.add(name)
         return tensor
 
     def scalar(self, name: str, dtypes: torch.dtype | tuple[torch.dtype, ...] = FLOATS) -> Tensor:
@@ -186,10 +193,18 @@ def _named(name: str, tensor: Tensor) -> tuple[str, Value]:
 
 
 def _read(name: str, read: _Read, stored: StoredTensors) -> tuple[str, Value]:
-    value = read(stored)
+    try:
+        value = read(stored)
+    except (IndexError, RuntimeError, ValueError) as error:
+        if str(error).startswith(f"{stored.where}: "):
+            raise
+        raise ValueError(f"{stored.where}: the tensors of {stored.module} do not fit each other: {error}") from error
     if isinstance(value, Tensor):
         return name, value
     weights = [value] if isinstance(value, QuantizedWeight) else [part for rows in value.weights for part in rows]
+    for own in () if weights[0].tensor.is_plain else sorted(stored.taken):
+        if not is_finite(stored.tensors[own]):
+            raise stored.error(own, "has a value that is NaN or infinite")
     for weight in weights:
         if not weight.tensor.is_finite():
             problem = "has a scale, offset or table value that is NaN or infinite"

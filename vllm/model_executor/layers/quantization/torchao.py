@@ -25,6 +25,7 @@ _TYPES = (
     "Int8DynamicActivationInt8WeightConfig", "Int8DynamicActivationIntxWeightConfig",
     "Int8StaticActivationInt8WeightConfig", "Int8WeightOnlyConfig", "IntxWeightOnlyConfig",
 )  # fmt: skip
+_WITH_ZEROS = ("Int8DynamicActivationIntxWeightConfig", "IntxWeightOnlyConfig")
 _BY_MODULE = ("fqn_to_config", "module_fqn_to_config")
 _ZEROS = "_weight_zero_point"
 
@@ -37,8 +38,9 @@ class TorchAOConfig(StoredConfig):
     def __init__(self, config: dict[str, Any]) -> None:
         super().__init__()
         kinds = config.get("quant_type")
-        for kind in kinds.values() if isinstance(kinds, dict) else [kinds]:
-            _check_type(kind)
+        types = [_types(kind) for kind in (kinds.values() if isinstance(kinds, dict) else [kinds])]
+        # These types always write them; without, they would be read as symmetric.
+        self._has_zeros = all(name in _WITH_ZEROS for names in types for name in names)
 
     def get_name(self) -> str:
         return "torchao"
@@ -48,27 +50,27 @@ class TorchAOConfig(StoredConfig):
         return cls(config)
 
     def weight_format(self, module: str, stored: set[str]) -> WeightFormat:
-        return WeightFormat(("_weight_qdata", "_weight_scale"), (_ZEROS,), _read)
+        required, zeros = ("_weight_qdata", "_weight_scale"), (_ZEROS,)
+        return WeightFormat((*required, *zeros), (), _read) if self._has_zeros else WeightFormat(required, zeros, _read)
 
 
-def _check_type(kind: Any) -> None:
-    """ValueError: it is none of _TYPES, nor one by module that has only these."""
+def _types(kind: Any) -> set[str]:
+    """Their names. ValueError: it is none of _TYPES, nor one by module that has only these."""
     name = kind.get("_type") if isinstance(kind, dict) else kind
     data = kind.get("_data") if isinstance(kind, dict) else None
     own = next((data[key] for key in _BY_MODULE if key in data), None) if isinstance(data, dict) else None
     if isinstance(own, dict):
-        for each in own.values():
-            if each is not None:
-                _check_type(each)
-    elif name not in _TYPES:
+        return set().union(*(_types(each) for each in own.values() if each is not None))
+    if name not in _TYPES:
         raise ValueError(
             f"quant_type must be one of {', '.join(_TYPES)}, got {name!r}: quantise the model with one of these, or "
             "use quantization='int4' with the unquantised one"
         )
-    elif (form := str((data or {}).get("intx_packing_format", {}).get("_data", "UNPACKED_TO_INT8"))).upper() != (
+    if (form := str((data or {}).get("intx_packing_format", {}).get("_data", "UNPACKED_TO_INT8"))).upper() != (
         "UNPACKED_TO_INT8"
     ):
         raise ValueError(f"intx_packing_format must be unpacked_to_int8, got {form!r}")
+    return {str(name)}
 
 
 def _read(stored: StoredTensors) -> QuantizedWeight:
@@ -78,6 +80,8 @@ def _read(stored: StoredTensors) -> QuantizedWeight:
     source = stored.name_of("_weight_qdata")
     if data.dtype != torch.int8:
         return QuantizedWeight(QuantizedTensor(data, 8, scales, size), source)
+    if (rows := len(stored.tensors["_weight_scale"])) not in (1, len(data)):
+        raise stored.error("_weight_scale", f"has {rows} rows, expected 1 or {len(data)}, those of _weight_qdata")
     zeros: int | Tensor = 128
     if _ZEROS in stored:
         own, own_size = _spread(stored, _ZEROS, shape, (torch.int8,))
