@@ -82,7 +82,8 @@ def test_without_it_the_weights_are_missed(folder: Path) -> None:
 
 def test_other_formats_are_refused_by_name(folder: Path) -> None:
     with pytest.raises(
-        ValueError, match=r"^load_format must be one of auto, dummy, safetensors, hf, gguf, got 'npcache'$"
+        ValueError,
+        match=r"^load_format must be one of auto, dummy, safetensors, hf, gguf, pt, bitsandbytes, got 'npcache'$",
     ):
         EngineArgs(str(folder), load_format="npcache").create_engine_config()
     config = EngineArgs(str(folder), load_format="dummy").create_engine_config().model_config

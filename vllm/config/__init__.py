@@ -29,9 +29,9 @@ from vllm.config.eplb import EPLBConfig
 from vllm.config.kernel import KernelConfig
 from vllm.config.kv_events import KVEventsConfig
 from vllm.config.kv_transfer import KVTransferConfig
-from vllm.config.load import LoadConfig
+from vllm.config.load import LOAD_FORMATS, LoadConfig
 from vllm.config.lora import LoRAConfig
-from vllm.config.model import ATTENTION_BACKENDS, DTYPES, LOAD_FORMATS, MODEL_IMPLS, ModelConfig
+from vllm.config.model import ATTENTION_BACKENDS, DTYPES, MODEL_IMPLS, ModelConfig
 from vllm.config.multimodal import MultiModalConfig
 from vllm.config.observability import ObservabilityConfig
 from vllm.config.offload import OffloadBackend, OffloadConfig, PrefetchOffloadConfig, UVAOffloadConfig

@@ -7,6 +7,24 @@ from typing import Any, ClassVar
 
 from vllm.config.unserved import UnservedConfig, choice, number
 
+LOAD_FORMATS = ("auto", "dummy")
+# Upstream's values for what is found out anyway.
+_SAME_AS_AUTO = ("safetensors", "hf", "gguf", "pt", "bitsandbytes")
+
+
+def resolve_load_format(name: Any, quantization: str | None = "bitsandbytes") -> str:
+    """One of LOAD_FORMATS. `quantization`: the model's, once it is known. ValueError: it is none of upstream's values
+    for these, or not the model's."""
+    known = str(getattr(name, "value", name)).lower()
+    if known not in (*LOAD_FORMATS, *_SAME_AS_AUTO):
+        raise ValueError(f"load_format must be one of {', '.join((*LOAD_FORMATS, *_SAME_AS_AUTO))}, got {name!r}")
+    if known == "bitsandbytes" != quantization:
+        raise ValueError(
+            "load_format='bitsandbytes', but the model is no checkpoint of bitsandbytes: use one, or "
+            "quantization='int4', which rounds the weights of any unquantised model"
+        )
+    return "auto" if known in _SAME_AS_AUTO else known
+
 
 @dataclass
 class LoadConfig(UnservedConfig):
@@ -38,6 +56,6 @@ class LoadConfig(UnservedConfig):
     def asked(self) -> dict[str, Any]:
         """See UnservedConfig.asked; the load formats that the engine has ask for nothing else."""
         found = super().asked()
-        if self.load_format in ("safetensors", "dummy", "gguf", "hf"):
+        if self.load_format in (*LOAD_FORMATS, *_SAME_AS_AUTO):
             found.pop("load_format", None)
         return found

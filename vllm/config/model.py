@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from vllm.config.checks import at_least, one_of
+from vllm.config.load import LOAD_FORMATS
 from vllm.config.pooler import PoolerConfig
 from vllm.pooling_params import check_dimensions
 from vllm.sampling_params import LOGPROBS_MODES, MAX_LOGPROB_TOKEN_IDS
@@ -19,7 +20,6 @@ if TYPE_CHECKING:
     from vllm.transformers_utils.config import HFConfig
 
 DTYPES = ("float32", "bfloat16", "float16")
-LOAD_FORMATS = ("auto", "dummy")
 ModelDType = Literal["auto", "half", "float16", "bfloat16", "float", "float32"]
 RunnerOption = Literal["auto", "generate", "pooling", "draft"]
 AttnTypeStr = Literal["decoder", "encoder", "encoder_only", "encoder_decoder", "attention_free", "hybrid"]

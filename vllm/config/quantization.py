@@ -47,7 +47,10 @@ _REFUSED = (
 
 def canonical_quantization(name: Any) -> Any:
     """`name`, or what it is called here if it is one of upstream's other names for it."""
-    return _ALIASES.get(name, name) if isinstance(name, str) else name
+    if not isinstance(name, str):
+        return name
+    known = name.lower()
+    return _ALIASES.get(known, known if known in QUANTIZATIONS or known in _REFUSED else name)
 
 
 def quantization_error(name: Any) -> ValueError:

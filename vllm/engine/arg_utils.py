@@ -12,7 +12,6 @@ from typing_extensions import Self
 
 from vllm import envs
 from vllm.config import (
-    LOAD_FORMATS,
     MODEL_IMPLS,
     CacheConfig,
     DeviceConfig,
@@ -24,6 +23,7 @@ from vllm.config import (
 )
 from vllm.config.attention import AttentionConfig
 from vllm.config.cache import FLOAT8_DTYPES, resolve_cache_dtype
+from vllm.config.load import resolve_load_format
 from vllm.config.pooler import runner_fields
 from vllm.config.profiler import ProfilerConfig
 from vllm.config.quantization import QUANTIZATIONS, canonical_quantization, quantization_error
@@ -54,7 +54,6 @@ _SHORT_FLAGS = {
     "compilation_config": ("-cc",),
 }
 _DTYPE_ALIASES = {"half": "float16", "float": "float32"}
-_LOAD_FORMAT_ALIASES = {"safetensors": "auto", "hf": "auto", "gguf": "auto"}
 # What the user named of upstream's attention backends, and ours of the same kernels.
 _GENERATION_FIELDS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "max_new_tokens")
 
@@ -237,7 +236,7 @@ class EngineArgs(UpstreamArgs):
             logprobs_mode=self.logprobs_mode,
             enforce_eager=self.enforce_eager,
             quantization=source.quantization,
-            load_format=self._load_format(),
+            load_format=resolve_load_format(self.load_format, source.quantization),
             model_impl=self.model_impl,
             logits_processors=logits_processors,
             max_seq_len_to_capture=self._max_seq_len_to_capture(),
@@ -319,10 +318,6 @@ class EngineArgs(UpstreamArgs):
     def _served_names(self) -> tuple[str, ...]:
         return tuple([names] if isinstance(names := self.served_model_name, str) else names or ())
 
-    def _load_format(self) -> str:
-        name = str(getattr(self.load_format, "value", self.load_format)).lower()
-        return _LOAD_FORMAT_ALIASES.get(name, name)
-
     def _default_sampling_params(self, source: ResolvedModel) -> dict[str, Any]:
         from vllm.transformers_utils.config import load_sampling_defaults
 
@@ -388,9 +383,10 @@ class EngineArgs(UpstreamArgs):
 
     def _check_supported(self) -> None:
         self._check_quantization()
-        if self._load_format() not in LOAD_FORMATS:
-            names = ", ".join((*LOAD_FORMATS, *_LOAD_FORMAT_ALIASES))
-            raise ValueError(f"load_format must be one of {names}, got {self.load_format!r}")
+        resolve_load_format(self.load_format)
+        if not isinstance(self.hf_overrides, dict | None):
+            kind = type(self.hf_overrides).__name__
+            raise ValueError(f"hf_overrides must be a dict of entries that replace those of config.json, got a {kind}")
         if self.otlp_traces_endpoint:
             check_endpoint(self.otlp_traces_endpoint)
         if self.model_impl not in MODEL_IMPLS:

@@ -180,7 +180,16 @@ def test_files(name, change, problem, tmp_path):
         ("gptq-4", {"dynamic": {".*": 4}}, r"dynamic must be an object of objects, got"),
         ("gptq-4", {"desc_act": "yes"}, r"desc_act must be true or false, got 'yes'"),
         ("gptq-4", {"adapter": {"rank": 8}}, r"adapter is not implemented"),
-        ("gptq-4", {"checkpoint_format": ["gptq"]}, r"has a value of another kind than 'gptq' means"),
+        ("gptq-4", {"checkpoint_format": ["gptq"]}, r"checkpoint_format must be gptq or gptq_v2, got \['gptq'\]"),
+        ("gptq-4", {"is_marlin_format": True}, r"is_marlin_format must be false"),
+        ("gptq-4", {"rotation": "hadamard"}, r"rotation is not implemented, got 'hadamard': inputs of some weights"),
+        ("gptq-4", {"meta": {"rotation": "random"}}, r"rotation is not implemented, got 'random'"),
+        ("gptq-4", {"dynamic": [4]}, r"dynamic must be an object of objects"),
+        (
+            "gptq-4",
+            {"quant_method": "int8"},
+            r"quant_method 'int8', which is what quantization='int8' does to unq.*; a",
+        ),
         ("gptq-4", {"quant_method": "unheard"}, r"quant_method 'unheard': quantization must be one of"),
         ("gptq-4", {"quant_method": "hqq"}, r"quant_method 'hqq': quantization='hqq' is not implemented: use a GPTQ"),
         ("gptq-4", {"quant_method": "awq"}, r"proj.scales has shape"),
@@ -201,6 +210,15 @@ def test_files(name, change, problem, tmp_path):
         ("auto-round", {"extra_config": {"model.layers.0.mlp.up_proj": {"bits": 5}}}, r"bits must be one of .*got 5"),
         ("awq-32", {"bits": 8}, r"bits must be 4, got 8"),
         ("awq-32", {"version": "gemv"}, r"version must be gemm, got 'gemv'"),
+        ("awq-32", {"version": None, "format": "gemv_fast"}, r"format must be gemm, got 'gemv_fast'"),
+        ("awq-32", {"w_bit": 8}, r"bits=4 and w_bit=8 are one setting"),
+        ("awq-32", {"q_group_size": 64}, r"group_size=32 and q_group_size=64 are one setting"),
+        ("squeezellm", {"bits": 3}, r"wbits=4 and bits=3 are one setting"),
+        ("auto-round-mxfp4", {"hadamard_config": {"block": 32}}, r"hadamard_config is not implemented"),
+        ("torchao", {"quant_type": {}}, r"quant_type must be one of .*, got \{\}"),
+        ("packed-4", {"kv_cache_scheme": "fp8"}, r"kv_cache_scheme must be an object, got 'fp8'"),
+        ("packed-4", {"sparsity_config": True}, r"sparsity_config is not implemented, got True"),
+        ("packed-4", {"format": ["dense"]}, r"group_0: format must be one of pack-quantized.*got \['dense'\]"),
         ("squeezellm", {"wbits": 2}, r"wbits must be one of 3, 4, got 2"),
         ("packed-4", {"kv_cache_scheme": {"num_bits": 8}}, r"kv_cache_scheme is not implemented"),
         ("packed-4", {"sparsity_config": {"format": "sparse-24-bitmask"}}, r"sparsity_config is not implemented"),
@@ -258,6 +276,25 @@ def test_settings_that_nothing_knows(tmp_path, monkeypatch):
     assert set(said) == {f"{where} has settings that are not known here and have no effect: twist"}
 
 
+def test_load_format_of_bitsandbytes(tmp_path):
+    make("nf4", tmp_path)
+    config = make_llm(tmp_path, quantization="bitsandbytes", load_format="bitsandbytes").llm_engine.vllm_config
+    assert (config.model_config.quantization, config.model_config.load_format) == ("bitsandbytes", "auto")
+
+
+@pytest.mark.parametrize("name", ["nf4", "squeezellm", "torchao", "modelopt-fp8"])
+def test_every_format_knows_its_settings(name, tmp_path, monkeypatch):
+    said = []
+    monkeypatch.setattr(setting_values, "warn_once", lambda _, text, *args: said.append(text % args))
+    make(name, tmp_path)
+    make_llm(tmp_path)
+    assert said == []
+    make(name, tmp_path, twist=2)
+    make_llm(tmp_path)
+    assert len(set(said)) == 1
+    assert said[0].endswith("quantization_config has settings that are not known here and have no effect: twist")
+
+
 def test_settings_without_quantised_weights(tmp_path):
     make_quantized(tmp_path, only_blocks(packing.awq), {})
     path = tmp_path / "model.safetensors"
@@ -278,6 +315,14 @@ def test_what_is_asked_for_must_agree(tmp_path):
     for name in ("awq", "awq_marlin", "fp8", "int8", "compressed-tensors", "gguf"):
         with pytest.raises(ValueError, match="config.json: quantization_config has quant_method 'gptq'"):
             make_llm(tmp_path, quantization=name)
+    assert make_llm(tmp_path, quantization="GPTQ").llm_engine.vllm_config.model_config.quantization == "gptq"
+    for name in ("awq_marlin", "auto_awq"):
+        with pytest.raises(ValueError, match=f"quantization='{name}', but"):
+            make_llm(tmp_path, quantization=name)
+    with pytest.raises(ValueError, match="load_format='bitsandbytes', but the model is no checkpoint of bitsandbytes"):
+        make_llm(tmp_path, load_format="bitsandbytes")
+    with pytest.raises(ValueError, match="hf_overrides must be a dict of entries that replace .*, got a function"):
+        make_llm(tmp_path, hf_overrides=lambda config: config)
     for name in ("hqq", "quark", "quanto", "unheard"):
         with pytest.raises(ValueError, match=f"quantization.*'{name}'.*: use a GPTQ, AWQ"):
             LLM(str(tmp_path), quantization=name)

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from vllm.model_executor.layers.quantization.bits import unpack
 from vllm.model_executor.layers.quantization.groups import as_zero_points, check_group_size, group_reason, num_groups
-from vllm.model_executor.layers.quantization.setting_values import read_flag
+from vllm.model_executor.layers.quantization.setting_values import read_flag, read_one
 from vllm.model_executor.layers.quantization.stored import FLOATS, StoredConfig, StoredTensors, WeightFormat
 from vllm.model_executor.layers.quantization.weight import QuantizedWeight
 from vllm.ops.quantized_tensor import QuantizedTensor
@@ -36,13 +36,14 @@ class AWQConfig(StoredConfig):
 
     def __init__(self, config: dict[str, Any]) -> None:
         super().__init__()
-        bits = self.get_from_keys_or(config, ["bits", "w_bit"], _BITS)
+        bits = read_one(config, ("bits", "w_bit"), _BITS)
         if bits != _BITS:
             raise ValueError(f"bits must be {_BITS}, got {bits!r}")
-        version = str(config.get("version") or "gemm").lower()
-        if version not in _VERSIONS:
-            raise ValueError(f"version must be gemm, got {version!r}: quantise the model with version='GEMM'")
-        self._group_size = check_group_size(self.get_from_keys_or(config, ["group_size", "q_group_size"], 128))
+        for name in ("version", "checkpoint_format", "format"):
+            version = str(config.get(name) or "gemm").lower()
+            if version not in _VERSIONS:
+                raise ValueError(f"{name} must be gemm, got {version!r}: quantise the model with version='GEMM'")
+        self._group_size = check_group_size(read_one(config, ("group_size", "q_group_size"), 128))
         self._has_zeros = read_flag(config, "zero_point", True)
 
     def get_name(self) -> str:

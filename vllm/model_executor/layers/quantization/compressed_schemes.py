@@ -109,8 +109,8 @@ def parse_schemes(config: dict[str, Any], rounds_inputs: bool) -> Schemes:
     names what is not implemented."""
     for name, meaning in _REFUSED.items():
         value = config.get(name)
-        if value and not (name == "sparsity_config" and value.get("format", "dense") == "dense"):
-            raise ValueError(f"{name} is not implemented: {meaning}")
+        if value and not (isinstance(value, dict) and value.get("format", "dense") == "dense"):
+            raise ValueError(f"{name} is not implemented, got {value!r}: {meaning}")
     _check_kv_cache(config.get("kv_cache_scheme"))
     groups = config.get("config_groups")
     if not groups and config.get("kv_cache_scheme"):
@@ -128,14 +128,13 @@ def parse_schemes(config: dict[str, Any], rounds_inputs: bool) -> Schemes:
     return Schemes(found, read_names(config, "ignore"))
 
 
-_REFUSED = {
-    "sparsity_config": "weights must be dense",
-    "transform_config": "weights must not be rotated",
-}
+_REFUSED = {"sparsity_config": "weights must be dense"}
 
 
 def _check_kv_cache(scheme: dict[str, Any] | None) -> None:
     """Its scales are the checkpoint's, and used where kv_cache_dtype asks for 8 bits."""
+    if scheme and not isinstance(scheme, dict):
+        raise ValueError(f"kv_cache_scheme must be an object, got {scheme!r}")
     usual = {"type": "int", "num_bits": 8, "strategy": "tensor", "dynamic": False, "symmetric": True}
     for name, value in ((usual | {"type": "float"}) if scheme else {}).items():
         given = (scheme or {}).get(name, usual[name])
@@ -151,9 +150,9 @@ def _scheme(group: dict[str, Any], usual_format: str | None, rounds_inputs: bool
         raise ValueError("output_activations are not implemented")
     kind, bits = weights.get("type", "int"), weights.get("num_bits", 8)
     name = group.get("format") or usual_format
-    if name in ("naive-quantized", "mixed-precision", None):
+    if name is None or name in ("naive-quantized", "mixed-precision"):
         name = "float-quantized" if kind == "float" else "int-quantized"
-    if name not in _BITS:
+    if not isinstance(name, str) or name not in _BITS:
         raise ValueError(f"format must be one of {', '.join(_BITS)}, got {name!r}")
     if bits not in _BITS[name][1] or kind != _BITS[name][0]:
         raise ValueError(f"weights of format {name} cannot be of type {kind!r} with num_bits={bits!r}")

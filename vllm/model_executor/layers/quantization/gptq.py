@@ -64,8 +64,9 @@ class GPTQConfig(StoredConfig):
         self._config = config
         self._settings = _Settings.of(config)
         name = config.get("checkpoint_format") or config.get("format") or "gptq"
-        if name not in _FORMATS or config.get("is_marlin_format"):
-            name = "marlin" if config.get("is_marlin_format") else name
+        if config.get("is_marlin_format"):
+            raise ValueError("is_marlin_format must be false: convert the checkpoint with GPTQModel")
+        if not isinstance(name, str) or name not in _FORMATS:
             raise ValueError(
                 f"checkpoint_format must be gptq or gptq_v2, got {name!r}: convert the checkpoint with GPTQModel"
             )

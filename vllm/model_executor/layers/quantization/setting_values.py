@@ -12,8 +12,13 @@ logger = init_logger(__name__)
 # By method, the settings that are read, and those that say how the checkpoint was made or how other programs run it.
 _KNOWN = {
     "awq": """
-        bits w_bit group_size q_group_size zero_point version modules_to_not_convert backend do_fuse modules_to_fuse
-        fuse_max_seq_len exllama_config
+        bits w_bit group_size q_group_size zero_point version format checkpoint_format modules_to_not_convert backend
+        do_fuse modules_to_fuse fuse_max_seq_len exllama_config desc_act sym lm_head pack_dtype meta
+    """,
+    "bitsandbytes": """
+        load_in_4bit load_in_8bit _load_in_4bit _load_in_8bit bnb_4bit_compute_dtype bnb_4bit_quant_storage
+        bnb_4bit_quant_type bnb_4bit_use_double_quant llm_int8_enable_fp32_cpu_offload llm_int8_has_fp16_weight
+        llm_int8_skip_modules llm_int8_threshold
     """,
     "compressed-tensors": """
         config_groups format ignore quantization_status global_compression_ratio kv_cache_scheme sparsity_config
@@ -28,10 +33,21 @@ _KNOWN = {
         cache_block_outputs checkpoint_format damp_auto_increment damp_percent dataset desc_act device disable_exllama
         dynamic exllama_config fail_safe format group_size hyb_act is_marlin_format lm_head max_input_length meta
         model_file_base_name model_name_or_path model_seqlen module_name_preceding_first_block
-        modules_in_block_to_quantize mse pack_dtype pad_token_id parallel_packing quantizer rotation static_groups sym
+        modules_in_block_to_quantize mse pack_dtype pad_token_id parallel_packing quantizer static_groups sym
         task_type tokenizer true_sequential uri use_cuda_fp16 use_exllama v2 version
     """,
+    "modelopt": """
+        quant_algo kv_cache_quant_algo kv_cache_scheme group_size exclude_modules ignore producer has_zero_point
+        pre_quant_scale quantized_layers config_groups
+    """,
+    "mxfp4": "modules_to_not_convert dequantize",
+    "squeezellm": "wbits bits",
+    "torchao": """
+        quant_type quant_type_kwargs modules_to_not_convert include_input_output_embeddings untie_embedding_weights
+    """,
 }
+# What weights were multiplied with when they were quantised: activations would have to be, too.
+_TRANSFORMS = ("rotation", "rotation_config", "hadamard_config", "transform_config")
 
 
 def read_flag(settings: dict[str, Any], name: str, usual: bool) -> bool:
@@ -40,6 +56,26 @@ def read_flag(settings: dict[str, Any], name: str, usual: bool) -> bool:
     if value is not None and not isinstance(value, bool):
         raise ValueError(f"{name} must be true or false, got {value!r}")
     return usual if value is None else value
+
+
+def read_one(settings: dict[str, Any], names: tuple[str, ...], usual: Any) -> Any:
+    """The value that has one of `names`, or several of them; `usual` where none is there. ValueError: they differ."""
+    given = {name: settings[name] for name in names if name in settings}
+    values = list(given.values())
+    if any(value != values[0] for value in values):
+        raise ValueError(f"{' and '.join(f'{name}={value!r}' for name, value in given.items())} are one setting")
+    return values[0] if values else usual
+
+
+def refuse_transforms(settings: dict[str, Any]) -> None:
+    """ValueError: activations must be transformed before they are multiplied."""
+    meta = settings.get("meta")
+    for name in _TRANSFORMS:
+        value = settings.get(name) or (meta.get(name) if isinstance(meta, dict) else None)
+        if value:
+            raise ValueError(
+                f"{name} is not implemented, got {value!r}: inputs of some weights would have to be rotated"
+            )
 
 
 def read_names(settings: dict[str, Any], name: str) -> list[str]:

@@ -10,7 +10,7 @@ from typing import Any
 from vllm.config.quantization import ON_LOAD, STORED, canonical_quantization, quantization_error
 from vllm.model_executor.layers.quantization import get_quantization_config, is_registered, registered_files
 from vllm.model_executor.layers.quantization.base_config import QuantizationConfig
-from vllm.model_executor.layers.quantization.setting_values import warn_of_unknown
+from vllm.model_executor.layers.quantization.setting_values import refuse_transforms, warn_of_unknown
 
 # Files that hold the settings in place of config.json, in this order.
 _FILES = ("quantize_config.json", "quant_config.json")
@@ -92,15 +92,20 @@ def resolve_quantization(asked: str | None, folder: Path, raw: dict[str, Any]) -
     Raises:
         ValueError: the checkpoint has another one, one that is not implemented, or none where one was asked for.
     """
-    asked = canonical_quantization(asked)
+    given, asked = asked, canonical_quantization(asked)
     settings = find_settings(folder, raw)
     if settings is None:
         if asked in STORED and asked not in ON_LOAD:
             raise ValueError(
-                f"quantization={asked!r}, but {folder.name}/config.json has no quantization_config: its weights "
+                f"quantization={given!r}, but {folder.name}/config.json has no quantization_config: its weights "
                 f"are not quantised; leave it out, or use one of {', '.join(map(repr, ON_LOAD))}"
             )
         return asked
+    if settings.method in ON_LOAD and settings.method not in STORED:
+        raise ValueError(
+            f"{settings.where} has quant_method {settings.method!r}, which is what quantization={settings.method!r} "
+            f"does to unquantised weights; a checkpoint's must be one of {', '.join(STORED)}"
+        )
     if settings.method not in STORED and not is_registered(settings.method):
         raise ValueError(
             f"{settings.where} of quant_method {settings.values.get('quant_method')!r}: "
@@ -110,7 +115,7 @@ def resolve_quantization(asked: str | None, folder: Path, raw: dict[str, Any]) -
         if is_registered(asked):
             return asked
         raise ValueError(
-            f"quantization={asked!r}, but {settings.where} has quant_method {settings.method!r}: leave quantization out"
+            f"quantization={given!r}, but {settings.where} has quant_method {settings.method!r}: leave quantization out"
         )
     load_quantization(settings.method, folder, raw)
     return settings.method
@@ -128,6 +133,8 @@ def load_quantization(method: str | None, folder: Path, raw: dict[str, Any]) -> 
     name = method or settings.method
     cls = get_quantization_config(name)
     try:
+        if not is_registered(name):
+            refuse_transforms(settings.values)
         config = cls.from_config(settings.values)
     except ValueError as error:
         raise ValueError(f"{settings.where}: {error}") from None

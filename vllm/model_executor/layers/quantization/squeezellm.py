@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from vllm.model_executor.layers.quantization.bits import unpack
+from vllm.model_executor.layers.quantization.setting_values import read_one
 from vllm.model_executor.layers.quantization.stored import FLOATS, StoredConfig, StoredTensors, WeightFormat
 from vllm.model_executor.layers.quantization.weight import QuantizedWeight
 from vllm.ops.quantized_tensor import QuantizedTensor, SparseRows
@@ -32,7 +33,7 @@ class SqueezeLLMConfig(StoredConfig):
 
     def __init__(self, config: dict[str, Any]) -> None:
         super().__init__()
-        bits = self.get_from_keys_or(config, ["wbits", "bits"], 4)
+        bits = read_one(config, ("wbits", "bits"), 4)
         if bits not in _BITS or isinstance(bits, bool):
             raise ValueError(f"wbits must be one of {', '.join(map(str, _BITS))}, got {bits!r}")
         self._bits: int = bits

@@ -38,6 +38,8 @@ class TorchAOConfig(StoredConfig):
     def __init__(self, config: dict[str, Any]) -> None:
         super().__init__()
         kinds = config.get("quant_type")
+        if not kinds:
+            raise ValueError(f"quant_type must be one of {', '.join(_TYPES)}, got {kinds!r}")
         types = [_types(kind) for kind in (kinds.values() if isinstance(kinds, dict) else [kinds])]
         # These types always write them; without, they would be read as symmetric.
         self._has_zeros = all(name in _WITH_ZEROS for names in types for name in names)
