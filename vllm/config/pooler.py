@@ -192,6 +192,7 @@ def runner_fields(args: Any, source: Source) -> dict[str, Any]:
             raise ValueError(f"pooler_config: {name} is for {' and '.join(sorted(needed))}; this model has {tasks}")
     default = SentencePooling((_encoder_mode(raw, kind) if source.is_encoder else _decoder_mode(raw, kind),))
     pooling = (folder if "embed" in kind else None) or default
+    pooling.check(source.hf_config.hidden_size, source.path.name)
     return {
         "runner": "pooling",
         "convert": kind,

@@ -1,7 +1,8 @@
 """How a causal model judges whether a document answers a query: a text that asks, and the two words of its answer.
 
 A score is the probability of the positive word between the two: exp(l1) / (exp(l1) + exp(l0)), the logistic function of
-the difference of their logprobs. Words may have several tokens; see label_scoring.py.
+the difference of their logprobs. Words may have several tokens; see label_scoring.py. Of a single token, as some
+CrossEncoder's folders declare it, it is the logistic function of the logit.
 """
 
 from __future__ import annotations
@@ -13,7 +14,10 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, ClassVar
 
+import numpy as np
+
 from vllm.exceptions import VLLMValidationError, shown
+from vllm.outputs import LabelScores
 from vllm.tokenizers.tokenizer import Tokenizer
 from vllm.transformers_utils.sentence_transformers import PairMessages, default_pair_prompt, read_pair_messages
 from vllm.utils.checks import check_texts
@@ -24,16 +28,18 @@ class ScoreTemplate:
     """
     Attributes:
         source: Jinja, with the variables query, document and instruction; or messages of the roles query and document.
-        labels: the positive answer and the negative one, as texts or token ids.
+        labels: the positive answer and the negative one, as texts or token ids; or the token id of the former alone.
         instruction: where none is given; "": the template has its own.
         query_prompt: what stands before each query.
         adds_special_tokens: whether the tokenizer puts its own around the prompt.
+        gives_logits: whether scores are the logistic function's arguments, unless a request says otherwise.
     """
 
     adds_special_tokens: ClassVar[bool] = True
+    gives_logits: ClassVar[bool] = False
 
     source: str
-    labels: tuple[str, str] | tuple[int, int] = ("yes", "no")
+    labels: tuple[str, str] | tuple[int, ...] = ("yes", "no")
     instruction: str = "Given a web search query, retrieve relevant passages that answer the query"
     query_prompt: str = ""
 
@@ -57,8 +63,9 @@ class ChatScoreTemplate(ScoreTemplate):
     adds_special_tokens = False
 
     def __init__(self, tokenizer: Tokenizer, form: PairMessages) -> None:
-        super().__init__("", form.token_ids or ("yes", "no"), "")  # type: ignore[arg-type]
+        super().__init__("", form.token_ids or ("yes", "no"), "")
         # The class is frozen.
+        object.__setattr__(self, "gives_logits", form.gives_logits)
         object.__setattr__(self, "_tokenizer", tokenizer)
         object.__setattr__(self, "_form", form)
 
@@ -77,6 +84,15 @@ class ChatScoreTemplate(ScoreTemplate):
             return str(self._tokenizer.apply_chat_template(messages, tokenize=False, **options))  # type: ignore[attr-defined]
         except Exception as error:  # a template is a program: it may raise anything
             raise VLLMValidationError(f"the model's chat template fails: {error}", "score_template") from error
+
+
+def score_of(scores: LabelScores, gives_logits: bool) -> float:
+    """A pair's score by the readings of its template's labels: their log-odds or a single one's logit, or the logistic
+    function of these."""
+    if len(scores.logprobs) > 1:
+        return float(scores.logprobs[0] - scores.logprobs[1] if gives_logits else scores.probabilities[0])
+    logit = np.float64(scores.token_logits[0])
+    return float(logit if gives_logits else 1 / (1 + np.exp(-logit)))
 
 
 def declared_template(folder: Path, tokenizer: Tokenizer | None) -> ScoreTemplate | None:

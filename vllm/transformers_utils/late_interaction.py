@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from vllm.transformers_utils.sentence_transformers import read_json, transformer_settings
+from vllm.transformers_utils.sentence_files import Module, own_settings, read_modules, read_object, transformer_settings
 
 Side = Literal["query", "document"]
 SIDES: tuple[Side, ...] = ("query", "document")
@@ -93,14 +93,13 @@ def read_late_interaction(folder: Path, raw: Mapping[str, Any]) -> LateInteracti
     Raises:
         ValueError: a setting that is not supported.
     """
-    own = read_json(folder / "config_sentence_transformers.json") or {}
-    modules = read_json(folder / "modules.json") or ()
-    kinds = [each["type"].rpartition(".")[2] for each in modules]
+    own, modules = own_settings(folder), read_modules(folder) or []
+    kinds = [each.kind for each in modules]
     is_stanford = not modules and any("ColBERT" in name for name in raw.get("architectures") or ())
     found = None
     if "MultiVectorMask" in kinds:
-        found = _of_modules(folder, own, modules[kinds.index("MultiVectorMask")]["path"])
-    elif is_stanford and (metadata := read_json(folder / "artifact.metadata")) is not None:
+        found = _of_modules(folder, own, modules[kinds.index("MultiVectorMask")])
+    elif is_stanford and (metadata := read_object(folder / "artifact.metadata")) is not None:
         named = {name: _or(metadata.get(theirs), value) for name, (theirs, value) in _STANFORD.items()}
         words = _PYLATE["skiplist_words"] if _or(metadata.get("mask_punctuation"), True) else []
         found = _of_pylate({"skiplist_words": words, **named}, "")
@@ -132,12 +131,12 @@ def _of_pylate(given: Mapping[str, Any], prompt: str) -> LateInteraction:
     return LateInteraction(query, document)
 
 
-def _of_modules(folder: Path, own: Mapping[str, Any], place: str) -> LateInteraction:
+def _of_modules(folder: Path, own: Mapping[str, Any], module: Module) -> LateInteraction:
     """sentence-transformers': what surrounds a text is its prompt, and the tokenizer makes one token of it."""
     if older := own.keys() & _PYLATE.keys():
         raise ValueError(f"{folder.name}: {min(older)} is not supported beside the module MultiVectorMask")
     settings, where = transformer_settings(folder)
-    mask = read_json(folder / place / "config.json") or {}
+    mask = module.config or {}
     # Not that of default_prompt_name, which is for texts that are neither.
     prompts = {side: str((own.get("prompts") or {}).get(side) or "") for side in SIDES}
     words, tasks = tuple(mask.get("skiplist_words") or ()), mask.get("skiplist_tasks") or ["document"]
@@ -161,7 +160,7 @@ def _of_modules(folder: Path, own: Mapping[str, Any], place: str) -> LateInterac
 
 
 def _check_padding(folder: Path, found: LateInteraction) -> None:
-    tokenizer = read_json(folder / "tokenizer_config.json") or {}
+    tokenizer = read_object(folder / "tokenizer_config.json") or {}
     for name in ("padding_side", "truncation_side"):
         if tokenizer.get(name) == "left":
             raise ValueError(

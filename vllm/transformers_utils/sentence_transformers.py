@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from vllm.logger import init_logger
+from vllm.transformers_utils.sentence_files import (
+    OWN_SETTINGS,
+    Module,
+    own_settings,
+    part_of,
+    read_modules,
+    read_object,
+    transformer_settings,
+)
 
 logger = init_logger(__name__)
 
@@ -60,6 +68,17 @@ class SentencePooling:
     normalize: bool = True
     of_tokens: bool = False
 
+    def check(self, hidden_size: int, name: str) -> None:
+        """ValueError: a Dense layer takes another number of values than there are; `name` is the folder's."""
+        size = hidden_size * (1 if self.of_tokens else len(self.modes))
+        for layer in self.layers:
+            if layer.kind == "Dense" and layer.inputs != size:
+                raise ValueError(
+                    f"{name}/{layer.folder.name}/config.json: in_features must be {size}, what comes before, "
+                    f"got {layer.inputs}"
+                )
+            size = layer.outputs or size
+
     def reads_all_tokens(self, task: str | None) -> bool:
         """Whether more than the last token's hidden state is pooled."""
         return str(task).startswith("token_") or self.modes != ("lasttoken",)
@@ -80,7 +99,9 @@ class PairMessages:
         arguments: the template's.
         is_structured: whether a message's content is a list of parts in place of a text.
         system: the text of a message before them; "" for none.
-        token_ids: of a model that generates the positive answer and the negative one; empty: it classifies.
+        token_ids: of a model that generates the positive answer and the negative one, or the former alone; empty: it
+            classifies.
+        gives_logits: whether a generating model's scores are logits, not their logistic function.
     """
 
     template: str | None
@@ -88,67 +109,85 @@ class PairMessages:
     is_structured: bool
     system: str
     token_ids: tuple[int, ...]
+    gives_logits: bool = False
 
 
+# Of a tokenizer's settings, those that change no token of texts that are short enough.
+_CUTTING = {"truncation", "max_length", "padding", "padding_side", "pad_to_multiple_of", "return_tensors"}
 # Of the settings of a chat template, those that are not the template's.
-_NO_ARGUMENTS = {"restore_suffix", "truncation", "max_length", "padding", "pad_to_multiple_of", "return_tensors"}
+_NO_ARGUMENTS = _CUTTING | {"restore_suffix"}
+# Where the settings of a tokenizer are; the first one wins.
+_TOKENIZING = ("text", "common")
 
 
 def read_pair_messages(folder: Path) -> PairMessages | None:
     """What a CrossEncoder's folder says; None: it joins texts without a chat template, or is none.
 
     Raises:
-        ValueError: its score is one token's logit.
+        ValueError: a setting is not supported, or of another kind.
     """
-    own = read_json(folder / "config_sentence_transformers.json") or {}
-    modules = read_json(folder / "modules.json") or ()
-    if own.get("model_type") != "CrossEncoder" or not modules:
+    modules = read_modules(folder)
+    if own_settings(folder).get("model_type") != "CrossEncoder" or not modules:
         return None
-    settings = transformer_settings(folder)[0]
-    message = (settings.get("modality_config") or {}).get("message")
-    if message is None:
+    settings, where = transformer_settings(folder)
+    modalities = part_of(settings, "modality_config", where)
+    if "message" not in modalities:
         return None
+    message = part_of(modalities, "message", where)
+    _check_processing(settings, where)
     token_ids: tuple[int, ...] = ()
     for module in modules:
-        if module["type"].endswith(".LogitScore"):
-            score = read_json(folder / module["path"] / "config.json") or {}
-            if score.get("false_token_id") is None:
-                raise ValueError(f"{folder.name}: a LogitScore without false_token_id is not supported")
-            token_ids = (score["true_token_id"], score["false_token_id"])
-    arguments = dict((settings.get("processing_kwargs") or {}).get("chat_template") or {})
+        if module.kind == "LogitScore":
+            names = [
+                "true_token_id",
+                *(["false_token_id"] if module.settings.get("false_token_id") is not None else []),
+            ]
+            token_ids = tuple(module.integer(name) for name in names)
+            if len(set(token_ids)) < len(token_ids):
+                raise ValueError(f"{module.where}: true_token_id and false_token_id are both {token_ids[0]}")
+    arguments = dict(part_of(part_of(settings, "processing_kwargs", where), "chat_template", where))
     template = arguments.pop("chat_template", None)
     arguments = {name: value for name, value in arguments.items() if name not in _NO_ARGUMENTS}
-    return PairMessages(template, arguments, message.get("format") == "structured", default_prompt(folder), token_ids)
+    activation = classifier_activation(folder, {}) if token_ids else None
+    if activation not in (None, "sigmoid", "identity"):
+        raise ValueError(f"{folder.name}: activation_fn {activation} of a LogitScore is not supported")
+    is_structured, gives_logits = message.get("format") == "structured", activation == "identity"
+    return PairMessages(template, arguments, is_structured, default_prompt(folder), token_ids, gives_logits)
 
 
 def read_pooling(folder: Path) -> SentencePooling | None:
     """What modules.json says; None without one, and where it is of a model that generates.
 
     Raises:
-        ValueError: a module or a mode that is not known.
+        ValueError: a module or a mode that is not known, or a setting that is not what it must be.
     """
-    modules = read_json(folder / "modules.json")
+    modules, where = read_modules(folder), f"{folder.name}/modules.json"
     if modules is None:
         return None
     modes: tuple[str, ...] = ()
     layers: list[PoolingLayer] = []
     of_tokens = False
     for module in modules:
-        kind, place = module["type"].rpartition(".")[2], folder / module["path"]
+        kind = module.kind
         if kind == "Pooling":
-            if layers:
-                raise ValueError(f"{folder.name}/modules.json: {layers[0].kind} before the pooling is not supported")
-            modes = _modes(place)
+            if layers or modes:
+                before = layers[0].kind if layers else kind
+                raise ValueError(f"{where}: {before} before the pooling is not supported")
+            modes = _modes(module)
         elif kind == "Dense":
-            layers.append(_dense(place))
+            layers.append(_dense(module))
         elif kind in ("LayerNorm", "Normalize"):
-            layers.append(PoolingLayer(kind, place))
+            layers.append(PoolingLayer(kind, module.folder))
         elif kind == "LogitScore":
             return None
         elif kind == "MultiVectorMask":
             of_tokens = True
         elif kind not in ("Transformer", "Dropout"):
-            raise ValueError(f"{folder.name}/modules.json: the module {module['type']} is not supported")
+            raise ValueError(f"{where}: the module {module.type} is not supported")
+        if modes and kind in ("Dense", "Normalize"):
+            _check_reads_pooled(module)
+    if not modules or [module.kind for module in modules].count("Transformer") > 1 or modules[0].kind != "Transformer":
+        raise ValueError(f"{where}: the first module, and no other, must be a Transformer")
     normalize = bool(layers) and layers[-1].kind == "Normalize"
     last = tuple(layers[:-1] if normalize else layers)
     if of_tokens or (last and not modes):
@@ -163,7 +202,7 @@ def classifier_activation(folder: Path, raw: dict[str, Any]) -> str | None:
     Raises:
         ValueError: it is another one.
     """
-    own = read_json(folder / "config_sentence_transformers.json") or {}
+    own = own_settings(folder)
     named = own.get("activation_fn") or (raw.get("sentence_transformers") or {}).get("activation_fn")
     named = named or raw.get("sbert_ce_default_activation_function")
     if named is None:
@@ -182,13 +221,18 @@ def warn_of_unread(folder: Path) -> None:
     """
     settings, where = transformer_settings(folder)
     if settings.get("do_lower_case"):
-        tokenizer = read_json(folder / "tokenizer_config.json") or {}
+        tokenizer = read_object(folder / "tokenizer_config.json") or {}
         if not tokenizer.get("do_lower_case"):
             raise ValueError(
                 f"{where}: do_lower_case is not supported where the tokenizer does not "
                 "do it; set it in tokenizer_config.json"
             )
-    config = read_json(folder / "config_sentence_transformers.json") or {}
+    _check_processing(settings, where)
+    config = own_settings(folder)
+    if config.get("model_type") != "CrossEncoder" and "message" in part_of(settings, "modality_config", where):
+        raise ValueError(
+            f"{where}: message in modality_config, a chat template around each embedded text, is not supported"
+        )
     prompt = default_prompt(folder)
     if prompt and _leaves_out_prompts(folder):
         raise ValueError(f"{folder.name}: include_prompt=false is not supported with default_prompt_name")
@@ -196,23 +240,38 @@ def warn_of_unread(folder: Path) -> None:
         logger.warning("similarity_fn_name=%s: scores of embeddings are cosines here", config["similarity_fn_name"])
 
 
+def _check_processing(settings: dict[str, Any], where: str) -> None:
+    """ValueError: texts are tokenised in a way that is not supported."""
+    processing = part_of(settings, "processing_kwargs", where)
+    for name in _TOKENIZING:
+        given = part_of(processing, name, where)
+        # That one is for the model, of whose logits the last ones are read.
+        if unread := given.keys() - _CUTTING - {"logits_to_keep"}:
+            raise ValueError(f"{where}: {min(unread)} in {name} of processing_kwargs is not supported")
+
+
 def named_prompts(folder: Path) -> dict[str, str]:
     """What the model's authors put before texts, by the name of a purpose; {} where they say nothing, or where prompts
     are not pooled (include_prompt=false)."""
-    own = (read_json(folder / "config.json") or {}).get("task_instructions")
-    prompts = own or (read_json(folder / "config_sentence_transformers.json") or {}).get("prompts") or {}
+    own = (read_object(folder / "config.json") or {}).get("task_instructions")
+    prompts = own or part_of(own_settings(folder), "prompts", f"{folder.name}/{OWN_SETTINGS}")
     return {} if _leaves_out_prompts(folder) else {str(name): str(prompt) for name, prompt in prompts.items()}
 
 
 def default_prompt(folder: Path) -> str:
-    """What is put before texts that are embedded where nothing is asked for: that of default_prompt_name."""
-    config = read_json(folder / "config_sentence_transformers.json") or {}
-    return str((config.get("prompts") or {}).get(config.get("default_prompt_name")) or "")
+    """What is put before texts that are embedded where nothing is asked for: that of default_prompt_name. ValueError:
+    there is no such prompt."""
+    config, where = own_settings(folder), f"{folder.name}/{OWN_SETTINGS}"
+    prompts, name = part_of(config, "prompts", where), config.get("default_prompt_name")
+    # These two are empty where they are not given.
+    if name is not None and name not in (*prompts, "query", "document"):
+        raise ValueError(f"{where}: default_prompt_name={name!r} is none of prompts: {', '.join(prompts) or 'none'}")
+    return str(prompts.get(str(name)) or "")
 
 
 def default_pair_prompt(folder: Path) -> str:
     """The default prompt of a CrossEncoder's folder, which stands before the query; "" of a folder for embeddings."""
-    own = read_json(folder / "config_sentence_transformers.json") or {}
+    own = own_settings(folder)
     return default_prompt(folder) if own.get("model_type") == "CrossEncoder" else ""
 
 
@@ -224,45 +283,53 @@ def with_prompt(text: Any, prompt: str) -> Any:
 
 
 def _leaves_out_prompts(folder: Path) -> bool:
-    places = [each["path"] for each in read_json(folder / "modules.json") or () if each["type"].endswith(".Pooling")]
-    return any((read_json(folder / place / "config.json") or {}).get("include_prompt") is False for place in places)
+    poolings = [each for each in read_modules(folder) or () if each.kind == "Pooling"]
+    return any((each.config or {}).get("include_prompt") is False for each in poolings)
 
 
 def sentence_length(folder: Path) -> int | None:
-    """The longest text in tokens: by sentence_bert_config.json, else by the tokenizer of such a folder; None: neither
-    says it."""
-    length = transformer_settings(folder)[0].get("max_seq_length")
+    """The longest text in tokens: by sentence_bert_config.json, where processing_kwargs win, else by the tokenizer of
+    such a folder; None: neither says it."""
+    settings, where = transformer_settings(folder)
+    processing = part_of(settings, "processing_kwargs", where)
+    texts = [part_of(processing, name, where).get("max_length") for name in _TOKENIZING]
+    if "message" in part_of(settings, "modality_config", where):
+        texts.insert(0, part_of(processing, "chat_template", where).get("max_length"))
+    length = next((each for each in (*texts, settings.get("max_seq_length")) if each is not None), None)
     if length is None and (folder / "modules.json").is_file():
-        length = (read_json(folder / "tokenizer_config.json") or {}).get("model_max_length")
+        length = (read_object(folder / "tokenizer_config.json") or {}).get("model_max_length")
     # Tokenizers without a limit have a very large one.
     return int(length) if isinstance(length, int | float) and 0 < length < 2**31 else None
 
 
-def transformer_settings(folder: Path) -> tuple[dict[str, Any], str]:
-    """sentence_bert_config.json, which older folders name after another kind of model, and its name."""
-    path = next(iter(sorted(folder.glob("sentence_*_config.json"))), None)
-    return ({}, "") if path is None else (read_json(path), f"{folder.name}/{path.name}")
-
-
-def _modes(place: Path) -> tuple[str, ...]:
-    config = read_json(place / "config.json") or {}
+def _modes(module: Module) -> tuple[str, ...]:
+    config, where = module.settings, module.where
+    asked = {name for name, value in config.items() if name.startswith("pooling_mode_") and value}
+    if unknown := asked - _MODES.keys():
+        raise ValueError(f"{where}: {min(unknown)} is not supported: it must be one of {', '.join(_MODES)}")
     given = config.get("pooling_mode")
-    modes = tuple(mode for name, mode in _MODES.items() if config.get(name))
+    modes = [mode for name, mode in _MODES.items() if name in asked] or ["mean"]
     if given is not None:
-        modes = (given,) if isinstance(given, str) else tuple(given)
-    unknown = set(modes) - set(_MODES.values())
-    if unknown:
-        raise ValueError(f"{place.name}/config.json: pooling_mode {min(unknown)!r} is not supported")
-    return modes
+        modes = given if isinstance(given, list) else [given]
+    known = list(_MODES.values())
+    if not modes or not all(mode in known for mode in modes):
+        raise ValueError(f"{where}: pooling_mode {given!r} is not supported: it must be of {', '.join(known)}")
+    return tuple(modes)
 
 
-def _dense(place: Path) -> PoolingLayer:
-    config = read_json(place / "config.json") or {}
-    activation = config.get("activation_function", "torch.nn.modules.activation.Tanh").rpartition(".")[2]
-    sizes = config["in_features"], config["out_features"], config.get("bias", True)
-    return PoolingLayer("Dense", place, *sizes, activation, bool(config.get("use_residual")))
+def _dense(module: Module) -> PoolingLayer:
+    activation = module.settings.get("activation_function", "torch.nn.modules.activation.Tanh")
+    if not isinstance(activation, str):
+        raise ValueError(f"{module.where}: activation_function must be a class's name, got {activation!r}")
+    sizes = module.integer("in_features", 1), module.integer("out_features", 1), module.flag("bias", True)
+    name, is_residual = activation.rpartition(".")[2], module.flag("use_residual", False)
+    return PoolingLayer("Dense", module.folder, *sizes, name, is_residual)
 
 
-def read_json(path: Path) -> Any:
-    """A file's content; None: there is no such file."""
-    return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
+def _check_reads_pooled(module: Module) -> None:
+    for name in ("module_input_name", "module_output_name"):
+        value = (module.config or {}).get(name)
+        if value not in (None, "sentence_embedding"):
+            raise ValueError(
+                f"{module.where}: {name}={value!r} is not supported after a pooling: it must be 'sentence_embedding'"
+            )

@@ -4,6 +4,7 @@ transformers' model, offline and over HTTP."""
 from __future__ import annotations
 
 import json
+import shutil
 
 import pytest
 import torch
@@ -73,6 +74,20 @@ def declared(request, tmp_path_factory):
 
 
 @torch.no_grad()
+def logits_of_answers(declared, query, documents):
+    """Of a generating model's two answers, [documents, 2]."""
+    _, _, model, tokenizer = declared
+    rows = []
+    for document in documents:
+        messages = [{"role": role, "content": text} for role, text in (("query", query), ("document", document))]
+        messages.insert(0, {"role": "system", "content": "judge"})
+        text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+        ids = tokenizer.encode(text, add_special_tokens=False)
+        rows.append(model(torch.tensor([ids])).logits[0, -1, [YES, NO]])
+    return torch.stack(rows)
+
+
+@torch.no_grad()
 def expected(declared, instruction=None, documents=DOCUMENTS):
     kind, _, model, tokenizer = declared
     scores = []
@@ -129,14 +144,47 @@ def test_instructions_of_templates_without_the_variable(declared):
             PairPrompts(template, tokenizer, 100, instruction="which place")
 
 
-def test_a_score_that_is_one_logit(declared):
-    kind, folder, *_ = declared
+@pytest.mark.parametrize(("has_other", "activation"), [(False, "Sigmoid"), (False, "Identity"), (True, "Identity")])
+def test_scores_that_are_logits(declared, has_other, activation, tmp_path):
+    kind, source, *_ = declared
     if kind == "classifier":
         return
-    path = folder / "1_LogitScore/config.json"
-    before = path.read_text()
-    path.write_text(json.dumps({"true_token_id": YES, "false_token_id": None}))
+    folder = shutil.copytree(source, tmp_path / "folder")
+    other = NO if has_other else None
+    (folder / "1_LogitScore/config.json").write_text(json.dumps({"true_token_id": YES, "false_token_id": other}))
+    path = folder / "config_sentence_transformers.json"
+    own = json.loads(path.read_text()) | {"activation_fn": f"torch.nn.modules.{activation}"}
+    path.write_text(json.dumps(own))
+    want = logits_of_answers(declared, QUERY, DOCUMENTS)
+    want = want[:, 0] - want[:, 1] if has_other else want[:, 0]
+    logits, scores = want.tolist(), (want if activation == "Identity" else want.sigmoid()).tolist()
     llm = LLM(str(folder), dtype="float32")
-    with pytest.raises(VLLMValidationError, match="LogitScore without false_token_id .*: name a score template"):
-        llm.score(QUERY, DOCUMENTS, use_tqdm=False)
-    path.write_text(before)
+    got = [each.outputs.score for each in llm.score(QUERY, DOCUMENTS, use_tqdm=False)]
+    assert got == pytest.approx(scores, abs=1e-4)
+    with AppThread(make_engine(folder, dtype="float32")) as server:
+        for fields, expected in (({}, scores), ({"use_activation": False}, logits)):
+            answer = server.post("/score", text_1=QUERY, text_2=DOCUMENTS, **fields)
+            assert [each["score"] for each in answer["data"]] == pytest.approx(expected, abs=1e-4)
+        answer = server.post("/rerank", query=QUERY, documents=DOCUMENTS[:1], return_readings=True)
+        answers = answer["results"][0]["readings"]["answers"]
+        assert len(answers) == 1 + has_other and answers[0]["logit"] == pytest.approx(
+            logits_of_answers(declared, QUERY, DOCUMENTS[:1])[0, 0].item(), abs=1e-4
+        )
+
+
+def test_prompts_are_as_long_as_the_folder_says(declared, tmp_path):
+    folder = shutil.copytree(declared[1], tmp_path / "folder")
+    path = folder / "sentence_bert_config.json"
+    settings = json.loads(path.read_text())
+    settings["processing_kwargs"]["chat_template"]["max_length"] = 32
+    path.write_text(json.dumps(settings))
+    llm = LLM(str(folder), dtype="float32")
+    assert llm.model_config.max_model_len == 32
+    with pytest.raises(VLLMValidationError, match="truncate_prompt_tokens"):
+        llm.score(QUERY, "a b c d e " * 8, use_tqdm=False)
+    settings["processing_kwargs"]["text"] = {"max_length": 99, "add_special_tokens": False}
+    path.write_text(json.dumps(settings))
+    llm = LLM(str(folder), dtype="float32", max_model_len=64) if declared[0] == "generator" else None
+    problem = "sentence_bert_config.json: add_special_tokens in text of processing_kwargs is not supported"
+    with pytest.raises(ValueError, match=problem):
+        LLM(str(folder), dtype="float32") if llm is None else llm.score(QUERY, DOCUMENTS, use_tqdm=False)

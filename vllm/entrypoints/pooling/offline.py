@@ -9,7 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 from vllm.entrypoints.pooling.late_interaction import LateTexts
 from vllm.entrypoints.pooling.pairs import PairLimits, PooledPairs, longest_text
-from vllm.entrypoints.score_templates import PairPrompts, ScoreTemplate, own_template, pairs_of, score_template
+from vllm.entrypoints.score_templates import (
+    PairPrompts,
+    ScoreTemplate,
+    own_template,
+    pairs_of,
+    score_of,
+    score_template,
+)
 from vllm.exceptions import VLLMValidationError
 from vllm.pooling_outputs import (
     ClassificationRequestOutput,
@@ -134,7 +141,7 @@ class PairScoring:
         )
         return [
             ScoringRequestOutput(
-                str(index), ScoringOutput(float(each.probabilities[0])), each.prompt_token_ids, 0, True
+                str(index), ScoringOutput(score_of(each, template.gives_logits)), each.prompt_token_ids, 0, True
             )
             for index, each in enumerate(scores)
         ]

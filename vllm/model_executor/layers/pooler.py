@@ -139,6 +139,17 @@ class _Normalize(nn.Module):
         return F.normalize(vectors, dim=-1)
 
 
+class _LayerNorm(nn.Module):
+    """As wide as its weight."""
+
+    def __init__(self, weights: Mapping[str, Tensor]) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(weights["norm.weight"].numel() if "norm.weight" in weights else 0)
+
+    def forward(self, vectors: Tensor) -> Tensor:
+        return self.norm(vectors)
+
+
 class _Dense(nn.Module):
     """act(W x + b), and with a residual x, or its projection, beside it."""
 
@@ -158,18 +169,28 @@ class _Dense(nn.Module):
 def _load_layer(layer: PoolingLayer) -> nn.Module:
     if layer.kind == "Normalize":
         return _Normalize()
-    activation = getattr(nn, layer.activation, None)
-    if activation is None:
-        raise ValueError(f"{layer.folder.name}/config.json: the activation {layer.activation} is not supported")
+    activation = _activation_module(layer)
     stored, older = layer.folder / "model.safetensors", layer.folder / "pytorch_model.bin"
     file = next((each for each in (stored, older) if each.is_file()), None)
     if file is None:
         raise ValueError(f"{layer.folder.name} has neither {stored.name} nor {older.name}")
     weights = {name: values.float() for name, values in iterate_tensors([file])}
-    if layer.kind == "LayerNorm":
-        norm = nn.LayerNorm(len(weights["norm.weight"]))
-        norm.load_state_dict({name.partition(".")[2]: values for name, values in weights.items()})
-        return norm
-    dense = _Dense(layer, activation())
-    dense.load_state_dict(weights)
-    return dense
+    loaded: nn.Module = _Dense(layer, activation) if layer.kind == "Dense" else _LayerNorm(weights)
+    wanted = {name: tuple(values.shape) for name, values in loaded.state_dict().items()}
+    found = {name: tuple(values.shape) for name, values in weights.items()}
+    if wanted != found:
+        raise ValueError(f"{layer.folder.name}/{file.name} has weights {found}, but a {layer.kind} has {wanted} here")
+    loaded.load_state_dict(weights)
+    return loaded
+
+
+def _activation_module(layer: PoolingLayer) -> nn.Module:
+    """ValueError: it is none of torch's, or needs more than its name."""
+    found = getattr(nn, layer.activation, None)
+    try:
+        made = found() if isinstance(found, type) else None
+    except TypeError:
+        made = None
+    if not isinstance(made, nn.Module) or next(made.parameters(), None) is not None:
+        raise ValueError(f"{layer.folder.name}/config.json: the activation {layer.activation} is not supported")
+    return made

@@ -28,7 +28,7 @@ from vllm.entrypoints.openai.serving.pooling import pool_prompts, usage_of
 from vllm.entrypoints.openai.serving.usage import cached_tokens_shown
 from vllm.entrypoints.openai.state import ServerState
 from vllm.entrypoints.pooling.pairs import PairLimits, PooledPairs, longest_text, order_of, score_type
-from vllm.entrypoints.score_templates import PairPrompts, cut_text, pairs_of, score_template
+from vllm.entrypoints.score_templates import PairPrompts, cut_text, pairs_of, score_of, score_template
 from vllm.exceptions import VLLMValidationError
 from vllm.outputs import LabelScores, RequestOutput
 from vllm.pooling_params import PoolingParams
@@ -137,7 +137,7 @@ class ScoredPairs:
     def __init__(self, state: ServerState, body: PairFields, pairs: Sequence[tuple[str, str]], field: str) -> None:
         config, tokenizer, template = state.engine.model_config, state.tokenizer, state.score_template
         self._labels = template.labels
-        self._gives_odds = body.use_activation is False
+        self._gives_logits = template.gives_logits if body.use_activation is None else not body.use_activation
         self._gives_readings = body.return_readings is True
         labels = encode_labels(list(template.labels), tokenizer, config.vocab_size, "score_template")
         self._scorer = LabelScorer(labels, config.max_model_len)
@@ -172,7 +172,7 @@ class ScoredPairs:
         each = self._scorer.num_requests
         rows = [outputs[start : start + each] for start in range(0, len(outputs), each)]
         self._scores = [self._scorer.scores(prompt, row) for prompt, row in zip(self._prompts, rows, strict=True)]
-        self.values = [self._value(scores) for scores in self._scores]
+        self.values = [score_of(scores, self._gives_logits) for scores in self._scores]
         num_tokens = sum(len(prompt.token_ids) for prompt in self._prompts)
         cached = sum(cached_tokens_shown(row[0]) for row in rows)
         self.usage = {
@@ -198,11 +198,6 @@ class ScoredPairs:
             for label, own in zip(self._labels, scores.labels, strict=True)
         ]
         return {"readings": {"label_mass": scores.mass, "answers": answers}}
-
-    def _value(self, scores: LabelScores) -> float:
-        if self._gives_odds:
-            return float(scores.logprobs[0] - scores.logprobs[1])
-        return float(scores.probabilities[0])
 
 
 class PooledScores:
