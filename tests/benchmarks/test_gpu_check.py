@@ -88,6 +88,14 @@ def test_the_command(tmp_path: Path) -> None:
     assert refused.returncode == 1 and "on a GPU at full scale" in refused.stderr
 
 
+@pytest.mark.parametrize(("asked", "parts"), [("readings", ["card", "readings"]), ("kernels", ["kernels"])])
+def test_shares_of_bandwidth_measure_the_card(
+    asked: str, parts: list[str], benchmark_module: Import, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["gpu_check.py", "--parts", asked])
+    assert benchmark_module("gpu_check")._parse_args().parts == parts
+
+
 def test_every_part_finds_its_modules(benchmark_module: Import, tmp_path: Path) -> None:
     """In a process that has the paths it is given, and none that a test adds."""
     paths = os.pathsep.join(map(str, benchmark_module("gpu.supervise")._IMPORTABLE))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -12,7 +13,7 @@ from torch import nn
 from vllm.attention.backend import AttentionMetadata
 from vllm.distributed.communicator import ALONE
 from vllm.model_executor.layers.attention import Attention, AttentionOptions
-from vllm.model_executor.layers.kv_cache_spec import KVCacheSpec, kv_cache_layout, kv_cache_specs
+from vllm.model_executor.layers.kv_cache_spec import KVCacheSpec, kv_cache_layout, kv_cache_specs, layer_kinds
 
 WINDOW = 6
 # float32, as in test_models.py.
@@ -82,6 +83,17 @@ def test_specs_follow_the_layers():
     windowed = KVCacheSpec(4, 16, 8)
     assert kv_cache_specs(layers, Config, ALONE) == [windowed, KVCacheSpec(1, 32), windowed._replace(shared_with=0)]
     assert kv_cache_specs(nn.Linear(1, 1), Config, ALONE) == [KVCacheSpec(4, 16)] * 3
+
+
+def test_a_rank_has_its_part_of_the_query_heads_whatever_its_key_heads():
+    class Grouped(Config):
+        num_attention_heads, num_key_value_heads = 8, 2
+
+    layers = nn.ModuleList([Attention(16), Attention(32, num_kv_heads=1)])
+    for ranks, kv_heads in ((1, 2), (2, 1), (4, 1), (8, 1)):
+        group = SimpleNamespace(world_size=ranks, rank=ranks - 1)
+        found = [(kind.num_heads, kind.num_kv_heads) for kind in layer_kinds(layers, Grouped, group)]
+        assert found == [(8 // ranks, kv_heads), (8 // ranks, 1)]
 
 
 @pytest.mark.parametrize("target", [-1, 2, 3, 1])

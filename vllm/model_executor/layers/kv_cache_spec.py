@@ -50,10 +50,11 @@ def kv_cache_specs(model: nn.Module, config: HFConfig, group: Communicator) -> l
 
 def layer_kinds(model: nn.Module, config: HFConfig, group: Communicator) -> list[LayerKind]:
     """What the attention of each of the model's layers depends on, in their order."""
-    heads_per_kv_head = config.num_attention_heads // config.num_key_value_heads
+    # Split evenly, however many key/value heads a layer or a rank has.
+    num_heads = config.num_attention_heads // group.world_size
     specs = kv_cache_specs(model, config, group)
     return [
-        LayerKind(heads_per_kv_head * spec.num_kv_heads, spec.num_kv_heads, spec.head_dim, layer.options)
+        LayerKind(num_heads, spec.num_kv_heads, spec.head_dim, layer.options)
         for spec, layer in zip(specs, attention_layers(model), strict=False)
     ]
 
