@@ -21,6 +21,7 @@ _ALIASES = {
     "auto_gptq": "gptq",
     "auto_round": "auto-round",
     "inc": "auto-round",
+    "intel/auto-round": "auto-round",
     "awq_marlin": "awq",
     "compressed_tensors": "compressed-tensors",
     "cpu_awq": "awq",

@@ -169,7 +169,8 @@ def test_files(name, change, problem, tmp_path):
     [
         ("gptq-4", {"bits": 5}, r"config.json: quantization_config: bits must be one of 2, 3, 4, 8, got 5"),
         ("gptq-4", {"bits": True}, r"bits must be one of"),
-        ("gptq-4", {"group_size": 48}, r"proj.qweight does not fit .*: group_size=48 does not divide the \d+ inputs"),
+        ("gptq-4", {"group_size": 48}, r"proj.scales has shape .*, expected \(\d, 128\), for group_size=48 in quant"),
+        ("awq-32", {"group_size": 48}, r"proj.qweight does not fit .*: group_size=48 does not divide the \d+ inputs"),
         ("gptq-4", {"group_size": 64}, r"proj.scales has shape \(\d, 128\), expected \(\d, 128\)"),
         ("gptq-4", {"group_size": 0}, r"group_size must be -1 or at least 1, got 0"),
         ("gptq-4", {"bits": 8}, r"proj.scales has shape \(\d, 128\), expected \(\d, 128\)"),
@@ -195,7 +196,7 @@ def test_files(name, change, problem, tmp_path):
         ("gptq-4", {"quant_method": "awq"}, r"proj.scales has shape"),
         (
             "auto-round",
-            {"packing_format": "auto_round:gptqmodel"},
+            {"packing_format": "auto_round:marlin"},
             r"packing_format must be one of auto_round:auto_gptq",
         ),
         ("auto-round-mxfp4", {"data_type": "int"}, r"data_type must be one of nv_fp of 4 bits.*, got int of 4"),

@@ -120,6 +120,7 @@ ROWS = {
     **{f"gptq-{bits}-asym": gptq(bits, 64, sym=False) for bits in (2, 3, 4, 8)},
     "gptq-128": gptq(),
     "gptq-rows": gptq(group_size=-1, sym=False),
+    "gptq-shorter-last-group": gptq(group_size=96, sym=False),
     "gptq-v2": gptq(group_size=32, sym=False, version=2, checkpoint_format="gptq_v2"),
     "gptq-desc-act": gptq(group_size=32, order=shuffled),
     "gptq-desc-act-uneven": gptq(group_size=32, sym=False, order=uneven),
@@ -147,6 +148,14 @@ ROWS = {
             "packing_format": "auto_round:auto_gptq",
             "extra_config": {"lm_head": {"bits": 16}},
         },
+    ),
+    "auto-round-plain": Row(
+        partial(packing.gptq, group_size=64, sym=False, version=2),
+        {"quant_method": "auto-round", "bits": 4, "group_size": 64, "packing_format": "auto_round:exllamav2"},
+    ),
+    "auto-round-early": Row(
+        partial(packing.gptq, group_size=64, sym=False, version=2),
+        {"quant_method": "intel/auto-round", "bits": 4, "group_size": 64, "backend": "autoround:exllamav2"},
     ),
     "auto-round-awq": Row(
         partial(packing.awq, group_size=64),

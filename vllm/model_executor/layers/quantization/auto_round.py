@@ -14,6 +14,8 @@ from vllm.model_executor.layers.quantization.setting_values import read_objects
 from vllm.model_executor.layers.quantization.stored import StoredConfig, WeightFormat
 
 _GPTQ, _AWQ, _COMPRESSED = "auto_round:auto_gptq", "auto_round:auto_awq", "auto_round:llm_compressor"
+# Whose zero points are stored as they are.
+_PLAIN = ("auto_round", "auto_round:exllamav2", "auto_round:tritonv2", "auto_round:gptqmodel")
 _FP8 = ("auto_round:fp8", "auto_round:fp8_static")
 _PLAIN_BITS = 16
 # By the beginning of data_type and the bits, compressed-tensors' format and what else weights have there.
@@ -29,16 +31,16 @@ class AutoRoundConfig(StoredConfig):
 
     def __init__(self, config: dict[str, Any]) -> None:
         super().__init__()
-        packing = config.get("packing_format") or _GPTQ
+        packing = _packing(config)
         own = read_objects(config, "extra_config")
         if packing in _FP8:
             self._format: StoredConfig = Fp8Config(config)
         elif packing == _COMPRESSED:
             self._format = CompressedTensorsConfig(_compressed_settings(config, own))
-        elif packing in (_GPTQ, _AWQ):
+        elif packing in (_GPTQ, _AWQ, *_PLAIN):
             self._format = _integers(config, own, packing)
         else:
-            names = ", ".join((_GPTQ, _AWQ, _COMPRESSED, *_FP8))
+            names = ", ".join((_GPTQ, _AWQ, _COMPRESSED, *_PLAIN, *_FP8))
             raise ValueError(f"packing_format must be one of {names}, got {packing!r}")
         self.names = self._format.names
         self.shared_names = self._format.shared_names
@@ -54,6 +56,14 @@ class AutoRoundConfig(StoredConfig):
         return self._format.weight_format(module, stored)
 
 
+def _packing(config: dict[str, Any]) -> str:
+    """packing_format; early versions have a `backend` that says it, and name GPTQ's with the program that runs it."""
+    name = str(config.get("packing_format") or config.get("backend") or _GPTQ)
+    name = name.replace("auto-round", "auto_round").replace("autoround", "auto_round")
+    is_gptq = "gptq" in name and "gptqmodel" not in name
+    return _GPTQ if is_gptq or name == "auto" else name
+
+
 def _integers(config: dict[str, Any], own: dict[str, dict[str, Any]], packing: str) -> StoredConfig:
     if config.get("data_type", "int") != "int" or (config.get("act_bits") or _PLAIN_BITS) < _PLAIN_BITS:
         raise ValueError(f"data_type must be int, and act_bits 16, with packing_format {packing}")
@@ -63,12 +73,14 @@ def _integers(config: dict[str, Any], own: dict[str, dict[str, Any]], packing: s
         dynamic[("-:" if is_plain else "+:") + _pattern(name)] = {
             key: changes[key] for key in ("bits", "group_size", "sym") if key in changes
         }
-    settings = {**config, "checkpoint_format": "gptq", "dynamic": dynamic}
+    settings = {**config, "dynamic": dynamic}
     if packing == _AWQ and any(
         changes.get("bits", 4) not in (4, _PLAIN_BITS) or "group_size" in changes for changes in own.values()
     ):
         raise ValueError("extra_config cannot change bits or group_size of single modules in AWQ's layout")
-    return AWQConfig(settings) if packing == _AWQ else GPTQConfig(settings)
+    if packing == _AWQ:
+        return AWQConfig(settings)
+    return GPTQConfig({**settings, "checkpoint_format": "gptq_v2" if packing in _PLAIN else "gptq"})
 
 
 def _compressed_settings(config: dict[str, Any], own: dict[str, dict[str, Any]]) -> dict[str, Any]:

@@ -114,17 +114,15 @@ class GPTQConfig(StoredConfig):
         if words.shape[0] % (bits if bits == 3 else 1):
             raise stored.error("qweight", f"has {words.shape[0]} rows of words, expected a multiple of 3 for 3 bits")
         width, rows = words.shape[0] * 32 // bits, words.shape[1]
-        try:
-            groups = num_groups(width, settings.group_size)
-        except ValueError as error:
-            raise stored.error("qweight", f"does not fit quantization_config: {error}") from None
+        groups = num_groups(width, settings.group_size, may_end_early=True)
         why = group_reason(settings.group_size)
         scales = stored.take("scales", FLOATS, groups, rows, reason=why)
         zeros = unpack(stored.take("qzeros", torch.int32, groups, rows * bits // 32, reason=why), bits)
         # The offset of the older format goes around.
         zeros = (zeros + self._zero_offset) & ((1 << bits) - 1)
         codes = unpack(words.t(), bits)
-        order, size, used = self._order(stored, settings, width, width // groups)
+        size = width if groups == 1 else settings.group_size
+        order, size, used = self._order(stored, settings, width, size)
         if used is not None:
             scales, zeros = scales[used], zeros[used]
         tensor = QuantizedTensor(
@@ -145,7 +143,7 @@ class GPTQConfig(StoredConfig):
                 raise stored.error("g_idx", "is missing: quantization_config has desc_act=True")
             return None, regular, None
         group_of = stored.take("g_idx", (torch.int32, torch.int64), width)
-        groups = width // regular
+        groups = num_groups(width, regular, may_end_early=True)
         if width and not 0 <= int(group_of.min()) <= int(group_of.max()) < groups:
             raise stored.error("g_idx", f"has values outside of [0, {groups}), the groups of scales")
         if not settings.desc_act and not group_of.any():

@@ -20,10 +20,13 @@ def group_reason(group_size: int) -> str:
     return f", for group_size={group_size} in quantization_config"
 
 
-def num_groups(width: int, group_size: int) -> int:
-    """Groups of a row of `width`. ValueError: the size does not divide it."""
+def num_groups(width: int, group_size: int, may_end_early: bool = False) -> int:
+    """Groups of a row of `width`, of which the last may have fewer if it `may_end_early`. ValueError: the size does not
+    divide it."""
     if group_size == -1:
         return 1
+    if may_end_early:
+        return -(-width // group_size)
     if width % group_size:
         raise ValueError(f"group_size={group_size} does not divide the {width} inputs")
     return width // group_size
