@@ -28,7 +28,8 @@ def main() -> None:
     prepare_process(options)
     adapter = make_adapter(options)
     hello: dict[str, Any] = {"score": adapter.score_text(), "version": adapter.version, "notes": adapter.notes}
-    hello["load_seconds"] = getattr(adapter, "load_seconds", None)
+    for name in ("load_seconds", "file_seconds"):
+        hello[name] = getattr(adapter, name, None)
     if options.kind == "ours":
         hello |= {"shape": _model_shape(adapter), "weight_mib": _weight_mib(adapter)}
     _say(answers, hello)

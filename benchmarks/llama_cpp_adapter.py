@@ -52,13 +52,17 @@ class LlamaCppAdapter:
         defaults = llama_cpp.llama_model_default_params()
         began = time.perf_counter()
         self._model = llama_cpp.llama_model_load_from_file(options.model.encode(), defaults)
-        self.load_seconds = time.perf_counter() - began
+        self.file_seconds = time.perf_counter() - began
         if not self._model:
             raise SystemExit(f"llama.cpp cannot load {options.model}")
         self._vocab = llama_cpp.llama_model_get_vocab(self._model)
         self._vocab_size = llama_cpp.llama_vocab_n_tokens(self._vocab)
         self._contexts: dict[tuple[int, int, bool], Any] = {}
         self._batch = llama_cpp.llama_batch_init(BATCH_TOKENS, 0, 1)
+        # Usable for requests of the model's full length, as ours is.
+        self._context(1, llama_cpp.llama_model_n_ctx_train(self._model), False)
+        self.load_seconds = time.perf_counter() - began
+        self._free_contexts()
 
     def run(self, work: Workload) -> np.ndarray | None:
         if work.max_tokens > 1:
@@ -165,6 +169,11 @@ class LlamaCppAdapter:
         context = self._contexts[key]
         llama_cpp.llama_memory_clear(llama_cpp.llama_get_memory(context), False)
         return context
+
+    def _free_contexts(self) -> None:
+        for context in self._contexts.values():
+            llama_cpp.llama_free(context)
+        self._contexts.clear()
 
     def _text(self, tokens: np.ndarray) -> str:
         ids = (llama_cpp.llama_token * len(tokens))(*map(int, tokens))

@@ -7,8 +7,9 @@ files, against upstream on the same GPTQ and AWQ checkpoints, and against our ow
     python benchmarks/quantized.py --rows decode1   # a row alone
     python benchmarks/quantized.py --processor-time # for a busy machine: one thread, and its processor time
 
-Rows: decode1, decode16, decode64 (sequences at once), score (distinct prompts), load (from the import's end to a usable
-model; file and conversion are in the caches) and memory (of the weights, against the file's tensors).
+Rows: decode1, decode16, decode64 (sequences at once), score (distinct prompts), load (from the import's end to a
+model that can take a request of its full length; file and conversion are in the caches) and memory (of the weights,
+against the file's tensors).
 A round does a row's work once with each engine; the work is as much as the slowest does in --seconds. Each row is
 printed as soon as it is measured: each engine's best round, and the medians of the rounds' ratios. An engine that does
 not start, fails or takes ten times --seconds is left out of what follows. The last line is all of it as JSON.
@@ -34,7 +35,9 @@ RATES = ("decode1", "decode16", "decode64", "score")
 ROWS = (*RATES, "load", "memory")
 OURS, INT8, PLAIN = "ours", "ours, int8 activations", "ours, bfloat16"
 LLAMA, UPSTREAM = "llama.cpp", "upstream"
-PAIRS = tuple((one, other) for other in (LLAMA, UPSTREAM, PLAIN) for one in (OURS, INT8))
+# Its model loaded, but not ready for a request.
+FILE = "llama.cpp, the file alone"
+PAIRS = tuple((one, other) for other in (LLAMA, FILE, UPSTREAM, PLAIN) for one in (OURS, INT8))
 
 _MIB = 2**20
 # Of a row's work, to learn how long it takes.
@@ -183,6 +186,8 @@ def _load(processes: dict[str, EngineProcess], args: argparse.Namespace, logs: P
         for name, process in processes.items():
             with _reported(), EngineProcess(process.engine, logs, args.start_seconds) as again:
                 found.setdefault(name, []).append(again.hello["load_seconds"])
+                if again.hello["file_seconds"] is not None:
+                    found.setdefault(FILE, []).append(again.hello["file_seconds"])
     return found
 
 

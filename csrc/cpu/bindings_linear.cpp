@@ -37,12 +37,6 @@ Tensor pack_linear(Tensor weight, bool pairs) {
   return packed;
 }
 
-// uint8 [bytes] for a packed weight.
-Tensor new_weight(int64_t bytes) {
-  STD_TORCH_CHECK(bytes >= 0, "bytes must not be negative, got ", bytes);
-  return WeightMemory::make(bytes, ScalarType::Byte, 1);
-}
-
 // Whether a packed weight, of `inner` values a row (-1: any number), is in pairs.
 bool is_in_pairs(const Tensor& packed, int64_t panels, int64_t inner) {
   const bool pairs = packed.dim() == 4;
@@ -75,48 +69,6 @@ Tensor panel_rows(Tensor packed, Tensor rows, int64_t columns, std::optional<Ten
   args.out = out.data_ptr();
   launch([args, kernel = VLLM_KERNEL(panel_rows)] { kernel(args); }, packed, rows, out);
   return out;
-}
-
-// Writes the codes of panels [ceil(N / 32), bytes], of `bits` each, whose rows are blocks of bytes at `addresses` [N] in the
-// caller's memory; `layout` is BlockCodes.numbers, of blocks whose codes and bytes fill `num_blocks` a row.
-void pack_codes_(Tensor panels, Tensor addresses, Tensor layout, int64_t num_blocks, int64_t bits, int64_t flipped) {
-  constexpr int64_t kHead = 2, kField = sizeof(BitField) / sizeof(int64_t);
-  check_shape(addresses, "addresses", {-1});
-  check_shape(layout, "layout", {-1});
-  for (const auto& [t, name] : {std::pair(&addresses, "addresses"), std::pair(&layout, "layout")}) {
-    check_dtype(*t, name, ScalarType::Long, "int64");
-    check_contiguous(*t, name);
-  }
-  PackCodesArgs args{};
-  args.rows = addresses.size(0);
-  args.addresses = static_cast<const int64_t*>(addresses.data_ptr());
-  check_shape(panels, "panels", {(args.rows + 31) / 32, -1});
-  check_dtype(panels, "panels", ScalarType::Byte, "uint8");
-  check_contiguous(panels, "panels");
-  STD_TORCH_CHECK(layout.size(0) > kHead && (layout.size(0) - kHead) % kField == 0, "layout must have whole fields");
-  const int64_t* numbers = static_cast<const int64_t*>(layout.data_ptr());
-  args.num_codes = numbers[0];
-  args.num_bytes = numbers[1];
-  args.num_blocks = num_blocks;
-  args.flipped = static_cast<int>(flipped);
-  args.fields = reinterpret_cast<const BitField*>(numbers + kHead);
-  args.num_fields = (layout.size(0) - kHead) / kField;
-  STD_TORCH_CHECK(args.num_codes > 0 && args.num_codes <= kMaxBlockCodes && args.num_codes % 8 == 0,
-                  "layout must have 8 to ", kMaxBlockCodes, " codes, in eights, got ", args.num_codes);
-  for (int64_t i = 0; i < args.num_fields; ++i) {
-    const BitField& f = args.fields[i];
-    const bool one = f.per_byte == 1 && f.width > 0 && f.shift >= 0 && f.shift + f.width <= 8;
-    const bool several = f.shift == 0 && f.width * f.per_byte == 8 && f.width <= 4;
-    STD_TORCH_CHECK(f.first >= 0 && f.count > 0 && f.first % 8 == 0 && f.count % 8 == 0 &&
-                        f.first + f.count <= args.num_codes && (one || several) && f.to >= 0 && f.to + f.width <= 8 &&
-                        f.at >= 0 && f.at + f.count / f.per_byte <= args.num_bytes,
-                    "layout has a field that does not fit its block: ", i);
-  }
-  args.bits = bits;
-  args.panels = static_cast<uint8_t*>(panels.data_ptr());
-  args.panel_bytes = panels.size(1);
-  STD_TORCH_CHECK(args.panel_bytes >= 4 * bits * num_blocks * args.num_codes, "panels are too small for the codes");
-  VLLM_KERNEL(pack_codes)(args);
 }
 
 // Panels of a product with `columns` results. When gated, a panel is 16 columns of a gate and 16 to multiply with it.
@@ -390,10 +342,7 @@ Tensor quantized_rows(Tensor rows, Tensor panels, Tensor description, std::optio
 }  // namespace vllm_cpu
 
 STABLE_TORCH_LIBRARY_FRAGMENT(vllm_cpu, m) {
-  m.def("new_weight(int bytes) -> Tensor");
   m.def("pack_linear(Tensor weight, bool bf16_dot=False) -> Tensor");
-  m.def(
-      "pack_codes_(Tensor(a!) panels, Tensor addresses, Tensor layout, int num_blocks, int bits, int flipped) -> ()");
   m.def("panel_rows(Tensor packed, Tensor rows, int columns, Tensor? like=None) -> Tensor");
   m.def(
       "linear(Tensor x, Tensor packed, Tensor? bias, int columns, bool float_out, Tensor? scales, bool gated, "
@@ -415,14 +364,9 @@ STABLE_TORCH_LIBRARY_FRAGMENT(vllm_cpu, m) {
 
 STABLE_TORCH_LIBRARY_IMPL(vllm_cpu, CPU, m) {
   m.impl("pack_linear", TORCH_BOX(&vllm_cpu::pack_linear));
-  m.impl("pack_codes_", TORCH_BOX(&vllm_cpu::pack_codes_));
   m.impl("panel_rows", TORCH_BOX(&vllm_cpu::panel_rows));
   m.impl("linear", TORCH_BOX(&vllm_cpu::linear));
   m.impl("linear_int8", TORCH_BOX(&vllm_cpu::linear_int8));
   m.impl("linear_quantized", TORCH_BOX(&vllm_cpu::linear_quantized));
   m.impl("quantized_rows", TORCH_BOX(&vllm_cpu::quantized_rows));
-}
-
-STABLE_TORCH_LIBRARY_IMPL(vllm_cpu, CompositeExplicitAutograd, m) {
-  m.impl("new_weight", TORCH_BOX(&vllm_cpu::new_weight));
 }

@@ -9,6 +9,7 @@
 #include <sys/mman.h>
 #endif
 
+#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <mutex>
@@ -18,44 +19,102 @@ namespace vllm_cpu {
 
 class WeightMemory {
  public:
+  static constexpr int64_t kPage = 2 * 1024 * 1024;
+
   // [count] on the CPU, uninitialised, from a cache line on. Small ones share what is asked of the system, which has it back
-  // when the last of them is gone.
+  // when the last of them is gone; what is reserved is shared by all.
   static torch::stable::Tensor make(int64_t count, torch::headeronly::ScalarType dtype, int64_t element_size) {
-    const int64_t bytes = count * element_size;
-    std::shared_ptr<char> own = bytes < kShared / 2 ? share(bytes) : allocate(bytes);
+    std::shared_ptr<char> own = take(count * element_size);
     char* start = own.get();
     return torch::stable::from_blob(start, {count}, {1}, torch::stable::Device(torch::headeronly::DeviceType::CPU),
                                     dtype, [own = std::move(own)](void*) {});
   }
 
- private:
-  static constexpr int64_t kPage = 2 * 1024 * 1024, kShared = 16 * kPage, kLine = 64;
+  // What several weights lie in, one after another.
+  struct Block {
+    char* const start;
+    const int64_t size;
+    int64_t used = 0;
 
-  static std::shared_ptr<char> allocate(int64_t bytes) {
-    constexpr std::align_val_t kAlignment{kPage};
-    const int64_t size = (bytes + kPage - 1) / kPage * kPage;
-    char* start = static_cast<char*>(::operator new(size, kAlignment));
-#if defined(MADV_HUGEPAGE)
-    // A system without huge pages refuses, and nothing changes.
-    madvise(start, size, MADV_HUGEPAGE);
-#endif
-    return {start, [](char* memory) { ::operator delete(memory, kAlignment); }};
+    // With a size of whole pages.
+    explicit Block(int64_t bytes) : start(allocate(bytes)), size(bytes) {}
+    ~Block() { ::operator delete(start, kAlignment); }
+    Block(const Block&) = delete;
+    Block& operator=(const Block&) = delete;
+  };
+
+  // Memory for the weights that are made from now on, as long as it lasts, and the result lives.
+  static std::shared_ptr<Block> reserve(int64_t bytes) {
+    auto block = std::make_shared<Block>(whole_pages(bytes));
+    const std::lock_guard lock(mutex());
+    shared() = block;
+    return block;
   }
 
-  static std::shared_ptr<char> share(int64_t bytes) {
-    static std::mutex mutex;
-    static std::weak_ptr<char> last;
-    static int64_t used;
-    const std::lock_guard lock(mutex);
-    std::shared_ptr<char> memory = last.lock();
-    if (memory == nullptr || used + bytes > kShared) {
-      memory = allocate(kShared);
-      last = memory;
-      used = 0;
+  // Give the system back the pages that nothing was made of.
+  static void give_back_rest(const std::shared_ptr<Block>& block) {
+    const std::lock_guard lock(mutex());
+    release(block->start + block->used, block->size - block->used);
+    if (shared().lock() == block) shared().reset();
+  }
+
+  // Have the system provide pages before they are needed, by a write that changes nothing: while madvise provides them, no
+  // other thread can ask for memory.
+  static void provide(char* start, int64_t bytes) {
+    constexpr int64_t kSmallPage = 4096;
+    for (int64_t at = 0; at < bytes; at += kSmallPage) {
+      char zero = 0;
+      std::atomic_ref(start[at]).compare_exchange_strong(zero, 0);
     }
-    char* start = memory.get() + used;
-    used += (bytes + kLine - 1) / kLine * kLine;
-    return {std::move(memory), start};
+  }
+
+ private:
+  static constexpr int64_t kShared = 16 * kPage, kLine = 64;
+  static constexpr std::align_val_t kAlignment{kPage};
+
+  static std::mutex& mutex() {
+    static std::mutex only;
+    return only;
+  }
+
+  // The block that weights are put into; guarded by `mutex`, as its `used` is.
+  static std::weak_ptr<Block>& shared() {
+    static std::weak_ptr<Block> only;
+    return only;
+  }
+
+  static int64_t whole_pages(int64_t bytes) { return (bytes + kPage - 1) / kPage * kPage; }
+
+  static char* allocate(int64_t bytes) {
+    char* start = static_cast<char*>(::operator new(bytes, kAlignment));
+#if defined(MADV_HUGEPAGE)
+    // A system without huge pages refuses, and nothing changes.
+    madvise(start, bytes, MADV_HUGEPAGE);
+#endif
+    return start;
+  }
+
+  // Whole pages of memory whose contents are not needed any more.
+  static void release(char* start, int64_t bytes) {
+#if defined(MADV_DONTNEED)
+    const intptr_t first = whole_pages(reinterpret_cast<intptr_t>(start));
+    const intptr_t last = (reinterpret_cast<intptr_t>(start) + bytes) / kPage * kPage;
+    if (first < last) madvise(reinterpret_cast<void*>(first), last - first, MADV_DONTNEED);
+#endif
+  }
+
+  static std::shared_ptr<char> take(int64_t bytes) {
+    const std::lock_guard lock(mutex());
+    std::shared_ptr<Block> block = shared().lock();
+    const bool is_large = bytes >= kShared / 2;
+    if (block == nullptr || block->used + bytes > block->size) {
+      block = std::make_shared<Block>(is_large ? whole_pages(bytes) : kShared);
+      if (!is_large) shared() = block;
+    }
+    char* start = block->start + block->used;
+    block->used += (bytes + kLine - 1) / kLine * kLine;
+    if (!is_large) return {std::move(block), start};
+    return {start, [block = std::move(block), bytes](char* large) { release(large, bytes); }};
   }
 };
 

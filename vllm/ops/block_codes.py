@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -40,6 +41,14 @@ class BlockLayout:
     fields: tuple[BitField, ...]
     flipped: int = 0
 
+    @cached_property
+    def numbers(self) -> Tensor:
+        """As pack_codes_ in csrc/cpu/bindings_packing.cpp reads it."""
+        numbers = [self.num_codes, self.num_bytes]
+        for each in self.fields:
+            numbers += [each.first, each.count, each.at, each.width, each.shift, each.per_byte, each.to]
+        return torch.tensor(numbers)
+
 
 @dataclass(frozen=True)
 class BlockCodes:
@@ -60,7 +69,7 @@ class BlockCodes:
         """Of uint8 [N, bytes of a row]."""
         return cls((data,), torch.arange(len(data)), layout)
 
-    @property
+    @cached_property
     def shape(self) -> tuple[int, int]:
         return len(self.rows), self.num_blocks * self.layout.num_codes
 
@@ -87,18 +96,6 @@ class BlockCodes:
             return self.unpack()[:, start:stop]
         places = slice(start // size * self.layout.num_bytes, stop // size * self.layout.num_bytes)
         return BlockCodes(tuple(source[:, places] for source in self.sources), self.rows, self.layout)
-
-    def addresses(self) -> Tensor:
-        """int64 [N]: where in memory each row begins, as long as `sources` live."""
-        starts = [source.data_ptr() + torch.arange(len(source)) * source.stride(0) for source in self.sources]
-        return torch.cat(starts)[self.rows]
-
-    def numbers(self) -> Tensor:
-        """The layout as pack_codes_ in csrc/cpu/bindings_linear.cpp reads it."""
-        numbers = [self.layout.num_codes, self.layout.num_bytes]
-        for each in self.layout.fields:
-            numbers += [each.first, each.count, each.at, each.width, each.shift, each.per_byte, each.to]
-        return torch.tensor(numbers)
 
     def unpack(self) -> Tensor:
         """uint8 [N, K]."""

@@ -137,9 +137,11 @@ def _quantized_panels(weight: QuantizedTensor) -> QuantizedPanels:
     table = None
     if weight.values is not None:
         kind = _TABLE_OF_ALL if weight.values.dim() == 1 else _TABLE_A_ROW
-    if kind != _TABLE_A_ROW and weight.bits <= 4:
-        values = torch.arange(2.0**weight.bits) if weight.values is None else weight.values.float()
-        table = (values - zero).repeat(_TABLE // len(values)).contiguous()
+    if kind == _INTEGERS and weight.bits <= 4:
+        table = torch.tensor([float(code - zero) for code in range(2**weight.bits)] * (_TABLE // 2**weight.bits))
+    elif kind == _TABLE_OF_ALL:
+        assert weight.values is not None
+        table = (weight.values.float() - zero).repeat(_TABLE // len(weight.values)).contiguous()
     if kind == _INTEGERS and weight.bits == 8:
         zero -= 128  # codes are kept less 128
     stored, kinds = _stored_parts(weight)
@@ -151,8 +153,10 @@ def _quantized_panels(weight: QuantizedTensor) -> QuantizedPanels:
         stored.append(weight.values.float())
     panels = _new_panels(weight.shape[0], numbers)
     _write_codes(weight, kind, panels, numbers)
-    for view, part in zip(_number_views(panels, numbers), stored, strict=True):
-        _write(view, _bytes(part))
+    at = _code_bytes(numbers)
+    for (count, width), part in zip(_counts(numbers), stored, strict=True):
+        torch.ops.vllm_cpu.pack_numbers_(panels, part, at)
+        at += PANEL * count * width
     order = None if weight.input_order is None else weight.input_order.contiguous()
     sparse, places = _sparse(weight)
     has_integers = kind == _INTEGERS and sparse is None
@@ -163,8 +167,8 @@ def _write_codes(weight: QuantizedTensor, kind: int, panels: Tensor, numbers: li
     codes, size = weight.codes, weight.group_size
     if isinstance(codes, BlockCodes) and size % UNIT == 0 and weight.shape[1] % size == 0:
         flipped = codes.layout.flipped ^ (_FLIPPED if kind == _INTEGERS and weight.bits == 8 else 0)
-        arguments = codes.addresses(), codes.numbers(), codes.num_blocks, weight.bits, flipped
-        torch.ops.vllm_cpu.pack_codes_(panels, *arguments)
+        sources = list(codes.sources)
+        torch.ops.vllm_cpu.pack_codes_(panels, sources, codes.rows, codes.layout.numbers, weight.bits, flipped)
         return
     plain = weight.plain_codes()
     tile = max(1, _TILE_CODES // weight.shape[1] // PANEL) * PANEL
@@ -217,11 +221,6 @@ def _planes(codes: Tensor, weight: QuantizedTensor, kind: int) -> list[Tensor]:
         return [planes[0][:, :, None]]
     widths = PLANES[weight.bits]
     return [plane.unflatten(1, (-1, min(width, 4))) for plane, width in zip(planes, widths, strict=True)]
-
-
-def _bytes(part: Tensor) -> Tensor:
-    """uint8 [rows, G, bytes of a number]."""
-    return part.contiguous()[:, :, None].view(torch.uint8)
 
 
 def _panel_bytes(numbers: list[int]) -> int:

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from vllm.ops.block_codes import BlockCodes, Codes, join_codes, unpacked
 
+_NUMBERS = ("scales", "offsets", "super_scales", "super_offsets")
 BITS = (2, 3, 4, 5, 6, 8, 16)
 # Codes that are their own values, and their bits.
 _FLOATS = {torch.float8_e4m3fn: 8, torch.float8_e5m2: 8, torch.float16: 16, torch.bfloat16: 16}
@@ -135,9 +136,13 @@ class QuantizedTensor:
         return self.bits == 16
 
     def is_finite(self) -> bool:
-        """Whether all that codes are multiplied with, added to or stand for is."""
+        """Whether all `float_parts` are."""
+        return all(is_finite(part) for part in self.float_parts())
+
+    def float_parts(self) -> list[Tensor]:
+        """All floats that codes are multiplied with, added to or stand for."""
         parts = (self.scales, self.offsets, self.super_scales, self.super_offsets, self.values)
-        return all(is_finite(part) for part in parts if part is not None)
+        return [part for part in parts if part is not None and part.is_floating_point()]
 
     def group_scales(self) -> Tensor:
         """float32 [N, G]: sub-scales times their super-scales."""
@@ -262,22 +267,12 @@ def plain_tensor(weight: Tensor) -> QuantizedTensor:
 
 def concatenate(tensors: Sequence[QuantizedTensor]) -> QuantizedTensor:
     """Rows of several weights, one after another. ValueError names what they do not have in common."""
+    _must_be_alike(tensors)
     first = tensors[0]
-    for name in ("bits", "group_size"):
-        _must_agree(name, [getattr(tensor, name) for tensor in tensors])
-    _must_agree("codes' columns", [tensor.shape[1] for tensor in tensors])
-    _must_agree("codes' dtype", [tensor.codes.dtype for tensor in tensors])
-    orders = [tensor.input_order for tensor in tensors]
-    if any(not _equal(order, orders[0]) for order in orders):
-        raise ValueError("weights of one product must have one input_order")
     joined: dict[str, Any] = {"codes": join_codes([tensor.codes for tensor in tensors])}
-    for name in ("scales", "offsets", "super_scales", "super_offsets"):
-        parts = [getattr(tensor, name) for tensor in tensors]
-        _must_agree(f"whether there are {name}", [part is None for part in parts])
-        if parts[0] is not None:
-            _must_agree(f"dtype of {name}", [part.dtype for part in parts])
-            _must_agree(f"groups of {name}", [part.shape[1] for part in parts])
-            joined[name] = _cat(parts)
+    for name in _NUMBERS:
+        if getattr(first, name) is not None:
+            joined[name] = _cat([getattr(tensor, name) for tensor in tensors])
     if any(not _equal(tensor.zero_points, first.zero_points) for tensor in tensors) or isinstance(
         first.zero_points, Tensor
     ):
@@ -291,10 +286,25 @@ def concatenate(tensors: Sequence[QuantizedTensor]) -> QuantizedTensor:
 
 def can_concatenate(tensors: Sequence[QuantizedTensor]) -> bool:
     try:
-        concatenate([tensor.take_rows(slice(0, 0)) for tensor in tensors])
+        _must_be_alike(tensors)
     except ValueError:
         return False
     return True
+
+
+def _must_be_alike(tensors: Sequence[QuantizedTensor]) -> None:
+    for name in ("bits", "group_size"):
+        _must_agree(name, [getattr(tensor, name) for tensor in tensors])
+    _must_agree("codes' columns", [tensor.shape[1] for tensor in tensors])
+    _must_agree("codes' dtype", [tensor.codes.dtype for tensor in tensors])
+    if any(not _equal(tensor.input_order, tensors[0].input_order) for tensor in tensors):
+        raise ValueError("weights of one product must have one input_order")
+    for name in _NUMBERS:
+        parts = [getattr(tensor, name) for tensor in tensors]
+        _must_agree(f"whether there are {name}", [part is None for part in parts])
+        if parts[0] is not None:
+            _must_agree(f"dtype of {name}", [part.dtype for part in parts])
+            _must_agree(f"groups of {name}", [part.shape[1] for part in parts])
 
 
 def _times(parts: Tensor, supers: Tensor | None) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import array
 import json
 from itertools import groupby
 from pathlib import Path
@@ -10,8 +11,8 @@ from typing import Any
 import tokenizers
 from tokenizers import AddedToken, models
 
-_SETTINGS, _VOCAB, _MERGES = "tokenizer_bpe.json", "tokenizer_vocab.txt", "tokenizer_merges.txt"
-# Between the tokens of a vocabulary, in the order of their ids, and between the two of each merge and the next.
+# Tokens in the order of their ids; of each merge the ids of its two, int32.
+_SETTINGS, _VOCAB, _MERGES = "tokenizer_bpe.json", "tokenizer_vocab.txt", "tokenizer_merges.bin"
 _SEPARATOR = "\0"
 _OPTIONS = (
     *("dropout", "unk_token", "continuing_subword_prefix", "end_of_word_suffix"),
@@ -25,8 +26,9 @@ def write_bpe_files(tokenizer: Any, tokens: list[str], merges: list[tuple[str, s
     if any(_SEPARATOR in token for token in tokens):
         return
     tokenizer.model = models.BPE(**_given({name: getattr(tokenizer.model, name) for name in _OPTIONS}))
-    _write(folder / _VOCAB, tokens)
-    _write(folder / _MERGES, [token for merge in merges for token in merge])
+    ids = {token: index for index, token in enumerate(tokens)}
+    (folder / _VOCAB).write_bytes(_SEPARATOR.join(tokens).encode())
+    (folder / _MERGES).write_bytes(array.array("i", (ids[token] for merge in merges for token in merge)).tobytes())
     (folder / _SETTINGS).write_text(tokenizer.to_str(), encoding="utf-8")
 
 
@@ -43,10 +45,7 @@ def read_tokenizer(folder: Path) -> Any:
 def _read_bpe_files(folder: Path) -> Any:
     settings = json.loads((folder / _SETTINGS).read_text(encoding="utf-8"))
     options = _given({name: settings["model"][name] for name in _OPTIONS})
-    texts, merged = _read(folder / _VOCAB), _read(folder / _MERGES)
-    vocab = dict(zip(texts, range(len(texts)), strict=True))
-    merges = list(zip(merged[::2], merged[1::2], strict=True))
-    own = tokenizers.Tokenizer(models.BPE(vocab, merges, **options))
+    own = tokenizers.Tokenizer(models.BPE(*_vocab_and_merges(folder), **options))
     added, settings["added_tokens"] = settings["added_tokens"], []
     rest = tokenizers.Tokenizer.from_str(json.dumps(settings))
     for name in ("normalizer", "pre_tokenizer", "post_processor", "decoder"):
@@ -62,10 +61,9 @@ def _given(options: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in options.items() if value is not None}
 
 
-def _write(path: Path, tokens: list[str]) -> None:
-    path.write_bytes(_SEPARATOR.join(tokens).encode())
-
-
-def _read(path: Path) -> list[str]:
-    text = path.read_bytes().decode()
-    return text.split(_SEPARATOR) if text else []
+def _vocab_and_merges(folder: Path) -> tuple[dict[str, int], list[tuple[str, str]]]:
+    texts, ids = (folder / _VOCAB).read_bytes().decode().split(_SEPARATOR), array.array("i")
+    ids.frombytes((folder / _MERGES).read_bytes())
+    # The tokens of merges are the vocabulary's own objects: each is made, and brought into UTF-8, once.
+    merged = map(texts.__getitem__, ids)
+    return dict(zip(texts, range(len(texts)), strict=True)), list(zip(merged, merged, strict=True))

@@ -40,9 +40,30 @@ def side_by_side(calls: Iterable[Callable[[], T]]) -> Iterator[T]:
         torch.set_num_threads(total)
 
 
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """PyTorch's operations in the block run in the caller's thread alone: threads that wait for small ones would keep
+    the cores from others' work."""
+    total = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(total)
+
+
 @torch.inference_mode()
 def _infer(call: Callable[[], T]) -> T:
     return call()
+
+
+def in_thread(call: Callable[[], T]) -> Future[T]:
+    """The result of a call in a thread of its own."""
+    pool = ThreadPoolExecutor(1, "loading")
+    try:
+        return pool.submit(call)
+    finally:
+        pool.shutdown(wait=False)
 
 
 @contextmanager

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from functools import cached_property, partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from vllm.transformers_utils.config import RopeConfig
+from vllm.utils.loading_threads import in_thread
 
 
 class RotaryEmbedding:
@@ -20,18 +22,23 @@ class RotaryEmbedding:
     """
 
     def __init__(self, head_dim: int, max_positions: int, rope: RopeConfig) -> None:
-        inv_freq, attention_factor = rope_frequencies(head_dim, rope, max_positions)
-        # On the CPU, so that every device has the same table.
-        with torch.device("cpu"):
-            # In place: a long context's table takes tens of megabytes.
-            table = torch.empty(max_positions, 2 * len(inv_freq), dtype=torch.float32)
-            cosines, sines = table.chunk(2, dim=1)
-            torch.outer(torch.arange(max_positions, dtype=torch.float32), inv_freq, out=cosines)
-            torch.sin(cosines, out=sines)
-            cosines.cos_()
-            if attention_factor != 1.0:
-                table *= attention_factor
-        self.cos_sin_cache = table.to(torch.get_default_device())
+        self._device = torch.get_default_device()
+        self._table = in_thread(partial(_table, *rope_frequencies(head_dim, rope, max_positions), max_positions))
+
+    @cached_property
+    def cos_sin_cache(self) -> Tensor:
+        """See the class."""
+        return self._table.result().to(self._device)
+
+
+def _table(inv_freq: Tensor, attention_factor: float, max_positions: int) -> Tensor:
+    # In place: a long context's table takes tens of megabytes. On the CPU, so that every device has the same one.
+    table = torch.empty(max_positions, 2 * len(inv_freq), dtype=torch.float32)
+    cosines, sines = table.chunk(2, dim=1)
+    torch.outer(torch.arange(max_positions, dtype=torch.float32), inv_freq, out=cosines)
+    torch.sin(cosines, out=sines)
+    cosines.cos_()
+    return table if attention_factor == 1.0 else table.mul_(attention_factor)
 
 
 def rope_frequencies(head_dim: int, rope: RopeConfig, max_positions: int = 0) -> tuple[Tensor, float]:

@@ -92,7 +92,9 @@ class WeightSlot:
     def _keep(self, value: QuantizedWeight) -> None:
         assert self.keep is not None
         held, inputs = self.shards
-        rows = torch.arange(held.size)
-        if self.prepare is not None:
-            rows = self.prepare(rows)
-        self.keep(value.take_rows(rows[held.held.start : held.held.stop]).take_columns(inputs.held))
+        if self.prepare is not None or len(held.held) < held.size:
+            rows = torch.arange(held.size)
+            if self.prepare is not None:
+                rows = self.prepare(rows)
+            value = value.take_rows(rows[held.held.start : held.held.stop])
+        self.keep(value.take_columns(inputs.held))

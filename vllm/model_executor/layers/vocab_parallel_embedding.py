@@ -16,7 +16,6 @@ from vllm.model_executor.layers.sharding import Shard, WeightSlot
 from vllm.ops.embedding import embedding
 from vllm.ops.packed_linear import EXACT, PackedLinear, packed_embedding
 from vllm.ops.quantized_linear import PackedQuantized, pack_quantized, quantized_embedding
-from vllm.utils.loading_threads import native_work_begins
 
 
 class Embedding(nn.Module):
@@ -74,7 +73,6 @@ class VocabParallelEmbedding(VocabShard):
         return {name: replace(slot, keep=self._keep) for name, slot in super().checkpoint_slots().items()}
 
     def _keep(self, weight: QuantizedWeight) -> None:
-        native_work_begins()
         self.quantized = pack_quantized(weight.to(self._like.device).tensor, None)
         self.weight = None
 

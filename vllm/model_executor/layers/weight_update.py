@@ -56,9 +56,12 @@ def _quantized_parts(
 ) -> list[tuple[str, Value]]:
     """What is done to a tensor's rows, done to those of a quantised one: to their numbers. Where more is done than
     ordering rows, it is done to the de-quantised values."""
-    parts = list(read(name, torch.arange(value.shape[0])))
+    numbers = torch.arange(value.shape[0])
+    parts = list(read(name, numbers))
     if not parts:
         return []
+    if len(parts) == 1 and parts[0][1] is numbers:
+        return [(parts[0][0], value)]
     taken = torch.cat([rows.flatten() for _, rows in parts])
     if taken.dtype != torch.int64 or not torch.equal(taken.sort()[0], torch.arange(value.shape[0])):
         return list(read(name, value.dequantize()))

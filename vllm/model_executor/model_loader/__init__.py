@@ -11,7 +11,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
+# What most models are made of: imported with the engine, not when one is loaded.
+import vllm.model_executor.models.llama  # noqa: F401
 from vllm import envs
+from vllm.distributed.parallel_state import get_tp_group
 from vllm.model_executor.layers.attention import Attention
 from vllm.model_executor.layers.linear import LinearBase, UnquantizedLinearMethod
 from vllm.model_executor.layers.linear_method import LinearMethod, linear_method
@@ -27,12 +30,14 @@ from vllm.model_executor.model_loader.resolve import (
     resolve_model,
 )
 from vllm.model_executor.model_loader.sharded_state_loader import ShardedStateLoader as ShardedStateLoader
+from vllm.model_executor.model_loader.weight_files import shard_files
 from vllm.model_executor.model_loader.weights import fill_with_noise, load_weights
 from vllm.model_executor.models.pooling import use_pooling_head
 from vllm.model_executor.models.registry import TRANSFORMERS, import_model_class, model_entry
 from vllm.model_executor.models.transformers_encoder import TransformersEncoder
+from vllm.ops.packing import packing_in_background
 from vllm.utils.host_memory import return_freed_memory
-from vllm.utils.loading_threads import native_work_begins, side_by_side
+from vllm.utils.loading_threads import native_work_begins, one_thread, side_by_side
 
 if TYPE_CHECKING:
     from vllm.config import ModelConfig
@@ -48,17 +53,7 @@ def get_model(model_config: ModelConfig, device: torch.device | str, use_tqdm: b
     entry = model_entry(config.architectures, model_config.model_impl, config.raw)
     if config.is_encoder and entry == TRANSFORMERS:
         return TransformersEncoder(model_config, torch.device(device))
-    model_class: Any = import_model_class(entry)
-    with _building(getattr(torch, model_config.dtype), torch.device(device)):
-        if entry == TRANSFORMERS:
-            model = model_class(model_config)
-        else:
-            model = model_class(config, model_config.max_model_len)
-        if model_config.runner_type == "pooling" and not config.is_encoder:
-            use_pooling_head(model, model_config)
-        quantization = load_quantization(model_config.quantization, Path(model_config.path), config.raw)
-        if quantization is not None:
-            _use_quantization(model, quantization, model_config)
+    quantization = load_quantization(model_config.quantization, Path(model_config.path), config.raw)
     if (
         envs.batch_invariant()
         and torch.device(device).type == "cuda"
@@ -68,26 +63,52 @@ def get_model(model_config: ModelConfig, device: torch.device | str, use_tqdm: b
             "VLLM_BATCH_INVARIANT=1 cannot be kept: on CUDA the sums of quantised weights follow the batch, got "
             f"quantization={model_config.quantization!r}"
         )
-    # "fp8" is also the name of a checkpoint's own format.
-    method = linear_method(model_config.quantization if quantization is None else None)
-    model.weight_updater = WeightUpdater(model, method)
-    with torch.inference_mode():
-        if model_config.load_format == "dummy":
-            fill_with_noise(model, model_config.seed)
-        else:
-            with _naming(model_config):
+    packs_meanwhile = isinstance(quantization, StoredConfig) and torch.device(device).type == "cpu"
+    packing = packing_in_background(_share_of_files(model_config)) if packs_meanwhile else contextlib.nullcontext()
+    with _naming(model_config), packing:
+        is_light = packs_meanwhile and isinstance(quantization, StoredConfig) and quantization.is_read_in_place
+        if is_light:
+            # A tokenizer that is loaded before most weights are packed has the caches for itself.
+            native_work_begins()
+        model = _build(model_config, quantization, torch.device(device))
+        # "fp8" is also the name of a checkpoint's own format.
+        method = linear_method(model_config.quantization if quantization is None else None)
+        model.weight_updater = WeightUpdater(model, method)
+        with torch.inference_mode(), one_thread() if is_light else contextlib.nullcontext():
+            if model_config.load_format == "dummy":
+                fill_with_noise(model, model_config.seed)
+            else:
                 load_weights(model, Path(model_config.path), use_tqdm, quantization)
-        _pack(model, method, quantization, torch.device(device))
-        if entry == TRANSFORMERS:
-            model.check_loaded()
+            _pack(model, method, quantization, torch.device(device))
+            if entry == TRANSFORMERS:
+                model.check_loaded()
     # Loading and packing freed, with a small model, as much memory as the weights take.
     return_freed_memory()
     return model.eval()
 
 
+def _build(model_config: ModelConfig, quantization: QuantizationConfig | None, device: torch.device) -> Any:
+    """The model, its weights not loaded."""
+    config = model_config.hf_config
+    entry = model_entry(config.architectures, model_config.model_impl, config.raw)
+    model_class: Any = import_model_class(entry)
+    with _building(getattr(torch, model_config.dtype), device):
+        model = model_class(model_config) if entry == TRANSFORMERS else model_class(config, model_config.max_model_len)
+        if model_config.runner_type == "pooling" and not config.is_encoder:
+            use_pooling_head(model, model_config)
+        if quantization is not None:
+            _use_quantization(model, quantization, model_config)
+    return model
+
+
+def _share_of_files(model_config: ModelConfig) -> int:
+    """About how many bytes of the checkpoint's weights this rank will have."""
+    return sum(path.stat().st_size for path in shard_files(Path(model_config.path))) // get_tp_group().world_size
+
+
 @contextlib.contextmanager
 def _naming(model_config: ModelConfig) -> Iterator[None]:
-    """Errors about a GGUF file's conversion name the file."""
+    """Errors about what a GGUF file was converted to name the file."""
     try:
         yield
     except ValueError as error:
@@ -104,6 +125,10 @@ def _pack(
     found = (getattr(module, "process_weights_after_loading", None) for module in model.modules())
     calls = [partial(finish, method) for finish in found if finish is not None]
     is_own = quantization is not None and not isinstance(quantization, StoredConfig)
+    if isinstance(quantization, StoredConfig) and quantization.is_read_in_place:
+        for call in calls:
+            call()
+        return
     native_work_begins()
     if is_own or device.type != "cpu":
         for call in calls:

@@ -31,7 +31,7 @@ from vllm.model_executor.model_loader.weight_files import check_range, progress_
 logger = init_logger(__name__)
 
 # Increase when what a conversion writes changes: older copies are then not used.
-_FORMAT = 7
+_FORMAT = 8
 _WEIGHTS = "model.safetensors"
 _NUM_THREADS = 2
 # Tensors that are added to others, not multiplied with.

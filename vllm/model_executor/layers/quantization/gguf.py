@@ -24,8 +24,8 @@ _FP4 = (0, 0.5, 1, 1.5, 2, 3, 4, 6)
 
 
 def _halves(blocks: Tensor, start: int) -> Tensor:
-    """float16 [N, B]: of each block [N, B, bytes] the two bytes from `start`."""
-    return blocks[:, :, start : start + 2].contiguous().view(torch.float16).squeeze(2)
+    """float16 [N, B]: of each block [N, B, bytes] the two bytes from `start`, where they are."""
+    return blocks[:, :, start : start + 2].view(torch.float16).squeeze(2)
 
 
 def _flat(values: Tensor) -> Tensor:
@@ -96,21 +96,22 @@ def _q3_k(blocks: Tensor, codes: BlockCodes) -> QuantizedTensor:
 
 
 def _six_bits(packed: Tensor) -> tuple[Tensor, Tensor]:
-    """Eight scales and eight minima, uint8 [N, B, 8], of 12 bytes."""
-    first, second, third = packed.unflatten(2, (3, 4)).unbind(2)
-    scales = torch.cat((first & 63, (third & 15) | (first >> 6 << 4)), 2)
-    minima = torch.cat((second & 63, (third >> 4) | (second >> 6 << 4)), 2)
-    return scales, minima
+    """Eight scales and eight minima, uint8 [N, 8 B], of the first 12 of these bytes [N, B, ...], four at a time."""
+    first, second, third = packed[:, :, :12].contiguous().view(torch.int32).unbind(2)
+    scales = (first & 0x3F3F3F3F, (third & 0x0F0F0F0F) | ((first >> 2) & 0x30303030))
+    minima = (second & 0x3F3F3F3F, ((third >> 4) & 0x0F0F0F0F) | ((second >> 2) & 0x30303030))
+    both = (torch.stack(words, 2).view(torch.uint8).flatten(1) for words in (scales, minima))
+    return next(both), next(both)
 
 
 def _q4_or_5_k(blocks: Tensor, codes: BlockCodes, bits: int) -> QuantizedTensor:
-    scales, minima = _six_bits(blocks[:, :, 4:16])
+    scales, minima = _six_bits(blocks[:, :, 4:])
     return QuantizedTensor(
         codes,
         bits,
-        _flat(scales),
+        scales,
         32,
-        offsets=_flat(minima),
+        offsets=minima,
         super_scales=_halves(blocks, 0),
         super_offsets=-_halves(blocks, 2),
     )
@@ -206,6 +207,7 @@ class GGUFConfig(StoredConfig):
     names = (*_BY_NAME, *_FLOAT_BY_NAME)
     # As files in float16, or of types that are de-quantised.
     may_be_plain = True
+    is_read_in_place = True
 
     def get_name(self) -> str:
         return "gguf"

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from vllm.model_executor.layers.quantization.base_config import QuantizationConfig, QuantizeMethodBase
 from vllm.model_executor.layers.quantization.weight import QuantizedStack, QuantizedWeight
+from vllm.ops.packing import refuse_unless_finite
 from vllm.ops.quantized_tensor import is_finite
 from vllm.utils.loading_threads import side_by_side
 
@@ -112,11 +113,13 @@ class StoredConfig(QuantizationConfig):
         names: of tensors within modules that only quantised modules have.
         shared_names: of such that quantised modules may have, and others, too.
         may_be_plain: whether a checkpoint may have no quantised module.
+        is_read_in_place: whether reading a weight takes little time, as its codes stay where they are.
     """
 
     names: tuple[str, ...]
     shared_names: tuple[str, ...] = ()
     may_be_plain: bool = False
+    is_read_in_place: bool = False
 
     def get_supported_act_dtypes(self) -> list[torch.dtype]:
         return list(FLOATS)
@@ -162,7 +165,8 @@ def read_quantized(
             f"{', '.join(sorted(set(files.values())))} has no quantised weight, but its quantization_config is of "
             f"method {config.get_name()!r}, whose weights have tensors {', '.join(config.names[:3])}"
         )
-    yield from side_by_side(_weights(tensors, files, config, expected))
+    calls = _weights(tensors, files, config, expected)
+    yield from (call() for call in calls) if config.is_read_in_place else side_by_side(calls)
 
 
 def _weights(
@@ -206,10 +210,12 @@ def _read(name: str, read: _Read, stored: StoredTensors) -> tuple[str, Value]:
         if not is_finite(stored.tensors[own]):
             raise stored.error(own, "has a value that is NaN or infinite")
     for weight in weights:
-        if not weight.tensor.is_finite():
-            problem = "has a scale, offset or table value that is NaN or infinite"
-            raise ValueError(f"{stored.where}: {weight.source} {problem}")
+        refuse_unless_finite(weight.tensor, partial(_not_finite, stored.where, weight.source))
     return name, value
+
+
+def _not_finite(where: str, source: str) -> ValueError:
+    return ValueError(f"{where}: {source} has a scale, offset or table value that is NaN or infinite")
 
 
 def _split(name: str, config: StoredConfig) -> tuple[str, str]:

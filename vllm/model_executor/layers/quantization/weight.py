@@ -44,8 +44,10 @@ class QuantizedWeight:
         return replace(self, tensor=self.tensor.take_rows(rows))
 
     def to(self, device: torch.device) -> QuantizedWeight:
-        """The weight on another device."""
+        """The weight on a device."""
         tensor = self.tensor
+        if device == tensor.codes.device:
+            return self
         if device.type != "cpu":
             tensor = replace(tensor, codes=tensor.plain_codes())
         return replace(self, tensor=_moved(tensor, device), inputs=_moved(self.inputs, device))
