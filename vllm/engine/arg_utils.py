@@ -306,6 +306,7 @@ class EngineArgs(UpstreamArgs):
             model_impl=self.model_impl,
             trust_remote_code=self.trust_remote_code,
             quantization=self.quantization,
+            needs_tokenizer=not (self.tokenizer or self.skip_tokenizer_init),
         )
         asked, longest = self.max_model_len, source.longest_prompt(self.max_model_len)
         longer = {**(hf_overrides or {}), "max_position_embeddings": asked}

@@ -25,17 +25,24 @@ def download(
     Raises:
         FileNotFoundError: no such repository or revision, or neither reachable nor cached.
     """
-    from huggingface_hub import snapshot_download
 
     def get(*patterns: str) -> Path:
-        patterns = (*_SMALL_FILES, *patterns)
-        return Path(
-            snapshot_download(name, revision=revision, allow_patterns=[*patterns], cache_dir=cache_dir, token=token)
-        )
+        return fetch(name, [*_SMALL_FILES, *patterns], revision, cache_dir, token)
+
+    folder = get("*.safetensors") if weights else get()
+    return get("pytorch_model*.bin") if weights and not any(folder.glob("*.safetensors")) else folder
+
+
+def fetch(
+    name: str, patterns: list[str], revision: str | None, cache_dir: str | None, token: bool | str | None
+) -> Path:
+    """The local copy of a repository's files whose names fit one of `patterns`. FileNotFoundError: see `download`."""
+    from huggingface_hub import snapshot_download
 
     try:
-        folder = get("*.safetensors") if weights else get()
-        return get("pytorch_model*.bin") if weights and not any(folder.glob("*.safetensors")) else folder
+        return Path(
+            snapshot_download(name, revision=revision, allow_patterns=patterns, cache_dir=cache_dir, token=token)
+        )
     except Exception as error:  # the client's errors have no common base over its versions and HTTP libraries
         reason = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
         raise FileNotFoundError(

@@ -19,11 +19,12 @@ import torch
 from vllm import envs
 from vllm.logger import init_logger
 from vllm.model_executor.layers.quantization.gguf import FLOATS, TYPES, tensor_name
-from vllm.model_executor.model_loader.gguf_configs import hf_config, special_ids
+from vllm.model_executor.model_loader.gguf_configs import hf_config
 from vllm.model_executor.model_loader.gguf_encoders import write_pooling
 from vllm.model_executor.model_loader.gguf_file import GGUFFile
 from vllm.model_executor.model_loader.gguf_parts import all_parts
-from vllm.model_executor.model_loader.gguf_tokenizer import write_tokenizer
+from vllm.model_executor.model_loader.gguf_special import special_ids
+from vllm.model_executor.model_loader.gguf_tokenizer import MORE_TEMPLATES, write_tokenizer
 from vllm.model_executor.model_loader.gguf_weights import Weight, weights
 from vllm.model_executor.model_loader.safetensors_writer import SafetensorsWriter
 from vllm.model_executor.model_loader.weight_files import check_range, progress_bar
@@ -31,7 +32,7 @@ from vllm.model_executor.model_loader.weight_files import check_range, progress_
 logger = init_logger(__name__)
 
 # Increase when what a conversion writes changes: older copies are then not used.
-_FORMAT = 8
+_FORMAT = 9
 _WEIGHTS = "model.safetensors"
 _NUM_THREADS = 2
 # Tensors that are added to others, not multiplied with.
@@ -40,10 +41,13 @@ _ADDED = ("position_embd", "token_types")
 _FLOAT32 = ".exp_probs_b."
 
 
-def converted_folder(path: Path, dtype: str, use_tqdm: bool = False, keeps_blocks: bool = False) -> Path:
+def converted_folder(
+    path: Path, dtype: str, use_tqdm: bool = False, keeps_blocks: bool = False, needs_tokenizer: bool = True
+) -> Path:
     """The folder with the weights of the .gguf file (or of all files that it is a part of) in `dtype` ("float32",
     "bfloat16" or "float16"), its configuration and tokenizer; made if missing. With `keeps_blocks`, quantised weights
-    have the file's own bytes (quantization/gguf.py). Concurrent processes each make a copy, of which the first to
+    have the file's own bytes (quantization/gguf.py); without `needs_tokenizer`, one that cannot be had is left out.
+    Concurrent processes each make a copy, of which the first to
     finish becomes the folder. ValueError for a file that is not GGUF, is cut, or not supported; OSError if the cache
     cannot be written."""
     root = envs.cache_root() / "gguf"
@@ -55,14 +59,19 @@ def converted_folder(path: Path, dtype: str, use_tqdm: bool = False, keeps_block
             logger.info("converting %s to %s in %s", path.name, dtype, folder)
             folder.parent.mkdir(exist_ok=True)
             with _becoming(folder) as temporary:
-                _convert(path, dtype, temporary, folder.parent, use_tqdm, keeps_blocks)
+                _convert(path, dtype, temporary, folder.parent, use_tqdm, keeps_blocks, needs_tokenizer)
     except PermissionError as error:
         message = f"the cache folder cannot be written ({error}); VLLM_CACHE_ROOT names another one"
         raise PermissionError(message) from error
+    if needs_tokenizer and not (folder / "tokenizer.json").is_file():
+        # A conversion that did without it.
+        _add_tokenizer(GGUFFile(path), folder)
     return folder
 
 
-def _convert(path: Path, dtype: str, folder: Path, siblings: Path, use_tqdm: bool, keeps_blocks: bool) -> None:
+def _convert(
+    path: Path, dtype: str, folder: Path, siblings: Path, use_tqdm: bool, keeps_blocks: bool, needs_tokenizer: bool
+) -> None:
     file = GGUFFile(path)
     config = hf_config(file, dtype)
     if keeps_blocks:
@@ -70,7 +79,8 @@ def _convert(path: Path, dtype: str, folder: Path, siblings: Path, use_tqdm: boo
     _write_json(folder / "config.json", config)
     _write_json(folder / "generation_config.json", special_ids(file))
     if not _copy_tokenizer(siblings, folder):
-        write_tokenizer(file, folder)
+        with contextlib.nullcontext() if needs_tokenizer else contextlib.suppress(ValueError):
+            _write_tokenizer(file, folder)
     write_pooling(file, folder)
     planned = [_Planned(weight, file, getattr(torch, dtype), keeps_blocks) for weight in weights(file)]
     widened = sorted({each.kind for each in planned if keeps_blocks and each.is_widened})
@@ -146,14 +156,32 @@ def _becoming(folder: Path) -> Iterator[Path]:
         shutil.rmtree(temporary, ignore_errors=True)
 
 
+def _write_tokenizer(file: GGUFFile, folder: Path) -> None:
+    try:
+        write_tokenizer(file, folder)
+    except ValueError as error:
+        raise ValueError(f"{error}; tokenizer= may name a folder with the model's own") from error
+
+
+def _add_tokenizer(file: GGUFFile, folder: Path) -> None:
+    """To a folder that other processes may read: the file that they look for comes last."""
+    with tempfile.TemporaryDirectory(prefix=".", dir=folder.parent) as temporary:
+        _write_tokenizer(file, Path(temporary))
+        for item in sorted(Path(temporary).iterdir(), key=lambda each: each.name == "tokenizer.json"):
+            with contextlib.suppress(OSError):  # another process was faster
+                item.rename(folder / item.name)
+
+
 def _copy_tokenizer(siblings: Path, folder: Path) -> bool:
     """Take the tokenizer of the same file's conversion to another dtype, if there is one."""
     for other in siblings.iterdir():
-        if other.name.startswith(".") or not (other / _WEIGHTS).is_file():
+        if other.name.startswith(".") or not (other / "tokenizer.json").is_file():
             continue
         for item in other.iterdir():
             if item.name.startswith(("tokenizer", "special_tokens", "chat_template")):
                 shutil.copyfile(item, folder / item.name)
+            elif item.name == MORE_TEMPLATES:
+                shutil.copytree(item, folder / item.name)
         return True
     return False
 

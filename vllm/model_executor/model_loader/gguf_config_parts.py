@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from vllm.model_executor.model_loader.gguf_header import GGUFHeader
 
 Config = dict[str, Any]
-ROPE_FACTORS = "rope_freqs.weight"
+ROPE_FACTORS, LONG_FACTORS = "rope_freqs.weight", "rope_factors_long.weight"
 # What config.json has as null, in place of a default.
 NULL = object()
 SLIDING, FULL = "sliding_attention", "full_attention"
@@ -16,13 +17,44 @@ SLIDING, FULL = "sliding_attention", "full_attention"
 def rope_parameters(h: GGUFHeader, theta: float = 10000.0) -> Config:
     rope: Config = {"rope_type": "default", "rope_theta": h.get("rope.freq_base", theta)}
     if h.has(ROPE_FACTORS):
-        return rope | {"rope_type": "factors", "factors": h.values(ROPE_FACTORS)}
+        return rope | {"rope_type": "factors", "factors": factors(h, ROPE_FACTORS)}
     kind = h.get("rope.scaling.type", "none")
-    if kind != "none" and not (kind == "linear" and h.get("rope.scaling.factor") == 1.0):
+    if kind not in ("none", "linear", "yarn", "longrope"):
+        key = f"{h.architecture}.rope.scaling.type"
+        raise ValueError(f"{h.file.path.name}: {key} must be one of none, linear, yarn, longrope, got {kind!r}")
+    if h.has(LONG_FACTORS):
+        return rope | _long(h)
+    if kind == "longrope":
+        raise ValueError(f"{h.file.path.name} has rope.scaling.type=longrope, but no tensor {LONG_FACTORS}")
+    # A factor of 0 stands for none.
+    if kind != "none" and not (kind == "linear" and h.get("rope.scaling.factor") in (0.0, 1.0)):
         rope |= {"rope_type": kind, "factor": h.need("rope.scaling.factor")}
         if (original := h.get("rope.scaling.original_context_length")) is not None:
             rope["original_max_position_embeddings"] = original
     return rope | _yarn(h) if kind == "yarn" else rope
+
+
+def factors(h: GGUFHeader, tensor: str) -> list[float]:
+    """What frequencies are divided by. ValueError: not one for each of them, or one that is not positive."""
+    values = h.values(tensor)
+    expected = h.get("rope.dimension_count", h.head_dim) // 2
+    if len(values) != expected or not all(0 < value < math.inf for value in values):
+        problem = f"must have {expected} positive values, got {len(values)}: {values[:4]}"
+        raise ValueError(f"{h.file.path.name}: tensor {tensor} {problem}")
+    return values
+
+
+def _long(h: GGUFHeader) -> Config:
+    """The factors of long contexts and of short ones."""
+    rope = {
+        "rope_type": "longrope",
+        "long_factor": factors(h, LONG_FACTORS),
+        "short_factor": factors(h, "rope_factors_short.weight"),
+        "original_max_position_embeddings": h.get("rope.scaling.original_context_length", h.context),
+    }
+    if (factor := h.get("rope.scaling.attn_factor")) is not None:
+        rope["attention_factor"] = factor
+    return rope
 
 
 def _yarn(h: GGUFHeader) -> Config:
@@ -45,22 +77,6 @@ def partial_rope(h: GGUFHeader) -> Config:
     return rope_parameters(h) | {"partial_rotary_factor": h.get("rope.dimension_count", h.head_dim) / h.head_dim}
 
 
-def long_rope(h: GGUFHeader, config: Config) -> Config:
-    """`config` with the factors of long contexts and of short ones, if the file has any."""
-    if not h.has("rope_factors_long.weight"):
-        return config
-    original = h.get("rope.scaling.original_context_length", h.need("context_length"))
-    rope = config["rope_parameters"] | {
-        "rope_type": "longrope",
-        "long_factor": h.values("rope_factors_long.weight"),
-        "short_factor": h.values("rope_factors_short.weight"),
-        "original_max_position_embeddings": original,
-    }
-    if (factor := h.get("rope.scaling.attn_factor")) is not None:
-        rope["attention_factor"] = factor
-    return config | {"rope_parameters": rope, "original_max_position_embeddings": original}
-
-
 def modern(h: GGUFHeader, norm: str | None = "rms_norm_eps", activation: str = "silu") -> Config:
     """What most architectures since Llama call by the same names; `norm` is None where the epsilon is fixed."""
     config: Config = {
@@ -69,7 +85,7 @@ def modern(h: GGUFHeader, norm: str | None = "rms_norm_eps", activation: str = "
         "num_attention_heads": h.heads,
         "num_key_value_heads": h.kv_heads,
         "intermediate_size": h.uniform("feed_forward_length"),
-        "max_position_embeddings": h.need("context_length"),
+        "max_position_embeddings": h.context,
         "rope_parameters": rope_parameters(h),
         "hidden_act": activation,
     }

@@ -17,7 +17,6 @@ from vllm.model_executor.model_loader.gguf_config_parts import (
     granite,
     is_biased,
     layer_types,
-    long_rope,
     modern,
     partial_rope,
     rope_parameters,
@@ -25,11 +24,14 @@ from vllm.model_executor.model_loader.gguf_config_parts import (
 )
 from vllm.model_executor.model_loader.gguf_file import GGUFFile
 from vllm.model_executor.model_loader.gguf_header import GGUFHeader
+from vllm.model_executor.model_loader.gguf_special import special_ids
 
 
 def hf_config(file: GGUFFile, dtype: str) -> Config:
     """The contents of config.json; ValueError for an unsupported architecture, or a value that the header lacks."""
     architecture = file.metadata.get("general.architecture", "")
+    if (kind := file.metadata.get("general.type", "model")) != "model":
+        raise ValueError(f"{file.path.name}: general.type must be model, got {kind!r}")
     if architecture not in _CONFIGS:
         known = ", ".join(sorted(_CONFIGS))
         raise ValueError(f"{file.path.name}: general.architecture must be one of {known}, got {architecture!r}")
@@ -46,23 +48,21 @@ def hf_config(file: GGUFFile, dtype: str) -> Config:
         **build(header),
         **special_ids(file),
     }
+    _check_rotated(header, config)
     config = gguf_encoders.classifier(header, config)
     if header.get("attention.causal", True) is False and architecture not in gguf_encoders.BOTH_WAYS:
         config["is_causal"] = False
     return {key: None if value is NULL else value for key, value in config.items() if value is not None}
 
 
-def special_ids(file: GGUFFile) -> Config:
-    """The known ones of bos_token_id, pad_token_id and eos_token_id (a list if turns and texts end differently)."""
-    get = file.metadata.get
-    eos = [get(f"tokenizer.ggml.{name}") for name in ("eos_token_id", "eot_token_id")]
-    eos_ids = list(dict.fromkeys(value for value in eos if value is not None))
-    ids = {
-        "bos_token_id": get("tokenizer.ggml.bos_token_id"),
-        "pad_token_id": get("tokenizer.ggml.padding_token_id"),
-        "eos_token_id": (eos_ids if len(eos_ids) > 1 else eos_ids[0]) if eos_ids else None,
-    }
-    return {name: value for name, value in ids.items() if value is not None}
+def _check_rotated(h: GGUFHeader, config: Config) -> None:
+    """ValueError: the header rotates a part of each head in an architecture that rotates all of it."""
+    rope = config.get("rope_parameters") or {}
+    rotated = h.get("rope.dimension_count", h.head_dim)
+    is_whole = "rope_type" in rope and "partial_rotary_factor" not in rope and "qk_rope_head_dim" not in config
+    if is_whole and rotated != h.head_dim:
+        key = f"{h.architecture}.rope.dimension_count"
+        raise ValueError(f"{h.file.path.name}: {key} must be the size of a head, {h.head_dim}, got {rotated!r}")
 
 
 def _llama(h: GGUFHeader) -> Config:
@@ -93,8 +93,6 @@ def _minicpm(h: GGUFHeader) -> Config:
         "residual_multiplier": h.need("residual_scale"),
         "logits_scaling": h.need("logit_scale"),
     }
-    if h.has("rope_factors_long.weight"):
-        raise ValueError(f"{h.file.path.name}: MiniCPM's longrope is not supported in GGUF")
     return modern(h) | scales
 
 
@@ -107,8 +105,12 @@ def _phi2(h: GGUFHeader) -> Config:
 
 
 def _phi3(h: GGUFHeader) -> Config:
-    window = h.get("attention.sliding_window") or None
-    return long_rope(h, modern(h) | {"rope_parameters": partial_rope(h), "sliding_window": window})
+    rope = partial_rope(h)
+    return modern(h) | {
+        "rope_parameters": rope,
+        "original_max_position_embeddings": rope.get("original_max_position_embeddings"),
+        "sliding_window": h.get("attention.sliding_window") or None,
+    }
 
 
 def _gpt2(h: GGUFHeader) -> Config:
@@ -117,7 +119,7 @@ def _gpt2(h: GGUFHeader) -> Config:
         "n_layer": h.layers,
         "n_head": h.heads,
         "n_inner": h.uniform("feed_forward_length"),
-        "n_positions": h.need("context_length"),
+        "n_positions": h.context,
         "layer_norm_epsilon": h.need("attention.layer_norm_epsilon"),
         "activation_function": "gelu_new",
     }
@@ -139,7 +141,7 @@ def _bloom(h: GGUFHeader) -> Config:
         "hidden_size": h.hidden,
         "n_layer": h.layers,
         "n_head": h.heads,
-        "seq_length": h.need("context_length"),
+        "seq_length": h.context,
         "layer_norm_epsilon": h.need("attention.layer_norm_epsilon"),
     }
 
@@ -153,7 +155,7 @@ def _falcon(h: GGUFHeader) -> Config:
         "num_attention_heads": h.heads,
         "num_kv_heads": h.kv_heads,
         "ffn_hidden_size": h.uniform("feed_forward_length"),
-        "max_position_embeddings": h.need("context_length"),
+        "max_position_embeddings": h.context,
         "layer_norm_epsilon": h.need("attention.layer_norm_epsilon"),
         "new_decoder_architecture": is_new,
         "num_ln_in_parallel_attn": norms if is_new else None,
@@ -181,7 +183,7 @@ def _mpt(h: GGUFHeader) -> Config:
         "d_model": h.hidden,
         "n_layers": h.layers,
         "n_heads": h.heads,
-        "max_seq_len": h.need("context_length"),
+        "max_seq_len": h.context,
         "expansion_ratio": h.uniform("feed_forward_length") // h.hidden,
         "layer_norm_epsilon": h.need("attention.layer_norm_epsilon"),
         "no_bias": not h.has("blk.0.attn_norm.bias"),

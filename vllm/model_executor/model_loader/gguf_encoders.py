@@ -36,7 +36,7 @@ def _encoder(h: GGUFHeader, family: str) -> Config:
         "num_hidden_layers": h.layers,
         "num_attention_heads": h.heads,
         "intermediate_size": h.uniform("feed_forward_length"),
-        "max_position_embeddings": h.need("context_length"),
+        "max_position_embeddings": h.context,
     }
     if labels := num_labels(h):
         if not h.has("cls.weight"):

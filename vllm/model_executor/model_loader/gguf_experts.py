@@ -9,7 +9,6 @@ from vllm.model_executor.model_loader.gguf_config_parts import (
     granite,
     is_biased,
     layer_types,
-    long_rope,
     modern,
     partial_rope,
     rope_parameters,
@@ -236,7 +235,7 @@ def exaone_moe(h: GGUFHeader) -> Config:
 
 
 def phimoe(h: GGUFHeader) -> Config:
-    config = long_rope(h, modern(h))
+    config = modern(h)
     rope = config["rope_parameters"]
     if "long_factor" in rope:
         # The model scales by these, not by what follows from its context.

@@ -85,6 +85,8 @@ class _Part:
         if cursor.take(4) != _MAGIC:
             raise ValueError(f"{path.name} is not a GGUF file: it does not begin with 'GGUF'")
         version = cursor.scalar("<I")
+        if version & 0xFFFF == 0 and version >> 24 in _VERSIONS:
+            raise ValueError(f"{path.name} is big-endian, and only little-endian GGUF files are supported")
         if version not in _VERSIONS:
             raise ValueError(f"{path.name}: GGUF version must be one of {_VERSIONS} (little-endian), got {version}")
         num_tensors, num_pairs = cursor.scalar("<Q"), cursor.scalar("<Q")

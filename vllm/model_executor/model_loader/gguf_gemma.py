@@ -72,7 +72,7 @@ def _since_3n(h: GGUFHeader, every: int) -> Config:
         "hidden_size": h.hidden,
         "num_hidden_layers": h.layers,
         "num_attention_heads": h.heads,
-        "max_position_embeddings": h.need("context_length"),
+        "max_position_embeddings": h.context,
         "rms_norm_eps": h.get("attention.layer_norm_rms_epsilon", 1e-6),
         "hidden_activation": "gelu_pytorch_tanh",
         "tie_word_embeddings": True,

@@ -25,6 +25,11 @@ class GGUFHeader:
         self.head_dim = self._count("attention.key_length", width)
 
     @property
+    def context(self) -> int:
+        """Longest text in tokens."""
+        return self._count("context_length", self.need("context_length"))
+
+    @property
     def kv_heads(self) -> int:
         """Those of every layer."""
         return self._count("attention.head_count_kv", self.uniform("attention.head_count_kv", self.heads))

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from vllm.model_executor.model_loader.gguf_config_parts import NULL, Config, long_rope, modern, rope_parameters
+from vllm.model_executor.model_loader.gguf_config_parts import NULL, Config, modern, rope_parameters
 from vllm.model_executor.model_loader.gguf_experts import routed
 from vllm.model_executor.model_loader.gguf_header import GGUFHeader
 
@@ -86,7 +86,7 @@ def mistral4(h: GGUFHeader) -> Config:
 
 def minicpm3(h: GGUFHeader) -> Config:
     # What scales embeddings, layers and logits is the same in all its models: transformers' defaults.
-    config = long_rope(h, _latent(h))
+    config = _latent(h)
     config["v_head_dim"] = h.hidden // h.heads
     return config
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 from vllm.model_executor.model_loader.gguf_file import GGUFFile
+from vllm.model_executor.model_loader.gguf_special import checked_tokens
 from vllm.model_executor.model_loader.gguf_splits import WHOLE_WORDS, pre_tokenizer
 from vllm.tokenizers.bpe_files import write_bpe_files
 
@@ -19,6 +21,9 @@ _Built = tuple[Any, _Merges | None]
 # Kinds of tokens, as SentencePiece numbers them.
 _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _BYTE = 1, 2, 3, 4, 6
 _SPACE = "\u2581"
+_TEMPLATE, _NAME = "tokenizer.chat_template.", re.compile(r"[\w-]+")
+MORE_TEMPLATES = "additional_chat_templates"
+"""transformers' folder of chat templates that have a name."""
 # Their texts stand between tokens for that, whether or not a file says so.
 _ENCODERS = ("bert", "nomic-bert", "jina-bert-v2", "jina-bert-v3", "modern-bert")
 _SPECIAL = {
@@ -35,7 +40,7 @@ _SPECIAL = {
 def write_tokenizer(file: GGUFFile, folder: Path) -> None:
     """Write tokenizer.json, tokenizer_config.json and, where the file has one, the chat template into `folder`;
     ValueError if the file has no tokenizer, or one of a kind that is not supported."""
-    meta = file.metadata
+    meta = checked_tokens(file)
     if "tokenizer.ggml.tokens" not in meta:
         raise ValueError(f"{file.path.name} holds no tokenizer")
     kind = meta.get("tokenizer.ggml.model")
@@ -274,4 +279,12 @@ def _write_tokenizer_config(meta: dict[str, Any], folder: Path) -> None:
     if (template := meta.get("tokenizer.chat_template")) is not None:
         config["chat_template"] = template
         (folder / "chat_template.jinja").write_text(template, encoding="utf-8")
+    for key, text in meta.items():
+        name = key.removeprefix(_TEMPLATE)
+        # That of pairs of texts is no Jinja.
+        if key.startswith(_TEMPLATE) and name != "rerank":
+            if not _NAME.fullmatch(name):
+                raise ValueError(f"{key} must have a name of letters, digits, _ and -")
+            (folder / MORE_TEMPLATES).mkdir(exist_ok=True)
+            (folder / MORE_TEMPLATES / f"{name}.jinja").write_text(text, encoding="utf-8")
     (folder / "tokenizer_config.json").write_text(json.dumps(config, indent=2, ensure_ascii=False), encoding="utf-8")

@@ -83,8 +83,8 @@ _ON_TOP = re.compile(r"([\w.]+)\.(weight|bias)")
 _TABLES = ("token_types", "cls.output")
 # Two matrices that the checkpoint has as one.
 _SHARED = ("ffn_gate_shexp", "ffn_up_shexp")
-# Read as part of the configuration.
-_ROPE = re.compile(r"(rope_freqs|rope_factors_long|rope_factors_short)\.weight")
+# Read as part of the configuration, or following from it.
+_UNREAD = re.compile(r"(rope_freqs|rope_factors_long|rope_factors_short)\.weight|(blk\.\d+\.)?attn_rot_embd\..*")
 
 
 def weights(file: GGUFFile) -> Iterator[Weight]:
@@ -100,7 +100,7 @@ def weights(file: GGUFFile) -> Iterator[Weight]:
     for tensor, entry in file.tensors.items():
         block = _BLOCK.match(tensor)
         if (
-            _ROPE.fullmatch(tensor)
+            _UNREAD.fullmatch(tensor)
             or tensor.startswith(gguf_encoders.DENSE)
             or (block is not None and int(block[1]) in header.further)
         ):

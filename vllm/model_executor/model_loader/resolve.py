@@ -13,6 +13,7 @@ from vllm import envs
 from vllm.logger import init_logger, warn_once
 from vllm.model_executor.layers.quantization.settings import resolve_quantization
 from vllm.model_executor.model_loader.gguf import converted_folder
+from vllm.model_executor.model_loader.gguf_hub import find_on_hub
 from vllm.model_executor.model_loader.gguf_parts import first_parts, model_stem
 from vllm.model_executor.model_loader.weight_files import shard_files, stored_dtype
 from vllm.model_executor.models.registry import (
@@ -93,11 +94,13 @@ def resolve_model(
     model_impl: str = "auto",
     trust_remote_code: bool = False,
     quantization: str | None = None,
+    needs_tokenizer: bool = True,
 ) -> ResolvedModel:
     """Find a model, converting or downloading it first if need be, and read its configuration.
 
     Args:
-        model: folder, .gguf file (of a split model any part) or hub name; None = the embedded model.
+        model: folder, .gguf file (of a split model any part), hub name, or one with the type of a .gguf file in it
+            ("owner/name:Q4_K_M") or its name ("owner/name/file.gguf"); None = the embedded model.
         requested_dtype: "auto", "float32", "bfloat16" or "float16". "auto" is the checkpoint's own; for GGUF it is
             bfloat16 where the device multiplies that fast, else float32. A GPU without bfloat16 gets float16 for it.
         device: "cpu" or "cuda".
@@ -109,6 +112,7 @@ def resolve_model(
         model_impl: see ModelConfig.
         trust_remote_code: let the folder's own code run, where transformers' module is used.
         quantization: what the user said, see ModelConfig.
+        needs_tokenizer: False where a .gguf file's own is not used.
 
     Raises:
         FileNotFoundError: no such model.
@@ -120,8 +124,11 @@ def resolve_model(
         dtype = _dtype_on(device, _fast_dtype(device), requested_dtype)
         keeps_blocks = needs_weights and _keeps_blocks(quantization, device)
         with needed_by("a .gguf file"):
-            folder = converted_folder(source, dtype, use_tqdm, keeps_blocks)
-        config = _load_config(folder, hf_overrides, model_impl, trust_remote_code)
+            folder = converted_folder(source, dtype, use_tqdm, keeps_blocks, needs_tokenizer)
+        try:
+            config = _load_config(folder, hf_overrides, model_impl, trust_remote_code)
+        except ValueError as error:
+            raise ValueError(f"{source.name}: {error}") from error
     else:
         folder = source
         config = _load_config(folder, hf_overrides, model_impl, trust_remote_code)
@@ -150,6 +157,8 @@ def _locate(model: str | None, revision: str | None, download_dir: str | None, h
         if len(files) > 1:
             raise ValueError(f"{path.name} holds several .gguf files; name one: {', '.join(f.name for f in files)}")
         return files[0]
+    if (file := find_on_hub(model, revision, download_dir, hf_token)) is not None:
+        return file
     if path.suffix == ".gguf" or not _HUB_NAME.fullmatch(model):
         raise FileNotFoundError(f"model {model!r} is neither a folder nor a .gguf file on this machine")
     return download(model, revision, cache_dir=download_dir, token=hf_token)
