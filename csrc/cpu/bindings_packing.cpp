@@ -60,21 +60,19 @@ void check_panels(const Tensor& panels, int64_t rows) {
   check_contiguous(panels, "panels");
 }
 
-// Where each of the `rows` of all `sources` begins in memory.
-std::vector<int64_t> addresses_of(const std::vector<Tensor>& sources, const Tensor& rows, int64_t row_bytes) {
-  std::vector<int64_t> starts;
+// Where each of the `rows` of all `sources`, numbered through, begins in memory.
+std::vector<const char*> addresses_of(const std::vector<Tensor>& sources, const Tensor& rows) {
+  std::vector<const char*> starts;
   for (const Tensor& source : sources) {
-    check_shape(source, "sources", {-1, row_bytes});
-    check_dtype(source, "sources", ScalarType::Byte, "uint8");
-    check_last_contiguous(source, "sources");
-    const int64_t first = reinterpret_cast<int64_t>(source.data_ptr());
-    for (int64_t i = 0; i < source.size(0); ++i) starts.push_back(first + i * source.stride(0));
+    const char* first = static_cast<const char*>(source.data_ptr());
+    const int64_t stride = source.stride(0) * source.element_size();
+    for (int64_t i = 0; i < source.size(0); ++i) starts.push_back(first + i * stride);
   }
   check_shape(rows, "rows", {-1});
   check_dtype(rows, "rows", ScalarType::Long, "int64");
   check_contiguous(rows, "rows");
   const int64_t* numbers = static_cast<const int64_t*>(rows.data_ptr());
-  std::vector<int64_t> addresses(rows.size(0));
+  std::vector<const char*> addresses(rows.size(0));
   for (size_t i = 0; i < addresses.size(); ++i) {
     STD_TORCH_CHECK(numbers[i] >= 0 && numbers[i] < static_cast<int64_t>(starts.size()), "rows must be in [0, ",
                     starts.size(), "), got ", numbers[i]);
@@ -122,12 +120,17 @@ void pack_codes_(Tensor panels, std::vector<Tensor> sources, Tensor rows, Tensor
   args.panel_bytes = panels.size(1);
   const int64_t inner = args.num_blocks * args.num_codes;
   STD_TORCH_CHECK(args.panel_bytes >= kPanel / 8 * bits * inner, "panels are too small for the codes");
-  auto addresses = std::make_shared<const std::vector<int64_t>>(addresses_of(sources, rows, sources[0].size(1)));
+  for (const Tensor& source : sources) {
+    check_shape(source, "sources", {-1, sources[0].size(1)});
+    check_dtype(source, "sources", ScalarType::Byte, "uint8");
+    check_last_contiguous(source, "sources");
+  }
+  auto addresses = std::make_shared<const std::vector<const char*>>(addresses_of(sources, rows));
   const int64_t together = panels_per_piece(inner);
   const auto piece = [args, panels, sources, layout, addresses, together, kernel = VLLM_KERNEL(pack_codes)](int64_t i) {
     PackCodesArgs own = args;
     const int64_t first = i * together;
-    own.addresses = addresses->data() + first * kPanel;
+    own.addresses = reinterpret_cast<const int64_t*>(addresses->data() + first * kPanel);
     own.panels = args.panels + first * args.panel_bytes;
     own.rows = std::min(args.rows - first * kPanel, together * kPanel);
     kernel(own);
@@ -135,34 +138,42 @@ void pack_codes_(Tensor panels, std::vector<Tensor> sources, Tensor rows, Tensor
   run_pieces(num_pieces(panels.size(0), together), piece);
 }
 
+// Numbers of up to 32 rows, side by side; zeros after the last row.
 template <typename T>
-void pack_rows(const char* numbers, int64_t rows, int64_t count, int64_t row_stride, int64_t stride, char* out) {
+void pack_rows(const char* const* addresses, int64_t rows, int64_t count, int64_t stride, char* out) {
   for (int64_t g = 0; g < count; ++g) {
     for (int64_t c = 0; c < kPanel; ++c) {
       T value{};
-      if (c < rows) std::memcpy(&value, numbers + c * row_stride + g * stride, sizeof(T));
+      if (c < rows) std::memcpy(&value, addresses[c] + g * stride, sizeof(T));
       std::memcpy(out + (g * kPanel + c) * sizeof(T), &value, sizeof(T));
     }
   }
 }
 
-// Writes `numbers` [N, G] of 1, 2 or 4 bytes into panels [ceil(N / 32), bytes], from the byte `at` of each on; zeros after
-// the last row.
-void pack_numbers_(Tensor panels, Tensor numbers, int64_t at) {
-  check_shape(numbers, "numbers", {-1, -1});
-  const int64_t rows = numbers.size(0), count = numbers.size(1), width = numbers.element_size();
-  check_panels(panels, rows);
+// Writes numbers of 1, 2 or 4 bytes into panels [ceil(N / 32), bytes], from the byte `at` of each on: the `rows` [N] of all
+// `sources` [n, G], numbered through.
+void pack_numbers_(Tensor panels, std::vector<Tensor> sources, Tensor rows, int64_t at) {
+  STD_TORCH_CHECK(!sources.empty() && sources[0].dim() == 2, "sources must be matrices");
+  const int64_t count = sources[0].size(1), width = sources[0].element_size(), stride = sources[0].stride(1) * width;
+  for (const Tensor& source : sources) {
+    check_shape(source, "sources", {-1, count});
+    STD_TORCH_CHECK(source.element_size() == width && source.stride(1) * width == stride,
+                    "sources must have numbers of one size, equally far from each other");
+  }
   STD_TORCH_CHECK(width == 1 || width == 2 || width == 4, "numbers must have 1, 2 or 4 bytes, got ", width);
+  auto addresses = std::make_shared<const std::vector<const char*>>(addresses_of(sources, rows));
+  const int64_t total = rows.size(0);
+  check_panels(panels, total);
   STD_TORCH_CHECK(at >= 0 && at + kPanel * count * width <= panels.size(1), "panels are too small for the numbers");
   const int64_t together = panels_per_piece(count);
   const auto pack = width == 1 ? pack_rows<uint8_t> : width == 2 ? pack_rows<uint16_t> : pack_rows<uint32_t>;
-  const auto piece = [=](int64_t i) {
+  // The sources live as long as their addresses are read.
+  const auto piece = [=, sources = std::move(sources)](int64_t i) {
     const int64_t last = std::min((i + 1) * together, panels.size(0));
     for (int64_t panel = i * together; panel < last; ++panel) {
-      const int64_t row = panel * kPanel, row_stride = numbers.stride(0) * width;
-      const char* from = static_cast<const char*>(numbers.data_ptr()) + row * row_stride;
+      const int64_t row = panel * kPanel;
       char* out = static_cast<char*>(panels.data_ptr()) + panel * panels.size(1) + at;
-      pack(from, std::min(rows - row, kPanel), count, row_stride, numbers.stride(1) * width, out);
+      pack(addresses->data() + row, std::min(total - row, kPanel), count, stride, out);
     }
   };
   run_pieces(num_pieces(panels.size(0), together), piece);
@@ -212,7 +223,7 @@ STABLE_TORCH_LIBRARY_FRAGMENT(vllm_cpu, m) {
   m.def("begin_packing(int threads, int bytes) -> ()");
   m.def("finish_packing() -> ()");
   m.def("pack_codes_(Tensor(a!) panels, Tensor[] sources, Tensor rows, Tensor layout, int bits, int flipped) -> ()");
-  m.def("pack_numbers_(Tensor(a!) panels, Tensor numbers, int at) -> ()");
+  m.def("pack_numbers_(Tensor(a!) panels, Tensor[] sources, Tensor rows, int at) -> ()");
   m.def("find_not_finite_(Tensor(a!) found, Tensor[] parts) -> ()");
 }
 

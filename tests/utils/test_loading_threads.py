@@ -10,7 +10,13 @@ from functools import partial
 import pytest
 import torch
 
-from vllm.utils.loading_threads import meanwhile, native_work_begins, side_by_side
+from vllm.utils.loading_threads import (
+    in_thread,
+    meanwhile,
+    native_work_begins,
+    one_thread,
+    side_by_side,
+)
 
 
 @pytest.fixture(autouse=True)
@@ -54,6 +60,13 @@ def test_a_call_runs_beside_the_work_or_after_it() -> None:
     with meanwhile(lambda: "at the end") as late:
         assert not late.done()
     assert late.done() and late.result() == "at the end"
+
+
+def test_a_block_in_one_thread() -> None:
+    with one_thread():
+        assert torch.get_num_threads() == 1
+    assert torch.get_num_threads() == 2
+    assert in_thread(threading.current_thread).result() is not threading.current_thread()
 
 
 def test_an_error_of_the_block_comes_before_the_call_s() -> None:

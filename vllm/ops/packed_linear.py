@@ -194,8 +194,11 @@ def bf16_layout(float_out: bool) -> Layout:
 def sums_in_float16(float_out: bool) -> bool:
     """Whether our own kernel multiplies bfloat16 best as "packed_fp16", and neither VLLM_CPU_GEMM nor `float_out` (see
     pack_linear) rules that out."""
-    layout, ops = bf16_layout(float_out), cpu_ops()
+    ops = cpu_ops()
     has_float16 = ops is not None and ISA_LEVELS[ops.set_isa(-1)] == "avx512_fp16"
+    if not has_float16 and envs.cpu_gemm() is None:
+        return False
+    layout = bf16_layout(float_out)
     return layout == "packed_fp16" or (layout == "onednn" and has_float16)
 
 

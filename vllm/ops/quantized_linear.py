@@ -64,7 +64,7 @@ class PlainPart:
         return sum(plane.nbytes for plane in self.planes) + self.rest.scales.nbytes
 
     def take_rows(self, rows: Tensor) -> PlainPart:
-        return _plain(self.rows(rows))
+        return _plain([self.rows(rows)])
 
 
 @dataclass
@@ -104,17 +104,16 @@ def pack_quantized(
     weights = [weight] if isinstance(weight, QuantizedTensor) else list(weight)
     if len({each.shape[1] for each in weights}) != 1:
         raise ValueError(f"weights of one product must have one width, got {[each.shape for each in weights]}")
-    if len(weights) > 1 and can_concatenate(weights):
-        weights = [concatenate(weights)]
+    groups = [weights] if len(weights) == 1 or can_concatenate(weights) else [[each] for each in weights]
     shape = (sum(each.shape[0] for each in weights), weights[0].shape[1])
     if implementation(weights[0].scales) != "cpp" or not all(map(fits_panels, weights)):
-        return PackedQuantized(tuple(map(_plain, weights)), bias, shape)
-    is_gated = gated and len(weights) == 1
+        return PackedQuantized(tuple(map(_plain, groups)), bias, shape)
+    is_gated, rows = gated and len(groups) == 1, None
     if is_gated:
         # Rows that are filled in are not read.
-        weights = [weights[0].take_rows(interleave_gate(torch.arange(shape[0])))]
+        rows = interleave_gate(torch.arange(shape[0]))
         bias = None if bias is None else interleave_gate(bias)
-    panels = tuple(map(pack_panels, weights))
+    panels = tuple(pack_panels(group, rows) for group in groups)
     return PackedQuantized(panels, bias, shape, is_gated, envs.cpu_int8_activations(), sums_in_float16(float_out))
 
 
@@ -212,7 +211,8 @@ def _only_part(packed: PackedQuantized) -> PlainPart | Panels:
     return packed.parts[0]
 
 
-def _plain(weight: QuantizedTensor) -> PlainPart:
+def _plain(weights: Sequence[QuantizedTensor]) -> PlainPart:
+    weight = concatenate(weights) if len(weights) > 1 else weights[0]
     codes = weight.plain_codes()
     return PlainPart(split_planes(codes, weight.bits), replace(weight, codes=codes.new_empty(1, 1).expand(codes.shape)))
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
@@ -10,10 +10,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from vllm.ops.block_codes import BlockCodes
+from vllm.ops.block_codes import BlockCodes, join_codes, unpacked
 from vllm.ops.code_planes import PLANES, split_planes
 from vllm.ops.packed_linear import PANEL, pack_as
-from vllm.ops.quantized_tensor import QuantizedTensor, SparseRows
+from vllm.ops.quantized_tensor import QuantizedTensor, SparseRows, are_equal, concatenate
 
 # Bits of integers of 8 bits that panels have the other way: their codes are less 128.
 _FLIPPED = 128
@@ -126,12 +126,34 @@ def _float_panels(weight: Tensor) -> FloatPanels:
     return FloatPanels(pack_as(weight, "packed_f32"), (weight.shape[0], weight.shape[1]))
 
 
-def pack_panels(weight: QuantizedTensor) -> Panels:
-    """The weight, which fits, in panels; no value changes."""
-    return _float_panels(weight.plain_codes()) if weight.is_plain else _quantized_panels(weight)
+def pack_panels(weights: Sequence[QuantizedTensor], rows: Tensor | None = None) -> Panels:
+    """Weights, which fit and can be concatenated, below each other, or these `rows` of theirs (int64 [N], numbered
+    through), in panels; no value changes."""
+    if not _can_stay_apart(weights):
+        whole = concatenate(weights) if len(weights) > 1 else weights[0]
+        weights, rows = [whole if rows is None else whole.take_rows(rows)], None
+    if weights[0].is_plain:
+        return _float_panels(weights[0].plain_codes())
+    return _quantized_panels(weights, rows)
 
 
-def _quantized_panels(weight: QuantizedTensor) -> QuantizedPanels:
+def _can_stay_apart(weights: Sequence[QuantizedTensor]) -> bool:
+    """Whether all that differs from row to row is codes in blocks, and numbers of groups."""
+    first = weights[0]
+    return all(
+        isinstance(each.codes, BlockCodes)
+        and not isinstance(each.zero_points, Tensor)
+        and each.zero_points == first.zero_points
+        and (each.values is None if first.values is None else are_equal(each.values, first.values))
+        and (each.values is None or each.values.dim() == 1)
+        and each.sparse is None
+        for each in weights
+    )
+
+
+def _quantized_panels(weights: Sequence[QuantizedTensor], rows: Tensor | None) -> QuantizedPanels:
+    """Of the weights' `rows` (None: all)."""
+    weight = weights[0]
     zero = 0 if isinstance(weight.zero_points, Tensor) else weight.zero_points
     kind = _FLOAT8.get(weight.codes.dtype, _INTEGERS)
     table = None
@@ -144,43 +166,59 @@ def _quantized_panels(weight: QuantizedTensor) -> QuantizedPanels:
         table = (weight.values.float() - zero).repeat(_TABLE // len(weight.values)).contiguous()
     if kind == _INTEGERS and weight.bits == 8:
         zero -= 128  # codes are kept less 128
-    stored, kinds = _stored_parts(weight)
+    stored, kinds = _stored_parts(weights)
     supers = weight.super_scales if weight.super_scales is not None else weight.super_offsets
     num_supers = 0 if supers is None else supers.shape[1]
     numbers = [weight.bits, kind, weight.group_size, weight.num_groups, num_supers, zero, *kinds]
     if kind == _TABLE_A_ROW:
         assert weight.values is not None
-        stored.append(weight.values.float())
-    panels = _new_panels(weight.shape[0], numbers)
-    _write_codes(weight, kind, panels, numbers)
+        stored.append([weight.values.float()])
+    places = torch.arange(sum(each.shape[0] for each in weights)) if rows is None else rows
+    panels = _new_panels(len(places), numbers)
+    _write_codes(weights, rows, kind, panels, numbers)
     at = _code_bytes(numbers)
-    for (count, width), part in zip(_counts(numbers), stored, strict=True):
-        torch.ops.vllm_cpu.pack_numbers_(panels, part, at)
+    for (count, width), parts in zip(_counts(numbers), stored, strict=True):
+        torch.ops.vllm_cpu.pack_numbers_(panels, parts, places, at)
         at += PANEL * count * width
     order = None if weight.input_order is None else weight.input_order.contiguous()
-    sparse, places = _sparse(weight)
-    has_integers = kind == _INTEGERS and sparse is None
-    return QuantizedPanels(panels, torch.tensor(numbers), table, order, sparse, places, weight.shape, has_integers)
+    sparse = _sparse(weight)
+    has_integers = kind == _INTEGERS and weight.sparse is None
+    shape = len(places), weight.shape[1]
+    return QuantizedPanels(panels, torch.tensor(numbers), table, order, *sparse, shape, has_integers)
 
 
-def _write_codes(weight: QuantizedTensor, kind: int, panels: Tensor, numbers: list[int]) -> None:
-    codes, size = weight.codes, weight.group_size
+def _write_codes(
+    weights: Sequence[QuantizedTensor], rows: Tensor | None, kind: int, panels: Tensor, numbers: list[int]
+) -> None:
+    weight, size = weights[0], weights[0].group_size
+    codes = join_codes([each.codes for each in weights])
     if isinstance(codes, BlockCodes) and size % UNIT == 0 and weight.shape[1] % size == 0:
         flipped = codes.layout.flipped ^ (_FLIPPED if kind == _INTEGERS and weight.bits == 8 else 0)
-        sources = list(codes.sources)
-        torch.ops.vllm_cpu.pack_codes_(panels, sources, codes.rows, codes.layout.numbers, weight.bits, flipped)
+        taken = codes.rows if rows is None else codes.rows[rows]
+        arguments = list(codes.sources), taken, codes.layout.numbers, weight.bits, flipped
+        torch.ops.vllm_cpu.pack_codes_(panels, *arguments)
         return
-    plain = weight.plain_codes()
+    plain = unpacked(codes) if rows is None else unpacked(codes)[rows]
     tile = max(1, _TILE_CODES // weight.shape[1] // PANEL) * PANEL
-    for start in range(0, weight.shape[0], tile):
+    for start in range(0, len(plain), tile):
         parts = _planes(plain[start : start + tile], weight, kind)
         views = _code_views(panels[start // PANEL : (start + tile) // PANEL], numbers)
         for view, part in zip(views, parts, strict=True):
             _write(view, part)
 
 
-def _stored_parts(weight: QuantizedTensor) -> tuple[list[Tensor], list[int]]:
-    """What stands behind the codes, and the five kinds of it (0: none)."""
+def _stored_parts(weights: Sequence[QuantizedTensor]) -> tuple[list[list[Tensor]], list[int]]:
+    """What stands behind the codes, of each weight, and the five kinds of it (0: none)."""
+    found = [_parts_of(weight) for weight in weights]
+    kinds = found[0][1]
+    if any(own != kinds for _, own in found):
+        # Some weights' numbers are kept in another way than they are stored.
+        found = [_parts_of(concatenate(weights))]
+        kinds = found[0][1]
+    return [list(parts) for parts in zip(*(parts for parts, _ in found), strict=True)], kinds
+
+
+def _parts_of(weight: QuantizedTensor) -> tuple[list[Tensor], list[int]]:
     scales, offsets, zeros = _exact(weight.scales), _exact(weight.offsets), None
     if isinstance(weight.zero_points, Tensor):
         zeros = weight.zero_points

@@ -273,11 +273,11 @@ def concatenate(tensors: Sequence[QuantizedTensor]) -> QuantizedTensor:
     for name in _NUMBERS:
         if getattr(first, name) is not None:
             joined[name] = _cat([getattr(tensor, name) for tensor in tensors])
-    if any(not _equal(tensor.zero_points, first.zero_points) for tensor in tensors) or isinstance(
+    if any(not are_equal(tensor.zero_points, first.zero_points) for tensor in tensors) or isinstance(
         first.zero_points, Tensor
     ):
         joined["zero_points"] = torch.cat([_zero_points_of_groups(tensor) for tensor in tensors])
-    if any(not _equal(tensor.values, first.values) for tensor in tensors) or (
+    if any(not are_equal(tensor.values, first.values) for tensor in tensors) or (
         first.values is not None and first.values.dim() == 2
     ):
         joined["values"] = torch.cat([_values_of_rows(tensor) for tensor in tensors])
@@ -297,7 +297,7 @@ def _must_be_alike(tensors: Sequence[QuantizedTensor]) -> None:
         _must_agree(name, [getattr(tensor, name) for tensor in tensors])
     _must_agree("codes' columns", [tensor.shape[1] for tensor in tensors])
     _must_agree("codes' dtype", [tensor.codes.dtype for tensor in tensors])
-    if any(not _equal(tensor.input_order, tensors[0].input_order) for tensor in tensors):
+    if any(not are_equal(tensor.input_order, tensors[0].input_order) for tensor in tensors):
         raise ValueError("weights of one product must have one input_order")
     for name in _NUMBERS:
         parts = [getattr(tensor, name) for tensor in tensors]
@@ -320,7 +320,8 @@ def _must_agree(what: str, found: Sequence[object]) -> None:
         raise ValueError(f"weights of one product must agree: {what}: {', '.join(map(str, found))}")
 
 
-def _equal(a: object, b: object) -> bool:
+def are_equal(a: object, b: object) -> bool:
+    """Of numbers, tensors and None."""
     if isinstance(a, Tensor) and isinstance(b, Tensor):
         return a is b or torch.equal(a, b)
     return type(a) is type(b) and a == b
