@@ -16,6 +16,7 @@ from survey_architectures import load  # noqa: E402
 from vllm import ModelRegistry  # noqa: E402
 from vllm.model_executor.model_loader.gguf_configs import ARCHITECTURES  # noqa: E402
 from vllm.model_executor.models.registry import encoder_archs, pooling_kind  # noqa: E402
+from vllm.transformers_utils.sentence_transformers import is_sparse  # noqa: E402
 from vllm.transformers_utils.text_part import WITH_TEXT_PART  # noqa: E402
 
 DOCUMENT = ROOT / "docs" / "models.md"
@@ -45,6 +46,7 @@ def table() -> list[str]:
 
 
 _GIVES = {
+    "sparse": "sparse embeddings of texts: a weight of each word",
     "embed": "embeddings of texts and tokens",
     "token_embed": "embeddings of tokens",
     "classify": "classes of texts; with one label scores of pairs",
@@ -52,11 +54,15 @@ _GIVES = {
 }
 
 
+def _gives(name: str) -> str:
+    return "sparse" if is_sparse([name]) else pooling_kind([name]) or "embed"
+
+
 def pooling_table() -> list[str]:
     """The rows of encoders, and of the heads of decoders."""
     rows = ["### That pool", "", "| architecture | runs | gives |", "|---|---|---|"]
     names = sorted(encoder_archs(), key=lambda each: (each.lower(), each))
-    rows += [f"| {name} | `vllm`, as an encoder | {_GIVES[pooling_kind([name]) or 'embed']} |" for name in names]
+    rows += [f"| {name} | `vllm`, as an encoder | {_GIVES[_gives(name)]} |" for name in names]
     heads = {"Model": "embed", "ForSequenceClassification": "classify", "ForTokenClassification": "token_classify"}
     for ending, kind in heads.items():
         rows.append(f"| *{ending} of any decoder above that runs | as the decoder | {_GIVES[kind]} |")

@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Literal, Protocol
 from vllm.config.unserved import UnservedConfig, as_config, choice, number
 from vllm.exceptions import VLLMValidationError
 from vllm.transformers_utils.late_interaction import LateInteraction, read_late_interaction
-from vllm.transformers_utils.sentence_transformers import SentencePooling, read_pooling
+from vllm.transformers_utils.sentence_transformers import SentencePooling, SparsePooling, is_sparse, read_pooling
 
 SequencePoolingType = Literal["CLS", "LAST", "MEAN"]
 TokenPoolingType = Literal["ALL", "STEP"]
@@ -83,7 +83,16 @@ class PoolerConfig(UnservedConfig):
     def applied_to(self, pooling: SentencePooling) -> SentencePooling:
         """A model's pooling, with the type that this asks for."""
         kind = self.seq_pooling_type or self.pooling_type
+        if pooling.sparse is not None:
+            self._check_sparse(kind)
         return pooling if kind not in _MODES else replace(pooling, modes=(_MODES[kind],))
+
+    def _check_sparse(self, kind: str | None) -> None:
+        """VLLMValidationError: what is of vectors of hidden states alone."""
+        for name, value in (("pooling_type", kind), ("enable_chunked_processing", self.enable_chunked_processing)):
+            if value:
+                message = f"pooler_config: {name}={value} is not supported for sparse embeddings, which pool words"
+                raise VLLMValidationError(message, name, value)
 
     @property
     def takes_steps(self) -> bool:
@@ -131,13 +140,13 @@ _TASKS = {
 }
 
 
-def tasks_of(convert: str, is_encoder: bool, pooler: PoolerConfig) -> tuple[str, ...]:
-    """What a pooling model can do, the default first.
+def tasks_of(convert: str, is_encoder: bool, pooler: PoolerConfig, is_sparse: bool = False) -> tuple[str, ...]:
+    """What a pooling model can do, the default first; `is_sparse`: it pools words.
 
     Raises:
         ValueError: `pooler.task` is not among it.
     """
-    tasks = ("classify",) if is_encoder and convert == "classify" else _TASKS[convert]
+    tasks = _TASKS[convert][:1] if is_sparse or (is_encoder and convert == "classify") else _TASKS[convert]
     if pooler.task is None:
         return tasks
     if pooler.task not in tasks:
@@ -186,12 +195,13 @@ def runner_fields(args: Any, source: Source) -> dict[str, Any]:
     if source.is_encoder and "embed" not in kind and source.pooling_kind in (None, "embed"):
         raise ValueError(f"convert={convert!r} needs an encoder with a classifier, and this one has none")
     _check_served(args, pooler)
-    tasks = tasks_of(kind, source.is_encoder, pooler)
+    sparse = _sparse_pooling(source, folder)
+    tasks = tasks_of(kind, source.is_encoder, pooler, sparse is not None)
     for name, needed in _FIELDS_OF_TASKS.items():
         if getattr(pooler, name) not in (None, _NEUTRAL.get(name)) and not needed & set(tasks):
             raise ValueError(f"pooler_config: {name} is for {' and '.join(sorted(needed))}; this model has {tasks}")
     default = SentencePooling((_encoder_mode(raw, kind) if source.is_encoder else _decoder_mode(raw, kind),))
-    pooling = (folder if "embed" in kind else None) or default
+    pooling = sparse or (folder if "embed" in kind else None) or default
     pooling.check(source.hf_config.hidden_size, source.path.name)
     return {
         "runner": "pooling",
@@ -202,6 +212,14 @@ def runner_fields(args: Any, source: Source) -> dict[str, Any]:
         "pooling_tasks": tasks,
         "late_interaction": _late_interaction(source, is_bidirectional) if "token_embed" in tasks else None,
     }
+
+
+def _sparse_pooling(source: Source, folder: SentencePooling | None) -> SentencePooling | None:
+    """Of a model whose architecture pools words: as the folder says, or as most do; None: it is another one."""
+    if not is_sparse(source.hf_config.architectures):
+        return None
+    found = folder if folder is not None and folder.sparse is not None else SentencePooling(normalize=False)
+    return replace(found, sparse=replace(found.sparse or SparsePooling(), size=source.hf_config.vocab_size))
 
 
 def _late_interaction(source: Source, is_bidirectional: bool) -> LateInteraction | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,9 @@ _MODES = {
     "pooling_mode_lasttoken": "lasttoken",
 }
 
+SPARSE_ENDING = "SpladeSparseEmbeddingModel"
+"""Of the architectures that embed by their heads of masked words: upstream's name of BERT's."""
+
 ACTIVATIONS = ("identity", "sigmoid", "softmax", "tanh")
 
 
@@ -53,6 +57,21 @@ class PoolingLayer:
 
 
 @dataclass(frozen=True)
+class SparsePooling:
+    """From the logits of each token's words to a weight of each word: log(1 + max(logit, 0)), then over tokens.
+
+    Attributes:
+        strategy: "max" or "sum" over the tokens.
+        is_flat: whether a second log(1 + x) follows.
+        size: of the vocabulary.
+    """
+
+    strategy: str = "max"
+    is_flat: bool = False
+    size: int = 0
+
+
+@dataclass(frozen=True)
 class SentencePooling:
     """From hidden states to an embedding.
 
@@ -61,12 +80,14 @@ class SentencePooling:
         layers: what follows.
         normalize: whether the result has length 1.
         of_tokens: late interaction: tokens are not pooled, and each goes through the layers.
+        sparse: in place of all that, how words are pooled; None: they are not.
     """
 
     modes: tuple[str, ...] = ("cls",)
     layers: tuple[PoolingLayer, ...] = ()
     normalize: bool = True
     of_tokens: bool = False
+    sparse: SparsePooling | None = None
 
     def check(self, hidden_size: int, name: str) -> None:
         """ValueError: a Dense layer takes another number of values than there are; `name` is the folder's."""
@@ -85,6 +106,8 @@ class SentencePooling:
 
     def size(self, hidden_size: int) -> int:
         """Of an embedding, or of a token's."""
+        if self.sparse is not None:
+            return self.sparse.size
         sizes = [layer.outputs for layer in self.layers if layer.outputs is not None]
         return sizes[-1] if sizes else hidden_size * len(self.modes)
 
@@ -164,6 +187,8 @@ def read_pooling(folder: Path) -> SentencePooling | None:
     modules, where = read_modules(folder), f"{folder.name}/modules.json"
     if modules is None:
         return None
+    if has_sparse_pooling(folder):
+        return SentencePooling(normalize=False, sparse=_sparse(modules, where))
     modes: tuple[str, ...] = ()
     layers: list[PoolingLayer] = []
     of_tokens = False
@@ -300,6 +325,28 @@ def sentence_length(folder: Path) -> int | None:
         length = (read_object(folder / "tokenizer_config.json") or {}).get("model_max_length")
     # Tokenizers without a limit have a very large one.
     return int(length) if isinstance(length, int | float) and 0 < length < 2**31 else None
+
+
+def is_sparse(architectures: Sequence[str]) -> bool:
+    """Whether a model's embeddings have a number for each token of the vocabulary."""
+    return any(name.endswith(SPARSE_ENDING) for name in architectures[:1])
+
+
+def has_sparse_pooling(folder: Path) -> bool:
+    """Whether it is a SparseEncoder's that pools words."""
+    return any(module.kind == "SpladePooling" for module in read_modules(folder) or ())
+
+
+def _sparse(modules: list[Module], where: str) -> SparsePooling:
+    kinds = [module.kind for module in modules]
+    if kinds not in (["Transformer", "SpladePooling"], ["MLMTransformer", "SpladePooling"]):
+        raise ValueError(f"{where}: SpladePooling must follow a Transformer alone, got {', '.join(kinds)}")
+    pooling = modules[1]
+    for name, known in (("pooling_strategy", ("max", "sum")), ("activation_function", ("relu", "log1p_relu"))):
+        if pooling.settings.get(name, known[0]) not in known:
+            raise ValueError(f"{pooling.where}: {name} must be {' or '.join(known)}, got {pooling.settings[name]!r}")
+    strategy, activation = (pooling.settings.get(name) for name in ("pooling_strategy", "activation_function"))
+    return SparsePooling(strategy or "max", activation == "log1p_relu")
 
 
 def _modes(module: Module) -> tuple[str, ...]:

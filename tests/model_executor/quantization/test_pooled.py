@@ -131,6 +131,23 @@ def test_words_of_a_quantised_head(row, tmp_path):
     assert_close([each.flatten() for each in pooled(llm, "classify")], [each[None] for each in want])
 
 
+@pytest.mark.parametrize("name", ["gptq-4-asym", "nf4", "fp8-block", "int4", "fp8"])
+def test_sparse_embeddings(name, tmp_path):
+    """Whose head has the table of tokens for a weight, which checkpoints do not quantise."""
+    quantization = name if name in ROUNDED else None
+    model = (
+        save(tmp_path, "bert", "ForMaskedLM") if quantization else save_quantized(tmp_path, name, "bert", "ForMaskedLM")
+    )
+    for module in model.modules():
+        if quantization and isinstance(module, torch.nn.Linear):
+            # The table itself stays as it was.
+            module.weight = torch.nn.Parameter(ROUNDED[name](module.weight.data))
+    named = {"architectures": ["BertSpladeSparseEmbeddingModel"]}
+    llm = run(tmp_path, quantization=quantization, hf_overrides=named, max_num_batched_tokens=64)
+    want = [logits.relu().log1p().amax(0) for logits in results(model)]
+    assert_close([each.outputs.data for each in llm.encode(PROMPTS, use_tqdm=False)], want)
+
+
 @pytest.mark.parametrize(("row", "kind"), [("gptq-4-asym", "bert"), ("nf4", "qwen3"), ("fp8-block", "modernbert")])
 def test_two_ranks(row, kind, tmp_path):
     model = save_quantized(tmp_path, row, kind)

@@ -13,13 +13,16 @@ from torch import Tensor, nn
 
 from vllm.model_executor.model_loader.weight_files import iterate_tensors
 from vllm.pooling_params import PoolingParams, classified_length
-from vllm.transformers_utils.sentence_transformers import PoolingLayer, classifier_activation
+from vllm.transformers_utils.sentence_transformers import PoolingLayer, SparsePooling, classifier_activation
 
 if TYPE_CHECKING:
     from vllm.config import ModelConfig
 
 
 TokenIds = Sequence[int] | np.ndarray
+# Tokens whose logits of all words are held at once.
+_WORD_ROWS = 64
+_JOINED: dict[str, Callable[[Tensor, Tensor], Tensor]] = {"max": torch.maximum, "sum": torch.add}
 
 
 class Pooler:
@@ -66,9 +69,23 @@ class Pooler:
         return vectors[_compared(token_ids, params.extra_kwargs)] if params.extra_kwargs else vectors
 
     def pooled(self, hidden: Tensor) -> Tensor:
-        """Hidden states [L, H] -> float32 [H * modes]."""
+        """Hidden states [L, H] -> float32 [H * modes], or of sparse embeddings a weight of each word."""
+        if self.pooling.sparse is not None:
+            return self._weights_of_words(hidden, self.pooling.sparse)
         wide = hidden.float()
         return torch.cat([_pooled(wide, mode) for mode in self.pooling.modes])
+
+    def _weights_of_words(self, hidden: Tensor, sparse: SparsePooling) -> Tensor:
+        """[L, H] -> float32 [V]; the logits of a few tokens at a time."""
+        assert self._classify is not None, "the model has no head of words"
+        weights: Tensor | None = None
+        for rows in hidden.split(_WORD_ROWS):
+            own = self._classify(rows).relu().log1p_()
+            own = own.log1p_() if sparse.is_flat else own
+            own = own.amax(0) if sparse.strategy == "max" else own.sum(0)
+            weights = own if weights is None else _JOINED[sparse.strategy](weights, own)
+        assert weights is not None
+        return weights
 
     def _project(self, vectors: Tensor) -> Tensor:
         for layer in self._layers:

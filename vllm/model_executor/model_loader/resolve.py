@@ -21,12 +21,13 @@ from vllm.model_executor.models.registry import (
     import_model_class,
     model_entry,
     pooling_kind,
+    with_sparse_head,
 )
 from vllm.ops.cpu_kernels import cpu_kernel_isa
 from vllm.transformers_utils.config import HFConfig, parse_hf_config, read_config
 from vllm.transformers_utils.hub import download
 from vllm.transformers_utils.late_interaction import read_late_interaction
-from vllm.transformers_utils.sentence_transformers import sentence_length
+from vllm.transformers_utils.sentence_transformers import has_sparse_pooling, sentence_length
 from vllm.utils.device import cuda_has_bfloat16
 from vllm.utils.packages import needed_by
 
@@ -166,6 +167,8 @@ def _locate(model: str | None, revision: str | None, download_dir: str | None, h
 
 def _load_config(folder: Path, overrides: dict[str, Any] | None, model_impl: str, trust_remote_code: bool) -> HFConfig:
     raw, generation = read_config(folder, overrides)
+    if has_sparse_pooling(folder):
+        raw = with_sparse_head(raw, f"{folder.name}/modules.json")
     entry = model_entry(raw.get("architectures") or (), model_impl, raw)
     if entry != TRANSFORMERS:
         resolve_config = getattr(import_model_class(entry), "resolve_config", None)

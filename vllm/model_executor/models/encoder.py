@@ -31,6 +31,8 @@ from vllm.model_executor.models.spec import RotarySpec
 from vllm.ops.rotary import rotary_embedding_
 from vllm.transformers_utils.config import HFConfig
 
+_HEAD_WEIGHT = "head.out_proj.weight"
+
 
 @dataclass(frozen=True)
 class HeadSpec:
@@ -40,11 +42,15 @@ class HeadSpec:
         activation: None = out(x), without the layers before it.
         bias: of the dense layer.
         norm: whether there is a norm, with the encoder's epsilon and bias.
+        of_vocabulary: whether its labels are the vocabulary's tokens, for sparse embeddings.
+        is_tied: whether the weight of out is the table of tokens.
     """
 
     activation: str | None = None
     bias: bool = True
     norm: bool = False
+    of_vocabulary: bool = False
+    is_tied: bool = False
 
 
 @dataclass(frozen=True)
@@ -237,7 +243,8 @@ class EncoderForPooling(UpdatableModel):
         self.model, self._like = Encoder(self.spec), torch.empty(0)
         self.head: ClassificationHead | None = None
         if self.spec.head is not None:
-            self.head = ClassificationHead(self.spec.head, self.spec, config.num_labels)
+            num_labels = self.spec.vocab_size if self.spec.head.of_vocabulary else config.num_labels
+            self.head = ClassificationHead(self.spec.head, self.spec, num_labels)
 
     def forward(
         self,
@@ -265,6 +272,10 @@ class EncoderForPooling(UpdatableModel):
     def checkpoint_tensors(self, name: str, tensor: Tensor) -> Iterator[tuple[str, Tensor]]:
         """Our names and tensors of a checkpoint's one."""
         spec: Any = self.spec
+        is_tied = spec.head is not None and spec.head.is_tied
         for own, values in self.names.read(name, tensor, spec):
-            if own.startswith("model.") or (self.head is not None and own.startswith("head.")):
+            is_known = own.startswith("model.") or (self.head is not None and own.startswith("head."))
+            if is_known and not (is_tied and own == _HEAD_WEIGHT):
                 yield own, values
+            if own == "model.embeddings.word_embeddings.weight" and is_tied:
+                yield _HEAD_WEIGHT, values

@@ -8,6 +8,7 @@ from collections.abc import Set as AbstractSet
 from typing import TYPE_CHECKING, Any
 
 from vllm.logger import init_logger
+from vllm.transformers_utils.sentence_transformers import SPARSE_ENDING, is_sparse
 
 if TYPE_CHECKING:
     from torch import nn
@@ -118,6 +119,11 @@ _POOLING = {
             "JinaBertForSequenceClassification": "jina_bert:JinaBertForSequenceClassification",
         }
         | {family + ending: entry + head for family, entry in _ENCODERS.items() for ending, head in _HEADS.items()}
+        | {
+            family + SPARSE_ENDING: f"splade:{family}{SPARSE_ENDING}"
+            for family in ("Bert", "DistilBert", "ModernBert", "Roberta")
+        }
+        | {f"XLMRoberta{SPARSE_ENDING}": f"splade:Roberta{SPARSE_ENDING}"}
     ).items()
 }
 # What position_embedding_type="rotary" makes of an architecture: Jina's models bear the names of others.
@@ -151,6 +157,25 @@ def pooling_kind(architectures: Sequence[str]) -> str | None:
     if any("ColBERT" in name for name in architectures[:1]):
         return "token_embed"
     return next((_ENDINGS[each] for name in architectures[:1] if (each := _ending(name))), None)
+
+
+def with_sparse_head(raw: dict[str, Any], where: str) -> dict[str, Any]:
+    """config.json's content for a folder whose modules pool words: the architecture is that of sparse embeddings.
+
+    Raises:
+        ValueError: there is none for this encoder.
+    """
+    names = list(raw.get("architectures") or ())
+    if is_sparse(names):
+        return raw
+    sparse = [name.removesuffix("ForMaskedLM") + SPARSE_ENDING for name in names[:1] if name.endswith("ForMaskedLM")]
+    if not sparse or sparse[0] not in _POOLING:
+        known = ", ".join(
+            name.replace(SPARSE_ENDING, "ForMaskedLM") for name in sorted(_POOLING) if name.endswith(SPARSE_ENDING)
+        )
+        given = ", ".join(names) or "none"
+        raise ValueError(f"{where}: SpladePooling needs an architecture among {known}, and config.json names {given}")
+    return {**raw, "architectures": sparse}
 
 
 def with_causal_names(architectures: Sequence[str]) -> list[str]:

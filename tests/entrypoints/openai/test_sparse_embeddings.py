@@ -1,0 +1,157 @@
+"""Sparse embeddings (SPLADE): of each word log(1 + max(logit, 0)), pooled over the tokens, by transformers' heads of
+masked words."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from asgi import AppThread, make_engine
+from safetensors.torch import load_file, save_file
+from thread_ranks import make_thread_llm
+from tiny_encoders import OTHERS, PROMPTS, SIZES, TOLERANCE, tensors
+from tiny_late_models import WORDS, add_tokenizer
+
+from vllm import LLM, PoolingParams
+from vllm.exceptions import VLLMValidationError
+
+VOCAB = SIZES["vocab_size"]
+MODULES = "sentence_transformers.base.modules.transformer.Transformer"
+OLDER = "sentence_transformers.sparse_encoder.models.MLMTransformer"
+
+
+def save(folder: Path, kind: str, **fields: Any) -> Any:
+    """A random model of masked words; the head's biases are not 0."""
+    torch.manual_seed(0)
+    own = {"pad_token_id": 0, "max_position_embeddings": 64} | OTHERS.get(kind, {})
+    config = transformers.CONFIG_MAPPING[kind](**(SIZES | own | fields))
+    model = transformers.AutoModelForMaskedLM.from_config(config).eval()
+    for values in model.parameters():
+        values.data += 0.2 * torch.randn_like(values)
+    model.save_pretrained(folder)
+    return model
+
+
+def add_modules(folder: Path, transformer: str = MODULES, **pooling: Any) -> None:
+    kinds = [("", transformer), ("1_SpladePooling", "sentence_transformers.sparse_encoder.models.SpladePooling")]
+    modules = [{"idx": i, "name": str(i), "path": path, "type": kind} for i, (path, kind) in enumerate(kinds)]
+    (folder / "modules.json").write_text(json.dumps(modules))
+    (folder / "1_SpladePooling").mkdir()
+    (folder / "1_SpladePooling/config.json").write_text(json.dumps(pooling))
+
+
+@torch.no_grad()
+def expected(model: Any, strategy: str = "max", is_flat: bool = False, prompts: Any = PROMPTS) -> list[torch.Tensor]:
+    found = []
+    for prompt in prompts:
+        weights = (1 + model(torch.tensor([prompt])).logits[0].relu()).log()
+        weights = (1 + weights).log() if is_flat else weights
+        found.append(weights.amax(0) if strategy == "max" else weights.sum(0))
+    assert any((each == 0).any() for each in found) and all((each > 0).any() for each in found)
+    return found
+
+
+def assert_close(got: list[torch.Tensor], want: list[torch.Tensor]) -> None:
+    for ours, theirs in zip(got, want, strict=True):
+        torch.testing.assert_close(ours, theirs, **TOLERANCE)
+
+
+def run(folder: Path, **fields: Any) -> LLM:
+    return LLM(str(folder), dtype="float32", skip_tokenizer_init=True, **fields)
+
+
+@pytest.mark.parametrize("kind", ["bert", "distilbert", "roberta", "xlm-roberta", "modernbert"])
+def test_sparse_encoders(kind: str, tmp_path: Path) -> None:
+    model = save(tmp_path, kind)
+    # More tokens than have their words at once.
+    long = [[5 + (7 * i) % 180 for i in range(60)]] if kind == "modernbert" else []
+    add_modules(tmp_path, OLDER if kind == "distilbert" else MODULES, pooling_strategy="max")
+    llm = run(tmp_path)
+    assert llm.model_config.pooling_tasks == ("embed",) and llm.model_config.embedding_size == VOCAB
+    together = tensors(llm.encode(PROMPTS + long, use_tqdm=False))
+    assert_close(together, expected(model, prompts=PROMPTS + long))
+    for prompt, other in zip(PROMPTS, together, strict=False):
+        assert_close(tensors(llm.encode([prompt], use_tqdm=False)), [other])
+    (one,) = llm.embed(PROMPTS[:1], use_tqdm=False)
+    assert one.outputs.embedding == pytest.approx(together[0].tolist(), abs=1e-6)
+    with pytest.raises(VLLMValidationError, match="token_embed"):
+        llm.encode(PROMPTS, pooling_task="token_embed", use_tqdm=False)
+
+
+@pytest.mark.parametrize(("strategy", "activation"), [("sum", "relu"), ("max", "log1p_relu"), ("sum", "log1p_relu")])
+def test_other_poolings(strategy: str, activation: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("vllm.model_executor.layers.pooler._WORD_ROWS", 3)
+    model = save(tmp_path, "bert")
+    add_modules(tmp_path, pooling_strategy=strategy, activation_function=activation)
+    want = expected(model, strategy, activation == "log1p_relu")
+    assert_close(tensors(run(tmp_path).encode(PROMPTS, use_tqdm=False)), want)
+    normalized = run(tmp_path).encode(PROMPTS, PoolingParams(use_activation=True), use_tqdm=False)
+    assert_close(tensors(normalized), [each / each.norm() for each in want])
+
+
+def test_upstreams_name_and_a_head_of_its_own(tmp_path: Path) -> None:
+    """As naver/splade-v3 is loaded in upstream's documentation, with and without a table of tokens for the head."""
+    overrides = {"architectures": ["BertSpladeSparseEmbeddingModel"]}
+    for is_tied in (True, False):
+        folder = tmp_path / str(is_tied)
+        model = save(folder, "bert", tie_word_embeddings=is_tied)
+        path = folder / "model.safetensors"
+        stored = load_file(path)
+        if is_tied:
+            # Older files have the copies, too.
+            words = stored["bert.embeddings.word_embeddings.weight"]
+            stored["cls.predictions.decoder.weight"] = words.clone()
+            stored["cls.predictions.decoder.bias"] = stored["cls.predictions.bias"].clone()
+            save_file(stored, path, metadata={"format": "pt"})
+        else:
+            assert not torch.equal(stored["cls.predictions.decoder.bias"], stored["cls.predictions.bias"])
+        got = tensors(run(folder, hf_overrides=overrides).encode(PROMPTS, use_tqdm=False))
+        assert_close(got, expected(model))
+
+
+def test_two_ranks(tmp_path: Path) -> None:
+    model = save(tmp_path, "bert")
+    add_modules(tmp_path)
+    llm = make_thread_llm(tmp_path, 2, max_model_len=64, skip_tokenizer_init=True)
+    assert_close(tensors(llm.encode(PROMPTS, use_tqdm=False)), expected(model))
+
+
+def test_over_http(tmp_path: Path) -> None:
+    model = save(tmp_path, "bert", vocab_size=len(WORDS))
+    add_modules(tmp_path)
+    add_tokenizer(tmp_path)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path)
+    texts = ["the cat sits", "stop"]
+    want = expected(model, prompts=[tokenizer(text).input_ids for text in texts])
+    with AppThread(make_engine(tmp_path, max_model_len=32)) as server:
+        data = server.post("/v1/embeddings", input=texts)["data"]
+        for each, theirs in zip(data, want, strict=True):
+            assert each["embedding"] == pytest.approx(theirs.tolist(), abs=1e-5)
+        (score,) = server.post("/score", text_1=texts[0], text_2=texts[1])["data"]
+        assert score["score"] == pytest.approx(torch.cosine_similarity(*want, dim=0).item(), abs=1e-5)
+
+
+def test_what_pools_no_words(tmp_path: Path) -> None:
+    save(tmp_path / "m", "bert")
+    add_modules(tmp_path / "m", pooling_strategy="mean")
+    with pytest.raises(
+        ValueError, match="1_SpladePooling/config.json: pooling_strategy must be max or sum, got 'mean'"
+    ):
+        run(tmp_path / "m")
+    (tmp_path / "m/1_SpladePooling/config.json").write_text("{}")
+    for pooler in ({"pooling_type": "MEAN"}, {"enable_chunked_processing": True}):
+        with pytest.raises(ValueError, match=f"{next(iter(pooler))}=.* is not supported for sparse embeddings"):
+            run(tmp_path / "m", pooler_config=pooler)
+    modules = json.loads((tmp_path / "m/modules.json").read_text())
+    (tmp_path / "m/modules.json").write_text(json.dumps([*modules, {"type": "x.Normalize", "path": "2"}]))
+    with pytest.raises(ValueError, match="SpladePooling must follow a Transformer alone, got Transformer, Spla"):
+        run(tmp_path / "m")
+    save(tmp_path / "electra", "electra")
+    add_modules(tmp_path / "electra")
+    problem = "SpladePooling needs an architecture among BertForMaskedLM, .*, and config.json names ElectraForMaskedLM"
+    with pytest.raises(ValueError, match=problem):
+        run(tmp_path / "electra")
