@@ -108,6 +108,11 @@ NO_SCALES = r"model.safetensors lacks model.layers.0.self_attn.q_proj.{}: a weig
             r"q_proj.weight has shape \(128, 127\), but config.json means \(128, 128\)",
         ),
         ("int8-asym", replaced("weight_zero_point", lambda x: x[:1]), r"zero_point .* expected that of weight_scale"),
+        (
+            "packed-4-plain-zeros",
+            with_value("weight_zero_point", 0, 9),
+            r"zero_point has values outside of those of 4 b",
+        ),
         ("packed-actorder", without("weight_g_idx"), NO_SCALES.format("weight_g_idx", "compressed-tensors")),
         (
             "mxfp4",

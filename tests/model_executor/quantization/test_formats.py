@@ -85,6 +85,20 @@ def packed(bits: int = 4, group_size: int | None = 32, sym: bool = True, order: 
     return compressed(pack, weights, format="pack-quantized")
 
 
+def with_plain_zeros(bits: int) -> Row:
+    """As early versions of compressed-tensors stored zero points: int8, from the middle of the codes."""
+    row = packed(bits, sym=False)
+
+    def pack(weight: torch.Tensor) -> Stored:
+        stored = row.pack(weight)
+        words = stored.tensors["weight_zero_point"]
+        codes = (words[:, None] >> (torch.arange(32 // bits) * bits)[None, :, None]) & (2**bits - 1)
+        zeros = codes.flatten(0, 1)[: len(weight)] - 2 ** (bits - 1)
+        return Stored(stored.tensors | {"weight_zero_point": zeros.to(torch.int8)}, stored.value)
+
+    return Row(pack, row.settings)
+
+
 INT8 = {"num_bits": 8, "type": "int", "symmetric": True, "strategy": "channel"}
 FLOAT8 = {"num_bits": 8, "type": "float", "symmetric": True, "strategy": "channel"}
 FLOAT4 = {"num_bits": 4, "type": "float", "symmetric": True}
@@ -179,6 +193,8 @@ ROWS = {
     "packed-3": packed(3),
     "packed-8": packed(8, group_size=None),
     "packed-8-asym": packed(8, sym=False),
+    "packed-4-plain-zeros": with_plain_zeros(4),
+    "packed-8-plain-zeros": with_plain_zeros(8),
     "packed-actorder": packed(order=shuffled),
     "int8": compressed(packing.int_quantized, INT8, format="int-quantized"),
     "int8-asym": compressed(

@@ -16,11 +16,14 @@ from tiny_models import make_tiny
 
 from vllm.model_executor.layers.linear import LinearBase, LinearMethodBase, UnquantizedLinearMethod
 from vllm.model_executor.layers.quantization import (
+    QUANTIZATION_METHODS,
     QuantizationMethods,
     get_quantization_config,
     register_quantization_config,
 )
 from vllm.model_executor.layers.quantization.base_config import QuantizationConfig
+from vllm.model_executor.parameter import ModelWeightParameter, PerTensorScaleParameter
+from vllm.model_executor.utils import set_weight_attrs
 
 FIELDS = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2}
 
@@ -63,6 +66,33 @@ class BytesWithScales(LinearMethodBase):
         return F.linear(x, self.weight.to(x.dtype), bias)
 
 
+class BytesInParameters(BytesWithScales):
+    """The same with upstream's classes of parameters."""
+
+    def create_weights(
+        self,
+        layer: torch.nn.Module,
+        input_size_per_partition: int,
+        output_partition_sizes: list[int],
+        input_size: int,
+        output_size: int,
+        params_dtype: torch.dtype,
+        **extra_weight_attrs: Any,
+    ) -> None:
+        loader = extra_weight_attrs.pop("weight_loader")
+        data = torch.empty(sum(output_partition_sizes), input_size_per_partition, dtype=torch.int8)
+        layer.register_parameter("data8", ModelWeightParameter(data, input_dim=1, output_dim=0, weight_loader=loader))
+        scales = torch.empty(len(output_partition_sizes), dtype=params_dtype)
+        layer.register_parameter("scale8", PerTensorScaleParameter(data=scales, weight_loader=loader))
+        set_weight_attrs(layer.scale8, {**extra_weight_attrs, "ignore_warning": True})
+        with pytest.raises(ValueError, match="has the attribute 'ignore_warning' already"):
+            set_weight_attrs(layer.scale8, {"ignore_warning": False})
+        self.sizes = output_partition_sizes
+
+
+METHODS = {"bytes": BytesWithScales, "parameters": BytesInParameters}
+
+
 class OwnConfig(QuantizationConfig):
     def __init__(self, steps: int, kind: str) -> None:
         super().__init__()
@@ -89,8 +119,8 @@ class OwnConfig(QuantizationConfig):
     def get_quant_method(self, layer: torch.nn.Module, prefix: str) -> LinearMethodBase | None:
         if not isinstance(layer, LinearBase):
             return None
-        if self.kind == "bytes":
-            return BytesWithScales()
+        if self.kind in METHODS:
+            return METHODS[self.kind]()
         return None if prefix == "model.layers.0.mlp.down_proj" else RoundedInputs(self.steps)
 
 
@@ -101,6 +131,7 @@ def registered():
 
 def test_registering(caplog):
     assert get_quantization_config("mine") is OwnConfig
+    assert QUANTIZATION_METHODS.count("mine") == 1 and "gptq" in QUANTIZATION_METHODS
     logger = logging.getLogger("vllm")
     logger.addHandler(caplog.handler)
     try:
@@ -142,8 +173,15 @@ def test_a_method_that_overrides_the_product(where, tmp_path):
         llm.collective_rpc(lambda worker: worker.model_runner.model.load_weights(tensors.items()))
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
-def test_a_method_with_weights_of_its_own(ranks, tmp_path):
+def test_layers_of_transformers_modules(tmp_path):
+    """All but the experts, which are no linear layers."""
+    model = make_tiny("mixtral", tmp_path, num_hidden_layers=2)
+    round_inputs(model, 4)
+    assert_reads(generate(make_llm(tmp_path, quantization="mine")), model)
+
+
+@pytest.mark.parametrize(("ranks", "kind"), [(1, "bytes"), (2, "bytes"), (2, "parameters")])
+def test_a_method_with_weights_of_its_own(ranks, kind, tmp_path):
     model = make_tiny("llama", tmp_path, **FIELDS)
     tensors, values = {}, {}
     for name, tensor in load_file(tmp_path / "model.safetensors").items():
@@ -156,7 +194,7 @@ def test_a_method_with_weights_of_its_own(ranks, tmp_path):
         values[name] = tensors[f"{module}.data8"] * scale
     save_file(tensors, tmp_path / "model.safetensors")
     model.load_state_dict(values, strict=False)
-    (tmp_path / "mine.json").write_text(json.dumps({"quant_method": "mine", "kind": "bytes"}))
+    (tmp_path / "mine.json").write_text(json.dumps({"quant_method": "mine", "kind": kind}))
     fields = {"max_model_len": 64, "skip_tokenizer_init": True}
     llm = make_llm(tmp_path) if ranks == 1 else make_thread_llm(tmp_path, ranks, **fields)
     assert_reads(generate(llm), model)

@@ -186,6 +186,8 @@ class LinearBase(nn.Module):
             input_size=self.inputs.size,
             output_size=sum(rows.size for rows in self.parts.values()),
             params_dtype=self._empty.dtype,
+            # Upstream's methods take it out; see BasevLLMParameter.
+            weight_loader=None,
         )
 
     @property

@@ -39,8 +39,9 @@ class _Flattened(LinearBase):
 
     def process_weights_after_loading(self, method: LinearMethod = UNQUANTIZED, gated: bool = False) -> None:
         super().process_weights_after_loading(method, gated)
-        # For models that ask for the weight's dtype or device. Who multiplies with it fails in the trial run.
-        self.weight = nn.Parameter(self._empty, requires_grad=False)
+        if self.weight is None:
+            # For models that ask for the weight's dtype or device. Who multiplies with it fails in the trial run.
+            self.weight = nn.Parameter(self._empty, requires_grad=False)
 
 
 class _Replicated(_Flattened, ReplicatedLinear):

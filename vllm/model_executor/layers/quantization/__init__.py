@@ -30,6 +30,9 @@ _FORMATS = {
     "squeezellm": ("squeezellm", "SqueezeLLMConfig"),
     "torchao": ("torchao", "TorchAOConfig"),
 }
+QUANTIZATION_METHODS = list(_FORMATS)
+"""The names of formats, and those that are registered."""
+
 _registered: dict[str, type[QuantizationConfig]] = {}
 
 
@@ -43,6 +46,8 @@ def register_quantization_config(name: str) -> Callable[[_Config], _Config]:
         if name in _FORMATS or name in _registered:
             logger.debug("The quantization method '%s' already exists and will be overwritten", name)
         _registered[name] = cls
+        if name not in QUANTIZATION_METHODS:
+            QUANTIZATION_METHODS.append(name)
         return cls
 
     return register

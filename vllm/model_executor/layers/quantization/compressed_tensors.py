@@ -107,11 +107,7 @@ def _read_packed(stored: StoredTensors, scheme: Scheme) -> QuantizedTensor:
     scales, size = _scales(stored, scheme, (rows, width))
     zeros: int | Tensor = middle
     if not scheme.symmetric:
-        packed = stored.take("weight_zero_point", torch.int32, None, scales.shape[1])
-        try:
-            zeros = as_zero_points(unpack_rows(packed.t(), bits, rows).t())
-        except ValueError as error:
-            raise stored.error("weight_zero_point", str(error)) from None
+        zeros = _packed_zeros(stored, bits, rows, scales.shape[1])
     order = None
     group_of = None
     if "weight_g_idx" in stored and scheme.reorders:
@@ -127,6 +123,21 @@ def _read_packed(stored: StoredTensors, scheme: Scheme) -> QuantizedTensor:
             scales = scales[:, used]
             zeros = zeros[:, used] if isinstance(zeros, Tensor) else zeros
     return QuantizedTensor(codes, bits, scales.contiguous(), size, zeros, input_order=order)
+
+
+def _packed_zeros(stored: StoredTensors, bits: int, rows: int, groups: int) -> int | Tensor:
+    if stored.tensors["weight_zero_point"].dtype == torch.int8:
+        # Early versions of the library did not pack them.
+        own = stored.take("weight_zero_point", torch.int8, rows, groups)
+        codes = own.int() + (1 << (bits - 1))
+        if codes.numel() and not 0 <= int(codes.min()) <= int(codes.max()) < 1 << bits:
+            raise stored.error("weight_zero_point", f"has values outside of those of {bits} bits")
+        return as_zero_points(codes.to(torch.uint8))
+    packed = stored.take("weight_zero_point", torch.int32, None, groups)
+    try:
+        return as_zero_points(unpack_rows(packed.t(), bits, rows).t())
+    except ValueError as error:
+        raise stored.error("weight_zero_point", str(error)) from None
 
 
 def _read_ints(stored: StoredTensors, scheme: Scheme) -> QuantizedTensor:
