@@ -226,10 +226,9 @@ def _parts_of(weight: QuantizedTensor) -> tuple[list[Tensor], list[int]]:
         zeros = zeros.to(torch.uint8) if fits else zeros.float()
     parts: list[Any] = [scales, offsets, zeros, _exact(weight.super_scales), _exact(weight.super_offsets)]
     kinds = [0 if part is None else _STORED[part.dtype] for part in parts]
-    if scales.dtype == torch.uint8 and offsets is not None and offsets.dtype == torch.uint8:
-        both = scales | (offsets << 4)
-        if bool(((scales | offsets) < 16).all()):
-            parts[:2], kinds[:2] = [both, None], _NIBBLES
+    are_bytes = scales.dtype == torch.uint8 and offsets is not None and offsets.dtype == torch.uint8
+    if are_bytes and bool(((scales | offsets) < 16).all()):
+        parts[:2], kinds[:2] = [scales | (offsets << 4), None], _NIBBLES
     return [part for part in parts if part is not None], kinds
 
 
