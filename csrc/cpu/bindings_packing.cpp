@@ -1,6 +1,5 @@
 // The operators that bring weights into their packed order.
 #include <algorithm>
-#include <atomic>
 #include <cstring>
 #include <vector>
 
@@ -208,7 +207,7 @@ void find_not_finite_(Tensor found, std::vector<Tensor> parts) {
       for (int64_t row = i * together; row < last; ++row) {
         const char* from = static_cast<const char*>(numbers.data_ptr()) + row * numbers.stride(0) * width;
         if (find(from, count, numbers.stride(1) * width)) {
-          std::atomic_ref(*static_cast<uint8_t*>(found.data_ptr())).store(1);
+          __atomic_store_n(static_cast<uint8_t*>(found.data_ptr()), 1, __ATOMIC_RELAXED);
         }
       }
     });

@@ -9,7 +9,6 @@
 #include <sys/mman.h>
 #endif
 
-#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <mutex>
@@ -64,7 +63,7 @@ class WeightMemory {
     constexpr int64_t kSmallPage = 4096;
     for (int64_t at = 0; at < bytes; at += kSmallPage) {
       char zero = 0;
-      std::atomic_ref(start[at]).compare_exchange_strong(zero, 0);
+      __atomic_compare_exchange_n(start + at, &zero, 0, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED);
     }
   }
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from concurrent.futures import Future
 from functools import cached_property, partial
 from typing import Any
 
@@ -28,7 +29,8 @@ class RotaryEmbedding:
     @cached_property
     def cos_sin_cache(self) -> Tensor:
         """See the class."""
-        return self._table.result().to(self._device)
+        table: Future[Tensor] = self.__dict__.pop("_table")
+        return table.result().to(self._device)
 
 
 def _table(inv_freq: Tensor, attention_factor: float, max_positions: int) -> Tensor:
