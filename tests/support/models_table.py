@@ -16,7 +16,7 @@ from survey_architectures import load  # noqa: E402
 from vllm import ModelRegistry  # noqa: E402
 from vllm.model_executor.model_loader.gguf_configs import ARCHITECTURES  # noqa: E402
 from vllm.model_executor.models.registry import encoder_archs, pooling_kind  # noqa: E402
-from vllm.transformers_utils.sentence_transformers import is_sparse  # noqa: E402
+from vllm.transformers_utils.sentence_transformers import TOKEN_HEADS, is_sparse  # noqa: E402
 from vllm.transformers_utils.text_part import WITH_TEXT_PART  # noqa: E402
 
 DOCUMENT = ROOT / "docs" / "models.md"
@@ -46,6 +46,7 @@ def table() -> list[str]:
 
 
 _GIVES = {
+    "heads": "embeddings of texts and tokens, weights of tokens",
     "sparse": "sparse embeddings of texts: a weight of each word",
     "embed": "embeddings of texts and tokens",
     "token_embed": "embeddings of tokens",
@@ -55,6 +56,8 @@ _GIVES = {
 
 
 def _gives(name: str) -> str:
+    if name == TOKEN_HEADS:
+        return "heads"
     return "sparse" if is_sparse([name]) else pooling_kind([name]) or "embed"
 
 

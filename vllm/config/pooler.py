@@ -10,7 +10,13 @@ from typing import Any, ClassVar, Literal, Protocol
 from vllm.config.unserved import UnservedConfig, as_config, choice, number
 from vllm.exceptions import VLLMValidationError
 from vllm.transformers_utils.late_interaction import LateInteraction, read_late_interaction
-from vllm.transformers_utils.sentence_transformers import SentencePooling, SparsePooling, is_sparse, read_pooling
+from vllm.transformers_utils.sentence_transformers import (
+    TOKEN_HEADS,
+    SentencePooling,
+    SparsePooling,
+    is_sparse,
+    read_pooling,
+)
 
 SequencePoolingType = Literal["CLS", "LAST", "MEAN"]
 TokenPoolingType = Literal["ALL", "STEP"]
@@ -140,13 +146,13 @@ _TASKS = {
 }
 
 
-def tasks_of(convert: str, is_encoder: bool, pooler: PoolerConfig, is_sparse: bool = False) -> tuple[str, ...]:
-    """What a pooling model can do, the default first; `is_sparse`: it pools words.
+def tasks_of(convert: str, is_encoder: bool, pooler: PoolerConfig, own: tuple[str, ...] = ()) -> tuple[str, ...]:
+    """What a pooling model can do, the default first; `own`: of an architecture that is made for other tasks.
 
     Raises:
         ValueError: `pooler.task` is not among it.
     """
-    tasks = _TASKS[convert][:1] if is_sparse or (is_encoder and convert == "classify") else _TASKS[convert]
+    tasks = own or (("classify",) if is_encoder and convert == "classify" else _TASKS[convert])
     if pooler.task is None:
         return tasks
     if pooler.task not in tasks:
@@ -195,13 +201,15 @@ def runner_fields(args: Any, source: Source) -> dict[str, Any]:
     if source.is_encoder and "embed" not in kind and source.pooling_kind in (None, "embed"):
         raise ValueError(f"convert={convert!r} needs an encoder with a classifier, and this one has none")
     _check_served(args, pooler)
-    sparse = _sparse_pooling(source, folder)
-    tasks = tasks_of(kind, source.is_encoder, pooler, sparse is not None)
+    sparse, has_heads = _sparse_pooling(source, folder), TOKEN_HEADS in source.hf_config.architectures[:1]
+    own = ("embed",) if sparse else ("embed", "token_embed", "token_classify") if has_heads else ()
+    tasks = tasks_of(kind, source.is_encoder, pooler, own)
     for name, needed in _FIELDS_OF_TASKS.items():
         if getattr(pooler, name) not in (None, _NEUTRAL.get(name)) and not needed & set(tasks):
             raise ValueError(f"pooler_config: {name} is for {' and '.join(sorted(needed))}; this model has {tasks}")
     default = SentencePooling((_encoder_mode(raw, kind) if source.is_encoder else _decoder_mode(raw, kind),))
     pooling = sparse or (folder if "embed" in kind else None) or default
+    pooling = replace(pooling, has_token_heads=has_heads)
     pooling.check(source.hf_config.hidden_size, source.path.name)
     return {
         "runner": "pooling",

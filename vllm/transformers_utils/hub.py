@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 _SMALL_FILES = ["*.json", "*.model", "*.txt", "*.jinja"]
+# Of sentence-transformers' modules and of BGE-M3, which have no other files.
+_LAYERS = ["[0-9]_*/pytorch_model.bin", "sparse_linear.pt", "colbert_linear.pt"]
 
 
 def download(
@@ -29,7 +31,7 @@ def download(
     def get(*patterns: str) -> Path:
         return fetch(name, [*_SMALL_FILES, *patterns], revision, cache_dir, token)
 
-    folder = get("*.safetensors") if weights else get()
+    folder = get("*.safetensors", *_LAYERS) if weights else get()
     return get("pytorch_model*.bin") if weights and not any(folder.glob("*.safetensors")) else folder
 
 

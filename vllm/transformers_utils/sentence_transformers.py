@@ -33,6 +33,9 @@ _MODES = {
 SPARSE_ENDING = "SpladeSparseEmbeddingModel"
 """Of the architectures that embed by their heads of masked words: upstream's name of BERT's."""
 
+TOKEN_HEADS = "BgeM3EmbeddingModel"
+"""Upstream's name of an XLM-RoBERTa with layers on single tokens."""
+
 ACTIVATIONS = ("identity", "sigmoid", "softmax", "tanh")
 
 
@@ -81,6 +84,7 @@ class SentencePooling:
         normalize: whether the result has length 1.
         of_tokens: late interaction: tokens are not pooled, and each goes through the layers.
         sparse: in place of all that, how words are pooled; None: they are not.
+        has_token_heads: whether tokens have weights and vectors of their own, as BGE-M3's.
     """
 
     modes: tuple[str, ...] = ("cls",)
@@ -88,6 +92,7 @@ class SentencePooling:
     normalize: bool = True
     of_tokens: bool = False
     sparse: SparsePooling | None = None
+    has_token_heads: bool = False
 
     def check(self, hidden_size: int, name: str) -> None:
         """ValueError: a Dense layer takes another number of values than there are; `name` is the folder's."""

@@ -155,3 +155,67 @@ def test_what_pools_no_words(tmp_path: Path) -> None:
     problem = "SpladePooling needs an architecture among BertForMaskedLM, .*, and config.json names ElectraForMaskedLM"
     with pytest.raises(ValueError, match=problem):
         run(tmp_path / "electra")
+
+
+BGE_M3 = {"hf_overrides": {"architectures": ["BgeM3EmbeddingModel"]}}
+
+
+def save_m3(folder: Path) -> Any:
+    """An XLM-RoBERTa whose tokens have two layers: the model, and those."""
+    torch.manual_seed(0)
+    ends = {"pad_token_id": 1, "bos_token_id": 2, "eos_token_id": 3, "max_position_embeddings": 66}
+    model = transformers.XLMRobertaModel(transformers.XLMRobertaConfig(**SIZES, **ends)).eval()
+    for values in model.parameters():
+        values.data += 0.05 * torch.randn_like(values)
+    model.save_pretrained(folder)
+    heads = [torch.nn.Linear(SIZES["hidden_size"], width) for width in (1, 24)]
+    for name, head in zip(("sparse_linear.pt", "colbert_linear.pt"), heads, strict=True):
+        torch.save(head.state_dict(), folder / name)
+    return model, *heads
+
+
+# With and without the tokens that begin and end texts.
+M3_PROMPTS = [[2, 7, 9, 3], [2, *range(20, 50), 3], [7, 9, 11], [2, 9], [2, 3]]
+
+
+@torch.no_grad()
+def test_weights_and_vectors_of_tokens(tmp_path: Path) -> None:
+    model, sparse, colbert = save_m3(tmp_path)
+    llm = run(tmp_path, **BGE_M3)
+    assert llm.model_config.pooling_tasks == ("embed", "token_embed", "token_classify")
+    hidden = [model(torch.tensor([prompt])).last_hidden_state[0] for prompt in M3_PROMPTS]
+    normalize = torch.nn.functional.normalize
+    starts = [int(prompt[0] == 2) for prompt in M3_PROMPTS]
+    ends = [len(prompt) - (prompt[-1] == 3) for prompt in M3_PROMPTS]
+    places = [slice(*pair) for pair in zip(starts, ends, strict=True)]
+    want: dict[Any, list[torch.Tensor]] = {
+        "embed": [normalize(each[0], dim=-1) for each in hidden],
+        "token_embed": [normalize(colbert(each[start:]), dim=-1) for each, start in zip(hidden, starts, strict=True)],
+        "token_classify": [sparse(each[place])[:, 0].relu() for each, place in zip(hidden, places, strict=True)],
+    }
+    assert any((each > 0).any() for each in want["token_classify"])
+    for task, expected_of_task in want.items():
+        assert_close(tensors(llm.encode(M3_PROMPTS, pooling_task=task, use_tqdm=False)), expected_of_task)
+        for prompt, theirs in zip(M3_PROMPTS, expected_of_task, strict=True):
+            assert_close(tensors(llm.encode([prompt], pooling_task=task, use_tqdm=False)), [theirs])
+    plain = llm.encode(
+        M3_PROMPTS[0], PoolingParams(use_activation=False), pooling_task="token_classify", use_tqdm=False
+    )
+    assert_close(tensors(plain), [sparse(hidden[0][places[0]])[:, 0]])
+    with AppThread(make_engine(tmp_path, max_model_len=64, skip_tokenizer_init=True, **BGE_M3)) as server:
+        answer = server.post("/pooling", input=M3_PROMPTS[:2], task="token_classify")
+        for each, theirs in zip(answer["data"], want["token_classify"], strict=False):
+            assert each["data"] == pytest.approx(theirs.tolist(), abs=1e-5)
+
+
+def test_layers_of_tokens_that_are_missing_or_odd(tmp_path: Path) -> None:
+    save_m3(tmp_path)
+    torch.save({"weight": torch.zeros(2, 32), "bias": torch.zeros(2)}, tmp_path / "sparse_linear.pt")
+    with pytest.raises(ValueError, match=r"sparse_linear.pt has weights .*\(2, 32\).*, expected .*\(1, 32\)"):
+        run(tmp_path, **BGE_M3)
+    (tmp_path / "sparse_linear.pt").write_bytes(b"nothing")
+    with pytest.raises(ValueError, match=r"sparse_linear.pt is not a usable file of tensors"):
+        run(tmp_path, **BGE_M3)
+    (tmp_path / "sparse_linear.pt").unlink()
+    with pytest.raises(ValueError, match=r"lacks sparse_linear.pt, a layer of BgeM3EmbeddingModel"):
+        run(tmp_path, **BGE_M3)

@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from vllm.model_executor.layers.token_heads import TokenHeads
 from vllm.model_executor.model_loader.weight_files import iterate_tensors
 from vllm.pooling_params import PoolingParams, classified_length
 from vllm.transformers_utils.sentence_transformers import PoolingLayer, SparsePooling, classifier_activation
@@ -40,6 +41,12 @@ class Pooler:
         self._layers = [_load_layer(layer).to(device) for layer in self.pooling.layers]
         self._classify = classify
         self._activation = _activation(config)
+        self._heads: TokenHeads | None = None
+        if self.pooling.has_token_heads:
+            raw = config.hf_config.raw
+            ends = raw.get("bos_token_id"), raw.get("eos_token_id")
+            self._heads = TokenHeads(Path(config.path), config.hf_config.hidden_size, *ends).to(device)
+            self._classify, self._activation = self._heads.weigh, "relu"
         # Of decoders whose tokens see those before them alone, what follows is not computed in the first place.
         self._padding_id = config.class_padding_id if config.attn_type == "encoder_only" else None
 
@@ -58,6 +65,8 @@ class Pooler:
         if params.task == "token_classify":
             return self._classify_tokens(hidden, token_ids, params, activate)
         vectors = hidden.float() if params.task == "token_embed" else self.pooled(hidden)
+        if self._heads is not None and params.task == "token_embed" and params.late_chunking_params is None:
+            vectors = self._heads.embed(hidden[self._heads.without_ends(token_ids, keeps_last=True)])
         if params.late_chunking_params is not None:
             size = min(params.late_chunking_params.chunk_size, len(vectors))
             vectors = torch.stack([part.mean(0) for part in vectors.split(size)])
@@ -97,10 +106,15 @@ class Pooler:
     ) -> Tensor:
         step = self.config.step_tag_id if params.step_tag_id is None else params.step_tag_id
         columns = params.returned_token_ids or self.config.returned_token_ids
+        if self._heads is not None:
+            inner = self._heads.without_ends(token_ids)
+            hidden, token_ids = hidden[inner], token_ids[inner]
         if step is not None:
             hidden = hidden[torch.as_tensor(token_ids, device=hidden.device) == step]
         logits = self._logits(hidden)
-        return self._activated(logits if not columns else logits[:, columns], activate)
+        classes = self._activated(logits if not columns else logits[:, columns], activate)
+        # A token's weight is one number.
+        return classes if self._heads is None else classes.squeeze(-1)
 
     def _logits(self, rows: Tensor) -> Tensor:
         assert self._classify is not None, "the model has no classifier"

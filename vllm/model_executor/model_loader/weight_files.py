@@ -46,7 +46,7 @@ def iterate_tensors(files: list[Path]) -> Iterator[tuple[str, Tensor]]:
     from safetensors import SafetensorError, safe_open
 
     for path in files:
-        if path.suffix == ".bin":
+        if path.suffix in (".bin", ".pt"):
             yield from _load_bin(path).items()
             continue
         try:

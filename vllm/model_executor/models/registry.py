@@ -8,7 +8,7 @@ from collections.abc import Set as AbstractSet
 from typing import TYPE_CHECKING, Any
 
 from vllm.logger import init_logger
-from vllm.transformers_utils.sentence_transformers import SPARSE_ENDING, is_sparse
+from vllm.transformers_utils.sentence_transformers import SPARSE_ENDING, TOKEN_HEADS, is_sparse
 
 if TYPE_CHECKING:
     from torch import nn
@@ -110,6 +110,7 @@ _POOLING = {
     name: f"vllm.model_executor.models.{entry}"
     for name, entry in (
         {
+            TOKEN_HEADS: "bert:RobertaModel",
             "HF_ColBERT": "colbert:ColBertModel",
             "ColBERTModel": "colbert:ColBertModel",
             "ColBERTJinaRobertaModel": "colbert:ColBertJinaRobertaModel",
