@@ -71,6 +71,12 @@ CASES: dict[str, tuple[str, Any, int, dict[str, Any]]] = {
         MEAN,
         HEADER | {"attention.sliding_window": 16, "attention.sliding_window_pattern": 2, "rope.freq_base": 160000.0},
     ),
+    "eurobert": (
+        "eurobert",
+        config("eurobert", **DECODER, bos_token_id=2, eos_token_id=3, mask_token_id=4, rms_norm_eps=1e-6),
+        MEAN,
+        DECODER_HEADER,
+    ),
     "gemma-embedding": (
         "gemma-embedding",
         config("gemma3_text", **DECODER | GEMMA | {"rope_parameters": None}),

@@ -20,7 +20,7 @@ from vllm import envs
 from vllm.logger import init_logger
 from vllm.model_executor.layers.quantization.gguf import FLOATS, TYPES, tensor_name
 from vllm.model_executor.model_loader.gguf_configs import hf_config
-from vllm.model_executor.model_loader.gguf_encoders import write_pooling
+from vllm.model_executor.model_loader.gguf_encoders import PLAIN, write_pooling
 from vllm.model_executor.model_loader.gguf_file import GGUFFile
 from vllm.model_executor.model_loader.gguf_parts import all_parts
 from vllm.model_executor.model_loader.gguf_special import special_ids
@@ -74,7 +74,8 @@ def _convert(
 ) -> None:
     file = GGUFFile(path)
     config = hf_config(file, dtype)
-    if keeps_blocks:
+    has_blocks = keeps_blocks and file.metadata["general.architecture"] not in PLAIN
+    if has_blocks:
         config["quantization_config"] = {"quant_method": "gguf"}
     _write_json(folder / "config.json", config)
     _write_json(folder / "generation_config.json", special_ids(file))
@@ -82,7 +83,7 @@ def _convert(
         with contextlib.nullcontext() if needs_tokenizer else contextlib.suppress(ValueError):
             _write_tokenizer(file, folder)
     write_pooling(file, folder)
-    planned = [_Planned(weight, file, getattr(torch, dtype), keeps_blocks) for weight in weights(file)]
+    planned = [_Planned(weight, file, getattr(torch, dtype), has_blocks) for weight in weights(file)]
     widened = sorted({each.kind for each in planned if keeps_blocks and each.is_widened})
     if widened:
         logger.warning("%s: tensors of %s are de-quantised to %s", path.name, ", ".join(widened), dtype)

@@ -32,6 +32,8 @@ def hf_config(file: GGUFFile, dtype: str) -> Config:
     architecture = file.metadata.get("general.architecture", "")
     if (kind := file.metadata.get("general.type", "model")) != "model":
         raise ValueError(f"{file.path.name}: general.type must be model, got {kind!r}")
+    if (reason := _REFUSED.get(architecture)) is not None:
+        raise ValueError(f"{file.path.name}: general.architecture={architecture} is not supported: {reason}")
     if architecture not in _CONFIGS:
         known = ", ".join(sorted(_CONFIGS))
         raise ValueError(f"{file.path.name}: general.architecture must be one of {known}, got {architecture!r}")
@@ -380,9 +382,29 @@ _CONFIGS |= {
     "nomic-bert": ("NomicBertModel", "nomic_bert", gguf_encoders.nomic_bert),
     "jina-bert-v2": ("JinaBertModel", "bert", gguf_encoders.jina_bert),
     "jina-bert-v3": ("XLMRobertaModel", "xlm-roberta", gguf_encoders.jina_roberta),
+    "eurobert": ("EuroBertModel", "eurobert", gguf_encoders.euro_bert),
     "modern-bert": ("ModernBertModel", "modernbert", gguf_encoders.modern_bert),
     "gemma-embedding": ("Gemma3TextModel", "gemma3_text", gguf_gemma.gemma_embedding),
     "llama-embed": ("LlamaBidirectionalModel", "llama_bidirec", _llama),
+}
+
+# Known ones without a model here.
+_REFUSED = {
+    **dict.fromkeys(
+        (
+            *("arwkv7", "falcon-h1", "granitehybrid", "jamba", "kimi-linear", "lfm2", "lfm2moe", "mamba", "mamba2"),
+            *("nemotron_h", "nemotron_h_moe", "plamo2", "qwen35", "qwen35moe", "qwen3next", "rwkv6", "rwkv6qwen2"),
+            "rwkv7",
+        ),
+        "it has a recurrent state (state-space or linear attention, or convolutions)",
+    ),
+    **dict.fromkeys(("dream", "llada", "llada-moe", "rnd1"), "it fills in masked tokens, and does not generate"),
+    **dict.fromkeys(("clip", "wavtokenizer-dec"), "it is a part of a model, for images or sound"),
+    **dict.fromkeys(("t5", "t5encoder"), "load the model's Hugging Face checkpoint"),
+    "deci": "its layers have heads and widths of their own",
+    "glm-dsa": "it chooses the tokens that it attends to",
+    "llama4": "it attends in chunks",
+    "nomic-bert-moe": "encoders with experts are not implemented",
 }
 
 # GGUF's name: the name in config.json's architectures, of most files of that name.

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from safetensors.numpy import save_file
 
-from vllm.model_executor.model_loader.gguf_config_parts import FULL, SLIDING, Config
+from vllm.model_executor.model_loader.gguf_config_parts import FULL, NULL, SLIDING, Config, with_head_dim
 from vllm.model_executor.model_loader.gguf_file import GGUFFile
 from vllm.model_executor.model_loader.gguf_header import GGUFHeader
 
@@ -17,8 +17,13 @@ _LABELS = "cls.output.weight"
 # GGUF's numbers of ways to pool, with sentence-transformers' names: none, and a score of pairs, have none.
 _MODES = {0: None, 1: "mean", 2: "cls", 3: "lasttoken", 4: None}
 _RANK = 4
-BOTH_WAYS = ("bert", "nomic-bert", "jina-bert-v2", "jina-bert-v3", "modern-bert", "gemma-embedding", "llama-embed")
+BOTH_WAYS = (
+    *("bert", "nomic-bert", "jina-bert-v2", "jina-bert-v3", "modern-bert", "eurobert"),
+    *("gemma-embedding", "llama-embed"),
+)
 """Architectures whose attention is never causal."""
+PLAIN = ("eurobert",)
+"""Those that transformers' modules run, with plain weights alone."""
 DENSE = ("dense_2", "dense_3")
 """Layers after the pooling."""
 
@@ -92,6 +97,13 @@ def modern_bert(h: GGUFHeader) -> Config:
         "local_rope_theta": h.get("rope.freq_base_swa", 10000.0),
         "classifier_pooling": _MODES.get(h.get("classifier.pooling_type")) or "cls",
     }
+
+
+def euro_bert(h: GGUFHeader) -> Config:
+    if num_labels(h):
+        raise ValueError(f"{h.file.path.name}: {_LABELS} of eurobert is not supported")
+    # transformers' default is a token of the published vocabulary.
+    return with_head_dim(h) | {"pad_token_id": NULL}
 
 
 def classifier(h: GGUFHeader, config: Config) -> Config:

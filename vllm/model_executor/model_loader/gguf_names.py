@@ -217,6 +217,7 @@ NAMES: dict[str, Names] = {
     "jina-bert-v2": _JINA_BERT,
     "jina-bert-v3": _JINA_ROBERTA,
     "modern-bert": _MODERN_BERT,
+    "eurobert": Names({"token_embd": "embed_tokens", "output_norm": "norm"}, "layers.{}.", MODERN.block),
     "gemma-embedding": _BOTH_NORMS,
     "apertus": _with(MODERN, attn_norm="attention_layernorm", ffn_norm="feedforward_layernorm"),
     "bitnet": _with(MODERN, attn_sub_norm="self_attn.attn_sub_norm", ffn_sub_norm="mlp.ffn_sub_norm"),
