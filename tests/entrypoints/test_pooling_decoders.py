@@ -125,6 +125,13 @@ def test_a_classifier_on_a_decoder(tmp_path, name, num_labels):
         llm.embed(PROMPTS, use_tqdm=False)
 
 
+def test_a_classifier_that_is_not_there(tmp_path):
+    save(tmp_path, config_of("Qwen2Config"), "ForCausalLM")
+    problem = "lacks a classifier .score.weight., which Qwen2ForCausalLM served with convert='classify' needs: hf_overr"
+    with pytest.raises(ValueError, match=problem):
+        run(tmp_path, runner="pooling", convert="classify")
+
+
 def test_tokens_are_classified(tmp_path):
     model = save(tmp_path, config_of("Qwen3Config", num_labels=3), "ForTokenClassification")
     llm = run(tmp_path)

@@ -327,6 +327,8 @@ def test_which_files_keep_their_blocks(tmp_path: Path, monkeypatch: pytest.Monke
     assert kept() and kept(quantization="gguf")
     assert not kept(quantization="int8") and not kept(needs_weights=False) and not kept(device="cuda")
     assert kept(device="cuda", quantization="gguf")
+    with pytest.raises(ValueError, match=r"quantization='awq', but m.gguf is a GGUF file: leave it out, or use one of"):
+        kept(quantization="awq")
     monkeypatch.setenv("VLLM_GGUF_DEQUANTIZE", "1")
     assert not kept() and kept(quantization="gguf")
 

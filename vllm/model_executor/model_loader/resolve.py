@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from vllm import envs
+from vllm.config.quantization import ON_LOAD, STORED, canonical_quantization
 from vllm.logger import init_logger, warn_once
 from vllm.model_executor.layers.quantization.settings import resolve_quantization
 from vllm.model_executor.model_loader.gguf import converted_folder
@@ -122,6 +123,7 @@ def resolve_model(
     """
     source = _locate(model, revision, download_dir, hf_token)
     if source.is_file():
+        _check_gguf_quantization(quantization, source)
         dtype = _dtype_on(device, _fast_dtype(device), requested_dtype)
         keeps_blocks = needs_weights and _keeps_blocks(quantization, device)
         with needed_by("a .gguf file"):
@@ -181,6 +183,16 @@ def _load_config(folder: Path, overrides: dict[str, Any] | None, model_impl: str
     if find_encoder(raw) is not None:
         return load_encoder_config(raw, folder, trust_remote_code)
     return load_transformers_config(raw, folder, generation, trust_remote_code)
+
+
+def _check_gguf_quantization(asked: str | None, source: Path) -> None:
+    """ValueError: it is another format of checkpoints."""
+    known = ("gguf", *ON_LOAD)
+    if (name := canonical_quantization(asked)) in STORED and name not in known:
+        raise ValueError(
+            f"quantization={asked!r}, but {source.name} is a GGUF file: leave it out, or use one of "
+            f"{', '.join(map(repr, known))}"
+        )
 
 
 def _keeps_blocks(quantization: str | None, device: str) -> bool:

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from vllm.config import ModelConfig
 
 # transformers' names of a decoder's classifier, and those of published reward models.
+_CLASSIFIER = re.compile(r"^(score|classifier|v_head|value_head)\.")
 _HEAD = re.compile(r"^(score|classifier|v_head|value_head)\.(\d+\.)?(?:summary\.)?(weight|bias)$")
 
 
@@ -78,6 +79,7 @@ def use_pooling_head(model: Any, config: ModelConfig) -> None:
     elif config.convert == "reward":
         head = _reward_head(config, size)
     elif "embed" not in config.convert:
+        _check_classifier(config)
         head = WideLinear(size, config.hf_config.num_labels, bias=config.convert == "token_classify")
     dropped = model.drop_head()
     if head is not None:
@@ -85,6 +87,16 @@ def use_pooling_head(model: Any, config: ModelConfig) -> None:
         # Not the module itself, which would be registered twice.
         model.classify = head.__call__
     model.checkpoint_tensors = _with_head(getattr(model, "checkpoint_tensors", None), dropped, head is not None)
+
+
+def _check_classifier(config: ModelConfig) -> None:
+    """ValueError: the checkpoint has none."""
+    names = () if config.load_format == "dummy" else tensor_files(shard_files(Path(config.path)))
+    if names and not any(_CLASSIFIER.match(name) for name in names):
+        raise ValueError(
+            f"{Path(config.path).name} lacks a classifier (score.weight), which {config.architecture} served with "
+            f"convert='classify' needs: hf_overrides={{'classifier_from_token': [NO, YES]}} makes one of two words"
+        )
 
 
 def _reward_head(config: ModelConfig, size: int) -> nn.Module:
