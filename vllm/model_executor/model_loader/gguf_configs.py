@@ -25,6 +25,7 @@ from vllm.model_executor.model_loader.gguf_config_parts import (
 from vllm.model_executor.model_loader.gguf_file import GGUFFile
 from vllm.model_executor.model_loader.gguf_header import GGUFHeader
 from vllm.model_executor.model_loader.gguf_special import special_ids
+from vllm.model_executor.models.registry import ModelRegistry
 
 
 def hf_config(file: GGUFFile, dtype: str) -> Config:
@@ -51,6 +52,8 @@ def hf_config(file: GGUFFile, dtype: str) -> Config:
         **special_ids(file),
     }
     _check_rotated(header, config)
+    if ModelRegistry.find(config["architectures"]) is None:
+        _rename_factors(header, config)
     config = gguf_encoders.classifier(header, config)
     if header.get("attention.causal", True) is False and architecture not in gguf_encoders.BOTH_WAYS:
         config["is_causal"] = False
@@ -65,6 +68,15 @@ def _check_rotated(h: GGUFHeader, config: Config) -> None:
     if is_whole and rotated != h.head_dim:
         key = f"{h.architecture}.rope.dimension_count"
         raise ValueError(f"{h.file.path.name}: {key} must be the size of a head, {h.head_dim}, got {rotated!r}")
+
+
+def _rename_factors(h: GGUFHeader, config: Config) -> None:
+    """transformers' modules know divisors of frequencies as those of long contexts and of short ones."""
+    rope = config.get("rope_parameters") or {}
+    if rope.get("rope_type") == "factors":
+        divisors = rope.pop("factors")
+        rope |= {"rope_type": "longrope", "long_factor": divisors, "short_factor": divisors, "attention_factor": 1.0}
+        rope["original_max_position_embeddings"] = h.context
 
 
 def _llama(h: GGUFHeader) -> Config:
