@@ -66,6 +66,8 @@ NO_SCALES = r"model.safetensors lacks model.layers.0.self_attn.q_proj.{}: a weig
         ("gptq-4", without("scales"), NO_SCALES.format("scales", "gptq")),
         ("gptq-4", with_value("scales", 3, math.nan), r"q_proj.scales has a value that is NaN or infinite"),
         ("fp8", with_value("weight_scale", (), math.inf), r"q_proj.weight_scale has a value that is NaN or infinite"),
+        ("fp8", replaced("weight", lambda x: x.float()), r"q_proj.weight has dtype float32, expected float8_e4m3fn"),
+        ("fp8-block", replaced("weight", lambda x: x.float()), r"q_proj.weight has dtype float32, expected float8"),
         ("fp8", with_byte("weight", 127), r"q_proj.weight has a value that is NaN or infinite"),
         ("mxfp8", with_byte("weight", 255), r"q_proj.weight has a value that is NaN or infinite"),
         ("mxfp4", with_byte("weight_scale", 255), r"q_proj.weight_packed has a scale, .* that is NaN or infinite"),

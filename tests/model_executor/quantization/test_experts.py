@@ -88,6 +88,22 @@ def test_experts_with_a_matrix_each(family, ranks, tmp_path):
     assert_reads(generate(llm), model)
 
 
+def test_an_expert_of_another_shape(tmp_path):
+    folder, _ = make_stacked_scales(tmp_path)
+    path = folder / "model.safetensors"
+    tensors = load_file(path)
+    name = "model.layers.0.mlp.experts.{}.down_proj.weight"
+    own = tensors[name.format(1)]
+    other, first = name.format(1), name.format(0)
+    for wrong, problem in {
+        own[:40]: rf"{other} is of shape \(40, 96\), but {first} of \(64, 96\)",
+        own[:40].float(): rf"{other} is not quantised, but {first} is: all parts of .*experts.down_proj must be",
+    }.items():
+        save_file(tensors | {other: wrong.contiguous()}, path)
+        with pytest.raises(ValueError, match=rf"{folder.name}.*{problem}"):
+            make_llm(folder)
+
+
 def make_stacked_scales(tmp_path, height=32):
     """Blocks of `height` rows of a gate and the up below it, and 32 columns. As transformers saves its FP8 mixtures:
     scales of all experts in stacks. Returns the folder and the model."""

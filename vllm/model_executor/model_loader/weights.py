@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import torch
@@ -57,7 +57,7 @@ def load_weights(
         if isinstance(quantization, StoredConfig):
             tensors = read_quantized(stored, tensor_files(files), quantization)
         convert = getattr(model, "convert_checkpoint", None)
-        for name, tensor in tensors if convert is None else convert(tensors):
+        for name, tensor in _of_folder(folder, tensors if convert is None else convert(tensors)):
             for part, values in _parts(model, files, name, tensor):
                 if embedding is not None and part == HEAD:
                     head = values
@@ -80,6 +80,16 @@ def load_weights(
             f"{folder.name} has an {HEAD} that differs from the embeddings, but config.json (or the model's default) "
             'ties them: pass hf_overrides={"tie_word_embeddings": False} to use it'
         )
+
+
+def _of_folder(folder: Path, tensors: Iterable[tuple[str, Value]]) -> Iterator[tuple[str, Value]]:
+    """`tensors`, whose errors name the folder."""
+    try:
+        yield from tensors
+    except ValueError as error:
+        if str(error).startswith(folder.name):
+            raise
+        raise ValueError(f"{folder.name}: {error}") from error
 
 
 def _parts(model: nn.Module, files: list[Path], name: str, value: Value) -> list[tuple[str, Value]]:

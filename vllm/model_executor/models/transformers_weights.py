@@ -78,9 +78,13 @@ class CheckpointNames:
         quantized = [value for _, _, value in parts if isinstance(value, QuantizedWeight)]
         if len(quantized) < len(parts):
             if quantized:
-                raise ValueError(f"{quantized[0].source}: the other parts of {target} are not quantised")
+                plain = next(name for name, _, value in parts if not isinstance(value, QuantizedWeight))
+                raise ValueError(
+                    f"{plain} is not quantised, but {quantized[0].source} is: all parts of {target} must be, or none"
+                )
             yield from self._merge_tensors(target, parts)
             return
+        _check_shapes(parts)
         # What is done to tensors, done to the numbers of all rows.
         starts = torch.tensor([0, *(value.shape[0] for value in quantized)]).cumsum(0)
         rows = [torch.arange(start, end)[:, None] for start, end in pairwise(starts.tolist())]
@@ -94,8 +98,26 @@ class CheckpointNames:
         converter: Any = copy.deepcopy(self._by_pattern[parts[0][1]])
         for name, pattern, tensor in sorted(parts, key=lambda part: dot_natural_key(part[0])):
             converter.add_tensor(target, name, pattern, lambda tensor=tensor: tensor)
-        for name, value in converter.convert(target, model=self._model, config=self._model.config).items():
+        try:
+            converted = converter.convert(target, model=self._model, config=self._model.config)
+        except RuntimeError as error:
+            names = ", ".join(name for name, _, _ in parts[:2])
+            raise ValueError(f"{names} and other parts of {target} do not fit each other: {error}") from error
+        for name, value in converted.items():
             yield name, value[0] if isinstance(value, list) else value
+
+
+def _check_shapes(parts: list[tuple[str, str, Any]]) -> None:
+    """ValueError: quantised weights of one kind have different shapes, or all of them different inputs."""
+    usual: dict[str, QuantizedWeight] = {}
+    for _, pattern, value in parts:
+        first = usual.setdefault(pattern, value)
+        if value.shape != first.shape:
+            raise ValueError(f"{value.source} is of shape {value.shape}, but {first.source} of {first.shape}")
+    first = parts[0][2]
+    for value in usual.values():
+        if value.shape[1] != first.shape[1]:
+            raise ValueError(f"{value.source} has {value.shape[1]} inputs, but {first.source} {first.shape[1]}")
 
 
 def gates_are_halves(raw: dict[str, Any]) -> bool:

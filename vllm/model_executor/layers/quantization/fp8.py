@@ -71,9 +71,10 @@ class Fp8Config(StoredConfig):
         return WeightFormat(("weight", scale), _INPUT_NAMES, read)
 
     def _read(self, stored: StoredTensors, scale: str) -> QuantizedWeight | Tensor:
-        if stored.tensors["weight"].dtype in FLOATS:
-            # transformers leaves a weight as it is that blocks do not fill, and writes scales that mean nothing.
-            return stored.tensors["weight"]
+        plain = stored.tensors["weight"]
+        if plain.dtype in FLOATS and plain.dim() == 2 and self._leaves_plain(scale, plain.shape):
+            # And writes scales that mean nothing.
+            return plain
         codes = stored.take("weight", torch.float8_e4m3fn, None, None)
         rows, width = codes.shape
         scales, group_size = stored.tensors[scale], width
@@ -86,6 +87,11 @@ class Fp8Config(StoredConfig):
         else:
             scales = row_scales(stored, scale, rows)
         return QuantizedWeight(QuantizedTensor(codes, 8, scales, group_size), f"{stored.module}.weight")
+
+    def _leaves_plain(self, scale: str, shape: tuple[int, ...]) -> bool:
+        """Whether transformers leaves a weight as it is, because blocks do not fill it."""
+        has_blocks = self._block is not None or scale == "weight_scale_inv"
+        return has_blocks and any(size % block for size, block in zip(shape, self._block or _BLOCK, strict=True))
 
 
 def row_scales(stored: StoredTensors, name: str, rows: int) -> Tensor:
