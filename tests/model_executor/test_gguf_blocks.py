@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from struct import pack
@@ -17,9 +19,11 @@ from tiny_llm import make_tiny_llm
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from vllm import SamplingParams
+from vllm.model_executor import model_loader
 from vllm.model_executor.layers.quantization.gguf import FLOATS, TYPES, read_blocks, tensor_name
 from vllm.model_executor.model_loader import resolve_model
 from vllm.model_executor.model_loader.gguf_file import GGUFFile
+from vllm.model_executor.models.transformers_backend import TransformersForCausalLM
 from vllm.ops._dispatch import cpu_ops
 from vllm.ops.block_codes import BlockCodes
 from vllm.ops.quantized_panels import pack_panels
@@ -221,6 +225,28 @@ def test_readings_do_not_depend_on_the_batch(tmp_path: Path) -> None:
             which = "prompt_logprobs" if own is alone else "logprobs"
             values = [getattr(each, which).logprobs for each in (own, other)]
             np.testing.assert_allclose(*values, rtol=0, atol=limit)
+
+
+def test_a_trial_run_waits_for_packed_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of transformers' module; they are packed in the background."""
+    model, order = write(tmp_path / "m.gguf", {"": "Q4_K"}), []
+    packing, check = model_loader.packing_in_background, TransformersForCausalLM.check_loaded
+
+    @contextlib.contextmanager
+    def recorded(*args: Any) -> Iterator[None]:
+        with packing(*args):
+            yield
+        order.append("packed")
+
+    def checked(self: Any) -> None:
+        order.append("checked")
+        check(self)
+
+    monkeypatch.setattr(model_loader, "packing_in_background", recorded)
+    monkeypatch.setattr(TransformersForCausalLM, "check_loaded", checked)
+    llm = make_tiny_llm(tmp_path / "m.gguf", quantization="gguf", model_impl="transformers")
+    assert order == ["packed", "checked"]
+    assert_reads(generate(llm), model)
 
 
 def test_two_ranks(tmp_path: Path) -> None:

@@ -65,23 +65,25 @@ def get_model(model_config: ModelConfig, device: torch.device | str, use_tqdm: b
         )
     packs_meanwhile = isinstance(quantization, StoredConfig) and torch.device(device).type == "cpu"
     packing = packing_in_background(_share_of_files(model_config)) if packs_meanwhile else contextlib.nullcontext()
-    with _naming(model_config), packing:
-        is_light = packs_meanwhile and isinstance(quantization, StoredConfig) and quantization.is_read_in_place
-        if is_light:
-            # A tokenizer that is loaded before most weights are packed has the caches for itself.
-            native_work_begins()
-        model = _build(model_config, quantization, torch.device(device))
-        # "fp8" is also the name of a checkpoint's own format.
-        method = linear_method(model_config.quantization if quantization is None else None)
-        model.weight_updater = WeightUpdater(model, method)
-        with torch.inference_mode(), one_thread() if is_light else contextlib.nullcontext():
-            if model_config.load_format == "dummy":
-                fill_with_noise(model, model_config.seed)
-            else:
-                load_weights(model, Path(model_config.path), use_tqdm, quantization)
-            _pack(model, method, quantization, torch.device(device))
-            if entry == TRANSFORMERS:
-                model.check_loaded()
+    with _naming(model_config):
+        with packing:
+            is_light = packs_meanwhile and isinstance(quantization, StoredConfig) and quantization.is_read_in_place
+            if is_light:
+                # A tokenizer that is loaded before most weights are packed has the caches for itself.
+                native_work_begins()
+            model = _build(model_config, quantization, torch.device(device))
+            # "fp8" is also the name of a checkpoint's own format.
+            method = linear_method(model_config.quantization if quantization is None else None)
+            model.weight_updater = WeightUpdater(model, method)
+            with torch.inference_mode(), one_thread() if is_light else contextlib.nullcontext():
+                if model_config.load_format == "dummy":
+                    fill_with_noise(model, model_config.seed)
+                else:
+                    load_weights(model, Path(model_config.path), use_tqdm, quantization)
+                _pack(model, method, quantization, torch.device(device))
+        if entry == TRANSFORMERS:
+            # Packed weights are there from here on.
+            model.check_loaded()
     # Loading and packing freed, with a small model, as much memory as the weights take.
     return_freed_memory()
     return model.eval()
