@@ -304,7 +304,7 @@ KEY, SIZES, TYPE, PLACE = 4, 4, 20, 24
             UP,
             SIZES + 8,
             pack("<Q", 1),
-            r"m.gguf: float32-blocks/model.safetensors: weight model.layers.0.mlp.up_proj.* has shape",
+            r"m.gguf: float32-blocks/model.mapped.json: weight model.layers.0.mlp.up_proj.* has shape",
         ),
         (UP, SIZES + 8, pack("<Q", 2**40), r"tensors blk.0.ffn_up.weight and blk.0.ffn_down.weight overlap"),
         (UP, TYPE, pack("<I", 15), r"tensors blk.0.ffn_up.weight and blk.0.ffn_down.weight overlap"),

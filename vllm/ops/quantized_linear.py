@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -214,7 +215,10 @@ def _only_part(packed: PackedQuantized) -> PlainPart | Panels:
 def _plain(weights: Sequence[QuantizedTensor]) -> PlainPart:
     weight = concatenate(weights) if len(weights) > 1 else weights[0]
     codes = weight.plain_codes()
-    return PlainPart(split_planes(codes, weight.bits), replace(weight, codes=codes.new_empty(1, 1).expand(codes.shape)))
+    # Nothing is left of a file that is mapped.
+    parts: dict[str, Any] = {name: part.contiguous() for name, part in weight.parts_of_rows().items()}
+    parts["codes"] = codes.new_empty(1, 1).expand(codes.shape)
+    return PlainPart(split_planes(codes, weight.bits), replace(weight, **parts))
 
 
 @cache

@@ -181,7 +181,7 @@ class QuantizedTensor:
 
     def take_rows(self, rows: Tensor | slice) -> QuantizedTensor:
         """W[rows]: int64 [I] in any order, or a slice without a step."""
-        taken: dict[str, Any] = {name: part[rows] for name, part in self._of_rows().items()}
+        taken: dict[str, Any] = {name: part[rows] for name, part in self.parts_of_rows().items()}
         taken["codes"] = self.codes.take_rows(rows) if isinstance(self.codes, BlockCodes) else self.codes[rows]
         if self.sparse is not None:
             if isinstance(rows, slice):
@@ -243,7 +243,7 @@ class QuantizedTensor:
 
         return replace(self, super_scales=spread(self.super_scales), super_offsets=spread(self.super_offsets))
 
-    def _of_rows(self) -> dict[str, Tensor]:
+    def parts_of_rows(self) -> dict[str, Tensor]:
         """The fields behind the codes that have a row for each of W's."""
         names = ("scales", "zero_points", "offsets", "super_scales", "super_offsets", "values")
         parts = {name: getattr(self, name) for name in names}

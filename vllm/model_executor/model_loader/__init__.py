@@ -30,7 +30,7 @@ from vllm.model_executor.model_loader.resolve import (
     resolve_model,
 )
 from vllm.model_executor.model_loader.sharded_state_loader import ShardedStateLoader as ShardedStateLoader
-from vllm.model_executor.model_loader.weight_files import shard_files
+from vllm.model_executor.model_loader.weight_files import shard_files, stored_bytes
 from vllm.model_executor.model_loader.weights import fill_with_noise, load_weights
 from vllm.model_executor.models.pooling import use_pooling_head
 from vllm.model_executor.models.registry import TRANSFORMERS, import_model_class, model_entry
@@ -105,7 +105,7 @@ def _build(model_config: ModelConfig, quantization: QuantizationConfig | None, d
 
 def _share_of_files(model_config: ModelConfig) -> int:
     """About how many bytes of the checkpoint's weights this rank will have."""
-    return sum(path.stat().st_size for path in shard_files(Path(model_config.path))) // get_tp_group().world_size
+    return stored_bytes(shard_files(Path(model_config.path))) // get_tp_group().world_size
 
 
 @contextlib.contextmanager

@@ -1,10 +1,12 @@
-"""A GGUF file as an ordinary Hugging Face folder, converted once and kept in the user's cache."""
+"""A GGUF file as an ordinary Hugging Face folder, converted once and kept in the user's cache. What the folder would
+have byte by byte stays in the file: see mapped_tensors.py."""
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
 import json
+import math
 import os
 import shutil
 import tempfile
@@ -26,6 +28,7 @@ from vllm.model_executor.model_loader.gguf_parts import all_parts
 from vllm.model_executor.model_loader.gguf_special import special_ids
 from vllm.model_executor.model_loader.gguf_tokenizer import MORE_TEMPLATES, write_tokenizer
 from vllm.model_executor.model_loader.gguf_weights import Weight, weights
+from vllm.model_executor.model_loader.mapped_tensors import LIST_NAME, Place, move_list, write_list
 from vllm.model_executor.model_loader.safetensors_writer import SafetensorsWriter
 from vllm.model_executor.model_loader.weight_files import check_range, progress_bar
 
@@ -44,7 +47,7 @@ _FLOAT32 = ".exp_probs_b."
 def converted_folder(
     path: Path, dtype: str, use_tqdm: bool = False, keeps_blocks: bool = False, needs_tokenizer: bool = True
 ) -> Path:
-    """The folder with the weights of the .gguf file (or of all files that it is a part of) in `dtype` ("float32",
+    """The folder for the weights of the .gguf file (or of all files that it is a part of) in `dtype` ("float32",
     "bfloat16" or "float16"), its configuration and tokenizer; made if missing. With `keeps_blocks`, quantised weights
     have the file's own bytes (quantization/gguf.py); without `needs_tokenizer`, one that cannot be had is left out.
     Concurrent processes each make a copy, of which the first to
@@ -63,6 +66,8 @@ def converted_folder(
     except PermissionError as error:
         message = f"the cache folder cannot be written ({error}); VLLM_CACHE_ROOT names another one"
         raise PermissionError(message) from error
+    if (folder / LIST_NAME).is_file():
+        move_list(folder / LIST_NAME, all_parts(path))
     if needs_tokenizer and not (folder / "tokenizer.json").is_file():
         # A conversion that did without it.
         _add_tokenizer(GGUFFile(path), folder)
@@ -87,7 +92,11 @@ def _convert(
     widened = sorted({each.kind for each in planned if keeps_blocks and each.is_widened})
     if widened:
         logger.warning("%s: tensors of %s are de-quantised to %s", path.name, ", ".join(widened), dtype)
-    _write_weights(planned, folder / _WEIGHTS, use_tqdm)
+    files = all_parts(path)
+    places = {each.name: place for each in planned if (place := each.place(files)) is not None}
+    if places:
+        write_list(folder / LIST_NAME, files, places)
+    _write_weights([each for each in planned if each.name not in places], folder / _WEIGHTS, use_tqdm)
 
 
 class _Planned:
@@ -112,6 +121,16 @@ class _Planned:
             self.shape, self.dtype = (weight.shape[0], weight.shape[1] // block * num_bytes), torch.uint8
         if self.dtype != dtype:
             self.name = f"{weight.name.removesuffix('.weight')}.{tensor_name(ggml_type)}"
+
+    def place(self, files: list[Path]) -> Place | None:
+        """Where in one of the `files` it is as it is; None: nowhere."""
+        weight = self._weight
+        if not self._is_kept or weight.change is not None or weight.others:
+            return None
+        tensor, dtype = self._file.tensors[weight.tensor], str(self.dtype).removeprefix("torch.")
+        row_bytes = tensor.num_bytes // math.prod(tensor.shape[:-1])
+        start = tensor.start + (0 if weight.rows is None else weight.rows.start or 0) * row_bytes
+        return Place([file.resolve() for file in files].index(tensor.file), start, self.shape, dtype)
 
     def load(self) -> torch.Tensor:
         """Of its shape and dtype. ValueError: a value is too large for that."""

@@ -32,7 +32,8 @@ class GGUFTensor:
     ggml_type: int  # GGML's number of the quantisation
     start: int  # first byte in its file
     num_bytes: int
-    data: np.ndarray  # its file, mapped
+    file: Path
+    data: np.ndarray  # `file`, mapped
 
 
 class GGUFFile:
@@ -136,7 +137,9 @@ class _Part:
                     f"of {block} values"
                 )
             num_bytes = math.prod(shape) // block * block_bytes
-            tensors[name] = GGUFTensor(name, shape, ggml_type, base + offset, num_bytes, self._data)
+            tensors[name] = GGUFTensor(
+                name, shape, ggml_type, base + offset, num_bytes, self.path.resolve(), self._data
+            )
         self._check_size(tensors)
         return tensors
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Callable
 from itertools import pairwise
@@ -138,15 +139,20 @@ def _merges_of_scores(meta: dict[str, Any]) -> _Merges:
 
 def _last_merge(token: str, ranks: dict[str, int]) -> tuple[str, str] | None:
     """The two parts that a token is joined from; None: no joins make it."""
-    parts = list(token)
+    parts, none = list(token), math.inf
+    unions = [ranks.get(left + right, none) for left, right in pairwise(parts)]
     while len(parts) > 2:
-        unions = (ranks.get(left + right) for left, right in pairwise(parts))
-        # As merges that list a token's splits one after another: by rank, then by where it is cut, then by place.
-        found = [(rank, len(parts[at]), at) for at, rank in enumerate(unions) if rank is not None]
-        if not found:
+        best = min(unions)
+        if best == none:
             return None
-        at = min(found)[2]
+        at = unions.index(best)
+        if unions.count(best) > 1:
+            # As merges that list a token's splits one after another: by where it is cut, then by place.
+            at = min((len(parts[place]), place) for place, rank in enumerate(unions) if rank == best)[1]
         parts[at : at + 2] = [parts[at] + parts[at + 1]]
+        del unions[at]
+        for place in range(max(at - 1, 0), min(at + 1, len(unions))):
+            unions[place] = ranks.get(parts[place] + parts[place + 1], none)
     if len(parts) < 2 or parts[0] not in ranks or parts[1] not in ranks:
         return None
     return parts[0], parts[1]

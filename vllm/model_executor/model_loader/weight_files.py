@@ -1,4 +1,5 @@
-"""A folder's files of weights: safetensors or, without those, pytorch_model.bin, whose reading runs no code."""
+"""A folder's files of weights: safetensors or, without those, pytorch_model.bin, whose reading runs no code; and the
+list of what stays in other files."""
 
 from __future__ import annotations
 
@@ -13,17 +14,22 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from vllm.model_executor.model_loader.mapped_tensors import LIST_NAME, iterate_mapped, read_list
+
 _DTYPES_BY_NAME = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
 # Progress of shorter work is not shown.
 PROGRESS_DELAY_SECONDS = 2.0
 
 
 def shard_files(folder: Path) -> list[Path]:
-    """The files that hold a folder's weights; ValueError without any, for a broken index, or for a missing shard."""
+    """The files that hold a folder's weights, and the list of mapped ones; ValueError without any, for a broken index,
+    or for a missing shard."""
+    mapped = folder / LIST_NAME
+    lists = [mapped] if mapped.is_file() else []
     for name in ("model.safetensors", "pytorch_model.bin"):
         single, index = folder / name, folder / f"{name}.index.json"
         if single.is_file():
-            return [single]
+            return [*lists, single]
         if index.is_file():
             return _indexed_files(folder, index)
     raise ValueError(f"{folder.name} has neither model.safetensors nor pytorch_model.bin, nor an index.json of one")
@@ -46,6 +52,9 @@ def iterate_tensors(files: list[Path]) -> Iterator[tuple[str, Tensor]]:
     from safetensors import SafetensorError, safe_open
 
     for path in files:
+        if path.name == LIST_NAME:
+            yield from iterate_mapped(path)
+            continue
         if path.suffix in (".bin", ".pt"):
             yield from _load_bin(path).items()
             continue
@@ -96,6 +105,9 @@ def tensor_files(files: list[Path]) -> dict[str, str]:
     names: dict[str, str] = {}
     for path in files:
         where = f"{path.parent.name}/{path.name}"
+        if path.name == LIST_NAME:
+            names |= dict.fromkeys(read_list(path)[1], where)
+            continue
         if path.suffix == ".bin":
             names |= dict.fromkeys(_load_bin(path), where)
             continue
@@ -112,7 +124,9 @@ def stored_dtype(files: list[Path]) -> str | None:
     from safetensors import safe_open
 
     for path in files:
-        if path.suffix == ".bin":
+        if path.name == LIST_NAME:
+            dtypes = [place.dtype for place in read_list(path)[1].values()]
+        elif path.suffix == ".bin":
             dtypes = [str(tensor.dtype).removeprefix("torch.") for tensor in _load_bin(path).values()]
         else:
             with safe_open(path, framework="pt") as shard:
@@ -121,6 +135,17 @@ def stored_dtype(files: list[Path]) -> str | None:
         if known:
             return known[0]
     return None
+
+
+def stored_bytes(files: list[Path]) -> int:
+    """About how many bytes the tensors of all files have."""
+    total = 0
+    for path in files:
+        if path.name == LIST_NAME:
+            total += sum(place.num_bytes for place in read_list(path)[1].values())
+        else:
+            total += path.stat().st_size
+    return total
 
 
 def progress_bar(description: str, num_tensors: int, use_tqdm: bool) -> Any:
