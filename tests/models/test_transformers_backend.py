@@ -12,6 +12,7 @@ import torch
 from tiny_models import VOCAB_SIZE, make_tiny, reference
 
 from vllm import LLM, SamplingParams
+from vllm.selftest.invariance import InvarianceTest
 
 NUM_TOKENS = 6
 IDS = [5, 17, 60, 198]
@@ -150,6 +151,21 @@ def test_what_cannot_run_is_refused_with_the_class_and_the_reason(
     config.save_pretrained(tmp_path)
     with pytest.raises(ValueError, match="NobodysForCausalLM, which is no causal language model of transformers"):
         start(tmp_path, load_format="dummy")
+
+
+@pytest.mark.parametrize("model_type", ["mixtral", "qwen3"])
+def test_bits_that_follow_the_batch_are_refused_where_none_may(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, model_type: str
+) -> None:
+    """The products that choose experts are PyTorch's."""
+    monkeypatch.setenv("VLLM_BATCH_INVARIANT", "1")
+    make_tiny(model_type, tmp_path)
+    if model_type == "mixtral":
+        with pytest.raises(ValueError, match="MixtralForCausalLM cannot run .*VLLM_BATCH_INVARIANT=1 cannot be kept"):
+            start(tmp_path)
+        return
+    checks = InvarianceTest(start(tmp_path, max_logprob_token_ids=-1).llm_engine).run()
+    assert [check.name for check in checks if not check.passed] == []
 
 
 REMOTE = """

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from vllm import envs
 from vllm.attention.backend import AttentionMetadata, KVCache
 from vllm.distributed.communicator import PeerLostError
 from vllm.distributed.parallel_state import get_tp_group
@@ -102,8 +103,13 @@ class TransformersForCausalLM(UpdatableModel):
                 fused.append(f"{name}.")
             elif type(module) is nn.Linear and module is not head_module:
                 own = make_linear(module, name.rpartition(".")[2], parallel_style(name, plan))
-            elif is_experts(module) and torch.get_default_device().type == "cpu":
-                own = PackedExperts(module)
+            elif is_experts(module):
+                if envs.batch_invariant():
+                    raise ValueError(
+                        "VLLM_BATCH_INVARIANT=1 cannot be kept: PyTorch chooses its tokens' experts by products whose "
+                        "order of sums follows the shape of the batch"
+                    )
+                own = PackedExperts(module) if torch.get_default_device().type == "cpu" else None
             elif module not in (embedding_module, head_module):
                 own = make_norm(module)
             if own is not None:
