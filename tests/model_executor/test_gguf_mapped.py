@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,7 +11,7 @@ from test_gguf_blocks import PARAMS, PROMPTS, write
 from tiny_llm import make_tiny_llm
 
 from vllm.model_executor.model_loader import resolve_model
-from vllm.model_executor.model_loader.mapped_tensors import LIST_NAME, read_list
+from vllm.model_executor.model_loader.mapped_tensors import LIST_NAME, find_files, read_places
 from vllm.model_executor.model_loader.weight_files import iterate_tensors, shard_files, stored_bytes, stored_dtype
 
 pytest.importorskip("gguf", reason="gguf is not installed")
@@ -30,8 +31,8 @@ def test_only_what_changes_is_copied(tmp_path: Path) -> None:
     file = tmp_path / "m.gguf"
     write(file, {"mlp.up": "BF16", "mlp.down": "Q8_0", "": "Q4_K"})
     folder = resolve_model(str(file), "float32").path
-    files, places = read_list(folder / LIST_NAME)
-    assert files == [file.resolve()]
+    assert find_files(folder / LIST_NAME) == [file.resolve()]
+    places = read_places(folder / LIST_NAME)
     # Queries and keys are in another order.
     copied = {name for name, _ in iterate_tensors([folder / "model.safetensors"])}
     parts = (
@@ -70,24 +71,27 @@ def test_a_file_that_has_moved(tmp_path: Path) -> None:
     other.parent.mkdir()
     file.rename(other)
     assert resolve_model(str(other), "float32").path == folder
-    assert read_list(folder / LIST_NAME)[0] == [other.resolve()]
+    assert find_files(folder / LIST_NAME) == [other.resolve()]
     assert readings(other) == expected
 
 
-@pytest.mark.parametrize(
-    ("damage", "message"),
-    [
-        (lambda file: file.unlink(), "m.gguf is not where its weights were when it was opened"),
-        (
-            lambda file: file.write_bytes(file.read_bytes()[:-4096]),
-            "m.gguf is cut: it has [0-9]+ bytes, its weights end",
-        ),
-    ],
-)
-def test_a_file_that_is_lost_while_it_is_opened(tmp_path: Path, damage: Callable[[Path], object], message: str) -> None:
+def test_a_process_that_sees_another_copy(tmp_path: Path) -> None:
+    file, other = tmp_path / "m.gguf", tmp_path / "n.gguf"
+    write(file, {"": "Q8_0"})
+    folder = resolve_model(str(file), "float32").path
+    shutil.copy(file, other)
+    assert resolve_model(str(other), "float32").path == folder
+    assert find_files(folder / LIST_NAME) == [other.resolve()]
+    # What is not the file that it was is not read in its place.
+    other.write_bytes(bytes(other.stat().st_size))
+    assert find_files(folder / LIST_NAME) == [file.resolve()]
+
+
+@pytest.mark.parametrize("damage", [Path.unlink, lambda file: file.write_bytes(file.read_bytes()[:-4096])])
+def test_a_file_that_is_lost_while_it_is_opened(tmp_path: Path, damage: Callable[[Path], object]) -> None:
     file = tmp_path / "m.gguf"
     write(file, {"": "Q8_0"})
     folder = resolve_model(str(file), "float32").path
     damage(file)
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(ValueError, match="m.gguf was replaced or removed while its weights were to be read"):
         list(iterate_tensors(shard_files(folder)))

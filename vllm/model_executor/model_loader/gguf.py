@@ -28,7 +28,7 @@ from vllm.model_executor.model_loader.gguf_parts import all_parts
 from vllm.model_executor.model_loader.gguf_special import special_ids
 from vllm.model_executor.model_loader.gguf_tokenizer import MORE_TEMPLATES, write_tokenizer
 from vllm.model_executor.model_loader.gguf_weights import Weight, weights
-from vllm.model_executor.model_loader.mapped_tensors import LIST_NAME, Place, move_list, write_list
+from vllm.model_executor.model_loader.mapped_tensors import LIST_NAME, Place, add_files, write_list
 from vllm.model_executor.model_loader.safetensors_writer import SafetensorsWriter
 from vllm.model_executor.model_loader.weight_files import check_range, progress_bar
 
@@ -63,11 +63,11 @@ def converted_folder(
             folder.parent.mkdir(exist_ok=True)
             with _becoming(folder) as temporary:
                 _convert(path, dtype, temporary, folder.parent, use_tqdm, keeps_blocks, needs_tokenizer)
+        if (folder / LIST_NAME).is_file():
+            add_files(folder / LIST_NAME, all_parts(path))
     except PermissionError as error:
         message = f"the cache folder cannot be written ({error}); VLLM_CACHE_ROOT names another one"
         raise PermissionError(message) from error
-    if (folder / LIST_NAME).is_file():
-        move_list(folder / LIST_NAME, all_parts(path))
     if needs_tokenizer and not (folder / "tokenizer.json").is_file():
         # A conversion that did without it.
         _add_tokenizer(GGUFFile(path), folder)

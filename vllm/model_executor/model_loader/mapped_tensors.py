@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import os
@@ -16,6 +17,7 @@ from torch import Tensor
 
 # In a folder of weights, beside the file of all others.
 LIST_NAME = "model.mapped.json"
+_MOST_COPIES = 4
 
 
 @dataclass(frozen=True)
@@ -40,53 +42,61 @@ class Place:
 
 
 def write_list(path: Path, files: Sequence[Path], places: dict[str, Place]) -> None:
-    """The list of tensors by their names; `files` are named in it by their whole paths."""
+    """The list of tensors by their names, which are in these files as they are now."""
     tensors = {name: (place.file, place.start, place.shape, place.dtype) for name, place in places.items()}
-    _write(path, {"files": _names(files), "tensors": tensors})
+    _write(path, {"files": [[_identity(file)] for file in files], "tensors": tensors})
 
 
-def move_list(path: Path, files: Sequence[Path]) -> None:
-    """Make the list name other `files` with the same contents, in the same order."""
+def add_files(path: Path, files: Sequence[Path]) -> None:
+    """Make the list name these files first, which have the same contents as those that it names, in the same order.
+    Some of the others stay: another process may see none but these."""
     content = _read(path)
-    if content["files"] != _names(files):
-        _write(path, content | {"files": _names(files)})
+    own = [_identity(file) for file in files]
+    if any(known[0] != new for known, new in zip(content["files"], own, strict=True)):
+        known = [
+            [new, *(old for old in olds if old != new)][:_MOST_COPIES]
+            for new, olds in zip(own, content["files"], strict=True)
+        ]
+        _write(path, content | {"files": known})
 
 
-def read_list(path: Path) -> tuple[list[Path], dict[str, Place]]:
-    """A list's files and tensors."""
-    content = _read(path)
-    places = {
+def read_places(path: Path) -> dict[str, Place]:
+    """A list's tensors."""
+    return {
         name: Place(file, start, tuple(shape), dtype)
-        for name, (file, start, shape, dtype) in content["tensors"].items()
+        for name, (file, start, shape, dtype) in _read(path)["tensors"].items()
     }
-    return [Path(name) for name in content["files"]], places
+
+
+def find_files(path: Path) -> list[Path]:
+    """A list's files. ValueError: one is gone, or is not what it was."""
+    return [_unchanged(copies) for copies in _read(path)["files"]]
 
 
 def iterate_mapped(path: Path) -> Iterator[tuple[str, Tensor]]:
-    """Names and tensors of a list, mapped into memory. ValueError: a file is missing or cut."""
-    files, places = read_list(path)
-    sizes = [0] * len(files)
-    for place in places.values():
-        sizes[place.file] = max(sizes[place.file], place.start + place.num_bytes)
-    mapped = [_map(file, size) for file, size in zip(files, sizes, strict=True)]
-    for name, place in places.items():
+    """Names and tensors of a list, mapped into memory. ValueError: see find_files."""
+    mapped = [
+        torch.from_file(str(file), shared=False, size=file.stat().st_size, dtype=torch.uint8)
+        for file in find_files(path)
+    ]
+    for name, place in read_places(path).items():
         part = mapped[place.file][place.start : place.start + place.num_bytes]
         yield name, part.view(getattr(torch, place.dtype)).view(place.shape)
 
 
-def _map(file: Path, size: int) -> Tensor:
-    """The first `size` bytes of a file, which changes to them would not reach."""
-    try:
-        found = file.stat().st_size
-    except OSError as error:
-        raise ValueError(f"{file.name} is not where its weights were when it was opened: {error}") from None
-    if found < size:
-        raise ValueError(f"{file.name} is cut: it has {found} bytes, its weights end at {size}")
-    return torch.from_file(str(file), shared=False, size=size, dtype=torch.uint8)
+def _identity(file: Path) -> list[Any]:
+    """What tells a file from a later one: its whole path, size, and time of modification in ns."""
+    whole = file.resolve()
+    stat = whole.stat()
+    return [str(whole), stat.st_size, stat.st_mtime_ns]
 
 
-def _names(files: Sequence[Path]) -> list[str]:
-    return [str(file.resolve()) for file in files]
+def _unchanged(copies: list[list[Any]]) -> Path:
+    for name, *identity in copies:
+        with contextlib.suppress(OSError):
+            if _identity(Path(name))[1:] == identity:
+                return Path(name)
+    raise ValueError(f"{Path(copies[0][0]).name} was replaced or removed while its weights were to be read")
 
 
 def _read(path: Path) -> dict[str, Any]:

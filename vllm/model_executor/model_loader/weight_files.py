@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vllm.model_executor.model_loader.mapped_tensors import LIST_NAME, iterate_mapped, read_list
+from vllm.model_executor.model_loader.mapped_tensors import LIST_NAME, iterate_mapped, read_places
 
 _DTYPES_BY_NAME = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
 # Progress of shorter work is not shown.
@@ -106,7 +106,7 @@ def tensor_files(files: list[Path]) -> dict[str, str]:
     for path in files:
         where = f"{path.parent.name}/{path.name}"
         if path.name == LIST_NAME:
-            names |= dict.fromkeys(read_list(path)[1], where)
+            names |= dict.fromkeys(read_places(path), where)
             continue
         if path.suffix == ".bin":
             names |= dict.fromkeys(_load_bin(path), where)
@@ -125,7 +125,7 @@ def stored_dtype(files: list[Path]) -> str | None:
 
     for path in files:
         if path.name == LIST_NAME:
-            dtypes = [place.dtype for place in read_list(path)[1].values()]
+            dtypes = [place.dtype for place in read_places(path).values()]
         elif path.suffix == ".bin":
             dtypes = [str(tensor.dtype).removeprefix("torch.") for tensor in _load_bin(path).values()]
         else:
@@ -142,7 +142,7 @@ def stored_bytes(files: list[Path]) -> int:
     total = 0
     for path in files:
         if path.name == LIST_NAME:
-            total += sum(place.num_bytes for place in read_list(path)[1].values())
+            total += sum(place.num_bytes for place in read_places(path).values())
         else:
             total += path.stat().st_size
     return total
