@@ -67,7 +67,7 @@ class EngineProcess:
                 stderr=log,
                 text=True,
                 env=environment,
-                preexec_fn=os.setpgrp,
+                preexec_fn=_begin_group,
             )
         try:
             self.hello = self._answer(limit)
@@ -153,6 +153,12 @@ def rest(group: int) -> None:
 def wake(group: int) -> None:
     """Let a stopped group go on."""
     _signal(group, signal.SIGCONT)
+
+
+def _begin_group() -> None:
+    """A stopped group whose benchmark was killed ends by the system's SIGHUP, which nohup would have it ignore."""
+    os.setpgrp()
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 def _signal(group: int, number: signal.Signals) -> None:

@@ -7,13 +7,10 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <system_error>
 #include <thread>
 #include <utility>
 #include <vector>
-
-#if defined(_OPENMP)
-#include <omp.h>
-#endif
 
 namespace vllm_cpu {
 
@@ -25,8 +22,12 @@ class Background {
     return own;
   }
 
+  // With fewer threads, or none, where the system has no more: the caller does the work in the end.
   explicit Background(int64_t num_threads) {
-    for (int64_t i = 0; i < num_threads; ++i) threads_.emplace_back([this] { work(); });
+    try {
+      for (int64_t i = 0; i < num_threads; ++i) threads_.emplace_back([this] { work(); });
+    } catch (const std::system_error&) {
+    }
   }
 
   // Returns when all work is done, of which the caller does a part.
@@ -51,6 +52,14 @@ class Background {
     changed_.notify_one();
   }
 
+  // Do nothing of what has not begun.
+  void discard() {
+    std::deque<Task> dropped;
+    const std::lock_guard lock(mutex_);
+    dropped.swap(tasks_);
+    idle_.count = 0;
+  }
+
   // The same while there is nothing else to do; what is left in the end is not done.
   void add_idle(int64_t count, std::function<void(int64_t)> piece) {
     {
@@ -72,7 +81,7 @@ class Background {
       changed_.wait(lock, [this] { return ended_ || !tasks_.empty() || idle_.next < idle_.count; });
       if (tasks_.empty() && idle_.next >= idle_.count) return;
       Task& task = tasks_.empty() ? idle_ : tasks_.front();
-      const std::shared_ptr<std::function<void(int64_t)>> piece = task.piece;
+      std::shared_ptr<std::function<void(int64_t)>> piece = task.piece;
       const int64_t index = task.next++;
       if (task.next < task.count) {
         changed_.notify_one();
@@ -81,6 +90,8 @@ class Background {
       }
       lock.unlock();
       (*piece)(index);
+      // What the last one held is given up while others go on.
+      piece.reset();
       lock.lock();
     }
   }

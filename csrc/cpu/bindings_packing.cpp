@@ -21,12 +21,6 @@ Tensor new_weight(int64_t bytes) {
   return WeightMemory::make(bytes, ScalarType::Byte, 1);
 }
 
-// Of the calling thread, while it packs in the background.
-std::shared_ptr<WeightMemory::Block>& reserved_memory() {
-  thread_local std::shared_ptr<WeightMemory::Block> own;
-  return own;
-}
-
 // From here until finish_packing, what the calling thread packs is not there yet: pack_codes_, pack_numbers_ and
 // find_not_finite_ return at once, and `threads` threads do their work. These have the system provide memory for `bytes` of
 // weights meanwhile, which takes about as long.
@@ -34,17 +28,19 @@ void begin_packing(int64_t threads, int64_t bytes) {
   STD_TORCH_CHECK(Background::current() == nullptr, "packing has begun");
   STD_TORCH_CHECK(threads >= 0 && bytes >= 0, "threads and bytes must not be negative, got ", threads, " and ", bytes);
   constexpr int64_t kPage = WeightMemory::kPage;
-  reserved_memory() = WeightMemory::reserve(bytes);
+  const std::shared_ptr<WeightMemory::Block> block = WeightMemory::begin_reserve(bytes);
   Background::current() = std::make_unique<Background>(threads);
-  Background::current()->add_idle(bytes / kPage, [start = reserved_memory()->start](int64_t i) {
-    WeightMemory::provide(start + i * kPage, kPage);
+  if (block == nullptr) return;
+  Background::current()->add_idle(block->size / kPage, [block](int64_t i) {
+    WeightMemory::provide(block->start + i * kPage, kPage);
   });
 }
 
-void finish_packing() {
+// With `discard` what has not been packed stays so.
+void finish_packing(bool discard) {
+  if (discard && Background::current() != nullptr) Background::current()->discard();
   Background::current().reset();
-  if (reserved_memory() != nullptr) WeightMemory::give_back_rest(reserved_memory());
-  reserved_memory().reset();
+  WeightMemory::end_reserve();
 }
 
 int64_t panels_per_piece(int64_t numbers_of_row) {
@@ -220,7 +216,7 @@ void find_not_finite_(Tensor found, std::vector<Tensor> parts) {
 STABLE_TORCH_LIBRARY_FRAGMENT(vllm_cpu, m) {
   m.def("new_weight(int bytes) -> Tensor");
   m.def("begin_packing(int threads, int bytes) -> ()");
-  m.def("finish_packing() -> ()");
+  m.def("finish_packing(bool discard=False) -> ()");
   m.def("pack_codes_(Tensor(a!) panels, Tensor[] sources, Tensor rows, Tensor layout, int bits, int flipped) -> ()");
   m.def("pack_numbers_(Tensor(a!) panels, Tensor[] sources, Tensor rows, int at) -> ()");
   m.def("find_not_finite_(Tensor(a!) found, Tensor[] parts) -> ()");

@@ -21,7 +21,7 @@ class WeightMemory {
   static constexpr int64_t kPage = 2 * 1024 * 1024;
 
   // [count] on the CPU, uninitialised, from a cache line on. Small ones share what is asked of the system, which has it back
-  // when the last of them is gone; what is reserved is shared by all.
+  // when the last of them is gone; all lie in what the calling thread has reserved, as long as there is room.
   static torch::stable::Tensor make(int64_t count, torch::headeronly::ScalarType dtype, int64_t element_size) {
     std::shared_ptr<char> own = take(count * element_size);
     char* start = own.get();
@@ -42,19 +42,21 @@ class WeightMemory {
     Block& operator=(const Block&) = delete;
   };
 
-  // Memory for the weights that are made from now on, as long as it lasts, and the result lives.
-  static std::shared_ptr<Block> reserve(int64_t bytes) {
-    auto block = std::make_shared<Block>(whole_pages(bytes));
-    const std::lock_guard lock(mutex());
-    shared() = block;
-    return block;
+  // Memory for the weights that the calling thread makes from now on, until the end; none where the system has not that
+  // much.
+  static std::shared_ptr<Block> begin_reserve(int64_t bytes) {
+    try {
+      reserved() = std::make_shared<Block>(whole_pages(bytes));
+    } catch (const std::bad_alloc&) {
+      reserved().reset();
+    }
+    return reserved();
   }
 
-  // Give the system back the pages that nothing was made of.
-  static void give_back_rest(const std::shared_ptr<Block>& block) {
-    const std::lock_guard lock(mutex());
-    release(block->start + block->used, block->size - block->used);
-    if (shared().lock() == block) shared().reset();
+  // Gives the system back the pages that nothing was made of.
+  static void end_reserve() {
+    if (reserved() != nullptr) release(reserved()->start + reserved()->used, reserved()->size - reserved()->used);
+    reserved().reset();
   }
 
   // Have the system provide pages before they are needed, by a write that changes nothing: while madvise provides them, no
@@ -68,7 +70,7 @@ class WeightMemory {
   }
 
  private:
-  static constexpr int64_t kShared = 16 * kPage, kLine = 64;
+  static constexpr int64_t kShared = 16 * kPage, kLarge = kShared / 2, kLine = 64;
   static constexpr std::align_val_t kAlignment{kPage};
 
   static std::mutex& mutex() {
@@ -76,10 +78,15 @@ class WeightMemory {
     return only;
   }
 
-  // The block that weights are put into; guarded by `mutex`, as its `used` is.
+  // The block that small weights are put into; guarded by `mutex`, as its `used` is.
   static std::weak_ptr<Block>& shared() {
     static std::weak_ptr<Block> only;
     return only;
+  }
+
+  static std::shared_ptr<Block>& reserved() {
+    thread_local std::shared_ptr<Block> own;
+    return own;
   }
 
   static int64_t whole_pages(int64_t bytes) { return (bytes + kPage - 1) / kPage * kPage; }
@@ -103,16 +110,21 @@ class WeightMemory {
   }
 
   static std::shared_ptr<char> take(int64_t bytes) {
+    if (reserved() != nullptr && reserved()->used + bytes <= reserved()->size) return take_from(reserved(), bytes);
+    if (bytes >= kLarge) return take_from(std::make_shared<Block>(whole_pages(bytes)), bytes);
     const std::lock_guard lock(mutex());
     std::shared_ptr<Block> block = shared().lock();
-    const bool is_large = bytes >= kShared / 2;
     if (block == nullptr || block->used + bytes > block->size) {
-      block = std::make_shared<Block>(is_large ? whole_pages(bytes) : kShared);
-      if (!is_large) shared() = block;
+      block = std::make_shared<Block>(kShared);
+      shared() = block;
     }
+    return take_from(std::move(block), bytes);
+  }
+
+  static std::shared_ptr<char> take_from(std::shared_ptr<Block> block, int64_t bytes) {
     char* start = block->start + block->used;
     block->used += (bytes + kLine - 1) / kLine * kLine;
-    if (!is_large) return {std::move(block), start};
+    if (bytes < kLarge) return {std::move(block), start};
     return {start, [block = std::move(block), bytes](char* large) { release(large, bytes); }};
   }
 };

@@ -34,13 +34,17 @@ def packing_in_background(num_bytes: int = 0) -> Iterator[None]:
     if of_device("cpu") != "cpp":
         yield
         return
-    torch.ops.vllm_cpu.begin_packing(max(1, torch.get_num_threads() - 1), num_bytes)
+    if _background.checks is not None:
+        raise RuntimeError("packing in the background has begun")
     checks = _background.checks = []
+    is_whole = False
     try:
+        torch.ops.vllm_cpu.begin_packing(max(1, torch.get_num_threads() - 1), num_bytes)
         yield
+        is_whole = True
     finally:
+        torch.ops.vllm_cpu.finish_packing(not is_whole)
         _background.checks = None
-        torch.ops.vllm_cpu.finish_packing()
     for found, make_error in checks:
         if found.item():
             raise make_error()

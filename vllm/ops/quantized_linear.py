@@ -216,6 +216,8 @@ def _plain(weights: Sequence[QuantizedTensor]) -> PlainPart:
     weight = concatenate(weights) if len(weights) > 1 else weights[0]
     codes = weight.plain_codes()
     # Nothing is left of a file that is mapped.
+    if weight.is_plain and codes.device.type == "cpu":
+        codes = codes.clone()
     parts: dict[str, Any] = {name: part.contiguous() for name, part in weight.parts_of_rows().items()}
     parts["codes"] = codes.new_empty(1, 1).expand(codes.shape)
     return PlainPart(split_planes(codes, weight.bits), replace(weight, **parts))

@@ -80,6 +80,8 @@ class ServerState:
 
     def check_engine(self, engine: AsyncLLM) -> None:
         """ValueError: an argument that the engine's model has no use for."""
+        if self.args.score_template is None and self.args.score_labels is None:
+            return
         check_score_args(engine.model_config, self.args.score_template, self.args.score_labels)
 
     @property

@@ -23,6 +23,7 @@ from vllm.model_executor.layers.quantization.settings import load_quantization
 from vllm.model_executor.layers.quantization.stored import StoredConfig
 from vllm.model_executor.layers.vocab_parallel_embedding import VocabShard
 from vllm.model_executor.layers.weight_update import WeightUpdater
+from vllm.model_executor.model_loader.mapped_tensors import block_bytes
 from vllm.model_executor.model_loader.resolve import (
     NO_EMBEDDED_MODEL,
     ResolvedModel,
@@ -30,7 +31,6 @@ from vllm.model_executor.model_loader.resolve import (
     resolve_model,
 )
 from vllm.model_executor.model_loader.sharded_state_loader import ShardedStateLoader as ShardedStateLoader
-from vllm.model_executor.model_loader.weight_files import shard_files, stored_bytes
 from vllm.model_executor.model_loader.weights import fill_with_noise, load_weights
 from vllm.model_executor.models.pooling import use_pooling_head
 from vllm.model_executor.models.registry import TRANSFORMERS, import_model_class, model_entry
@@ -64,12 +64,13 @@ def get_model(model_config: ModelConfig, device: torch.device | str, use_tqdm: b
             f"quantization={model_config.quantization!r}"
         )
     packs_meanwhile = isinstance(quantization, StoredConfig) and torch.device(device).type == "cpu"
-    packing = packing_in_background(_share_of_files(model_config)) if packs_meanwhile else contextlib.nullcontext()
+    num_bytes = block_bytes(Path(model_config.path)) // get_tp_group().world_size if packs_meanwhile else 0
     with _naming(model_config):
-        with packing:
-            is_light = packs_meanwhile and isinstance(quantization, StoredConfig) and quantization.is_read_in_place
+        with packing_in_background(num_bytes) if packs_meanwhile else contextlib.nullcontext():
+            # Most of the work is the other threads'.
+            is_light = num_bytes > 0
             if is_light:
-                # A tokenizer that is loaded before most weights are packed has the caches for itself.
+                # Before they work, the tokenizer has the caches for itself.
                 native_work_begins()
             model = _build(model_config, quantization, torch.device(device))
             # "fp8" is also the name of a checkpoint's own format.
@@ -80,7 +81,7 @@ def get_model(model_config: ModelConfig, device: torch.device | str, use_tqdm: b
                     fill_with_noise(model, model_config.seed)
                 else:
                     load_weights(model, Path(model_config.path), use_tqdm, quantization)
-                _pack(model, method, quantization, torch.device(device))
+                _pack(model, method, quantization, torch.device(device), is_light)
         if entry == TRANSFORMERS:
             # Packed weights are there from here on.
             model.check_loaded()
@@ -103,11 +104,6 @@ def _build(model_config: ModelConfig, quantization: QuantizationConfig | None, d
     return model
 
 
-def _share_of_files(model_config: ModelConfig) -> int:
-    """About how many bytes of the checkpoint's weights this rank will have."""
-    return stored_bytes(shard_files(Path(model_config.path))) // get_tp_group().world_size
-
-
 @contextlib.contextmanager
 def _naming(model_config: ModelConfig) -> Iterator[None]:
     """Errors about what a GGUF file was converted to name the file."""
@@ -121,18 +117,19 @@ def _naming(model_config: ModelConfig) -> Iterator[None]:
 
 
 def _pack(
-    model: nn.Module, method: LinearMethod, quantization: QuantizationConfig | None, device: torch.device
+    model: nn.Module,
+    method: LinearMethod,
+    quantization: QuantizationConfig | None,
+    device: torch.device,
+    is_light: bool,
 ) -> None:
-    """Pack the weights of all layers, on the CPU side by side; a user's own method has its layers one after another."""
+    """Pack the weights of all layers, on the CPU side by side; a user's own method has its layers one after another, as
+    have those whose work is left to other threads (`is_light`)."""
     found = (getattr(module, "process_weights_after_loading", None) for module in model.modules())
     calls = [partial(finish, method) for finish in found if finish is not None]
     is_own = quantization is not None and not isinstance(quantization, StoredConfig)
-    if isinstance(quantization, StoredConfig) and quantization.is_read_in_place:
-        for call in calls:
-            call()
-        return
     native_work_begins()
-    if is_own or device.type != "cpu":
+    if is_own or is_light or device.type != "cpu":
         for call in calls:
             call()
         return

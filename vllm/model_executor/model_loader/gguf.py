@@ -4,6 +4,7 @@ have byte by byte stays in the file: see mapped_tensors.py."""
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import json
 import math
@@ -28,7 +29,7 @@ from vllm.model_executor.model_loader.gguf_parts import all_parts
 from vllm.model_executor.model_loader.gguf_special import special_ids
 from vllm.model_executor.model_loader.gguf_tokenizer import MORE_TEMPLATES, write_tokenizer
 from vllm.model_executor.model_loader.gguf_weights import Weight, weights
-from vllm.model_executor.model_loader.mapped_tensors import LIST_NAME, Place, add_files, write_list
+from vllm.model_executor.model_loader.mapped_tensors import LIST_NAME, Place, add_files, file_identity, write_list
 from vllm.model_executor.model_loader.safetensors_writer import SafetensorsWriter
 from vllm.model_executor.model_loader.weight_files import check_range, progress_bar
 
@@ -50,9 +51,8 @@ def converted_folder(
     """The folder for the weights of the .gguf file (or of all files that it is a part of) in `dtype` ("float32",
     "bfloat16" or "float16"), its configuration and tokenizer; made if missing. With `keeps_blocks`, quantised weights
     have the file's own bytes (quantization/gguf.py); without `needs_tokenizer`, one that cannot be had is left out.
-    Concurrent processes each make a copy, of which the first to
-    finish becomes the folder. ValueError for a file that is not GGUF, is cut, or not supported; OSError if the cache
-    cannot be written."""
+    Concurrent processes each make a copy, of which the first to finish becomes the folder. ValueError for a file that
+    is not GGUF, is cut, or not supported; OSError if the cache cannot be read or written."""
     root = envs.cache_root() / "gguf"
     try:
         root.mkdir(parents=True, exist_ok=True)
@@ -64,9 +64,11 @@ def converted_folder(
             with _becoming(folder) as temporary:
                 _convert(path, dtype, temporary, folder.parent, use_tqdm, keeps_blocks, needs_tokenizer)
         if (folder / LIST_NAME).is_file():
-            add_files(folder / LIST_NAME, all_parts(path))
-    except PermissionError as error:
-        message = f"the cache folder cannot be written ({error}); VLLM_CACHE_ROOT names another one"
+            add_files(folder / LIST_NAME, [file_identity(part) for part in all_parts(path)])
+    except OSError as error:
+        if error.errno not in (errno.EACCES, errno.EPERM, errno.EROFS):
+            raise
+        message = f"the cache folder cannot be used ({error}); VLLM_CACHE_ROOT names another one"
         raise PermissionError(message) from error
     if needs_tokenizer and not (folder / "tokenizer.json").is_file():
         # A conversion that did without it.
@@ -92,10 +94,10 @@ def _convert(
     widened = sorted({each.kind for each in planned if keeps_blocks and each.is_widened})
     if widened:
         logger.warning("%s: tensors of %s are de-quantised to %s", path.name, ", ".join(widened), dtype)
-    files = all_parts(path)
-    places = {each.name: place for each in planned if (place := each.place(files)) is not None}
+    parts = all_parts(path)
+    places = {each.name: place for each in planned if (place := each.place(parts)) is not None}
     if places:
-        write_list(folder / LIST_NAME, files, places)
+        write_list(folder / LIST_NAME, [file_identity(part) for part in parts], places)
     _write_weights([each for each in planned if each.name not in places], folder / _WEIGHTS, use_tqdm)
 
 
@@ -123,14 +125,14 @@ class _Planned:
             self.name = f"{weight.name.removesuffix('.weight')}.{tensor_name(ggml_type)}"
 
     def place(self, files: list[Path]) -> Place | None:
-        """Where in one of the `files` it is as it is; None: nowhere."""
+        """Where in one of the `files` it is as it is; None: nowhere, or where no tensor may begin."""
         weight = self._weight
         if not self._is_kept or weight.change is not None or weight.others:
             return None
         tensor, dtype = self._file.tensors[weight.tensor], str(self.dtype).removeprefix("torch.")
         row_bytes = tensor.num_bytes // math.prod(tensor.shape[:-1])
         start = tensor.start + (0 if weight.rows is None else weight.rows.start or 0) * row_bytes
-        return Place([file.resolve() for file in files].index(tensor.file), start, self.shape, dtype)
+        return None if start % self.dtype.itemsize else Place(files.index(tensor.file), start, self.shape, dtype)
 
     def load(self) -> torch.Tensor:
         """Of its shape and dtype. ValueError: a value is too large for that."""

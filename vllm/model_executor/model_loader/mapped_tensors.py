@@ -6,7 +6,7 @@ import contextlib
 import json
 import math
 import os
-import tempfile
+import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -41,23 +41,29 @@ class Place:
         return math.prod(self.shape) * getattr(torch, self.dtype).itemsize
 
 
-def write_list(path: Path, files: Sequence[Path], places: dict[str, Place]) -> None:
-    """The list of tensors by their names, which are in these files as they are now."""
+Identity = list[Any]
+
+
+def file_identity(file: Path) -> Identity:
+    """What tells a file from a later one: its whole path, size, and time of modification in ns."""
+    stat = file.stat()
+    return [str(file.absolute()), stat.st_size, stat.st_mtime_ns]
+
+
+def write_list(path: Path, files: Sequence[Identity], places: dict[str, Place]) -> None:
+    """The list of tensors by their names, which are in these files."""
     tensors = {name: (place.file, place.start, place.shape, place.dtype) for name, place in places.items()}
-    _write(path, {"files": [[_identity(file)] for file in files], "tensors": tensors})
+    _write(path, {"files": [[file] for file in files], "tensors": tensors})
 
 
-def add_files(path: Path, files: Sequence[Path]) -> None:
-    """Make the list name these files first, which have the same contents as those that it names, in the same order.
+def add_files(path: Path, files: Sequence[Identity]) -> None:
+    """Make the list name these files, too, which have the same contents as those that it names, in the same order.
     Some of the others stay: another process may see none but these."""
     content = _read(path)
-    own = [_identity(file) for file in files]
-    if any(known[0] != new for known, new in zip(content["files"], own, strict=True)):
-        known = [
-            [new, *(old for old in olds if old != new)][:_MOST_COPIES]
-            for new, olds in zip(own, content["files"], strict=True)
-        ]
-        _write(path, content | {"files": known})
+    pairs = list(zip(files, content["files"], strict=True))
+    if any(new not in known for new, known in pairs):
+        copies = [[new, *(old for old in known if old != new)][:_MOST_COPIES] for new, known in pairs]
+        _write(path, content | {"files": copies})
 
 
 def read_places(path: Path) -> dict[str, Place]:
@@ -66,6 +72,14 @@ def read_places(path: Path) -> dict[str, Place]:
         name: Place(file, start, tuple(shape), dtype)
         for name, (file, start, shape, dtype) in _read(path)["tensors"].items()
     }
+
+
+def block_bytes(folder: Path) -> int:
+    """Of the tensors of bytes that a folder's list names, if it has one."""
+    path = folder / LIST_NAME
+    if not path.is_file():
+        return 0
+    return sum(place.num_bytes for place in read_places(path).values() if place.dtype == "uint8")
 
 
 def find_files(path: Path) -> list[Path]:
@@ -84,17 +98,10 @@ def iterate_mapped(path: Path) -> Iterator[tuple[str, Tensor]]:
         yield name, part.view(getattr(torch, place.dtype)).view(place.shape)
 
 
-def _identity(file: Path) -> list[Any]:
-    """What tells a file from a later one: its whole path, size, and time of modification in ns."""
-    whole = file.resolve()
-    stat = whole.stat()
-    return [str(whole), stat.st_size, stat.st_mtime_ns]
-
-
 def _unchanged(copies: list[list[Any]]) -> Path:
     for name, *identity in copies:
         with contextlib.suppress(OSError):
-            if _identity(Path(name))[1:] == identity:
+            if file_identity(Path(name))[1:] == identity:
                 return Path(name)
     raise ValueError(f"{Path(copies[0][0]).name} was replaced or removed while its weights were to be read")
 
@@ -105,11 +112,6 @@ def _read(path: Path) -> dict[str, Any]:
 
 def _write(path: Path, content: dict[str, Any]) -> None:
     """At once, for other processes that read it."""
-    handle, name = tempfile.mkstemp(prefix=f".{path.name}-", dir=path.parent)
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            json.dump(content, file)
-        Path(name).replace(path)
-    except BaseException:
-        Path(name).unlink()
-        raise
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_ident()}")
+    temporary.write_text(json.dumps(content), encoding="utf-8")
+    temporary.replace(path)

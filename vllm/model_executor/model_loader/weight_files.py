@@ -137,17 +137,6 @@ def stored_dtype(files: list[Path]) -> str | None:
     return None
 
 
-def stored_bytes(files: list[Path]) -> int:
-    """About how many bytes the tensors of all files have."""
-    total = 0
-    for path in files:
-        if path.name == LIST_NAME:
-            total += sum(place.num_bytes for place in read_places(path).values())
-        else:
-            total += path.stat().st_size
-    return total
-
-
 def progress_bar(description: str, num_tensors: int, use_tqdm: bool) -> Any:
     """A tqdm bar over tensors, as a context manager; hidden for PROGRESS_DELAY_SECONDS."""
     from tqdm import tqdm
