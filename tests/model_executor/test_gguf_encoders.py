@@ -263,7 +263,7 @@ def copy(reader: gguf.GGUFReader, writer: gguf.GGUFWriter, keeps: Any) -> None:
     writer.close()
 
 
-RERANK = 'system "{"\n<Query>: {query}\n<Document>: {document}\n\n'
+RERANK = 'system "{" \U0001f600\n<Query>: {query}\n<Document>: {document}\n\n'
 
 
 def test_a_decoder_that_scores_pairs(tmp_path, monkeypatch):
@@ -301,17 +301,27 @@ def test_a_decoder_that_scores_pairs(tmp_path, monkeypatch):
     ("header", "message"),
     [
         ({"pooling_type": 9}, "qwen3.pooling_type must be one of 0, 1, 2, 3, 4, got 9"),
+        *(
+            ({"pooling_type": RANK, "template": text}, "tokenizer.chat_template.rerank must be a text")
+            for text in ("{query} {query}", "{document} {query}", "{query} {document} {query}", "{query}", 7)
+        ),
         ({}, "m.gguf: cls.output.weight of qwen3 with 3 labels is not supported"),
     ],
 )
 def test_what_is_not_known_of_pooling(header, message, tmp_path, monkeypatch):
+    template = header.get("template")
+
     def add(writer: Any) -> None:
         add_words(writer)
+        if template is not None:
+            kind = gguf.GGUFValueType.STRING if isinstance(template, str) else gguf.GGUFValueType.UINT32
+            writer.add_key_value("tokenizer.chat_template.rerank", template, kind)
         if not header:
             writer.add_tensor("cls.output.weight", np.zeros((3, 32), np.float32))
 
     arch, settings, _, usual = CASES["qwen3"]
-    write(tmp_path / "m.gguf", arch, make(settings), usual | header, add=add)
+    own = {key: value for key, value in header.items() if key != "template"}
+    write(tmp_path / "m.gguf", arch, make(settings), usual | own, add=add)
     with pytest.raises(ValueError, match=message):
         load(tmp_path / "m.gguf", monkeypatch)
 

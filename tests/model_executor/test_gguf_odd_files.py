@@ -79,6 +79,8 @@ LONG, FREQS = "rope_factors_long.weight", "rope_freqs.weight"
         ({"tokenizer.ggml.pre": "what"}, {}, "got 'what'; tokenizer= may name a folder with the model's own"),
         ({"tokenizer.ggml.tokens": None}, {}, "bad.gguf holds no tokenizer"),
         ({"tokenizer.chat_template.a/b": "x"}, {}, "tokenizer.chat_template.a/b must have a name of letters"),
+        ({"tokenizer.chat_template.tool": 3}, {}, "tokenizer.chat_template.tool must be a text, got 3"),
+        ({"tokenizer.chat_template": 3}, {}, "tokenizer.chat_template must be a text, got 3"),
     ],
 )
 def test_refusals(header: Any, tensors: Any, message: str, base: Path, tmp_path: Path) -> None:
@@ -174,6 +176,8 @@ def test_a_tokenizer_from_elsewhere(base: Path, tmp_path: Path) -> None:
     prompt = {"prompt_token_ids": [1, 5, 9]}
     assert LLM(str(path), dtype="float32", skip_tokenizer_init=True).generate([prompt], use_tqdm=False)
     other = converted_folder(base, "float32")
+    uneven = changed(base, tmp_path / "u.gguf", {"tokenizer.ggml.token_type": [1], "tokenizer.ggml.scores": [1.0]})
+    assert resolve_model(str(uneven), "float32", needs_tokenizer=False).hf_config.eos_token_ids == (1,)
     own = LLM(str(path), dtype="float32", tokenizer=str(other)).get_tokenizer()
     assert list(own.encode("ab")) == [92]
     with pytest.raises(ValueError, match="tokenizer.ggml.pre must be one of .* got 'what'"):
@@ -186,19 +190,23 @@ def test_a_tokenizer_from_elsewhere(base: Path, tmp_path: Path) -> None:
 
 
 FILES = ("m-Q4_K_M.gguf", "m-Q8_0.gguf", "sub/m-q6_k.gguf", "mmproj-Q8_0.gguf", "a-F16.gguf", "b-F16.gguf")
+FILES += ("m.mmproj-Q8_0.gguf", "Q5_0.gguf")
 
 
 @pytest.fixture
 def hub(base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """A repository; what is asked of it."""
+    """A repository, of which a copy has the files that were asked for; what is asked of it."""
     asked: list[Any] = []
-    folder = tmp_path / "hub"
-    (folder / "sub").mkdir(parents=True)
-    for name in FILES:
-        shutil.copyfile(base, folder / name)
 
     def snapshot(name: str, **options: Any) -> str:
         asked.append((name, options["allow_patterns"], options["revision"]))
+        folder = tmp_path / f"hub{len(asked)}"
+        folder.mkdir()
+        for file in huggingface_hub.utils.filter_repo_objects(
+            FILES, allow_patterns=options["allow_patterns"], ignore_patterns=options["ignore_patterns"]
+        ):
+            (folder / file).parent.mkdir(exist_ok=True)
+            shutil.copyfile(base, folder / file)
         return str(folder)
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot)
@@ -210,6 +218,7 @@ def test_files_of_the_hub(hub: list[Any]) -> None:
         ("owner/name:Q4_K_M", "m-Q4_K_M"),
         ("owner/name:q8_0", "m-Q8_0"),
         ("owner/name:Q6_K", "m-q6_k"),
+        ("owner/name:Q5_0", "Q5_0"),
         ("owner/name/sub/m-q6_k.gguf", "m-q6_k"),
         ("owner/name/m-Q8_0.gguf", "m-Q8_0"),
     ):
@@ -221,3 +230,21 @@ def test_files_of_the_hub(hub: list[Any]) -> None:
     for name in ("owner/name:Q2_K", "owner/name/other.gguf"):
         with pytest.raises(FileNotFoundError, match=f"owner/name on the Hugging Face hub has no file that '{name}'"):
             resolve_model(name, "float32")
+
+
+@pytest.mark.parametrize("name", ["models/foo/typo.gguf", "./foo/typo.gguf", "../foo/typo.gguf", "../foo", ".foo/bar"])
+def test_files_that_are_not_here(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hub: list[Any]) -> None:
+    (tmp_path / "models/foo").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(FileNotFoundError, match="is neither a folder nor a .gguf file on this machine"):
+        resolve_model(name, "float32")
+    assert not hub
+
+
+def test_what_may_be_here_or_on_the_hub(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(name: str, **options: Any) -> str:
+        raise OSError("offline")
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", refuse)
+    with pytest.raises(FileNotFoundError, match="'owner/name/m.gguf' is no file on this machine; .* hub: offline"):
+        resolve_model("owner/name/m.gguf", "float32")

@@ -36,14 +36,27 @@ def download(
 
 
 def fetch(
-    name: str, patterns: list[str], revision: str | None, cache_dir: str | None, token: bool | str | None
+    name: str,
+    patterns: list[str],
+    revision: str | None,
+    cache_dir: str | None,
+    token: bool | str | None,
+    ignored: list[str] | None = None,
 ) -> Path:
-    """The local copy of a repository's files whose names fit one of `patterns`. FileNotFoundError: see `download`."""
+    """The local copy of a repository's files whose names fit one of `patterns` and none of `ignored`.
+    FileNotFoundError: see `download`."""
     from huggingface_hub import snapshot_download
 
     try:
         return Path(
-            snapshot_download(name, revision=revision, allow_patterns=patterns, cache_dir=cache_dir, token=token)
+            snapshot_download(
+                name,
+                revision=revision,
+                allow_patterns=patterns,
+                ignore_patterns=ignored,
+                cache_dir=cache_dir,
+                token=token,
+            )
         )
     except Exception as error:  # the client's errors have no common base over its versions and HTTP libraries
         reason = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)

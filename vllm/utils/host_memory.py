@@ -1,8 +1,18 @@
-"""Memory of the C library's allocator."""
+"""Memory that the C library gives and takes."""
 
 from __future__ import annotations
 
 import ctypes
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether that is why torch or Python failed: on the CPU torch raises a plain RuntimeError."""
+    said = str(error)
+    return (
+        type(error).__name__ in ("MemoryError", "OutOfMemoryError")
+        or "can't allocate memory" in said
+        or "not enough memory" in said
+    )
 
 
 def return_freed_memory() -> None:

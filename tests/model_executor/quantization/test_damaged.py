@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from types import SimpleNamespace
 
 import pytest
 import quantized_packing as packing
@@ -14,8 +15,9 @@ from test_formats import FLOAT4, FLOAT8, INT8, ROWS, compressed, only_blocks
 
 from vllm import LLM
 from vllm.config import QUANTIZATIONS
-from vllm.model_executor.layers.quantization import setting_values
+from vllm.model_executor.layers.quantization import setting_values, stored
 from vllm.model_executor.layers.quantization.settings import find_settings
+from vllm.model_executor.models.transformers_weights import CheckpointNames
 from vllm.platforms import current_platform
 
 Q = "model.layers.0.self_attn.q_proj"
@@ -191,7 +193,7 @@ def test_files(name, change, problem, tmp_path):
         ("gptq-4", {"checkpoint_format": ["gptq"]}, r"checkpoint_format must be gptq or gptq_v2, got \['gptq'\]"),
         ("gptq-4", {"is_marlin_format": True}, r"is_marlin_format must be false"),
         ("gptq-4", {"rotation": "hadamard"}, r"rotation is not implemented, got 'hadamard': inputs of some weights"),
-        ("gptq-4", {"meta": {"rotation": "random"}}, r"rotation is not implemented, got 'random'"),
+        ("gptq-4", {"rotation": "none", "meta": {"rotation": "random"}}, r"rotation is not implemented, got 'random'"),
         ("gptq-4", {"dynamic": [4]}, r"dynamic must be an object of objects"),
         (
             "gptq-4",
@@ -206,6 +208,12 @@ def test_files(name, change, problem, tmp_path):
             {"packing_format": "auto_round:marlin"},
             r"packing_format must be one of auto_round:auto_gptq",
         ),
+        (
+            "auto-round-early",
+            {"backend": "auto_round:awq:marlin"},
+            r"backend must be one of auto_round:auto_gptq.*, got 'auto_round:awq:marlin'",
+        ),
+        ("auto-round-early", {"backend": "gptq:marlin"}, r"backend must be one of .*, got 'gptq:marlin'"),
         ("auto-round-mxfp4", {"data_type": "int"}, r"data_type must be one of nv_fp of 4 bits.*, got int of 4"),
         ("torchao", {"quant_type": "int4_weight_only"}, r"quant_type must be one of .*, got 'int4_weight_only'"),
         (
@@ -282,6 +290,44 @@ def test_settings_that_nothing_knows(tmp_path, monkeypatch):
     make_llm(tmp_path)
     where = f"{tmp_path.name}/config.json: quantization_config"
     assert set(said) == {f"{where} has settings that are not known here and have no effect: twist"}
+
+
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [
+        *(("gptq-4", {"rotation": value}) for value in ("none", None, False, {})),
+        ("packed-4", {"transform_config": {"config_groups": {}}}),
+        ("awq-32", {"q_group_size": None}),
+    ],
+)
+def test_settings_that_ask_for_nothing(name, settings, tmp_path, monkeypatch):
+    said = []
+    monkeypatch.setattr(setting_values, "warn_once", lambda _, text, *args: said.append(text % args))
+    make(name, tmp_path, **settings)
+    make_llm(tmp_path)
+    assert said == []
+
+
+@pytest.mark.parametrize(
+    "error",
+    [torch.OutOfMemoryError("CUDA out of memory"), RuntimeError("DefaultCPUAllocator: can't allocate memory: x")],
+)
+def test_memory_that_ends_is_no_damage(error):
+    def read(_):
+        raise error
+
+    with pytest.raises(type(error), match="memory") as caught:
+        stored._read("m.weight", read, stored.StoredTensors("file", "m"))
+    assert caught.value is error
+    part, converter = (
+        ("a", "p", torch.ones(1)),
+        SimpleNamespace(add_tensor=lambda *_: None, convert=lambda *_, **__: read(None)),
+    )
+    names = object.__new__(CheckpointNames)
+    names._by_pattern, names._model = {"p": converter}, SimpleNamespace(config=None)
+    with pytest.raises(type(error)) as caught:
+        list(names._merge_tensors("b", [part]))
+    assert str(caught.value) == str(error)
 
 
 def test_load_format_of_bitsandbytes(tmp_path):

@@ -181,6 +181,17 @@ ROWS = {
             "packing_format": "auto_round:auto_awq",
         },
     ),
+    **{
+        f"auto-round-awq-{key}-{name}": Row(
+            partial(packing.awq, group_size=64), {"quant_method": "auto-round", "bits": 4, "group_size": 64, key: name}
+        )
+        for key, name in (
+            ("backend", "auto_round:awq"),
+            ("backend", "auto_round:auto_awq:gemm"),
+            ("packing_format", "auto_round:awq:gemm"),
+            ("packing_format", "auto_awq:gemm"),
+        )
+    },
     "squeezellm": Row(packing.squeezellm, {"quant_method": "squeezellm", "wbits": 4}),
     "squeezellm-3": Row(partial(packing.squeezellm, bits=3), {"wbits": 3}, "quant_config.json"),
     "squeezellm-sparse": Row(partial(packing.squeezellm, sparse=True), {"quant_method": "squeezellm", "wbits": 4}),

@@ -14,6 +14,7 @@ from safetensors.torch import load_file, save_file
 from thread_ranks import make_thread_llm
 from tiny_models import make_tiny
 
+from vllm.model_executor.layers import quantization
 from vllm.model_executor.layers.linear import LinearBase, LinearMethodBase, UnquantizedLinearMethod
 from vllm.model_executor.layers.quantization import (
     QUANTIZATION_METHODS,
@@ -150,6 +151,18 @@ def round_inputs(model: Any, steps: int) -> None:
     for name, module in model.named_modules():
         if name.endswith("_proj") and name != "model.layers.0.mlp.down_proj":
             module.register_forward_pre_hook(lambda _, args: ((args[0] * steps).round() / steps,))
+
+
+@pytest.mark.parametrize("name", ["int4", "int8", "fp8"])
+def test_names_of_what_is_done_on_load(name, tmp_path, monkeypatch):
+    monkeypatch.setitem(quantization._registered, name, OwnConfig)
+    model = make_tiny("llama", tmp_path, **FIELDS)
+    path = tmp_path / "config.json"
+    settings = {"quant_method": name, "steps": 2}
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"quantization_config": settings}))
+    llm = make_llm(tmp_path)
+    round_inputs(model, 2)
+    assert_reads(generate(llm), model)
 
 
 @pytest.mark.parametrize("where", ["argument", "config.json", "mine.json"])

@@ -36,7 +36,7 @@ from vllm.model_executor.model_loader.weight_files import check_range, progress_
 logger = init_logger(__name__)
 
 # Increase when what a conversion writes changes: older copies are then not used.
-_FORMAT = 9
+_FORMAT = 10
 _WEIGHTS = "model.safetensors"
 _NUM_THREADS = 2
 # Tensors that are added to others, not multiplied with.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -172,16 +173,22 @@ def _write_dense(file: GGUFFile, name: str, folder: Path) -> None:
     save_file(tensors, folder / "model.safetensors")
 
 
+_PAIR = re.compile(r"(.*)\{query\}(.*)\{document\}(.*)", re.DOTALL)
+
+
 def _write_template(file: GGUFFile, folder: Path) -> None:
     """The header's template of pairs, with {query} and {document}, as that of a CrossEncoder's folder."""
     template = file.metadata.get("tokenizer.chat_template.rerank")
     if template is None:
         return
-    parts = template.replace("{document}", "{query}").split("{query}")
-    if len(parts) != 3 or template.index("{query}") > template.index("{document}"):
-        raise ValueError(f"{file.path.name}: tokenizer.chat_template.rerank must have {{query}}, then {{document}}")
+    match = _PAIR.fullmatch(template) if isinstance(template, str) else None
+    if match is None or any(template.count(name) > 1 for name in ("{query}", "{document}")):
+        raise ValueError(
+            f"{file.path.name}: tokenizer.chat_template.rerank must be a text with {{query}}, then {{document}}, once "
+            f"each, got {template!r}"
+        )
     # Texts as expressions: nothing in them is Jinja, and no newline is trimmed.
-    first, second, third = (f"{{{{ {json.dumps(part)} }}}}" for part in parts)
+    first, second, third = (f"{{{{ {json.dumps(part, ensure_ascii=False)} }}}}" for part in match.groups())
     query, document = ("{{ messages[-2].content }}", "{{ messages[-1].content }}")
     (folder / "chat_template.jinja").write_text(first + query + second + document + third, encoding="utf-8")
     _write(

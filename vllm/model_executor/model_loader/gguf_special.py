@@ -24,19 +24,12 @@ def checked_tokens(file: GGUFFile) -> dict[str, Any]:
     names.
 
     Raises:
-        ValueError: one is no number, or scores or types are not as many as tokens.
+        ValueError: one is no number.
     """
     meta = dict(file.metadata)
     tokens = meta.get(f"{_PREFIX}tokens")
     if tokens is None:
         return meta
-    for name in ("scores", "token_type"):
-        values = meta.get(_PREFIX + name)
-        if values is not None and (not isinstance(values, list) or len(values) != len(tokens)):
-            found = len(values) if isinstance(values, list) else repr(values)
-            raise ValueError(
-                f"{file.path.name}: {_PREFIX}{name} must have a value for each of {len(tokens)} tokens, got {found}"
-            )
     for key in [key for key in meta if key.startswith(_PREFIX) and key.endswith(_ID)]:
         value = meta[key]
         if isinstance(value, bool) or not isinstance(value, int):
@@ -46,6 +39,16 @@ def checked_tokens(file: GGUFFile) -> dict[str, Any]:
             warn_once(logger, text)
             del meta[key]
     return meta
+
+
+def check_lengths(meta: dict[str, Any]) -> None:
+    """ValueError: scores or types are not as many as tokens."""
+    tokens = meta[f"{_PREFIX}tokens"]
+    for name in ("scores", "token_type"):
+        values = meta.get(_PREFIX + name)
+        if values is not None and (not isinstance(values, list) or len(values) != len(tokens)):
+            found = len(values) if isinstance(values, list) else repr(values)
+            raise ValueError(f"{_PREFIX}{name} must have a value for each of {len(tokens)} tokens, got {found}")
 
 
 def special_ids(file: GGUFFile) -> dict[str, Any]:
@@ -62,8 +65,10 @@ def special_ids(file: GGUFFile) -> dict[str, Any]:
 
 
 def _ends_of_turns(meta: dict[str, Any]) -> list[int]:
-    tokens, kinds = meta.get(f"{_PREFIX}tokens") or [], meta.get(f"{_PREFIX}token_type") or []
-    special = {token: index for index, (token, kind) in enumerate(zip(tokens, kinds, strict=False)) if kind in _SPECIAL}
+    tokens, kinds = meta.get(f"{_PREFIX}tokens") or [], meta.get(f"{_PREFIX}token_type")
+    if not isinstance(kinds, list) or len(kinds) != len(tokens):
+        return []
+    special = {token: index for index, (token, kind) in enumerate(zip(tokens, kinds, strict=True)) if kind in _SPECIAL}
     ends = [name for name in _ENDS if name in special]
     # gpt-oss ends its messages so, of which the last one ends with <|return|>.
     return [special[name] for name in ends if name != "<|end|>" or "<|return|>" not in ends]

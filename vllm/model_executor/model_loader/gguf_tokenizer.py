@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from vllm.model_executor.model_loader.gguf_file import GGUFFile
-from vllm.model_executor.model_loader.gguf_special import checked_tokens
+from vllm.model_executor.model_loader.gguf_special import check_lengths, checked_tokens
 from vllm.model_executor.model_loader.gguf_splits import WHOLE_WORDS, pre_tokenizer
 from vllm.tokenizers.bpe_files import write_bpe_files
 
@@ -48,6 +48,7 @@ def write_tokenizer(file: GGUFFile, folder: Path) -> None:
     if kind not in _BUILDERS:
         raise ValueError(f"{file.path.name}: tokenizer.ggml.model must be one of {', '.join(_BUILDERS)}, got {kind!r}")
     try:
+        check_lengths(meta)
         tokenizer, merges = _BUILDERS[kind](meta)
     except ValueError as error:
         raise ValueError(f"{file.path.name}: {error}") from error
@@ -275,6 +276,9 @@ def _surround(tokenizer: Any, meta: dict[str, Any]) -> None:
 
 
 def _write_tokenizer_config(meta: dict[str, Any], folder: Path) -> None:
+    for key, text in meta.items():
+        if f"{key}.".startswith(_TEMPLATE) and not isinstance(text, str):
+            raise ValueError(f"{key} must be a text, got {text!r}")
     tokens = meta["tokenizer.ggml.tokens"]
     config: dict[str, Any] = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
     if meta["tokenizer.ggml.model"] == "bert":

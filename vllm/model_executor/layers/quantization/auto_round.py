@@ -14,8 +14,10 @@ from vllm.model_executor.layers.quantization.setting_values import read_objects
 from vllm.model_executor.layers.quantization.stored import StoredConfig, WeightFormat
 
 _GPTQ, _AWQ, _COMPRESSED = "auto_round:auto_gptq", "auto_round:auto_awq", "auto_round:llm_compressor"
+_KEYS = ("packing_format", "backend")
 # Whose zero points are stored as they are.
 _PLAIN = ("auto_round", "auto_round:exllamav2", "auto_round:tritonv2", "auto_round:gptqmodel")
+_EARLY_AWQ = re.compile(r"(auto_round:)?(auto_)?awq(:gemm)?")
 _FP8 = ("auto_round:fp8", "auto_round:fp8_static")
 _PLAIN_BITS = 16
 # By the beginning of data_type and the bits, compressed-tensors' format and what else weights have there.
@@ -41,7 +43,8 @@ class AutoRoundConfig(StoredConfig):
             self._format = _integers(config, own, packing)
         else:
             names = ", ".join((_GPTQ, _AWQ, _COMPRESSED, *_PLAIN, *_FP8))
-            raise ValueError(f"packing_format must be one of {names}, got {packing!r}")
+            key = next((key for key in _KEYS if config.get(key)), _KEYS[0])
+            raise ValueError(f"{key} must be one of {names}, got {config.get(key)!r}")
         self.names = self._format.names
         self.shared_names = self._format.shared_names
 
@@ -57,10 +60,13 @@ class AutoRoundConfig(StoredConfig):
 
 
 def _packing(config: dict[str, Any]) -> str:
-    """packing_format; early versions have a `backend` that says it, and name GPTQ's with the program that runs it."""
-    name = str(config.get("packing_format") or config.get("backend") or _GPTQ)
+    """packing_format; early versions have a `backend` that says it, and name the program that runs GPTQ's or AWQ's.
+    Marlin's tensors are others, whatever they were made from."""
+    name = next((str(config[key]) for key in _KEYS if config.get(key)), _GPTQ)
     name = name.replace("auto-round", "auto_round").replace("autoround", "auto_round")
-    is_gptq = "gptq" in name and "gptqmodel" not in name
+    if _EARLY_AWQ.fullmatch(name):
+        return _AWQ
+    is_gptq = "gptq" in name and "gptqmodel" not in name and "marlin" not in name
     return _GPTQ if is_gptq or name == "auto" else name
 
 

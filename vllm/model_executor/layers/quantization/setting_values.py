@@ -22,7 +22,7 @@ _KNOWN = {
     """,
     "compressed-tensors": """
         config_groups format ignore quantization_status global_compression_ratio kv_cache_scheme sparsity_config
-        transform_config version
+        version
     """,
     "fp8": """
         activation_scheme fmt weight_block_size modules_to_not_convert ignored_layers scale_fmt dequantize
@@ -59,8 +59,9 @@ def read_flag(settings: dict[str, Any], name: str, usual: bool) -> bool:
 
 
 def read_one(settings: dict[str, Any], names: tuple[str, ...], usual: Any) -> Any:
-    """The value that has one of `names`, or several of them; `usual` where none is there. ValueError: they differ."""
-    given = {name: settings[name] for name in names if name in settings}
+    """The value that has one of `names`, or several of them; `usual` where none is there, or not null.
+    ValueError: they differ."""
+    given = {name: settings[name] for name in names if settings.get(name) is not None}
     values = list(given.values())
     if any(value != values[0] for value in values):
         raise ValueError(f"{' and '.join(f'{name}={value!r}' for name, value in given.items())} are one setting")
@@ -69,13 +70,14 @@ def read_one(settings: dict[str, Any], names: tuple[str, ...], usual: Any) -> An
 
 def refuse_transforms(settings: dict[str, Any]) -> None:
     """ValueError: activations must be transformed before they are multiplied."""
-    meta = settings.get("meta")
-    for name in _TRANSFORMS:
-        value = settings.get(name) or (meta.get(name) if isinstance(meta, dict) else None)
-        if value:
-            raise ValueError(
-                f"{name} is not implemented, got {value!r}: inputs of some weights would have to be rotated"
-            )
+    for own in (settings, settings.get("meta")):
+        for name in _TRANSFORMS if isinstance(own, dict) else ():
+            value = own.get(name)  # type: ignore[union-attr]
+            wanted = value.get("config_groups", value) if isinstance(value, dict) else value
+            if wanted and str(wanted).lower() != "none":
+                raise ValueError(
+                    f"{name} is not implemented, got {value!r}: inputs of some weights would have to be rotated"
+                )
 
 
 def read_names(settings: dict[str, Any], name: str) -> list[str]:
@@ -111,7 +113,7 @@ def warn_of_unknown(method: str, settings: dict[str, Any], where: str) -> None:
     """Say which settings have no effect because nothing here knows them."""
     if method not in _KNOWN:
         return
-    known = {"quant_method", *_KNOWN[method].split()}
+    known = {"quant_method", *_TRANSFORMS, *_KNOWN[method].split()}
     # What is off, or empty, asks for nothing.
     unknown = sorted(name for name, value in settings.items() if name not in known and value)
     if unknown:

@@ -101,7 +101,7 @@ def resolve_quantization(asked: str | None, folder: Path, raw: dict[str, Any]) -
                 f"are not quantised; leave it out, or use one of {', '.join(map(repr, ON_LOAD))}"
             )
         return asked
-    if settings.method in ON_LOAD and settings.method not in STORED:
+    if settings.method in ON_LOAD and settings.method not in STORED and not is_registered(settings.method):
         raise ValueError(
             f"{settings.where} has quant_method {settings.method!r}, which is what quantization={settings.method!r} "
             f"does to unquantised weights; a checkpoint's must be one of {', '.join(STORED)}"

@@ -14,6 +14,7 @@ from vllm.model_executor.layers.quantization.base_config import QuantizationConf
 from vllm.model_executor.layers.quantization.weight import QuantizedStack, QuantizedWeight
 from vllm.ops.packing import refuse_unless_finite
 from vllm.ops.quantized_tensor import is_finite
+from vllm.utils.host_memory import is_out_of_memory
 from vllm.utils.loading_threads import side_by_side
 
 # Names of tensors that follow their module's without a dot.
@@ -200,7 +201,7 @@ def _read(name: str, read: _Read, stored: StoredTensors) -> tuple[str, Value]:
     try:
         value = read(stored)
     except (IndexError, RuntimeError, ValueError) as error:
-        if str(error).startswith(f"{stored.where}: "):
+        if is_out_of_memory(error) or str(error).startswith(f"{stored.where}: "):
             raise
         raise ValueError(f"{stored.where}: the tensors of {stored.module} do not fit each other: {error}") from error
     if isinstance(value, Tensor):
