@@ -165,6 +165,9 @@ class PoolingParams(Struct, omit_defaults=True, array_like=True):
             value = getattr(own, name)
             if value is not None and own.task != "token_classify":
                 raise VLLMValidationError(f"{name} is for the task token_classify, not {own.task}", name, value)
+        if own.returned_token_ids and model_config.pooling.has_token_heads:
+            message = "returned_token_ids chooses among classes, and a token of this model has one weight: leave it out"
+            raise VLLMValidationError(message, "returned_token_ids", own.returned_token_ids)
         for column in own.returned_token_ids or ():
             check_integer("returned_token_ids", column, 0, model_config.hf_config.num_labels - 1)
         return own

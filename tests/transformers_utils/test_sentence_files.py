@@ -6,19 +6,21 @@ import json
 from pathlib import Path
 from typing import Any
 
+import huggingface_hub
 import pytest
 import torch
 from safetensors.torch import save_file
 
 from vllm.model_executor.layers.pooler import _load_layer
+from vllm.transformers_utils.hub import download
 from vllm.transformers_utils.late_interaction import read_late_interaction
 from vllm.transformers_utils.sentence_transformers import (
     PoolingLayer,
+    check_settings,
     default_prompt,
     read_pair_messages,
     read_pooling,
     sentence_length,
-    warn_of_unread,
 )
 
 TRANSFORMER = {"type": "sentence_transformers.models.Transformer", "path": ""}
@@ -61,6 +63,9 @@ def test_the_usual_folders(tmp_path: Path) -> None:
     assert pooling is not None and pooling.modes == ("cls", "max") and pooling.size(8) == 4
     with pytest.raises(ValueError, match="both/2_Dense/config.json: in_features must be 16, what comes before, got 8"):
         pooling.check(8, "both")
+    nulls = {**USUAL["2_Dense/config.json"], "bias": None, "use_residual": None}
+    pooling = read_pooling(write(tmp_path / "nulls", {**USUAL, "2_Dense/config.json": nulls}))
+    assert pooling is not None and pooling.layers[0].bias and not pooling.layers[0].is_residual
     messages = read_pair_messages(write(tmp_path / "cross", CROSS))
     assert messages is not None and messages.token_ids == (5, 6) and not messages.gives_logits
     assert read_pooling(tmp_path) is None and read_pair_messages(tmp_path) is None
@@ -101,6 +106,11 @@ def test_the_usual_folders(tmp_path: Path) -> None:
             "module_input_name='token_embeddings' is not supported after a pooling",
         ),
         ("3_Normalize/config.json", {"module_output_name": "a"}, "3_Normalize/config.json: module_output_name='a' is"),
+        (
+            "config_sentence_transformers.json",
+            {"model_type": "CrossEncoder"},
+            "m/modules.json: a cross-encoder with a pooling of its own",
+        ),
     ],
 )
 def test_what_cannot_be_pooled(name: str, content: Any, problem: str, tmp_path: Path) -> None:
@@ -127,7 +137,7 @@ def test_what_cannot_be_pooled(name: str, content: Any, problem: str, tmp_path: 
         (
             "sentence_bert_config.json",
             {"modality_config": {"message": {}}, "processing_kwargs": {"common": {"stride": 3}}},
-            "m/sentence_bert_config.json: stride in common of processing_kwargs is not supported",
+            "m/sentence_bert_config.json: stride=3 in common of processing_kwargs is not supported; 0 is",
         ),
     ],
 )
@@ -143,20 +153,56 @@ def test_what_cannot_score_pairs(name: str, content: Any, problem: str, tmp_path
         ({"max_seq_length": 75, "processing_kwargs": {"common": {"max_length": 50}}}, 50),
         ({"max_seq_length": 75, "processing_kwargs": {"chat_template": {"max_length": 40}}}, 75),
         ({"modality_config": {"message": {}}, "processing_kwargs": {"chat_template": {"max_length": 40}}}, 40),
+        ({"max_seq_length": None, "processing_kwargs": {"text": {"max_length": None}}}, None),
     ],
 )
-def test_the_longest_text(settings: dict[str, Any], length: int, tmp_path: Path) -> None:
+def test_the_longest_text(settings: dict[str, Any], length: int | None, tmp_path: Path) -> None:
     assert sentence_length(write(tmp_path, {"sentence_bert_config.json": settings})) == length
 
 
+@pytest.mark.parametrize(
+    ("settings", "field"),
+    [
+        ({"max_seq_length": "512"}, "max_seq_length must be a positive integer, got '512'"),
+        ({"max_seq_length": True}, "max_seq_length must be a positive integer, got True"),
+        (
+            {"processing_kwargs": {"text": {"max_length": -3}}},
+            "max_length in text of processing_kwargs must be a positive integer, got -3",
+        ),
+    ],
+)
+def test_what_is_no_length(settings: dict[str, Any], field: str, tmp_path: Path) -> None:
+    folder = write(tmp_path / "m", {"sentence_bert_config.json": settings})
+    with pytest.raises(ValueError, match=f"m/sentence_bert_config.json: {field}"):
+        sentence_length(folder)
+
+
+NEUTRAL = {"add_special_tokens": True, "return_attention_mask": True, "verbose": False, "truncation_side": "right"}
+NEUTRAL |= {"padding": True, "truncation": True, "return_tensors": "pt", "return_token_type_ids": True, "stride": 0}
+
+
 def test_settings_of_texts_that_would_be_ignored(tmp_path: Path) -> None:
-    processing = {"processing_kwargs": {"text": {"add_special_tokens": False, "truncation": True}}}
-    folder = write(tmp_path / "m", {**USUAL, "sentence_bert_config.json": processing})
-    with pytest.raises(ValueError, match="add_special_tokens in text of processing_kwargs is not supported"):
-        warn_of_unread(folder)
+    def given(own: dict[str, Any], text: dict[str, Any]) -> Path:
+        files = {"config_sentence_transformers.json": own}
+        return write(tmp_path / "m", files | {"sentence_bert_config.json": {"processing_kwargs": {"text": text}}})
+
+    cross = {"model_type": "CrossEncoder"}
+    check_settings(given({}, {**NEUTRAL, "return_token_type_ids": False}))
+    check_settings(given(cross, NEUTRAL))
+    for own, name, value in (
+        ({}, "add_special_tokens", False),
+        ({}, "truncation_side", "left"),
+        ({}, "return_attention_mask", False),
+        # It changes the second text's types of pairs.
+        (cross, "return_token_type_ids", False),
+        ({}, "text_pair", "a"),
+    ):
+        with pytest.raises(ValueError, match=f"{name}={value!r} in text of processing_kwargs is not supported"):
+            check_settings(given(own, {**NEUTRAL, name: value}))
     message = {"modality_config": {"message": {"format": "flat"}}}
-    with pytest.raises(ValueError, match="message in modality_config, a chat template .* is not supported"):
-        warn_of_unread(write(folder, {"sentence_bert_config.json": message}))
+    folder = write(tmp_path / "m", {"config_sentence_transformers.json": {}, "sentence_bert_config.json": message})
+    with pytest.raises(ValueError, match="message in modality_config, .* trained on plain texts, remove message there"):
+        check_settings(folder)
     with pytest.raises(ValueError, match="m/config_sentence_transformers.json: prompts must be an object, got"):
         default_prompt(write(folder, {"config_sentence_transformers.json": {"prompts": ["a"]}}))
     mask = [TRANSFORMER, {"type": "x.MultiVectorMask", "path": "1"}]
@@ -184,3 +230,26 @@ def test_layers_that_do_not_fit(
     save_file({name: torch.zeros(shape) for name, shape in weights.items()}, folder / "model.safetensors")
     with pytest.raises(ValueError, match=problem):
         _load_layer(PoolingLayer(kind, folder, 8, 4, True, activation))
+
+
+@pytest.mark.parametrize(
+    ("stored", "older"),
+    [
+        (["model.safetensors", "2_Dense/model.safetensors"], []),
+        (["model.safetensors"], ["2_Dense/pytorch_model.bin"]),
+        ([], ["pytorch_model*.bin", "2_Dense/pytorch_model.bin"]),
+    ],
+)
+def test_older_weights_are_downloaded_where_there_are_no_others(
+    stored: list[str], older: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = write(tmp_path / "m", USUAL | dict.fromkeys(stored, ""))
+    asked: list[list[str]] = []
+
+    def snapshot(name: str, **options: Any) -> str:
+        asked.append([each for each in options["allow_patterns"] if each.endswith(".bin")])
+        return str(folder)
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot)
+    assert download("owner/name") == folder
+    assert asked == [[], older] if older else asked == [[]]

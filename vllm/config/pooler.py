@@ -14,6 +14,7 @@ from vllm.transformers_utils.sentence_transformers import (
     TOKEN_HEADS,
     SentencePooling,
     SparsePooling,
+    check_settings,
     is_sparse,
     read_pooling,
 )
@@ -201,8 +202,11 @@ def runner_fields(args: Any, source: Source) -> dict[str, Any]:
     if source.is_encoder and "embed" not in kind and source.pooling_kind in (None, "embed"):
         raise ValueError(f"convert={convert!r} needs an encoder with a classifier, and this one has none")
     _check_served(args, pooler)
+    check_settings(source.path)
     sparse, has_heads = _sparse_pooling(source, folder), TOKEN_HEADS in source.hf_config.architectures[:1]
     own = ("embed",) if sparse else ("embed", "token_embed", "token_classify") if has_heads else ()
+    if has_heads and pooler.returned_token_ids:
+        raise ValueError("pooler_config: returned_token_ids chooses among classes, and this model's tokens have none")
     tasks = tasks_of(kind, source.is_encoder, pooler, own)
     for name, needed in _FIELDS_OF_TASKS.items():
         if getattr(pooler, name) not in (None, _NEUTRAL.get(name)) and not needed & set(tasks):

@@ -1,6 +1,6 @@
 """Parameters that users' quantisation methods register, by upstream's names: their attributes `output_dim` and
-`input_dim` say which of their dimensions follow the layer's outputs and inputs. A `weight_loader` is not called: the
-loader does its work by these attributes."""
+`input_dim` say which of their dimensions follow the layer's outputs and inputs. The loader does its work by these
+attributes, and refuses a layer's parameter with a `weight_loader`, which it would not call."""
 
 from __future__ import annotations
 
@@ -62,7 +62,11 @@ class PackedvLLMParameter(ModelWeightParameter):
         input_dim: int,
         output_dim: int,
         weight_loader: Any = None,
-        **_: Any,
+        marlin_tile_size: int | None = None,
+        bitblas_tile_size: int | None = None,
     ) -> None:
         super().__init__(data, input_dim, output_dim, weight_loader)
+        for name, value in (("marlin_tile_size", marlin_tile_size), ("bitblas_tile_size", bitblas_tile_size)):
+            if value is not None:
+                raise ValueError(f"{name}={value} is not supported: parameters are not stored in tiles; leave it out")
         self.packed_dim, self.packed_factor = packed_dim, packed_factor

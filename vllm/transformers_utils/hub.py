@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from vllm.transformers_utils.sentence_files import read_modules
+
 _SMALL_FILES = ["*.json", "*.model", "*.txt", "*.jinja"]
-# Of sentence-transformers' modules and of BGE-M3, which have no other files.
-_LAYERS = ["[0-9]_*/pytorch_model.bin", "sparse_linear.pt", "colbert_linear.pt"]
+# BGE-M3's, which are there in no other format.
+_LAYERS = ["sparse_linear.pt", "colbert_linear.pt"]
+_WITH_WEIGHTS = ("Dense", "LayerNorm")
 
 
 def download(
@@ -17,7 +20,8 @@ def download(
     token: bool | str | None = None,
 ) -> Path:
     """The local copy of the hub repository "owner/name": configuration, tokenizer and, with `weights`, safetensors, or
-    pytorch_model.bin where there are none. `cache_dir` and `token`: of the hub's client; None = its own.
+    pytorch_model.bin where there are none, and so of each of sentence-transformers' modules. `cache_dir` and `token`:
+    of the hub's client; None = its own.
 
     Missing files are downloaded; a complete copy needs no network (HF_HUB_OFFLINE=1 prevents the attempt).
 
@@ -31,8 +35,14 @@ def download(
     def get(*patterns: str) -> Path:
         return fetch(name, [*_SMALL_FILES, *patterns], revision, cache_dir, token)
 
-    folder = get("*.safetensors", *_LAYERS) if weights else get()
-    return get("pytorch_model*.bin") if weights and not any(folder.glob("*.safetensors")) else folder
+    if not weights:
+        return get()
+    folder = get("*.safetensors", *_LAYERS)
+    older = [] if any(folder.glob("*.safetensors")) else ["pytorch_model*.bin"]
+    for module in read_modules(folder) or ():
+        if module.kind in _WITH_WEIGHTS and not (module.folder / "model.safetensors").is_file():
+            older.append((module.folder / "pytorch_model.bin").relative_to(folder).as_posix())
+    return get(*older) if older else folder
 
 
 def fetch(

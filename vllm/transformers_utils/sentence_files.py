@@ -64,8 +64,9 @@ class Module:
         return value
 
     def flag(self, name: str, default: bool) -> bool:
-        """A setting that must be true or false. ValueError: it is neither."""
-        value = self.settings.get(name, default)
+        """A setting that must be true or false; null: the default. ValueError: it is none of these."""
+        value = self.settings.get(name)
+        value = default if value is None else value
         if not isinstance(value, bool):
             raise ValueError(f"{self.where}: {name} must be true or false, got {value!r}")
         return value

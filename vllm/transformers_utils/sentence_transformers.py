@@ -142,6 +142,20 @@ class PairMessages:
 
 # Of a tokenizer's settings, those that change no token of texts that are short enough.
 _CUTTING = {"truncation", "max_length", "padding", "padding_side", "pad_to_multiple_of", "return_tensors"}
+# Values of others that change no token either. None is the tokenizer's own.
+_NEUTRAL: dict[str, tuple[Any, ...]] = {
+    "add_special_tokens": (True,),
+    "is_split_into_words": (False, None),
+    "return_attention_mask": (True, None),
+    "return_length": (False, None),
+    "return_offsets_mapping": (False, None),
+    "return_overflowing_tokens": (False, None),
+    "return_special_tokens_mask": (False, None),
+    "return_token_type_ids": (True, False, None),
+    "stride": (0, None),
+    "truncation_side": ("right", None),
+    "verbose": (True, False, None),
+}
 # Of the settings of a chat template, those that are not the template's.
 _NO_ARGUMENTS = _CUTTING | {"restore_suffix"}
 # Where the settings of a tokenizer are; the first one wins.
@@ -200,6 +214,8 @@ def read_pooling(folder: Path) -> SentencePooling | None:
     for module in modules:
         kind = module.kind
         if kind == "Pooling":
+            if own_settings(folder).get("model_type") == "CrossEncoder":
+                raise ValueError(f"{where}: a cross-encoder with a pooling of its own (Pooling) is not supported")
             if layers or modes:
                 before = layers[0].kind if layers else kind
                 raise ValueError(f"{where}: {before} before the pooling is not supported")
@@ -243,11 +259,11 @@ def classifier_activation(folder: Path, raw: dict[str, Any]) -> str | None:
     return activation
 
 
-def warn_of_unread(folder: Path) -> None:
-    """Say what of the folder's settings changes nothing here.
+def check_settings(folder: Path) -> None:
+    """Check the folder's settings of texts and of their embeddings, and say which of them changes nothing here.
 
     Raises:
-        ValueError: texts would have to be changed before they are tokenised.
+        ValueError: texts would have to be changed before they are tokenised, or tokenised otherwise.
     """
     settings, where = transformer_settings(folder)
     if settings.get("do_lower_case"):
@@ -257,11 +273,13 @@ def warn_of_unread(folder: Path) -> None:
                 f"{where}: do_lower_case is not supported where the tokenizer does not "
                 "do it; set it in tokenizer_config.json"
             )
-    _check_processing(settings, where)
-    config = own_settings(folder)
-    if config.get("model_type") != "CrossEncoder" and "message" in part_of(settings, "modality_config", where):
+    config, has_message = own_settings(folder), "message" in part_of(settings, "modality_config", where)
+    is_cross_encoder = config.get("model_type") == "CrossEncoder"
+    _check_processing(settings, where, joins_pairs=is_cross_encoder and not has_message)
+    if has_message and not is_cross_encoder:
         raise ValueError(
-            f"{where}: message in modality_config, a chat template around each embedded text, is not supported"
+            f"{where}: message in modality_config, a chat template around each embedded text, is not supported: if the "
+            "model was trained on plain texts, remove message there"
         )
     prompt = default_prompt(folder)
     if prompt and _leaves_out_prompts(folder):
@@ -270,14 +288,18 @@ def warn_of_unread(folder: Path) -> None:
         logger.warning("similarity_fn_name=%s: scores of embeddings are cosines here", config["similarity_fn_name"])
 
 
-def _check_processing(settings: dict[str, Any], where: str) -> None:
-    """ValueError: texts are tokenised in a way that is not supported."""
+def _check_processing(settings: dict[str, Any], where: str, joins_pairs: bool = False) -> None:
+    """ValueError: texts, or pairs that the tokenizer joins, are tokenised in a way that is not supported."""
     processing = part_of(settings, "processing_kwargs", where)
+    # A single text's types are 0 with and without them.
+    neutral = _NEUTRAL | ({"return_token_type_ids": (True, None)} if joins_pairs else {})
     for name in _TOKENIZING:
-        given = part_of(processing, name, where)
-        # That one is for the model, of whose logits the last ones are read.
-        if unread := given.keys() - _CUTTING - {"logits_to_keep"}:
-            raise ValueError(f"{where}: {min(unread)} in {name} of processing_kwargs is not supported")
+        for field, value in sorted(part_of(processing, name, where).items()):
+            # That last one is for the model, of whose logits the last ones are read.
+            if field in _CUTTING or field == "logits_to_keep" or value in neutral.get(field, ()):
+                continue
+            changes = f"; {neutral[field][0]!r} is" if field in neutral else ""
+            raise ValueError(f"{where}: {field}={value!r} in {name} of processing_kwargs is not supported{changes}")
 
 
 def named_prompts(folder: Path) -> dict[str, str]:
@@ -319,13 +341,21 @@ def _leaves_out_prompts(folder: Path) -> bool:
 
 def sentence_length(folder: Path) -> int | None:
     """The longest text in tokens: by sentence_bert_config.json, where processing_kwargs win, else by the tokenizer of
-    such a folder; None: neither says it."""
+    such a folder; None: neither says it. ValueError: the former says what is no length."""
     settings, where = transformer_settings(folder)
     processing = part_of(settings, "processing_kwargs", where)
-    texts = [part_of(processing, name, where).get("max_length") for name in _TOKENIZING]
+    parts: tuple[str, ...] = _TOKENIZING
     if "message" in part_of(settings, "modality_config", where):
-        texts.insert(0, part_of(processing, "chat_template", where).get("max_length"))
-    length = next((each for each in (*texts, settings.get("max_seq_length")) if each is not None), None)
+        parts = ("chat_template", *parts)
+    said = {
+        f"max_length in {name} of processing_kwargs": part_of(processing, name, where).get("max_length")
+        for name in parts
+    }
+    said["max_seq_length"] = settings.get("max_seq_length")
+    for name, value in said.items():
+        if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
+            raise ValueError(f"{where}: {name} must be a positive integer, got {value!r}")
+    length = next((each for each in said.values() if each is not None), None)
     if length is None and (folder / "modules.json").is_file():
         length = (read_object(folder / "tokenizer_config.json") or {}).get("model_max_length")
     # Tokenizers without a limit have a very large one.
@@ -348,7 +378,7 @@ def _sparse(modules: list[Module], where: str) -> SparsePooling:
         raise ValueError(f"{where}: SpladePooling must follow a Transformer alone, got {', '.join(kinds)}")
     pooling = modules[1]
     for name, known in (("pooling_strategy", ("max", "sum")), ("activation_function", ("relu", "log1p_relu"))):
-        if pooling.settings.get(name, known[0]) not in known:
+        if pooling.settings.get(name) not in (None, *known):
             raise ValueError(f"{pooling.where}: {name} must be {' or '.join(known)}, got {pooling.settings[name]!r}")
     strategy, activation = (pooling.settings.get(name) for name in ("pooling_strategy", "activation_function"))
     return SparsePooling(strategy or "max", activation == "log1p_relu")

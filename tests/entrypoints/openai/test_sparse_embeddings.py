@@ -86,7 +86,7 @@ def test_sparse_encoders(kind: str, tmp_path: Path) -> None:
 def test_other_poolings(strategy: str, activation: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("vllm.model_executor.layers.pooler._WORD_ROWS", 3)
     model = save(tmp_path, "bert")
-    add_modules(tmp_path, pooling_strategy=strategy, activation_function=activation)
+    add_modules(tmp_path, pooling_strategy=None if strategy == "max" else strategy, activation_function=activation)
     want = expected(model, strategy, activation == "log1p_relu")
     assert_close(tensors(run(tmp_path).encode(PROMPTS, use_tqdm=False)), want)
     normalized = run(tmp_path).encode(PROMPTS, PoolingParams(use_activation=True), use_tqdm=False)
@@ -202,6 +202,18 @@ def test_weights_and_vectors_of_tokens(tmp_path: Path) -> None:
         M3_PROMPTS[0], PoolingParams(use_activation=False), pooling_task="token_classify", use_tqdm=False
     )
     assert_close(tensors(plain), [sparse(hidden[0][places[0]])[:, 0]])
+    for task, extra, theirs in (
+        ("token_embed", {"attended_tokens": 50}, want["token_embed"][0]),
+        ("token_embed", {"skipped_token_ids": [7]}, want["token_embed"][0][1:]),
+        ("embed", {"compressed_token_type_ids": 4}, want["embed"][0]),
+    ):
+        params = PoolingParams(extra_kwargs=extra)
+        assert_close(tensors(llm.encode(M3_PROMPTS[0], params, pooling_task=task, use_tqdm=False)), [theirs])
+    columns = {"returned_token_ids": [1]}
+    with pytest.raises(VLLMValidationError, match="returned_token_ids chooses among classes"):
+        llm.encode(M3_PROMPTS, PoolingParams(**columns), pooling_task="token_classify", use_tqdm=False)
+    with pytest.raises(ValueError, match="pooler_config: returned_token_ids chooses among classes"):
+        run(tmp_path, **BGE_M3, pooler_config=columns)
     with AppThread(make_engine(tmp_path, max_model_len=64, skip_tokenizer_init=True, **BGE_M3)) as server:
         answer = server.post("/pooling", input=M3_PROMPTS[:2], task="token_classify")
         for each, theirs in zip(answer["data"], want["token_classify"], strict=False):
@@ -219,3 +231,6 @@ def test_layers_of_tokens_that_are_missing_or_odd(tmp_path: Path) -> None:
     (tmp_path / "sparse_linear.pt").unlink()
     with pytest.raises(ValueError, match=r"lacks sparse_linear.pt, a layer of BgeM3EmbeddingModel"):
         run(tmp_path, **BGE_M3)
+    made_up = [run(tmp_path, **BGE_M3, load_format="dummy", seed=seed) for seed in (1, 1, 2)]
+    first, same, other = (tensors(llm.encode(M3_PROMPTS[:1], pooling_task="token_embed"))[0] for llm in made_up)
+    assert torch.equal(first, same) and not torch.equal(first, other)

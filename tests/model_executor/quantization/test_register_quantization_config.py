@@ -23,7 +23,7 @@ from vllm.model_executor.layers.quantization import (
     register_quantization_config,
 )
 from vllm.model_executor.layers.quantization.base_config import QuantizationConfig
-from vllm.model_executor.parameter import ModelWeightParameter, PerTensorScaleParameter
+from vllm.model_executor.parameter import ModelWeightParameter, PackedvLLMParameter, PerTensorScaleParameter
 from vllm.model_executor.utils import set_weight_attrs
 
 FIELDS = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2}
@@ -89,6 +89,15 @@ class BytesInParameters(BytesWithScales):
         with pytest.raises(ValueError, match="has the attribute 'ignore_warning' already"):
             set_weight_attrs(layer.scale8, {"ignore_warning": False})
         self.sizes = output_partition_sizes
+
+
+class BytesWithLoader(BytesInParameters):
+    """With a loader of weights that nothing would call."""
+
+    def create_weights(self, layer: torch.nn.Module, *sizes: Any, **fields: Any) -> None:
+        super().create_weights(layer, *sizes, **fields)
+        del layer.scale8.weight_loader
+        set_weight_attrs(layer.scale8, {"weight_loader": print})
 
 
 METHODS = {"bytes": BytesWithScales, "parameters": BytesInParameters}
@@ -220,3 +229,15 @@ def test_what_cannot_be_honoured_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(OwnConfig, "get_quant_method", lambda self, layer, prefix: RoundedInputs(2))
     with pytest.raises(ValueError, match="method RoundedInputs for model.embed_tokens, a VocabParallelEmbedding"):
         make_llm(tmp_path, quantization="mine")
+    own = BytesWithLoader()
+    monkeypatch.setattr(
+        OwnConfig, "get_quant_method", lambda self, layer, prefix: own if isinstance(layer, LinearBase) else None
+    )
+    with pytest.raises(ValueError, match="BytesWithLoader: weight_loader of parameter scale8 is not called"):
+        make_llm(tmp_path, quantization="mine")
+    packed = {"data": torch.zeros(2, 2), "packed_dim": 1, "packed_factor": 2, "input_dim": 1, "output_dim": 0}
+    assert PackedvLLMParameter(**packed, marlin_tile_size=None).packed_factor == 2
+    with pytest.raises(ValueError, match="bitblas_tile_size=8 is not supported"):
+        PackedvLLMParameter(**packed, bitblas_tile_size=8)
+    with pytest.raises(TypeError, match="other"):
+        PackedvLLMParameter(**packed, other=1)

@@ -45,7 +45,8 @@ class Pooler:
         if self.pooling.has_token_heads:
             raw = config.hf_config.raw
             ends = raw.get("bos_token_id"), raw.get("eos_token_id")
-            self._heads = TokenHeads(Path(config.path), config.hf_config.hidden_size, *ends).to(device)
+            seed = config.seed if config.load_format == "dummy" else None
+            self._heads = TokenHeads(Path(config.path), config.hf_config.hidden_size, *ends, seed).to(device)
             self._classify, self._activation = self._heads.weigh, "relu"
         # Of decoders whose tokens see those before them alone, what follows is not computed in the first place.
         self._padding_id = config.class_padding_id if config.attn_type == "encoder_only" else None
@@ -64,9 +65,11 @@ class Pooler:
             return self._activated(self._logits(self.pooled(hidden)[None]), activate)[0]
         if params.task == "token_classify":
             return self._classify_tokens(hidden, token_ids, params, activate)
+        of_tokens = params.task == "token_embed" and params.late_chunking_params is None
         vectors = hidden.float() if params.task == "token_embed" else self.pooled(hidden)
-        if self._heads is not None and params.task == "token_embed" and params.late_chunking_params is None:
-            vectors = self._heads.embed(hidden[self._heads.without_ends(token_ids, keeps_last=True)])
+        if self._heads is not None and of_tokens:
+            inner = self._heads.without_ends(token_ids, keeps_last=True)
+            vectors, token_ids = self._heads.embed(hidden[inner]), token_ids[inner]
         if params.late_chunking_params is not None:
             size = min(params.late_chunking_params.chunk_size, len(vectors))
             vectors = torch.stack([part.mean(0) for part in vectors.split(size)])
@@ -75,7 +78,7 @@ class Pooler:
         vectors = vectors[..., : params.dimensions or self.config.dimensions]
         normalize = self.pooling.normalize if activate is None else activate
         vectors = F.normalize(vectors, dim=-1) if normalize else vectors
-        return vectors[_compared(token_ids, params.extra_kwargs)] if params.extra_kwargs else vectors
+        return vectors[_compared(token_ids, params.extra_kwargs)] if of_tokens and params.extra_kwargs else vectors
 
     def pooled(self, hidden: Tensor) -> Tensor:
         """Hidden states [L, H] -> float32 [H * modes], or of sparse embeddings a weight of each word."""

@@ -9,6 +9,7 @@ import numpy as np
 from torch import Tensor, nn
 
 from vllm.model_executor.model_loader.weight_files import iterate_tensors
+from vllm.model_executor.model_loader.weights import dummy_weight
 
 
 class TokenHeads(nn.Module):
@@ -16,15 +17,24 @@ class TokenHeads(nn.Module):
 
     Args:
         first, last: ids of the tokens that begin and end a text; None: there is none.
+        seed: of layers that are made up; None: they are read.
 
     Raises:
         ValueError: a file is missing, or not of such a layer.
     """
 
-    def __init__(self, folder: Path, hidden_size: int, first: int | None, last: int | None) -> None:
+    def __init__(
+        self, folder: Path, hidden_size: int, first: int | None, last: int | None, seed: int | None = None
+    ) -> None:
         super().__init__()
-        self.sparse_linear = _linear(folder / "sparse_linear.pt", hidden_size, 1)
-        self.colbert_linear = _linear(folder / "colbert_linear.pt", hidden_size)
+        if seed is None:
+            self.sparse_linear = _linear(folder / "sparse_linear.pt", hidden_size, 1)
+            self.colbert_linear = _linear(folder / "colbert_linear.pt", hidden_size)
+        else:
+            self.sparse_linear = nn.Linear(hidden_size, 1)
+            self.colbert_linear = nn.Linear(hidden_size, hidden_size)
+            for name, values in self.named_parameters():
+                values.requires_grad_(False).copy_(dummy_weight(name, values.shape, values.dtype, values.device, seed))
         self._first, self._last = first, last
 
     def weigh(self, rows: Tensor) -> Tensor:

@@ -19,8 +19,10 @@ def parameter_slots(
     element for each.
 
     Raises:
-        ValueError: its shape does not follow the layer's.
+        ValueError: its shape does not follow the layer's, or it has a `weight_loader`, which is not called.
     """
+    if getattr(parameter, "weight_loader", None) is not None:
+        raise ValueError(f"weight_loader of parameter {name} is not called: set input_dim and output_dim in its place")
     output_dim, input_dim = getattr(parameter, "output_dim", None), getattr(parameter, "input_dim", None)
     shards = [Shard.whole(size) for size in parameter.shape]
     if input_dim is not None:

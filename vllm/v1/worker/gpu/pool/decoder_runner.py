@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,7 +12,6 @@ from torch import Tensor
 from vllm.config import VllmConfig
 from vllm.model_executor.layers.pooler import Pooler
 from vllm.pooling_params import PoolingParams
-from vllm.transformers_utils.sentence_transformers import warn_of_unread
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.worker.gpu.buffer_utils import upload
 from vllm.v1.worker.gpu.input_batch import InputBatch, PromptBatch
@@ -30,7 +28,6 @@ class PoolingModelRunner(GPUModelRunner):
 
     def __init__(self, config: VllmConfig, model: Any, device: torch.device) -> None:
         super().__init__(config, model, device)
-        warn_of_unread(Path(config.model_config.path))
         self._pooler = Pooler(config.model_config, device, getattr(model, "classify", None))
         # By slot: the parameters, and final hidden states of the tokens before the last one, in their order.
         self._params: dict[int, PoolingParams] = {}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -14,7 +13,6 @@ from vllm.config import VllmConfig
 from vllm.model_executor.layers.attention import attention_layers, use_backend
 from vllm.model_executor.layers.pooler import Pooler
 from vllm.model_executor.models.transformers_encoder import TransformersEncoder
-from vllm.transformers_utils.sentence_transformers import warn_of_unread
 from vllm.v1.core.sched.output import NewRequestData, SchedulerOutput
 from vllm.v1.worker.gpu.pool.step import PooledStep
 
@@ -47,7 +45,6 @@ class EncoderRunner:
 
     def __init__(self, config: VllmConfig, model: Any, device: torch.device) -> None:
         self.model, self.device = model, device
-        warn_of_unread(Path(config.model_config.path))
         self._forward = whole_sequences(model)
         self._pooler = Pooler(config.model_config, device, getattr(model, "classify", None))
 
