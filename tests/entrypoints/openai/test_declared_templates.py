@@ -185,6 +185,6 @@ def test_prompts_are_as_long_as_the_folder_says(declared, tmp_path):
     settings["processing_kwargs"]["text"] = {"max_length": 99, "add_special_tokens": False}
     path.write_text(json.dumps(settings))
     llm = LLM(str(folder), dtype="float32", max_model_len=64) if declared[0] == "generator" else None
-    problem = "sentence_bert_config.json: add_special_tokens in text of processing_kwargs is not supported"
+    problem = "sentence_bert_config.json: add_special_tokens=False in text of processing_kwargs is not supported"
     with pytest.raises(ValueError, match=problem):
         LLM(str(folder), dtype="float32") if llm is None else llm.score(QUERY, DOCUMENTS, use_tqdm=False)

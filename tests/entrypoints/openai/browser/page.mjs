@@ -405,7 +405,7 @@ const scenarios = {
   },
 
   async stop(page) {
-    await typeRequest(page, { ...REQUEST, maxTokens: 8000 });
+    await typeRequest(page, { ...REQUEST, maxTokens: 60000 });
     await page.keyboard.press("Control+Enter");
     await page.waitForSelector("#tokens .token:nth-child(3)");
     const during = { status: await page.textContent("#status"), bars: (await visibleBars(page)).length };
