@@ -9,6 +9,7 @@ import os
 import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,9 @@ from torch import Tensor
 # In a folder of weights, beside the file of all others.
 LIST_NAME = "model.mapped.json"
 _MOST_COPIES = 4
+
+Identity = list[Any]
+"""Of a file: see file_identity."""
 
 
 @dataclass(frozen=True)
@@ -39,9 +43,6 @@ class Place:
     def num_bytes(self) -> int:
         """All of the tensor's."""
         return math.prod(self.shape) * getattr(torch, self.dtype).itemsize
-
-
-Identity = list[Any]
 
 
 def file_identity(file: Path) -> Identity:
@@ -107,6 +108,13 @@ def _unchanged(copies: list[list[Any]]) -> Path:
 
 
 def _read(path: Path) -> dict[str, Any]:
+    """Not to be changed: a start reads the list several times, and one of many experts takes long to parse."""
+    stat = path.stat()
+    return _parsed(path, stat.st_ino, stat.st_mtime_ns)
+
+
+@lru_cache(maxsize=1)
+def _parsed(path: Path, *_: int) -> dict[str, Any]:
     return dict(json.loads(path.read_text(encoding="utf-8")))
 
 
