@@ -13,6 +13,7 @@ import signal
 import struct
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -27,10 +28,19 @@ _MAX_PACKET_BYTES = 65536
 
 class TwoMachines:
     """Machine 0 and machine 1, and the wire between them: a process that passes packets on, and that ends all which
-    runs on the machines when this one ends."""
+    runs on the machines when this one ends.
+
+    Attributes:
+        addresses: by machine.
+        folder: a path at which each machine has a folder of its own; all else of the file system is shared.
+    """
 
     def __init__(self) -> None:
         self.names = [f"vllm-{os.getpid()}-{machine}" for machine in range(2)]
+        # Sockets are made in it, whose paths must be short.
+        self.folder = tempfile.mkdtemp(prefix="vt", dir="/tmp")
+        for machine in range(2):
+            os.mkdir(f"{self.folder}-{machine}")
         self.addresses = ["10.213.7.1", "10.213.7.2"]
         command = [sys.executable, __file__, *self.names, *self.addresses]
         self._wire = subprocess.Popen(
@@ -50,7 +60,8 @@ class TwoMachines:
 
     def command(self, machine: int, *arguments: str) -> list[str]:
         """A command that runs on a machine."""
-        return ["ip", "netns", "exec", self.names[machine], *arguments]
+        private = ["sh", "-c", 'mount --bind "$0" "$1" && shift && exec "$@"', f"{self.folder}-{machine}", self.folder]
+        return ["ip", "netns", "exec", self.names[machine], *private, *arguments]
 
     def kill(self, machine: int) -> None:
         """End all processes of a machine at once."""
@@ -62,6 +73,8 @@ class TwoMachines:
         with suppress(BrokenPipeError):
             self._wire.stdin.close()
         self._wire.wait(60)
+        for folder in (self.folder, *(f"{self.folder}-{machine}" for machine in range(2))):
+            shutil.rmtree(folder)
 
 
 def why_not() -> str:

@@ -55,6 +55,14 @@ def connect(address: str | None = None, log_to_driver: bool = False) -> bool:
     return True
 
 
+def node_address() -> str:
+    """The address under which the cluster knows this process's node. (Ray's `get_node_ip_address` may name the head's
+    on a machine without a way to the internet.)"""
+    ray = import_ray()
+    own = ray.get_runtime_context().get_node_id()
+    return next(node["NodeManagerAddress"] for node in ray.nodes() if node["NodeID"] == own)
+
+
 def cpus_for_each(actors: int, spare: int = 0) -> int:
     """The most CPUs that each of `actors` concurrent actors (one node each) can have on the connected cluster, with
     `spare` CPUs of every node unused.

@@ -17,14 +17,13 @@ from multiprocessing.connection import Client, Connection, answer_challenge, del
 from typing import Any
 
 import ray
-from ray.util import get_node_ip_address
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from vllm import envs
 from vllm.config import VllmConfig
 from vllm.exceptions import EngineDeadError
-from vllm.utils.ray_utils import connect, cpus_for_each
+from vllm.utils.ray_utils import connect, cpus_for_each, node_address
 from vllm.v1.executor.multiproc import MultiprocExecutor
 from vllm.v1.executor.worker_monitor import START_SECONDS, WorkerHandle
 from vllm.v1.executor.worker_proc import WorkerProcess, WorkerStart
@@ -47,7 +46,7 @@ class RayExecutor(MultiprocExecutor):
     def __init__(self, config: VllmConfig, use_tqdm: bool = False) -> None:
         self._link_seconds = envs.worker_link_timeout_seconds()
         connect()
-        self.host = get_node_ip_address()
+        self.host = node_address()
         self._release: weakref.finalize | None = None
         try:
             super().__init__(config, use_tqdm)
@@ -153,7 +152,7 @@ class _WorkerActor:
         connection = Client(address, authkey=key)
         _limit_silence(connection.fileno())
         connection.send_bytes(str(start.rank).encode())
-        return WorkerProcess(connection, replace(start, address=get_node_ip_address())).run()
+        return WorkerProcess(connection, replace(start, address=node_address())).run()
 
 
 @ray.remote(num_cpus=0, num_gpus=1)
