@@ -69,8 +69,8 @@ def worker_timeout_seconds() -> float:
 
 
 def worker_link_timeout_seconds() -> float:
-    """VLLM_WORKER_LINK_TIMEOUT_S: how long nothing may come from a rank of distributed_executor_backend="ray", which may
-    be on another machine, before it counts as lost; 60 when unset."""
+    """VLLM_WORKER_LINK_TIMEOUT_S: how long nothing may come from a rank of distributed_executor_backend="ray", which
+    may be on another machine, before it counts as lost; 60 when unset."""
     seconds = _positive("VLLM_WORKER_LINK_TIMEOUT_S", "seconds") or 60.0
     if seconds < _MIN_LINK_SECONDS:
         raise ValueError(f"VLLM_WORKER_LINK_TIMEOUT_S must be at least {_MIN_LINK_SECONDS:g} seconds, got {seconds:g}")

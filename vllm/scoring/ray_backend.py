@@ -29,10 +29,13 @@ from vllm.scoring.ray_engines import Batch, EnginesLostError, RayEngines
 from vllm.scoring.report import Totals
 from vllm.scoring.rows import PartFolder, check_output
 from vllm.scoring.run import read_input
-from vllm.utils.ray_utils import connect
+from vllm.utils.ray_utils import call_within, connect
 
 if TYPE_CHECKING:
     from vllm.entrypoints.llm import LLM
+
+_LEAVE_SECONDS = 10.0  # what failed is told thereafter, and before Ray ends the process
+
 
 def score_file_on_ray(args: argparse.Namespace) -> int:
     """Complete the output folder to one row a text; 0, or 1 when some of the texts could not be scored."""
@@ -172,4 +175,4 @@ def _cluster(args: argparse.Namespace) -> Iterator[None]:
         yield
     finally:
         if is_ours:
-            ray.shutdown()
+            call_within(_LEAVE_SECONDS, ray.shutdown)

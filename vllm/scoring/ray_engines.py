@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections import Counter, deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
@@ -13,13 +14,16 @@ import ray
 
 from vllm.engine.arg_utils import EngineArgs
 from vllm.exceptions import CliError
-from vllm.utils.ray_utils import cpus_for_each
+from vllm.utils.ray_utils import call_within, cpus_for_each
 
 if TYPE_CHECKING:
     from vllm.entrypoints.llm import LLM
 
 MAX_LOSSES = 3  # of engines that score one batch, or of engines in a row that do not load
 _PLACE_SECONDS = 300.0  # without an engine that has a place on the cluster
+_HEAD_SECONDS = 40.0  # without an answer of the cluster's head; Ray ends the process after 60 or more, without a word
+_ASK_SECONDS = 5.0  # between two questions to the head
+_KILL_SECONDS = 5.0
 _TICK_SECONDS = 1.0
 _BATCHES_EACH = 2  # at once, so that an engine does not wait for its next one
 
@@ -36,7 +40,9 @@ class EnginesLostError(RuntimeError):
 class FileJob(Protocol):
     """What the engines do; picklable."""
 
-    engine_args: EngineArgs
+    @property
+    def engine_args(self) -> EngineArgs:
+        """Of each engine."""
 
     def make_scorer(self, llm: LLM) -> Any:
         """What `score` gets first. CliError, ValueError, OSError: the model or the labels cannot be used."""
@@ -96,14 +102,16 @@ class RayEngines:
         self._is_exhausted = False
         self._losses: Counter[int] = Counter()
         self._failed_loads = 0
-        self._placed_at = time.monotonic()
+        self._placed_at = self._answered_at = time.monotonic()
+        self._closing = threading.Event()
 
     def __enter__(self) -> RayEngines:
+        threading.Thread(target=self._ask_head, name="vllm-ray-head", daemon=True).start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        for engine in self._engines:
-            _kill(engine)
+        self._closing.set()
+        call_within(_KILL_SECONDS, _kill_all, self._engines)
 
     def results(self, batches: Iterator[Batch]) -> Iterator[Any]:
         """A result of each batch, as soon as there is one, in any order. CliError: the engines refuse the arguments;
@@ -116,7 +124,7 @@ class RayEngines:
                 # Another call may have told that the engine is lost.
                 if call in self._calls:
                     yield from self._take(call)
-            self._check_places()
+            self._check_cluster()
 
     def _start(self) -> None:
         engine = _Engine(ScoringEngine.options(**self._resources).remote())  # type: ignore[attr-defined]
@@ -147,27 +155,27 @@ class RayEngines:
         except ray.exceptions.RayError as error:
             self._replace(engine, str(error).strip().splitlines()[-1])
             return
-        if what == _PLACE:
-            engine.is_placed = True
-        elif what == _LOAD:
-            if value is not None:
-                raise CliError(value)
-            engine.is_loaded, self._failed_loads = True, 0
-        else:
+        if isinstance(what, tuple):
             engine.batches.remove(what)
             yield value
+        elif what == _PLACE:
+            engine.is_placed = True
+        elif value is not None:
+            raise CliError(value)
+        else:
+            engine.is_loaded, self._failed_loads = True, 0
 
     def _replace(self, engine: _Engine, reason: str) -> None:
         """Start another in place of a lost one."""
         self._calls = {call: of for call, of in self._calls.items() if of[0] is not engine}
         self._engines.remove(engine)
-        _kill(engine)
+        call_within(_KILL_SECONDS, _kill_all, [engine])
         if engine.batches:
             # The others have waited behind it.
             part = engine.batches[0][0]
             self._losses[part] += 1
-            if self._losses[part] > MAX_LOSSES:
-                raise EnginesLostError(f"{self._losses[part]} engines were lost with batch {part}, the last one: {reason}")
+            if (losses := self._losses[part]) > MAX_LOSSES:
+                raise EnginesLostError(f"{losses} engines were lost with batch {part}, the last one: {reason}")
         elif not engine.is_loaded:
             self._failed_loads += 1
             if self._failed_loads > MAX_LOSSES:
@@ -175,8 +183,16 @@ class RayEngines:
         self._again.extend(engine.batches)
         self._start()
 
-    def _check_places(self) -> None:
+    def _ask_head(self) -> None:
+        while not self._closing.wait(_ASK_SECONDS):
+            with suppress(Exception):
+                ray.nodes()
+                self._answered_at = time.monotonic()
+
+    def _check_cluster(self) -> None:
         now = time.monotonic()
+        if now - self._answered_at > _HEAD_SECONDS:
+            raise EnginesLostError(f"for {_HEAD_SECONDS:g} s its head has not answered")
         if any(engine.is_placed for engine in self._engines):
             self._placed_at = now
         elif now - self._placed_at > _PLACE_SECONDS:
@@ -184,7 +200,6 @@ class RayEngines:
             raise EnginesLostError(f"for {_PLACE_SECONDS:g} s no node has had room for an engine ({needed})")
 
 
-def _kill(engine: _Engine) -> None:
-    if ray.is_initialized():
-        with suppress(ray.exceptions.RayError):
-            ray.kill(engine.actor)
+def _kill_all(engines: Sequence[_Engine]) -> None:
+    for engine in engines:
+        ray.kill(engine.actor)

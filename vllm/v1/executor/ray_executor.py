@@ -23,7 +23,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from vllm import envs
 from vllm.config import VllmConfig
 from vllm.exceptions import EngineDeadError
-from vllm.utils.ray_utils import connect, cpus_for_each, node_address
+from vllm.utils.ray_utils import call_within, connect, cpus_for_each, node_address
 from vllm.v1.executor.multiproc import MultiprocExecutor
 from vllm.v1.executor.worker_monitor import START_SECONDS, WorkerHandle
 from vllm.v1.executor.worker_proc import WorkerProcess, WorkerStart
@@ -31,6 +31,7 @@ from vllm.v1.executor.worker_proc import WorkerProcess, WorkerStart
 _ROOM_SECONDS = 60.0
 _ENDING_SECONDS = 1.0
 _TICK_SECONDS = 0.1
+_LEAVE_SECONDS = 5.0  # for the cluster to end an actor, or to take its room back
 _HANDSHAKE_SECONDS = 10  # for each message of a peer's handshake
 _KEY_BYTES = 32
 _TCP_USER_TIMEOUT = getattr(socket, "TCP_USER_TIMEOUT", 18)
@@ -139,8 +140,7 @@ class RayWorker:
 
     def kill(self) -> None:
         # At the interpreter's exit Ray may be shut down, and the actors with it.
-        if ray.is_initialized():
-            ray.kill(self._actor)
+        call_within(_LEAVE_SECONDS, ray.kill, self._actor)
 
 
 @ray.remote(max_restarts=0)
@@ -228,6 +228,4 @@ def _limit_silence(descriptor: int) -> None:
 
 
 def _remove(bundles: PlacementGroup) -> None:
-    if ray.is_initialized():
-        with contextlib.suppress(ray.exceptions.RayError):
-            remove_placement_group(bundles)
+    call_within(_LEAVE_SECONDS, remove_placement_group, bundles)
