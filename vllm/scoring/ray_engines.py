@@ -196,7 +196,7 @@ class RayEngines:
         if any(engine.is_placed for engine in self._engines):
             self._placed_at = now
         elif now - self._placed_at > _PLACE_SECONDS:
-            needed = " and ".join(f"{count:g} {name[4:].upper()}" for name, count in self._resources.items() if count)
+            needed = " and ".join(f"{count:g} {name[4:-1].upper()}" for name, count in self._resources.items() if count)
             raise EnginesLostError(f"for {_PLACE_SECONDS:g} s no node has had room for an engine ({needed})")
 
 
