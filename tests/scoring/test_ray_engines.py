@@ -6,6 +6,7 @@ import os
 import signal
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,10 +22,11 @@ BATCHES = [(part, b"text") for part in range(6)]
 
 @dataclass(frozen=True)
 class Job:
-    """See FileJob; a batch ends its engine, or none loads."""
+    """See FileJob; a batch ends its engine (once, if a file is to say so), or none loads."""
 
     engine_args: EngineArgs
     loads: bool = True
+    once: Path | None = None
 
     def make_scorer(self, llm: Any) -> str:
         if not self.loads:
@@ -32,7 +34,9 @@ class Job:
         return "scorer"
 
     def score(self, scorer: str, part: int, items: bytes) -> tuple[int, str, bytes]:
-        if part == POISON:
+        if part == POISON and not (self.once and self.once.exists()):
+            if self.once:
+                self.once.touch()
             os.kill(os.getpid(), signal.SIGKILL)
         return part, scorer, items
 
@@ -60,6 +64,15 @@ def test_a_batch_that_ends_its_engines_ends_the_run(ray_engines: Any, engine_arg
         ):
             results.extend(iter(lambda: next(running), None))
     assert results == [(part, "scorer", b"text") for part in range(POISON)]
+
+
+def test_batches_of_the_last_engine_are_scored_when_there_is_nothing_else_to_read(
+    ray_engines: Any, engine_args: EngineArgs, tmp_path: Path
+) -> None:
+    job = Job(engine_args, once=tmp_path / "once")
+    with ray_engines.RayEngines(job, replicas=1, cpus=1) as engines:
+        results = list(engines.results(iter(BATCHES[: POISON + 1])))
+    assert results == [(part, "scorer", b"text") for part in range(POISON + 1)]
 
 
 def test_engines_that_do_not_load_end_the_run(ray_engines: Any, engine_args: EngineArgs) -> None:
