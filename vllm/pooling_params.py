@@ -76,7 +76,7 @@ class PoolingParams(Struct, omit_defaults=True, array_like=True):
             that of the first token after them. attended_tokens: how many of the first tokens others see. Of
             token_embed: skipped_token_ids, kept_token_ids: whose vectors are left out, or alone are not.
         truncate_prompt_tokens: keep so many tokens of the beginning; -1: as many as the model takes; None: no more is
-            an error.
+            an error. The tokenizer's special tokens are among them, and stay at both ends.
         late_chunking_params: of token_embed: the mean of each so many tokens' vectors, in place of them.
         late_interaction_params: None; LLM.score compares token embeddings.
         normalize: the older name of use_activation for embeddings.

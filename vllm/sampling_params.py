@@ -86,9 +86,9 @@ class SamplingParams(Struct, dict=True):
 
     `best_of` generates that many sequences and returns the `n` with the highest cumulative logprob. With
     `use_beam_search` it is the number of beams. `bad_words` are never generated: what would complete one is ruled
-    out. `truncate_prompt_tokens=k` keeps the prompt's last k tokens; -1 keeps as many as leave room for
-    `max_tokens`. `logits_processors` are callables over one row of logits: (logits), (output_ids, logits) or
-    (prompt_ids, output_ids, logits).
+    out. `truncate_prompt_tokens=k` keeps a prompt's last k tokens; -1 keeps as many as leave room for `max_tokens`. Of
+    a text the tokenizer's special tokens are among the k and stay at both ends. `logits_processors` are callables over
+    one row of logits: (logits), (output_ids, logits) or (prompt_ids, output_ids, logits).
 
     `trace_decode_token_ids` are generated whatever the model says, as far as the context holds them, with the readings
     of these tokens; `max_tokens` becomes their number, and no other stop condition applies. `stream_interval=k`

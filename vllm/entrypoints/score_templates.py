@@ -19,6 +19,7 @@ import numpy as np
 from vllm.exceptions import VLLMValidationError, shown
 from vllm.outputs import LabelScores
 from vllm.tokenizers.tokenizer import Tokenizer
+from vllm.tokenizers.truncation import special_tokens_around
 from vllm.transformers_utils.sentence_transformers import PairMessages, default_pair_prompt, read_pair_messages
 from vllm.utils.checks import check_texts
 
@@ -163,7 +164,6 @@ TEMPLATES = {
 # In place of query, document and instruction, to see where a template puts them; the characters are nobody's.
 _STANDINS = ("\ue000q\ue001", "\ue000d\ue001", "\ue000i\ue001")
 _STANDIN = re.compile("\ue000[qdi]\ue001")
-_PROBE = "a"
 
 _JOINED = "{{ query }}{{ document }}"
 
@@ -275,14 +275,13 @@ class PairPrompts:
                 "leave it out",
                 "documents",
             )
-        probe = self._tokenizer.encode(_PROBE, add_special_tokens=self._template.adds_special_tokens)
-        inner = self._tokenizer.encode(_PROBE, add_special_tokens=False)
-        start = next(i for i in range(len(probe)) if probe[i : i + len(inner)] == inner)
-        ids = probe[:start]
+        adds_special = self._template.adds_special_tokens
+        before, after = special_tokens_around(self._tokenizer) if adds_special else ([], [])
+        ids = list(before)
         for text, token in zip(texts, [*tokens, ""], strict=True):
             ids += self._tokenizer.encode_plain(text) if text else []
             ids += self._tokenizer.encode(token, add_special_tokens=False) if token else []
-        return ids + probe[start + len(inner) :]
+        return ids + after
 
     def _shortened(self, pair: tuple[str, str], name: str, num_tokens: int, limit: int) -> list[int]:
         if self._truncate_to is None:

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from vllm.config import ModelConfig
 from vllm.entrypoints.pooling.late_interaction import LateTexts, compute_maxsim_score
-from vllm.entrypoints.pooling.utils import keep_tokens
 from vllm.entrypoints.score_templates import PairPrompts, ScoreTemplate, cut_text, declared_template, score_template
 from vllm.exceptions import VLLMValidationError
 from vllm.pooling_outputs import PoolingRequestOutput
 from vllm.pooling_params import PoolingParams
 from vllm.tokenizers.tokenizer import Tokenizer
+from vllm.tokenizers.truncation import truncate_text
 from vllm.transformers_utils.late_interaction import Side
 from vllm.transformers_utils.sentence_transformers import default_prompt, with_prompt
 from vllm.utils.checks import check_integer, check_neutral
@@ -225,12 +225,12 @@ class PooledPairs:
         requests, limit = [], self._limits.limit
         texts = [text for _, text in self._places]
         begun = [with_prompt(text, self._prompt) for text in texts]
-        for text, ids in zip(texts, self._tokenizer.encode_batch(begun), strict=True):
+        for text, whole, ids in zip(texts, begun, self._tokenizer.encode_batch(begun), strict=True):
             if len(ids) > limit:
                 name = names.get(text, "the query")
                 if self._limits.truncate_to is None:
                     raise _too_long(name, len(ids), limit)
-                ids = keep_tokens(ids, limit, self._tokenizer.all_special_ids)
+                ids = truncate_text(self._tokenizer, whole, ids, limit, "right")
             requests.append((ProcessedPrompt(text, ids, None), self._params.clone()))
         return requests
 

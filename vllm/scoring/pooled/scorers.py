@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from vllm.entrypoints.pooling.pairs import check_score_args, score_type
-from vllm.entrypoints.pooling.utils import keep_tokens
 from vllm.entrypoints.score_templates import ScoreTemplate
 from vllm.exceptions import CliError, VLLMValidationError
 from vllm.pooling_params import PoolingParams
@@ -19,6 +18,7 @@ from vllm.scoring.batches import Progress
 from vllm.scoring.files import Item
 from vllm.scoring.labels import finite
 from vllm.scoring.server import Server
+from vllm.tokenizers.truncation import truncate_text
 from vllm.transformers_utils.sentence_transformers import default_prompt, named_prompts, with_prompt
 from vllm.utils.server_client import ServerError
 
@@ -116,9 +116,10 @@ class Embedder:
             with_prompt(item.text, self._default) if self._prompt is None else self._prompt + item.text
             for item in batch
         ]
-        prompts = self._tokenizer.encode_batch(texts)
-        limit, special = self._limit, self._tokenizer.all_special_ids
-        kept = [keep_tokens(ids, limit, special) if self._truncates else ids for ids in prompts]  # type: ignore[arg-type]
+        kept = self._tokenizer.encode_batch(texts)
+        if self._truncates:
+            whole = zip(texts, kept, strict=True)
+            kept = [truncate_text(self._tokenizer, text, ids, self._limit, "right") for text, ids in whole]  # type: ignore[arg-type]
         usable = [ids for ids in kept if 0 < len(ids) <= self._longest]
         outputs = iter(
             self._llm.encode(

@@ -69,7 +69,8 @@ def render(state: ServerState, body: ChatCompletionRequest | TokenizeRequest | P
         content_format=args.chat_template_content_format,
     )
     if isinstance(body, ChatCompletionRequest) and body.add_special_tokens:
-        prompt["prompt_token_ids"] = state.tokenizer.encode(prompt["prompt"])
+        # Where it is cut, the special tokens stay.
+        return {"prompt": prompt["prompt"]}
     return dict(prompt)
 
 
@@ -120,7 +121,7 @@ class ChatAnswer:
                 self._id,
                 [prompt],
                 self._params,
-                add_special_tokens=False,
+                add_special_tokens=bool(self._body.add_special_tokens),
                 prompt_field="messages",
                 max_tokens_field=self._max_tokens_field,
             )
