@@ -204,7 +204,7 @@ class Search:
     def _completion(self, index: int, found: Hypothesis, tokenizer: Tokenizer | None) -> CompletionOutput:
         text = ""
         if tokenizer is not None and self.params.detokenize:
-            detokenizer = Detokenizer(tokenizer, self.params)
+            detokenizer = Detokenizer(tokenizer, self.params, self.prompt.token_ids)
             detokenizer.update(found.token_ids, stopped_by_token=found.finish_reason == "stop")
             text = detokenizer.take_text(finished=True, delta=False)
         return CompletionOutput(

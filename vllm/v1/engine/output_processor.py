@@ -34,11 +34,13 @@ class ProcessedOutputs:
 class _Sequence:
     """One of a request's sequences. `tokenizer`: None for no text."""
 
-    def __init__(self, core_id: str, index: int, params: SamplingParams, tokenizer: Tokenizer | None) -> None:
+    def __init__(
+        self, core_id: str, index: int, params: SamplingParams, tokenizer: Tokenizer | None, prompt_ids: list[int]
+    ) -> None:
         self.core_id = core_id
         self.index = index
         self.token_ids: list[int] = []
-        self.detokenizer = None if tokenizer is None else Detokenizer(tokenizer, params)
+        self.detokenizer = None if tokenizer is None else Detokenizer(tokenizer, params, prompt_ids)
         self.logprobs_processor: LogprobsProcessor | None = None
         if params.num_logprobs is not None:
             decode = None if tokenizer is None else tokenizer.decode_tokens
@@ -198,7 +200,10 @@ class OutputProcessor:
         if taken or request_id in self._requests:
             raise id_in_use_error(taken[0] if taken else request_id, request_id)
         tokenizer = self._tokenizer if params.detokenize else None
-        sequences = [_Sequence(core_id, index, child, tokenizer) for index, (core_id, child) in enumerate(children)]
+        sequences = [
+            _Sequence(core_id, index, child, tokenizer, prompt_token_ids)
+            for index, (core_id, child) in enumerate(children)
+        ]
         metrics = RequestMetrics(arrival_time)
         state = _RequestState(request_id, prompt, prompt_token_ids, params, metrics, sequences, len(sequences))
         if params.num_sequences > params.n:
