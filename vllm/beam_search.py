@@ -8,6 +8,7 @@ from typing import Literal
 
 from vllm.exceptions import VLLMValidationError
 from vllm.logprobs import FlatLogprobs
+from vllm.sampling_limits import usable_temperature
 from vllm.structured_params import StructuredOutputsParams
 from vllm.utils.checks import check_boolean, check_integer, check_number, check_token_ids, wrong_type
 
@@ -55,7 +56,7 @@ class BeamSearchParams:
     def __post_init__(self) -> None:
         self.beam_width = check_integer("beam_width", self.beam_width, low=1, high=MAX_BEAM_WIDTH)
         self.max_tokens = check_integer("max_tokens", self.max_tokens, low=1)
-        self.temperature = check_number("temperature", self.temperature, 0.0, math.inf)
+        self.temperature = usable_temperature(check_number("temperature", self.temperature, 0.0, math.inf))
         self.length_penalty = check_number("length_penalty", self.length_penalty, -100.0, 100.0)
         for name in ("ignore_eos", "include_stop_str_in_output", "skip_special_tokens"):
             check_boolean(name, getattr(self, name))

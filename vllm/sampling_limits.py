@@ -9,20 +9,22 @@ import numpy as np
 
 from vllm import envs
 from vllm.exceptions import VLLMValidationError, shown
+from vllm.logger import init_logger, warn_once
 from vllm.utils.checks import MAX_INTEGER
+
+logger = init_logger(__name__)
 
 MAX_LOGPROB_TOKEN_IDS = 128
 """Default cap on the length of `logprob_token_ids`; the engine argument `max_logprob_token_ids` raises it."""
 
 MAX_STOP_STRINGS = 1024
-MAX_TEMPERATURE = 1e30
+MIN_TEMPERATURE, MAX_TEMPERATURE = 0.01, 1e30
+"""Of temperatures above 0, which is greedy; those below MIN_TEMPERATURE are raised to it, as upstream does."""
 MIN_PENALTY, MAX_PENALTY = 1e-6, 1e6
 """Beyond these, float32 logits would overflow."""
 
 MAX_SEQUENCES = 16384
 """Limit of `n` and `best_of`; VLLM_MAX_N_SEQUENCES may lower it."""
-SAMPLING_EPS = 1e-5
-"""Temperatures below this are greedy."""
 
 LogprobsMode = Literal["raw_logprobs", "processed_logprobs", "raw_logits", "processed_logits"]
 LOGPROBS_MODES: tuple[str, ...] = ("raw_logprobs", "processed_logprobs", "raw_logits", "processed_logits")
@@ -72,6 +74,14 @@ INTEGERS = ("n", "top_k", "min_tokens")
 OPTIONAL_INTEGERS = ("best_of", "seed", "max_tokens", "truncate_prompt_tokens", "stream_interval")
 
 
+def usable_temperature(temperature: float) -> float:
+    """0, or at least MIN_TEMPERATURE."""
+    if not 0 < temperature < MIN_TEMPERATURE:
+        return temperature
+    warn_once(logger, "temperature=%s is raised to %s, the lowest above 0", temperature, MIN_TEMPERATURE)
+    return MIN_TEMPERATURE
+
+
 def _is_zero(value: Any) -> bool:
     return isinstance(value, int) and value == 0
 
@@ -103,14 +113,11 @@ BEAM_SEARCH_NEEDS: dict[str, tuple[Any, ...]] = {
     "top_p": (1.0,),
     "top_k": (0,),
     "min_p": (0.0,),
-    "min_tokens": (0,),
     "stop": ([],),
-    "bad_words": ([],),
     "logprobs": (None,),
     "logprob_token_ids": (None,),
     "prompt_logprobs": (None,),
     "prompt_logprob_token_ids": (None,),
-    "logits_processors": (None,),
 }
 
 # The same for a given continuation: it is the one sequence there is, and nothing may end or change it.

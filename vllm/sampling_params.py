@@ -24,11 +24,11 @@ from vllm.sampling_limits import (
     NUMBERS,
     OPTIONAL_INTEGERS,
     REFUSED,
-    SAMPLING_EPS,
     TRACE_NEEDS,
     LogprobsMode,
     check_needs,
     integer_limits,
+    usable_temperature,
 )
 from vllm.structured_params import GuidedDecodingParams as GuidedDecodingParams
 from vllm.structured_params import RepetitionDetectionParams as RepetitionDetectionParams
@@ -150,6 +150,8 @@ class SamplingParams(Struct, dict=True):
     # Set when the request is queued.
     _bad_words_token_ids: list[list[int]] | None = None
     _model_stop_token_ids: list[int] | None = None
+    # Of a beam search's request, which reads a beam's next tokens: how many of its last tokens were generated.
+    _beam_length: int | None = None
 
     def __post_init__(self) -> None:
         self._refuse_unsupported()
@@ -185,6 +187,7 @@ class SamplingParams(Struct, dict=True):
         for name in OPTIONAL_INTEGERS:
             if getattr(self, name) is not None:
                 setattr(self, name, _limited_integer(name, getattr(self, name)))
+        self.temperature = usable_temperature(self.temperature)
         self.top_k = max(self.top_k, 0)
         # Upstream's spelling of "no seed".
         self.seed = None if self.seed == -1 else self.seed
@@ -295,13 +298,6 @@ class SamplingParams(Struct, dict=True):
                 "best_of",
                 self.best_of,
             )
-        if self.is_greedy and self.num_sequences > 1 and not self.use_beam_search:
-            name = "n" if self.n > 1 else "best_of"
-            raise VLLMValidationError(
-                f"{name} must be 1 when sampling is greedy (temperature 0), got {getattr(self, name)}",
-                name,
-                getattr(self, name),
-            )
         for name, default in (("length_penalty", 1.0), ("early_stopping", False)):
             if not self.use_beam_search and getattr(self, name) != default:
                 raise VLLMValidationError(
@@ -312,6 +308,11 @@ class SamplingParams(Struct, dict=True):
     def num_sequences(self) -> int:
         """How many sequences are generated: `best_of`, else `n`."""
         return self.n if self.best_of is None else self.best_of
+
+    @property
+    def num_distinct(self) -> int:
+        """How many of these are computed: one where greedy sampling makes all of them the same."""
+        return 1 if self.is_greedy and not self.use_beam_search else self.num_sequences
 
     @property
     def reads_prompt(self) -> bool:
@@ -383,7 +384,7 @@ class SamplingParams(Struct, dict=True):
     @property
     def is_greedy(self) -> bool:
         """True when the most likely token is taken, without randomness."""
-        return self.temperature < SAMPLING_EPS
+        return self.temperature == 0
 
     @cached_property
     def logprob_token_ids_np(self) -> np.ndarray:
@@ -458,9 +459,7 @@ class SamplingParams(Struct, dict=True):
             lists = [lists or []]
         own = ([token_id for token_id in each if token_id >= 0] for each in lists)
         named = (("prompt_logprob_token_ids", each) for each in own)
-        # A beam search reads the tokens that BeamSearchParams allows.
-        name = "allowed_token_ids" if self.use_beam_search else "logprob_token_ids"
-        return [(name, self.logprob_token_ids or []), *named]
+        return [("logprob_token_ids", self.logprob_token_ids or []), *named]
 
     def clone(self) -> SamplingParams:
         """A copy that shares no mutable field with this one; already validated, so nothing is checked again."""
@@ -471,12 +470,16 @@ class SamplingParams(Struct, dict=True):
                 setattr(own, name, value.copy())
         return own
 
+    def as_one(self) -> SamplingParams:
+        """The same for one sequence."""
+        own = self.clone()
+        own.n, own.best_of = 1, None
+        return own
+
     def child(self, index: int) -> SamplingParams:
         """The parameters of sample `index` of a request for several: n = 1, a seed of its own, and prompt readings
         for the first alone, as they are the same for all."""
-        own = self.clone()
-        own.n = 1
-        own.best_of = None
+        own = self.as_one()
         if self.num_sequences > self.n and self.num_logprobs is None:
             # The sequences are compared by their tokens' logprobs.
             own.logprobs = 0
