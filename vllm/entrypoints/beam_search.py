@@ -130,8 +130,8 @@ class Candidates:
         count = read.end_indices[0]
         scores = read.logprobs[count:] if len(read) > 1 else read.logprobs
         columns = np.flatnonzero(scores > -np.inf)
-        cells = (each[columns] for each in (read.token_ids, read.logprobs, read.logits, read.ranks))
-        return cls(*cells, read.lse[:1], scores[columns])
+        token_ids, logprobs = read.token_ids[columns], read.logprobs[columns]
+        return cls(token_ids, logprobs, read.logits[columns], read.ranks[columns], read.lse[:1], scores[columns])
 
     def column(self, token_id: int) -> int:
         """Where a candidate is."""
@@ -234,8 +234,8 @@ class Search:
     def output(self, tokenizer: Tokenizer | None) -> RequestOutput:
         self.metrics.finished_time = time.monotonic()
         if self.error is not None:
-            reasons = {"finish_reason": "error", "stop_reason": self.stop_reason, "error": self.error}
-            outputs = [BeamOutput(0, "", [], **reasons)]
+            failed = CompletionOutput(0, "", [], finish_reason="error", stop_reason=self.stop_reason, error=self.error)
+            outputs = [failed]
         else:
             best = self.beams.results()[: self.params.n]
             outputs = [self._completion(index, each, tokenizer) for index, each in enumerate(best)]
@@ -249,7 +249,7 @@ class Search:
             num_cached_tokens=self.num_cached_tokens,
         )
 
-    def _completion(self, index: int, found: Hypothesis, tokenizer: Tokenizer | None) -> BeamOutput:
+    def _completion(self, index: int, found: Hypothesis, tokenizer: Tokenizer | None) -> CompletionOutput:
         read = [self._history[step][query] for step, query in enumerate(found.path)]
         chosen = [each.column(token_id) for each, token_id in zip(read, found.token_ids, strict=True)]
         text = ""
@@ -274,8 +274,9 @@ class Search:
         result = FlatLogprobs(decode, as_logits=(self.params.logprobs_mode or "").endswith("logits"))
         for each, column in zip(read, chosen, strict=True):
             columns = np.array([[column, *range(len(each.token_ids))]])
-            cells = (part[columns] for part in (each.token_ids, each.logprobs, each.logits, each.ranks))
-            result.append((LogprobsLists(*cells, each.lse, num_topk=0), 0), len(each.token_ids))
+            ids, logprobs = each.token_ids[columns], each.logprobs[columns]
+            lists = LogprobsLists(ids, logprobs, each.logits[columns], each.ranks[columns], each.lse, num_topk=0)
+            result.append((lists, 0), len(each.token_ids))
         return result
 
 

@@ -221,7 +221,7 @@ class Sampler:
         columns = torch.cat((token_ids[:, :1], token_ids), dim=1).to(torch.int32)
         readings = self.vocab.read(part, columns, 0, None, first=columns[:, 0])
         temperature = self.states.temperature.of(slots)[:, None]
-        _, lse = self.vocab.most_likely(raw.float() / temperature.where(temperature > 0, 1.0))
+        _, lse = self.vocab.most_likely(raw.float() / temperature.masked_fill(temperature == 0, 1.0))
         values = torch.cat((values[:, :1], values), dim=1)
         scores = LogprobsTensors(columns, values - lse[:, None], None, values, torch.zeros_like(columns), lse, num_topk)
         return as_tensors(readings, None, num_topk), scores
@@ -264,7 +264,7 @@ class Sampler:
             part.div_(temperature[index][:, None])
             temperature[index] = 1.0
 
-        used = params.cuts(slots) | (params.reads[slots] & Reads.PROCESSED > 0)
+        used = params.cuts(slots) | (params.reads[slots] & (Reads.PROCESSED | Reads.CANDIDATES) > 0)
         if self.custom is not None:
             used |= self.custom.has_argmax_invariant
         _on_rows(logits, used & ~params.is_greedy(slots), divide)
