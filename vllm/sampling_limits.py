@@ -9,17 +9,13 @@ import numpy as np
 
 from vllm import envs
 from vllm.exceptions import VLLMValidationError, shown
-from vllm.logger import init_logger, warn_once
 from vllm.utils.checks import MAX_INTEGER
-
-logger = init_logger(__name__)
 
 MAX_LOGPROB_TOKEN_IDS = 128
 """Default cap on the length of `logprob_token_ids`; the engine argument `max_logprob_token_ids` raises it."""
 
 MAX_STOP_STRINGS = 1024
-MIN_TEMPERATURE, MAX_TEMPERATURE = 0.01, 1e30
-"""Of temperatures above 0, which is greedy; those below MIN_TEMPERATURE are raised to it, as upstream does."""
+MAX_TEMPERATURE = 1e30
 MIN_PENALTY, MAX_PENALTY = 1e-6, 1e6
 """Beyond these, float32 logits would overflow."""
 
@@ -72,14 +68,6 @@ NUMBERS = (
 )  # fmt: skip
 INTEGERS = ("n", "top_k", "min_tokens")
 OPTIONAL_INTEGERS = ("best_of", "seed", "max_tokens", "truncate_prompt_tokens", "stream_interval")
-
-
-def usable_temperature(temperature: float) -> float:
-    """0, or at least MIN_TEMPERATURE."""
-    if not 0 < temperature < MIN_TEMPERATURE:
-        return temperature
-    warn_once(logger, "temperature=%s is raised to %s, the lowest above 0", temperature, MIN_TEMPERATURE)
-    return MIN_TEMPERATURE
 
 
 def _is_zero(value: Any) -> bool:

@@ -28,7 +28,6 @@ from vllm.sampling_limits import (
     LogprobsMode,
     check_needs,
     integer_limits,
-    usable_temperature,
 )
 from vllm.structured_params import GuidedDecodingParams as GuidedDecodingParams
 from vllm.structured_params import RepetitionDetectionParams as RepetitionDetectionParams
@@ -46,6 +45,7 @@ from vllm.utils.checks import (
     check_token_id_rows,
     check_token_ids,
     check_vocabulary,
+    raised_temperature,
     wrong_type,
 )
 from vllm.utils.struct import Struct
@@ -84,11 +84,12 @@ class SamplingParams(Struct, dict=True):
     `max_tokens=0` samples nothing: it gives the prompt's readings and, where `logprobs` or `logprob_token_ids` ask
     for them, the readings of the next position.
 
-    `best_of` generates that many sequences and returns the `n` with the highest cumulative logprob. With
-    `use_beam_search` it is the number of beams. `bad_words` are never generated: what would complete one is ruled
-    out. `truncate_prompt_tokens=k` keeps the prompt's last k tokens; -1 keeps as many as leave room for
-    `max_tokens`. `logits_processors` are callables over one row of logits: (logits), (output_ids, logits) or
-    (prompt_ids, output_ids, logits).
+    `temperature=0` takes the most likely token; above 0, at least 0.01 is used. `best_of` generates that many sequences
+    and returns the `n` with the highest cumulative logprob; at temperature 0 one is computed, and all are equal. With
+    `use_beam_search` it is the number of beams, ranked by the model's logprobs and what `logit_bias` and processors add
+    to them. `bad_words` are never generated: what would complete one is ruled out. `truncate_prompt_tokens=k` keeps the
+    prompt's last k tokens; -1 keeps as many as leave room for `max_tokens`. `logits_processors` are callables over one
+    row of logits: (logits), (output_ids, logits) or (prompt_ids, output_ids, logits).
 
     `trace_decode_token_ids` are generated whatever the model says, as far as the context holds them, with the readings
     of these tokens; `max_tokens` becomes their number, and no other stop condition applies. `stream_interval=k`
@@ -187,7 +188,7 @@ class SamplingParams(Struct, dict=True):
         for name in OPTIONAL_INTEGERS:
             if getattr(self, name) is not None:
                 setattr(self, name, _limited_integer(name, getattr(self, name)))
-        self.temperature = usable_temperature(self.temperature)
+        self.temperature = raised_temperature(self.temperature)
         self.top_k = max(self.top_k, 0)
         # Upstream's spelling of "no seed".
         self.seed = None if self.seed == -1 else self.seed
@@ -470,17 +471,12 @@ class SamplingParams(Struct, dict=True):
                 setattr(own, name, value.copy())
         return own
 
-    def as_one(self) -> SamplingParams:
-        """The same for one sequence."""
-        own = self.clone()
-        own.n, own.best_of = 1, None
-        return own
-
     def child(self, index: int) -> SamplingParams:
         """The parameters of sample `index` of a request for several: n = 1, a seed of its own, and prompt readings
         for the first alone, as they are the same for all."""
-        own = self.as_one()
-        if self.num_sequences > self.n and self.num_logprobs is None:
+        own = self.clone()
+        own.n, own.best_of = 1, None
+        if self.num_distinct > self.n and self.num_logprobs is None:
             # The sequences are compared by their tokens' logprobs.
             own.logprobs = 0
         if index > 0:

@@ -197,7 +197,7 @@ class OutputProcessor:
     ) -> list[tuple[str, SamplingParams]]:
         """Register a request; returns (core id, parameters) of each sequence. VLLMValidationError: an id is in use."""
         if params.num_distinct == 1:
-            children = [(request_id, params.as_one() if params.num_sequences > 1 else params)]
+            children = [(request_id, params.child(0) if params.num_sequences > 1 else params)]
         else:
             children = [(f"{index}_{request_id}", params.child(index)) for index in range(params.num_sequences)]
         taken = [core_id for core_id, _ in children if core_id in self._by_core_id]
