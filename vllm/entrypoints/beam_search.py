@@ -137,6 +137,10 @@ class Candidates:
         """Where a candidate is."""
         return int(np.flatnonzero(self.token_ids == token_id)[0])
 
+    def logprob(self, token_id: int) -> float:
+        """A candidate's."""
+        return float(self.logprobs[self.column(token_id)])
+
 
 class Search:
     """One prompt's search: its queries in the engine, and what it has read.
@@ -179,7 +183,8 @@ class Search:
         self.pending: list[str] = []  # ids of the present step's queries, in their order
         self.answers: dict[str, FlatLogprobs] = {}  # to some of these
         self._query_numbers = itertools.count()
-        self._history: list[list[Candidates]] = []  # the readings of past steps, in the order of their queries
+        self._logprobs: list[dict[tuple[int, int], float]] = []  # of past steps' beams, by query and token
+        self._history: list[list[Candidates]] = []  # all that past steps read, in the order of their queries
 
     def _make_query_params(self, engine: LLMEngine | AsyncLLM) -> SamplingParams:
         params, config = self.params, engine.model_config
@@ -221,7 +226,10 @@ class Search:
         candidates = [Candidates.of(self.answers[request_id]) for request_id in self.pending]
         self.beams.advance([(each.token_ids, each.scores) for each in candidates])
         self.pending, self.answers = [], {}
-        self._history.append(candidates)
+        taken = [(beam.path[-1], beam.token_ids[-1]) for beam in self.beams.latest()]
+        self._logprobs.append({pick: candidates[pick[0]].logprob(pick[1]) for pick in taken})
+        if self.returns_logprobs:
+            self._history.append(candidates)
         if self.beams.finished and not self.beams.results():
             self.error = f"request {self.request_id}: {NO_TOKEN_MESSAGE}"
             self.stop_reason = NO_TOKEN_LEFT
@@ -250,8 +258,7 @@ class Search:
         )
 
     def _completion(self, index: int, found: Hypothesis, tokenizer: Tokenizer | None) -> CompletionOutput:
-        read = [self._history[step][query] for step, query in enumerate(found.path)]
-        chosen = [each.column(token_id) for each, token_id in zip(read, found.token_ids, strict=True)]
+        picks = zip(found.path, found.token_ids, strict=True)
         text = ""
         if tokenizer is not None and self.params.detokenize:
             detokenizer = Detokenizer(tokenizer, self.params)
@@ -261,19 +268,20 @@ class Search:
             index=index,
             text=text,
             token_ids=found.token_ids,
-            cumulative_logprob=sum(float(each.logprobs[column]) for each, column in zip(read, chosen, strict=True)),
-            logprobs=self._readings(read, chosen, tokenizer) if self.returns_logprobs else None,
+            cumulative_logprob=sum(self._logprobs[step][pick] for step, pick in enumerate(picks)),
+            logprobs=self._readings(found, tokenizer) if self.returns_logprobs else None,
             finish_reason=found.finish_reason,
             stop_reason=found.stop_reason,
             score=found.score,
         )
 
-    def _readings(self, read: list[Candidates], chosen: list[int], tokenizer: Tokenizer | None) -> FlatLogprobs:
-        """One position a token: the token itself (by its column), then the candidates by score."""
+    def _readings(self, found: Hypothesis, tokenizer: Tokenizer | None) -> FlatLogprobs:
+        """One position a token: the token itself, then the candidates by score."""
         decode = tokenizer.decode_tokens if tokenizer is not None else None
         result = FlatLogprobs(decode, as_logits=(self.params.logprobs_mode or "").endswith("logits"))
-        for each, column in zip(read, chosen, strict=True):
-            columns = np.array([[column, *range(len(each.token_ids))]])
+        for step, (query, token_id) in enumerate(zip(found.path, found.token_ids, strict=True)):
+            each = self._history[step][query]
+            columns = np.array([[each.column(token_id), *range(len(each.token_ids))]])
             ids, logprobs = each.token_ids[columns], each.logprobs[columns]
             lists = LogprobsLists(ids, logprobs, each.logits[columns], each.ranks[columns], each.lse, num_topk=0)
             result.append((lists, 0), len(each.token_ids))

@@ -20,8 +20,9 @@ def check_a_token_is_left(params: SamplingParams, eos_token_ids: Collection[int]
     """
     bad_words = {word[0] for word in params.bad_words_token_ids or () if len(word) == 1}
     ends = {*eos_token_ids, *(params.stop_token_ids or ())} if params.min_tokens else set()
+    ruled_out = bad_words | ends
     allowed: Collection[int] = params.allowed_token_ids or range(vocab_size)
-    if len(bad_words) + len(ends) < len(allowed) or any(each not in bad_words | ends for each in allowed):
+    if len(ruled_out) < len(allowed) or any(each not in ruled_out for each in allowed):
         return
     rules: dict[str, object] = {}
     if params.allowed_token_ids:
@@ -30,9 +31,9 @@ def check_a_token_is_left(params: SamplingParams, eos_token_ids: Collection[int]
         rules["bad_words"] = params.bad_words
     if any(each not in bad_words for each in allowed):
         rules["min_tokens"] = params.min_tokens
-    names = list(rules)
-    joined = " and ".join(filter(None, [", ".join(names[:-1]), names[-1]]))
-    message = f"{joined} leave no token to generate"
+    *others, last = names = list(rules)
+    message = f"{', '.join(others)} and {last}" if others else last
+    message += " leave no token to generate"
     if "min_tokens" in rules:
         message += f": min_tokens={params.min_tokens} rules out what ends a sequence (stop_token_ids, end of sequence)"
     raise VLLMValidationError(message, names[0], rules[names[0]])
