@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 import pytest
 
-from vllm import SamplingParams
+from vllm import BeamSearchParams, SamplingParams
 from vllm.exceptions import VLLMValidationError
 from vllm.sampling_params import MAX_LOGPROB_TOKEN_IDS
 
@@ -84,9 +86,18 @@ def test_stop_strings_need_text():
         SamplingParams(stop="x", detokenize=False)
 
 
-def test_greedy_cannot_sample_several():
-    with pytest.raises(VLLMValidationError, match="n must be 1"):
-        SamplingParams(n=2, temperature=0)
+@pytest.mark.parametrize("make", [SamplingParams, partial(BeamSearchParams, 2, 2)])
+def test_small_temperatures_are_one(make):
+    """0 is greedy; whatever lies between it and 0.01 is 0.01."""
+    temperatures = [make(temperature=t).temperature for t in (0, -0.0, 5e-324, 1e-6, 1e-5, 0.0099, 0.01, 0.02, 1)]
+    assert temperatures == [0, 0, 0.01, 0.01, 0.01, 0.01, 0.01, 0.02, 1]
+    assert SamplingParams(temperature=0).is_greedy and not SamplingParams(temperature=1e-9).is_greedy
+
+
+def test_greedy_sequences_are_one():
+    assert [SamplingParams(n=3, temperature=t).num_distinct for t in (0, 1e-6, 1)] == [1, 3, 3]
+    assert SamplingParams(n=2, best_of=4, temperature=0).num_distinct == 1
+    assert SamplingParams(n=2, best_of=4, temperature=0, use_beam_search=True).num_distinct == 4
 
 
 class TestVerify:

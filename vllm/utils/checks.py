@@ -12,6 +12,9 @@ from typing import Any
 import numpy as np
 
 from vllm.exceptions import VLLMValidationError, shown
+from vllm.logger import init_logger, warn_once
+
+logger = init_logger(__name__)
 
 MAX_LIST_LENGTH = 2**20
 """Longest accepted list: above any vocabulary and any context that fits into memory."""
@@ -19,6 +22,8 @@ MAX_ID_CELLS = 2**28
 """Most cells of a table of ids: its rows times its longest row."""
 MAX_INTEGER = 2**63 - 1
 """Limit of integers without a lower one."""
+MIN_TEMPERATURE = 0.01
+"""The lowest temperature above 0, which is greedy."""
 
 
 def wrong_type(name: str, value: Any, expected: str) -> VLLMValidationError:
@@ -61,6 +66,14 @@ def check_number(name: str, value: Any, low: float, high: float, open_low: bool 
         left, right = "(" if open_low else "[", ")" if math.isinf(high) else "]"
         raise VLLMValidationError(f"{name} must be in {left}{low:g}, {high:g}{right}, got {number:g}", name, value)
     return number
+
+
+def raised_temperature(temperature: float) -> float:
+    """0, or, as upstream, at least MIN_TEMPERATURE."""
+    if not 0 < temperature < MIN_TEMPERATURE:
+        return temperature
+    warn_once(logger, "temperature=%s is raised to %s, the lowest above 0", temperature, MIN_TEMPERATURE)
+    return MIN_TEMPERATURE
 
 
 def check_list(name: str, values: Any, expected: str) -> list[Any]:

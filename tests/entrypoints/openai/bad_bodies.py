@@ -90,7 +90,6 @@ GENERATION = [
     # Ranges.
     *bad("n", 0, -1, says="n must be between 1 and 16384"),
     *bad("n", 16385, says="n must be at most 16384"),
-    *bad("n", 2, temperature=0),
     *bad("best_of", 0, -1, 16385),
     *bad("best_of", 1, n=2),
     *bad("best_of", 2, stream=True),

@@ -301,7 +301,7 @@ class AsyncLLM(AsyncEngineControl):
         if request_id in router:
             raise id_in_use_error(request_id, request_id)
         num_sequences, max_tokens = (
-            (1, 0) if isinstance(checked, PoolingParams) else (checked.num_sequences, checked.max_tokens)
+            (1, 0) if isinstance(checked, PoolingParams) else (checked.num_distinct, checked.max_tokens)
         )
         assert max_tokens is not None, "the input processor sets max_tokens"
         index = router.route(request_id, processed.token_ids, processed.cache_salt, num_sequences, max_tokens)

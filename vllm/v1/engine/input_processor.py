@@ -18,6 +18,7 @@ from vllm.tokenizers.truncation import truncate_ids, truncate_text
 from vllm.utils.checks import MAX_INTEGER, check_encodable, check_integer, check_neutral, check_token_id, wrong_type
 from vllm.v1.messages import EngineCoreRequest
 from vllm.v1.sample.bad_words import spell_bad_words
+from vllm.v1.sample.contradictions import check_a_token_is_left
 from vllm.v1.sample.logits_processor import validate_params
 
 logger = init_logger(__name__)
@@ -147,6 +148,9 @@ class InputProcessor:
         if own.bad_words:
             own.bad_words_token_ids = spell_bad_words(own.bad_words, self.tokenizer, config.vocab_size)
         validate_params(config.logits_processors, own)
+        reads_processed = own.num_logprobs is not None and (own.logprobs_mode or "").startswith("processed")
+        if own.trace_decode_token_ids is None and (own.max_tokens != 0 or reads_processed):
+            check_a_token_is_left(own, self.eos_token_ids, config.vocab_size)
         return own
 
     def check_request(self, request_id: Any, params: Any, priority: Any) -> None:

@@ -54,7 +54,7 @@ def _check_prompt(prompt: Any) -> Any:
     return prompt
 
 
-FinishReason = Literal["stop", "length", "repetition", "abort"]
+FinishReason = Literal["stop", "length", "repetition", "abort", "error"]
 
 NOT_EMPTY = Field(min_length=1)
 PromptIds = Annotated[list[TokenId], NOT_EMPTY]
