@@ -20,5 +20,12 @@ needs_onednn = pytest.mark.skipif(onednn_lacks() is not None, reason=str(onednn_
 # As VLLM_CPU_GEMM names them.
 BFLOAT16_LAYOUTS = ["packed_f32", "packed_bf16_dot", "packed_fp16", pytest.param("onednn", marks=needs_onednn)]
 
+
+@pytest.fixture
+def recordable_layout(monkeypatch: pytest.MonkeyPatch) -> None:
+    """bfloat16 is multiplied by the same kernel of ours on every CPU: with oneDNN's no step is recorded."""
+    monkeypatch.setenv("VLLM_CPU_GEMM", "packed_bf16_dot")
+
+
 # Of what runs on a CUDA device, and on a pretended one where there is none.
 ON_CUDA = [pytest.mark.gpu] if torch.cuda.is_available() else []

@@ -107,8 +107,6 @@ class LLM(EngineControl, PoolingOfflineMixin):
         """
         check_neutral("lora_request", lora_request, NO_LORA)
         check_neutral("mm_processor_kwargs", mm_processor_kwargs, "inputs are text only")
-        if self.is_sleeping():
-            raise RuntimeError("the engine sleeps: call wake_up() first")
         if prompt_token_ids is not None:
             if prompts is not None:
                 raise VLLMValidationError("prompts and prompt_token_ids are two ways to give the same", "prompts")
@@ -152,7 +150,9 @@ class LLM(EngineControl, PoolingOfflineMixin):
     def wait_for_completion(
         self, output_type: Any = None, *, use_tqdm: bool | Callable[..., Any] = True
     ) -> list[RequestOutput]:
-        """The results of all that was enqueued, in that order. `output_type`: RequestOutput, the only one there is."""
+        """The results of all that was enqueued, in that order. `output_type`: RequestOutput, the only one there is.
+        RuntimeError: the engine sleeps; what was enqueued stays."""
+        self.llm_engine.engine_core.check_awake()
         request_ids, self._enqueued = self._enqueued, []
         with InterruptsBetweenSteps() as interrupts:
             return self._run(request_ids, use_tqdm, interrupts, self.llm_engine.step)

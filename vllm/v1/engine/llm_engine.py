@@ -145,6 +145,7 @@ class LLMEngine:
 
         Raises:
             VLLMValidationError: a bad prompt, parameter or id; nothing is queued then.
+            RuntimeError: the engine sleeps.
         """
         check_neutral("lora_request", lora_request, NO_LORA)
         options = text_options(tokenization_kwargs)
@@ -163,7 +164,9 @@ class LLMEngine:
         arrival_time: float | None = None,
         priorities: Sequence[int] | None = None,
     ) -> None:
-        """Queue requests that went through the input processor; all of them, or, on an error, none."""
+        """Queue requests that went through the input processor; all of them, or, on an error, none. RuntimeError: the
+        engine sleeps."""
+        self.engine_core.check_awake()
         now = time.monotonic() if arrival_time is None else arrival_time
         priorities = priorities or [0] * len(prompts)
         added: list[str] = []
@@ -179,7 +182,8 @@ class LLMEngine:
             raise
 
     def step(self) -> list[RequestOutput]:
-        """Run one step; returns the outputs due by output_kind. After an error only the step's requests are gone."""
+        """Run one step; returns the outputs due by output_kind. After an error only the step's requests are gone.
+        RuntimeError: there are requests, but the engine sleeps; they stay."""
         try:
             outputs = self.engine_core.step()
         except BaseException:
