@@ -35,10 +35,10 @@ from vllm.structured_params import StructuredOutputsParams as StructuredOutputsP
 from vllm.structured_params import check_repetition_detection
 from vllm.utils.checks import (
     MAX_INTEGER,
-    check_bias_key,
     check_boolean,
     check_id_sequence,
     check_integer,
+    check_logit_bias,
     check_number,
     check_processors,
     check_texts,
@@ -263,13 +263,7 @@ class SamplingParams(Struct, dict=True):
             )
 
     def _normalise_bias(self) -> None:
-        if self.logit_bias is not None:
-            if not isinstance(self.logit_bias, dict):
-                raise wrong_type("logit_bias", self.logit_bias, "a dict of token id to bias")
-            self.logit_bias = {
-                check_bias_key(key): check_number("logit_bias", value, -100.0, 100.0)
-                for key, value in self.logit_bias.items()
-            } or None
+        self.logit_bias = check_logit_bias(self.logit_bias)
         if self.allowed_token_ids is not None:
             self.allowed_token_ids = check_token_ids("allowed_token_ids", self.allowed_token_ids)
             if not self.allowed_token_ids:

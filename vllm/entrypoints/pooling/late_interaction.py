@@ -57,7 +57,7 @@ class LateTexts:
             VLLMValidationError: a text that is too long.
         """
         if truncate_to not in (None, -1):
-            check_integer("truncate_prompt_tokens", truncate_to, 1, self._max_len)
+            truncate_to = check_integer("truncate_prompt_tokens", truncate_to, 1, self._max_len)
         form = self._forms[side]
         own = params.clone()
         own.task, own.truncate_prompt_tokens = "token_embed", None

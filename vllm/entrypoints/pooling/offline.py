@@ -133,9 +133,8 @@ class PairScoring:
         template = template or own_template(Path(config.path), tokenizer, config.hf_config.raw)
         labels = encode_labels(list(template.labels), tokenizer, config.vocab_size)
         room = LabelScorer(labels, config.max_model_len).max_prompt_len
-        encoder = PairPrompts(
-            template, tokenizer, room, room if truncate_to == -1 else truncate_to, max_document_tokens, instruction
-        )
+        cut = None if truncate_to is None else PairLimits(config.max_model_len, truncate_to).limit
+        encoder = PairPrompts(template, tokenizer, room, cut, max_document_tokens, instruction)
         ids = encoder.encode(pairs, names)
         scores = self.score_labels(
             [{"prompt_token_ids": each} for each in ids], list(template.labels), use_tqdm=use_tqdm

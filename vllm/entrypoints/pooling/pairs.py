@@ -80,7 +80,8 @@ class PairLimits:
 
     def __post_init__(self) -> None:
         if self.truncate_to is not None and self.truncate_to != -1:
-            check_integer("truncate_prompt_tokens", self.truncate_to, 1, self.max_len)
+            truncate_to = check_integer("truncate_prompt_tokens", self.truncate_to, 1, self.max_len)
+            object.__setattr__(self, "truncate_to", truncate_to)  # the class is frozen
 
     @property
     def limit(self) -> int:

@@ -175,7 +175,7 @@ class InputProcessor:
         self, children: list[tuple[str, Any]], prompt: ProcessedPrompt, arrival_time: float, priority: int
     ) -> Iterator[EngineCoreRequest]:
         """A request for each (core id, parameters). `arrival_time`: seconds on the monotonic clock."""
-        ids, salt = prompt.token_ids, prompt.cache_salt
+        ids, salt, priority = prompt.token_ids, prompt.cache_salt, int(priority)
         for core_id, params in children:
             request = EngineCoreRequest(core_id, ids, params, self.eos_token_ids, arrival_time, priority, salt)
             if isinstance(params, PoolingParams):
