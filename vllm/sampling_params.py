@@ -88,7 +88,7 @@ class SamplingParams(Struct, dict=True):
     and returns the `n` with the highest cumulative logprob; at temperature 0 one is computed, and all are equal. With
     `use_beam_search` it is the number of beams, ranked by the model's logprobs and what `logit_bias` and processors add
     to them. `bad_words` are never generated: what would complete one is ruled out. `truncate_prompt_tokens=k` keeps a
-    prompt's last k tokens; -1 keeps as many as leave room for `max_tokens`. Of a text the tokenizer's special tokens are
+    prompt's last k tokens; -1 as many as leave room for `max_tokens`. Of a text the tokenizer's special tokens are
     among the k and stay at both ends. `logits_processors` are callables over one row of logits: (logits), (output_ids,
     logits) or (prompt_ids, output_ids, logits).
 

@@ -225,7 +225,7 @@ class InputProcessor:
         if limit is None:
             return None
         if isinstance(params, PoolingParams):
-            check_integer("truncate_prompt_tokens", limit, -1, longest)
+            limit = check_integer("truncate_prompt_tokens", limit, -1, longest)
             return longest if limit == -1 else max(limit, 1)
         if limit > longest:
             message = f"truncate_prompt_tokens must be at most max_model_len={longest}, got {limit}"
