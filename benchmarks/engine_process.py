@@ -67,9 +67,11 @@ def _measure(adapter: Any, work: Any) -> dict[str, Any]:
 
 
 def _model_shape(adapter: Any) -> dict[str, int]:
-    from bounds import ModelShape
-
-    return vars(ModelShape.of(adapter.llm.llm_engine.model_config.hf_config))
+    config = adapter.llm.llm_engine.model_config.hf_config
+    names = (
+        "num_hidden_layers hidden_size intermediate_size num_attention_heads num_key_value_heads head_dim vocab_size"
+    )
+    return {name: int(getattr(config, name)) for name in names.split()}
 
 
 def _weight_mib(adapter: Any) -> float:
