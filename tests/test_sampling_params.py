@@ -70,7 +70,8 @@ def test_num_logprobs(logprobs, ids, expected):
         ("min_tokens", -1), ("min_tokens", 17), ("logprobs", -2), ("logprobs", 1.5), ("logprobs", "3"),
         ("logprobs_mode", "raw"), ("stop", [""]), ("stop", [1]), ("stop", 3), ("stop", "\ud800"),
         ("stop_token_ids", [1.5]), ("stop_token_ids", [-1]), ("stop_token_ids", ["a"]),
-        ("logit_bias", {1: float("nan")}), ("logit_bias", {1: True}), ("logit_bias", {"a": 1.0}), ("logit_bias", {-1: 1.0}), ("logit_bias", [1]),
+        ("logit_bias", {1: float("nan")}), ("logit_bias", {1: True}),
+        ("logit_bias", {"a": 1.0}), ("logit_bias", {-1: 1.0}), ("logit_bias", [1]),
         ("allowed_token_ids", []), ("allowed_token_ids", [True]), ("ignore_eos", 1), ("detokenize", None),
         ("output_kind", "delta"), ("extra_args", [1]),
     ],
@@ -84,8 +85,10 @@ def test_bad_values_name_their_field(field, value):
 
 def test_floats_without_a_fraction_are_integers():
     """As JSON of many clients writes them."""
-    fields = {"n": 2, "best_of": 2, "top_k": 5, "seed": -7, "max_tokens": 16, "min_tokens": 1, "logprobs": -1,
-              "prompt_logprobs": 0, "prompt_logprob_start": 1, "truncate_prompt_tokens": -1, "stream_interval": 3}  # fmt: skip
+    fields = {
+        "n": 2, "best_of": 2, "top_k": 5, "seed": -7, "max_tokens": 16, "min_tokens": 1, "logprobs": -1,
+        "prompt_logprobs": 0, "prompt_logprob_start": 1, "truncate_prompt_tokens": -1, "stream_interval": 3,
+    }  # fmt: skip
     for kind in (float, np.float32, np.float64):
         params = SamplingParams(**{name: kind(value) for name, value in fields.items()})
         assert {name: getattr(params, name) for name in fields} == fields

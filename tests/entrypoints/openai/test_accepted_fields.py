@@ -101,8 +101,10 @@ def test_integers_are_numbers(server, path):
 @pytest.mark.parametrize("path", GENERATING)
 def test_integers_may_have_a_point(server, path):
     """As JSON of clients without integers has them."""
-    fields = {"max_tokens": 3.0, "top_k": -1.0, "seed": 7.0, "min_tokens": 1.0, "n": 1.0, "best_of": 1.0,
-              "truncate_prompt_tokens": 2.0, "prompt_logprobs": 1.0, "prompt_logprob_start": 0.0, "priority": 0.0}  # fmt: skip
+    fields = {
+        "max_tokens": 3.0, "top_k": -1.0, "seed": 7.0, "min_tokens": 1.0, "n": 1.0, "best_of": 1.0, "priority": 0.0,
+        "truncate_prompt_tokens": 2.0, "prompt_logprobs": 1.0, "prompt_logprob_start": 0.0,
+    }  # fmt: skip
     fields |= {"logprobs": True, "top_logprobs": 2.0} if "chat" in path else {"logprobs": 2.0}
     integers = {name: value if value is True else int(value) for name, value in fields.items()}
     body = BODIES[path]

@@ -12,7 +12,7 @@ from vllm.entrypoints.pooling.pairs import PairLimits, PooledPairs, longest_text
 from vllm.entrypoints.score_templates import (
     PairPrompts,
     ScoreTemplate,
-    own_template,
+    default_template,
     pairs_of,
     score_of,
     score_template,
@@ -71,9 +71,8 @@ class PairScoring:
             lora_request: None.
             tokenization_kwargs: {"truncation": True} or {"truncate_prompt_tokens": -1} lets the ends of texts that are
                 too long go; max_length or that number says how long they may be.
-            chat_template: a name in score_templates.TEMPLATES, a file of Jinja, or Jinja itself. None: what a
-                CrossEncoder's folder declares; else of a generating model "plain", or with `classifier_from_token` in
-                config.json query and document as they are; of a cross-encoder its tokenizer joins the texts.
+            chat_template: a name in score_templates.TEMPLATES ("none": query and document are the whole prompt), a file
+                of Jinja, or Jinja itself. None: see score_templates.default_template.
 
         Raises:
             VLLMValidationError: texts that cannot be paired, a prompt that is too long, a template that fails, a model
@@ -130,7 +129,8 @@ class PairScoring:
                 for index, score in enumerate(pooled.scores(outputs))
             ]
         check_neutral("pooling_params", pooling_params, "a score is a probability; there is nothing to choose")
-        template = template or own_template(Path(config.path), tokenizer, config.hf_config.raw)
+        template = template or default_template(config, tokenizer)
+        assert template is not None
         labels = encode_labels(list(template.labels), tokenizer, config.vocab_size)
         room = LabelScorer(labels, config.max_model_len).max_prompt_len
         cut = None if truncate_to is None else PairLimits(config.max_model_len, truncate_to).limit

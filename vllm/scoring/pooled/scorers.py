@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from vllm.entrypoints.pooling.pairs import check_score_args, score_type
-from vllm.entrypoints.score_templates import ScoreTemplate
+from vllm.entrypoints.score_templates import ScoreTemplate, default_template
 from vllm.exceptions import CliError, VLLMValidationError
 from vllm.pooling_params import PoolingParams
 from vllm.scoring.batches import Progress
@@ -59,7 +59,7 @@ class RerankOptions:
         instruction: what the query is for, in templates that ask for it.
         truncate_to: longest prompt, in tokens; -1: the longest that the model reads; None: longer ones are errors.
         max_document_tokens: of each document; None: all of it.
-        has_labels: whether the template's answers are named by the user.
+        labels: the answers where no template is named; None: the template's.
     """
 
     query: str | None
@@ -68,7 +68,7 @@ class RerankOptions:
     instruction: str | None = None
     truncate_to: int | None = None
     max_document_tokens: int | None = None
-    has_labels: bool = False
+    labels: Sequence[str] | None = None
 
     def pair(self, name: str, item: Item) -> tuple[str, str]:
         """The query and the document of a row of the file `name`. CliError: it has no query."""
@@ -152,12 +152,16 @@ class Reranker:
                 f"{Path(config.model).name} does not score pairs of texts, for which it would need one label"
             )
         try:
-            check_score_args(config, options.template, options.has_labels or None)
+            check_score_args(config, options.template, options.labels)
         except ValueError as error:
             raise CliError(str(error)) from None
-        if llm.llm_engine.tokenizer is None:
+        tokenizer = llm.llm_engine.tokenizer
+        if tokenizer is None:
             raise CliError("--skip-tokenizer-init: texts cannot be scored without a tokenizer")
         self._llm, self._options, self._name = llm, options, input_name
+        self._template = options.template
+        if options.template is None and options.labels is not None:
+            self._template = default_template(config, tokenizer, options.labels)
         self.model_name = Path(config.model).name
 
     def score(
@@ -188,7 +192,7 @@ class Reranker:
                     raise VLLMValidationError("the document is empty", "data_2", "")
             outputs = self._llm.score_pairs(
                 pairs,
-                template=options.template,
+                template=self._template,
                 instruction=options.instruction,
                 truncate_to=options.truncate_to,
                 max_document_tokens=options.max_document_tokens,
