@@ -4,8 +4,9 @@
 #pragma once
 
 #include "gemm.h"
+#include "half_lanes.h"
 
-#if defined(__AVX512FP16__)
+#if defined(VLLM_HAS_HALF_LANES)
 namespace vllm_cpu {
 namespace VLLM_ISA {
 
@@ -73,7 +74,7 @@ struct HalfProduct {
       if constexpr (kSideBySide) {
         add_chunk<R, P>(x + k * R, rows_from(k), stride, &ahead, totals);
       } else {
-        __m512h sums[R][P];
+        Halves sums[R][P];
         add_products<R, P, kHalfSum>(x + k * R, rows_from(k), stride, kRun, ahead, sums);
         add_to_totals<R, P, kSideBySide>(sums, totals);
       }
@@ -81,7 +82,7 @@ struct HalfProduct {
     if (k < inner) {
       const _Float16* rows = rows_from(k);
       for (const int64_t first = k; k < inner; k += kRun) {
-        __m512h sums[R][P];
+        Halves sums[R][P];
         add_products<R, P, kRun>(x + k * R, rows + (k - first) * kPanel, stride, least(kRun, inner - k), ahead, sums);
         add_to_totals<R, P, kSideBySide>(sums, totals);
       }
@@ -104,12 +105,12 @@ struct HalfProduct {
   }
 
   template <int R, int P, bool kSideBySide>
-  static inline void add_to_totals(const __m512h (&sums)[R][P], float (&totals)[R][P][kPanel]) {
+  static inline void add_to_totals(const Halves (&sums)[R][P], float (&totals)[R][P][kPanel]) {
 #pragma GCC unroll 16
     for (int r = 0; r < R; ++r) {
 #pragma GCC unroll 8
       for (int p = 0; p < P; ++p) {
-        const __m512i bits = _mm512_castph_si512(sums[r][p]);
+        const __m512i bits = bits_of(sums[r][p]);
         const __m256i first = kSideBySide ? _mm512_cvtepi32_epi16(bits) : _mm512_castsi512_si256(bits);
         const __m256i second =
             kSideBySide ? _mm512_cvtepi32_epi16(_mm512_srli_epi32(bits, 16)) : _mm512_extracti64x4_epi64(bits, 1);
@@ -143,7 +144,7 @@ struct HalfProduct {
   template <int R, int P>
   [[gnu::noinline]] static void add_chunk(const uint32_t* x, const _Float16* panel, int64_t panel_size, Ahead* ahead,
                                           float (&totals)[R][P][kPanel]) {
-    __m512h sums[R][P];
+    Halves sums[R][P];
     add_products<R, P, kHalfSum>(x, panel, panel_size, kRun, *ahead, sums);
     add_to_totals<R, P, true>(sums, totals);
   }
@@ -151,38 +152,38 @@ struct HalfProduct {
   // sums = R rows of packed x times P panels over N values of k, or over the first `run` of them if N is kRun.
   template <int R, int P, int N>
   static inline void add_products(const uint32_t* x, const _Float16* panel, int64_t panel_size, int64_t run,
-                                  Ahead& ahead, __m512h (&sums)[R][P]) {
+                                  Ahead& ahead, Halves (&sums)[R][P]) {
     if constexpr (N == kRun) {
       ahead();
       add_product<R, P, true>(x, panel, panel_size, sums);
 #pragma GCC unroll 1
       for (int64_t k = 1; k < run; ++k) add_product<R, P, false>(x + k, panel + k * kPanel, panel_size, sums);
     } else {
-      __m512h before[R][P];
+      Halves before[R][P];
       add_products<R, P, N / 2>(x, panel, panel_size, run, ahead, before);
       add_products<R, P, N / 2>(x + N / 2 * R, panel + N / 2 * kPanel, panel_size, run, ahead, sums);
 #pragma GCC unroll 16
       for (int r = 0; r < R; ++r) {
 #pragma GCC unroll 8
-        for (int p = 0; p < P; ++p) sums[r][p] = _mm512_add_ph(before[r][p], sums[r][p]);
+        for (int p = 0; p < P; ++p) sums[r][p] = add(before[r][p], sums[r][p]);
       }
     }
   }
 
   template <int R, int P, bool kFirst>
-  static inline void add_product(const uint32_t* x, const _Float16* row, int64_t panel_size, __m512h (&sums)[R][P]) {
-    __m512h weights[P];
+  static inline void add_product(const uint32_t* x, const _Float16* row, int64_t panel_size, Halves (&sums)[R][P]) {
+    Halves weights[P];
 #pragma GCC unroll 8
     for (int p = 0; p < P; ++p) {
       __builtin_prefetch(row + p * panel_size + kRowsAhead * kPanel);
-      weights[p] = _mm512_loadu_ph(row + p * panel_size);
+      weights[p] = load_halves(row + p * panel_size);
     }
 #pragma GCC unroll 16
     for (int r = 0; r < R; ++r) {
-      const __m512h value = _mm512_castsi512_ph(_mm512_set1_epi32(static_cast<int>(x[r * kRun])));
+      const Halves value = halves_of(_mm512_set1_epi32(static_cast<int>(x[r * kRun])));
 #pragma GCC unroll 8
       for (int p = 0; p < P; ++p) {
-        sums[r][p] = kFirst ? _mm512_mul_ph(value, weights[p]) : _mm512_fmadd_ph(value, weights[p], sums[r][p]);
+        sums[r][p] = kFirst ? mul(value, weights[p]) : fma(value, weights[p], sums[r][p]);
       }
     }
   }

@@ -11,7 +11,7 @@
 namespace vllm_cpu {
 namespace VLLM_ISA {
 
-#if defined(__AVX512FP16__)
+#if defined(VLLM_HAS_HALF_LANES)
 namespace {
 
 // How far ahead to fetch codes: what the hardware fetches by itself stops at each page.
@@ -165,14 +165,14 @@ struct QuantizedHalfProduct {
       };
       Vec exponents[2];
       set_exponents(bounds, to, exponents);
-      const __m512h offset_shifts = (__m512h)pair(exponents[0], exponents[1]);
-      const __m512h scale_shifts = _mm512_add_ph(offset_shifts, _mm512_set1_ph(static_cast<_Float16>(shift)));
+      const Halves offset_shifts = halves_of(pair(exponents[0], exponents[1]));
+      const Halves scale_shifts = add(offset_shifts, repeat_half(static_cast<_Float16>(shift)));
       for (int64_t i = 0; i < q.groups * kPanel; i += kPanel) {
-        const __m512h some = (__m512h)side_by_side(_mm512_loadu_si512(stored + i));
-        _mm512_storeu_ph(to.group_scales + i, _mm512_scalef_ph(some, scale_shifts));
-        __m512h others = _mm512_setzero_ph();
-        if (offsets) others = _mm512_scalef_ph((__m512h)side_by_side(_mm512_loadu_si512(added + i)), offset_shifts);
-        _mm512_storeu_ph(to.group_offsets + i, others);
+        const Halves some = halves_of(side_by_side(_mm512_loadu_si512(stored + i)));
+        store_halves(to.group_scales + i, scale_by_powers(some, scale_shifts));
+        Halves others = halves_of(_mm512_setzero_si512());
+        if (offsets) others = scale_by_powers(halves_of(side_by_side(_mm512_loadu_si512(added + i))), offset_shifts);
+        store_halves(to.group_offsets + i, others);
       }
       return;
     }
@@ -255,12 +255,12 @@ struct QuantizedHalfProduct {
     alignas(64) float totals[R][P][kPanel] = {};
     int64_t k = 0;
     for (; k + HalfProduct::kHalfSum <= inner; k += HalfProduct::kHalfSum) {
-      __m512h sums[R][P];
+      Halves sums[R][P];
       add_runs<C, R, P, HalfProduct::kHalfSum>(kind, x + k * R, at, sums);
       HalfProduct::add_to_totals<R, P, true>(sums, totals);
     }
     for (; k < inner; k += kRun) {
-      __m512h sums[R][P];
+      Halves sums[R][P];
       add_unit<C, R, P, true>(kind, x + k * R, at, sums);
       if (k + kUnit < inner) add_unit<C, R, P, false>(kind, x + k * R + kUnit, at, sums);
       HalfProduct::add_to_totals<R, P, true>(sums, totals);
@@ -271,33 +271,33 @@ struct QuantizedHalfProduct {
 
   // sums = R rows of packed x times P panels over N values of k, as HalfProduct adds them.
   template <typename C, int R, int P, int N>
-  [[gnu::always_inline]] static inline void add_runs(const C& kind, const uint32_t* x, Place& at, __m512h (&sums)[R][P]) {
+  [[gnu::always_inline]] static inline void add_runs(const C& kind, const uint32_t* x, Place& at, Halves (&sums)[R][P]) {
     if constexpr (N == kRun) {
       add_unit<C, R, P, true>(kind, x, at, sums);
       add_unit<C, R, P, false>(kind, x + kUnit, at, sums);
     } else {
-      __m512h before[R][P];
+      Halves before[R][P];
       add_runs<C, R, P, N / 2>(kind, x, at, before);
       add_runs<C, R, P, N / 2>(kind, x + N / 2 * R, at, sums);
       unroll<R>([&](auto r) VLLM_INLINE {
-        unroll<P>([&](auto p) VLLM_INLINE { sums[r][p] = _mm512_add_ph(before[r][p], sums[r][p]); });
+        unroll<P>([&](auto p) VLLM_INLINE { sums[r][p] = add(before[r][p], sums[r][p]); });
       });
     }
   }
 
   // A unit's products, of each row's run.
   template <typename C, int R, int P, bool kFirst>
-  [[gnu::always_inline]] static inline void add_unit(const C& kind, const uint32_t* x, Place& at, __m512h (&sums)[R][P]) {
+  [[gnu::always_inline]] static inline void add_unit(const C& kind, const uint32_t* x, Place& at, Halves (&sums)[R][P]) {
     at.next.template fetch<C::kBits, P>();
     unroll<P>([&](auto p) VLLM_INLINE {
       const typename C::Unit eight(at.codes + p * at.codes_stride);
-      const __m512h scale = _mm512_loadu_ph(at.scales + p * at.scales_stride);
-      const __m512h offset = _mm512_loadu_ph(at.offsets + p * at.scales_stride);
+      const Halves scale = load_halves(at.scales + p * at.scales_stride);
+      const Halves offset = load_halves(at.offsets + p * at.scales_stride);
       unroll<kUnit>([&](auto k) VLLM_INLINE {
-        const __m512h weights = _mm512_fmadd_ph(kind.template values<k>(eight), scale, offset);
+        const Halves weights = fma(kind.template values<k>(eight), scale, offset);
         unroll<R>([&](auto r) VLLM_INLINE {
-          const __m512h value = _mm512_castsi512_ph(_mm512_set1_epi32(static_cast<int>(x[r * kRun + k])));
-          sums[r][p] = kFirst && k == 0 ? _mm512_mul_ph(value, weights) : _mm512_fmadd_ph(value, weights, sums[r][p]);
+          const Halves value = halves_of(_mm512_set1_epi32(static_cast<int>(x[r * kRun + k])));
+          sums[r][p] = kFirst && k == 0 ? mul(value, weights) : fma(value, weights, sums[r][p]);
         });
       });
     });
@@ -319,14 +319,14 @@ struct QuantizedHalfProduct {
     const int64_t units = units_of_group(q);
     int64_t group = unit / units, left = units - unit % units;
     while (unit < stop) {
-      const __m512h scale = _mm512_loadu_ph(prepared.group_scales + group * kPanel);
-      const __m512h offset = _mm512_loadu_ph(prepared.group_offsets + group * kPanel);
+      const Halves scale = load_halves(prepared.group_scales + group * kPanel);
+      const Halves offset = load_halves(prepared.group_offsets + group * kPanel);
       const int64_t end = least(unit + left, stop);
       for (; unit < end; ++unit, codes += kPanel * C::kBits, to += kUnit * kPanel) {
         for (int i = 0; i < kPanel * C::kBits; i += 64) __builtin_prefetch(codes + kCodesAhead + i);
         const typename C::Unit eight(codes);
         unroll<kUnit>([&](auto k) VLLM_INLINE {
-          _mm512_storeu_ph(to + k * kPanel, _mm512_fmadd_ph(kind.template values<k>(eight), scale, offset));
+          store_halves(to + k * kPanel, fma(kind.template values<k>(eight), scale, offset));
         });
       }
       ++group;
