@@ -9,8 +9,9 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import ClassVar
 
-from setuptools import Extension, setup
+from setuptools import Command, Extension, setup
 from setuptools.command.build_ext import build_ext
 
 try:
@@ -19,7 +20,8 @@ except ImportError:  # setuptools before 70.1
     from wheel.bdist_wheel import bdist_wheel
 
 ROOT = Path(__file__).resolve().parent
-LIBRARY = "_cpu_ops.so"
+FOLDER = ROOT / "build" / "cpu_ops"
+TARGET, EMULATED = "_cpu_ops", "_cpu_ops_emulated"
 
 
 class BuildError(Exception):
@@ -36,7 +38,7 @@ class CMakeBuild(build_ext):
     def build_extension(self, ext: Extension) -> None:
         target = Path(self.get_ext_fullpath(ext.name)).resolve()
         try:
-            built = build_library(ROOT / "build" / "cpu_ops")
+            built = build_library(FOLDER, TARGET)
         except BuildError as error:
             warn(str(error))
             return
@@ -47,6 +49,25 @@ class CMakeBuild(build_ext):
         os.replace(fresh, target)
 
 
+class BuildEmulated(Command):
+    """Prints the path of a library for tests whose widest levels run without their instructions, from what is built
+    already and the emulated kernels; on failure the reason, with exit code 1."""
+
+    user_options: ClassVar[list[tuple[str, str | None, str | None]]] = []
+
+    def initialize_options(self) -> None: ...
+
+    def finalize_options(self) -> None: ...
+
+    def run(self) -> None:
+        try:
+            if not is_built(FOLDER, TARGET, source_digest(find_torch()[1])):
+                raise BuildError("the kernels were not built from these sources: pip install --editable .")
+            print(build_library(FOLDER, EMULATED))
+        except BuildError as error:
+            raise SystemExit(str(error)) from error
+
+
 class AnyPythonWheel(bdist_wheel):
     """The library depends on the platform, not on the Python."""
 
@@ -54,12 +75,17 @@ class AnyPythonWheel(bdist_wheel):
         return ("py3", "none", super().get_tag()[2])
 
 
-def build_library(folder: Path) -> Path:
-    """Configure and build in `folder` unless its library is of just these sources; the library's path."""
+def is_built(folder: Path, target: str, digest: str) -> bool:
+    stamp = folder / f"{target}.stamp"
+    return (folder / f"{target}.so").exists() and stamp.exists() and stamp.read_text() == digest
+
+
+def build_library(folder: Path, target: str) -> Path:
+    """Configure and build `target` in `folder` unless its library is of just these sources; the library's path."""
     torch_folder, torch_version = find_torch()
-    library, stamp = folder / LIBRARY, folder / "stamp"
+    library, stamp = folder / f"{target}.so", folder / f"{target}.stamp"
     digest = source_digest(torch_version)
-    if library.exists() and stamp.exists() and stamp.read_text() == digest:
+    if is_built(folder, target, digest):
         return library
     cmake = shutil.which("cmake")
     if cmake is None:
@@ -78,7 +104,7 @@ def build_library(folder: Path) -> Path:
     if ninja:
         configure += ["-G", "Ninja", f"-DCMAKE_MAKE_PROGRAM={ninja}"]
     run(configure)
-    run([cmake, "--build", str(folder), "--parallel", str(os.cpu_count() or 1)])
+    run([cmake, "--build", str(folder), "--target", target, "--parallel", str(os.cpu_count() or 1)])
     stamp.write_text(digest)
     return library
 
@@ -127,5 +153,5 @@ def warn(reason: str) -> None:
 
 setup(
     ext_modules=[Extension("vllm._cpu_ops", sources=[], optional=True)],
-    cmdclass={"build_ext": CMakeBuild, "bdist_wheel": AnyPythonWheel},
+    cmdclass={"build_ext": CMakeBuild, "build_emulated": BuildEmulated, "bdist_wheel": AnyPythonWheel},
 )
