@@ -5,6 +5,7 @@
 
 #include "gemm.h"
 #include "half_lanes.h"
+#include "left_rows.h"
 
 #if defined(VLLM_HAS_HALF_LANES)
 namespace vllm_cpu {
@@ -13,8 +14,12 @@ namespace VLLM_ISA {
 // Products of bfloat16 in float16 arithmetic, which runs at twice the rate of float32. Rows of x and columns of W are
 // scaled by powers of two into float16's range, where bfloat16's 8 bits are exact over 18 binades and more. Chains of
 // kRun multiply-adds are summed pairwise, in float16 up to kHalfSum values of k and in float32 beyond: 40 % of the error
-// that rounding the result to bfloat16 makes anyway. Nothing can overflow: 2^5 * 2^5 * 64 = 2^16, and each factor is
-// below its power.
+// that rounding the result to bfloat16 makes anyway. Nothing can overflow: sums of 64 are below (2^5 - 2^-3) * 2^5 * 64, as
+// bfloat16 below 2^5 are at most 2^5 - 2^-3, and what their roundings add leaves them below float16's greatest number.
+//
+// A float16 sum keeps 11 bits of the greatest product in it. Rows with many values so much smaller that most of their bits
+// would go (see loses) are left to a product with float32 sums; in others the usual values outweigh the sums' errors.
+// Values below 2^-21 of a row's greatest, and weights below 2^-21 of their column's, keep fewer than 8 bits.
 struct HalfProduct {
   using Row = BF16;
   // A value twice: broadcasting 32 bits is free, 16 bits are not.
@@ -35,6 +40,31 @@ struct HalfProduct {
 
   static void pack_row(const LinearArgs& a, const BF16* x, int64_t r, int64_t rows, uint32_t* out) {
     pack_values(x, a.inner, r, rows, out);
+  }
+
+  static void leave_row(const LinearArgs& a, const BF16* x, int64_t row) {
+    if (loses(x, a.inner)) mark_left(a, x, row);
+  }
+
+  // Whether float16 sums would lose a row's usual values: more than a quarter of those that are not zero are below 2^-8 of
+  // the greatest among the kHalfSum that are summed together, or below 2^-20 of the row's. Activations of texts hardly have
+  // such rows: none in most layers, one in a hundred where a gate's products have the widest range.
+  static bool loses(const BF16* x, int64_t size) {
+    constexpr int kBinade = 1 << 7;
+    const __m512i below_sum = _mm512_set1_epi16(8 * kBinade), below_row = _mm512_set1_epi16(20 * kBinade);
+    const __m512i floor = _mm512_subs_epu16(_mm512_set1_epi16(static_cast<int16_t>(greatest_bits(x, size))), below_row);
+    int64_t present = 0, lost = 0;
+    for (int64_t k = 0; k < size; k += kHalfSum) {
+      const __m512i parts[2] = {magnitudes(x, k, size), magnitudes(x, k + 32, size)};
+      const __m512i greatest = repeat_greatest(_mm512_max_epu16(parts[0], parts[1]));
+      const __m512i least_kept = _mm512_max_epu16(_mm512_subs_epu16(greatest, below_sum), floor);
+      for (const __m512i& part : parts) {
+        const __mmask32 there = _mm512_test_epi16_mask(part, part);
+        present += __builtin_popcount(there);
+        lost += __builtin_popcount(_mm512_mask_cmplt_epu16_mask(there, part, least_kept));
+      }
+    }
+    return 4 * lost > present;
   }
 
   template <int R, int P>
@@ -122,18 +152,32 @@ struct HalfProduct {
   }
 
  private:
+  // Values [k, k + 32) of x without their signs, as integers in their order; zeros behind the last one.
+  static __m512i magnitudes(const BF16* x, int64_t k, int64_t size) {
+    const int64_t left = size - k;
+    const __mmask32 lanes = left >= 32 ? ~0u : left > 0 ? (1u << left) - 1u : 0u;
+    return _mm512_and_si512(_mm512_maskz_loadu_epi16(lanes, x + k), _mm512_set1_epi16(0x7fff));
+  }
+
+  // The greatest of 32 integers without sign, in all places.
+  static __m512i repeat_greatest(__m512i x) {
+    const __m256i half = _mm256_max_epu16(_mm512_castsi512_si256(x), _mm512_extracti64x4_epi64(x, 1));
+    const __m128i eighth = _mm_max_epu16(_mm256_castsi256_si128(half), _mm256_extracti128_si256(half, 1));
+    // There is an instruction for the least of eight.
+    const __m128i all = _mm_set1_epi16(-1);
+    return _mm512_broadcastw_epi16(_mm_xor_si128(_mm_minpos_epu16(_mm_xor_si128(eighth, all)), all));
+  }
+
+  // Of the greatest magnitude in x.
+  static int greatest_bits(const BF16* x, int64_t size) {
+    __m512i greatest = _mm512_setzero_si512();
+    for (int64_t k = 0; k < size; k += 32) greatest = _mm512_max_epu16(greatest, magnitudes(x, k, size));
+    return _mm_cvtsi128_si32(_mm512_castsi512_si128(repeat_greatest(greatest))) & 0xffff;
+  }
+
   // Of the largest finite magnitude in x: 2^e <= |x| < 2^(e + 1); within what both scales can hold.
   static int largest_exponent(const BF16* x, int64_t size) {
-    __m512i largest = _mm512_setzero_si512();
-    for (int64_t k = 0; k < size; k += 32) {
-      const int64_t left = size - k;
-      const __mmask32 lanes = left >= 32 ? ~0u : (1u << left) - 1u;
-      const __m512i bits = _mm512_maskz_loadu_epi16(lanes, x + k);
-      largest = _mm512_max_epu16(largest, _mm512_and_si512(bits, _mm512_set1_epi16(0x7fff)));
-    }
-    const __m512i even = _mm512_and_si512(largest, _mm512_set1_epi32(0xffff));
-    const __m512i words = _mm512_max_epu32(_mm512_srli_epi32(largest, 16), even);
-    const int biased = static_cast<int>(_mm512_reduce_max_epu32(words) >> 7);
+    const int biased = greatest_bits(x, size) >> 7;
     // Of infinities and NaN any scale will do.
     if (biased == 255) return 0;
     const int exponent = biased - 127;

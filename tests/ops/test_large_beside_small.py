@@ -91,6 +91,9 @@ def test_quantised_products(backend: str, kind: str, bits: int) -> None:
         for dtype in (torch.float32, *HALVES):
             x = large_beside_small(40, inner).to(dtype)
             truth, sums = x.double() @ dense.T, x.double().abs() @ magnitudes.T
+            if dtype != torch.float32:
+                # Digits keep 2^-21 of the greatest value beside one: where codes of the great ones are 0, it shows.
+                sums += x.double().abs().amax(1, keepdim=True) / 4 * magnitudes.sum(1)
             with chosen(backend):
                 packed = pack_quantized(weight, None)
                 for rows in (1, 3, 9, 40):
@@ -139,10 +142,9 @@ def test_sums_beyond_float16(backend: str, layout: str, monkeypatch: pytest.Monk
     x = torch.full((5, 192), 255.0)
     x[1:, ::2], x[2] = -255.0, 2.0**60 - 2.0**52
     x[3, 96:], x[4] = x[3, :96], 65280.0
-    codes = torch.full((40, 192), 255, dtype=torch.uint8)
-    # Of one group, and rounded up to float16.
-    weight = QuantizedTensor(codes, 8, torch.full((40, 1), 1.0039), 192)
-    weight.scales[1:] = torch.linspace(0.98, 1.02, 39)[:, None]
+    codes = torch.full((40, 192), 15, dtype=torch.uint8)
+    # Around 16, some of which float16 rounds up to it.
+    weight = QuantizedTensor(codes, 4, torch.linspace(1.06, 1.07, 40)[:, None], 192)
     for dtype in HALVES:
         values = x.to(dtype)[[0, 1, 3, 4]] if dtype == torch.float16 else x.to(dtype)
         with chosen(backend):
@@ -154,8 +156,8 @@ def test_sums_beyond_float16(backend: str, layout: str, monkeypatch: pytest.Monk
                 packed = pack_linear(dense, None, float_out=backend == "reference")
                 got = packed_linear(values, packed, float_out=True)
         truth = values.double() @ dense.double().T
-        # Float16 sums and weights: of the usual rows that these are.
-        allowed = 2.0**-10 * values.double().abs() @ dense.double().abs().T
+        # These are usual rows: float16 sums, all of whose 18 roundings may go one way.
+        allowed = 2.0**-8 * values.double().abs() @ dense.double().abs().T
         assert got.isfinite().all() and ((got.double() - truth).abs() <= allowed).all()
 
 
@@ -194,11 +196,13 @@ def test_norms_and_gates(backend: str, dtype: torch.dtype) -> None:
     x, weight = large_beside_small(5, 602).to(dtype), torch.randn(602).to(dtype)
     wide = x.double()
     normed = wide * (wide.square().mean(1, keepdim=True) + 1e-5).rsqrt() * weight.double()
-    least = torch.finfo(dtype).smallest_normal
+    least = max(1e-37, torch.finfo(dtype).smallest_normal)
     slack = 0.505 * torch.finfo(dtype).eps + 1e-6
     got = run(backend, rms_norm, x, weight, 1e-5).double()
     assert ((got - normed).abs() <= slack * normed.abs() + least).all()
-    gate, up = wide.chunk(2, dim=1)
+    # Exponentials below the least float are test_gate_and_mul.py's.
+    x[:, :301].clamp_(min=-20)
+    gate, up = x.double().chunk(2, dim=1)
     truth = F.silu(gate) * up
     got = run(backend, gate_and_mul, x, "silu").double()
     kept = truth.abs() <= torch.finfo(dtype).max

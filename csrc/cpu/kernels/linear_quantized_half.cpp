@@ -1,5 +1,6 @@
 // linear_quantized of bfloat16 in float16 arithmetic, with the sums of HalfProduct: as unquantised weights are multiplied at
-// this level. Other levels, and kinds of weights that float16 would not pay for, take linear_quantized.
+// this level. Other levels, kinds of weights that float16 would not pay for, and rows that would be lost in sums of float16
+// take linear_quantized.
 //
 // Each column is scaled by a power of two into float16's range; a weight is one fused multiply-add of its code's value with
 // the group's scale and offset, all in float16. For a few rows weights are widened in registers, for more into the first-level
@@ -36,17 +37,13 @@ struct QuantizedHalfProduct {
   static int64_t packed_row(const LinearArgs& a) { return HalfProduct::filled_up(packed_inner(a)) + kRun; }
 
   static void pack_row(const LinearArgs& a, const BF16* x, int64_t r, int64_t rows, uint32_t* out) {
-    const Quantized& q = a.quant;
-    const int64_t inner = packed_inner(a);
-    if (q.order == nullptr && inner == a.inner) return HalfProduct::pack_values(x, inner, r, rows, out);
-    const Scratch<BF16> placed(inner);
-    std::memset(placed.get(), 0, static_cast<size_t>(inner) * sizeof(BF16));
-    for (int64_t g = 0; g < q.groups; ++g) {
-      BF16* to = placed.get() + g * units_of_group(q) * kUnit;
-      const int64_t begin = g * q.group_size, end = least(begin + q.group_size, a.inner);
-      for (int64_t k = begin; k < end; ++k) *to++ = x[q.order == nullptr ? k : q.order[k]];
-    }
-    HalfProduct::pack_values(placed.get(), inner, r, rows, out);
+    const Placed placed(a, x);
+    HalfProduct::pack_values(placed.values, packed_inner(a), r, rows, out);
+  }
+
+  static void leave_row(const LinearArgs& a, const BF16* x, int64_t row) {
+    const Placed placed(a, x);
+    if (HalfProduct::loses(placed.values, packed_inner(a))) mark_left(a, x, row);
   }
 
   static int64_t prepared_size(const LinearArgs& a) { return kPanelsAtATime * Prepared::size(a) + kHeader; }
@@ -97,6 +94,24 @@ struct QuantizedHalfProduct {
   }
 
  private:
+  // A row's values where its weight has their codes, zeros where groups are filled up.
+  struct Placed {
+    const Scratch<BF16> memory;
+    const BF16* values;
+    Placed(const LinearArgs& a, const BF16* x) : memory(is_in_place(a) ? 0 : packed_inner(a)), values(x) {
+      if (is_in_place(a)) return;
+      const Quantized& q = a.quant;
+      std::memset(memory.get(), 0, static_cast<size_t>(packed_inner(a)) * sizeof(BF16));
+      for (int64_t g = 0; g < q.groups; ++g) {
+        BF16* to = memory.get() + g * units_of_group(q) * kUnit;
+        const int64_t begin = g * q.group_size, end = least(begin + q.group_size, a.inner);
+        for (int64_t k = begin; k < end; ++k) *to++ = x[q.order == nullptr ? k : q.order[k]];
+      }
+      values = memory.get();
+    }
+    static bool is_in_place(const LinearArgs& a) { return a.quant.order == nullptr && packed_inner(a) == a.inner; }
+  };
+
   // The first of the panels that are prepared.
   static constexpr int64_t kHeader = 16;
 
@@ -145,6 +160,9 @@ struct QuantizedHalfProduct {
            q.zeros == Stored::none && !lacks_zero(q) && q.values != Values::e4m3;
   }
 
+  // What the bound of a column's weights is multiplied with, so that their roundings stay below it.
+  static constexpr float kMargin = 1.0f + 0x1p-9f;
+
   // `greatest`, `factor`: of HalfCodes.
   static void scale_columns(const LinearArgs& a, int64_t panel, float greatest, float factor, const Prepared& to) {
     const Quantized& q = a.quant;
@@ -160,8 +178,8 @@ struct QuantizedHalfProduct {
         if (offsets) offset = greater_half(offset, added + i);
       }
       const Vec bounds[2] = {
-          fma(half_of<0>(scale), set1(greatest * factor), half_of<0>(offset)),
-          fma(half_of<1>(scale), set1(greatest * factor), half_of<1>(offset)),
+          fma(half_of<0>(scale), set1(greatest * factor), half_of<0>(offset)) * set1(kMargin),
+          fma(half_of<1>(scale), set1(greatest * factor), half_of<1>(offset)) * set1(kMargin),
       };
       Vec exponents[2];
       set_exponents(bounds, to, exponents);
@@ -185,7 +203,7 @@ struct QuantizedHalfProduct {
         scale = max(scale, magnitude(load(scales + i)));
         if (offsets) offset = max(offset, magnitude(load(added + i)));
       }
-      bounds[half] = fma(scale, set1(greatest * factor), offset);
+      bounds[half] = fma(scale, set1(greatest * factor), offset) * set1(kMargin);
     }
     Vec exponents[2], inverses[2];
     set_exponents(bounds, to, exponents);
@@ -339,7 +357,7 @@ struct QuantizedHalfProduct {
 
 void linear_quantized_half(const LinearArgs& a) {
   if (fits(a.quant)) {
-    Gemm<QuantizedHalfProduct>::run(a);
+    multiply_or_leave<QuantizedHalfProduct>(a, &avx512_bf16::linear_quantized);
   } else {
     linear_quantized(a);
   }
