@@ -21,7 +21,8 @@ except ImportError:  # setuptools before 70.1
 
 ROOT = Path(__file__).resolve().parent
 FOLDER = ROOT / "build" / "cpu_ops"
-TARGET, EMULATED = "_cpu_ops", "_cpu_ops_emulated"
+LIBRARY = "_cpu_ops.so"
+EMULATED = "_cpu_ops_emulated"
 
 
 class BuildError(Exception):
@@ -38,7 +39,7 @@ class CMakeBuild(build_ext):
     def build_extension(self, ext: Extension) -> None:
         target = Path(self.get_ext_fullpath(ext.name)).resolve()
         try:
-            built = build_library(FOLDER, TARGET)
+            built = build_library(FOLDER)
         except BuildError as error:
             warn(str(error))
             return
@@ -50,8 +51,8 @@ class CMakeBuild(build_ext):
 
 
 class BuildEmulated(Command):
-    """Prints the path of a library for tests whose widest levels run without their instructions, from what is built
-    already and the emulated kernels; on failure the reason, with exit code 1."""
+    """Prints the path of a library for tests that emulates instructions (see csrc/cpu/half_lanes.h), made of what is
+    built already and the emulated kernels; on failure the reason, with exit code 1."""
 
     user_options: ClassVar[list[tuple[str, str | None, str | None]]] = []
 
@@ -61,11 +62,15 @@ class BuildEmulated(Command):
 
     def run(self) -> None:
         try:
-            if not is_built(FOLDER, TARGET, source_digest(find_torch()[1])):
+            if not is_built(FOLDER, source_digest(find_torch()[1])):
                 raise BuildError("the kernels were not built from these sources: pip install --editable .")
-            print(build_library(FOLDER, EMULATED))
+            # The one that configured the folder, or all would be built again.
+            cache = (FOLDER / "CMakeCache.txt").read_text().splitlines()
+            cmake = next(line.partition("=")[2] for line in cache if line.startswith("CMAKE_COMMAND:"))
+            run([cmake, "--build", str(FOLDER), "--target", EMULATED, "--parallel", str(os.cpu_count() or 1)])
         except BuildError as error:
-            raise SystemExit(str(error)) from error
+            raise SystemExit(" ".join(str(error).split())) from error
+        print(FOLDER / f"{EMULATED}.so")
 
 
 class AnyPythonWheel(bdist_wheel):
@@ -75,17 +80,17 @@ class AnyPythonWheel(bdist_wheel):
         return ("py3", "none", super().get_tag()[2])
 
 
-def is_built(folder: Path, target: str, digest: str) -> bool:
-    stamp = folder / f"{target}.stamp"
-    return (folder / f"{target}.so").exists() and stamp.exists() and stamp.read_text() == digest
+def is_built(folder: Path, digest: str) -> bool:
+    stamp = folder / "stamp"
+    return (folder / LIBRARY).exists() and stamp.exists() and stamp.read_text() == digest
 
 
-def build_library(folder: Path, target: str) -> Path:
-    """Configure and build `target` in `folder` unless its library is of just these sources; the library's path."""
+def build_library(folder: Path) -> Path:
+    """Configure and build in `folder` unless its library is of just these sources; the library's path."""
     torch_folder, torch_version = find_torch()
-    library, stamp = folder / f"{target}.so", folder / f"{target}.stamp"
+    library, stamp = folder / LIBRARY, folder / "stamp"
     digest = source_digest(torch_version)
-    if is_built(folder, target, digest):
+    if is_built(folder, digest):
         return library
     cmake = shutil.which("cmake")
     if cmake is None:
@@ -104,7 +109,7 @@ def build_library(folder: Path, target: str) -> Path:
     if ninja:
         configure += ["-G", "Ninja", f"-DCMAKE_MAKE_PROGRAM={ninja}"]
     run(configure)
-    run([cmake, "--build", str(folder), "--target", target, "--parallel", str(os.cpu_count() or 1)])
+    run([cmake, "--build", str(folder), "--parallel", str(os.cpu_count() or 1)])
     stamp.write_text(digest)
     return library
 
