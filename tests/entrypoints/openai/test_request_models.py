@@ -11,6 +11,7 @@ from pydantic import ValidationError
 
 from vllm.entrypoints.openai import protocol
 from vllm.entrypoints.openai.errors import ApiError
+from vllm.entrypoints.openai.http.request_body import parse_body
 from vllm.entrypoints.openai.protocol.base import RequestModel, check_names
 from vllm.entrypoints.openai.protocol.generation import ChatCompletionRequest, CompletionRequest
 from vllm.exceptions import VLLMValidationError
@@ -97,3 +98,29 @@ def test_neutral_values_are_compared_as_numbers(model):
     for name, value in {"routed_experts_prompt_start": False, "watermarking": 0, "thinking_token_budget": 0.5}.items():
         with pytest.raises(ApiError, match=name):
             check_names({name: value}, model)
+
+
+NEUTRAL: dict[str, list[Any]] = {
+    "frequency_penalty": [0, 0.0], "presence_penalty": [0], "logit_bias": [{}], "n": [1, 1.0], "stop": [[]],
+    "seed": [-1], "stream": [False], "stream_options": [{}], "top_p": [1, 1.0], "tool_choice": ["none", "auto"],
+    "include_reasoning": [True, False], "use_beam_search": [False], "top_k": [0, -1, -1.0], "min_p": [0],
+    "repetition_penalty": [1, 1.0], "length_penalty": [1, 1.0], "early_stopping": [False], "stop_token_ids": [[]],
+    "min_tokens": [0, 0.0], "truncate_prompt_tokens": [-1], "truncation_side": ["left"], "logprob_token_ids": [[]],
+    "bad_words": [[]], "echo": [False], "media_io_kwargs": [{}], "mm_processor_kwargs": [{}], "priority": [0, 0.0],
+    "structured_outputs": [{}], "kv_transfer_params": [{}], "ec_transfer_params": [{}], "vllm_xargs": [{}],
+    "thinking_token_budget": [-1, -1.0],
+    "repetition_detection": [{}, {"max_pattern_size": 0.0}], "stream_interval": [1],
+    "prompt_embeds": [[]], "logits_processors": [[]], "metadata": [{}], "store": [False], "service_tier": ["auto"],
+    "prompt_cache_options": [{}, {"mode": "implicit"}, {"ttl": "30m"}], "functions": [[]], "modalities": [["text"]],
+    "best_of": [1, 1.0], "suffix": [""], "response_format": [{"type": "text"}], "tools": [[]], "documents": [[]],
+}  # fmt: skip
+"""As clients of OpenAI's and of upstream's send fields that ask for nothing."""
+
+
+@pytest.mark.parametrize("model", [ChatCompletionRequest, CompletionRequest])
+@pytest.mark.parametrize("name", NEUTRAL)
+def test_neutral_values_are_taken(model, name):
+    prompt = {"prompt": "a"} if model is CompletionRequest else {"messages": [{"role": "user", "content": "a"}]}
+    for value in (*NEUTRAL[name], None):
+        body = parse_body({**prompt, name: value}, model, ignore_unknown=False)
+        body.to_sampling_params(1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import logging
 import math
 from pathlib import Path
@@ -18,6 +19,8 @@ from models_util import make_random_model
 from tiny_llm import make_tiny_llm
 
 from vllm import LLM
+from vllm.entrypoints.openai.api_server import init_app_state
+from vllm.entrypoints.openai.cli_args import make_arg_parser
 from vllm.entrypoints.pooling.pairs import check_score_args
 from vllm.entrypoints.score_families import family_of
 from vllm.entrypoints.score_templates import TEMPLATES, default_template, score_template
@@ -80,12 +83,14 @@ def qwen3(make_folder):
 
 
 @pytest.fixture
-def log(monkeypatch, caplog):
-    """The lines that are logged."""
+def log(monkeypatch):
+    """The lines that are logged of templates."""
     monkeypatch.setattr("vllm.logger._seen", set())
-    monkeypatch.setattr(logging.getLogger("vllm"), "propagate", True)
-    caplog.set_level(logging.INFO, "vllm.entrypoints.score_templates")
-    return lambda: [each.getMessage() for each in caplog.records if each.name == "vllm.entrypoints.score_templates"]
+    lines: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: lines.append(record.getMessage())  # type: ignore[method-assign]
+    monkeypatch.setattr(logging.getLogger("vllm.entrypoints.score_templates"), "handlers", [handler])
+    return lambda: lines
 
 
 def scores(llm: LLM, documents: list[str] = DOCUMENTS, **fields: Any) -> list[float]:
@@ -257,7 +262,9 @@ def test_over_http(qwen3, log, runner):
     folder, model = qwen3
     engine = make_engine(folder, max_model_len=LENGTH, hf_overrides=ORIGINAL, runner=runner)
     with AppThread(engine) as app:
-        assert len(log()) == 1  # at the start
+        args = make_arg_parser(argparse.ArgumentParser()).parse_args(["--model", str(folder)])
+        app.run(init_app_state(engine, SimpleNamespace(), args))
+        assert len(log()) == 1
         encode = engine.tokenizer.encode
         answers = [encode(word)[0] for word in ("no", "yes")]
 

@@ -81,9 +81,9 @@ class ServerState:
 
     def check_engine(self, engine: AsyncLLM) -> None:
         """ValueError: an argument that the engine's model has no use for."""
+        if self.args.score_template is None and self.args.score_labels is None:
+            return
         check_score_args(engine.model_config, self.args.score_template, self.args.score_labels)
-        with suppress(ValueError):  # which requests for scores are answered with
-            self._score_template_of(engine)  # for the log
 
     @property
     def engine(self) -> AsyncLLM:
@@ -121,18 +121,19 @@ class ServerState:
     @cached_property
     def score_template(self) -> ScoreTemplate | None:
         """How /rerank and /score ask the model; None: its tokenizer joins the texts, or it reads them apart."""
-        return self._score_template_of(self.engine)
-
-    def _score_template_of(self, engine: AsyncLLM) -> ScoreTemplate | None:
-        config, labels = engine.model_config, self.args.score_labels
-        source = self.args.score_template
+        config, labels, source = self.engine.model_config, self.args.score_labels, self.args.score_template
         if config.runner_type == "pooling":
             if score_type(config) != "cross-encoder":
                 return None
             source = source or self.chat_template
         if source is None:
-            return default_template(config, engine.tokenizer, labels, self.args.served_model_name or ())
+            return default_template(config, self.engine.tokenizer, labels, self.args.served_model_name or ())
         return score_template(source, labels, config.hf_config.raw)
+
+    def log_score_template(self) -> None:
+        """Have the log say which template scores pairs, where none is named."""
+        with suppress(ValueError):  # requests for scores are answered by it
+            _ = self.score_template
 
     @property
     def tokenizer(self) -> Tokenizer:

@@ -133,8 +133,9 @@ class PairScoring:
         assert template is not None
         labels = encode_labels(list(template.labels), tokenizer, config.vocab_size)
         room = LabelScorer(labels, config.max_model_len).max_prompt_len
-        cut = None if truncate_to is None else PairLimits(config.max_model_len, truncate_to).limit
-        encoder = PairPrompts(template, tokenizer, room, cut, max_document_tokens, instruction)
+        if truncate_to is not None:
+            truncate_to = room if truncate_to == -1 else check_integer("truncate_prompt_tokens", truncate_to, 1)
+        encoder = PairPrompts(template, tokenizer, room, truncate_to, max_document_tokens, instruction)
         ids = encoder.encode(pairs, names)
         scores = self.score_labels(
             [{"prompt_token_ids": each} for each in ids], list(template.labels), use_tqdm=use_tqdm

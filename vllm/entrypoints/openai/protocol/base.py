@@ -100,7 +100,7 @@ IdRows = Annotated[list[TokenId] | list[list[Annotated[int, Field(ge=-1)]]], UNR
 Object = Annotated[dict[str, Any], UNREAD_OBJECT]
 LogitBias = Annotated[
     dict[Annotated[str, Field(pattern="^[0-9]{1,20}$")], float],
-    Field(description="Beyond 100, they count as 100.", json_schema_extra={"additionalProperties": False}),
+    Field(description="Cut to 100 and -100.", json_schema_extra={"additionalProperties": False}),
     UNREAD_OBJECT,
 ]
 
