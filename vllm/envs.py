@@ -10,6 +10,8 @@ from typing import Any
 
 from vllm.env_table import environment_variables
 
+_MIN_LINK_SECONDS = 5.0  # ranks send once a second, and a lost packet is sent again after up to two
+
 
 def __getattr__(name: str) -> Any:
     # No constants: a variable may be set after the import.
@@ -64,6 +66,15 @@ def worker_timeout_seconds() -> float:
     """VLLM_WORKER_TIMEOUT_S: how long a rank may compute between two collectives before it counts as hung; 600 when
     unset. A rank that is idle or has ended is detected within 10 s."""
     return _positive("VLLM_WORKER_TIMEOUT_S", "seconds") or 600.0
+
+
+def worker_link_timeout_seconds() -> float:
+    """VLLM_WORKER_LINK_TIMEOUT_S: how long nothing may come from a rank of distributed_executor_backend="ray", which
+    may be on another machine, before it counts as lost; 60 when unset."""
+    seconds = _positive("VLLM_WORKER_LINK_TIMEOUT_S", "seconds") or 60.0
+    if seconds < _MIN_LINK_SECONDS:
+        raise ValueError(f"VLLM_WORKER_LINK_TIMEOUT_S must be at least {_MIN_LINK_SECONDS:g} seconds, got {seconds:g}")
+    return seconds
 
 
 def engine_hang_timeout_seconds() -> float | None:

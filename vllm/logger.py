@@ -58,7 +58,15 @@ def init_logger(name: str) -> logging.Logger:
 
 def warn_once(logger: logging.Logger, message: str, *args: object) -> None:
     """Log a formatted warning once per process."""
-    text = message % args if args else message
+    _log_once(logger, logging.WARNING, message % args if args else message)
+
+
+def info_once(logger: logging.Logger, message: str, *args: object) -> None:
+    """Log a formatted line once per process."""
+    _log_once(logger, logging.INFO, message % args if args else message)
+
+
+def _log_once(logger: logging.Logger, level: int, text: str) -> None:
     if text not in _seen:
         _seen.add(text)
-        logger.warning("%s", text)
+        logger.log(level, "%s", text)

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from vllm.ops._dispatch import ISA_LEVELS, cpu_ops
-from vllm.ops.cpu_kernels import onednn_lacks
+from vllm.ops.cpu_kernels import cpu_kernel_isa, onednn_lacks
 
 _OPERATORS = cpu_ops()
 
@@ -15,6 +15,9 @@ CPP_LEVELS = [] if _OPERATORS is None else ["cpp", *(f"cpp-{level}" for level in
 LEVELS = ["reference", *CPP_LEVELS]
 
 needs_kernels = pytest.mark.skipif(_OPERATORS is None, reason="the C++ operators are not built")
+needs_float16 = pytest.mark.skipif(
+    cpu_kernel_isa() != "avx512_fp16", reason="this CPU has no float16 arithmetic (pytest --emulated does without)"
+)
 needs_onednn = pytest.mark.skipif(onednn_lacks() is not None, reason=str(onednn_lacks()))
 
 # As VLLM_CPU_GEMM names them.

@@ -75,15 +75,15 @@ def actor_pids(name: str = "ray::MapWorker") -> list[int]:
     return [pid for pid in own if _command(pid).startswith(name)]
 
 
-def kill_an_actor_at_first_part(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Once the first part of an output is written, SIGKILL one of Ray Data's actors; its id is then in the list."""
+def kill_an_actor_at_first_part(monkeypatch: pytest.MonkeyPatch, name: str = "ray::MapWorker") -> list[int]:
+    """Once the first part of an output is written, SIGKILL an actor of the class; its id is then in the list."""
     killed: list[int] = []
     plain = PartFolder.write
 
     def write(self: PartFolder, number: int, content: bytes) -> None:
         plain(self, number, content)
         if not killed:
-            killed.append(actor_pids()[0])
+            killed.append(actor_pids(name)[0])
             os.kill(killed[0], signal.SIGKILL)
 
     monkeypatch.setattr(PartFolder, "write", write)

@@ -51,10 +51,14 @@ class Communicator:
 
     def abort(self) -> None:
         """End the collectives in progress on this rank's device, from any thread: whoever waits for them goes on, with
-        results that mean nothing. Later collectives fail. gloo's end when the other ranks do."""
+        results that mean nothing. Later collectives fail. For NCCL; see `disconnect` for gloo's."""
         group = self._group
         if group is not None and group.name() == "nccl":
             group.abort()
+
+    def disconnect(self) -> None:
+        """Close gloo's connections to the other ranks, from any thread: collectives in progress fail, and later ones.
+        They end by themselves when the other ranks do, but not when those cannot be reached."""
 
     def close(self) -> None:
         """Leave the group: its threads end before the process does."""

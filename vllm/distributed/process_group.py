@@ -3,6 +3,9 @@ torch.distributed themselves."""
 
 from __future__ import annotations
 
+import os
+import socket
+from contextlib import suppress
 from datetime import timedelta
 
 import torch
@@ -44,6 +47,34 @@ class DeviceCommunicator(Communicator):
             super()._all_reduce(tensor)
 
 
+class HostCommunicator(Communicator):
+    """Over gloo; `connections` are its sockets, as of `_connections`."""
+
+    def __init__(self, group: dist.ProcessGroupGloo, connections: dict[int, int]) -> None:
+        super().__init__(group)
+        self._connections = connections
+
+    def disconnect(self) -> None:
+        """See Communicator."""
+        # torch's own `abort` leaves gloo's collectives waiting.
+        for descriptor, inode in self._connections.items():
+            with suppress(OSError):
+                if os.fstat(descriptor).st_ino == inode:
+                    with socket.socket(fileno=os.dup(descriptor)) as connection:
+                        connection.shutdown(socket.SHUT_RDWR)
+
+
+def _connections() -> dict[int, int]:
+    """This process's connected TCP sockets: descriptors, and the inodes by which a reused number is told."""
+    found = {}
+    for descriptor in map(int, os.listdir("/dev/fd")):
+        with suppress(OSError), socket.socket(fileno=os.dup(descriptor)) as connection:
+            if connection.family in (socket.AF_INET, socket.AF_INET6) and connection.type == socket.SOCK_STREAM:
+                connection.getpeername()  # an OSError unless it is connected
+                found[descriptor] = os.fstat(descriptor).st_ino
+    return found
+
+
 def join_group(
     store: dist.Store,
     rank: int,
@@ -67,6 +98,8 @@ def join_group(
     options = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
     options._devices = [dist.ProcessGroupGloo.create_device(hostname=address)]
     options._timeout = JOIN_TIMEOUT
+    before = _connections().items()
     group = dist.ProcessGroupGloo(store, rank, world_size, options)
     group._set_default_timeout(_COLLECTIVE_TIMEOUT)
-    return Communicator(group)
+    # Another thread's that were made meanwhile are among them; on `disconnect` the process has no more use for peers.
+    return HostCommunicator(group, dict(_connections().items() - before))

@@ -26,7 +26,7 @@ _OWN: tuple[Layout, ...] = (*EXACT, "packed_fp16")
 PANEL = 32
 # Columns that are unpacked at once.
 _UNIT_VECTORS = 256
-# A column's greatest magnitude in float16: see HalfProduct in csrc/cpu/kernels/linear.cpp.
+# A column's greatest magnitude in float16: see HalfProduct in csrc/cpu/half_product.h.
 _COLUMN_EXPONENT = 4
 
 

@@ -1,9 +1,8 @@
-"""Scoring on a Ray cluster: data sets, and the jobs that send a stream through actors with an engine each."""
+"""Scoring of data sets on a Ray cluster: a stream of blocks, through actors with an engine each."""
 
 from __future__ import annotations
 
 import warnings
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -92,69 +91,56 @@ def score_dataset(
         raise ValueError(f"output: {error}") from None
 
 
-@dataclass(frozen=True)
-class Job(ABC):
-    """What the engines get, and how they score a block. `make_scorer`, from an engine, must be picklable."""
-
-    make_scorer: Callable[[LLM], Any]
-    engine_args: EngineArgs
-    replicas: int  # engines, each in an actor of its own
-    cpus: float | None  # of each; None = as many as fit
-
-    @abstractmethod
-    def score(self, scorer: Any, block: pa.Table) -> pa.Table:
-        """A block's results."""
-
-    @abstractmethod
-    def refused(self, reason: str) -> pa.Table:
-        """A result that says why the model or the labels cannot be used; or an exception."""
-
-    def through_engines(self, blocks: ray.data.Dataset, spare: int) -> ray.data.Dataset:
-        """The results of all blocks, in any order. Each block goes to an actor whole, and to another if that dies. The
-        engines leave `spare` CPUs of every node unused unless `cpus` is set. A ValueError if they do not fit."""
-        import ray.data
-
-        has_gpus = ray.cluster_resources().get("GPU", 0) > 0 and self.engine_args.device != "cpu"
-        with warnings.catch_warnings():
-            # Ray has no other way to limit the retries.
-            warnings.filterwarnings("ignore", message=".*ray_remote_args_fn", category=DeprecationWarning)
-            return blocks.map_batches(
-                _Replica,
-                fn_constructor_args=(self,),
-                batch_size=None,
-                batch_format="pyarrow",
-                compute=ray.data.ActorPoolStrategy(size=self.replicas),
-                num_cpus=cpus_for_each(self.replicas, spare) if self.cpus is None else self.cpus,
-                num_gpus=self.engine_args.tensor_parallel_size if has_gpus else 0,
-                ray_remote_args_fn=lambda: {"max_task_retries": _MAX_DEATHS_PER_BLOCK},
-            )
-
-
 class _Replica:
-    def __init__(self, job: Job) -> None:
+    def __init__(self, job: _DatasetJob) -> None:
         from vllm.entrypoints.llm import LLM
 
         self._job = job
-        self._refusal: pa.Table | None = None
+        self._refusal: str | None = None
         try:
             llm = LLM(**{**vars(job.engine_args), "use_tqdm_on_load": False})
             self._scorer = job.make_scorer(llm)
         except (CliError, ValueError, OSError) as error:
-            self._refusal = job.refused(str(error))
+            self._refusal = str(error)
 
     def __call__(self, block: pa.Table) -> pa.Table:
-        return self._job.score(self._scorer, block) if self._refusal is None else self._refusal
+        if self._refusal is not None:
+            raise ValueError(self._refusal)
+        return self._job.score(self._scorer, block)
 
 
 @dataclass(frozen=True)
-class _DatasetJob(Job):
+class _DatasetJob:
+    """What the engines get, and how they score a block."""
+
+    make_scorer: Callable[[LLM], BatchScorer]  # picklable
+    engine_args: EngineArgs
+    replicas: int  # engines, each in an actor of its own
+    cpus: float | None  # of each; None = as many as fit
     labels: list[str] | list[int]
     template: Template | None  # None = the default one
     text_field: str
     batch_size: int
 
     def scored(self, ds: ray.data.Dataset) -> ray.data.Dataset:
-        return self.through_engines(ds.repartition(target_num_rows_per_block=self.batch_size), spare=1)
+        """The results of all rows, in any order. Each block goes to an actor whole, and to another if that dies. The
+        engines leave a CPU of every node unused unless `cpus` is set. A ValueError if they do not fit."""
+        import ray.data
+
+        has_gpus = ray.cluster_resources().get("GPU", 0) > 0 and self.engine_args.device != "cpu"
+        with warnings.catch_warnings():
+            # Ray has no other way to limit the retries.
+            warnings.filterwarnings("ignore", message=".*ray_remote_args_fn", category=DeprecationWarning)
+            return ds.repartition(target_num_rows_per_block=self.batch_size).map_batches(
+                _Replica,
+                fn_constructor_args=(self,),
+                batch_size=None,
+                batch_format="pyarrow",
+                compute=ray.data.ActorPoolStrategy(size=self.replicas),
+                num_cpus=cpus_for_each(self.replicas, spare=1) if self.cpus is None else self.cpus,
+                num_gpus=self.engine_args.tensor_parallel_size if has_gpus else 0,
+                ray_remote_args_fn=lambda: {"max_task_retries": _MAX_DEATHS_PER_BLOCK},
+            )
 
     def score(self, scorer: BatchScorer, block: pa.Table) -> pa.Table:
         import pyarrow as pa
@@ -166,9 +152,6 @@ class _DatasetJob(Job):
         for name in results.column_names:
             block = block.append_column(results.schema.field(name), results[name])
         return block
-
-    def refused(self, reason: str) -> pa.Table:
-        raise ValueError(reason) from None
 
     def _records(self, scorer: BatchScorer, block: pa.Table) -> Iterator[dict[str, Any]]:
         needed = {self.text_field, *(self.template.fields() if self.template is not None else ())}

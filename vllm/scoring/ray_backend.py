@@ -1,13 +1,12 @@
 """`vllm score --backend ray` and `vllm decide --backend ray`: a file's texts, scored by engines on a Ray cluster.
 
-This process reads the file and writes the output. A row of Ray Data's stream is a batch, which one engine scores and
-which is one file of the output. The rows are those of `vllm score` without Ray, as they depend on their batch alone.
+This process reads the file and writes the output. One engine scores a batch, which is one file of the output. The rows
+are those of `vllm score` without Ray, as they depend on their batch alone.
 """
 
 from __future__ import annotations
 
 import argparse
-import logging
 import os
 import pickle
 import time
@@ -18,31 +17,24 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import pyarrow as pa
 import ray
-import ray.data
 
 from vllm.engine.arg_utils import EngineArgs
 from vllm.exceptions import CliError
 from vllm.scoring import batches as score_batches
 from vllm.scoring.batches import BatchScorer, LocalScorer, Progress, batches, deciding
 from vllm.scoring.columns import FieldKinds, failures
-from vllm.scoring.dataset import Job
 from vllm.scoring.files import Item, TextFile
+from vllm.scoring.ray_engines import Batch, EnginesLostError, RayEngines
 from vllm.scoring.report import Totals
 from vllm.scoring.rows import PartFolder, check_output
 from vllm.scoring.run import read_input
-from vllm.utils.ray_utils import connect
+from vllm.utils.ray_utils import call_within, connect
 
 if TYPE_CHECKING:
     from vllm.entrypoints.llm import LLM
 
-# A batch's part file, its prompts' tokens, its rows with an error and the first error; or only the reason why these
-# arguments cannot be used.
-_RESULT = pa.schema({
-    "part": pa.int64(), "content": pa.large_binary(), "num_tokens": pa.int64(), "num_failed": pa.int64(),
-    "failure": pa.string(), "refusal": pa.string(),
-})  # fmt: skip
+_LEAVE_SECONDS = 10.0  # what failed is told thereafter, and before Ray ends the process
 
 
 def score_file_on_ray(args: argparse.Namespace) -> int:
@@ -79,7 +71,7 @@ def run_on_ray(
         raise CliError(f"--output {output} is a file; with --backend ray it is a folder, with a file for each batch")
     check_output(output, made_from, args.resume, args.overwrite)
     engine_args = EngineArgs.from_cli_args(args)
-    job = _FileJob(make_scorer, engine_args, args.replicas or 1, args.replica_cpus, input_name, form, kinds, batch_rows)
+    job = _BatchJob(make_scorer, engine_args, input_name, form, kinds, batch_rows)
     started = time.perf_counter()
     bar = closing(Progress(num_texts, shown=not args.quiet))
     with bar as progress, PartFolder(output, form, made_from, args.resume) as parts:
@@ -87,11 +79,11 @@ def run_on_ray(
             _count_old(totals, path, part * batch_rows)
         progress.move_to(totals.num_rows)
         if totals.num_rows < num_texts:
-            with _cluster(args):
-                for result in _results(job, args, frozenset(parts.parts())):
-                    parts.write(result["part"], result["content"])
-                    num_rows = min(batch_rows, num_texts - result["part"] * batch_rows)
-                    totals.count(num_rows, result["num_failed"], result["failure"], result["num_tokens"])
+            with _cluster(args), _giving_up(output, totals, num_texts), _engines(job, args) as engines:
+                for result in engines.results(_unscored(args, batch_rows, frozenset(parts.parts()))):
+                    parts.write(result.part, result.content)
+                    num_rows = min(batch_rows, num_texts - result.part * batch_rows)
+                    totals.count(num_rows, result.num_failed, result.failure, result.num_tokens)
                     progress.move_to(totals.num_rows)
     if not args.quiet:
         print(f"results:    {output}")
@@ -109,69 +101,69 @@ def _count_old(totals: Totals, part: Path, first_row: int) -> None:
 
 
 @dataclass(frozen=True)
-class _FileJob(Job):
+class _Result:
+    """Of a batch."""
+
+    part: int
+    content: bytes  # of the part file
+    num_tokens: int  # of the prompts
+    num_failed: int
+    failure: str | None  # the first error, and where
+
+
+@dataclass(frozen=True)
+class _BatchJob:
+    """See FileJob."""
+
+    make_scorer: Callable[[LLM], LocalScorer]
+    engine_args: EngineArgs
     input_name: str  # for messages
     form: str
     kinds: FieldKinds
     batch_rows: int
 
-    def score(self, scorer: LocalScorer, block: pa.Table) -> pa.Table:
-        return pa.Table.from_pylist([self._score(scorer, **row) for row in block.to_pylist()], _RESULT)
-
-    def refused(self, reason: str) -> pa.Table:
-        # As an exception it would come with a traceback through Ray.
-        return pa.Table.from_pylist([{"refusal": reason}], _RESULT)
-
-    def _score(self, scorer: LocalScorer, part: int, items: bytes) -> dict[str, Any]:
+    def score(self, scorer: LocalScorer, part: int, items: bytes) -> _Result:
+        """See FileJob."""
         batch: list[Item] = pickle.loads(items)
         records = list(scorer.score(batch, part * self.batch_rows, 0, Progress(len(batch), shown=False)))
         failed = [(item, record["error"]) for item, record in zip(batch, records, strict=True) if "error" in record]
-        return {
-            "part": part,
-            "content": scorer.columns(self.kinds).encode(records, self.form),
-            "num_tokens": sum(record["num_prompt_tokens"] or 0 for record in records),
-            "num_failed": len(failed),
-            "failure": f"{self.input_name}:{failed[0][0].line}: {failed[0][1]}" if failed else None,
-        }
+        return _Result(
+            part=part,
+            content=scorer.columns(self.kinds).encode(records, self.form),
+            num_tokens=sum(record["num_prompt_tokens"] or 0 for record in records),
+            num_failed=len(failed),
+            failure=f"{self.input_name}:{failed[0][0].line}: {failed[0][1]}" if failed else None,
+        )
 
 
-def _results(job: _FileJob, args: argparse.Namespace, done: frozenset[int]) -> Iterator[dict[str, Any]]:
-    """The results of the batches that are not done, each as soon as it is scored, in any order."""
-    # One task reads the whole file, so that a batch is always the same; on this machine: others may not have the file.
-    here = {"ray.io/node-id": ray.get_runtime_context().get_node_id()}
-    file = (args.file.resolve(), args.text_field, args.limit, job.batch_rows, done)
-    read: Any = _read
-    stream = ray.data.from_items([0]).map_batches(
-        read, fn_args=file, batch_size=None, batch_format="pyarrow", num_cpus=0, label_selector=here
-    )
+def _unscored(args: argparse.Namespace, batch_rows: int, done: frozenset[int]) -> Iterator[Batch]:
+    """The batches of the file that are not done."""
+    for part, items in enumerate(batches(TextFile(args.file, args.text_field, args.limit), batch_rows)):
+        if part not in done:
+            yield part, pickle.dumps(items)
+
+
+def _engines(job: _BatchJob, args: argparse.Namespace) -> RayEngines:
     try:
-        stream = job.through_engines(stream, spare=0)
+        return RayEngines(job, args.replicas or 1, args.replica_cpus)
     except ValueError as error:
         raise CliError(f"--replicas: {error}") from None
-    for result in stream.iter_rows():
-        if result["refusal"]:
-            raise CliError(result["refusal"])
-        yield result
 
 
-def _read(
-    _: pa.Table, path: Path, text_field: str, limit: int | None, batch_rows: int, done: frozenset[int]
-) -> Iterator[pa.Table]:
-    """The batches of a file that are not done: part numbers and pickled items."""
-    for part, items in enumerate(batches(TextFile(path, text_field, limit), batch_rows)):
-        if part not in done:
-            yield pa.table({"part": [part], "items": [pickle.dumps(items)]})
+@contextmanager
+def _giving_up(output: Path, totals: Totals, num_texts: int) -> Iterator[None]:
+    """Say what is left when the cluster fails."""
+    try:
+        yield
+    except (ray.exceptions.RayError, EnginesLostError) as error:
+        reason = str(error).strip().splitlines()[-1]
+        there = f"{totals.num_rows} of {num_texts} rows are in {output}, --resume continues it"
+        raise CliError(f"the Ray cluster gave up: {reason}; {there}") from error
 
 
 @contextmanager
 def _cluster(args: argparse.Namespace) -> Iterator[None]:
     """A connection to the cluster that the arguments name, or this process's own."""
-    context = ray.data.DataContext.get_current()
-    before = (context.enable_progress_bars, context.target_max_block_size)
-    # A row is a batch already: every one is a task of its own.
-    context.enable_progress_bars, context.target_max_block_size = False, 1
-    # Errors are reported in one line.
-    logging.getLogger("ray.data").setLevel(logging.INFO if args.debug else logging.CRITICAL)
     if not args.debug:
         # Ray would warn that arguments end with this process.
         os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")
@@ -181,10 +173,6 @@ def _cluster(args: argparse.Namespace) -> Iterator[None]:
         raise CliError(f"--ray-address: {error}") from None
     try:
         yield
-    except ray.exceptions.RayError as error:
-        reason = str(error).strip().splitlines()[-1]
-        raise CliError(f"the Ray cluster gave up: {reason}; what is written stays, --resume continues it") from error
     finally:
-        context.enable_progress_bars, context.target_max_block_size = before
         if is_ours:
-            ray.shutdown()
+            call_within(_LEAVE_SECONDS, ray.shutdown)

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import logging
 import os
+import threading
+from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 _LOCAL = "local"
@@ -53,6 +56,28 @@ def connect(address: str | None = None, log_to_driver: bool = False) -> bool:
     except ValueError as error:
         raise ConnectionError(str(error)) from None
     return True
+
+
+def call_within(seconds: float, call: Callable[..., Any], *args: Any) -> None:
+    """Call Ray to end something, and wait for that so long at most: without a way to the cluster's head it takes
+    minutes. Its errors are passed over: what cannot be ended so ends with the connection."""
+
+    def run() -> None:
+        with suppress(Exception):
+            call(*args)
+
+    if import_ray().is_initialized():
+        thread = threading.Thread(target=run, daemon=True)
+        thread.start()
+        thread.join(seconds)
+
+
+def node_address() -> str:
+    """The address under which the cluster knows this process's node. (Ray's `get_node_ip_address` may name the head's
+    on a machine without a way to the internet.)"""
+    ray = import_ray()
+    own = ray.get_runtime_context().get_node_id()
+    return next(node["NodeManagerAddress"] for node in ray.nodes() if node["NodeID"] == own)
 
 
 def cpus_for_each(actors: int, spare: int = 0) -> int:

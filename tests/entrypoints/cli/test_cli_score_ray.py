@@ -24,6 +24,7 @@ pytest.importorskip("ray", reason="Ray is not installed (pip install 'ray[data]'
 NUM_TEXTS, BATCH_ROWS = 197, 8
 NUM_PARTS = -(-NUM_TEXTS // BATCH_ROWS)
 LABELS = ["a", "the stop"]
+ENGINE = "ray::ScoringEngine"
 
 # Runs the command and kills itself when so many parts are written.
 KILLED_RUN = """
@@ -89,9 +90,9 @@ def joined(output: str) -> bytes:
 def test_an_actor_killed_in_the_middle(
     model: Path, ray_cluster: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    killed = kill_an_actor_at_first_part(monkeypatch)
+    killed = kill_an_actor_at_first_part(monkeypatch, ENGINE)
     assert main(on_ray(model, "killed")) == 1
-    assert killed and killed[0] not in actor_pids()
+    assert killed and killed[0] not in actor_pids(ENGINE)
     assert joined("killed") == Path("whole.jsonl").read_bytes()
     assert len(list(Path("killed").iterdir())) == NUM_PARTS
     assert f"1 of {NUM_TEXTS} texts failed" in capsys.readouterr().err

@@ -73,9 +73,8 @@ def content(answer: Any) -> Any:
     """What is not the request's own: no id, no time."""
     if not isinstance(answer, dict):
         return answer
-    return {
-        name: content(value) for name, value in answer.items() if name not in ("id", "created", "usage", "request_id")
-    }
+    varying = ("id", "created", "usage", "request_id")
+    return {name: content(value) for name, value in answer.items() if name not in varying}
 
 
 def test_no_route_is_forgotten(app: AppThread) -> None:

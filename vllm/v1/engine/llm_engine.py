@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from vllm.config import VllmConfig
 from vllm.engine.arg_utils import EngineArgs
 from vllm.exceptions import VLLMValidationError
+from vllm.inputs.text_options import text_options
 from vllm.outputs import RequestOutput
 from vllm.sampling_params import SamplingParams
 from vllm.tracing import continued, make_tracer
@@ -22,7 +23,6 @@ from vllm.v1.engine.output_processor import OutputProcessor
 from vllm.v1.engine.pooling_output_processor import PoolingOutputProcessor
 from vllm.v1.engine.upstream_calls import (
     NO_LORA,
-    adds_special_tokens,
     check_executor_class,
     check_pause_mode,
     check_profile_limits,
@@ -139,7 +139,7 @@ class LLMEngine:
             prompt: a string, a list of ids, or a TextPrompt / TokensPrompt dict.
             arrival_time: seconds on the monotonic clock; None = now.
             lora_request: None; adapters are not implemented.
-            tokenization_kwargs: may hold add_special_tokens.
+            tokenization_kwargs: as in LLM.generate.
             trace_headers: W3C's, of the trace that the request's span is to be part of.
             priority: lower runs earlier under the "priority" policy.
 
@@ -148,8 +148,9 @@ class LLMEngine:
             RuntimeError: the engine sleeps.
         """
         check_neutral("lora_request", lora_request, NO_LORA)
-        add_special_tokens = adds_special_tokens(tokenization_kwargs)
-        (processed,) = self.input_processor.process_prompts([prompt], [params], add_special_tokens=add_special_tokens)
+        options = text_options(tokenization_kwargs)
+        params = options.applied(params)
+        (processed,) = self.input_processor.process_prompts([prompt], [params], options=options)
         checked = self.input_processor.process_params(params, len(processed.token_ids))
         with continued(self.tracer, trace_headers):
             self.add_processed([request_id], [processed], [checked], arrival_time, [priority])

@@ -84,6 +84,7 @@ class MultiprocExecutor:
 
     host = "127.0.0.1"  # this machine's address, where the ranks meet
     _links: Links | None = None
+    _link_seconds: float | None = None  # see WorkerMonitor
 
     def __init__(self, config: VllmConfig, use_tqdm: bool = False) -> None:
         world_size = config.parallel_config.tensor_parallel_size
@@ -91,7 +92,7 @@ class MultiprocExecutor:
         store = host_store(self.host, world_size)
         handles = self._start_workers(config, store.port)
         self.group: Communicator = ALONE
-        self._monitor = WorkerMonitor(handles, timeout_seconds)
+        self._monitor = WorkerMonitor(handles, timeout_seconds, self._link_seconds)
         self._finalizer = weakref.finalize(self, _end, handles, self._monitor, torch.get_num_threads())
         try:
             torch.set_num_threads(_threads_per_rank(config.parallel_config))

@@ -17,13 +17,13 @@ from multiprocessing.connection import Client, Connection, answer_challenge, del
 from typing import Any
 
 import ray
-from ray.util import get_node_ip_address
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
+from vllm import envs
 from vllm.config import VllmConfig
 from vllm.exceptions import EngineDeadError
-from vllm.utils.ray_utils import connect, cpus_for_each
+from vllm.utils.ray_utils import call_within, connect, cpus_for_each, node_address
 from vllm.v1.executor.multiproc import MultiprocExecutor
 from vllm.v1.executor.worker_monitor import START_SECONDS, WorkerHandle
 from vllm.v1.executor.worker_proc import WorkerProcess, WorkerStart
@@ -31,8 +31,10 @@ from vllm.v1.executor.worker_proc import WorkerProcess, WorkerStart
 _ROOM_SECONDS = 60.0
 _ENDING_SECONDS = 1.0
 _TICK_SECONDS = 0.1
+_LEAVE_SECONDS = 5.0  # for the cluster to end an actor, or to take its room back
 _HANDSHAKE_SECONDS = 10  # for each message of a peer's handshake
 _KEY_BYTES = 32
+_TCP_USER_TIMEOUT = getattr(socket, "TCP_USER_TIMEOUT", 18)
 
 
 class RayExecutor(MultiprocExecutor):
@@ -43,8 +45,9 @@ class RayExecutor(MultiprocExecutor):
     """
 
     def __init__(self, config: VllmConfig, use_tqdm: bool = False) -> None:
+        self._link_seconds = envs.worker_link_timeout_seconds()
         connect()
-        self.host = get_node_ip_address()
+        self.host = node_address()
         self._release: weakref.finalize | None = None
         try:
             super().__init__(config, use_tqdm)
@@ -119,6 +122,9 @@ class RayWorker:
         return bool(ray.wait([self.done], timeout=0)[0])
 
     def ending(self) -> str:
+        if not ray.is_initialized():
+            # A question would start a cluster.
+            return "this process has left the Ray cluster"
         try:
             ray.get(self.done, timeout=_ENDING_SECONDS)
         except ray.exceptions.GetTimeoutError:
@@ -134,8 +140,7 @@ class RayWorker:
 
     def kill(self) -> None:
         # At the interpreter's exit Ray may be shut down, and the actors with it.
-        if ray.is_initialized():
-            ray.kill(self._actor)
+        call_within(_LEAVE_SECONDS, ray.kill, self._actor)
 
 
 @ray.remote(max_restarts=0)
@@ -145,8 +150,9 @@ class _WorkerActor:
     def run(self, start: WorkerStart, address: tuple[str, int], key: bytes) -> int:
         """Connect to the executor at `address` and run until it ends."""
         connection = Client(address, authkey=key)
+        _limit_silence(connection.fileno())
         connection.send_bytes(str(start.rank).encode())
-        return WorkerProcess(connection, replace(start, address=get_node_ip_address())).run()
+        return WorkerProcess(connection, replace(start, address=node_address())).run()
 
 
 @ray.remote(num_cpus=0, num_gpus=1)
@@ -210,10 +216,16 @@ def _welcome(peer: socket.socket, key: bytes, came: queue.SimpleQueue[tuple[int,
             connection.close()
             return
         peer.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", 0, 0))
+        _limit_silence(peer.fileno())
         came.put((rank, connection))
 
 
+def _limit_silence(descriptor: int) -> None:
+    """Close the connection when what is sent is not acknowledged in time."""
+    with socket.socket(fileno=os.dup(descriptor)) as connection:
+        milliseconds = int(envs.worker_link_timeout_seconds() * 1000)
+        connection.setsockopt(socket.IPPROTO_TCP, _TCP_USER_TIMEOUT, milliseconds)
+
+
 def _remove(bundles: PlacementGroup) -> None:
-    if ray.is_initialized():
-        with contextlib.suppress(ray.exceptions.RayError):
-            remove_placement_group(bundles)
+    call_within(_LEAVE_SECONDS, remove_placement_group, bundles)

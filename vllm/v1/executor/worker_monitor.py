@@ -68,11 +68,17 @@ class _Fault:
 class WorkerMonitor:
     """A thread that receives the workers' messages. The first fault ends all workers: their connections close, so a
     rank that waits for them in a collective gets an error. `group` is rank 0's communicator, once there is one;
-    `timeout_seconds` limits the time that a rank computes between two collectives."""
+    `timeout_seconds` limits the time that a rank computes between two collectives; `link_seconds` is how long nothing
+    may come from a worker on another machine, None: they are on this one."""
 
-    def __init__(self, handles: Sequence[WorkerHandle], timeout_seconds: float) -> None:
+    def __init__(
+        self, handles: Sequence[WorkerHandle], timeout_seconds: float, link_seconds: float | None = None
+    ) -> None:
         self.group = ALONE
         self._timeout_seconds = timeout_seconds
+        self._silence_seconds = _SILENCE_SECONDS if link_seconds is None else link_seconds
+        self._stall_seconds = _STALL_SECONDS if link_seconds is None else link_seconds
+        self._link_limit = "" if link_seconds is None else f" for VLLM_WORKER_LINK_TIMEOUT_S={link_seconds:g}"
         self._watched = {handle.connection: _Watched(handle) for handle in handles}
         self._marks: tuple[list[int], list[float]] = ([], [])
         self._marked_at = self._collective_at = self._looked_at = time.monotonic()
@@ -143,6 +149,8 @@ class WorkerMonitor:
             if not self._failed.is_set():
                 self._failure = message
                 self._failed.set()
+        # A worker that cannot be reached does not hear that it is to end.
+        self.group.disconnect()
         for watched in self._watched.values():
             watched.handle.kill()
         if self.group.waits_for_device:
@@ -188,7 +196,7 @@ class WorkerMonitor:
         return faults
 
     def _take(self, watched: _Watched, kind: str, *content: Any) -> list[_Fault]:
-        watched.silent_after = time.monotonic() + _SILENCE_SECONDS
+        watched.silent_after = time.monotonic() + self._silence_seconds
         if kind == BEAT:
             (watched.progress,) = content
         elif kind in (HELLO, RESULT, RAISED):
@@ -206,10 +214,12 @@ class WorkerMonitor:
             # This process was stopped and has not read the others' messages.
             self._marked_at = self._collective_at = now
             for watched in self._watched.values():
-                watched.silent_after = max(watched.silent_after, now + _SILENCE_SECONDS)
+                watched.silent_after = max(watched.silent_after, now + self._silence_seconds)
         silent = [str(each.handle.rank) for each in self._watched.values() if now > each.silent_after]
         if silent:
-            return [_Fault(0, f"tensor-parallel rank {', '.join(silent)} hangs: it gives no sign of life")]
+            what = "cannot be reached or hangs" if self._link_limit else "hangs"
+            ranks = ", ".join(silent)
+            return [_Fault(0, f"tensor-parallel rank {ranks} {what}: it gives no sign of life{self._link_limit}")]
         return self._find_stall(now)
 
     def _find_stall(self, now: float) -> list[_Fault]:
@@ -229,8 +239,9 @@ class WorkerMonitor:
             self._marks, self._marked_at = (calls, clocks), now
         # Of devices it is not known whether they compute.
         may_compute = self.group.waits_for_device and all(each.waits_for_device for each in ranks)
-        if now - self._marked_at > _STALL_SECONDS and not may_compute:
-            return [_Fault(0, f"the step hangs: no rank has done anything for {_STALL_SECONDS:.0f} s{self._where()}")]
+        if now - self._marked_at > self._stall_seconds and not may_compute:
+            limit = f"{self._stall_seconds:.0f} s"
+            return [_Fault(0, f"the step hangs: no rank has done anything for {limit}{self._where()}")]
         if now - self._collective_at > self._timeout_seconds:
             limit = f"VLLM_WORKER_TIMEOUT_S={self._timeout_seconds:g}"
             return [_Fault(0, f"the step hangs: no rank has got on for {limit}{self._where()}")]

@@ -1,0 +1,205 @@
+"""Engines in actors of a Ray cluster, which score batches. One that is lost loses no batch."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter, deque
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol
+
+import ray
+
+from vllm.engine.arg_utils import EngineArgs
+from vllm.exceptions import CliError
+from vllm.utils.ray_utils import call_within, cpus_for_each
+
+if TYPE_CHECKING:
+    from vllm.entrypoints.llm import LLM
+
+MAX_LOSSES = 3  # of engines that score one batch, or of engines in a row that do not load
+_PLACE_SECONDS = 300.0  # without an engine that has a place on the cluster
+_HEAD_SECONDS = 40.0  # without an answer of the cluster's head; Ray ends the process after 60 or more, without a word
+_ASK_SECONDS = 5.0  # between two questions to the head
+_KILL_SECONDS = 5.0
+_TICK_SECONDS = 1.0
+_BATCHES_EACH = 2  # at once, so that an engine does not wait for its next one
+
+_PLACE, _LOAD = "place", "load"
+
+Batch = tuple[int, bytes]
+"""A part's number, and what `FileJob.score` gets for it."""
+
+
+class EnginesLostError(RuntimeError):
+    """No engine can go on."""
+
+
+class FileJob(Protocol):
+    """What the engines do; picklable."""
+
+    @property
+    def engine_args(self) -> EngineArgs:
+        """Of each engine."""
+
+    def make_scorer(self, llm: LLM) -> Any:
+        """What `score` gets first. CliError, ValueError, OSError: the model or the labels cannot be used."""
+
+    def score(self, scorer: Any, part: int, items: bytes) -> Any:
+        """A batch's result, which depends on the batch alone."""
+
+
+@ray.remote(max_restarts=0, max_task_retries=0)
+class ScoringEngine:
+    """One engine."""
+
+    def place(self) -> None:
+        """Returns once the actor runs."""
+
+    def load(self, job: FileJob) -> str | None:
+        """Why these arguments cannot be used; None: they can."""
+        from vllm.entrypoints.llm import LLM
+
+        try:
+            llm = LLM(**{**vars(job.engine_args), "use_tqdm_on_load": False})
+            self._job, self._scorer = job, job.make_scorer(llm)
+        except (CliError, ValueError, OSError) as error:
+            # As an exception it would come with a traceback through Ray.
+            return str(error)
+        return None
+
+    def score(self, part: int, items: bytes) -> Any:
+        """The batch's result."""
+        return self._job.score(self._scorer, part, items)
+
+
+@dataclass(eq=False)
+class _Engine:
+    actor: Any
+    is_placed: bool = False
+    is_loaded: bool = False
+    batches: list[Batch] = field(default_factory=list)  # which it has, in their order
+
+
+class RayEngines:
+    """`replicas` engines, each with `cpus` CPUs (None: as many as fit) or its GPUs. One that is lost, with its process,
+    its node or the way there, is replaced once there is room, and its batches go to any. A context manager: the actors
+    end with it. ValueError: the cluster has no room for so many.
+    """
+
+    def __init__(self, job: FileJob, replicas: int, cpus: float | None) -> None:
+        has_gpus = ray.cluster_resources().get("GPU", 0) > 0 and job.engine_args.device != "cpu"
+        self._resources = {
+            "num_cpus": cpus_for_each(replicas) if cpus is None else cpus,
+            "num_gpus": job.engine_args.tensor_parallel_size if has_gpus else 0,
+        }
+        self._job, self._replicas = job, replicas
+        self._engines: list[_Engine] = []
+        self._calls: dict[Any, tuple[_Engine, str | Batch]] = {}
+        self._again: deque[Batch] = deque()
+        self._is_exhausted = False
+        self._losses: Counter[int] = Counter()
+        self._failed_loads = 0
+        self._placed_at = self._answered_at = time.monotonic()
+        self._closing = threading.Event()
+
+    def __enter__(self) -> RayEngines:
+        threading.Thread(target=self._ask_head, name="vllm-ray-head", daemon=True).start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._closing.set()
+        call_within(_KILL_SECONDS, _kill_all, self._engines)
+
+    def results(self, batches: Iterator[Batch]) -> Iterator[Any]:
+        """A result of each batch, as soon as there is one, in any order. CliError: the engines refuse the arguments;
+        EnginesLostError: they cannot go on."""
+        while len(self._engines) < self._replicas:
+            self._start()
+        while self._feed(batches):
+            ready, _ = ray.wait(list(self._calls), timeout=_TICK_SECONDS)
+            for call in ready:
+                # Another call may have told that the engine is lost.
+                if call in self._calls:
+                    yield from self._take(call)
+            self._check_cluster()
+
+    def _start(self) -> None:
+        engine = _Engine(ScoringEngine.options(**self._resources).remote())  # type: ignore[attr-defined]
+        self._engines.append(engine)
+        self._calls[engine.actor.place.remote()] = (engine, _PLACE)
+        self._calls[engine.actor.load.remote(self._job)] = (engine, _LOAD)
+
+    def _feed(self, batches: Iterator[Batch]) -> bool:
+        """Give the engines what they have room for; whether a batch is left that has no result."""
+        for count in range(_BATCHES_EACH):
+            for engine in self._engines:
+                if engine.is_loaded and len(engine.batches) == count and (batch := self._next(batches)):
+                    engine.batches.append(batch)
+                    self._calls[engine.actor.score.remote(*batch)] = (engine, batch)
+        return bool(self._again) or not self._is_exhausted or any(engine.batches for engine in self._engines)
+
+    def _next(self, batches: Iterator[Batch]) -> Batch | None:
+        if self._again:
+            return self._again.popleft()
+        batch = next(batches, None)
+        self._is_exhausted = batch is None
+        return batch
+
+    def _take(self, call: Any) -> Iterator[Any]:
+        engine, what = self._calls.pop(call)
+        try:
+            value = ray.get(call)
+        except ray.exceptions.RayError as error:
+            self._replace(engine, str(error).strip().splitlines()[-1])
+            return
+        if isinstance(what, tuple):
+            engine.batches.remove(what)
+            yield value
+        elif what == _PLACE:
+            engine.is_placed = True
+        elif value is not None:
+            raise CliError(value)
+        else:
+            engine.is_loaded, self._failed_loads = True, 0
+
+    def _replace(self, engine: _Engine, reason: str) -> None:
+        """Start another in place of a lost one."""
+        self._calls = {call: of for call, of in self._calls.items() if of[0] is not engine}
+        self._engines.remove(engine)
+        call_within(_KILL_SECONDS, _kill_all, [engine])
+        if engine.batches:
+            # The others have waited behind it.
+            part = engine.batches[0][0]
+            self._losses[part] += 1
+            if (losses := self._losses[part]) > MAX_LOSSES:
+                raise EnginesLostError(f"{losses} engines were lost with batch {part}, the last one: {reason}")
+        elif not engine.is_loaded:
+            self._failed_loads += 1
+            if self._failed_loads > MAX_LOSSES:
+                raise EnginesLostError(f"{self._failed_loads} engines in a row did not load, the last one: {reason}")
+        self._again.extend(engine.batches)
+        self._start()
+
+    def _ask_head(self) -> None:
+        while not self._closing.wait(_ASK_SECONDS):
+            with suppress(Exception):
+                ray.nodes()
+                self._answered_at = time.monotonic()
+
+    def _check_cluster(self) -> None:
+        now = time.monotonic()
+        if now - self._answered_at > _HEAD_SECONDS:
+            raise EnginesLostError(f"for {_HEAD_SECONDS:g} s its head has not answered")
+        if any(engine.is_placed for engine in self._engines):
+            self._placed_at = now
+        elif now - self._placed_at > _PLACE_SECONDS:
+            needed = " and ".join(f"{count:g} {name[4:-1].upper()}" for name, count in self._resources.items() if count)
+            raise EnginesLostError(f"for {_PLACE_SECONDS:g} s no node has had room for an engine ({needed})")
+
+
+def _kill_all(engines: Sequence[_Engine]) -> None:
+    for engine in engines:
+        ray.kill(engine.actor)
