@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import socket
+import stat
 from contextlib import suppress
 from datetime import timedelta
 
@@ -68,6 +69,9 @@ def _connections() -> dict[int, int]:
     """This process's connected TCP sockets: descriptors, and the inodes by which a reused number is told."""
     found = {}
     for descriptor in map(int, os.listdir("/dev/fd")):
+        with suppress(OSError):
+            if not stat.S_ISSOCK(os.fstat(descriptor).st_mode):
+                continue
         with suppress(OSError), socket.socket(fileno=os.dup(descriptor)) as connection:
             if connection.family in (socket.AF_INET, socket.AF_INET6) and connection.type == socket.SOCK_STREAM:
                 connection.getpeername()  # an OSError unless it is connected
