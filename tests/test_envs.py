@@ -58,6 +58,7 @@ def test_numbers_are_finite(monkeypatch, text):
     for name, read in (
         ("VLLM_CPU_KVCACHE_SPACE", envs.cpu_kvcache_space_bytes),
         ("VLLM_WORKER_TIMEOUT_S", envs.worker_timeout_seconds),
+        ("VLLM_WORKER_LINK_TIMEOUT_S", envs.worker_link_timeout_seconds),
         ("VLLM_ENGINE_HANG_TIMEOUT_S", envs.engine_hang_timeout_seconds),
         ("VLLM_LOG_STATS_INTERVAL", lambda: envs.VLLM_LOG_STATS_INTERVAL),
         ("VLLM_PORT", lambda: envs.VLLM_PORT),
@@ -65,3 +66,9 @@ def test_numbers_are_finite(monkeypatch, text):
         monkeypatch.setenv(name, text)
         with pytest.raises(ValueError, match=rf"{name} must be .* got '{text}'"):
             read()
+
+
+def test_a_link_is_given_time_to_repeat_a_packet(monkeypatch):
+    monkeypatch.setenv("VLLM_WORKER_LINK_TIMEOUT_S", "2")
+    with pytest.raises(ValueError, match="VLLM_WORKER_LINK_TIMEOUT_S must be at least 5 seconds, got 2"):
+        envs.worker_link_timeout_seconds()

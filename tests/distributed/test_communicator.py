@@ -251,3 +251,17 @@ def test_what_small_sums_do_not_take_goes_to_nccl() -> None:
     assert len(summed) == 1 and not nccl.options
     group.all_reduce(torch.zeros(9))
     assert len(summed) == 1 and list(nccl.options) == ["allreduce"]
+
+
+def test_disconnecting_ends_a_wait_for_a_rank_that_says_nothing() -> None:
+    """Over gloo, where torch's `abort` does not."""
+    ranks = ThreadRanks(2, shared=False)
+    first, _ = ranks.groups
+    timer = threading.Timer(0.3, first.disconnect)
+    timer.start()
+    with pytest.raises(PeerLostError, match="rank 0 lost the others"):
+        first.all_reduce(torch.ones(1))
+    with pytest.raises(PeerLostError):
+        first.all_reduce(torch.ones(1))
+    timer.join()
+    ranks.close()

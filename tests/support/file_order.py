@@ -14,6 +14,7 @@ _OPENAI = "tests/entrypoints/openai"
 # Each shares what is costly to start.
 _ON_RAY = (
     "tests/scoring/test_dataset.py",
+    "tests/scoring/test_ray_engines.py",
     "tests/entrypoints/cli/test_cli_score_ray.py",
     "tests/entrypoints/cli/test_cli_decide.py",
     "tests/v1/executor/test_ray_executor.py",
@@ -31,6 +32,7 @@ _WITH_CLIENTS = (
 # Begun late, these would leave the other processes idle. The longest come first.
 _FIRST: Sequence[tuple[str, ...]] = (
     _ON_RAY,
+    ("tests/entrypoints/cli/test_ray_over_machines.py",),
     ("tests/ptx/test_ptx.py",),
     ("tests/ptx/test_triton_cubins.py",),
     _WITH_CLIENTS,

@@ -118,7 +118,9 @@ class Driver:
     def wait_until(self, is_so: Callable[[], bool]) -> None:
         deadline = time.monotonic() + _PATIENCE_SECONDS
         while not is_so():
-            assert time.monotonic() < deadline and (self._process.poll() is None or is_so()), "\n".join(self.lines)
+            assert time.monotonic() < deadline and (self._process.poll() is None or is_so()), "\n".join(
+                line for line in self.lines if line != "generated"
+            )
             time.sleep(0.05)
 
 
@@ -168,13 +170,15 @@ def join(machines: TwoMachines, machine: int, num_cpus: int, environment: dict[s
     assert result.returncode == 0, result.stderr
 
 
-def drive(machines: TwoMachines, folder: Path, environment: dict[str, str], output: str) -> Driver:
+def drive(
+    machines: TwoMachines, folder: Path, environment: dict[str, str], output: str, place_seconds: float
+) -> Driver:
     """Scoring by an engine for which there is room on machine 1 alone, beside a model split over both."""
     join(machines, 0, 1, environment)
     join(machines, 1, 2, environment)
     (folder / "scored").write_text("")
     command = [*score(folder, output), "--backend", "ray", "--replicas", "1", "--replica-cpus", "1"]
-    driver = Driver(machines, environment, str(folder), str(BATCH_ROWS), str(PLACE_SECONDS), *command)
+    driver = Driver(machines, environment, str(folder), str(BATCH_ROWS), str(place_seconds), *command)
     driver.wait_for("part", 2)
     driver.wait_for("generated")
     return driver
@@ -191,7 +195,7 @@ def test_a_machine_that_cannot_be_reached_and_one_that_is_killed(folder: Path) -
     """The first while no other has room for its engine, the second beside one that goes on."""
     with two_machines() as machines:
         limits = environment(machines, VLLM_WORKER_LINK_TIMEOUT_S=str(LINK_SECONDS), **DEAD_SOON)
-        driver = drive(machines, folder, limits, "lost")
+        driver = drive(machines, folder, limits, "lost", PLACE_SECONDS)
         began = time.monotonic()
         machines.link(is_cut=True)
         error = driver.wait_for("split:")
@@ -221,7 +225,7 @@ def test_a_machine_that_cannot_be_reached_and_one_that_is_killed(folder: Path) -
 def test_a_link_that_is_slow_and_cut_for_a_while_and_for_good(folder: Path) -> None:
     """With the limits as they are when nothing is set."""
     with two_machines() as machines:
-        driver = drive(machines, folder, environment(machines), "slow")
+        driver = drive(machines, folder, environment(machines), "slow", 300)
         machines.link(delay_seconds=0.2, loss=0.05)
         driver.wait_for("part", 8)
         machines.link(is_cut=True)

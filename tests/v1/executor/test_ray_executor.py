@@ -182,6 +182,14 @@ def test_a_worker_that_does_not_come_is_an_error(ray_executor: Any, monkeypatch:
     assert f"rank 1, 2 did not start: no actor has connected to 127.0.0.1:{port} within 0.2 s" in str(error)
 
 
+def test_no_question_starts_a_cluster(ray_executor: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At the interpreter's exit Ray may have been left before the engine ends."""
+    monkeypatch.setattr(ray_executor.ray, "is_initialized", lambda: False)
+    monkeypatch.setattr(ray_executor.ray, "get", None)
+    worker = ray_executor.RayWorker.__new__(ray_executor.RayWorker)
+    assert worker.ending() == "this process has left the Ray cluster"
+
+
 def test_a_worker_that_ends_before_it_has_come_is_an_error(ray_executor: Any) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         actors = {1: Actor(), 2: Actor("its actor died: no such module")}

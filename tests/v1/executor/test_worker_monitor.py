@@ -118,6 +118,22 @@ def test_a_message_that_cannot_be_read(actors, monitor):
     assert failure_of(monitor, 8.0).startswith("a worker's message cannot be read: ")
 
 
+def test_one_on_another_machine_has_the_time_of_the_link(actors):
+    """And rank 0, which waits for it in a collective, is released: nothing else would tell it."""
+    monitor = WorkerMonitor(actors, timeout_seconds=4.0, link_seconds=1.5)
+    released = threading.Event()
+    monitor.group = Communicator()
+    monitor.group.disconnect = released.set
+    for each in actors:
+        each.say(BEAT, Progress())
+    message = failure_of(monitor, 8.0, lambda _: actors[0].say(BEAT, Progress()))
+    assert message == (
+        "tensor-parallel rank 2 cannot be reached or hangs: it gives no sign of life for VLLM_WORKER_LINK_TIMEOUT_S=1.5"
+    )
+    assert released.is_set() and actors[0].is_killed and actors[1].is_killed
+    monitor.stop_watching()
+
+
 def test_one_that_goes_without_a_word(actors, monitor):
     actors[1].kill()
     assert failure_of(monitor, 8.0) == "tensor-parallel rank 2 has gone: it left the stage"
