@@ -9,8 +9,9 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import ClassVar
 
-from setuptools import Extension, setup
+from setuptools import Command, Extension, setup
 from setuptools.command.build_ext import build_ext
 
 try:
@@ -19,7 +20,9 @@ except ImportError:  # setuptools before 70.1
     from wheel.bdist_wheel import bdist_wheel
 
 ROOT = Path(__file__).resolve().parent
+FOLDER = ROOT / "build" / "cpu_ops"
 LIBRARY = "_cpu_ops.so"
+EMULATED = "_cpu_ops_emulated"
 
 
 class BuildError(Exception):
@@ -36,7 +39,7 @@ class CMakeBuild(build_ext):
     def build_extension(self, ext: Extension) -> None:
         target = Path(self.get_ext_fullpath(ext.name)).resolve()
         try:
-            built = build_library(ROOT / "build" / "cpu_ops")
+            built = build_library(FOLDER)
         except BuildError as error:
             warn(str(error))
             return
@@ -47,6 +50,29 @@ class CMakeBuild(build_ext):
         os.replace(fresh, target)
 
 
+class BuildEmulated(Command):
+    """Prints the path of a library for tests that emulates instructions (see csrc/cpu/half_lanes.h), made of what is
+    built already and the emulated kernels; on failure the reason, with exit code 1."""
+
+    user_options: ClassVar[list[tuple[str, str | None, str | None]]] = []
+
+    def initialize_options(self) -> None: ...
+
+    def finalize_options(self) -> None: ...
+
+    def run(self) -> None:
+        try:
+            if not is_built(FOLDER, source_digest(find_torch()[1])):
+                raise BuildError("the kernels were not built from these sources: pip install --editable .")
+            # The one that configured the folder, or all would be built again.
+            cache = (FOLDER / "CMakeCache.txt").read_text().splitlines()
+            cmake = next(line.partition("=")[2] for line in cache if line.startswith("CMAKE_COMMAND:"))
+            run([cmake, "--build", str(FOLDER), "--target", EMULATED, "--parallel", str(os.cpu_count() or 1)])
+        except BuildError as error:
+            raise SystemExit(" ".join(str(error).split())) from error
+        print(FOLDER / f"{EMULATED}.so")
+
+
 class AnyPythonWheel(bdist_wheel):
     """The library depends on the platform, not on the Python."""
 
@@ -54,12 +80,17 @@ class AnyPythonWheel(bdist_wheel):
         return ("py3", "none", super().get_tag()[2])
 
 
+def is_built(folder: Path, digest: str) -> bool:
+    stamp = folder / "stamp"
+    return (folder / LIBRARY).exists() and stamp.exists() and stamp.read_text() == digest
+
+
 def build_library(folder: Path) -> Path:
     """Configure and build in `folder` unless its library is of just these sources; the library's path."""
     torch_folder, torch_version = find_torch()
     library, stamp = folder / LIBRARY, folder / "stamp"
     digest = source_digest(torch_version)
-    if library.exists() and stamp.exists() and stamp.read_text() == digest:
+    if is_built(folder, digest):
         return library
     cmake = shutil.which("cmake")
     if cmake is None:
@@ -127,5 +158,5 @@ def warn(reason: str) -> None:
 
 setup(
     ext_modules=[Extension("vllm._cpu_ops", sources=[], optional=True)],
-    cmdclass={"build_ext": CMakeBuild, "bdist_wheel": AnyPythonWheel},
+    cmdclass={"build_ext": CMakeBuild, "build_emulated": BuildEmulated, "bdist_wheel": AnyPythonWheel},
 )

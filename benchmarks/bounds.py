@@ -1,6 +1,7 @@
 """Lower bounds of a row's time: its matrix products alone, and the reading of its weights and cache alone.
 
-    python bounds.py SHAPE PRODUCTS       # called by compare.py: JSON in, the rates as JSON out
+    python benchmarks/bounds.py [--model MODEL] [--rows ROWS]     # the rates as JSON
+    python benchmarks/bounds.py SHAPE PRODUCTS                    # of these, as compare.py calls it
 
 `count_work` is exact for the row's prompts: every distinct prompt token passes every layer once, except that only read
 rows need more than keys and values in the last layer; the head computes the read rows; each further token is one row of
@@ -14,16 +15,15 @@ from __future__ import annotations
 import json
 import math
 import os
-import sys
 import time
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any, NamedTuple
 from unittest import mock
 
-from common import seconds_of
-from workloads import Workload
+from common import make_parser, seconds_of, some_of
+from workloads import WORK_ROWS, Workload, make_workload
 
 # Tokens of a prefill step, and rows of a tile of logits, as the engine has them by default.
 STEP_TOKENS = 2048
@@ -45,6 +45,11 @@ class ModelShape:
     num_key_value_heads: int
     head_dim: int
     vocab_size: int
+
+    @classmethod
+    def of(cls, config: Any) -> ModelShape:
+        """That of a model's configuration."""
+        return cls(**{size.name: int(getattr(config, size.name)) for size in fields(cls)})
 
     def matrices(self) -> dict[str, tuple[int, int]]:
         """(N, K) of each kind of weight."""
@@ -166,13 +171,13 @@ def rates_to_json(rates: Rates) -> dict[str, Any]:
     return {"products": products, "read_bytes_per_second": rates.read_bytes_per_second}
 
 
-def rates_from_json(fields: dict[str, Any]) -> Rates:
+def rates_from_json(found: dict[str, Any]) -> Rates:
     """The inverse of rates_to_json."""
-    products = {Product(one["matrix"], one["rows"]): one for one in fields["products"]}
+    products = {Product(one["matrix"], one["rows"]): one for one in found["products"]}
     return Rates(
         {product: one["seconds"] for product, one in products.items()},
         {product: one["kernel"] for product, one in products.items()},
-        fields["read_bytes_per_second"],
+        found["read_bytes_per_second"],
     )
 
 
@@ -279,7 +284,20 @@ def _time_products(shape: ModelShape, products: list[Product], kernel: str, swee
 
 def main() -> None:
     """Measure and print the rates as JSON."""
-    shape, products = ModelShape(**json.loads(sys.argv[1])), [Product(*one) for one in json.loads(sys.argv[2])]
+    parser = make_parser("Rates of the products of compare.py's rows, and of reading memory, on this machine.")
+    parser.add_argument("--rows", type=some_of(WORK_ROWS, "row"), default=["decode1", "decode64"], help="of compare.py")
+    parser.add_argument("shape", type=json.loads, nargs="?", help="in place of --model: ModelShape's fields, as JSON")
+    parser.add_argument("products", type=json.loads, nargs="?", help="in place of --rows: [[matrix, rows], ...]")
+    args = parser.parse_args()
+    if (args.shape is None) != (args.products is None):
+        parser.error("SHAPE and PRODUCTS go together")
+    if args.shape is not None:
+        shape, products = ModelShape(**args.shape), [Product(*one) for one in args.products]
+    else:
+        from vllm.engine.arg_utils import EngineArgs
+
+        shape = ModelShape.of(EngineArgs(model=args.model).create_engine_config().model_config.hf_config)
+        products = sorted({each for row in args.rows for each in count_work(make_workload(row, 0), shape).rows})
     print(json.dumps(rates_to_json(measure_rates(shape, products))))
 
 

@@ -1,6 +1,6 @@
 """The process of one engine, started by `engines.py` in the engine's environment.
 
-    python engine_process.py OPTIONS          # OPTIONS: the fields of EngineOptions, as JSON
+    python engine_process.py OPTIONS
 
 It loads the engine, scores one text and prints a line of JSON. Then it answers each line of stdin, {"row": ...,
 "repeat": ..., "scale": ...}, with a line {"seconds": ..., ...} or {"error": ...}, until stdin ends.
@@ -8,6 +8,7 @@ It loads the engine, scores one text and prints a line of JSON. Then it answers 
 
 from __future__ import annotations
 
+import argparse
 import gc
 import json
 import os
@@ -19,11 +20,14 @@ from typing import Any, TextIO
 
 def main() -> None:
     """Load, score, answer."""
+    parser = argparse.ArgumentParser(description="The process of one engine; compare.py starts it.")
+    parser.add_argument("options", type=json.loads, help="the fields of EngineOptions, as JSON")
+    fields = parser.parse_args().options
     # Imported here, as processes that the engine spawns import this file without this folder on their path.
     from adapters import make_adapter, prepare_process
     from workloads import EngineOptions, make_workload
 
-    options = EngineOptions(**json.loads(sys.argv[1]))
+    options = EngineOptions(**fields)
     answers = _take_stdout()
     prepare_process(options)
     adapter = make_adapter(options)
@@ -71,11 +75,17 @@ def _model_shape(adapter: Any) -> dict[str, int]:
 
 
 def _weight_mib(adapter: Any) -> float:
-    """Of all tensors that the model's modules hold, each once."""
+    """Of all tensors that the model's modules hold, each place in memory once."""
+    (num_bytes,) = adapter.llm.apply_model(held_bytes)
+    return round(num_bytes / 2**20, 1)
+
+
+def held_bytes(model: Any) -> int:
+    """Bytes of the model's tensors, packed ones too, each place in memory once."""
     from vllm.model_executor.layers.weight_update import held_tensors
 
-    (sizes,) = adapter.llm.apply_model(lambda model: {each.data_ptr(): each.nbytes for each in held_tensors(model)})
-    return round(sum(sizes.values()) / 2**20, 1)
+    # oneDNN's weights have no address, and share their memory with nothing.
+    return sum({id(each) if each.is_mkldnn else each.data_ptr(): each.nbytes for each in held_tensors(model)}.values())
 
 
 if __name__ == "__main__":

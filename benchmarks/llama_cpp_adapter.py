@@ -7,13 +7,16 @@ Batches of many sequences, with logits of the read tokens only; a shared prefix 
 
 from __future__ import annotations
 
+import argparse
 import ctypes
-import sys
 import time
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-import llama_cpp
+try:
+    import llama_cpp
+except ModuleNotFoundError:
+    raise SystemExit(f"{__file__} needs an environment with llama-cpp-python") from None
 import numpy as np
 from workloads import LABEL_IDS, STARTUP_PROMPT, EngineOptions, Workload
 
@@ -217,11 +220,14 @@ def _logsumexp(logits: np.ndarray) -> np.ndarray:
 
 def main() -> None:
     """Convert a file's weights to bfloat16."""
-    source, target = sys.argv[1:]
+    parser = argparse.ArgumentParser(description="Convert a GGUF file's weights to bfloat16.")
+    parser.add_argument("source", help="GGUF file")
+    parser.add_argument("target", help="GGUF file to write")
+    args = parser.parse_args()
     params = llama_cpp.llama_model_quantize_default_params()
     params.ftype, params.allow_requantize = llama_cpp.LLAMA_FTYPE_MOSTLY_BF16, True
-    if llama_cpp.llama_model_quantize(source.encode(), target.encode(), params):
-        raise SystemExit(f"llama.cpp cannot convert {source}")
+    if llama_cpp.llama_model_quantize(args.source.encode(), args.target.encode(), params):
+        raise SystemExit(f"llama.cpp cannot convert {args.source}")
 
 
 if __name__ == "__main__":

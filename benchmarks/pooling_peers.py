@@ -8,6 +8,7 @@ texts, and the first text's vector.
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import sys
@@ -144,9 +145,14 @@ PEERS: dict[str, Make] = {
 
 
 def main() -> None:
+    """Load, and answer."""
+    parser = argparse.ArgumentParser(description="The process of one engine; pooling.py starts it.")
+    parser.add_argument("kind", choices=OWN | PEERS)
+    parser.add_argument("folder", help="of the model")
+    args = parser.parse_args()
     # Libraries try to import a module `kernels`, which must not be the script here.
     del sys.path[0]
-    embed = (OWN | PEERS)[sys.argv[1]](sys.argv[2])
+    embed = (OWN | PEERS)[args.kind](args.folder)
     texts = json.loads(sys.stdin.readline())
     answers = os.fdopen(os.dup(1), "w")
     for _ in sys.stdin:

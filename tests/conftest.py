@@ -28,8 +28,19 @@ if not torch.cuda.is_available():
 sys.path.insert(0, str(Path(__file__).parent / "support"))
 
 from embedded_reference import embedded_reference  # noqa: F401 - a fixture
+from emulated import use_emulated_library
 from file_order import in_order, is_on_ray, scheduling
 from ray_cluster import end_cluster, ray_cluster  # noqa: F401 - a fixture
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    told = "run over C++ kernels that emulate instructions which the CPU may lack (see tests/support/emulated.py)"
+    parser.addoption("--emulated", action="store_true", help=told)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if config.getoption("--emulated"):
+        use_emulated_library()
 
 
 @pytest.fixture(scope="session", params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])

@@ -117,6 +117,28 @@ def config(**pooler: Any) -> SimpleNamespace:
     return SimpleNamespace(pooler_config=PoolerConfig(**pooler), matryoshka_dimensions=None, **fields)
 
 
+def test_floats_without_a_fraction_are_integers():
+    """Except token ids."""
+    extra = {"attended_tokens": 2.0, "compressed_token_type_ids": [1.0, 2]}
+    model = config()
+    model.attn_type = "encoder_only"
+    given = PoolingParams(dimensions=4.0, truncate_prompt_tokens=-1.0, extra_kwargs=extra)
+    own = given.verified(model)
+    numbers = [own.dimensions, own.truncate_prompt_tokens, own.extra_kwargs["attended_tokens"]]
+    numbers += own.extra_kwargs["compressed_token_type_ids"]
+    assert numbers == [4, -1, 2, 1, 2] and {type(each) for each in numbers} == {int}
+    assert type(LateChunkingParams(2.0).chunk_size) is int
+    for fields in ({"dimensions": 4.5}, {"extra_kwargs": {"attended_tokens": 1.5}}):
+        with pytest.raises(VLLMValidationError, match=r"an integer"):
+            PoolingParams(**fields).verified(model)
+    for value in (0.5, True):
+        with pytest.raises(VLLMValidationError, match="chunk_size"):
+            LateChunkingParams(value)
+    skipped = PoolingParams(task="token_embed", extra_kwargs={"skipped_token_ids": [7.0]})
+    with pytest.raises(VLLMValidationError, match="skipped_token_ids must hold integers, got float 7.0"):
+        skipped.verified(model)
+
+
 @pytest.mark.parametrize("task", ["embed", "classify", "token_embed", "token_classify"])
 @pytest.mark.parametrize("is_stepwise", [False, True])
 def test_a_task_has_its_fields(task, is_stepwise):

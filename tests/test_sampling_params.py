@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 import pytest
 
-from vllm import SamplingParams
+from vllm import BeamSearchParams, SamplingParams
 from vllm.exceptions import VLLMValidationError
 from vllm.sampling_params import MAX_LOGPROB_TOKEN_IDS
 
@@ -63,11 +65,13 @@ def test_num_logprobs(logprobs, ids, expected):
         ("frequency_penalty", -2.5), ("repetition_penalty", 0.0), ("repetition_penalty", 2e6),
         ("temperature", -0.1), ("temperature", float("inf")), ("temperature", None),
         ("top_p", 0.0), ("top_p", 1.1), ("top_k", -2), ("top_k", 2**70), ("top_k", 1.5), ("min_p", 1.5),
-        ("seed", 2**63), ("seed", "x"), ("max_tokens", -1), ("max_tokens", -1), ("max_tokens", 2.0),
+        ("seed", 2**63), ("seed", "x"), ("max_tokens", -1), ("max_tokens", float("inf")), ("max_tokens", float("nan")),
+        ("max_tokens", 1e300),
         ("min_tokens", -1), ("min_tokens", 17), ("logprobs", -2), ("logprobs", 1.5), ("logprobs", "3"),
         ("logprobs_mode", "raw"), ("stop", [""]), ("stop", [1]), ("stop", 3), ("stop", "\ud800"),
         ("stop_token_ids", [1.5]), ("stop_token_ids", [-1]), ("stop_token_ids", ["a"]),
-        ("logit_bias", {1: 101.0}), ("logit_bias", {"a": 1.0}), ("logit_bias", {-1: 1.0}), ("logit_bias", [1]),
+        ("logit_bias", {1: float("nan")}), ("logit_bias", {1: True}),
+        ("logit_bias", {"a": 1.0}), ("logit_bias", {-1: 1.0}), ("logit_bias", [1]),
         ("allowed_token_ids", []), ("allowed_token_ids", [True]), ("ignore_eos", 1), ("detokenize", None),
         ("output_kind", "delta"), ("extra_args", [1]),
     ],
@@ -79,14 +83,44 @@ def test_bad_values_name_their_field(field, value):
     assert field in str(caught.value)
 
 
+def test_floats_without_a_fraction_are_integers():
+    """As JSON of many clients writes them."""
+    fields = {
+        "n": 2, "best_of": 2, "top_k": 5, "seed": -7, "max_tokens": 16, "min_tokens": 1, "logprobs": -1,
+        "prompt_logprobs": 0, "prompt_logprob_start": 1, "truncate_prompt_tokens": -1, "stream_interval": 3,
+    }  # fmt: skip
+    for kind in (float, np.float32, np.float64):
+        params = SamplingParams(**{name: kind(value) for name, value in fields.items()})
+        assert {name: getattr(params, name) for name in fields} == fields
+        assert all(type(getattr(params, name)) is int for name in fields)
+    pattern = SamplingParams(repetition_detection={"max_pattern_size": 4.0, "min_count": 2.0}).repetition_detection
+    assert (pattern.max_pattern_size, type(pattern.min_count)) == (4, int)
+
+
+def test_biases_are_cut_to_the_limits():
+    infinite = float("inf")
+    given = {1: 101, 2: -250.5, 3: 1e300, 4: infinite, 5: -infinite, "6": 10**400, 7: 100.0, 8: np.float32(-0.5)}
+    expected = {1: 100.0, 2: -100.0, 3: 100.0, 4: 100.0, 5: -100.0, 6: 100.0, 7: 100.0, 8: -0.5}
+    assert SamplingParams(logit_bias=given).logit_bias == expected
+
+
 def test_stop_strings_need_text():
     with pytest.raises(VLLMValidationError, match="detokenize"):
         SamplingParams(stop="x", detokenize=False)
 
 
-def test_greedy_cannot_sample_several():
-    with pytest.raises(VLLMValidationError, match="n must be 1"):
-        SamplingParams(n=2, temperature=0)
+@pytest.mark.parametrize("make", [SamplingParams, partial(BeamSearchParams, 2, 2)])
+def test_small_temperatures_are_one(make):
+    """0 is greedy; whatever lies between it and 0.01 is 0.01."""
+    temperatures = [make(temperature=t).temperature for t in (0, -0.0, 5e-324, 1e-6, 1e-5, 0.0099, 0.01, 0.02, 1)]
+    assert temperatures == [0, 0, 0.01, 0.01, 0.01, 0.01, 0.01, 0.02, 1]
+    assert SamplingParams(temperature=0).is_greedy and not SamplingParams(temperature=1e-9).is_greedy
+
+
+def test_greedy_sequences_are_one():
+    assert [SamplingParams(n=3, temperature=t).num_distinct for t in (0, 1e-6, 1)] == [1, 3, 3]
+    assert SamplingParams(n=2, best_of=4, temperature=0).num_distinct == 1
+    assert SamplingParams(n=2, best_of=4, temperature=0, use_beam_search=True).num_distinct == 4
 
 
 class TestVerify:

@@ -9,7 +9,14 @@ from typing import Literal
 from vllm.exceptions import VLLMValidationError
 from vllm.logprobs import FlatLogprobs
 from vllm.structured_params import StructuredOutputsParams
-from vllm.utils.checks import check_boolean, check_integer, check_number, check_token_ids, wrong_type
+from vllm.utils.checks import (
+    check_boolean,
+    check_integer,
+    check_number,
+    check_token_ids,
+    raised_temperature,
+    wrong_type,
+)
 
 MAX_BEAM_WIDTH = 16384
 
@@ -31,9 +38,10 @@ def beam_search_score(cum_logprob: float, length: int, length_penalty: float) ->
 class BeamSearchParams:
     """Parameters of `LLM.beam_search`: vLLM's, with `early_stopping` (True, False or "never", as transformers has it).
 
-    `temperature` divides the logits; 0 leaves them unchanged. Sequences are ranked by `beam_search_score`.
-    `include_stop_str_in_output` concerns the text; the tokens always include the one that ended the sequence. Sequences
-    are made of `allowed_token_ids` alone, whose logprobs are those in the whole vocabulary.
+    Sequences are ranked by `beam_search_score` of the logprobs that their tokens have in the model, over the whole
+    vocabulary. `temperature` divides the logits first; 0 leaves them unchanged, and others are at least 0.01. Sequences
+    are made of `allowed_token_ids` alone; what the engine's logits processors add to a logit adds to the rank.
+    `include_stop_str_in_output` concerns the text; the tokens always include the one that ended the sequence.
 
     Raises:
         VLLMValidationError: a field's type or range is wrong, or `structured_outputs` or `watermarking` ask for
@@ -55,7 +63,7 @@ class BeamSearchParams:
     def __post_init__(self) -> None:
         self.beam_width = check_integer("beam_width", self.beam_width, low=1, high=MAX_BEAM_WIDTH)
         self.max_tokens = check_integer("max_tokens", self.max_tokens, low=1)
-        self.temperature = check_number("temperature", self.temperature, 0.0, math.inf)
+        self.temperature = raised_temperature(check_number("temperature", self.temperature, 0.0, math.inf))
         self.length_penalty = check_number("length_penalty", self.length_penalty, -100.0, 100.0)
         for name in ("ignore_eos", "include_stop_str_in_output", "skip_special_tokens"):
             check_boolean(name, getattr(self, name))
@@ -80,9 +88,9 @@ class BeamSearchSequence:
     Attributes:
         tokens: the prompt's ids and the generated ones, with the token that ended it.
         logprobs: for each generated token `{token_id: Logprob}`, over numpy arrays: the token, then the candidates that
-            it was chosen from.
-        cum_logprob: sum of the generated tokens' logprobs.
-        score: `beam_search_score` of it.
+            it was chosen from; as the engine's `logprobs_mode` says.
+        cum_logprob: sum of the generated tokens' logprobs; in a processed mode, of the processed ones.
+        score: `beam_search_score` of what the sequence was ranked by.
         text: of all tokens, the prompt's included; None without a tokenizer.
         finish_reason: "stop" or "length".
         stop_reason: the stop token id; None for the end-of-sequence token.

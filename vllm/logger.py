@@ -7,6 +7,7 @@ import json
 import logging
 import logging.config
 import sys
+from collections.abc import Callable
 from functools import lru_cache
 from pathlib import Path
 
@@ -58,7 +59,15 @@ def init_logger(name: str) -> logging.Logger:
 
 def warn_once(logger: logging.Logger, message: str, *args: object) -> None:
     """Log a formatted warning once per process."""
-    text = message % args if args else message
+    _log_once(logger.warning, message % args if args else message)
+
+
+def info_once(logger: logging.Logger, message: str, *args: object) -> None:
+    """Log a formatted line once per process."""
+    _log_once(logger.info, message % args if args else message)
+
+
+def _log_once(log: Callable[..., None], text: str) -> None:
     if text not in _seen:
         _seen.add(text)
-        logger.warning("%s", text)
+        log("%s", text)

@@ -36,7 +36,8 @@ class CompletionOutput:
             it.
         logprobs: one `{token_id: Logprob}` a position, over numpy arrays; None if not requested.
         finish_reason: "stop", "length", "repetition", "abort" or "error"; None while running.
-        stop_reason: the stop string or stop token id; None for the end-of-sequence token.
+        stop_reason: the stop string or stop token id; None for the end-of-sequence token. "no_token_left" beside
+            "error": the request's constraints ruled out every token, and what there is was generated before.
         routed_experts, lora_request, sampling_mask, spec_decode_metrics, weight_versions: never set by this engine; for
             callers that read them.
         error: the message if finish_reason is "error".

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from vllm.exceptions import VLLMValidationError, shown
 from vllm.sampling_params import RequestOutputKind
-from vllm.utils.checks import MAX_INTEGER, check_boolean, check_integer, wrong_type
+from vllm.utils.checks import MAX_INTEGER, check_boolean, check_id_sequence, check_integer, whole, wrong_type
 from vllm.utils.struct import Struct
 
 PoolingTask = Literal["embed", "classify", "token_embed", "token_classify", "plugin", "embed&token_classify"]
@@ -49,7 +49,7 @@ class LateInteractionParams(Struct, omit_defaults=True, array_like=True):
             message = f"mode must be {' or '.join(_LATE_MODES)}, got {shown(self.mode)}"
             raise VLLMValidationError(message, "mode", self.mode)
         if self.mode == "cache_query":
-            _check_positive("query_uses", self.query_uses)
+            self.query_uses = _check_positive("query_uses", self.query_uses)
 
 
 class LateChunkingParams(Struct, omit_defaults=True, array_like=True):
@@ -58,7 +58,7 @@ class LateChunkingParams(Struct, omit_defaults=True, array_like=True):
     chunk_size: int
 
     def __post_init__(self) -> None:
-        _check_positive("chunk_size", self.chunk_size)
+        self.chunk_size = _check_positive("chunk_size", self.chunk_size)
 
 
 class PoolingParams(Struct, omit_defaults=True, array_like=True):
@@ -76,7 +76,7 @@ class PoolingParams(Struct, omit_defaults=True, array_like=True):
             that of the first token after them. attended_tokens: how many of the first tokens others see. Of
             token_embed: skipped_token_ids, kept_token_ids: whose vectors are left out, or alone are not.
         truncate_prompt_tokens: keep so many tokens of the beginning; -1: as many as the model takes; None: no more is
-            an error.
+            an error. The tokenizer's special tokens are among them, and stay at both ends.
         late_chunking_params: of token_embed: the mean of each so many tokens' vectors, in place of them.
         late_interaction_params: None; LLM.score compares token embeddings.
         normalize: the older name of use_activation for embeddings.
@@ -145,6 +145,7 @@ class PoolingParams(Struct, omit_defaults=True, array_like=True):
             own.use_activation, own.normalize = own.normalize, None
         if own.dimensions is not None and "classify" in own.task:
             raise VLLMValidationError("dimensions is for embeddings", "dimensions", own.dimensions)
+        own.dimensions, own.truncate_prompt_tokens = whole(own.dimensions), whole(own.truncate_prompt_tokens)
         check_dimensions(own.dimensions, model_config)
         if own.use_activation is not None:
             check_boolean("use_activation", own.use_activation)
@@ -168,26 +169,26 @@ class PoolingParams(Struct, omit_defaults=True, array_like=True):
         if own.returned_token_ids and model_config.pooling.has_token_heads:
             message = "returned_token_ids chooses among classes, and a token of this model has one weight: leave it out"
             raise VLLMValidationError(message, "returned_token_ids", own.returned_token_ids)
-        for column in own.returned_token_ids or ():
+        for column in check_id_sequence("returned_token_ids", own.returned_token_ids or ()):
             check_integer("returned_token_ids", column, 0, model_config.hf_config.num_labels - 1)
         return own
 
     def _check_extra(self) -> None:
-        extra = dict(self.extra_kwargs or {})
-        ones = extra.pop("compressed_token_type_ids", None)
-        for place in ones if isinstance(ones, list | tuple) and len(ones) == 2 else (ones,):
-            if ones is not None:
-                check_integer("compressed_token_type_ids", place, 0)
-        if (number := extra.pop("attended_tokens", None)) is not None:
-            check_integer("attended_tokens", number, 1)
+        given = self.extra_kwargs or {}
+        extra = dict(given)
+        if (ones := extra.pop(name := "compressed_token_type_ids", None)) is not None:
+            is_range = isinstance(ones, list | tuple) and len(ones) == 2
+            places = [check_integer(name, place, 0) for place in (ones if is_range else (ones,))]
+            given[name] = places if is_range else places[0]
+        if (number := extra.pop(name := "attended_tokens", None)) is not None:
+            given[name] = check_integer(name, number, 1)
         for name in ("skipped_token_ids", "kept_token_ids"):
             ids = extra.pop(name, None)
             if ids is None:
                 continue
             if self.task != "token_embed" or self.late_chunking_params is not None:
                 raise VLLMValidationError(f"{name} is for the task token_embed without late chunking", name, self.task)
-            for token_id in ids:
-                check_integer(name, token_id, 0)
+            check_id_sequence(name, ids)
         if extra:
             name = next(iter(extra))
             known = "compressed_token_type_ids, attended_tokens, skipped_token_ids, kept_token_ids"
@@ -231,9 +232,11 @@ def check_dimensions(dimensions: Any, model_config: Any) -> None:
     raise VLLMValidationError(f"dimensions={shown(dimensions)}: {problem}", "dimensions", dimensions)
 
 
-def _check_positive(name: str, value: Any) -> None:
+def _check_positive(name: str, value: Any) -> int:
+    value = whole(value)
     if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= MAX_INTEGER:
         raise VLLMValidationError(f"{name} must be a positive integer up to 2**63 - 1, got {shown(value)}", name, value)
+    return value
 
 
 def classified_length(ids: Any, padding_id: int | None) -> int:

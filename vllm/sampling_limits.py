@@ -21,8 +21,6 @@ MIN_PENALTY, MAX_PENALTY = 1e-6, 1e6
 
 MAX_SEQUENCES = 16384
 """Limit of `n` and `best_of`; VLLM_MAX_N_SEQUENCES may lower it."""
-SAMPLING_EPS = 1e-5
-"""Temperatures below this are greedy."""
 
 LogprobsMode = Literal["raw_logprobs", "processed_logprobs", "raw_logits", "processed_logits"]
 LOGPROBS_MODES: tuple[str, ...] = ("raw_logprobs", "processed_logprobs", "raw_logits", "processed_logits")
@@ -103,14 +101,11 @@ BEAM_SEARCH_NEEDS: dict[str, tuple[Any, ...]] = {
     "top_p": (1.0,),
     "top_k": (0,),
     "min_p": (0.0,),
-    "min_tokens": (0,),
     "stop": ([],),
-    "bad_words": ([],),
     "logprobs": (None,),
     "logprob_token_ids": (None,),
     "prompt_logprobs": (None,),
     "prompt_logprob_token_ids": (None,),
-    "logits_processors": (None,),
 }
 
 # The same for a given continuation: it is the one sequence there is, and nothing may end or change it.

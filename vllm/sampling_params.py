@@ -24,7 +24,6 @@ from vllm.sampling_limits import (
     NUMBERS,
     OPTIONAL_INTEGERS,
     REFUSED,
-    SAMPLING_EPS,
     TRACE_NEEDS,
     LogprobsMode,
     check_needs,
@@ -36,16 +35,17 @@ from vllm.structured_params import StructuredOutputsParams as StructuredOutputsP
 from vllm.structured_params import check_repetition_detection
 from vllm.utils.checks import (
     MAX_INTEGER,
-    check_bias_key,
     check_boolean,
     check_id_sequence,
     check_integer,
+    check_logit_bias,
     check_number,
     check_processors,
     check_texts,
     check_token_id_rows,
     check_token_ids,
     check_vocabulary,
+    raised_temperature,
     wrong_type,
 )
 from vllm.utils.struct import Struct
@@ -84,11 +84,13 @@ class SamplingParams(Struct, dict=True):
     `max_tokens=0` samples nothing: it gives the prompt's readings and, where `logprobs` or `logprob_token_ids` ask
     for them, the readings of the next position.
 
-    `best_of` generates that many sequences and returns the `n` with the highest cumulative logprob. With
-    `use_beam_search` it is the number of beams. `bad_words` are never generated: what would complete one is ruled
-    out. `truncate_prompt_tokens=k` keeps the prompt's last k tokens; -1 keeps as many as leave room for
-    `max_tokens`. `logits_processors` are callables over one row of logits: (logits), (output_ids, logits) or
-    (prompt_ids, output_ids, logits).
+    `temperature=0` takes the most likely token; above 0, at least 0.01 is used. `best_of` generates that many sequences
+    and returns the `n` with the highest cumulative logprob; at temperature 0 one is computed, and all are equal. With
+    `use_beam_search` it is the number of beams, ranked by the model's logprobs and what `logit_bias` and processors add
+    to them. `bad_words` are never generated: what would complete one is ruled out. `truncate_prompt_tokens=k` keeps a
+    prompt's last k tokens; -1 as many as leave room for `max_tokens`. Of a text the tokenizer's special tokens are
+    among the k and stay at both ends. `logits_processors` are callables over one row of logits: (logits), (output_ids,
+    logits) or (prompt_ids, output_ids, logits).
 
     `trace_decode_token_ids` are generated whatever the model says, as far as the context holds them, with the readings
     of these tokens; `max_tokens` becomes their number, and no other stop condition applies. `stream_interval=k`
@@ -150,6 +152,8 @@ class SamplingParams(Struct, dict=True):
     # Set when the request is queued.
     _bad_words_token_ids: list[list[int]] | None = None
     _model_stop_token_ids: list[int] | None = None
+    # Of a beam search's request, which reads a beam's next tokens: how many of its last tokens were generated.
+    _beam_length: int | None = None
 
     def __post_init__(self) -> None:
         self._refuse_unsupported()
@@ -185,6 +189,7 @@ class SamplingParams(Struct, dict=True):
         for name in OPTIONAL_INTEGERS:
             if getattr(self, name) is not None:
                 setattr(self, name, _limited_integer(name, getattr(self, name)))
+        self.temperature = raised_temperature(self.temperature)
         self.top_k = max(self.top_k, 0)
         # Upstream's spelling of "no seed".
         self.seed = None if self.seed == -1 else self.seed
@@ -258,13 +263,7 @@ class SamplingParams(Struct, dict=True):
             )
 
     def _normalise_bias(self) -> None:
-        if self.logit_bias is not None:
-            if not isinstance(self.logit_bias, dict):
-                raise wrong_type("logit_bias", self.logit_bias, "a dict of token id to bias")
-            self.logit_bias = {
-                check_bias_key(key): check_number("logit_bias", value, -100.0, 100.0)
-                for key, value in self.logit_bias.items()
-            } or None
+        self.logit_bias = check_logit_bias(self.logit_bias)
         if self.allowed_token_ids is not None:
             self.allowed_token_ids = check_token_ids("allowed_token_ids", self.allowed_token_ids)
             if not self.allowed_token_ids:
@@ -295,13 +294,6 @@ class SamplingParams(Struct, dict=True):
                 "best_of",
                 self.best_of,
             )
-        if self.is_greedy and self.num_sequences > 1 and not self.use_beam_search:
-            name = "n" if self.n > 1 else "best_of"
-            raise VLLMValidationError(
-                f"{name} must be 1 when sampling is greedy (temperature 0), got {getattr(self, name)}",
-                name,
-                getattr(self, name),
-            )
         for name, default in (("length_penalty", 1.0), ("early_stopping", False)):
             if not self.use_beam_search and getattr(self, name) != default:
                 raise VLLMValidationError(
@@ -312,6 +304,11 @@ class SamplingParams(Struct, dict=True):
     def num_sequences(self) -> int:
         """How many sequences are generated: `best_of`, else `n`."""
         return self.n if self.best_of is None else self.best_of
+
+    @property
+    def num_distinct(self) -> int:
+        """How many of these are computed: one where greedy sampling makes all of them the same."""
+        return 1 if self.is_greedy and not self.use_beam_search else self.num_sequences
 
     @property
     def reads_prompt(self) -> bool:
@@ -383,7 +380,7 @@ class SamplingParams(Struct, dict=True):
     @property
     def is_greedy(self) -> bool:
         """True when the most likely token is taken, without randomness."""
-        return self.temperature < SAMPLING_EPS
+        return self.temperature == 0
 
     @cached_property
     def logprob_token_ids_np(self) -> np.ndarray:
@@ -458,9 +455,7 @@ class SamplingParams(Struct, dict=True):
             lists = [lists or []]
         own = ([token_id for token_id in each if token_id >= 0] for each in lists)
         named = (("prompt_logprob_token_ids", each) for each in own)
-        # A beam search reads the tokens that BeamSearchParams allows.
-        name = "allowed_token_ids" if self.use_beam_search else "logprob_token_ids"
-        return [(name, self.logprob_token_ids or []), *named]
+        return [("logprob_token_ids", self.logprob_token_ids or []), *named]
 
     def clone(self) -> SamplingParams:
         """A copy that shares no mutable field with this one; already validated, so nothing is checked again."""
@@ -475,9 +470,8 @@ class SamplingParams(Struct, dict=True):
         """The parameters of sample `index` of a request for several: n = 1, a seed of its own, and prompt readings
         for the first alone, as they are the same for all."""
         own = self.clone()
-        own.n = 1
-        own.best_of = None
-        if self.num_sequences > self.n and self.num_logprobs is None:
+        own.n, own.best_of = 1, None
+        if self.num_distinct > self.n and self.num_logprobs is None:
             # The sequences are compared by their tokens' logprobs.
             own.logprobs = 0
         if index > 0:

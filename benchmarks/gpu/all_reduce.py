@@ -5,6 +5,7 @@ python benchmarks/gpu/all_reduce.py DEVICE RANK WORLD_SIZE PORT
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import statistics
@@ -74,9 +75,13 @@ def _time(group: Any, tensor: torch.Tensor) -> float:
 
 def main() -> None:
     """Join the others and print what was measured."""
-    kind, rank, world_size, port = sys.argv[1], *map(int, sys.argv[2:])
-    device = torch.device(kind, rank) if kind == "cuda" else torch.device(kind)
-    print(json.dumps(_run_rank(device, rank, world_size, port)), flush=True)
+    parser = argparse.ArgumentParser(description="One rank of a sum over devices; gpu_check.py starts them.")
+    parser.add_argument("device", help="cpu or cuda")
+    for name in ("rank", "world_size", "port"):
+        parser.add_argument(name, type=int)
+    args = parser.parse_args()
+    device = torch.device(args.device, args.rank) if args.device == "cuda" else torch.device(args.device)
+    print(json.dumps(_run_rank(device, args.rank, args.world_size, args.port)), flush=True)
     os._exit(0)  # a library's threads may wait for ranks that have gone
 
 

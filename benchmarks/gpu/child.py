@@ -8,6 +8,7 @@ started again for the remaining cases.
 
 from __future__ import annotations
 
+import argparse
 import importlib
 import json
 import sys
@@ -17,6 +18,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from gpu.setting import Case, Setting
 from gpu.sizes import SCALES
@@ -34,7 +37,9 @@ PARTS = {
 
 def main() -> int:
     """Run the cases that are not done yet."""
-    options = json.loads(sys.argv[1])
+    parser = argparse.ArgumentParser(description="One part of the check; gpu_check.py starts it.")
+    parser.add_argument("options", type=json.loads, help="part, device, scale, seed, folder, events, done, as JSON")
+    options = parser.parse_args().options
     device = torch.device(options["device"])
     setting = Setting(
         device, SCALES[options["scale"]], options["seed"], Path(options["folder"]), options.get("rates", {})

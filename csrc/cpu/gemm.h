@@ -16,6 +16,10 @@
 //   prepared_size(args)           floats that a thread needs for kPanelsAtATime panels
 //   prepare(args, panel, stop)    panels [panel, stop)
 //
+// and, if it leaves rows to another product:
+//
+//   leave_row(args, x, row)       marks row `row`, whose values are x, if it does
+//
 // Include only from kernels/*.cpp.
 #pragma once
 
@@ -53,6 +57,9 @@ struct Ahead {
 
 template <typename Product>
 concept PreparesPanels = requires(const LinearArgs& a) { Product::prepared_size(a); };
+
+template <typename Product>
+concept LeavesRows = requires(const LinearArgs& a, const typename Product::Row* x) { Product::leave_row(a, x, 0); };
 
 // A thread's arguments, with its memory.
 template <typename Product>
@@ -127,6 +134,7 @@ class Gemm {
         norm_row(x, residual, args_.norm_weight, args_.wide_norm_weight, normed, args_.inner, args_.eps);
         x = normed;
       }
+      if constexpr (LeavesRows<Product>) Product::leave_row(args_, x, row);
       const int64_t tile = tiles.tile_of(row), start = tiles.start(tile);
       Element* to = packed + (start - tiles.first) * Product::packed_row(args_);
       Product::pack_row(args_, x, row - start, tiles.height(tile), to);

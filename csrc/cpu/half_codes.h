@@ -3,20 +3,21 @@
 // Include only from kernels/*.cpp.
 #pragma once
 
+#include "half_lanes.h"
 #include "quantized_panels.h"
 
-#if defined(__AVX512FP16__)
+#if defined(VLLM_HAS_HALF_LANES)
 namespace vllm_cpu {
 namespace VLLM_ISA {
 
 // Of two vectors of words, the lower halves of the first and the upper halves of the second.
-inline __m512i halves_of(__m512i lower, __m512i upper) {
+inline __m512i join_halves(__m512i lower, __m512i upper) {
   return _mm512_ternarylogic_epi32(_mm512_set1_epi32(0xffff), lower, upper, 0xca);
 }
 
 // Of words of columns c and of c + 16, the lower, or upper, halves side by side.
-inline __m512i lower_halves(__m512i first, __m512i second) { return halves_of(first, _mm512_slli_epi32(second, 16)); }
-inline __m512i upper_halves(__m512i first, __m512i second) { return halves_of(_mm512_srli_epi32(first, 16), second); }
+inline __m512i lower_halves(__m512i first, __m512i second) { return join_halves(first, _mm512_slli_epi32(second, 16)); }
+inline __m512i upper_halves(__m512i first, __m512i second) { return join_halves(_mm512_srli_epi32(first, 16), second); }
 
 // A unit's codes of one plane, in words of 16 bits, columns c and c + 16 side by side: codes<k>() are those at one k; above
 // their bits is anything.
@@ -53,7 +54,7 @@ template <>
 struct HalfPlane<1> {
   __m512i words;
   explicit HalfPlane(const uint8_t* unit) : words(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i*)unit))) {
-    words = halves_of(words, _mm512_slli_epi32(words, 8));
+    words = join_halves(words, _mm512_slli_epi32(words, 8));
   }
   template <int k>
   __m512i codes() const {
@@ -136,8 +137,8 @@ struct HalfTable {
     greatest /= factor;
   }
   template <int k>
-  __m512h values(const Unit& unit) const {
-    return (__m512h)_mm512_permutexvar_epi16(unit.template codes<k>(), table);
+  Halves values(const Unit& unit) const {
+    return halves_of(_mm512_permutexvar_epi16(unit.template codes<k>(), table));
   }
 };
 
@@ -168,8 +169,8 @@ struct HalfCodes<6, Values::integers> {
   static constexpr float greatest = 63.0f, factor = 1.0f;
   explicit HalfCodes(const Quantized&) {}
   template <int k>
-  __m512h values(const Unit& unit) const {
-    return _mm512_cvtepu16_ph(_mm512_and_si512(unit.codes<k>(), _mm512_set1_epi16(63)));
+  Halves values(const Unit& unit) const {
+    return from_unsigned(_mm512_and_si512(unit.codes<k>(), _mm512_set1_epi16(63)));
   }
 };
 
@@ -180,10 +181,10 @@ struct HalfCodes<8, Values::integers> {
   static constexpr float greatest = 128.0f, factor = 1.0f;
   explicit HalfCodes(const Quantized&) {}
   template <int k>
-  __m512h values(const Unit& unit) const {
+  Halves values(const Unit& unit) const {
     // The shift back brings the sign.
     const __m512i pair = unit.words[k / 2];
-    return _mm512_cvtepi16_ph(_mm512_srai_epi16(k % 2 == 0 ? _mm512_slli_epi16(pair, 8) : pair, 8));
+    return from_signed(_mm512_srai_epi16(k % 2 == 0 ? _mm512_slli_epi16(pair, 8) : pair, 8));
   }
 };
 
@@ -195,9 +196,9 @@ struct HalfCodes<8, Values::e4m3> {
   static constexpr float greatest = 1.75f, factor = 1.0f;
   explicit HalfCodes(const Quantized&) {}
   template <int k>
-  __m512h values(const Unit& unit) const {
+  Halves values(const Unit& unit) const {
     const __m512i words = _mm512_slli_epi16(_mm512_cvtepi8_epi16(unit.codes<k>()), 7);
-    return (__m512h)_mm512_and_si512(words, _mm512_set1_epi16(static_cast<short>(0xbf80)));
+    return halves_of(_mm512_and_si512(words, _mm512_set1_epi16(static_cast<short>(0xbf80))));
   }
 };
 
@@ -208,8 +209,8 @@ struct HalfCodes<8, Values::e5m2> {
   static constexpr float greatest = 57344.0f, factor = 1.0f;
   explicit HalfCodes(const Quantized&) {}
   template <int k>
-  __m512h values(const Unit& unit) const {
-    return (__m512h)_mm512_slli_epi16(_mm512_cvtepu8_epi16(unit.codes<k>()), 8);
+  Halves values(const Unit& unit) const {
+    return halves_of(_mm512_slli_epi16(_mm512_cvtepu8_epi16(unit.codes<k>()), 8));
   }
 };
 

@@ -4,16 +4,22 @@
 #pragma once
 
 #include "gemm.h"
+#include "half_lanes.h"
+#include "left_rows.h"
 
-#if defined(__AVX512FP16__)
+#if defined(VLLM_HAS_HALF_LANES)
 namespace vllm_cpu {
 namespace VLLM_ISA {
 
 // Products of bfloat16 in float16 arithmetic, which runs at twice the rate of float32. Rows of x and columns of W are
 // scaled by powers of two into float16's range, where bfloat16's 8 bits are exact over 18 binades and more. Chains of
 // kRun multiply-adds are summed pairwise, in float16 up to kHalfSum values of k and in float32 beyond: 40 % of the error
-// that rounding the result to bfloat16 makes anyway. Nothing can overflow: 2^5 * 2^5 * 64 = 2^16, and each factor is
-// below its power.
+// that rounding the result to bfloat16 makes anyway. Nothing can overflow: sums of 64 are below (2^5 - 2^-3) * 2^5 * 64, as
+// bfloat16 below 2^5 are at most 2^5 - 2^-3, and what their roundings add leaves them below float16's greatest number.
+//
+// A float16 sum keeps 11 bits of the greatest product in it. Rows with many values so much smaller that most of their bits
+// would go (see loses) are left to a product with float32 sums; in others the usual values outweigh the sums' errors.
+// Values below 2^-21 of a row's greatest, and weights below 2^-21 of their column's, keep fewer than 8 bits.
 struct HalfProduct {
   using Row = BF16;
   // A value twice: broadcasting 32 bits is free, 16 bits are not.
@@ -34,6 +40,31 @@ struct HalfProduct {
 
   static void pack_row(const LinearArgs& a, const BF16* x, int64_t r, int64_t rows, uint32_t* out) {
     pack_values(x, a.inner, r, rows, out);
+  }
+
+  static void leave_row(const LinearArgs& a, const BF16* x, int64_t row) {
+    if (loses(x, a.inner)) mark_left(a, x, row);
+  }
+
+  // Whether float16 sums would lose a row's usual values: more than a quarter of those that are not zero are below 2^-8 of
+  // the greatest among the kHalfSum that are summed together, or below 2^-20 of the row's. Activations of texts hardly have
+  // such rows: none in most layers, one in a hundred where a gate's products have the widest range.
+  static bool loses(const BF16* x, int64_t size) {
+    constexpr int kBinade = 1 << 7;
+    const __m512i below_sum = _mm512_set1_epi16(8 * kBinade), below_row = _mm512_set1_epi16(20 * kBinade);
+    const __m512i floor = _mm512_subs_epu16(_mm512_set1_epi16(static_cast<int16_t>(greatest_bits(x, size))), below_row);
+    int64_t present = 0, lost = 0;
+    for (int64_t k = 0; k < size; k += kHalfSum) {
+      const __m512i parts[2] = {magnitudes(x, k, size), magnitudes(x, k + 32, size)};
+      const __m512i greatest = repeat_greatest(_mm512_max_epu16(parts[0], parts[1]));
+      const __m512i least_kept = _mm512_max_epu16(_mm512_subs_epu16(greatest, below_sum), floor);
+      for (const __m512i& part : parts) {
+        const __mmask32 there = _mm512_test_epi16_mask(part, part);
+        present += __builtin_popcount(there);
+        lost += __builtin_popcount(_mm512_mask_cmplt_epu16_mask(there, part, least_kept));
+      }
+    }
+    return 4 * lost > present;
   }
 
   template <int R, int P>
@@ -73,7 +104,7 @@ struct HalfProduct {
       if constexpr (kSideBySide) {
         add_chunk<R, P>(x + k * R, rows_from(k), stride, &ahead, totals);
       } else {
-        __m512h sums[R][P];
+        Halves sums[R][P];
         add_products<R, P, kHalfSum>(x + k * R, rows_from(k), stride, kRun, ahead, sums);
         add_to_totals<R, P, kSideBySide>(sums, totals);
       }
@@ -81,7 +112,7 @@ struct HalfProduct {
     if (k < inner) {
       const _Float16* rows = rows_from(k);
       for (const int64_t first = k; k < inner; k += kRun) {
-        __m512h sums[R][P];
+        Halves sums[R][P];
         add_products<R, P, kRun>(x + k * R, rows + (k - first) * kPanel, stride, least(kRun, inner - k), ahead, sums);
         add_to_totals<R, P, kSideBySide>(sums, totals);
       }
@@ -104,12 +135,12 @@ struct HalfProduct {
   }
 
   template <int R, int P, bool kSideBySide>
-  static inline void add_to_totals(const __m512h (&sums)[R][P], float (&totals)[R][P][kPanel]) {
+  static inline void add_to_totals(const Halves (&sums)[R][P], float (&totals)[R][P][kPanel]) {
 #pragma GCC unroll 16
     for (int r = 0; r < R; ++r) {
 #pragma GCC unroll 8
       for (int p = 0; p < P; ++p) {
-        const __m512i bits = _mm512_castph_si512(sums[r][p]);
+        const __m512i bits = bits_of(sums[r][p]);
         const __m256i first = kSideBySide ? _mm512_cvtepi32_epi16(bits) : _mm512_castsi512_si256(bits);
         const __m256i second =
             kSideBySide ? _mm512_cvtepi32_epi16(_mm512_srli_epi32(bits, 16)) : _mm512_extracti64x4_epi64(bits, 1);
@@ -121,18 +152,32 @@ struct HalfProduct {
   }
 
  private:
+  // Values [k, k + 32) of x without their signs, as integers in their order; zeros behind the last one.
+  static __m512i magnitudes(const BF16* x, int64_t k, int64_t size) {
+    const int64_t left = size - k;
+    const __mmask32 lanes = left >= 32 ? ~0u : left > 0 ? (1u << left) - 1u : 0u;
+    return _mm512_and_si512(_mm512_maskz_loadu_epi16(lanes, x + k), _mm512_set1_epi16(0x7fff));
+  }
+
+  // The greatest of 32 integers without sign, in all places.
+  static __m512i repeat_greatest(__m512i x) {
+    const __m256i half = _mm256_max_epu16(_mm512_castsi512_si256(x), _mm512_extracti64x4_epi64(x, 1));
+    const __m128i eighth = _mm_max_epu16(_mm256_castsi256_si128(half), _mm256_extracti128_si256(half, 1));
+    // There is an instruction for the least of eight.
+    const __m128i all = _mm_set1_epi16(-1);
+    return _mm512_broadcastw_epi16(_mm_xor_si128(_mm_minpos_epu16(_mm_xor_si128(eighth, all)), all));
+  }
+
+  // Of the greatest magnitude in x.
+  static int greatest_bits(const BF16* x, int64_t size) {
+    __m512i greatest = _mm512_setzero_si512();
+    for (int64_t k = 0; k < size; k += 32) greatest = _mm512_max_epu16(greatest, magnitudes(x, k, size));
+    return _mm_cvtsi128_si32(_mm512_castsi512_si128(repeat_greatest(greatest))) & 0xffff;
+  }
+
   // Of the largest finite magnitude in x: 2^e <= |x| < 2^(e + 1); within what both scales can hold.
   static int largest_exponent(const BF16* x, int64_t size) {
-    __m512i largest = _mm512_setzero_si512();
-    for (int64_t k = 0; k < size; k += 32) {
-      const int64_t left = size - k;
-      const __mmask32 lanes = left >= 32 ? ~0u : (1u << left) - 1u;
-      const __m512i bits = _mm512_maskz_loadu_epi16(lanes, x + k);
-      largest = _mm512_max_epu16(largest, _mm512_and_si512(bits, _mm512_set1_epi16(0x7fff)));
-    }
-    const __m512i even = _mm512_and_si512(largest, _mm512_set1_epi32(0xffff));
-    const __m512i words = _mm512_max_epu32(_mm512_srli_epi32(largest, 16), even);
-    const int biased = static_cast<int>(_mm512_reduce_max_epu32(words) >> 7);
+    const int biased = greatest_bits(x, size) >> 7;
     // Of infinities and NaN any scale will do.
     if (biased == 255) return 0;
     const int exponent = biased - 127;
@@ -143,7 +188,7 @@ struct HalfProduct {
   template <int R, int P>
   [[gnu::noinline]] static void add_chunk(const uint32_t* x, const _Float16* panel, int64_t panel_size, Ahead* ahead,
                                           float (&totals)[R][P][kPanel]) {
-    __m512h sums[R][P];
+    Halves sums[R][P];
     add_products<R, P, kHalfSum>(x, panel, panel_size, kRun, *ahead, sums);
     add_to_totals<R, P, true>(sums, totals);
   }
@@ -151,38 +196,38 @@ struct HalfProduct {
   // sums = R rows of packed x times P panels over N values of k, or over the first `run` of them if N is kRun.
   template <int R, int P, int N>
   static inline void add_products(const uint32_t* x, const _Float16* panel, int64_t panel_size, int64_t run,
-                                  Ahead& ahead, __m512h (&sums)[R][P]) {
+                                  Ahead& ahead, Halves (&sums)[R][P]) {
     if constexpr (N == kRun) {
       ahead();
       add_product<R, P, true>(x, panel, panel_size, sums);
 #pragma GCC unroll 1
       for (int64_t k = 1; k < run; ++k) add_product<R, P, false>(x + k, panel + k * kPanel, panel_size, sums);
     } else {
-      __m512h before[R][P];
+      Halves before[R][P];
       add_products<R, P, N / 2>(x, panel, panel_size, run, ahead, before);
       add_products<R, P, N / 2>(x + N / 2 * R, panel + N / 2 * kPanel, panel_size, run, ahead, sums);
 #pragma GCC unroll 16
       for (int r = 0; r < R; ++r) {
 #pragma GCC unroll 8
-        for (int p = 0; p < P; ++p) sums[r][p] = _mm512_add_ph(before[r][p], sums[r][p]);
+        for (int p = 0; p < P; ++p) sums[r][p] = add(before[r][p], sums[r][p]);
       }
     }
   }
 
   template <int R, int P, bool kFirst>
-  static inline void add_product(const uint32_t* x, const _Float16* row, int64_t panel_size, __m512h (&sums)[R][P]) {
-    __m512h weights[P];
+  static inline void add_product(const uint32_t* x, const _Float16* row, int64_t panel_size, Halves (&sums)[R][P]) {
+    Halves weights[P];
 #pragma GCC unroll 8
     for (int p = 0; p < P; ++p) {
       __builtin_prefetch(row + p * panel_size + kRowsAhead * kPanel);
-      weights[p] = _mm512_loadu_ph(row + p * panel_size);
+      weights[p] = load_halves(row + p * panel_size);
     }
 #pragma GCC unroll 16
     for (int r = 0; r < R; ++r) {
-      const __m512h value = _mm512_castsi512_ph(_mm512_set1_epi32(static_cast<int>(x[r * kRun])));
+      const Halves value = halves_of(_mm512_set1_epi32(static_cast<int>(x[r * kRun])));
 #pragma GCC unroll 8
       for (int p = 0; p < P; ++p) {
-        sums[r][p] = kFirst ? _mm512_mul_ph(value, weights[p]) : _mm512_fmadd_ph(value, weights[p], sums[r][p]);
+        sums[r][p] = kFirst ? mul(value, weights[p]) : fma(value, weights[p], sums[r][p]);
       }
     }
   }

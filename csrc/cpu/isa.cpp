@@ -34,9 +34,11 @@ Isa widest_possible() {
   widest = Isa::avx512_bf16;
 #endif
 #ifdef VLLM_HAVE_AVX512_FP16
+#ifndef VLLM_EMULATED
   unsigned a = 0, b = 0, c = 0, d = 0;
   constexpr unsigned kAvx512Fp16 = 1u << 23;
   if (!__get_cpuid_count(7, 0, &a, &b, &c, &d) || !(d & kAvx512Fp16)) return widest;
+#endif
   widest = Isa::avx512_fp16;
 #endif
   return widest;
@@ -79,7 +81,10 @@ bool has_bf16_tiles() {
 }
 
 bool has_fast_bf16_dot() {
-#if defined(__x86_64__)
+#if defined(VLLM_EMULATED)
+  // As on the CPUs that have what is emulated.
+  return false;
+#elif defined(__x86_64__)
   return current_isa() >= Isa::avx512_bf16 && __builtin_cpu_is("amd");
 #else
   return false;

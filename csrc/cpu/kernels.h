@@ -180,6 +180,9 @@ struct LinearArgs {
   bool gated;
   // The product's own affair: the result is written past the caches.
   bool streams;
+  // Likewise: which rows [rows] it leaves to another product (see left_rows.h), and where to keep these if x is normed.
+  uint8_t* left;
+  BF16* left_rows;  // [rows, inner], or null
   // Multiplied are not the rows of x but those of norm(residual += x) * norm_weight, in x's dtype; null: those of x.
   void* residual;  // [rows, inner]
   const void* norm_weight;  // [inner], in x's dtype or float32
@@ -277,8 +280,6 @@ VLLM_FOR_EACH_ISA(VLLM_DECLARE_KERNELS)
 #ifdef VLLM_HAVE_AVX512_FP16
 namespace vllm_cpu {
 namespace avx512_fp16 {
-void pack_linear(const PackLinearArgs& args);
-void panel_rows(const PanelRowsArgs& args);
 void linear(const LinearArgs& args);
 void linear_quantized_half(const LinearArgs& args);
 }  // namespace avx512_fp16

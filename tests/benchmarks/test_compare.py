@@ -15,6 +15,9 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+from layouts import BFLOAT16_LAYOUTS, needs_kernels
+from safetensors.torch import load_file
+from tiny_llm import make_tiny_llm, make_tiny_model
 
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 
@@ -42,6 +45,19 @@ def test_a_run_of_ours(tmp_path: Path) -> None:
     assert set(result["bounds"]) == {"decode1"} and all(0 < one < 60 for (one,) in result["bounds"]["decode1"].values())
     assert str(tmp_path) not in (tmp_path / "compare.json").read_text()
     assert "work scaled by 0.03" in ran.stderr
+
+
+@needs_kernels
+@pytest.mark.parametrize("layout", BFLOAT16_LAYOUTS)
+def test_weights_are_counted_whatever_packs_them(
+    layout: str, benchmark_module: Import, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("VLLM_CPU_GEMM", layout)
+    llm = make_tiny_llm(make_tiny_model(tmp_path), dtype="bfloat16")
+    (num_bytes,) = llm.apply_model(benchmark_module("engine_process").held_bytes)
+    plain = 2 * sum(tensor.numel() for tensor in load_file(tmp_path / "model.safetensors").values())
+    # Columns fill panels, scales come with float16, the table of positions is float32.
+    assert plain <= num_bytes < 3 * plain
 
 
 @pytest.mark.parametrize(

@@ -38,6 +38,8 @@ def test_a_file_comes_back_as_it_was(tmp_path):
     assert json.loads(path.read_text())["version"] == 1
     assert Calibration.load(path) == own
     assert DecisionParams(calibration=path).scalings == own
+    params = DecisionParams(permutations=2.0, truncate_prompt_tokens=-1.0)
+    assert (repr(params.permutations), repr(params.truncate_prompt_tokens)) == ("2", "-1")
     assert DecisionParams(calibration=str(path)).scalings == own
 
 

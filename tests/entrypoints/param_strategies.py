@@ -146,7 +146,7 @@ SOUND: dict[str, st.SearchStrategy[Any]] = {
     "presence_penalty": st.floats(-2, 2),
     "frequency_penalty": st.floats(-2, 2),
     "repetition_penalty": st.one_of(st.floats(0, 2, exclude_min=True), st.floats(2, 1e6)),
-    "temperature": st.one_of(st.just(0), st.floats(0, 2), st.floats(0, allow_infinity=False)),
+    "temperature": st.one_of(st.just(0), st.floats(0, 2), st.floats(0, 0.02), st.floats(0, allow_infinity=False)),
     "top_p": st.floats(0, 1, exclude_min=True),
     "top_k": st.integers(-1, VOCAB_SIZE + 2),
     "min_p": st.floats(0, 1),

@@ -352,7 +352,7 @@ def test_lengths_that_a_model_was_trained_for(minilm, overrides, taken, refused)
     config = EngineArgs(str(minilm), hf_overrides=overrides).create_engine_config().model_config
     for size in taken:
         assert PoolingParams(dimensions=size).verified(config).dimensions == size
-    no_integers = [(each, "integer") for each in (True, 64.0, float("nan"), "64")]
+    no_integers = [(each, "integer") for each in (True, 64.5, float("nan"), "64")]
     for size, problem in [*refused.items(), *no_integers]:
         with pytest.raises(VLLMValidationError, match=problem):
             PoolingParams(dimensions=size).verified(config)

@@ -23,7 +23,6 @@ from tiny_llm import is_empty, make_tiny_llm, make_tiny_model
 
 from vllm import BeamSearchParams, SamplingParams
 from vllm.exceptions import VLLMValidationError
-from vllm.v1.sample.logits_processor import AdapterLogitsProcessor
 
 # width, k, length_penalty, early_stopping, max_tokens
 CASES = [
@@ -193,82 +192,6 @@ class TestWhatEndsASequence:
             (expected,) = transformers_search(model, [prompts[3]], 3, None, max_new_tokens=3)
             assert [each.token_ids for each in output.outputs] == [tokens for tokens, _ in expected]
             assert {each.finish_reason for each in output.outputs} == {"length"}
-
-
-class TestProcessedLogits:
-    """The candidates are then read from the processed logits; transformers processes logprobs, so they are
-    normalised again."""
-
-    @staticmethod
-    def expected(model: Any, prompt: list[int], change: Any) -> list[tuple[list[int], float]]:
-        def process(input_ids: Any, scores: Any) -> Any:
-            return change(scores).log_softmax(-1)
-
-        return transformers_search(model, [prompt], 4, EOS_IDS, max_new_tokens=8, logits_processor=[process])[0]
-
-    @pytest.mark.parametrize("bias", [{}, {5: 4.0, 70: 3.0, 31: 5.0, 0: -100.0}])
-    @pytest.mark.parametrize("allowed", [None, [*range(25, 90), 5]])
-    def test_logit_bias_and_allowed_token_ids(self, llama, prompts, bias, allowed):
-        folder, model = llama
-        params = beam_params(4, 4, 1.0, False, 8)
-        params.logit_bias, params.allowed_token_ids = bias, allowed
-
-        def change(scores: Any) -> Any:
-            scores = scores.clone()
-            if allowed is not None:
-                keep = scores[:, allowed].clone()
-                scores.fill_(-torch.inf)
-                scores[:, allowed] = keep
-            for token_id, value in bias.items():
-                scores[:, token_id] += value
-            return scores
-
-        for prompt, output in zip(prompts, make_llm(folder).generate(prompts, params, use_tqdm=False), strict=True):
-            tokens, scores = zip(*self.expected(model, prompt, change), strict=True)
-            assert [each.token_ids for each in output.outputs] == list(tokens)
-            assert scores_of(output.outputs, 1.0) == pytest.approx(scores, abs=1e-4)
-
-    @pytest.mark.parametrize("temperature", [0.5, 3.0])
-    def test_temperature(self, llama, prompts, temperature):
-        folder, model = llama
-        params = BeamSearchParams(4, 8, temperature=temperature)
-        for prompt, output in zip(prompts, make_llm(folder).beam_search(prompts, params, use_tqdm=False), strict=True):
-            tokens, scores = zip(*self.expected(model, prompt, lambda scores: scores / temperature), strict=True)
-            assert [each.tokens for each in output.sequences] == [prompt + each for each in tokens]
-            assert [each.score for each in output.sequences] == pytest.approx(scores, abs=1e-4)
-
-    def test_custom_processors_and_their_arguments(self, llama, prompts):
-        class Favour(AdapterLogitsProcessor):
-            """Adds 5 to the tokens that a request names."""
-
-            def is_argmax_invariant(self) -> bool:
-                return False
-
-            def new_req_logits_processor(self, params: SamplingParams) -> Any:
-                favoured = (params.extra_args or {}).get("favour")
-                if favoured is None:
-                    return None
-
-                def add(output_ids: list[int], logits: torch.Tensor) -> torch.Tensor:
-                    logits[favoured] += 5.0
-                    return logits
-
-                return add
-
-        plain, biased, favoured = (beam_params(4, 4, 1.0, False, 8) for _ in range(3))
-        biased.logit_bias = {5: 5.0, 70: 5.0}
-        favoured.extra_args = {"favour": [5, 70]}
-        llm = make_llm(llama[0], logits_processors=[Favour])
-        found = llm.generate(prompts * 3, [plain] * 4 + [biased] * 4 + [favoured] * 4, use_tqdm=False)
-        assert [each.outputs for each in found[4:8]] == [each.outputs for each in found[8:]]
-        assert [each.outputs for each in found[:4]] != [each.outputs for each in found[8:]]
-
-    def test_fewer_sequences_than_beams(self, llama):
-        params = beam_params(4, 4, 1.0, False, 3)
-        params.allowed_token_ids = [9]
-        (output,) = make_llm(llama[0]).generate([[1, 2, 3]], params, use_tqdm=False)
-        assert [each.token_ids for each in output.outputs] == [[9, 9, 9]]
-        assert output.outputs[0].cumulative_logprob == pytest.approx(0.0, abs=1e-6)
 
 
 @pytest.fixture(scope="module")

@@ -173,7 +173,7 @@ class TestParams:
 
     @pytest.mark.parametrize(
         "fields",
-        [{"temperature": 1.0}, {"top_p": 0.5}, {"logprobs": 1}, {"stop": "a"}, {"min_tokens": 1}, {"max_tokens": 0}],
+        [{"temperature": 1.0}, {"top_p": 0.5}, {"logprobs": 1}, {"stop": "a"}, {"top_k": 2}, {"max_tokens": 0}],
     )
     def test_what_beam_search_cannot_be_combined_with(self, fields):
         (name,) = fields

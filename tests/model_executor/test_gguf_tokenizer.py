@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
+import re
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import gguf
 import pytest
 import tokenizers
 
+from vllm.model_executor.model_loader import NO_EMBEDDED_MODEL, embedded_model_path
 from vllm.model_executor.model_loader.gguf_file import GGUFFile
 from vllm.model_executor.model_loader.gguf_splits import pre_tokenizer
 from vllm.model_executor.model_loader.gguf_tokenizer import write_tokenizer
@@ -136,6 +138,33 @@ def test_words_of_byte_level_vocabularies(name: str, text: str, words: list[str]
     bytes_of_space = {" ": "\u0120", "\n": "\u010a", "ö": "\u00c3\u00b6"}
     got = [word for word, _ in pre_tokenizer(name).pre_tokenize_str(text)]
     assert got == ["".join(bytes_of_space.get(char, char) for char in word) for word in words]
+
+
+NUMERALS = "0123456789²½٣\uff12Ⅷ"
+HOSTILE = ["\n 1", "  12", " 3.14", "\r\n\t7", " ²", "a½ ٣", "x \uff12Ⅷ", "日本 2 語", "😀  9", "<|im_end|>\n 1"]
+
+
+def test_numerals_of_the_embedded_model_stand_alone(tmp_path: Path) -> None:
+    """tokenizer.ggml.pre is "smollm": each numeral by itself, and what is between them as GPT-2's words."""
+    from transformers import AutoTokenizer
+
+    path = embedded_model_path()
+    if path is None:
+        pytest.skip(NO_EMBEDDED_MODEL)
+    file = GGUFFile(path)
+    assert file.metadata["tokenizer.ggml.pre"] == "smollm"
+    write_tokenizer(file, tmp_path)
+    ours = read_tokenizer(tmp_path)
+    # It knows GPT-2's words, and is given what stands between numerals.
+    theirs = AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name)
+    rng = random.Random(2)
+    letters = [*" \n\t\r\u00a0ab'.é日😀", *NUMERALS, "<|im_start|>"]
+    texts = HOSTILE + ["".join(rng.choices(letters, k=rng.randint(1, 12))) for _ in range(500)]
+    for text in texts:
+        parts = [part for part in re.split(f"([{NUMERALS}])", text) if part]
+        assert ours.encode(text).ids == [own for part in parts for own in theirs.encode(part)], text
+        assert ours.decode(ours.encode(text).ids, skip_special_tokens=False) == text
+    assert ours.encode("\n 1").tokens == ["\u010a\u0120", "1"]
 
 
 def test_word_pieces(tmp_path: Path) -> None:

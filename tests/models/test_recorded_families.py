@@ -8,11 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 from architectures import make_architecture
+from layouts import needs_kernels, recordable_layout  # noqa: F401 - a fixture
 
 from vllm import LLM, SamplingParams
-from vllm.ops._dispatch import cpu_ops
 
-pytestmark = pytest.mark.skipif(cpu_ops() is None, reason="the C++ operators are not built")
+pytestmark = [needs_kernels, pytest.mark.usefixtures("recordable_layout")]
 
 # Norms whose weight has more digits than the activations, a GELU's gate, scaled embeddings, norms after a layer, caps
 # and windows; scaled residuals; norms in other places. Layer norms, positions' embeddings, activations without a gate.

@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from backends import DTYPES, assert_accurate, chosen, strided
-from layouts import BFLOAT16_LAYOUTS, CPP_LEVELS, LEVELS, needs_kernels, needs_onednn
+from layouts import BFLOAT16_LAYOUTS, CPP_LEVELS, LEVELS, needs_float16, needs_kernels, needs_onednn
 from torch import Tensor
 
 from vllm.ops.gate_and_mul import gate_and_mul
@@ -199,6 +199,41 @@ def test_float16_sums_of_extremes(backend: str) -> None:
     kept = truth.abs() <= torch.finfo(torch.bfloat16).max
     assert torch.equal(got.isfinite(), kept)
     assert torch.allclose(got.double()[kept], truth[kept], rtol=2**-8 + HALF_SUMS, atol=1e-38)
+
+
+@needs_float16
+@pytest.mark.usefixtures("sums_in_float16")
+def test_float16_sums_round_each_step_once() -> None:
+    """Also where the exact sum is half-way between two numbers but for bits far below."""
+    torch.manual_seed(4)
+    # So that nothing is scaled: one value of either is in [16, 32).
+    x, weight = (torch.rand(size, 2) * 16 + 16 for size in (300, 320))
+    x[:, 1] /= 2.0 ** torch.randint(0, 7, (300,))
+    weight[:, 0] *= 2.0 ** -torch.randint(0, 18, (320,))
+    x, weight = x.bfloat16(), weight.bfloat16()
+    first = (x[:, :1].double() @ weight[:, :1].double().T).numpy().astype("float16").astype("float64")
+    exact = first + (x[:, 1:].double() @ weight[:, 1:].double().T).numpy()
+    got = packed_linear(x, pack_linear(weight, None), float_out=True).numpy()
+    assert (got == exact.astype("float16")).all()
+
+
+@needs_float16
+@pytest.mark.usefixtures("sums_in_float16")
+def test_usual_rows_keep_float16_sums() -> None:
+    """What float16 loses little of is not left to float32, which is half as fast: rows like a layer's activations, with
+    an outlier, in a gate's wide range, or with zeros."""
+    torch.manual_seed(6)
+    weight, x = torch.randn(40, 1536).bfloat16(), torch.randn(6, 1536)
+    x[1, 700] = 3000
+    x[2] *= torch.randn(1536)
+    x[3] *= F.silu(3 * torch.randn(1536))
+    x[4, ::3] = 0
+    x[5, 1:] = 0
+    ready = pack_linear(weight, None)
+    halves = packed_linear(x.bfloat16(), ready, float_out=True)
+    with chosen("cpp-avx512_bf16"):
+        floats = packed_linear(x.bfloat16(), ready, float_out=True)
+    assert (halves != floats).any(dim=1).all()
 
 
 @needs_kernels

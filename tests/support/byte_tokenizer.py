@@ -6,6 +6,7 @@ from pathlib import Path
 
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers
+from tokenizers.processors import TemplateProcessing
 
 from vllm.tokenizers.tokenizer import Tokenizer, get_tokenizer
 
@@ -40,6 +41,14 @@ def make_byte_tokenizer(folder: Path) -> Tokenizer:
     backend.save(str(folder / "tokenizer.json"))
     # Without a name, transformers asks the model's config class, which imports torch's compiler into every server.
     (folder / "tokenizer_config.json").write_text('{"tokenizer_class": "PreTrainedTokenizerFast"}')
+    return get_tokenizer(folder)
+
+
+def make_template_tokenizer(folder: Path, template: str) -> Tokenizer:
+    """The byte tokenizer with special tokens around every text, such as "<s> $A </s>"."""
+    tokenizer = make_byte_tokenizer(folder)
+    tokenizer.backend.post_processor = TemplateProcessing(single=template, special_tokens=[("<s>", BOS), ("</s>", EOS)])
+    tokenizer.backend.save(str(folder / "tokenizer.json"))
     return get_tokenizer(folder)
 
 

@@ -98,12 +98,13 @@ def test_texts_a_token_at_a_time(folder):
     tokenizer = get_tokenizer(folder)
     text = "A caf\u00e9, \u65e5\u672c."
     ids = tokenizer.encode(text, add_special_tokens=False)
-    state: tuple = (None, 0, 0)
-    shown, tokens = "", None
-    for count in range(2, len(ids) + 1):
-        new, piece, *offsets = detokenize_incrementally(tokenizer, ids[:count], tokens, *state[1:])
-        tokens = new if tokens is None else [*tokens, *new]
-        state = (None, *offsets)
-        shown += piece
-    assert tokenizer.decode(ids[:1]) + shown == text
+    ends = [tokenizer.decode(ids[:split]) for split in range(1, len(ids))]
+    assert any(end.endswith("\ufffd") for end in ends), "some prompts end inside a character"
+    for split, end in enumerate(ends, 1):
+        shown, tokens, offsets = "", None, [0, 0]
+        for count in range(split + 1, len(ids) + 1):
+            new, piece, *offsets = detokenize_incrementally(tokenizer, ids[:count], tokens, *offsets)
+            tokens = new if tokens is None else [*tokens, *new]
+            shown += piece
+        assert end.rstrip("\ufffd") + shown == text
     assert convert_ids_list_to_tokens(tokenizer, ids[:3]) == ["A", " ", "c"]

@@ -1,4 +1,4 @@
-"""Who attends."""
+"""Upstream's settings of attention backends."""
 
 from __future__ import annotations
 

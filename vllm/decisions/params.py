@@ -50,12 +50,12 @@ class DecisionParams:
     def __post_init__(self) -> None:
         if self.read not in READS and self.read is not None:
             raise VLLMValidationError(f"read must be one of {', '.join(READS)}, got {self.read!r}", "read", self.read)
-        check_integer("permutations", self.permutations, 1, MAX_PERMUTATIONS)
+        self._set("permutations", check_integer("permutations", self.permutations, 1, MAX_PERMUTATIONS))
         check_number("min_label_mass", self.min_label_mass, 0.0, 1.0)
         if isinstance(self.calibration, (str, PathLike)):
-            object.__setattr__(self, "calibration", Calibration.load(self.calibration))
+            self._set("calibration", Calibration.load(self.calibration))
         elif self.calibration is not None and not isinstance(self.calibration, Calibration):
-            object.__setattr__(self, "calibration", Calibration.from_dict(self.calibration))
+            self._set("calibration", Calibration.from_dict(self.calibration))
         if self.chat_template is not None and not isinstance(self.chat_template, str):
             raise wrong_type("chat_template", self.chat_template, "a Jinja template as a string")
         if self.chat_template_kwargs is not None and not isinstance(self.chat_template_kwargs, Mapping):
@@ -65,10 +65,15 @@ class DecisionParams:
                 raise wrong_type("cache_salt", self.cache_salt, "a string")
             check_encodable("cache_salt", self.cache_salt)
         if self.truncate_prompt_tokens is not None:
-            check_integer("truncate_prompt_tokens", self.truncate_prompt_tokens, -1)
-            if self.truncate_prompt_tokens == 0:
+            limit = check_integer("truncate_prompt_tokens", self.truncate_prompt_tokens, -1)
+            self._set("truncate_prompt_tokens", limit)
+            if limit == 0:
                 message = "truncate_prompt_tokens must be -1 or at least 1, got 0"
                 raise VLLMValidationError(message, "truncate_prompt_tokens", 0)
+
+    def _set(self, name: str, value: Any) -> None:
+        # The class is frozen.
+        object.__setattr__(self, name, value)
 
     @property
     def scalings(self) -> Calibration:

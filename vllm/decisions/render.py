@@ -13,6 +13,7 @@ from vllm.decisions.prompts import ANSWER_CUE, EXAMPLES, example_question, examp
 from vllm.entrypoints.chat import render_texts
 from vllm.exceptions import VLLMValidationError
 from vllm.tokenizers.tokenizer import Tokenizer
+from vllm.tokenizers.truncation import special_tokens_around
 
 # Stands for the question while a template is run; no template treats it like anything but a word.
 _PLACE = "QUESTIONxPLACExHERE"
@@ -37,7 +38,7 @@ class Frame:
 
     def encode(self, tokenizer: Tokenizer, questions: Sequence[str]) -> list[list[int]]:
         """Each prompt's ids. What of the head does not depend on the question is encoded once."""
-        first = [] if self.has_template else _leading_ids(tokenizer)
+        first = [] if self.has_template else special_tokens_around(tokenizer)[0]
         rests = [question + self.tail for question in questions]
         whole = tokenizer.encode(self.head + rests[0], add_special_tokens=False)
         for end, start in self._cuts():
@@ -133,10 +134,3 @@ def _without_thinking(tail: str, template_kwargs: Mapping[str, Any] | None) -> s
     if found is None or (template_kwargs or {}).get("enable_thinking"):
         return tail
     return f"{tail.rstrip()}\n\n</{found[1]}>\n\n"
-
-
-def _leading_ids(tokenizer: Tokenizer) -> list[int]:
-    """The special tokens that the tokenizer puts before a text."""
-    bare, whole = (tokenizer.encode("a", add_special_tokens=each) for each in (False, True))
-    starts = (start for start in range(len(whole)) if whole[start : start + len(bare)] == bare)
-    return whole[: next(starts, 0)]

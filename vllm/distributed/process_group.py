@@ -70,13 +70,12 @@ def _connections() -> dict[int, int]:
     found = {}
     for descriptor in map(int, os.listdir("/dev/fd")):
         with suppress(OSError):
-            status = os.fstat(descriptor)
-            if not stat.S_ISSOCK(status.st_mode):
+            if not stat.S_ISSOCK(os.fstat(descriptor).st_mode):
                 continue
-            with socket.socket(fileno=os.dup(descriptor)) as connection:
-                if connection.family in (socket.AF_INET, socket.AF_INET6) and connection.type == socket.SOCK_STREAM:
-                    connection.getpeername()  # an OSError unless it is connected
-                    found[descriptor] = status.st_ino
+        with suppress(OSError), socket.socket(fileno=os.dup(descriptor)) as connection:
+            if connection.family in (socket.AF_INET, socket.AF_INET6) and connection.type == socket.SOCK_STREAM:
+                connection.getpeername()  # an OSError unless it is connected
+                found[descriptor] = os.fstat(descriptor).st_ino
     return found
 
 

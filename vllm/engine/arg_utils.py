@@ -54,7 +54,6 @@ _SHORT_FLAGS = {
     "compilation_config": ("-cc",),
 }
 _DTYPE_ALIASES = {"half": "float16", "float": "float32"}
-# What the user named of upstream's attention backends, and ours of the same kernels.
 _GENERATION_FIELDS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "max_new_tokens")
 
 

@@ -8,12 +8,12 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from vllm.beam_search import BeamSearchOutput, BeamSearchParams, BeamSearchSequence, beam_search_score
+from vllm.beam_search import BeamSearchOutput, BeamSearchParams, BeamSearchSequence
 from vllm.exceptions import VLLMValidationError
 from vllm.logprobs import FlatLogprobs
 from vllm.logprobs.lists import LogprobsLists
@@ -25,6 +25,7 @@ from vllm.v1.engine.beam_search import BeamSearch, Hypothesis
 from vllm.v1.engine.detokenizer import Detokenizer
 from vllm.v1.engine.input_processor import ProcessedPrompt
 from vllm.v1.engine.llm_engine import LLMEngine
+from vllm.v1.outputs import NO_TOKEN_LEFT, NO_TOKEN_MESSAGE
 
 if TYPE_CHECKING:
     from vllm.v1.engine.async_llm import AsyncLLM
@@ -105,8 +106,49 @@ class BeamSearches:
         self._engine.abort_request(request_ids)
 
 
+@dataclass
+class BeamOutput(CompletionOutput):
+    """A sequence of a beam search, with the score by which it was ranked."""
+
+    score: float = 0.0
+
+
+@dataclass(frozen=True)
+class Candidates:
+    """The readings of C tokens that may follow a beam."""
+
+    token_ids: np.ndarray  # int32 [C]
+    logprobs: np.ndarray  # float32 [C], and so are the next ones: as logprobs_mode says
+    logits: np.ndarray
+    ranks: np.ndarray  # int32 [C]
+    lse: np.ndarray  # float32 [1]
+    scores: np.ndarray  # float32 [C], what they add to the beam's score; above -inf
+
+    @classmethod
+    def of(cls, read: FlatLogprobs) -> Candidates:
+        """From a query's answer: the readings and, where its logits were processed, the scores as a second row."""
+        count = read.end_indices[0]
+        scores = read.logprobs[count:] if len(read) > 1 else read.logprobs
+        columns = np.flatnonzero(scores > -np.inf)
+        token_ids, logprobs = read.token_ids[columns], read.logprobs[columns]
+        return cls(token_ids, logprobs, read.logits[columns], read.ranks[columns], read.lse[:1], scores[columns])
+
+    def column(self, token_id: int) -> int:
+        """Where a candidate is."""
+        return int(np.flatnonzero(self.token_ids == token_id)[0])
+
+    def logprob(self, token_id: int) -> float:
+        """A candidate's."""
+        return float(self.logprobs[self.column(token_id)])
+
+
 class Search:
-    """One prompt's search: its queries in the engine, and what it has read."""
+    """One prompt's search: its queries in the engine, and what it has read.
+
+    Beams are ranked by what their tokens have in the model, over the whole vocabulary. What is ruled out
+    (allowed_token_ids, bad_words, min_tokens, -inf of a processor) is no candidate; what logit_bias and processors add
+    to a logit adds to the rank. `logprobs_mode` says which logprobs are returned.
+    """
 
     def __init__(
         self,
@@ -127,6 +169,7 @@ class Search:
         self.metrics = RequestMetrics(time.monotonic())
         self.num_cached_tokens: int | None = None
         self.error: str | None = None
+        self.stop_reason: str | None = None  # beside an error
         self.beams = BeamSearch(
             prompt.token_ids,
             params.num_sequences,
@@ -136,27 +179,34 @@ class Search:
             params.length_penalty,
             params.early_stopping,
         )
-        num_topk = min(self.beams.num_candidates, engine.model_config.vocab_size)
-        self.query_params = SamplingParams(
-            max_tokens=0,
-            temperature=params.temperature,
-            logprobs=None if params.logprob_token_ids else num_topk,
-            logprob_token_ids=params.logprob_token_ids,
-            logprobs_mode="processed_logprobs",
-            logit_bias=params.logit_bias,
-            allowed_token_ids=params.allowed_token_ids,
-            extra_args=params.extra_args,
-            detokenize=False,
-            output_kind=RequestOutputKind.FINAL_ONLY,
-        )
+        self.query_params = self._make_query_params(engine)
         self.pending: list[str] = []  # ids of the present step's queries, in their order
         self.answers: dict[str, FlatLogprobs] = {}  # to some of these
         self._query_numbers = itertools.count()
-        self._history: list[list[FlatLogprobs]] = []  # the readings of past steps, in the order of their queries
+        self._logprobs: list[dict[tuple[int, int], float]] = []  # of past steps' beams, by query and token
+        self._history: list[list[Candidates]] = []  # all that past steps read, in the order of their queries
+
+    def _make_query_params(self, engine: LLMEngine | AsyncLLM) -> SamplingParams:
+        params, config = self.params, engine.model_config
+        query = params.clone()
+        query.n, query.best_of, query.use_beam_search = 1, None, False
+        query.max_tokens, query.logprobs = 0, min(self.beams.num_candidates, config.vocab_size)
+        query.logprobs_mode = "processed_logprobs" if self._reads_processed else "raw_logprobs"
+        if not query.temperature and config.logits_processors:
+            # Of greedy requests no processor is called that leaves the most likely token.
+            query.temperature = 1.0
+        query.detokenize, query.output_kind, query._beam_length = False, RequestOutputKind.FINAL_ONLY, 0
+        return query
+
+    @property
+    def _reads_processed(self) -> bool:
+        return (self.params.logprobs_mode or "").startswith("processed")
 
     def next_queries(self) -> tuple[list[str], list[ProcessedPrompt]]:
-        """The next step's queries, with an id each."""
+        """The next step's queries, with an id each; `query_params` are theirs."""
         prompts = [ProcessedPrompt(None, ids, self.prompt.cache_salt) for ids in self.beams.queries()]
+        self.query_params = self.query_params.clone()
+        self.query_params._beam_length = len(prompts[0].token_ids) - len(self.prompt.token_ids)
         self.pending = [f"{self.request_id}.beam{next(self._query_numbers)}" for _ in prompts]
         return self.pending, prompts
 
@@ -173,11 +223,16 @@ class Search:
 
     def advance(self) -> None:
         """Complete the present step, whose queries all have answers."""
-        readings = [self.answers[request_id] for request_id in self.pending]
-        self.beams.advance([(each.token_ids, each.logprobs) for each in readings])
+        candidates = [Candidates.of(self.answers[request_id]) for request_id in self.pending]
+        self.beams.advance([(each.token_ids, each.scores) for each in candidates])
         self.pending, self.answers = [], {}
+        taken = [(beam.path[-1], beam.token_ids[-1]) for beam in self.beams.latest()]
+        self._logprobs.append({pick: candidates[pick[0]].logprob(pick[1]) for pick in taken})
         if self.returns_logprobs:
-            self._history.append(readings)
+            self._history.append(candidates)
+        if self.beams.finished and not self.beams.results():
+            self.error = f"request {self.request_id}: {NO_TOKEN_MESSAGE}"
+            self.stop_reason = NO_TOKEN_LEFT
 
     @property
     def is_over(self) -> bool:
@@ -187,7 +242,8 @@ class Search:
     def output(self, tokenizer: Tokenizer | None) -> RequestOutput:
         self.metrics.finished_time = time.monotonic()
         if self.error is not None:
-            outputs = [CompletionOutput(0, "", [], finish_reason="error", error=self.error)]
+            failed = CompletionOutput(0, "", [], finish_reason="error", stop_reason=self.stop_reason, error=self.error)
+            outputs = [failed]
         else:
             best = self.beams.results()[: self.params.n]
             outputs = [self._completion(index, each, tokenizer) for index, each in enumerate(best)]
@@ -202,31 +258,33 @@ class Search:
         )
 
     def _completion(self, index: int, found: Hypothesis, tokenizer: Tokenizer | None) -> CompletionOutput:
+        picks = zip(found.path, found.token_ids, strict=True)
         text = ""
         if tokenizer is not None and self.params.detokenize:
-            detokenizer = Detokenizer(tokenizer, self.params)
+            detokenizer = Detokenizer(tokenizer, self.params, self.prompt.token_ids)
             detokenizer.update(found.token_ids, stopped_by_token=found.finish_reason == "stop")
             text = detokenizer.take_text(finished=True, delta=False)
-        return CompletionOutput(
+        return BeamOutput(
             index=index,
             text=text,
             token_ids=found.token_ids,
-            cumulative_logprob=found.cum_logprob,
-            logprobs=self._readings_of(found, tokenizer) if self.returns_logprobs else None,
+            cumulative_logprob=sum(self._logprobs[step][pick] for step, pick in enumerate(picks)),
+            logprobs=self._readings(found, tokenizer) if self.returns_logprobs else None,
             finish_reason=found.finish_reason,
             stop_reason=found.stop_reason,
+            score=found.score,
         )
 
-    def _readings_of(self, found: Hypothesis, tokenizer: Tokenizer | None) -> FlatLogprobs:
-        """One position a token: the token itself, then the candidates by rank."""
-        result = FlatLogprobs(tokenizer.decode_tokens if tokenizer is not None else None)
-        for step, (token_id, query) in enumerate(zip(found.token_ids, found.path, strict=True)):
-            read = self._history[step][query]
-            chosen = np.flatnonzero(read.token_ids == token_id)[:1]
-            columns = np.concatenate([chosen, np.arange(len(read.token_ids))])[None]
-            ids, logprobs = read.token_ids[columns], read.logprobs[columns]
-            lists = LogprobsLists(ids, logprobs, read.logits[columns], read.ranks[columns], read.lse, num_topk=0)
-            result.append((lists, 0), len(read.token_ids))
+    def _readings(self, found: Hypothesis, tokenizer: Tokenizer | None) -> FlatLogprobs:
+        """One position a token: the token itself, then the candidates by score."""
+        decode = tokenizer.decode_tokens if tokenizer is not None else None
+        result = FlatLogprobs(decode, as_logits=(self.params.logprobs_mode or "").endswith("logits"))
+        for step, (query, token_id) in enumerate(zip(found.path, found.token_ids, strict=True)):
+            each = self._history[step][query]
+            columns = np.array([[each.column(token_id), *range(len(each.token_ids))]])
+            ids, logprobs = each.token_ids[columns], each.logprobs[columns]
+            lists = LogprobsLists(ids, logprobs, each.logits[columns], each.ranks[columns], each.lse, num_topk=0)
+            result.append((lists, 0), len(each.token_ids))
         return result
 
 
@@ -236,13 +294,11 @@ def as_sampling_params(params: BeamSearchParams) -> SamplingParams:
         raise wrong_type("params", params, "BeamSearchParams")
     fields = {**asdict(params), "use_beam_search": True, "n": params.beam_width, "temperature": 0.0}
     # Neutral by now; asdict makes a dict of the former.
-    for name in ("beam_width", "structured_outputs", "watermarking", "allowed_token_ids"):
+    for name in ("beam_width", "structured_outputs", "watermarking"):
         del fields[name]
     own = SamplingParams(**fields, detokenize=False)
     # SamplingParams refuses a temperature beside use_beam_search, where it would most often be a forgotten default.
     own.temperature = params.temperature
-    # Read, not masked: what is allowed keeps its probability in the whole vocabulary.
-    own.logprob_token_ids = params.allowed_token_ids
     return own
 
 
@@ -255,12 +311,11 @@ def as_beam_search_output(
         return BeamSearchOutput([], error)
     sequences = []
     for found in output.outputs:
-        cum_logprob, tokens, text = found.cumulative_logprob, output.prompt_token_ids + found.token_ids, None
-        assert cum_logprob is not None and found.logprobs is not None, "searches have both"
-        score = beam_search_score(cum_logprob, len(found.token_ids), params.length_penalty)
+        assert isinstance(found, BeamOutput) and found.logprobs is not None, "searches have both"
+        cum_logprob, tokens, text = found.cumulative_logprob or 0.0, output.prompt_token_ids + found.token_ids, None
         if tokenizer is not None:
             hidden = found.finish_reason == "stop" and not params.include_stop_str_in_output
             text = tokenizer.decode(tokens[:-1] if hidden else tokens, params.skip_special_tokens)
         ended = (found.finish_reason, found.stop_reason)
-        sequences.append(BeamSearchSequence(tokens, found.logprobs, cum_logprob, score, text, *ended))
+        sequences.append(BeamSearchSequence(tokens, found.logprobs, cum_logprob, found.score, text, *ended))
     return BeamSearchOutput(sequences)

@@ -16,7 +16,7 @@ from vllm.decisions.plan import DecisionPlan
 from vllm.decisions.types import Decision
 from vllm.engine.arg_utils import EngineArgs
 from vllm.entrypoints.beam_search import BeamSearches, as_beam_search_output, as_sampling_params
-from vllm.entrypoints.chat import load_chat_template, render_conversations
+from vllm.entrypoints.chat import load_chat_template, render_texts
 from vllm.entrypoints.interrupts import InterruptsBetweenSteps
 from vllm.entrypoints.llm_control import EngineControl
 from vllm.entrypoints.pooling.long_texts import in_parts, joined
@@ -24,6 +24,7 @@ from vllm.entrypoints.pooling.offline import PoolingOfflineMixin
 from vllm.entrypoints.pooling.token_embed.late_chunking import late_chunks
 from vllm.exceptions import VLLMValidationError
 from vllm.inputs import PromptType
+from vllm.inputs.text_options import DEFAULT_TEXT_OPTIONS, TextOptions, text_options
 from vllm.outputs import LabelScores, RequestOutput
 from vllm.sampling_params import RequestOutputKind, SamplingParams
 from vllm.tracing import continued
@@ -31,7 +32,7 @@ from vllm.utils.checks import check_integer, check_neutral
 from vllm.v1.engine.input_processor import ProcessedPrompt
 from vllm.v1.engine.label_scoring import LabelScorer, encode_labels
 from vllm.v1.engine.llm_engine import LLMEngine
-from vllm.v1.engine.upstream_calls import NO_LORA, adds_special_tokens
+from vllm.v1.engine.upstream_calls import NO_LORA
 
 
 class LLM(EngineControl, PoolingOfflineMixin):
@@ -95,7 +96,8 @@ class LLM(EngineControl, PoolingOfflineMixin):
             use_tqdm: show a progress bar; or a callable that is used in place of tqdm.
             lora_request, mm_processor_kwargs: None; adapters and media are not implemented.
             priority: one for all, or one a prompt, lower first, for scheduling_policy="priority".
-            tokenization_kwargs: may hold add_special_tokens.
+            tokenization_kwargs: of texts, as transformers' tokenizers take them: add_special_tokens; truncation with
+                max_length, or truncate_prompt_tokens, in place of the parameters'; truncation_side.
             prompt_token_ids: in place of `prompts`, one list of ids or several; the older way.
             trace_headers: W3C's, of the trace that the requests' spans are to be part of.
 
@@ -105,8 +107,6 @@ class LLM(EngineControl, PoolingOfflineMixin):
         """
         check_neutral("lora_request", lora_request, NO_LORA)
         check_neutral("mm_processor_kwargs", mm_processor_kwargs, "inputs are text only")
-        if self.is_sleeping():
-            raise RuntimeError("the engine sleeps: call wake_up() first")
         if prompt_token_ids is not None:
             if prompts is not None:
                 raise VLLMValidationError("prompts and prompt_token_ids are two ways to give the same", "prompts")
@@ -116,9 +116,9 @@ class LLM(EngineControl, PoolingOfflineMixin):
             sampling_params = self.get_default_sampling_params()
         params_list = _one_each("sampling_params", sampling_params, len(prompt_list))
         priorities = _one_each("priority", 0 if priority is None else priority, len(prompt_list))
-        add_special_tokens = adds_special_tokens(tokenization_kwargs)
+        options = text_options(tokenization_kwargs)
         with continued(self.llm_engine.tracer, trace_headers):
-            return self._generate(prompt_list, params_list, priorities, use_tqdm, add_special_tokens=add_special_tokens)
+            return self._generate(prompt_list, params_list, priorities, use_tqdm, options=options)
 
     def enqueue(
         self,
@@ -139,7 +139,7 @@ class LLM(EngineControl, PoolingOfflineMixin):
             "sampling_params", sampling_params or self.get_default_sampling_params(), len(prompt_list)
         )
         priorities = _one_each("priority", 0 if priority is None else priority, len(prompt_list))
-        processed, checked = self._check(prompt_list, params_list, adds_special_tokens(tokenization_kwargs))
+        processed, checked = self._check(prompt_list, params_list, text_options(tokenization_kwargs))
         if any(each.use_beam_search for each in checked):
             raise VLLMValidationError("use_beam_search needs LLM.generate or LLM.beam_search", "use_beam_search", True)
         request_ids = [str(next(self.request_counter)) for _ in processed]
@@ -150,7 +150,9 @@ class LLM(EngineControl, PoolingOfflineMixin):
     def wait_for_completion(
         self, output_type: Any = None, *, use_tqdm: bool | Callable[..., Any] = True
     ) -> list[RequestOutput]:
-        """The results of all that was enqueued, in that order. `output_type`: RequestOutput, the only one there is."""
+        """The results of all that was enqueued, in that order. `output_type`: RequestOutput, the only one there is.
+        RuntimeError: the engine sleeps; what was enqueued stays."""
+        self.llm_engine.engine_core.check_awake()
         request_ids, self._enqueued = self._enqueued, []
         with InterruptsBetweenSteps() as interrupts:
             return self._run(request_ids, use_tqdm, interrupts, self.llm_engine.step)
@@ -199,17 +201,18 @@ class LLM(EngineControl, PoolingOfflineMixin):
         priorities: list[int],
         use_tqdm: bool | Callable[..., Any],
         beam_logprobs: bool = False,
-        add_special_tokens: bool = True,
+        options: TextOptions = DEFAULT_TEXT_OPTIONS,
     ) -> list[RequestOutput]:
         """Check and run; one of each list a prompt. `beam_logprobs`: beam searches return their readings."""
-        processed, checked = self._check(prompts, params_list, add_special_tokens)
+        processed, checked = self._check(prompts, params_list, options)
         return self._complete(processed, checked, priorities, use_tqdm, beam_logprobs)
 
     def _check(
-        self, prompts: list[Any], params_list: list[SamplingParams], add_special_tokens: bool, **options: Any
+        self, prompts: list[Any], params_list: list[SamplingParams], options: TextOptions, in_parts: bool = False
     ) -> tuple[list[ProcessedPrompt], list[SamplingParams]]:
         processor = self.llm_engine.input_processor
-        processed = processor.process_prompts(prompts, params_list, add_special_tokens=add_special_tokens, **options)
+        params_list = [options.applied(params) for params in params_list]
+        processed = processor.process_prompts(prompts, params_list, options=options, in_parts=in_parts)
         checked = [
             processor.process_params(params, len(prompt.token_ids))
             for params, prompt in zip(params_list, processed, strict=True)
@@ -254,16 +257,15 @@ class LLM(EngineControl, PoolingOfflineMixin):
                 vllm/entrypoints/chat.py for these and the template's arguments.
             chat_template_content_format: "auto", "string" or "openai": parts of text are joined in any case.
             sampling_params, use_tqdm, lora_request, priority, mm_processor_kwargs: as in `generate`.
-            tokenization_kwargs: may hold add_special_tokens=False, as the template writes them.
+            tokenization_kwargs: as in `generate`; but add_special_tokens is False if left out: templates write them.
 
         Raises:
             VLLMValidationError: as in `generate`; also malformed messages, or no template or one that fails on them.
         """
-        if adds_special_tokens({"add_special_tokens": False, **(tokenization_kwargs or {})}):
-            raise VLLMValidationError(
-                "tokenization_kwargs must not add special tokens: the template writes them", "tokenization_kwargs"
-            )
-        prompts = render_conversations(
+        options = dict(tokenization_kwargs or {})
+        if options.get("add_special_tokens") is None:
+            options["add_special_tokens"] = False
+        texts = render_texts(
             messages,
             self.llm_engine.tokenizer,
             chat_template=chat_template or self._chat_template,
@@ -273,11 +275,12 @@ class LLM(EngineControl, PoolingOfflineMixin):
             chat_template_kwargs=chat_template_kwargs,
         )
         return self.generate(
-            prompts,
+            texts,
             sampling_params,
             use_tqdm=use_tqdm,
             lora_request=lora_request,
             priority=priority,
+            tokenization_kwargs=options,
             mm_processor_kwargs=mm_processor_kwargs,
         )
 
@@ -311,14 +314,14 @@ class LLM(EngineControl, PoolingOfflineMixin):
         )
         return [scorer.scores(prompt, list(itertools.islice(outputs, scorer.num_requests))) for prompt in processed]
 
-    def _pool(self, prompts: Any, params: Any, use_tqdm: Any, add_special_tokens: bool) -> list[Any]:
+    def _pool(self, prompts: Any, params: Any, use_tqdm: Any, options: TextOptions = DEFAULT_TEXT_OPTIONS) -> list[Any]:
         prompt_list = _as_prompt_list(prompts)
         processed, checked = self._check(
-            prompt_list, _one_each("pooling_params", params, len(prompt_list)), add_special_tokens, in_parts=True
+            prompt_list, _one_each("pooling_params", params, len(prompt_list)), options, in_parts=True
         )
         tokenizer = self.llm_engine.tokenizer
         chunks = [
-            late_chunks(tokenizer, prompt, own, add_special_tokens)
+            late_chunks(tokenizer, prompt, own, options.add_special_tokens)
             for prompt, own in zip(processed, checked, strict=True)
         ]
         short, own_params, counts = in_parts(processed, checked, self.model_config.max_model_len)

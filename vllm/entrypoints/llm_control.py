@@ -60,7 +60,8 @@ class EngineControl:
         return self.llm_engine.apply_model(func)
 
     def sleep(self, level: int = 1, mode: str = "abort") -> None:
-        """Give memory back while the engine is idle: see LLMEngine.sleep. `generate` fails until `wake_up`."""
+        """Give memory back while the engine is idle: see LLMEngine.sleep. Whatever needs the model
+        is a RuntimeError until `wake_up`."""
         self.llm_engine.sleep(level, mode)
 
     def wake_up(self, tags: list[str] | None = None) -> bool:

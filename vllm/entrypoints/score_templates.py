@@ -16,11 +16,34 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from vllm.config import ModelConfig
+from vllm.entrypoints.score_families import family_of
 from vllm.exceptions import VLLMValidationError, shown
+from vllm.logger import info_once, init_logger, warn_once
 from vllm.outputs import LabelScores
 from vllm.tokenizers.tokenizer import Tokenizer
-from vllm.transformers_utils.sentence_transformers import PairMessages, default_pair_prompt, read_pair_messages
+from vllm.tokenizers.truncation import special_tokens_around
+from vllm.transformers_utils.sentence_transformers import (
+    PairMessages,
+    default_pair_prompt,
+    default_prompt,
+    read_pair_messages,
+)
 from vllm.utils.checks import check_texts
+
+logger = init_logger(__name__)
+
+NO_TEMPLATE = "none"
+"""Names no template: query and document are the prompt."""
+_JOINED = "{{ query }}{{ document }}"
+_OF_A_FAMILY = (
+    "%s: pairs are scored by the template %r, as %s says; --score-template (chat_template of LLM.score) names another, "
+    "or none, with which query and document are the whole prompt"
+)
+_UNKNOWN = (
+    "%s: pairs are scored by a prompt of query and document with nothing around them, as no score template is known "
+    "for it; --score-template (chat_template of LLM.score) names one, or none where this is meant"
+)
 
 
 @dataclass(frozen=True)
@@ -31,6 +54,7 @@ class ScoreTemplate:
         labels: the positive answer and the negative one, as texts or token ids; or the token id of the former alone.
         instruction: where none is given; "": the template has its own.
         query_prompt: what stands before each query.
+        marks: what a query holds, and a document begins with, that have the template around them already.
         adds_special_tokens: whether the tokenizer puts its own around the prompt.
         gives_logits: whether scores are the logistic function's arguments, unless a request says otherwise.
     """
@@ -42,9 +66,23 @@ class ScoreTemplate:
     labels: tuple[str, str] | tuple[int, ...] = ("yes", "no")
     instruction: str = "Given a web search query, retrieve relevant passages that answer the query"
     query_prompt: str = ""
+    marks: tuple[str, str] | None = None
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether it adds nothing to the texts."""
+        return self.source == _JOINED
+
+    def is_prompt(self, query: str, document: str) -> bool:
+        """Whether query and document, one after the other, are the whole prompt."""
+        if self.marks is None:
+            return self.is_plain
+        return self.marks[0] in query and document.lstrip().startswith(self.marks[1])
 
     def render(self, query: str, document: str, instruction: str | None = None) -> str:
         """The prompt. VLLMValidationError: the template fails."""
+        if self.marks is not None and self.is_prompt(query, document):
+            return query + document
         query = self.query_prompt + query
         values = {"query": query, "document": document, "instruction": instruction or self.instruction}
         messages = [{"role": role, "content": values[role]} for role in ("query", "document")]
@@ -108,18 +146,39 @@ def declared_template(folder: Path, tokenizer: Tokenizer | None) -> ScoreTemplat
     return None if form is None or tokenizer is None else ChatScoreTemplate(tokenizer, form)
 
 
-def own_template(
-    folder: Path, tokenizer: Tokenizer | None, config: dict[str, Any], labels: Sequence[str] | None = None
-) -> ScoreTemplate:
-    """A generating model's where none is named: the one that a CrossEncoder's folder declares, unless there are labels
-    in place of its own; else that of `score_template`, with such a folder's default prompt before the query.
+def default_template(
+    config: ModelConfig,
+    tokenizer: Tokenizer | None,
+    labels: Sequence[str] | None = None,
+    served_names: Sequence[str] = (),
+) -> ScoreTemplate | None:
+    """A model's where none is named: the one that a CrossEncoder's folder declares, unless there are labels in place of
+    its own; else that of its family. Without these a classifier of words reads the texts as they are, another
+    generating model is asked by "plain", and other cross-encoders' tokenizers join the texts (None). The log says once
+    what is unlike "plain". A folder's default prompt stands before the query.
 
     Raises:
         VLLMValidationError: as `declared_template`.
         ValueError: as `score_template`.
     """
+    folder, is_pooling = Path(config.path), config.runner_type == "pooling"
+    model, words = Path(config.model).name, config.hf_config.raw.get("classifier_from_token")
     declared = declared_template(folder, tokenizer) if labels is None else None
-    return declared or replace(score_template(None, labels, config), query_prompt=default_pair_prompt(folder))
+    if declared is not None:
+        info_once(logger, "%s: pairs are scored by the chat template that its folder declares", model)
+        return declared
+    if (found := family_of(config, served_names)) is not None:
+        family, reason = found
+        warn_once(logger, _OF_A_FAMILY, model, family.template, reason)
+        template = replace(TEMPLATES[family.template], marks=family.marks)
+    else:
+        if words or (is_pooling and config.attn_type == "decoder"):
+            warn_once(logger, _UNKNOWN, model)
+        if is_pooling and not words:
+            return None
+        template = TEMPLATES[NO_TEMPLATE if words else "plain"]
+    prompt = default_prompt(folder) if is_pooling else default_pair_prompt(folder)
+    return replace(_answered(template, labels, words), query_prompt=prompt)
 
 
 @lru_cache(maxsize=16)
@@ -158,14 +217,12 @@ TEMPLATES = {
         "relevant).\nRelevance:<|im_end|>\n<|im_start|>assistant\n",
         ("1", "0"),
     ),
+    NO_TEMPLATE: ScoreTemplate(_JOINED),
 }
 
 # In place of query, document and instruction, to see where a template puts them; the characters are nobody's.
 _STANDINS = ("\ue000q\ue001", "\ue000d\ue001", "\ue000i\ue001")
 _STANDIN = re.compile("\ue000[qdi]\ue001")
-_PROBE = "a"
-
-_JOINED = "{{ query }}{{ document }}"
 
 
 def score_template(
@@ -175,20 +232,22 @@ def score_template(
     Args:
         name: one of TEMPLATES, a file of Jinja, or Jinja itself; None: "plain".
         labels: the positive answer and the negative one, in place of the template's.
-        config: config.json's contents. With `classifier_from_token`, its words (the last one is the positive answer)
-            and, unless `name` is given, query and document as they are, one after the other.
+        config: config.json's contents. With `classifier_from_token`, the texts are the prompt unless `name` is given,
+            and two words (the last one is the positive answer) are the answers without `labels`.
 
     Raises:
         ValueError: no such template, or other than two different labels.
     """
-    tokens = (config or {}).get("classifier_from_token")
-    template = TEMPLATES["plain"]
-    if name is not None:
-        template = _named(name)
-    elif tokens:
-        template = ScoreTemplate(_JOINED)
-    if labels is None and tokens:
-        labels = list(reversed(tokens))
+    words = (config or {}).get("classifier_from_token")
+    return _answered(_named(name or (NO_TEMPLATE if words else "plain")), labels, words)
+
+
+def _answered(
+    template: ScoreTemplate, labels: Sequence[str] | None, words: Sequence[str] | None = None
+) -> ScoreTemplate:
+    """The template with other answers, if there are; see `score_template`."""
+    if labels is None and len(words or ()) == 2:
+        labels = list(reversed(words or ()))
     if labels is None:
         return template
     if isinstance(labels, str) or len(labels) != 2 or labels[0] == labels[1] or not all(labels):
@@ -251,13 +310,28 @@ class PairPrompts:
         ]
 
     def _encoded(self, pairs: Sequence[tuple[str, str]]) -> list[list[int]]:
-        special = self._tokenizer.special_texts
-        texts = [self._template.render(query, document, self._instruction) for query, document in pairs]
-        if special is None or not any(
-            special.search(text) for pair in pairs for text in (*pair, self._instruction or "")
-        ):
-            return self._tokenizer.encode_batch(texts, self._template.adds_special_tokens)
-        return [self._guarded(pair, text, special) for pair, text in zip(pairs, texts, strict=True)]
+        special, template = self._tokenizer.special_texts, self._template
+        texts = [template.render(query, document, self._instruction) for query, document in pairs]
+        # Whoever writes the whole prompt writes its special tokens, too.
+        guarded = [not self._is_prompt(*pair) for pair in pairs]
+        inner = [text for pair, own in zip(pairs, guarded, strict=True) if own for text in pair]
+        if special is None or not any(special.search(text) for text in (*inner, self._instruction or "")):
+            return self._tokenizer.encode_batch(texts, template.adds_special_tokens)
+        return [
+            self._guarded(pair, text, special)
+            if is_guarded
+            else self._tokenizer.encode(text, add_special_tokens=template.adds_special_tokens)
+            for pair, text, is_guarded in zip(pairs, texts, guarded, strict=True)
+        ]
+
+    def _is_prompt(self, query: str, document: str) -> bool:
+        """VLLMValidationError: an instruction beside a prompt, which has its own."""
+        if not self._template.is_prompt(query, document):
+            return False
+        if self._instruction:
+            message = "instruction must be left out where query and document come with the score template around them"
+            raise VLLMValidationError(message, "instruction", self._instruction)
+        return True
 
     def _guarded(self, pair: tuple[str, str], rendered: str, special: re.Pattern[str]) -> list[int]:
         """The prompt's ids where only the template's special tokens are such: what a query or a document spells stays
@@ -275,14 +349,13 @@ class PairPrompts:
                 "leave it out",
                 "documents",
             )
-        probe = self._tokenizer.encode(_PROBE, add_special_tokens=self._template.adds_special_tokens)
-        inner = self._tokenizer.encode(_PROBE, add_special_tokens=False)
-        start = next(i for i in range(len(probe)) if probe[i : i + len(inner)] == inner)
-        ids = probe[:start]
+        adds_special = self._template.adds_special_tokens
+        before, after = special_tokens_around(self._tokenizer) if adds_special else ([], [])
+        ids = list(before)
         for text, token in zip(texts, [*tokens, ""], strict=True):
             ids += self._tokenizer.encode_plain(text) if text else []
             ids += self._tokenizer.encode(token, add_special_tokens=False) if token else []
-        return ids + probe[start + len(inner) :]
+        return ids + after
 
     def _shortened(self, pair: tuple[str, str], name: str, num_tokens: int, limit: int) -> list[int]:
         if self._truncate_to is None:

@@ -1,4 +1,4 @@
-"""Who prepares media for a model: nobody."""
+"""Processors of images and sounds: there are none, inputs are text."""
 
 from __future__ import annotations
 

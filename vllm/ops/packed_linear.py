@@ -26,7 +26,7 @@ _OWN: tuple[Layout, ...] = (*EXACT, "packed_fp16")
 PANEL = 32
 # Columns that are unpacked at once.
 _UNIT_VECTORS = 256
-# A column's greatest magnitude in float16: see HalfProduct in csrc/cpu/kernels/linear.cpp.
+# A column's greatest magnitude in float16: see HalfProduct in csrc/cpu/half_product.h.
 _COLUMN_EXPONENT = 4
 
 
@@ -172,13 +172,14 @@ def _layout(weight: Tensor, float_out: bool) -> Layout:
     return "packed_f32" if layout == "packed_bf16_dot" and weight.shape[1] % 2 else layout
 
 
-def bf16_layout(float_out: bool) -> Layout:
-    """What VLLM_CPU_GEMM names, else what the CPU multiplies fastest, of the layouts that can be used of bfloat16."""
+def bf16_layout(float_out: bool, with_onednn: bool = True) -> Layout:
+    """What VLLM_CPU_GEMM names, else what the CPU multiplies fastest, of the layouts that can be used of bfloat16;
+    oneDNN's is among them if `with_onednn`."""
     check_cpu_gemm()
     ops = cpu_ops()
     assert ops is not None
     usable = EXACT if float_out else _OWN
-    if not float_out and onednn_lacks() is None and not envs.batch_invariant():
+    if with_onednn and not float_out and onednn_lacks() is None and not envs.batch_invariant():
         usable = (*usable, "onednn")
     named = envs.cpu_gemm()
     if named in usable:

@@ -139,7 +139,7 @@ class RayEngines:
                 if engine.is_loaded and len(engine.batches) == count and (batch := self._next(batches)):
                     engine.batches.append(batch)
                     self._calls[engine.actor.score.remote(*batch)] = (engine, batch)
-        return not self._is_exhausted or bool(self._again) or any(engine.batches for engine in self._engines)
+        return bool(self._again) or not self._is_exhausted or any(engine.batches for engine in self._engines)
 
     def _next(self, batches: Iterator[Batch]) -> Batch | None:
         if self._again:

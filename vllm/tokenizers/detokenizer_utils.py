@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from vllm.tokenizers.text_streams import REPLACEMENT, continue_text
+
 _CONTEXT_TOKENS = 6
 
 
@@ -44,8 +46,8 @@ def detokenize_incrementally(
         spaces_between_special_tokens: kept for callers; spaces are as the tokenizer puts them.
 
     Returns:
-        The spellings of the new tokens, all of them the first time; the text, empty while a character is unfinished;
-        and the two offsets for the next call.
+        The spellings of the new tokens, all of them the first time; the text, empty while a character is unfinished,
+        with the whole of one that the prompt began; and the two offsets for the next call.
     """
     new_tokens: list[str] = []
     is_first = prev_tokens is None
@@ -60,6 +62,8 @@ def detokenize_incrementally(
     shown = tokens if is_first else new_tokens
     before = tokenizer.convert_tokens_to_string(tokens[prefix_offset:read_offset])
     text = tokenizer.convert_tokens_to_string(tokens[prefix_offset:])
-    if len(text) <= len(before) or text.endswith("\ufffd"):
+    is_open = before.endswith(REPLACEMENT)
+    if text.endswith(REPLACEMENT) or (len(text) <= len(before) and not is_open):
         return shown, "", prefix_offset, read_offset
-    return shown, text[len(before) :], read_offset, len(tokens)
+    added = continue_text(before, text)[1] if is_open else text[len(before) :]
+    return shown, added, read_offset, len(tokens)

@@ -2,27 +2,26 @@
 
 from __future__ import annotations
 
-import codecs
 import json
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cache, cached_property, partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import tokenizers
 
 from vllm.tokenizers import own_classes
 from vllm.tokenizers.bpe_files import read_tokenizer
+from vllm.tokenizers.text_streams import ByteStream, RedecodingStream, TokenStream
 from vllm.transformers_utils.hub import download
 
 _SPECIAL_KEYS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 _SPECIAL_LISTS = ("additional_special_tokens", "extra_special_tokens")
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 _SENTENCEPIECE_SPACE = "\u2581"
-_REPLACEMENT = "\ufffd"
 
 
 @dataclass(frozen=True)
@@ -144,14 +143,19 @@ class Tokenizer:
         return texts
 
     def decode_stream(
-        self, skip_special_tokens: bool = True, spaces_between_special_tokens: bool = True
+        self,
+        skip_special_tokens: bool = True,
+        spaces_between_special_tokens: bool = True,
+        prompt_ids: Sequence[int] = (),
     ) -> TokenStream:
-        """Incremental decoding of a continuation: a leading space is kept. The arguments are those of `decode`."""
+        """Incremental decoding of a continuation: a leading space is kept, and a character that `prompt_ids` leave
+        unfinished begins it. The other arguments are those of `decode`."""
         skipped = frozenset(self.all_special_ids) if skip_special_tokens else frozenset()
         if self._spelling == "other":
             unspaced = self._unspaced_ids(skip_special_tokens, spaces_between_special_tokens)
-            return _RedecodingStream(self, skipped, unspaced)
-        return _ByteStream(self, skipped)
+            decode = partial(self.decode, skip_special_tokens=False)
+            return RedecodingStream(decode, skipped, unspaced, prompt_ids)
+        return ByteStream(self.token_bytes, skipped, prompt_ids)
 
     def id_to_token(self, token_id: int) -> str | None:
         """The vocabulary's spelling of an id (a byte-level space is U+0120); None without a token."""
@@ -342,61 +346,6 @@ class OwnClassTokenizer(Tokenizer):
         tokenizer.chat_template = self._template
         tokenizer.name_or_path = self._source.path
         return tokenizer
-
-
-class TokenStream(Protocol):
-    """Text of a growing sequence, never cut inside a character."""
-
-    def step(self, ids: Iterable[int]) -> str:
-        """The text that `ids` add; an incomplete character is held back until it is complete."""
-
-
-class _ByteStream:
-    """For vocabularies whose tokens are bytes."""
-
-    def __init__(self, tokenizer: Tokenizer, skipped: frozenset[int]) -> None:
-        self._tokenizer = tokenizer
-        self._skipped = skipped
-        self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
-
-    def step(self, ids: Iterable[int]) -> str:
-        token_bytes = self._tokenizer.token_bytes
-        return self._decoder.decode(b"".join(token_bytes(i) for i in ids if i not in self._skipped))
-
-
-class _RedecodingStream:
-    """For any vocabulary: decodes the last tokens again with the new ones; the difference is the new text.
-
-    `skipped` ids have no text; between two `unspaced` ids there is no space.
-    """
-
-    def __init__(self, tokenizer: Tokenizer, skipped: frozenset[int], unspaced: frozenset[int]) -> None:
-        self._tokenizer = tokenizer
-        self._skipped = skipped
-        self._unspaced = unspaced
-        self._last: int | None = None
-        self._context: list[int] = []  # ids already returned as text, kept as a space may depend on the token before
-        self._waiting: list[int] = []
-
-    def step(self, ids: Iterable[int]) -> str:
-        text = ""
-        for token_id in ids:
-            if token_id in self._skipped:
-                continue
-            if self._last in self._unspaced and token_id in self._unspaced:
-                text += self._advance()
-                self._context = []
-            self._waiting.append(token_id)
-            self._last = token_id
-        return text + self._advance()
-
-    def _advance(self) -> str:
-        before = self._tokenizer.decode(self._context, skip_special_tokens=False)
-        text = self._tokenizer.decode(self._context + self._waiting, skip_special_tokens=False)
-        if len(text) <= len(before) or text.endswith(_REPLACEMENT):
-            return ""
-        self._context, self._waiting = self._waiting, []
-        return text[len(before) :]
 
 
 def get_tokenizer(

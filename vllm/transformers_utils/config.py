@@ -159,7 +159,6 @@ def _read_as_generating(raw: dict[str, Any]) -> None:
         return  # The words' logits themselves are the classes'.
     if len(words) != 2:
         raise ValueError(f"classifier_from_token must be two different words, the positive one last, got {words!r}")
-    raw.pop("is_original_qwen3_reranker", None)
     raw["architectures"] = [
         name.removesuffix(_CLASSIFIER) + "ForCausalLM" if name.endswith(_CLASSIFIER) else name
         for name in raw.get("architectures") or ()

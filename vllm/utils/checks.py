@@ -12,13 +12,20 @@ from typing import Any
 import numpy as np
 
 from vllm.exceptions import VLLMValidationError, shown
+from vllm.logger import init_logger, warn_once
+
+logger = init_logger(__name__)
 
 MAX_LIST_LENGTH = 2**20
 """Longest accepted list: above any vocabulary and any context that fits into memory."""
 MAX_ID_CELLS = 2**28
 """Most cells of a table of ids: its rows times its longest row."""
+MAX_BIAS = 100.0
+"""Largest bias of a logit, either way."""
 MAX_INTEGER = 2**63 - 1
 """Limit of integers without a lower one."""
+MIN_TEMPERATURE = 0.01
+"""The lowest temperature above 0, which is greedy."""
 
 
 def wrong_type(name: str, value: Any, expected: str) -> VLLMValidationError:
@@ -32,10 +39,16 @@ def check_boolean(name: str, value: Any) -> None:
         raise wrong_type(name, value, "a bool")
 
 
+def whole(value: Any) -> Any:
+    """A float without a fraction as an integer; anything else as it is."""
+    return int(value) if isinstance(value, (float, np.floating)) and float(value).is_integer() else value
+
+
 def check_integer(name: str, value: Any, low: int, high: int = MAX_INTEGER) -> int:
-    """An integer in [low, high]; bools are refused."""
+    """An integer in [low, high], also from a float without a fraction; bools are refused."""
     if isinstance(value, (bool, np.bool_)):
         raise wrong_type(name, value, "an integer")
+    value = whole(value)
     try:
         number = operator.index(value)
     except TypeError:
@@ -61,6 +74,14 @@ def check_number(name: str, value: Any, low: float, high: float, open_low: bool 
         left, right = "(" if open_low else "[", ")" if math.isinf(high) else "]"
         raise VLLMValidationError(f"{name} must be in {left}{low:g}, {high:g}{right}, got {number:g}", name, value)
     return number
+
+
+def raised_temperature(temperature: float) -> float:
+    """0, or, as upstream, at least MIN_TEMPERATURE."""
+    if not 0 < temperature < MIN_TEMPERATURE:
+        return temperature
+    warn_once(logger, "temperature=%s is raised to %s, the lowest above 0", temperature, MIN_TEMPERATURE)
+    return MIN_TEMPERATURE
 
 
 def check_list(name: str, values: Any, expected: str) -> list[Any]:
@@ -206,6 +227,24 @@ def check_bias_key(key: Any) -> int:
             f"logit_bias token ids must not be negative, got {shown(token_id)}", "logit_bias", key
         )
     return token_id
+
+
+def check_logit_bias(values: Any) -> dict[int, float] | None:
+    """The biases by token id, cut to +-MAX_BIAS; None where there are none. NaN is refused."""
+    if values is None:
+        return None
+    if not isinstance(values, dict):
+        raise wrong_type("logit_bias", values, "a dict of token id to bias")
+    return {check_bias_key(key): _check_bias(value) for key, value in values.items()} or None
+
+
+def _check_bias(value: Any) -> float:
+    is_number = isinstance(value, (int, float, np.integer, np.floating)) and not isinstance(value, bool)
+    if not is_number:
+        raise wrong_type("logit_bias", value, "a number")
+    if value != value:
+        raise VLLMValidationError("logit_bias must be a number, got nan", "logit_bias", value)
+    return float(min(max(value, -MAX_BIAS), MAX_BIAS))
 
 
 def check_vocabulary(name: str, ids: list[int], vocab_size: int) -> None:

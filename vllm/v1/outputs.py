@@ -20,11 +20,19 @@ __all__ = [
     "LogprobsTensors",
     "ModelRunnerOutput",
     "NO_TOKEN",
+    "NO_TOKEN_LEFT",
+    "NO_TOKEN_MESSAGE",
     "PendingStep",
 ]
 
 NO_TOKEN = -1
 """In place of a sampled token id: the request has max_tokens=0."""
+NO_TOKEN_LEFT = "no_token_left"
+"""The stop reason, beside finish reason "error", of a sequence whose constraints rule out every token."""
+NO_TOKEN_MESSAGE = (
+    "no token can be sampled: logits processors, bad_words, allowed_token_ids and min_tokens together "
+    "rule out every one"
+)
 
 
 class LogprobsTensors(NamedTuple):
@@ -77,6 +85,8 @@ class ModelRunnerOutput:
     sampled_token_ids: np.ndarray  # int32 [R]; NO_TOKEN for a request that samples none
     logprobs: list[LogprobsRow | None]  # one a request; None: no readings requested
     errors: dict[str, str] = field(default_factory=dict)  # request id -> why it ends here
+    exhausted: set[str] = field(default_factory=set)  # of `errors`, those that have no token left
+    beam_scores: dict[str, LogprobsRow] = field(default_factory=dict)  # a second row of requests that read candidates
     # Readings of prompt positions, those of a request in order; also of requests whose prompt is not complete yet.
     prompt_logprobs: dict[str, list[LogprobsRows]] = field(default_factory=dict)
     readings_seconds: float = 0.0  # device time spent on reading logits for logprobs

@@ -1,5 +1,5 @@
-// x W^T + bias with a weight packed once, in float32, in short float16 runs summed in float32 (see HalfProduct), or in
-// dot products of two (see PairProduct).
+// x W^T + bias with a weight packed once, in float32 or in dot products of two (see PairProduct); linear_half.cpp sums short
+// runs in float16.
 //
 // A packed weight is a row of panels, each 32 output columns wide: panel [K][32]. In bfloat16 columns c and c + 16
 // stand side by side, so that one 64-byte load and two bit operations give both as float32; on Intel's CPUs without
@@ -7,7 +7,6 @@
 //
 // Each output is a sum of chains of multiply-adds over k, in order, whichever tile or thread computes it: a row's
 // results do not depend on the other rows of the batch. Short chains keep the rounding error small.
-#include "../half_product.h"
 #include "../pair_product.h"
 
 namespace vllm_cpu {
@@ -143,11 +142,7 @@ void linear(const LinearArgs& a) {
   } else if (a.scales == nullptr) {
     linear_of_halves(a);
   } else {
-#if defined(__AVX512FP16__)
-    Gemm<HalfProduct>::run(a);
-#else
     Gemm<FloatProduct<BF16, F16>>::run(a);
-#endif
   }
 }
 

@@ -1,5 +1,6 @@
 // linear_quantized of bfloat16 in float16 arithmetic, with the sums of HalfProduct: as unquantised weights are multiplied at
-// this level. Other levels, and kinds of weights that float16 would not pay for, take linear_quantized.
+// this level. Other levels, kinds of weights that float16 would not pay for, and rows that would be lost in sums of float16
+// take linear_quantized.
 //
 // Each column is scaled by a power of two into float16's range; a weight is one fused multiply-add of its code's value with
 // the group's scale and offset, all in float16. For a few rows weights are widened in registers, for more into the first-level
@@ -11,7 +12,7 @@
 namespace vllm_cpu {
 namespace VLLM_ISA {
 
-#if defined(__AVX512FP16__)
+#if defined(VLLM_HAS_HALF_LANES)
 namespace {
 
 // How far ahead to fetch codes: what the hardware fetches by itself stops at each page.
@@ -36,17 +37,13 @@ struct QuantizedHalfProduct {
   static int64_t packed_row(const LinearArgs& a) { return HalfProduct::filled_up(packed_inner(a)) + kRun; }
 
   static void pack_row(const LinearArgs& a, const BF16* x, int64_t r, int64_t rows, uint32_t* out) {
-    const Quantized& q = a.quant;
-    const int64_t inner = packed_inner(a);
-    if (q.order == nullptr && inner == a.inner) return HalfProduct::pack_values(x, inner, r, rows, out);
-    const Scratch<BF16> placed(inner);
-    std::memset(placed.get(), 0, static_cast<size_t>(inner) * sizeof(BF16));
-    for (int64_t g = 0; g < q.groups; ++g) {
-      BF16* to = placed.get() + g * units_of_group(q) * kUnit;
-      const int64_t begin = g * q.group_size, end = least(begin + q.group_size, a.inner);
-      for (int64_t k = begin; k < end; ++k) *to++ = x[q.order == nullptr ? k : q.order[k]];
-    }
-    HalfProduct::pack_values(placed.get(), inner, r, rows, out);
+    const Placed placed(a, x);
+    HalfProduct::pack_values(placed.values, packed_inner(a), r, rows, out);
+  }
+
+  static void leave_row(const LinearArgs& a, const BF16* x, int64_t row) {
+    const Placed placed(a, x);
+    if (HalfProduct::loses(placed.values, packed_inner(a))) mark_left(a, x, row);
   }
 
   static int64_t prepared_size(const LinearArgs& a) { return kPanelsAtATime * Prepared::size(a) + kHeader; }
@@ -97,6 +94,24 @@ struct QuantizedHalfProduct {
   }
 
  private:
+  // A row's values where its weight has their codes, zeros where groups are filled up.
+  struct Placed {
+    const Scratch<BF16> memory;
+    const BF16* values;
+    Placed(const LinearArgs& a, const BF16* x) : memory(is_in_place(a) ? 0 : packed_inner(a)), values(x) {
+      if (is_in_place(a)) return;
+      const Quantized& q = a.quant;
+      std::memset(memory.get(), 0, static_cast<size_t>(packed_inner(a)) * sizeof(BF16));
+      for (int64_t g = 0; g < q.groups; ++g) {
+        BF16* to = memory.get() + g * units_of_group(q) * kUnit;
+        const int64_t begin = g * q.group_size, end = least(begin + q.group_size, a.inner);
+        for (int64_t k = begin; k < end; ++k) *to++ = x[q.order == nullptr ? k : q.order[k]];
+      }
+      values = memory.get();
+    }
+    static bool is_in_place(const LinearArgs& a) { return a.quant.order == nullptr && packed_inner(a) == a.inner; }
+  };
+
   // The first of the panels that are prepared.
   static constexpr int64_t kHeader = 16;
 
@@ -145,6 +160,9 @@ struct QuantizedHalfProduct {
            q.zeros == Stored::none && !lacks_zero(q) && q.values != Values::e4m3;
   }
 
+  // What the bound of a column's weights is multiplied with, so that their roundings stay below it.
+  static constexpr float kMargin = 1.0f + 0x1p-9f;
+
   // `greatest`, `factor`: of HalfCodes.
   static void scale_columns(const LinearArgs& a, int64_t panel, float greatest, float factor, const Prepared& to) {
     const Quantized& q = a.quant;
@@ -160,19 +178,19 @@ struct QuantizedHalfProduct {
         if (offsets) offset = greater_half(offset, added + i);
       }
       const Vec bounds[2] = {
-          fma(half_of<0>(scale), set1(greatest * factor), half_of<0>(offset)),
-          fma(half_of<1>(scale), set1(greatest * factor), half_of<1>(offset)),
+          fma(half_of<0>(scale), set1(greatest * factor), half_of<0>(offset)) * set1(kMargin),
+          fma(half_of<1>(scale), set1(greatest * factor), half_of<1>(offset)) * set1(kMargin),
       };
       Vec exponents[2];
       set_exponents(bounds, to, exponents);
-      const __m512h offset_shifts = (__m512h)pair(exponents[0], exponents[1]);
-      const __m512h scale_shifts = _mm512_add_ph(offset_shifts, _mm512_set1_ph(static_cast<_Float16>(shift)));
+      const Halves offset_shifts = halves_of(pair(exponents[0], exponents[1]));
+      const Halves scale_shifts = add(offset_shifts, repeat_half(static_cast<_Float16>(shift)));
       for (int64_t i = 0; i < q.groups * kPanel; i += kPanel) {
-        const __m512h some = (__m512h)side_by_side(_mm512_loadu_si512(stored + i));
-        _mm512_storeu_ph(to.group_scales + i, _mm512_scalef_ph(some, scale_shifts));
-        __m512h others = _mm512_setzero_ph();
-        if (offsets) others = _mm512_scalef_ph((__m512h)side_by_side(_mm512_loadu_si512(added + i)), offset_shifts);
-        _mm512_storeu_ph(to.group_offsets + i, others);
+        const Halves some = halves_of(side_by_side(_mm512_loadu_si512(stored + i)));
+        store_halves(to.group_scales + i, scale_by_powers(some, scale_shifts));
+        Halves others = halves_of(_mm512_setzero_si512());
+        if (offsets) others = scale_by_powers(halves_of(side_by_side(_mm512_loadu_si512(added + i))), offset_shifts);
+        store_halves(to.group_offsets + i, others);
       }
       return;
     }
@@ -185,7 +203,7 @@ struct QuantizedHalfProduct {
         scale = max(scale, magnitude(load(scales + i)));
         if (offsets) offset = max(offset, magnitude(load(added + i)));
       }
-      bounds[half] = fma(scale, set1(greatest * factor), offset);
+      bounds[half] = fma(scale, set1(greatest * factor), offset) * set1(kMargin);
     }
     Vec exponents[2], inverses[2];
     set_exponents(bounds, to, exponents);
@@ -255,12 +273,12 @@ struct QuantizedHalfProduct {
     alignas(64) float totals[R][P][kPanel] = {};
     int64_t k = 0;
     for (; k + HalfProduct::kHalfSum <= inner; k += HalfProduct::kHalfSum) {
-      __m512h sums[R][P];
+      Halves sums[R][P];
       add_runs<C, R, P, HalfProduct::kHalfSum>(kind, x + k * R, at, sums);
       HalfProduct::add_to_totals<R, P, true>(sums, totals);
     }
     for (; k < inner; k += kRun) {
-      __m512h sums[R][P];
+      Halves sums[R][P];
       add_unit<C, R, P, true>(kind, x + k * R, at, sums);
       if (k + kUnit < inner) add_unit<C, R, P, false>(kind, x + k * R + kUnit, at, sums);
       HalfProduct::add_to_totals<R, P, true>(sums, totals);
@@ -271,33 +289,33 @@ struct QuantizedHalfProduct {
 
   // sums = R rows of packed x times P panels over N values of k, as HalfProduct adds them.
   template <typename C, int R, int P, int N>
-  [[gnu::always_inline]] static inline void add_runs(const C& kind, const uint32_t* x, Place& at, __m512h (&sums)[R][P]) {
+  [[gnu::always_inline]] static inline void add_runs(const C& kind, const uint32_t* x, Place& at, Halves (&sums)[R][P]) {
     if constexpr (N == kRun) {
       add_unit<C, R, P, true>(kind, x, at, sums);
       add_unit<C, R, P, false>(kind, x + kUnit, at, sums);
     } else {
-      __m512h before[R][P];
+      Halves before[R][P];
       add_runs<C, R, P, N / 2>(kind, x, at, before);
       add_runs<C, R, P, N / 2>(kind, x + N / 2 * R, at, sums);
       unroll<R>([&](auto r) VLLM_INLINE {
-        unroll<P>([&](auto p) VLLM_INLINE { sums[r][p] = _mm512_add_ph(before[r][p], sums[r][p]); });
+        unroll<P>([&](auto p) VLLM_INLINE { sums[r][p] = add(before[r][p], sums[r][p]); });
       });
     }
   }
 
   // A unit's products, of each row's run.
   template <typename C, int R, int P, bool kFirst>
-  [[gnu::always_inline]] static inline void add_unit(const C& kind, const uint32_t* x, Place& at, __m512h (&sums)[R][P]) {
+  [[gnu::always_inline]] static inline void add_unit(const C& kind, const uint32_t* x, Place& at, Halves (&sums)[R][P]) {
     at.next.template fetch<C::kBits, P>();
     unroll<P>([&](auto p) VLLM_INLINE {
       const typename C::Unit eight(at.codes + p * at.codes_stride);
-      const __m512h scale = _mm512_loadu_ph(at.scales + p * at.scales_stride);
-      const __m512h offset = _mm512_loadu_ph(at.offsets + p * at.scales_stride);
+      const Halves scale = load_halves(at.scales + p * at.scales_stride);
+      const Halves offset = load_halves(at.offsets + p * at.scales_stride);
       unroll<kUnit>([&](auto k) VLLM_INLINE {
-        const __m512h weights = _mm512_fmadd_ph(kind.template values<k>(eight), scale, offset);
+        const Halves weights = fma(kind.template values<k>(eight), scale, offset);
         unroll<R>([&](auto r) VLLM_INLINE {
-          const __m512h value = _mm512_castsi512_ph(_mm512_set1_epi32(static_cast<int>(x[r * kRun + k])));
-          sums[r][p] = kFirst && k == 0 ? _mm512_mul_ph(value, weights) : _mm512_fmadd_ph(value, weights, sums[r][p]);
+          const Halves value = halves_of(_mm512_set1_epi32(static_cast<int>(x[r * kRun + k])));
+          sums[r][p] = kFirst && k == 0 ? mul(value, weights) : fma(value, weights, sums[r][p]);
         });
       });
     });
@@ -319,14 +337,14 @@ struct QuantizedHalfProduct {
     const int64_t units = units_of_group(q);
     int64_t group = unit / units, left = units - unit % units;
     while (unit < stop) {
-      const __m512h scale = _mm512_loadu_ph(prepared.group_scales + group * kPanel);
-      const __m512h offset = _mm512_loadu_ph(prepared.group_offsets + group * kPanel);
+      const Halves scale = load_halves(prepared.group_scales + group * kPanel);
+      const Halves offset = load_halves(prepared.group_offsets + group * kPanel);
       const int64_t end = least(unit + left, stop);
       for (; unit < end; ++unit, codes += kPanel * C::kBits, to += kUnit * kPanel) {
         for (int i = 0; i < kPanel * C::kBits; i += 64) __builtin_prefetch(codes + kCodesAhead + i);
         const typename C::Unit eight(codes);
         unroll<kUnit>([&](auto k) VLLM_INLINE {
-          _mm512_storeu_ph(to + k * kPanel, _mm512_fmadd_ph(kind.template values<k>(eight), scale, offset));
+          store_halves(to + k * kPanel, fma(kind.template values<k>(eight), scale, offset));
         });
       }
       ++group;
@@ -339,7 +357,7 @@ struct QuantizedHalfProduct {
 
 void linear_quantized_half(const LinearArgs& a) {
   if (fits(a.quant)) {
-    Gemm<QuantizedHalfProduct>::run(a);
+    multiply_or_leave<QuantizedHalfProduct>(a, &avx512_bf16::linear_quantized);
   } else {
     linear_quantized(a);
   }

@@ -199,5 +199,7 @@ def test_what_a_model_cannot_do(encoder: LLM, generating: LLM, load: Any, capsys
     load(encoder)
     assert run("embed", "--prompt-name", "q") == 2 and "it has none" in capsys.readouterr().err
     assert run("rerank", "--score-template", "plain") == 2 and "is a bi-encoder" in capsys.readouterr().err
+    assert run("rerank", "--score-template", "none", "--output", "none.jsonl") == 1
+    assert lines("none.jsonl")[TOO_LONG]["error"] and "score" in lines("none.jsonl")[3]
     assert run("rerank", "--score-labels", "a", "b") == 2 and "that generates" in capsys.readouterr().err
     assert run("embed", "--dimensions", "1000") == 2 and "in range 1 to 384" in capsys.readouterr().err

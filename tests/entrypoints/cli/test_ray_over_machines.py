@@ -155,7 +155,9 @@ def environment(machines: TwoMachines, **more: str) -> dict[str, str]:
     path = os.pathsep.join(path for path in sys.path if path)
     address = f"{machines.addresses[0]}:6379"
     fixed = {"PYTHONPATH": path, "RAY_ADDRESS": address, "RAY_AUTH_MODE": "disabled", "OMP_NUM_THREADS": "1"}
-    return {**os.environ, **fixed, **more}
+    # A cluster of this process's has set variables of its own.
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+    return {**inherited, **fixed, **more}
 
 
 def join(machines: TwoMachines, machine: int, num_cpus: int, environment: dict[str, str]) -> None:

@@ -99,6 +99,27 @@ def test_integers_are_numbers(server, path):
 
 
 @pytest.mark.parametrize("path", GENERATING)
+def test_integers_may_have_a_point(server, path):
+    """As JSON of clients without integers has them."""
+    fields = {
+        "max_tokens": 3.0, "top_k": -1.0, "seed": 7.0, "min_tokens": 1.0, "n": 1.0, "best_of": 1.0, "priority": 0.0,
+        "truncate_prompt_tokens": 2.0, "prompt_logprobs": 1.0, "prompt_logprob_start": 0.0,
+    }  # fmt: skip
+    fields |= {"logprobs": True, "top_logprobs": 2.0} if "chat" in path else {"logprobs": 2.0}
+    integers = {name: value if value is True else int(value) for name, value in fields.items()}
+    body = BODIES[path]
+    assert content(server.post(path, **{**body, **fields})) == content(server.post(path, **{**body, **integers}))
+
+
+@pytest.mark.parametrize("path", GENERATING)
+def test_biases_beyond_the_limits_are_cut(server, path):
+    key = str(byte_id(ord("a")))
+    answers = [server.post(path, **{**BODIES[path], "logit_bias": {key: bias}}) for bias in (100, 250, 1e300)]
+    assert content(answers[0]) == content(answers[1]) == content(answers[2])
+    assert same(server, path, logit_bias={key: -101}) and same(server, path, logit_bias={})
+
+
+@pytest.mark.parametrize("path", GENERATING)
 def test_limits_themselves_are_taken(server, path):
     fields = {
         "temperature": 1e30, "top_p": 1e-300, "top_k": 2**31 - 1, "min_p": 1, "presence_penalty": 2,

@@ -140,6 +140,54 @@ def test_the_last_message_can_be_continued(server):
     assert answer["choices"][0]["message"]["content"] == plain["choices"][0]["text"]
 
 
+ECHOED = [
+    # (the last message, fields, the answer's role, what it begins with)
+    ({"role": "assistant", "content": "sat on"}, {"continue_final_message": True}, "assistant", "sat on"),
+    ({"role": "assistant", "content": "sat on"}, {}, "assistant", "sat on"),
+    ({"role": "user", "content": "sat on"}, {}, "assistant", ""),
+    ({"role": "user", "content": "sat on"}, {"add_generation_prompt": False}, "user", "sat on"),
+    ({"role": "assistant", "content": [{"type": "text", "text": "é"}, {"type": "text", "text": "b"}]}, {}, "assistant",
+     "é\nb"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("last", "fields", "role", "echoed"), ECHOED)
+def test_an_echo_is_the_last_message_of_the_same_role(server, last, fields, role, echoed):
+    template = "{% for m in messages %}{{ m.content }}{% if not loop.last %};{% endif %}{% endfor %}"
+    body = {"messages": [*MESSAGES, last], "chat_template": template, "logprobs": True, "return_token_ids": True}
+    body |= {"n": 2, "temperature": 1.0, "seed": 5, "labels": [" the"], **fields}
+    plain, echo = chat(server, **body), chat(server, **body, echo=True)
+    for each in plain["choices"]:
+        assert each["message"]["role"] == role
+        each["message"]["content"] = echoed + each["message"]["content"]
+    assert echo["choices"] == plain["choices"]
+    assert (echo["usage"], echo["labels"]) == (plain["usage"], plain["labels"])
+
+    chunks = server.stream("/v1/chat/completions", max_tokens=5, **{**GREEDY, **body, "echo": True})
+    assert chunks[0]["labels"] == plain["labels"] and chunks[0]["prompt_token_ids"] == plain["prompt_token_ids"]
+    assert all("labels" not in chunk and "prompt_token_ids" not in chunk for chunk in chunks[1:])
+    for choice in plain["choices"]:
+        own = [part for chunk in chunks for part in chunk["choices"] if part["index"] == choice["index"]]
+        assert [part["delta"].get("role") for part in own] == [role] + [None] * (len(own) - 1)
+        assert "".join(part["delta"]["content"] for part in own) == choice["message"]["content"]
+        if echoed:
+            first, *own = own
+            assert (first["delta"]["content"], first["logprobs"], first["finish_reason"]) == (echoed, None, None)
+        content = [entry["token_id"] for part in own for entry in part["logprobs"]["content"]]
+        assert content == [entry["token_id"] for entry in choice["logprobs"]["content"]]
+
+
+def test_an_echo_without_tokens_and_in_batches(server):
+    messages = [*MESSAGES, {"role": "assistant", "content": "sat on"}]
+    fields = {"max_tokens": 0, "echo": True, "continue_final_message": True}
+    assert chat(server, messages=messages, **fields)["choices"][0]["message"]["content"] == "sat on"
+    batch = {"messages": [messages, MESSAGES], "echo": True, "max_tokens": 2, "chat_template": TEMPLATE, **GREEDY}
+    first, second = server.post("/v1/chat/completions/batch", **batch)["choices"]
+    plain = server.post("/v1/chat/completions/batch", **{**batch, "echo": False})["choices"]
+    assert first["message"]["content"] == "sat on" + plain[0]["message"]["content"]
+    assert second["message"] == plain[1]["message"]
+
+
 @pytest.mark.parametrize("content", [{}, {"content": None}])
 def test_tool_calls_without_content(server, content):
     template = "{% for m in messages %}{{ m.role[0] + ':' + m.content }}{{ m.tool_calls | length }};{% endfor %}"

@@ -187,6 +187,8 @@ def test_render_then_generate(server, path, body):
         ({"token_ids": [1] * 200}, "token_ids", "more than the context"),
         ({"sampling_params": None}, "sampling_params", "sampling_params"),
         ({"sampling_params": {"temperatur": 1}}, "sampling_params.temperatur", "did you mean"),
+        ({"sampling_params": {"repeat_penalty": 1}}, "sampling_params.repeat_penalty", "did you mean"),
+        ({"sampling_params": {"num_ctx": 1}}, "sampling_params.num_ctx", "--ignore-unknown-fields"),
         ({"sampling_params": {"temperature": -1}}, "temperature", "temperature must be in"),
         ({"sampling_params": {"temperature": "1"}}, "sampling_params.temperature", "temperature must be"),
         ({"sampling_params": {"max_tokens": 100}}, "max_tokens", "more than the context"),

@@ -181,7 +181,10 @@ def test_offline_scores_are_the_servers(llm, server, folder_and_model, encode):
     outputs = llm.score(QUERY, DOCUMENTS, use_tqdm=False, chat_template=TEMPLATE)
     served = server.post("/score", text_1=QUERY, text_2=DOCUMENTS)["data"]
     assert [each.outputs.score for each in outputs] == pytest.approx([each["score"] for each in served], abs=1e-6)
-    (cut,) = llm.score("q", "ab " * 200, use_tqdm=False, tokenization_kwargs={"truncation": True, "max_length": 150})
+    (cut,) = llm.score("q", "ab " * 200, use_tqdm=False, tokenization_kwargs={"truncation": True, "max_length": 150.0})
+    for length in (0, 150.5, "150"):
+        with pytest.raises(VLLMValidationError, match="truncate_prompt_tokens"):
+            llm.score("q", "ab", use_tqdm=False, tokenization_kwargs={"truncate_prompt_tokens": length})
     assert len(cut.prompt_token_ids) <= 150
     with pytest.raises(VLLMValidationError, match=r"data_2\[0\] makes a prompt of"):
         llm.score("q", "ab " * 200, use_tqdm=False)

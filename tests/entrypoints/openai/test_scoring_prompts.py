@@ -2,30 +2,19 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 from asgi import AppThread, make_engine
-from byte_tokenizer import BOS, EOS, VOCAB_SIZE, byte_ids, make_byte_tokenizer
+from byte_tokenizer import BOS, VOCAB_SIZE, byte_ids, make_byte_tokenizer, make_template_tokenizer
 from models_util import make_random_model
 from scoring_reference import assert_item
-from tokenizers.processors import TemplateProcessing
 
 from vllm.entrypoints.openai.errors import ApiError
 from vllm.entrypoints.openai.serving.scoring_prompts import PromptBuilder
-from vllm.tokenizers.tokenizer import Tokenizer, get_tokenizer
+from vllm.tokenizers.tokenizer import Tokenizer
 
 QUERY, ITEM = "0123456789", "abc"
 Q, D = byte_ids(QUERY), byte_ids(ITEM)
 LABELS = [[5], [6]]
-
-
-def make_template_tokenizer(folder: Path, template: str) -> Tokenizer:
-    """The byte tokenizer with special tokens around every text."""
-    tokenizer = make_byte_tokenizer(folder)
-    tokenizer.backend.post_processor = TemplateProcessing(single=template, special_tokens=[("<s>", BOS), ("</s>", EOS)])
-    tokenizer.backend.save(str(folder / "tokenizer.json"))
-    return get_tokenizer(folder)
 
 
 @pytest.fixture(scope="module")

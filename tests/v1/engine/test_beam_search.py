@@ -206,6 +206,14 @@ def test_what_is_ruled_out_is_never_taken():
     assert dead.finished and dead.results() == []
 
 
+def test_what_a_step_made_of_the_beams():
+    search = BeamSearch([1], 2, 3, eos_token_ids=[0])
+    search.advance([(np.arange(3), np.log(np.array([0.5, 0.3, 0.2])))])
+    assert [(each.token_ids, each.path) for each in search.latest()] == [([1], [0]), ([2], [0]), ([0], [0])]
+    search.advance([(np.arange(3), np.log(np.array([0.1, 0.5, 0.4])))] * 2)
+    assert [(each.token_ids, each.path) for each in search.latest()] == [([1, 1], [0, 0]), ([1, 2], [0, 0])]
+
+
 def test_as_many_answers_as_queries():
     search = BeamSearch([1], 2, 2)
     for candidates in ([], [(np.arange(2), np.zeros(2))] * 2):

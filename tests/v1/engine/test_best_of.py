@@ -21,7 +21,65 @@ def generate(llm, prompts, params):
     return llm.generate(prompts, params, use_tqdm=False)
 
 
+GREEDY = {"temperature": 0, "max_tokens": 6, "ignore_eos": True, "logprobs": 2, "prompt_logprobs": 1}
 COMMON = {"seed": 7, "max_tokens": 6, "ignore_eos": True, "temperature": 1.5}
+
+
+class TestGreedySequences:
+    """n of them are one computation, returned n times."""
+
+    @pytest.mark.parametrize("fields", [{"n": 3}, {"n": 3, "best_of": 3}, {"n": 3, "best_of": 5}], ids=str)
+    def test_all_are_the_greedy_one(self, tiny, fields):
+        prompts = random_prompts(VOCAB_SIZE, (9, 4))
+        single = generate(tiny, prompts, SamplingParams(**GREEDY))
+        several = generate(tiny, prompts, SamplingParams(**fields, **GREEDY))
+        for one, output in zip(single, several, strict=True):
+            assert [each.index for each in output.outputs] == [0, 1, 2]
+            for each in output.outputs:
+                assert (each.token_ids, each.text) == (one.outputs[0].token_ids, one.outputs[0].text)
+                assert each.logprobs == one.outputs[0].logprobs
+                assert each.cumulative_logprob == one.outputs[0].cumulative_logprob
+                assert each.finish_reason == "length"
+            assert len({id(each.token_ids) for each in output.outputs}) == 3
+            assert output.prompt_logprobs == one.prompt_logprobs
+        assert is_empty(tiny)
+
+    def test_one_is_computed(self, tiny):
+        engine = tiny.llm_engine
+        engine.add_request("r", [5, 6, 7], SamplingParams(n=4, **GREEDY))
+        assert len(engine.engine_core.scheduler.requests) == 1
+        outputs = []
+        while engine.has_unfinished_requests():
+            outputs += engine.step()
+        assert [len(output.outputs) for output in outputs] == [4] * 6
+        engine.add_request("r", [5, 6, 7], SamplingParams(n=4, **GREEDY))
+        engine.abort_request(["r"])
+        assert is_empty(tiny)
+
+    def test_a_stream_has_each_of_them(self, tiny):
+        engine = tiny.llm_engine
+        params = SamplingParams(n=2, output_kind=RequestOutputKind.DELTA, **GREEDY)
+        engine.add_request("r", [5, 6, 7], params)
+        tokens: dict[int, list[int]] = {0: [], 1: []}
+        finished = []
+        while engine.has_unfinished_requests():
+            for output in engine.step():
+                for each in output.outputs:
+                    tokens[each.index] += each.token_ids
+                    assert len(each.logprobs) == len(each.token_ids)
+                    finished += [each.index] if each.finish_reason else []
+        (single,) = generate(tiny, [[5, 6, 7]], SamplingParams(**GREEDY))
+        assert tokens == {0: single.outputs[0].token_ids, 1: single.outputs[0].token_ids}
+        assert finished == [0, 1]
+
+    def test_small_temperatures_sample(self, tiny):
+        """Each of n its own sequence, with the readings of 0.01."""
+        (prompt,) = random_prompts(VOCAB_SIZE, (9,))
+        fields = {"n": 2, "seed": 3, "max_tokens": 3, "logprobs": 3, "logprobs_mode": "processed_logprobs"}
+        small, least, raised = (
+            generate(tiny, [prompt], SamplingParams(temperature=t, **fields))[0] for t in (1e-6, 1e-5, 0.01)
+        )
+        assert small.outputs == least.outputs == raised.outputs
 
 
 class TestBestOf:
@@ -68,7 +126,6 @@ class TestBestOf:
         ("fields", "parameter"),
         [
             ({"n": 3, "best_of": 2}, "best_of"),
-            ({"best_of": 2, "temperature": 0}, "best_of"),
             ({"best_of": 2, "output_kind": RequestOutputKind.DELTA}, "best_of"),
             ({"best_of": 0}, "best_of"),
             ({"best_of": 10**9}, "best_of"),

@@ -59,9 +59,9 @@ def params(**fields) -> SamplingParams:
     return SamplingParams(**{"max_tokens": 1000, **fields})
 
 
-def stream(tokenizer, ids, own=None, sizes=(1,), stopped_by_token=False) -> tuple[list[str], str | None]:
+def stream(tokenizer, ids, own=None, sizes=(1,), stopped_by_token=False, prompt=()) -> tuple[list[str], str | None]:
     """Feed ids in groups; the pieces a client sees and the stop string found."""
-    detokenizer = Detokenizer(tokenizer, own or params())
+    detokenizer = Detokenizer(tokenizer, own or params(), prompt)
     pieces, rest, turn = [], list(ids), 0
     while rest:
         size = sizes[turn % len(sizes)]
@@ -146,6 +146,24 @@ def test_a_special_token_inside_a_character_does_not_break_it(byte_level):
 def test_ids_without_a_token_have_no_text(byte_level):
     ids = [*byte_ids("a"), 5000, *byte_ids("b")]
     assert "".join(stream(byte_level, ids)[0]) == "ab"
+
+
+@pytest.mark.parametrize("sizes", [(1,), (2,), (100,)])
+def test_a_prompt_that_ends_inside_a_character(byte_level, sizes):
+    first, second, third = byte_ids("你")
+    for prompt, ids, text in (
+        ([first, second], [third, *byte_ids("a")], "你a"),
+        ([first], [second, third], "你"),
+        ([first, second], byte_ids("ab"), "ab"),
+        ([first], [second, *byte_ids("a")], "a"),
+        ([first, second], [BOS, third], "你"),
+        ([first, second, third], byte_ids("a"), "a"),
+    ):
+        assert "".join(stream(byte_level, ids, sizes=sizes, prompt=prompt)[0]) == text
+    for stop, included, text in (("你", False, ""), ("你a", True, "你a"), ("a", False, "你")):
+        own = params(stop=[stop], include_stop_str_in_output=included)
+        pieces, found = stream(byte_level, [third, *byte_ids("ab")], own, sizes, prompt=[first, second])
+        assert ("".join(pieces), found) == (text, stop)
 
 
 @pytest.mark.parametrize("included", [False, True])

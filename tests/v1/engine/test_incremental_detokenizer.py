@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import pytest
+import tokenizers
 from byte_tokenizer import EOS, byte_ids, make_byte_tokenizer
+from tokenizers import decoders, models
 
 from vllm import SamplingParams
 from vllm.exceptions import VLLMValidationError
@@ -26,6 +28,18 @@ def tokenizer(tmp_path_factory):
     return tokenizer
 
 
+@pytest.fixture(scope="module")
+def byte_fallback():
+    """The same of a vocabulary of bytes as SentencePiece spells them."""
+    from transformers import PreTrainedTokenizerFast
+
+    pieces = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256))]
+    vocab = {piece: index for index, piece in enumerate(pieces)}
+    backend = tokenizers.Tokenizer(models.BPE(vocab, [], byte_fallback=True, unk_token="<unk>"))
+    backend.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Fuse()])
+    return PreTrainedTokenizerFast(tokenizer_object=backend)
+
+
 def request(prompt_ids=(), **fields) -> EngineCoreRequest:
     return EngineCoreRequest("r", list(prompt_ids), SamplingParams(**fields))
 
@@ -43,6 +57,27 @@ def test_pieces_add_up_to_the_whole_text(tokenizer, kind, prompt):
     assert all("\ufffd" not in piece for piece in pieces)
     assert detokenizer.get_next_output_text(finished=True, delta=False) == text
     assert detokenizer.output_token_ids == byte_ids(text) and detokenizer.num_output_tokens() == len(byte_ids(text))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_prompt_that_ends_inside_a_character(tokenizer, byte_fallback, kind):
+    text = "a你é\U0001f642好b"
+    for own, ids in ((tokenizer, byte_ids(text)), (byte_fallback, [3 + byte for byte in text.encode()])):
+        for split in range(len(ids) + 1):
+            detokenizer = kind(own, request(ids[:split]))
+            detokenizer.update(ids[split:], False)
+            whole = text.encode()[:split].decode(errors="ignore")
+            assert whole + detokenizer.output_text == text
+    # What a prompt begins and nothing finishes is no part of the output.
+    for data, split, added in (
+        (b"a\xe4\xb8bc", 3, "bc"),
+        (b"a\xe4\xb8bc", 2, "bc"),
+        (b"\xf0\x9f\xe4\xb8\xad", 2, "\u4e2d"),
+    ):
+        ids = byte_ids(data)
+        detokenizer = kind(tokenizer, request(ids[:split]))
+        detokenizer.update([EOS, len(tokenizer), *ids[split:]], False)
+        assert detokenizer.output_text == added
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from byte_tokenizer import EOS, VOCAB_SIZE, byte_ids
+from byte_tokenizer import VOCAB_SIZE, byte_ids
 from models_util import random_prompts
 from readings_reference import assert_same_readings
 from tiny_llm import is_empty, make_tiny_llm, make_tiny_model
@@ -356,7 +356,7 @@ class TestLogits:
             assert tokens[position] in kept
 
     def test_nothing_left_to_sample_is_that_requests_error(self, tiny_on_device):
-        params = SamplingParams(temperature=0, allowed_token_ids=[EOS], min_tokens=2, max_tokens=4)
+        params = SamplingParams(temperature=0, allowed_token_ids=byte_ids("a"), bad_words=["aa"], max_tokens=4)
         stuck, free = generate(
             tiny_on_device, ["a", "a"], [params, SamplingParams(temperature=0, max_tokens=3, ignore_eos=True)]
         )

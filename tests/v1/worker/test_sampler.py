@@ -61,7 +61,7 @@ def test_greedy_takes_the_lowest_of_equal_logits() -> None:
         harness.add(SamplingParams(**GREEDY)),
         harness.add(SamplingParams(logprobs=1, **GREEDY)),
         harness.add(SamplingParams(logit_bias={3: 0.5}, **GREEDY)),
-        harness.add(SamplingParams(temperature=1e-6, logprob_token_ids=[3])),
+        harness.add(SamplingParams(temperature=0.0, logprob_token_ids=[3])),
     ]
     assert harness.step(logits, slots).sampled_token_ids.tolist() == [20] * 4
 

@@ -34,6 +34,8 @@ PARAMS = {
     "allowed": dict(seed=12, allowed_token_ids=[4, 8, 15]),
     "min_tokens": dict(temperature=0, min_tokens=9, stop_token_ids=[11]),
     "bad_words": dict(temperature=0),
+    "beam": dict(temperature=0, allowed_token_ids=[4, 8, 15, 99], logprobs=3),
+    "raw_of_nothing": dict(max_tokens=0, allowed_token_ids=[2], logprobs=1),
     "processed": dict(seed=13, top_k=5, logprobs=2, logprobs_mode="processed_logprobs", logprob_token_ids=IDS),
 }
 
@@ -42,6 +44,8 @@ def params_of(name: str) -> SamplingParams:
     params = SamplingParams(**PARAMS[name])  # type: ignore[arg-type]
     if name == "bad_words":
         params._bad_words_token_ids = [[5], [3, 6]]
+    if name == "beam":
+        params._beam_length = 1
     return params
 
 

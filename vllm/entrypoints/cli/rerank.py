@@ -32,7 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--query-field", metavar="NAME", default="query", help="field of each row's own (default: query)"
     )
-    template = "plain, qwen3-reranker, bge-reranker-v2-gemma, mxbai-rerank-v2, or a file of Jinja"
+    template = "plain, qwen3-reranker, bge-reranker-v2-gemma, mxbai-rerank-v2, none, or a file of Jinja"
     parser.add_argument("--score-template", metavar="TEMPLATE", help=template)
     labels = "the answers that are read, in place of the template's"
     parser.add_argument("--score-labels", nargs=2, metavar=("POSITIVE", "NEGATIVE"), help=labels)

@@ -120,8 +120,9 @@ def serve(
         from vllm.entrypoints.openai.state import ServerState
 
         check_signals()
-        app = build_app(ServerState(engine, args, chat_template))
-        return uvloop.run(serve_app(app, listener, check_signals, ends_process=True))
+        state = ServerState(engine, args, chat_template)
+        state.log_score_template()
+        return uvloop.run(serve_app(build_app(state), listener, check_signals, ends_process=True))
     finally:
         engine.shutdown()
 

@@ -63,8 +63,8 @@ class ServerArgs(UpstreamServerArgs):
     )
     score_template: str | None = _arg(
         None,
-        "how /rerank and /score ask the model: plain, qwen3-reranker, bge-reranker-v2-gemma, mxbai-rerank-v2, or a "
-        "file of Jinja with query, document and instruction",
+        "how /rerank and /score ask the model: plain, qwen3-reranker, bge-reranker-v2-gemma, mxbai-rerank-v2, none "
+        "(query and document are the whole prompt), or a file of Jinja with query, document and instruction",
     )
     score_labels: list[str] | None = _arg(None, "the answers to it that are read, the positive one first")
     response_role: str = _arg("assistant", "role of answers in chat")

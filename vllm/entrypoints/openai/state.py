@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import time
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -17,7 +18,7 @@ from vllm.entrypoints.openai.errors import ApiError
 from vllm.entrypoints.openai.http_metrics import HttpMetrics
 from vllm.entrypoints.openai.server_args import ServerArgs
 from vllm.entrypoints.pooling.pairs import check_score_args, score_type
-from vllm.entrypoints.score_templates import ScoreTemplate, own_template, score_template
+from vllm.entrypoints.score_templates import ScoreTemplate, default_template, score_template
 from vllm.exceptions import shown
 from vllm.tokenizers.tokenizer import Tokenizer
 from vllm.tracing import RequestTracer
@@ -118,13 +119,21 @@ class ServerState:
         return "-".join(["vllm", __version__, *devices, digest])
 
     @cached_property
-    def score_template(self) -> ScoreTemplate:
-        """How /rerank and /score ask the model."""
-        config = self.engine.model_config
-        if self.args.score_template is None:
-            raw = config.hf_config.raw
-            return own_template(Path(config.path), self.engine.tokenizer, raw, self.args.score_labels)
-        return score_template(self.args.score_template, self.args.score_labels, config.hf_config.raw)
+    def score_template(self) -> ScoreTemplate | None:
+        """How /rerank and /score ask the model; None: its tokenizer joins the texts, or it reads them apart."""
+        config, labels, source = self.engine.model_config, self.args.score_labels, self.args.score_template
+        if config.runner_type == "pooling":
+            if score_type(config) != "cross-encoder":
+                return None
+            source = source or self.chat_template
+        if source is None:
+            return default_template(config, self.engine.tokenizer, labels, self.args.served_model_name or ())
+        return score_template(source, labels, config.hf_config.raw)
+
+    def log_score_template(self) -> None:
+        """Have the log say which template scores pairs, where none is named."""
+        with suppress(ValueError):  # requests for scores are answered by it
+            _ = self.score_template
 
     @property
     def tokenizer(self) -> Tokenizer:

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from vllm.config import ModelConfig
-from vllm.entrypoints.pooling.utils import keep_tokens
 from vllm.exceptions import VLLMValidationError
 from vllm.pooling_params import PoolingParams
 from vllm.tokenizers.tokenizer import Tokenizer
+from vllm.tokenizers.truncation import truncate_text
 from vllm.transformers_utils.late_interaction import LateInteraction, Side, TextForm
 from vllm.utils.checks import check_integer
 from vllm.v1.engine.input_processor import ProcessedPrompt
@@ -57,24 +57,24 @@ class LateTexts:
             VLLMValidationError: a text that is too long.
         """
         if truncate_to not in (None, -1):
-            check_integer("truncate_prompt_tokens", truncate_to, 1, self._max_len)
+            truncate_to = check_integer("truncate_prompt_tokens", truncate_to, 1, self._max_len)
         form = self._forms[side]
         own = params.clone()
         own.task, own.truncate_prompt_tokens = "token_embed", None
         if hidden := self._not_compared(form):
             own.extra_kwargs = {**(own.extra_kwargs or {}), **hidden}
         begun = [form.prompt + text for text in texts]
+        if form.strips:
+            begun = [text.strip() for text in begun]
         requests = []
-        for index, ids in enumerate(
-            self._tokenizer.encode_batch([text.strip() for text in begun] if form.strips else begun)
-        ):
+        for index, (text, ids) in enumerate(zip(begun, self._tokenizer.encode_batch(begun), strict=True)):
             name = names[index] if names else f"input[{index}]"
-            ids = self._cut(ids, side, truncate_to, name)
+            ids = self._cut(text, ids, side, truncate_to, name)
             width = form.expand_to if truncate_to in (None, -1) else min(form.expand_to, truncate_to)  # type: ignore[type-var]
             requests.append(self._expanded(texts[index], ids, form, width, own))  # type: ignore[arg-type]
         return requests
 
-    def _cut(self, ids: list[int], side: Side, truncate_to: int | None, name: str) -> list[int]:
+    def _cut(self, text: str, ids: list[int], side: Side, truncate_to: int | None, name: str) -> list[int]:
         """The ids with the prefix, and as many as they may be."""
         prefix, longest = self._prefixes[side], self._forms[side].max_length
         num_tokens = min(len(ids) + len(prefix), longest or len(ids) + len(prefix))
@@ -85,7 +85,7 @@ class LateTexts:
             )
             raise VLLMValidationError(message, name, num_tokens)
         limit = min(num_tokens, self._max_len if truncate_to in (None, -1) else truncate_to)  # type: ignore[type-var]
-        ids = keep_tokens(ids, max(limit - len(prefix), 1), self._tokenizer.all_special_ids)  # type: ignore[operator]
+        ids = truncate_text(self._tokenizer, text, ids, limit - len(prefix), "right")  # type: ignore[operator]
         return ids[:1] + prefix + ids[1:]
 
     def _expanded(self, text: str, ids: list[int], form: TextForm, width: int, params: PoolingParams) -> Request:

@@ -12,12 +12,13 @@ from vllm.entrypoints.pooling.pairs import PairLimits, PooledPairs, longest_text
 from vllm.entrypoints.score_templates import (
     PairPrompts,
     ScoreTemplate,
-    own_template,
+    default_template,
     pairs_of,
     score_of,
     score_template,
 )
 from vllm.exceptions import VLLMValidationError
+from vllm.inputs.text_options import text_options
 from vllm.pooling_outputs import (
     ClassificationRequestOutput,
     EmbeddingRequestOutput,
@@ -30,7 +31,7 @@ from vllm.transformers_utils.late_interaction import SIDES, Side
 from vllm.transformers_utils.sentence_transformers import default_prompt, named_prompts, with_prompt
 from vllm.utils.checks import check_integer, check_neutral
 from vllm.v1.engine.label_scoring import LabelScorer, encode_labels
-from vllm.v1.engine.upstream_calls import NO_LORA, cut_to, pooling_text_options
+from vllm.v1.engine.upstream_calls import NO_LORA
 
 if TYPE_CHECKING:
     from vllm.inputs import DataPrompt, PromptType
@@ -70,9 +71,8 @@ class PairScoring:
             lora_request: None.
             tokenization_kwargs: {"truncation": True} or {"truncate_prompt_tokens": -1} lets the ends of texts that are
                 too long go; max_length or that number says how long they may be.
-            chat_template: a name in score_templates.TEMPLATES, a file of Jinja, or Jinja itself. None: what a
-                CrossEncoder's folder declares; else of a generating model "plain", or with `classifier_from_token` in
-                config.json query and document as they are; of a cross-encoder its tokenizer joins the texts.
+            chat_template: a name in score_templates.TEMPLATES ("none": query and document are the whole prompt), a file
+                of Jinja, or Jinja itself. None: see score_templates.default_template.
 
         Raises:
             VLLMValidationError: texts that cannot be paired, a prompt that is too long, a template that fails, a model
@@ -80,14 +80,14 @@ class PairScoring:
             ValueError: no such template.
         """
         check_neutral("lora_request", lora_request, NO_LORA)
-        has_special_tokens, limit = pooling_text_options(tokenization_kwargs)
-        check_neutral("add_special_tokens=False", not has_special_tokens, "pairs are joined by special tokens")
+        options = text_options(tokenization_kwargs, of_pairs=True)
+        check_neutral("add_special_tokens=False", not options.add_special_tokens, "pairs are joined by special tokens")
         raw = self.llm_engine.model_config.hf_config.raw
         return self.score_pairs(
             pairs_of(data_1, data_2, ("data_1", "data_2")),
             template=None if chat_template is None else score_template(chat_template, None, raw),
-            truncate_to=limit,
-            pooling_params=pooling_params,
+            truncate_to=options.truncate_to,
+            pooling_params=options.applied(pooling_params),
             use_tqdm=use_tqdm,
         )
 
@@ -123,18 +123,19 @@ class PairScoring:
             limits = PairLimits(longest_text(config), truncate_to, max_document_tokens)
             pooled = PooledPairs(config, tokenizer, pairs, params, limits, template, instruction, names)
             prompts, own_params = zip(*pooled.requests, strict=True)
-            outputs = self._pool([{"prompt_token_ids": each.token_ids} for each in prompts], own_params, use_tqdm, True)
+            outputs = self._pool([{"prompt_token_ids": each.token_ids} for each in prompts], own_params, use_tqdm)
             return [
                 ScoringRequestOutput(str(index), ScoringOutput(score), pooled.token_ids(index, outputs), 0, True)
                 for index, score in enumerate(pooled.scores(outputs))
             ]
         check_neutral("pooling_params", pooling_params, "a score is a probability; there is nothing to choose")
-        template = template or own_template(Path(config.path), tokenizer, config.hf_config.raw)
+        template = template or default_template(config, tokenizer)
+        assert template is not None
         labels = encode_labels(list(template.labels), tokenizer, config.vocab_size)
         room = LabelScorer(labels, config.max_model_len).max_prompt_len
-        encoder = PairPrompts(
-            template, tokenizer, room, room if truncate_to == -1 else truncate_to, max_document_tokens, instruction
-        )
+        if truncate_to is not None:
+            truncate_to = room if truncate_to == -1 else check_integer("truncate_prompt_tokens", truncate_to, 1)
+        encoder = PairPrompts(template, tokenizer, room, truncate_to, max_document_tokens, instruction)
         ids = encoder.encode(pairs, names)
         scores = self.score_labels(
             [{"prompt_token_ids": each} for each in ids], list(template.labels), use_tqdm=use_tqdm
@@ -168,21 +169,24 @@ class PoolingOfflineMixin(PairScoring):
         """What the model pools of each prompt: a float32 tensor, [size] or, for token_embed, [tokens, size].
 
         Args:
-            tokenization_kwargs: see pooling_text_options.
+            tokenization_kwargs: as in `generate`; texts that are cut lose their ends.
             prompt_name: of one of the model's prompts (config_sentence_transformers.json), which is put before each
                 text that is embedded; None: that of default_prompt_name, before texts that do not begin with it. Of a
                 model of late interaction "query" or "document": texts are read as such; None: as they are.
         """
         check_neutral("lora_request", lora_request, NO_LORA)
-        has_special_tokens, limit = pooling_text_options(tokenization_kwargs)
+        options = text_options(tokenization_kwargs)
         params = self._with_task(pooling_params, pooling_task)
-        if limit is not None:
-            params = [cut_to(each, limit) for each in params] if isinstance(params, list) else cut_to(params, limit)
+        if options.has_truncation:
+            params = [options.applied(each) for each in params] if isinstance(params, list) else options.applied(params)
         if (texts := self._late_texts(params, prompt_name)) is not None:
-            check_neutral("add_special_tokens=False", not has_special_tokens, f"{prompt_name} texts have them")
+            check_neutral("add_special_tokens=False", not options.add_special_tokens, f"{prompt_name} texts have them")
+            check_neutral(
+                "truncation_side='left'", options.truncation_side == "left", f"{prompt_name} texts lose their ends"
+            )
             prompts, params = _as_side(texts, prompts, params, prompt_name)  # type: ignore[arg-type]
-            return self._pool(prompts, params, use_tqdm, has_special_tokens)
-        return self._pool(self._with_prompts(prompts, params, prompt_name), params, use_tqdm, has_special_tokens)
+            return self._pool(prompts, params, use_tqdm)
+        return self._pool(self._with_prompts(prompts, params, prompt_name), params, use_tqdm, options)
 
     def _late_texts(self, params: Any, name: str | None) -> LateTexts | None:
         """None: texts are not read as queries or documents of late interaction."""

@@ -5,18 +5,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from vllm.config import ModelConfig
 from vllm.entrypoints.pooling.late_interaction import LateTexts, compute_maxsim_score
-from vllm.entrypoints.pooling.utils import keep_tokens
-from vllm.entrypoints.score_templates import PairPrompts, ScoreTemplate, cut_text, declared_template, score_template
+from vllm.entrypoints.score_templates import NO_TEMPLATE, PairPrompts, ScoreTemplate, cut_text, default_template
 from vllm.exceptions import VLLMValidationError
 from vllm.pooling_outputs import PoolingRequestOutput
 from vllm.pooling_params import PoolingParams
 from vllm.tokenizers.tokenizer import Tokenizer
+from vllm.tokenizers.truncation import truncate_text
 from vllm.transformers_utils.late_interaction import Side
 from vllm.transformers_utils.sentence_transformers import default_prompt, with_prompt
 from vllm.utils.checks import check_integer, check_neutral
@@ -40,7 +40,7 @@ def score_type(config: ModelConfig) -> ScoreType | None:
     return "late-interaction" if "token_embed" in tasks else None
 
 
-def check_score_args(config: ModelConfig, template: object, labels: object = None) -> None:
+def check_score_args(config: ModelConfig, template: str | ScoreTemplate | None, labels: object = None) -> None:
     """ValueError: a server or a run has a `score_template` or `score_labels` that its model does not use."""
     if config.runner_type != "pooling":
         return
@@ -50,6 +50,8 @@ def check_score_args(config: ModelConfig, template: object, labels: object = Non
             "out; hf_overrides={'classifier_from_token': [NO, YES]} makes a classifier of two words"
         )
     kind = score_type(config)
+    if template == NO_TEMPLATE or (isinstance(template, ScoreTemplate) and template.is_plain):
+        return
     if template is not None and kind != "cross-encoder":
         does = "does not score pairs" if kind is None else f"is a {kind}, which reads the two apart"
         raise ValueError(
@@ -80,7 +82,8 @@ class PairLimits:
 
     def __post_init__(self) -> None:
         if self.truncate_to is not None and self.truncate_to != -1:
-            check_integer("truncate_prompt_tokens", self.truncate_to, 1, self.max_len)
+            truncate_to = check_integer("truncate_prompt_tokens", self.truncate_to, 1, self.max_len)
+            object.__setattr__(self, "truncate_to", truncate_to)  # the class is frozen
 
     @property
     def limit(self) -> int:
@@ -92,8 +95,8 @@ class PooledPairs:
 
     Args:
         params: of each request; its task is set here.
-        template: of a cross-encoder that was trained on one; None: the one that its folder declares; without one its
-            tokenizer joins the texts, and words as classes (classifier_from_token) follow the texts as they are.
+        template: of a cross-encoder that was trained on one; None: as score_templates.default_template says. Without
+            one its tokenizer joins the texts.
         names: of the second texts, in errors.
 
     Raises:
@@ -136,9 +139,10 @@ class PooledPairs:
         self._late = config.late_interaction if kind == "late-interaction" else None
         self._texts = None if self._late is None else LateTexts(config, self._late, tokenizer)
         if kind == "cross-encoder":
-            template = template or declared_template(Path(config.path), tokenizer)
-            if template is None and config.hf_config.raw.get("classifier_from_token"):
-                template = replace(score_template(None, None, config.hf_config.raw), query_prompt=self._prompt)
+            if template is None:
+                template = default_template(config, tokenizer)
+            elif template.is_plain and not config.hf_config.raw.get("classifier_from_token"):
+                template = None
             check_neutral("instruction", instruction if template is None else None, _NO_INSTRUCTION)
             self.requests = self._joined() if template is None else self._rendered(template, instruction)
         else:
@@ -225,12 +229,12 @@ class PooledPairs:
         requests, limit = [], self._limits.limit
         texts = [text for _, text in self._places]
         begun = [with_prompt(text, self._prompt) for text in texts]
-        for text, ids in zip(texts, self._tokenizer.encode_batch(begun), strict=True):
+        for text, whole, ids in zip(texts, begun, self._tokenizer.encode_batch(begun), strict=True):
             if len(ids) > limit:
                 name = names.get(text, "the query")
                 if self._limits.truncate_to is None:
                     raise _too_long(name, len(ids), limit)
-                ids = keep_tokens(ids, limit, self._tokenizer.all_special_ids)
+                ids = truncate_text(self._tokenizer, whole, ids, limit, "right")
             requests.append((ProcessedPrompt(text, ids, None), self._params.clone()))
         return requests
 

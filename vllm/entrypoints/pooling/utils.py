@@ -1,4 +1,4 @@
-"""Pooled tensors as bytes: how a server puts an answer together, and a client takes it apart. Texts that are cut."""
+"""Pooled tensors as bytes: how a server puts an answer together, and a client takes it apart."""
 
 from __future__ import annotations
 
@@ -62,14 +62,3 @@ def _metadata(shapes: Sequence[tuple[int, ...]], embed_dtype: EmbedDType, endian
         items.append(MetadataItem(index, embed_dtype, endianness, start, end, shape))
         start = end
     return items
-
-
-def keep_tokens(ids: list[int], limit: int, special_ids: Sequence[int], from_end: bool = False) -> list[int]:
-    """`limit` tokens of a text's beginning, or of its end, with the special token on the side that is cut."""
-    if len(ids) <= limit:
-        return ids
-    if from_end:
-        head = ids[:1] if limit > 1 and ids[0] in special_ids else []
-        return head + ids[len(ids) - limit + len(head) :]
-    tail = ids[-1:] if limit > 1 and ids[-1] in special_ids else []
-    return ids[: limit - len(tail)] + tail

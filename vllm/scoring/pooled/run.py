@@ -85,10 +85,10 @@ def rerank_file(args: argparse.Namespace) -> int:
     if args.url is not None and (args.score_template or args.score_labels):
         raise CliError("--score-template and --score-labels are the server's own, with --url")
     try:
-        named = args.score_template is not None or args.score_labels is not None
-        template = score_template(args.score_template, args.score_labels) if named else None
+        checked = score_template(args.score_template, args.score_labels)
     except ValueError as error:
         raise CliError(str(error)) from None
+    template = None if args.score_template is None else checked
     options = RerankOptions(
         args.query,
         args.query_field,
@@ -96,13 +96,13 @@ def rerank_file(args: argparse.Namespace) -> int:
         args.instruction,
         args.truncate_prompt_tokens,
         args.max_tokens_per_doc,
-        args.score_labels is not None,
+        args.score_labels,
     )
     asked = {
         "query": args.query,
         "query_field": args.query_field,
         "score_template": template and template.source,
-        "score_labels": template and list(template.labels),
+        "score_labels": (template and list(template.labels)) or args.score_labels,
         "instruction": args.instruction,
         "truncate_to": args.truncate_prompt_tokens,
         "max_document_tokens": args.max_tokens_per_doc,

@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from vllm.entrypoints.pooling.pairs import check_score_args, score_type
-from vllm.entrypoints.pooling.utils import keep_tokens
-from vllm.entrypoints.score_templates import ScoreTemplate
+from vllm.entrypoints.score_templates import ScoreTemplate, default_template
 from vllm.exceptions import CliError, VLLMValidationError
 from vllm.pooling_params import PoolingParams
 from vllm.scoring.batches import Progress
 from vllm.scoring.files import Item
 from vllm.scoring.labels import finite
 from vllm.scoring.server import Server
+from vllm.tokenizers.truncation import truncate_text
 from vllm.transformers_utils.sentence_transformers import default_prompt, named_prompts, with_prompt
 from vllm.utils.server_client import ServerError
 
@@ -59,7 +59,7 @@ class RerankOptions:
         instruction: what the query is for, in templates that ask for it.
         truncate_to: longest prompt, in tokens; -1: the longest that the model reads; None: longer ones are errors.
         max_document_tokens: of each document; None: all of it.
-        has_labels: whether the template's answers are named by the user.
+        labels: the answers where no template is named; None: the template's.
     """
 
     query: str | None
@@ -68,7 +68,7 @@ class RerankOptions:
     instruction: str | None = None
     truncate_to: int | None = None
     max_document_tokens: int | None = None
-    has_labels: bool = False
+    labels: Sequence[str] | None = None
 
     def pair(self, name: str, item: Item) -> tuple[str, str]:
         """The query and the document of a row of the file `name`. CliError: it has no query."""
@@ -116,9 +116,10 @@ class Embedder:
             with_prompt(item.text, self._default) if self._prompt is None else self._prompt + item.text
             for item in batch
         ]
-        prompts = self._tokenizer.encode_batch(texts)
-        limit, special = self._limit, self._tokenizer.all_special_ids
-        kept = [keep_tokens(ids, limit, special) if self._truncates else ids for ids in prompts]  # type: ignore[arg-type]
+        kept = self._tokenizer.encode_batch(texts)
+        if self._truncates:
+            whole = zip(texts, kept, strict=True)
+            kept = [truncate_text(self._tokenizer, text, ids, self._limit, "right") for text, ids in whole]  # type: ignore[arg-type]
         usable = [ids for ids in kept if 0 < len(ids) <= self._longest]
         outputs = iter(
             self._llm.encode(
@@ -151,12 +152,16 @@ class Reranker:
                 f"{Path(config.model).name} does not score pairs of texts, for which it would need one label"
             )
         try:
-            check_score_args(config, options.template, options.has_labels or None)
+            check_score_args(config, options.template, options.labels)
         except ValueError as error:
             raise CliError(str(error)) from None
-        if llm.llm_engine.tokenizer is None:
+        tokenizer = llm.llm_engine.tokenizer
+        if tokenizer is None:
             raise CliError("--skip-tokenizer-init: texts cannot be scored without a tokenizer")
         self._llm, self._options, self._name = llm, options, input_name
+        self._template = options.template
+        if options.template is None and options.labels is not None:
+            self._template = default_template(config, tokenizer, options.labels)
         self.model_name = Path(config.model).name
 
     def score(
@@ -187,7 +192,7 @@ class Reranker:
                     raise VLLMValidationError("the document is empty", "data_2", "")
             outputs = self._llm.score_pairs(
                 pairs,
-                template=options.template,
+                template=self._template,
                 instruction=options.instruction,
                 truncate_to=options.truncate_to,
                 max_document_tokens=options.max_document_tokens,

@@ -77,8 +77,17 @@ class AsyncEngineControl:
             mode: "abort" ends the requests that are there; "wait" runs them to their ends; "keep" leaves them as they
                 are, to go on later.
             clear_cache: forget cached prefixes, too; what is kept then begins anew.
+
+        Raises:
+            VLLMValidationError: another mode, or "wait" for requests that were kept when the engine fell asleep.
         """
         check_pause_mode(mode)
+        if mode == "wait" and self.num_unfinished_requests:
+            if await self.is_sleeping():
+                message = 'mode must not be "wait": requests wait themselves until a sleeping engine wakes up'
+                raise VLLMValidationError(message, "mode", mode)
+            # Those that were kept run, too.
+            await self._call("pause", False)
         if self._resumed is None:
             self._resumed = asyncio.Event()
         self._resumed.clear()
@@ -93,7 +102,9 @@ class AsyncEngineControl:
             await self.reset_prefix_cache(reset_running_requests=True)
 
     async def resume_generation(self) -> None:
-        """Undo `pause_generation`."""
+        """Undo `pause_generation`. While the engine sleeps requests wait on, for `wake_up`."""
+        if await self.is_sleeping():
+            return
         await self._call("pause", False)
         if self._resumed is not None:
             self._resumed.set()
@@ -118,10 +129,8 @@ class AsyncEngineControl:
         go on then."""
         check_sleep_tags(tags)
         await self._call("wake_up", tags)
-        is_awake = not await self.is_sleeping()
-        if is_awake:
-            await self.resume_generation()
-        return is_awake
+        await self.resume_generation()
+        return not await self.is_sleeping()
 
     async def is_sleeping(self) -> bool:
         """Whether anything of it sleeps."""

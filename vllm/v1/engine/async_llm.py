@@ -16,6 +16,7 @@ from vllm.decisions.types import Decision
 from vllm.engine.arg_utils import AsyncEngineArgs as AsyncEngineArgs
 from vllm.engine.arg_utils import EngineArgs
 from vllm.exceptions import EngineDeadError, GenerationError, VLLMValidationError
+from vllm.inputs.text_options import DEFAULT_TEXT_OPTIONS, TextOptions, text_options
 from vllm.outputs import RequestOutput
 from vllm.pooling_outputs import PoolingRequestOutput
 from vllm.pooling_params import PoolingParams
@@ -33,10 +34,7 @@ from vllm.v1.engine.replica_router import ReplicaRouter
 from vllm.v1.engine.request_stream import RequestStream
 from vllm.v1.engine.upstream_calls import (
     NO_LORA,
-    adds_special_tokens,
     check_executor_class,
-    cut_to,
-    pooling_text_options,
 )
 from vllm.v1.messages import EngineCoreOutput
 
@@ -248,7 +246,7 @@ class AsyncLLM(AsyncEngineControl):
             prompt: a string, a list of ids, a TextPrompt / TokensPrompt dict, or a ProcessedPrompt.
             params: what to do with it.
             lora_request, data_parallel_rank: None; adapters are not implemented, and the engine chooses the replica.
-            tokenization_kwargs: may hold add_special_tokens.
+            tokenization_kwargs: as in LLM.generate.
             trace_headers: W3C's, of the trace that the request's span is to be part of.
             priority: lower runs earlier under the "priority" policy.
 
@@ -269,24 +267,21 @@ class AsyncLLM(AsyncEngineControl):
         if isinstance(prompt, ProcessedPrompt):
             processed = prompt
         else:
-            if isinstance(params, PoolingParams):
-                has_special_tokens, limit = pooling_text_options(tokenization_kwargs)
-                params = params if limit is None else cut_to(params, limit)
-            else:
-                has_special_tokens = adds_special_tokens(tokenization_kwargs)
-            (processed,) = await self.process_prompts([prompt], [params], add_special_tokens=has_special_tokens)
+            options = text_options(tokenization_kwargs)
+            params = options.applied(params)
+            (processed,) = await self.process_prompts([prompt], [params], options=options)
         checked = self.input_processor.process_params(params, len(processed.token_ids))
         with continued(self.tracer, trace_headers):
             return await self.add_checked(request_id, processed, checked, priority)
 
     async def process_prompts(
-        self, prompts: Sequence[Any], params: Sequence[Any], *, add_special_tokens: bool = True
+        self, prompts: Sequence[Any], params: Sequence[Any], *, options: TextOptions = DEFAULT_TEXT_OPTIONS
     ) -> list[ProcessedPrompt]:
         """InputProcessor.process_prompts, for long texts in a thread."""
         process = self.input_processor.process_prompts
         if sum(len(_text_of(prompt)) for prompt in prompts) > _LONG_TEXT:
-            return await asyncio.to_thread(process, prompts, params, add_special_tokens=add_special_tokens)
-        return process(prompts, params, add_special_tokens=add_special_tokens)
+            return await asyncio.to_thread(process, prompts, params, options=options)
+        return process(prompts, params, options=options)
 
     async def add_checked(
         self,
@@ -306,7 +301,7 @@ class AsyncLLM(AsyncEngineControl):
         if request_id in router:
             raise id_in_use_error(request_id, request_id)
         num_sequences, max_tokens = (
-            (1, 0) if isinstance(checked, PoolingParams) else (checked.num_sequences, checked.max_tokens)
+            (1, 0) if isinstance(checked, PoolingParams) else (checked.num_distinct, checked.max_tokens)
         )
         assert max_tokens is not None, "the input processor sets max_tokens"
         index = router.route(request_id, processed.token_ids, processed.cache_salt, num_sequences, max_tokens)

@@ -18,7 +18,7 @@ class Beam:
     """A sequence that is still growing."""
 
     token_ids: list[int]  # generated
-    cum_logprob: float
+    cum_logprob: float  # of what `advance` was given for them
     path: list[int]  # for each token, the index of the query that it comes from, among its step's queries
 
 
@@ -84,6 +84,10 @@ class BeamSearch:
     def results(self) -> list[Hypothesis]:
         """The hypotheses found so far, at most `width`, best first."""
         return list(self._ended)
+
+    def latest(self) -> list[Beam]:
+        """What the last step made of the beams: those that go on, and the hypotheses that are kept."""
+        return [*self._beams, *(each for each in self._ended if len(each.token_ids) == self._num_steps)]
 
     def advance(self, candidates: Sequence[tuple[np.ndarray, np.ndarray]]) -> None:
         """Take one step with each query's most likely tokens, in any order: integer ids [C] and logprobs [C], with C at

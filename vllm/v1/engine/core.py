@@ -14,6 +14,7 @@ from vllm.pooling_params import PoolingParams
 from vllm.sampling_params import SamplingParams
 from vllm.utils.unserved import refuse
 from vllm.v1.core.sched.async_scheduling import StepInFlight, can_schedule_ahead, complete, discard, dispatch
+from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.core.sched.whole_requests import WholeRequestScheduler
 from vllm.v1.engine.upstream_calls import SLEEP_TAGS, check_sleep_level, check_sleep_tags
@@ -61,16 +62,21 @@ class EngineCore:
 
     def step(self) -> list[EngineCoreOutput]:
         """Run one step of the batch; with async_scheduling begin the one after it before waiting for its results.
-        Raises the worker's error, after ending the step's requests; EngineDeadError: a rank of several failed."""
+        Raises the worker's error, after ending the step's requests; EngineDeadError: a rank of several failed;
+        RuntimeError: requests wait, but the engine sleeps or is paused (they stay), or none can ever be scheduled (they
+        end)."""
         if self._settled:
             settled, self._settled = self._settled, []
             return settled
         if self.is_paused or self._asleep:
+            if self.scheduler.has_unfinished_requests():
+                self.check_awake()
+                raise RuntimeError("the engine is paused: its requests wait until it goes on")
             return []
         if self._runs_ahead:
             return self._step_ahead()
         self._check_weights()
-        scheduler_output = self.scheduler.schedule()
+        scheduler_output = self._schedule()
         try:
             runner_output = self.executor.execute_model(scheduler_output)
         except BaseException:
@@ -79,12 +85,23 @@ class EngineCore:
         self._readings_seconds += runner_output.readings_seconds
         return self.scheduler.update_from_output(scheduler_output, runner_output)
 
+    def _schedule(self) -> SchedulerOutput:
+        """Schedule a step while none is in flight: RuntimeError if it is empty, since the next ones would be, too."""
+        step = self.scheduler.schedule()
+        # What a preempted request gave up is for the next step.
+        if self.scheduler.has_unfinished_requests() and not (step.num_scheduled_tokens or step.preempted_req_ids):
+            stuck = list(self.scheduler.requests)
+            self.scheduler.discard_step(step)
+            self.scheduler.abort_requests(stuck)
+            raise RuntimeError(f"none of {len(stuck)} unfinished requests can ever be scheduled; they were aborted")
+        return step
+
     def _step_ahead(self) -> list[EngineCoreOutput]:
         last = self._in_flight
         if last is None or last[0].is_over(self.scheduler):
             if last is None:
                 self._check_weights()
-            self._in_flight = self._begin_step()
+            self._in_flight = self._begin_step(self._schedule())
             if last is not None:
                 # All its requests have ended since.
                 self._readings_seconds += last[1].result().readings_seconds
@@ -94,7 +111,7 @@ class EngineCore:
         may_dispatch = (
             not self._weights_changed and self.executor.worker.can_schedule_ahead and can_schedule_ahead(self.scheduler)
         )
-        self._in_flight = self._begin_step() if may_dispatch else None
+        self._in_flight = self._begin_step(self.scheduler.schedule()) if may_dispatch else None
         try:
             runner_output = pending.result()
         except BaseException:
@@ -111,8 +128,7 @@ class EngineCore:
         self._readings_seconds += runner_output.readings_seconds
         return complete(self.scheduler, step, runner_output)
 
-    def _begin_step(self) -> tuple[StepInFlight, PendingStep]:
-        scheduler_output = self.scheduler.schedule()
+    def _begin_step(self, scheduler_output: SchedulerOutput) -> tuple[StepInFlight, PendingStep]:
         try:
             pending = self.executor.begin_step(scheduler_output)
         except BaseException:
@@ -175,6 +191,12 @@ class EngineCore:
     def is_sleeping(self) -> bool:
         """Whether anything of it sleeps."""
         return bool(self._asleep)
+
+    def check_awake(self) -> None:
+        """RuntimeError: something of it sleeps."""
+        if self._asleep:
+            parts = " and ".join(part for part in SLEEP_TAGS if part in self._asleep)
+            raise RuntimeError(f"the engine sleeps ({parts}): call wake_up() first")
 
     def has_unfinished_requests(self) -> bool:
         return self.scheduler.has_unfinished_requests()

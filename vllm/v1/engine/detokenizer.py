@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from vllm.sampling_params import SamplingParams
 from vllm.tokenizers.tokenizer import Tokenizer
 from vllm.v1.engine.incremental_detokenizer import (
@@ -25,8 +27,11 @@ __all__ = [
 class Detokenizer:
     """The text of one sequence. What may be the start of a stop string is held back from streams."""
 
-    def __init__(self, tokenizer: Tokenizer, params: SamplingParams) -> None:
-        self._stream = tokenizer.decode_stream(params.skip_special_tokens, params.spaces_between_special_tokens)
+    def __init__(self, tokenizer: Tokenizer, params: SamplingParams, prompt_ids: Sequence[int] = ()) -> None:
+        """A character that `prompt_ids` leave unfinished begins the text."""
+        self._stream = tokenizer.decode_stream(
+            params.skip_special_tokens, params.spaces_between_special_tokens, prompt_ids
+        )
         self._params = params
         self._stop: list[str] = list(params.stop or [])
         self._num_tokens = 0

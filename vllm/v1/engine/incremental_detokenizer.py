@@ -7,13 +7,14 @@ from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any
 
 from vllm.tokenizers.detokenizer_utils import convert_prompt_ids_to_tokens, detokenize_incrementally
+from vllm.tokenizers.text_streams import REPLACEMENT, continue_text, unfinished_ids
 from vllm.v1.engine.stop_strings import check_stop_strings
 from vllm.v1.messages import EngineCoreRequest
 
 if TYPE_CHECKING:
     from tokenizers.decoders import DecodeStream
 
-_PROMPT_TAIL = 8  # of the prompt's tokens, which decide how the first new ones are spelled
+_PROMPT_TAIL = 5  # of the prompt's tokens, which decide how the first new ones are spelled
 
 
 class IncrementalDetokenizer:
@@ -110,17 +111,64 @@ class BaseIncrementalDetokenizer(IncrementalDetokenizer, ABC):
         return self.output_text[start:end]
 
 
-class FastIncrementalDetokenizer(BaseIncrementalDetokenizer):
+class _TokenizerDetokenizer(BaseIncrementalDetokenizer):
+    """By a tokenizer. A character that the prompt leaves unfinished begins the text."""
+
+    def __init__(self, tokenizer: Any, request: EngineCoreRequest) -> None:
+        super().__init__(request)
+        params = request.sampling_params
+        self._hf_tokenizer = tokenizer
+        self._skipped = frozenset(tokenizer.all_special_ids) if params.skip_special_tokens else frozenset[int]()
+        self._opening = unfinished_ids(self._decode, request.prompt_token_ids)
+        self._begun = self._decode(self._opening)
+        if not self._begun:
+            self._start(self._whole_tail(request.prompt_token_ids))
+
+    def decode_next(self, next_token_id: int) -> str:
+        if not self._begun:
+            return self._decode_next(next_token_id)
+        if next_token_id in self._skipped:
+            return ""
+        self._opening.append(next_token_id)
+        text = self._decode(self._opening)
+        if text.endswith(REPLACEMENT):
+            return ""
+        _, added = continue_text(self._begun, text)
+        self._begun = ""
+        self._start(self._whole_tail(self._opening))
+        return added
+
+    @abstractmethod
+    def _start(self, ids: list[int]) -> None:
+        """Go on behind these ids, whose characters are whole."""
+
+    @abstractmethod
+    def _decode_next(self, next_token_id: int) -> str:
+        """`decode_next`, once started."""
+
+    def _whole_tail(self, ids: list[int]) -> list[int]:
+        """The last few ids, from where a character begins: a cut one may spoil the text of those behind it."""
+        tails = [ids[-count:] for count in range(_PROMPT_TAIL, 1, -1)]
+        return next((tail for tail in tails if not self._decode(tail).startswith(REPLACEMENT)), tails[0])
+
+    def _decode(self, ids: list[int]) -> str:
+        known = [token_id for token_id in ids if 0 <= token_id < len(self._hf_tokenizer)]
+        return self._hf_tokenizer.decode(known, clean_up_tokenization_spaces=False) if known else ""
+
+
+class FastIncrementalDetokenizer(_TokenizerDetokenizer):
     """By the streaming decoder of the tokenizers library."""
 
     def __init__(self, tokenizer: Any, request: EngineCoreRequest) -> None:
         """`tokenizer`: a fast one of transformers."""
-        super().__init__(request)
         self.tokenizer = tokenizer.backend_tokenizer
         self._skip_special_tokens = request.sampling_params.skip_special_tokens
-        self._stream = self._new_stream(request.prompt_token_ids[-_PROMPT_TAIL:])
+        super().__init__(tokenizer, request)
 
-    def decode_next(self, next_token_id: int) -> str:
+    def _start(self, ids: list[int]) -> None:
+        self._stream = self._new_stream(ids)
+
+    def _decode_next(self, next_token_id: int) -> str:
         try:
             return self._stream.step(self.tokenizer, next_token_id) or ""
         except Exception:
@@ -134,20 +182,22 @@ class FastIncrementalDetokenizer(BaseIncrementalDetokenizer):
         return DecodeStream(ids=ids, skip_special_tokens=self._skip_special_tokens)
 
 
-class SlowIncrementalDetokenizer(BaseIncrementalDetokenizer):
+class SlowIncrementalDetokenizer(_TokenizerDetokenizer):
     """By any tokenizer of transformers, from its vocabulary's spellings."""
 
     def __init__(self, tokenizer: Any, request: EngineCoreRequest) -> None:
-        super().__init__(request)
         params = request.sampling_params
         self.tokenizer = tokenizer
         self._skip_special_tokens = params.skip_special_tokens
         self._spaces_between_special_tokens = params.spaces_between_special_tokens
+        super().__init__(tokenizer, request)
+
+    def _start(self, ids: list[int]) -> None:
         self._tokens, self._prefix_offset, self._read_offset = convert_prompt_ids_to_tokens(
-            tokenizer, request.prompt_token_ids, skip_special_tokens=params.skip_special_tokens
+            self.tokenizer, ids, skip_special_tokens=self._skip_special_tokens
         )
 
-    def decode_next(self, next_token_id: int) -> str:
+    def _decode_next(self, next_token_id: int) -> str:
         new_tokens, text, self._prefix_offset, self._read_offset = detokenize_incrementally(
             self.tokenizer,
             [next_token_id],

@@ -9,13 +9,16 @@ from typing import Any
 
 from vllm.config import ModelConfig, VllmConfig
 from vllm.exceptions import VLLMValidationError, shown
+from vllm.inputs.text_options import DEFAULT_TEXT_OPTIONS, TextOptions
 from vllm.logger import init_logger, warn_once
 from vllm.pooling_params import PoolingParams, classified_length
 from vllm.sampling_params import SamplingParams
 from vllm.tokenizers.tokenizer import Tokenizer, get_tokenizer
+from vllm.tokenizers.truncation import truncate_ids, truncate_text
 from vllm.utils.checks import MAX_INTEGER, check_encodable, check_integer, check_neutral, check_token_id, wrong_type
 from vllm.v1.messages import EngineCoreRequest
 from vllm.v1.sample.bad_words import spell_bad_words
+from vllm.v1.sample.contradictions import check_a_token_is_left
 from vllm.v1.sample.logits_processor import validate_params
 
 logger = init_logger(__name__)
@@ -68,7 +71,7 @@ class InputProcessor:
         prompts: Sequence[Any],
         params: Sequence[SamplingParams] | None = None,
         *,
-        add_special_tokens: bool = True,
+        options: TextOptions = DEFAULT_TEXT_OPTIONS,
         in_parts: bool = False,
     ) -> list[ProcessedPrompt]:
         """Tokenise texts in one batch, check ids and lengths.
@@ -77,6 +80,7 @@ class InputProcessor:
             prompts: strings, lists of ids, or TextPrompt / TokensPrompt dicts.
             params: one a prompt, for truncate_prompt_tokens and for whether room for output is needed; None = no
                 truncation, room for a token.
+            options: of texts; their truncation is in `params` already (`TextOptions.applied`).
             in_parts: texts to embed may be longer than the model reads, where `enable_chunked_processing` says so.
         """
         for own in params or ():
@@ -91,21 +95,21 @@ class InputProcessor:
             if self.tokenizer is None:
                 message = "a text prompt needs a tokenizer, and skip_tokenizer_init left it out; pass prompt_token_ids"
                 raise VLLMValidationError(message, "prompt", texts[0])
-            encoded = iter(self.tokenizer.encode_batch(texts, add_special_tokens))
+            encoded = iter(self.tokenizer.encode_batch(texts, options.add_special_tokens))
         result = []
-        for i, (text, token_ids, cache_salt) in enumerate(parsed):
-            if token_ids is None:
-                token_ids = next(encoded)
+        for i, (text, given_ids, cache_salt) in enumerate(parsed):
+            token_ids = next(encoded) if given_ids is None else given_ids
             with _naming(i, len(prompts)):
                 room, longest = 1, self.model_config.max_model_len
                 if params is not None:
                     own = params[i]
                     if isinstance(own, PoolingParams):
                         longest, room = self._longest_pooled(own, in_parts), 0
-                        token_ids = self._truncate_pooled(token_ids, own, longest)
                     else:
-                        token_ids = self._truncate(token_ids, own)
                         room = 0 if own.max_tokens == 0 else 1
+                    limit = self._limit(own, longest)
+                    if limit is not None and len(token_ids) > limit:
+                        token_ids = self._truncate(text, token_ids, limit, own, options, given_ids is None)
                 self._check_length(token_ids, room, longest)
             result.append(ProcessedPrompt(text, token_ids, cache_salt))
         return result
@@ -144,6 +148,9 @@ class InputProcessor:
         if own.bad_words:
             own.bad_words_token_ids = spell_bad_words(own.bad_words, self.tokenizer, config.vocab_size)
         validate_params(config.logits_processors, own)
+        reads_processed = own.num_logprobs is not None and (own.logprobs_mode or "").startswith("processed")
+        if own.trace_decode_token_ids is None and (own.max_tokens != 0 or reads_processed):
+            check_a_token_is_left(own, self.eos_token_ids, config.vocab_size)
         return own
 
     def check_request(self, request_id: Any, params: Any, priority: Any) -> None:
@@ -168,7 +175,7 @@ class InputProcessor:
         self, children: list[tuple[str, Any]], prompt: ProcessedPrompt, arrival_time: float, priority: int
     ) -> Iterator[EngineCoreRequest]:
         """A request for each (core id, parameters). `arrival_time`: seconds on the monotonic clock."""
-        ids, salt = prompt.token_ids, prompt.cache_salt
+        ids, salt, priority = prompt.token_ids, prompt.cache_salt, int(priority)
         for core_id, params in children:
             request = EngineCoreRequest(core_id, ids, params, self.eos_token_ids, arrival_time, priority, salt)
             if isinstance(params, PoolingParams):
@@ -212,37 +219,36 @@ class InputProcessor:
             raise VLLMValidationError(message, name, worst)
         return result
 
-    def _truncate(self, token_ids: list[int], params: SamplingParams) -> list[int]:
+    def _limit(self, params: SamplingParams | PoolingParams, longest: int) -> int | None:
+        """The length that truncate_prompt_tokens cuts longer prompts to."""
         limit = params.truncate_prompt_tokens
         if limit is None:
-            return token_ids
-        longest = self.model_config.max_model_len
+            return None
+        if isinstance(params, PoolingParams):
+            limit = check_integer("truncate_prompt_tokens", limit, -1, longest)
+            return longest if limit == -1 else max(limit, 1)
         if limit > longest:
             message = f"truncate_prompt_tokens must be at most max_model_len={longest}, got {limit}"
             raise VLLMValidationError(message, "truncate_prompt_tokens", limit)
         if limit == -1:
-            max_tokens = 1 if params.max_tokens is None else params.max_tokens
-            limit = max(longest - max_tokens, 1)
-        return token_ids[-limit:]
+            return max(longest - (1 if params.max_tokens is None else params.max_tokens), 1)
+        return limit
+
+    def _truncate(
+        self, text: str | None, ids: list[int], limit: int, params: Any, options: TextOptions, is_text: bool
+    ) -> list[int]:
+        is_pooled, tokenizer = isinstance(params, PoolingParams), self.tokenizer
+        side = options.truncation_side or ("right" if is_pooled else "left")
+        if is_text:
+            assert text is not None and tokenizer is not None
+            return truncate_text(tokenizer, text, ids, limit, side, options.add_special_tokens)
+        return truncate_ids(ids, limit, side, tokenizer.all_special_ids if is_pooled and tokenizer is not None else ())
 
     def _longest_pooled(self, params: PoolingParams, in_parts: bool) -> int:
         config = self.model_config
         if (params.task or config.pooling_tasks[0]) != "embed":
             return config.max_model_len
         return config.max_embed_len if in_parts else min(config.max_embed_len, config.max_model_len)
-
-    def _truncate_pooled(self, token_ids: list[int], params: PoolingParams, longest: int) -> list[int]:
-        """The beginning, and the special token that ends it."""
-        limit = params.truncate_prompt_tokens
-        if limit is None:
-            return token_ids
-        check_integer("truncate_prompt_tokens", limit, -1, longest)
-        limit = longest if limit == -1 else max(limit, 1)
-        if len(token_ids) <= limit:
-            return token_ids
-        special = () if self.tokenizer is None else self.tokenizer.all_special_ids
-        ends = 1 if token_ids[-1] in special and limit > 1 else 0
-        return token_ids[: limit - ends] + token_ids[len(token_ids) - ends :]
 
     def _check_length(self, token_ids: list[int], room: int, limit: int) -> None:
         if not token_ids:

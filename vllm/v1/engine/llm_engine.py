@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from vllm.config import VllmConfig
 from vllm.engine.arg_utils import EngineArgs
 from vllm.exceptions import VLLMValidationError
+from vllm.inputs.text_options import text_options
 from vllm.outputs import RequestOutput
 from vllm.sampling_params import SamplingParams
 from vllm.tracing import continued, make_tracer
@@ -22,7 +23,6 @@ from vllm.v1.engine.output_processor import OutputProcessor
 from vllm.v1.engine.pooling_output_processor import PoolingOutputProcessor
 from vllm.v1.engine.upstream_calls import (
     NO_LORA,
-    adds_special_tokens,
     check_executor_class,
     check_pause_mode,
     check_profile_limits,
@@ -139,16 +139,18 @@ class LLMEngine:
             prompt: a string, a list of ids, or a TextPrompt / TokensPrompt dict.
             arrival_time: seconds on the monotonic clock; None = now.
             lora_request: None; adapters are not implemented.
-            tokenization_kwargs: may hold add_special_tokens.
+            tokenization_kwargs: as in LLM.generate.
             trace_headers: W3C's, of the trace that the request's span is to be part of.
             priority: lower runs earlier under the "priority" policy.
 
         Raises:
             VLLMValidationError: a bad prompt, parameter or id; nothing is queued then.
+            RuntimeError: the engine sleeps.
         """
         check_neutral("lora_request", lora_request, NO_LORA)
-        add_special_tokens = adds_special_tokens(tokenization_kwargs)
-        (processed,) = self.input_processor.process_prompts([prompt], [params], add_special_tokens=add_special_tokens)
+        options = text_options(tokenization_kwargs)
+        params = options.applied(params)
+        (processed,) = self.input_processor.process_prompts([prompt], [params], options=options)
         checked = self.input_processor.process_params(params, len(processed.token_ids))
         with continued(self.tracer, trace_headers):
             self.add_processed([request_id], [processed], [checked], arrival_time, [priority])
@@ -162,7 +164,9 @@ class LLMEngine:
         arrival_time: float | None = None,
         priorities: Sequence[int] | None = None,
     ) -> None:
-        """Queue requests that went through the input processor; all of them, or, on an error, none."""
+        """Queue requests that went through the input processor; all of them, or, on an error, none. RuntimeError: the
+        engine sleeps."""
+        self.engine_core.check_awake()
         now = time.monotonic() if arrival_time is None else arrival_time
         priorities = priorities or [0] * len(prompts)
         added: list[str] = []
@@ -178,7 +182,8 @@ class LLMEngine:
             raise
 
     def step(self) -> list[RequestOutput]:
-        """Run one step; returns the outputs due by output_kind. After an error only the step's requests are gone."""
+        """Run one step; returns the outputs due by output_kind. After an error only the step's requests are gone.
+        RuntimeError: there are requests, but the engine sleeps; they stay."""
         try:
             outputs = self.engine_core.step()
         except BaseException:

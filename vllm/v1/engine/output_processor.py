@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import time
 from collections.abc import Callable, Iterable
@@ -34,11 +35,13 @@ class ProcessedOutputs:
 class _Sequence:
     """One of a request's sequences. `tokenizer`: None for no text."""
 
-    def __init__(self, core_id: str, index: int, params: SamplingParams, tokenizer: Tokenizer | None) -> None:
+    def __init__(
+        self, core_id: str, index: int, params: SamplingParams, tokenizer: Tokenizer | None, prompt_ids: list[int]
+    ) -> None:
         self.core_id = core_id
         self.index = index
         self.token_ids: list[int] = []
-        self.detokenizer = None if tokenizer is None else Detokenizer(tokenizer, params)
+        self.detokenizer = None if tokenizer is None else Detokenizer(tokenizer, params, prompt_ids)
         self.logprobs_processor: LogprobsProcessor | None = None
         if params.num_logprobs is not None:
             decode = None if tokenizer is None else tokenizer.decode_tokens
@@ -107,6 +110,7 @@ class _RequestState:
     sequences: list[_Sequence]
     num_running: int  # of the sequences
     num_best: int | None = None  # of the sequences to return; None: all
+    num_copies: int = 1  # of the only sequence that are returned
     prompt_logprobs: PromptLogprobsProcessor | None = None
     prompt_logprobs_sent: bool = False
     num_cached_tokens: int = 0
@@ -156,7 +160,11 @@ class _RequestState:
         for sequence in due:
             del self.changed[sequence]
         if self.num_best is None:
-            return [sequence.completion(delta) for sequence in (due if delta else self.sequences)]
+            outputs = [sequence.completion(delta) for sequence in (due if delta else self.sequences)]
+            if self.num_copies == 1:
+                return outputs
+            copies = itertools.product(range(self.num_copies), outputs)
+            return [replace(each, index=index, token_ids=each.token_ids.copy()) for index, each in copies]
         best = sorted(self.sequences, key=lambda sequence: -sequence.cumulative_logprob)[: self.num_best]
         outputs = [replace(sequence.completion(delta), index=index) for index, sequence in enumerate(best)]
         if self.params.num_logprobs is None:
@@ -190,18 +198,23 @@ class OutputProcessor:
         arrival_time: float,
     ) -> list[tuple[str, SamplingParams]]:
         """Register a request; returns (core id, parameters) of each sequence. VLLMValidationError: an id is in use."""
-        if params.num_sequences == 1:
-            children = [(request_id, params)]
+        if params.num_distinct == 1:
+            children = [(request_id, params.child(0) if params.num_sequences > 1 else params)]
         else:
             children = [(f"{index}_{request_id}", params.child(index)) for index in range(params.num_sequences)]
         taken = [core_id for core_id, _ in children if core_id in self._by_core_id]
         if taken or request_id in self._requests:
             raise id_in_use_error(taken[0] if taken else request_id, request_id)
         tokenizer = self._tokenizer if params.detokenize else None
-        sequences = [_Sequence(core_id, index, child, tokenizer) for index, (core_id, child) in enumerate(children)]
+        sequences = [
+            _Sequence(core_id, index, child, tokenizer, prompt_token_ids)
+            for index, (core_id, child) in enumerate(children)
+        ]
         metrics = RequestMetrics(arrival_time)
         state = _RequestState(request_id, prompt, prompt_token_ids, params, metrics, sequences, len(sequences))
-        if params.num_sequences > params.n:
+        if params.num_distinct == 1:
+            state.num_copies = params.n
+        elif params.num_sequences > params.n:
             state.num_best = params.n
         if params.reads_prompt:
             decode = None if tokenizer is None else tokenizer.decode_tokens

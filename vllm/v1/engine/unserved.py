@@ -16,7 +16,7 @@ class EngineCoreOutputs(Unserved):
 
 
 class EngineCoreEvent(Unserved):
-    """What befell a request."""
+    """The kinds of events in a request's life."""
 
     instead: ClassVar[str] = _INSIDE
 

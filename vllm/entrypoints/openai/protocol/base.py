@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import difflib
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, get_args
+from types import UnionType
+from typing import Annotated, Any, ClassVar, Union, get_args, get_origin
 
-from pydantic import BaseModel, ConfigDict, Field, GetCoreSchemaHandler
+from pydantic import BaseModel, ConfigDict, Field, GetCoreSchemaHandler, model_validator
 from pydantic_core import CoreSchema, core_schema
 from typing_extensions import Self
 
 from vllm.entrypoints.openai.errors import ApiError
 from vllm.exceptions import VLLMValidationError, shown
 from vllm.sampling_params import LIMITS
+from vllm.utils.checks import whole
 
 _TOOLS = "this server calls no tools"
 _GUIDED = "this server does not constrain what is generated (allowed_token_ids, logit_bias and bad_words do)"
@@ -48,7 +50,7 @@ REFUSED_FIELDS: dict[str, tuple[tuple[Any, ...], str]] = {
     "verbosity": (("medium",), "the model has no verbosity to set"),
     "web_search_options": ((), "this server searches nothing"),
     "suffix": (("",), "the models here only continue texts"),
-    "prompt_embeds": ((), "prompts are texts or token ids"),
+    "prompt_embeds": (([],), "prompts are texts or token ids"),
     "documents": (([],), "pass them in chat_template_kwargs or in a message"),
     "mm_processor_kwargs": (({},), "prompts are texts or token ids"),
     "media_io_kwargs": (({},), "prompts are texts or token ids"),
@@ -63,6 +65,12 @@ REFUSED_FIELDS: dict[str, tuple[tuple[Any, ...], str]] = {
     "return_token_offsets": ((False,), "/tokenize with return_token_strs shows the tokens' texts"),
     "return_prompt_text": ((False,), "the render routes answer with the prompt's text"),
     "lora_request": ((), "there are no adapters"),
+    "logits_processors": (([],), "they are Python; load one with --logits-processors"),
+    "moderation": ((), "texts are not moderated"),
+    "prompt_cache_options": (
+        ({}, {"mode": "implicit"}, {"ttl": "30m"}, {"mode": "implicit", "ttl": "30m"}),
+        "prefixes are cached without marks; a cache_salt keeps them apart",
+    ),
 }  # fmt: skip
 
 
@@ -90,11 +98,34 @@ Texts = Annotated[list[Text], UNREAD_LIST]
 IdRows = Annotated[list[TokenId] | list[list[Annotated[int, Field(ge=-1)]]], UNREAD]
 """Token ids for all positions, or rows of ids with -1 as padding."""
 Object = Annotated[dict[str, Any], UNREAD_OBJECT]
+LogitBias = Annotated[
+    dict[Annotated[str, Field(pattern="^[0-9]{1,20}$")], float],
+    Field(description="Cut to 100 and -100.", json_schema_extra={"additionalProperties": False}),
+    UNREAD_OBJECT,
+]
 
 _NULL = {"type": "null"}
 
 # No known field's name is longer.
 _LONGEST_NAME = 64
+
+# Fields of other engines' clients: what they are called here.
+_OTHER_NAMES = {
+    "repeat_penalty": "repetition_penalty",
+    "num_predict": "max_tokens",
+    "n_predict": "max_tokens",
+    "max_new_tokens": "max_tokens",
+    "max_completion_tokens": "max_tokens",
+    "stop_sequences": "stop",
+    "enable_thinking": "chat_template_kwargs.enable_thinking",
+    "thinking": "chat_template_kwargs.thinking",
+}
+# And what there is instead of those that have no counterpart.
+_INSTEAD = {
+    "num_ctx": "--max-model-len sets the context's length",
+    "keep_alive": "the model stays loaded",
+    "typical_p": "top_p, top_k and min_p leave unlikely tokens out",
+}
 
 # Names in SamplingParams of fields that differ.
 _SAMPLING_NAMES = {"max_completion_tokens": "max_tokens", "top_logprobs": "logprobs"}
@@ -141,15 +172,36 @@ def check_names(
                 check_names(value, inner, ignore_unknown, f"{name}.")
         elif name in model.REFUSED:
             neutral, reason = model.REFUSED[name]
-            if value is not None and not any(type(value) is type(each) and value == each for each in neutral):
+            if value is not None and not any(_is_same(value, each) for each in neutral):
                 message = f"{name} cannot be honoured: {reason}; got {shown(value)}"
                 raise ApiError(400, message, name, "unsupported_field")
         elif name not in model.ACCEPTED and not ignore_unknown and value is not None:
-            known = [*known_fields, *model.ACCEPTED]
-            near = difflib.get_close_matches(name, known, n=1) if len(name) <= _LONGEST_NAME else []
-            hint = f"; did you mean {within + near[0]!r}?" if near else ""
-            message = f"unknown field {shown(within + name)}{hint}"
+            hint = _hint(name, [*known_fields, *model.ACCEPTED], within)
+            message = f"unknown field {shown(within + name)}{hint}; --ignore-unknown-fields lets such fields pass"
             raise ApiError(400, message, within + name[:_LONGEST_NAME], "unknown_field")
+
+
+def _hint(name: str, known: list[str], within: str) -> str:
+    """What to do in place of an unknown field."""
+    if name in _INSTEAD:
+        return f"; {_INSTEAD[name]}"
+    near = _OTHER_NAMES.get(name, "")
+    if near.partition(".")[0] not in known:
+        near = next(iter(difflib.get_close_matches(name[:_LONGEST_NAME], known, n=1)), "")
+    return f"; did you mean {within + near!r}?" if near else ""
+
+
+def _is_same(value: Any, other: Any) -> bool:
+    return value == other and isinstance(value, bool) is isinstance(other, bool)
+
+
+def _takes_integers(annotation: Any) -> bool:
+    """Whether a field's values may be integers."""
+    if get_origin(annotation) is Annotated:
+        return _takes_integers(get_args(annotation)[0])
+    if get_origin(annotation) in (Union, UnionType):
+        return any(map(_takes_integers, get_args(annotation)))
+    return annotation is int
 
 
 def nested_model(annotation: Any) -> type[RequestModel] | None:
@@ -159,7 +211,8 @@ def nested_model(annotation: Any) -> type[RequestModel] | None:
 
 
 class RequestModel(BaseModel):
-    """A request's body. Types are strict: no string is a number, no bool an integer.
+    """A request's body. Types are strict: no string is a number, no bool an integer. A float without a fraction is an
+    integer where one is expected, but not in lists, which hold ids.
 
     TASK is what the model must be able to do; None: any model will do. Of fields that are not declared, ACCEPTED ones
     are ignored and REFUSED ones allow their neutral values only. Exactly one field of ONE_OF must be given.
@@ -183,6 +236,16 @@ class RequestModel(BaseModel):
         except ApiError as error:
             raise VLLMValidationError(error.message, error.param, fields.get(error.param or "")) from None
         return super().__new__(cls)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _read_whole_numbers(cls, fields: Any) -> Any:
+        if not isinstance(fields, dict):
+            return fields
+        known = cls.model_fields
+        floats = [name for name, value in fields.items() if type(value) is float and name in known]
+        integers = {name: whole(fields[name]) for name in floats if _takes_integers(known[name].annotation)}
+        return {**fields, **integers} if integers else fields
 
     def given_field(self) -> str:
         """The only given field of ONE_OF. Raises ApiError if none or several are given."""

@@ -11,6 +11,7 @@ from vllm.entrypoints.openai.protocol.base import (
     UNREAD,
     UNREAD_LIST,
     IdRows,
+    LogitBias,
     Object,
     RequestModel,
     ResponseModel,
@@ -22,7 +23,6 @@ from vllm.entrypoints.openai.protocol.generation import (
     NOT_EMPTY,
     ChatMessage,
     FinishReason,
-    LogitBias,
     PromptLogprobs,
     RepetitionDetection,
     StreamOptions,
@@ -47,10 +47,10 @@ class GenerateSamplingParams(RequestModel):
     ACCEPTED: ClassVar[tuple[str, ...]] = ("output_kind", "flat_logprobs", "skip_clone")
     REFUSED: ClassVar[dict[str, tuple[tuple[Any, ...], str]]] = {
         **_refused("watermarking", "structured_outputs", "thinking_token_budget", "routed_experts_prompt_start"),
+        **_refused("logits_processors"),
         "use_beam_search": ((False,), _BEAMS),
-        "length_penalty": ((1, 1.0), _BEAMS),
+        "length_penalty": ((1,), _BEAMS),
         "early_stopping": ((False,), _BEAMS),
-        "logits_processors": (([],), "they are Python; load one with --logits-processors"),
     }
 
     n: int | None = None

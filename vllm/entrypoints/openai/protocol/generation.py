@@ -12,8 +12,8 @@ from vllm.entrypoints.openai.protocol.base import (
     REFUSED_FIELDS,
     UNREAD,
     UNREAD_LIST,
-    UNREAD_OBJECT,
     IdRows,
+    LogitBias,
     Object,
     RequestModel,
     ResponseModel,
@@ -54,7 +54,7 @@ def _check_prompt(prompt: Any) -> Any:
     return prompt
 
 
-FinishReason = Literal["stop", "length", "repetition", "abort"]
+FinishReason = Literal["stop", "length", "repetition", "abort", "error"]
 
 NOT_EMPTY = Field(min_length=1)
 PromptIds = Annotated[list[TokenId], NOT_EMPTY]
@@ -114,12 +114,6 @@ def check_conversations(conversations: list[Any]) -> list[Any]:
 
 Messages = Annotated[list[TextMessage | ToolCallMessage], NOT_EMPTY, UNREAD_LIST, AfterValidator(check_conversation)]
 """A conversation; rendering it checks its messages."""
-
-LogitBias = Annotated[
-    dict[Annotated[str, Field(pattern="^[0-9]{1,20}$")], Annotated[float, Field(ge=-100, le=100)]],
-    Field(json_schema_extra={"additionalProperties": False}),
-    UNREAD_OBJECT,
-]
 
 
 class StreamOptions(RequestModel):
@@ -287,7 +281,7 @@ class ChatCompletionRequest(GenerationFields):
         name: each
         for name, each in REFUSED_FIELDS.items()
         if name not in ("tools", "tool_choice", "documents", "reasoning_effort")
-    } | {"echo": ((False,), "answers hold what the model wrote, not the last message")}
+    }
 
     messages: Messages
     logprobs: bool | None = None
@@ -303,6 +297,7 @@ class ChatCompletionRequest(GenerationFields):
     chat_template_kwargs: Object | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
+    echo: bool | None = Field(None, description="Begin with the last message's text, if it is of the answer's role.")
 
     @property
     def num_topk(self) -> int | None:

@@ -30,6 +30,7 @@ class PairFields(RequestModel):
         "truncation_side": (("right",), "documents that are too long lose their end"),
         "max_chunks_per_doc": ((1,), "a document is one text; max_tokens_per_doc cuts it"),
         "rank_fields": (([], ["text"]), "a document is its text"),
+        "add_special_tokens": ((True,), "pairs are joined by special tokens"),
         "chat_template": ((), "the server's --score-template is what the model was trained on"),
     }
 

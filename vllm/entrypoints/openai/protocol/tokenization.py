@@ -27,7 +27,7 @@ class TokenizeRequest(RequestModel):
 
     TASK: ClassVar[str | None] = None
     REFUSED: ClassVar[dict[str, tuple[tuple[Any, ...], str]]] = {
-        name: REFUSED_FIELDS[name] for name in ("tools", "documents", "mm_processor_kwargs")
+        name: REFUSED_FIELDS[name] for name in ("tools", "documents", "mm_processor_kwargs", "media_io_kwargs")
     }
     ONE_OF: ClassVar[tuple[str, ...]] = ("prompt", "messages")
 

@@ -55,6 +55,15 @@ class ClassicLogprobs(msgspec.Struct):
         for name in self.__struct_fields__:
             getattr(self, name).extend(getattr(other, name))
 
+    def take(self, count: int) -> ClassicLogprobs:
+        """Remove and return the first `count` positions."""
+        taken = ClassicLogprobs()
+        for name in self.__struct_fields__:
+            values = getattr(self, name)
+            setattr(taken, name, values[:count])
+            del values[:count]
+        return taken
+
 
 async def positions(readings: FlatLogprobs) -> AsyncGenerator[Position, None]:
     """Every position that was read; waits for a turn whenever ENTRIES_PER_TURN entries come together."""

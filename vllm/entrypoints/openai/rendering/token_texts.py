@@ -49,13 +49,27 @@ class TokenPieces:
 
     Concatenated, the pieces are the text: a token that completes no character is an empty piece, and the one that
     completes it has it whole. Special tokens that the text leaves out are shown but have no width.
+
+    Attributes:
+        broken: with `shows_broken`, U+FFFD for a character that the prompt begins and the tokens do not finish, once
+            that is known; the piece of the token that shows it begins with it.
     """
 
-    def __init__(self, tokenizer: Tokenizer, offset: int, skip_special_tokens: bool) -> None:
-        """`offset`: of the first token, in characters."""
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        offset: int,
+        skip_special_tokens: bool,
+        spaces_between_special_tokens: bool = True,
+        prompt_ids: Sequence[int] = (),
+        shows_broken: bool = False,
+    ) -> None:
+        """The tokens continue `prompt_ids`. `offset`: of the first token, in characters."""
+        self.broken = ""
         self._tokenizer = tokenizer
         self._skipped = frozenset(tokenizer.all_special_ids) if skip_special_tokens else frozenset[int]()
-        self._stream = tokenizer.decode_stream(skip_special_tokens=False)
+        self._stream = tokenizer.decode_stream(False, spaces_between_special_tokens, prompt_ids)
+        self._shows_broken = shows_broken
         self._offset = offset
 
     def add(self, token_ids: Iterable[int]) -> tuple[list[str], list[int]]:
@@ -67,6 +81,9 @@ class TokenPieces:
                 (piece,) = self._tokenizer.decode_tokens([token_id])
             else:
                 piece = self._stream.step([token_id])
+                if self._shows_broken and self.broken != self._stream.broken:
+                    self.broken = self._stream.broken
+                    piece = self.broken + piece
                 self._offset += len(piece)
             pieces.append(piece)
         return pieces, offsets

@@ -6,8 +6,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Sequence
 
 from vllm.entrypoints.beam_search import Search
-from vllm.entrypoints.openai.errors import ApiError
-from vllm.entrypoints.openai.serving.engine_requests import Submission, Submitted
+from vllm.entrypoints.openai.serving.engine_requests import Submission, Submitted, check_completion
 from vllm.entrypoints.openai.state import ServerState
 from vllm.outputs import RequestOutput
 from vllm.sampling_params import SamplingParams
@@ -51,8 +50,7 @@ class BeamSubmission:
             search.advance()
         output = search.output(self._state.engine.tokenizer)
         for completion in output.outputs:
-            if completion.error is not None:
-                raise ApiError(500, completion.error, code="generation_failed")
+            check_completion(completion, generates=True)
         return output
 
 

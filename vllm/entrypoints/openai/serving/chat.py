@@ -10,7 +10,7 @@ from typing import Any
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from vllm.entrypoints.chat import render_conversations
+from vllm.entrypoints.chat import normal_messages, render_conversations
 from vllm.entrypoints.openai.errors import ApiError
 from vllm.entrypoints.openai.http.routes import post
 from vllm.entrypoints.openai.protocol.generation import (
@@ -51,7 +51,7 @@ def render(state: ServerState, body: ChatCompletionRequest | TokenizeRequest | P
             "--trust-request-chat-template"
         )
         raise ApiError(400, message, "chat_template", "unsupported_field")
-    begins_answer, args = body.add_generation_prompt, state.args
+    args = state.args
     variables = dict(args.default_chat_template_kwargs or {})
     tools = None
     if isinstance(body, ChatCompletionRequest):
@@ -62,15 +62,21 @@ def render(state: ServerState, body: ChatCompletionRequest | TokenizeRequest | P
         body.messages,
         state.tokenizer,
         chat_template=body.chat_template or state.chat_template,
-        add_generation_prompt=not body.continue_final_message if begins_answer is None else begins_answer,
+        add_generation_prompt=_begins_answer(body),
         continue_final_message=bool(body.continue_final_message),
         tools=tools,
         chat_template_kwargs=variables | (body.chat_template_kwargs or {}),
         content_format=args.chat_template_content_format,
     )
     if isinstance(body, ChatCompletionRequest) and body.add_special_tokens:
-        prompt["prompt_token_ids"] = state.tokenizer.encode(prompt["prompt"])
+        # Where it is cut, the special tokens stay.
+        return {"prompt": prompt["prompt"]}
     return dict(prompt)
+
+
+def _begins_answer(body: ChatCompletionRequest | TokenizeRequest | PoolingFields) -> bool:
+    """Whether the prompt ends with the beginning of an answer; otherwise the last message goes on."""
+    return not body.continue_final_message if body.add_generation_prompt is None else body.add_generation_prompt
 
 
 def _calls_no_tools(field: str, value: Any) -> ApiError:
@@ -101,6 +107,10 @@ class ChatAnswer:
             message = f"top_logprobs={body.top_logprobs} needs logprobs=true"
             raise ApiError(400, message, "top_logprobs", "invalid_value")
         self._num_topk = body.num_topk
+        last_role = body.messages[-1].get("role")
+        self._role = state.args.response_role if _begins_answer(body) else last_role
+        self._is_echoed = bool(body.echo) and last_role == self._role
+        self._echo = ""
         shows_topk = max_tokens == 0 and self._num_topk is not None
         self._writer = ChoiceWriter.of(body, state, shows_topk)
         self._plan = self._writer.plan
@@ -113,6 +123,8 @@ class ChatAnswer:
         # In a thread: templates and their library may be slow.
         with named_as({"messages": "chat_template"} if self._body.chat_template else {}):
             prompt = await asyncio.to_thread(render, self._state, self._body)
+        if self._is_echoed:
+            self._echo = normal_messages(self._body.messages[-1:])[0]["content"]
         with named_as(self._own_names):
             return await prepare_prompts(
                 self._state,
@@ -120,7 +132,7 @@ class ChatAnswer:
                 self._id,
                 [prompt],
                 self._params,
-                add_special_tokens=False,
+                add_special_tokens=bool(self._body.add_special_tokens),
                 prompt_field="messages",
                 max_tokens_field=self._max_tokens_field,
             )
@@ -151,7 +163,7 @@ class ChatAnswer:
         """The choices of a whole answer."""
         choices = []
         for completion in output.outputs:
-            message = {"role": self._state.args.response_role, "content": completion.text, "refusal": None}
+            message = {"role": self._role, "content": self._echo + completion.text, "refusal": None}
             choices.append({"message": message, **await self._choice(completion, is_first=True)})
         return choices
 
@@ -173,9 +185,17 @@ class ChatAnswer:
                         once.update(await self._writer.prompt_fields(output))
                     is_first = completion.index not in begun
                     begun.add(completion.index)
-                    role = {"role": self._state.args.response_role} if is_first else {}
-                    delta = {**role, "content": completion.text}
-                    choice = {"delta": delta, **await self._choice(completion, is_first)}
+                    role = {"role": self._role} if is_first else {}
+                    if is_first and self._echo:
+                        # By itself: logprobs are of the text beside them.
+                        delta = {**role, "content": self._echo}
+                        choice = {"index": completion.index, "delta": delta, "logprobs": None, "finish_reason": None}
+                        yield {**frame, "choices": [choice], **once, **usage.so_far()}
+                        role, once = {}, {}
+                    choice = {
+                        "delta": {**role, "content": completion.text},
+                        **await self._choice(completion, is_first),
+                    }
                     yield {**frame, "choices": [choice], **once, **usage.so_far()}
         if usage.is_wanted_last:
             yield {**frame, **usage.last_chunk_fields()}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from dataclasses import dataclass
 from typing import Any
 
@@ -63,6 +64,7 @@ class CompletionPrompt:
         self.tokenizer = tokenizer
         self.output = output
         self.text = ""
+        self._is_text_of_ids = False
         self._classic: ClassicLogprobs | None = None
         self._pieces: list[str] = []
         self._offsets: list[int] = []
@@ -70,7 +72,22 @@ class CompletionPrompt:
             assert tokenizer is not None
             # A truncated prompt's text is made from its ids.
             text = output.prompt if body.truncate_prompt_tokens is None else None
+            self._is_text_of_ids = text is None
             self.text, self._pieces, self._offsets = split_text(tokenizer, text, output.prompt_token_ids)
+
+    def new_pieces(self) -> TokenPieces | None:
+        """For the tokens that continue it; None without a tokenizer."""
+        if self.tokenizer is None:
+            return None
+        body = self.body
+        return TokenPieces(
+            self.tokenizer,
+            len(self.text),
+            body.skip_special_tokens is not False,
+            body.spaces_between_special_tokens is not False,
+            self.output.prompt_token_ids,
+            shows_broken=self._is_text_of_ids,
+        )
 
     async def classic(self) -> ClassicLogprobs:
         """The echoed tokens' logprobs."""
@@ -89,34 +106,44 @@ class CompletionSequence:
         self._prompt = prompt
         self._index = index
         self._is_first = True
+        self._length = 0  # of the text so far
+        self._waiting = ClassicLogprobs()  # of tokens that begin behind it
         body, plan = prompt.body, prompt.writer.plan
         self._has_logprobs = body.logprobs is not None or bool(plan.engine_ids)
-        self._pieces = None
-        if prompt.tokenizer is not None and self._has_logprobs:
-            skips_special = body.skip_special_tokens is not False
-            self._pieces = TokenPieces(prompt.tokenizer, len(prompt.text), skips_special)
+        self._pieces = prompt.new_pieces() if self._has_logprobs or body.echo else None
 
     async def fields(self, completion: CompletionOutput) -> dict[str, Any]:
         """Fields for what `completion` adds to the choice."""
         prompt, is_first = self._prompt, self._is_first
         self._is_first = False
+        count = len(completion.token_ids)
+        pieces, offsets, text = [""] * count, [0] * count, completion.text
+        if self._pieces is not None:
+            shown = self._pieces.broken
+            pieces, offsets = self._pieces.add(completion.token_ids)
+            text = self._pieces.broken.removeprefix(shown) + text
+        if is_first:
+            text = prompt.text + text
+        self._length += len(text)
         return {
             "index": self._index,
-            "text": prompt.text + completion.text if is_first else completion.text,
-            "logprobs": await self._logprobs(completion, is_first) if self._has_logprobs else None,
+            "text": text,
+            "logprobs": await self._logprobs(completion, is_first, pieces, offsets) if self._has_logprobs else None,
             **(await prompt.writer.prompt_fields(prompt.output) if is_first else {}),
             **await prompt.writer.fields(completion, is_first),
         }
 
-    async def _logprobs(self, completion: CompletionOutput, is_first: bool) -> ClassicLogprobs:
-        result = ClassicLogprobs()
+    async def _logprobs(
+        self, completion: CompletionOutput, is_first: bool, pieces: list[str], offsets: list[int]
+    ) -> ClassicLogprobs:
         if is_first and self._prompt.body.echo:
-            result.extend(await self._prompt.classic())
+            self._waiting.extend(await self._prompt.classic())
         readings = completion.logprobs
         if readings is not None and readings.has_sampled:
-            count = len(completion.token_ids)
-            pieces, offsets = [""] * count, [0] * count
-            if self._pieces is not None:
-                pieces, offsets = self._pieces.add(completion.token_ids)
-            result.extend(await classic_logprobs(readings, self._prompt.writer.names, pieces, offsets))
-        return result
+            self._waiting.extend(await classic_logprobs(readings, self._prompt.writer.names, pieces, offsets))
+        known = self._waiting.text_offset
+        if completion.finish_reason is None:
+            # A stop string may still cut the text where it ends now, and with it these offsets.
+            return self._waiting.take(bisect_right(known, self._length))
+        known[:] = [min(offset, self._length) for offset in known]
+        return self._waiting.take(len(known))

@@ -16,10 +16,11 @@ from vllm.entrypoints.openai.errors import ApiError
 from vllm.entrypoints.openai.http.streaming import EventStream
 from vllm.entrypoints.openai.rendering.written_json import PartsResponse
 from vllm.entrypoints.openai.state import ServerState
-from vllm.outputs import RequestOutput
+from vllm.outputs import CompletionOutput, RequestOutput
 from vllm.pooling_outputs import PoolingRequestOutput
 from vllm.v1.engine.input_processor import ProcessedPrompt
 from vllm.v1.engine.request_stream import RequestStream
+from vllm.v1.outputs import NO_TOKEN_LEFT
 
 Result = TypeVar("Result")
 
@@ -40,6 +41,7 @@ class Submission:
         self._engine = state.engine
         self._streams: list[RequestStream] = []
         self._changed = asyncio.Event()  # set by any stream
+        self._generates = False
 
     @classmethod
     async def queue(
@@ -81,6 +83,7 @@ class Submission:
     ) -> Submission:
         """`queue` without its checks, for which there is room."""
         submission = cls(state, request_id)
+        submission._generates = all(getattr(own, "max_tokens", 0) != 0 for own in params)
         _submissions.add(submission)
         unique = uuid.uuid4().hex[:8]
         try:
@@ -115,7 +118,7 @@ class Submission:
                 self._changed.clear()
                 for index, stream in tuple(unfinished.items()):
                     for output in stream.take():
-                        _check_errors(output)
+                        self._check_errors(output)
                         if output.finished:
                             del unfinished[index]
                         yield index, output
@@ -143,8 +146,16 @@ class Submission:
             last = output
         if last is None or not last.finished:
             raise _stopped()
-        _check_errors(last)
+        self._check_errors(last)
         return last
+
+    def _check_errors(self, output: RequestOutput | PoolingRequestOutput[Any]) -> None:
+        if isinstance(output, PoolingRequestOutput):
+            if output.error is not None:
+                raise ApiError(500, output.error.message, code="pooling_failed")
+            return
+        for completion in output.outputs:
+            check_completion(completion, self._generates)
 
 
 # As long as anyone waits for them.
@@ -155,14 +166,15 @@ def _stopped() -> ApiError:
     return ApiError(503, "the server stopped before the request was done", code="shutting_down", retry_after=10)
 
 
-def _check_errors(output: RequestOutput | PoolingRequestOutput[Any]) -> None:
-    if isinstance(output, PoolingRequestOutput):
-        if output.error is not None:
-            raise ApiError(500, output.error.message, code="pooling_failed")
+def check_completion(completion: CompletionOutput, generates: bool) -> None:
+    """Raises ApiError if it failed. What was generated (unless only readings were asked for) before its constraints
+    left no token is a result."""
+    if completion.error is None:
         return
-    for completion in output.outputs:
-        if completion.error is not None:
-            raise ApiError(500, completion.error, code="generation_failed")
+    if completion.stop_reason != NO_TOKEN_LEFT:
+        raise ApiError(500, completion.error, code="generation_failed")
+    if not generates:
+        raise ApiError(400, completion.error, code=NO_TOKEN_LEFT)
 
 
 def request_id_of(request: Request, prefix: str, given: str | None = None) -> str:

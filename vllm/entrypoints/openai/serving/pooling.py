@@ -28,10 +28,11 @@ from vllm.entrypoints.openai.serving.late_interaction import late_requests
 from vllm.entrypoints.openai.state import ServerState
 from vllm.entrypoints.pooling.long_texts import in_parts, joined
 from vllm.entrypoints.pooling.token_embed.late_chunking import late_chunks
-from vllm.entrypoints.pooling.utils import encode_pooling_bytes, encoded, keep_tokens
+from vllm.entrypoints.pooling.utils import encode_pooling_bytes, encoded
 from vllm.exceptions import VLLMValidationError, shown
 from vllm.pooling_outputs import LateChunks, PoolingRequestOutput
 from vllm.pooling_params import LateChunkingParams, PoolingParams
+from vllm.tokenizers.truncation import TruncationSide, truncate_ids, truncate_text
 from vllm.transformers_utils.sentence_transformers import default_prompt, named_prompts, with_prompt
 from vllm.utils.checks import check_encodable, check_integer, check_token_id, wrong_type
 from vllm.v1.engine.input_processor import ProcessedPrompt
@@ -187,6 +188,7 @@ def text_prompts(
     encode = state.tokenizer.encode_batch if strings else None
     ids_of_texts = iter(encode(strings, add_special_tokens) if encode else ())
     special = state.engine.tokenizer.all_special_ids if state.engine.tokenizer is not None else ()
+    side: TruncationSide = "left" if from_end else "right"
     prompts = []
     for index, (text, given) in enumerate(parsed):
         ids = next(ids_of_texts) if text is not None else given
@@ -199,7 +201,10 @@ def text_prompts(
                     "truncate_prompt_tokens lets the rest go"
                 )
                 raise ApiError(400, message, field, "context_length_exceeded")
-            ids = keep_tokens(ids, limit, special, from_end)  # type: ignore[arg-type]
+            if text is None:
+                ids = truncate_ids(ids, limit, side, special)  # type: ignore[arg-type]
+            else:
+                ids = truncate_text(state.tokenizer, text, ids, limit, side, add_special_tokens)  # type: ignore[arg-type]
         prompts.append(ProcessedPrompt(text, ids, None))
     return prompts
 

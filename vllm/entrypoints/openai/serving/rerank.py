@@ -27,8 +27,8 @@ from vllm.entrypoints.openai.serving.item_scores import MAX_TOKENS, in_thread_if
 from vllm.entrypoints.openai.serving.pooling import pool_prompts, usage_of
 from vllm.entrypoints.openai.serving.usage import cached_tokens_shown
 from vllm.entrypoints.openai.state import ServerState
-from vllm.entrypoints.pooling.pairs import PairLimits, PooledPairs, longest_text, order_of, score_type
-from vllm.entrypoints.score_templates import PairPrompts, cut_text, pairs_of, score_of, score_template
+from vllm.entrypoints.pooling.pairs import PairLimits, PooledPairs, longest_text, order_of
+from vllm.entrypoints.score_templates import PairPrompts, cut_text, pairs_of, score_of
 from vllm.exceptions import VLLMValidationError
 from vllm.outputs import LabelScores, RequestOutput
 from vllm.pooling_params import PoolingParams
@@ -136,6 +136,7 @@ class ScoredPairs:
 
     def __init__(self, state: ServerState, body: PairFields, pairs: Sequence[tuple[str, str]], field: str) -> None:
         config, tokenizer, template = state.engine.model_config, state.tokenizer, state.score_template
+        assert template is not None
         self._labels = template.labels
         self._gives_logits = template.gives_logits if body.use_activation is None else not body.use_activation
         self._gives_readings = body.return_readings is True
@@ -205,10 +206,6 @@ class PooledScores:
 
     def __init__(self, state: ServerState, body: PairFields, pairs: Sequence[tuple[str, str]], field: str) -> None:
         config = state.engine.model_config
-        source = state.args.score_template
-        if source is None and score_type(config) == "cross-encoder":
-            source = state.chat_template
-        template = None if source is None else score_template(source)
         if body.return_readings:
             message = "return_readings: a pooling model has no answers to read; its score is all there is"
             raise ApiError(400, message, "return_readings", "unsupported_field")
@@ -224,7 +221,7 @@ class PooledScores:
                 pairs,
                 PoolingParams(use_activation=body.use_activation),
                 limits,
-                template,
+                state.score_template,
                 body.asked_instruction(),
                 names,
             )

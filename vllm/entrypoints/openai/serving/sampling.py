@@ -12,6 +12,7 @@ from vllm.entrypoints.openai.protocol.generation import GenerationFields
 from vllm.entrypoints.openai.rendering.readings import ReadingPlan
 from vllm.entrypoints.openai.state import ServerState
 from vllm.exceptions import VLLMValidationError
+from vllm.inputs.text_options import TextOptions
 from vllm.logger import init_logger
 from vllm.sampling_params import RequestOutputKind, SamplingParams
 from vllm.v1.engine.input_processor import ProcessedPrompt
@@ -81,7 +82,7 @@ async def prepare_prompts(
                 message = f"{prompt_field}: the prompt has {len(ids)} tokens, more than the context's {longest}"
                 raise ApiError(400, message, prompt_field, "context_length_exceeded")
     processed = await state.engine.process_prompts(
-        prompts, [params] * len(prompts), add_special_tokens=add_special_tokens
+        prompts, [params] * len(prompts), options=TextOptions(add_special_tokens)
     )
     wanted = getattr(request, max_tokens_field)
     for prompt in processed:

@@ -13,9 +13,8 @@ from typing import Any
 from vllm.entrypoints.openai.errors import ApiError
 from vllm.exceptions import VLLMValidationError
 from vllm.tokenizers.tokenizer import Tokenizer
+from vllm.tokenizers.truncation import special_tokens_around
 from vllm.utils.checks import check_encodable, check_id_sequence, check_vocabulary, wrong_type
-
-_PROBE = "a"
 
 
 @dataclass(frozen=True)
@@ -118,9 +117,4 @@ class PromptBuilder:
         """The ids that the tokenizer adds before and after a text."""
         if self.tokenizer is None or not self.add_special_tokens:
             return [], []
-        bare = self.tokenizer.encode(_PROBE, add_special_tokens=False)
-        whole = self.tokenizer.encode(_PROBE)
-        num_special = max(len(whole) - len(bare), 0)
-        starts = (i for i in range(num_special + 1) if whole[i : i + len(bare)] == bare)
-        start = next(starts, num_special)
-        return whole[:start], whole[start + len(bare) :]
+        return special_tokens_around(self.tokenizer)

@@ -14,7 +14,7 @@ from vllm.v1.core.sched.output import CachedRequestData, NewRequestData, Schedul
 from vllm.v1.core.sched.request_queue import RequestQueue
 from vllm.v1.core.sched.utils import repeats_itself
 from vllm.v1.messages import EngineCoreOutput
-from vllm.v1.outputs import NO_TOKEN, ModelRunnerOutput
+from vllm.v1.outputs import NO_TOKEN, NO_TOKEN_LEFT, ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
 
 
@@ -237,7 +237,7 @@ class Scheduler:
         outputs: list[EngineCoreOutput] = []
         num_ended_before = self.num_ended
         logprobs = model_runner_output.logprobs
-        prompt_logprobs = model_runner_output.prompt_logprobs
+        prompt_logprobs, beam_scores = model_runner_output.prompt_logprobs, model_runner_output.beam_scores
         token_ids = model_runner_output.sampled_token_ids.tolist()
         for index, request_id in enumerate(model_runner_output.req_ids):
             request = self.requests.get(request_id)
@@ -256,6 +256,8 @@ class Scheduler:
                 row = logprobs[index]
                 assert row is not None
                 output.logprobs = [row]
+                if request_id in beam_scores:
+                    output.logprobs.append(beam_scores[request_id])
             if prompt_logprobs:
                 self._add_prompt_logprobs(output, model_runner_output)
             num_output_tokens = len(request.token_ids) - request.num_prompt_tokens
@@ -272,9 +274,13 @@ class Scheduler:
         for request_id, message in model_runner_output.errors.items():
             request = self.requests.get(request_id)
             if request is not None:
-                outputs.append(EngineCoreOutput(request_id, [], finish_reason="error", error=message))
-                # Its keys and values may be as corrupted as its logits.
-                self.kv.forget_broken_content(self.kv.all_blocks_of(request_id))
+                output = EngineCoreOutput(request_id, [], finish_reason="error", error=message)
+                if request_id in model_runner_output.exhausted:
+                    output.stop_reason = NO_TOKEN_LEFT
+                else:
+                    # Its keys and values may be as corrupted as its logits.
+                    self.kv.forget_broken_content(self.kv.all_blocks_of(request_id))
+                outputs.append(output)
                 self._end(request)
         if self.num_ended > num_ended_before:
             self._drop_finished_from_running()

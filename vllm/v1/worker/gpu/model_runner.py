@@ -21,7 +21,7 @@ from vllm.model_executor.layers.attention import attention_layers, use_backend, 
 from vllm.model_executor.layers.kv_cache_spec import kv_cache_layout, kv_cache_specs, layer_kinds
 from vllm.ops.recording import can_record
 from vllm.v1.core.sched.output import SchedulerOutput
-from vllm.v1.outputs import NO_TOKEN, ModelRunnerOutput, PendingStep
+from vllm.v1.outputs import NO_TOKEN, NO_TOKEN_MESSAGE, ModelRunnerOutput, PendingStep
 from vllm.v1.worker.gpu.buffer_utils import upload
 from vllm.v1.worker.gpu.cuda import GraphRecorder, graph_recorder, host_copies
 from vllm.v1.worker.gpu.decode_graphs import DecodeGraphs, GreedyGraphs, ladder
@@ -69,17 +69,22 @@ class StepResult:
         token_ids = np.full(len(req_ids), NO_TOKEN, dtype=np.int32)
         logprobs: list[LogprobsRow | None] = [None] * len(req_ids)
         errors: dict[str, str] = {}
+        beam_scores: dict[str, LogprobsRow] = {}
         if self.sampled is not None:
             sampled = self.sampled.take_output()
+            for rows, tensors in sampled.beam_scores:
+                lists = tensors.tolists()
+                beam_scores.update({self.req_ids[row]: (lists, index) for index, row in enumerate(rows)})
             self._take_sampled(self.sampled, sampled, token_ids, logprobs)
             errors = {self.req_ids[row]: message for row, message in sampled.errors().items()}
-        output = ModelRunnerOutput(req_ids, token_ids, logprobs)
+        output = ModelRunnerOutput(req_ids, token_ids, logprobs, beam_scores=beam_scores)
         if self.readings is not None:
             self.readings.take()
             output.prompt_logprobs = self.readings.rows
             errors.update(dict.fromkeys(self.readings.non_finite, NON_FINITE_PROMPT))
         if errors:
             output = output.without(errors)
+            output.exhausted = {req_id for req_id, message in errors.items() if message == NO_TOKEN_MESSAGE}
             output.errors = {req_id: f"request {req_id}: {message}" for req_id, message in errors.items()}
         # The results are on the host, so all timed work is done.
         output.readings_seconds = sum(clock.take() for clock in self.reading_clocks)
@@ -336,8 +341,9 @@ class GPUModelRunner:
             params = new.sampling_params
             samples = params.max_tokens != 0
             reads_next = samples or params.num_logprobs is not None
+            prompt_len = new.num_prompt_tokens - (params._beam_length or 0)
             slot = self.states.add_request(
-                new.req_id, new.prefill_token_ids, new.num_prompt_tokens, new.num_computed_tokens, samples, reads_next
+                new.req_id, new.prefill_token_ids, prompt_len, new.num_computed_tokens, samples, reads_next
             )
             self.block_tables.set_row(slot, new.block_ids)
             for table, ids in zip(self.other_block_tables, new.other_block_ids, strict=True):

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vllm.v1.outputs import LogprobsTensors
+from vllm.v1.outputs import NO_TOKEN_MESSAGE, LogprobsTensors
 
 
 @dataclass
@@ -21,6 +21,8 @@ class SamplerOutput:
     # Groups of (rows, their readings in that order). A row is in one group, or in none if it reads nothing. Row -1 is
     # padding.
     logprobs: list[tuple[Sequence[int], LogprobsTensors]] = field(default_factory=list)
+    # The same, as second readings: the scores of beams' candidates, in rows whose logits were processed.
+    beam_scores: list[tuple[Sequence[int], LogprobsTensors]] = field(default_factory=list)
     # bool [L]; finite rows in which a logits processor left NaN or +inf. None: none ran.
     corrupted: Tensor | None = None
     processor_errors: dict[int, str] = field(default_factory=dict)  # row -> how its logits processor failed
@@ -40,6 +42,7 @@ class SamplerOutput:
             sampled_token_ids=move(self.sampled_token_ids),
             health=move(self.health),
             logprobs=[(rows, tensors.moved(move)) for rows, tensors in self.logprobs],
+            beam_scores=[(rows, tensors.moved(move)) for rows, tensors in self.beam_scores],
             corrupted=None if self.corrupted is None else move(self.corrupted),
         )
 
@@ -47,7 +50,7 @@ class SamplerOutput:
         """Row -> why its token and readings must not be used. Waits for the device."""
         health = self.health.cpu().numpy()
         errors = {
-            int(row): _NO_TOKEN if health[row] == -np.inf else _NON_FINITE
+            int(row): NO_TOKEN_MESSAGE if health[row] == -np.inf else _NON_FINITE
             for row in np.flatnonzero(~np.isfinite(health))
         }
         if self.corrupted is not None:
@@ -57,7 +60,3 @@ class SamplerOutput:
 
 _CORRUPTED = "a logits processor left NaN or infinity among the logits, so no token can be sampled"
 _NON_FINITE = "the model's logits are not finite (NaN or infinity), so no token can be sampled"
-_NO_TOKEN = (
-    "no token can be sampled: logits processors, bad_words, allowed_token_ids and min_tokens together "
-    "rule out every one"
-)

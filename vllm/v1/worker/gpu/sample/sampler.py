@@ -11,12 +11,14 @@ from torch import Tensor
 from vllm.config import VllmConfig
 from vllm.ops.top_p import keep_top_p_
 from vllm.sampling_params import SamplingParams
+from vllm.v1.outputs import LogprobsTensors
 from vllm.v1.worker.gpu.buffer_utils import upload
 from vllm.v1.worker.gpu.sample.logit_bias import BadWordsState, LogitBiasState
 from vllm.v1.worker.gpu.sample.logprob import (
     FilledColumns,
     LogprobTokenIdsState,
     ReadingClock,
+    as_tensors,
     compute_topk_logprobs,
     greedy_readings,
 )
@@ -171,7 +173,11 @@ class Sampler:
         if self.trace.in_use:
             self.trace.apply(token_ids, own_slots, states)
         _put(output.sampled_token_ids, rows, token_ids)
-        _put(output.health, rows, torch.where(highest.isfinite(), drawn.logits, highest))
+        is_judged = highest.isfinite()
+        needs_token = self._needs_token(own_slots, states)
+        if not needs_token.all():
+            is_judged &= upload(needs_token, device)
+        _put(output.health, rows, torch.where(is_judged, drawn.logits, highest))
         if later:
             output.corrupted = torch.zeros(len(slots), dtype=torch.bool, device=device)
             non_finite = later[0].isnan() | (later[0] == torch.inf)
@@ -181,13 +187,44 @@ class Sampler:
             if not kind:
                 continue
             part = _take(processed, members) if kind & Reads.PROCESSED else _take(logits, rows[members])
-            sampled, entropy = _take(token_ids, members), bool(kind & Reads.ENTROPY)
+            readers, owners = own_slots[members], _as_range(rows[members])
             with self.reading_clock.running(device):
-                columns = self.columns.of(part, own_slots[members])
-                tensors = compute_topk_logprobs(
-                    part, columns.num_topk, sampled, entropy=entropy, vocab=self.vocab, columns=columns
-                )
-            output.logprobs.append((_as_range(rows[members]), tensors))
+                if kind & Reads.CANDIDATES:
+                    raw = _take(logits, rows[members])
+                    tensors, scores = self._read_candidates(part, raw, _take(processed, members), readers)
+                    output.beam_scores.append((owners, scores))
+                else:
+                    columns, entropy = self.columns.of(part, readers), bool(kind & Reads.ENTROPY)
+                    tensors = compute_topk_logprobs(
+                        part,
+                        columns.num_topk,
+                        _take(token_ids, members),
+                        entropy=entropy,
+                        vocab=self.vocab,
+                        columns=columns,
+                    )
+            output.logprobs.append((owners, tensors))
+
+    def _needs_token(self, slots: np.ndarray, states: RequestStates) -> np.ndarray:
+        """bool [R]: rows of which processing must leave a token, as one is drawn or the distribution is read."""
+        mode = self.states.reads[slots] & (Reads.PROCESSED | Reads.CANDIDATES)
+        return (states.samples[slots] & ~self.trace.uses(slots)) | (mode == Reads.PROCESSED)
+
+    def _read_candidates(
+        self, part: Tensor, raw: Tensor, processed: Tensor, slots: np.ndarray
+    ) -> tuple[LogprobsTensors, LogprobsTensors]:
+        """Read the K most likely tokens of `processed` (float32 [R, V]) in `part`, and their scores, as `logprobs`: the
+        logprob in the model's logits (`raw`, [R, V]) at the request's temperature, and what processing added to the
+        logit. So what was ruled out has -inf, and the others keep what they have in the whole vocabulary."""
+        num_topk = int(self.states.num_topk[slots].max())
+        values, token_ids = self.vocab.topk(processed, num_topk)
+        columns = torch.cat((token_ids[:, :1], token_ids), dim=1).to(torch.int32)
+        readings = self.vocab.read(part, columns, 0, None, first=columns[:, 0])
+        temperature = self.states.temperature.of(slots)[:, None]
+        _, lse = self.vocab.most_likely(raw.float() / temperature.masked_fill(temperature == 0, 1.0))
+        values = torch.cat((values[:, :1], values), dim=1)
+        scores = LogprobsTensors(columns, values - lse[:, None], None, values, torch.zeros_like(columns), lse, num_topk)
+        return as_tensors(readings, None, num_topk), scores
 
     def _process(
         self, logits: Tensor, slots: np.ndarray, states: RequestStates
@@ -227,7 +264,7 @@ class Sampler:
             part.div_(temperature[index][:, None])
             temperature[index] = 1.0
 
-        used = params.cuts(slots) | (params.reads[slots] & Reads.PROCESSED > 0)
+        used = params.cuts(slots) | (params.reads[slots] & (Reads.PROCESSED | Reads.CANDIDATES) > 0)
         if self.custom is not None:
             used |= self.custom.has_argmax_invariant
         _on_rows(logits, used & ~params.is_greedy(slots), divide)

@@ -27,6 +27,7 @@ class Reads:
     WIDE_TOKEN_IDS = 4
     ENTROPY = 8
     PROCESSED = 16  # a processed_* mode
+    CANDIDATES = 32  # a beam's: the most likely tokens after processing, in either mode
 
 
 class SamplingStates:
@@ -73,6 +74,7 @@ class SamplingStates:
             | Reads.WIDE_TOKEN_IDS * (len(params.logprob_token_ids or ()) > _WIDE_TOKEN_IDS)
             | Reads.ENTROPY * bool(params.logprob_entropy)
             | Reads.PROCESSED * (params.logprobs_mode or "").startswith("processed")
+            | Reads.CANDIDATES * (params._beam_length is not None)
         )
 
     def _draw_seed(self, request_id: str) -> int:
@@ -85,10 +87,10 @@ class SamplingStates:
 
     def reading_groups(self, slots: np.ndarray, by_mode: bool) -> Iterator[tuple[np.ndarray, int]]:
         """Split rows so that none is read at another's width or entropy: int64 [G] rows and their bits of Reads. With
-        `by_mode`, raw and processed modes are apart too; without, PROCESSED is not set."""
+        `by_mode`, raw and processed modes and candidates are apart too; without, their bits are not set."""
         kinds = self.reads[slots]
         if not by_mode:
-            kinds &= ~Reads.PROCESSED
+            kinds &= ~(Reads.PROCESSED | Reads.CANDIDATES)
         if (kinds == kinds[:1]).all():
             if len(kinds):
                 yield np.arange(len(kinds)), int(kinds[0])

@@ -1,0 +1,64 @@
+// Rows of x that a fast product would lose something of: it leaves them to one with float32 sums. What is left follows from a
+// row's values alone, so that a row's result does not depend on the others.
+//
+// Include only from kernels/*.cpp.
+#pragma once
+
+#include "gemm.h"
+
+namespace vllm_cpu {
+namespace VLLM_ISA {
+
+// Of a product's leave_row: row `row`, whose values are `x`, is left.
+inline void mark_left(const LinearArgs& a, const BF16* x, int64_t row) {
+  a.left[row] = 1;
+  if (a.left_rows != nullptr) std::memcpy(a.left_rows + row * a.inner, x, static_cast<size_t>(a.inner) * sizeof(BF16));
+}
+
+// The marked rows' results by `below`, in place of those that are there.
+[[gnu::noinline]] inline void multiply_left(const LinearArgs& a, int64_t count, void (*below)(const LinearArgs&)) {
+  const size_t row_bytes = static_cast<size_t>(a.inner) * sizeof(BF16);
+  const int64_t value_bytes = a.float_out ? sizeof(float) : sizeof(BF16);
+  const Scratch<BF16> x(count * a.inner);
+  const Scratch<char> out(count * a.out_columns * value_bytes);
+  LinearArgs rest = a;
+  rest.x = x.get();
+  rest.x_stride = a.inner;
+  rest.rows = count;
+  rest.out = out.get();
+  rest.out_stride = a.out_columns;
+  rest.residual = nullptr;
+  const BF16* rows = a.left_rows != nullptr ? a.left_rows : static_cast<const BF16*>(a.x);
+  const int64_t stride = a.left_rows != nullptr ? a.inner : a.x_stride;
+  BF16* to = x.get();
+  for (int64_t row = 0; row < a.rows; ++row) {
+    if (!a.left[row]) continue;
+    std::memcpy(to, rows + row * stride, row_bytes);
+    to += a.inner;
+  }
+  below(rest);
+  const char* from = out.get();
+  for (int64_t row = 0; row < a.rows; ++row) {
+    if (!a.left[row]) continue;
+    const size_t bytes = static_cast<size_t>(a.out_columns * value_bytes);
+    std::memcpy(static_cast<char*>(a.out) + row * a.out_stride * value_bytes, from, bytes);
+    from += bytes;
+  }
+}
+
+// x W^T by the product, but of the rows that it leaves by `below`.
+template <typename Product>
+void multiply_or_leave(LinearArgs a, void (*below)(const LinearArgs&)) {
+  const Scratch<uint8_t> left(a.rows);
+  std::memset(left.get(), 0, static_cast<size_t>(a.rows));
+  const Scratch<BF16> normed(a.residual == nullptr ? 0 : a.rows * a.inner);
+  a.left = left.get();
+  a.left_rows = normed.get();
+  Gemm<Product>::run(a);
+  int64_t count = 0;
+  for (int64_t row = 0; row < a.rows; ++row) count += left[row];
+  if (count > 0) multiply_left(a, count, below);
+}
+
+}  // namespace VLLM_ISA
+}  // namespace vllm_cpu

@@ -1,0 +1,72 @@
+"""Products at levels whose instructions this machine lacks, over a library that emulates them.
+
+`python -m pytest --emulated tests/ops` runs any tests so, at those levels and the narrower ones.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import emulated
+import pytest
+import torch
+from layouts import needs_float16, needs_kernels
+from torch import Tensor
+
+from vllm.ops._dispatch import ISA_LEVELS, cpu_ops
+from vllm.ops.packed_linear import pack_linear, packed_linear
+
+HERE = Path(__file__).parent
+# Of what the levels' kernels are for.
+FILES = ("test_packed_linear.py", "test_quantized_linear.py", "test_normed_products.py", "test_large_beside_small.py")
+WIDEST = "not cpp-portable and not cpp-avx and not reference and not triton"
+
+
+@pytest.fixture(scope="module")
+def library(request: pytest.FixtureRequest) -> Path:
+    if request.config.getoption("--emulated"):
+        pytest.skip("this session's library is the emulated one")
+    found, reason = emulated.build()
+    if found is None:
+        pytest.skip(reason)
+    return found
+
+
+@needs_kernels
+def test_products_of_emulated_levels(request: pytest.FixtureRequest) -> None:
+    operators = cpu_ops()
+    assert operators is not None
+    if ISA_LEVELS[operators.set_isa(-1)] != "avx512_bf16":
+        pytest.skip("for CPUs of the level avx512_bf16, by whose instructions the wider one is emulated")
+    request.getfixturevalue("library")
+    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "--emulated", "-k", WIDEST]
+    run = subprocess.run([*command, *(HERE / name for name in FILES)], capture_output=True, text=True)
+    assert run.returncode == 0, run.stdout[-8000:] + run.stderr[-2000:]
+
+
+def products() -> Tensor:
+    """Of rows that take float16 sums, at every tile height."""
+    torch.manual_seed(0)
+    weight, x = torch.randn(70, 300).bfloat16(), torch.randn(13, 300).bfloat16()
+    ready = pack_linear(weight, None)
+    return torch.cat([packed_linear(x[:rows], ready, float_out=True) for rows in range(1, 14)])
+
+
+@needs_float16
+def test_the_emulation_gives_the_bits_of_the_instructions(
+    library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("VLLM_CPU_GEMM", "packed_fp16")
+    code = f"""
+import sys, torch
+from pathlib import Path
+sys.path[:0] = {[str(HERE), str(HERE.parent / "support")]}
+from vllm.ops import _dispatch
+_dispatch.LIBRARY = Path({str(library)!r})
+from test_emulated_levels import products
+torch.save(products(), {str(tmp_path / "products.pt")!r})
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)
+    assert torch.equal(products(), torch.load(tmp_path / "products.pt"))

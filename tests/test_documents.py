@@ -1,0 +1,49 @@
+"""What the pages name exists: files and folders, and links between pages."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGES = ["README.md", "CONTRIBUTING.md", *sorted(str(page.relative_to(ROOT)) for page in (ROOT / "docs").glob("*.md"))]
+# It lists the files of upstream's tests.
+FOREIGN_FILES = {"docs/upstream_tests.md"}
+# Examples of names that a reader chooses, and files that commands write.
+PLACEHOLDER = re.compile(r"NAME|OUTPUT|^my_")
+A_FILE = re.compile(r"[\w./-]+\.(?:cpp|h|jsonl|md|pyi?|sh|svg|toml|txt)")
+IN_A_TREE = re.compile(r"(?:benchmarks|csrc|docker|docs|examples|tests|vllm)/[\w./-]+")
+
+
+@cache
+def known_places() -> frozenset[str]:
+    """Every file and folder of the checkout, by its path and by each end of it."""
+    listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True)
+    if listed.returncode:
+        pytest.skip("not a git checkout")
+    paths = [path.split("/") for path in listed.stdout.splitlines()]
+    return frozenset(
+        "/".join(parts[start:end]) for parts in paths for end in range(1, len(parts) + 1) for start in range(end)
+    )
+
+
+def missing_places(page: str, text: str) -> list[str]:
+    spans = [span.rstrip("/") for span in re.findall(r"`([^`\s]+)`", text)]
+    named = [span for span in spans if A_FILE.fullmatch(span) or IN_A_TREE.fullmatch(span)]
+    links = [target for target in re.findall(r"\]\(([^)#\s]+)", text) if "://" not in target]
+    lost = [link for link in links if not (ROOT / page).parent.joinpath(link).exists()]
+    return lost + [name for name in named if name not in known_places() and not PLACEHOLDER.search(name)]
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if page not in FOREIGN_FILES])
+def test_paths_that_a_page_names_exist(page: str) -> None:
+    assert missing_places(page, (ROOT / page).read_text(encoding="utf-8")) == []
+
+
+def test_a_lost_path_is_found() -> None:
+    text = "`vllm/lost.py`, `lost.md`, [there](docs/lost.md), `README.md`, `vllm/ops`, `a.b`, [here](README.md#speed)"
+    assert missing_places("README.md", text) == ["docs/lost.md", "vllm/lost.py", "lost.md"]
