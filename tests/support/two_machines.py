@@ -38,10 +38,8 @@ class TwoMachines:
         self.names = [f"vllm-{os.getpid()}-{machine}" for machine in range(2)]
         # Sockets are made in it, whose paths must be short.
         self.folder = tempfile.mkdtemp(prefix="vt", dir="/tmp")
-        for machine in range(2):
-            os.mkdir(f"{self.folder}-{machine}")
         self.addresses = ["10.213.7.1", "10.213.7.2"]
-        command = [sys.executable, __file__, *self.names, *self.addresses]
+        command = [sys.executable, __file__, *self.names, *self.addresses, self.folder]
         self._wire = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True
         )
@@ -72,8 +70,6 @@ class TwoMachines:
         with suppress(BrokenPipeError):
             self._wire.stdin.close()
         self._wire.wait(60)
-        for folder in (self.folder, *(f"{self.folder}-{machine}" for machine in range(2))):
-            shutil.rmtree(folder)
 
 
 def why_not() -> str:
@@ -171,10 +167,13 @@ class _Wire:
         return None
 
 
-def _main(names: list[str], addresses: list[str]) -> None:
+def _main(names: list[str], addresses: list[str], folder: str) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    folders = [folder, *(f"{folder}-{machine}" for machine in range(2))]
     made: list[str] = []
     try:
+        for each in folders[1:]:
+            os.mkdir(each)
         ends = []
         for machine, name in enumerate(names):
             made.append(name)
@@ -186,7 +185,9 @@ def _main(names: list[str], addresses: list[str]) -> None:
             with suppress(subprocess.CalledProcessError):
                 _kill_all(name)
                 _ip("netns", "delete", name)
+        for each in folders:
+            shutil.rmtree(each, ignore_errors=True)
 
 
 if __name__ == "__main__":
-    _main(sys.argv[1:3], sys.argv[3:5])
+    _main(sys.argv[1:3], sys.argv[3:5], sys.argv[5])

@@ -25,7 +25,7 @@ from vllm.scoring import batches as score_batches
 from vllm.scoring.batches import BatchScorer, LocalScorer, Progress, batches, deciding
 from vllm.scoring.columns import FieldKinds, failures
 from vllm.scoring.files import Item, TextFile
-from vllm.scoring.ray_engines import Batch, EnginesLostError, RayEngines
+from vllm.scoring.ray_engines import Batch, EnginesLostError, RayEngines, last_line
 from vllm.scoring.report import Totals
 from vllm.scoring.rows import PartFolder, check_output
 from vllm.scoring.run import read_input
@@ -156,9 +156,8 @@ def _giving_up(output: Path, totals: Totals, num_texts: int) -> Iterator[None]:
     try:
         yield
     except (ray.exceptions.RayError, EnginesLostError) as error:
-        reason = str(error).strip().splitlines()[-1]
         there = f"{totals.num_rows} of {num_texts} rows are in {output}, --resume continues it"
-        raise CliError(f"the Ray cluster gave up: {reason}; {there}") from error
+        raise CliError(f"the Ray cluster gave up: {last_line(error)}; {there}") from error
 
 
 @contextmanager

@@ -153,7 +153,7 @@ class RayEngines:
         try:
             value = ray.get(call)
         except ray.exceptions.RayError as error:
-            self._replace(engine, str(error).strip().splitlines()[-1])
+            self._replace(engine, last_line(error))
             return
         if isinstance(what, tuple):
             engine.batches.remove(what)
@@ -198,6 +198,11 @@ class RayEngines:
         elif now - self._placed_at > _PLACE_SECONDS:
             needed = " and ".join(f"{count:g} {name[4:-1].upper()}" for name, count in self._resources.items() if count)
             raise EnginesLostError(f"for {_PLACE_SECONDS:g} s no node has had room for an engine ({needed})")
+
+
+def last_line(error: Exception) -> str:
+    """What a message of Ray's ends with, after a traceback where there is one."""
+    return (str(error).strip() or type(error).__name__).splitlines()[-1]
 
 
 def _kill_all(engines: Sequence[_Engine]) -> None:
