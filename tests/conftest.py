@@ -57,6 +57,16 @@ def frozen_heap() -> Iterator[None]:
     yield
 
 
+@pytest.fixture(scope="module")
+def one_thread() -> Iterator[None]:
+    """For small products in the tests' own process: threads would wait for each other longer than they compute, and
+    take cores from a server beside them."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
 def pytest_unconfigure() -> None:
     """Libraries complain about objects that are never collected."""
     gc.unfreeze()

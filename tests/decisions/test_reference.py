@@ -6,7 +6,6 @@ import json
 from pathlib import Path
 
 import pytest
-import torch
 from decision_models import KINDS, RandomDecisions, make_decision_model
 from decision_reference import assert_answer
 
@@ -21,13 +20,7 @@ DATA = Path(__file__).parents[2] / "examples" / "data"
 NUM_DECISIONS = {**dict.fromkeys(KINDS, 60), "embedded": 20}
 
 
-@pytest.fixture(autouse=True)
-def one_thread():
-    """Small products take longer with more."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def check(llm, model, kind):

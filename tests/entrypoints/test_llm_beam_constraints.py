@@ -21,13 +21,7 @@ VOCAB_SIZE = 199
 LENGTH = 8
 
 
-@pytest.fixture(scope="module", autouse=True)
-def one_thread():
-    """Threads have nothing to share in models as small as these."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.fixture(scope="module")

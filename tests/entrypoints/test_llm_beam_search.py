@@ -7,7 +7,6 @@ import itertools
 from typing import Any
 
 import pytest
-import torch
 from beam_search_reference import (
     EOS_IDS,
     RecordingBar,
@@ -35,13 +34,7 @@ CASES = [
 ]
 
 
-@pytest.fixture(scope="module", autouse=True)
-def one_thread():
-    """Threads have nothing to share in models as small as these."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.fixture(scope="module")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,13 +23,7 @@ def prompts() -> list[list[int]]:
     return [short, long, long[:33] + tail]
 
 
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """On a busy machine the threads of a tiny product wait for each other longer than they compute."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @torch.no_grad()

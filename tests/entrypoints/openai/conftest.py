@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-import torch
 from live_server import LiveServer
 from served import API_KEY, MODEL
 from tiny_llm import make_tiny_model
@@ -30,15 +29,6 @@ def guarded_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveSer
     limits = ("--max-num-seqs", "1", "--max-num-queued-reqs", "0", "--max-body-mib", "0.01")
     with LiveServer(folder, "--api-key", API_KEY, *limits, env=_ENV) as server:
         yield server
-
-
-@pytest.fixture(scope="module")
-def one_thread() -> Iterator[None]:
-    """Computing in the tests' own process leaves the server a core."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module")

@@ -24,13 +24,7 @@ CASES = [(penalty, 12, eos) for penalty in LENGTH_PENALTIES for eos in ([2], MAN
 CASES += [(1.0, 12, None), (1.0, 1, MANY_EOS), (-1.0, 1, [2])]
 
 
-@pytest.fixture(scope="module", autouse=True)
-def one_thread():
-    """Threads have nothing to share in models as small as these."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.fixture(scope="module")
