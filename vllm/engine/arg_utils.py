@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import typing
+from collections.abc import Callable
 from dataclasses import MISSING, dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -177,7 +178,11 @@ class EngineArgs(UpstreamArgs):
     worker_extension_cls: str | type | None = _arg(
         "", "module.path:ClassName (or with a dot), a class whose methods workers get, for collective_rpc"
     )
-    hf_overrides: dict[str, Any] | None = _arg(None, "values to replace in the model's config.json")
+    hf_overrides: dict[str, Any] | Callable[[Any], Any] | None = _arg(
+        None,
+        "values to replace in the model's config.json; in Python also a function from transformers' configuration to the "
+        "changed one",
+    )
     profiler_config: dict[str, Any] | ProfilerConfig | None = _arg(
         None, 'as {"profiler": "torch", "torch_profiler_dir": FOLDER}: where LLM.start_profile writes traces'
     )
@@ -215,7 +220,7 @@ class EngineArgs(UpstreamArgs):
         parallel_config = self.create_parallel_config()
         device = self._resolve_device(parallel_config)
         self._check_variables(device)
-        source = self._find_model(device, self.hf_overrides)
+        source = self._find_model(device)
         max_model_len = self._resolve_max_model_len(source.longest_prompt(self.max_model_len))
         model_config = ModelConfig(
             model=self.model or source.name,
@@ -256,6 +261,10 @@ class EngineArgs(UpstreamArgs):
             observability_config=ObservabilityConfig(otlp_traces_endpoint=self.otlp_traces_endpoint or None),
         )
 
+    def create_model_config(self) -> ModelConfig:
+        """The model's part of `create_engine_config`, with its checks and errors."""
+        return self.create_engine_config().model_config
+
     def _profiler_dir(self) -> str:
         config = as_config("profiler_config", ProfilerConfig, self.profiler_config)
         if config is None:
@@ -290,7 +299,7 @@ class EngineArgs(UpstreamArgs):
             return None
         return max(_IDLE_STEPS * scheduler_config.max_num_batched_tokens, max_model_len)
 
-    def _find_model(self, device: str, hf_overrides: dict[str, Any] | None) -> ResolvedModel:
+    def _find_model(self, device: str, max_position_embeddings: int | None = None) -> ResolvedModel:
         from vllm.model_executor.model_loader import resolve_model
 
         source = resolve_model(
@@ -298,7 +307,8 @@ class EngineArgs(UpstreamArgs):
             requested_dtype=self._requested_dtype(),
             device=device,
             revision=self.revision,
-            hf_overrides=hf_overrides,
+            hf_overrides=self.hf_overrides,
+            max_position_embeddings=max_position_embeddings,
             needs_weights=self.load_format != "dummy",
             download_dir=self.download_dir,
             hf_token=self.hf_token,
@@ -308,12 +318,11 @@ class EngineArgs(UpstreamArgs):
             needs_tokenizer=not (self.tokenizer or self.skip_tokenizer_init),
         )
         asked, longest = self.max_model_len, source.longest_prompt(self.max_model_len)
-        longer = {**(hf_overrides or {}), "max_position_embeddings": asked}
-        is_longer = isinstance(asked, int) and asked > longest and longer != hf_overrides
+        is_longer = isinstance(asked, int) and asked > longest and max_position_embeddings is None
         if not is_longer or not envs.VLLM_ALLOW_LONG_MAX_MODEL_LEN:
             return source
         logger.warning("max_model_len=%d is beyond the %d tokens of the model", asked, longest)
-        return self._find_model(device, longer)
+        return self._find_model(device, asked)
 
     def _served_names(self) -> tuple[str, ...]:
         return tuple([names] if isinstance(names := self.served_model_name, str) else names or ())
@@ -384,9 +393,11 @@ class EngineArgs(UpstreamArgs):
     def _check_supported(self) -> None:
         self._check_quantization()
         resolve_load_format(self.load_format)
-        if not isinstance(self.hf_overrides, dict | None):
-            kind = type(self.hf_overrides).__name__
-            raise ValueError(f"hf_overrides must be a dict of entries that replace those of config.json, got a {kind}")
+        if not isinstance(self.hf_overrides, dict | None) and not callable(self.hf_overrides):
+            raise ValueError(
+                "hf_overrides must be a dict of entries that replace those of config.json, or a function of "
+                f"transformers' configuration, got a {type(self.hf_overrides).__name__}"
+            )
         if self.otlp_traces_endpoint:
             check_endpoint(self.otlp_traces_endpoint)
         if self.model_impl not in MODEL_IMPLS:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from transformers import GenerationConfig, PretrainedConfig
+
+Overrides = dict[str, Any] | Callable[[Any], Any] | None
 
 
 def get_config(
@@ -39,3 +42,27 @@ def try_get_generation_config(
     with contextlib.suppress(OSError):
         return GenerationConfig.from_model_config(get_config(model, trust_remote_code, revision))
     return None
+
+
+def overridden_entries(overrides: Overrides, folder: Path, trust_remote_code: bool) -> dict[str, Any]:
+    """The entries of config.json that `overrides` sets: itself, or what differs in the configuration that it returns.
+
+    Raises:
+        ValueError: the function returns no configuration.
+    """
+    if not callable(overrides):
+        return dict(overrides or {})
+    config = get_config(folder, trust_remote_code)
+    before = config.to_dict()
+    changed = overrides(config)
+    if not hasattr(changed, "to_dict"):
+        raise ValueError(f"hf_overrides must return the configuration that it got, got a {type(changed).__name__}")
+    return _differences(before, changed.to_dict())
+
+
+def _differences(before: dict[str, Any], after: dict[str, Any]) -> dict[str, Any]:
+    changed = {name: value for name, value in after.items() if name not in before or before[name] != value}
+    # A text decoder's entries replace those of its file one by one.
+    if isinstance(text := changed.get("text_config"), dict) and isinstance(old := before.get("text_config"), dict):
+        changed["text_config"] = _differences(old, text)
+    return changed
