@@ -180,8 +180,8 @@ class EngineArgs(UpstreamArgs):
     )
     hf_overrides: dict[str, Any] | Callable[[Any], Any] | None = _arg(
         None,
-        "values to replace in the model's config.json; in Python also a function from transformers' configuration to the "
-        "changed one",
+        "values to replace in the model's config.json; in Python also a function from transformers' configuration to "
+        "the changed one",
     )
     profiler_config: dict[str, Any] | ProfilerConfig | None = _arg(
         None, 'as {"profiler": "torch", "torch_profiler_dir": FOLDER}: where LLM.start_profile writes traces'

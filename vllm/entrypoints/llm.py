@@ -295,8 +295,8 @@ class LLM(EngineControl, PoolingOfflineMixin):
         chat_template_kwargs: Mapping[str, Any] | None = None,
         mm_processor_kwargs: Mapping[str, Any] | None = None,
     ) -> list[TokensPrompt]:
-        """The prompts of `chat`, for `generate`: the text and the ids of each conversation. Arguments and errors are those
-        of `chat`."""
+        """The prompts of `chat`, for `generate`: one text and its ids a conversation. Arguments and errors are those of
+        `chat`."""
         check_neutral("mm_processor_kwargs", mm_processor_kwargs, "inputs are text only")
         return render_conversations(
             messages,
