@@ -179,9 +179,7 @@ class EngineArgs(UpstreamArgs):
         "", "module.path:ClassName (or with a dot), a class whose methods workers get, for collective_rpc"
     )
     hf_overrides: dict[str, Any] | Callable[[Any], Any] | None = _arg(
-        None,
-        "values to replace in the model's config.json; in Python also a function from transformers' configuration to "
-        "the changed one",
+        None, "values to replace in the model's config.json; in Python, a function of transformers' configuration, too"
     )
     profiler_config: dict[str, Any] | ProfilerConfig | None = _arg(
         None, 'as {"profiler": "torch", "torch_profiler_dir": FOLDER}: where LLM.start_profile writes traces'
@@ -299,7 +297,7 @@ class EngineArgs(UpstreamArgs):
             return None
         return max(_IDLE_STEPS * scheduler_config.max_num_batched_tokens, max_model_len)
 
-    def _find_model(self, device: str, max_position_embeddings: int | None = None) -> ResolvedModel:
+    def _find_model(self, device: str, context: int | None = None) -> ResolvedModel:
         from vllm.model_executor.model_loader import resolve_model
 
         source = resolve_model(
@@ -308,7 +306,7 @@ class EngineArgs(UpstreamArgs):
             device=device,
             revision=self.revision,
             hf_overrides=self.hf_overrides,
-            max_position_embeddings=max_position_embeddings,
+            max_position_embeddings=context,
             needs_weights=self.load_format != "dummy",
             download_dir=self.download_dir,
             hf_token=self.hf_token,
@@ -318,11 +316,10 @@ class EngineArgs(UpstreamArgs):
             needs_tokenizer=not (self.tokenizer or self.skip_tokenizer_init),
         )
         asked, longest = self.max_model_len, source.longest_prompt(self.max_model_len)
-        is_longer = isinstance(asked, int) and asked > longest and max_position_embeddings is None
-        if not is_longer or not envs.VLLM_ALLOW_LONG_MAX_MODEL_LEN:
-            return source
-        logger.warning("max_model_len=%d is beyond the %d tokens of the model", asked, longest)
-        return self._find_model(device, asked)
+        if context is None and isinstance(asked, int) and asked > longest and envs.VLLM_ALLOW_LONG_MAX_MODEL_LEN:
+            logger.warning("max_model_len=%d is beyond the %d tokens of the model", asked, longest)
+            return self._find_model(device, asked)
+        return source
 
     def _served_names(self) -> tuple[str, ...]:
         return tuple([names] if isinstance(names := self.served_model_name, str) else names or ())
@@ -394,10 +391,8 @@ class EngineArgs(UpstreamArgs):
         self._check_quantization()
         resolve_load_format(self.load_format)
         if not isinstance(self.hf_overrides, dict | None) and not callable(self.hf_overrides):
-            raise ValueError(
-                "hf_overrides must be a dict of entries that replace those of config.json, or a function of "
-                f"transformers' configuration, got a {type(self.hf_overrides).__name__}"
-            )
+            kind = type(self.hf_overrides).__name__
+            raise ValueError(f"hf_overrides must be a dict of entries that replace those of config.json, got a {kind}")
         if self.otlp_traces_endpoint:
             check_endpoint(self.otlp_traces_endpoint)
         if self.model_impl not in MODEL_IMPLS:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import re
 import subprocess
 import sys
 from collections import defaultdict
 from pathlib import Path
+from pkgutil import iter_modules
 from types import SimpleNamespace
 
 import httpx
@@ -16,7 +18,8 @@ from live_server import LiveServer
 from tiny_llm import make_tiny_model
 
 from vllm import SamplingParams
-from vllm.entrypoints.openai.app import build_app
+from vllm.entrypoints.openai import serving
+from vllm.entrypoints.openai.app import _ENDPOINTS, build_app
 from vllm.entrypoints.openai.http.routes import REQUEST_MODELS
 from vllm.entrypoints.openai.protocol.generation import ChatCompletionChunk, CompletionResponse
 from vllm.entrypoints.openai.server_args import ServerArgs
@@ -215,3 +218,9 @@ def statuses_of(report):
             for interaction in finished["recorder"]["interactions"].values():
                 counts[finished["recorder"]["label"]][(interaction["response"] or {}).get("status_code")] += 1
     return counts
+
+
+def test_every_router_is_served():
+    modules = [importlib.import_module(f"{serving.__name__}.{found.name}") for found in iter_modules(serving.__path__)]
+    with_router = {module.__name__.rpartition(".")[2] for module in modules if hasattr(module, "router")}
+    assert with_router == {*_ENDPOINTS, "development"}
