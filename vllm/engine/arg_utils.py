@@ -291,8 +291,7 @@ class EngineArgs(UpstreamArgs):
         )
 
     def _max_idle_tokens(self, device: str, scheduler_config: SchedulerConfig, max_model_len: int) -> int | None:
-        """On a CPU, whose memory others want, too, a few steps' worth: unless somebody has said how much the cache is
-        to take."""
+        """A few steps' worth on a CPU, whose memory others want, too, unless the cache's size was given."""
         if device != "cpu" or self.num_gpu_blocks_override is not None or envs.cpu_kvcache_space_bytes() is not None:
             return None
         return max(_IDLE_STEPS * scheduler_config.max_num_batched_tokens, max_model_len)
