@@ -21,7 +21,7 @@ from safetensors.torch import load_file, save_file
 from vllm.loader import embedded_model_path, resolve, resolve_model
 from vllm.model_executor.layers.linear import LinearBase
 from vllm.model_executor.models.registry import resolve_model_class, supported_architectures
-from vllm.transformers_utils.hf_configs import overridden_entries
+from vllm.transformers_utils.hf_configs import extended, overridden_entries
 
 
 def rewrite(folder: Path, change: Any) -> None:
@@ -195,7 +195,7 @@ def test_a_function_overrides_the_configuration(llama: Path) -> None:
     found = resolve_model(str(llama), hf_overrides=smaller).hf_config
     assert (found.num_hidden_layers, found.max_position_embeddings) == (1, 32)
     assert found.raw == plain.raw | {"num_hidden_layers": 1, "max_position_embeddings": 32}
-    longer = resolve_model(str(llama), hf_overrides=smaller, max_position_embeddings=64).hf_config
+    longer = resolve_model(str(llama), hf_overrides=extended(smaller, max_position_embeddings=64)).hf_config
     assert (longer.num_hidden_layers, longer.max_position_embeddings) == (1, 64)
     with pytest.raises(ValueError, match="hf_overrides must return the configuration that it got, got a NoneType"):
         resolve_model(str(llama), hf_overrides=lambda config: None)

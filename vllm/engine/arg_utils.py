@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import typing
-from collections.abc import Callable
 from dataclasses import MISSING, dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -36,6 +35,7 @@ from vllm.logger import init_logger, warn_once
 from vllm.plugins import load_general_plugins
 from vllm.sampling_params import MAX_LOGPROB_TOKEN_IDS
 from vllm.tracing import check_endpoint
+from vllm.transformers_utils.hf_configs import Overrides, extended
 from vllm.usage.usage_lib import UsageContext
 from vllm.utils.device import device_bytes, resolve_device, usable_cores
 from vllm.utils.flag_types import flag_help, flag_options, free_names
@@ -178,7 +178,7 @@ class EngineArgs(UpstreamArgs):
     worker_extension_cls: str | type | None = _arg(
         "", "module.path:ClassName (or with a dot), a class whose methods workers get, for collective_rpc"
     )
-    hf_overrides: dict[str, Any] | Callable[[Any], Any] | None = _arg(
+    hf_overrides: Overrides = _arg(
         None, "values to replace in the model's config.json; in Python, a function of transformers' configuration, too"
     )
     profiler_config: dict[str, Any] | ProfilerConfig | None = _arg(
@@ -218,7 +218,7 @@ class EngineArgs(UpstreamArgs):
         parallel_config = self.create_parallel_config()
         device = self._resolve_device(parallel_config)
         self._check_variables(device)
-        source = self._find_model(device)
+        source = self._find_model(device, self.hf_overrides)
         max_model_len = self._resolve_max_model_len(source.longest_prompt(self.max_model_len))
         model_config = ModelConfig(
             model=self.model or source.name,
@@ -296,7 +296,7 @@ class EngineArgs(UpstreamArgs):
             return None
         return max(_IDLE_STEPS * scheduler_config.max_num_batched_tokens, max_model_len)
 
-    def _find_model(self, device: str, context: int | None = None) -> ResolvedModel:
+    def _find_model(self, device: str, overrides: Overrides) -> ResolvedModel:
         from vllm.loader import resolve_model
 
         source = resolve_model(
@@ -304,8 +304,7 @@ class EngineArgs(UpstreamArgs):
             requested_dtype=self._requested_dtype(),
             device=device,
             revision=self.revision,
-            hf_overrides=self.hf_overrides,
-            max_position_embeddings=context,
+            hf_overrides=overrides,
             needs_weights=self.load_format != "dummy",
             download_dir=self.download_dir,
             hf_token=self.hf_token,
@@ -315,10 +314,11 @@ class EngineArgs(UpstreamArgs):
             needs_tokenizer=not (self.tokenizer or self.skip_tokenizer_init),
         )
         asked, longest = self.max_model_len, source.longest_prompt(self.max_model_len)
-        if context is None and isinstance(asked, int) and asked > longest and envs.VLLM_ALLOW_LONG_MAX_MODEL_LEN:
-            logger.warning("max_model_len=%d is beyond the %d tokens of the model", asked, longest)
-            return self._find_model(device, asked)
-        return source
+        is_longer = isinstance(asked, int) and asked > longest and overrides is self.hf_overrides
+        if not is_longer or not envs.VLLM_ALLOW_LONG_MAX_MODEL_LEN:
+            return source
+        logger.warning("max_model_len=%d is beyond the %d tokens of the model", asked, longest)
+        return self._find_model(device, extended(overrides, max_position_embeddings=asked))
 
     def _served_names(self) -> tuple[str, ...]:
         return tuple([names] if isinstance(names := self.served_model_name, str) else names or ())

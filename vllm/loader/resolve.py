@@ -7,7 +7,6 @@ import importlib.util
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from vllm import envs
 from vllm.config.quantization import ON_LOAD, STORED, canonical_quantization
@@ -98,7 +97,6 @@ def resolve_model(
     trust_remote_code: bool = False,
     quantization: str | None = None,
     needs_tokenizer: bool = True,
-    max_position_embeddings: int | None = None,
 ) -> ResolvedModel:
     """Find a model, converting or downloading it first if need be, and read its configuration.
 
@@ -109,8 +107,7 @@ def resolve_model(
             bfloat16 where the device multiplies that fast, else float32. A GPU without bfloat16 gets float16 for it.
         device: "cpu" or "cuda".
         revision: branch, tag or commit of a hub name.
-        hf_overrides: entries that replace those of config.json, or a function from transformers' configuration to the
-            changed one.
+        hf_overrides: entries that replace those of config.json, or a function that changes transformers' configuration.
         needs_weights: False for a folder that may hold config.json alone; its dtype is then the one in that file, or
             float32.
         download_dir, hf_token: of the hub's client; see `download`.
@@ -118,20 +115,12 @@ def resolve_model(
         trust_remote_code: let the folder's own code run, where transformers' module is used.
         quantization: what the user said, see ModelConfig.
         needs_tokenizer: False where a .gguf file's own is not used.
-        max_position_embeddings: in tokens, in place of config.json's.
 
     Raises:
         FileNotFoundError: no such model.
         ValueError: it cannot be used (the message names the file and the field), the GPU lacks the dtype, or the
             checkpoint is not quantised as `quantization` says.
     """
-
-    def load_config(folder: Path) -> HFConfig:
-        overrides = overridden_entries(hf_overrides, folder, trust_remote_code)
-        if max_position_embeddings is not None:
-            overrides |= {"max_position_embeddings": max_position_embeddings}
-        return _load_config(folder, overrides, model_impl, trust_remote_code)
-
     source = _locate(model, revision, download_dir, hf_token)
     if source.is_file():
         _check_gguf_quantization(quantization, source)
@@ -140,12 +129,12 @@ def resolve_model(
         with needed_by("a .gguf file"):
             folder = converted_folder(source, dtype, use_tqdm, keeps_blocks, needs_tokenizer)
         try:
-            config = load_config(folder)
+            config = _load_config(folder, hf_overrides, model_impl, trust_remote_code)
         except ValueError as error:
             raise ValueError(f"{source.name}: {error}") from error
     else:
         folder = source
-        config = load_config(folder)
+        config = _load_config(folder, hf_overrides, model_impl, trust_remote_code)
         stored = config.dtype
         if stored is None and requested_dtype == "auto" and needs_weights:
             stored = stored_dtype(shard_files(folder))
@@ -178,8 +167,8 @@ def _locate(model: str | None, revision: str | None, download_dir: str | None, h
     return download(model, revision, cache_dir=download_dir, token=hf_token)
 
 
-def _load_config(folder: Path, overrides: dict[str, Any], model_impl: str, trust_remote_code: bool) -> HFConfig:
-    raw, generation = read_config(folder, overrides)
+def _load_config(folder: Path, overrides: Overrides, model_impl: str, trust_remote_code: bool) -> HFConfig:
+    raw, generation = read_config(folder, overridden_entries(overrides, folder, trust_remote_code))
     if has_sparse_pooling(folder):
         raw = with_sparse_head(raw, f"{folder.name}/modules.json")
     entry = model_entry(raw.get("architectures") or (), model_impl, raw)

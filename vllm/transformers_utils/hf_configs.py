@@ -60,6 +60,19 @@ def overridden_entries(overrides: Overrides, folder: Path, trust_remote_code: bo
     return _differences(before, changed.to_dict())
 
 
+def extended(overrides: Overrides, **entries: Any) -> Overrides:
+    """`overrides`, and `entries`, which win."""
+    if not callable(overrides):
+        return {**(overrides or {}), **entries}
+
+    def both(config: Any) -> Any:
+        changed = overrides(config)
+        changed.update(entries)
+        return changed
+
+    return both
+
+
 def _differences(before: dict[str, Any], after: dict[str, Any]) -> dict[str, Any]:
     changed = {name: value for name, value in after.items() if name not in before or before[name] != value}
     # A text decoder's entries replace those of its file one by one.
