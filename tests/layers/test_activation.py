@@ -6,7 +6,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from vllm.model_executor.layers.activation import get_act_fn, get_inplace_act_fn
+from vllm.layers.activation import get_act_fn, get_inplace_act_fn
 
 
 @pytest.mark.parametrize("name", ["relu", "gelu", "gelu_new", "silu", "relu2"])

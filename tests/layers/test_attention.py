@@ -12,8 +12,8 @@ from torch import nn
 
 from vllm.attention.backend import AttentionMetadata
 from vllm.distributed.communicator import ALONE
-from vllm.model_executor.layers.attention import Attention, AttentionOptions
-from vllm.model_executor.layers.kv_cache_spec import KVCacheSpec, kv_cache_layout, kv_cache_specs, layer_kinds
+from vllm.layers.attention import Attention, AttentionOptions
+from vllm.layers.kv_cache_spec import KVCacheSpec, kv_cache_layout, kv_cache_specs, layer_kinds
 
 WINDOW = 6
 # float32, as in test_models.py.

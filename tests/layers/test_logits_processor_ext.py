@@ -13,8 +13,8 @@ from torch import Tensor
 
 from vllm.distributed.communicator import Communicator, split_vocab
 from vllm.exceptions import VLLMValidationError
-from vllm.model_executor.layers.logits_processor_ext import LogitsProcessorWithIndexedOutput
-from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead, VocabParallelEmbedding
+from vllm.layers.logits_processor_ext import LogitsProcessorWithIndexedOutput
+from vllm.layers.vocab_parallel_embedding import ParallelLMHead, VocabParallelEmbedding
 from vllm.ops._dispatch import cpu_ops
 from vllm.ops.packed_linear import EXACT, Layout, PackedLinear, pack_as
 

@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import save_file
 
 from vllm.config import PoolerConfig
-from vllm.model_executor.layers.pooler import Pooler
+from vllm.layers.pooler import Pooler
 from vllm.pooling_params import PoolingParams
 from vllm.transformers_utils.sentence_transformers import read_pooling, sentence_length
 

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 from vllm import ModelRegistry, SamplingParams, plugins
 from vllm.model_executor.model_loader import resolve_model
-from vllm.model_executor.models.llama import LlamaForCausalLM
-from vllm.model_executor.models.registry import resolve_model_class
+from vllm.models.dense.llama import LlamaForCausalLM
+from vllm.models.registry import resolve_model_class
 
 
 class DoubledLogits(LlamaForCausalLM):

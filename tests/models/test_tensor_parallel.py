@@ -14,8 +14,8 @@ from vllm.distributed.communicator import Communicator, split_kv_heads, split_vo
 from vllm.distributed.parallel_state import tensor_parallel
 from vllm.engine.arg_utils import EngineArgs
 from vllm.model_executor.model_loader.weights import checkpoint_slots, load_weights
-from vllm.model_executor.models.llama import LlamaForCausalLM
-from vllm.model_executor.models.qwen2 import Qwen2ForCausalLM
+from vllm.models.dense.llama import LlamaForCausalLM
+from vllm.models.dense.qwen2 import Qwen2ForCausalLM
 from vllm.transformers_utils.config import load_hf_config
 
 VOCAB_SIZE = 199  # no rank count but 1 divides it

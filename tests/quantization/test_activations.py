@@ -9,9 +9,9 @@ from quantized_models import assert_reads, generate, make_llm, make_quantized
 from thread_ranks import ThreadRanks
 from torch import Tensor
 
-from vllm.model_executor.layers.quantization.compressed_schemes import parse_activations
 from vllm.ops import fp8_linear
 from vllm.ops._dispatch import force
+from vllm.quantization.formats.compressed_schemes import parse_activations
 
 DYNAMIC = {"dynamic": True, "strategy": "token", "symmetric": True}
 STATIC_SCALE, ZERO = 0.03, -7

@@ -15,10 +15,10 @@ from test_formats import FLOAT4, FLOAT8, INT8, ROWS, compressed, only_blocks
 
 from vllm import LLM
 from vllm.config import QUANTIZATIONS
-from vllm.model_executor.layers.quantization import setting_values, stored
-from vllm.model_executor.layers.quantization.settings import find_settings
-from vllm.model_executor.models.transformers_weights import CheckpointNames
+from vllm.models.transformers.weights import CheckpointNames
 from vllm.platforms import current_platform
+from vllm.quantization import setting_values, stored
+from vllm.quantization.settings import find_settings
 
 Q = "model.layers.0.self_attn.q_proj"
 BLOCKS = FLOAT8 | {"strategy": "block"}

@@ -17,9 +17,9 @@ from safetensors.torch import load_file, save_file
 from tiny_models import make_tiny
 
 from vllm.config.quantization import canonical_quantization
-from vllm.model_executor.layers.quantization import get_quantization_config
-from vllm.model_executor.layers.quantization.stored import read_quantized
 from vllm.ops.quantized_linear import pack_quantized
+from vllm.quantization import get_quantization_config
+from vllm.quantization.stored import read_quantized
 
 
 @dataclass(frozen=True)

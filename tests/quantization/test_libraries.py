@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from vllm.model_executor.layers.quantization import get_quantization_config
-from vllm.model_executor.layers.quantization.stored import read_quantized
+from vllm.quantization import get_quantization_config
+from vllm.quantization.stored import read_quantized
 
 
 def value(tensors: dict[str, Tensor], settings: dict[str, Any]) -> Tensor:

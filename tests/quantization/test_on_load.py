@@ -9,7 +9,7 @@ from quantized_models import assert_reads, generate, make_llm
 from thread_ranks import make_thread_llm
 from tiny_models import make_tiny
 
-from vllm.model_executor.layers.linear_method import linear_method
+from vllm.layers.linear_method import linear_method
 
 
 def int4(weight: torch.Tensor) -> torch.Tensor:

@@ -14,17 +14,17 @@ from safetensors.torch import load_file, save_file
 from thread_ranks import make_thread_llm
 from tiny_models import make_tiny
 
-from vllm.model_executor.layers import quantization
-from vllm.model_executor.layers.linear import LinearBase, LinearMethodBase, UnquantizedLinearMethod
-from vllm.model_executor.layers.quantization import (
+from vllm.layers import quantization
+from vllm.layers.linear import LinearBase, LinearMethodBase, UnquantizedLinearMethod
+from vllm.model_executor.parameter import ModelWeightParameter, PackedvLLMParameter, PerTensorScaleParameter
+from vllm.model_executor.utils import set_weight_attrs
+from vllm.quantization import (
     QUANTIZATION_METHODS,
     QuantizationMethods,
     get_quantization_config,
     register_quantization_config,
 )
-from vllm.model_executor.layers.quantization.base_config import QuantizationConfig
-from vllm.model_executor.parameter import ModelWeightParameter, PackedvLLMParameter, PerTensorScaleParameter
-from vllm.model_executor.utils import set_weight_attrs
+from vllm.quantization.base_config import QuantizationConfig
 
 FIELDS = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2}
 

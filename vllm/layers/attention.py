@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from vllm.attention.backend import AttentionBackend, AttentionMetadata, KVCache, PagedAttention
 from vllm.attention.options import AttentionOptions
-from vllm.model_executor.layers.rotary_embedding import RotaryEmbedding
+from vllm.layers.rotary_embedding import RotaryEmbedding
 from vllm.ops.rotary import rotary_embedding_
 
 __all__ = ["Attention", "AttentionOptions", "attention_layers", "use_backend", "use_kv_scales"]

@@ -9,7 +9,7 @@ from torch import nn
 
 from vllm.attention.options import LayerKind
 from vllm.distributed.communicator import Communicator, split_kv_heads
-from vllm.model_executor.layers.attention import attention_layers
+from vllm.layers.attention import attention_layers
 from vllm.transformers_utils.config import HFConfig
 
 

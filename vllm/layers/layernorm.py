@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vllm.distributed.communicator import Communicator
-from vllm.model_executor.layers.sharding import Shard, WeightSlot
+from vllm.layers.sharding import Shard, WeightSlot
 from vllm.ops.layer_norm import fused_add_layer_norm_, layer_norm
 from vllm.ops.rms_norm import AddedNorm, rms_norm
 

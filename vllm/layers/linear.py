@@ -18,14 +18,14 @@ from torch import Tensor, nn
 
 from vllm.distributed.communicator import split_kv_heads
 from vllm.distributed.parallel_state import get_tp_group
-from vllm.model_executor.layers.activation import SILU_AND_MUL, get_act_and_mul_fn
-from vllm.model_executor.layers.linear_method import PARTS, QUANTIZED, UNQUANTIZED, LinearMethod, pack_parts
-from vllm.model_executor.layers.quantization.base_config import QuantizationConfig, QuantizeMethodBase
-from vllm.model_executor.layers.quantization.layer_parameters import parameter_slots
-from vllm.model_executor.layers.quantization.weight import QuantizedWeight
-from vllm.model_executor.layers.sharding import Shard, WeightSlot
+from vllm.layers.activation import SILU_AND_MUL, get_act_and_mul_fn
+from vllm.layers.linear_method import PARTS, QUANTIZED, UNQUANTIZED, LinearMethod, pack_parts
+from vllm.layers.sharding import Shard, WeightSlot
 from vllm.ops.packed_linear import PackedLinear, unpack_linear
 from vllm.ops.rms_norm import AddedNorm
+from vllm.quantization.base_config import QuantizationConfig, QuantizeMethodBase
+from vllm.quantization.layer_parameters import parameter_slots
+from vllm.quantization.weight import QuantizedWeight
 
 
 class LinearMethodBase(QuantizeMethodBase):

@@ -12,15 +12,15 @@ import torch
 from torch import Tensor
 
 from vllm.distributed.communicator import Communicator
-from vllm.model_executor.layers.quantization.activations import InputQuantization, InputScale
-from vllm.model_executor.layers.quantization.on_load import round_to_fp8, round_to_int4
-from vllm.model_executor.layers.quantization.weight import QuantizedWeight
 from vllm.ops.fp8_linear import fp8_linear, takes_fp8
 from vllm.ops.int8_linear import int8_linear, pack_int8_linear, take_int8_rows
 from vllm.ops.packed_linear import pack_linear, packed_linear, take_packed_rows
 from vllm.ops.quantized_linear import PackedQuantized, pack_quantized, quantized_linear, take_quantized_rows
 from vllm.ops.quantized_tensor import QuantizedTensor
 from vllm.ops.rms_norm import AddedNorm
+from vllm.quantization.activations import InputQuantization, InputScale
+from vllm.quantization.on_load import round_to_fp8, round_to_int4
+from vllm.quantization.weight import QuantizedWeight
 
 
 @dataclass(frozen=True)

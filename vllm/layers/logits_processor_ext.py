@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from vllm.distributed.vocab_slice import VocabSlice
 from vllm.exceptions import VLLMValidationError, shown
-from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
+from vllm.layers.vocab_parallel_embedding import ParallelLMHead
 from vllm.utils.checks import check_list, check_token_id
 
 

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from vllm.distributed.communicator import Communicator
 from vllm.logger import init_logger
-from vllm.model_executor.layers.quantization.activations import InputQuantization
-from vllm.model_executor.layers.quantization.weight import QuantizedStack, QuantizedWeight
+from vllm.quantization.activations import InputQuantization
+from vllm.quantization.weight import QuantizedStack, QuantizedWeight
 
 logger = init_logger(__name__)
 

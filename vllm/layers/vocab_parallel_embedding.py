@@ -10,12 +10,12 @@ from torch import Tensor, nn
 
 from vllm.distributed.communicator import split_vocab
 from vllm.distributed.parallel_state import get_tp_group
-from vllm.model_executor.layers.linear_method import PARTS, QUANTIZED, UNQUANTIZED, LinearMethod, pack_parts
-from vllm.model_executor.layers.quantization.weight import QuantizedWeight
-from vllm.model_executor.layers.sharding import Shard, WeightSlot
+from vllm.layers.linear_method import PARTS, QUANTIZED, UNQUANTIZED, LinearMethod, pack_parts
+from vllm.layers.sharding import Shard, WeightSlot
 from vllm.ops.embedding import embedding
 from vllm.ops.packed_linear import EXACT, PackedLinear, packed_embedding
 from vllm.ops.quantized_linear import PackedQuantized, pack_quantized, quantized_embedding
+from vllm.quantization.weight import QuantizedWeight
 
 
 class Embedding(nn.Module):

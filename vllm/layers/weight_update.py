@@ -9,12 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from vllm.model_executor.layers.linear import LinearBase
-from vllm.model_executor.layers.linear_method import LinearMethod
-from vllm.model_executor.layers.quantization.stored import Value
-from vllm.model_executor.layers.quantization.weight import QuantizedStack, QuantizedWeight
-from vllm.model_executor.layers.sharding import Shard, WeightSlot
-from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
+from vllm.layers.linear import LinearBase
+from vllm.layers.linear_method import LinearMethod
+from vllm.layers.sharding import Shard, WeightSlot
+from vllm.layers.vocab_parallel_embedding import ParallelLMHead
+from vllm.quantization.stored import Value
+from vllm.quantization.weight import QuantizedStack, QuantizedWeight
 
 # Checkpoints saved from the model without its head lack this prefix.
 BASE_PREFIX = "model."

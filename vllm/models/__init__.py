@@ -1,6 +1,6 @@
 """Model architectures."""
 
-from vllm.model_executor.models.interfaces import (
+from vllm.models.interfaces import (
     SupportsLoRA,
     SupportsMultiModal,
     SupportsPP,
@@ -10,7 +10,7 @@ from vllm.model_executor.models.interfaces import (
     supports_multimodal,
     supports_pp,
 )
-from vllm.model_executor.models.registry import ModelRegistry
+from vllm.models.registry import ModelRegistry
 
 __all__ = [
     "ModelRegistry",

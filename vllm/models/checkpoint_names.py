@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from vllm.model_executor.models.spec import DecoderSpec
+from vllm.models.spec import DecoderSpec
 
 Parts = Iterable[tuple[str, Tensor]]
 Transform = Callable[[str, Tensor, DecoderSpec], Parts]

@@ -13,10 +13,10 @@ from torch import Tensor, nn
 
 from vllm.attention.backend import AttentionMetadata, KVCache
 from vllm.distributed.parallel_state import get_tp_group
-from vllm.model_executor.layers.activation import XIELU, SparseActAndMul, get_inplace_act_fn
-from vllm.model_executor.layers.attention import Attention, AttentionOptions
-from vllm.model_executor.layers.layernorm import HeadLayerNorms, LayerNorm, RMSNorm, ShardedRMSNorm
-from vllm.model_executor.layers.linear import (
+from vllm.layers.activation import XIELU, SparseActAndMul, get_inplace_act_fn
+from vllm.layers.attention import Attention, AttentionOptions
+from vllm.layers.layernorm import HeadLayerNorms, LayerNorm, RMSNorm, ShardedRMSNorm
+from vllm.layers.linear import (
     ColumnParallelLinear,
     GatedLinear,
     QKVParallelLinear,
@@ -24,15 +24,15 @@ from vllm.model_executor.layers.linear import (
     RowParallelLinear,
     separate_pair_columns,
 )
-from vllm.model_executor.layers.rotary_embedding import RotaryEmbedding
-from vllm.model_executor.layers.sharding import Shard, WeightSlot
-from vllm.model_executor.layers.vocab_parallel_embedding import Embedding, ParallelLMHead, VocabParallelEmbedding
-from vllm.model_executor.layers.weight_update import UpdatableModel
-from vllm.model_executor.models.checkpoint_names import CheckpointNames
-from vllm.model_executor.models.config_reader import ConfigReader
-from vllm.model_executor.models.norms import Norm, make_norm
-from vllm.model_executor.models.per_layer_inputs import LayerInput, PerLayerInputs
-from vllm.model_executor.models.spec import AttentionSpec, DecoderSpec, MlpSpec, RotarySpec
+from vllm.layers.rotary_embedding import RotaryEmbedding
+from vllm.layers.sharding import Shard, WeightSlot
+from vllm.layers.vocab_parallel_embedding import Embedding, ParallelLMHead, VocabParallelEmbedding
+from vllm.layers.weight_update import UpdatableModel
+from vllm.models.checkpoint_names import CheckpointNames
+from vllm.models.config_reader import ConfigReader
+from vllm.models.norms import Norm, make_norm
+from vllm.models.per_layer_inputs import LayerInput, PerLayerInputs
+from vllm.models.spec import AttentionSpec, DecoderSpec, MlpSpec, RotarySpec
 from vllm.ops.elementwise import added, scaled
 from vllm.ops.embedding import embedding
 from vllm.ops.rms_norm import AddedNorm

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from vllm.model_executor.layers.layernorm import LayerNorm, RMSNorm
-from vllm.model_executor.layers.sharding import Shard
-from vllm.model_executor.models.spec import NormSpec
+from vllm.layers.layernorm import LayerNorm, RMSNorm
+from vllm.layers.sharding import Shard
+from vllm.models.spec import NormSpec
 
 Norm = RMSNorm | LayerNorm
 

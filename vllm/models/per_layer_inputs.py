@@ -7,11 +7,11 @@ import math
 import torch
 from torch import Tensor, nn
 
-from vllm.model_executor.layers.activation import get_act_fn
-from vllm.model_executor.layers.linear import ReplicatedLinear
-from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmbedding
-from vllm.model_executor.models.norms import make_norm
-from vllm.model_executor.models.spec import NormSpec, PerLayerInputSpec
+from vllm.layers.activation import get_act_fn
+from vllm.layers.linear import ReplicatedLinear
+from vllm.layers.vocab_parallel_embedding import VocabParallelEmbedding
+from vllm.models.norms import make_norm
+from vllm.models.spec import NormSpec, PerLayerInputSpec
 
 
 class PerLayerInputs(nn.Module):

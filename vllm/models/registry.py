@@ -107,7 +107,7 @@ _ENCODERS = {
     "XLMRoberta": "bert:Roberta",
 }
 _POOLING = {
-    name: f"vllm.model_executor.models.{entry}"
+    name: f"vllm.models.encoders.{entry}"
     for name, entry in (
         {
             TOKEN_HEADS: "bert:RobertaModel",
@@ -200,7 +200,7 @@ class _ModelRegistry:
 
     def __init__(self) -> None:
         self._models: dict[str, type[nn.Module] | str] = {
-            name: f"vllm.model_executor.models.{entry}" for name, entry in _NATIVE.items()
+            name: f"vllm.models.dense.{entry}" for name, entry in _NATIVE.items()
         }
 
     def get_supported_archs(self) -> AbstractSet[str]:
@@ -272,7 +272,7 @@ def supported_architectures() -> list[str]:
     return sorted(ModelRegistry.get_supported_archs())
 
 
-TRANSFORMERS = "vllm.model_executor.models.transformers_backend:TransformersForCausalLM"
+TRANSFORMERS = "vllm.models.transformers.backend:TransformersForCausalLM"
 """The entry of what runs as transformers' own module."""
 
 

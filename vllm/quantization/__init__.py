@@ -7,7 +7,7 @@ from importlib import import_module
 from typing import Any, TypeVar
 
 from vllm.logger import init_logger
-from vllm.model_executor.layers.quantization.base_config import QuantizationConfig
+from vllm.quantization.base_config import QuantizationConfig
 
 logger = init_logger(__name__)
 

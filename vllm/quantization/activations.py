@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from vllm.distributed.communicator import Communicator
-from vllm.model_executor.layers.quantization.bits import FP4_VALUES
+from vllm.quantization.bits import FP4_VALUES
 
 _FP8_MAX = 448.0
 _FP4_MAX = 6.0

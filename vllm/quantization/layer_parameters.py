@@ -6,7 +6,7 @@ from fractions import Fraction
 
 from torch import Tensor, nn
 
-from vllm.model_executor.layers.sharding import Shard, WeightSlot
+from vllm.layers.sharding import Shard, WeightSlot
 
 
 def parameter_slots(

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from vllm.config.quantization import ON_LOAD, STORED, canonical_quantization, quantization_error
-from vllm.model_executor.layers.quantization import get_quantization_config, is_registered, registered_files
-from vllm.model_executor.layers.quantization.base_config import QuantizationConfig
-from vllm.model_executor.layers.quantization.setting_values import refuse_transforms, warn_of_unknown
+from vllm.quantization import get_quantization_config, is_registered, registered_files
+from vllm.quantization.base_config import QuantizationConfig
+from vllm.quantization.setting_values import refuse_transforms, warn_of_unknown
 
 # Files that hold the settings in place of config.json, in this order.
 _FILES = ("quantize_config.json", "quant_config.json")

@@ -10,10 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from vllm.model_executor.layers.quantization.base_config import QuantizationConfig, QuantizeMethodBase
-from vllm.model_executor.layers.quantization.weight import QuantizedStack, QuantizedWeight
 from vllm.ops.packing import refuse_unless_finite
 from vllm.ops.quantized_tensor import is_finite
+from vllm.quantization.base_config import QuantizationConfig, QuantizeMethodBase
+from vllm.quantization.weight import QuantizedStack, QuantizedWeight
 from vllm.utils.host_memory import is_out_of_memory
 from vllm.utils.loading_threads import side_by_side
 

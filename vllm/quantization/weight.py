@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vllm.model_executor.layers.quantization.activations import InputQuantization, InputScale
 from vllm.ops.quantized_tensor import QuantizedTensor
+from vllm.quantization.activations import InputQuantization, InputScale
 
 
 @dataclass

@@ -21,7 +21,6 @@ import torch
 
 from vllm import envs
 from vllm.logger import init_logger
-from vllm.model_executor.layers.quantization.gguf import FLOATS, TYPES, tensor_name
 from vllm.model_executor.model_loader.gguf_configs import hf_config
 from vllm.model_executor.model_loader.gguf_encoders import PLAIN, write_pooling
 from vllm.model_executor.model_loader.gguf_file import GGUFFile
@@ -32,6 +31,7 @@ from vllm.model_executor.model_loader.gguf_weights import Weight, weights
 from vllm.model_executor.model_loader.mapped_tensors import LIST_NAME, Place, add_files, file_identity, write_list
 from vllm.model_executor.model_loader.safetensors_writer import SafetensorsWriter
 from vllm.model_executor.model_loader.weight_files import check_range, progress_bar
+from vllm.quantization.formats.gguf import FLOATS, TYPES, tensor_name
 
 logger = init_logger(__name__)
 

@@ -25,7 +25,7 @@ from vllm.model_executor.model_loader.gguf_config_parts import (
 from vllm.model_executor.model_loader.gguf_file import GGUFFile
 from vllm.model_executor.model_loader.gguf_header import GGUFHeader
 from vllm.model_executor.model_loader.gguf_special import special_ids
-from vllm.model_executor.models.registry import ModelRegistry
+from vllm.models.registry import ModelRegistry
 
 
 def hf_config(file: GGUFFile, dtype: str) -> Config:

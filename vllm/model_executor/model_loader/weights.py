@@ -9,12 +9,9 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from vllm.model_executor.layers.quantization.base_config import QuantizationConfig
-from vllm.model_executor.layers.quantization.stored import StoredConfig, Value, read_quantized
-from vllm.model_executor.layers.quantization.weight import QuantizedStack
-from vllm.model_executor.layers.sharding import WeightSlot
-from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
-from vllm.model_executor.layers.weight_update import BASE_PREFIX, HEAD, checkpoint_parts, module_slots
+from vllm.layers.sharding import WeightSlot
+from vllm.layers.vocab_parallel_embedding import ParallelLMHead
+from vllm.layers.weight_update import BASE_PREFIX, HEAD, checkpoint_parts, module_slots
 from vllm.model_executor.model_loader.kv_scales import KVScales
 from vllm.model_executor.model_loader.weight_files import (
     check_range,
@@ -23,6 +20,9 @@ from vllm.model_executor.model_loader.weight_files import (
     shard_files,
     tensor_files,
 )
+from vllm.quantization.base_config import QuantizationConfig
+from vllm.quantization.stored import StoredConfig, Value, read_quantized
+from vllm.quantization.weight import QuantizedStack
 
 _NUM_NAMED = 5
 _DUMMY_STD = 0.02

@@ -6,11 +6,11 @@ from __future__ import annotations
 import torch.nn.functional as F
 from torch import Tensor
 
-from vllm.model_executor.models.alibi import alibi_slopes
-from vllm.model_executor.models.checkpoint_names import CheckpointNames, Parts, split_qkv
-from vllm.model_executor.models.config_reader import ConfigReader
-from vllm.model_executor.models.decoder import DecoderForCausalLM
-from vllm.model_executor.models.spec import DecoderSpec
+from vllm.models.alibi import alibi_slopes
+from vllm.models.checkpoint_names import CheckpointNames, Parts, split_qkv
+from vllm.models.config_reader import ConfigReader
+from vllm.models.decoder import DecoderForCausalLM
+from vllm.models.spec import DecoderSpec
 
 _WIDTH_WITH_ROTARY = 4096
 _VOCAB_WITH_UNIT_ROWS = 125696

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from vllm.model_executor.models.alibi import alibi_slopes
-from vllm.model_executor.models.checkpoint_names import CheckpointNames, split_grouped_qkv
-from vllm.model_executor.models.config_reader import ConfigReader
-from vllm.model_executor.models.decoder import DecoderForCausalLM
-from vllm.model_executor.models.spec import DecoderSpec, MlpSpec
+from vllm.models.alibi import alibi_slopes
+from vllm.models.checkpoint_names import CheckpointNames, split_grouped_qkv
+from vllm.models.config_reader import ConfigReader
+from vllm.models.decoder import DecoderForCausalLM
+from vllm.models.spec import DecoderSpec, MlpSpec
 
 
 class BloomForCausalLM(DecoderForCausalLM):

@@ -5,16 +5,16 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from vllm.model_executor.models.checkpoint_names import (
+from vllm.models.checkpoint_names import (
     CheckpointNames,
     Parts,
     split_gate_up,
     split_grouped_qkv,
     split_qkv,
 )
-from vllm.model_executor.models.config_reader import ConfigReader
-from vllm.model_executor.models.decoder import DecoderForCausalLM
-from vllm.model_executor.models.spec import DecoderSpec, MlpSpec, RotarySpec
+from vllm.models.config_reader import ConfigReader
+from vllm.models.decoder import DecoderForCausalLM
+from vllm.models.spec import DecoderSpec, MlpSpec, RotarySpec
 from vllm.transformers_utils.config import RopeConfig
 
 

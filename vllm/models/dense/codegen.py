@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from vllm.model_executor.models.checkpoint_names import CheckpointNames, Parts
-from vllm.model_executor.models.config_reader import ConfigReader
-from vllm.model_executor.models.gptj import GPTJForCausalLM
-from vllm.model_executor.models.spec import DecoderSpec
+from vllm.models.checkpoint_names import CheckpointNames, Parts
+from vllm.models.config_reader import ConfigReader
+from vllm.models.dense.gptj import GPTJForCausalLM
+from vllm.models.spec import DecoderSpec
 
 # Shards that the checkpoints were trained in.
 _NUM_PARTS = 4

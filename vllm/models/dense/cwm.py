@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from vllm.model_executor.models.config_reader import ConfigReader
-from vllm.model_executor.models.decoder import DecoderForCausalLM
-from vllm.model_executor.models.spec import DecoderSpec
+from vllm.models.config_reader import ConfigReader
+from vllm.models.decoder import DecoderForCausalLM
+from vllm.models.spec import DecoderSpec
 
 
 class CwmForCausalLM(DecoderForCausalLM):

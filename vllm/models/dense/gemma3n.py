@@ -12,14 +12,14 @@ import torch
 from torch import Tensor, nn
 
 from vllm.attention.backend import AttentionMetadata, KVCache
-from vllm.model_executor.layers.activation import get_act_fn
-from vllm.model_executor.layers.linear import ReplicatedLinear
-from vllm.model_executor.models.config_reader import ConfigReader
-from vllm.model_executor.models.decoder import Decoder, DecoderForCausalLM, DecoderLayer, RotaryTables
-from vllm.model_executor.models.gemma import describe, every_nth_full
-from vllm.model_executor.models.gemma_shared import NAMES, kv_sources, per_layer_input
-from vllm.model_executor.models.norms import make_norm
-from vllm.model_executor.models.spec import DecoderSpec, MlpSpec
+from vllm.layers.activation import get_act_fn
+from vllm.layers.linear import ReplicatedLinear
+from vllm.models.config_reader import ConfigReader
+from vllm.models.decoder import Decoder, DecoderForCausalLM, DecoderLayer, RotaryTables
+from vllm.models.dense.gemma import describe, every_nth_full
+from vllm.models.dense.gemma_shared import NAMES, kv_sources, per_layer_input
+from vllm.models.norms import make_norm
+from vllm.models.spec import DecoderSpec, MlpSpec
 
 
 @dataclass(frozen=True)

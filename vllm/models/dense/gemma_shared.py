@@ -8,10 +8,10 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from vllm.model_executor.models.checkpoint_names import CheckpointNames, Parts
-from vllm.model_executor.models.config_reader import ConfigReader
-from vllm.model_executor.models.gemma import BOTH_NORMS
-from vllm.model_executor.models.spec import DecoderSpec, PerLayerInputSpec
+from vllm.models.checkpoint_names import CheckpointNames, Parts
+from vllm.models.config_reader import ConfigReader
+from vllm.models.dense.gemma import BOTH_NORMS
+from vllm.models.spec import DecoderSpec, PerLayerInputSpec
 
 
 def kv_sources(reader: ConfigReader, kinds: Sequence[str], default: int) -> list[int | None]:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from vllm.model_executor.models.checkpoint_names import CheckpointNames, split_qkv, transposed
-from vllm.model_executor.models.config_reader import ConfigReader
-from vllm.model_executor.models.decoder import DecoderForCausalLM
-from vllm.model_executor.models.spec import DecoderSpec, PositionSpec
+from vllm.models.checkpoint_names import CheckpointNames, split_qkv, transposed
+from vllm.models.config_reader import ConfigReader
+from vllm.models.decoder import DecoderForCausalLM
+from vllm.models.spec import DecoderSpec, PositionSpec
 
 GPT2_RENAMES = (
     (r"^transformer\.", ""),

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from vllm.model_executor.models.checkpoint_names import CheckpointNames, split_grouped_qkv
-from vllm.model_executor.models.config_reader import ConfigReader
-from vllm.model_executor.models.decoder import DecoderForCausalLM
-from vllm.model_executor.models.gpt2 import GPT2_MASKS, GPT2_RENAMES, attention_scales
-from vllm.model_executor.models.spec import DecoderSpec, PositionSpec
+from vllm.models.checkpoint_names import CheckpointNames, split_grouped_qkv
+from vllm.models.config_reader import ConfigReader
+from vllm.models.decoder import DecoderForCausalLM
+from vllm.models.dense.gpt2 import GPT2_MASKS, GPT2_RENAMES, attention_scales
+from vllm.models.spec import DecoderSpec, PositionSpec
 
 
 class GPTBigCodeForCausalLM(DecoderForCausalLM):

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import ClassVar
 
-from vllm.model_executor.models.checkpoint_names import CheckpointNames
-from vllm.model_executor.models.config_reader import ConfigReader
-from vllm.model_executor.models.decoder import DecoderForCausalLM
-from vllm.model_executor.models.spec import AttentionSpec, DecoderSpec
+from vllm.models.checkpoint_names import CheckpointNames
+from vllm.models.config_reader import ConfigReader
+from vllm.models.decoder import DecoderForCausalLM
+from vllm.models.spec import AttentionSpec, DecoderSpec
 
 
 class GraniteForCausalLM(DecoderForCausalLM):

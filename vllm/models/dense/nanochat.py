@@ -7,10 +7,10 @@ import re
 import torch
 from torch import Tensor
 
-from vllm.model_executor.models.checkpoint_names import CheckpointNames, Parts
-from vllm.model_executor.models.config_reader import ConfigReader
-from vllm.model_executor.models.decoder import DecoderForCausalLM
-from vllm.model_executor.models.spec import DecoderSpec
+from vllm.models.checkpoint_names import CheckpointNames, Parts
+from vllm.models.config_reader import ConfigReader
+from vllm.models.decoder import DecoderForCausalLM
+from vllm.models.spec import DecoderSpec
 
 
 def turn_back(name: str, tensor: Tensor, spec: DecoderSpec) -> Parts:

@@ -5,10 +5,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from vllm.model_executor.models.checkpoint_names import CheckpointNames
-from vllm.model_executor.models.config_reader import ConfigReader
-from vllm.model_executor.models.decoder import DecoderForCausalLM
-from vllm.model_executor.models.spec import AttentionSpec, DecoderSpec, NormSpec
+from vllm.models.checkpoint_names import CheckpointNames
+from vllm.models.config_reader import ConfigReader
+from vllm.models.decoder import DecoderForCausalLM
+from vllm.models.spec import AttentionSpec, DecoderSpec, NormSpec
 
 
 class Olmo2ForCausalLM(DecoderForCausalLM):

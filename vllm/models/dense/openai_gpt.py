@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from vllm.model_executor.models.checkpoint_names import CheckpointNames, split_qkv, transposed
-from vllm.model_executor.models.config_reader import ConfigReader
-from vllm.model_executor.models.decoder import DecoderForCausalLM
-from vllm.model_executor.models.gpt2 import GPT2_MASKS, GPT2_RENAMES
-from vllm.model_executor.models.spec import DecoderSpec, PositionSpec
+from vllm.models.checkpoint_names import CheckpointNames, split_qkv, transposed
+from vllm.models.config_reader import ConfigReader
+from vllm.models.decoder import DecoderForCausalLM
+from vllm.models.dense.gpt2 import GPT2_MASKS, GPT2_RENAMES
+from vllm.models.spec import DecoderSpec, PositionSpec
 
 
 class OpenAIGPTLMHeadModel(DecoderForCausalLM):

@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from typing import Literal
 
-from vllm.model_executor.models.checkpoint_names import CheckpointNames
-from vllm.model_executor.models.config_reader import ConfigReader
-from vllm.model_executor.models.decoder import DecoderForCausalLM
-from vllm.model_executor.models.spec import DecoderSpec, NormSpec, PositionSpec
+from vllm.models.checkpoint_names import CheckpointNames
+from vllm.models.config_reader import ConfigReader
+from vllm.models.decoder import DecoderForCausalLM
+from vllm.models.spec import DecoderSpec, NormSpec, PositionSpec
 
 # Row p + 2 of the position table belongs to position p.
 _POSITION_OFFSET = 2

@@ -8,9 +8,9 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from vllm.model_executor.models.checkpoint_names import CheckpointNames, split_evenly
-from vllm.model_executor.models.config_reader import ConfigReader
-from vllm.model_executor.models.encoder import EncoderForPooling, EncoderSpec, HeadSpec
+from vllm.models.checkpoint_names import CheckpointNames, split_evenly
+from vllm.models.config_reader import ConfigReader
+from vllm.models.encoders.encoder import EncoderForPooling, EncoderSpec, HeadSpec
 
 BERT_RENAMES = (
     (r"^(bert|roberta)\.", ""),

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from vllm.model_executor.layers.linear import ReplicatedLinear
-from vllm.model_executor.models.bert import BERT_RENAMES, IGNORED, BertModel, roberta_names
-from vllm.model_executor.models.checkpoint_names import CheckpointNames
-from vllm.model_executor.models.config_reader import ConfigReader
-from vllm.model_executor.models.encoder import EncoderForPooling, EncoderSpec
-from vllm.model_executor.models.jina_roberta import JinaRobertaModel
+from vllm.layers.linear import ReplicatedLinear
+from vllm.models.checkpoint_names import CheckpointNames
+from vllm.models.config_reader import ConfigReader
+from vllm.models.encoders.bert import BERT_RENAMES, IGNORED, BertModel, roberta_names
+from vllm.models.encoders.encoder import EncoderForPooling, EncoderSpec
+from vllm.models.encoders.jina_roberta import JinaRobertaModel
 from vllm.transformers_utils.config import HFConfig
 
 # The width of embeddings.

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from vllm.model_executor.models.checkpoint_names import CheckpointNames
-from vllm.model_executor.models.config_reader import ConfigReader
-from vllm.model_executor.models.encoder import EncoderForPooling, EncoderSpec, HeadSpec
+from vllm.models.checkpoint_names import CheckpointNames
+from vllm.models.config_reader import ConfigReader
+from vllm.models.encoders.encoder import EncoderForPooling, EncoderSpec, HeadSpec
 
 _RENAMES = (
     (r"^distilbert\.", ""),

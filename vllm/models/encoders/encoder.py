@@ -12,22 +12,22 @@ from torch import Tensor, nn
 from vllm.attention.options import AttentionOptions
 from vllm.attention.packed import PackedSequences, attend_packed
 from vllm.distributed.parallel_state import get_tp_group
-from vllm.model_executor.layers.activation import get_act_fn, get_inplace_act_fn
-from vllm.model_executor.layers.layernorm import LayerNorm
-from vllm.model_executor.layers.linear import (
+from vllm.layers.activation import get_act_fn, get_inplace_act_fn
+from vllm.layers.layernorm import LayerNorm
+from vllm.layers.linear import (
     ColumnParallelLinear,
     GatedLinear,
     QKVParallelLinear,
     ReplicatedLinear,
     RowParallelLinear,
 )
-from vllm.model_executor.layers.rotary_embedding import RotaryEmbedding
-from vllm.model_executor.layers.sharding import Shard
-from vllm.model_executor.layers.vocab_parallel_embedding import Embedding
-from vllm.model_executor.layers.weight_update import UpdatableModel
-from vllm.model_executor.models.checkpoint_names import CheckpointNames
-from vllm.model_executor.models.config_reader import ConfigReader
-from vllm.model_executor.models.spec import RotarySpec
+from vllm.layers.rotary_embedding import RotaryEmbedding
+from vllm.layers.sharding import Shard
+from vllm.layers.vocab_parallel_embedding import Embedding
+from vllm.layers.weight_update import UpdatableModel
+from vllm.models.checkpoint_names import CheckpointNames
+from vllm.models.config_reader import ConfigReader
+from vllm.models.spec import RotarySpec
 from vllm.ops.rotary import rotary_embedding_
 from vllm.transformers_utils.config import HFConfig
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from vllm.model_executor.models.alibi import alibi_slopes
-from vllm.model_executor.models.bert import BERT_RENAMES, HEAD_RENAMES
-from vllm.model_executor.models.checkpoint_names import CheckpointNames, split_evenly
-from vllm.model_executor.models.config_reader import ConfigReader
-from vllm.model_executor.models.encoder import EncoderForPooling, EncoderSpec, HeadSpec
+from vllm.models.alibi import alibi_slopes
+from vllm.models.checkpoint_names import CheckpointNames, split_evenly
+from vllm.models.config_reader import ConfigReader
+from vllm.models.encoders.bert import BERT_RENAMES, HEAD_RENAMES
+from vllm.models.encoders.encoder import EncoderForPooling, EncoderSpec, HeadSpec
 
 _RENAMES = (
     *BERT_RENAMES,

@@ -7,9 +7,9 @@ from dataclasses import replace
 
 from torch import Tensor
 
-from vllm.model_executor.models.bert import SEQUENCE_HEAD, TOKEN_HEAD, roberta_names
-from vllm.model_executor.models.config_reader import ConfigReader
-from vllm.model_executor.models.encoder import EncoderForPooling, EncoderSpec, HeadSpec
+from vllm.models.config_reader import ConfigReader
+from vllm.models.encoders.bert import SEQUENCE_HEAD, TOKEN_HEAD, roberta_names
+from vllm.models.encoders.encoder import EncoderForPooling, EncoderSpec, HeadSpec
 from vllm.transformers_utils.config import HFConfig
 
 _ADAPTED = ".parametrizations.weight."

@@ -7,12 +7,12 @@ from dataclasses import replace
 
 from torch import Tensor
 
-from vllm.model_executor.models.bert import BERT_RENAMES, IGNORED, BertModel, RobertaModel, roberta_names
-from vllm.model_executor.models.checkpoint_names import CheckpointNames
-from vllm.model_executor.models.config_reader import ConfigReader
-from vllm.model_executor.models.distilbert import DistilBertModel
-from vllm.model_executor.models.encoder import EncoderForPooling, EncoderSpec, HeadSpec
-from vllm.model_executor.models.modernbert import ModernBertModel
+from vllm.models.checkpoint_names import CheckpointNames
+from vllm.models.config_reader import ConfigReader
+from vllm.models.encoders.bert import BERT_RENAMES, IGNORED, BertModel, RobertaModel, roberta_names
+from vllm.models.encoders.distilbert import DistilBertModel
+from vllm.models.encoders.encoder import EncoderForPooling, EncoderSpec, HeadSpec
+from vllm.models.encoders.modernbert import ModernBertModel
 
 _BERT_HEAD = (
     (r"^cls\.predictions\.transform\.dense\.", "head.dense."),

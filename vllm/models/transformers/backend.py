@@ -13,13 +13,12 @@ from vllm import envs
 from vllm.attention.backend import AttentionMetadata, KVCache
 from vllm.distributed.communicator import PeerLostError
 from vllm.distributed.parallel_state import get_tp_group
+from vllm.layers.vocab_parallel_embedding import VocabParallelEmbedding
+from vllm.layers.weight_update import UpdatableModel
 from vllm.logger import init_logger
-from vllm.model_executor.layers.quantization.stored import Value
-from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmbedding
-from vllm.model_executor.layers.weight_update import UpdatableModel
-from vllm.model_executor.models.transformers_build import build, refusal
-from vllm.model_executor.models.transformers_experts import PackedExperts, is_experts
-from vllm.model_executor.models.transformers_layers import (
+from vllm.models.transformers.build import build, refusal
+from vllm.models.transformers.experts import PackedExperts, is_experts
+from vllm.models.transformers.layers import (
     Head,
     PagedLayer,
     PagedLayers,
@@ -30,7 +29,8 @@ from vllm.model_executor.models.transformers_layers import (
     make_norm,
     parallel_style,
 )
-from vllm.model_executor.models.transformers_weights import CheckpointNames, gates_are_halves
+from vllm.models.transformers.weights import CheckpointNames, gates_are_halves
+from vllm.quantization.stored import Value
 from vllm.transformers_utils.auto_config import load_auto_config
 from vllm.transformers_utils.text_part import MARK, text_tensor_name
 

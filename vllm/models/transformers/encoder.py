@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from vllm.distributed.parallel_state import get_tp_group
-from vllm.model_executor.layers.linear_method import UNQUANTIZED
-from vllm.model_executor.layers.weight_update import UpdatableModel, WeightUpdater
+from vllm.layers.linear_method import UNQUANTIZED
+from vllm.layers.weight_update import UpdatableModel, WeightUpdater
 from vllm.transformers_utils.auto_config import describe, load_auto_config
 from vllm.transformers_utils.config import HFConfig
 from vllm.transformers_utils.sentence_transformers import sentence_length

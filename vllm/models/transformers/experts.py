@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from vllm.distributed.parallel_state import get_tp_group
-from vllm.model_executor.layers.linear_method import PARTS, QUANTIZED, UNQUANTIZED, LinearMethod, PackedPart, pack_parts
-from vllm.model_executor.layers.quantization.weight import QuantizedStack
-from vllm.model_executor.layers.sharding import Shard, WeightSlot
+from vllm.layers.linear_method import PARTS, QUANTIZED, UNQUANTIZED, LinearMethod, PackedPart, pack_parts
+from vllm.layers.sharding import Shard, WeightSlot
+from vllm.quantization.weight import QuantizedStack
 
 EXPERTS = "vllm"
 """Our implementation's name among transformers'."""

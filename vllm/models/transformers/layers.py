@@ -15,19 +15,19 @@ from torch import Tensor, nn
 from vllm.attention.backend import AttentionMetadata, KVCache
 from vllm.attention.options import AttentionOptions
 from vllm.distributed.parallel_state import get_tp_group
-from vllm.model_executor.layers.activation import get_act_fn
-from vllm.model_executor.layers.attention import Attention
-from vllm.model_executor.layers.layernorm import RMSNorm
-from vllm.model_executor.layers.linear import (
+from vllm.layers.activation import get_act_fn
+from vllm.layers.attention import Attention
+from vllm.layers.layernorm import RMSNorm
+from vllm.layers.linear import (
     ColumnParallelLinear,
     GatedLinear,
     LinearBase,
     ReplicatedLinear,
     RowParallelLinear,
 )
-from vllm.model_executor.layers.linear_method import UNQUANTIZED, LinearMethod
-from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead, VocabParallelEmbedding
-from vllm.model_executor.models.transformers_probe import AttentionCall
+from vllm.layers.linear_method import UNQUANTIZED, LinearMethod
+from vllm.layers.vocab_parallel_embedding import ParallelLMHead, VocabParallelEmbedding
+from vllm.models.transformers.probe import AttentionCall
 from vllm.ops.rms_norm import AddedNorm
 
 

@@ -11,9 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vllm.model_executor.layers.quantization.stored import Value
-from vllm.model_executor.layers.quantization.weight import QuantizedStack, QuantizedWeight
-from vllm.model_executor.models.transformers_experts import is_experts
+from vllm.models.transformers.experts import is_experts
+from vllm.quantization.stored import Value
+from vllm.quantization.weight import QuantizedStack, QuantizedWeight
 from vllm.utils.host_memory import is_out_of_memory
 
 _Named = tuple[str, Value]

@@ -6,12 +6,12 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from vllm.model_executor.layers.quantization.awq import AWQConfig
-from vllm.model_executor.layers.quantization.compressed_tensors import CompressedTensorsConfig
-from vllm.model_executor.layers.quantization.fp8 import Fp8Config
-from vllm.model_executor.layers.quantization.gptq import GPTQConfig
-from vllm.model_executor.layers.quantization.setting_values import read_objects
-from vllm.model_executor.layers.quantization.stored import StoredConfig, WeightFormat
+from vllm.quantization.formats.awq import AWQConfig
+from vllm.quantization.formats.compressed_tensors import CompressedTensorsConfig
+from vllm.quantization.formats.fp8 import Fp8Config
+from vllm.quantization.formats.gptq import GPTQConfig
+from vllm.quantization.setting_values import read_objects
+from vllm.quantization.stored import StoredConfig, WeightFormat
 
 _GPTQ, _AWQ, _COMPRESSED = "auto_round:auto_gptq", "auto_round:auto_awq", "auto_round:llm_compressor"
 _KEYS = ("packing_format", "backend")

@@ -14,12 +14,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vllm.model_executor.layers.quantization.bits import unpack
-from vllm.model_executor.layers.quantization.groups import as_zero_points, check_group_size, group_reason, num_groups
-from vllm.model_executor.layers.quantization.setting_values import read_flag, read_one
-from vllm.model_executor.layers.quantization.stored import FLOATS, StoredConfig, StoredTensors, WeightFormat
-from vllm.model_executor.layers.quantization.weight import QuantizedWeight
 from vllm.ops.quantized_tensor import QuantizedTensor
+from vllm.quantization.bits import unpack
+from vllm.quantization.groups import as_zero_points, check_group_size, group_reason, num_groups
+from vllm.quantization.setting_values import read_flag, read_one
+from vllm.quantization.stored import FLOATS, StoredConfig, StoredTensors, WeightFormat
+from vllm.quantization.weight import QuantizedWeight
 
 _BITS, _PER_WORD = 4, 8
 # The place in a word of the outputs 0 to 7.

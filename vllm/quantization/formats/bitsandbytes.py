@@ -22,10 +22,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vllm.model_executor.layers.quantization.bits import unpack_nibbles, unsigned_bytes
-from vllm.model_executor.layers.quantization.stored import FLOATS, StoredConfig, StoredTensors, WeightFormat
-from vllm.model_executor.layers.quantization.weight import QuantizedWeight
 from vllm.ops.quantized_tensor import QuantizedTensor
+from vllm.quantization.bits import unpack_nibbles, unsigned_bytes
+from vllm.quantization.stored import FLOATS, StoredConfig, StoredTensors, WeightFormat
+from vllm.quantization.weight import QuantizedWeight
 
 _STATE = "weight.quant_state.bitsandbytes__"
 _STATES = (f"{_STATE}nf4", f"{_STATE}fp4")

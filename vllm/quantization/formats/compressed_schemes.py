@@ -8,9 +8,9 @@ from typing import Any, Literal
 
 import torch
 
-from vllm.model_executor.layers.quantization.activations import InputQuantization
-from vllm.model_executor.layers.quantization.setting_values import read_flag, read_names
-from vllm.model_executor.layers.quantization.stored import FLOATS, StoredTensors
+from vllm.quantization.activations import InputQuantization
+from vllm.quantization.setting_values import read_flag, read_names
+from vllm.quantization.stored import FLOATS, StoredTensors
 
 # By format, the type of its codes and their bits.
 _BITS: dict[str, tuple[str, tuple[int, ...]]] = {

@@ -24,13 +24,13 @@ from torch import Tensor
 
 from vllm import envs
 from vllm.logger import init_logger, warn_once
-from vllm.model_executor.layers.quantization.bits import fp4_values, unpack_nibbles, unpack_rows, unsigned_bytes
-from vllm.model_executor.layers.quantization.compressed_schemes import Scheme, parse_schemes
-from vllm.model_executor.layers.quantization.fp8 import block_scales, row_scales
-from vllm.model_executor.layers.quantization.groups import as_zero_points, group_reason, sort_groups
-from vllm.model_executor.layers.quantization.stored import FLOATS, StoredConfig, StoredTensors, WeightFormat
-from vllm.model_executor.layers.quantization.weight import QuantizedWeight
 from vllm.ops.quantized_tensor import QuantizedTensor
+from vllm.quantization.bits import fp4_values, unpack_nibbles, unpack_rows, unsigned_bytes
+from vllm.quantization.formats.compressed_schemes import Scheme, parse_schemes
+from vllm.quantization.formats.fp8 import block_scales, row_scales
+from vllm.quantization.groups import as_zero_points, group_reason, sort_groups
+from vllm.quantization.stored import FLOATS, StoredConfig, StoredTensors, WeightFormat
+from vllm.quantization.weight import QuantizedWeight
 
 logger = init_logger(__name__)
 

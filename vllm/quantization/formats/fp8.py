@@ -17,10 +17,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vllm.model_executor.layers.quantization.stacked_scales import split_scales
-from vllm.model_executor.layers.quantization.stored import FLOATS, StoredConfig, StoredTensors, WeightFormat
-from vllm.model_executor.layers.quantization.weight import QuantizedWeight
 from vllm.ops.quantized_tensor import QuantizedTensor
+from vllm.quantization.stacked_scales import split_scales
+from vllm.quantization.stored import FLOATS, StoredConfig, StoredTensors, WeightFormat
+from vllm.quantization.weight import QuantizedWeight
 
 _BLOCK = (128, 128)
 _INPUT_NAMES = ("input_scale", "input_scale_ub", "activation_scale")

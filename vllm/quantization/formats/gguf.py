@@ -14,10 +14,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vllm.model_executor.layers.quantization.stored import StoredConfig, StoredTensors, WeightFormat
-from vllm.model_executor.layers.quantization.weight import QuantizedWeight
 from vllm.ops.block_codes import BitField, BlockCodes, BlockLayout
 from vllm.ops.quantized_tensor import QuantizedTensor, plain_tensor
+from vllm.quantization.stored import StoredConfig, StoredTensors, WeightFormat
+from vllm.quantization.weight import QuantizedWeight
 
 _IQ4 = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
 _FP4 = (0, 0.5, 1, 1.5, 2, 3, 4, 6)

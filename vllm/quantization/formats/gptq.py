@@ -18,18 +18,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vllm.model_executor.layers.quantization.bits import unpack
-from vllm.model_executor.layers.quantization.groups import (
+from vllm.ops.quantized_tensor import QuantizedTensor
+from vllm.quantization.bits import unpack
+from vllm.quantization.groups import (
     as_zero_points,
     check_group_size,
     group_reason,
     num_groups,
     sort_groups,
 )
-from vllm.model_executor.layers.quantization.setting_values import check_pattern, read_flag, read_objects
-from vllm.model_executor.layers.quantization.stored import FLOATS, StoredConfig, StoredTensors, WeightFormat
-from vllm.model_executor.layers.quantization.weight import QuantizedWeight
-from vllm.ops.quantized_tensor import QuantizedTensor
+from vllm.quantization.setting_values import check_pattern, read_flag, read_objects
+from vllm.quantization.stored import FLOATS, StoredConfig, StoredTensors, WeightFormat
+from vllm.quantization.weight import QuantizedWeight
 
 _BITS = (2, 3, 4, 8)
 _FORMATS = {"gptq": 1, "gptq_v2": 0}

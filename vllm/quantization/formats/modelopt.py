@@ -22,13 +22,13 @@ import torch
 from torch import Tensor
 
 from vllm.logger import init_logger, warn_once
-from vllm.model_executor.layers.quantization.activations import InputScale
-from vllm.model_executor.layers.quantization.bits import fp4_values, unpack_nibbles, unsigned_bytes
-from vllm.model_executor.layers.quantization.fp8 import block_scales, row_scales
-from vllm.model_executor.layers.quantization.setting_values import read_objects
-from vllm.model_executor.layers.quantization.stored import FLOATS, StoredConfig, StoredTensors, WeightFormat
-from vllm.model_executor.layers.quantization.weight import QuantizedWeight
 from vllm.ops.quantized_tensor import QuantizedTensor
+from vllm.quantization.activations import InputScale
+from vllm.quantization.bits import fp4_values, unpack_nibbles, unsigned_bytes
+from vllm.quantization.formats.fp8 import block_scales, row_scales
+from vllm.quantization.setting_values import read_objects
+from vllm.quantization.stored import FLOATS, StoredConfig, StoredTensors, WeightFormat
+from vllm.quantization.weight import QuantizedWeight
 
 logger = init_logger(__name__)
 

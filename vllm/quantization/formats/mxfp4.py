@@ -11,10 +11,10 @@ from typing import Any
 
 import torch
 
-from vllm.model_executor.layers.quantization.bits import fp4_values, unpack_nibbles
-from vllm.model_executor.layers.quantization.stored import StoredConfig, StoredTensors, WeightFormat
-from vllm.model_executor.layers.quantization.weight import QuantizedStack, QuantizedWeight
 from vllm.ops.quantized_tensor import QuantizedTensor
+from vllm.quantization.bits import fp4_values, unpack_nibbles
+from vllm.quantization.stored import StoredConfig, StoredTensors, WeightFormat
+from vllm.quantization.weight import QuantizedStack, QuantizedWeight
 
 _GROUP = 32
 

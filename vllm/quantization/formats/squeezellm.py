@@ -15,11 +15,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vllm.model_executor.layers.quantization.bits import unpack
-from vllm.model_executor.layers.quantization.setting_values import read_one
-from vllm.model_executor.layers.quantization.stored import FLOATS, StoredConfig, StoredTensors, WeightFormat
-from vllm.model_executor.layers.quantization.weight import QuantizedWeight
 from vllm.ops.quantized_tensor import QuantizedTensor, SparseRows
+from vllm.quantization.bits import unpack
+from vllm.quantization.setting_values import read_one
+from vllm.quantization.stored import FLOATS, StoredConfig, StoredTensors, WeightFormat
+from vllm.quantization.weight import QuantizedWeight
 
 _BITS = (3, 4)
 

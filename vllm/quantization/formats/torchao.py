@@ -14,11 +14,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vllm.model_executor.layers.quantization.bits import unsigned_bytes
-from vllm.model_executor.layers.quantization.groups import as_zero_points
-from vllm.model_executor.layers.quantization.stored import FLOATS, StoredConfig, StoredTensors, WeightFormat
-from vllm.model_executor.layers.quantization.weight import QuantizedWeight
 from vllm.ops.quantized_tensor import QuantizedTensor
+from vllm.quantization.bits import unsigned_bytes
+from vllm.quantization.groups import as_zero_points
+from vllm.quantization.stored import FLOATS, StoredConfig, StoredTensors, WeightFormat
+from vllm.quantization.weight import QuantizedWeight
 
 _TYPES = (
     "Float8DynamicActivationFloat8WeightConfig", "Float8StaticActivationFloat8WeightConfig", "Float8WeightOnlyConfig",
