@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from thread_ranks import make_thread_llm
 from tiny_models import make_tiny
 
-from vllm.layers import quantization
+from vllm import quantization
 from vllm.layers.linear import LinearBase, LinearMethodBase, UnquantizedLinearMethod
 from vllm.model_executor.parameter import ModelWeightParameter, PackedvLLMParameter, PerTensorScaleParameter
 from vllm.model_executor.utils import set_weight_attrs

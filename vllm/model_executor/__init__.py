@@ -12,10 +12,11 @@ from types import ModuleType
 
 # Prefixes of an old path, and what may stand there instead; the first that exists is it.
 _MOVED = {
+    "vllm.model_executor.layers.quantization.layer_parameters": ("vllm.layers.parameter_slots",),
     "vllm.model_executor.models.transformers_": ("vllm.models.transformers.",),
     "vllm.model_executor.models": ("vllm.models", "vllm.models.dense", "vllm.models.encoders"),
     "vllm.model_executor.layers.quantization": ("vllm.quantization", "vllm.quantization.formats"),
-    "vllm.model_executor.layers": ("vllm.layers",),
+    "vllm.model_executor.layers.": ("vllm.layers.",),
 }
 
 
@@ -28,7 +29,7 @@ class _Aliases(MetaPathFinder, Loader):
             return None
         rest = fullname.removeprefix(prefix)
         for room in _MOVED[prefix]:
-            if rest.count(".") <= 1 and (found := find_spec(room + rest)) is not None:
+            if "." not in rest.removeprefix(".") and (found := find_spec(room + rest)) is not None:
                 is_package = found.submodule_search_locations is not None
                 return ModuleSpec(fullname, self, origin=room + rest, is_package=is_package)
         return None
@@ -46,4 +47,5 @@ class _Aliases(MetaPathFinder, Loader):
             module.__dict__.update((name, value) for name, value in vars(found).items() if not name.startswith("__"))
 
 
-sys.meta_path.append(_Aliases())
+# Before the others: a folder of which only compiled files are left would be found as a package.
+sys.meta_path.insert(0, _Aliases())

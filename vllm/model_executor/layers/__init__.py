@@ -1,0 +1,1 @@
+"""Upstream's path of layers."""
