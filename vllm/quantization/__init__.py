@@ -61,7 +61,7 @@ def get_quantization_config(quantization: str) -> type[QuantizationConfig]:
         known = ", ".join(sorted({*_FORMATS, *_registered}))
         raise ValueError(f"Invalid quantization method: {quantization!r} is none of {known}")
     module, name = _FORMATS[quantization]
-    config: Any = getattr(import_module(f"{__name__}.{module}"), name)
+    config: Any = getattr(import_module(f"{__name__}.formats.{module}"), name)
     return config
 
 
