@@ -41,6 +41,7 @@ ORDER = """
     entrypoints.cli entrypoints.common entrypoints.openai.cli_args entrypoints.openai.api_server
     entrypoints.openai.run_batch
     collect_env
+    upstream
 """.split()
 MAX_FILE_LINES, MAX_FUNCTION_LINES = 500, 60
 
@@ -85,6 +86,17 @@ def test_imports_point_one_way():
         for target, _, line in imports(name):
             if target != "vllm" and place(target) > place(name):
                 wrong.append(f"{name}:{line} ({ORDER[place(name)]}) imports {target} ({ORDER[place(target)]})")
+    assert not wrong, "\n".join(wrong)
+
+
+def test_nothing_needs_upstreams_names():
+    wrong = [
+        f"{name}:{line} imports {target}"
+        for name in MODULES
+        if name != "vllm" and not name.startswith("vllm.upstream")
+        for target, _, line in imports(name)
+        if target.startswith("vllm.upstream")
+    ]
     assert not wrong, "\n".join(wrong)
 
 
