@@ -23,7 +23,10 @@ ORDER = """
     distributed attention model_executor assets forward_context _custom_ops
     v1.attention v1.kv_cache_interface v1.watermarking v1.spec_decode v1.structured_output
     v1.request v1.outputs v1.messages v1.core v1.sample v1.worker v1.executor
-    v1.metrics engine v1.engine chat decisions pooling entrypoints scoring selftest server cli batch collect_env renderers
+    v1.metrics engine v1.engine chat decisions pooling entrypoints scoring selftest server cli
+    batch collect_env renderers engine.protocol entrypoints.openai entrypoints.serve entrypoints.pooling
+    entrypoints.common
+    entrypoints.launchers entrypoints.launcher entrypoints.chat_utils entrypoints.utils upstream
 """.split()
 MAX_FILE_LINES, MAX_FUNCTION_LINES = 500, 60
 
@@ -68,6 +71,17 @@ def test_imports_point_one_way():
         for target, _, line in imports(name):
             if target != "vllm" and place(target) > place(name):
                 wrong.append(f"{name}:{line} ({ORDER[place(name)]}) imports {target} ({ORDER[place(target)]})")
+    assert not wrong, "\n".join(wrong)
+
+
+def test_nothing_needs_upstreams_names():
+    wrong = [
+        f"{name}:{line} imports {target}"
+        for name in MODULES
+        if name != "vllm" and not name.startswith("vllm.upstream")
+        for target, _, line in imports(name)
+        if target.startswith("vllm.upstream")
+    ]
     assert not wrong, "\n".join(wrong)
 
 
