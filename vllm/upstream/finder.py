@@ -45,9 +45,13 @@ def _listed(name: str) -> ModuleSpec | None:
     found = next(filter(None, map(_find, rows.candidates(name))), None)
     if found is None and name not in rows.names and name not in rows.packages:
         return None
-    is_leaf = found is not None and found.submodule_search_locations is None
-    alone = is_leaf and name not in rows.names and name not in rows.packages
-    spec = ModuleSpec(name, _Loader(found, alone), is_package=not alone)
+    has_more = name in rows.names or name in rows.packages
+    loader: Any
+    if found is None or found.submodule_search_locations is not None or has_more:
+        loader = _ListLoader(found.name if found else None)
+    else:
+        loader = _AliasLoader(found)
+    spec = ModuleSpec(name, loader, is_package=loader.is_package(name))
     if found is not None and found.origin is not None:
         spec.origin, spec.has_location = found.origin, True
     return spec
@@ -62,35 +66,44 @@ def _find(module: str) -> ModuleSpec | None:
         raise  # a package that is not installed
 
 
-class _Loader:
-    """
-    Args:
-        found: the module of which this is an alias, if it is one.
-        is_same: there is nothing but that module: both paths are to give the same object. A package's alias cannot be
-            the package, whose modules would be loaded once more by their other path.
-    """
+class _AliasLoader:
+    """Of one more path to a module: both give the same object."""
 
-    def __init__(self, found: ModuleSpec | None, is_same: bool) -> None:
-        self._found, self._is_same = found, is_same
+    def __init__(self, found: ModuleSpec) -> None:
+        self._found = found
 
-    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
-        if self._is_same:
-            return None
-        return ListedModule(spec.name, self._found.name if self._found else None)
+    def create_module(self, spec: ModuleSpec) -> None:
+        """The default."""
 
     def exec_module(self, module: ModuleType) -> None:
-        if self._found is not None:
-            real = importlib.import_module(self._found.name)
-            if self._is_same:
-                sys.modules[module.__name__] = real  # what an import returns is looked up here
+        # What an import returns is looked up here.
+        sys.modules[module.__name__] = importlib.import_module(self._found.name)
 
     def get_code(self, name: str) -> CodeType | None:
         """For `python -m`."""
-        loader = self._found.loader if self._found else None
-        return loader.get_code(self._found.name) if hasattr(loader, "get_code") else compile("", name, "exec")
+        loader: Any = self._found.loader
+        return loader.get_code(self._found.name)
 
     def is_package(self, name: str) -> bool:
-        return not self._is_same
+        return False
+
+
+class _ListLoader:
+    """Of a listed module. A package's alias is one, too: were it the package itself, the modules below it would be
+    loaded once more by their other path."""
+
+    def __init__(self, real: str | None) -> None:
+        self._real = real
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType:
+        return ListedModule(spec.name, self._real)
+
+    def exec_module(self, module: ModuleType) -> None:
+        if self._real is not None:
+            importlib.import_module(self._real)
+
+    def is_package(self, name: str) -> bool:
+        return True
 
 
 class ListedModule(ModuleType):
