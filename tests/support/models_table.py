@@ -14,7 +14,7 @@ sys.path[:0] = [str(ROOT), str(Path(__file__).parent)]
 from survey_architectures import load  # noqa: E402
 
 from vllm import ModelRegistry  # noqa: E402
-from vllm.loader.gguf.configs import ARCHITECTURES  # noqa: E402
+from vllm.loader.gguf.architectures import ARCHITECTURES  # noqa: E402
 from vllm.model_executor.models.registry import encoder_archs, pooling_kind  # noqa: E402
 from vllm.transformers_utils.sentence_transformers import TOKEN_HEADS, is_sparse  # noqa: E402
 from vllm.transformers_utils.text_part import WITH_TEXT_PART  # noqa: E402
@@ -31,7 +31,7 @@ def table() -> list[str]:
         {*ModelRegistry.get_supported_archs(), *found, *WITH_TEXT_PART}, key=lambda each: (each.lower(), each)
     ):
         status, reason = found.get(name, ("untried", ""))
-        files = [f"`{each}`" for each, architecture in ARCHITECTURES.items() if architecture == name]
+        files = [f"`{each}`" for each, row in ARCHITECTURES.items() if row.name == name]
         from_files = [f"GGUF {', '.join(files)}"] if files else []
         if name in ModelRegistry.get_supported_archs():
             also = ["`transformers` too"] if status == "runs" else []

@@ -1,0 +1,60 @@
+"""config.json of a GGUF file, from its header."""
+
+from __future__ import annotations
+
+from vllm.loader.gguf.architectures import ARCHITECTURES, REFUSED
+from vllm.loader.gguf.config_parts import NULL, Config
+from vllm.loader.gguf.encoders import classifier
+from vllm.loader.gguf.file import GGUFFile
+from vllm.loader.gguf.header import GGUFHeader
+from vllm.loader.gguf.special import special_ids
+from vllm.model_executor.models.registry import ModelRegistry
+
+
+def hf_config(file: GGUFFile, dtype: str) -> Config:
+    """The contents of config.json; ValueError for an unsupported architecture, or a value that the header lacks."""
+    architecture = file.metadata.get("general.architecture", "")
+    if (kind := file.metadata.get("general.type", "model")) != "model":
+        raise ValueError(f"{file.path.name}: general.type must be model, got {kind!r}")
+    if (reason := REFUSED.get(architecture)) is not None:
+        raise ValueError(f"{file.path.name}: general.architecture={architecture} is not supported: {reason}")
+    if (row := ARCHITECTURES.get(architecture)) is None:
+        known = ", ".join(sorted(ARCHITECTURES))
+        raise ValueError(f"{file.path.name}: general.architecture must be one of {known}, got {architecture!r}")
+    if "token_embd.weight" not in file.tensors:
+        raise ValueError(f"{file.path.name} has no tensor token_embd.weight")
+    header = GGUFHeader(file)
+    config = {
+        "architectures": [row.name],
+        "model_type": row.model_type,
+        "dtype": dtype,
+        "vocab_size": header.rows("token_embd.weight"),
+        "tie_word_embeddings": not header.has("output.weight"),
+        **row.config(header),
+        **special_ids(file),
+    }
+    _check_rotated(header, config)
+    if ModelRegistry.find(config["architectures"]) is None:
+        _rename_factors(header, config)
+    config = classifier(header, config)
+    if row.is_causal and header.get("attention.causal", True) is False:
+        config["is_causal"] = False
+    return {key: None if value is NULL else value for key, value in config.items() if value is not None}
+
+
+def _check_rotated(h: GGUFHeader, config: Config) -> None:
+    """ValueError: the header rotates a part of each head in an architecture that rotates all of it."""
+    rope = config.get("rope_parameters") or {}
+    rotated = h.get("rope.dimension_count", h.head_dim)
+    is_whole = "rope_type" in rope and "partial_rotary_factor" not in rope and "qk_rope_head_dim" not in config
+    if is_whole and rotated != h.head_dim:
+        raise h.wrong("rope.dimension_count", f"must be the size of a head, {h.head_dim}, got {rotated!r}")
+
+
+def _rename_factors(h: GGUFHeader, config: Config) -> None:
+    """transformers' modules know divisors of frequencies as those of long contexts and of short ones."""
+    rope = config.get("rope_parameters") or {}
+    if rope.get("rope_type") == "factors":
+        divisors = rope.pop("factors")
+        rope |= {"rope_type": "longrope", "long_factor": divisors, "short_factor": divisors, "attention_factor": 1.0}
+        rope["original_max_position_embeddings"] = h.context
