@@ -20,6 +20,8 @@ import numpy as np
 import torch
 
 from vllm import envs
+from vllm.config.checkpoint.mapped_tensors import LIST_NAME, Place, add_files, file_identity, write_list
+from vllm.config.checkpoint.weight_files import check_range, progress_bar
 from vllm.loader.gguf.architectures import ARCHITECTURES
 from vllm.loader.gguf.changes import Weight
 from vllm.loader.gguf.configs import hf_config
@@ -32,8 +34,6 @@ from vllm.loader.gguf.weights import weights
 from vllm.loader.safetensors_writer import SafetensorsWriter
 from vllm.logger import init_logger
 from vllm.quantization.formats.gguf import FLOATS, TYPES, tensor_name
-from vllm.transformers_utils.mapped_tensors import LIST_NAME, Place, add_files, file_identity, write_list
-from vllm.transformers_utils.weight_files import check_range, progress_bar
 
 logger = init_logger(__name__)
 
