@@ -1,0 +1,167 @@
+"""What a dense decoder is, as data: its config.json says which; `decoder.py` builds it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from vllm.config.checkpoint.config import RopeConfig
+
+
+@dataclass(frozen=True)
+class NormSpec:
+    """A normalisation over the last dimension.
+
+    Attributes:
+        kind: "rms", x / rms(x), or "layer", (x - mean) / std.
+        weight, bias: whether it scales and shifts.
+        offset: what is added to the checkpoint's weight.
+    """
+
+    kind: Literal["rms", "layer"]
+    eps: float
+    weight: bool = True
+    bias: bool = False
+    offset: float = 0.0
+
+
+@dataclass(frozen=True)
+class RotarySpec:
+    """Rotary positions of a head's first `dim` values; `interleaved`: neighbours rotate together, else values half of
+    `dim` apart."""
+
+    dim: int
+    rope: RopeConfig
+    interleaved: bool = False
+
+
+@dataclass(frozen=True)
+class AttentionSpec:
+    """Self-attention of one layer.
+
+    Attributes:
+        rotary: None = no rotary positions.
+        scale: factor on the scores; None = head_dim ** -0.5.
+        window: a token attends to the last `window` positions, its own included; None = all.
+        softcap: c of c * tanh(score / c); None = none.
+        alibi_slopes: by head, the slope of ALiBi's bias slope * (key position - query position).
+        sinks: whether each head has a learned logit that joins the softmax's denominator only.
+        qk_norm: normalisation of queries and keys: of each head with one weight for all ("head"), of each head with a
+            weight of its own ("heads"; "norms": LayerNorms that are tensors of their own in the checkpoint), or over
+            the whole width ("width").
+        qk_norm_after_rotary: the norm follows the rotation.
+        clip: queries, keys and values are clamped to [-clip, clip].
+        output_norm: normalisation of the heads' outputs before the output projection.
+        query_growth: (beta, length): queries are scaled by 1 + beta * log(1 + floor(position / length)).
+        v_norm: normalisation of each head's values.
+        value_is_key: the values are the keys' projection, before the keys' norm and rotation.
+        kv_source: the earlier layer whose keys and values are read, in place of own ones.
+    """
+
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    qkv_bias: bool = False
+    o_bias: bool = False
+    rotary: RotarySpec | None = None
+    scale: float | None = None
+    window: int | None = None
+    softcap: float | None = None
+    alibi_slopes: tuple[float, ...] | None = None
+    sinks: bool = False
+    qk_norm: NormSpec | None = None
+    qk_norm_over: Literal["head", "heads", "norms", "width"] = "head"
+    qk_norm_after_rotary: bool = False
+    clip: float | None = None
+    output_norm: NormSpec | None = None
+    query_growth: tuple[float, float] | None = None
+    v_norm: NormSpec | None = None
+    value_is_key: bool = False
+    kv_source: int | None = None
+
+
+@dataclass(frozen=True)
+class MlpSpec:
+    """down(act(gate(x)) * up(x)), or down(act(up(x))) when not `gated`; `inner_norm` comes before down. `sparsity`: of
+    a token's gates, taken as normally distributed, about this share becomes 0: those below a bound that is subtracted
+    from the others."""
+
+    intermediate_size: int
+    activation: str
+    gated: bool = True
+    up_bias: bool = False
+    down_bias: bool = False
+    inner_norm: NormSpec | None = None
+    sparsity: float = 0.0
+
+
+@dataclass(frozen=True)
+class PerLayerInputSpec:
+    """A second embedding, of `size` values for each layer: each token's joins the residual stream at the layers' ends,
+    gated by the stream's own projection through `activation`."""
+
+    size: int
+    vocab_size: int
+    activation: str
+
+
+@dataclass(frozen=True)
+class PositionSpec:
+    """Positions added to the embeddings: a learned table of `num_rows` rows, or sinusoids; row p + offset belongs to
+    position p."""
+
+    kind: Literal["learned", "sinusoidal"]
+    num_rows: int
+    offset: int = 0
+
+
+Block = Literal["pre", "post", "output", "both", "parallel", "parallel_two"]
+
+
+@dataclass(frozen=True)
+class DecoderSpec:
+    """A dense decoder.
+
+    Attributes:
+        max_positions: tokens of context that the model was made for.
+        layers: the attention of each layer.
+        mlps: the MLP of each layer where they differ; else `mlp` is that of all.
+        norm: the blocks' norms.
+        block: where they stand. "pre": before attention and MLP. "output": after each, before it is added to the
+            residual stream. "both": before and after each. "post": on the stream, after each was added. "parallel":
+            attention and MLP take the same norm's result; "parallel_two": each has a norm of the stream.
+        final_norm: None = none.
+        embedding_size: width of the embeddings, projected to and from hidden_size where it differs.
+        embedding_scale, residual_scale, logits_scale: factors on embeddings, on what a block adds to the residual
+            stream, and on logits.
+        logits_softcap: c of c * tanh(logit / c).
+        residual_of_norm: what attention and MLP give is added to what they take, the norm's result.
+        per_layer_input: None = none.
+        layer_scale: each block's result is multiplied by a number that the checkpoint has.
+    """
+
+    vocab_size: int
+    hidden_size: int
+    max_positions: int
+    layers: tuple[AttentionSpec, ...]
+    mlp: MlpSpec
+    norm: NormSpec
+    final_norm: NormSpec | None
+    block: Block = "pre"
+    tie_word_embeddings: bool = False
+    embedding_size: int | None = None
+    embedding_scale: float = 1.0
+    embedding_norm: NormSpec | None = None
+    positions: PositionSpec | None = None
+    residual_scale: float = 1.0
+    logits_scale: float = 1.0
+    logits_softcap: float | None = None
+    head_bias: bool = False
+    mlps: tuple[MlpSpec, ...] = ()
+    per_layer_input: PerLayerInputSpec | None = None
+    layer_scale: bool = False
+    residual_of_norm: bool = False
+
+    def mlp_of(self, layer: int) -> MlpSpec:
+        """The MLP of a layer, by its index."""
+        return self.mlps[layer] if self.mlps else self.mlp
