@@ -21,6 +21,7 @@ ORDER = """
     multimodal plugins platforms usage config tracing tokenizers transformers_utils.tokenizer
     transformers_utils.tokenizers reasoning tool_parsers triton_utils device_allocator ops v1.core.kv_cache_utils
     distributed attention model_executor assets forward_context _custom_ops
+<<<<<<< HEAD
     v1 v1.attention v1.kv_cache_interface v1.watermarking v1.request v1.outputs v1.messages v1.core v1.sample
     v1.worker v1.executor
     engine.former_args engine.upstream_args engine.arg_utils
@@ -40,6 +41,11 @@ ORDER = """
     entrypoints.openai.run_batch
     collect_env
     upstream
+=======
+    v1.attention v1.kv_cache_interface v1.watermarking v1.spec_decode v1.structured_output
+    v1.request v1.outputs v1.messages v1.core v1.sample v1.worker v1.executor
+    v1.metrics engine v1.engine chat decisions pooling entrypoints scoring selftest server cli batch collect_env renderers
+>>>>>>> plan
 """.split()
 MAX_FILE_LINES, MAX_FUNCTION_LINES = 500, 60
 
