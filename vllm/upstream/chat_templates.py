@@ -144,3 +144,36 @@ def _parsed(template: str) -> Any:
         return _compile_jinja_template(template).environment.parse(template)
     except jinja2.TemplateError:
         return None
+
+
+def resolve_hf_chat_template(
+    tokenizer: Any,
+    chat_template: str | None,
+    tools: list[dict[str, Any]] | None,
+    *,
+    model_config: Any = None,
+    trust_remote_code: bool | None = None,
+) -> str | None:
+    """`vllm.renderers.hf.resolve_chat_template`.
+
+    Args:
+        trust_remote_code: of upstream's older versions; nothing is loaded here.
+    """
+    return resolve_chat_template(tokenizer, chat_template, tools, model_config=model_config)
+
+
+def apply_hf_chat_template(
+    tokenizer: Any,
+    conversation: list[Any],
+    chat_template: str | None,
+    tools: list[dict[str, Any]] | None,
+    *,
+    model_config: Any = None,
+    trust_remote_code: bool | None = None,
+    tokenize: bool = False,
+    **kwargs: Any,
+) -> str | list[int]:
+    """`vllm.renderers.hf.safe_apply_chat_template`, which gives a text unless told otherwise."""
+    return safe_apply_chat_template(
+        model_config, tokenizer, conversation, tools=tools, chat_template=chat_template, tokenize=tokenize, **kwargs
+    )

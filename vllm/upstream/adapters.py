@@ -1,7 +1,8 @@
-"""Finds adapters by name. Resolvers can be registered; adapters are not served, so none is asked."""
+"""Sources of LoRA adapters. They can be registered; adapters are not served, so none is asked."""
 
 from __future__ import annotations
 
+import os
 from abc import ABC, abstractmethod
 from collections.abc import Set as AbstractSet
 
@@ -40,3 +41,9 @@ class _LoRAResolverRegistry:
 
 
 LoRAResolverRegistry = _LoRAResolverRegistry()
+
+
+def get_adapter_absolute_path(lora_path: str) -> str:
+    """A folder's absolute path, `~` and relative paths resolved; a name of the hub as it is: nothing is downloaded."""
+    path = os.path.expanduser(lora_path)
+    return os.path.abspath(path) if os.path.exists(path) else lora_path

@@ -71,3 +71,6 @@ class EngineClient(ABC):
 
 
 EngineClient.register(AsyncLLM)
+
+
+_READ_LOGGERS = "the engine feeds no loggers: read LLM.get_metrics, the server's /metrics, or RequestOutput.metrics"

@@ -1,4 +1,4 @@
-"""The device that the engine would run on, as upstream's callers ask for it."""
+"""The device that the engine would run on. Importing it looks for a GPU, and so imports torch."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import enum
 import os
 import platform
 from typing import TYPE_CHECKING, Any, NamedTuple
+
+from vllm.utils.device import cuda_problem
 
 if TYPE_CHECKING:
     import torch
@@ -398,3 +400,6 @@ class CudaPlatform(Platform):
 
 def _as_int(capability: tuple[int, int] | int) -> int:
     return capability if isinstance(capability, int) else DeviceCapability(*capability).to_int()
+
+
+current_platform: Platform = CudaPlatform() if cuda_problem() is None else CpuPlatform()
