@@ -17,7 +17,7 @@ from torch import Tensor
 
 from vllm.config.checkpoint.config import load_hf_config
 from vllm.config.checkpoint.text_part import text_part
-from vllm.model_executor.model_loader import resolve_model
+from vllm.loader import resolve_model
 from vllm.model_executor.models.registry import resolve_model_class
 
 Weights = dict[str, Tensor]

@@ -12,8 +12,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vllm.config.checkpoint.sentence_transformers import PoolingLayer, SparsePooling, classifier_activation
+from vllm.config.checkpoint.weight_files import iterate_tensors
 from vllm.model_executor.layers.token_heads import TokenHeads
-from vllm.model_executor.model_loader.weight_files import iterate_tensors
 from vllm.pooling_params import PoolingParams, classified_length
 
 if TYPE_CHECKING:

@@ -11,9 +11,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from vllm.config.checkpoint.weight_files import shard_files, tensor_files
 from vllm.distributed.vocab_slice import VocabSlice
 from vllm.model_executor.layers.logits_processor_ext import LogitsProcessorWithIndexedOutput
-from vllm.model_executor.model_loader.weight_files import shard_files, tensor_files
 from vllm.tokenizers.tokenizer import get_tokenizer
 
 if TYPE_CHECKING:

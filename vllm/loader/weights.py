@@ -2,30 +2,28 @@
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-import torch
 from torch import Tensor, nn
 
-from vllm.model_executor.layers.quantization.base_config import QuantizationConfig
-from vllm.model_executor.layers.quantization.stored import StoredConfig, Value, read_quantized
-from vllm.model_executor.layers.quantization.weight import QuantizedStack
-from vllm.model_executor.layers.sharding import WeightSlot
-from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
-from vllm.model_executor.layers.weight_update import BASE_PREFIX, HEAD, checkpoint_parts, module_slots
-from vllm.model_executor.model_loader.kv_scales import KVScales
-from vllm.model_executor.model_loader.weight_files import (
+from vllm.config.checkpoint.weight_files import (
     check_range,
     iterate_tensors,
     progress_bar,
     shard_files,
     tensor_files,
 )
+from vllm.loader.kv_scales import KVScales
+from vllm.model_executor.layers.dummy_weights import dummy_weight
+from vllm.model_executor.layers.quantization.base_config import QuantizationConfig
+from vllm.model_executor.layers.quantization.stored import StoredConfig, Value, read_quantized
+from vllm.model_executor.layers.quantization.weight import QuantizedStack
+from vllm.model_executor.layers.sharding import WeightSlot
+from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
+from vllm.model_executor.layers.weight_update import BASE_PREFIX, HEAD, checkpoint_parts, module_slots
 
 _NUM_NAMED = 5
-_DUMMY_STD = 0.02
 # What GPTQ, AWQ, SqueezeLLM and compressed-tensors, and torchao call the codes of a weight.
 _QUANTIZED_NAMES = ("qweight", "weight_packed", "_weight_qdata")
 
@@ -156,14 +154,3 @@ def fill_with_noise(model: nn.Module, seed: int) -> None:
     """Fill every weight that a checkpoint would with `dummy_weight`, of which a rank takes its part."""
     for name, slot in checkpoint_slots(model).items():
         slot.fill(dummy_weight(name, slot.shape, slot.target.dtype, slot.target.device, seed))
-
-
-def dummy_weight(
-    name: str, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device | str, seed: int
-) -> Tensor:
-    """A checkpoint's tensor of that name: normal numbers with a standard deviation of 0.02, plus 1 in the vectors that
-    scale a norm. Equal arguments give equal tensors, in any process; another device or dtype gives another one."""
-    generator = torch.Generator(device).manual_seed(zlib.crc32(f"{seed} {name}".encode()))
-    values = torch.empty(shape, dtype=dtype, device=device).normal_(0.0, _DUMMY_STD, generator=generator)
-    is_scale = len(shape) == 1 and name.endswith(".weight")
-    return values.add_(1.0) if is_scale else values

@@ -14,13 +14,13 @@ from vllm.config.checkpoint.config import HFConfig, parse_hf_config, read_config
 from vllm.config.checkpoint.hub import download
 from vllm.config.checkpoint.late_interaction import read_late_interaction
 from vllm.config.checkpoint.sentence_transformers import has_sparse_pooling, sentence_length
+from vllm.config.checkpoint.weight_files import shard_files, stored_dtype
 from vllm.config.quantization import ON_LOAD, STORED, canonical_quantization
+from vllm.loader.gguf.convert import converted_folder
+from vllm.loader.gguf.hub import find_on_hub
+from vllm.loader.gguf.parts import first_parts, model_stem
 from vllm.logger import init_logger, warn_once
 from vllm.model_executor.layers.quantization.settings import resolve_quantization
-from vllm.model_executor.model_loader.gguf import converted_folder
-from vllm.model_executor.model_loader.gguf_hub import find_on_hub
-from vllm.model_executor.model_loader.gguf_parts import first_parts, model_stem
-from vllm.model_executor.model_loader.weight_files import shard_files, stored_dtype
 from vllm.model_executor.models.registry import (
     TRANSFORMERS,
     import_model_class,
