@@ -11,7 +11,6 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from vllm import envs
-from vllm.platforms import current_platform
 
 
 def silu_and_mul(out: Tensor, x: Tensor) -> None:
@@ -40,8 +39,10 @@ class CustomOp(nn.Module):
         super().__init__()
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        own = self.forward_cuda if current_platform.is_cuda() else self.forward_cpu
-        return own(*args, **kwargs)
+        from vllm.upstream.platforms import current_platform  # looks for a GPU
+
+        forward = self.forward_cuda if current_platform.is_cuda() else self.forward_cpu
+        return forward(*args, **kwargs)
 
     def forward_native(self, *args: Any, **kwargs: Any) -> Any:
         raise NotImplementedError(f"{type(self).__name__} has no forward_native")

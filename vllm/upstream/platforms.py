@@ -215,7 +215,7 @@ class Platform:
     @classmethod
     def seed_everything(cls, seed: int | None = None) -> None:
         """Seed Python's, numpy's and torch's generators; None leaves them as they are."""
-        from vllm.utils.torch_utils import set_random_seed
+        from vllm.upstream.utils.torch_utils import set_random_seed
 
         set_random_seed(seed)
 

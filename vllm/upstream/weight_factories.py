@@ -5,13 +5,13 @@ from __future__ import annotations
 import importlib
 from typing import Any, ClassVar
 
-from vllm.distributed.weight_transfer.base import (
+from vllm.upstream.weight_transfer import (
     TrainerInitInfo,
     TrainerWeightTransferEngine,
     VLLMWeightSyncClient,
     WeightSource,
 )
-from vllm.distributed.weight_transfer.refusal import refuse_transfer
+from vllm.upstream.weight_transports import refuse_transfer
 
 Entry = type | tuple[str, str]
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 
-from vllm.distributed.weight_transfer.base import TrainerInitInfo
+from vllm.upstream.weight_transfer import TrainerInitInfo
 
 if TYPE_CHECKING:
     from torch import Tensor
