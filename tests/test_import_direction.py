@@ -17,12 +17,11 @@ ROOT = Path(__file__).parents[1]
 # from the end of the list is its entry.
 ORDER = """
     env_table envs version logger exceptions utils logprobs lora structured_params beam_search
-    sampling_limits sampling_params pooling_params tasks inputs pooling_outputs outputs transformers_utils
+    sampling_limits sampling_params pooling_params tasks inputs pooling_outputs outputs
     plugins usage config tracing tokenizers ops
-    distributed attention model_executor loader model_executor.model_loader
+    distributed attention quantization layers models loader
     v1.request v1.outputs v1.messages v1.core v1.sample v1.worker v1.executor
-    v1.metrics engine v1.engine chat decisions pooling entrypoints scoring selftest
-    server cli batch upstream
+    v1.metrics engine v1.engine chat decisions pooling entrypoints scoring selftest server cli batch upstream
 """.split()
 MAX_FILE_LINES, MAX_FUNCTION_LINES = 500, 60
 

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from vllm import envs
+from vllm.utils.unserved import Unserved
 
 
 def silu_and_mul(out: Tensor, x: Tensor) -> None:
@@ -199,3 +200,13 @@ def init_batch_invariance() -> None:
     torch.backends.cuda.matmul.allow_tf32 = False
     torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False
     torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
+
+
+class ShardedStateLoader(Unserved):
+    """Reads what save_sharded_state has written."""
+
+    instead: ClassVar[str] = "workers read only their share of a checkpoint; load it with load_format='auto'"
+
+    DEFAULT_PATTERN: ClassVar[str] = "model-rank-{rank}-part-{part}.safetensors"
+    TP_ONLY_PATTERN: ClassVar[str] = DEFAULT_PATTERN
+    PP_AND_TP_PATTERN: ClassVar[str] = "model-pp-{pp_rank}-tp-{rank}-part-{part}.safetensors"
