@@ -18,10 +18,10 @@ from models_util import (
 )
 from safetensors.torch import load_file, save_file
 
+from vllm.config.checkpoint.overrides import extended, overridden_entries
 from vllm.layers.linear import LinearBase
 from vllm.loader import embedded_model_path, resolve, resolve_model
 from vllm.models.registry import resolve_model_class, supported_architectures
-from vllm.transformers_utils.hf_configs import extended, overridden_entries
 
 
 def rewrite(folder: Path, change: Any) -> None:

@@ -222,6 +222,6 @@ def statuses_of(report):
 
 def test_every_router_is_served():
     prefix = f"{serving.__name__}."
-    names = [found.name for found in walk_packages(serving.__path__, prefix) if not found.ispkg]
-    with_router = {name.removeprefix(prefix) for name in names if hasattr(importlib.import_module(name), "router")}
+    modules = [importlib.import_module(found.name) for found in walk_packages(serving.__path__, prefix)]
+    with_router = {module.__name__.removeprefix(prefix) for module in modules if hasattr(module, "router")}
     assert with_router == {*_ENDPOINTS, "development"}

@@ -23,6 +23,7 @@ from vllm.config import (
 )
 from vllm.config.attention import AttentionConfig
 from vllm.config.cache import FLOAT8_DTYPES, resolve_cache_dtype
+from vllm.config.checkpoint.overrides import Overrides, extended
 from vllm.config.load import resolve_load_format
 from vllm.config.pooler import runner_fields
 from vllm.config.profiler import ProfilerConfig
@@ -35,7 +36,6 @@ from vllm.logger import init_logger, warn_once
 from vllm.plugins import load_general_plugins
 from vllm.sampling_params import MAX_LOGPROB_TOKEN_IDS
 from vllm.tracing import check_endpoint
-from vllm.transformers_utils.hf_configs import Overrides, extended
 from vllm.usage.usage_lib import UsageContext
 from vllm.utils.device import device_bytes, resolve_device, usable_cores
 from vllm.utils.flag_types import flag_help, flag_options, free_names

@@ -12,6 +12,7 @@ from vllm import envs
 from vllm.config.checkpoint.config import HFConfig, parse_hf_config, read_config
 from vllm.config.checkpoint.hub import download
 from vllm.config.checkpoint.late_interaction import read_late_interaction
+from vllm.config.checkpoint.overrides import Overrides, overridden_entries
 from vllm.config.checkpoint.sentence_transformers import has_sparse_pooling, sentence_length
 from vllm.config.checkpoint.weight_files import shard_files, stored_dtype
 from vllm.config.quantization import ON_LOAD, STORED, canonical_quantization
@@ -28,7 +29,6 @@ from vllm.models.registry import (
 )
 from vllm.ops.cpu_kernels import cpu_kernel_isa
 from vllm.quantization.settings import resolve_quantization
-from vllm.transformers_utils.hf_configs import Overrides, overridden_entries
 from vllm.utils.device import cuda_has_bfloat16
 from vllm.utils.packages import needed_by
 
