@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from vllm import envs
-from vllm.config.quantization import ON_LOAD, STORED, canonical_quantization
+from vllm.config.quantization import ON_LOAD, STORED
 from vllm.logger import init_logger, warn_once
 from vllm.model_executor.model_loader.gguf import converted_folder
 from vllm.model_executor.model_loader.gguf_hub import find_on_hub
@@ -24,6 +24,7 @@ from vllm.models.registry import (
     with_sparse_head,
 )
 from vllm.ops.cpu_kernels import cpu_kernel_isa
+from vllm.quantization import canonical_quantization
 from vllm.quantization.settings import resolve_quantization
 from vllm.transformers_utils.config import HFConfig, parse_hf_config, read_config
 from vllm.transformers_utils.hub import download
