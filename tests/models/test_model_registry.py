@@ -11,7 +11,7 @@ from tiny_llm import make_tiny_llm, make_tiny_model
 from torch import Tensor, nn
 
 from vllm import ModelRegistry, SamplingParams, plugins
-from vllm.model_executor.model_loader import resolve_model
+from vllm.loader import resolve_model
 from vllm.models.dense.llama import LlamaForCausalLM
 from vllm.models.registry import resolve_model_class
 

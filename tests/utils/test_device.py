@@ -7,7 +7,7 @@ import torch
 from models_util import make_random_model
 
 from vllm import EngineArgs, logger
-from vllm.model_executor.model_loader import resolve_model
+from vllm.loader import resolve_model
 from vllm.ops import _dispatch
 from vllm.utils import device
 from vllm.utils.device import cuda_problem, resolve_device

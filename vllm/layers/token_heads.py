@@ -9,7 +9,7 @@ import numpy as np
 from torch import Tensor, nn
 
 from vllm.layers.dummy_weights import dummy_weight
-from vllm.model_executor.model_loader.weight_files import iterate_tensors
+from vllm.transformers_utils.weight_files import iterate_tensors
 
 
 class TokenHeads(nn.Module):

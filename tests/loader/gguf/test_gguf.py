@@ -17,9 +17,10 @@ import torch
 from models_util import hf_logits, make_hf_model, paged_logits, random_prompts
 from safetensors.torch import load_file
 
-from vllm.model_executor.model_loader import embedded_model_path, get_model, gguf_tokenizer, resolve_model
-from vllm.model_executor.model_loader.gguf import converted_folder
-from vllm.model_executor.model_loader.gguf_file import GGUFFile
+from vllm.loader import embedded_model_path, get_model, resolve_model
+from vllm.loader.gguf import tokenizer as gguf_tokenizer
+from vllm.loader.gguf.convert import converted_folder
+from vllm.loader.gguf.file import GGUFFile
 
 NAMES = {
     "model.embed_tokens": "token_embd",

@@ -11,17 +11,17 @@ from vllm.layers.dummy_weights import dummy_weight
 from vllm.layers.sharding import WeightSlot
 from vllm.layers.vocab_parallel_embedding import ParallelLMHead
 from vllm.layers.weight_update import BASE_PREFIX, HEAD, checkpoint_parts, module_slots
-from vllm.model_executor.model_loader.kv_scales import KVScales
-from vllm.model_executor.model_loader.weight_files import (
+from vllm.loader.kv_scales import KVScales
+from vllm.quantization.base_config import QuantizationConfig
+from vllm.quantization.stored import StoredConfig, Value, read_quantized
+from vllm.quantization.weight import QuantizedStack
+from vllm.transformers_utils.weight_files import (
     check_range,
     iterate_tensors,
     progress_bar,
     shard_files,
     tensor_files,
 )
-from vllm.quantization.base_config import QuantizationConfig
-from vllm.quantization.stored import StoredConfig, Value, read_quantized
-from vllm.quantization.weight import QuantizedStack
 
 _NUM_NAMED = 5
 # What GPTQ, AWQ, SqueezeLLM and compressed-tensors, and torchao call the codes of a weight.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from statistics import NormalDist
 
-from vllm.model_executor.model_loader.gguf_config_parts import (
+from vllm.loader.gguf.config_parts import (
     FULL,
     SLIDING,
     Config,
@@ -12,7 +12,7 @@ from vllm.model_executor.model_loader.gguf_config_parts import (
     rope_parameters,
     with_head_dim,
 )
-from vllm.model_executor.model_loader.gguf_header import GGUFHeader
+from vllm.loader.gguf.header import GGUFHeader
 
 
 def gemma(h: GGUFHeader) -> Config:

@@ -43,7 +43,7 @@ def test_text_is_llama_cpps(outputs: Any) -> None:
 def test_readings_are_those_of_transformers(outputs: Any, path: Path) -> None:
     from transformers import AutoModelForCausalLM
 
-    from vllm.model_executor.model_loader.gguf import converted_folder
+    from vllm.loader.gguf.convert import converted_folder
 
     model = AutoModelForCausalLM.from_pretrained(converted_folder(path, "float32"), dtype=torch.float32)
     assert len(outputs[-1].prompt_token_ids) > 600

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from vllm.model_executor.model_loader import gguf_experts, gguf_mla
+from vllm.loader.gguf import experts, mla
 
 
 @dataclass(frozen=True)
@@ -103,8 +103,8 @@ _BOTH_NORMS = _with(
     ffn_norm="pre_feedforward_layernorm",
     post_ffw_norm="post_feedforward_layernorm",
 )
-_EXPERTS = _with(MODERN, None, **gguf_experts.NAMES)
-_ROUTED = _with(_EXPERTS, None, **gguf_experts.ROUTED_NAMES)
+_EXPERTS = _with(MODERN, None, **experts.NAMES)
+_ROUTED = _with(_EXPERTS, None, **experts.ROUTED_NAMES)
 _FUSED_MLP = _with(MODERN, ffn_up="mlp.gate_up_proj")
 # Falcon's larger models have a norm each for the MLP and for attention.
 FALCON_TWO_NORMS = _with(_BLOOM, attn_norm="ln_mlp", attn_norm_2="ln_attn")
@@ -132,7 +132,7 @@ _GEMMA4 = _with(
     pre_ffw_norm_2="pre_feedforward_layernorm_2",
     post_ffw_norm_1="post_feedforward_layernorm_1",
     post_ffw_norm_2="post_feedforward_layernorm_2",
-    **gguf_experts.stack_names("experts"),
+    **experts.stack_names("experts"),
 )
 _GEMMA3N = _with(
     _GEMMA4,
@@ -240,8 +240,8 @@ NAMES: dict[str, Names] = {
     "bailingmoe": _ROUTED,
     "bailingmoe2": _ROUTED,
     "mimo2": _with(_ROUTED, attn_sinks="self_attn.sinks"),
-    "mistral4": _with(_ROUTED, None, **gguf_mla.NAMES),
-    "minicpm3": _with(MODERN, None, **gguf_mla.NAMES),
+    "mistral4": _with(_ROUTED, None, **mla.NAMES),
+    "minicpm3": _with(MODERN, None, **mla.NAMES),
     "gpt-oss": _with(
         _EXPERTS,
         attn_sinks="self_attn.sinks",
@@ -254,9 +254,9 @@ NAMES: dict[str, Names] = {
         ffn_gate_inp="block_sparse_moe.router",
         ffn_gate_shexp="shared_mlp.input_linear",
         ffn_down_shexp="shared_mlp.output_linear",
-        **gguf_experts.stack_names("block_sparse_moe.experts"),
+        **experts.stack_names("block_sparse_moe.experts"),
     ),
-    "deepseek2": _with(_ROUTED, None, **gguf_mla.NAMES),
+    "deepseek2": _with(_ROUTED, None, **mla.NAMES),
     "dots1": _ROUTED,
     "glm4moe": _with(_ROUTED, post_attention_norm="post_attention_layernorm"),
     "ernie4_5-moe": _with(_ROUTED, exp_probs_b="mlp.moe_statics.e_score_correction_bias"),

@@ -20,18 +20,18 @@ import numpy as np
 import torch
 
 from vllm import envs
+from vllm.loader.gguf.configs import hf_config
+from vllm.loader.gguf.encoders import PLAIN, write_pooling
+from vllm.loader.gguf.file import GGUFFile
+from vllm.loader.gguf.parts import all_parts
+from vllm.loader.gguf.special import special_ids
+from vllm.loader.gguf.tokenizer import MORE_TEMPLATES, write_tokenizer
+from vllm.loader.gguf.weights import Weight, weights
+from vllm.loader.safetensors_writer import SafetensorsWriter
 from vllm.logger import init_logger
-from vllm.model_executor.model_loader.gguf_configs import hf_config
-from vllm.model_executor.model_loader.gguf_encoders import PLAIN, write_pooling
-from vllm.model_executor.model_loader.gguf_file import GGUFFile
-from vllm.model_executor.model_loader.gguf_parts import all_parts
-from vllm.model_executor.model_loader.gguf_special import special_ids
-from vllm.model_executor.model_loader.gguf_tokenizer import MORE_TEMPLATES, write_tokenizer
-from vllm.model_executor.model_loader.gguf_weights import Weight, weights
-from vllm.model_executor.model_loader.mapped_tensors import LIST_NAME, Place, add_files, file_identity, write_list
-from vllm.model_executor.model_loader.safetensors_writer import SafetensorsWriter
-from vllm.model_executor.model_loader.weight_files import check_range, progress_bar
 from vllm.quantization.formats.gguf import FLOATS, TYPES, tensor_name
+from vllm.transformers_utils.mapped_tensors import LIST_NAME, Place, add_files, file_identity, write_list
+from vllm.transformers_utils.weight_files import check_range, progress_bar
 
 logger = init_logger(__name__)
 

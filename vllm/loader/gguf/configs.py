@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from vllm.model_executor.model_loader import gguf_encoders, gguf_experts, gguf_gemma, gguf_mla
-from vllm.model_executor.model_loader.gguf_config_parts import (
+from vllm.loader.gguf import encoders, experts, gemma, mla
+from vllm.loader.gguf.config_parts import (
     FULL,
     NULL,
     SLIDING,
@@ -22,9 +22,9 @@ from vllm.model_executor.model_loader.gguf_config_parts import (
     rope_parameters,
     with_head_dim,
 )
-from vllm.model_executor.model_loader.gguf_file import GGUFFile
-from vllm.model_executor.model_loader.gguf_header import GGUFHeader
-from vllm.model_executor.model_loader.gguf_special import special_ids
+from vllm.loader.gguf.file import GGUFFile
+from vllm.loader.gguf.header import GGUFHeader
+from vllm.loader.gguf.special import special_ids
 from vllm.models.registry import ModelRegistry
 
 
@@ -54,8 +54,8 @@ def hf_config(file: GGUFFile, dtype: str) -> Config:
     _check_rotated(header, config)
     if ModelRegistry.find(config["architectures"]) is None:
         _rename_factors(header, config)
-    config = gguf_encoders.classifier(header, config)
-    if header.get("attention.causal", True) is False and architecture not in gguf_encoders.BOTH_WAYS:
+    config = encoders.classifier(header, config)
+    if header.get("attention.causal", True) is False and architecture not in encoders.BOTH_WAYS:
         config["is_causal"] = False
     return {key: None if value is NULL else value for key, value in config.items() if value is not None}
 
@@ -81,7 +81,7 @@ def _rename_factors(h: GGUFHeader, config: Config) -> None:
 
 def _llama(h: GGUFHeader) -> Config:
     if h.get("expert_count"):
-        return gguf_experts.mixtral(h)
+        return experts.mixtral(h)
     return with_head_dim(h) | {"attention_bias": is_biased(h)}
 
 
@@ -329,30 +329,30 @@ _CONFIGS: dict[str, tuple[str, str, Callable[[GGUFHeader], Config]]] = {
     "qwen": ("Qwen2ForCausalLM", "qwen2", _qwen),
     "qwen2": ("Qwen2ForCausalLM", "qwen2", with_head_dim),
     "qwen3": ("Qwen3ForCausalLM", "qwen3", with_head_dim),
-    "qwen2moe": ("Qwen2MoeForCausalLM", "qwen2_moe", gguf_experts.qwen2_moe),
-    "qwen3moe": ("Qwen3MoeForCausalLM", "qwen3_moe", gguf_experts.qwen3_moe),
+    "qwen2moe": ("Qwen2MoeForCausalLM", "qwen2_moe", experts.qwen2_moe),
+    "qwen3moe": ("Qwen3MoeForCausalLM", "qwen3_moe", experts.qwen3_moe),
     "qwen2vl": ("Qwen2ForCausalLM", "qwen2", with_head_dim),
     "qwen3vl": ("Qwen3ForCausalLM", "qwen3", with_head_dim),
-    "qwen3vlmoe": ("Qwen3MoeForCausalLM", "qwen3_moe", gguf_experts.qwen3_moe),
-    "gpt-oss": ("GptOssForCausalLM", "gpt_oss", gguf_experts.gpt_oss),
-    "granitemoe": ("GraniteMoeForCausalLM", "granitemoe", gguf_experts.granite_moe),
-    "deepseek2": ("DeepseekV3ForCausalLM", "deepseek_v3", gguf_mla.deepseek2),
-    "dots1": ("Dots1ForCausalLM", "dots1", gguf_experts.dots1),
-    "glm4moe": ("Glm4MoeForCausalLM", "glm4_moe", gguf_experts.glm4_moe),
-    "ernie4_5-moe": ("Ernie4_5_MoeForCausalLM", "ernie4_5_moe", gguf_experts.ernie4_5_moe),
-    "hunyuan-moe": ("HunYuanMoEV1ForCausalLM", "hunyuan_v1_moe", gguf_experts.hunyuan_moe),
-    "minimax-m2": ("MiniMaxM2ForCausalLM", "minimax_m2", gguf_experts.minimax_m2),
-    "afmoe": ("AfmoeForCausalLM", "afmoe", gguf_experts.afmoe),
-    "exaone-moe": ("ExaoneMoeForCausalLM", "exaone_moe", gguf_experts.exaone_moe),
-    "phimoe": ("PhimoeForCausalLM", "phimoe", gguf_experts.phimoe),
-    "bailingmoe": ("Ernie4_5_MoeForCausalLM", "ernie4_5_moe", gguf_experts.bailing_moe),
-    "bailingmoe2": ("Glm4MoeForCausalLM", "glm4_moe", gguf_experts.bailing_moe2),
-    "mimo2": ("MiMoV2FlashForCausalLM", "mimo_v2_flash", gguf_experts.mimo2),
-    "mistral4": ("Mistral4ForCausalLM", "mistral4", gguf_mla.mistral4),
-    "minicpm3": ("MiniCPM3ForCausalLM", "minicpm3", gguf_mla.minicpm3),
+    "qwen3vlmoe": ("Qwen3MoeForCausalLM", "qwen3_moe", experts.qwen3_moe),
+    "gpt-oss": ("GptOssForCausalLM", "gpt_oss", experts.gpt_oss),
+    "granitemoe": ("GraniteMoeForCausalLM", "granitemoe", experts.granite_moe),
+    "deepseek2": ("DeepseekV3ForCausalLM", "deepseek_v3", mla.deepseek2),
+    "dots1": ("Dots1ForCausalLM", "dots1", experts.dots1),
+    "glm4moe": ("Glm4MoeForCausalLM", "glm4_moe", experts.glm4_moe),
+    "ernie4_5-moe": ("Ernie4_5_MoeForCausalLM", "ernie4_5_moe", experts.ernie4_5_moe),
+    "hunyuan-moe": ("HunYuanMoEV1ForCausalLM", "hunyuan_v1_moe", experts.hunyuan_moe),
+    "minimax-m2": ("MiniMaxM2ForCausalLM", "minimax_m2", experts.minimax_m2),
+    "afmoe": ("AfmoeForCausalLM", "afmoe", experts.afmoe),
+    "exaone-moe": ("ExaoneMoeForCausalLM", "exaone_moe", experts.exaone_moe),
+    "phimoe": ("PhimoeForCausalLM", "phimoe", experts.phimoe),
+    "bailingmoe": ("Ernie4_5_MoeForCausalLM", "ernie4_5_moe", experts.bailing_moe),
+    "bailingmoe2": ("Glm4MoeForCausalLM", "glm4_moe", experts.bailing_moe2),
+    "mimo2": ("MiMoV2FlashForCausalLM", "mimo_v2_flash", experts.mimo2),
+    "mistral4": ("Mistral4ForCausalLM", "mistral4", mla.mistral4),
+    "minicpm3": ("MiniCPM3ForCausalLM", "minicpm3", mla.minicpm3),
     "pangu-embedded": ("LlamaForCausalLM", "llama", _llama),
     "paddleocr": ("LlamaForCausalLM", "llama", _llama),
-    "olmoe": ("OlmoeForCausalLM", "olmoe", gguf_experts.olmoe),
+    "olmoe": ("OlmoeForCausalLM", "olmoe", experts.olmoe),
     "minicpm": ("GraniteForCausalLM", "granite", _minicpm),
     "granite": ("GraniteForCausalLM", "granite", granite),
     "smollm3": ("SmolLM3ForCausalLM", "smollm3", _smollm3),
@@ -360,9 +360,9 @@ _CONFIGS: dict[str, tuple[str, str, Callable[[GGUFHeader], Config]]] = {
     "seed_oss": ("SeedOssForCausalLM", "seed_oss", _seed_oss),
     "ernie4_5": ("Ernie4_5ForCausalLM", "ernie4_5", with_head_dim),
     "hunyuan-dense": ("HunYuanDenseV1ForCausalLM", "hunyuan_v1_dense", with_head_dim),
-    "gemma": ("GemmaForCausalLM", "gemma", gguf_gemma.gemma),
-    "gemma2": ("Gemma2ForCausalLM", "gemma2", gguf_gemma.gemma2),
-    "gemma3": ("Gemma3ForCausalLM", "gemma3_text", gguf_gemma.gemma3),
+    "gemma": ("GemmaForCausalLM", "gemma", gemma.gemma),
+    "gemma2": ("Gemma2ForCausalLM", "gemma2", gemma.gemma2),
+    "gemma3": ("Gemma3ForCausalLM", "gemma3_text", gemma.gemma3),
     "phi2": ("PhiForCausalLM", "phi", _phi2),
     "phi3": ("Phi3ForCausalLM", "phi3", _phi3),
     "gpt2": ("GPT2LMHeadModel", "gpt2", _gpt2),
@@ -385,18 +385,18 @@ _CONFIGS: dict[str, tuple[str, str, Callable[[GGUFHeader], Config]]] = {
     "jais2": ("Jais2ForCausalLM", "jais2", _jais2),
     "mistral3": ("Ministral3ForCausalLM", "ministral3", _mistral3),
     "bitnet": ("BitNetForCausalLM", "bitnet", _bitnet),
-    "gemma3n": ("Gemma3nForCausalLM", "gemma3n_text", gguf_gemma.gemma3n),
-    "gemma4": ("Gemma4ForCausalLM", "gemma4_text", gguf_gemma.gemma4),
+    "gemma3n": ("Gemma3nForCausalLM", "gemma3n_text", gemma.gemma3n),
+    "gemma4": ("Gemma4ForCausalLM", "gemma4_text", gemma.gemma4),
 }
 
 _CONFIGS |= {
-    "bert": ("BertModel", "bert", gguf_encoders.bert),
-    "nomic-bert": ("NomicBertModel", "nomic_bert", gguf_encoders.nomic_bert),
-    "jina-bert-v2": ("JinaBertModel", "bert", gguf_encoders.jina_bert),
-    "jina-bert-v3": ("XLMRobertaModel", "xlm-roberta", gguf_encoders.jina_roberta),
-    "eurobert": ("EuroBertModel", "eurobert", gguf_encoders.euro_bert),
-    "modern-bert": ("ModernBertModel", "modernbert", gguf_encoders.modern_bert),
-    "gemma-embedding": ("Gemma3TextModel", "gemma3_text", gguf_gemma.gemma_embedding),
+    "bert": ("BertModel", "bert", encoders.bert),
+    "nomic-bert": ("NomicBertModel", "nomic_bert", encoders.nomic_bert),
+    "jina-bert-v2": ("JinaBertModel", "bert", encoders.jina_bert),
+    "jina-bert-v3": ("XLMRobertaModel", "xlm-roberta", encoders.jina_roberta),
+    "eurobert": ("EuroBertModel", "eurobert", encoders.euro_bert),
+    "modern-bert": ("ModernBertModel", "modernbert", encoders.modern_bert),
+    "gemma-embedding": ("Gemma3TextModel", "gemma3_text", gemma.gemma_embedding),
     "llama-embed": ("LlamaBidirectionalModel", "llama_bidirec", _llama),
 }
 

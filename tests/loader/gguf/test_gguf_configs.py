@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from vllm.model_executor.model_loader.gguf_configs import hf_config
-from vllm.model_executor.model_loader.gguf_weights import weights
+from vllm.loader.gguf.configs import hf_config
+from vllm.loader.gguf.weights import weights
 
 COMMON = {
     "block_count": 4,

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from vllm.model_executor.model_loader.gguf_file import GGUFFile
+from vllm.loader.gguf.file import GGUFFile
 
 
 class GGUFHeader:

@@ -17,8 +17,8 @@ from safetensors.torch import load_file
 from test_gguf import write_gguf
 
 from vllm import LLM
-from vllm.model_executor.model_loader import resolve_model
-from vllm.model_executor.model_loader.gguf import converted_folder
+from vllm.loader import resolve_model
+from vllm.loader.gguf.convert import converted_folder
 
 
 @pytest.fixture(scope="module")

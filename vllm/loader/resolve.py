@@ -11,11 +11,10 @@ from typing import Any
 
 from vllm import envs
 from vllm.config.quantization import ON_LOAD, STORED
+from vllm.loader.gguf.convert import converted_folder
+from vllm.loader.gguf.hub import find_on_hub
+from vllm.loader.gguf.parts import first_parts, model_stem
 from vllm.logger import init_logger, warn_once
-from vllm.model_executor.model_loader.gguf import converted_folder
-from vllm.model_executor.model_loader.gguf_hub import find_on_hub
-from vllm.model_executor.model_loader.gguf_parts import first_parts, model_stem
-from vllm.model_executor.model_loader.weight_files import shard_files, stored_dtype
 from vllm.models.registry import (
     TRANSFORMERS,
     import_model_class,
@@ -30,6 +29,7 @@ from vllm.transformers_utils.config import HFConfig, parse_hf_config, read_confi
 from vllm.transformers_utils.hub import download
 from vllm.transformers_utils.late_interaction import read_late_interaction
 from vllm.transformers_utils.sentence_transformers import has_sparse_pooling, sentence_length
+from vllm.transformers_utils.weight_files import shard_files, stored_dtype
 from vllm.utils.device import cuda_has_bfloat16
 from vllm.utils.packages import needed_by
 

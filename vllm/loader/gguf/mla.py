@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from vllm.model_executor.model_loader.gguf_config_parts import NULL, Config, modern, rope_parameters
-from vllm.model_executor.model_loader.gguf_experts import routed
-from vllm.model_executor.model_loader.gguf_header import GGUFHeader
+from vllm.loader.gguf.config_parts import NULL, Config, modern, rope_parameters
+from vllm.loader.gguf.experts import routed
+from vllm.loader.gguf.header import GGUFHeader
 
 Array = np.ndarray[Any, Any]
 

@@ -6,7 +6,7 @@ import re
 from fnmatch import fnmatchcase
 from pathlib import Path
 
-from vllm.model_executor.model_loader.gguf_parts import first_parts
+from vllm.loader.gguf.parts import first_parts
 from vllm.transformers_utils.hub import fetch
 
 _REPOSITORY = r"(?P<repository>[A-Za-z0-9][\w.-]*/\w[\w.-]*)"

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from vllm.loader.gguf.file import GGUFFile
 from vllm.logger import init_logger, warn_once
-from vllm.model_executor.model_loader.gguf_file import GGUFFile
 
 logger = init_logger(__name__)
 

@@ -19,7 +19,7 @@ from models_util import (
 from safetensors.torch import load_file, save_file
 
 from vllm.layers.linear import LinearBase
-from vllm.model_executor.model_loader import embedded_model_path, resolve, resolve_model
+from vllm.loader import embedded_model_path, resolve, resolve_model
 from vllm.models.registry import resolve_model_class, supported_architectures
 
 
@@ -221,14 +221,14 @@ def test_progress_bar_only_when_asked_for_and_when_it_takes_long(
 ) -> None:
     from models_util import load_hf_config
 
-    from vllm.model_executor.model_loader.weights import load_weights
+    from vllm.loader.weights import load_weights
 
     load_model(llama)
     assert capfd.readouterr().err == ""
     model = resolve_model_class(["LlamaForCausalLM"])(load_hf_config(llama), 32)
     load_weights(model, llama, use_tqdm=True)
     assert capfd.readouterr().err == ""
-    monkeypatch.setattr("vllm.model_executor.model_loader.weight_files.PROGRESS_DELAY_SECONDS", 0.0)
+    monkeypatch.setattr("vllm.transformers_utils.weight_files.PROGRESS_DELAY_SECONDS", 0.0)
     model = resolve_model_class(["LlamaForCausalLM"])(load_hf_config(llama), 32)
     load_weights(model, llama, use_tqdm=True)
     assert "Loading weights" in capfd.readouterr().err

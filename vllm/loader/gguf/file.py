@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from vllm.model_executor.model_loader.gguf_parts import all_parts
+from vllm.loader.gguf.parts import all_parts
 
 _MAGIC = b"GGUF"
 _VERSIONS = (2, 3)

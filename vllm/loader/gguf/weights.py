@@ -12,10 +12,10 @@ from typing import Any
 
 import numpy as np
 
-from vllm.model_executor.model_loader import gguf_encoders, gguf_experts, gguf_mla
-from vllm.model_executor.model_loader.gguf_file import GGUFFile
-from vllm.model_executor.model_loader.gguf_header import GGUFHeader
-from vllm.model_executor.model_loader.gguf_names import (
+from vllm.loader.gguf import encoders, experts, mla
+from vllm.loader.gguf.file import GGUFFile
+from vllm.loader.gguf.header import GGUFHeader
+from vllm.loader.gguf.names import (
     BARE,
     FALCON_TWO_NORMS,
     JINA_BERT_FUSED,
@@ -101,7 +101,7 @@ def weights(file: GGUFFile) -> Iterator[Weight]:
         block = _BLOCK.match(tensor)
         if (
             _UNREAD.fullmatch(tensor)
-            or tensor.startswith(gguf_encoders.DENSE)
+            or tensor.startswith(encoders.DENSE)
             or (block is not None and int(block[1]) in header.further)
         ):
             continue
@@ -119,9 +119,9 @@ def weights(file: GGUFFile) -> Iterator[Weight]:
             for name, rows, shape in pieces:
                 yield Weight(f"{prefix}{name}.{kind}", shape, tensor, rows)
             continue
-        if part in gguf_mla.SPLIT and "attn_kv_b" in names.block:
-            if part == gguf_mla.SPLIT[0] and not header.has(tensor.replace(part, "attn_kv_b")):
-                shape, join = gguf_mla.join(header, tensor)
+        if part in mla.SPLIT and "attn_kv_b" in names.block:
+            if part == mla.SPLIT[0] and not header.has(tensor.replace(part, "attn_kv_b")):
+                shape, join = mla.join(header, tensor)
                 yield Weight(f"{prefix}{names.block['attn_kv_b']}.{kind}", shape, tensor, None, join, False)
             continue
         if architecture == "granitemoe" and part in _SHARED:
@@ -132,7 +132,7 @@ def weights(file: GGUFFile) -> Iterator[Weight]:
             raise ValueError(f"{file.path.name}: {architecture} has no tensor {tensor}")
         shape = entry.shape
         if part in _TABLES and kind == "weight":
-            shape = (1 if architecture == "qwen3" else gguf_encoders.rows_of(shape), shape[-1])
+            shape = (1 if architecture == "qwen3" else encoders.rows_of(shape), shape[-1])
         change = changes.get(part) or changes.get("norm" if part.endswith("norm") and kind == "weight" else "")
         if change is _transposed:
             shape = shape[::-1]
@@ -195,11 +195,11 @@ _Piece = tuple[str, slice, tuple[int, ...]]
 
 def _pieces(header: GGUFHeader, names: Names, part: str, shape: tuple[int, ...]) -> list[_Piece]:
     """Of a tensor that the checkpoint has in parts, the name of each, its rows and its shape."""
-    if part in names.block and (experts := gguf_experts.expert_pieces(header, part, names.block, shape)):
-        return experts
+    if part in names.block and (pieces := experts.expert_pieces(header, part, names.block, shape)):
+        return pieces
     if part == "ffn_gate_inp_shexp":
         # The file has the one row as a vector.
-        return [(gguf_experts.NAMES[part], slice(None), (1, *shape[-1:]))]
+        return [(experts.NAMES[part], slice(None), (1, *shape[-1:]))]
     if part == "attn_qkv" and header.architecture in ("qwen", "chatglm", "phi2", "glm4", "bailingmoe2"):
         keys = header.kv_heads * header.head_dim
         queries = shape[0] - 2 * keys
@@ -255,7 +255,7 @@ def _by_group(header: GGUFHeader, part: str, value: Array) -> Array:
 # These only order rows.
 _OF_ROWS = (None, _half_split, _by_head, _by_group)
 _ROTARY: dict[str, Change] = {"attn_q": _half_split, "attn_k": _half_split}
-_JUDGE: dict[str, Change] = {"cls.output": lambda header, part, value: gguf_encoders.difference(value)}
+_JUDGE: dict[str, Change] = {"cls.output": lambda header, part, value: encoders.difference(value)}
 _UNIT: dict[str, Change] = {"norm": _minus_one}
 # By architecture and tensor; "norm" stands for the weights of all norms.
 _CHANGES: dict[str, dict[str, Change]] = {

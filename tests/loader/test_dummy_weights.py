@@ -14,7 +14,7 @@ from vllm import LLM, SamplingParams
 from vllm.engine.arg_utils import EngineArgs
 from vllm.layers.dummy_weights import dummy_weight
 from vllm.layers.sharding import Shard, WeightSlot
-from vllm.model_executor.model_loader import weights
+from vllm.loader import weights
 
 
 def save_config(model: Any, folder: Path) -> Path:

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 from safetensors.numpy import save_file
 
-from vllm.model_executor.model_loader.gguf_config_parts import FULL, NULL, SLIDING, Config, with_head_dim
-from vllm.model_executor.model_loader.gguf_file import GGUFFile
-from vllm.model_executor.model_loader.gguf_header import GGUFHeader
+from vllm.loader.gguf.config_parts import FULL, NULL, SLIDING, Config, with_head_dim
+from vllm.loader.gguf.file import GGUFFile
+from vllm.loader.gguf.header import GGUFHeader
 
 _LABELS = "cls.output.weight"
 # GGUF's numbers of ways to pool, with sentence-transformers' names: none, and a score of pairs, have none.

@@ -12,10 +12,10 @@ import gguf
 import pytest
 import tokenizers
 
-from vllm.model_executor.model_loader import NO_EMBEDDED_MODEL, embedded_model_path
-from vllm.model_executor.model_loader.gguf_file import GGUFFile
-from vllm.model_executor.model_loader.gguf_splits import pre_tokenizer
-from vllm.model_executor.model_loader.gguf_tokenizer import write_tokenizer
+from vllm.loader import NO_EMBEDDED_MODEL, embedded_model_path
+from vllm.loader.gguf.file import GGUFFile
+from vllm.loader.gguf.splits import pre_tokenizer
+from vllm.loader.gguf.tokenizer import write_tokenizer
 from vllm.tokenizers.bpe_files import read_tokenizer
 
 SPACE = "\u2581"

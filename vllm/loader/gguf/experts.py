@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from vllm.model_executor.model_loader.gguf_config_parts import (
+from vllm.loader.gguf.config_parts import (
     FULL,
     SLIDING,
     Config,
@@ -14,7 +14,7 @@ from vllm.model_executor.model_loader.gguf_config_parts import (
     rope_parameters,
     with_head_dim,
 )
-from vllm.model_executor.model_loader.gguf_header import GGUFHeader
+from vllm.loader.gguf.header import GGUFHeader
 
 # Of each expert the gate's rows, then the up's.
 _BOTH = "ffn_gate_up_exps"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from vllm.model_executor.model_loader.gguf_header import GGUFHeader
+from vllm.loader.gguf.header import GGUFHeader
 
 Config = dict[str, Any]
 ROPE_FACTORS, LONG_FACTORS = "rope_freqs.weight", "rope_factors_long.weight"

@@ -18,10 +18,9 @@ from thread_ranks import make_thread_llm
 from tiny_llm import make_tiny_llm
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from vllm import SamplingParams
-from vllm.model_executor import model_loader
-from vllm.model_executor.model_loader import resolve_model
-from vllm.model_executor.model_loader.gguf_file import GGUFFile
+from vllm import SamplingParams, loader
+from vllm.loader import resolve_model
+from vllm.loader.gguf.file import GGUFFile
 from vllm.models.transformers.backend import TransformersForCausalLM
 from vllm.ops._dispatch import cpu_ops
 from vllm.ops.block_codes import BlockCodes
@@ -230,7 +229,7 @@ def test_readings_do_not_depend_on_the_batch(tmp_path: Path) -> None:
 def test_a_trial_run_waits_for_packed_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of transformers' module; they are packed in the background."""
     model, order = write(tmp_path / "m.gguf", {"": "Q4_K"}), []
-    packing, check = model_loader.packing_in_background, TransformersForCausalLM.check_loaded
+    packing, check = loader.packing_in_background, TransformersForCausalLM.check_loaded
 
     @contextlib.contextmanager
     def recorded(*args: Any) -> Iterator[None]:
@@ -242,7 +241,7 @@ def test_a_trial_run_waits_for_packed_weights(tmp_path: Path, monkeypatch: pytes
         order.append("checked")
         check(self)
 
-    monkeypatch.setattr(model_loader, "packing_in_background", recorded)
+    monkeypatch.setattr(loader, "packing_in_background", recorded)
     monkeypatch.setattr(TransformersForCausalLM, "check_loaded", checked)
     llm = make_tiny_llm(tmp_path / "m.gguf", quantization="gguf", model_impl="transformers")
     assert order == ["packed", "checked"]

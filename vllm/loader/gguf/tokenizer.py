@@ -10,9 +10,9 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from vllm.model_executor.model_loader.gguf_file import GGUFFile
-from vllm.model_executor.model_loader.gguf_special import check_lengths, checked_tokens
-from vllm.model_executor.model_loader.gguf_splits import WHOLE_WORDS, pre_tokenizer
+from vllm.loader.gguf.file import GGUFFile
+from vllm.loader.gguf.special import check_lengths, checked_tokens
+from vllm.loader.gguf.splits import WHOLE_WORDS, pre_tokenizer
 from vllm.tokenizers.bpe_files import write_bpe_files
 
 _Merges = list[tuple[str, str]]
