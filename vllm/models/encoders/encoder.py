@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from vllm.attention.options import AttentionOptions
 from vllm.attention.packed import PackedSequences, attend_packed
+from vllm.config.checkpoint.config import HFConfig
 from vllm.distributed.parallel_state import get_tp_group
 from vllm.layers.activation import get_act_fn, get_inplace_act_fn
 from vllm.layers.layernorm import LayerNorm
@@ -30,7 +31,6 @@ from vllm.models.config_reader import ConfigReader
 from vllm.models.encoders.heads import ON_POOLER, PLAIN, SEQUENCE, TOKENS, Head, HeadSpec
 from vllm.models.spec import MlpSpec, RotarySpec
 from vllm.ops.rotary import rotary_embedding_
-from vllm.transformers_utils.config import HFConfig
 
 _HEAD_WEIGHT, _HEAD_BIAS = "head.out_proj.weight", "head.out_proj.bias"
 # Names of a bias that a file has twice; the value: whether it is the head's if its weight is the table of tokens.

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from vllm.config.checkpoint.sentence_transformers import SPARSE_ENDING
 from vllm.models.config_reader import ConfigReader
-from vllm.transformers_utils.sentence_transformers import SPARSE_ENDING
 
 # What an architecture's name has, for rows of heads.
 SEQUENCE, TOKENS, WORDS, LATE = "ForSequenceClassification", "ForTokenClassification", SPARSE_ENDING, "ColBERT"

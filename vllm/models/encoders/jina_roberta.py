@@ -7,11 +7,11 @@ from typing import ClassVar
 
 from torch import Tensor
 
+from vllm.config.checkpoint.config import HFConfig
 from vllm.models.config_reader import ConfigReader
 from vllm.models.encoders.bert import ROBERTA_CLASSES, ROBERTA_NAMES
 from vllm.models.encoders.encoder import EncoderForPooling, EncoderSpec, encoder
 from vllm.models.encoders.heads import LATE, LATE_INTERACTION, PLAIN, SEQUENCE, TOKENS, Head
-from vllm.transformers_utils.config import HFConfig
 
 _ADAPTED = ".parametrizations.weight."
 _PARTS = ("original", "0.lora_A", "0.lora_B")

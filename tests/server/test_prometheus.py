@@ -1,0 +1,195 @@
+"""An engine's metrics as Prometheus reads them: names, types, labels, values."""
+
+from __future__ import annotations
+
+import os
+from types import SimpleNamespace
+
+import pytest
+from prometheus_client import generate_latest
+from prometheus_client.parser import text_string_to_metric_families
+
+from vllm.config import CacheConfig
+from vllm.server.prometheus import make_registry
+from vllm.v1.metrics.engine_metrics import EngineMetrics
+
+# What dashboards and autoscalers made for vLLM ask for.
+EXPECTED = {
+    "gauge": "num_requests_running num_requests_waiting kv_cache_usage_perc cpu_cache_usage_perc cache_config_info",
+    "counter": "num_preemptions prefix_cache_queries prefix_cache_hits prompt_tokens prompt_tokens_cached "
+    "generation_tokens request_success logprob_token_ids_read logprob_rows_read readings_seconds "
+    "tp_collective_bytes tp_collective_calls kv_blocks_swapped_out kv_blocks_swapped_in",
+    "histogram": "time_to_first_token_seconds inter_token_latency_seconds request_time_per_output_token_seconds "
+    "e2e_request_latency_seconds request_queue_time_seconds request_prefill_time_seconds "
+    "request_decode_time_seconds request_inference_time_seconds request_prompt_tokens request_generation_tokens "
+    "request_max_num_generation_tokens request_prefill_kv_computed_tokens request_params_n "
+    "request_params_max_tokens iteration_tokens_total",
+}
+
+
+def make_replica(**fields) -> SimpleNamespace:
+    """What of a Replica the metrics look at."""
+    values = {
+        "metrics": EngineMetrics(128),
+        "stats": {},
+        "is_dead": False,
+        "num_unfinished_sequences": 0,
+        "core": SimpleNamespace(num_blocks=77),
+    }
+    return SimpleNamespace(**{**values, **fields})
+
+
+def make_engine(*replicas: SimpleNamespace, **fields) -> SimpleNamespace:
+    """What of AsyncLLM the metrics look at: these replicas, or one with these fields."""
+    replicas = replicas or (make_replica(**fields),)
+    config = SimpleNamespace(cache_config=CacheConfig(block_size=32))
+    return SimpleNamespace(replicas=replicas, vllm_config=config, core_pids=[os.getpid()] * len(replicas))
+
+
+def scrape(engine: SimpleNamespace, model_name: str = "tiny"):
+    """Families by name, and samples by (name, labels)."""
+    families = list(text_string_to_metric_families(generate_latest(make_registry(engine, model_name)).decode()))
+    samples = {(s.name, *sorted(s.labels.items())): s.value for family in families for s in family.samples}
+    return {family.name: family for family in families}, samples
+
+
+def value(samples, name: str, **labels) -> float:
+    return samples[(f"vllm:{name}", *sorted({"model_name": "tiny", "engine": "0", **labels}.items()))]
+
+
+def test_names_and_types():
+    families, _ = scrape(make_engine())
+    own = {name.removeprefix("vllm:"): family.type for name, family in families.items() if name.startswith("vllm:")}
+    assert own == {name: kind for kind, names in EXPECTED.items() for name in names.split()}
+
+
+def test_all_series_are_there_from_the_start():
+    families, samples = scrape(make_engine())
+    for name, family in families.items():
+        if not name.startswith("vllm:") or name == "vllm:cache_config_info":
+            continue
+        assert family.samples and family.documentation
+        for sample in family.samples:
+            assert sample.value == 0 and sample.labels["model_name"] == "tiny" and sample.labels["engine"] == "0"
+    for reason in ("stop", "length", "abort", "error"):
+        assert value(samples, "request_success_total", finished_reason=reason) == 0
+
+
+def test_the_core_counts_arrive():
+    stats = {
+        "num_running": 3,
+        "num_waiting": 2,
+        "kv_cache_usage": 0.25,
+        "num_prefix_queried_tokens": 100,
+        "num_prefix_hit_tokens": 64,
+        "num_preemptions": 1,
+        "num_swapped_out_blocks": 5,
+        "num_swapped_in_blocks": 2,
+        "host_cache_usage": 0.75,
+        "readings_seconds": 1.5,
+        "collective_bytes": {"all_reduce": 4096},
+        "collective_calls": {"all_reduce": 2},
+        "time": 9.0,
+    }
+    _, samples = scrape(make_engine(stats=stats, num_unfinished_sequences=5))
+    assert value(samples, "num_requests_running") == 3
+    assert value(samples, "num_requests_waiting") == 2
+    assert value(samples, "kv_cache_usage_perc") == 0.25
+    assert value(samples, "prefix_cache_queries_total") == 100
+    assert value(samples, "prefix_cache_hits_total") == 64
+    assert value(samples, "num_preemptions_total") == 1
+    assert value(samples, "kv_blocks_swapped_out_total") == 5
+    assert value(samples, "kv_blocks_swapped_in_total") == 2
+    assert value(samples, "cpu_cache_usage_perc") == 0.75
+    assert value(samples, "readings_seconds_total") == 1.5
+    assert value(samples, "tp_collective_bytes_total", collective="all_reduce") == 4096
+    assert value(samples, "tp_collective_calls_total", collective="all_reduce") == 2
+    assert value(samples, "tp_collective_bytes_total", collective="gather") == 0
+
+
+@pytest.mark.parametrize(
+    ("stats", "num_unfinished", "waiting"),
+    [
+        ({}, 4, 4),  # no step has been told of yet
+        ({"num_running": 2, "num_waiting": 0}, 7, 5),  # more have come since
+        ({"num_running": 2, "num_waiting": 3}, 0, 3),  # the core is being told that they were aborted
+    ],
+)
+def test_waiting_requests_include_those_that_the_core_has_not_seen(stats, num_unfinished, waiting):
+    _, samples = scrape(make_engine(stats=stats, num_unfinished_sequences=num_unfinished))
+    assert value(samples, "num_requests_waiting") == waiting
+
+
+def test_a_dead_engine_holds_nothing_but_its_counts_stay():
+    stats = {
+        "num_running": 3,
+        "num_waiting": 2,
+        "kv_cache_usage": 0.5,
+        "host_cache_usage": 0.5,
+        "num_prefix_hit_tokens": 64,
+    }
+    _, samples = scrape(make_engine(stats=stats, is_dead=True))
+    for name in ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc", "cpu_cache_usage_perc"):
+        assert value(samples, name) == 0
+    assert value(samples, "prefix_cache_hits_total") == 64
+
+
+def test_a_histogram_is_cumulative():
+    engine = make_engine()
+    for each in (0.02, 0.03, 100.0):
+        engine.replicas[0].metrics.inter_token_latency.observe(each)
+    _, samples = scrape(engine)
+    buckets = {
+        float(dict(key[1:])["le"]): count
+        for key, count in samples.items()
+        if key[0] == "vllm:inter_token_latency_seconds_bucket"
+    }
+    assert [buckets[bound] for bound in (0.01, 0.025, 0.05, 80.0, float("inf"))] == [0, 1, 2, 2, 3]
+    assert value(samples, "inter_token_latency_seconds_count") == 3
+    assert value(samples, "inter_token_latency_seconds_sum") == pytest.approx(100.05)
+
+
+def test_the_cache_is_described():
+    families, _ = scrape(make_engine())
+    (sample,) = families["vllm:cache_config_info"].samples
+    assert sample.value == 1
+    assert sample.labels == {
+        "block_size": "32",
+        "cache_dtype": "auto",
+        "enable_prefix_caching": "True",
+        "gpu_memory_utilization": "0.9",
+        "swap_space": "0.0",
+        "num_gpu_blocks": "77",
+        "engine": "0",
+    }
+
+
+def test_both_processes_are_watched():
+    families, samples = scrape(make_engine())
+    for prefix, labels in ("", ()), ("vllm_engine_core_", (("engine", "0"),)):
+        assert samples[(f"{prefix}process_resident_memory_bytes", *labels)] > 2**20
+        assert families[f"{prefix}process_cpu_seconds"].type == "counter"
+
+
+def test_replicas_are_told_apart():
+    replicas = [
+        make_replica(stats={"num_running": 3, "num_preemptions": 1}),
+        make_replica(stats={"num_running": 2, "num_preemptions": 4}, is_dead=True, core=SimpleNamespace(num_blocks=5)),
+    ]
+    replicas[1].metrics.inter_token_latency.observe(0.02)
+    families, samples = scrape(make_engine(*replicas))
+    for engine, running, preemptions, tokens in ("0", 3, 1, 0), ("1", 0, 4, 1):
+        assert value(samples, "num_requests_running", engine=engine) == running
+        assert value(samples, "num_preemptions_total", engine=engine) == preemptions
+        assert value(samples, "inter_token_latency_seconds_count", engine=engine) == tokens
+        assert value(samples, "request_success_total", engine=engine, finished_reason="stop") == 0
+        assert samples[("vllm_engine_core_process_resident_memory_bytes", ("engine", engine))] > 2**20
+    blocks = [each.labels["num_gpu_blocks"] for each in families["vllm:cache_config_info"].samples]
+    assert blocks == ["77", "5"]
+    # One process serves.
+    assert len(families["process_resident_memory_bytes"].samples) == 1
+
+
+def test_a_model_name_may_hold_anything():
+    _, samples = scrape(make_engine(), 'a "b"\\\n🙂')
+    assert ("vllm:num_requests_running", ("engine", "0"), ("model_name", 'a "b"\\\n🙂')) in samples

@@ -1,0 +1,141 @@
+"""What all subcommands share: the look of --help, errors of usage in one line, --config and --debug."""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import json
+import os
+import textwrap
+from collections.abc import Iterable, Sequence
+from types import ModuleType
+from typing import Any, NoReturn
+
+EXIT_USAGE = 2
+COMPLETING = "_ARGCOMPLETE"
+"""Set in the environment by the scripts of `vllm completion`."""
+
+
+class HelpFormatter(argparse.RawDescriptionHelpFormatter):
+    """Descriptions as written; help wrapped with its line breaks kept, and the default named if there is one."""
+
+    def __init__(self, prog: str) -> None:
+        super().__init__(prog, max_help_position=32)
+
+    def _split_lines(self, text: str, width: int) -> list[str]:
+        return [part for line in text.splitlines() for part in textwrap.wrap(line, width)]
+
+    def _get_help_string(self, action: argparse.Action) -> str | None:
+        text, default = action.help, action.default
+        silent = default is None or isinstance(default, (bool, list)) or default == argparse.SUPPRESS
+        if not text or silent or not action.option_strings or "default" in text:
+            return text
+        return f"{text} (default: %(default)s)"
+
+
+class CommandParser(argparse.ArgumentParser):
+    """A parser whose errors are one line (the usage, with the engine's flags, would fill a screen), and which reads
+    further flags from the file that --config names. Underscores in flags are hyphens. `given`: the arguments without
+    the file's, while they are parsed."""
+
+    reads_config = False
+    given: Sequence[str] = ()
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        # Without abbreviations: one that works today may be ambiguous, or another flag, once a flag is added.
+        super().__init__(*args, **{"formatter_class": HelpFormatter, "allow_abbrev": False, **options})
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(EXIT_USAGE, f"{self.prog}: error: {message} (see {self.prog} --help)\n")
+
+    def parse_known_args(  # type: ignore[override]
+        self, args: Sequence[str] | None = None, namespace: Any = None
+    ) -> Any:
+        # The flags of --config stand in front of `args`, which therefore win.
+        if self.reads_config and args is not None and COMPLETING not in os.environ:
+            args = self._joined_objects([self._own_spelling(argument) for argument in args])
+            self.given = args
+            from vllm.cli.config_file import with_config
+            from vllm.exceptions import CliError
+
+            try:
+                args = with_config(self, list(args))
+            except CliError as error:
+                self.error(str(error))
+        found, unknown = super().parse_known_args(args, namespace)
+        if unknown and self.reads_config:
+            # The parser of all commands does not have the flags that could have been meant.
+            flags = [name for action in self._actions for name in action.option_strings]
+            near = difflib.get_close_matches(unknown[0].partition("=")[0], flags, n=1)
+            hint = f"; did you mean {near[0]}?" if near else ""
+            self.error(f"unrecognized arguments: {' '.join(unknown)}{hint}")
+        return found, unknown
+
+    def _own_spelling(self, argument: str) -> str:
+        """A flag with hyphens for underscores, and --disable-x for the --no-enable-x that there is."""
+        if not argument.startswith("--"):
+            return argument
+        flag, has_value, value = argument.partition("=")
+        outer, dot, inner = flag.partition(".")
+        flag = outer.replace("_", "-") + dot + inner
+        if flag not in self._option_string_actions:
+            for prefix, inverse in (("--disable-", "--no-enable-"), ("--enable-", "--no-disable-")):
+                other = inverse + flag.removeprefix(prefix)
+                if flag.startswith(prefix) and other in self._option_string_actions:
+                    flag = other
+        return flag + has_value + value
+
+    def _joined_objects(self, args: Sequence[str]) -> list[str]:
+        """`--flag.name VALUE` and `--flag.outer.inner VALUE` as the JSON object that `--flag` takes; VALUE is JSON, or
+        else a text."""
+        plain: list[str] = []
+        objects: dict[str, dict[str, Any]] = {}
+        rest = iter(args)
+        for argument in rest:
+            path, has_value, value = argument.partition("=")
+            flag, *names = path.split(".")
+            if not (names and flag.startswith("--") and flag in self._option_string_actions):
+                plain.append(argument)
+                continue
+            place = objects.setdefault(flag, {})
+            for name in names[:-1]:
+                place = place.setdefault(name, {})
+            place[names[-1]] = _json_or_text(value if has_value else next(rest, ""))
+        for flag, given in objects.items():
+            if flag in plain:
+                self.error(f"{flag} is given as a whole and by {flag}.{next(iter(given))}: give one of them")
+            plain += [flag, json.dumps(given)]
+        return plain
+
+
+def _json_or_text(value: str) -> Any:
+    try:
+        return json.loads(value)
+    except ValueError:
+        return value
+
+
+def add_commands(parser: CommandParser, modules: Iterable[ModuleType]) -> None:
+    """Add one subparser a module, which has NAME, HELP and a docstring (the description), and either COMMANDS (modules
+    of the same kind) or `add_arguments(parser)` and `run(args)`, which returns the exit code."""
+    subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", title="commands", required=True)
+    for module in modules:
+        child = subparsers.add_parser(module.NAME, help=module.HELP, description=module.__doc__)
+        if hasattr(module, "COMMANDS"):
+            add_commands(child, module.COMMANDS)
+        else:
+            be_command(child, module)
+
+
+def be_command(parser: CommandParser, module: ModuleType) -> None:
+    """Make `parser` that of a command; see `add_commands`."""
+    module.add_arguments(parser)
+    common = parser.add_argument_group("all commands")
+    config = "YAML file of further flags, as `name: value`; those given here win"
+    common.add_argument("--config", metavar="FILE", help=config)
+    common.add_argument("--debug", action="store_true", help="show the traceback of an error")
+    positionals = [action for action in parser._actions if not action.option_strings]
+    names = [f"[{each.metavar}]" if each.nargs == "?" else str(each.metavar) for each in positionals]
+    parser.usage = " ".join(["%(prog)s [options]", *names])
+    parser.reads_config = True
+    parser.set_defaults(run=module.run, prog=parser.prog)

@@ -1,0 +1,93 @@
+"""The FastAPI application: routes, error handlers, schema."""
+
+from __future__ import annotations
+
+from fastapi import FastAPI, Request
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
+from starlette.responses import Response
+from starlette.routing import Match
+
+from vllm import envs
+from vllm.exceptions import EngineDeadError, VLLMValidationError
+from vllm.server.errors import ApiError, as_api_error
+from vllm.server.http import middleware, page, routes
+from vllm.server.serving import development, invocations, models, profile, tokenization
+from vllm.server.serving.engine_requests import ClientDisconnected
+from vllm.server.serving.generation import chat, chat_batch, completion, generate, render
+from vllm.server.serving.labels import decisions, scoring
+from vllm.server.serving.pooling import classify, embeddings, pooling, rerank
+from vllm.server.state import ServerState
+from vllm.version import __version__
+
+_METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE")
+
+
+def build_app(state: ServerState) -> FastAPI:
+    """The application over an engine, which `state` may also get later."""
+    # Without its description, the application has no pages of it either.
+    described = None if state.args.disable_fastapi_docs else "/openapi.json"
+    app = FastAPI(title="vLLM", version=__version__, openapi_url=described)
+    app.state.server = state
+    for module in (
+        completion,
+        chat,
+        chat_batch,
+        generate,
+        invocations,
+        render,
+        rerank,
+        scoring,
+        decisions,
+        embeddings,
+        classify,
+        pooling,
+        tokenization,
+        models,
+        profile,
+    ):
+        app.include_router(module.router)
+    if state.args.page:
+        app.include_router(page.router)
+    if envs.VLLM_SERVER_DEV_MODE:
+        app.include_router(development.router)
+    for kind in (ApiError, VLLMValidationError, EngineDeadError):
+        app.add_exception_handler(kind, _answer_error)
+    app.add_exception_handler(HTTPException, _answer_http_exception)
+    for disconnect in (ClientDisconnected, ClientDisconnect):
+        app.add_exception_handler(disconnect, _answer_disconnect)
+    middleware.install(app, state)
+    routes.document(app, state, has_keys=bool(state.args.api_key or envs.api_keys()))
+    return app
+
+
+def _answer_error(request: Request, error: Exception) -> Response:
+    return as_api_error(error).response()
+
+
+def _answer_http_exception(request: Request, error: Exception) -> Response:
+    """Errors of the framework, raised before any endpoint runs."""
+    assert isinstance(error, HTTPException)
+    headers = dict(error.headers or {})
+    status, path = error.status_code, request.url.path
+    if status == 404:
+        answer = ApiError(404, f"there is no route {path}", code="not_found")
+    elif status == 405:
+        headers["Allow"] = ", ".join(_methods(request))
+        answer = ApiError(405, f"{path} takes {headers['Allow']}, not {request.method}", code="method_not_allowed")
+    else:
+        answer = ApiError(status, str(error.detail), code="http_error")
+    response = answer.response()
+    response.headers.update(headers)
+    return response
+
+
+def _answer_disconnect(request: Request, error: Exception) -> Response:
+    return Response(status_code=middleware.CLIENT_CLOSED_REQUEST)
+
+
+def _methods(request: Request) -> list[str]:
+    """All methods of the path. Where several routes share one path, the framework lists those of the first only."""
+    scopes = [{**request.scope, "method": method} for method in _METHODS]
+    routes = request.app.routes
+    return [each["method"] for each in scopes if any(route.matches(each)[0] is Match.FULL for route in routes)]

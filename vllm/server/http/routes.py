@@ -1,0 +1,211 @@
+"""Declarations of endpoints: schemas of bodies and errors, and how bodies are read."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from typing import Any, NamedTuple, Union
+
+from fastapi import APIRouter, FastAPI, Request, Response
+from fastapi.routing import APIRoute
+from pydantic.json_schema import models_json_schema
+
+from vllm.server.errors import ApiError
+from vllm.server.http.request_body import parse_body, read_json
+from vllm.server.protocol.base import RequestModel, ResponseModel
+from vllm.server.protocol.generation import ErrorResponse
+from vllm.server.state import ServerState, server_state
+
+Endpoint = Callable[[Request, ServerState, Any], Awaitable[Response]]
+
+SCHEMA_REF = "#/components/schemas/"
+REQUEST_MODELS: list[type[RequestModel]] = []
+CHUNK_MODELS: list[type[ResponseModel]] = []
+"""Models given to `post`, for the components of /openapi.json."""
+
+_ERRORS = {
+    400: "A field is missing, unknown, of a wrong type, out of range, or cannot be honoured; `param` names it",
+    401: "No valid API key",
+    404: "No such model or route",
+    413: "The body is too long",
+    415: "The body is not JSON",
+    429: "The queue is full; see Retry-After",
+    500: "The model failed on the request",
+    503: "The server is stopping; see Retry-After",
+}
+
+
+def _header(description: str, **schema: Any) -> dict[str, Any]:
+    return {"description": description, "required": True, "schema": schema}
+
+
+_REQUEST_ID = {"X-Request-Id": _header("The request's, or a new one.", type="string")}
+_RETRY = {"Retry-After": _header("Seconds after which to try again.", type="integer", minimum=1)}
+_HEADERS = {"401": {"WWW-Authenticate": _header("Bearer", type="string")}, "429": _RETRY, "503": _RETRY}
+
+
+class _RequestRoute(APIRoute):
+    """A route whose endpoint takes only the request and returns a Response. It skips FastAPI's parameter resolution and
+    result encoding, which cost as much as a small endpoint."""
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        return self.endpoint
+
+
+class OtherBody(NamedTuple):
+    """Bodies with one of `fields`, which an endpoint takes beside its own kind."""
+
+    fields: tuple[str, ...]
+    model: type[RequestModel]
+    answer: Any
+    endpoint: Endpoint
+
+
+def post(
+    router: APIRouter,
+    path: str,
+    model: type[RequestModel],
+    answer: Any,
+    chunk: type[ResponseModel] | None = None,
+    other: OtherBody | None = None,
+) -> Callable[[Endpoint], Endpoint]:
+    """Decorator that adds an endpoint, called with the request, the server's state and the checked body. The schema
+    describes the body by `model`, the answer by `answer`, and each event of a streamed answer by `chunk`; bodies of
+    another kind go to `other`."""
+    REQUEST_MODELS.extend(each for each in (model, other and other.model) if each and each not in REQUEST_MODELS)
+    content = {}
+    if chunk is not None:
+        CHUNK_MODELS.append(chunk)
+        content["text/event-stream"] = {"schema": _event(chunk)}
+    body_schema: dict[str, Any] = {"schema": {"$ref": SCHEMA_REF + model.__name__}}
+    if other is not None:
+        schemas = [{"$ref": SCHEMA_REF + kind.__name__} for kind in (model, other.model)]
+        body_schema, answer = {"schema": {"oneOf": schemas}}, Union[answer, other.answer]  # noqa: UP007
+
+    def add(function: Endpoint) -> Endpoint:
+        async def read_and_run(request: Request) -> Response:
+            state = server_state(request)
+            args = state.args
+            value = await read_json(request, int(args.max_body_mib * 2**20))
+            kind, endpoint = model, function
+            if other is not None and isinstance(value, dict) and any(name in value for name in other.fields):
+                kind, endpoint = other.model, other.endpoint
+            body = parse_body(value, kind, args.ignore_unknown_fields)
+            if "model" in kind.model_fields:
+                state.check_model(body.model)
+            state.check_task(kind.TASK)
+            return await endpoint(request, state, body)
+
+        answers = {200: {"model": answer, "content": content}, **error_answers(*_ERRORS)}
+        _add(router, path, read_and_run, function.__name__, function.__doc__, body_schema, answers)
+        return function
+
+    return add
+
+
+class BodyKind(NamedTuple):
+    """Bodies of one endpoint; see `post`."""
+
+    model: type[RequestModel]
+    answer: Any
+    endpoint: Endpoint
+    chunk: type[ResponseModel] | None = None
+
+
+def post_by_field(router: APIRouter, path: str, description: str, kinds: Mapping[str, tuple[BodyKind, ...]]) -> None:
+    """Add an endpoint for bodies of several kinds. `kinds`: for the field that tells them, what a body with it may be;
+    it is the first whose task the model can, or else the first."""
+
+    async def endpoint(request: Request) -> Response:
+        state = server_state(request)
+        args = state.args
+        value = await read_json(request, int(args.max_body_mib * 2**20))
+        given = [name for name in kinds if isinstance(value, dict) and value.get(name) is not None]
+        if len(given) != 1:
+            names = " or ".join(kinds)
+            problem = f"{' and '.join(given)} exclude each other: give one of them" if given else f"{names} is required"
+            raise ApiError(400, problem, given[1] if given else next(iter(kinds)), "missing_field")
+        possible = kinds[given[0]]
+        kind = next((each for each in possible if state.can(each.model.TASK)), possible[0])
+        body = parse_body(value, kind.model, args.ignore_unknown_fields)
+        state.check_model(body.model)
+        state.check_task(kind.model.TASK)
+        return await kind.endpoint(request, state, body)
+
+    every = list(dict.fromkeys(kind for possible in kinds.values() for kind in possible))
+    schemas = [{"$ref": SCHEMA_REF + kind.model.__name__} for kind in every]
+    content = {"text/event-stream": {"schema": _event(*(kind.chunk for kind in every if kind.chunk is not None))}}
+    answer = {"model": Union[tuple(kind.answer for kind in every)], "content": content}  # noqa: UP007
+    answers = {200: answer, **error_answers(*_ERRORS)}
+    _add(router, path, endpoint, path.strip("/"), description, {"schema": {"oneOf": schemas}}, answers)
+
+
+def _add(
+    router: APIRouter,
+    path: str,
+    endpoint: Any,
+    name: str,
+    description: str | None,
+    body_schema: dict[str, Any],
+    answers: dict[int | str, dict[str, Any]],
+) -> None:
+    router.add_api_route(
+        path,
+        endpoint,
+        methods=["POST"],
+        name=name,
+        description=description or "",
+        route_class_override=_RequestRoute,
+        response_model=None,
+        responses=answers,
+        openapi_extra={"requestBody": {"required": True, "content": {"application/json": body_schema}}},
+    )
+
+
+def _event(*chunks: type[ResponseModel]) -> dict[str, Any]:
+    models: tuple[type[ResponseModel], ...] = (*chunks, ErrorResponse)
+    kinds = [{"$ref": SCHEMA_REF + model.__name__} for model in models]
+    data = {
+        "type": "string",
+        "description": "A chunk; or an error; or, as the last, [DONE].",
+        "anyOf": [{"const": "[DONE]"}, {"contentMediaType": "application/json", "contentSchema": {"anyOf": kinds}}],
+    }
+    return {"type": "object", "properties": {"data": data}, "required": ["data"]}
+
+
+def error_answers(*statuses: int) -> dict[int | str, dict[str, Any]]:
+    """OpenAPI descriptions of errors with these statuses."""
+    return {status: {"model": ErrorResponse, "description": _ERRORS[status]} for status in statuses}
+
+
+def document(app: FastAPI, state: ServerState, has_keys: bool) -> None:
+    """Complete `app.openapi` of an application that has all its routes: bodies, names accepted as `model`, API keys."""
+    make_schema = app.openapi
+
+    app.openapi = lambda: app.openapi_schema or _complete(make_schema(), state.model_names, has_keys)  # type: ignore[method-assign]
+
+
+def _complete(schema: dict[str, Any], model_names: list[str], has_keys: bool) -> dict[str, Any]:
+    components = schema["components"]
+    models = [(model, "validation") for model in (*REQUEST_MODELS, *CHUNK_MODELS)]
+    _, definitions = models_json_schema(models, ref_template=SCHEMA_REF + "{model}")  # type: ignore[arg-type]
+    components["schemas"].update(definitions["$defs"])
+    for model in REQUEST_MODELS:
+        if "model" not in model.model_fields:
+            continue
+        field = components["schemas"][model.__name__]["properties"]["model"]
+        own = next(each for each in field.get("anyOf", [field]) if each["type"] == "string")
+        own["enum"] = model_names
+    # FastAPI's own errors never occur: request_body.py checks the bodies, and path parameters are strings.
+    for name in ("HTTPValidationError", "ValidationError"):
+        components["schemas"].pop(name, None)
+    if has_keys:
+        components["securitySchemes"] = {"bearer": {"type": "http", "scheme": "bearer"}}
+    for operations in schema["paths"].values():
+        for operation in operations.values():
+            answers = operation["responses"]
+            answers.pop("422", None)
+            for status, answer in answers.items():
+                answer["headers"] = {**_REQUEST_ID, **_HEADERS.get(status, {})}
+            if has_keys and "401" in answers:
+                operation["security"] = [{"bearer": []}]
+    return schema

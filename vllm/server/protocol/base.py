@@ -1,0 +1,264 @@
+"""Bases and shared types of all models."""
+
+from __future__ import annotations
+
+import difflib
+from dataclasses import dataclass
+from types import UnionType
+from typing import Annotated, Any, ClassVar, Union, get_args, get_origin
+
+from pydantic import BaseModel, ConfigDict, Field, GetCoreSchemaHandler, model_validator
+from pydantic_core import CoreSchema, core_schema
+from typing_extensions import Self
+
+from vllm.exceptions import VLLMValidationError, shown
+from vllm.sampling_params import LIMITS
+from vllm.server.errors import ApiError
+from vllm.utils.checks import whole
+
+_TOOLS = "this server calls no tools"
+_GUIDED = "this server does not constrain what is generated (allowed_token_ids, logit_bias and bad_words do)"
+
+# OpenAI's fields without effect here.
+ACCEPTED_FIELDS = (
+    "user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "prompt_cache_retention",
+    "parallel_tool_calls", "session_id",
+)  # fmt: skip
+
+# Fields of unsupported features: name -> (accepted neutral values, why others are refused).
+REFUSED_FIELDS: dict[str, tuple[tuple[Any, ...], str]] = {
+    "tools": (([],), _TOOLS),
+    "tool_choice": (("none", "auto"), _TOOLS),
+    "functions": (([],), _TOOLS),
+    "function_call": (("none", "auto"), _TOOLS),
+    "response_format": (({"type": "text"},), "answers are text"),
+    "structured_outputs": (({},), _GUIDED),
+    "guided_json": ((), _GUIDED),
+    "guided_regex": ((), _GUIDED),
+    "guided_choice": ((), f"{_GUIDED}; `labels` reads the probability of each choice"),
+    "guided_grammar": ((), _GUIDED),
+    "guided_decoding_backend": ((), _GUIDED),
+    "guided_whitespace_pattern": ((), _GUIDED),
+    "structural_tag": ((), _GUIDED),
+    "modalities": ((["text"],), "answers are text"),
+    "audio": ((), "answers are text"),
+    "prediction": ((), "there is no speculative decoding"),
+    "reasoning_effort": (("none",), "the model has no reasoning effort to set"),
+    "reasoning": ((), "the model has no reasoning effort to set"),
+    "include_reasoning": ((False, True), "the model's reasoning, if it does any, is in its text"),
+    "thinking_token_budget": ((-1,), "the model has no reasoning effort to set"),
+    "verbosity": (("medium",), "the model has no verbosity to set"),
+    "web_search_options": ((), "this server searches nothing"),
+    "suffix": (("",), "the models here only continue texts"),
+    "prompt_embeds": (([],), "prompts are texts or token ids"),
+    "documents": (([],), "pass them in chat_template_kwargs or in a message"),
+    "mm_processor_kwargs": (({},), "prompts are texts or token ids"),
+    "media_io_kwargs": (({},), "prompts are texts or token ids"),
+    "mm_payload": (("tensors", "none"), "prompts are texts or token ids"),
+    "return_mm_kwargs": ((False, True), "prompts are texts or token ids"),
+    "kv_transfer_params": (({},), "the KV cache stays in this server"),
+    "ec_transfer_params": (({},), "prompts are texts or token ids"),
+    "truncation_side": (("left",), "prompts that are too long lose their beginning (truncate_prompt_tokens)"),
+    "watermarking": ((False,), "texts are not watermarked"),
+    "return_weight_versions": ((False,), "weights have no versions here"),
+    "routed_experts_prompt_start": ((0,), "mixtures of experts are not implemented"),
+    "return_token_offsets": ((False,), "/tokenize with return_token_strs shows the tokens' texts"),
+    "return_prompt_text": ((False,), "the render routes answer with the prompt's text"),
+    "lora_request": ((), "there are no adapters"),
+    "logits_processors": (([],), "they are Python; load one with --logits-processors"),
+    "moderation": ((), "texts are not moderated"),
+    "prompt_cache_options": (
+        ({}, {"mode": "implicit"}, {"ttl": "30m"}, {"mode": "implicit", "ttl": "30m"}),
+        "prefixes are cached without marks; a cache_salt keeps them apart",
+    ),
+}  # fmt: skip
+
+
+@dataclass(frozen=True, eq=False)
+class Unread:
+    """Marks a type that the schema describes in full but parsing checks only by `checked`: the engine checks the rest
+    and names the first wrong entry, where pydantic would report each of a million."""
+
+    checked: CoreSchema
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        # Parsing uses the Python side, the schema is made from the JSON side.
+        return core_schema.json_or_python_schema(json_schema=handler(source), python_schema=self.checked)
+
+
+UNREAD = Unread(core_schema.any_schema())
+UNREAD_TEXT = Unread(core_schema.str_schema())
+UNREAD_LIST = Unread(core_schema.list_schema())
+UNREAD_OBJECT = Unread(core_schema.dict_schema())
+
+TokenId = Annotated[int, Field(ge=0)]
+TokenIds = Annotated[list[TokenId], UNREAD_LIST]
+Text = Annotated[str, Field(min_length=1)]
+Texts = Annotated[list[Text], UNREAD_LIST]
+IdRows = Annotated[list[TokenId] | list[list[Annotated[int, Field(ge=-1)]]], UNREAD]
+"""Token ids for all positions, or rows of ids with -1 as padding."""
+Object = Annotated[dict[str, Any], UNREAD_OBJECT]
+LogitBias = Annotated[
+    dict[Annotated[str, Field(pattern="^[0-9]{1,20}$")], float],
+    Field(description="Cut to 100 and -100.", json_schema_extra={"additionalProperties": False}),
+    UNREAD_OBJECT,
+]
+
+_NULL = {"type": "null"}
+
+# No known field's name is longer.
+_LONGEST_NAME = 64
+
+# Fields of other engines' clients: what they are called here.
+_OTHER_NAMES = {
+    "repeat_penalty": "repetition_penalty",
+    "num_predict": "max_tokens",
+    "n_predict": "max_tokens",
+    "max_new_tokens": "max_tokens",
+    "max_completion_tokens": "max_tokens",
+    "stop_sequences": "stop",
+    "enable_thinking": "chat_template_kwargs.enable_thinking",
+    "thinking": "chat_template_kwargs.thinking",
+}
+# And what there is instead of those that have no counterpart.
+_INSTEAD = {
+    "num_ctx": "--max-model-len sets the context's length",
+    "keep_alive": "the model stays loaded",
+    "typical_p": "top_p, top_k and min_p leave unlikely tokens out",
+}
+
+# Names in SamplingParams of fields that differ.
+_SAMPLING_NAMES = {"max_completion_tokens": "max_tokens", "top_logprobs": "logprobs"}
+
+
+def _document(schema: dict[str, Any], model: type[RequestModel]) -> None:
+    """Add to the schema what pydantic does not check: SamplingParams' limits, no other fields, one of ONE_OF."""
+    schema["additionalProperties"] = False
+    properties = schema["properties"]
+    for name, own in properties.items():
+        limits = LIMITS.get(_SAMPLING_NAMES.get(name, name))
+        for branch in own.get("anyOf", [own]):
+            if limits is not None and branch.get("type") in ("integer", "number"):
+                branch["exclusiveMinimum" if limits.open_low else "minimum"] = limits.low
+                branch["maximum"] = limits.high
+                if name == "truncate_prompt_tokens":
+                    branch["not"] = {"const": 0}
+    for name in model.ACCEPTED:
+        properties[name] = {"title": name, "description": "Accepted; changes nothing here."}
+    for name, (neutral, reason) in model.REFUSED.items():
+        description = f"Only as a value that asks for nothing: {reason}."
+        properties[name] = {"title": name, "enum": [*neutral, None], "description": description}
+    if model.ONE_OF:
+        kinds = {name: next(kind for kind in properties[name]["anyOf"] if kind != _NULL) for name in model.ONE_OF}
+        schema["oneOf"] = [{"required": [name], "properties": {name: kind}} for name, kind in kinds.items()]
+
+
+def check_names(
+    fields: dict[str, Any], model: type[RequestModel], ignore_unknown: bool = False, within: str = ""
+) -> None:
+    """Refuse unknown and unsupported fields, also of objects inside; null asks for nothing.
+
+    Args:
+        ignore_unknown: let unknown fields pass.
+        within: the outer field and a dot.
+
+    Raises:
+        ApiError: 400 that names the first such field.
+    """
+    known_fields = model.model_fields
+    for name, value in fields.items():
+        if name in known_fields:
+            if isinstance(value, dict) and (inner := nested_model(known_fields[name].annotation)) is not None:
+                check_names(value, inner, ignore_unknown, f"{name}.")
+        elif name in model.REFUSED:
+            neutral, reason = model.REFUSED[name]
+            if value is not None and not any(_is_same(value, each) for each in neutral):
+                message = f"{name} cannot be honoured: {reason}; got {shown(value)}"
+                raise ApiError(400, message, name, "unsupported_field")
+        elif name not in model.ACCEPTED and not ignore_unknown and value is not None:
+            hint = _hint(name, [*known_fields, *model.ACCEPTED], within)
+            message = f"unknown field {shown(within + name)}{hint}; --ignore-unknown-fields lets such fields pass"
+            raise ApiError(400, message, within + name[:_LONGEST_NAME], "unknown_field")
+
+
+def _hint(name: str, known: list[str], within: str) -> str:
+    """What to do in place of an unknown field."""
+    if name in _INSTEAD:
+        return f"; {_INSTEAD[name]}"
+    near = _OTHER_NAMES.get(name, "")
+    if near.partition(".")[0] not in known:
+        near = next(iter(difflib.get_close_matches(name[:_LONGEST_NAME], known, n=1)), "")
+    return f"; did you mean {within + near!r}?" if near else ""
+
+
+def _is_same(value: Any, other: Any) -> bool:
+    return value == other and isinstance(value, bool) is isinstance(other, bool)
+
+
+def _takes_integers(annotation: Any) -> bool:
+    """Whether a field's values may be integers."""
+    if get_origin(annotation) is Annotated:
+        return _takes_integers(get_args(annotation)[0])
+    if get_origin(annotation) in (Union, UnionType):
+        return any(map(_takes_integers, get_args(annotation)))
+    return annotation is int
+
+
+def nested_model(annotation: Any) -> type[RequestModel] | None:
+    """The model among a field's types, if any."""
+    kinds = (annotation, *get_args(annotation))
+    return next((kind for kind in kinds if isinstance(kind, type) and issubclass(kind, RequestModel)), None)
+
+
+class RequestModel(BaseModel):
+    """A request's body. Types are strict: no string is a number, no bool an integer. A float without a fraction is an
+    integer where one is expected, but not in lists, which hold ids.
+
+    TASK is what the model must be able to do; None: any model will do. Of fields that are not declared, ACCEPTED ones
+    are ignored and REFUSED ones allow their neutral values only. Exactly one field of ONE_OF must be given.
+
+    Raises:
+        VLLMValidationError: a field that is refused or not known, of a request that is made in Python.
+        pydantic.ValidationError: a field of a wrong type.
+    """
+
+    TASK: ClassVar[str | None] = "generate"
+    ACCEPTED: ClassVar[tuple[str, ...]] = ACCEPTED_FIELDS
+    REFUSED: ClassVar[dict[str, tuple[tuple[Any, ...], str]]] = {}
+    ONE_OF: ClassVar[tuple[str, ...]] = ()
+
+    model_config = ConfigDict(strict=True, extra="ignore", json_schema_extra=_document, protected_namespaces=())
+
+    def __new__(cls, *_: Any, **fields: Any) -> Self:
+        # Bodies come through model_validate, after read_body has checked their names, and without fields here.
+        try:
+            check_names(fields, cls)
+        except ApiError as error:
+            raise VLLMValidationError(error.message, error.param, fields.get(error.param or "")) from None
+        return super().__new__(cls)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _read_whole_numbers(cls, fields: Any) -> Any:
+        if not isinstance(fields, dict):
+            return fields
+        known = cls.model_fields
+        floats = [name for name, value in fields.items() if type(value) is float and name in known]
+        integers = {name: whole(fields[name]) for name in floats if _takes_integers(known[name].annotation)}
+        return {**fields, **integers} if integers else fields
+
+    def given_field(self) -> str:
+        """The only given field of ONE_OF. Raises ApiError if none or several are given."""
+        given = [name for name in self.ONE_OF if getattr(self, name) is not None]
+        if not given:
+            raise ApiError(400, f"{' or '.join(self.ONE_OF)} is required", self.ONE_OF[0], "missing_field")
+        if len(given) > 1:
+            message = f"{' and '.join(given)} exclude each other: give one of them"
+            raise ApiError(400, message, given[1], "invalid_value")
+        return given[0]
+
+
+class ResponseModel(BaseModel):
+    """An answer's body, for the schema only: answers are made as plain dicts."""
+
+    model_config = ConfigDict(extra="forbid", protected_namespaces=())

@@ -1,0 +1,494 @@
+"""Requests and answers of OpenAI's endpoints, with vLLM's further fields and our own."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import AfterValidator, BaseModel, Field, ValidationInfo, field_validator
+from typing_extensions import NotRequired, TypedDict
+
+from vllm.exceptions import VLLMValidationError
+from vllm.sampling_params import MAX_STOP_STRINGS, LogprobsMode, RequestOutputKind, SamplingParams
+from vllm.server.protocol.base import (
+    REFUSED_FIELDS,
+    UNREAD,
+    UNREAD_LIST,
+    IdRows,
+    LogitBias,
+    Object,
+    RequestModel,
+    ResponseModel,
+    Text,
+    Texts,
+    TokenId,
+    TokenIds,
+)
+from vllm.utils.checks import check_token_ids
+
+__all__ = [
+    "BatchChatCompletionRequest",
+    "ChatChoice", "ChatChunkChoice", "ChatCompletionChunk", "ChatCompletionRequest", "ChatCompletionResponse",
+    "ChatDelta", "ChatFields", "ChatLogprob", "ChatLogprobs", "ChatMessage", "ChatPositionLogprobs", "ChoiceFields",
+    "CompletionChoice", "CompletionLogprobs", "CompletionRequest", "CompletionResponse", "ErrorInfo", "ErrorResponse",
+    "GenerationFields", "PromptLogprob", "StreamOptions", "Usage",
+]  # fmt: skip
+
+
+SAMPLING_FIELDS = (
+    "n", "best_of", "min_tokens", "temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty",
+    "repetition_penalty", "seed", "stop", "stop_token_ids", "bad_words", "include_stop_str_in_output", "ignore_eos",
+    "skip_special_tokens", "spaces_between_special_tokens", "truncate_prompt_tokens", "logit_bias", "allowed_token_ids",
+    "logprobs_mode", "logprob_entropy", "prompt_logprobs", "prompt_logprob_token_ids", "prompt_logprob_start",
+    "stream_interval", "use_beam_search", "length_penalty", "early_stopping",
+)  # fmt: skip
+"""Fields with the same name and meaning in SamplingParams."""
+
+
+def _check_prompt(prompt: Any) -> Any:
+    if not isinstance(prompt, (str, list)):
+        raise ValueError("must be a text, a list of token ids, or a list of either")
+    kinds = {type(each) for each in prompt} if isinstance(prompt, list) else set()
+    if len(kinds) > 1 and kinds & {str, list}:
+        raise ValueError("must hold texts, token ids or lists of token ids, not some of each")
+    return prompt
+
+
+FinishReason = Literal["stop", "length", "repetition", "abort", "error"]
+
+NOT_EMPTY = Field(min_length=1)
+PromptIds = Annotated[list[TokenId], NOT_EMPTY]
+Prompt = Annotated[
+    Text | Annotated[list[Text], NOT_EMPTY] | PromptIds | Annotated[list[PromptIds], NOT_EMPTY],
+    UNREAD,
+    AfterValidator(_check_prompt),
+]
+"""Parsing checks only the outside; the engine's input processor checks the rest."""
+
+
+class TextPart(TypedDict):
+    type: Literal["text", "input_text", "output_text"]
+    text: str
+
+
+class RefusalPart(TypedDict):
+    type: Literal["refusal"]
+    refusal: str
+
+
+class ThinkingPart(TypedDict):
+    type: Literal["thinking"]
+    thinking: str
+
+
+class TextMessage(TypedDict):
+    role: Text
+    content: str | list[str | TextPart | RefusalPart | ThinkingPart]
+
+
+class ToolCallMessage(TypedDict):
+    """A message that may leave its text out."""
+
+    role: Text
+    tool_calls: Annotated[list[dict[str, Any]], NOT_EMPTY]
+    content: NotRequired[None]
+
+
+def check_conversation(messages: list[Any]) -> list[Any]:
+    """The messages. ValueError: they are no objects, or there are none."""
+    if not messages or not all(isinstance(message, dict) for message in messages):
+        raise ValueError("must be a list of one or more objects with role and content")
+    return messages
+
+
+def check_conversations(conversations: list[Any]) -> list[Any]:
+    """The same of several."""
+    if not conversations:
+        raise ValueError("must hold one or more conversations")
+    for conversation in conversations:
+        if not isinstance(conversation, list):
+            raise ValueError("must be a list of conversations, each a list of messages")
+        check_conversation(conversation)
+    return conversations
+
+
+Messages = Annotated[list[TextMessage | ToolCallMessage], NOT_EMPTY, UNREAD_LIST, AfterValidator(check_conversation)]
+"""A conversation; rendering it checks its messages."""
+
+
+class StreamOptions(RequestModel):
+    ACCEPTED: ClassVar[tuple[str, ...]] = ()
+
+    include_usage: bool | None = Field(None, description="A last chunk with the usage and no choice.")
+    continuous_usage_stats: bool | None = Field(
+        None, description="The usage so far in every chunk, with include_usage."
+    )
+    include_obfuscation: bool | None = Field(None, description="Accepted; nothing is padded.")
+
+
+class RepetitionDetection(RequestModel):
+    """When a sequence that repeats itself is to end: a pattern of so many tokens, so many times in a row."""
+
+    ACCEPTED: ClassVar[tuple[str, ...]] = ()
+
+    max_pattern_size: int | None = Field(None, ge=0, le=2**31 - 1, description="0: never.")
+    min_pattern_size: int | None = Field(None, ge=0, le=2**31 - 1)
+    min_count: int | None = Field(None, ge=0, le=2**31 - 1)
+
+
+class ReadingFields(BaseModel):
+    """Our fields: what to read at generated positions."""
+
+    logprob_token_ids: TokenIds | None = Field(
+        None, description="Token ids to read at every generated position, with or without `logprobs`."
+    )
+    labels: Texts | None = Field(
+        None, description="Texts of one token each, read like logprob_token_ids; the answer says which ids they are."
+    )
+    logits_indices: TokenIds | None = Field(None, description="Token ids whose logits `logits_values` shall hold.")
+    logprob_entropy: bool | None = Field(None, description="Add each position's entropy, in nats, to `readings`.")
+
+
+class PromptReadingFields(BaseModel):
+    """Our fields: what to read at prompt positions."""
+
+    prompt_logprobs: int | None = None
+    prompt_logprob_token_ids: IdRows | None = None
+    prompt_logprob_start: int | None = None
+
+
+class GenerationFields(RequestModel, ReadingFields, PromptReadingFields):
+    """Fields of completions and chat. SamplingParams checks the values."""
+
+    REFUSED: ClassVar[dict[str, tuple[tuple[Any, ...], str]]] = REFUSED_FIELDS
+
+    model: str | None = Field(None, description="One of the names in /v1/models; the server has only one model.")
+    n: int | None = 1
+    best_of: int | None = None
+    max_tokens: int | None = None
+    min_tokens: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    repetition_penalty: float | None = None
+    seed: int | None = None
+    stop: Annotated[Text | Annotated[list[Text], Field(max_length=MAX_STOP_STRINGS)] | None, UNREAD] = None
+    stop_token_ids: TokenIds | None = None
+    bad_words: Annotated[Text | list[Text] | None, UNREAD] = Field(default_factory=list)
+    include_stop_str_in_output: bool | None = None
+    ignore_eos: bool | None = None
+    skip_special_tokens: bool | None = None
+    spaces_between_special_tokens: bool | None = None
+    truncate_prompt_tokens: int | None = None
+    logit_bias: LogitBias | None = None
+    allowed_token_ids: Annotated[list[TokenId], NOT_EMPTY, UNREAD_LIST] | None = None
+    logprobs_mode: LogprobsMode | None = None
+    use_beam_search: bool | None = Field(None, description="Find the `n` best answers by a beam search of that width.")
+    length_penalty: float | None = None
+    early_stopping: Annotated[bool | Literal["never"] | None, UNREAD] = None
+    vllm_xargs: Object | None = Field(None, description="Arguments of custom logits processors.")
+    repetition_detection: RepetitionDetection | None = None
+    stream_interval: int | None = Field(None, description="Tokens a chunk, after the first one; 1 when left out.")
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    add_special_tokens: bool | None = None
+    priority: int | None = Field(None, description="Lower runs earlier, under --scheduling-policy priority.")
+    request_id: str | None = Field(None, pattern=r"^[!-~]{1,128}$", description="A part of the answer's id.")
+    cache_salt: str | None = Field(None, min_length=1, description="Shares cached prefixes with equal salts only.")
+    return_tokens_as_token_ids: bool | None = None
+    return_token_ids: bool | None = None
+
+    @field_validator("stream_options")
+    @classmethod
+    def _check_stream_options(cls, value: StreamOptions | None, info: ValidationInfo) -> StreamOptions | None:
+        if value is not None and value.model_fields_set and not info.data.get("stream"):
+            raise ValueError("must be left out unless stream is true")
+        return value
+
+    @property
+    def num_topk(self) -> int | None:
+        """How many of the most likely tokens each generated position shows; None: no logprobs."""
+        raise NotImplementedError
+
+    @property
+    def num_echo_topk(self) -> int | None:
+        """How many of the most likely tokens each echoed position shows; None: none is read."""
+        return None
+
+    def sampling_fields(self, defaults: Mapping[str, Any]) -> dict[str, Any]:
+        """SamplingParams' fields that have the same name and meaning here; `defaults` are those of fields left out.
+        Stop tokens of both count."""
+        # A beam search draws nothing: defaults of sampling are none of it.
+        fields: dict[str, Any] = {"temperature": 0.0} if self.use_beam_search else dict(defaults)
+        fields |= {name: value for name in SAMPLING_FIELDS if (value := getattr(self, name)) is not None}
+        if self.repetition_detection is not None:
+            fields["repetition_detection"] = self.repetition_detection.model_dump(exclude_none=True)
+        if defaults.get("stop_token_ids"):
+            own = check_token_ids("stop_token_ids", self.stop_token_ids)
+            fields["stop_token_ids"] = list(dict.fromkeys([*own, *defaults["stop_token_ids"]]))
+        return fields
+
+    def to_sampling_params(
+        self, max_tokens: int | None, default_sampling_params: Mapping[str, Any] | None = None
+    ) -> SamplingParams:
+        """The request's parameters, for callers that run it on an engine of their own.
+
+        Args:
+            max_tokens: how many tokens to generate; None: as many as fit.
+            default_sampling_params: values of fields that the request leaves out.
+
+        Raises:
+            VLLMValidationError: a value out of its range, or `labels`, whose ids the server looks up.
+        """
+        if self.labels:
+            raise VLLMValidationError(
+                "labels need the server's tokenizer: give logprob_token_ids", "labels", self.labels
+            )
+        fields = self.sampling_fields(default_sampling_params or {})
+        if self.num_echo_topk is not None:
+            fields["prompt_logprobs"] = self.num_echo_topk
+        names = ("logprob_token_ids", "logits_indices")
+        ids = [each for name in names for each in check_token_ids(name, getattr(self, name))]
+        fields |= {"max_tokens": max_tokens, "logprobs": self.num_topk, "logprob_token_ids": ids}
+        kind = RequestOutputKind.DELTA if self.stream else RequestOutputKind.FINAL_ONLY
+        return SamplingParams(**fields, extra_args=self.vllm_xargs, output_kind=kind)
+
+
+class CompletionRequest(GenerationFields):
+    """POST /v1/completions"""
+
+    prompt: Prompt
+    logprobs: int | None = None
+    echo: bool | None = None
+
+    @property
+    def num_topk(self) -> int | None:
+        return self.logprobs
+
+    @property
+    def num_echo_topk(self) -> int | None:
+        reads = self.logprobs is not None or self.logprob_token_ids or self.labels or self.logits_indices
+        return (self.logprobs or 0) if self.echo and reads else None
+
+
+class ChatCompletionRequest(GenerationFields):
+    """POST /v1/chat/completions"""
+
+    REFUSED: ClassVar[dict[str, tuple[tuple[Any, ...], str]]] = {
+        name: each
+        for name, each in REFUSED_FIELDS.items()
+        if name not in ("tools", "tool_choice", "documents", "reasoning_effort")
+    }
+
+    messages: Messages
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int | None, AfterValidator(lambda value: value or 0)] = 0
+    max_completion_tokens: int | None = Field(None, description="Wins over max_tokens.")
+    tools: Annotated[list[dict[str, Any]], UNREAD_LIST] | None = Field(
+        None, description='For the template; only with tool_choice "none".'
+    )
+    tool_choice: Annotated[Literal["none", "auto"] | None, UNREAD] = None
+    documents: Annotated[list[dict[str, Any]], UNREAD_LIST] | None = Field(None, description="For the template.")
+    reasoning_effort: str | None = Field(None, description="For the template.")
+    chat_template: str | None = None
+    chat_template_kwargs: Object | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    echo: bool | None = Field(None, description="Begin with the last message's text, if it is of the answer's role.")
+
+    @property
+    def num_topk(self) -> int | None:
+        return (self.top_logprobs or 0) if self.logprobs else None
+
+
+class BatchChatCompletionRequest(ChatCompletionRequest):
+    """POST /v1/chat/completions/batch: one choice (or n) for each of several conversations."""
+
+    messages: Annotated[list[Messages], NOT_EMPTY, UNREAD_LIST, AfterValidator(check_conversations)]  # type: ignore[assignment]
+
+    def to_chat_completion_request(self, messages: list[Any]) -> ChatCompletionRequest:
+        """The same request of one conversation."""
+        fields = {name: getattr(self, name) for name in ChatCompletionRequest.model_fields if name != "messages"}
+        return ChatCompletionRequest.model_construct(messages=messages, **fields)
+
+
+class Usage(ResponseModel):
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: dict[str, int] | None = None
+
+
+class Timings(ResponseModel):
+    """Of one sequence, in milliseconds."""
+
+    time_to_first_token_ms: float | None = Field(description="From being scheduled to the first token.")
+    generation_time_ms: float | None = Field(description="From the first token to the last one.")
+    queue_time_ms: float | None = Field(description="From arriving to being scheduled.")
+    mean_itl_ms: float | None = Field(description="Between two tokens; null for a single one.")
+    tokens_per_second: float | None = Field(description="From being scheduled to the last token.")
+
+
+_TIMINGS = "With --enable-per-request-metrics; null for several sequences."
+
+
+class LabelEntry(ResponseModel):
+    label: str
+    token_id: int
+
+
+class TokenReading(ResponseModel):
+    """A requested token at one position; numbers are null where a logits processor made the token impossible."""
+
+    token: str | None
+    label: str | None = None
+    logprob: float | None
+    logit: float | None
+    rank: int
+    probability: float | None = Field(description="Softmax over the requested tokens alone.")
+
+
+class PositionReadings(ResponseModel):
+    """The requested tokens at one generated position."""
+
+    token_id: int | None = Field(description="The token that was generated; null when none was (max_tokens=0).")
+    ids: dict[str, TokenReading] = Field(description="By token id, in the order asked.")
+    mass: float | None = Field(description="Probability of all requested tokens together.")
+    lse: float | None = Field(description="Log of the sum of exp of the position's logits.")
+    entropy: float | None = None
+
+
+class PromptLogprob(ResponseModel):
+    logprob: float
+    rank: int | None
+    decoded_token: str | None
+    logit: float | None
+
+
+PromptLogprobs = list[dict[str, PromptLogprob] | None]
+
+
+class ChoiceFields(ResponseModel):
+    """Optional fields of a choice, present when the request asked for them."""
+
+    stop_reason: int | str | None = None
+    token_ids: list[int] | None = None
+    prompt_token_ids: list[int] | None = None
+    prompt_logprobs: PromptLogprobs | None = None
+    readings: list[PositionReadings] | None = None
+    logits_values: dict[str, float | None] | None = None
+    logits_values_per_token: list[dict[str, float | None]] | None = None
+
+
+class CompletionLogprobs(ResponseModel):
+    """OpenAI's classic shape. `tokens` concatenated are the text: a token that completes no character is empty, and the
+    one that completes it has it whole. Keys of `top_logprobs` are texts, or token_id:N where another token has it."""
+
+    text_offset: list[int]
+    tokens: list[str]
+    token_logprobs: list[float | None]
+    top_logprobs: list[dict[str, float] | None] | None
+    token_ids: list[int]
+    ranks: list[int | None]
+
+
+class CompletionChoice(ChoiceFields):
+    index: int
+    text: str
+    logprobs: CompletionLogprobs | None
+    finish_reason: FinishReason | None
+
+
+class CompletionResponse(ResponseModel):
+    id: str
+    object: Literal["text_completion"]
+    created: int
+    model: str
+    system_fingerprint: str | None = None
+    choices: list[CompletionChoice]
+    labels: list[LabelEntry] | None = None
+    usage: Usage | None = None
+    metrics: Timings | None = Field(None, description=_TIMINGS)
+
+
+class ChatLogprob(ResponseModel):
+    token: str
+    logprob: float
+    bytes: list[int] | None
+    token_id: int
+    rank: int | None
+    logit: float | None
+
+
+class ChatPositionLogprobs(ChatLogprob):
+    """A generated token, with the top-k and the requested ids."""
+
+    top_logprobs: list[ChatLogprob]
+
+
+class ChatLogprobs(ResponseModel):
+    content: list[ChatPositionLogprobs] | None
+    refusal: None = None
+
+
+class ChatMessage(ResponseModel):
+    role: str
+    content: str | None
+    refusal: None = None
+
+
+class ChatChoice(ChoiceFields):
+    index: int
+    message: ChatMessage
+    logprobs: ChatLogprobs | None
+    finish_reason: FinishReason | None
+
+
+class ChatFields(ResponseModel):
+    """Fields beside the choices; a stream sends `labels` and the prompt's fields with its first chunk."""
+
+    id: str
+    created: int
+    model: str
+    system_fingerprint: str | None = None
+    labels: list[LabelEntry] | None = None
+    usage: Usage | None = None
+    metrics: Timings | None = Field(None, description=_TIMINGS)
+    prompt_logprobs: PromptLogprobs | None = None
+    prompt_token_ids: list[int] | None = None
+
+
+class ChatCompletionResponse(ChatFields):
+    object: Literal["chat.completion"]
+    choices: list[ChatChoice]
+
+
+class ChatDelta(ResponseModel):
+    role: str | None = None
+    content: str
+
+
+class ChatChunkChoice(ChoiceFields):
+    index: int
+    delta: ChatDelta
+    logprobs: ChatLogprobs | None
+    finish_reason: FinishReason | None
+
+
+class ChatCompletionChunk(ChatFields):
+    object: Literal["chat.completion.chunk"]
+    choices: list[ChatChunkChoice]
+
+
+class ErrorInfo(ResponseModel):
+    message: str = Field(min_length=1)
+    type: str
+    param: str | None
+    code: str | None
+
+
+class ErrorResponse(ResponseModel):
+    error: ErrorInfo

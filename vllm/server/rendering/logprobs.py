@@ -1,0 +1,196 @@
+"""Readings as OpenAI's endpoints show them: the classic lists of completions, the entries of chat, prompt positions.
+
+JSON has no infinity: an impossible token's logprob is OpenAI's -9999.0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Sequence
+from typing import Any, NamedTuple
+
+import msgspec
+import numpy as np
+
+from vllm.logprobs import FlatLogprobs, PromptLogprobs
+from vllm.server.rendering.rows import Row, chat_row, classic_row, id_row, prompt_row
+from vllm.server.rendering.token_texts import TokenNames, id_name
+from vllm.server.rendering.written_json import ENTRIES_PER_TURN, turn
+
+IMPOSSIBLE = np.float32(-9999.0)
+_MINUS_INFINITY = np.float32(-np.inf)
+
+# Entries whose arrays are put together at once, which takes about a millisecond.
+_ENTRIES_PER_PART = 65536
+
+
+class Position(NamedTuple):
+    """One position's entries, the token itself first."""
+
+    token_ids: np.ndarray  # int32 [E]
+    logprobs: np.ndarray  # float32 [E]
+    logits: np.ndarray  # float32 [E]
+    ranks: np.ndarray  # int32 [E]
+    lse: float
+    entropy: float  # NaN when not requested
+
+    def pick(self, indices: np.ndarray) -> Position:
+        """The entries at `indices`."""
+        columns = self.token_ids, self.logprobs, self.logits, self.ranks
+        token_ids, logprobs, logits, ranks = (column[indices] for column in columns)
+        return Position(token_ids, logprobs, logits, ranks, self.lse, self.entropy)
+
+
+class ClassicLogprobs(msgspec.Struct):
+    """A choice's `logprobs` in completions' shape."""
+
+    text_offset: list[int] = []
+    tokens: list[str] = []
+    token_logprobs: list[float | None] = []
+    top_logprobs: list[Row | None] = []
+    token_ids: list[int] = []
+    ranks: list[int | None] = []
+
+    def extend(self, other: ClassicLogprobs) -> None:
+        """Append what comes after."""
+        for name in self.__struct_fields__:
+            getattr(self, name).extend(getattr(other, name))
+
+    def take(self, count: int) -> ClassicLogprobs:
+        """Remove and return the first `count` positions."""
+        taken = ClassicLogprobs()
+        for name in self.__struct_fields__:
+            values = getattr(self, name)
+            setattr(taken, name, values[:count])
+            del values[:count]
+        return taken
+
+
+async def positions(readings: FlatLogprobs) -> AsyncGenerator[Position, None]:
+    """Every position that was read; waits for a turn whenever ENTRIES_PER_TURN entries come together."""
+    num_entries = 0
+    for part in readings.parts(_ENTRIES_PER_PART):
+        token_ids, logprobs, logits, ranks = part.token_ids, part.logprobs, part.logits, part.ranks
+        start = 0
+        for stop, lse, entropy in zip(part.end_indices.tolist(), part.lse.tolist(), part.entropy.tolist(), strict=True):
+            num_entries += stop - start
+            if num_entries >= ENTRIES_PER_TURN:
+                num_entries = 0
+                await turn()
+            own = slice(start, stop)
+            yield Position(token_ids[own], logprobs[own], logits[own], ranks[own], lse, entropy)
+            start = stop
+
+
+async def classic_logprobs(
+    readings: FlatLogprobs, names: TokenNames, pieces: Sequence[str], offsets: Sequence[int]
+) -> ClassicLogprobs:
+    """Completions' shape of P positions, each with its token first; `pieces` [P] are the tokens' texts, which begin at
+    `offsets` [P]."""
+    result = ClassicLogprobs(text_offset=list(offsets))
+    rest = iter(pieces)
+    async for position in positions(readings):
+        token_id, piece = position.token_ids[0].item(), next(rest)
+        logprobs = _finite(position.logprobs)
+        chosen = id_name(token_id) if names.as_ids else piece
+        result.tokens.append(chosen)
+        result.token_logprobs.append(logprobs[0].item())
+        result.token_ids.append(token_id)
+        result.ranks.append(position.ranks[0].item())
+        result.top_logprobs.append(await classic_row(position.token_ids, logprobs, chosen, names))
+    return result
+
+
+async def classic_prompt_logprobs(
+    readings: PromptLogprobs | None,
+    names: TokenNames,
+    token_ids: Sequence[int],
+    pieces: Sequence[str],
+    offsets: Sequence[int],
+) -> ClassicLogprobs:
+    """The same for a prompt, where one or more first positions were not read."""
+    count = len(token_ids) if readings is None else readings.num_unread
+    result = ClassicLogprobs(
+        text_offset=list(offsets[:count]),
+        tokens=[id_name(token_id) for token_id in token_ids[:count]] if names.as_ids else list(pieces[:count]),
+        token_logprobs=[None] * count,
+        top_logprobs=[None] * count,
+        token_ids=list(token_ids[:count]),
+        ranks=[None] * count,
+    )
+    if readings is not None:
+        result.extend(await classic_logprobs(readings, names, pieces[count:], offsets[count:]))
+    return result
+
+
+async def chat_logprobs(
+    readings: FlatLogprobs, names: TokenNames, num_topk: int, ids: Sequence[int]
+) -> list[dict[str, Any]]:
+    """Chat's `content`: each generated token with the true top `num_topk` (-1: the vocabulary), then `ids`."""
+    content = []
+    async for position in positions(readings):
+        token_id = position.token_ids[0].item()
+        logprobs, logits = _finite(position.logprobs), _finite(position.logits)
+        shown = _top_then_ids(position, num_topk, ids)
+        content.append(
+            {
+                "token": names.texts([token_id])[0],
+                "bytes": names.bytes_of(token_id),
+                "token_id": token_id,
+                "logprob": logprobs[0].item(),
+                "rank": position.ranks[0].item(),
+                "logit": logits[0].item(),
+                "top_logprobs": await chat_row(
+                    position.token_ids[shown], logprobs[shown], position.ranks[shown], logits[shown], names
+                ),
+            }
+        )
+    return content
+
+
+async def token_logprobs(readings: FlatLogprobs, names: TokenNames | None) -> list[dict[str, Any]]:
+    """`content` of /inference/v1/generate: each generated token with all entries of its position, itself first. Tokens
+    are ids alone without `names`. Where none was generated (max_tokens=0), the token's own fields are null."""
+    content = []
+    async for position in positions(readings):
+        logprobs, logits = _finite(position.logprobs), _finite(position.logits)
+        columns = position.token_ids, logprobs, position.ranks, logits
+        own: dict[str, Any] = dict.fromkeys(("token_id", "logprob", "rank", "logit"))
+        if readings.has_sampled:
+            own = {name: column[0].item() for name, column in zip(own, columns, strict=True)}
+        if names is not None:
+            known = own["token_id"]
+            own["token"] = "" if known is None else names.texts([known])[0]
+            own["bytes"] = None if known is None else names.bytes_of(known)
+        own["top_logprobs"] = await (id_row(*columns) if names is None else chat_row(*columns, names))
+        content.append(own)
+    return content
+
+
+async def prompt_logprobs(readings: PromptLogprobs, names: TokenNames) -> list[Row | None]:
+    """vLLM's `prompt_logprobs`: by token id, null where nothing was read."""
+    result: list[Row | None] = [None] * readings.num_unread
+    async for position in positions(readings):
+        logprobs, logits = _finite(position.logprobs), _finite(position.logits)
+        result.append(await prompt_row(position.token_ids, logprobs, position.ranks, logits, names))
+    return result
+
+
+def _finite(values: np.ndarray) -> np.ndarray:
+    return np.where(values == _MINUS_INFINITY, IMPOSSIBLE, values)
+
+
+def _top_then_ids(position: Position, num_topk: int, ids: Sequence[int]) -> np.ndarray:
+    """Indices (int64) of the k most likely entries in order, then of those of `ids` that are not among them."""
+    num_entries = len(position.token_ids)
+    k = num_entries if num_topk < 0 else num_topk
+    # The entries after the first are the top k in order, without the first if it is one of them.
+    ranked = slice(1, min(k + 1, num_entries))
+    falling, first = -position.logits[ranked], -position.logits[0]
+    tied = slice(int(np.searchsorted(falling, first)), int(np.searchsorted(falling, first, side="right")))
+    place = tied.start + int(np.searchsorted(position.token_ids[ranked][tied], position.token_ids[0]))
+    top = np.insert(np.arange(ranked.start, ranked.stop), place, 0)[:k]
+    if not ids:
+        return top
+    shown = set(position.token_ids[top].tolist())
+    index_of = {token_id: index for index, token_id in enumerate(position.token_ids.tolist())}
+    return np.append(top, [index_of[token_id] for token_id in ids if token_id not in shown]).astype(np.int64)

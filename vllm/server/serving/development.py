@@ -1,0 +1,140 @@
+"""Routes for who owns the server, with VLLM_SERVER_DEV_MODE=1 only: what it is made of, its memory, its workers."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import msgspec
+from fastapi import APIRouter, Request
+from starlette.responses import Response
+
+from vllm.exceptions import EngineDeadError
+from vllm.server.errors import ApiError, json_response
+from vllm.server.http.request_body import read_body
+from vllm.server.protocol.base import RequestModel
+from vllm.server.state import server_state
+
+router = APIRouter(include_in_schema=False)
+
+_TRUE = {"1": True, "true": True, "0": False, "false": False}
+
+
+class CollectiveRpcRequest(RequestModel):
+    """The body of /collective_rpc."""
+
+    method: str
+    args: list[Any] | None = None
+    kwargs: dict[str, Any] | None = None
+    timeout: float | None = None
+
+
+@router.get("/server_info")
+async def server_info(request: Request) -> Response:
+    """The engine's configuration, as a text or, with ?config_format=json, as an object."""
+    config = server_state(request).engine.vllm_config
+    form = request.query_params.get("config_format", "text")
+    if form not in ("text", "json"):
+        raise ApiError(400, f"config_format must be text or json, got {form!r}", param="config_format")
+    shown = str(config) if form == "text" else msgspec.to_builtins(dataclasses.asdict(config), enc_hook=str)
+    return json_response({"vllm_config": shown})
+
+
+@router.get("/get_world_size")
+async def get_world_size(request: Request) -> Response:
+    """How many devices run the model; with ?include_dp=false, one replica of it."""
+    config = server_state(request).engine.vllm_config.parallel_config
+    num_replicas = config.data_parallel_size if _flag(request, "include_dp", True) else 1
+    return json_response({"world_size": config.tensor_parallel_size * num_replicas})
+
+
+@router.post("/reset_prefix_cache")
+async def reset_prefix_cache(request: Request) -> Response:
+    """Forget cached prefixes; ?reset_running_requests=true lets running requests begin anew for that."""
+    running = _flag(request, "reset_running_requests", False)
+    return json_response({"success": await server_state(request).engine.reset_prefix_cache(running)})
+
+
+@router.post("/sleep")
+async def sleep(request: Request) -> Response:
+    """Give memory back. ?level=1 keeps the weights, 2 frees them; ?mode=abort, wait or keep says what becomes of
+    requests."""
+    level = request.query_params.get("level", "1")
+    if level not in ("1", "2"):
+        raise ApiError(400, f"level must be 1 or 2, got {level!r}; POST /pause keeps the memory", param="level")
+    await server_state(request).engine.sleep(int(level), request.query_params.get("mode", "abort"))
+    return Response()
+
+
+@router.post("/wake_up")
+async def wake_up(request: Request) -> Response:
+    """Undo /sleep, or, with ?tags=weights or ?tags=kv_cache, a part of it."""
+    await server_state(request).engine.wake_up(request.query_params.getlist("tags") or None)
+    return Response()
+
+
+@router.get("/is_sleeping")
+async def is_sleeping(request: Request) -> Response:
+    """Whether anything of the engine sleeps."""
+    return json_response({"is_sleeping": await server_state(request).engine.is_sleeping()})
+
+
+@router.post("/pause")
+async def pause(request: Request) -> Response:
+    """Let requests wait; ?mode=abort, wait or keep: what becomes of those that run."""
+    mode = request.query_params.get("mode", "abort")
+    await server_state(request).engine.pause_generation(mode=mode, clear_cache=_flag(request, "clear_cache", True))
+    return json_response({"status": "paused"})
+
+
+@router.post("/resume")
+async def resume(request: Request) -> Response:
+    """Undo /pause."""
+    await server_state(request).engine.resume_generation()
+    return json_response({"status": "resumed"})
+
+
+@router.get("/is_paused")
+async def is_paused(request: Request) -> Response:
+    """Whether requests wait."""
+    return json_response({"is_paused": await server_state(request).engine.is_paused()})
+
+
+@router.post("/collective_rpc")
+async def collective_rpc(request: Request) -> Response:
+    """Call a method of every worker; one result a worker."""
+    state = server_state(request)
+    body = await read_body(
+        request, CollectiveRpcRequest, int(state.args.max_body_mib * 2**20), state.args.ignore_unknown_fields
+    )
+    engine = state.engine
+    try:
+        results = await engine.collective_rpc(body.method, body.timeout, tuple(body.args or ()), body.kwargs)
+    except EngineDeadError:
+        raise
+    except RuntimeError as error:
+        raise ApiError(400, f"the workers' {body.method} failed: {error}", param="method") from None
+    return json_response({"results": msgspec.to_builtins(results, enc_hook=str)})
+
+
+@router.post("/init_weight_transfer_engine")
+@router.post("/start_weight_update")
+@router.post("/update_weights")
+@router.post("/finish_weight_update")
+async def weight_transfer(request: Request) -> Response:
+    """Refused: weights do not come over a group of their own."""
+    raise ApiError(
+        400,
+        f"{request.url.path}: this server receives no weights over NCCL; save them over the model's and call "
+        "/collective_rpc with the method reload_weights, or train with the engine in the trainer's own process",
+        code="unsupported",
+    )
+
+
+def _flag(request: Request, name: str, default: bool) -> bool:
+    text = request.query_params.get(name)
+    if text is None:
+        return default
+    if text.lower() not in _TRUE:
+        raise ApiError(400, f"{name} must be true or false, got {text!r}", param=name)
+    return _TRUE[text.lower()]

@@ -1,0 +1,156 @@
+"""POST /inference/v1/generate, token ids in and token ids out, and /inference/v1/abort_requests."""
+
+from __future__ import annotations
+
+import base64
+import io
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from typing import Any
+
+import numpy as np
+from fastapi import APIRouter, Request
+from starlette.responses import Response
+
+from vllm.outputs import CompletionOutput, RequestOutput
+from vllm.sampling_params import RequestOutputKind, SamplingParams
+from vllm.server.errors import ApiError, json_response
+from vllm.server.http.routes import post
+from vllm.server.protocol.generate import AbortRequest, GenerateRequest, GenerateResponse
+from vllm.server.rendering.logprobs import prompt_logprobs, token_logprobs
+from vllm.server.rendering.token_texts import TokenNames
+from vllm.server.serving.engine_requests import Submission, Submitted, request_id_of, respond
+from vllm.server.serving.generation.sampling import PreparedPrompts, named_as, prepare_prompts
+from vllm.server.serving.usage import UsageCount
+from vllm.server.state import ServerState
+from vllm.utils.checks import check_texts
+
+router = APIRouter()
+
+_OWN_NAMES = {"prompt_token_ids": "token_ids", "prompt": "token_ids"}
+
+
+@post(router, "/inference/v1/generate", GenerateRequest, GenerateResponse, GenerateResponse)
+async def generate(request: Request, state: ServerState, body: GenerateRequest) -> Response:
+    """Continue a prompt of token ids, and read the logprobs of chosen tokens."""
+    answer = GenerateAnswer(body, state, request_id_of(request, "generate-tokens", body.request_id))
+    return await respond(request, answer, bool(body.stream))
+
+
+@post(router, "/inference/v1/abort_requests", AbortRequest, dict[str, None])
+async def abort_requests(request: Request, state: ServerState, body: AbortRequest) -> Response:
+    """End unfinished requests of any endpoint, by the ids of their answers; each is answered with what it has, and
+    "abort" as finish reason. Other ids are ignored."""
+    await Submission.cut_short(state, set(check_texts("request_ids", body.request_ids)))
+    return json_response({})
+
+
+class GenerateAnswer:
+    """See `Answer`."""
+
+    def __init__(self, body: GenerateRequest, state: ServerState, answer_id: str) -> None:
+        """Raises ApiError or VLLMValidationError for a field that cannot be honoured."""
+        self._body = body
+        self._state = state
+        self._id = answer_id
+        self._mode = body.output_mode or "tokens"
+        self._frame = {"request_id": answer_id, "output_mode": self._mode}
+        if self._mode == "derender" and body.stream:
+            message = 'output_mode "derender" makes whole messages: not with stream; "text" streams'
+            raise ApiError(400, message, "stream", "invalid_value")
+        self._params = self._sampling_params()
+        self._names = TokenNames(state.engine.tokenizer, state.args.return_tokens_as_token_ids)
+        self._has_logprobs = self._params.num_logprobs is not None
+
+    def _sampling_params(self) -> SamplingParams:
+        own, state = self._body.sampling_params, self._state
+        needs_text = self._mode != "tokens"
+        if needs_text and state.engine.tokenizer is None:
+            message = f'output_mode "{self._mode}" requires a tokenizer, and this server runs without one'
+            raise ApiError(400, message, "output_mode", "invalid_value")
+        if needs_text and own.detokenize is False:
+            message = f'output_mode "{self._mode}" needs detokenize, which sampling_params.detokenize=false leaves out'
+            raise ApiError(400, message, "detokenize", "invalid_value")
+        defaults = state.engine.model_config.default_sampling_params
+        fields: dict[str, Any] = {"max_tokens": None, "detokenize": needs_text or bool(own.stop), **defaults}
+        fields |= {name: value for name in type(own).model_fields if (value := getattr(own, name)) is not None}
+        if own.stop_token_ids and defaults.get("stop_token_ids"):
+            # Those of both count.
+            fields["stop_token_ids"] = [*own.stop_token_ids, *defaults["stop_token_ids"]]
+        if own.repetition_detection is not None:
+            fields["repetition_detection"] = own.repetition_detection.model_dump(exclude_none=True)
+        kind = RequestOutputKind.DELTA if self._body.stream else RequestOutputKind.FINAL_ONLY
+        return SamplingParams(**fields, output_kind=kind)
+
+    async def prepare(self) -> PreparedPrompts:
+        """See `prepare_prompts`."""
+        prompt: dict[str, Any] = {"prompt_token_ids": self._body.token_ids}
+        if self._body.prompt is not None:
+            prompt["prompt"] = self._body.prompt
+        with named_as(_OWN_NAMES):
+            return await prepare_prompts(
+                self._state,
+                self._body,
+                self._id,
+                [prompt],
+                self._params,
+                add_special_tokens=False,
+                prompt_field="token_ids",
+            )
+
+    async def submit(self) -> Submission:
+        prepared = await self.prepare()
+        return await Submission.queue(self._state, self._id, *prepared, self._body.priority or 0)
+
+    async def whole(self, outputs: list[RequestOutput], request: Request) -> dict[str, Any]:
+        (output,) = outputs
+        usage = UsageCount(request)
+        usage.add(0, output)
+        choices = [await self._choice(completion) for completion in output.outputs]
+        return {**self._frame, "choices": choices, **await self._prompt_fields(output), **usage.last_fields()}
+
+    async def chunks(self, submission: Submitted, request: Request) -> AsyncGenerator[dict[str, Any], None]:
+        usage = UsageCount(request, self._body.stream_options, self._state.args.enable_force_include_usage)
+        is_first = True
+        async with aclosing(submission.events()) as events:
+            async for index, output in events:
+                usage.add(index, output)
+                for completion in output.outputs:
+                    once = await self._prompt_fields(output) if is_first else {}
+                    is_first = False
+                    yield {**self._frame, "choices": [await self._choice(completion)], **once, **usage.so_far()}
+        if usage.is_wanted_last:
+            yield {**self._frame, **usage.last_chunk_fields()}
+
+    async def _choice(self, completion: CompletionOutput) -> dict[str, Any]:
+        """The fields for what `completion` adds to a choice."""
+        fields: dict[str, Any] = {"index": completion.index, "token_ids": completion.token_ids, "logprobs": None}
+        if self._has_logprobs:
+            names = None if self._mode == "tokens" else self._names
+            readings = completion.logprobs
+            fields["logprobs"] = {"content": [] if readings is None else await token_logprobs(readings, names)}
+        if self._mode == "text":
+            fields["text"] = completion.text
+        elif self._mode == "derender":
+            role = self._state.args.response_role
+            fields["message"] = {"role": role, "content": completion.text, "refusal": None}
+        return {**fields, "finish_reason": completion.finish_reason, "stop_reason": completion.stop_reason}
+
+    async def _prompt_fields(self, output: RequestOutput) -> dict[str, Any]:
+        """The prompt's ids and readings, as far as requested."""
+        fields: dict[str, Any] = {}
+        if self._body.return_token_ids:
+            fields["prompt_token_ids"] = output.prompt_token_ids
+        if self._params.prompt_logprobs is not None and output.prompt_logprobs is not None:
+            fields["prompt_logprobs"] = await prompt_logprobs(output.prompt_logprobs, self._names)
+        matrix = output.prompt_token_id_logprobs
+        if matrix is not None:
+            fields["prompt_token_id_logprobs"] = npy_base64(matrix)
+        return fields
+
+
+def npy_base64(array: np.ndarray) -> str:
+    """The array as a .npy file, in base64."""
+    file = io.BytesIO()
+    np.save(file, array, allow_pickle=False)
+    return base64.b64encode(file.getbuffer()).decode()

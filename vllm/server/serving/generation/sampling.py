@@ -1,0 +1,126 @@
+"""A generation request's fields to queued engine requests."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from vllm.exceptions import VLLMValidationError
+from vllm.inputs.text_options import TextOptions
+from vllm.logger import init_logger
+from vllm.sampling_params import RequestOutputKind, SamplingParams
+from vllm.server.errors import ApiError
+from vllm.server.protocol.generate import GenerateRequest
+from vllm.server.protocol.generation import GenerationFields
+from vllm.server.rendering.readings import ReadingPlan
+from vllm.server.state import ServerState
+from vllm.v1.engine.input_processor import ProcessedPrompt
+
+logger = init_logger(__name__)
+
+PreparedPrompts = tuple[list[ProcessedPrompt], list[SamplingParams]]
+"""The prompts of a request, and the parameters of each."""
+
+
+def sampling_params(
+    request: GenerationFields,
+    state: ServerState,
+    plan: ReadingPlan,
+    *,
+    max_tokens: int | None,
+    logprobs: int | None,
+    prompt_logprobs: int | None = None,
+) -> SamplingParams:
+    """The parameters of the request's prompts. Fields left out have the model's defaults, or else vLLM's.
+
+    `logprobs` and `prompt_logprobs` are top-k at generated and prompt positions; without the latter, the request's own
+    field counts. Raises VLLMValidationError for a value out of its range.
+    """
+    fields = request.sampling_fields(state.engine.model_config.default_sampling_params)
+    default_max_tokens = fields.pop("max_tokens", None)
+    if prompt_logprobs is not None:
+        fields["prompt_logprobs"] = prompt_logprobs
+    return SamplingParams(
+        **fields,
+        max_tokens=default_max_tokens if max_tokens is None else max_tokens,
+        logprobs=logprobs,
+        logprob_token_ids=plan.engine_ids or None,
+        detokenize=state.engine.tokenizer is not None,
+        extra_args=request.vllm_xargs,
+        output_kind=RequestOutputKind.DELTA if request.stream else RequestOutputKind.FINAL_ONLY,
+    )
+
+
+async def prepare_prompts(
+    state: ServerState,
+    request: GenerationFields | GenerateRequest,
+    answer_id: str,
+    prompts: list[Any],
+    params: SamplingParams,
+    *,
+    add_special_tokens: bool,
+    prompt_field: str = "prompt",
+    max_tokens_field: str = "max_tokens",
+) -> PreparedPrompts:
+    """Tokenise and check all prompts of a request, for `Submission.queue`. Errors name `prompt_field` and
+    `max_tokens_field`.
+
+    Raises:
+        VLLMValidationError: a prompt or parameter that cannot be honoured.
+        ApiError: a prompt with `max_tokens` beyond the context.
+        EngineDeadError: the engine is dead.
+    """
+    if request.cache_salt is not None:
+        prompts = [_with_salt(prompt, request.cache_salt) for prompt in prompts]
+    longest = state.engine.model_config.max_model_len
+    if params.truncate_prompt_tokens is None:
+        for prompt in prompts:
+            # Before each id of a long prompt is checked.
+            ids = prompt.get("prompt_token_ids") if isinstance(prompt, dict) else prompt
+            if isinstance(ids, list) and len(ids) > longest:
+                message = f"{prompt_field}: the prompt has {len(ids)} tokens, more than the context's {longest}"
+                raise ApiError(400, message, prompt_field, "context_length_exceeded")
+    processed = await state.engine.process_prompts(
+        prompts, [params] * len(prompts), options=TextOptions(add_special_tokens)
+    )
+    wanted = getattr(request, max_tokens_field)
+    for prompt in processed:
+        length = len(prompt.token_ids)
+        if wanted is not None and length + wanted > longest:
+            message = (
+                f"the prompt's {length} tokens and {max_tokens_field}={wanted} are more than the context's {longest} "
+                f"tokens; leave {max_tokens_field} out to generate as many as fit"
+            )
+            raise ApiError(400, message, max_tokens_field, "context_length_exceeded")
+    if state.args.enable_log_requests:
+        for index, prompt in enumerate(processed):
+            _log_request(f"{answer_id}-{index}", prompt, params, state.args.max_log_len)
+    check = state.engine.input_processor.process_params
+    return processed, [check(params, len(prompt.token_ids)) for prompt in processed]
+
+
+def _log_request(name: str, prompt: ProcessedPrompt, params: SamplingParams, longest: int | None) -> None:
+    text, ids = prompt.text, list(prompt.token_ids)
+    if longest is not None:
+        text, ids = None if text is None else text[:longest], ids[:longest]
+    logger.info("request %s: prompt %r, ids %s of %d, %s", name, text, ids, len(prompt.token_ids), params)
+
+
+@contextmanager
+def named_as(names: Mapping[str, str]) -> Iterator[None]:
+    """Rename the parameter of errors: `names` maps SamplingParams' names to the request's fields."""
+    try:
+        yield
+    except VLLMValidationError as error:
+        name = names.get(error.parameter or "")
+        if name is None:
+            raise
+        message = error.args[0].replace(error.parameter, name, 1)
+        raise VLLMValidationError(message, name, error.value) from None
+
+
+def _with_salt(prompt: Any, salt: str) -> Any:
+    if isinstance(prompt, dict):
+        return {**prompt, "cache_salt": salt}
+    return {"prompt" if isinstance(prompt, str) else "prompt_token_ids": prompt, "cache_salt": salt}

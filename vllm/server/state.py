@@ -1,0 +1,221 @@
+"""The state that all endpoints of a server share."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import time
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from fastapi import Request
+
+from vllm.decisions.calibration import Calibration
+from vllm.entrypoints.async_llm import AsyncLLM
+from vllm.exceptions import shown
+from vllm.pooling.pairs import check_score_args, score_type
+from vllm.pooling.score_templates import ScoreTemplate, default_template, score_template
+from vllm.server.errors import ApiError
+from vllm.server.http_metrics import HttpMetrics
+from vllm.server.server_args import ServerArgs
+from vllm.tokenizers.tokenizer import Tokenizer
+from vllm.tracing import RequestTracer
+from vllm.version import __version__
+
+# Of each task, what a model that has it does, and what one that has not does not.
+_DOES = {
+    "generate": "generates (/v1/completions, /v1/chat/completions), reads the probabilities of labels (/v1/score)",
+    "embed": "embeds (/v1/embeddings)",
+    "classify": "classifies (/classify)",
+    "token_embed": "embeds tokens (/pooling, /v1/embeddings)",
+    "token_classify": "classifies tokens (/pooling)",
+    "score": "scores pairs of texts (/rerank, /score)",
+}
+_WANTED = {
+    "generate": "does not generate",
+    "embed": "does not embed",
+    "vectors": "does not embed",
+    "classify": "has no classes",
+    "score": "does not score pairs of texts, for which it would need one label",
+    "pool": "is no pooling model",
+}
+
+
+@dataclass
+class ServerState:
+    """A server.
+
+    Attributes:
+        engine_client: the engine; None: it is still to come, and requests for it are answered 503.
+        chat_template: text of a template in place of the model's own.
+        created: when it started, in Unix seconds.
+        draining: it is stopping and accepts no new work.
+        in_flight: tasks of the requests to the engine's endpoints that are being answered.
+        calibration: of decisions, from the arguments' file; None = none.
+        http_metrics: of its requests by endpoint.
+
+    Raises:
+        VLLMValidationError: a file of a calibration that cannot be used.
+        ValueError: see `check_engine`.
+    """
+
+    engine_client: AsyncLLM | None
+    args: ServerArgs = field(default_factory=ServerArgs)
+    chat_template: str | None = None
+    created: int = field(default_factory=lambda: int(time.time()))
+    draining: bool = False
+    in_flight: set[asyncio.Task[Any]] = field(default_factory=set)
+    calibration: Calibration | None = field(init=False, default=None)
+    http_metrics: HttpMetrics = field(default_factory=HttpMetrics)
+
+    def __post_init__(self) -> None:
+        if self.args.calibration is not None:
+            self.calibration = Calibration.load(self.args.calibration)
+        # A template that is not there is an error at start.
+        score_template(self.args.score_template, self.args.score_labels)
+        if self.engine_client is not None:
+            self.check_engine(self.engine_client)
+
+    def check_engine(self, engine: AsyncLLM) -> None:
+        """ValueError: an argument that the engine's model has no use for."""
+        if self.args.score_template is None and self.args.score_labels is None:
+            return
+        check_score_args(engine.model_config, self.args.score_template, self.args.score_labels)
+
+    @property
+    def engine(self) -> AsyncLLM:
+        """Raises ApiError 503 while there is none."""
+        if self.engine_client is None:
+            raise ApiError(503, "the server is starting: it has no engine yet", code="starting", retry_after=1)
+        return self.engine_client
+
+    @property
+    def tracer(self) -> RequestTracer | None:
+        """The engine's; None: requests are not traced."""
+        return None if self.engine_client is None else self.engine_client.tracer
+
+    @property
+    def model_names(self) -> list[str]:
+        """What the server lists; the first stands in answers. Left out, the model as it was given."""
+        if self.args.served_model_name:
+            return self.args.served_model_name
+        config = self.engine.model_config
+        return list(config.served_model_name) or [config.model]
+
+    @cached_property
+    def fingerprint(self) -> str | None:
+        """`system_fingerprint` of answers: of what makes the numbers, as --fingerprint-mode says."""
+        mode = self.args.fingerprint_mode
+        if mode in ("custom", "none"):
+            return self.args.fingerprint_value
+        config = self.engine.vllm_config
+        sizes = config.parallel_config
+        axes = (("tp", sizes.tensor_parallel_size), ("dp", sizes.data_parallel_size))
+        devices = [f"{name}{size}" for name, size in axes if size > 1 and mode == "full"]
+        digest = hashlib.sha256(repr(config).encode()).hexdigest()[:8]
+        return "-".join(["vllm", __version__, *devices, digest])
+
+    @cached_property
+    def score_template(self) -> ScoreTemplate | None:
+        """How /rerank and /score ask the model; None: its tokenizer joins the texts, or it reads them apart."""
+        config, labels, source = self.engine.model_config, self.args.score_labels, self.args.score_template
+        if config.runner_type == "pooling":
+            if score_type(config) != "cross-encoder":
+                return None
+            source = source or self.chat_template
+        if source is None:
+            return default_template(config, self.engine.tokenizer, labels, self.args.served_model_name or ())
+        return score_template(source, labels, config.hf_config.raw)
+
+    def log_score_template(self) -> None:
+        """Have the log say which template scores pairs, where none is named."""
+        with suppress(ValueError):  # requests for scores are answered by it
+            _ = self.score_template
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """Raises ApiError if skip_tokenizer_init left it out."""
+        if self.engine.tokenizer is None:
+            raise ApiError(400, "this server runs without a tokenizer: texts cannot be read or written")
+        return self.engine.tokenizer
+
+    @property
+    def max_sequences(self) -> int:
+        """Limit of sequences that run on all replicas or wait."""
+        config = self.engine.vllm_config
+        max_running = config.scheduler_config.max_num_seqs * config.parallel_config.data_parallel_size
+        return max_running + self.args.max_num_queued_reqs
+
+    def check_model(self, name: str | None) -> str:
+        """The name as the server lists it; the first for None and for the last part of a path. Raises ApiError 404 if
+        there is no such model."""
+        names = self.model_names
+        model = self.engine.model_config.model
+        if name is None or (names == [model] and name == Path(model).name):
+            return names[0]
+        if name not in names:
+            message = f"there is no model {shown(name)} here; there is {', '.join(map(repr, names))}"
+            raise ApiError(404, message, "model", "model_not_found")
+        return name
+
+    @cached_property
+    def tasks(self) -> tuple[str, ...]:
+        """What the model can do: "generate" or a pooling model's tasks and "pool"; "score": pairs of texts."""
+        config = self.engine.model_config
+        if config.runner_type != "pooling":
+            return ("generate", "score")
+        return (*config.pooling_tasks, *(("score",) if score_type(config) else ()), "pool")
+
+    def can(self, task: str | None) -> bool:
+        """Whether the model can do `task`; "vectors": it embeds texts or tokens; None: it need not."""
+        return not {task, *(("embed", "token_embed") if task == "vectors" else ())}.isdisjoint((None, *self.tasks))
+
+    def check_task(self, task: str | None) -> None:
+        """Raises ApiError 400 if the model cannot do `task`; None: whatever it is."""
+        if self.can(task):
+            return
+        does = [_DOES[each] for each in self.tasks if each in _DOES]
+        wanted = _WANTED.get(str(task), f"has no task {task}")
+        raise ApiError(400, f"this server's model {wanted}: it {', '.join(does)}", "model", "unsupported_task")
+
+    def stopping_error(self) -> ApiError:
+        """503, for requests that come after the server began to stop, or that it cancels."""
+        return ApiError(503, "the server is shutting down", code="shutting_down", retry_after=10)
+
+    def check_accepting(self) -> None:
+        """Raises ApiError 503 if the server is stopping."""
+        if self.draining:
+            raise self.stopping_error()
+
+    def check_capacity(self, num_sequences: int, what: str = "n or best_of of each prompt") -> None:
+        """Raises ApiError: 503 if the server is stopping, 429 if the queue is full, 400 if it could never hold them;
+        `what` the sequences are."""
+        self.check_accepting()
+        limit = self.max_sequences
+        if num_sequences > limit:
+            message = (
+                f"the request asks for {num_sequences} sequences ({what}), and the server holds "
+                f"{limit} at once (--max-num-seqs and --max-num-queued-reqs)"
+            )
+            raise ApiError(400, message, code="too_many_sequences")
+        if num_sequences > limit - self.engine.num_unfinished_sequences:
+            message = (
+                f"too many requests: {num_sequences} more sequences would exceed the queue's limit of "
+                f"{self.args.max_num_queued_reqs} (--max-num-queued-reqs)"
+            )
+            raise ApiError(429, message, code="overloaded", retry_after=1)
+
+    def check_count(self, count: int, name: str) -> None:
+        """Raises ApiError if the field `name` has more entries than --max-prompts-per-request."""
+        limit = self.args.max_prompts_per_request
+        if count > limit:
+            message = f"{name} has {count} entries, more than the limit of {limit} (--max-prompts-per-request)"
+            raise ApiError(400, message, name, "too_many_prompts")
+
+
+def server_state(request: Request) -> ServerState:
+    """The state of the server that got `request`."""
+    return request.app.state.server

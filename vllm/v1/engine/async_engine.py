@@ -1,0 +1,401 @@
+"""The engine for an event loop: requests in, streams of outputs back, the cores in processes of their own."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from typing_extensions import Self
+
+from vllm.config import VllmConfig
+from vllm.engine.arg_utils import EngineArgs
+from vllm.exceptions import EngineDeadError, VLLMValidationError
+from vllm.inputs.text_options import DEFAULT_TEXT_OPTIONS, TextOptions, text_options
+from vllm.outputs import RequestOutput
+from vllm.pooling_outputs import PoolingRequestOutput
+from vllm.pooling_params import PoolingParams
+from vllm.sampling_params import SamplingParams
+from vllm.tokenizers.tokenizer import Tokenizer
+from vllm.tracing import continued, make_tracer
+from vllm.utils.checks import check_neutral
+from vllm.v1.engine.async_control import AsyncEngineControl
+from vllm.v1.engine.core_process.client import CoreClient
+from vllm.v1.engine.core_process.start import CoreProcessHandle
+from vllm.v1.engine.input_processor import InputProcessor, ProcessedPrompt, load_tokenizer
+from vllm.v1.engine.output_processor import id_in_use_error
+from vllm.v1.engine.replica import Replica
+from vllm.v1.engine.replica_router import ReplicaRouter
+from vllm.v1.engine.request_stream import RequestStream
+from vllm.v1.engine.upstream_calls import (
+    NO_LORA,
+    check_executor_class,
+)
+from vllm.v1.messages import EngineCoreOutput
+
+_LONG_TEXT = 4096  # characters; more are tokenised in a thread, so that the loop goes on meanwhile
+
+
+class AsyncEngine(AsyncEngineControl):
+    """Generates for requests that come at any time. All methods but the constructor and `shutdown` belong to one event
+    loop. When one of the `replicas` (data_parallel_size of them) dies, the engine is dead: it takes no further
+    requests, but the other replicas finish theirs.
+    """
+
+    def __init__(
+        self,
+        vllm_config: VllmConfig,
+        executor_class: type | None = None,
+        log_stats: bool = False,
+        usage_context: Any = None,
+        mm_registry: Any = None,
+        use_cached_outputs: bool = False,
+        log_requests: bool = False,
+        start_engine_loop: bool = True,
+        stat_loggers: Sequence[Any] | None = None,
+        aggregate_engine_logging: bool = False,
+        client_addresses: Mapping[str, Any] | None = None,
+        client_count: int = 1,
+        client_index: int = 0,
+        *,
+        core_processes: Sequence[CoreProcessHandle] = (),
+        meanwhile: Callable[[Tokenizer | None], None] | None = None,
+    ) -> None:
+        """Start the engine cores and wait until they are ready; EngineDeadError: one could not start, with the cause.
+        The engine logs nothing by itself, so that the arguments about logs change nothing; loggers, executors other
+        than the configuration's, and cores that run elsewhere, are refused.
+
+        Args:
+            executor_class: None, or what Executor.get_class gives.
+            core_processes: data_parallel_size processes that `start_core` started; none = start them.
+            meanwhile: called with the tokenizer while the cores load the model.
+        """
+        check_neutral("stat_loggers", stat_loggers, "read get_metrics, or the server's /metrics")
+        check_neutral("client_addresses", client_addresses, "the engine starts its cores itself")
+        check_executor_class(vllm_config, executor_class)
+        self.vllm_config = config = vllm_config
+        self.model_config = config.model_config
+        cores = _start_cores(config, core_processes)
+        try:
+            self.tokenizer = load_tokenizer(self.model_config)
+            if meanwhile is not None:
+                meanwhile(self.tokenizer)
+            for core in cores:
+                core.wait_until_ready()
+        except BaseException:
+            _close_cores(cores)
+            raise
+        self.input_processor = InputProcessor(config, self.tokenizer)
+        self.tracer = make_tracer(config)
+        self.replicas = [Replica(core, self.input_processor, self.tracer) for core in cores]
+        self._router: ReplicaRouter | None = None
+        if len(cores) > 1:
+            cache, num_blocks = config.cache_config, [core.num_blocks for core in cores]
+            self._router = ReplicaRouter(num_blocks, cache.block_size, cache.enable_prefix_caching)
+        self._receivers: list[asyncio.Task[None]] = []
+
+    @classmethod
+    def from_vllm_config(
+        cls,
+        vllm_config: VllmConfig,
+        start_engine_loop: bool = True,
+        usage_context: Any = None,
+        stat_loggers: Sequence[Any] | None = None,
+        enable_log_requests: bool = False,
+        aggregate_engine_logging: bool = False,
+        disable_log_stats: bool = False,
+        client_addresses: Mapping[str, Any] | None = None,
+        client_count: int = 1,
+        client_index: int = 0,
+    ) -> Self:
+        """An engine of a finished configuration; see the constructor."""
+        return cls(vllm_config, stat_loggers=stat_loggers, client_addresses=client_addresses)
+
+    @classmethod
+    def from_engine_args(
+        cls,
+        engine_args: EngineArgs,
+        start_engine_loop: bool = True,
+        usage_context: Any = None,
+        stat_loggers: Sequence[Any] | None = None,
+    ) -> Self:
+        """Build the configuration and the engine; see from_vllm_config. ValueError for bad arguments."""
+        return cls.from_vllm_config(engine_args.create_engine_config(), start_engine_loop, usage_context, stat_loggers)
+
+    async def generate(
+        self,
+        prompt: Any,
+        sampling_params: SamplingParams,
+        request_id: str,
+        *,
+        lora_request: Any = None,
+        tokenization_kwargs: Mapping[str, Any] | None = None,
+        trace_headers: Mapping[str, str] | None = None,
+        priority: int = 0,
+        data_parallel_rank: int | None = None,
+    ) -> AsyncGenerator[RequestOutput, None]:
+        """Yield the outputs of one prompt, by `sampling_params.output_kind`. Leaving the iteration early aborts the
+        request. Arguments and errors as for `add_request`; EngineDeadError also when the engine dies meanwhile."""
+        stream = await self.add_request(
+            request_id,
+            prompt,
+            sampling_params,
+            lora_request=lora_request,
+            tokenization_kwargs=tokenization_kwargs,
+            trace_headers=trace_headers,
+            priority=priority,
+            data_parallel_rank=data_parallel_rank,
+        )
+        finished = False
+        try:
+            async for output in stream:
+                finished = output.finished
+                yield output
+        finally:
+            if not finished:
+                await asyncio.shield(self.abort(request_id))
+
+    async def encode(
+        self,
+        prompt: Any,
+        pooling_params: PoolingParams,
+        request_id: str,
+        lora_request: Any = None,
+        trace_headers: Mapping[str, str] | None = None,
+        priority: int = 0,
+        tokenization_kwargs: Mapping[str, Any] | None = None,
+        reasoning_ended: bool | None = None,
+    ) -> AsyncGenerator[PoolingRequestOutput, None]:
+        """Yield the one output of a prompt for a pooling model. Arguments and errors as for `add_request`."""
+        stream: Any = await self.add_request(
+            request_id,
+            prompt,
+            pooling_params,
+            lora_request=lora_request,
+            tokenization_kwargs=tokenization_kwargs,
+            trace_headers=trace_headers,
+            priority=priority,
+        )
+        finished = False
+        try:
+            async for output in stream:
+                finished = output.finished
+                yield output
+        finally:
+            if not finished:
+                await asyncio.shield(self.abort(request_id))
+
+    async def add_request(
+        self,
+        request_id: str,
+        prompt: Any,
+        params: SamplingParams | PoolingParams,
+        *,
+        lora_request: Any = None,
+        tokenization_kwargs: Mapping[str, Any] | None = None,
+        trace_headers: Mapping[str, str] | None = None,
+        priority: int = 0,
+        data_parallel_rank: int | None = None,
+    ) -> RequestStream:
+        """Check and queue one request.
+
+        Args:
+            request_id: a name that no unfinished request has.
+            prompt: a string, a list of ids, a TextPrompt / TokensPrompt dict, or a ProcessedPrompt.
+            params: what to do with it.
+            lora_request, data_parallel_rank: None; adapters are not implemented, and the engine chooses the replica.
+            tokenization_kwargs: as in LLM.generate.
+            trace_headers: W3C's, of the trace that the request's span is to be part of.
+            priority: lower runs earlier under the "priority" policy.
+
+        Raises:
+            VLLMValidationError: a bad prompt, parameter or id; nothing is queued then.
+            EngineDeadError: the engine is dead.
+        """
+        self._check_alive()
+        check_neutral("lora_request", lora_request, NO_LORA)
+        if data_parallel_rank is not None:
+            message = "data_parallel_rank is not supported: the engine chooses the replica"
+            raise VLLMValidationError(message, "data_parallel_rank", data_parallel_rank)
+        self.input_processor.check_params(params)
+        self.input_processor.check_request(request_id, params, priority)
+        if getattr(params, "logits_processors", None):
+            message = "logits_processors cannot be sent to the engine's process; load a custom logits processor instead"
+            raise VLLMValidationError(message, "logits_processors")
+        if isinstance(prompt, ProcessedPrompt):
+            processed = prompt
+        else:
+            options = text_options(tokenization_kwargs)
+            params = options.applied(params)
+            (processed,) = await self.process_prompts([prompt], [params], options=options)
+        checked = self.input_processor.process_params(params, len(processed.token_ids))
+        with continued(self.tracer, trace_headers):
+            return await self.add_checked(request_id, processed, checked, priority)
+
+    async def process_prompts(
+        self, prompts: Sequence[Any], params: Sequence[Any], *, options: TextOptions = DEFAULT_TEXT_OPTIONS
+    ) -> list[ProcessedPrompt]:
+        """InputProcessor.process_prompts, for long texts in a thread."""
+        process = self.input_processor.process_prompts
+        if sum(len(_text_of(prompt)) for prompt in prompts) > _LONG_TEXT:
+            return await asyncio.to_thread(process, prompts, params, options=options)
+        return process(prompts, params, options=options)
+
+    async def add_checked(
+        self,
+        request_id: str,
+        processed: ProcessedPrompt,
+        checked: SamplingParams,
+        priority: int = 0,
+        changed: asyncio.Event | None = None,
+    ) -> RequestStream:
+        """Queue a request from `process_prompts` and `input_processor.process_params`; errors: the id is in use, the
+        engine is dead. `changed`: see RequestStream."""
+        self._check_alive()
+        await self._wait_while_paused()
+        router = self._router
+        if router is None:
+            return self.replicas[0].add(request_id, processed, checked, priority, changed)
+        if request_id in router:
+            raise id_in_use_error(request_id, request_id)
+        num_sequences, max_tokens = (
+            (1, 0) if isinstance(checked, PoolingParams) else (checked.num_distinct, checked.max_tokens)
+        )
+        assert max_tokens is not None, "the input processor sets max_tokens"
+        index = router.route(request_id, processed.token_ids, processed.cache_salt, num_sequences, max_tokens)
+        try:
+            return self.replicas[index].add(request_id, processed, checked, priority, changed)
+        except BaseException:
+            router.end([request_id])
+            raise
+
+    async def abort(
+        self, request_id: str | Iterable[str], internal: bool = False, *, with_output: bool = False
+    ) -> None:
+        """Drop requests; unknown ids are ignored. Their streams end without a finished output, or, `with_output`, by
+        one that holds what there is and has "abort" as finish reason. `internal` changes nothing."""
+        request_ids = [request_id] if isinstance(request_id, str) else list(request_id)
+        for replica in self.replicas:
+            replica.abort(request_ids, with_output)
+        if self._router is not None:
+            self._router.end(request_ids)
+
+    async def check_health(self) -> None:
+        """Raises EngineDeadError when the engine is dead."""
+        self._check_alive()
+
+    @property
+    def is_running(self) -> bool:
+        """Whether it takes requests."""
+        return not self.errored
+
+    @property
+    def is_stopped(self) -> bool:
+        """Whether it is dead."""
+        return self.errored
+
+    @property
+    def errored(self) -> bool:
+        return self.dead_error is not None
+
+    @property
+    def dead_error(self) -> EngineDeadError | None:
+        """Why the engine is dead; None: it is not."""
+        errors = (replica.core.dead_error for replica in self.replicas)
+        return next((error for error in errors if error is not None), None)
+
+    @property
+    def num_unfinished_sequences(self) -> int:
+        """In sequences, of which a request may have several."""
+        return sum(replica.num_unfinished_sequences for replica in self.replicas)
+
+    async def wait_dead(self) -> EngineDeadError:
+        """Wait until the engine is dead; returns the cause."""
+        self._start_receiving()
+        done, _ = await asyncio.wait(self._receivers, return_when=asyncio.FIRST_COMPLETED)
+        for receiver in done:
+            receiver.result()  # raises any other error that ended it
+        assert self.dead_error is not None
+        return self.dead_error
+
+    @property
+    def core_pids(self) -> list[int]:
+        """Process ids of the engine cores, one a replica."""
+        return [replica.core.pid for replica in self.replicas]
+
+    def shutdown(self, timeout: float | None = None) -> None:
+        """End the cores' processes; open streams get EngineDeadError. `timeout` has no effect: a core that does not
+        end when it is asked to is killed."""
+        for receiver in self._receivers:
+            receiver.cancel()
+        _close_cores([replica.core for replica in self.replicas])
+        for replica in self.replicas:
+            if replica.core.dead_error is None:
+                replica.core.dead_error = EngineDeadError("the engine was shut down")
+            self._fail(replica, replica.core.dead_error)
+        if self.tracer is not None:
+            self.tracer.shutdown()
+
+    async def _call(self, method: str, *arguments: Any) -> list[Any]:
+        self._check_alive()
+        return await asyncio.gather(*(replica.core.call(method, *arguments) for replica in self.replicas))
+
+    def _check_alive(self) -> None:
+        if self.dead_error is not None:
+            raise self.dead_error
+        self._start_receiving()
+
+    def _start_receiving(self) -> None:
+        if not self._receivers:
+            self._receivers = [asyncio.create_task(self._receive(replica)) for replica in self.replicas]
+
+    async def _receive(self, replica: Replica) -> None:
+        try:
+            await replica.core.receive(partial(self._take, replica), partial(self._is_busy, replica))
+        except EngineDeadError as error:
+            self._fail(replica, error)
+
+    def _is_busy(self, replica: Replica) -> bool:
+        """Whether outputs are to be expected."""
+        return bool(replica.num_unfinished_sequences) and not self._is_paused
+
+    def _take(self, replica: Replica, outputs: list[EngineCoreOutput], stats: dict[str, Any]) -> None:
+        processed = replica.take(outputs, stats)
+        if self._router is not None:
+            self._router.begin(processed.begun)
+            self._router.end(processed.ended)
+
+    def _fail(self, replica: Replica, error: EngineDeadError) -> None:
+        lost = replica.fail(error)
+        if self._resumed is not None:
+            self._resumed.set()
+        if self._router is not None:
+            self._router.end(lost)
+
+
+def _start_cores(config: VllmConfig, processes: Sequence[CoreProcessHandle]) -> list[CoreClient]:
+    """A core for each replica, not ready yet."""
+    parallel = config.parallel_config
+    num_replicas = parallel.data_parallel_size
+    cores = []
+    for rank, process in enumerate(processes or (None,) * num_replicas):
+        own = replace(config, parallel_config=replace(parallel, data_parallel_rank=rank))
+        name = "the engine core" if num_replicas == 1 else f"engine core {rank}"
+        cores.append(CoreClient(own, process, name))
+    return cores
+
+
+def _close_cores(cores: Sequence[CoreClient]) -> None:
+    """End the cores in parallel."""
+    for core in cores:
+        core.ask_to_stop()
+    for core in cores:
+        core.close()
+
+
+def _text_of(prompt: Any) -> str:
+    """The prompt's text if it is to be tokenised, else empty."""
+    text = prompt.get("prompt") if isinstance(prompt, dict) and "prompt_token_ids" not in prompt else prompt
+    return text if isinstance(text, str) else ""

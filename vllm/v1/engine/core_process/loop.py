@@ -1,0 +1,152 @@
+"""The engine core in a process of its own. Its CoreStart comes pickled through stdin, which stays open as long as the
+parent lives; messages are multipart, their kind first."""
+
+from __future__ import annotations
+
+import gc
+import os
+import pickle
+import shutil
+import sys
+import threading
+import traceback
+
+import msgspec
+import torch
+import zmq
+
+from vllm.exceptions import EngineDeadError
+from vllm.logger import init_logger
+from vllm.v1.engine.core import EngineCore
+from vllm.v1.engine.core_process.serial import decode_request, encode_outputs
+from vllm.v1.engine.core_process.start import ABORT, ADD, CALL, DEAD, OUTPUTS, READY, REPLY, STOP, CoreStart
+from vllm.v1.messages import EngineCoreOutput
+
+logger = init_logger(__name__)
+
+_HEALTH_CHECK_MS = 1000
+_MAX_FAILED_STEPS = 3  # in a row; the fault is then the engine's, not a request's
+
+
+class CoreProcess:
+    """The process's loop: take messages, run a step, send its outputs."""
+
+    def __init__(self, start: CoreStart) -> None:
+        context = zmq.Context()
+        self._input = context.socket(zmq.PULL)
+        self._output = context.socket(zmq.PUSH)
+        for socket in (self._input, self._output):
+            # No message is dropped at a high-water mark; unsent ones delay the process's end by a second at most.
+            socket.set_hwm(0)
+            socket.setsockopt(zmq.LINGER, 1000)
+        self._input.connect(start.input_address)
+        self._output.connect(start.output_address)
+        self._config = start.config
+        self._core: EngineCore
+        self._num_failed_steps = 0
+
+    def run(self) -> int:
+        """Serve until told to stop; the process's exit status."""
+        try:
+            self._core = EngineCore(self._config)
+            try:
+                self._serve()
+            finally:
+                self._core.shutdown()
+            return 0
+        except BaseException:
+            cause = traceback.format_exc()
+            logger.error("engine core died:\n%s", cause)
+            self._send(DEAD, cause.encode())
+            return 1
+        finally:
+            self._input.close()
+            self._output.close()
+
+    def _serve(self) -> None:
+        # These objects live as long as the process: keep the garbage collector from visiting them.
+        gc.freeze()
+        self._send(READY, msgspec.msgpack.encode({"num_blocks": self._core.executor.num_blocks}))
+        while self._take_messages():
+            if self._core.has_work():
+                self._step()
+
+    def _take_messages(self) -> bool:
+        """Handle all messages that have come; wait for one when there is no other work. False: stop."""
+        while True:
+            busy = self._core.has_work()
+            if busy and not self._input.poll(0):
+                return True
+            while not self._input.poll(_HEALTH_CHECK_MS):
+                self._core.check_health()
+            kind, *frames = self._input.recv_multipart()
+            if kind == STOP:
+                return False
+            self._handle(kind, frames)
+
+    def _handle(self, kind: bytes, frames: list[bytes]) -> None:
+        if kind == ADD:
+            request = decode_request(frames[0])
+            try:
+                self._core.add_request(request)
+            except ValueError as error:
+                self._send_outputs([EngineCoreOutput(request.request_id, [], finish_reason="error", error=str(error))])
+        elif kind == ABORT:
+            self._core.abort_requests(msgspec.msgpack.decode(frames[0]))
+            if not self._core.has_work():
+                # No step follows that would send the counts.
+                self._send_outputs([])
+        elif kind == CALL:
+            number, method, arguments = msgspec.msgpack.decode(frames[0])
+            try:
+                reply = msgspec.msgpack.encode((number, True, getattr(self._core, method)(*arguments)))
+            except Exception as error:
+                reply = msgspec.msgpack.encode((number, False, f"{type(error).__name__}: {error}"))
+            self._send(REPLY, reply)
+
+    def _step(self) -> None:
+        requests = self._core.scheduler.requests
+        before = list(requests)
+        try:
+            outputs = self._core.step()
+            self._num_failed_steps = 0
+        except EngineDeadError:
+            raise
+        except Exception as error:
+            self._num_failed_steps += 1
+            if self._num_failed_steps >= _MAX_FAILED_STEPS:
+                raise
+            logger.exception("a step failed; its requests end")
+            message = f"the engine's step failed: {type(error).__name__}: {error}"
+            lost = [request_id for request_id in before if request_id not in requests]
+            outputs = [EngineCoreOutput(each, [], finish_reason="error", error=message) for each in lost]
+        self._send_outputs(outputs)
+
+    def _send_outputs(self, outputs: list[EngineCoreOutput]) -> None:
+        # Without copying: a step's arrays do not change after the step.
+        self._output.send_multipart([OUTPUTS, *encode_outputs(outputs, self._core.stats())], copy=False)
+
+    def _send(self, kind: bytes, *frames: bytes) -> None:
+        self._output.send_multipart([kind, *frames])
+
+
+def _end_with_parent(folder: str) -> None:
+    """Exit when stdin ends: the parent has ended. One that was killed has left its folder."""
+    while os.read(0, 4096):
+        pass
+    shutil.rmtree(folder, ignore_errors=True)
+    os._exit(1)
+
+
+def main() -> int:
+    """Run a core with the configuration from stdin; the process's exit status."""
+    try:
+        start = pickle.load(sys.stdin.buffer)
+    except EOFError:
+        # The parent ended, or needs no core.
+        return 1
+    threading.Thread(target=_end_with_parent, args=(start.folder,), daemon=True).start()
+    num_replicas = start.config.parallel_config.data_parallel_size
+    if num_replicas > 1 and "OMP_NUM_THREADS" not in os.environ:
+        torch.set_num_threads(max(torch.get_num_threads() // num_replicas, 1))
+    return CoreProcess(start).run()
