@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from vllm.loader.gguf import changes, dense, encoders, experts, gemma, mla, names
@@ -33,7 +33,7 @@ class Architecture:
     model_type: str
     config: Callable[[GGUFHeader], Config]
     names: Names = MODERN
-    changes: Mapping[str, Change] = field(default_factory=dict)
+    changes: dict[str, Change] = field(default_factory=dict)
     further: Callable[[GGUFHeader], Iterator[Weight]] | None = None
     tokenizer: int = 0
     is_causal: bool = True
@@ -51,7 +51,7 @@ ARCHITECTURES: dict[str, Architecture] = {
         "llama",
         dense.llama,
         # The first files of Mixtral have single experts.
-        EXPERTS.but(**{f"ffn_{kind}.{{}}": f"mlp.experts.{{}}.{kind}_proj" for kind in ("gate", "up", "down")}),
+        EXPERTS.but({f"ffn_{kind}.{{}}": f"mlp.experts.{{}}.{kind}_proj" for kind in ("gate", "up", "down")}),
         ROTARY,
     ),
     "internlm2": _ROTARY_LLAMA,
@@ -71,9 +71,9 @@ ARCHITECTURES: dict[str, Architecture] = {
         "gpt_oss",
         experts.gpt_oss,
         EXPERTS.but(
+            {"attn_sinks.weight": "self_attn.sinks"},
             post_attention_norm="post_attention_layernorm",
             ffn_gate_inp="mlp.router",
-            **{"attn_sinks.weight": "self_attn.sinks"},
         ),
     ),
     "granitemoe": Architecture(
@@ -83,9 +83,7 @@ ARCHITECTURES: dict[str, Architecture] = {
         names.GRANITE_EXPERTS,
         ROTARY | {"ffn_gate_shexp": changes.gate_and_up, "ffn_up_shexp": changes.read_with_another},
     ),
-    "deepseek2": Architecture(
-        "DeepseekV3ForCausalLM", "deepseek_v3", mla.deepseek2, ROUTED.but(**names.LATENT), LATENT
-    ),
+    "deepseek2": Architecture("DeepseekV3ForCausalLM", "deepseek_v3", mla.deepseek2, ROUTED.but(names.LATENT), LATENT),
     "dots1": Architecture("Dots1ForCausalLM", "dots1", experts.dots1, ROUTED),
     "glm4moe": Architecture(
         "Glm4MoeForCausalLM",
@@ -97,7 +95,7 @@ ARCHITECTURES: dict[str, Architecture] = {
         "Ernie4_5_MoeForCausalLM",
         "ernie4_5_moe",
         experts.ernie4_5_moe,
-        ROUTED.but(**{"exp_probs_b.bias": "mlp.moe_statics.e_score_correction_bias"}),
+        ROUTED.but({"exp_probs_b.bias": "mlp.moe_statics.e_score_correction_bias"}),
         {"exp_probs_b": changes.as_row},
     ),
     "hunyuan-moe": Architecture(
@@ -117,19 +115,19 @@ ARCHITECTURES: dict[str, Architecture] = {
         "MiniMaxM2ForCausalLM",
         "minimax_m2",
         experts.minimax_m2,
-        EXPERTS.but(**{"exp_probs_b.bias": "mlp.e_score_correction_bias"}),
+        EXPERTS.but({"exp_probs_b.bias": "mlp.e_score_correction_bias"}),
     ),
     "afmoe": Architecture(
         "AfmoeForCausalLM",
         "afmoe",
         experts.afmoe,
         ROUTED.but(
+            {"exp_probs_b.bias": "mlp.expert_bias"},
             attn_gate="self_attn.gate_proj",
             post_attention_norm="post_attention_layernorm",
             ffn_norm="pre_mlp_layernorm",
             post_ffw_norm="post_mlp_layernorm",
             ffn_gate_inp="mlp.router.gate",
-            **{"exp_probs_b.bias": "mlp.expert_bias"},
         ),
     ),
     "exaone-moe": Architecture("ExaoneMoeForCausalLM", "exaone_moe", experts.exaone_moe, ROUTED),
@@ -144,10 +142,10 @@ ARCHITECTURES: dict[str, Architecture] = {
         "MiMoV2FlashForCausalLM",
         "mimo_v2_flash",
         experts.mimo2,
-        ROUTED.but(**{"attn_sinks.weight": "self_attn.sinks"}),
+        ROUTED.but({"attn_sinks.weight": "self_attn.sinks"}),
     ),
-    "mistral4": Architecture("Mistral4ForCausalLM", "mistral4", mla.mistral4, ROUTED.but(**names.LATENT), LATENT),
-    "minicpm3": Architecture("MiniCPM3ForCausalLM", "minicpm3", mla.minicpm3, MODERN.but(**names.LATENT), LATENT),
+    "mistral4": Architecture("Mistral4ForCausalLM", "mistral4", mla.mistral4, ROUTED.but(names.LATENT), LATENT),
+    "minicpm3": Architecture("MiniCPM3ForCausalLM", "minicpm3", mla.minicpm3, MODERN.but(names.LATENT), LATENT),
     "pangu-embedded": _LLAMA,
     "paddleocr": _LLAMA,
     "olmoe": Architecture("OlmoeForCausalLM", "olmoe", experts.olmoe, EXPERTS),
@@ -178,7 +176,7 @@ ARCHITECTURES: dict[str, Architecture] = {
         "phi",
         dense.phi2,
         MODERN.but(
-            {"output_norm": "model.final_layernorm"},
+            output_norm="model.final_layernorm",
             attn_output="self_attn.dense",
             ffn_up="mlp.fc1",
             ffn_down="mlp.fc2",
