@@ -14,7 +14,7 @@ from vllm.entrypoints.openai.rendering.decisions import answer_fields
 from vllm.exceptions import VLLMValidationError
 from vllm.model_executor.model_loader import NO_EMBEDDED_MODEL, embedded_model_path
 from vllm.scoring.files import Item
-from vllm.scoring.templates import Template
+from vllm.scoring.labels.templates import Template
 
 DATA = Path(__file__).parents[2] / "examples" / "data"
 NUM_DECISIONS = {**dict.fromkeys(KINDS, 60), "embedded": 20}

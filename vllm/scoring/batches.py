@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from vllm.exceptions import CliError
 from vllm.scoring.files import Item, TextFile
-from vllm.scoring.labels import Labels, make_record
-from vllm.scoring.templates import Template
+from vllm.scoring.labels.records import Labels, make_record
+from vllm.scoring.labels.templates import Template
 
 if TYPE_CHECKING:
     from vllm.entrypoints.llm import LLM

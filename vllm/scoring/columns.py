@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from vllm.scoring.files import io_errors
-from vllm.scoring.labels import Labels
+from vllm.scoring.labels.records import Labels
 
 FORMATS = ("jsonl", "csv", "parquet")
 _INT64 = range(-(2**63), 2**63)

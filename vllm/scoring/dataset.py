@@ -14,7 +14,7 @@ from vllm.exceptions import CliError, VLLMValidationError
 from vllm.scoring.batches import BATCH_ROWS, BatchScorer, Progress, deciding
 from vllm.scoring.files import Item
 from vllm.scoring.rows import PartFolder, differences, meta_path
-from vllm.scoring.templates import Template
+from vllm.scoring.labels.templates import Template
 from vllm.utils.checks import check_integer, check_list
 from vllm.utils.ray_utils import cpus_for_each, import_ray
 from vllm.version import __version__

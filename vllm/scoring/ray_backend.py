@@ -26,7 +26,7 @@ from vllm.scoring.batches import BatchScorer, LocalScorer, Progress, batches, de
 from vllm.scoring.columns import FieldKinds, failures
 from vllm.scoring.files import Item, TextFile
 from vllm.scoring.ray_engines import Batch, EnginesLostError, RayEngines, last_line
-from vllm.scoring.report import Totals
+from vllm.scoring.labels.report import Totals
 from vllm.scoring.rows import PartFolder, check_output
 from vllm.scoring.run import read_input
 from vllm.utils.ray_utils import call_within, connect

@@ -15,10 +15,10 @@ from vllm.engine.arg_utils import EngineArgs
 from vllm.exceptions import CliError
 from vllm.scoring.batches import BatchScorer, Progress, Scorer, batches, deciding
 from vllm.scoring.files import Item, TextFile, read_text
-from vllm.scoring.report import PICTURE_FORMATS, Report, RowReport
+from vllm.scoring.labels.report import PICTURE_FORMATS, Report, RowReport
 from vllm.scoring.rows import RowFile, check_output, meta_path
 from vllm.scoring.server import Server, ServerScorer
-from vllm.scoring.templates import Template
+from vllm.scoring.labels.templates import Template
 from vllm.version import __version__
 
 if TYPE_CHECKING:

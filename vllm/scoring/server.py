@@ -14,8 +14,8 @@ from vllm.exceptions import CliError
 from vllm.outputs import LabelScores
 from vllm.scoring.batches import Progress, length_fault
 from vllm.scoring.files import Item
-from vllm.scoring.labels import Labels, make_record
-from vllm.scoring.templates import Template
+from vllm.scoring.labels.records import Labels, make_record
+from vllm.scoring.labels.templates import Template
 from vllm.utils.server_client import ServerError, ServerSession, with_retries
 
 Result = TypeVar("Result")

@@ -19,7 +19,7 @@ from vllm.decisions.calibration import Calibration
 from vllm.decisions.evaluation import evaluate
 from vllm.entrypoints.cli.main import main
 from vllm.scoring import batches as score_batches
-from vllm.scoring.decide import run as decide_run
+from vllm.scoring.decide import task as decide_run
 
 NUM_TEXTS, TOO_LONG = 23, 5
 QUESTIONS = [

@@ -16,7 +16,7 @@ from tiny_llm import make_tiny_llm, make_tiny_model
 from vllm import LLM, PoolingParams
 from vllm.entrypoints.cli.main import main
 from vllm.scoring import batches as score_batches
-from vllm.scoring.pooled import run as pooled_run
+from vllm.scoring.pooled import task as pooled_run
 
 NUM_TEXTS, TOO_LONG = 10, 5
 QUERY = "where is the stop"

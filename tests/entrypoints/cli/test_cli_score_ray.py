@@ -166,7 +166,7 @@ def test_without_ray(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixt
 
 def test_csv_cells(folder: Path) -> None:
     from vllm.scoring.columns import Columns, FieldKinds, failures, result_schema
-    from vllm.scoring.labels import Labels
+    from vllm.scoring.labels.records import Labels
 
     labels = Labels(["a", "b"], ["a", "b"], [[1], [2]])
     kinds = FieldKinds()

@@ -63,7 +63,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     _check_arguments(args)
     if args.backend is None:
-        from vllm.scoring.decide.run import decide_file
+        from vllm.scoring.decide.task import decide_file
 
         return decide_file(args)
     try:

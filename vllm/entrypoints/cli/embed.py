@@ -40,6 +40,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     check_file_arguments(args)
     needs_ray(args)
-    from vllm.scoring.pooled.run import embed_file
+    from vllm.scoring.pooled.task import embed_file
 
     return embed_file(args)

@@ -7,10 +7,10 @@ from functools import partial
 from pathlib import Path
 
 from vllm.scoring.columns import FieldKinds
-from vllm.scoring.decide.run import made_from_questions, questions_and_params
+from vllm.scoring.decide.task import made_from_questions, questions_and_params
 from vllm.scoring.decide.scorers import BatchDecider
 from vllm.scoring.ray_backend import check_file, run_on_ray
-from vllm.scoring.report import Totals
+from vllm.scoring.labels.report import Totals
 from vllm.scoring.run import read_texts
 
 

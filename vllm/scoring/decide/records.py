@@ -15,7 +15,7 @@ from vllm.decisions.questions import parse_questions
 from vllm.decisions.types import Answer, Decision, PredicateAnswer, Question, Refusal, ScoreAnswer
 from vllm.exceptions import CliError, VLLMValidationError
 from vllm.scoring.files import Item, read_text
-from vllm.scoring.labels import finite
+from vllm.scoring.labels.records import finite
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -17,7 +17,7 @@ from vllm.decisions.fitting import HeldOut
 from vllm.scoring.decide.gold import Gold
 from vllm.scoring.decide.records import ANSWERS, QuestionSet
 from vllm.scoring.files import Item, write_atomically
-from vllm.scoring.report import MAX_ROWS, RowReport, cut, short_names
+from vllm.scoring.labels.report import MAX_ROWS, RowReport, cut, short_names
 
 _MAX_COLUMNS, _MAX_CONFUSED = 4, 12
 _MIN_TEXT, _CELL = 20, 24

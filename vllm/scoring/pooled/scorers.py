@@ -16,7 +16,7 @@ from vllm.exceptions import CliError, VLLMValidationError
 from vllm.pooling_params import PoolingParams
 from vllm.scoring.batches import Progress
 from vllm.scoring.files import Item
-from vllm.scoring.labels import finite
+from vllm.scoring.labels.records import finite
 from vllm.scoring.server import Server
 from vllm.tokenizers.truncation import truncate_text
 from vllm.transformers_utils.sentence_transformers import default_prompt, named_prompts, with_prompt

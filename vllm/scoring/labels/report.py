@@ -15,7 +15,7 @@ from typing import Any
 from rich.cells import cell_len, set_cell_size
 
 from vllm.scoring.files import Item, write_atomically
-from vllm.scoring.labels import Labels, verdict
+from vllm.scoring.labels.records import Labels, verdict
 
 MAX_ROWS = 60
 PICTURE_FORMATS = ("png", "svg", "pdf")

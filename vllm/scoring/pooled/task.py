@@ -26,7 +26,7 @@ from vllm.scoring.pooled.scorers import (
     server_embedder,
     server_reranker,
 )
-from vllm.scoring.report import RowReport, Totals, cut
+from vllm.scoring.labels.report import RowReport, Totals, cut
 from vllm.scoring.rows import RowFile
 from vllm.scoring.run import check_paths, complete, load, read_texts
 from vllm.scoring.server import Server
