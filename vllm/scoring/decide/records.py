@@ -14,8 +14,9 @@ import numpy as np
 from vllm.decisions.questions import parse_questions
 from vllm.decisions.types import Answer, Decision, PredicateAnswer, Question, Refusal, ScoreAnswer
 from vllm.exceptions import CliError, VLLMValidationError
-from vllm.scoring.files import Item, read_text
+from vllm.scoring.files import read_text
 from vllm.scoring.labels.records import finite
+from vllm.scoring.scorers import Results, failed
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -69,7 +70,7 @@ class QuestionSet:
         return [[option.key for option in question.options] for question in self.questions]
 
     def schema(self) -> pa.Schema:
-        """The columns of `make_record`'s results."""
+        """The columns of results."""
         import pyarrow as pa
 
         answers = [
@@ -96,31 +97,22 @@ def _answer_type(question: Question, keys: Sequence[str], has_orders: bool) -> p
     return pa.struct(list(fields.items()))
 
 
-def make_record(index: int, item: Item, num_prompt_tokens: int | None, answers: dict[str, Any] | str) -> dict[str, Any]:
-    """One text's row, or its error's; the input's other fields are kept where no result has their name."""
-    record: dict[str, Any] = {"index": index, "text": item.text}
-    what = "error" if isinstance(answers, str) else ANSWERS
-    results = {what: answers, "num_prompt_tokens": num_prompt_tokens}
-    taken = (*record, ANSWERS, "num_prompt_tokens", "error")
-    return {**record, **{name: value for name, value in item.fields.items() if name not in taken}, **results}
-
-
-def decision_record(index: int, item: Item, asked: QuestionSet, decision: Decision) -> dict[str, Any]:
-    """The row of a decision."""
+def decision_results(asked: QuestionSet, decision: Decision) -> Results:
+    """What a decision's row has beside the input."""
     num_tokens = decision.usage.input_tokens
     if decision.error is not None:
-        return make_record(index, item, num_tokens, decision.error)
+        return failed(decision.error, num_tokens)
     pairs = zip(asked.names, asked.questions, decision.answers, strict=True)
     answers = {name: _from_answer(question, own, asked.has_orders) for name, question, own in pairs}
-    return make_record(index, item, num_tokens, answers)
+    return {ANSWERS: answers, "num_prompt_tokens": num_tokens}
 
 
-def served_record(index: int, item: Item, asked: QuestionSet, answer: dict[str, Any]) -> dict[str, Any]:
-    """The row of an answer of /v1/decisions with diagnostics."""
+def served_results(asked: QuestionSet, answer: dict[str, Any]) -> Results:
+    """The same from an answer of /v1/decisions with diagnostics."""
     try:
         pairs = zip(asked.names, asked.questions, answer["answers"], strict=True)
         answers = {name: _from_json(question, own, asked.has_orders) for name, question, own in pairs}
-        return make_record(index, item, answer["usage"]["input_tokens"], answers)
+        return {ANSWERS: answers, "num_prompt_tokens": answer["usage"]["input_tokens"]}
     except (TypeError, LookupError, ValueError):
         message = "/v1/decisions: the answer does not have the questions' diagnostics"
         raise CliError(f"{message}; --url must be a server of this package") from None

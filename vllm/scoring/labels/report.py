@@ -1,26 +1,21 @@
-"""What `vllm score` shows at its end: a line or a bar a text, accuracy, throughput, failures."""
+"""What `vllm score` shows at its end: a line or a bar a text, and the accuracy."""
 
 from __future__ import annotations
 
 import io
 import shutil
-import sys
 import warnings
-from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from rich.cells import cell_len, set_cell_size
 
-from vllm.scoring.files import Item, write_atomically
+from vllm.scoring.files import Item
 from vllm.scoring.labels.records import Labels, verdict
+from vllm.scoring.report import MAX_ROWS, RowReport, Timing, cut, draw_picture, one_line, short_names
 
-MAX_ROWS = 60
-PICTURE_FORMATS = ("png", "svg", "pdf")
 _MIN_TEXT = 20
-_LABEL_WIDTH = 16
 _PICTURE_TEXT = 72
 # Distinct for most colour-blind readers, and in print.
 _COLOURS = ("#2a78b5", "#d9762b", "#3d9970", "#9b5fb0", "#8c8c8c", "#c9a227", "#c44e6b", "#4fb3bf")
@@ -30,97 +25,48 @@ Scored = Sequence[tuple[dict[str, Any], bool | None]]
 """Rows of the output file, each with whether its prediction is right (None = unknown)."""
 
 
-@dataclass
-class Totals:
-    command: str = "score"
-    num_rows: int = 0
-    num_new: int = 0  # computed by this run
-    num_new_tokens: int = 0  # of their prompts
-    num_failed: int = 0
-    failure: str | None = None  # the first error, and where
+class LabelReport(RowReport):
+    """The first rows, as a table and as a picture at `picture` (None: none), and the accuracy."""
 
-    def count(self, num_rows: int, num_failed: int, failure: str | None, num_new_tokens: int | None) -> None:
-        """Add rows; `num_new_tokens` is None for those of an earlier run."""
-        self.num_rows += num_rows
-        if num_new_tokens is not None:
-            self.num_new += num_rows
-            self.num_new_tokens += num_new_tokens
-        self.num_failed += num_failed
-        self.failure = self.failure or failure
-
-    def print_throughput(self, seconds: float, remark: str) -> None:
-        """Print the number of new rows and their rate; `remark` follows the seconds."""
-        if self.num_new < self.num_rows:
-            print(f"resumed:    {self.num_rows - self.num_new} of {self.num_rows} rows were there")
-        if self.num_new:
-            print(
-                f"throughput: {self.num_new / seconds:.1f} prompts/s, {self.num_new_tokens / seconds:.0f} prompt "
-                f"tokens/s ({self.num_new} prompts, {self.num_new_tokens} tokens, in {seconds:.2f} s{remark})"
-            )
-
-    def print_failures(self, which: str) -> bool:
-        """Print the number of errors and one of them (`which` one) to stderr; whether there are any."""
-        if self.num_failed:
-            message = f"{self.num_failed} of {self.num_rows} texts failed, {which} {self.failure}"
-            print(f"vllm {self.command}: {message}", file=sys.stderr)
-        return self.num_failed > 0
-
-
-class RowReport(Totals, ABC):
-    """Totals of rows that come one by one."""
-
-    @abstractmethod
-    def add(self, record: dict[str, Any], item: Item, is_new: bool) -> None:
-        """Add the next row: its line of the output, its text, whether this run computed it."""
-
-    def count_row(self, record: dict[str, Any], item: Item, is_new: bool, input_name: str) -> bool:
-        """Count one row in the totals; whether it has no error."""
-        failure = f"{input_name}:{item.line}: {record['error']}" if "error" in record else None
-        self.count(1, failure is not None, failure, (record["num_prompt_tokens"] or 0) if is_new else None)
-        return failure is None
-
-
-class Report(RowReport):
-    def __init__(self, labels: Labels, input_name: str) -> None:
-        super().__init__()
-        self._labels, self._input_name = labels, input_name
+    def __init__(self, labels: Labels, input_name: str, picture: Path | None) -> None:
+        super().__init__("score", input_name)
+        self._labels, self._picture = labels, picture
         self._num_judged = self._num_correct = 0
         self._shown: list[tuple[dict[str, Any], bool | None]] = []
         self._drawn: list[tuple[dict[str, Any], bool | None]] = []
 
     def add(self, record: dict[str, Any], item: Item, is_new: bool) -> None:
-        """See RowReport."""
+        super().add(record, item, is_new)
         correct = verdict(record, item, self._labels)
-        is_whole = self.count_row(record, item, is_new, self._input_name)
         self._num_judged += correct is not None
         self._num_correct += correct is True
         if len(self._shown) < MAX_ROWS:
             self._shown.append((record, correct))
-        if is_whole and len(self._drawn) < MAX_ROWS:
+        if "error" not in record and len(self._drawn) < MAX_ROWS:
             self._drawn.append((record, correct))
 
-    def print_table(self) -> None:
+    def print_rows(self) -> None:
         width = shutil.get_terminal_size((120, 24)).columns
         print(format_table(self._shown, self._labels.headings(), width, self.num_rows), end="\n\n")
 
-    def draw(self, picture: Path, title: str) -> bool:
-        """Draw the first rows without an error; whether that was possible."""
-        if not self._drawn:
-            return False
-        image_format, num_scored = picture.suffix.lower().lstrip("."), self.num_rows - self.num_failed
-        try:
-            image = draw(self._drawn, self._labels.headings(), title, image_format, num_scored)
-        except ImportError:
-            print("no picture: matplotlib is not installed (pip install matplotlib)", file=sys.stderr)
-            return False
-        write_atomically(picture, image)
-        return True
-
-    def print_summary(self, load_seconds: float, score_seconds: float) -> None:
+    def conclude(self, output: Path, model_name: str, timing: Timing, quiet: bool) -> None:
+        """Print the results, unless `quiet`, and draw the first rows without an error."""
+        if not quiet:
+            self.print_rows()
+        drawn = self._picture is not None and self._draw(self._picture, f"{self._input_name}, scored by {model_name}")
+        if quiet:
+            return
+        lines = [f"picture:    {self._picture}"] if drawn else []
         if self._num_judged:
             share = self._num_correct / self._num_judged
-            print(f"accuracy:   {self._num_correct} of {self._num_judged} ({share:.1%})")
-        self.print_throughput(score_seconds, f"; loading took {load_seconds:.2f} s")
+            lines.append(f"accuracy:   {self._num_correct} of {self._num_judged} ({share:.1%})")
+        self.print_results(output, timing, *lines)
+
+    def _draw(self, picture: Path, title: str) -> bool:
+        headings, num_scored = self._labels.headings(), self.num_rows - self.num_failed
+        return bool(self._drawn) and draw_picture(
+            picture, lambda form: draw(self._drawn, headings, title, form, num_scored)
+        )
 
 
 def format_table(scored: Scored, headings: dict[str, str], width: int, num_rows: int) -> str:
@@ -143,24 +89,6 @@ def format_table(scored: Scored, headings: dict[str, str], width: int, num_rows:
         lines.append(f"... and {num_rows - len(shown)} more")
     lines.append("logprob and rank: of the likeliest label; mass: the probability of all labels together")
     return "\n".join(lines)
-
-
-def short_names(labels: Sequence[str]) -> list[str]:
-    """Labels as headings: without surrounding space where they stay distinct so, and cut when long."""
-    stripped = [label.strip() for label in labels]
-    names = stripped if all(stripped) and len(set(stripped)) == len(labels) else [repr(label) for label in labels]
-    return [cut(name, _LABEL_WIDTH) for name in names]
-
-
-def one_line(text: str) -> str:
-    """The text without line breaks and other control characters, which could steer a terminal."""
-    return " ".join("".join(char if char.isprintable() else " " for char in text).split())
-
-
-def cut(text: str, width: int) -> str:
-    """The text on one line, in at most `width` columns of a terminal."""
-    text = one_line(text)
-    return text if cell_len(text) <= width else set_cell_size(text, width - 1).rstrip(" .,") + "…"
 
 
 def _row(record: dict[str, Any], labels: Sequence[str], correct: bool | None) -> list[str]:

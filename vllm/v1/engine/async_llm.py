@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 from vllm.config import VllmConfig
@@ -15,7 +14,7 @@ from vllm.decisions.plan import DecisionPlan
 from vllm.decisions.types import Decision
 from vllm.engine.arg_utils import AsyncEngineArgs as AsyncEngineArgs
 from vllm.engine.arg_utils import EngineArgs
-from vllm.exceptions import EngineDeadError, GenerationError, VLLMValidationError
+from vllm.exceptions import GenerationError, VLLMValidationError
 from vllm.inputs.text_options import DEFAULT_TEXT_OPTIONS, TextOptions, text_options
 from vllm.outputs import RequestOutput
 from vllm.pooling_outputs import PoolingRequestOutput
@@ -24,7 +23,7 @@ from vllm.sampling_params import SamplingParams
 from vllm.tokenizers.tokenizer import Tokenizer
 from vllm.tracing import continued, make_tracer
 from vllm.utils.checks import check_neutral
-from vllm.v1.engine.async_control import AsyncEngineControl
+from vllm.v1.engine.async_control import AsyncEngineControl, close_cores
 from vllm.v1.engine.core_client import CoreClient
 from vllm.v1.engine.core_start import CoreProcessHandle
 from vllm.v1.engine.input_processor import InputProcessor, ProcessedPrompt, load_tokenizer
@@ -36,7 +35,6 @@ from vllm.v1.engine.upstream_calls import (
     NO_LORA,
     check_executor_class,
 )
-from vllm.v1.messages import EngineCoreOutput
 
 _LONG_TEXT = 4096  # characters; more are tokenised in a thread, so that the loop goes on meanwhile
 
@@ -88,7 +86,7 @@ class AsyncLLM(AsyncEngineControl):
             for core in cores:
                 core.wait_until_ready()
         except BaseException:
-            _close_cores(cores)
+            close_cores(cores)
             raise
         self.input_processor = InputProcessor(config, self.tokenizer)
         self.tracer = make_tracer(config)
@@ -311,109 +309,6 @@ class AsyncLLM(AsyncEngineControl):
             router.end([request_id])
             raise
 
-    async def abort(
-        self, request_id: str | Iterable[str], internal: bool = False, *, with_output: bool = False
-    ) -> None:
-        """Drop requests; unknown ids are ignored. Their streams end without a finished output, or, `with_output`, by
-        one that holds what there is and has "abort" as finish reason. `internal` changes nothing."""
-        request_ids = [request_id] if isinstance(request_id, str) else list(request_id)
-        for replica in self.replicas:
-            replica.abort(request_ids, with_output)
-        if self._router is not None:
-            self._router.end(request_ids)
-
-    async def check_health(self) -> None:
-        """Raises EngineDeadError when the engine is dead."""
-        self._check_alive()
-
-    @property
-    def is_running(self) -> bool:
-        """Whether it takes requests."""
-        return not self.errored
-
-    @property
-    def is_stopped(self) -> bool:
-        """Whether it is dead."""
-        return self.errored
-
-    @property
-    def errored(self) -> bool:
-        return self.dead_error is not None
-
-    @property
-    def dead_error(self) -> EngineDeadError | None:
-        """Why the engine is dead; None: it is not."""
-        errors = (replica.core.dead_error for replica in self.replicas)
-        return next((error for error in errors if error is not None), None)
-
-    @property
-    def num_unfinished_sequences(self) -> int:
-        """In sequences, of which a request may have several."""
-        return sum(replica.num_unfinished_sequences for replica in self.replicas)
-
-    async def wait_dead(self) -> EngineDeadError:
-        """Wait until the engine is dead; returns the cause."""
-        self._start_receiving()
-        done, _ = await asyncio.wait(self._receivers, return_when=asyncio.FIRST_COMPLETED)
-        for receiver in done:
-            receiver.result()  # raises any other error that ended it
-        assert self.dead_error is not None
-        return self.dead_error
-
-    @property
-    def core_pids(self) -> list[int]:
-        """Process ids of the engine cores, one a replica."""
-        return [replica.core.pid for replica in self.replicas]
-
-    def shutdown(self, timeout: float | None = None) -> None:
-        """End the cores' processes; open streams get EngineDeadError. `timeout` has no effect: a core that does not
-        end when it is asked to is killed."""
-        for receiver in self._receivers:
-            receiver.cancel()
-        _close_cores([replica.core for replica in self.replicas])
-        for replica in self.replicas:
-            if replica.core.dead_error is None:
-                replica.core.dead_error = EngineDeadError("the engine was shut down")
-            self._fail(replica, replica.core.dead_error)
-        if self.tracer is not None:
-            self.tracer.shutdown()
-
-    async def _call(self, method: str, *arguments: Any) -> list[Any]:
-        self._check_alive()
-        return await asyncio.gather(*(replica.core.call(method, *arguments) for replica in self.replicas))
-
-    def _check_alive(self) -> None:
-        if self.dead_error is not None:
-            raise self.dead_error
-        self._start_receiving()
-
-    def _start_receiving(self) -> None:
-        if not self._receivers:
-            self._receivers = [asyncio.create_task(self._receive(replica)) for replica in self.replicas]
-
-    async def _receive(self, replica: Replica) -> None:
-        try:
-            await replica.core.receive(partial(self._take, replica), partial(self._is_busy, replica))
-        except EngineDeadError as error:
-            self._fail(replica, error)
-
-    def _is_busy(self, replica: Replica) -> bool:
-        """Whether outputs are to be expected."""
-        return bool(replica.num_unfinished_sequences) and not self._is_paused
-
-    def _take(self, replica: Replica, outputs: list[EngineCoreOutput], stats: dict[str, Any]) -> None:
-        processed = replica.take(outputs, stats)
-        if self._router is not None:
-            self._router.begin(processed.begun)
-            self._router.end(processed.ended)
-
-    def _fail(self, replica: Replica, error: EngineDeadError) -> None:
-        lost = replica.fail(error)
-        if self._resumed is not None:
-            self._resumed.set()
-        if self._router is not None:
-            self._router.end(lost)
-
 
 async def _last(stream: RequestStream) -> RequestOutput | None:
     last = None
@@ -432,14 +327,6 @@ def _start_cores(config: VllmConfig, processes: Sequence[CoreProcessHandle]) -> 
         name = "the engine core" if num_replicas == 1 else f"engine core {rank}"
         cores.append(CoreClient(own, process, name))
     return cores
-
-
-def _close_cores(cores: Sequence[CoreClient]) -> None:
-    """End the cores in parallel."""
-    for core in cores:
-        core.ask_to_stop()
-    for core in cores:
-        core.close()
 
 
 def _text_of(prompt: Any) -> str:
