@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from vllm.entrypoints.llm import LLM
 
 
-def engine_resources(engine_args: EngineArgs, replicas: int, cpus: float | None, spare: int = 0) -> dict[str, float]:
+def engine_resources(engine_args: EngineArgs, replicas: int, cpus: float | None, spare: int = 0) -> dict[str, Any]:
     """Ray's options of an actor with one of `replicas` engines.
 
     Args:

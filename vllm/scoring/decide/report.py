@@ -54,9 +54,8 @@ class Measures:
                 print(f"vllm decide: {gold.num_refused} refusals of {gold.name!r} are not measured", file=sys.stderr)
         fitted = {} if self.calibration is None else _fit(self.calibration, golds, quiet)
         _write_json(self.evaluation, {"questions": {n: own.to_dict() for n, own in evaluations.items()}, **fitted})
-        drawn = bool(self.picture and evaluations) and draw_picture(
-            self.picture, lambda form: draw_reliability(evaluations, title, form)
-        )
+        picture = self.picture if evaluations else None
+        drawn = picture and draw_picture(picture, lambda form: draw_reliability(evaluations, title, form))
         if not quiet:
             print(f"evaluation: {self.evaluation}")
             if drawn:
