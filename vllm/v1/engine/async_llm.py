@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -139,7 +140,7 @@ class AsyncLLM(AsyncEngineControl):
     ) -> AsyncGenerator[RequestOutput, None]:
         """Yield the outputs of one prompt, by `sampling_params.output_kind`. Leaving the iteration early aborts the
         request. Arguments and errors as for `add_request`; EngineDeadError also when the engine dies meanwhile."""
-        stream = await self.add_request(
+        async with self._request(
             request_id,
             prompt,
             sampling_params,
@@ -148,15 +149,9 @@ class AsyncLLM(AsyncEngineControl):
             trace_headers=trace_headers,
             priority=priority,
             data_parallel_rank=data_parallel_rank,
-        )
-        finished = False
-        try:
+        ) as stream:
             async for output in stream:
-                finished = output.finished
                 yield output
-        finally:
-            if not finished:
-                await asyncio.shield(self.abort(request_id))
 
     async def encode(
         self,
@@ -170,7 +165,7 @@ class AsyncLLM(AsyncEngineControl):
         reasoning_ended: bool | None = None,
     ) -> AsyncGenerator[PoolingRequestOutput, None]:
         """Yield the one output of a prompt for a pooling model. Arguments and errors as for `add_request`."""
-        stream: Any = await self.add_request(
+        async with self._request(
             request_id,
             prompt,
             pooling_params,
@@ -178,14 +173,18 @@ class AsyncLLM(AsyncEngineControl):
             tokenization_kwargs=tokenization_kwargs,
             trace_headers=trace_headers,
             priority=priority,
-        )
-        finished = False
-        try:
+        ) as stream:
             async for output in stream:
-                finished = output.finished
                 yield output
+
+    @asynccontextmanager
+    async def _request(self, request_id: str, *args: Any, **options: Any) -> AsyncIterator[Any]:
+        """The stream of `add_request`; the request is aborted unless its last output is taken within."""
+        stream = await self.add_request(request_id, *args, **options)
+        try:
+            yield stream
         finally:
-            if not finished:
+            if not stream.is_finished:
                 await asyncio.shield(self.abort(request_id))
 
     async def decide(
