@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 from importlib import metadata
 from pathlib import Path
 
@@ -12,7 +11,7 @@ from tiny_llm import make_tiny_llm, make_tiny_model
 from torch import Tensor, nn
 
 from vllm import ModelRegistry, SamplingParams, plugins
-from vllm.model_executor.model_loader import resolve_model
+from vllm.loader import resolve_model
 from vllm.model_executor.models.llama import LlamaForCausalLM
 from vllm.model_executor.models.registry import resolve_model_class
 
@@ -67,10 +66,9 @@ def test_a_callers_model_runs(tmp_path, model_cls):
     assert readings(folder) == expected
 
 
-def test_a_replaced_architecture_is_a_warning(monkeypatch, caplog):
-    monkeypatch.setattr(logging.getLogger("vllm"), "propagate", True)
+def test_a_replaced_architecture_is_a_warning(vllm_log):
     ModelRegistry.register_model("LlamaForCausalLM", DoubledLogits)
-    assert "LlamaForCausalLM was registered already" in caplog.text
+    assert "LlamaForCausalLM was registered already" in vllm_log.text
     assert resolve_model_class(["LlamaForCausalLM"]) is DoubledLogits
 
 

@@ -13,7 +13,7 @@ from vllm import LLM, SamplingParams
 from vllm.distributed.communicator import Communicator, split_kv_heads, split_vocab
 from vllm.distributed.parallel_state import tensor_parallel
 from vllm.engine.arg_utils import EngineArgs
-from vllm.model_executor.model_loader.weights import checkpoint_slots, load_weights
+from vllm.loader.weights import checkpoint_slots, load_weights
 from vllm.model_executor.models.llama import LlamaForCausalLM
 from vllm.model_executor.models.qwen2 import Qwen2ForCausalLM
 from vllm.transformers_utils.config import load_hf_config

@@ -15,7 +15,7 @@ from models_util import hf_logits, load_model, paged_logits, random_prompts
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from vllm.model_executor.model_loader import resolve_model
+from vllm.loader import resolve_model
 from vllm.model_executor.models.registry import resolve_model_class
 from vllm.transformers_utils.config import load_hf_config
 from vllm.transformers_utils.text_part import text_part

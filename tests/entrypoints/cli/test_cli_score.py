@@ -14,7 +14,7 @@ import pytest
 from vllm import LLM, SamplingParams
 from vllm.engine.arg_utils import EngineArgs
 from vllm.entrypoints.cli.main import main
-from vllm.model_executor.model_loader import resolve
+from vllm.loader import resolve
 from vllm.outputs import LabelScores
 from vllm.scoring import run as score_run
 from vllm.scoring.files import Item

@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 from torch import Tensor, nn
 
-from vllm.model_executor.model_loader.weight_files import iterate_tensors
-from vllm.model_executor.model_loader.weights import dummy_weight
+from vllm.model_executor.layers.dummy_weights import dummy_weight
+from vllm.transformers_utils.weight_files import iterate_tensors
 
 
 class TokenHeads(nn.Module):

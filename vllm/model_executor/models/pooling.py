@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 from vllm.distributed.vocab_slice import VocabSlice
 from vllm.model_executor.layers.logits_processor_ext import LogitsProcessorWithIndexedOutput
-from vllm.model_executor.model_loader.weight_files import shard_files, tensor_files
 from vllm.tokenizers.tokenizer import get_tokenizer
+from vllm.transformers_utils.weight_files import shard_files, tensor_files
 
 if TYPE_CHECKING:
     from vllm.config import ModelConfig
