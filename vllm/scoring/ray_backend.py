@@ -27,7 +27,6 @@ from vllm.scoring.files import Item, TextFile
 from vllm.scoring.ray_engines import Batch, EnginesLostError, RayEngines, last_line
 from vllm.scoring.report import Totals
 from vllm.scoring.rows import PartFolder, check_output
-from vllm.scoring.run import read_texts
 from vllm.scoring.scorers import EngineScorer
 from vllm.scoring.task import Task
 from vllm.utils.ray_utils import call_within, connect
@@ -43,7 +42,7 @@ def complete_on_ray(args: argparse.Namespace, kind: type[Task]) -> int:
     if not args.file.is_file():
         raise CliError(f"--backend ray: {args.file} is not a file; it is read by another process than this one")
     task, kinds = kind(args), FieldKinds()
-    texts, made_from = read_texts(args, task, kinds)
+    texts, made_from = task.read_texts(args, kinds)
     output, form, batch_rows = task.output, args.output_format or "jsonl", score_batches.BATCH_ROWS
     made_from |= {**deciding(args, task.more_deciding), "output_format": form, "batch_rows": batch_rows}
     if not output.parent.is_dir():

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import argparse
-import hashlib
-import json
 import time
 from contextlib import closing, nullcontext
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from vllm.engine.arg_utils import EngineArgs
 from vllm.exceptions import CliError
@@ -19,11 +17,9 @@ from vllm.scoring.scorers import Scorer
 from vllm.scoring.server import Server
 from vllm.scoring.tables import TableOutput
 from vllm.scoring.task import Task
-from vllm.version import __version__
 
 if TYPE_CHECKING:
     from vllm.entrypoints.llm import LLM
-    from vllm.scoring.columns import FieldKinds
 
 
 def complete_file(args: argparse.Namespace, kind: type[Task]) -> int:
@@ -36,7 +32,7 @@ def complete_file(args: argparse.Namespace, kind: type[Task]) -> int:
     table = TableOutput.of(task)
     _check_paths(task, table)
     kinds = table.field_kinds()
-    texts, made_from = read_texts(args, task, kinds)
+    texts, made_from = task.read_texts(args, kinds)
     with nullcontext() if args.url is None else Server(args) as server:
         made_from |= deciding(args, task.more_deciding) if server is None else server.deciding()
         table.check(made_from, args)
@@ -52,21 +48,6 @@ def complete_file(args: argparse.Namespace, kind: type[Task]) -> int:
         table.finish(kinds, task, scorer)
     report.conclude(table.output, scorer.model_name, timing, args.quiet)
     return 1 if report.print_failures("first") else 0
-
-
-def read_texts(args: argparse.Namespace, task: Task, kinds: FieldKinds | None) -> tuple[TextFile, dict[str, Any]]:
-    """The file of texts, and what decides the rows beside the model; `kinds` gets the fields. Reads the file once, so
-    that a bad line, or one that cannot be asked, is an error before a model loads."""
-    texts = TextFile(args.file, args.text_field, args.limit)
-    digest, count = hashlib.sha256(), 0
-    for item in texts:
-        count += 1
-        task.check(item)
-        if kinds is not None:
-            kinds.add(item.fields)
-        digest.update(json.dumps([item.text, item.fields]).encode())
-    task.check_all()
-    return texts, {"vllm": __version__, "num_texts": count, "texts_sha256": digest.hexdigest(), **task.made_from}
 
 
 def load(args: argparse.Namespace) -> LLM:

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import argparse
+import hashlib
+import json
 from abc import ABC, abstractmethod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vllm.exceptions import CliError
-from vllm.scoring.files import Item
+from vllm.scoring.files import Item, TextFile
 from vllm.scoring.report import PICTURE_FORMATS, RowReport
+from vllm.version import __version__
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
     from vllm.entrypoints.llm import LLM
+    from vllm.scoring.columns import FieldKinds
     from vllm.scoring.scorers import EngineScorer
     from vllm.scoring.server import Server
 
@@ -53,6 +57,20 @@ class Task(ABC):
 
     def check_all(self) -> None:  # noqa: B027
         """CliError: the texts that `check` saw cannot be used."""
+
+    def read_texts(self, args: argparse.Namespace, kinds: FieldKinds | None) -> tuple[TextFile, dict[str, Any]]:
+        """The file of texts, and what decides the rows beside the model; `kinds` gets the fields. Reads the file once,
+        so that a bad line, or one that cannot be asked, is an error before a model loads."""
+        texts = TextFile(args.file, args.text_field, args.limit)
+        digest, count = hashlib.sha256(), 0
+        for item in texts:
+            count += 1
+            self.check(item)
+            if kinds is not None:
+                kinds.add(item.fields)
+            digest.update(json.dumps([item.text, item.fields]).encode())
+        self.check_all()
+        return texts, {"vllm": __version__, "num_texts": count, "texts_sha256": digest.hexdigest(), **self.made_from}
 
     @abstractmethod
     def engine_scorer(self, llm: LLM) -> EngineScorer:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -25,6 +24,7 @@ from vllm.entrypoints.openai.serving.chat import render
 from vllm.entrypoints.openai.serving.engine_requests import Submission, request_id_of, while_connected
 from vllm.entrypoints.openai.serving.item_scores import in_thread_if
 from vllm.entrypoints.openai.serving.late_interaction import late_requests
+from vllm.entrypoints.openai.serving.usage import list_frame
 from vllm.entrypoints.openai.state import ServerState
 from vllm.entrypoints.pooling.long_texts import in_parts, joined
 from vllm.entrypoints.pooling.token_embed.late_chunking import late_chunks
@@ -98,8 +98,7 @@ async def pool(
     answer_id = request_id_of(request, prefix, body.request_id)
     outputs = await while_connected(request, run())
     request.state.usage = usage = usage_of(outputs)
-    frame = {"id": answer_id, "object": "list", "created": int(time.time()), "model": state.model_names[0]}
-    return outputs, {**frame, "usage": usage}
+    return outputs, {**list_frame(state, answer_id), "usage": usage}
 
 
 async def pool_prompts(
