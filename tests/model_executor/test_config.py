@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from models_util import ARCHITECTURES
 
-from vllm.model_executor.models.llama import LlamaForCausalLM
-from vllm.model_executor.models.registry import resolve_model_class
+from vllm.models.dense.llama import LlamaForCausalLM
+from vllm.models.registry import resolve_model_class
 from vllm.transformers_utils.config import HFConfig, RopeConfig, load_hf_config, parse_hf_config
 
 MINIMAL: dict[str, Any] = {

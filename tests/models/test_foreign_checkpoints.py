@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from vllm.loader import resolve_model
-from vllm.model_executor.models.registry import resolve_model_class
+from vllm.models.registry import resolve_model_class
 from vllm.transformers_utils.config import load_hf_config
 from vllm.transformers_utils.text_part import text_part
 
@@ -289,7 +289,7 @@ def test_a_fused_weight_of_another_shape_is_named(tmp_path: Path) -> None:
 
 
 def test_baichuan_2_heads_have_rows_of_unit_length() -> None:
-    from vllm.model_executor.models.baichuan import BaichuanForCausalLM, unit_rows
+    from vllm.models.dense.baichuan import BaichuanForCausalLM, unit_rows
 
     fields = llama_config("baichuan", "BaichuanForCausalLM", model_max_length=64, hidden_size=5120)
     fields |= {

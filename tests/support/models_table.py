@@ -15,7 +15,7 @@ from survey_architectures import load  # noqa: E402
 
 from vllm import ModelRegistry  # noqa: E402
 from vllm.loader.gguf.configs import ARCHITECTURES  # noqa: E402
-from vllm.model_executor.models.registry import encoder_archs, pooling_kind  # noqa: E402
+from vllm.models.registry import encoder_archs, pooling_kind  # noqa: E402
 from vllm.transformers_utils.sentence_transformers import TOKEN_HEADS, is_sparse  # noqa: E402
 from vllm.transformers_utils.text_part import WITH_TEXT_PART  # noqa: E402
 

@@ -13,9 +13,9 @@ from vllm.attention.backend import AttentionMetadata
 from vllm.attention.select import select_backend
 from vllm.config import ModelConfig
 from vllm.distributed.communicator import ALONE
+from vllm.layers.attention import use_backend
+from vllm.layers.kv_cache_spec import kv_cache_specs
 from vllm.loader import get_model
-from vllm.model_executor.layers.attention import use_backend
-from vllm.model_executor.layers.kv_cache_spec import kv_cache_specs
 from vllm.transformers_utils.config import HFConfig, load_hf_config
 
 ARCHITECTURES = ("llama", "mistral", "qwen2", "qwen3", "opt")

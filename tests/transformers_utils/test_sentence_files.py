@@ -11,7 +11,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from vllm.model_executor.layers.pooler import _load_layer
+from vllm.layers.pooler import _load_layer
 from vllm.transformers_utils.hub import download
 from vllm.transformers_utils.late_interaction import read_late_interaction
 from vllm.transformers_utils.sentence_transformers import (

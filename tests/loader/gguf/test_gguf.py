@@ -127,7 +127,7 @@ def test_rope_scaling_of_the_header(tmp_path: Path, cache: Path) -> None:
 
 
 def test_rope_factors_divide_the_frequencies() -> None:
-    from vllm.model_executor.layers.rotary_embedding import rope_frequencies
+    from vllm.layers.rotary_embedding import rope_frequencies
     from vllm.transformers_utils.config import RopeConfig
 
     plain, _ = rope_frequencies(8, RopeConfig())
