@@ -18,9 +18,9 @@ from tokenizers.processors import TemplateProcessing
 
 from vllm import LLM, PoolingParams, SamplingParams
 from vllm.engine.arg_utils import AsyncEngineArgs, EngineArgs
+from vllm.entrypoints.async_llm import AsyncLLM
 from vllm.exceptions import VLLMValidationError
 from vllm.pooling_params import LateChunkingParams
-from vllm.v1.engine.async_llm import AsyncLLM
 
 
 @pytest.fixture(scope="module")

@@ -6,8 +6,8 @@ import argparse
 import heapq
 from typing import TYPE_CHECKING, Any
 
-from vllm.entrypoints.score_templates import score_template
 from vllm.exceptions import CliError
+from vllm.pooling.score_templates import score_template
 from vllm.scoring.files import Item
 from vllm.scoring.pooled.scorers import (
     EMBEDDING,

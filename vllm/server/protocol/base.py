@@ -11,9 +11,9 @@ from pydantic import BaseModel, ConfigDict, Field, GetCoreSchemaHandler, model_v
 from pydantic_core import CoreSchema, core_schema
 from typing_extensions import Self
 
-from vllm.entrypoints.openai.errors import ApiError
 from vllm.exceptions import VLLMValidationError, shown
 from vllm.sampling_params import LIMITS
+from vllm.server.errors import ApiError
 from vllm.utils.checks import whole
 
 _TOOLS = "this server calls no tools"

@@ -6,7 +6,8 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
-from vllm.entrypoints.openai.protocol.base import (
+from vllm.sampling_params import MAX_STOP_STRINGS, LogprobsMode
+from vllm.server.protocol.base import (
     REFUSED_FIELDS,
     UNREAD,
     UNREAD_LIST,
@@ -19,7 +20,7 @@ from vllm.entrypoints.openai.protocol.base import (
     TokenId,
     TokenIds,
 )
-from vllm.entrypoints.openai.protocol.generation import (
+from vllm.server.protocol.generation import (
     NOT_EMPTY,
     ChatMessage,
     FinishReason,
@@ -29,7 +30,6 @@ from vllm.entrypoints.openai.protocol.generation import (
     Timings,
     Usage,
 )
-from vllm.sampling_params import MAX_STOP_STRINGS, LogprobsMode
 
 _BEAMS = "beam searches run by /v1/completions, /v1/chat/completions and LLM.beam_search"
 

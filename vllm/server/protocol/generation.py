@@ -8,7 +8,9 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import AfterValidator, BaseModel, Field, ValidationInfo, field_validator
 from typing_extensions import NotRequired, TypedDict
 
-from vllm.entrypoints.openai.protocol.base import (
+from vllm.exceptions import VLLMValidationError
+from vllm.sampling_params import MAX_STOP_STRINGS, LogprobsMode, RequestOutputKind, SamplingParams
+from vllm.server.protocol.base import (
     REFUSED_FIELDS,
     UNREAD,
     UNREAD_LIST,
@@ -22,8 +24,6 @@ from vllm.entrypoints.openai.protocol.base import (
     TokenId,
     TokenIds,
 )
-from vllm.exceptions import VLLMValidationError
-from vllm.sampling_params import MAX_STOP_STRINGS, LogprobsMode, RequestOutputKind, SamplingParams
 from vllm.utils.checks import check_token_ids
 
 __all__ = [

@@ -6,7 +6,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
-from vllm.entrypoints.openai.protocol.base import (
+from vllm.server.protocol.base import (
     UNREAD,
     EngineRequestModel,
     ListResponse,
@@ -14,8 +14,8 @@ from vllm.entrypoints.openai.protocol.base import (
     Text,
     TokenId,
 )
-from vllm.entrypoints.openai.protocol.generation import NOT_EMPTY, PromptIds, Usage
-from vllm.entrypoints.openai.protocol.rerank import PAIRED_FIELDS
+from vllm.server.protocol.generation import NOT_EMPTY, PromptIds, Usage
+from vllm.server.protocol.rerank import PAIRED_FIELDS
 
 Part = str | list[TokenId]
 Parts = Annotated[list[Part], NOT_EMPTY]

@@ -8,7 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from vllm.exceptions import EngineDeadError, VLLMValidationError
-from vllm.v1.engine.core_client import CoreClient
+from vllm.v1.engine.core_process.client import CoreClient
 from vllm.v1.engine.replica import Replica
 from vllm.v1.engine.replica_router import ReplicaRouter
 from vllm.v1.engine.upstream_calls import (
