@@ -32,6 +32,7 @@ class EngineControl:
     llm_engine: LLMEngine
 
     get_tokenizer = _of_engine(LLMEngine.get_tokenizer)
+    set_tokenizer = _of_engine(LLMEngine.set_tokenizer)
     reset_prefix_cache = _of_engine(LLMEngine.reset_prefix_cache)
     reset_mm_cache = _of_engine(LLMEngine.reset_mm_cache)
     collective_rpc = _of_engine(LLMEngine.collective_rpc)
@@ -42,6 +43,11 @@ class EngineControl:
     get_metrics = _of_engine(LLMEngine.get_metrics)
     start_profile = _of_engine(LLMEngine.start_profile)
     stop_profile = _of_engine(LLMEngine.stop_profile)
+
+    @property
+    def supported_tasks(self) -> tuple[str, ...]:
+        """What the model can be asked for: "generate", or the tasks of a pooling model, the default first."""
+        return self.llm_engine.get_supported_tasks()
 
     def get_default_sampling_params(self) -> SamplingParams:
         """What `generate` uses without sampling_params: the values of the model's generation_config.json, unless

@@ -21,7 +21,6 @@ from vllm.v1.engine.upstream_calls import (
 
 if TYPE_CHECKING:
     from vllm.config import ModelConfig, VllmConfig
-    from vllm.tasks import SupportedTask
     from vllm.tracing import RequestTracer
     from vllm.v1.engine.input_processor import InputProcessor
     from vllm.v1.messages import EngineCoreOutput
@@ -211,9 +210,9 @@ class AsyncEngineControl:
         """`vllm_config`, to be awaited, as upstream once had it."""
         return self.vllm_config
 
-    async def get_supported_tasks(self) -> tuple[SupportedTask, ...]:
+    async def get_supported_tasks(self) -> tuple[str, ...]:
         """What the model can be asked for."""
-        return ("generate",)
+        return self.vllm_config.model_config.supported_tasks
 
     async def is_tracing_enabled(self) -> bool:
         """Whether requests are traced: otlp_traces_endpoint was given."""
@@ -253,6 +252,7 @@ class AsyncEngineControl:
         return [each for replica in results for each in replica]
 
     async def _call(self, method: str, *arguments: Any) -> list[Any]:
+        """One result a replica."""
         self._check_alive()
         return await asyncio.gather(*(replica.core.call(method, *arguments) for replica in self.replicas))
 
