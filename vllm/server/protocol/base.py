@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 from dataclasses import dataclass
 from types import UnionType
-from typing import Annotated, Any, ClassVar, Union, get_args, get_origin
+from typing import Annotated, Any, ClassVar, Literal, Union, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, Field, GetCoreSchemaHandler, model_validator
 from pydantic_core import CoreSchema, core_schema
@@ -258,7 +258,25 @@ class RequestModel(BaseModel):
         return given[0]
 
 
+class EngineRequestModel(RequestModel):
+    """A body that becomes requests of the engine."""
+
+    model: str | None = Field(None, description="One of the names in /v1/models; the server has only one model.")
+    cache_salt: str | None = Field(None, min_length=1, description="Shares cached prefixes with equal salts only.")
+    priority: int | None = Field(None, description="Lower runs earlier, under --scheduling-policy priority.")
+    request_id: str | None = Field(None, min_length=1, description="In place of one that the server makes.")
+
+
 class ResponseModel(BaseModel):
     """An answer's body, for the schema only: answers are made as plain dicts."""
 
     model_config = ConfigDict(extra="forbid", protected_namespaces=())
+
+
+class ListResponse(ResponseModel):
+    """Results with OpenAI's frame of a list; `data` holds them."""
+
+    id: str
+    object: Literal["list"]
+    created: int
+    model: str
