@@ -12,9 +12,9 @@ from starlette.responses import Response
 from vllm.entrypoints.openai.errors import ApiError
 from vllm.entrypoints.openai.http.routes import post
 from vllm.entrypoints.openai.protocol.generation import CompletionRequest, CompletionResponse
-from vllm.entrypoints.openai.serving.beam_search import submit
+from vllm.entrypoints.openai.serving.beam_search import BeamSubmission
 from vllm.entrypoints.openai.serving.completion_choices import ChoiceWriter, CompletionPrompt, CompletionSequence
-from vllm.entrypoints.openai.serving.engine_requests import Submitted, request_id_of, respond
+from vllm.entrypoints.openai.serving.engine_requests import Submission, Submitted, request_id_of, respond
 from vllm.entrypoints.openai.serving.sampling import PreparedPrompts, named_as, prepare_prompts, sampling_params
 from vllm.entrypoints.openai.serving.usage import UsageCount, answer_frame
 from vllm.entrypoints.openai.state import ServerState
@@ -81,8 +81,9 @@ class CompletionAnswer:
 
     async def submit(self) -> Submitted:
         prepared = await self.prepare()
+        kind = BeamSubmission if self._params.use_beam_search else Submission
         with named_as(_OWN_NAMES):
-            return await submit(self._state, self._id, *prepared, self._body.priority or 0)
+            return await kind.queue(self._state, self._id, *prepared, self._body.priority or 0)
 
     async def whole(self, outputs: list[RequestOutput], request: Request) -> dict[str, Any]:
         choices = []
