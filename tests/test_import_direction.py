@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[1]
 # from the end of the list is its entry.
 ORDER = """
     scalar_type env_table envs version logger exceptions utils logprobs sequence lora structured_params beam_search
-    sampling_limits sampling_params pooling_params tasks inputs pooling_outputs outputs transformers_utils
+    sampling_fields sampling_params pooling_params tasks inputs pooling_outputs outputs transformers_utils
     multimodal plugins platforms usage config tracing tokenizers transformers_utils.tokenizer
     transformers_utils.tokenizers reasoning tool_parsers triton_utils device_allocator ops v1.core.kv_cache_utils
     distributed attention model_executor assets forward_context _custom_ops

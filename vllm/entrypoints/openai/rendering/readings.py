@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from vllm.entrypoints.openai.errors import ApiError
-from vllm.entrypoints.openai.protocol.generation import ReadingFields
+from vllm.entrypoints.openai.protocol.generation import GenerationFields
 from vllm.entrypoints.openai.rendering.logprobs import positions
 from vllm.entrypoints.openai.rendering.rows import readings_row
 from vllm.entrypoints.openai.rendering.token_texts import TokenNames
@@ -36,7 +36,7 @@ class ReadingPlan:
     shows_topk: bool = False
 
     @classmethod
-    def of(cls, request: ReadingFields, state: ServerState, shows_topk: bool) -> ReadingPlan:
+    def of(cls, request: GenerationFields, state: ServerState, shows_topk: bool) -> ReadingPlan:
         """Raises VLLMValidationError for ids outside the vocabulary or too many, ApiError for a label of several."""
         config = state.engine.model_config
         ids = check_token_ids("logprob_token_ids", request.logprob_token_ids)
