@@ -155,7 +155,7 @@ def test_rows_are_those_of_a_run_in_this_process(
 def test_killed_at_random_points_and_resumed_until_done(
     live: LiveServer, tiny: LLM, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])}
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
     wanted = offline_rows(tiny, monkeypatch)
     size = Path("offline.jsonl").stat().st_size
 

@@ -117,7 +117,7 @@ def scored_rows(llm: LLM, monkeypatch: pytest.MonkeyPatch, call: Callable[[], An
 
 
 def test_killed_at_random_points_and_resumed_until_done(model: Path, tmp_path: Path) -> None:
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])}
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
     engine = ["--model", str(model), "--dtype", "bfloat16", "--max-model-len", "128"]
 
     def run(output: str, num_bytes: int, num_steps: int, *more: str) -> int:

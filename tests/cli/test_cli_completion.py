@@ -130,7 +130,7 @@ def test_bash_runs_its_script(tmp_path: Path) -> None:
         printf "%s\\n" "${COMPREPLY[@]}"
     done"""
     path = f"{tmp_path}:{os.environ['PATH']}"
-    environment = {**os.environ, "PATH": path, "PYTHONPATH": str(Path(__file__).parents[3])}
+    environment = {**os.environ, "PATH": path, "PYTHONPATH": str(Path(__file__).parents[2])}
     result = subprocess.run([BASH, "--norc", "-c", code], env=environment, capture_output=True, text=True, check=True)
     assert result.stdout.split() == ["cpu", "cuda", "bench"] and result.stderr == ""
 

@@ -204,7 +204,7 @@ def test_ctrl_c_ends_the_answer_at_the_server() -> None:
 
     with ScriptedServer(handle) as server:
         command = [sys.executable, "-m", "vllm.entrypoints.cli.main", "complete", "-q", "hi", "--url", server.url]
-        environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])}
+        environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment)
         assert has_begun.wait(60)
         assert process.stdout is not None and process.stdout.read(1) == b"x"

@@ -18,7 +18,7 @@ from vllm.model_executor.model_loader import NO_EMBEDDED_MODEL, embedded_model_p
 
 pytestmark = pytest.mark.skipif(embedded_model_path() is None, reason=NO_EMBEDDED_MODEL)
 
-PAGE = Path(__file__).parents[3] / "docs" / "scoring.md"
+PAGE = Path(__file__).parents[2] / "docs" / "scoring.md"
 TEXT = PAGE.read_text(encoding="utf-8")
 URL = "http://127.0.0.1:8000"
 SECTIONS = {

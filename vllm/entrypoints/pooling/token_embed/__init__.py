@@ -1,1 +1,0 @@
-"""Vectors of tokens, and of parts of a text."""

@@ -1,0 +1,1 @@
+"""The server: bodies in, the engine's outputs as JSON out."""

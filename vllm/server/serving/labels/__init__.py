@@ -1,0 +1,1 @@
+"""Endpoints that read the logprobs of labels."""

@@ -1,0 +1,1 @@
+"""The engine core in a process of its own."""

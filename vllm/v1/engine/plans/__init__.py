@@ -1,0 +1,1 @@
+"""Several requests for one result."""
