@@ -24,7 +24,7 @@ from typing import Any
 
 from common import add_counts, make_parser, print_result, some_of
 
-from vllm.entrypoints.cli.bench.load import Call, run_load
+from vllm.cli.bench.load import Call, run_load
 from vllm.utils.server_client import ServerClient
 
 CONCURRENCY = 64
@@ -188,8 +188,8 @@ def _url(server: subprocess.Popen[str]) -> str:
 def _serve(args: argparse.Namespace) -> int:
     """Run the server with a scripted core."""
     from vllm import AsyncEngineArgs
-    from vllm.entrypoints.openai.launcher import bind, serve
-    from vllm.entrypoints.openai.server_args import ServerArgs
+    from vllm.server.launcher import bind, serve
+    from vllm.server.server_args import ServerArgs
 
     command = [sys.executable, __file__, "--role", "core"]
     core = subprocess.Popen(command, stdin=subprocess.PIPE)
@@ -200,7 +200,7 @@ def _serve(args: argparse.Namespace) -> int:
 
 
 def _be_core(args: argparse.Namespace) -> int:
-    from vllm.v1.engine import core_proc
+    from vllm.v1.engine.core_process import loop as core_proc
 
     core_proc.EngineCore = ScriptedCore  # type: ignore[assignment, misc]
     status = core_proc.main()

@@ -73,7 +73,7 @@ def serve(
     if threads is not None:
         environment["OMP_NUM_THREADS"] = str(threads)
     if name == OURS:
-        command = [sys.executable, "-m", "vllm.entrypoints.cli.main", "serve"]
+        command = [sys.executable, "-m", "vllm.cli.main", "serve"]
         environment["PYTHONPATH"] = str(ROOT)
     else:
         assert upstream is not None and threads is not None

@@ -25,7 +25,7 @@ from common import add_counts, make_parser, print_result, say, usable_cores, utc
 from report import markdown_table
 from servers import OURS, UPSTREAM, Serving, serve
 
-from vllm.entrypoints.cli.bench.load import Call, Outcome, latencies, rates, run_load
+from vllm.cli.bench.load import Call, Outcome, latencies, rates, run_load
 from vllm.utils.server_client import ServerClient, served_model
 
 Results = dict[tuple[str, int, str], dict[str, Any]]  # (row, concurrency, server's name) -> measurements

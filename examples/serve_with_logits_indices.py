@@ -60,7 +60,7 @@ def started_server(arguments: argparse.Namespace) -> Iterator[str]:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     model = [] if arguments.model is None else [arguments.model]
-    command = [sys.executable, "-m", "vllm.entrypoints.cli.main", "serve", *model, "--port", str(port)]
+    command = [sys.executable, "-m", "vllm.cli.main", "serve", *model, "--port", str(port)]
     command += ["--tensor-parallel-size", str(arguments.tensor_parallel_size)]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
     try:

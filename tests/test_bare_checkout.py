@@ -49,7 +49,7 @@ assert output.prompt_logprobs[0] is None and len(output.prompt_logprobs) == len(
 ERRORS = """
 import io
 from contextlib import redirect_stderr
-from vllm.entrypoints.cli.main import main
+from vllm.cli.main import main
 
 def message(function):
     try:

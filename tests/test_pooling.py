@@ -17,9 +17,9 @@ from vllm import (
     ScoringRequestOutput,
 )
 from vllm.config import PoolerConfig
-from vllm.entrypoints.pooling.token_embed.late_chunking import build_late_chunking_metadata
 from vllm.exceptions import GenerationError, VLLMValidationError
 from vllm.outputs import RequestError
+from vllm.pooling.late_chunking import build_late_chunking_metadata
 from vllm.pooling_params import LateChunkingParams, LateInteractionParams
 
 

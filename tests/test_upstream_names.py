@@ -8,7 +8,7 @@ from dataclasses import fields
 import pytest
 from names_table import DOCUMENT, STATUSES, arguments_section, document, find, flags_section, load, problem
 
-from vllm.entrypoints.openai.server_args import ServerArgs
+from vllm.server.server_args import ServerArgs
 from vllm.version import __version__
 
 VERSION, NAMES = load()

@@ -11,7 +11,7 @@ from vllm.version import __version__, __version_tuple__
 _EXPORTS = {
     "LLM": "vllm.entrypoints.llm",
     "LLMEngine": "vllm.v1.engine.llm_engine",
-    "AsyncLLM": "vllm.v1.engine.async_llm",
+    "AsyncLLM": "vllm.entrypoints.async_llm",
     "AsyncLLMEngine": "vllm.engine.async_llm_engine",
     "EngineArgs": "vllm.engine.arg_utils",
     "AsyncEngineArgs": "vllm.engine.arg_utils",
@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from vllm.beam_search import BeamSearchParams
     from vllm.engine.arg_utils import AsyncEngineArgs, EngineArgs
     from vllm.engine.async_llm_engine import AsyncLLMEngine
+    from vllm.entrypoints.async_llm import AsyncLLM
     from vllm.entrypoints.llm import LLM
     from vllm.inputs import PromptType, TextPrompt, TokensPrompt
     from vllm.model_executor.models import ModelRegistry
@@ -62,7 +63,6 @@ if TYPE_CHECKING:
     )
     from vllm.pooling_params import PoolingParams
     from vllm.sampling_params import SamplingParams
-    from vllm.v1.engine.async_llm import AsyncLLM
     from vllm.v1.engine.llm_engine import LLMEngine
     from vllm.v1.executor.ray_utils import initialize_ray_cluster
 

@@ -1,7 +1,7 @@
 """python -m vllm.collect_env: what `vllm collect-env` prints."""
 
-from vllm.entrypoints.cli.collect_env import described
-from vllm.entrypoints.cli.main import main as run_command
+from vllm.cli.collect_env import described
+from vllm.cli.main import main as run_command
 
 
 def get_pretty_env_info() -> str:

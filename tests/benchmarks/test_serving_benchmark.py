@@ -45,7 +45,7 @@ def test_two_servers_get_the_same_load(tmp_path: Path) -> None:
     program.parent.mkdir()
     program.write_text(
         f'#!/bin/sh\ntest -n "$VLLM_CPU_OMP_THREADS_BIND" || exit 3\n'
-        f'PYTHONPATH={BENCHMARKS.parent} exec {sys.executable} -m vllm.entrypoints.cli.main "$@"\n'
+        f'PYTHONPATH={BENCHMARKS.parent} exec {sys.executable} -m vllm.cli.main "$@"\n'
     )
     program.chmod(0o755)
     flags = ["--rows", "score,decode", "--concurrency", "2", "--scale", "0.01", "--turns", "1", "--repeats", "1"]

@@ -12,8 +12,8 @@ import pytest
 from tiny_llm import is_empty, make_tiny_llm, make_tiny_model
 
 from vllm import LLM
-from vllm.entrypoints.cli.bench import run as bench_run
-from vllm.entrypoints.cli.main import main
+from vllm.cli.bench import run as bench_run
+from vllm.cli.main import main
 
 KINDS = {"latency": "--batch-size", "throughput": "--num-prompts"}
 

@@ -15,9 +15,9 @@ from live_server import LiveServer
 from scripted_server import Request, ScriptedServer, answer, events, refusal
 from tiny_llm import make_tiny_model
 
-from vllm.entrypoints.cli.bench import load as bench_load
-from vllm.entrypoints.cli.bench.load import Call, Outcome, latencies, percentiles, rates, run_load
-from vllm.entrypoints.cli.main import main
+from vllm.cli.bench import load as bench_load
+from vllm.cli.bench.load import Call, Outcome, latencies, percentiles, rates, run_load
+from vllm.cli.main import main
 from vllm.utils.server_client import ServerClient
 
 

@@ -19,8 +19,8 @@ import pytest
 from tiny_llm import is_empty, make_tiny_llm, make_tiny_model
 
 from vllm import LLM, SamplingParams
-from vllm.entrypoints.cli import chat, dialogue, generation
-from vllm.entrypoints.cli.main import build_parser, main
+from vllm.cli import chat, dialogue, generation
+from vllm.cli.main import build_parser, main
 
 TEMPLATE = """\
 {% for message in messages %}{% if message.content == 'refuse' %}{{ raise_exception('no') }}{% endif %}\
@@ -254,7 +254,7 @@ class TestTerminal:
 
 
 def test_in_a_real_terminal(model: Path, tiny: LLM) -> None:
-    command = [sys.executable, "-m", "vllm.entrypoints.cli.main", "chat", str(model), "--dtype", "float32", *FLAGS]
+    command = [sys.executable, "-m", "vllm.cli.main", "chat", str(model), "--dtype", "float32", *FLAGS]
     ours, theirs = pty.openpty()
     process = subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs, env={**os.environ, "TERM": "dumb"})
     os.close(theirs)

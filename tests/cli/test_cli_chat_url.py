@@ -20,8 +20,8 @@ from scripted_server import Request, ScriptedServer, answer, events, refusal
 from tiny_llm import make_tiny_llm, make_tiny_model
 
 from vllm import LLM
-from vllm.entrypoints.cli import generation
-from vllm.entrypoints.cli.main import main
+from vllm.cli import generation
+from vllm.cli.main import main
 
 TEMPLATE = "{% for message in messages %}{{ message.role[0] }}:{{ message.content }};{% endfor %}a:"
 FLAGS = ["--temperature", "0", "--max-tokens", "6"]
@@ -203,7 +203,7 @@ def test_ctrl_c_ends_the_answer_at_the_server() -> None:
         return b""
 
     with ScriptedServer(handle) as server:
-        command = [sys.executable, "-m", "vllm.entrypoints.cli.main", "complete", "-q", "hi", "--url", server.url]
+        command = [sys.executable, "-m", "vllm.cli.main", "complete", "-q", "hi", "--url", server.url]
         environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment)
         assert has_begun.wait(60)

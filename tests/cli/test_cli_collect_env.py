@@ -13,8 +13,8 @@ import pytest
 import torch
 
 import vllm
-from vllm.entrypoints.cli import collect_env
-from vllm.entrypoints.cli.main import main
+from vllm.cli import collect_env
+from vllm.cli.main import main
 
 LIBRARY = Path(vllm.__file__).parent / "_cpu_ops.so"
 
@@ -73,7 +73,7 @@ def test_cuda_devices(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFix
     ],
 )
 def test_kernels_as_the_environment_has_them(name: str, value: str, isa: str | None, fault: str | None) -> None:
-    code = "import sys; from vllm.entrypoints.cli.main import main; sys.exit(main(['collect-env', '--json']))"
+    code = "import sys; from vllm.cli.main import main; sys.exit(main(['collect-env', '--json']))"
     result = subprocess.run([sys.executable, "-c", code], env={name: value}, capture_output=True, text=True, timeout=60)
     assert result.returncode == 0, result.stderr
     found = json.loads(result.stdout)

@@ -15,8 +15,8 @@ from typing import NoReturn
 import argcomplete
 import pytest
 
-from vllm.entrypoints.cli.completion import answer_shell
-from vllm.entrypoints.cli.main import build_parser, main
+from vllm.cli.completion import answer_shell
+from vllm.cli.main import build_parser, main
 
 BASH = shutil.which("bash")
 
@@ -121,7 +121,7 @@ def test_each_shell_has_its_script(shell: str, registers: str, capsys: pytest.Ca
 @pytest.mark.skipif(BASH is None, reason="bash is not installed")
 def test_bash_runs_its_script(tmp_path: Path) -> None:
     assert BASH is not None
-    (tmp_path / "vllm").write_text(f'#!/bin/sh\nexec {sys.executable} -m vllm.entrypoints.cli.main "$@"\n')
+    (tmp_path / "vllm").write_text(f'#!/bin/sh\nexec {sys.executable} -m vllm.cli.main "$@"\n')
     (tmp_path / "vllm").chmod(0o755)
     code = """eval "$(vllm completion bash)"
     for COMP_LINE in "vllm chat --device=c" "vllm ben"; do

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from vllm.entrypoints.cli.main import build_parser, main
+from vllm.cli.main import build_parser, main
 
 FILE = ["score", "a.jsonl", "--labels", "x"]
 

@@ -15,9 +15,9 @@ from live_server import LiveServer
 from tiny_llm import make_tiny_llm, make_tiny_model
 
 from vllm import LLM
+from vllm.cli.main import main
 from vllm.decisions.calibration import Calibration
 from vllm.decisions.evaluation import evaluate
-from vllm.entrypoints.cli.main import main
 from vllm.scoring import batches as score_batches
 from vllm.scoring.decide import run as decide_run
 

@@ -12,15 +12,15 @@ from typing import Any
 import pytest
 
 import vllm
-from vllm.entrypoints.cli import main as cli
-from vllm.entrypoints.cli.serve import SignalsBeforeReady
+from vllm.cli import main as cli
+from vllm.cli.serve import SignalsBeforeReady
 from vllm.exceptions import CliError, VLLMValidationError
 
 
 @pytest.mark.parametrize("arguments", [["--help"], ["--version"], ["score", "--help"], ["bench", "latency", "--help"]])
 def test_help_and_version_import_no_torch(arguments: list[str]) -> None:
     code = (
-        "import sys; from vllm.entrypoints.cli.main import main\n"
+        "import sys; from vllm.cli.main import main\n"
         "try: main(sys.argv[1:])\n"
         "except SystemExit as end: assert end.code == 0, end.code\n"
         "heavy = {'torch', 'transformers', 'tokenizers', 'matplotlib', 'rich', 'yaml'} & set(sys.modules)\n"
@@ -84,7 +84,7 @@ def test_errors_are_one_line(
     def run(args: object) -> int:
         raise raised
 
-    monkeypatch.setattr("vllm.entrypoints.cli.score.run", run)
+    monkeypatch.setattr("vllm.cli.score.run", run)
     assert cli.main(["score", "a.jsonl", "--labels", "x"]) == code
     captured = capsys.readouterr()
     assert captured.err == line
@@ -98,7 +98,7 @@ def test_debug_shows_the_traceback(
     def run(args: object) -> int:
         raise raised
 
-    monkeypatch.setattr("vllm.entrypoints.cli.score.run", run)
+    monkeypatch.setattr("vllm.cli.score.run", run)
     assert cli.main(["score", "a.jsonl", "--labels", "x", "--debug"]) == code
     lines = capsys.readouterr().err.splitlines()
     assert lines[0].startswith("Traceback")
@@ -107,7 +107,7 @@ def test_debug_shows_the_traceback(
 
 def test_ctrl_c_is_no_traceback() -> None:
     code = (
-        "import sys, time\nfrom vllm.entrypoints.cli import main, score\n"
+        "import sys, time\nfrom vllm.cli import main, score\n"
         "score.run = lambda args: print('started', flush=True) or time.sleep(60)\n"
         "sys.exit(main.main(['score', 'a', '--labels', 'x']))"
     )
@@ -121,7 +121,7 @@ def test_ctrl_c_is_no_traceback() -> None:
 
 def test_help_through_a_closed_pipe() -> None:
     """As `vllm score --help | head`, whose reader is gone when the interpreter flushes."""
-    command = [sys.executable, "-m", "vllm.entrypoints.cli.main", "score", "--help"]
+    command = [sys.executable, "-m", "vllm.cli.main", "score", "--help"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     assert process.stdout is not None and process.stderr is not None
     process.stdout.close()
@@ -154,7 +154,7 @@ def test_every_command_has_the_frame(capsys: pytest.CaptureFixture[str]) -> None
 
 def test_a_reader_that_goes_away_is_no_traceback() -> None:
     code = (
-        "import sys\nfrom vllm.entrypoints.cli import main, score\n"
+        "import sys\nfrom vllm.cli import main, score\n"
         "score.run = lambda args: print('x' * 100_000) or 0\n"
         "sys.exit(main.main(['score', 'a', '--labels', 'x']))"
     )

@@ -14,7 +14,7 @@ from minilm import extract_minilm
 from tiny_llm import make_tiny_llm, make_tiny_model
 
 from vllm import LLM, PoolingParams
-from vllm.entrypoints.cli.main import main
+from vllm.cli.main import main
 from vllm.scoring import batches as score_batches
 from vllm.scoring.pooled import run as pooled_run
 

@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 from tiny_llm import make_tiny_llm, make_tiny_model
+from vllm.entrypoints.async_llm import AsyncLLM
 
 from vllm import SamplingParams
-from vllm.entrypoints.cli import main as cli
+from vllm.cli import main as cli
 from vllm.entrypoints.openai.run_batch import BatchRequestOutput
-from vllm.v1.engine.async_llm import AsyncLLM
 
 IDS = [65, 66, 200]
 

@@ -15,7 +15,7 @@ import pytest
 from ray_cluster import actor_pids, kill_an_actor_at_first_part
 from tiny_llm import make_tiny_llm, make_tiny_model
 
-from vllm.entrypoints.cli.main import main
+from vllm.cli.main import main
 from vllm.scoring import batches as score_batches
 from vllm.scoring import run as score_run
 
@@ -30,7 +30,7 @@ ENGINE = "ray::ScoringEngine"
 KILLED_RUN = """
 import os, signal, sys
 from vllm.scoring import batches as score_batches
-from vllm.entrypoints.cli.main import main
+from vllm.cli.main import main
 from vllm.scoring.rows import PartFolder
 
 parts_left, score_batches.BATCH_ROWS = int(sys.argv[1]), int(sys.argv[2])

@@ -18,7 +18,7 @@ import pytest
 from tiny_llm import make_tiny_llm, make_tiny_model
 
 from vllm import LLM
-from vllm.entrypoints.cli.main import main
+from vllm.cli.main import main
 from vllm.scoring import batches as score_batches
 from vllm.scoring import run as score_run
 
@@ -29,7 +29,7 @@ LABELS = ["a", " the", "the stop", "stop it"]
 KILLED_RUN = """
 import os, signal, sys
 from vllm.scoring import batches as score_batches, rows as score_rows, run
-from vllm.entrypoints.cli.main import main
+from vllm.cli.main import main
 from vllm.v1.engine.llm_engine import LLMEngine
 
 bytes_left, steps_left = int(sys.argv[1]), int(sys.argv[2])

@@ -20,7 +20,7 @@ from scripted_server import Request, ScriptedServer, answer, refusal
 from tiny_llm import make_tiny_llm, make_tiny_model
 
 from vllm import LLM
-from vllm.entrypoints.cli.main import main
+from vllm.cli.main import main
 from vllm.scoring import batches as score_batches
 from vllm.scoring import run as score_run
 from vllm.utils import server_client
@@ -34,7 +34,7 @@ KILLED_RUN = """
 import os, signal, sys
 from vllm.scoring import rows as score_rows
 from vllm.utils import server_client
-from vllm.entrypoints.cli.main import main
+from vllm.cli.main import main
 
 bytes_left, answers_left = int(sys.argv[1]), int(sys.argv[2])
 die = lambda: os.kill(os.getpid(), signal.SIGKILL)

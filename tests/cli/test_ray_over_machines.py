@@ -15,7 +15,7 @@ import pytest
 from tiny_llm import make_tiny_llm, make_tiny_model
 from two_machines import TwoMachines, two_machines
 
-from vllm.entrypoints.cli.main import main
+from vllm.cli.main import main
 from vllm.scoring import batches as score_batches
 from vllm.scoring import run as score_run
 
@@ -39,7 +39,7 @@ import os, sys, threading, time
 from pathlib import Path
 from tiny_llm import make_tiny_llm
 from vllm import SamplingParams
-from vllm.entrypoints.cli.main import main
+from vllm.cli.main import main
 from vllm.scoring import batches, ray_backend, ray_engines
 from vllm.scoring.rows import PartFolder
 

@@ -6,6 +6,7 @@ import pytest
 import tokenizers as tokenizers_library
 from decision_models import CHATML, STRICT, make_decision_model
 
+from vllm.config.checkpoint.config import parse_hf_config
 from vllm.decisions.conversation import parse_input
 from vllm.decisions.labels import LabelSpeller
 from vllm.decisions.prompts import EXAMPLES, answers_in_words, question_text
@@ -13,7 +14,6 @@ from vllm.decisions.questions import parse_questions
 from vllm.decisions.render import make_frame
 from vllm.exceptions import VLLMValidationError
 from vllm.tokenizers.tokenizer import Tokenizer, get_tokenizer
-from vllm.transformers_utils.config import parse_hf_config
 
 DROPPING = "{% for m in messages %}{% if m.role == 'user' %}<s>{{ m.content }}{% endif %}{% endfor %}</s>"
 THINKING = "{% for m in messages %}{{ m.content }}{% endfor %}</s><think>\n"

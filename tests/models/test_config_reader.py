@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from vllm.config.checkpoint.config import RopeConfig, parse_hf_config
 from vllm.model_executor.models.gemma import Gemma3ForCausalLM, GemmaForCausalLM
 from vllm.model_executor.models.gemma4 import Gemma4ForCausalLM
 from vllm.model_executor.models.gpt_neox import GPTNeoXForCausalLM
@@ -15,7 +16,6 @@ from vllm.model_executor.models.phi import PhiForCausalLM
 from vllm.model_executor.models.qwen2 import Qwen2ForCausalLM
 from vllm.model_executor.models.registry import TRANSFORMERS, model_entry
 from vllm.model_executor.models.spec import DecoderSpec
-from vllm.transformers_utils.config import RopeConfig, parse_hf_config
 
 MINIMAL: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],

@@ -13,9 +13,9 @@ from typing import Any
 import httpx
 
 from vllm import AsyncEngineArgs, AsyncLLM
-from vllm.entrypoints.openai.app import build_app
-from vllm.entrypoints.openai.server_args import ServerArgs
-from vllm.entrypoints.openai.state import ServerState
+from vllm.server.app import build_app
+from vllm.server.server_args import ServerArgs
+from vllm.server.state import ServerState
 
 
 def make_engine(model: Path, **fields: Any) -> AsyncLLM:

@@ -15,8 +15,8 @@ import uvicorn
 from asgi import server_args
 
 from vllm import AsyncLLM
-from vllm.entrypoints.openai.app import build_app
-from vllm.entrypoints.openai.state import ServerState
+from vllm.server.app import build_app
+from vllm.server.state import ServerState
 
 PATIENCE = 20.0
 """Seconds after which a test gives up on what should be so at once."""

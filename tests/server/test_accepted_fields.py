@@ -10,10 +10,10 @@ from bad_bodies import CHAT, COMPLETION, DETOKENIZE, SCORING, SURROGATE, TOKENIZ
 from byte_tokenizer import byte_id
 from tiny_llm import make_tiny_model
 
-from vllm.entrypoints.openai.protocol.base import REFUSED_FIELDS
-from vllm.entrypoints.openai.protocol.generation import ChatCompletionRequest, CompletionRequest
-from vllm.entrypoints.openai.protocol.scoring import GenerativeScoringRequest, ScoringRequest
-from vllm.entrypoints.openai.protocol.tokenization import DetokenizeRequest, TokenizeRequest
+from vllm.server.protocol.base import REFUSED_FIELDS
+from vllm.server.protocol.generation import ChatCompletionRequest, CompletionRequest
+from vllm.server.protocol.scoring import GenerativeScoringRequest, ScoringRequest
+from vllm.server.protocol.tokenization import DetokenizeRequest, TokenizeRequest
 
 pytestmark = pytest.mark.usefixtures("engines_of_one_thread")
 

@@ -28,7 +28,7 @@ from pydantic import ValidationError
 from tiny_llm import make_tiny_model
 
 from vllm import SamplingParams
-from vllm.entrypoints.openai.http.routes import REQUEST_MODELS
+from vllm.server.http.routes import REQUEST_MODELS
 
 pytestmark = pytest.mark.usefixtures("engines_of_one_thread")
 

@@ -13,10 +13,10 @@ from asgi import AppThread, make_engine, server_args
 from minilm import extract_minilm
 
 from vllm import LLM
-from vllm.entrypoints.cli.serve import make_arg_parser
-from vllm.entrypoints.cli.serve import run as run_serve
-from vllm.entrypoints.openai.state import ServerState
+from vllm.cli.serve import make_arg_parser
+from vllm.cli.serve import run as run_serve
 from vllm.exceptions import CliError, VLLMValidationError
+from vllm.server.state import ServerState
 
 QUERY = "Where does the cat sit?"
 DOCUMENTS = ["The cat sits on the mat.", "Stocks fell.", "A kitten is on a rug, far from all others."]
@@ -189,7 +189,7 @@ def test_classes_are_those_of_transformers(tmp_path, minilm):
 )
 def test_templates_that_nothing_uses_are_refused(which, args, problem, reference, minilm, tmp_path, monkeypatch):
     # The handlers of signals stay those of the tests.
-    monkeypatch.setattr("vllm.entrypoints.cli.serve.SignalsBeforeReady", lambda: None)
+    monkeypatch.setattr("vllm.cli.serve.SignalsBeforeReady", lambda: None)
     folder = {"bi-encoder": minilm, "classes": tmp_path, "cross-encoder": reference[0]}[which]
     if which == "classes":
         make_classifier(tmp_path, minilm, num_labels=3)

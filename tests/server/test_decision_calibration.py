@@ -10,8 +10,8 @@ from byte_tokenizer import VOCAB_SIZE, make_byte_tokenizer
 from models_util import make_random_model
 
 from vllm import LLM
+from vllm.cli.main import main
 from vllm.decisions.calibration import Calibration
-from vllm.entrypoints.cli.main import main
 from vllm.exceptions import VLLMValidationError
 
 pytestmark = pytest.mark.usefixtures("engines_of_one_thread")

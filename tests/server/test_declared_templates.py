@@ -13,9 +13,9 @@ from asgi import AppThread, make_engine
 from minilm import extract_minilm
 
 from vllm import LLM
-from vllm.entrypoints.score_templates import TEMPLATES, ChatScoreTemplate, PairPrompts
+from vllm.config.checkpoint.sentence_transformers import PairMessages
 from vllm.exceptions import VLLMValidationError
-from vllm.transformers_utils.sentence_transformers import PairMessages
+from vllm.pooling.score_templates import TEMPLATES, ChatScoreTemplate, PairPrompts
 
 QUERY = "Where does the cat sit?"
 DOCUMENTS = ["The cat sits on the mat.", "Stocks fell.", "A kitten is on a rug, far from all others."]

@@ -16,7 +16,7 @@ from gated_steps import Gate
 from real_sockets import EngineLoop, RawClient, SocketServer, listening
 from tiny_llm import make_tiny_model
 
-from vllm.entrypoints.openai.app import build_app
+from vllm.server.app import build_app
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 FEW = 100

@@ -7,11 +7,11 @@ from types import SimpleNamespace
 
 import pytest
 
-from vllm.entrypoints.openai.errors import ApiError
-from vllm.entrypoints.openai.serving.engine_requests import Submission
 from vllm.exceptions import EngineDeadError
 from vllm.outputs import CompletionOutput, RequestOutput
 from vllm.sampling_params import SamplingParams
+from vllm.server.errors import ApiError
+from vllm.server.serving.engine_requests import Submission
 from vllm.v1.engine.request_stream import RequestStream
 
 

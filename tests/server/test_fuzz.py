@@ -22,7 +22,7 @@ from bad_bodies import (
 )
 from tiny_llm import make_tiny_model
 
-from vllm.entrypoints.openai.http.routes import REQUEST_MODELS
+from vllm.server.http.routes import REQUEST_MODELS
 
 pytestmark = pytest.mark.usefixtures("engines_of_one_thread")
 

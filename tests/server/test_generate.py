@@ -13,7 +13,7 @@ from asgi import AppThread, client_of, make_engine
 from byte_tokenizer import VOCAB_SIZE, byte_ids
 from tiny_llm import make_tiny_model
 
-from vllm.entrypoints.openai.protocol.generate import GenerateResponse
+from vllm.server.protocol.generate import GenerateResponse
 
 pytestmark = pytest.mark.usefixtures("engines_of_one_thread")
 

@@ -23,10 +23,10 @@ from processes import is_running
 from slow_processor import STEP_SECONDS
 from tiny_llm import make_tiny_model
 
-from vllm.entrypoints.openai import launcher
-from vllm.entrypoints.openai.app import build_app
-from vllm.entrypoints.openai.server_args import ServerArgs
-from vllm.entrypoints.openai.state import ServerState
+from vllm.server import launcher
+from vllm.server.app import build_app
+from vllm.server.server_args import ServerArgs
+from vllm.server.state import ServerState
 from vllm.utils.device import usable_cores
 
 SLOW = ("--logits-processors", "slow_processor:SlowProcessor")

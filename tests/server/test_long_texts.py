@@ -11,8 +11,8 @@ from minilm import extract_minilm
 from tiny_encoders import PROMPTS, SIZES, TOLERANCE, add_modules, save, tensors
 
 from vllm import LLM, PoolingParams
-from vllm.entrypoints.openai.state import ServerState
 from vllm.exceptions import VLLMValidationError
+from vllm.server.state import ServerState
 
 LONG = [*PROMPTS, [index % 190 + 5 for index in range(64)], [index % 190 + 5 for index in range(150)]]
 PARTS = {"enable_chunked_processing": True, "max_embed_len": 150}

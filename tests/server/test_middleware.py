@@ -12,9 +12,9 @@ import pytest
 from fastapi import FastAPI, Request
 from starlette.responses import PlainTextResponse, Response, StreamingResponse
 
-from vllm.entrypoints.openai.http import middleware
-from vllm.entrypoints.openai.server_args import ServerArgs
-from vllm.entrypoints.openai.state import ServerState
+from vllm.server.http import middleware
+from vllm.server.server_args import ServerArgs
+from vllm.server.state import ServerState
 
 KEY = {"Authorization": "Bearer k1"}
 ORIGIN = {"Origin": "https://page.example"}

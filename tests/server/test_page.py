@@ -44,7 +44,7 @@ def find_tools() -> dict[str, str]:
     tools = {
         "node": shutil.which("node"),
         "chromium": os.environ.get("VLLM_CHROMIUM") or next(filter(None, map(shutil.which, BROWSERS)), None),
-        "playwright-core (npm ci in tests/entrypoints/openai/browser)": modules
+        "playwright-core (npm ci in tests/server/browser)": modules
         if (Path(modules) / "node_modules" / "playwright-core").is_dir()
         else None,
     }

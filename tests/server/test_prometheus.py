@@ -10,8 +10,8 @@ from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from vllm.config import CacheConfig
+from vllm.server.prometheus import make_registry
 from vllm.v1.metrics.engine_metrics import EngineMetrics
-from vllm.v1.metrics.prometheus import make_registry
 
 # What dashboards and autoscalers made for vLLM ask for.
 EXPECTED = {

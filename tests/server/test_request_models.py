@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from vllm.entrypoints.openai import protocol
-from vllm.entrypoints.openai.errors import ApiError
-from vllm.entrypoints.openai.http.request_body import parse_body
-from vllm.entrypoints.openai.protocol.base import RequestModel, check_names
-from vllm.entrypoints.openai.protocol.generation import ChatCompletionRequest, CompletionRequest
 from vllm.exceptions import VLLMValidationError
+from vllm.server import protocol
+from vllm.server.errors import ApiError
+from vllm.server.http.request_body import parse_body
+from vllm.server.protocol.base import RequestModel, check_names
+from vllm.server.protocol.generation import ChatCompletionRequest, CompletionRequest
 
 for _module in pkgutil.iter_modules(protocol.__path__):
     importlib.import_module(f"{protocol.__name__}.{_module.name}")

@@ -13,9 +13,9 @@ from byte_tokenizer import EOS, VOCAB_SIZE, byte_ids, make_byte_tokenizer
 from models_util import make_random_model
 from tiny_llm import make_tiny_llm
 
-from vllm.entrypoints.pooling.pairs import order_of
-from vllm.entrypoints.score_templates import TEMPLATES, ScoreTemplate, score_template
 from vllm.exceptions import VLLMValidationError
+from vllm.pooling.pairs import order_of
+from vllm.pooling.score_templates import TEMPLATES, ScoreTemplate, score_template
 
 QUERY = "Where is the stop?"
 DOCUMENTS = ["The stop is near.", "Bananas", "the cat on the roof \N{GRINNING FACE}", "stop"]

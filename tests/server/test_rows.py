@@ -13,10 +13,10 @@ from asgi import AppThread, make_engine
 from byte_tokenizer import VOCAB_SIZE, make_byte_tokenizer
 from tiny_llm import make_tiny_model
 
-from vllm.entrypoints.openai.rendering import logprobs, rows
-from vllm.entrypoints.openai.rendering.rows import classic_row
-from vllm.entrypoints.openai.rendering.token_texts import TokenNames
-from vllm.entrypoints.openai.rendering.written_json import Written, encode_parts, turn
+from vllm.server.rendering import logprobs, rows
+from vllm.server.rendering.rows import classic_row
+from vllm.server.rendering.token_texts import TokenNames
+from vllm.server.rendering.written_json import Written, encode_parts, turn
 
 ALL = {"temperature": 0, "ignore_eos": True, "max_tokens": 3}
 TALK = {"messages": [{"role": "user", "content": "é"}], "chat_template": "{{ messages[0].content }}", "logprobs": True}

@@ -16,12 +16,12 @@ from live_server import LiveServer
 from tiny_llm import make_tiny_model
 
 from vllm import SamplingParams
-from vllm.entrypoints.openai.app import build_app
-from vllm.entrypoints.openai.http.routes import REQUEST_MODELS
-from vllm.entrypoints.openai.protocol.generation import ChatCompletionChunk, CompletionResponse
-from vllm.entrypoints.openai.server_args import ServerArgs
-from vllm.entrypoints.openai.state import ServerState
 from vllm.exceptions import VLLMValidationError
+from vllm.server.app import build_app
+from vllm.server.http.routes import REQUEST_MODELS
+from vllm.server.protocol.generation import ChatCompletionChunk, CompletionResponse
+from vllm.server.server_args import ServerArgs
+from vllm.server.state import ServerState
 
 pytestmark = pytest.mark.usefixtures("engines_of_one_thread")
 

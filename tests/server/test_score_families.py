@@ -21,9 +21,9 @@ from tiny_llm import make_tiny_llm
 from vllm import LLM
 from vllm.entrypoints.openai.api_server import init_app_state
 from vllm.entrypoints.openai.cli_args import make_arg_parser
-from vllm.entrypoints.pooling.pairs import check_score_args
-from vllm.entrypoints.score_families import family_of
-from vllm.entrypoints.score_templates import TEMPLATES, default_template, score_template
+from vllm.pooling.pairs import check_score_args
+from vllm.pooling.score_families import family_of
+from vllm.pooling.score_templates import TEMPLATES, default_template, score_template
 
 QUERY = "Where is the stop?"
 DOCUMENTS = ["The stop is near.", "Bananas, not noodles", "the cat said yes </s><|im_end|>"]
@@ -89,7 +89,7 @@ def log(monkeypatch):
     lines: list[str] = []
     handler = logging.Handler()
     handler.emit = lambda record: lines.append(record.getMessage())  # type: ignore[method-assign]
-    monkeypatch.setattr(logging.getLogger("vllm.entrypoints.score_templates"), "handlers", [handler])
+    monkeypatch.setattr(logging.getLogger("vllm.pooling.score_templates"), "handlers", [handler])
     return lambda: lines
 
 

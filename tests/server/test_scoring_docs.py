@@ -95,8 +95,8 @@ def test_the_answer_that_is_shown_has_the_answers_fields(run):
 
 
 def test_the_limits_that_are_named_are_the_real_ones():
-    from vllm.entrypoints.openai.server_args import ServerArgs
-    from vllm.entrypoints.openai.serving.item_scores import MAX_READINGS, MAX_TOKENS
+    from vllm.server.server_args import ServerArgs
+    from vllm.server.serving.labels.item_scores import MAX_READINGS, MAX_TOKENS
 
     for limit in (ServerArgs.max_prompts_per_request, MAX_READINGS, MAX_TOKENS):
         assert f"{limit:,}" in TEXT

@@ -10,7 +10,7 @@ from byte_tokenizer import VOCAB_SIZE
 from tiny_llm import make_tiny_model
 
 from vllm import SamplingParams
-from vllm.entrypoints.openai.serving.item_scores import MAX_READINGS
+from vllm.server.serving.labels.item_scores import MAX_READINGS
 
 PATHS = pytest.mark.parametrize("path", ["/generative_scoring", "/v1/score"])
 GOOD = {"query": "the ", "items": ["cat", "stop"], "label_token_ids": [5, 6]}

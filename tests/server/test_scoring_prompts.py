@@ -8,8 +8,8 @@ from byte_tokenizer import BOS, VOCAB_SIZE, byte_ids, make_byte_tokenizer, make_
 from models_util import make_random_model
 from scoring_reference import assert_item
 
-from vllm.entrypoints.openai.errors import ApiError
-from vllm.entrypoints.openai.serving.scoring_prompts import PromptBuilder
+from vllm.server.errors import ApiError
+from vllm.server.serving.labels.scoring_prompts import PromptBuilder
 from vllm.tokenizers.tokenizer import Tokenizer
 
 QUERY, ITEM = "0123456789", "abc"

@@ -18,7 +18,7 @@ import pytest
 from live_server import ROOT, LiveServer
 from tiny_llm import make_tiny_model
 
-from vllm.entrypoints.cli import main as cli
+from vllm.cli import main as cli
 
 KEY = {"Authorization": "Bearer k1"}
 MAX_BODY = 10_000
@@ -64,7 +64,7 @@ def no_engine(monkeypatch):
     def fail(*arguments):
         raise AssertionError("the model would have been loaded")
 
-    monkeypatch.setattr("vllm.entrypoints.openai.launcher.serve", fail)
+    monkeypatch.setattr("vllm.server.launcher.serve", fail)
 
 
 @pytest.mark.parametrize(

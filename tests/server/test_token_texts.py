@@ -7,7 +7,7 @@ import tokenizers
 from byte_tokenizer import BOS, byte_ids, make_byte_tokenizer
 from tokenizers import decoders, models, pre_tokenizers, processors
 
-from vllm.entrypoints.openai.rendering.token_texts import TokenNames, TokenPieces, split_text
+from vllm.server.rendering.token_texts import TokenNames, TokenPieces, split_text
 from vllm.tokenizers.tokenizer import get_tokenizer
 
 

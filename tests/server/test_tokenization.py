@@ -12,7 +12,7 @@ from byte_tokenizer import BOS, VOCAB_SIZE, make_byte_tokenizer
 from models_util import make_random_model
 from tokenizers.processors import TemplateProcessing
 
-from vllm.entrypoints.openai.protocol.tokenization import MAX_TEXT_BYTES
+from vllm.server.protocol.tokenization import MAX_TEXT_BYTES
 from vllm.utils.checks import MAX_LIST_LENGTH
 
 TEXT = "the stop \N{GRINNING FACE} </s>\n caf\xe9"

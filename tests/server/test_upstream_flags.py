@@ -16,13 +16,13 @@ import pytest
 from live_server import LiveServer
 from tiny_llm import make_tiny_model
 
+from vllm.cli import main as cli
+from vllm.cli import serve
+from vllm.cli.frame import CommandParser, be_command
 from vllm.engine.arg_utils import EngineArgs
-from vllm.entrypoints.cli import main as cli
-from vllm.entrypoints.cli import serve
-from vllm.entrypoints.cli.frame import CommandParser, be_command
-from vllm.entrypoints.openai.server_args import ServerArgs
-from vllm.entrypoints.openai.upstream_server_args import UpstreamServerArgs
 from vllm.exceptions import CliError
+from vllm.server.server_args import ServerArgs
+from vllm.server.upstream_server_args import UpstreamServerArgs
 
 # Of upstream's BaseFrontendArgs and FrontendArgs, and of its `serve` command.
 UPSTREAM = """

@@ -11,7 +11,7 @@ import pytest
 from asgi import AppThread, client_of, make_engine
 from tiny_llm import make_tiny_model
 
-from vllm.entrypoints.openai.protocol import ChatCompletionRequest, CompletionRequest
+from vllm.server.protocol import ChatCompletionRequest, CompletionRequest
 from vllm.version import __version__
 
 pytestmark = pytest.mark.usefixtures("engines_of_one_thread")

@@ -9,14 +9,14 @@ if TYPE_CHECKING:
     from pytest import Config, Item
     from xdist.scheduler import LoadFileScheduling
 
-_OPENAI = "tests/entrypoints/openai"
+_OPENAI = "tests/server"
 
 # Each shares what is costly to start.
 _ON_RAY = (
     "tests/scoring/test_dataset.py",
     "tests/scoring/test_ray_engines.py",
-    "tests/entrypoints/cli/test_cli_score_ray.py",
-    "tests/entrypoints/cli/test_cli_decide.py",
+    "tests/cli/test_cli_score_ray.py",
+    "tests/cli/test_cli_decide.py",
     "tests/v1/executor/test_ray_executor.py",
     "tests/utils/test_ray_utils.py",
 )
@@ -32,7 +32,7 @@ _WITH_CLIENTS = (
 # Begun late, these would leave the other processes idle. The longest come first.
 _FIRST: Sequence[tuple[str, ...]] = (
     _ON_RAY,
-    ("tests/entrypoints/cli/test_ray_over_machines.py",),
+    ("tests/cli/test_ray_over_machines.py",),
     ("tests/ptx/test_ptx.py",),
     ("tests/ptx/test_triton_cubins.py",),
     _WITH_CLIENTS,

@@ -49,9 +49,7 @@ class LiveServer:
         api_server: bool = False,
     ) -> None:
         arguments = [str(model), *TINY_FLAGS, *flags] if model is not None else list(flags)
-        start = (
-            ["vllm.entrypoints.openai.api_server", "--model"] if api_server else ["vllm.entrypoints.cli.main", "serve"]
-        )
+        start = ["vllm.entrypoints.openai.api_server", "--model"] if api_server else ["vllm.cli.main", "serve"]
         command = [sys.executable, "-m", *start, *arguments, "--port", "0"]
         path = os.pathsep.join(part for part in (str(ROOT), (env or {}).get("PYTHONPATH", "")) if part)
         # Files, not pipes: nobody reads along, and a full pipe would stop the server.

@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT))
 
 from vllm.engine.arg_utils import AsyncEngineArgs  # noqa: E402
-from vllm.entrypoints.openai.server_args import ServerArgs  # noqa: E402
+from vllm.server.server_args import ServerArgs  # noqa: E402
 
 TABLE = ROOT / "tests" / "data" / "upstream_names.txt"
 DOCUMENT = ROOT / "docs" / "migration.md"

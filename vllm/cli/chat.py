@@ -13,8 +13,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from vllm.entrypoints.cli.dialogue import add_message_argument, answer_once, checked_message, converse
-from vllm.entrypoints.cli.generation import LocalModel, ServedModel, add_generation_arguments, open_model
+from vllm.cli.dialogue import add_message_argument, answer_once, checked_message, converse
+from vllm.cli.generation import LocalModel, ServedModel, add_generation_arguments, open_model
 from vllm.scoring.files import read_text
 
 NAME = "chat"

@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import argparse
 
-from vllm.entrypoints.cli.dialogue import add_message_argument, answer_once, checked_message, converse
-from vllm.entrypoints.cli.generation import add_generation_arguments, open_model
+from vllm.cli.dialogue import add_message_argument, answer_once, checked_message, converse
+from vllm.cli.generation import add_generation_arguments, open_model
 
 NAME = "complete"
 HELP = "let a model continue a text"

@@ -25,8 +25,8 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from vllm.cli.file_arguments import add_file_arguments, check_file_arguments
 from vllm.engine.arg_utils import EngineArgs
-from vllm.entrypoints.cli.file_arguments import add_file_arguments, check_file_arguments
 from vllm.exceptions import CliError
 from vllm.utils.flag_types import at_least
 from vllm.utils.ray_utils import import_ray_for

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
-from vllm.entrypoints.cli.generation import check_server_arguments, sampling_params
+from vllm.cli.generation import check_server_arguments, sampling_params
 from vllm.exceptions import CliError
 
 if TYPE_CHECKING:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from vllm.entrypoints.cli.generation import add_server_arguments, check_server_arguments
+from vllm.cli.generation import add_server_arguments, check_server_arguments
 from vllm.exceptions import CliError
 from vllm.utils.flag_types import at_least
 from vllm.utils.ray_utils import import_ray_for

@@ -55,7 +55,7 @@ class CommandParser(argparse.ArgumentParser):
         if self.reads_config and args is not None and COMPLETING not in os.environ:
             args = self._joined_objects([self._own_spelling(argument) for argument in args])
             self.given = args
-            from vllm.entrypoints.cli.config_file import with_config
+            from vllm.cli.config_file import with_config
             from vllm.exceptions import CliError
 
             try:

@@ -12,8 +12,8 @@ from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from vllm.cli.frame import CommandParser
 from vllm.engine.arg_utils import EngineArgs
-from vllm.entrypoints.cli.frame import CommandParser
 from vllm.exceptions import CliError
 from vllm.sampling_params import FIELDS, RequestOutputKind, SamplingParams
 from vllm.utils.flag_types import positive
@@ -127,7 +127,7 @@ class LocalModel:
 
     def chat(self, messages: list[dict[str, Any]], template: str | None) -> Iterator[str]:
         """The answer to a conversation, piece by piece; `template` replaces the model's own."""
-        from vllm.entrypoints.chat import render_conversations
+        from vllm.chat.templates import render_conversations
 
         (prompt,) = render_conversations(messages, self._engine.tokenizer, chat_template=template)
         return stream(self._engine, prompt, self._params)

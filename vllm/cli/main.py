@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from types import ModuleType
 from typing import NoReturn
 
-from vllm.entrypoints.cli import (
+from vllm.cli import (
     bench,
     chat,
     collect_env,
@@ -24,7 +24,7 @@ from vllm.entrypoints.cli import (
     selftest,
     serve,
 )
-from vllm.entrypoints.cli.frame import COMPLETING, EXIT_USAGE, CommandParser, add_commands, be_command
+from vllm.cli.frame import COMPLETING, EXIT_USAGE, CommandParser, add_commands, be_command
 from vllm.exceptions import CliError, VLLMValidationError
 from vllm.utils.packages import needed_by
 from vllm.version import __version__

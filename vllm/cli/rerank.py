@@ -19,8 +19,8 @@ from __future__ import annotations
 
 import argparse
 
+from vllm.cli.file_arguments import add_file_arguments, check_file_arguments, needs_ray
 from vllm.engine.arg_utils import EngineArgs
-from vllm.entrypoints.cli.file_arguments import add_file_arguments, check_file_arguments, needs_ray
 from vllm.utils.flag_types import at_least
 
 NAME = "rerank"

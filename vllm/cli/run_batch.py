@@ -15,11 +15,11 @@ from __future__ import annotations
 import argparse
 import sys
 
+from vllm.cli.generation import add_engine_arguments
+from vllm.cli.serve import check_args, template_text
 from vllm.engine.arg_utils import AsyncEngineArgs
-from vllm.entrypoints.cli.generation import add_engine_arguments
-from vllm.entrypoints.cli.serve import check_args, template_text
-from vllm.entrypoints.openai.server_args import ServerArgs
 from vllm.exceptions import CliError
+from vllm.server.server_args import ServerArgs
 
 NAME = "run-batch"
 HELP = "answer a file of requests in OpenAI's batch format"
@@ -45,8 +45,8 @@ def run(args: argparse.Namespace) -> int:
 
     import uvloop
 
-    from vllm.entrypoints.launchers import run_batch as batch
-    from vllm.v1.engine.async_llm import AsyncLLM
+    from vllm.entrypoints.async_llm import AsyncLLM
+    from vllm.server import run_batch as batch
 
     batch.check_places(args.input_file, args.output_file)
     with batch.opened_input(args.input_file) as source:

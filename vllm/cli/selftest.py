@@ -10,9 +10,9 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-from vllm.entrypoints.cli.bench.run import check_json_path, print_about, write_json
-from vllm.entrypoints.cli.collect_env import cpu_model
-from vllm.entrypoints.cli.generation import add_engine_arguments, load_engine
+from vllm.cli.bench.run import check_json_path, print_about, write_json
+from vllm.cli.collect_env import cpu_model
+from vllm.cli.generation import add_engine_arguments, load_engine
 from vllm.exceptions import CliError
 from vllm.utils.flag_types import at_least
 from vllm.version import __version__

@@ -21,11 +21,11 @@ from pathlib import Path
 from types import FrameType
 
 from vllm import envs
+from vllm.cli.generation import add_engine_arguments
 from vllm.engine.arg_utils import AsyncEngineArgs, EngineArgs
-from vllm.entrypoints.cli.generation import add_engine_arguments
-from vllm.entrypoints.openai.server_args import ServerArgs
 from vllm.exceptions import CliError
 from vllm.scoring.files import read_text
+from vllm.server.server_args import ServerArgs
 
 __all__ = ["ServeSubcommand", "cmd_init", "make_arg_parser", "run_headless"]
 
@@ -110,7 +110,7 @@ def run(args: argparse.Namespace) -> int:
     if envs.logging_level() is None and envs.VLLM_CONFIGURE_LOGGING and not envs.VLLM_LOGGING_CONFIG_PATH:
         logging.getLogger("vllm").setLevel(logging.INFO)
     # Flags are checked before the slow imports, and the core's process imports its part at the same time.
-    from vllm.v1.engine.core_start import end_core, start_core
+    from vllm.v1.engine.core_process.start import end_core, start_core
 
     engine_args = EngineArgs.from_cli_args(args)
     try:
@@ -122,8 +122,8 @@ def run(args: argparse.Namespace) -> int:
     signals = SignalsBeforeReady()
     core_processes = [start_core() for _ in range(num_replicas)]
     try:
-        from vllm.entrypoints.openai.launcher import bind, serve
-        from vllm.entrypoints.pooling.pairs import check_score_args
+        from vllm.pooling.pairs import check_score_args
+        from vllm.server.launcher import bind, serve
 
         try:
             listener = bind(server_args.host or "", server_args.port, server_args.uds)
@@ -168,7 +168,7 @@ def check_args(args: ServerArgs) -> None:
     try:
         args.check_neutral()
         if args.middleware:
-            from vllm.entrypoints.openai.http.extra_middleware import load_middleware
+            from vllm.server.http.extra_middleware import load_middleware
 
             for path in args.middleware:
                 load_middleware(path)

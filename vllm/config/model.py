@@ -6,18 +6,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from vllm.config.checkpoint.late_interaction import LateInteraction
+from vllm.config.checkpoint.sentence_transformers import SentencePooling
 from vllm.config.checks import at_least, one_of
 from vllm.config.load import LOAD_FORMATS
 from vllm.config.pooler import PoolerConfig
 from vllm.pooling_params import check_dimensions
 from vllm.sampling_params import LOGPROBS_MODES, MAX_LOGPROB_TOKEN_IDS
 from vllm.sampling_params import LogprobsMode as LogprobsMode
-from vllm.transformers_utils.late_interaction import LateInteraction
-from vllm.transformers_utils.sentence_transformers import SentencePooling
 from vllm.utils.checks import MAX_INTEGER
 
 if TYPE_CHECKING:
-    from vllm.transformers_utils.config import HFConfig
+    from vllm.config.checkpoint.config import HFConfig
 
 DTYPES = ("float32", "bfloat16", "float16")
 ModelDType = Literal["auto", "half", "float16", "bfloat16", "float", "float32"]
@@ -189,8 +189,8 @@ class ModelConfig:
             FileNotFoundError: the model is not there.
             ValueError: its config.json cannot be used.
         """
-        from vllm.transformers_utils.config import load_hf_config
-        from vllm.transformers_utils.hub import download
+        from vllm.config.checkpoint.config import load_hf_config
+        from vllm.config.checkpoint.hub import download
 
         if self.hf_config is None:
             folder = Path(self.path or self.model).expanduser()

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from vllm.config.checks import at_least, one_of
 
 if TYPE_CHECKING:
-    from vllm.transformers_utils.config import HFConfig
+    from vllm.config.checkpoint.config import HFConfig
 
 EXECUTOR_BACKENDS = ("uni", "mp", "ray", "external_launcher")
 

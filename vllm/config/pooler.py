@@ -7,10 +7,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Protocol
 
-from vllm.config.unserved import UnservedConfig, as_config, choice, number
-from vllm.exceptions import VLLMValidationError
-from vllm.transformers_utils.late_interaction import LateInteraction, read_late_interaction
-from vllm.transformers_utils.sentence_transformers import (
+from vllm.config.checkpoint.late_interaction import LateInteraction, read_late_interaction
+from vllm.config.checkpoint.sentence_transformers import (
     TOKEN_HEADS,
     SentencePooling,
     SparsePooling,
@@ -18,6 +16,8 @@ from vllm.transformers_utils.sentence_transformers import (
     is_sparse,
     read_pooling,
 )
+from vllm.config.unserved import UnservedConfig, as_config, choice, number
+from vllm.exceptions import VLLMValidationError
 
 SequencePoolingType = Literal["CLS", "LAST", "MEAN"]
 TokenPoolingType = Literal["ALL", "STEP"]

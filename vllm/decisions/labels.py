@@ -9,7 +9,7 @@ from vllm.decisions.prompts import PREDICATE_LABELS
 from vllm.decisions.types import Question
 from vllm.exceptions import VLLMValidationError
 from vllm.tokenizers.tokenizer import Tokenizer
-from vllm.v1.engine.label_scoring import Label
+from vllm.v1.engine.plans.label_scoring import Label
 
 _LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 

@@ -28,7 +28,7 @@ from vllm.outputs import RequestOutput
 from vllm.sampling_params import SamplingParams
 from vllm.tokenizers.tokenizer import Tokenizer
 from vllm.v1.engine.input_processor import ProcessedPrompt
-from vllm.v1.engine.label_scoring import Label, LabelScorer
+from vllm.v1.engine.plans.label_scoring import Label, LabelScorer
 
 MAX_READINGS = 2**20
 """Most labels' tokens, over all questions and orders, of one decision."""

@@ -8,9 +8,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from vllm.chat.templates import render_texts
 from vllm.decisions.conversation import Turn, after_examples, conversations, transcript
 from vllm.decisions.prompts import ANSWER_CUE, EXAMPLES, example_question, example_text
-from vllm.entrypoints.chat import render_texts
 from vllm.exceptions import VLLMValidationError
 from vllm.tokenizers.tokenizer import Tokenizer
 from vllm.tokenizers.truncation import special_tokens_around

@@ -318,7 +318,7 @@ class EngineArgs(UpstreamArgs):
         return tuple([names] if isinstance(names := self.served_model_name, str) else names or ())
 
     def _default_sampling_params(self, source: ResolvedModel) -> dict[str, Any]:
-        from vllm.transformers_utils.config import load_sampling_defaults
+        from vllm.config.checkpoint.config import load_sampling_defaults
 
         defaults: dict[str, Any] = {}
         if self.generation_config == "auto":

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from vllm.v1.engine.async_llm import AsyncLLM as AsyncLLMEngine
+from vllm.entrypoints.async_llm import AsyncLLM as AsyncLLMEngine
 
 __all__ = ["AsyncLLMEngine"]

@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from vllm.v1.engine.async_llm import AsyncLLM
+from vllm.entrypoints.async_llm import AsyncLLM
 
 if TYPE_CHECKING:
     from vllm.config import ModelConfig, VllmConfig

@@ -21,14 +21,14 @@ from vllm.outputs import CompletionOutput, RequestMetrics, RequestOutput
 from vllm.sampling_params import RequestOutputKind, SamplingParams
 from vllm.tokenizers.tokenizer import Tokenizer
 from vllm.utils.checks import wrong_type
-from vllm.v1.engine.beam_search import BeamSearch, Hypothesis
 from vllm.v1.engine.detokenizer import Detokenizer
 from vllm.v1.engine.input_processor import ProcessedPrompt
 from vllm.v1.engine.llm_engine import LLMEngine
+from vllm.v1.engine.plans.beam_search import BeamSearch, Hypothesis
 from vllm.v1.outputs import NO_TOKEN_LEFT, NO_TOKEN_MESSAGE
 
 if TYPE_CHECKING:
-    from vllm.v1.engine.async_llm import AsyncLLM
+    from vllm.entrypoints.async_llm import AsyncLLM
 
 
 class BeamSearches:

@@ -10,28 +10,28 @@ from pathlib import Path
 from typing import Any
 
 from vllm.beam_search import BeamSearchOutput, BeamSearchParams
+from vllm.chat.templates import load_chat_template, render_texts
 from vllm.config.unserved import is_neutral_value
 from vllm.decisions.params import DecisionParams
 from vllm.decisions.plan import DecisionPlan
 from vllm.decisions.types import Decision
 from vllm.engine.arg_utils import EngineArgs
 from vllm.entrypoints.beam_search import BeamSearches, as_beam_search_output, as_sampling_params
-from vllm.entrypoints.chat import load_chat_template, render_texts
 from vllm.entrypoints.interrupts import InterruptsBetweenSteps
 from vllm.entrypoints.llm_control import EngineControl
-from vllm.entrypoints.pooling.long_texts import in_parts, joined
-from vllm.entrypoints.pooling.offline import PoolingOfflineMixin
-from vllm.entrypoints.pooling.token_embed.late_chunking import late_chunks
+from vllm.entrypoints.llm_pooling import PoolingOfflineMixin
 from vllm.exceptions import VLLMValidationError
 from vllm.inputs import PromptType
 from vllm.inputs.text_options import DEFAULT_TEXT_OPTIONS, TextOptions, text_options
 from vllm.outputs import LabelScores, RequestOutput
+from vllm.pooling.late_chunking import late_chunks
+from vllm.pooling.long_texts import in_parts, joined
 from vllm.sampling_params import RequestOutputKind, SamplingParams
 from vllm.tracing import continued
 from vllm.utils.checks import check_integer, check_neutral
 from vllm.v1.engine.input_processor import ProcessedPrompt
-from vllm.v1.engine.label_scoring import LabelScorer, encode_labels
 from vllm.v1.engine.llm_engine import LLMEngine
+from vllm.v1.engine.plans.label_scoring import LabelScorer, encode_labels
 from vllm.v1.engine.upstream_calls import NO_LORA
 
 
@@ -258,7 +258,7 @@ class LLM(EngineControl, PoolingOfflineMixin):
 
         Args:
             messages: a list of dicts with `role` and `content`, or a list of such lists; see `render_conversations` of
-                vllm/entrypoints/chat.py for these and the template's arguments.
+                vllm/chat/templates.py for these and the template's arguments.
             chat_template_content_format: "auto", "string" or "openai": parts of text are joined in any case.
             sampling_params, use_tqdm, lora_request, priority, mm_processor_kwargs: as in `generate`.
             tokenization_kwargs: as in `generate`; but add_special_tokens is False if left out: templates write them.

@@ -7,9 +7,13 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vllm.entrypoints.pooling.late_interaction import LateTexts
-from vllm.entrypoints.pooling.pairs import PairLimits, PooledPairs, longest_text
-from vllm.entrypoints.score_templates import (
+from vllm.config.checkpoint.late_interaction import SIDES, Side
+from vllm.config.checkpoint.sentence_transformers import default_prompt, named_prompts, with_prompt
+from vllm.exceptions import VLLMValidationError
+from vllm.inputs.text_options import text_options
+from vllm.pooling.late_interaction import LateTexts
+from vllm.pooling.pairs import PairLimits, PooledPairs, longest_text
+from vllm.pooling.score_templates import (
     PairPrompts,
     ScoreTemplate,
     default_template,
@@ -17,8 +21,6 @@ from vllm.entrypoints.score_templates import (
     score_of,
     score_template,
 )
-from vllm.exceptions import VLLMValidationError
-from vllm.inputs.text_options import text_options
 from vllm.pooling_outputs import (
     ClassificationRequestOutput,
     EmbeddingRequestOutput,
@@ -27,10 +29,8 @@ from vllm.pooling_outputs import (
     ScoringRequestOutput,
 )
 from vllm.pooling_params import PoolingParams
-from vllm.transformers_utils.late_interaction import SIDES, Side
-from vllm.transformers_utils.sentence_transformers import default_prompt, named_prompts, with_prompt
 from vllm.utils.checks import check_integer, check_neutral
-from vllm.v1.engine.label_scoring import LabelScorer, encode_labels
+from vllm.v1.engine.plans.label_scoring import LabelScorer, encode_labels
 from vllm.v1.engine.upstream_calls import NO_LORA
 
 if TYPE_CHECKING:

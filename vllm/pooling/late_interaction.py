@@ -1,4 +1,4 @@
-"""Queries and documents of late interaction as requests; see vllm/transformers_utils/late_interaction.py."""
+"""Queries and documents of late interaction as requests; see vllm/config/checkpoint/late_interaction.py."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from vllm.config import ModelConfig
+from vllm.config.checkpoint.late_interaction import LateInteraction, Side, TextForm
 from vllm.exceptions import VLLMValidationError
 from vllm.pooling_params import PoolingParams
 from vllm.tokenizers.tokenizer import Tokenizer
 from vllm.tokenizers.truncation import truncate_text
-from vllm.transformers_utils.late_interaction import LateInteraction, Side, TextForm
 from vllm.utils.checks import check_integer
 from vllm.v1.engine.input_processor import ProcessedPrompt
 

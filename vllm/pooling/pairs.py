@@ -10,15 +10,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from vllm.config import ModelConfig
-from vllm.entrypoints.pooling.late_interaction import LateTexts, compute_maxsim_score
-from vllm.entrypoints.score_templates import NO_TEMPLATE, PairPrompts, ScoreTemplate, cut_text, default_template
+from vllm.config.checkpoint.late_interaction import Side
+from vllm.config.checkpoint.sentence_transformers import default_prompt, with_prompt
 from vllm.exceptions import VLLMValidationError
+from vllm.pooling.late_interaction import LateTexts, compute_maxsim_score
+from vllm.pooling.score_templates import NO_TEMPLATE, PairPrompts, ScoreTemplate, cut_text, default_template
 from vllm.pooling_outputs import PoolingRequestOutput
 from vllm.pooling_params import PoolingParams
 from vllm.tokenizers.tokenizer import Tokenizer
 from vllm.tokenizers.truncation import truncate_text
-from vllm.transformers_utils.late_interaction import Side
-from vllm.transformers_utils.sentence_transformers import default_prompt, with_prompt
 from vllm.utils.checks import check_integer, check_neutral
 from vllm.v1.engine.input_processor import ProcessedPrompt
 

@@ -17,18 +17,18 @@ from typing import Any, ClassVar
 import numpy as np
 
 from vllm.config import ModelConfig
-from vllm.entrypoints.score_families import family_of
-from vllm.exceptions import VLLMValidationError, shown
-from vllm.logger import info_once, init_logger, warn_once
-from vllm.outputs import LabelScores
-from vllm.tokenizers.tokenizer import Tokenizer
-from vllm.tokenizers.truncation import special_tokens_around
-from vllm.transformers_utils.sentence_transformers import (
+from vllm.config.checkpoint.sentence_transformers import (
     PairMessages,
     default_pair_prompt,
     default_prompt,
     read_pair_messages,
 )
+from vllm.exceptions import VLLMValidationError, shown
+from vllm.logger import info_once, init_logger, warn_once
+from vllm.outputs import LabelScores
+from vllm.pooling.score_families import family_of
+from vllm.tokenizers.tokenizer import Tokenizer
+from vllm.tokenizers.truncation import special_tokens_around
 from vllm.utils.checks import check_texts
 
 logger = init_logger(__name__)

@@ -30,7 +30,7 @@ class Labels:
     @classmethod
     def resolve(cls, given: Sequence[str] | Sequence[int], tokenizer: Tokenizer, vocab_size: int) -> Labels:
         """From texts of any number of tokens, or from token ids; a CliError if `encode_labels` refuses them."""
-        from vllm.v1.engine.label_scoring import encode_labels
+        from vllm.v1.engine.plans.label_scoring import encode_labels
 
         try:
             token_ids = [label.token_ids for label in encode_labels(given, tokenizer, vocab_size)]

@@ -9,29 +9,15 @@ from starlette.responses import Response
 from starlette.routing import Match
 
 from vllm import envs
-from vllm.entrypoints.openai.errors import ApiError, as_api_error
-from vllm.entrypoints.openai.http import middleware, page, routes
-from vllm.entrypoints.openai.serving import (
-    chat,
-    chat_batch,
-    classify,
-    completion,
-    decisions,
-    development,
-    embeddings,
-    generate,
-    invocations,
-    models,
-    pooling,
-    profile,
-    render,
-    rerank,
-    scoring,
-    tokenization,
-)
-from vllm.entrypoints.openai.serving.engine_requests import ClientDisconnected
-from vllm.entrypoints.openai.state import ServerState
 from vllm.exceptions import EngineDeadError, VLLMValidationError
+from vllm.server.errors import ApiError, as_api_error
+from vllm.server.http import middleware, page, routes
+from vllm.server.serving import development, invocations, models, profile, tokenization
+from vllm.server.serving.engine_requests import ClientDisconnected
+from vllm.server.serving.generation import chat, chat_batch, completion, generate, render
+from vllm.server.serving.labels import decisions, scoring
+from vllm.server.serving.pooling import classify, embeddings, pooling, rerank
+from vllm.server.state import ServerState
 from vllm.version import __version__
 
 _METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE")

@@ -23,17 +23,17 @@ import uvloop
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from vllm.config import VllmConfig
-from vllm.entrypoints.openai.server_args import ServerArgs
+from vllm.entrypoints.async_llm import AsyncLLM
 from vllm.logger import init_logger
+from vllm.server.server_args import ServerArgs
 from vllm.tokenizers.tokenizer import Tokenizer
-from vllm.v1.engine.async_llm import AsyncLLM
-from vllm.v1.engine.core_start import CoreProcessHandle
+from vllm.v1.engine.core_process.start import CoreProcessHandle
 
 if TYPE_CHECKING:
     # At run time imported late, while the engine's core starts.
     from fastapi import FastAPI
 
-    from vllm.entrypoints.openai.state import ServerState
+    from vllm.server.state import ServerState
 
 logger = init_logger(__name__)
 
@@ -116,8 +116,8 @@ def serve(
     """
     engine = AsyncLLM(config, core_processes=core_processes, meanwhile=_prepare)
     try:
-        from vllm.entrypoints.openai.app import build_app
-        from vllm.entrypoints.openai.state import ServerState
+        from vllm.server.app import build_app
+        from vllm.server.state import ServerState
 
         check_signals()
         state = ServerState(engine, args, chat_template)
@@ -130,7 +130,7 @@ def serve(
 def _prepare(tokenizer: Tokenizer | None) -> None:
     """Import what the first requests need, while the core loads the model. Not in a thread: two threads in one cycle
     of imports see half-initialised modules."""
-    importlib.import_module("vllm.entrypoints.openai.app")
+    importlib.import_module("vllm.server.app")
     if tokenizer is not None:
         # An unsupported tokenizer is reported to chat requests.
         with contextlib.suppress(ValueError):
@@ -192,7 +192,7 @@ async def _serve_until_end(
 
 
 def _start_refreshing(config: uvicorn.Config) -> asyncio.Task[None]:
-    from vllm.entrypoints.openai.ssl_refresh import refresh_certificates
+    from vllm.server.ssl_refresh import refresh_certificates
 
     if not config.loaded:
         config.load()
@@ -283,7 +283,7 @@ class _Protocol(HttpToolsProtocol):
     """uvicorn's protocol with our error shape."""
 
     def send_400_response(self, msg: str) -> None:
-        from vllm.entrypoints.openai.errors import ApiError
+        from vllm.server.errors import ApiError
 
         answer = ApiError(400, "the request is not valid HTTP", code="invalid_http").response()
         headers = [*answer.raw_headers, (b"connection", b"close")]

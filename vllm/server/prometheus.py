@@ -13,7 +13,7 @@ from prometheus_client.registry import Collector
 from vllm.v1.metrics.core_metrics import add, cache_info, core_metrics
 
 if TYPE_CHECKING:
-    from vllm.v1.engine.async_llm import AsyncLLM
+    from vllm.entrypoints.async_llm import AsyncLLM
 
 
 class EngineCollector(Collector):

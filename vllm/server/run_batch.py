@@ -19,13 +19,13 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from tqdm import tqdm
 
 from vllm import envs
-from vllm.entrypoints.openai.server_args import ServerArgs
 from vllm.exceptions import CliError, EngineDeadError
+from vllm.server.server_args import ServerArgs
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
 
-    from vllm.v1.engine.async_llm import AsyncLLM
+    from vllm.entrypoints.async_llm import AsyncLLM
 
 _SECONDS = 600.0
 _UNLIMITED = 2**31 - 1
@@ -161,8 +161,8 @@ async def run_batch(
         CliError: an argument that the engine's model has no use for.
         EngineDeadError: the engine died; the answers before that are written.
     """
-    from vllm.entrypoints.openai.app import build_app
-    from vllm.entrypoints.openai.state import ServerState
+    from vllm.server.app import build_app
+    from vllm.server.state import ServerState
 
     own = replace(args, max_body_mib=float(_UNLIMITED), max_num_queued_reqs=_UNLIMITED, access_log=False)
     try:

@@ -7,7 +7,7 @@ import typing
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
-from vllm.entrypoints.openai.upstream_server_args import UpstreamServerArgs, flags_of, plain
+from vllm.server.upstream_server_args import UpstreamServerArgs, flags_of, plain
 from vllm.utils.flag_types import flag_help, flag_options
 
 

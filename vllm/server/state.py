@@ -14,15 +14,15 @@ from typing import Any
 from fastapi import Request
 
 from vllm.decisions.calibration import Calibration
-from vllm.entrypoints.openai.errors import ApiError
-from vllm.entrypoints.openai.http_metrics import HttpMetrics
-from vllm.entrypoints.openai.server_args import ServerArgs
-from vllm.entrypoints.pooling.pairs import check_score_args, score_type
-from vllm.entrypoints.score_templates import ScoreTemplate, default_template, score_template
+from vllm.entrypoints.async_llm import AsyncLLM
 from vllm.exceptions import shown
+from vllm.pooling.pairs import check_score_args, score_type
+from vllm.pooling.score_templates import ScoreTemplate, default_template, score_template
+from vllm.server.errors import ApiError
+from vllm.server.http_metrics import HttpMetrics
+from vllm.server.server_args import ServerArgs
 from vllm.tokenizers.tokenizer import Tokenizer
 from vllm.tracing import RequestTracer
-from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.version import __version__
 
 # Of each task, what a model that has it does, and what one that has not does not.

@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 import tokenizers
 
+from vllm.config.checkpoint.hub import download
 from vllm.tokenizers import own_classes
 from vllm.tokenizers.bpe_files import read_tokenizer
 from vllm.tokenizers.text_streams import ByteStream, RedecodingStream, TokenStream
-from vllm.transformers_utils.hub import download
 
 _SPECIAL_KEYS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 _SPECIAL_LISTS = ("additional_special_tokens", "extra_special_tokens")

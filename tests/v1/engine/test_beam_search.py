@@ -13,7 +13,7 @@ from beam_search_reference import transformers_search
 from models_util import make_hf_model
 
 from vllm.beam_search import beam_search_score
-from vllm.v1.engine.beam_search import BeamSearch, Hypothesis
+from vllm.v1.engine.plans.beam_search import BeamSearch, Hypothesis
 
 VOCAB_SIZE = 29
 PROMPTS = [[24, 18, 14], [2, 0, 5], [2, 8, 13], [7, 8, 1]]

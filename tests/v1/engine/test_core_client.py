@@ -7,7 +7,7 @@ from typing import cast
 import pytest
 
 from vllm.config import VllmConfig
-from vllm.v1.engine.core_client import CoreClient
+from vllm.v1.engine.core_process.client import CoreClient
 from vllm.v1.engine.exceptions import EngineDeadError
 
 DIES_ONCE_READY = """

@@ -93,7 +93,7 @@ def test_a_trace_ends_with_the_context(tiny):
 def test_sent_to_another_process():
     params = SamplingParams(trace_decode_token_ids=[5, 5], repetition_detection=None)
     # Its package may be missing where the tests for a device run.
-    from vllm.v1.engine.serial import decode_request, encode_request
+    from vllm.v1.engine.core_process.serial import decode_request, encode_request
 
     again = decode_request(encode_request(EngineCoreRequest("r", [1], params, frozenset(), 0.0)))
     assert again.sampling_params.trace_decode_token_ids == [5, 5]

@@ -12,8 +12,8 @@ import pytest
 from processes import is_running
 
 from vllm import envs
-from vllm.v1.engine.core_client import HangClock
-from vllm.v1.engine.core_start import kill_core
+from vllm.v1.engine.core_process.client import HangClock
+from vllm.v1.engine.core_process.start import kill_core
 
 LOOKS = 20
 """As many as the timeout has."""

@@ -20,7 +20,7 @@ from vllm.logprobs.lists import LogprobsLists, LogprobsRows
 from vllm.outputs import CompletionOutput, LabelScores, RequestOutput
 from vllm.sampling_params import SamplingParams
 from vllm.v1.engine.input_processor import ProcessedPrompt
-from vllm.v1.engine.label_scoring import LabelScorer, encode_labels
+from vllm.v1.engine.plans.label_scoring import LabelScorer, encode_labels
 
 VOCAB = 7
 PROMPT = [3, 1, 4, 1, 5]

@@ -166,7 +166,7 @@ class TestForms:
         params = SamplingParams(max_tokens=0, prompt_logprob_token_ids=table, prompt_logprob_start=1)
         request = EngineCoreRequest("r", [1, 2, 3, 4, 5], params, frozenset(), 0.0)
         # Its package may be missing where the tests for a device run.
-        from vllm.v1.engine.serial import decode_request, encode_request
+        from vllm.v1.engine.core_process.serial import decode_request, encode_request
 
         again = decode_request(encode_request(request)).sampling_params
         assert again.prompt_logprob_token_ids.dtype == np.int32

@@ -10,7 +10,7 @@ from vllm import SamplingParams
 from vllm.exceptions import VLLMValidationError
 from vllm.sampling_params import RepetitionDetectionParams, RequestOutputKind
 from vllm.v1.core.sched.utils import check_sequence_repetition, repeats_itself
-from vllm.v1.engine.serial import decode_request, encode_request
+from vllm.v1.engine.core_process.serial import decode_request, encode_request
 from vllm.v1.messages import EngineCoreRequest
 
 PROMPT = byte_ids("a prompt")

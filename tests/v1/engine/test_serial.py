@@ -8,7 +8,7 @@ import pytest
 from vllm import SamplingParams
 from vllm.logprobs.lists import LogprobsLists, LogprobsRows
 from vllm.sampling_params import RequestOutputKind
-from vllm.v1.engine.serial import decode_outputs, decode_request, encode_outputs, encode_request
+from vllm.v1.engine.core_process.serial import decode_outputs, decode_request, encode_outputs, encode_request
 from vllm.v1.messages import EngineCoreOutput, EngineCoreRequest
 
 

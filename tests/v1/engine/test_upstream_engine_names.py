@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from vllm.entrypoints.async_llm import AsyncLLM
 
 import vllm.exceptions as exceptions
 from vllm import AsyncLLMEngine, LLMEngine
@@ -10,7 +11,6 @@ from vllm.engine.llm_engine import LLMEngine as SameEngine
 from vllm.engine.protocol import EngineClient
 from vllm.exceptions import VLLMValidationError
 from vllm.v1.engine import FINISH_REASON_STRINGS, FinishReason
-from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from vllm.entrypoints.cli.bench import latency as bench_latency
-from vllm.entrypoints.cli.bench import serve as bench_serve
-from vllm.entrypoints.cli.bench import throughput as bench_throughput
+from vllm.cli.bench import latency as bench_latency
+from vllm.cli.bench import serve as bench_serve
+from vllm.cli.bench import throughput as bench_throughput
 
 NAME = "bench"
 HELP = "measure the engine or a server"

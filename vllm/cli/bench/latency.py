@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import argparse
 
-from vllm.entrypoints.cli.bench.run import add_workload_arguments, measure, report, summary
+from vllm.cli.bench.run import add_workload_arguments, measure, report, summary
 
 NAME = "latency"
 HELP = "how long one batch takes"

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vllm.entrypoints.cli.collect_env import cpu_model
-from vllm.entrypoints.cli.generation import add_engine_arguments, load_engine
+from vllm.cli.collect_env import cpu_model
+from vllm.cli.generation import add_engine_arguments, load_engine
 from vllm.exceptions import CliError
 from vllm.sampling_params import RequestOutputKind, SamplingParams
 from vllm.utils.flag_types import at_least

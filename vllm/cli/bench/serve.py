@@ -20,15 +20,15 @@ from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vllm.entrypoints.cli.bench.run import check_json_path, print_about, print_figures, write_json
-from vllm.entrypoints.cli.generation import add_server_arguments
+from vllm.cli.bench.run import check_json_path, print_about, print_figures, write_json
+from vllm.cli.generation import add_server_arguments
 from vllm.exceptions import CliError
 from vllm.utils.flag_types import at_least, positive
 from vllm.utils.server_client import connect, served_model
 from vllm.version import __version__
 
 if TYPE_CHECKING:
-    from vllm.entrypoints.cli.bench.load import Call, Outcome
+    from vllm.cli.bench.load import Call, Outcome
     from vllm.utils.server_client import ServerClient
 
 NAME = "serve"
@@ -75,7 +75,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 async def _measure(args: argparse.Namespace) -> tuple[dict[str, Any], list[Outcome]]:
-    from vllm.entrypoints.cli.bench.load import run_load
+    from vllm.cli.bench.load import run_load
 
     client = connect(args)
     try:
@@ -107,7 +107,7 @@ async def _measure(args: argparse.Namespace) -> tuple[dict[str, Any], list[Outco
 
 async def make_calls(client: ServerClient, args: argparse.Namespace, model: str) -> list[Call]:
     """The requests of the workload, the warm-up first."""
-    from vllm.entrypoints.cli.bench.load import Call
+    from vllm.cli.bench.load import Call
 
     draw = random.Random(args.seed)
     ids = draw.sample(range(args.vocab_size), args.num_ids)
@@ -137,7 +137,7 @@ def _generation(args: argparse.Namespace, model: str, ids: list[int]) -> dict[st
 
 
 def _report(args: argparse.Namespace, about: dict[str, Any], outcomes: list[Outcome]) -> int:
-    from vllm.entrypoints.cli.bench.load import latencies, rates
+    from vllm.cli.bench.load import latencies, rates
 
     failures = Counter(outcome.error for outcome in outcomes if outcome.error is not None)
     totals, times = rates(outcomes), latencies(outcomes)

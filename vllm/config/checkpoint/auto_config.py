@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from vllm.transformers_utils.config import HFConfig, parse_hf_config
+from vllm.config.checkpoint.config import HFConfig, parse_hf_config
 
 # They recompute the rotation of all positions when a sequence grows beyond the trained length.
 _GROWING_ROPE_TYPES = ("dynamic", "longrope")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from vllm.transformers_utils.sentence_files import read_modules
+from vllm.config.checkpoint.sentence_files import read_modules
 
 _SMALL_FILES = ["*.json", "*.model", "*.txt", "*.jinja"]
 # BGE-M3's, which are there in no other format.

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from vllm.transformers_utils.sentence_files import Module, own_settings, read_modules, read_object, transformer_settings
+from vllm.config.checkpoint.sentence_files import Module, own_settings, read_modules, read_object, transformer_settings
 
 Side = Literal["query", "document"]
 SIDES: tuple[Side, ...] = ("query", "document")

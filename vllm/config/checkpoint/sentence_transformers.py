@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from vllm.logger import init_logger
-from vllm.transformers_utils.sentence_files import (
+from vllm.config.checkpoint.sentence_files import (
     OWN_SETTINGS,
     Module,
     own_settings,
@@ -17,6 +16,7 @@ from vllm.transformers_utils.sentence_files import (
     read_object,
     transformer_settings,
 )
+from vllm.logger import init_logger
 
 logger = init_logger(__name__)
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import uvicorn
 
-from vllm.entrypoints.openai.ssl_refresh import refresh_certificates
+from vllm.server.ssl_refresh import refresh_certificates
 
 if TYPE_CHECKING:
     from fastapi import FastAPI

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 if __name__ == "__main__":
     # Before the slow import of the application, which is to run while the engine starts.
-    from vllm.entrypoints.cli import main, serve
+    from vllm.cli import main, serve
 
     main.run_as("python -m vllm.entrypoints.openai.api_server", serve)
 
@@ -17,13 +17,13 @@ from typing import Any
 from fastapi import FastAPI
 from starlette.datastructures import State
 
+from vllm.cli.serve import make_arg_parser, template_text, validate_parsed_serve_args
 from vllm.engine.arg_utils import AsyncEngineArgs
-from vllm.entrypoints.cli.serve import make_arg_parser, template_text, validate_parsed_serve_args
-from vllm.entrypoints.openai import app, launcher
-from vllm.entrypoints.openai.server_args import ServerArgs
-from vllm.entrypoints.openai.state import ServerState
+from vllm.entrypoints.async_llm import AsyncLLM
+from vllm.server import app, launcher
+from vllm.server.server_args import ServerArgs
+from vllm.server.state import ServerState
 from vllm.utils.checks import check_neutral
-from vllm.v1.engine.async_llm import AsyncLLM
 
 __all__ = [
     "build_app",

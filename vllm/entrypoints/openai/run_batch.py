@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from vllm.entrypoints.cli import main, run_batch
-from vllm.entrypoints.launchers.run_batch import BatchRequestInput, BatchRequestOutput, BatchResponseData
+from vllm.cli import main, run_batch
+from vllm.server.run_batch import BatchRequestInput, BatchRequestOutput, BatchResponseData
 
 __all__ = ["BatchRequestInput", "BatchRequestOutput", "BatchResponseData"]
 

@@ -11,10 +11,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from vllm.config.checkpoint.sentence_transformers import PoolingLayer, SparsePooling, classifier_activation
 from vllm.model_executor.layers.token_heads import TokenHeads
 from vllm.model_executor.model_loader.weight_files import iterate_tensors
 from vllm.pooling_params import PoolingParams, classified_length
-from vllm.transformers_utils.sentence_transformers import PoolingLayer, SparsePooling, classifier_activation
 
 if TYPE_CHECKING:
     from vllm.config import ModelConfig

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vllm.transformers_utils.config import RopeConfig
+from vllm.config.checkpoint.config import RopeConfig
 from vllm.utils.loading_threads import in_thread
 
 

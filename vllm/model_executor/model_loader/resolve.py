@@ -10,6 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from vllm import envs
+from vllm.config.checkpoint.config import HFConfig, parse_hf_config, read_config
+from vllm.config.checkpoint.hub import download
+from vllm.config.checkpoint.late_interaction import read_late_interaction
+from vllm.config.checkpoint.sentence_transformers import has_sparse_pooling, sentence_length
 from vllm.config.quantization import ON_LOAD, STORED, canonical_quantization
 from vllm.logger import init_logger, warn_once
 from vllm.model_executor.layers.quantization.settings import resolve_quantization
@@ -25,10 +29,6 @@ from vllm.model_executor.models.registry import (
     with_sparse_head,
 )
 from vllm.ops.cpu_kernels import cpu_kernel_isa
-from vllm.transformers_utils.config import HFConfig, parse_hf_config, read_config
-from vllm.transformers_utils.hub import download
-from vllm.transformers_utils.late_interaction import read_late_interaction
-from vllm.transformers_utils.sentence_transformers import has_sparse_pooling, sentence_length
 from vllm.utils.device import cuda_has_bfloat16
 from vllm.utils.packages import needed_by
 

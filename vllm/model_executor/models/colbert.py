@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from vllm.config.checkpoint.config import HFConfig
 from vllm.model_executor.layers.linear import ReplicatedLinear
 from vllm.model_executor.models.bert import BERT_RENAMES, IGNORED, BertModel, roberta_names
 from vllm.model_executor.models.checkpoint_names import CheckpointNames
 from vllm.model_executor.models.config_reader import ConfigReader
 from vllm.model_executor.models.encoder import EncoderForPooling, EncoderSpec
 from vllm.model_executor.models.jina_roberta import JinaRobertaModel
-from vllm.transformers_utils.config import HFConfig
 
 # The width of embeddings.
 _WIDTHS = ("colbert_dim", "dim", "projection_dim")

@@ -12,6 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from vllm.attention.backend import AttentionMetadata, KVCache
+from vllm.config.checkpoint.config import HFConfig
+from vllm.config.checkpoint.text_part import MARK, text_tensor_name
 from vllm.distributed.parallel_state import get_tp_group
 from vllm.model_executor.layers.activation import XIELU, SparseActAndMul, get_inplace_act_fn
 from vllm.model_executor.layers.attention import Attention, AttentionOptions
@@ -37,8 +39,6 @@ from vllm.ops.elementwise import added, scaled
 from vllm.ops.embedding import embedding
 from vllm.ops.rms_norm import AddedNorm
 from vllm.ops.rotary import rotary_embedding_
-from vllm.transformers_utils.config import HFConfig
-from vllm.transformers_utils.text_part import MARK, text_tensor_name
 
 
 class RotaryTables:

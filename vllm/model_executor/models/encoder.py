@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from vllm.attention.options import AttentionOptions
 from vllm.attention.packed import PackedSequences, attend_packed
+from vllm.config.checkpoint.config import HFConfig
 from vllm.distributed.parallel_state import get_tp_group
 from vllm.model_executor.layers.activation import get_act_fn, get_inplace_act_fn
 from vllm.model_executor.layers.layernorm import LayerNorm
@@ -29,7 +30,6 @@ from vllm.model_executor.models.checkpoint_names import CheckpointNames
 from vllm.model_executor.models.config_reader import ConfigReader
 from vllm.model_executor.models.spec import RotarySpec
 from vllm.ops.rotary import rotary_embedding_
-from vllm.transformers_utils.config import HFConfig
 
 _HEAD_WEIGHT = "head.out_proj.weight"
 

@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, ClassVar
 
+from vllm.config.checkpoint.config import RopeConfig
 from vllm.model_executor.models.config_reader import ConfigReader
 from vllm.model_executor.models.decoder import DecoderForCausalLM
 from vllm.model_executor.models.gemma import describe, every_nth_full
 from vllm.model_executor.models.gemma_shared import NAMES, kv_sources, per_layer_input
 from vllm.model_executor.models.spec import AttentionSpec, DecoderSpec, RotarySpec
-from vllm.transformers_utils.config import RopeConfig
 
 _ROPES = {
     "sliding_attention": RopeConfig("default", 10000.0),

@@ -3,12 +3,12 @@ positions."""
 
 from __future__ import annotations
 
+from vllm.config.checkpoint.config import RopeConfig
 from vllm.model_executor.models.checkpoint_names import CheckpointNames
 from vllm.model_executor.models.config_reader import ConfigReader
 from vllm.model_executor.models.decoder import DecoderForCausalLM
 from vllm.model_executor.models.gpt2 import GPT2_MASKS, GPT2_RENAMES
 from vllm.model_executor.models.spec import DecoderSpec, RotarySpec
-from vllm.transformers_utils.config import RopeConfig
 
 
 class GPTJForCausalLM(DecoderForCausalLM):

@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from vllm.config.checkpoint.config import RopeConfig
 from vllm.model_executor.models.bert import HEAD_RENAMES
 from vllm.model_executor.models.checkpoint_names import CheckpointNames, split_evenly
 from vllm.model_executor.models.config_reader import ConfigReader
 from vllm.model_executor.models.encoder import EncoderForPooling, EncoderSpec, HeadSpec
 from vllm.model_executor.models.spec import RotarySpec
-from vllm.transformers_utils.config import RopeConfig
 
 _RENAMES = (
     (r"^(new|gte)\.", ""),

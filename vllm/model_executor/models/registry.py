@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from typing import TYPE_CHECKING, Any
 
+from vllm.config.checkpoint.sentence_transformers import SPARSE_ENDING, TOKEN_HEADS, is_sparse
 from vllm.logger import init_logger
-from vllm.transformers_utils.sentence_transformers import SPARSE_ENDING, TOKEN_HEADS, is_sparse
 
 if TYPE_CHECKING:
     from torch import nn

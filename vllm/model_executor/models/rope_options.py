@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from vllm.transformers_utils.config import RopeConfig
+from vllm.config.checkpoint.config import RopeConfig
 
 # The parameters of each type that are read, those that it needs first.
 _PARAMETERS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {

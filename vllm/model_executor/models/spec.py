@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from vllm.transformers_utils.config import RopeConfig
+from vllm.config.checkpoint.config import RopeConfig
 
 
 @dataclass(frozen=True)

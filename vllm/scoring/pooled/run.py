@@ -11,8 +11,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vllm.entrypoints.score_templates import score_template
 from vllm.exceptions import CliError
+from vllm.pooling.score_templates import score_template
 from vllm.scoring.batches import LocalScorer, Progress, Scorer, deciding
 from vllm.scoring.files import Item
 from vllm.scoring.pooled.scorers import (

@@ -10,16 +10,16 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from vllm.entrypoints.pooling.pairs import check_score_args, score_type
-from vllm.entrypoints.score_templates import ScoreTemplate, default_template
+from vllm.config.checkpoint.sentence_transformers import default_prompt, named_prompts, with_prompt
 from vllm.exceptions import CliError, VLLMValidationError
+from vllm.pooling.pairs import check_score_args, score_type
+from vllm.pooling.score_templates import ScoreTemplate, default_template
 from vllm.pooling_params import PoolingParams
 from vllm.scoring.batches import Progress
 from vllm.scoring.files import Item
 from vllm.scoring.labels import finite
 from vllm.scoring.server import Server
 from vllm.tokenizers.truncation import truncate_text
-from vllm.transformers_utils.sentence_transformers import default_prompt, named_prompts, with_prompt
 from vllm.utils.server_client import ServerError
 
 if TYPE_CHECKING:

@@ -21,12 +21,12 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from vllm import envs
-from vllm.entrypoints.openai.errors import ApiError, as_api_error
-from vllm.entrypoints.openai.http.extra_middleware import install_middleware
-from vllm.entrypoints.openai.http.streaming import DONE
-from vllm.entrypoints.openai.http.trace_context import TraceContextMiddleware
-from vllm.entrypoints.openai.state import ServerState
 from vllm.logger import init_logger
+from vllm.server.errors import ApiError, as_api_error
+from vllm.server.http.extra_middleware import install_middleware
+from vllm.server.http.streaming import DONE
+from vllm.server.http.trace_context import TraceContextMiddleware
+from vllm.server.state import ServerState
 
 logger = init_logger(__name__)
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from vllm.entrypoints.openai.errors import ApiError
+from vllm.server.errors import ApiError
 
 router = APIRouter(include_in_schema=False)
 

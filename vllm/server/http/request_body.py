@@ -10,9 +10,9 @@ import msgspec
 from fastapi import Request
 from pydantic import ValidationError
 
-from vllm.entrypoints.openai.errors import ApiError
-from vllm.entrypoints.openai.protocol.base import RequestModel, check_names
 from vllm.exceptions import shown
+from vllm.server.errors import ApiError
+from vllm.server.protocol.base import RequestModel, check_names
 
 # Invalid JSON is decoded a second time, for a better error, only up to this length.
 _SHORT_BODY = 2**20

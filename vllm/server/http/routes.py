@@ -9,11 +9,11 @@ from fastapi import APIRouter, FastAPI, Request, Response
 from fastapi.routing import APIRoute
 from pydantic.json_schema import models_json_schema
 
-from vllm.entrypoints.openai.errors import ApiError
-from vllm.entrypoints.openai.http.request_body import parse_body, read_json
-from vllm.entrypoints.openai.protocol.base import RequestModel, ResponseModel
-from vllm.entrypoints.openai.protocol.generation import ErrorResponse
-from vllm.entrypoints.openai.state import ServerState, server_state
+from vllm.server.errors import ApiError
+from vllm.server.http.request_body import parse_body, read_json
+from vllm.server.protocol.base import RequestModel, ResponseModel
+from vllm.server.protocol.generation import ErrorResponse
+from vllm.server.state import ServerState, server_state
 
 Endpoint = Callable[[Request, ServerState, Any], Awaitable[Response]]
 

@@ -11,9 +11,9 @@ import anyio
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from vllm.entrypoints.openai.errors import as_api_error
-from vllm.entrypoints.openai.rendering.written_json import encode_parts, send_parts
 from vllm.logger import init_logger
+from vllm.server.errors import as_api_error
+from vllm.server.rendering.written_json import encode_parts, send_parts
 
 logger = init_logger(__name__)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from vllm.entrypoints.openai.state import ServerState
+from vllm.server.state import ServerState
 from vllm.tracing import continued, extract_trace_headers, has_current_span
 
 

@@ -11,10 +11,10 @@ from pydantic import BaseModel, ConfigDict, Field, GetCoreSchemaHandler, model_v
 from pydantic_core import CoreSchema, core_schema
 from typing_extensions import Self
 
-from vllm.entrypoints.openai.errors import ApiError
 from vllm.exceptions import VLLMValidationError, shown
 from vllm.sampling_fields import At
 from vllm.sampling_params import FIELDS
+from vllm.server.errors import ApiError
 from vllm.utils.checks import whole
 
 _TOOLS = "this server calls no tools"

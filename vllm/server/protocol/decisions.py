@@ -19,7 +19,7 @@ from vllm.decisions.questions import (
 )
 from vllm.decisions.systemone import MAX_OPTIONS
 from vllm.decisions.systemone import MAX_QUESTIONS as MAX_SYSTEMONE_QUESTIONS
-from vllm.entrypoints.openai.protocol.base import (
+from vllm.server.protocol.base import (
     ACCEPTED_FIELDS,
     UNREAD,
     Object,

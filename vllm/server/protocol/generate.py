@@ -6,7 +6,9 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from vllm.entrypoints.openai.protocol.base import (
+from vllm.sampling_fields import At
+from vllm.sampling_params import FIELDS
+from vllm.server.protocol.base import (
     NOT_EMPTY,
     REFUSED_FIELDS,
     UNREAD_LIST,
@@ -16,7 +18,7 @@ from vllm.entrypoints.openai.protocol.base import (
     TokenId,
     refused_at,
 )
-from vllm.entrypoints.openai.protocol.generation import (
+from vllm.server.protocol.generation import (
     ChatMessage,
     FinishReason,
     PromptLogprobs,
@@ -24,9 +26,7 @@ from vllm.entrypoints.openai.protocol.generation import (
     Timings,
     Usage,
 )
-from vllm.entrypoints.openai.protocol.sampling import sampling_body
-from vllm.sampling_fields import At
-from vllm.sampling_params import FIELDS
+from vllm.server.protocol.sampling import sampling_body
 
 OutputMode = Literal["tokens", "text", "derender"]
 

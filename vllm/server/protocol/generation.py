@@ -8,7 +8,10 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import AfterValidator, Field, ValidationInfo, field_validator
 from typing_extensions import NotRequired, TypedDict
 
-from vllm.entrypoints.openai.protocol.base import (
+from vllm.exceptions import VLLMValidationError
+from vllm.sampling_fields import At
+from vllm.sampling_params import RequestOutputKind, SamplingParams
+from vllm.server.protocol.base import (
     NOT_EMPTY,
     REFUSED_FIELDS,
     UNREAD,
@@ -22,10 +25,7 @@ from vllm.entrypoints.openai.protocol.base import (
     TokenId,
     TokenIds,
 )
-from vllm.entrypoints.openai.protocol.sampling import sampling_body
-from vllm.exceptions import VLLMValidationError
-from vllm.sampling_fields import At
-from vllm.sampling_params import RequestOutputKind, SamplingParams
+from vllm.server.protocol.sampling import sampling_body
 from vllm.utils.checks import check_token_ids
 
 __all__ = [

@@ -6,7 +6,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, Field
 
-from vllm.entrypoints.openai.protocol.base import (
+from vllm.server.protocol.base import (
     REFUSED_FIELDS,
     UNREAD,
     UNREAD_LIST,
@@ -15,7 +15,7 @@ from vllm.entrypoints.openai.protocol.base import (
     ResponseModel,
     Text,
 )
-from vllm.entrypoints.openai.protocol.generation import (
+from vllm.server.protocol.generation import (
     NOT_EMPTY,
     PromptIds,
     TextMessage,

@@ -6,9 +6,9 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
-from vllm.entrypoints.openai.protocol.base import REFUSED_FIELDS, UNREAD, Object, RequestModel, ResponseModel, Text
-from vllm.entrypoints.openai.protocol.generation import NOT_EMPTY, Usage
 from vllm.exceptions import VLLMValidationError, shown
+from vllm.server.protocol.base import REFUSED_FIELDS, UNREAD, Object, RequestModel, ResponseModel, Text
+from vllm.server.protocol.generation import NOT_EMPTY, Usage
 from vllm.utils.checks import wrong_type
 
 PAIRED_FIELDS = (

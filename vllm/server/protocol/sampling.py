@@ -8,7 +8,9 @@ from typing import Annotated, Any, ClassVar, Literal
 import numpy as np
 from pydantic import BaseModel, Field, create_model
 
-from vllm.entrypoints.openai.protocol.base import (
+from vllm.sampling_fields import At, SamplingField
+from vllm.sampling_params import FIELDS, SamplingParams
+from vllm.server.protocol.base import (
     UNREAD,
     UNREAD_LIST,
     IdRows,
@@ -18,8 +20,6 @@ from vllm.entrypoints.openai.protocol.base import (
     Text,
     TokenId,
 )
-from vllm.sampling_fields import At, SamplingField
-from vllm.sampling_params import FIELDS, SamplingParams
 from vllm.structured_params import RepetitionDetectionParams
 from vllm.utils.checks import check_token_ids
 

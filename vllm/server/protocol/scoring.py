@@ -6,9 +6,9 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
-from vllm.entrypoints.openai.protocol.base import UNREAD, RequestModel, ResponseModel, Text, TokenId
-from vllm.entrypoints.openai.protocol.generation import NOT_EMPTY, PromptIds, Usage
-from vllm.entrypoints.openai.protocol.rerank import PAIRED_FIELDS
+from vllm.server.protocol.base import UNREAD, RequestModel, ResponseModel, Text, TokenId
+from vllm.server.protocol.generation import NOT_EMPTY, PromptIds, Usage
+from vllm.server.protocol.rerank import PAIRED_FIELDS
 
 Part = str | list[TokenId]
 Parts = Annotated[list[Part], NOT_EMPTY]

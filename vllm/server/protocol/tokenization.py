@@ -6,7 +6,7 @@ from typing import Annotated, Any, ClassVar
 
 from pydantic import Field
 
-from vllm.entrypoints.openai.protocol.base import (
+from vllm.server.protocol.base import (
     REFUSED_FIELDS,
     UNREAD,
     UNREAD_TEXT,
@@ -15,7 +15,7 @@ from vllm.entrypoints.openai.protocol.base import (
     ResponseModel,
     TokenId,
 )
-from vllm.entrypoints.openai.protocol.generation import Messages
+from vllm.server.protocol.generation import Messages
 from vllm.utils.checks import MAX_LIST_LENGTH
 
 MAX_TEXT_BYTES = 2**20

@@ -11,10 +11,10 @@ from typing import Any, NamedTuple
 import msgspec
 import numpy as np
 
-from vllm.entrypoints.openai.rendering.rows import Row, chat_row, classic_row, id_row, prompt_row
-from vllm.entrypoints.openai.rendering.token_texts import TokenNames, id_name
-from vllm.entrypoints.openai.rendering.written_json import ENTRIES_PER_TURN, turn
 from vllm.logprobs import FlatLogprobs, PromptLogprobs
+from vllm.server.rendering.rows import Row, chat_row, classic_row, id_row, prompt_row
+from vllm.server.rendering.token_texts import TokenNames, id_name
+from vllm.server.rendering.written_json import ENTRIES_PER_TURN, turn
 
 IMPOSSIBLE = np.float32(-9999.0)
 _MINUS_INFINITY = np.float32(-np.inf)

@@ -8,14 +8,14 @@ from typing import Any
 
 import numpy as np
 
-from vllm.entrypoints.openai.errors import ApiError
-from vllm.entrypoints.openai.protocol.generation import GenerationFields
-from vllm.entrypoints.openai.rendering.logprobs import positions
-from vllm.entrypoints.openai.rendering.rows import readings_row
-from vllm.entrypoints.openai.rendering.token_texts import TokenNames
-from vllm.entrypoints.openai.state import ServerState
 from vllm.exceptions import VLLMValidationError
 from vllm.logprobs import FlatLogprobs
+from vllm.server.errors import ApiError
+from vllm.server.protocol.generation import GenerationFields
+from vllm.server.rendering.logprobs import positions
+from vllm.server.rendering.rows import readings_row
+from vllm.server.rendering.token_texts import TokenNames
+from vllm.server.state import ServerState
 from vllm.utils.checks import check_texts, check_token_ids, check_vocabulary
 
 

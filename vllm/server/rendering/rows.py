@@ -10,8 +10,8 @@ from collections.abc import Callable, Sequence
 import msgspec
 import numpy as np
 
-from vllm.entrypoints.openai.rendering.token_texts import TokenNames, id_name
-from vllm.entrypoints.openai.rendering.written_json import ENTRIES_PER_TURN, Written, turn
+from vllm.server.rendering.token_texts import TokenNames, id_name
+from vllm.server.rendering.written_json import ENTRIES_PER_TURN, Written, turn
 
 Row = msgspec.Raw | Written
 

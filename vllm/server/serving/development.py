@@ -9,11 +9,11 @@ import msgspec
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from vllm.entrypoints.openai.errors import ApiError, json_response
-from vllm.entrypoints.openai.http.request_body import read_body
-from vllm.entrypoints.openai.protocol.base import RequestModel
-from vllm.entrypoints.openai.state import server_state
 from vllm.exceptions import EngineDeadError
+from vllm.server.errors import ApiError, json_response
+from vllm.server.http.request_body import read_body
+from vllm.server.protocol.base import RequestModel
+from vllm.server.state import server_state
 
 router = APIRouter(include_in_schema=False)
 

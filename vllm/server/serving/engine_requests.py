@@ -12,12 +12,12 @@ from weakref import WeakSet
 from fastapi import Request
 from starlette.responses import Response
 
-from vllm.entrypoints.openai.errors import ApiError
-from vllm.entrypoints.openai.http.streaming import EventStream
-from vllm.entrypoints.openai.rendering.written_json import PartsResponse
-from vllm.entrypoints.openai.state import ServerState
 from vllm.outputs import CompletionOutput, RequestOutput
 from vllm.pooling_outputs import PoolingRequestOutput
+from vllm.server.errors import ApiError
+from vllm.server.http.streaming import EventStream
+from vllm.server.rendering.written_json import PartsResponse
+from vllm.server.state import ServerState
 from vllm.v1.engine.input_processor import ProcessedPrompt
 from vllm.v1.engine.request_stream import RequestStream
 from vllm.v1.outputs import NO_TOKEN_LEFT

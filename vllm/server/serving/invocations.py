@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from fastapi import APIRouter
 
-from vllm.entrypoints.openai.http.routes import BodyKind, post_by_field
-from vllm.entrypoints.openai.protocol.generation import (
+from vllm.server.http.routes import BodyKind, post_by_field
+from vllm.server.protocol.generation import (
     ChatCompletionChunk,
     ChatCompletionRequest,
     ChatCompletionResponse,
     CompletionRequest,
     CompletionResponse,
 )
-from vllm.entrypoints.openai.protocol.pooling import (
+from vllm.server.protocol.pooling import (
     ClassificationRequest,
     ClassificationResponse,
     EmbeddingRequest,
@@ -20,18 +20,18 @@ from vllm.entrypoints.openai.protocol.pooling import (
     PoolingRequest,
     PoolingResponse,
 )
-from vllm.entrypoints.openai.protocol.rerank import (
+from vllm.server.protocol.rerank import (
     RerankRequest,
     RerankResponse,
     ScorePairsRequest,
     ScorePairsResponse,
 )
-from vllm.entrypoints.openai.serving.chat import create_chat_completion
-from vllm.entrypoints.openai.serving.classify import classify
-from vllm.entrypoints.openai.serving.completion import create_completion
-from vllm.entrypoints.openai.serving.embeddings import create_embeddings
-from vllm.entrypoints.openai.serving.pooling import pooling
-from vllm.entrypoints.openai.serving.rerank import rerank, score_pairs_of_texts
+from vllm.server.serving.generation.chat import create_chat_completion
+from vllm.server.serving.generation.completion import create_completion
+from vllm.server.serving.pooling.classify import classify
+from vllm.server.serving.pooling.embeddings import create_embeddings
+from vllm.server.serving.pooling.pooling import pooling
+from vllm.server.serving.pooling.rerank import rerank, score_pairs_of_texts
 
 router = APIRouter()
 

@@ -9,11 +9,11 @@ from prometheus_client import generate_latest
 from pydantic import Field
 from starlette.responses import Response
 
-from vllm.entrypoints.openai.errors import json_response
-from vllm.entrypoints.openai.http.routes import error_answers
-from vllm.entrypoints.openai.protocol.base import ResponseModel
-from vllm.entrypoints.openai.state import ServerState, server_state
-from vllm.v1.metrics.prometheus import make_registry
+from vllm.server.errors import json_response
+from vllm.server.http.routes import error_answers
+from vllm.server.prometheus import make_registry
+from vllm.server.protocol.base import ResponseModel
+from vllm.server.state import ServerState, server_state
 from vllm.version import __version__
 
 router = APIRouter()

@@ -6,9 +6,9 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from vllm import envs
-from vllm.entrypoints.openai.errors import ApiError
-from vllm.entrypoints.openai.state import server_state
-from vllm.v1.engine.async_llm import AsyncLLM
+from vllm.entrypoints.async_llm import AsyncLLM
+from vllm.server.errors import ApiError
+from vllm.server.state import server_state
 
 router = APIRouter(include_in_schema=False)
 

@@ -8,9 +8,10 @@ from typing import Any
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from vllm.entrypoints.openai.errors import ApiError, json_response
-from vllm.entrypoints.openai.http.routes import error_answers, post
-from vllm.entrypoints.openai.protocol.tokenization import (
+from vllm.exceptions import VLLMValidationError
+from vllm.server.errors import ApiError, json_response
+from vllm.server.http.routes import error_answers, post
+from vllm.server.protocol.tokenization import (
     MAX_TEXT_BYTES,
     DetokenizeRequest,
     DetokenizeResponse,
@@ -18,10 +19,9 @@ from vllm.entrypoints.openai.protocol.tokenization import (
     TokenizeResponse,
     TokenizerInfo,
 )
-from vllm.entrypoints.openai.serving.chat import render
-from vllm.entrypoints.openai.serving.engine_requests import while_connected
-from vllm.entrypoints.openai.state import ServerState, server_state
-from vllm.exceptions import VLLMValidationError
+from vllm.server.serving.engine_requests import while_connected
+from vllm.server.serving.generation.chat import render
+from vllm.server.state import ServerState, server_state
 from vllm.utils.checks import MAX_LIST_LENGTH, check_encodable, check_id_sequence, check_vocabulary, wrong_type
 
 router = APIRouter()

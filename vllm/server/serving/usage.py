@@ -7,9 +7,9 @@ from typing import Any
 
 from fastapi import Request
 
-from vllm.entrypoints.openai.protocol.generation import StreamOptions
-from vllm.entrypoints.openai.state import ServerState, server_state
 from vllm.outputs import RequestMetrics, RequestOutput
+from vllm.server.protocol.generation import StreamOptions
+from vllm.server.state import ServerState, server_state
 
 CACHED_STEP = 16
 """Counts of cached tokens are shown rounded down to its multiples: exact ones would reveal other clients' prompts token

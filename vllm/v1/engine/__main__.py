@@ -7,7 +7,7 @@ import sys
 if __name__ == "__main__":
     # Ctrl-C goes to the whole process group; the parent decides when to stop.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    from vllm.v1.engine import core_proc
+    from vllm.v1.engine.core_process import loop as core_proc
 
     status = core_proc.main()
     sys.stdout.flush()

@@ -25,8 +25,8 @@ from vllm.tokenizers.tokenizer import Tokenizer
 from vllm.tracing import continued, make_tracer
 from vllm.utils.checks import check_neutral
 from vllm.v1.engine.async_control import AsyncEngineControl
-from vllm.v1.engine.core_client import CoreClient
-from vllm.v1.engine.core_start import CoreProcessHandle
+from vllm.v1.engine.core_process.client import CoreClient
+from vllm.v1.engine.core_process.start import CoreProcessHandle
 from vllm.v1.engine.input_processor import InputProcessor, ProcessedPrompt, load_tokenizer
 from vllm.v1.engine.output_processor import id_in_use_error
 from vllm.v1.engine.replica import Replica

@@ -10,7 +10,7 @@ from typing import Any
 from vllm.exceptions import EngineDeadError
 from vllm.sampling_params import RequestOutputKind, SamplingParams
 from vllm.tracing import RequestTracer
-from vllm.v1.engine.core_client import CoreClient
+from vllm.v1.engine.core_process.client import CoreClient
 from vllm.v1.engine.input_processor import InputProcessor, ProcessedPrompt
 from vllm.v1.engine.output_processor import OutputProcessor, ProcessedOutputs
 from vllm.v1.engine.pooling_output_processor import PoolingOutputProcessor

@@ -1,6 +1,6 @@
 """Bodies of chat completions."""
 
-from vllm.entrypoints.openai.protocol import (
+from vllm.server.protocol import (
     BatchChatCompletionRequest,
     ChatChoice,
     ChatChunkChoice,
@@ -9,7 +9,7 @@ from vllm.entrypoints.openai.protocol import (
     ChatCompletionResponse,
     ChatMessage,
 )
-from vllm.entrypoints.openai.protocol.tools import (
+from vllm.server.protocol.tools import (
     ChatCompletionNamedToolChoiceParam,
     ChatCompletionToolsParam,
     FunctionDefinition,

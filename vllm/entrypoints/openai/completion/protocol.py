@@ -1,6 +1,6 @@
 """Bodies of completions."""
 
-from vllm.entrypoints.openai.protocol import (
+from vllm.server.protocol import (
     CompletionChoice,
     CompletionLogprobs,
     CompletionRequest,

@@ -1,6 +1,6 @@
 """Errors, usage and deltas in answers."""
 
-from vllm.entrypoints.openai.protocol import ChatDelta, ErrorInfo, ErrorResponse, StreamOptions, Usage
+from vllm.server.protocol import ChatDelta, ErrorInfo, ErrorResponse, StreamOptions, Usage
 
 DeltaMessage = ChatDelta
 UsageInfo = Usage

@@ -1,5 +1,5 @@
 """Bodies of classes."""
 
-from vllm.entrypoints.openai.protocol.pooling import ClassificationRequest, ClassificationResponse
+from vllm.server.protocol.pooling import ClassificationRequest, ClassificationResponse
 
 __all__ = ["ClassificationRequest", "ClassificationResponse"]

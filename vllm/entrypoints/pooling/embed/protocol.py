@@ -1,5 +1,5 @@
 """Bodies of embeddings."""
 
-from vllm.entrypoints.openai.protocol.pooling import CohereEmbedRequest, EmbeddingRequest, EmbeddingResponse
+from vllm.server.protocol.pooling import CohereEmbedRequest, EmbeddingRequest, EmbeddingResponse
 
 __all__ = ["CohereEmbedRequest", "EmbeddingRequest", "EmbeddingResponse"]

@@ -1,5 +1,5 @@
 """Bodies of /pooling."""
 
-from vllm.entrypoints.openai.protocol.pooling import PoolingRequest, PoolingResponse
+from vllm.server.protocol.pooling import PoolingRequest, PoolingResponse
 
 __all__ = ["PoolingRequest", "PoolingResponse"]

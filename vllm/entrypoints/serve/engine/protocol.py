@@ -1,6 +1,6 @@
 """Errors and usage in answers."""
 
-from vllm.entrypoints.openai.protocol import ErrorInfo, ErrorResponse, Usage
+from vllm.server.protocol import ErrorInfo, ErrorResponse, Usage
 
 UsageInfo = Usage
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from starlette.requests import Request
 
-from vllm.entrypoints.openai.serving.engine_requests import ClientDisconnected, while_connected
+from vllm.server.serving.engine_requests import ClientDisconnected, while_connected
 
 
 def with_cancellation(

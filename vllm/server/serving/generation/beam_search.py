@@ -6,10 +6,10 @@ import asyncio
 from collections.abc import AsyncGenerator, Sequence
 
 from vllm.entrypoints.beam_search import Search
-from vllm.entrypoints.openai.serving.engine_requests import Submission, check_completion
-from vllm.entrypoints.openai.state import ServerState
 from vllm.outputs import RequestOutput
 from vllm.sampling_params import SamplingParams
+from vllm.server.serving.engine_requests import Submission, check_completion
+from vllm.server.state import ServerState
 from vllm.v1.engine.input_processor import ProcessedPrompt
 
 

@@ -10,25 +10,25 @@ from typing import Any
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from vllm.entrypoints.chat import normal_messages, render_conversations
-from vllm.entrypoints.openai.errors import ApiError
-from vllm.entrypoints.openai.http.routes import post
-from vllm.entrypoints.openai.protocol.generation import (
+from vllm.chat.templates import normal_messages, render_conversations
+from vllm.exceptions import shown
+from vllm.outputs import CompletionOutput, RequestOutput
+from vllm.server.errors import ApiError
+from vllm.server.http.routes import post
+from vllm.server.protocol.generation import (
     ChatCompletionChunk,
     ChatCompletionRequest,
     ChatCompletionResponse,
 )
-from vllm.entrypoints.openai.protocol.pooling import PoolingFields
-from vllm.entrypoints.openai.protocol.tokenization import TokenizeRequest
-from vllm.entrypoints.openai.rendering.logprobs import chat_logprobs
-from vllm.entrypoints.openai.serving.beam_search import BeamSubmission
-from vllm.entrypoints.openai.serving.completion_choices import ChoiceWriter
-from vllm.entrypoints.openai.serving.engine_requests import Submission, Submitted, request_id_of, respond
-from vllm.entrypoints.openai.serving.sampling import PreparedPrompts, named_as, prepare_prompts, sampling_params
-from vllm.entrypoints.openai.serving.usage import UsageCount, answer_frame
-from vllm.entrypoints.openai.state import ServerState
-from vllm.exceptions import shown
-from vllm.outputs import CompletionOutput, RequestOutput
+from vllm.server.protocol.pooling import PoolingFields
+from vllm.server.protocol.tokenization import TokenizeRequest
+from vllm.server.rendering.logprobs import chat_logprobs
+from vllm.server.serving.engine_requests import Submission, Submitted, request_id_of, respond
+from vllm.server.serving.generation.beam_search import BeamSubmission
+from vllm.server.serving.generation.completion_choices import ChoiceWriter
+from vllm.server.serving.generation.sampling import PreparedPrompts, named_as, prepare_prompts, sampling_params
+from vllm.server.serving.usage import UsageCount, answer_frame
+from vllm.server.state import ServerState
 from vllm.utils.checks import wrong_type
 
 router = APIRouter()

@@ -7,14 +7,14 @@ from typing import Any
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from vllm.entrypoints.openai.errors import ApiError
-from vllm.entrypoints.openai.http.routes import post
-from vllm.entrypoints.openai.protocol.generation import BatchChatCompletionRequest, ChatCompletionResponse
-from vllm.entrypoints.openai.rendering.written_json import PartsResponse
-from vllm.entrypoints.openai.serving.chat import ChatAnswer
-from vllm.entrypoints.openai.serving.engine_requests import Submission, request_id_of, while_connected
-from vllm.entrypoints.openai.serving.usage import UsageCount
-from vllm.entrypoints.openai.state import ServerState
+from vllm.server.errors import ApiError
+from vllm.server.http.routes import post
+from vllm.server.protocol.generation import BatchChatCompletionRequest, ChatCompletionResponse
+from vllm.server.rendering.written_json import PartsResponse
+from vllm.server.serving.engine_requests import Submission, request_id_of, while_connected
+from vllm.server.serving.generation.chat import ChatAnswer
+from vllm.server.serving.usage import UsageCount
+from vllm.server.state import ServerState
 
 router = APIRouter()
 

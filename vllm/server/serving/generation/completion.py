@@ -9,16 +9,16 @@ from typing import Any
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from vllm.entrypoints.openai.errors import ApiError
-from vllm.entrypoints.openai.http.routes import post
-from vllm.entrypoints.openai.protocol.generation import CompletionRequest, CompletionResponse
-from vllm.entrypoints.openai.serving.beam_search import BeamSubmission
-from vllm.entrypoints.openai.serving.completion_choices import ChoiceWriter, CompletionPrompt, CompletionSequence
-from vllm.entrypoints.openai.serving.engine_requests import Submission, Submitted, request_id_of, respond
-from vllm.entrypoints.openai.serving.sampling import PreparedPrompts, named_as, prepare_prompts, sampling_params
-from vllm.entrypoints.openai.serving.usage import UsageCount, answer_frame
-from vllm.entrypoints.openai.state import ServerState
 from vllm.outputs import CompletionOutput, RequestOutput
+from vllm.server.errors import ApiError
+from vllm.server.http.routes import post
+from vllm.server.protocol.generation import CompletionRequest, CompletionResponse
+from vllm.server.serving.engine_requests import Submission, Submitted, request_id_of, respond
+from vllm.server.serving.generation.beam_search import BeamSubmission
+from vllm.server.serving.generation.completion_choices import ChoiceWriter, CompletionPrompt, CompletionSequence
+from vllm.server.serving.generation.sampling import PreparedPrompts, named_as, prepare_prompts, sampling_params
+from vllm.server.serving.usage import UsageCount, answer_frame
+from vllm.server.state import ServerState
 
 router = APIRouter()
 

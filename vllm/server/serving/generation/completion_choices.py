@@ -6,17 +6,17 @@ from bisect import bisect_right
 from dataclasses import dataclass
 from typing import Any
 
-from vllm.entrypoints.openai.protocol.generation import CompletionRequest, GenerationFields
-from vllm.entrypoints.openai.rendering.logprobs import (
+from vllm.outputs import CompletionOutput, RequestOutput
+from vllm.server.protocol.generation import CompletionRequest, GenerationFields
+from vllm.server.rendering.logprobs import (
     ClassicLogprobs,
     classic_logprobs,
     classic_prompt_logprobs,
     prompt_logprobs,
 )
-from vllm.entrypoints.openai.rendering.readings import ReadingPlan
-from vllm.entrypoints.openai.rendering.token_texts import TokenNames, TokenPieces, split_text
-from vllm.entrypoints.openai.state import ServerState
-from vllm.outputs import CompletionOutput, RequestOutput
+from vllm.server.rendering.readings import ReadingPlan
+from vllm.server.rendering.token_texts import TokenNames, TokenPieces, split_text
+from vllm.server.state import ServerState
 from vllm.tokenizers.tokenizer import Tokenizer
 
 

@@ -12,17 +12,17 @@ import numpy as np
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from vllm.entrypoints.openai.errors import ApiError, json_response
-from vllm.entrypoints.openai.http.routes import post
-from vllm.entrypoints.openai.protocol.generate import AbortRequest, GenerateRequest, GenerateResponse
-from vllm.entrypoints.openai.rendering.logprobs import prompt_logprobs, token_logprobs
-from vllm.entrypoints.openai.rendering.token_texts import TokenNames
-from vllm.entrypoints.openai.serving.engine_requests import Submission, Submitted, request_id_of, respond
-from vllm.entrypoints.openai.serving.sampling import PreparedPrompts, named_as, prepare_prompts
-from vllm.entrypoints.openai.serving.usage import UsageCount
-from vllm.entrypoints.openai.state import ServerState
 from vllm.outputs import CompletionOutput, RequestOutput
 from vllm.sampling_params import RequestOutputKind, SamplingParams
+from vllm.server.errors import ApiError, json_response
+from vllm.server.http.routes import post
+from vllm.server.protocol.generate import AbortRequest, GenerateRequest, GenerateResponse
+from vllm.server.rendering.logprobs import prompt_logprobs, token_logprobs
+from vllm.server.rendering.token_texts import TokenNames
+from vllm.server.serving.engine_requests import Submission, Submitted, request_id_of, respond
+from vllm.server.serving.generation.sampling import PreparedPrompts, named_as, prepare_prompts
+from vllm.server.serving.usage import UsageCount
+from vllm.server.state import ServerState
 from vllm.utils.checks import check_texts
 
 router = APIRouter()

@@ -9,16 +9,16 @@ from fastapi import APIRouter, Request
 from pydantic import Field
 from starlette.responses import Response
 
-from vllm.entrypoints.openai.errors import json_response
-from vllm.entrypoints.openai.http.routes import post
-from vllm.entrypoints.openai.protocol.base import ResponseModel
-from vllm.entrypoints.openai.protocol.generation import ChatCompletionRequest, CompletionRequest, GenerationFields
-from vllm.entrypoints.openai.serving.chat import ChatAnswer
-from vllm.entrypoints.openai.serving.completion import CompletionAnswer
-from vllm.entrypoints.openai.serving.engine_requests import request_id_of, while_connected
-from vllm.entrypoints.openai.serving.sampling import PreparedPrompts
-from vllm.entrypoints.openai.state import ServerState
 from vllm.sampling_params import SamplingParams
+from vllm.server.errors import json_response
+from vllm.server.http.routes import post
+from vllm.server.protocol.base import ResponseModel
+from vllm.server.protocol.generation import ChatCompletionRequest, CompletionRequest, GenerationFields
+from vllm.server.serving.engine_requests import request_id_of, while_connected
+from vllm.server.serving.generation.chat import ChatAnswer
+from vllm.server.serving.generation.completion import CompletionAnswer
+from vllm.server.serving.generation.sampling import PreparedPrompts
+from vllm.server.state import ServerState
 
 router = APIRouter()
 

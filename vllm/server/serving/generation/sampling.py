@@ -6,15 +6,15 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-from vllm.entrypoints.openai.errors import ApiError
-from vllm.entrypoints.openai.protocol.generate import GenerateRequest
-from vllm.entrypoints.openai.protocol.generation import GenerationFields
-from vllm.entrypoints.openai.rendering.readings import ReadingPlan
-from vllm.entrypoints.openai.state import ServerState
 from vllm.exceptions import VLLMValidationError
 from vllm.inputs.text_options import TextOptions
 from vllm.logger import init_logger
 from vllm.sampling_params import RequestOutputKind, SamplingParams
+from vllm.server.errors import ApiError
+from vllm.server.protocol.generate import GenerateRequest
+from vllm.server.protocol.generation import GenerationFields
+from vllm.server.rendering.readings import ReadingPlan
+from vllm.server.state import ServerState
 from vllm.v1.engine.input_processor import ProcessedPrompt
 
 logger = init_logger(__name__)

@@ -15,18 +15,18 @@ from vllm.decisions.parts import any_json_text
 from vllm.decisions.plan import DecisionPlan
 from vllm.decisions.systemone import parse_systemone
 from vllm.decisions.types import Decision
-from vllm.entrypoints.openai.errors import ApiError, json_response
-from vllm.entrypoints.openai.http.routes import post
-from vllm.entrypoints.openai.protocol.decisions import (
+from vllm.server.errors import ApiError, json_response
+from vllm.server.http.routes import post
+from vllm.server.protocol.decisions import (
     DecisionRequest,
     DecisionResponse,
     SystemOneRequest,
     SystemOneResponse,
 )
-from vllm.entrypoints.openai.rendering.decisions import decision_fields, systemone_fields
-from vllm.entrypoints.openai.serving.engine_requests import Submission, request_id_of, while_connected
-from vllm.entrypoints.openai.serving.usage import CACHED_STEP
-from vllm.entrypoints.openai.state import ServerState
+from vllm.server.rendering.decisions import decision_fields, systemone_fields
+from vllm.server.serving.engine_requests import Submission, request_id_of, while_connected
+from vllm.server.serving.usage import CACHED_STEP
+from vllm.server.state import ServerState
 from vllm.utils.checks import wrong_type
 
 router = APIRouter()

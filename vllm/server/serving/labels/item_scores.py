@@ -6,19 +6,19 @@ import asyncio
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from vllm.entrypoints.openai.errors import ApiError
-from vllm.entrypoints.openai.protocol.scoring import ScoringFields
-from vllm.entrypoints.openai.rendering.token_texts import id_name
-from vllm.entrypoints.openai.serving.engine_requests import Submission
-from vllm.entrypoints.openai.serving.scoring_prompts import PromptBuilder
-from vllm.entrypoints.openai.serving.usage import cached_tokens_shown
-from vllm.entrypoints.openai.state import ServerState
 from vllm.outputs import LabelScores, RequestOutput
 from vllm.sampling_params import SamplingParams
+from vllm.server.errors import ApiError
+from vllm.server.protocol.scoring import ScoringFields
+from vllm.server.rendering.token_texts import id_name
+from vllm.server.serving.engine_requests import Submission
+from vllm.server.serving.labels.scoring_prompts import PromptBuilder
+from vllm.server.serving.usage import cached_tokens_shown
+from vllm.server.state import ServerState
 from vllm.tokenizers.tokenizer import Tokenizer
 from vllm.utils.checks import check_integer, wrong_type
 from vllm.v1.engine.input_processor import ProcessedPrompt
-from vllm.v1.engine.label_scoring import Label, LabelScorer, encode_labels
+from vllm.v1.engine.plans.label_scoring import Label, LabelScorer, encode_labels
 
 MAX_READINGS = 2**18
 """Most tokens of labels, over all items, that one request may read."""

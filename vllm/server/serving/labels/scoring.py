@@ -9,20 +9,20 @@ import numpy as np
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from vllm.entrypoints.openai.errors import json_response
-from vllm.entrypoints.openai.http.routes import OtherBody, post
-from vllm.entrypoints.openai.protocol.rerank import ScorePairsRequest, ScorePairsResponse
-from vllm.entrypoints.openai.protocol.scoring import (
+from vllm.outputs import LabelScores
+from vllm.server.errors import json_response
+from vllm.server.http.routes import OtherBody, post
+from vllm.server.protocol.rerank import ScorePairsRequest, ScorePairsResponse
+from vllm.server.protocol.scoring import (
     GenerativeScoringRequest,
     GenerativeScoringResponse,
     ScoringRequest,
     ScoringResponse,
 )
-from vllm.entrypoints.openai.serving.engine_requests import request_id_of, while_connected
-from vllm.entrypoints.openai.serving.item_scores import ScoredItems, in_thread_if, score_items
-from vllm.entrypoints.openai.serving.rerank import score_pairs_of_texts
-from vllm.entrypoints.openai.state import ServerState
-from vllm.outputs import LabelScores
+from vllm.server.serving.engine_requests import request_id_of, while_connected
+from vllm.server.serving.labels.item_scores import ScoredItems, in_thread_if, score_items
+from vllm.server.serving.pooling.rerank import score_pairs_of_texts
+from vllm.server.state import ServerState
 
 router = APIRouter()
 

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from vllm.entrypoints.openai.errors import ApiError
 from vllm.exceptions import VLLMValidationError
+from vllm.server.errors import ApiError
 from vllm.tokenizers.tokenizer import Tokenizer
 from vllm.tokenizers.truncation import special_tokens_around
 from vllm.utils.checks import check_encodable, check_id_sequence, check_vocabulary, wrong_type

@@ -5,11 +5,11 @@ from __future__ import annotations
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from vllm.entrypoints.openai.errors import json_response
-from vllm.entrypoints.openai.http.routes import post
-from vllm.entrypoints.openai.protocol.pooling import ClassificationRequest, ClassificationResponse
-from vllm.entrypoints.openai.serving.pooling import pool
-from vllm.entrypoints.openai.state import ServerState
+from vllm.server.errors import json_response
+from vllm.server.http.routes import post
+from vllm.server.protocol.pooling import ClassificationRequest, ClassificationResponse
+from vllm.server.serving.pooling.pooling import pool
+from vllm.server.state import ServerState
 
 router = APIRouter()
 

@@ -8,17 +8,21 @@ import numpy as np
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from vllm.entrypoints.openai.errors import ApiError, json_response
-from vllm.entrypoints.openai.http.routes import OtherBody, post
-from vllm.entrypoints.openai.protocol.pooling import (
+from vllm.exceptions import VLLMValidationError
+from vllm.pooling.tensor_bytes import encoded
+from vllm.pooling_outputs import PoolingRequestOutput
+from vllm.pooling_params import PoolingParams
+from vllm.server.errors import ApiError, json_response
+from vllm.server.http.routes import OtherBody, post
+from vllm.server.protocol.pooling import (
     CohereEmbedRequest,
     CohereEmbedResponse,
     EmbeddingRequest,
     EmbeddingResponse,
 )
-from vllm.entrypoints.openai.serving.engine_requests import request_id_of, while_connected
-from vllm.entrypoints.openai.serving.item_scores import in_thread_if
-from vllm.entrypoints.openai.serving.pooling import (
+from vllm.server.serving.engine_requests import request_id_of, while_connected
+from vllm.server.serving.labels.item_scores import in_thread_if
+from vllm.server.serving.pooling.pooling import (
     begun,
     encoded_answer,
     pool,
@@ -26,11 +30,7 @@ from vllm.entrypoints.openai.serving.pooling import (
     text_prompts,
     usage_of,
 )
-from vllm.entrypoints.openai.state import ServerState
-from vllm.entrypoints.pooling.utils import encoded
-from vllm.exceptions import VLLMValidationError
-from vllm.pooling_outputs import PoolingRequestOutput
-from vllm.pooling_params import PoolingParams
+from vllm.server.state import ServerState
 
 router = APIRouter()
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from vllm.entrypoints.openai.errors import ApiError
-from vllm.entrypoints.openai.protocol.pooling import EncodingFields, PoolingFields
-from vllm.entrypoints.openai.state import ServerState
-from vllm.entrypoints.pooling.late_interaction import LateTexts
+from vllm.config.checkpoint.late_interaction import Side
 from vllm.exceptions import VLLMValidationError
+from vllm.pooling.late_interaction import LateTexts
 from vllm.pooling_params import PoolingParams
-from vllm.transformers_utils.late_interaction import Side
+from vllm.server.errors import ApiError
+from vllm.server.protocol.pooling import EncodingFields, PoolingFields
+from vllm.server.state import ServerState
 from vllm.utils.checks import check_encodable
 from vllm.v1.engine.input_processor import ProcessedPrompt
 

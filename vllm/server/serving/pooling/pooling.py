@@ -12,28 +12,28 @@ import msgspec
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from vllm.entrypoints.openai.errors import ApiError, json_response
-from vllm.entrypoints.openai.http.routes import post
-from vllm.entrypoints.openai.protocol.pooling import (
+from vllm.config.checkpoint.sentence_transformers import default_prompt, named_prompts, with_prompt
+from vllm.exceptions import VLLMValidationError, shown
+from vllm.pooling.late_chunking import late_chunks
+from vllm.pooling.long_texts import in_parts, joined
+from vllm.pooling.tensor_bytes import encode_pooling_bytes, encoded
+from vllm.pooling_outputs import LateChunks, PoolingRequestOutput
+from vllm.pooling_params import LateChunkingParams, PoolingParams
+from vllm.server.errors import ApiError, json_response
+from vllm.server.http.routes import post
+from vllm.server.protocol.pooling import (
     EmbeddingRequest,
     EncodingFields,
     PoolingFields,
     PoolingRequest,
     PoolingResponse,
 )
-from vllm.entrypoints.openai.serving.chat import render
-from vllm.entrypoints.openai.serving.engine_requests import Submission, request_id_of, while_connected
-from vllm.entrypoints.openai.serving.item_scores import in_thread_if
-from vllm.entrypoints.openai.serving.late_interaction import late_requests
-from vllm.entrypoints.openai.state import ServerState
-from vllm.entrypoints.pooling.long_texts import in_parts, joined
-from vllm.entrypoints.pooling.token_embed.late_chunking import late_chunks
-from vllm.entrypoints.pooling.utils import encode_pooling_bytes, encoded
-from vllm.exceptions import VLLMValidationError, shown
-from vllm.pooling_outputs import LateChunks, PoolingRequestOutput
-from vllm.pooling_params import LateChunkingParams, PoolingParams
+from vllm.server.serving.engine_requests import Submission, request_id_of, while_connected
+from vllm.server.serving.generation.chat import render
+from vllm.server.serving.labels.item_scores import in_thread_if
+from vllm.server.serving.pooling.late_interaction import late_requests
+from vllm.server.state import ServerState
 from vllm.tokenizers.truncation import TruncationSide, truncate_ids, truncate_text
-from vllm.transformers_utils.sentence_transformers import default_prompt, named_prompts, with_prompt
 from vllm.utils.checks import check_encodable, check_integer, check_token_id, wrong_type
 from vllm.v1.engine.input_processor import ProcessedPrompt
 

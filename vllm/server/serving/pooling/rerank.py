@@ -13,29 +13,29 @@ from typing import Any
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from vllm.entrypoints.openai.errors import ApiError, json_response
-from vllm.entrypoints.openai.http.routes import post
-from vllm.entrypoints.openai.protocol.rerank import (
+from vllm.exceptions import VLLMValidationError
+from vllm.outputs import LabelScores, RequestOutput
+from vllm.pooling.pairs import PairLimits, PooledPairs, longest_text, order_of
+from vllm.pooling.score_templates import PairPrompts, cut_text, pairs_of, score_of
+from vllm.pooling_params import PoolingParams
+from vllm.sampling_params import SamplingParams
+from vllm.server.errors import ApiError, json_response
+from vllm.server.http.routes import post
+from vllm.server.protocol.rerank import (
     PAIRED_FIELDS,
     PairFields,
     RerankRequest,
     RerankResponse,
     ScorePairsRequest,
 )
-from vllm.entrypoints.openai.serving.engine_requests import Submission, request_id_of, while_connected
-from vllm.entrypoints.openai.serving.item_scores import MAX_TOKENS, in_thread_if
-from vllm.entrypoints.openai.serving.pooling import pool_prompts, usage_of
-from vllm.entrypoints.openai.serving.usage import cached_tokens_shown
-from vllm.entrypoints.openai.state import ServerState
-from vllm.entrypoints.pooling.pairs import PairLimits, PooledPairs, longest_text, order_of
-from vllm.entrypoints.score_templates import PairPrompts, cut_text, pairs_of, score_of
-from vllm.exceptions import VLLMValidationError
-from vllm.outputs import LabelScores, RequestOutput
-from vllm.pooling_params import PoolingParams
-from vllm.sampling_params import SamplingParams
+from vllm.server.serving.engine_requests import Submission, request_id_of, while_connected
+from vllm.server.serving.labels.item_scores import MAX_TOKENS, in_thread_if
+from vllm.server.serving.pooling.pooling import pool_prompts, usage_of
+from vllm.server.serving.usage import cached_tokens_shown
+from vllm.server.state import ServerState
 from vllm.utils.checks import check_integer, wrong_type
 from vllm.v1.engine.input_processor import ProcessedPrompt
-from vllm.v1.engine.label_scoring import LabelScorer, encode_labels
+from vllm.v1.engine.plans.label_scoring import LabelScorer, encode_labels
 
 router = APIRouter()
 

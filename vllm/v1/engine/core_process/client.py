@@ -19,8 +19,8 @@ import zmq
 from vllm import envs
 from vllm.config import VllmConfig
 from vllm.exceptions import EngineDeadError
-from vllm.v1.engine import core_start
-from vllm.v1.engine.serial import decode_outputs, encode_request
+from vllm.v1.engine.core_process import start as core_start
+from vllm.v1.engine.core_process.serial import decode_outputs, encode_request
 from vllm.v1.messages import EngineCoreOutput, EngineCoreRequest
 
 OutputHandler = Callable[[list[EngineCoreOutput], dict[str, Any]], None]

@@ -18,8 +18,8 @@ import zmq
 from vllm.exceptions import EngineDeadError
 from vllm.logger import init_logger
 from vllm.v1.engine.core import EngineCore
-from vllm.v1.engine.core_start import ABORT, ADD, CALL, DEAD, OUTPUTS, READY, REPLY, STOP, CoreStart
-from vllm.v1.engine.serial import decode_request, encode_outputs
+from vllm.v1.engine.core_process.serial import decode_request, encode_outputs
+from vllm.v1.engine.core_process.start import ABORT, ADD, CALL, DEAD, OUTPUTS, READY, REPLY, STOP, CoreStart
 from vllm.v1.messages import EngineCoreOutput
 
 logger = init_logger(__name__)
