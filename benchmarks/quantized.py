@@ -110,13 +110,13 @@ def _engines(
 
 
 def _embedded() -> str:
-    from vllm.model_executor.model_loader import embedded_model_path
+    from vllm.loader import embedded_model_path
 
     return str(embedded_model_path())
 
 
 def _gguf_bytes(path: Path) -> int:
-    from vllm.model_executor.model_loader.gguf_file import GGUFFile
+    from vllm.loader.gguf.file import GGUFFile
 
     return sum(tensor.num_bytes for tensor in GGUFFile(path).tensors.values())
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import logging
 import os
 import signal
 import sys
@@ -47,6 +48,15 @@ def pytest_configure(config: pytest.Config) -> None:
 def device(request: pytest.FixtureRequest) -> str:
     """Where the engine runs: for tests that state what is right on any device."""
     return request.param
+
+
+@pytest.fixture
+def vllm_log(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> pytest.LogCaptureFixture:
+    """What is logged under `vllm`, each record once: pytest captures at the root and where nothing propagates."""
+    logger = logging.getLogger("vllm")
+    monkeypatch.setattr(logger, "propagate", False)
+    monkeypatch.setattr(logger, "handlers", [caplog.handler])
+    return caplog
 
 
 @pytest.fixture(scope="module", autouse=True)

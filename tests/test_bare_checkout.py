@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from tiny_llm import make_tiny_model
 
-from vllm.model_executor.model_loader.resolve import embedded_model_path
+from vllm.loader.resolve import embedded_model_path
 
 ROOT = Path(__file__).parents[1]
 # Run in a fresh interpreter: what is imported there is what the engine imports.

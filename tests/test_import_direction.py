@@ -20,7 +20,7 @@ ORDER = """
     sampling_fields sampling_params pooling_params tasks inputs pooling_outputs outputs transformers_utils
     multimodal plugins platforms usage config tracing tokenizers transformers_utils.tokenizer
     transformers_utils.tokenizers reasoning tool_parsers triton_utils device_allocator ops v1.core.kv_cache_utils
-    distributed attention model_executor assets forward_context _custom_ops
+    distributed attention quantization layers models loader model_executor assets forward_context _custom_ops
     v1 v1.attention v1.kv_cache_interface v1.watermarking v1.request v1.outputs v1.messages v1.core v1.sample
     v1.worker v1.executor
     engine.former_args engine.upstream_args engine.arg_utils
@@ -39,6 +39,7 @@ ORDER = """
     entrypoints.cli entrypoints.common entrypoints.openai.cli_args entrypoints.openai.api_server
     entrypoints.openai.run_batch
     collect_env
+    upstream
 """.split()
 MAX_FILE_LINES, MAX_FUNCTION_LINES = 500, 60
 
@@ -83,6 +84,17 @@ def test_imports_point_one_way():
         for target, _, line in imports(name):
             if target != "vllm" and place(target) > place(name):
                 wrong.append(f"{name}:{line} ({ORDER[place(name)]}) imports {target} ({ORDER[place(target)]})")
+    assert not wrong, "\n".join(wrong)
+
+
+def test_nothing_needs_upstreams_names():
+    wrong = [
+        f"{name}:{line} imports {target}"
+        for name in MODULES
+        if name != "vllm" and not name.startswith("vllm.upstream")
+        for target, _, line in imports(name)
+        if target.startswith("vllm.upstream")
+    ]
     assert not wrong, "\n".join(wrong)
 
 

@@ -5,14 +5,15 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from vllm.upstream import finder
 from vllm.utils.packages import needed_by
 from vllm.version import __version__, __version_tuple__
 
 _EXPORTS = {
     "LLM": "vllm.entrypoints.llm",
     "LLMEngine": "vllm.v1.engine.llm_engine",
-    "AsyncLLM": "vllm.entrypoints.async_llm",
-    "AsyncLLMEngine": "vllm.engine.async_llm_engine",
+    "AsyncLLM": "vllm.v1.engine.async_llm",
+    "AsyncLLMEngine": "vllm.v1.engine.async_llm:AsyncLLM",
     "EngineArgs": "vllm.engine.arg_utils",
     "AsyncEngineArgs": "vllm.engine.arg_utils",
     "SamplingParams": "vllm.sampling_params",
@@ -33,7 +34,7 @@ _EXPORTS = {
     "ClassificationRequestOutput": "vllm.outputs",
     "ScoringOutput": "vllm.outputs",
     "ScoringRequestOutput": "vllm.outputs",
-    "ModelRegistry": "vllm.model_executor.models",
+    "ModelRegistry": "vllm.models",
     "initialize_ray_cluster": "vllm.v1.executor.ray_utils",
 }
 
@@ -42,11 +43,9 @@ __all__ = ["__version__", "__version_tuple__", *_EXPORTS]
 if TYPE_CHECKING:
     from vllm.beam_search import BeamSearchParams
     from vllm.engine.arg_utils import AsyncEngineArgs, EngineArgs
-    from vllm.engine.async_llm_engine import AsyncLLMEngine
-    from vllm.entrypoints.async_llm import AsyncLLM
     from vllm.entrypoints.llm import LLM
     from vllm.inputs import PromptType, TextPrompt, TokensPrompt
-    from vllm.model_executor.models import ModelRegistry
+    from vllm.models import ModelRegistry
     from vllm.outputs import (
         ClassificationOutput,
         ClassificationRequestOutput,
@@ -63,16 +62,20 @@ if TYPE_CHECKING:
     )
     from vllm.pooling_params import PoolingParams
     from vllm.sampling_params import SamplingParams
+    from vllm.v1.engine.async_llm import AsyncLLM
+    from vllm.v1.engine.async_llm import AsyncLLM as AsyncLLMEngine
     from vllm.v1.engine.llm_engine import LLMEngine
     from vllm.v1.executor.ray_utils import initialize_ray_cluster
 
+finder.install()
+
 
 def __getattr__(name: str) -> Any:
-    module = _EXPORTS.get(name)
-    if module is None:
+    if name not in _EXPORTS:
         raise AttributeError(f"module 'vllm' has no attribute {name!r}")
+    module, _, other = _EXPORTS[name].partition(":")
     with needed_by(f"vllm.{name}"):
-        value = getattr(importlib.import_module(module), name)
+        value = getattr(importlib.import_module(module), other or name)
     globals()[name] = value
     return value
 

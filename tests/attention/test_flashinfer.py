@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -38,23 +37,16 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Wrapper, "plans", 0)
 
 
-@pytest.fixture
-def warnings(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> pytest.LogCaptureFixture:
-    monkeypatch.setattr(logging.getLogger("vllm"), "propagate", True)
-    caplog.set_level("WARNING")
-    return caplog
-
-
 def select(name: str = "auto", dtype: torch.dtype = torch.bfloat16, **fields: Any) -> AttentionBackend:
     given = {"head_dim": 64, "block_size": 16, "layers": [PLAIN], **fields}
     return select_backend(name, "cuda", dtype, **given)
 
 
-def test_it_is_taken_where_it_works(warnings: pytest.LogCaptureFixture) -> None:
+def test_it_is_taken_where_it_works(vllm_log: pytest.LogCaptureFixture) -> None:
     with pretending():
         assert select().name == select("flashinfer").name == "flashinfer"
         assert select("paged").name == "paged"
-    assert Wrapper.plans == 2 and not warnings.records
+    assert Wrapper.plans == 2 and not vllm_log.records
 
 
 @pytest.mark.parametrize(
@@ -114,22 +106,22 @@ def test_older_devices_and_batch_invariance_have_our_kernels(monkeypatch: pytest
     ],
 )
 def test_what_is_wrong_is_named_at_the_start(
-    change: dict[str, Any], reason: str, warnings: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    change: dict[str, Any], reason: str, vllm_log: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, value in change.items():
         monkeypatch.setattr(Wrapper, name, value)
     with pretending():
         assert select().name == "paged"
-        assert reason in warnings.text and "FlashInfer is installed" in warnings.text
+        assert reason in vllm_log.text and "FlashInfer is installed" in vllm_log.text
         with pytest.raises(ValueError, match="attention_backend='flashinfer' cannot be used"):
             select("flashinfer")
 
 
-def test_a_package_that_cannot_be_imported(warnings: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_package_that_cannot_be_imported(vllm_log: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "flashinfer", None)
     with pretending():
         assert select().name == "paged"
-    assert "cannot be imported" in warnings.text
+    assert "cannot be imported" in vllm_log.text
 
 
 @pytest.fixture(scope="module")
@@ -181,7 +173,7 @@ def test_an_engine_plans_steps_with_prompts_and_replays_decodes(
     arch: str,
     folders: dict[str, Path],
     by_our_kernels: dict[str, list[Any]],
-    warnings: pytest.LogCaptureFixture,
+    vllm_log: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Plans take pinned arrays of the host, which the stand-in copies as the library does: a wait is an error here. A
@@ -202,7 +194,7 @@ def test_an_engine_plans_steps_with_prompts_and_replays_decodes(
         for mine, theirs in zip(own, other, strict=True):
             # bfloat16's roundings, of another order of sums.
             torch.testing.assert_close(torch.from_numpy(mine), torch.from_numpy(theirs), rtol=0, atol=0.1)
-    assert warnings.text.count("workspace is too small") == 1
+    assert vllm_log.text.count("workspace is too small") == 1
     for own, other in zip(without, by_our_kernels[arch], strict=True):
         assert all((mine == theirs).all() for mine, theirs in zip(own, other, strict=True))
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from live_server import LiveServer
 
-from vllm.model_executor.model_loader import resolve_model
+from vllm.loader import resolve_model
 
 lm_eval = pytest.importorskip("lm_eval")
 yaml = pytest.importorskip("yaml")

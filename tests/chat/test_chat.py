@@ -16,7 +16,7 @@ from tokenizers import processors
 from vllm import LLM, SamplingParams
 from vllm.chat.templates import render_conversations
 from vllm.exceptions import VLLMValidationError
-from vllm.model_executor.model_loader import NO_EMBEDDED_MODEL, embedded_model_path
+from vllm.loader import NO_EMBEDDED_MODEL, embedded_model_path
 
 GREEDY = SamplingParams(temperature=0, max_tokens=3, ignore_eos=True)
 TEMPLATE = """\

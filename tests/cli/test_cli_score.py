@@ -12,15 +12,15 @@ from typing import Any
 import pytest
 
 from vllm import LLM, SamplingParams
-from vllm.cli.main import main
 from vllm.engine.arg_utils import EngineArgs
-from vllm.model_executor.model_loader import resolve
+from vllm.entrypoints.cli.main import main
+from vllm.loader import resolve
 from vllm.outputs import LabelScores
 from vllm.scoring import run as score_run
 from vllm.scoring.files import Item
 from vllm.scoring.templates import Template
 
-REVIEWS = Path(__file__).parents[2] / "examples" / "data" / "reviews.jsonl"
+REVIEWS = Path(__file__).parents[3] / "examples" / "data" / "reviews.jsonl"
 LABELS = [" positive", " negative"]
 
 

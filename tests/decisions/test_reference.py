@@ -11,7 +11,7 @@ from decision_reference import assert_answer
 
 from vllm import LLM
 from vllm.exceptions import VLLMValidationError
-from vllm.model_executor.model_loader import NO_EMBEDDED_MODEL, embedded_model_path
+from vllm.loader import NO_EMBEDDED_MODEL, embedded_model_path
 from vllm.scoring.files import Item
 from vllm.scoring.templates import Template
 from vllm.server.rendering.decisions import answer_fields

@@ -13,7 +13,7 @@ from tiny_llm import is_empty, make_tiny_llm
 
 from vllm import LLM, LabelScores, SamplingParams
 from vllm.exceptions import VLLMValidationError
-from vllm.model_executor.model_loader import NO_EMBEDDED_MODEL, embedded_model_path
+from vllm.loader import NO_EMBEDDED_MODEL, embedded_model_path
 
 TOLERANCE = 1e-3
 # Shared beginnings, a label that begins others, one token and many tokens, in no order.

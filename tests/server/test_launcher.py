@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import gc
 import json
-import logging
 import os
 import signal
 import threading
@@ -204,7 +203,7 @@ def test_when_the_engine_dies_so_does_the_server(folder):
             assert "Traceback" not in server.log()
 
 
-def test_a_web_server_that_ends_by_itself_is_a_fault(monkeypatch, caplog):
+def test_a_web_server_that_ends_by_itself_is_a_fault(monkeypatch, vllm_log):
     """No signal has come, and the engine lives. What runs it again must learn that this was no orderly end."""
 
     async def wait_dead() -> None:
@@ -221,16 +220,15 @@ def test_a_web_server_that_ends_by_itself_is_a_fault(monkeypatch, caplog):
             self.should_exit = True
 
     monkeypatch.setattr(launcher, "_Server", EndsByItself)
-    monkeypatch.setattr(logging.getLogger("vllm"), "propagate", True)
     try:
         with launcher.bind("127.0.0.1", 0) as listener:
             code = asyncio.run(launcher.serve_app(app, listener))
     finally:
         gc.unfreeze()
     assert ready and code == 1
-    (line,) = {record.getMessage() for record in caplog.records if record.levelname == "ERROR"}
+    (line,) = [record.getMessage() for record in vllm_log.records if record.levelname == "ERROR"]
     assert "the web server ended by itself" in line
-    assert "SIGTERM" not in caplog.text
+    assert "SIGTERM" not in vllm_log.text
 
 
 def test_no_engine_outlives_its_server(folder):

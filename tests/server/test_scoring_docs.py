@@ -14,7 +14,7 @@ from live_server import LiveServer
 
 import vllm
 from vllm import LLM
-from vllm.model_executor.model_loader import NO_EMBEDDED_MODEL, embedded_model_path
+from vllm.loader import NO_EMBEDDED_MODEL, embedded_model_path
 
 pytestmark = pytest.mark.skipif(embedded_model_path() is None, reason=NO_EMBEDDED_MODEL)
 

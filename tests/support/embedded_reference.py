@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from vllm.model_executor.model_loader import NO_EMBEDDED_MODEL, embedded_model_path
+from vllm.loader import NO_EMBEDDED_MODEL, embedded_model_path
 
 
 @pytest.fixture(scope="session")

@@ -20,7 +20,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from tiny_models import VOCAB_SIZE, make_tiny, reference
 
-from vllm.model_executor.model_loader import resolve_model
+from vllm.loader import resolve_model
 
 DATA = Path(__file__).parents[1] / "data" / "transformers_architectures.txt"
 STATUSES = ("runs", "refused", "untried")

@@ -11,7 +11,7 @@ import tokenizers
 from byte_tokenizer import EOS, byte_ids, make_byte_tokenizer
 from tokenizers import decoders, models
 
-from vllm.model_executor.model_loader import resolve_model
+from vllm.loader import resolve_model
 from vllm.tokenizers.text_streams import unfinished_ids
 from vllm.tokenizers.tokenizer import SlowTokenizer, Tokenizer, get_tokenizer
 

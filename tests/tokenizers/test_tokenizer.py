@@ -16,7 +16,7 @@ import tokenizers
 from byte_tokenizer import make_byte_tokenizer
 from tokenizers import decoders, models, pre_tokenizers, processors
 
-from vllm.model_executor.model_loader import embedded_model_path, resolve_model
+from vllm.loader import embedded_model_path, resolve_model
 from vllm.tokenizers.tokenizer import SlowTokenizer, Tokenizer, get_tokenizer
 
 PIECES = [

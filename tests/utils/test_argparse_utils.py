@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import logging
 
 import pytest
 
@@ -55,11 +54,10 @@ def test_values_of_json_objects(parser):
     assert args.model_name == "m"
 
 
-def test_the_last_of_two_values_counts_and_says_so(parser, caplog, monkeypatch):
-    monkeypatch.setattr(logging.getLogger("vllm"), "propagate", True)
+def test_the_last_of_two_values_counts_and_says_so(parser, vllm_log):
     args = parser.parse_args(["--hf-overrides.key", "1", "--hf-overrides.key", "2"])
     assert args.hf_overrides == {"key": 2}
-    assert "duplicate of --hf-overrides.key" in caplog.text
+    assert "duplicate of --hf-overrides.key" in vllm_log.text
 
 
 @pytest.fixture
@@ -132,14 +130,13 @@ def test_help_shows_the_first_paragraph():
     assert "Short." in parser.format_help() and "Long." not in parser.format_help()
 
 
-def test_a_deprecated_flag_is_a_warning(caplog, monkeypatch):
-    monkeypatch.setattr(logging.getLogger("vllm"), "propagate", True)
+def test_a_deprecated_flag_is_a_warning(vllm_log):
     parser = FlexibleArgumentParser()
     parser.add_argument("--old", deprecated=True)
     parser.parse_args([])
-    assert not caplog.text
+    assert not vllm_log.text
     assert parser.parse_args(["--old=1"]).old == "1"
-    assert "argument 'old' is deprecated" in caplog.text
+    assert "argument 'old' is deprecated" in vllm_log.text
 
 
 @pytest.mark.parametrize(

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import logging
-
 import pytest
 import torch
 from models_util import make_random_model
 
 from vllm import EngineArgs, logger
-from vllm.model_executor.model_loader import resolve_model
+from vllm.loader import resolve_model
 from vllm.ops import _dispatch
 from vllm.utils import device
 from vllm.utils.device import cuda_problem, resolve_device
@@ -51,11 +49,10 @@ def test_a_gpu_is_taken_where_there_is_one(gpus):
     assert resolve_device("cpu") == "cpu"
 
 
-def test_no_gpu_is_nothing_to_talk_about(monkeypatch, caplog):
+def test_no_gpu_is_nothing_to_talk_about(monkeypatch, vllm_log):
     monkeypatch.setattr(torch.version, "cuda", None)
-    monkeypatch.setattr(logging.getLogger("vllm"), "propagate", True)
     assert resolve_device("auto") == "cpu"
-    assert not caplog.records
+    assert not vllm_log.records
 
 
 @pytest.mark.parametrize("name", ["gpu", "", "CUDA", None, "cuda:x"])
@@ -106,14 +103,13 @@ class TestAGpuThatCannotBeUsed:
         with pytest.raises(ValueError, match=r"GPU 1 \(Card 1\)"):
             resolve_device("cuda", 2)
 
-    def test_one_that_is_hidden(self, gpus, monkeypatch, caplog):
+    def test_one_that_is_hidden(self, gpus, monkeypatch, vllm_log):
         gpus()
-        monkeypatch.setattr(logging.getLogger("vllm"), "propagate", True)
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "-1")
         with pytest.raises(ValueError, match="device='cuda', but CUDA_VISIBLE_DEVICES='-1' hides every GPU"):
             resolve_device("cuda")
         assert resolve_device("auto") == "cpu"
-        assert not caplog.records, "somebody wanted that"
+        assert not vllm_log.records, "somebody wanted that"
 
     def check(self, monkeypatch, message):
         """An error if it was asked for, else one line and the CPU."""

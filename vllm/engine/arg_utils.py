@@ -40,7 +40,7 @@ from vllm.utils.device import device_bytes, resolve_device, usable_cores
 from vllm.utils.flag_types import flag_help, flag_options, free_names
 
 if TYPE_CHECKING:
-    from vllm.model_executor.model_loader import ResolvedModel
+    from vllm.loader import ResolvedModel
 
 logger = init_logger(__name__)
 
@@ -290,7 +290,7 @@ class EngineArgs(UpstreamArgs):
         return max(_IDLE_STEPS * scheduler_config.max_num_batched_tokens, max_model_len)
 
     def _find_model(self, device: str, hf_overrides: dict[str, Any] | None) -> ResolvedModel:
-        from vllm.model_executor.model_loader import resolve_model
+        from vllm.loader import resolve_model
 
         source = resolve_model(
             self.model,
@@ -398,7 +398,7 @@ class EngineArgs(UpstreamArgs):
             warn_once(logger, "swap_space has no effect without enable_prefix_caching: blocks are found by content")
 
     def _check_quantization(self) -> None:
-        from vllm.model_executor.layers.quantization import is_registered
+        from vllm.quantization import is_registered
 
         name = canonical_quantization(self.quantization)
         if name not in QUANTIZATIONS and not is_registered(name):

@@ -309,9 +309,10 @@ class _Server(uvicorn.Server):
 
 
 def _config(app: FastAPI, args: ServerArgs, options: dict[str, Any]) -> uvicorn.Config:
-    # Errors only, to our handlers: warnings are about clients, and middleware.py writes the access log.
+    # Errors only, to our handlers: warnings are about clients, and middleware.py writes the access log. A copy: what
+    # others add to one logger's list is not for the other.
     uvicorn_logger = logging.getLogger("uvicorn")
-    uvicorn_logger.handlers, uvicorn_logger.propagate = logging.getLogger("vllm").handlers, False
+    uvicorn_logger.handlers, uvicorn_logger.propagate = list(logging.getLogger("vllm").handlers), False
     uvicorn_logger.setLevel(logging.ERROR)
     ours: dict[str, Any] = {
         "http": _Protocol,

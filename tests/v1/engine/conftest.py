@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from vllm import LLM
-from vllm.model_executor.model_loader import NO_EMBEDDED_MODEL, embedded_model_path
+from vllm.loader import NO_EMBEDDED_MODEL, embedded_model_path
 
 
 @pytest.fixture(scope="session")

@@ -1,0 +1,183 @@
+"""Building a resolved model with its weights."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+# What most models are made of: imported with the engine, not when one is loaded.
+import vllm.models.dense.llama  # noqa: F401
+from vllm import envs
+from vllm.distributed.parallel_state import get_tp_group
+from vllm.layers.attention import Attention
+from vllm.layers.linear import LinearBase, UnquantizedLinearMethod
+from vllm.layers.linear_method import LinearMethod, linear_method
+from vllm.layers.vocab_parallel_embedding import VocabShard
+from vllm.layers.weight_update import WeightUpdater
+from vllm.loader.resolve import (
+    NO_EMBEDDED_MODEL,
+    ResolvedModel,
+    embedded_model_path,
+    resolve_model,
+)
+from vllm.loader.weights import fill_with_noise, load_weights
+from vllm.models.encoders.pooling import use_pooling_head
+from vllm.models.registry import TRANSFORMERS, import_model_class, model_entry
+from vllm.models.transformers.encoder import TransformersEncoder
+from vllm.ops.packing import packing_in_background
+from vllm.quantization.base_config import QuantizationConfig
+from vllm.quantization.settings import load_quantization
+from vllm.quantization.stored import StoredConfig
+from vllm.transformers_utils.mapped_tensors import block_bytes
+from vllm.utils.host_memory import return_freed_memory
+from vllm.utils.loading_threads import native_work_begins, one_thread, side_by_side
+
+if TYPE_CHECKING:
+    from vllm.config import ModelConfig
+
+__all__ = ["NO_EMBEDDED_MODEL", "ResolvedModel", "embedded_model_path", "get_model", "resolve_model"]
+
+
+def get_model(model_config: ModelConfig, device: torch.device | str, use_tqdm: bool = False) -> nn.Module:
+    """Build the model of `model_config` on `device`, with its weights loaded (random with load_format="dummy") and
+    packed. Its methods are those of LlamaForCausalLM. ValueError for an architecture that is not supported, or weights
+    that are missing, unexpected or of another shape."""
+    config = model_config.hf_config
+    entry = model_entry(config.architectures, model_config.model_impl, config.raw)
+    if config.is_encoder and entry == TRANSFORMERS:
+        return TransformersEncoder(model_config, torch.device(device))
+    quantization = load_quantization(model_config.quantization, Path(model_config.path), config.raw)
+    if (
+        envs.batch_invariant()
+        and torch.device(device).type == "cuda"
+        and model_config.quantization not in (None, "gguf")
+    ):
+        raise ValueError(
+            "VLLM_BATCH_INVARIANT=1 cannot be kept: on CUDA the sums of quantised weights follow the batch, got "
+            f"quantization={model_config.quantization!r}"
+        )
+    packs_meanwhile = isinstance(quantization, StoredConfig) and torch.device(device).type == "cpu"
+    num_bytes = block_bytes(Path(model_config.path)) // get_tp_group().world_size if packs_meanwhile else 0
+    with _naming(model_config):
+        with packing_in_background(num_bytes) if packs_meanwhile else contextlib.nullcontext():
+            # Most of the work is the other threads'.
+            is_light = num_bytes > 0
+            if is_light:
+                # Before they work, the tokenizer has the caches for itself.
+                native_work_begins()
+            model = _build(model_config, quantization, torch.device(device))
+            # "fp8" is also the name of a checkpoint's own format.
+            method = linear_method(model_config.quantization if quantization is None else None)
+            model.weight_updater = WeightUpdater(model, method)
+            with torch.inference_mode(), one_thread() if is_light else contextlib.nullcontext():
+                if model_config.load_format == "dummy":
+                    fill_with_noise(model, model_config.seed)
+                else:
+                    load_weights(model, Path(model_config.path), use_tqdm, quantization)
+                _pack(model, method, quantization, torch.device(device), is_light)
+        if entry == TRANSFORMERS:
+            # Packed weights are there from here on.
+            model.check_loaded()
+    # Loading and packing freed, with a small model, as much memory as the weights take.
+    return_freed_memory()
+    return model.eval()
+
+
+def _build(model_config: ModelConfig, quantization: QuantizationConfig | None, device: torch.device) -> Any:
+    """The model, its weights not loaded."""
+    config = model_config.hf_config
+    entry = model_entry(config.architectures, model_config.model_impl, config.raw)
+    model_class: Any = import_model_class(entry)
+    with _building(getattr(torch, model_config.dtype), device):
+        model = model_class(model_config) if entry == TRANSFORMERS else model_class(config, model_config.max_model_len)
+        if model_config.runner_type == "pooling" and not config.is_encoder:
+            use_pooling_head(model, model_config)
+        if quantization is not None:
+            _use_quantization(model, quantization, model_config)
+    return model
+
+
+@contextlib.contextmanager
+def _naming(model_config: ModelConfig) -> Iterator[None]:
+    """Errors about what a GGUF file was converted to name the file."""
+    try:
+        yield
+    except ValueError as error:
+        file = Path(model_config.model)
+        if file.suffix != ".gguf":
+            raise
+        raise ValueError(f"{file.name}: {error}") from None
+
+
+def _pack(
+    model: nn.Module,
+    method: LinearMethod,
+    quantization: QuantizationConfig | None,
+    device: torch.device,
+    is_light: bool,
+) -> None:
+    """Pack the weights of all layers, on the CPU side by side; a user's own method has its layers one after another, as
+    have those whose work is left to other threads (`is_light`)."""
+    found = (getattr(module, "process_weights_after_loading", None) for module in model.modules())
+    calls = [partial(finish, method) for finish in found if finish is not None]
+    is_own = quantization is not None and not isinstance(quantization, StoredConfig)
+    native_work_begins()
+    if is_own or is_light or device.type != "cpu":
+        for call in calls:
+            call()
+        return
+    # The head, which is the last one, takes longest.
+    for _ in side_by_side(reversed(calls)):
+        pass
+
+
+def _use_quantization(model: nn.Module, quantization: QuantizationConfig, model_config: ModelConfig) -> None:
+    """Give each layer its method. Those of a checkpoint's format take memory for a weight only if it is plain.
+
+    Raises:
+        ValueError: `quantization` does not have the model's dtype, or a method for what is no linear layer; or there
+            are no weights to load.
+    """
+    dtypes = quantization.get_supported_act_dtypes()
+    if getattr(torch, model_config.dtype) not in dtypes:
+        names = ", ".join(str(dtype).removeprefix("torch.") for dtype in dtypes)
+        raise ValueError(f"quantization={quantization.get_name()!r} has dtype {names}, got {model_config.dtype!r}")
+    if isinstance(quantization, StoredConfig) and model_config.load_format == "dummy":
+        raise ValueError(
+            f"load_format='dummy' makes up plain weights only, but the checkpoint is of {quantization.get_name()!r}"
+        )
+    for name, module in model.named_modules():
+        if isinstance(module, LinearBase):
+            module.prefix, module.quant_config = name, quantization
+            if isinstance(quantization, StoredConfig):
+                module.defer_weight()
+                continue
+        elif isinstance(quantization, StoredConfig) or not isinstance(module, VocabShard | Attention):
+            continue
+        method = quantization.get_quant_method(module, name)
+        if method is None or type(method) is UnquantizedLinearMethod:
+            continue
+        if not isinstance(module, LinearBase):
+            raise ValueError(
+                f"quantization={quantization.get_name()!r} has the method {type(method).__name__} for {name}, a "
+                f"{type(module).__name__}: only linear layers (LinearBase) can have one"
+            )
+        module.use_quant_method(method)
+
+
+@contextlib.contextmanager
+def _building(dtype: torch.dtype, device: torch.device) -> Iterator[None]:
+    """New parameters get this dtype and device."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        with device:
+            yield
+    finally:
+        torch.set_default_dtype(before)

@@ -1,0 +1,1 @@
+"""GGUF files: their header, configuration, weights and tokenizer."""

@@ -1,0 +1,239 @@
+"""A GGUF file as an ordinary Hugging Face folder, converted once and kept in the user's cache. What the folder would
+have byte by byte stays in the file: see mapped_tensors.py."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hashlib
+import json
+import math
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from vllm import envs
+from vllm.loader.gguf.configs import hf_config
+from vllm.loader.gguf.encoders import PLAIN, write_pooling
+from vllm.loader.gguf.file import GGUFFile
+from vllm.loader.gguf.parts import all_parts
+from vllm.loader.gguf.special import special_ids
+from vllm.loader.gguf.tokenizer import MORE_TEMPLATES, write_tokenizer
+from vllm.loader.gguf.weights import Weight, weights
+from vllm.loader.safetensors_writer import SafetensorsWriter
+from vllm.logger import init_logger
+from vllm.quantization.formats.gguf import FLOATS, TYPES, tensor_name
+from vllm.transformers_utils.mapped_tensors import LIST_NAME, Place, add_files, file_identity, write_list
+from vllm.transformers_utils.weight_files import check_range, progress_bar
+
+logger = init_logger(__name__)
+
+# Increase when what a conversion writes changes: older copies are then not used.
+_FORMAT = 10
+_WEIGHTS = "model.safetensors"
+_NUM_THREADS = 2
+# Tensors that are added to others, not multiplied with.
+_ADDED = ("position_embd", "token_types")
+# Values that choose experts keep float32, as in checkpoints.
+_FLOAT32 = ".exp_probs_b."
+
+
+def converted_folder(
+    path: Path, dtype: str, use_tqdm: bool = False, keeps_blocks: bool = False, needs_tokenizer: bool = True
+) -> Path:
+    """The folder for the weights of the .gguf file (or of all files that it is a part of) in `dtype` ("float32",
+    "bfloat16" or "float16"), its configuration and tokenizer; made if missing. With `keeps_blocks`, quantised weights
+    have the file's own bytes (quantization/gguf.py); without `needs_tokenizer`, one that cannot be had is left out.
+    Concurrent processes each make a copy, of which the first to finish becomes the folder. ValueError for a file that
+    is not GGUF, is cut, or not supported; OSError if the cache cannot be read or written."""
+    root = envs.cache_root() / "gguf"
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        digest = _model_sha256(path, root)
+        folder = root / f"{digest[:32]}-v{_FORMAT}" / (f"{dtype}-blocks" if keeps_blocks else dtype)
+        if not (folder / _WEIGHTS).is_file():
+            logger.info("converting %s to %s in %s", path.name, dtype, folder)
+            folder.parent.mkdir(exist_ok=True)
+            with _becoming(folder) as temporary:
+                _convert(path, dtype, temporary, folder.parent, use_tqdm, keeps_blocks, needs_tokenizer)
+        if (folder / LIST_NAME).is_file():
+            add_files(folder / LIST_NAME, [file_identity(part) for part in all_parts(path)])
+    except OSError as error:
+        if error.errno not in (errno.EACCES, errno.EPERM, errno.EROFS):
+            raise
+        message = f"the cache folder cannot be used ({error}); VLLM_CACHE_ROOT names another one"
+        raise PermissionError(message) from error
+    if needs_tokenizer and not (folder / "tokenizer.json").is_file():
+        # A conversion that did without it.
+        _add_tokenizer(GGUFFile(path), folder)
+    return folder
+
+
+def _convert(
+    path: Path, dtype: str, folder: Path, siblings: Path, use_tqdm: bool, keeps_blocks: bool, needs_tokenizer: bool
+) -> None:
+    file = GGUFFile(path)
+    config = hf_config(file, dtype)
+    has_blocks = keeps_blocks and file.metadata["general.architecture"] not in PLAIN
+    if has_blocks:
+        config["quantization_config"] = {"quant_method": "gguf"}
+    _write_json(folder / "config.json", config)
+    _write_json(folder / "generation_config.json", special_ids(file))
+    if not _copy_tokenizer(siblings, folder):
+        with contextlib.nullcontext() if needs_tokenizer else contextlib.suppress(ValueError):
+            _write_tokenizer(file, folder)
+    write_pooling(file, folder)
+    planned = [_Planned(weight, file, getattr(torch, dtype), has_blocks) for weight in weights(file)]
+    widened = sorted({each.kind for each in planned if keeps_blocks and each.is_widened})
+    if widened:
+        logger.warning("%s: tensors of %s are de-quantised to %s", path.name, ", ".join(widened), dtype)
+    parts = all_parts(path)
+    places = {each.name: place for each in planned if (place := each.place(parts)) is not None}
+    if places:
+        write_list(folder / LIST_NAME, [file_identity(part) for part in parts], places)
+    _write_weights([each for each in planned if each.name not in places], folder / _WEIGHTS, use_tqdm)
+
+
+class _Planned:
+    """A tensor of the folder."""
+
+    def __init__(self, weight: Weight, file: GGUFFile, dtype: torch.dtype, keeps_blocks: bool) -> None:
+        from gguf import GGMLQuantizationType
+
+        self._weight, self._file, ggml_type = weight, file, weight.ggml_type(file)
+        self.kind = GGMLQuantizationType(ggml_type).name
+        is_matrix = len(weight.shape) == 2 and not weight.tensor.startswith(_ADDED)
+        self.name, self.shape = weight.name, weight.shape
+        self.dtype = dtype = torch.float32 if _FLOAT32 in weight.tensor else dtype
+        is_same = ggml_type in FLOATS and FLOATS[ggml_type][1] == dtype
+        can_be_kept = is_same or (keeps_blocks and ggml_type in TYPES | FLOATS)
+        self._is_kept = can_be_kept and is_matrix and weight.keeps_rows
+        self.is_widened = not self._is_kept and self.kind not in ("F32", "F16", "BF16")
+        if self._is_kept and ggml_type in FLOATS:
+            self.dtype = FLOATS[ggml_type][1]
+        elif self._is_kept:
+            block, num_bytes = TYPES[ggml_type][1:3]
+            self.shape, self.dtype = (weight.shape[0], weight.shape[1] // block * num_bytes), torch.uint8
+        if self.dtype != dtype:
+            self.name = f"{weight.name.removesuffix('.weight')}.{tensor_name(ggml_type)}"
+
+    def place(self, files: list[Path]) -> Place | None:
+        """Where in one of the `files` it is as it is; None: nowhere, or where no tensor may begin."""
+        weight = self._weight
+        if not self._is_kept or weight.change is not None or weight.others:
+            return None
+        tensor, dtype = self._file.tensors[weight.tensor], str(self.dtype).removeprefix("torch.")
+        row_bytes = tensor.num_bytes // math.prod(tensor.shape[:-1])
+        start = tensor.start + (0 if weight.rows is None else weight.rows.start or 0) * row_bytes
+        return None if start % self.dtype.itemsize else Place(files.index(tensor.file), start, self.shape, dtype)
+
+    def load(self) -> torch.Tensor:
+        """Of its shape and dtype. ValueError: a value is too large for that."""
+        value = self._weight.blocks(self._file) if self._is_kept else self._weight.load(self._file)
+        tensor = torch.from_numpy(np.require(value, requirements=["W", "C"]))
+        if self._is_kept:
+            return tensor.view(self.dtype)
+        try:
+            check_range(tensor, self.dtype)
+        except ValueError as error:
+            raise ValueError(f"{self._file.path.name}: tensor {self._weight.tensor} {error}") from None
+        return tensor.to(self.dtype)
+
+
+def _write_weights(planned: list[_Planned], target: Path, use_tqdm: bool) -> None:
+    """A few tensors at a time, so that memory stays far below the model's size."""
+    with (
+        SafetensorsWriter(target, {each.name: (each.shape, each.dtype) for each in planned}) as writer,
+        ThreadPoolExecutor(_NUM_THREADS) as pool,
+        progress_bar("Converting GGUF", len(planned), use_tqdm) as bar,
+    ):
+        pending: list[Future[torch.Tensor]] = []
+        remaining = iter(planned)
+        for _ in planned:
+            while len(pending) < 2 * _NUM_THREADS and (each := next(remaining, None)) is not None:
+                pending.append(pool.submit(each.load))
+            writer.write(pending.pop(0).result())
+            bar.update()
+
+
+@contextlib.contextmanager
+def _becoming(folder: Path) -> Iterator[Path]:
+    """A temporary folder that is renamed to `folder` at the end, unless another process did so first."""
+    temporary = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
+    try:
+        yield temporary
+        try:
+            temporary.rename(folder)
+        except OSError:
+            if not (folder / _WEIGHTS).is_file():
+                raise
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _write_tokenizer(file: GGUFFile, folder: Path) -> None:
+    try:
+        write_tokenizer(file, folder)
+    except ValueError as error:
+        raise ValueError(f"{error}; tokenizer= may name a folder with the model's own") from error
+
+
+def _add_tokenizer(file: GGUFFile, folder: Path) -> None:
+    """To a folder that other processes may read: the file that they look for comes last."""
+    with tempfile.TemporaryDirectory(prefix=".", dir=folder.parent) as temporary:
+        _write_tokenizer(file, Path(temporary))
+        for item in sorted(Path(temporary).iterdir(), key=lambda each: each.name == "tokenizer.json"):
+            with contextlib.suppress(OSError):  # another process was faster
+                item.rename(folder / item.name)
+
+
+def _copy_tokenizer(siblings: Path, folder: Path) -> bool:
+    """Take the tokenizer of the same file's conversion to another dtype, if there is one."""
+    for other in siblings.iterdir():
+        if other.name.startswith(".") or not (other / "tokenizer.json").is_file():
+            continue
+        for item in other.iterdir():
+            if item.name.startswith(("tokenizer", "special_tokens", "chat_template")):
+                shutil.copyfile(item, folder / item.name)
+            elif item.name == MORE_TEMPLATES:
+                shutil.copytree(item, folder / item.name)
+        return True
+    return False
+
+
+def _model_sha256(path: Path, root: Path) -> str:
+    """The file's hash; of several that a model is split into, the hash of theirs."""
+    digests = [_remembered_sha256(part, root) for part in all_parts(path)]
+    return digests[0] if len(digests) == 1 else hashlib.sha256("".join(digests).encode()).hexdigest()
+
+
+def _remembered_sha256(path: Path, root: Path) -> str:
+    """A file's hash, computed once for each (path, size, modification time)."""
+    path = path.resolve()
+    stat = path.stat()
+    identity = [str(path), stat.st_size, stat.st_mtime_ns]
+    note = root / "hashes" / (hashlib.sha256(str(path).encode()).hexdigest()[:32] + ".json")
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+        remembered = json.loads(note.read_text(encoding="utf-8"))
+        if remembered["identity"] == identity:
+            return str(remembered["sha256"])
+    digest = hashlib.sha256()
+    with path.open("rb") as data:
+        while chunk := data.read(1 << 22):
+            digest.update(chunk)
+    note.parent.mkdir(exist_ok=True)
+    temporary = note.with_name(f"{note.name}.{os.getpid()}")
+    _write_json(temporary, {"identity": identity, "sha256": digest.hexdigest()})
+    temporary.replace(note)
+    return digest.hexdigest()
+
+
+def _write_json(path: Path, value: Any) -> None:
+    path.write_text(json.dumps(value, indent=2), encoding="utf-8")

@@ -1,0 +1,94 @@
+"""Values of a GGUF file's header under the name of its architecture."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from vllm.loader.gguf.file import GGUFFile
+
+
+class GGUFHeader:
+    """Typed access to `general.architecture`'s keys. All methods raise ValueError, which names the file and key."""
+
+    def __init__(self, file: GGUFFile) -> None:
+        self.file = file
+        self.architecture: str = file.metadata.get("general.architecture", "")
+        # Blocks that predict further tokens come last, and are not read.
+        self._blocks = self._count("block_count", self.need("block_count"))
+        self.layers = self._count("block_count", self._blocks - self.get("nextn_predict_layers", 0))
+        self.hidden = self._count("embedding_length", self.need("embedding_length"))
+        self.heads = self._count("attention.head_count", self.uniform("attention.head_count"))
+        width = self.get("attention.key_length", self.hidden // self.heads)
+        self.head_dim = self._count("attention.key_length", width)
+
+    @property
+    def context(self) -> int:
+        """Longest text in tokens."""
+        return self._count("context_length", self.need("context_length"))
+
+    @property
+    def kv_heads(self) -> int:
+        """Those of every layer."""
+        return self._count("attention.head_count_kv", self.uniform("attention.head_count_kv", self.heads))
+
+    @property
+    def further(self) -> range:
+        """The blocks after the layers."""
+        return range(self.layers, self._blocks)
+
+    def get(self, key: str, default: Any = None) -> Any:
+        """A value, which is no NaN or infinity, or `default`."""
+        value = self.file.metadata.get(f"{self.architecture}.{key}", default)
+        if isinstance(value, float) and not math.isfinite(value):
+            raise ValueError(f"{self.file.path.name}: {self.architecture}.{key} must be finite, got {value}")
+        if key.endswith("epsilon") and value is not None and (not isinstance(value, int | float) or value < 0):
+            raise ValueError(f"{self.file.path.name}: {self.architecture}.{key} must be at least 0, got {value!r}")
+        return value
+
+    def _count(self, key: str, value: Any) -> int:
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            name = f"{self.architecture}.{key}"
+            raise ValueError(f"{self.file.path.name}: {name} must be a positive integer, got {value!r}")
+        return value
+
+    def need(self, key: str) -> Any:
+        """A value that must be there."""
+        value = self.get(key)
+        if value is None:
+            raise ValueError(f"{self.file.path.name} has no {self.architecture}.{key}")
+        return value
+
+    def uniform(self, key: str, default: Any = None) -> Any:
+        """A value that may be given layer by layer, and must be the same in all."""
+        value = self.need(key) if default is None else self.get(key, default)
+        if isinstance(value, list):
+            if len(set(value)) != 1:
+                raise ValueError(f"{self.file.path.name}: layers that differ in {key} are not supported, got {value}")
+            return value[0]
+        return value
+
+    def by_layer(self, key: str) -> list[Any]:
+        """A value that must be there, for each layer or once for all."""
+        value = self.need(key)
+        values = value if isinstance(value, list) else [value] * self._blocks
+        if len(values) != self._blocks:
+            name = f"{self.architecture}.{key}"
+            raise ValueError(f"{self.file.path.name}: {name} must have {self._blocks} values, got {len(values)}")
+        return values[: self.layers]
+
+    def has(self, tensor: str) -> bool:
+        """Whether the file has a tensor."""
+        return tensor in self.file.tensors
+
+    def rows(self, tensor: str) -> int:
+        """First dimension of a tensor that must be there."""
+        if tensor not in self.file.tensors:
+            raise ValueError(f"{self.file.path.name} has no tensor {tensor}")
+        return self.file.tensors[tensor].shape[0]
+
+    def values(self, tensor: str) -> list[float]:
+        """A small tensor's values."""
+        return np.ravel(self.file.dequantize(tensor)).tolist()

