@@ -12,8 +12,8 @@ from vllm.version import __version__, __version_tuple__
 _EXPORTS = {
     "LLM": "vllm.entrypoints.llm",
     "LLMEngine": "vllm.v1.engine.llm_engine",
-    "AsyncLLM": "vllm.v1.engine.async_llm",
-    "AsyncLLMEngine": "vllm.v1.engine.async_llm:AsyncLLM",
+    "AsyncLLM": "vllm.entrypoints.async_llm",
+    "AsyncLLMEngine": "vllm.entrypoints.async_llm:AsyncLLM",
     "EngineArgs": "vllm.engine.arg_utils",
     "AsyncEngineArgs": "vllm.engine.arg_utils",
     "SamplingParams": "vllm.sampling_params",
@@ -43,6 +43,8 @@ __all__ = ["__version__", "__version_tuple__", *_EXPORTS]
 if TYPE_CHECKING:
     from vllm.beam_search import BeamSearchParams
     from vllm.engine.arg_utils import AsyncEngineArgs, EngineArgs
+    from vllm.entrypoints.async_llm import AsyncLLM
+    from vllm.entrypoints.async_llm import AsyncLLM as AsyncLLMEngine
     from vllm.entrypoints.llm import LLM
     from vllm.inputs import PromptType, TextPrompt, TokensPrompt
     from vllm.models import ModelRegistry
@@ -62,8 +64,6 @@ if TYPE_CHECKING:
     )
     from vllm.pooling_params import PoolingParams
     from vllm.sampling_params import SamplingParams
-    from vllm.v1.engine.async_llm import AsyncLLM
-    from vllm.v1.engine.async_llm import AsyncLLM as AsyncLLMEngine
     from vllm.v1.engine.llm_engine import LLMEngine
     from vllm.v1.executor.ray_utils import initialize_ray_cluster
 

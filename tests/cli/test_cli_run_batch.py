@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 from tiny_llm import make_tiny_llm, make_tiny_model
-from vllm.entrypoints.async_llm import AsyncLLM
 
 from vllm import SamplingParams
 from vllm.cli import main as cli
+from vllm.entrypoints.async_llm import AsyncLLM
 from vllm.entrypoints.openai.run_batch import BatchRequestOutput
 
 IDS = [65, 66, 200]

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from vllm import LLM, SamplingParams
+from vllm.cli.main import main
 from vllm.engine.arg_utils import EngineArgs
-from vllm.entrypoints.cli.main import main
 from vllm.loader import resolve
 from vllm.outputs import LabelScores
 from vllm.scoring import run as score_run

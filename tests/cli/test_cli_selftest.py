@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from models_util import make_random_model
 
-from vllm.entrypoints.cli.main import main
+from vllm.cli.main import main
 from vllm.layers.linear import LinearBase
 
 

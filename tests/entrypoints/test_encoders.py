@@ -15,10 +15,10 @@ from safetensors.torch import load_file, save_file
 from tiny_encoders import PROMPTS, SIZES, TOLERANCE, add_modules, save, tensors
 from tiny_late_models import WORDS, add_tokenizer
 from tokenizers.processors import TemplateProcessing
-from vllm.entrypoints.async_llm import AsyncLLM
 
 from vllm import LLM, PoolingParams, SamplingParams
 from vllm.engine.arg_utils import AsyncEngineArgs, EngineArgs
+from vllm.entrypoints.async_llm import AsyncLLM
 from vllm.exceptions import VLLMValidationError
 from vllm.pooling_params import LateChunkingParams
 

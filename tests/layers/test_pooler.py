@@ -10,9 +10,9 @@ import torch
 from safetensors.torch import save_file
 
 from vllm.config import PoolerConfig
+from vllm.config.checkpoint.sentence_transformers import read_pooling, sentence_length
 from vllm.layers.pooler import Pooler
 from vllm.pooling_params import PoolingParams
-from vllm.transformers_utils.sentence_transformers import read_pooling, sentence_length
 
 
 def make_pooler(folder) -> Pooler:

@@ -228,7 +228,7 @@ def test_progress_bar_only_when_asked_for_and_when_it_takes_long(
     model = resolve_model_class(["LlamaForCausalLM"])(load_hf_config(llama), 32)
     load_weights(model, llama, use_tqdm=True)
     assert capfd.readouterr().err == ""
-    monkeypatch.setattr("vllm.transformers_utils.weight_files.PROGRESS_DELAY_SECONDS", 0.0)
+    monkeypatch.setattr("vllm.config.checkpoint.weight_files.PROGRESS_DELAY_SECONDS", 0.0)
     model = resolve_model_class(["LlamaForCausalLM"])(load_hf_config(llama), 32)
     load_weights(model, llama, use_tqdm=True)
     assert "Loading weights" in capfd.readouterr().err

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 from models_util import ARCHITECTURES
 
+from vllm.config.checkpoint.config import HFConfig, RopeConfig, load_hf_config, parse_hf_config
 from vllm.models.dense.llama import LlamaForCausalLM
 from vllm.models.registry import resolve_model_class
-from vllm.transformers_utils.config import HFConfig, RopeConfig, load_hf_config, parse_hf_config
 
 MINIMAL: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
@@ -150,7 +150,7 @@ def test_overrides_of_rotary_options_mean_the_layers_without_a_window(tmp_path: 
 
 def test_reading_a_configuration_imports_neither_torch_nor_transformers() -> None:
     code = (
-        "import sys, vllm.transformers_utils.config, vllm.tokenizers.tokenizer; "
+        "import sys, vllm.config.checkpoint.config, vllm.tokenizers.tokenizer; "
         "print({'torch', 'transformers'} & set(sys.modules))"
     )
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

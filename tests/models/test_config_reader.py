@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from vllm.config.checkpoint.config import RopeConfig, parse_hf_config
 from vllm.models.dense.gemma import Gemma3ForCausalLM, GemmaForCausalLM
 from vllm.models.dense.gemma4 import Gemma4ForCausalLM
 from vllm.models.dense.gpt_neox import GPTNeoXForCausalLM
@@ -15,7 +16,6 @@ from vllm.models.dense.phi import PhiForCausalLM
 from vllm.models.dense.qwen2 import Qwen2ForCausalLM
 from vllm.models.registry import TRANSFORMERS, model_entry
 from vllm.models.spec import DecoderSpec
-from vllm.transformers_utils.config import RopeConfig, parse_hf_config
 
 MINIMAL: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],

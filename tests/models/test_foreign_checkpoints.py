@@ -15,10 +15,10 @@ from models_util import hf_logits, load_model, paged_logits, random_prompts
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from vllm.config.checkpoint.config import load_hf_config
+from vllm.config.checkpoint.text_part import text_part
 from vllm.loader import resolve_model
 from vllm.models.registry import resolve_model_class
-from vllm.transformers_utils.config import load_hf_config
-from vllm.transformers_utils.text_part import text_part
 
 Weights = dict[str, Tensor]
 
@@ -298,7 +298,7 @@ def test_baichuan_2_heads_have_rows_of_unit_length() -> None:
         "vocab_size": 125696,
         "max_position_embeddings": None,
     }
-    from vllm.transformers_utils.config import parse_hf_config
+    from vllm.config.checkpoint.config import parse_hf_config
 
     spec = BaichuanForCausalLM.spec_of(parse_hf_config(fields, {}))
     slopes = spec.layers[0].alibi_slopes

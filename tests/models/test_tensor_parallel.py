@@ -10,13 +10,13 @@ from thread_ranks import make_thread_llm
 from tiny_llm import make_tiny_llm
 
 from vllm import LLM, SamplingParams
+from vllm.config.checkpoint.config import load_hf_config
 from vllm.distributed.communicator import Communicator, split_kv_heads, split_vocab
 from vllm.distributed.parallel_state import tensor_parallel
 from vllm.engine.arg_utils import EngineArgs
 from vllm.loader.weights import checkpoint_slots, load_weights
 from vllm.models.dense.llama import LlamaForCausalLM
 from vllm.models.dense.qwen2 import Qwen2ForCausalLM
-from vllm.transformers_utils.config import load_hf_config
 
 VOCAB_SIZE = 199  # no rank count but 1 divides it
 PARAMS = SamplingParams(max_tokens=6, temperature=0, logprobs=5, prompt_logprobs=3, ignore_eos=True, detokenize=False)

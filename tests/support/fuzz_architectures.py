@@ -262,8 +262,8 @@ def run_trial(name: str, trial: Trial, rng: random.Random) -> str:
         raw = trial.raw | {"architectures": [type(model).__name__]}
         (folder / "config.json").write_text(json.dumps(raw))
         try:
+            from vllm.config.checkpoint.config import load_hf_config
             from vllm.models.registry import resolve_model_class
-            from vllm.transformers_utils.config import load_hf_config
 
             parsed = load_hf_config(folder)
             resolved = resolve_model_class(parsed.architectures).resolve_config(parsed)

@@ -14,10 +14,10 @@ sys.path[:0] = [str(ROOT), str(Path(__file__).parent)]
 from survey_architectures import load  # noqa: E402
 
 from vllm import ModelRegistry  # noqa: E402
+from vllm.config.checkpoint.sentence_transformers import TOKEN_HEADS, is_sparse  # noqa: E402
+from vllm.config.checkpoint.text_part import WITH_TEXT_PART  # noqa: E402
 from vllm.loader.gguf.configs import ARCHITECTURES  # noqa: E402
 from vllm.models.registry import encoder_archs, pooling_kind  # noqa: E402
-from vllm.transformers_utils.sentence_transformers import TOKEN_HEADS, is_sparse  # noqa: E402
-from vllm.transformers_utils.text_part import WITH_TEXT_PART  # noqa: E402
 
 DOCUMENT = ROOT / "docs" / "models.md"
 BEGIN, END = "<!-- made by tests/support/models_table.py -->", "<!-- made: end -->"

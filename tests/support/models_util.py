@@ -12,11 +12,11 @@ from torch import Tensor, nn
 from vllm.attention.backend import AttentionMetadata
 from vllm.attention.select import select_backend
 from vllm.config import ModelConfig
+from vllm.config.checkpoint.config import HFConfig, load_hf_config
 from vllm.distributed.communicator import ALONE
 from vllm.layers.attention import use_backend
 from vllm.layers.kv_cache_spec import kv_cache_specs
 from vllm.loader import get_model
-from vllm.transformers_utils.config import HFConfig, load_hf_config
 
 ARCHITECTURES = ("llama", "mistral", "qwen2", "qwen3", "opt")
 SIZES = ("small", "odd")

@@ -8,9 +8,9 @@ from typing import NamedTuple
 from torch import nn
 
 from vllm.attention.options import LayerKind
+from vllm.config.checkpoint.config import HFConfig
 from vllm.distributed.communicator import Communicator, split_kv_heads
 from vllm.layers.attention import attention_layers
-from vllm.transformers_utils.config import HFConfig
 
 
 class KVCacheSpec(NamedTuple):

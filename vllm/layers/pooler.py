@@ -11,10 +11,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from vllm.config.checkpoint.sentence_transformers import PoolingLayer, SparsePooling, classifier_activation
+from vllm.config.checkpoint.weight_files import iterate_tensors
 from vllm.layers.token_heads import TokenHeads
 from vllm.pooling_params import PoolingParams, classified_length
-from vllm.transformers_utils.sentence_transformers import PoolingLayer, SparsePooling, classifier_activation
-from vllm.transformers_utils.weight_files import iterate_tensors
 
 if TYPE_CHECKING:
     from vllm.config import ModelConfig

@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 from torch import Tensor, nn
 
+from vllm.config.checkpoint.weight_files import iterate_tensors
 from vllm.layers.dummy_weights import dummy_weight
-from vllm.transformers_utils.weight_files import iterate_tensors
 
 
 class TokenHeads(nn.Module):

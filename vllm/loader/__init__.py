@@ -14,6 +14,7 @@ from torch import nn
 # What most models are made of: imported with the engine, not when one is loaded.
 import vllm.models.dense.llama  # noqa: F401
 from vllm import envs
+from vllm.config.checkpoint.mapped_tensors import block_bytes
 from vllm.distributed.parallel_state import get_tp_group
 from vllm.layers.attention import Attention
 from vllm.layers.linear import LinearBase, UnquantizedLinearMethod
@@ -34,7 +35,6 @@ from vllm.ops.packing import packing_in_background
 from vllm.quantization.base_config import QuantizationConfig
 from vllm.quantization.settings import load_quantization
 from vllm.quantization.stored import StoredConfig
-from vllm.transformers_utils.mapped_tensors import block_bytes
 from vllm.utils.host_memory import return_freed_memory
 from vllm.utils.loading_threads import native_work_begins, one_thread, side_by_side
 

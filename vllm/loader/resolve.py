@@ -10,6 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from vllm import envs
+from vllm.config.checkpoint.config import HFConfig, parse_hf_config, read_config
+from vllm.config.checkpoint.hub import download
+from vllm.config.checkpoint.late_interaction import read_late_interaction
+from vllm.config.checkpoint.sentence_transformers import has_sparse_pooling, sentence_length
+from vllm.config.checkpoint.weight_files import shard_files, stored_dtype
 from vllm.config.quantization import ON_LOAD, STORED, canonical_quantization
 from vllm.loader.gguf.convert import converted_folder
 from vllm.loader.gguf.hub import find_on_hub
@@ -24,11 +29,6 @@ from vllm.models.registry import (
 )
 from vllm.ops.cpu_kernels import cpu_kernel_isa
 from vllm.quantization.settings import resolve_quantization
-from vllm.transformers_utils.config import HFConfig, parse_hf_config, read_config
-from vllm.transformers_utils.hub import download
-from vllm.transformers_utils.late_interaction import read_late_interaction
-from vllm.transformers_utils.sentence_transformers import has_sparse_pooling, sentence_length
-from vllm.transformers_utils.weight_files import shard_files, stored_dtype
 from vllm.utils.device import cuda_has_bfloat16
 from vllm.utils.packages import needed_by
 

@@ -7,6 +7,13 @@ from pathlib import Path
 
 from torch import Tensor, nn
 
+from vllm.config.checkpoint.weight_files import (
+    check_range,
+    iterate_tensors,
+    progress_bar,
+    shard_files,
+    tensor_files,
+)
 from vllm.layers.dummy_weights import dummy_weight
 from vllm.layers.sharding import WeightSlot
 from vllm.layers.vocab_parallel_embedding import ParallelLMHead
@@ -15,13 +22,6 @@ from vllm.loader.kv_scales import KVScales
 from vllm.quantization.base_config import QuantizationConfig
 from vllm.quantization.stored import StoredConfig, Value, read_quantized
 from vllm.quantization.weight import QuantizedStack
-from vllm.transformers_utils.weight_files import (
-    check_range,
-    iterate_tensors,
-    progress_bar,
-    shard_files,
-    tensor_files,
-)
 
 _NUM_NAMED = 5
 # What GPTQ, AWQ, SqueezeLLM and compressed-tensors, and torchao call the codes of a weight.

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Literal
 
+from vllm.config.checkpoint.config import HFConfig, scaled_context
 from vllm.layers.activation import ACTIVATION_NAMES
 from vllm.models.rope_options import RopeDefaults, read_rope
 from vllm.models.spec import AttentionSpec, DecoderSpec, MlpSpec, NormSpec, RotarySpec
-from vllm.transformers_utils.config import HFConfig, scaled_context
 
 # Options that do not change what a decoder computes: names of things, training, generation, other heads.
 _IRRELEVANT = re.compile(

@@ -11,10 +11,9 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from vllm.layers.pooler import _load_layer
-from vllm.transformers_utils.hub import download
-from vllm.transformers_utils.late_interaction import read_late_interaction
-from vllm.transformers_utils.sentence_transformers import (
+from vllm.config.checkpoint.hub import download
+from vllm.config.checkpoint.late_interaction import read_late_interaction
+from vllm.config.checkpoint.sentence_transformers import (
     PoolingLayer,
     check_settings,
     default_prompt,
@@ -22,6 +21,7 @@ from vllm.transformers_utils.sentence_transformers import (
     read_pooling,
     sentence_length,
 )
+from vllm.layers.pooler import _load_layer
 
 TRANSFORMER = {"type": "sentence_transformers.models.Transformer", "path": ""}
 POOLING = {"type": "sentence_transformers.models.Pooling", "path": "1_Pooling"}

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import pytest
-from vllm.entrypoints.async_llm import AsyncLLM
 
 import vllm.exceptions as exceptions
 from vllm import AsyncLLMEngine, LLMEngine
 from vllm.engine.llm_engine import LLMEngine as SameEngine
 from vllm.engine.protocol import EngineClient
+from vllm.entrypoints.async_llm import AsyncLLM
 from vllm.exceptions import VLLMValidationError
 from vllm.v1.engine import FINISH_REASON_STRINGS, FinishReason
 from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError

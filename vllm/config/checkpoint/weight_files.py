@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vllm.transformers_utils.mapped_tensors import LIST_NAME, iterate_mapped, read_places
+from vllm.config.checkpoint.mapped_tensors import LIST_NAME, iterate_mapped, read_places
 
 _DTYPES_BY_NAME = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
 # Progress of shorter work is not shown.

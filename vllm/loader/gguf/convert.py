@@ -20,6 +20,8 @@ import numpy as np
 import torch
 
 from vllm import envs
+from vllm.config.checkpoint.mapped_tensors import LIST_NAME, Place, add_files, file_identity, write_list
+from vllm.config.checkpoint.weight_files import check_range, progress_bar
 from vllm.loader.gguf.configs import hf_config
 from vllm.loader.gguf.encoders import PLAIN, write_pooling
 from vllm.loader.gguf.file import GGUFFile
@@ -30,8 +32,6 @@ from vllm.loader.gguf.weights import Weight, weights
 from vllm.loader.safetensors_writer import SafetensorsWriter
 from vllm.logger import init_logger
 from vllm.quantization.formats.gguf import FLOATS, TYPES, tensor_name
-from vllm.transformers_utils.mapped_tensors import LIST_NAME, Place, add_files, file_identity, write_list
-from vllm.transformers_utils.weight_files import check_range, progress_bar
 
 logger = init_logger(__name__)
 

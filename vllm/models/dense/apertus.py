@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from vllm.config.checkpoint.config import RopeConfig
 from vllm.models.checkpoint_names import CheckpointNames
 from vllm.models.config_reader import ConfigReader
 from vllm.models.decoder import DecoderForCausalLM
 from vllm.models.spec import DecoderSpec, RotarySpec
-from vllm.transformers_utils.config import RopeConfig
 
 _LLAMA3 = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
 _ROPE = RopeConfig("llama3", 12000000.0, _LLAMA3)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from vllm.config.checkpoint.config import RopeConfig
 from vllm.models.checkpoint_names import (
     CheckpointNames,
     Parts,
@@ -15,7 +16,6 @@ from vllm.models.checkpoint_names import (
 from vllm.models.config_reader import ConfigReader
 from vllm.models.decoder import DecoderForCausalLM
 from vllm.models.spec import DecoderSpec, MlpSpec, RotarySpec
-from vllm.transformers_utils.config import RopeConfig
 
 
 def split_query_key_value(name: str, tensor: Tensor, spec: DecoderSpec) -> Parts:

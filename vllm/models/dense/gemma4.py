@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, ClassVar
 
+from vllm.config.checkpoint.config import RopeConfig
 from vllm.models.config_reader import ConfigReader
 from vllm.models.decoder import DecoderForCausalLM
 from vllm.models.dense.gemma import describe, every_nth_full
 from vllm.models.dense.gemma_shared import NAMES, kv_sources, per_layer_input
 from vllm.models.spec import AttentionSpec, DecoderSpec, RotarySpec
-from vllm.transformers_utils.config import RopeConfig
 
 _ROPES = {
     "sliding_attention": RopeConfig("default", 10000.0),

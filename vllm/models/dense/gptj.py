@@ -3,12 +3,12 @@ positions."""
 
 from __future__ import annotations
 
+from vllm.config.checkpoint.config import RopeConfig
 from vllm.models.checkpoint_names import CheckpointNames
 from vllm.models.config_reader import ConfigReader
 from vllm.models.decoder import DecoderForCausalLM
 from vllm.models.dense.gpt2 import GPT2_MASKS, GPT2_RENAMES
 from vllm.models.spec import DecoderSpec, RotarySpec
-from vllm.transformers_utils.config import RopeConfig
 
 
 class GPTJForCausalLM(DecoderForCausalLM):

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from vllm.config.checkpoint.config import HFConfig
 from vllm.layers.linear import ReplicatedLinear
 from vllm.models.checkpoint_names import CheckpointNames
 from vllm.models.config_reader import ConfigReader
 from vllm.models.encoders.bert import BERT_RENAMES, IGNORED, BertModel, roberta_names
 from vllm.models.encoders.encoder import EncoderForPooling, EncoderSpec
 from vllm.models.encoders.jina_roberta import JinaRobertaModel
-from vllm.transformers_utils.config import HFConfig
 
 # The width of embeddings.
 _WIDTHS = ("colbert_dim", "dim", "projection_dim")

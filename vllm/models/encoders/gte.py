@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from vllm.config.checkpoint.config import RopeConfig
 from vllm.models.checkpoint_names import CheckpointNames, split_evenly
 from vllm.models.config_reader import ConfigReader
 from vllm.models.encoders.bert import HEAD_RENAMES
 from vllm.models.encoders.encoder import EncoderForPooling, EncoderSpec, HeadSpec
 from vllm.models.spec import RotarySpec
-from vllm.transformers_utils.config import RopeConfig
 
 _RENAMES = (
     (r"^(new|gte)\.", ""),

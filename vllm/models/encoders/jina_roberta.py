@@ -7,10 +7,10 @@ from dataclasses import replace
 
 from torch import Tensor
 
+from vllm.config.checkpoint.config import HFConfig
 from vllm.models.config_reader import ConfigReader
 from vllm.models.encoders.bert import SEQUENCE_HEAD, TOKEN_HEAD, roberta_names
 from vllm.models.encoders.encoder import EncoderForPooling, EncoderSpec, HeadSpec
-from vllm.transformers_utils.config import HFConfig
 
 _ADAPTED = ".parametrizations.weight."
 _PARTS = ("original", "0.lora_A", "0.lora_B")

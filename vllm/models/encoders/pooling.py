@@ -11,10 +11,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from vllm.config.checkpoint.weight_files import shard_files, tensor_files
 from vllm.distributed.vocab_slice import VocabSlice
 from vllm.layers.logits_processor_ext import LogitsProcessorWithIndexedOutput
 from vllm.tokenizers.tokenizer import get_tokenizer
-from vllm.transformers_utils.weight_files import shard_files, tensor_files
 
 if TYPE_CHECKING:
     from vllm.config import ModelConfig

@@ -11,6 +11,8 @@ from torch import Tensor, nn
 
 from vllm import envs
 from vllm.attention.backend import AttentionMetadata, KVCache
+from vllm.config.checkpoint.auto_config import load_auto_config
+from vllm.config.checkpoint.text_part import MARK, text_tensor_name
 from vllm.distributed.communicator import PeerLostError
 from vllm.distributed.parallel_state import get_tp_group
 from vllm.layers.vocab_parallel_embedding import VocabParallelEmbedding
@@ -31,8 +33,6 @@ from vllm.models.transformers.layers import (
 )
 from vllm.models.transformers.weights import CheckpointNames, gates_are_halves
 from vllm.quantization.stored import Value
-from vllm.transformers_utils.auto_config import load_auto_config
-from vllm.transformers_utils.text_part import MARK, text_tensor_name
 
 if TYPE_CHECKING:
     from vllm.config import ModelConfig

@@ -13,12 +13,12 @@ from typing import Any
 import torch
 from torch import nn
 
+from vllm.config.checkpoint.auto_config import describe, load_auto_config, longest_context
+from vllm.config.checkpoint.config import HFConfig
 from vllm.models.registry import with_causal_names
 from vllm.models.transformers.experts import EXPERTS, register_experts
 from vllm.models.transformers.layers import paged_attention_forward
 from vllm.models.transformers.probe import PAGED, PROBED, AttentionCall, probe, register_probe
-from vllm.transformers_utils.auto_config import describe, load_auto_config, longest_context
-from vllm.transformers_utils.config import HFConfig
 
 # Of names of encoder-decoders.
 _OTHER_ENDINGS = ("Model", "ForConditionalGeneration", "ForSequenceClassification", "ForTokenClassification")

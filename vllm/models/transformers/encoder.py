@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from vllm.config.checkpoint.auto_config import describe, load_auto_config
+from vllm.config.checkpoint.config import HFConfig
+from vllm.config.checkpoint.sentence_transformers import sentence_length
 from vllm.distributed.parallel_state import get_tp_group
 from vllm.layers.linear_method import UNQUANTIZED
 from vllm.layers.weight_update import UpdatableModel, WeightUpdater
-from vllm.transformers_utils.auto_config import describe, load_auto_config
-from vllm.transformers_utils.config import HFConfig
-from vllm.transformers_utils.sentence_transformers import sentence_length
 
 if TYPE_CHECKING:
     from vllm.config import ModelConfig

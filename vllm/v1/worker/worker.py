@@ -14,6 +14,7 @@ import torch
 
 from vllm import envs
 from vllm.config import ModelConfig, VllmConfig
+from vllm.config.checkpoint.weight_files import iterate_tensors, shard_files
 from vllm.distributed.communicator import ALONE, Communicator
 from vllm.distributed.parallel_state import tensor_parallel
 from vllm.layers.weight_update import move_weights
@@ -22,7 +23,6 @@ from vllm.logger import init_logger
 from vllm.ops.gpu_kernels import compiles_while_running
 from vllm.plugins import load_general_plugins
 from vllm.quantization.settings import find_settings
-from vllm.transformers_utils.weight_files import iterate_tensors, shard_files
 from vllm.utils.host_memory import return_freed_memory
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.outputs import ModelRunnerOutput, PendingStep
