@@ -82,7 +82,7 @@ def _weight_mib(adapter: Any) -> float:
 
 def held_bytes(model: Any) -> int:
     """Bytes of the model's tensors, packed ones too, each place in memory once."""
-    from vllm.model_executor.layers.weight_update import held_tensors
+    from vllm.layers.weight_update import held_tensors
 
     # oneDNN's weights have no address, and share their memory with nothing.
     return sum({id(each) if each.is_mkldnn else each.data_ptr(): each.nbytes for each in held_tensors(model)}.values())

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from common import ROOT
 
-# Names of rows in tests/model_executor/quantization/test_formats.py.
+# Names of rows in tests/quantization/test_formats.py.
 FORMATS = (
     *("gptq-8-asym", "gptq-4-asym", "gptq-4", "gptq-3-asym", "gptq-2-asym", "awq-64", "squeezellm"),
     *("squeezellm-sparse", "packed-8", "packed-4", "packed-3", "int8", "float8", "float8-tensor", "nvfp4", "mxfp4"),
@@ -24,7 +24,7 @@ FORMATS = (
 def make_checkpoint(model: Path, name: str, target: Path) -> None:
     """Write the folder `target`: `model`, a folder with one safetensors file, in the format `name`. Embedding and head
     stay as they are."""
-    sys.path[:0] = [str(ROOT / "tests" / "support"), str(ROOT / "tests" / "model_executor" / "quantization")]
+    sys.path[:0] = [str(ROOT / "tests" / "support"), str(ROOT / "tests" / "quantization")]
     from safetensors.torch import load_file, save_file
     from test_formats import ROWS
 

@@ -20,7 +20,7 @@ ORDER = """
     sampling_limits sampling_params pooling_params tasks inputs pooling_outputs outputs transformers_utils
     multimodal plugins platforms usage config tracing tokenizers transformers_utils.tokenizer
     transformers_utils.tokenizers reasoning tool_parsers triton_utils device_allocator ops v1.core.kv_cache_utils
-    distributed attention model_executor loader model_executor.model_loader assets forward_context _custom_ops
+    distributed attention quantization layers models loader model_executor assets forward_context _custom_ops
     v1.attention v1.kv_cache_interface v1.watermarking v1.spec_decode v1.structured_output
     v1.request v1.outputs v1.messages v1.core v1.sample v1.worker v1.executor
     v1.metrics engine v1.engine chat decisions pooling entrypoints scoring selftest server cli

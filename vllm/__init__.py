@@ -34,7 +34,7 @@ _EXPORTS = {
     "ClassificationRequestOutput": "vllm.outputs",
     "ScoringOutput": "vllm.outputs",
     "ScoringRequestOutput": "vllm.outputs",
-    "ModelRegistry": "vllm.model_executor.models",
+    "ModelRegistry": "vllm.models",
     "initialize_ray_cluster": "vllm.v1.executor.ray_utils",
 }
 
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from vllm.entrypoints.async_llm import AsyncLLM as AsyncLLMEngine
     from vllm.entrypoints.llm import LLM
     from vllm.inputs import PromptType, TextPrompt, TokensPrompt
-    from vllm.model_executor.models import ModelRegistry
+    from vllm.models import ModelRegistry
     from vllm.outputs import (
         ClassificationOutput,
         ClassificationRequestOutput,

@@ -15,7 +15,6 @@ from torch import Tensor
 from gpu.attention_checks import attention_checks
 from gpu.setting import Case, Setting, make_row
 from gpu.timing import time_in_turns
-from vllm.model_executor.layers.quantization.activations import InputQuantization
 from vllm.ops._dispatch import force
 from vllm.ops.count_above import count_above
 from vllm.ops.fill_token_ids import fill_logprob_token_ids
@@ -29,6 +28,7 @@ from vllm.ops.rotary import rotary_embedding_
 from vllm.ops.token_readings import token_readings
 from vllm.ops.top_p import keep_top_p_
 from vllm.ops.topk import topk
+from vllm.quantization.activations import InputQuantization
 
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 _EPS = 1e-6

@@ -10,7 +10,7 @@ import pytest
 from models_util import make_random_model
 
 from vllm.cli.main import main
-from vllm.model_executor.layers.linear import LinearBase
+from vllm.layers.linear import LinearBase
 
 
 @pytest.fixture(scope="module")

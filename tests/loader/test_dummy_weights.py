@@ -12,9 +12,9 @@ from models_util import ARCHITECTURES, hf_logits, load_model, make_hf_model, pag
 
 from vllm import LLM, SamplingParams
 from vllm.engine.arg_utils import EngineArgs
+from vllm.layers.dummy_weights import dummy_weight
+from vllm.layers.sharding import Shard, WeightSlot
 from vllm.loader import weights
-from vllm.model_executor.layers.dummy_weights import dummy_weight
-from vllm.model_executor.layers.sharding import Shard, WeightSlot
 
 
 def save_config(model: Any, folder: Path) -> Path:

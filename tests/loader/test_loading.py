@@ -18,9 +18,9 @@ from models_util import (
 )
 from safetensors.torch import load_file, save_file
 
+from vllm.layers.linear import LinearBase
 from vllm.loader import embedded_model_path, resolve, resolve_model
-from vllm.model_executor.layers.linear import LinearBase
-from vllm.model_executor.models.registry import resolve_model_class, supported_architectures
+from vllm.models.registry import resolve_model_class, supported_architectures
 
 
 def rewrite(folder: Path, change: Any) -> None:

@@ -12,8 +12,8 @@ import pytest
 from models_util import ARCHITECTURES
 
 from vllm.config.checkpoint.config import HFConfig, RopeConfig, load_hf_config, parse_hf_config
-from vllm.model_executor.models.llama import LlamaForCausalLM
-from vllm.model_executor.models.registry import resolve_model_class
+from vllm.models.dense.llama import LlamaForCausalLM
+from vllm.models.registry import resolve_model_class
 
 MINIMAL: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],

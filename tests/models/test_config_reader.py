@@ -7,15 +7,15 @@ from typing import Any
 import pytest
 
 from vllm.config.checkpoint.config import RopeConfig, parse_hf_config
-from vllm.model_executor.models.gemma import Gemma3ForCausalLM, GemmaForCausalLM
-from vllm.model_executor.models.gemma4 import Gemma4ForCausalLM
-from vllm.model_executor.models.gpt_neox import GPTNeoXForCausalLM
-from vllm.model_executor.models.llama import LlamaForCausalLM
-from vllm.model_executor.models.mistral import MistralForCausalLM
-from vllm.model_executor.models.phi import PhiForCausalLM
-from vllm.model_executor.models.qwen2 import Qwen2ForCausalLM
-from vllm.model_executor.models.registry import TRANSFORMERS, model_entry
-from vllm.model_executor.models.spec import DecoderSpec
+from vllm.models.dense.gemma import Gemma3ForCausalLM, GemmaForCausalLM
+from vllm.models.dense.gemma4 import Gemma4ForCausalLM
+from vllm.models.dense.gpt_neox import GPTNeoXForCausalLM
+from vllm.models.dense.llama import LlamaForCausalLM
+from vllm.models.dense.mistral import MistralForCausalLM
+from vllm.models.dense.phi import PhiForCausalLM
+from vllm.models.dense.qwen2 import Qwen2ForCausalLM
+from vllm.models.registry import TRANSFORMERS, model_entry
+from vllm.models.spec import DecoderSpec
 
 MINIMAL: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],

@@ -12,7 +12,7 @@ from thread_ranks import make_thread_llm
 from tiny_llm import make_tiny_llm
 
 from vllm import SamplingParams
-from vllm.model_executor.models.registry import resolve_model_class
+from vllm.models.registry import resolve_model_class
 
 PARAMS = SamplingParams(max_tokens=4, temperature=0, logprobs=3, prompt_logprobs=0, ignore_eos=True, detokenize=False)
 

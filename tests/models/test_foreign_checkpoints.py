@@ -18,7 +18,7 @@ from torch import Tensor
 from vllm.config.checkpoint.config import load_hf_config
 from vllm.config.checkpoint.text_part import text_part
 from vllm.loader import resolve_model
-from vllm.model_executor.models.registry import resolve_model_class
+from vllm.models.registry import resolve_model_class
 
 Weights = dict[str, Tensor]
 
@@ -289,7 +289,7 @@ def test_a_fused_weight_of_another_shape_is_named(tmp_path: Path) -> None:
 
 
 def test_baichuan_2_heads_have_rows_of_unit_length() -> None:
-    from vllm.model_executor.models.baichuan import BaichuanForCausalLM, unit_rows
+    from vllm.models.dense.baichuan import BaichuanForCausalLM, unit_rows
 
     fields = llama_config("baichuan", "BaichuanForCausalLM", model_max_length=64, hidden_size=5120)
     fields |= {

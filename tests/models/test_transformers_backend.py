@@ -208,7 +208,7 @@ def test_plain_norms_and_gated_mlps_are_replaced_in_every_dtype(dtype: torch.dty
     from transformers import LlamaConfig
     from transformers.models.llama.modeling_llama import LlamaMLP, LlamaRMSNorm
 
-    from vllm.model_executor.models.transformers_layers import make_mlp, make_norm
+    from vllm.models.transformers.layers import make_mlp, make_norm
 
     class OtherNorm(LlamaRMSNorm):
         def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:

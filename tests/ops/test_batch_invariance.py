@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 
 from vllm import EngineArgs, envs
-from vllm.model_executor.layers.activation import get_act_fn
+from vllm.layers.activation import get_act_fn
 from vllm.ops import cpu_kernels
 from vllm.ops.cpu_kernels import check_batch_invariance
 

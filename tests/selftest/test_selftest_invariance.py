@@ -17,8 +17,8 @@ from models_util import ARCHITECTURES, make_random_model
 from tiny_llm import is_empty
 
 from vllm import LLM
-from vllm.model_executor.layers import attention
-from vllm.model_executor.layers.linear import LinearBase
+from vllm.layers import attention
+from vllm.layers.linear import LinearBase
 from vllm.ops._dispatch import ISA_LEVELS
 from vllm.selftest.invariance import Check, InvarianceTest, compare_bits
 from vllm.selftest.probes import make_probes, result_of, run_probes

@@ -84,7 +84,7 @@ def test_sparse_encoders(kind: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("strategy", "activation"), [("sum", "relu"), ("max", "log1p_relu"), ("sum", "log1p_relu")])
 def test_other_poolings(strategy: str, activation: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("vllm.model_executor.layers.pooler._WORD_ROWS", 3)
+    monkeypatch.setattr("vllm.layers.pooler._WORD_ROWS", 3)
     model = save(tmp_path, "bert")
     add_modules(tmp_path, pooling_strategy=None if strategy == "max" else strategy, activation_function=activation)
     want = expected(model, strategy, activation == "log1p_relu")

@@ -263,7 +263,7 @@ def run_trial(name: str, trial: Trial, rng: random.Random) -> str:
         (folder / "config.json").write_text(json.dumps(raw))
         try:
             from vllm.config.checkpoint.config import load_hf_config
-            from vllm.model_executor.models.registry import resolve_model_class
+            from vllm.models.registry import resolve_model_class
 
             parsed = load_hf_config(folder)
             resolved = resolve_model_class(parsed.architectures).resolve_config(parsed)

@@ -17,7 +17,7 @@ from vllm import ModelRegistry  # noqa: E402
 from vllm.config.checkpoint.sentence_transformers import TOKEN_HEADS, is_sparse  # noqa: E402
 from vllm.config.checkpoint.text_part import WITH_TEXT_PART  # noqa: E402
 from vllm.loader.gguf.configs import ARCHITECTURES  # noqa: E402
-from vllm.model_executor.models.registry import encoder_archs, pooling_kind  # noqa: E402
+from vllm.models.registry import encoder_archs, pooling_kind  # noqa: E402
 
 DOCUMENT = ROOT / "docs" / "models.md"
 BEGIN, END = "<!-- made by tests/support/models_table.py -->", "<!-- made: end -->"

@@ -14,9 +14,9 @@ from vllm.attention.select import select_backend
 from vllm.config import ModelConfig
 from vllm.config.checkpoint.config import HFConfig, load_hf_config
 from vllm.distributed.communicator import ALONE
+from vllm.layers.attention import use_backend
+from vllm.layers.kv_cache_spec import kv_cache_specs
 from vllm.loader import get_model
-from vllm.model_executor.layers.attention import use_backend
-from vllm.model_executor.layers.kv_cache_spec import kv_cache_specs
 
 ARCHITECTURES = ("llama", "mistral", "qwen2", "qwen3", "opt")
 SIZES = ("small", "odd")

@@ -399,7 +399,7 @@ class EngineArgs(UpstreamArgs):
             warn_once(logger, "swap_space has no effect without enable_prefix_caching: blocks are found by content")
 
     def _check_quantization(self) -> None:
-        from vllm.model_executor.layers.quantization import is_registered
+        from vllm.quantization import is_registered
 
         name = canonical_quantization(self.quantization)
         if name not in QUANTIZATIONS and not is_registered(name):

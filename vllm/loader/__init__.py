@@ -12,10 +12,15 @@ import torch
 from torch import nn
 
 # What most models are made of: imported with the engine, not when one is loaded.
-import vllm.model_executor.models.llama  # noqa: F401
+import vllm.models.dense.llama  # noqa: F401
 from vllm import envs
 from vllm.config.checkpoint.mapped_tensors import block_bytes
 from vllm.distributed.parallel_state import get_tp_group
+from vllm.layers.attention import Attention
+from vllm.layers.linear import LinearBase, UnquantizedLinearMethod
+from vllm.layers.linear_method import LinearMethod, linear_method
+from vllm.layers.vocab_parallel_embedding import VocabShard
+from vllm.layers.weight_update import WeightUpdater
 from vllm.loader.resolve import (
     NO_EMBEDDED_MODEL,
     ResolvedModel,
@@ -23,18 +28,13 @@ from vllm.loader.resolve import (
     resolve_model,
 )
 from vllm.loader.weights import fill_with_noise, load_weights
-from vllm.model_executor.layers.attention import Attention
-from vllm.model_executor.layers.linear import LinearBase, UnquantizedLinearMethod
-from vllm.model_executor.layers.linear_method import LinearMethod, linear_method
-from vllm.model_executor.layers.quantization.base_config import QuantizationConfig
-from vllm.model_executor.layers.quantization.settings import load_quantization
-from vllm.model_executor.layers.quantization.stored import StoredConfig
-from vllm.model_executor.layers.vocab_parallel_embedding import VocabShard
-from vllm.model_executor.layers.weight_update import WeightUpdater
-from vllm.model_executor.models.pooling import use_pooling_head
-from vllm.model_executor.models.registry import TRANSFORMERS, import_model_class, model_entry
-from vllm.model_executor.models.transformers_encoder import TransformersEncoder
+from vllm.models.encoders.pooling import use_pooling_head
+from vllm.models.registry import TRANSFORMERS, import_model_class, model_entry
+from vllm.models.transformers.encoder import TransformersEncoder
 from vllm.ops.packing import packing_in_background
+from vllm.quantization.base_config import QuantizationConfig
+from vllm.quantization.settings import load_quantization
+from vllm.quantization.stored import StoredConfig
 from vllm.utils.host_memory import return_freed_memory
 from vllm.utils.loading_threads import native_work_begins, one_thread, side_by_side
 

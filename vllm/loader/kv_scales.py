@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 
 from torch import Tensor, nn
 
-from vllm.model_executor.layers.attention import Attention
+from vllm.layers.attention import Attention
 
 _NAME = re.compile(r"(?:k_proj\.output_|v_proj\.output_|k_|v_|kv_)scale$")
 _LAYER = re.compile(r"\.(\d+)\.")

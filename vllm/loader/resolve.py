@@ -20,8 +20,7 @@ from vllm.loader.gguf.convert import converted_folder
 from vllm.loader.gguf.hub import find_on_hub
 from vllm.loader.gguf.parts import first_parts, model_stem
 from vllm.logger import init_logger, warn_once
-from vllm.model_executor.layers.quantization.settings import resolve_quantization
-from vllm.model_executor.models.registry import (
+from vllm.models.registry import (
     TRANSFORMERS,
     import_model_class,
     model_entry,
@@ -29,6 +28,7 @@ from vllm.model_executor.models.registry import (
     with_sparse_head,
 )
 from vllm.ops.cpu_kernels import cpu_kernel_isa
+from vllm.quantization.settings import resolve_quantization
 from vllm.utils.device import cuda_has_bfloat16
 from vllm.utils.packages import needed_by
 
@@ -177,8 +177,8 @@ def _load_config(folder: Path, overrides: dict[str, Any] | None, model_impl: str
         config = parse_hf_config(raw, generation, f"{folder.name}/config.json")
         return config if resolve_config is None else resolve_config(config)
     # Its import takes seconds.
-    from vllm.model_executor.models.transformers_build import load_transformers_config
-    from vllm.model_executor.models.transformers_encoder import find_encoder, load_encoder_config
+    from vllm.models.transformers.build import load_transformers_config
+    from vllm.models.transformers.encoder import find_encoder, load_encoder_config
 
     if find_encoder(raw) is not None:
         return load_encoder_config(raw, folder, trust_remote_code)

@@ -7,21 +7,15 @@ from pathlib import Path
 
 from torch import Tensor, nn
 
-from vllm.config.checkpoint.weight_files import (
-    check_range,
-    iterate_tensors,
-    progress_bar,
-    shard_files,
-    tensor_files,
-)
+from vllm.config.checkpoint.weight_files import check_range, iterate_tensors, progress_bar, shard_files, tensor_files
+from vllm.layers.dummy_weights import dummy_weight
+from vllm.layers.sharding import WeightSlot
+from vllm.layers.vocab_parallel_embedding import ParallelLMHead
+from vllm.layers.weight_update import BASE_PREFIX, HEAD, checkpoint_parts, module_slots
 from vllm.loader.kv_scales import KVScales
-from vllm.model_executor.layers.dummy_weights import dummy_weight
-from vllm.model_executor.layers.quantization.base_config import QuantizationConfig
-from vllm.model_executor.layers.quantization.stored import StoredConfig, Value, read_quantized
-from vllm.model_executor.layers.quantization.weight import QuantizedStack
-from vllm.model_executor.layers.sharding import WeightSlot
-from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
-from vllm.model_executor.layers.weight_update import BASE_PREFIX, HEAD, checkpoint_parts, module_slots
+from vllm.quantization.base_config import QuantizationConfig
+from vllm.quantization.stored import StoredConfig, Value, read_quantized
+from vllm.quantization.weight import QuantizedStack
 
 _NUM_NAMED = 5
 # What GPTQ, AWQ, SqueezeLLM and compressed-tensors, and torchao call the codes of a weight.

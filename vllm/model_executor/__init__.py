@@ -1,1 +1,1 @@
-"""Models, the layers they are made of, and how their weights are loaded."""
+"""How weights are loaded, and names of upstream's."""

@@ -6,7 +6,7 @@ from typing import ClassVar
 
 from vllm.utils.unserved import Unserved
 
-_LAYOUT = "the engine lays its cache out itself, by vllm.model_executor.layers.kv_cache_spec"
+_LAYOUT = "the engine lays its cache out itself, by vllm.layers.kv_cache_spec"
 
 
 class KVCacheConfig(Unserved):

@@ -21,7 +21,7 @@ from vllm.config.checkpoint.sentence_transformers import (
     read_pooling,
     sentence_length,
 )
-from vllm.model_executor.layers.pooler import _load_layer
+from vllm.layers.pooler import _load_layer
 
 TRANSFORMER = {"type": "sentence_transformers.models.Transformer", "path": ""}
 POOLING = {"type": "sentence_transformers.models.Pooling", "path": "1_Pooling"}

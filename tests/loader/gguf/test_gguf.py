@@ -128,7 +128,7 @@ def test_rope_scaling_of_the_header(tmp_path: Path, cache: Path) -> None:
 
 def test_rope_factors_divide_the_frequencies() -> None:
     from vllm.config.checkpoint.config import RopeConfig
-    from vllm.model_executor.layers.rotary_embedding import rope_frequencies
+    from vllm.layers.rotary_embedding import rope_frequencies
 
     plain, _ = rope_frequencies(8, RopeConfig())
     divided, scale = rope_frequencies(8, RopeConfig("factors", 1e4, {"factors": [1.0, 2.0, 4.0, 8.0]}))

@@ -21,12 +21,12 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from vllm import SamplingParams, loader
 from vllm.loader import resolve_model
 from vllm.loader.gguf.file import GGUFFile
-from vllm.model_executor.layers.quantization.gguf import FLOATS, TYPES, read_blocks, tensor_name
-from vllm.model_executor.models.transformers_backend import TransformersForCausalLM
+from vllm.models.transformers.backend import TransformersForCausalLM
 from vllm.ops._dispatch import cpu_ops
 from vllm.ops.block_codes import BlockCodes
 from vllm.ops.quantized_panels import pack_panels
 from vllm.ops.quantized_tensor import concatenate
+from vllm.quantization.formats.gguf import FLOATS, TYPES, read_blocks, tensor_name
 
 gguf = pytest.importorskip("gguf", reason="gguf is not installed")
 

@@ -85,7 +85,7 @@ CONTROL: dict[str, Callable[[Any], Any]] = {
     "has_unfinished_requests": lambda engine: engine.has_unfinished_requests(),
     "step": lambda engine: engine.step(),
 }
-# The worker says itself that its weights are gone: tests/model_executor/test_weight_update.py.
+# The worker says itself that its weights are gone: tests/layers/test_weight_update.py.
 WORKERS = {"apply_model"}
 OTHERS = {"wait_for_completion", "from_engine_args", "from_vllm_config", "sleep", "wake_up", "add_lora"}
 

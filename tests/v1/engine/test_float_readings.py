@@ -22,7 +22,7 @@ from readings_reference import rank_window
 from torch import Tensor
 
 from vllm import LLM, RequestOutput, SamplingParams
-from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
+from vllm.layers.vocab_parallel_embedding import ParallelLMHead
 from vllm.ops import float_linear, packed_linear
 from vllm.ops._dispatch import cpu_ops, force
 from vllm.ops.packed_linear import EXACT

@@ -25,7 +25,7 @@ from vllm.loader.gguf.config_parts import (
 from vllm.loader.gguf.file import GGUFFile
 from vllm.loader.gguf.header import GGUFHeader
 from vllm.loader.gguf.special import special_ids
-from vllm.model_executor.models.registry import ModelRegistry
+from vllm.models.registry import ModelRegistry
 
 
 def hf_config(file: GGUFFile, dtype: str) -> Config:

@@ -31,7 +31,7 @@ from vllm.loader.gguf.tokenizer import MORE_TEMPLATES, write_tokenizer
 from vllm.loader.gguf.weights import Weight, weights
 from vllm.loader.safetensors_writer import SafetensorsWriter
 from vllm.logger import init_logger
-from vllm.model_executor.layers.quantization.gguf import FLOATS, TYPES, tensor_name
+from vllm.quantization.formats.gguf import FLOATS, TYPES, tensor_name
 
 logger = init_logger(__name__)
 

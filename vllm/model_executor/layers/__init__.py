@@ -1,1 +1,1 @@
-"""Layers that the models share; each holds its rank's share of the weights."""
+"""Upstream's path of layers."""

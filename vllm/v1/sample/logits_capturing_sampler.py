@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from vllm.distributed.vocab_slice import VocabSlice
-from vllm.model_executor.layers.logits_processor_ext import check_indices
+from vllm.layers.logits_processor_ext import check_indices
 
 
 class LogitsCapturingSampler:

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 
 from vllm.config import VllmConfig
-from vllm.model_executor.layers.kv_cache_spec import KVCacheSpec
+from vllm.layers.kv_cache_spec import KVCacheSpec
 from vllm.sampling_params import SamplingParams
 from vllm.v1.core.kv_cache_groups import blocks_needed
 from vllm.v1.core.sched.output import CachedRequestData, NewRequestData, SchedulerOutput

@@ -17,12 +17,12 @@ from vllm.config import ModelConfig, VllmConfig
 from vllm.config.checkpoint.weight_files import iterate_tensors, shard_files
 from vllm.distributed.communicator import ALONE, Communicator
 from vllm.distributed.parallel_state import tensor_parallel
+from vllm.layers.weight_update import move_weights
 from vllm.loader import get_model
 from vllm.logger import init_logger
-from vllm.model_executor.layers.quantization.settings import find_settings
-from vllm.model_executor.layers.weight_update import move_weights
 from vllm.ops.gpu_kernels import compiles_while_running
 from vllm.plugins import load_general_plugins
+from vllm.quantization.settings import find_settings
 from vllm.utils.host_memory import return_freed_memory
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.outputs import ModelRunnerOutput, PendingStep

@@ -16,9 +16,9 @@ from torch import Tensor
 from vllm.attention.select import select_backend
 from vllm.config import VllmConfig
 from vllm.distributed.parallel_state import get_tp_group
+from vllm.layers.attention import attention_layers, use_backend, use_kv_scales
+from vllm.layers.kv_cache_spec import kv_cache_layout, kv_cache_specs, layer_kinds
 from vllm.logprobs.lists import LogprobsRow
-from vllm.model_executor.layers.attention import attention_layers, use_backend, use_kv_scales
-from vllm.model_executor.layers.kv_cache_spec import kv_cache_layout, kv_cache_specs, layer_kinds
 from vllm.ops.recording import can_record
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.outputs import NO_TOKEN, NO_TOKEN_MESSAGE, ModelRunnerOutput, PendingStep

@@ -17,8 +17,8 @@ from torch import Tensor
 
 from vllm.attention.backend import AttentionBackend, KVCache
 from vllm.attention.options import AttentionOptions
+from vllm.layers.attention import use_backend
 from vllm.logger import init_logger
-from vllm.model_executor.layers.attention import use_backend
 from vllm.v1.worker.gpu.cuda import Cut, GraphRecorder
 from vllm.v1.worker.gpu.input_batch import InputBatch, ModelInputs
 from vllm.v1.worker.gpu.states import KVCaches

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from vllm.attention.backend import AttentionMetadata
+from vllm.layers.weight_update import held_tensors
 from vllm.logger import init_logger
-from vllm.model_executor.layers.weight_update import held_tensors
 from vllm.ops.packed_linear import bf16_layout
 from vllm.ops.recording import RecordedMemory, Recording
 from vllm.utils.host_memory import return_freed_memory

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from vllm.config import VllmConfig
-from vllm.model_executor.layers.pooler import Pooler
+from vllm.layers.pooler import Pooler
 from vllm.pooling_params import PoolingParams
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.worker.gpu.buffer_utils import upload

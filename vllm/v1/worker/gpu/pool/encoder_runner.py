@@ -10,9 +10,9 @@ from torch import Tensor
 
 from vllm.attention.packed import PackedAttention, PackedSequences
 from vllm.config import VllmConfig
-from vllm.model_executor.layers.attention import attention_layers, use_backend
-from vllm.model_executor.layers.pooler import Pooler
-from vllm.model_executor.models.transformers_encoder import TransformersEncoder
+from vllm.layers.attention import attention_layers, use_backend
+from vllm.layers.pooler import Pooler
+from vllm.models.transformers.encoder import TransformersEncoder
 from vllm.v1.core.sched.output import NewRequestData, SchedulerOutput
 from vllm.v1.worker.gpu.pool.step import PooledStep
 

@@ -1,0 +1,114 @@
+"""What each layer of a model keeps of a token."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import NamedTuple
+
+from torch import nn
+
+from vllm.attention.options import LayerKind
+from vllm.config.checkpoint.config import HFConfig
+from vllm.distributed.communicator import Communicator, split_kv_heads
+from vllm.layers.attention import attention_layers
+
+
+class KVCacheSpec(NamedTuple):
+    """A layer's keys and values on this rank."""
+
+    num_kv_heads: int
+    head_dim: int
+    window: int | None = None  # tokens that a query sees, itself included; None = all before it
+    shared_with: int | None = None  # an earlier layer, whose keys and values these are
+
+
+def kv_cache_specs(model: nn.Module, config: HFConfig, group: Communicator) -> list[KVCacheSpec]:
+    """Of the model's attention layers, in their order.
+
+    Raises:
+        ValueError: a layer shares the cache of one that is not before it, or that shares one itself.
+    """
+    heads = len(split_kv_heads(config.num_key_value_heads, group.world_size)[group.rank])
+    layers = attention_layers(model)
+    if not layers:
+        return [KVCacheSpec(heads, config.head_dim)] * config.num_hidden_layers
+    specs: list[KVCacheSpec] = []
+    for index, layer in enumerate(layers):
+        target = layer.kv_sharing_target
+        if target is None:
+            own_heads = heads if layer.num_kv_heads is None else layer.num_kv_heads
+            specs.append(KVCacheSpec(own_heads, layer.head_dim, layer.options.window))
+            continue
+        if not 0 <= target < index or specs[target].shared_with is not None:
+            raise ValueError(
+                f"kv_sharing_target of layer {index} must be an earlier layer with keys and values of its own, "
+                f"got {target}"
+            )
+        specs.append(specs[target]._replace(shared_with=target))
+    return specs
+
+
+def layer_kinds(model: nn.Module, config: HFConfig, group: Communicator) -> list[LayerKind]:
+    """What the attention of each of the model's layers depends on, in their order."""
+    # Split evenly, however many key/value heads a layer or a rank has.
+    num_heads = config.num_attention_heads // group.world_size
+    specs = kv_cache_specs(model, config, group)
+    return [
+        LayerKind(num_heads, spec.num_kv_heads, spec.head_dim, layer.options)
+        for spec, layer in zip(specs, attention_layers(model), strict=False)
+    ]
+
+
+class KVCacheLayout(NamedTuple):
+    """Which layers share a block table, and which share memory.
+
+    A block is one piece of every cache. Layers of one window form groups of the same number of layers; a group has a
+    block table, and its layers lie in caches that those of other groups lie in, too. So a block belongs to one group at
+    a time, and any group may have it.
+    """
+
+    windows: tuple[int | None, ...]  # of each group; layers that see all tokens come first
+    group_of_layer: list[int]
+    cache_of_layer: list[int]
+    caches: list[KVCacheSpec]  # what a block has of each
+
+
+def kv_cache_layout(specs: list[KVCacheSpec], max_model_len: int) -> KVCacheLayout:
+    """Groups of layers. A window of max_model_len or more is none."""
+    kinds: dict[int | None, list[int]] = {}
+    for index, spec in enumerate(specs):
+        if spec.shared_with is None:
+            window = None if spec.window is None or spec.window >= max_model_len else spec.window
+            kinds.setdefault(window, []).append(index)
+    ordered = sorted(kinds.items(), key=lambda kind: (kind[0] is not None, kind[0] or 0))
+    sizes = [len(layers) for _, layers in ordered]
+    shapes = {spec[:2] for spec in specs if spec.shared_with is None}
+    # Layers of other shapes cannot use each other's memory, so that splitting groups would save nothing.
+    size = (
+        max(sizes) if len(sizes) == 1 or len(shapes) > 1 else min(range(1, max(sizes) + 1), key=partial(_cost, sizes))
+    )
+    windows: list[int | None] = []
+    group_of, cache_of = [0] * len(specs), [0] * len(specs)
+    caches: list[KVCacheSpec] = []
+    cache_at: dict[tuple[int, int, int], int] = {}
+    for window, layers in ordered:
+        for place, layer in enumerate(layers):
+            if place % size == 0:
+                windows.append(window)
+            key = (place % size, *specs[layer][:2])
+            if key not in cache_at:
+                cache_at[key] = len(caches)
+                caches.append(specs[layer]._replace(window=None))
+            group_of[layer], cache_of[layer] = len(windows) - 1, cache_at[key]
+    for layer, spec in enumerate(specs):
+        if spec.shared_with is not None:
+            group_of[layer], cache_of[layer] = group_of[spec.shared_with], cache_of[spec.shared_with]
+    return KVCacheLayout(tuple(windows), group_of, cache_of, caches)
+
+
+def _cost(sizes: list[int], size: int) -> float:
+    """Of groups of `size` layers: what padding adds to the layers of each kind, those that see all tokens (which have
+    the most blocks) three times, and the work that a block table is."""
+    groups = [-(-each // size) for each in sizes]
+    padded = [count * size / each for count, each in zip(groups, sizes, strict=True)]
+    return 3 * padded[0] + sum(padded[1:]) + 0.05 * sum(groups)

@@ -1,0 +1,205 @@
+"""Token embeddings and the language-model head, both split by vocabulary over the tensor-parallel group."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from vllm.distributed.communicator import split_vocab
+from vllm.distributed.parallel_state import get_tp_group
+from vllm.layers.linear_method import PARTS, QUANTIZED, UNQUANTIZED, LinearMethod, pack_parts
+from vllm.layers.sharding import Shard, WeightSlot
+from vllm.ops.embedding import embedding
+from vllm.ops.packed_linear import EXACT, PackedLinear, packed_embedding
+from vllm.ops.quantized_linear import PackedQuantized, pack_quantized, quantized_embedding
+from vllm.quantization.weight import QuantizedWeight
+
+
+class Embedding(nn.Module):
+    """A row of `weight` [V, H] for each index; every rank holds all of them."""
+
+    def __init__(self, num_rows: int, hidden_size: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(num_rows, hidden_size), requires_grad=False)
+
+    def forward(self, indices: Tensor, first: int = 0) -> Tensor:
+        """Index 0 is of row `first`."""
+        return embedding(indices, self.weight[first:])
+
+
+class VocabShard(nn.Module):
+    """A [V, H] matrix split over the ranks of `group`: this rank holds the rows of the token ids in `vocab_range` (see
+    split_vocab), `weight` [V_rank, H], until a packed copy replaces them."""
+
+    def __init__(self, vocab_size: int, hidden_size: int, has_weight: bool = True) -> None:
+        super().__init__()
+        self.group = get_tp_group()
+        self.vocab_size = vocab_size
+        self.vocab_range = split_vocab(vocab_size, self.group.world_size)[self.group.rank]
+        self.weight: nn.Parameter | None = None
+        self._hidden_size = hidden_size
+        self._like = torch.empty(0)
+        if has_weight:
+            self._use_weight(self._new_weight())
+
+    def _new_weight(self) -> Tensor:
+        return self._like.new_empty(len(self.vocab_range), self._hidden_size)
+
+    def _use_weight(self, weight: Tensor) -> None:
+        self.weight = nn.Parameter(weight, requires_grad=False)
+
+    def checkpoint_slots(self) -> dict[str, WeightSlot]:
+        """Where the checkpoint's `weight` goes; empty for a head whose weight is an embedding's."""
+        if self.weight is None:
+            return {}
+        shards = Shard(self.vocab_size, self.vocab_range), Shard.whole(self.weight.shape[1])
+        return {"weight": WeightSlot(self.weight.data, shards)}
+
+
+class VocabParallelEmbedding(VocabShard):
+    """A row of H values for each token id, the same on every rank."""
+
+    def __init__(self, vocab_size: int, hidden_size: int) -> None:
+        super().__init__(vocab_size, hidden_size)
+        self._packed: PackedLinear | None = None
+        # What came quantised from the checkpoint.
+        self.quantized: PackedQuantized | None = None
+
+    def checkpoint_slots(self) -> dict[str, WeightSlot]:
+        """Where the checkpoint's weight goes."""
+        return {name: replace(slot, keep=self._keep) for name, slot in super().checkpoint_slots().items()}
+
+    def _keep(self, weight: QuantizedWeight) -> None:
+        self.quantized = pack_quantized(weight.to(self._like.device).tensor, None)
+        self.weight = None
+
+    def begin_update(self) -> bool:
+        """See LinearBase.begin_update; what was a packed copy is looked up in until the head packs anew."""
+        if self.quantized is not None:
+            raise ValueError(
+                "load_weights: the embedding is quantised in the checkpoint and keeps its weight; load the unquantised "
+                "checkpoint to change it"
+            )
+        if self.weight is not None:
+            return False
+        self._use_weight(self._new_weight())
+        return True
+
+    def look_up_in(self, packed: PackedLinear) -> None:
+        """Free the weight and read the head's packed copy of it."""
+        self._packed = packed
+        self.weight = None
+
+    def forward(self, input_ids: Tensor) -> Tensor:
+        if self.group.world_size == 1:
+            return self._rows(input_ids)
+        local = input_ids - self.vocab_range.start
+        is_elsewhere = (local < 0) | (local >= len(self.vocab_range))
+        rows = self._rows(local.masked_fill_(is_elsewhere, 0))
+        return self.group.all_reduce(rows.masked_fill_(is_elsewhere[:, None], 0))
+
+    def _rows(self, indices: Tensor) -> Tensor:
+        if self.quantized is not None:
+            return quantized_embedding(indices, self.quantized, self._like.dtype)
+        if self._packed is not None:
+            return packed_embedding(indices, self._packed)
+        assert self.weight is not None
+        return embedding(indices, self.weight)
+
+
+class ParallelLMHead(VocabShard):
+    """Logits of hidden states, x W^T + b: on each rank those of its part of the vocabulary. W may be that of the
+    embedding `tied_to`, which then reads the head's packed copy if that is exact. Logits are multiplied by `scale`,
+    then bounded by `softcap`: c * tanh(logit / c)."""
+
+    def __init__(
+        self,
+        vocab_size: int,
+        hidden_size: int,
+        tied_to: VocabParallelEmbedding | None = None,
+        bias: bool = False,
+        scale: float = 1.0,
+        softcap: float | None = None,
+    ) -> None:
+        super().__init__(vocab_size, hidden_size, has_weight=tied_to is None)
+        self.bias: nn.Parameter | None = None
+        self._has_bias, self._scale, self._softcap = bias, scale, softcap
+        if bias:
+            self.bias = self._new_bias()
+        # In a tuple, so that the embedding is not registered as a submodule of the head, too.
+        self._tied_to = (tied_to,)
+        self.method: LinearMethod = UNQUANTIZED
+        self.packed: Any
+        # What came quantised from the checkpoint, until it is packed.
+        self._quantized: QuantizedWeight | None = None
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """[L, H] -> float32 [L, V_rank], whatever the model's dtype: rounding would make ties."""
+        return self.bound(self.method.apply(hidden, self.packed, float_out=True))
+
+    def bound(self, logits: Tensor) -> Tensor:
+        """Sums of this head, float32 and the caller's own, as logits: scaled and bounded."""
+        if self._scale != 1.0:
+            logits = logits.mul_(self._scale)
+        return logits if self._softcap is None else logits.div_(self._softcap).tanh_().mul_(self._softcap)
+
+    def _new_bias(self) -> nn.Parameter:
+        return nn.Parameter(self._like.new_empty(len(self.vocab_range)), requires_grad=False)
+
+    def checkpoint_slots(self) -> dict[str, WeightSlot]:
+        """Where the checkpoint's weight and bias go."""
+        slots = {name: replace(slot, keep=self._keep) for name, slot in super().checkpoint_slots().items()}
+        if self.bias is not None:
+            slots["bias"] = WeightSlot(self.bias.data, (Shard(self.vocab_size, self.vocab_range),))
+        return slots
+
+    def _keep(self, weight: QuantizedWeight) -> None:
+        self._quantized = weight.to(self._like.device)
+
+    @property
+    def tied_to(self) -> VocabParallelEmbedding | None:
+        """The embedding whose weight is W, if it is one's."""
+        return self._tied_to[0]
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether the packed weight is the checkpoint's, as it is."""
+        return isinstance(self.packed, PackedLinear) and self.packed.layout == "plain"
+
+    @property
+    def plain_weight(self) -> Tensor | None:
+        """The weight [V, H] where this rank has all of it, as the checkpoint has it, and x W^T are the logits."""
+        is_product = not self._has_bias and self._scale == 1.0 and self._softcap is None
+        return self.packed.weight if self.is_plain and is_product and self.group.world_size == 1 else None
+
+    def begin_update(self) -> bool:
+        """See LinearBase.begin_update."""
+        if self.method in (QUANTIZED, PARTS):
+            raise ValueError(
+                "load_weights: lm_head is quantised in the checkpoint and keeps its weight; load the unquantised "
+                "checkpoint to change it"
+            )
+        self._use_weight(self.packed.weight if self.is_plain else self._new_weight())
+        if self._has_bias:
+            self.bias = self._new_bias()
+        return not self.is_plain or self._has_bias
+
+    def process_weights_after_loading(self, method: LinearMethod = UNQUANTIZED) -> None:
+        """Pack the loaded weight by `method` and free the plain one, unless an embedding still needs it."""
+        (tied_to,) = self._tied_to
+        if tied_to is not None and tied_to.quantized is not None:
+            self.method = QUANTIZED
+            self.packed = replace(tied_to.quantized, bias=None if self.bias is None else self.bias.data)
+            self.bias = None
+            return
+        weight = self.weight if tied_to is None else tied_to.weight
+        assert weight is not None
+        whole = weight.data if self._quantized is None else self._quantized
+        bias = None if self.bias is None else self.bias.data
+        self.method, self.packed = pack_parts([whole], bias, method, float_out=True)
+        self.weight = self.bias = self._quantized = None
+        if tied_to is not None and isinstance(self.packed, PackedLinear) and self.packed.layout in EXACT:
+            tied_to.look_up_in(self.packed)

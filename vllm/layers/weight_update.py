@@ -1,0 +1,219 @@
+"""New weights for a model that serves, by their checkpoint names: what trainers send between steps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, is_dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from vllm.layers.linear import LinearBase
+from vllm.layers.linear_method import LinearMethod
+from vllm.layers.sharding import Shard, WeightSlot
+from vllm.layers.vocab_parallel_embedding import ParallelLMHead
+from vllm.quantization.stored import Value
+from vllm.quantization.weight import QuantizedStack, QuantizedWeight
+
+# Checkpoints saved from the model without its head lack this prefix.
+BASE_PREFIX = "model."
+IGNORED_SUFFIX = "rotary_emb.inv_freq"
+HEAD = "lm_head.weight"
+
+
+def module_slots(module: nn.Module, name: str) -> dict[str, WeightSlot]:
+    """Where the checkpoint tensors of the module called `name` go, by their Hugging Face names."""
+    own = getattr(module, "checkpoint_slots", None)
+    parent = name.rpartition(".")[0] if isinstance(module, LinearBase) else name
+    slots = _whole_slots(module) if own is None else own()
+    return {f"{parent}.{part}": slot for part, slot in slots.items()}
+
+
+def _whole_slots(module: nn.Module) -> dict[str, WeightSlot]:
+    """Of the parameters of a module that every rank holds whole."""
+    return {
+        name: WeightSlot(parameter.data, tuple(map(Shard.whole, parameter.shape)))
+        for name, parameter in module.named_parameters(recurse=False)
+    }
+
+
+def checkpoint_parts(model: nn.Module, name: str, value: Value) -> Iterable[tuple[str, Value]]:
+    """The model's own names and tensors of a checkpoint's: none for what it computes itself, several for fused ones.
+    ValueError: quantised experts, of which the model has none."""
+    if name.endswith(IGNORED_SUFFIX):
+        return ()
+    read = getattr(model, "checkpoint_tensors", None)
+    if read is None:
+        return ((name, value),)
+    if isinstance(value, QuantizedStack):
+        raise ValueError(f"{value.source}: this model has no experts whose weights may be quantised")
+    return read(name, value) if isinstance(value, Tensor) else _quantized_parts(read, name, value)
+
+
+def _quantized_parts(
+    read: Callable[[str, Tensor], Iterable[tuple[str, Tensor]]], name: str, value: QuantizedWeight
+) -> list[tuple[str, Value]]:
+    """What is done to a tensor's rows, done to those of a quantised one: to their numbers. Where more is done than
+    ordering rows, it is done to the de-quantised values."""
+    numbers = torch.arange(value.shape[0])
+    parts = list(read(name, numbers))
+    if not parts:
+        return []
+    if len(parts) == 1 and parts[0][1] is numbers:
+        return [(parts[0][0], value)]
+    taken = torch.cat([rows.flatten() for _, rows in parts])
+    if taken.dtype != torch.int64 or not torch.equal(taken.sort()[0], torch.arange(value.shape[0])):
+        return list(read(name, value.dequantize()))
+    return [(part, value.take_rows(rows.flatten())) for part, rows in parts]
+
+
+@dataclass
+class _Pending:
+    """A module that is packed anew when its missing slots are filled."""
+
+    slots: dict[str, WeightSlot]
+    missing: set[str]
+
+
+class WeightUpdater:
+    """Fills the weights of a loaded model anew, tensor by tensor, and packs each layer as soon as it is complete.
+
+    Attributes:
+        version: how often weights were given; what was computed with others is out of date.
+        packing_version: how often a layer's packed weight went to another place in memory.
+    """
+
+    def __init__(self, model: nn.Module, method: LinearMethod) -> None:
+        """`model`: with its weights not packed yet."""
+        self.version = self.packing_version = 0
+        self._model, self._method = model, method
+        # By checkpoint name, the module and its own name.
+        self._owners = {
+            key: (module, name) for name, module in model.named_modules() for key in module_slots(module, name)
+        }
+        self._tied_heads = {
+            module.tied_to: module
+            for module in model.modules()
+            if isinstance(module, ParallelLMHead) and module.tied_to is not None
+        }
+        self._pending: dict[nn.Module, _Pending] = {}
+
+    @torch.inference_mode()
+    def update(self, weights: Iterable[tuple[str, Value]]) -> set[str]:
+        """Take whole tensors (every rank the same, of any dtype and device) by their checkpoint names; returns these.
+        A layer that stacks several tensors, such as query, key and value, changes when all of them have come, maybe
+        in several calls, or before the next step: those that have not come stay as they are.
+
+        Raises:
+            ValueError: a name that the model does not have, or a tensor of another shape; those before it were taken.
+        """
+        taken = set()
+        for name, tensor in weights:
+            self.version += 1
+            taken.add(name)
+            for part, values in checkpoint_parts(self._model, name, tensor):
+                if part == HEAD and HEAD not in self._owners:
+                    continue
+                key = part if part in self._owners else BASE_PREFIX + part
+                if key not in self._owners:
+                    raise ValueError(f"load_weights: the model has no weight {name}")
+                self._fill(key, name, values)
+        return taken
+
+    @torch.inference_mode()
+    def complete(self) -> None:
+        """Pack the layers that have got some of their tensors, with the former values of the others.
+
+        Raises:
+            ValueError: such a layer is quantised, so that its former values are not known.
+        """
+        for module, pending in list(self._pending.items()):
+            if isinstance(module, LinearBase) and module.keeps_values:
+                self._fill_up(module, pending)
+                continue
+            given, lacking = set(pending.slots) - pending.missing, pending.missing
+            raise ValueError(
+                f"load_weights was given {min(given)} without {', '.join(sorted(lacking))}: these make one layer, give "
+                "all of them"
+            )
+
+    def _fill(self, key: str, name: str, tensor: Value) -> None:
+        module, module_name = self._owners[key]
+        pending = self._pending.get(module)
+        if pending is None:
+            begin = getattr(module, "begin_update", None)
+            is_new = begin is not None and begin()
+            slots = module_slots(module, module_name)
+            pending = _Pending(slots, set(slots) if is_new else set())
+        slot = pending.slots[key]
+        if slot.shape != tuple(tensor.shape):
+            raise ValueError(f"load_weights: {name} must have shape {slot.shape}, got {tuple(tensor.shape)}")
+        slot.fill(tensor)
+        if pending.missing:
+            self._pending[module] = pending
+            pending.missing.discard(key)
+            if pending.missing:
+                return
+            del self._pending[module]
+            self.packing_version += 1
+        self._pack(module)
+
+    def _fill_up(self, module: LinearBase, pending: _Pending) -> None:
+        given = {name: slot.target.clone() for name, slot in pending.slots.items() if name not in pending.missing}
+        weight, bias = module.former_weight()
+        assert module.weight is not None
+        module.weight.data.copy_(weight)
+        if module.bias is not None and bias is not None:
+            module.bias.data.copy_(bias)
+        for name, values in given.items():
+            pending.slots[name].target.copy_(values)
+        del self._pending[module]
+        self.packing_version += 1
+        self._pack(module)
+
+    def _pack(self, module: nn.Module) -> None:
+        packs = self._tied_heads.get(module, module)  # type: ignore[call-overload]
+        if isinstance(packs, (LinearBase, ParallelLMHead)):
+            packs.process_weights_after_loading(self._method)
+            if not packs.is_plain:
+                self.packing_version += 1
+
+
+class UpdatableModel(nn.Module):
+    """A model that takes new weights while it serves. `weight_updater` is set when it is loaded."""
+
+    weight_updater: WeightUpdater
+
+    def load_weights(self, weights: Iterable[tuple[str, Value]]) -> set[str]:
+        """See WeightUpdater.update."""
+        return self.weight_updater.update(weights)
+
+
+def move_weights(model: nn.Module, device: torch.device) -> None:
+    """Move all of a model's tensors, packed ones too, whatever refers to them."""
+    for tensor in held_tensors(model):
+        tensor.data = tensor.data.to(device)
+
+
+def held_tensors(model: nn.Module) -> Iterator[Tensor]:
+    """All of a model's tensors, packed ones too, each once."""
+    seen: set[int] = set()
+    for module in model.modules():
+        for value in (*module.parameters(recurse=False), *module.buffers(recurse=False), *vars(module).values()):
+            for tensor in _tensors_of(value):
+                if id(tensor) not in seen:
+                    seen.add(id(tensor))
+                    yield tensor
+
+
+def _tensors_of(value: Any) -> Iterator[Tensor]:
+    """The tensors that a value is, or that are in its fields or elements."""
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, list | tuple):
+        for each in value:
+            yield from _tensors_of(each)
+    elif is_dataclass(value) and not isinstance(value, type):
+        for each in vars(value).values():
+            yield from _tensors_of(each)

@@ -1,0 +1,108 @@
+"""From the names and layouts of a family's checkpoints to those of `decoder.py`."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from vllm.models.spec import DecoderSpec
+
+Parts = Iterable[tuple[str, Tensor]]
+Transform = Callable[[str, Tensor, DecoderSpec], Parts]
+
+# Tables that older checkpoints hold and every model computes.
+_COMPUTED = re.compile(r".*(rotary_emb\.(inv_freq|cos_cached|sin_cached)|rotary_pos_emb\.inv_freq|attn\.masked_bias)")
+
+
+@dataclass(frozen=True)
+class CheckpointNames:
+    """A family's names.
+
+    Attributes:
+        renames: regular expressions and what replaces them, in order, towards `decoder.py`'s names.
+        transforms: functions of a renamed tensor, in order; each gives one tensor or several.
+        ignored: regular expression of whole names that hold no weight.
+    """
+
+    renames: tuple[tuple[str, str], ...] = ()
+    transforms: tuple[Transform, ...] = ()
+    ignored: str | None = None
+
+    def read(self, name: str, tensor: Tensor, spec: DecoderSpec) -> Iterator[tuple[str, Tensor]]:
+        """Our names and tensors of a checkpoint's. ValueError for one that does not have the shape to be split."""
+        if _COMPUTED.fullmatch(name) or (self.ignored is not None and re.fullmatch(self.ignored, name)):
+            return
+        own_name = name
+        for pattern, replacement in self.renames:
+            own_name = re.sub(pattern, replacement, own_name)
+        parts: list[tuple[str, Tensor]] = [(own_name, tensor)]
+        try:
+            for transform in self.transforms:
+                parts = [new for old in parts for new in transform(*old, spec)]
+        except RuntimeError:
+            raise ValueError(
+                f"weight {name} has shape {tuple(tensor.shape)}, which does not fit config.json's sizes"
+            ) from None
+        yield from parts
+
+
+def _of(name: str, layer_name: str) -> bool:
+    """Whether `name` is the weight or bias of a layer called so."""
+    return re.search(rf"(^|\.)({layer_name})\.(weight|bias)$", name) is not None
+
+
+def transposed(layer_names: str) -> Transform:
+    """Weights [inputs, outputs] of layers whose names match, as [outputs, inputs]."""
+
+    def transform(name: str, tensor: Tensor, spec: DecoderSpec) -> Parts:
+        yield name, tensor.t() if _of(name, layer_names) and tensor.dim() == 2 else tensor
+
+    return transform
+
+
+def split_evenly(layer_name: str, *parts: str) -> Transform:
+    """A layer's rows, of which each of `parts` has as many, one after another."""
+
+    def transform(name: str, tensor: Tensor, spec: DecoderSpec) -> Parts:
+        if not _of(name, layer_name):
+            yield name, tensor
+            return
+        for part, rows in zip(parts, tensor.unflatten(0, (len(parts), -1)), strict=True):
+            yield name.replace(layer_name, part), rows
+
+    return transform
+
+
+def split_qkv(name: str, tensor: Tensor, spec: DecoderSpec) -> Parts:
+    """qkv_proj: all queries, then all keys, then all values."""
+    if not _of(name, "qkv_proj"):
+        yield name, tensor
+        return
+    layer = spec.layers[0]
+    sizes = [count * layer.head_dim for count in (layer.num_heads, layer.num_kv_heads, layer.num_kv_heads)]
+    for part, rows in zip(("q_proj", "k_proj", "v_proj"), tensor.split(sizes), strict=True):
+        yield name.replace("qkv_proj", part), rows
+
+
+def split_grouped_qkv(name: str, tensor: Tensor, spec: DecoderSpec) -> Parts:
+    """qkv_proj: for each key head, the queries that read it, its key and its value."""
+    if not _of(name, "qkv_proj"):
+        yield name, tensor
+        return
+    layer = spec.layers[0]
+    num_queries = layer.num_heads // layer.num_kv_heads
+    groups = tensor.unflatten(0, (layer.num_kv_heads, num_queries + 2, layer.head_dim))
+    for part, heads in zip(("q_proj", "k_proj", "v_proj"), groups.split([num_queries, 1, 1], dim=1), strict=True):
+        yield name.replace("qkv_proj", part), heads.flatten(0, 2)
+
+
+def split_gate_up(name: str, tensor: Tensor, spec: DecoderSpec) -> Parts:
+    """gate_up_proj: the gate, then up."""
+    if not _of(name, "gate_up_proj"):
+        yield name, tensor
+        return
+    for part, rows in zip(("gate_proj", "up_proj"), tensor.split(spec.mlp.intermediate_size), strict=True):
+        yield name.replace("gate_up_proj", part), rows

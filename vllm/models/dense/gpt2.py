@@ -1,0 +1,50 @@
+"""GPT-2: learned positions, LayerNorm, plain MLP; its weights are stored as [inputs, outputs]."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from vllm.models.checkpoint_names import CheckpointNames, split_qkv, transposed
+from vllm.models.config_reader import ConfigReader
+from vllm.models.decoder import DecoderForCausalLM
+from vllm.models.spec import DecoderSpec, PositionSpec
+
+GPT2_RENAMES = (
+    (r"^transformer\.", ""),
+    (r"^h\.", "model.layers."),
+    (r"^wte\.", "model.embed_tokens."),
+    (r"^wpe\.", "model.embed_positions."),
+    (r"^ln_f\.", "model.norm."),
+    (r"\.ln_1\.", ".input_layernorm."),
+    (r"\.ln_2\.", ".post_attention_layernorm."),
+    (r"\.attn\.c_attn\.", ".self_attn.qkv_proj."),
+    (r"\.attn\.c_proj\.", ".self_attn.o_proj."),
+    (r"\.mlp\.c_fc\.", ".mlp.up_proj."),
+    (r"\.mlp\.c_proj\.", ".mlp.down_proj."),
+)
+# The causal mask, in older checkpoints.
+GPT2_MASKS = r".*\.attn(\.attention)?\.(masked_)?bias"
+
+
+def attention_scales(reader: ConfigReader) -> list[float]:
+    """The factor on the scores of each layer."""
+    scale = reader.head_dim**-0.5 if reader.boolean("scale_attn_weights", default=True) else 1.0
+    by_layer = reader.boolean("scale_attn_by_inverse_layer_idx", default=False)
+    return [scale / (index + 1) if by_layer else scale for index in range(reader.num_layers)]
+
+
+class GPT2LMHeadModel(DecoderForCausalLM):
+    names = CheckpointNames(GPT2_RENAMES, (transposed("qkv_proj|o_proj|up_proj|down_proj"), split_qkv), GPT2_MASKS)
+
+    @classmethod
+    def describe(cls, reader: ConfigReader) -> DecoderSpec:
+        attention = reader.attention(rotary=False, bias=True)
+        num_positions = reader.integer("n_positions", "max_position_embeddings", default=1024)
+        return reader.decoder(
+            [replace(attention, scale=scale) for scale in attention_scales(reader)],
+            reader.mlp("gelu_new", bias=True, gated=False, size=4 * reader.hidden_size),
+            reader.layer_norm(),
+            tied=True,
+            max_positions=num_positions,
+            positions=PositionSpec("learned", num_positions),
+        )

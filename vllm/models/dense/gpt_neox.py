@@ -1,0 +1,46 @@
+"""GPT-NeoX and Pythia (arXiv:2204.06745): attention and MLP in parallel, each with its norm; partial rotary
+positions."""
+
+from __future__ import annotations
+
+from vllm.models.checkpoint_names import CheckpointNames, split_grouped_qkv
+from vllm.models.config_reader import ConfigReader
+from vllm.models.decoder import DecoderForCausalLM
+from vllm.models.spec import DecoderSpec
+
+
+class GPTNeoXForCausalLM(DecoderForCausalLM):
+    names = CheckpointNames(
+        (
+            (r"^gpt_neox\.", "model."),
+            (r"^(model\.)?embed_in\.", "model.embed_tokens."),
+            (r"^(model\.)?final_layer_norm\.", "model.norm."),
+            (r"^embed_out\.", "lm_head."),
+            (r"\.attention\.query_key_value\.", ".self_attn.qkv_proj."),
+            (r"\.attention\.dense\.", ".self_attn.o_proj."),
+            (r"\.mlp\.dense_h_to_4h\.", ".mlp.up_proj."),
+            (r"\.mlp\.dense_4h_to_h\.", ".mlp.down_proj."),
+        ),
+        (split_grouped_qkv,),
+        r".*\.attention\.(masked_)?bias|.*\.attention\.rotary_emb\.inv_freq",
+    )
+
+    @classmethod
+    def describe(cls, reader: ConfigReader) -> DecoderSpec:
+        rotary = reader.rotary(
+            reader.head_dim, partial=0.25, theta_names=("rotary_emb_base",), share_names=("rotary_pct",)
+        )
+        # Files have them beside the older names that count.
+        for newer, older, value in (
+            ("rope_theta", "rotary_emb_base", rotary.rope.theta),
+            ("partial_rotary_factor", "rotary_pct", rotary.dim / reader.head_dim),
+        ):
+            if reader.get(newer, default=value) != value:
+                raise reader.refuse(newer, f"{older} says {value}")
+        is_parallel = reader.boolean("use_parallel_residual", default=True)
+        return reader.decoder(
+            reader.attention(bias=reader.boolean("attention_bias", default=True), rotary=rotary),
+            reader.mlp("gelu", bias=True, gated=False),
+            reader.layer_norm(),
+            block="parallel_two" if is_parallel else "pre",
+        )

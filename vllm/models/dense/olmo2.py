@@ -1,0 +1,40 @@
+"""OLMo 2 (arXiv:2501.00656) and OLMo 3: norms of what attention and MLP give, and of all queries and keys together;
+OLMo 3 has windows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from vllm.models.checkpoint_names import CheckpointNames
+from vllm.models.config_reader import ConfigReader
+from vllm.models.decoder import DecoderForCausalLM
+from vllm.models.spec import AttentionSpec, DecoderSpec, NormSpec
+
+
+class Olmo2ForCausalLM(DecoderForCausalLM):
+    names = CheckpointNames(
+        (
+            (r"\.post_attention_layernorm\.", ".attention_output_norm."),
+            (r"\.post_feedforward_layernorm\.", ".mlp_output_norm."),
+        )
+    )
+
+    @classmethod
+    def layers(cls, reader: ConfigReader, qk_norm: NormSpec) -> Sequence[AttentionSpec]:
+        """The attention of each layer."""
+        return (reader.attention(qk_norm=qk_norm, qk_norm_over="width"),) * reader.num_layers
+
+    @classmethod
+    def describe(cls, reader: ConfigReader) -> DecoderSpec:
+        norm = reader.norm(eps=1e-5)
+        return reader.decoder(cls.layers(reader, norm), reader.mlp(bias=False), norm, block="output")
+
+
+class Olmo3ForCausalLM(Olmo2ForCausalLM):
+    """Layers of each kind rotate by options of their own."""
+
+    @classmethod
+    def layers(cls, reader: ConfigReader, qk_norm: NormSpec) -> Sequence[AttentionSpec]:
+        attention = reader.attention(rotary=False, qk_norm=qk_norm, qk_norm_over="width")
+        kinds = ["full_attention" if index % 4 == 3 else "sliding_attention" for index in range(reader.num_layers)]
+        return reader.by_kind(attention, kinds, default_window=4096, theta=5e5, sliding_theta=5e5)

@@ -1,0 +1,1 @@
+"""Encoders, whose requests are pooled and not sampled."""

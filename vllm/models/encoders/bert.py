@@ -1,0 +1,138 @@
+"""BERT (arXiv:1810.04805), RoBERTa and XLM-RoBERTa; MiniLM, E5 and BGE are such models."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from vllm.models.checkpoint_names import CheckpointNames, split_evenly
+from vllm.models.config_reader import ConfigReader
+from vllm.models.encoders.encoder import EncoderForPooling, EncoderSpec, HeadSpec
+
+BERT_RENAMES = (
+    (r"^(bert|roberta)\.", ""),
+    (r"\.gamma$", ".weight"),
+    (r"\.beta$", ".bias"),
+    (r"^embeddings\.", "model.embeddings."),
+    (r"^encoder\.layer\.", "model.layers."),
+    (r"\.attention\.self\.query\.", ".q_proj."),
+    (r"\.attention\.self\.key\.", ".k_proj."),
+    (r"\.attention\.self\.value\.", ".v_proj."),
+    (r"\.attention\.output\.dense\.", ".o_proj."),
+    (r"\.attention\.output\.LayerNorm\.", ".attention_norm."),
+    (r"\.intermediate\.dense\.", ".up_proj."),
+    (r"\.output\.dense\.", ".down_proj."),
+    (r"\.output\.LayerNorm\.", ".output_norm."),
+)
+# Of a head on what BERT calls the pooler.
+HEAD_RENAMES = ((r"^pooler\.dense\.", "head.dense."), (r"^classifier\.", "head.out_proj."))
+IGNORED = r".*embeddings\.position_ids"
+# Names of RoBERTas written for FlashAttention, as Jina's are.
+_FLASH_RENAMES = (
+    (r"^emb_ln\.", "model.embeddings.LayerNorm."),
+    (r"^encoder\.layers\.", "model.layers."),
+    (r"\.mixer\.Wqkv\.", ".qkv_proj."),
+    (r"\.mixer\.out_proj\.", ".o_proj."),
+    (r"\.mlp\.fc1\.", ".up_proj."),
+    (r"\.mlp\.fc2\.", ".down_proj."),
+    (r"\.norm1\.", ".attention_norm."),
+    (r"\.norm2\.", ".output_norm."),
+)
+_SPLITS = (split_evenly("qkv_proj", "q_proj", "k_proj", "v_proj"),)
+# Renames of RoBERTa's classifiers of sequences and of tokens.
+SEQUENCE_HEAD, TOKEN_HEAD = (r"^classifier\.", "head."), HEAD_RENAMES[1]
+
+
+class BertModel(EncoderForPooling):
+    names = CheckpointNames(BERT_RENAMES, ignored=IGNORED)
+
+    @classmethod
+    def describe(cls, reader: ConfigReader) -> EncoderSpec:
+        return cls._describe(reader, 0)
+
+    @staticmethod
+    def _describe(reader: ConfigReader, position_offset: int) -> EncoderSpec:
+        if reader.get("position_embedding_type", default="absolute") != "absolute":
+            raise reader.refuse("position_embedding_type", "positions must be absolute")
+        if reader.get("is_decoder", default=False):
+            raise reader.refuse("is_decoder", "the model is an encoder")
+        mlp = reader.mlp("gelu")
+        return EncoderSpec(
+            vocab_size=reader.integer("vocab_size"),
+            hidden_size=reader.hidden_size,
+            num_layers=reader.num_layers,
+            num_heads=reader.num_heads,
+            intermediate_size=mlp.intermediate_size,
+            activation=mlp.activation,
+            eps=reader.number("layer_norm_eps", default=1e-12),
+            num_positions=reader.integer("max_position_embeddings", default=512),
+            position_offset=position_offset,
+            num_types=reader.integer("type_vocab_size", default=2),
+        )
+
+
+class BertForSequenceClassification(BertModel):
+    names = CheckpointNames((*BERT_RENAMES, *HEAD_RENAMES), ignored=IGNORED)
+
+    @classmethod
+    def describe(cls, reader: ConfigReader) -> EncoderSpec:
+        return replace(super().describe(reader), head=HeadSpec("tanh"))
+
+
+class BertForTokenClassification(BertModel):
+    names = CheckpointNames((*BERT_RENAMES, *HEAD_RENAMES[1:]), ignored=IGNORED)
+
+    @classmethod
+    def describe(cls, reader: ConfigReader) -> EncoderSpec:
+        return replace(super().describe(reader), head=HeadSpec())
+
+
+def roberta_names(*heads: tuple[str, str]) -> CheckpointNames:
+    """With renames of a head."""
+    return CheckpointNames((*BERT_RENAMES, *_FLASH_RENAMES, *heads), _SPLITS, ignored=IGNORED)
+
+
+class RobertaModel(BertModel):
+    """BERT whose positions begin after the padding token's id. A padding token inside a text has that row, and is not
+    counted."""
+
+    names = roberta_names()
+
+    @classmethod
+    def describe(cls, reader: ConfigReader) -> EncoderSpec:
+        reader.ignore("emb_pooler")
+        padding = reader.get("pad_token_id", default=1)
+        return cls._describe(reader, padding + 1)
+
+    def forward(
+        self,
+        ids: Tensor,
+        positions: Tensor,
+        types: Tensor,
+        lengths: Sequence[int],
+        attended: Sequence[int] | None = None,
+    ) -> Tensor:
+        is_padding = ids == self.spec.position_offset - 1
+        if is_padding.any():
+            parts = (~is_padding).long().split(list(lengths))
+            positions = torch.cat([part.cumsum(0) for part in parts]).sub_(1).masked_fill_(is_padding, -1)
+        return super().forward(ids, positions, types, lengths, attended)
+
+
+class RobertaForSequenceClassification(RobertaModel):
+    names = roberta_names(SEQUENCE_HEAD)
+
+    @classmethod
+    def describe(cls, reader: ConfigReader) -> EncoderSpec:
+        return replace(super().describe(reader), head=HeadSpec("tanh"))
+
+
+class RobertaForTokenClassification(RobertaModel):
+    names = roberta_names(TOKEN_HEAD)
+
+    @classmethod
+    def describe(cls, reader: ConfigReader) -> EncoderSpec:
+        return replace(super().describe(reader), head=HeadSpec())

@@ -1,0 +1,58 @@
+"""Jina's BERT (arXiv:2310.19923), of jina-embeddings-v2: BERT with ALiBi to both sides and gated MLPs."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from vllm.models.alibi import alibi_slopes
+from vllm.models.checkpoint_names import CheckpointNames, split_evenly
+from vllm.models.config_reader import ConfigReader
+from vllm.models.encoders.bert import BERT_RENAMES, HEAD_RENAMES
+from vllm.models.encoders.encoder import EncoderForPooling, EncoderSpec, HeadSpec
+
+_RENAMES = (
+    *BERT_RENAMES,
+    (r"\.mlp\.gated_layers\.", ".gate_up_proj."),
+    (r"\.mlp\.wo\.", ".down_proj."),
+    (r"\.mlp\.layernorm\.", ".output_norm."),
+    *HEAD_RENAMES,
+)
+_ACTIVATIONS = {"geglu": "gelu", "reglu": "relu"}
+
+
+class JinaBertModel(EncoderForPooling):
+    names = CheckpointNames(
+        _RENAMES, (split_evenly("gate_up_proj", "gate_proj", "up_proj"),), ignored=r".*embeddings\.position_ids"
+    )
+
+    @classmethod
+    def describe(cls, reader: ConfigReader) -> EncoderSpec:
+        reader.ignore("attn_implementation")
+        if reader.get("emb_pooler", default="cls") not in ("cls", "mean"):
+            raise reader.refuse("emb_pooler", "it must be cls or mean")
+        if reader.get("position_embedding_type", default="alibi") != "alibi":
+            raise reader.refuse("position_embedding_type", "positions of this architecture must be alibi")
+        kind = reader.get("feed_forward_type", default="geglu")
+        if kind not in (*_ACTIVATIONS, "original"):
+            raise reader.refuse("feed_forward_type", "it must be original, geglu or reglu")
+        mlp = reader.mlp("gelu")
+        return EncoderSpec(
+            vocab_size=reader.integer("vocab_size"),
+            hidden_size=reader.hidden_size,
+            num_layers=reader.num_layers,
+            num_heads=reader.num_heads,
+            intermediate_size=mlp.intermediate_size,
+            activation=_ACTIVATIONS.get(kind, mlp.activation),
+            eps=reader.number("layer_norm_eps", default=1e-12),
+            context=reader.integer("max_position_embeddings", default=512),
+            num_types=reader.integer("type_vocab_size", default=2),
+            alibi_slopes=alibi_slopes(reader.num_heads),
+            gated=kind != "original",
+            up_bias=kind == "original",
+        )
+
+
+class JinaBertForSequenceClassification(JinaBertModel):
+    @classmethod
+    def describe(cls, reader: ConfigReader) -> EncoderSpec:
+        return replace(super().describe(reader), head=HeadSpec("tanh"))

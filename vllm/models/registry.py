@@ -1,0 +1,331 @@
+"""Architectures by the name that config.json gives them. A model's module is imported when it is built."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from typing import TYPE_CHECKING, Any
+
+from vllm.config.checkpoint.sentence_transformers import SPARSE_ENDING, TOKEN_HEADS, is_sparse
+from vllm.logger import init_logger
+
+if TYPE_CHECKING:
+    from torch import nn
+
+logger = init_logger(__name__)
+
+# Architecture: module of this package, and class.
+_NATIVE = {
+    "ApertusForCausalLM": "apertus:ApertusForCausalLM",
+    "ArceeForCausalLM": "arcee:ArceeForCausalLM",
+    "BaichuanForCausalLM": "baichuan:BaichuanForCausalLM",
+    "BaiChuanForCausalLM": "baichuan:BaichuanForCausalLM",
+    "BioGptForCausalLM": "xglm:BioGptForCausalLM",
+    "BitNetForCausalLM": "bitnet:BitNetForCausalLM",
+    "BloomForCausalLM": "bloom:BloomForCausalLM",
+    "ChatGLMForConditionalGeneration": "chatglm:ChatGLMForConditionalGeneration",
+    "ChatGLMModel": "chatglm:ChatGLMForConditionalGeneration",
+    "CodeGenForCausalLM": "codegen:CodeGenForCausalLM",
+    "Cohere2ForCausalLM": "cohere:Cohere2ForCausalLM",
+    "CohereForCausalLM": "cohere:CohereForCausalLM",
+    "CwmForCausalLM": "cwm:CwmForCausalLM",
+    "Ernie4_5ForCausalLM": "ernie4_5:Ernie4_5ForCausalLM",
+    "Exaone4ForCausalLM": "exaone4:Exaone4ForCausalLM",
+    "FalconForCausalLM": "falcon:FalconForCausalLM",
+    "Gemma2ForCausalLM": "gemma:Gemma2ForCausalLM",
+    "Gemma3ForCausalLM": "gemma:Gemma3ForCausalLM",
+    "Gemma3nForCausalLM": "gemma3n:Gemma3nForCausalLM",
+    "Gemma4ForCausalLM": "gemma4:Gemma4ForCausalLM",
+    "Gemma4UnifiedForCausalLM": "gemma4:Gemma4UnifiedForCausalLM",
+    "GemmaForCausalLM": "gemma:GemmaForCausalLM",
+    "Glm4ForCausalLM": "glm:Glm4ForCausalLM",
+    "GlmForCausalLM": "glm:GlmForCausalLM",
+    "GPT2LMHeadModel": "gpt2:GPT2LMHeadModel",
+    "GPTBigCodeForCausalLM": "gpt_bigcode:GPTBigCodeForCausalLM",
+    "GPTJForCausalLM": "gptj:GPTJForCausalLM",
+    "GPTNeoForCausalLM": "gpt_neo:GPTNeoForCausalLM",
+    "GPTNeoXForCausalLM": "gpt_neox:GPTNeoXForCausalLM",
+    "GraniteForCausalLM": "granite:GraniteForCausalLM",
+    "GraniteSWAForCausalLM": "granite:GraniteSWAForCausalLM",
+    "HeliumForCausalLM": "helium:HeliumForCausalLM",
+    "HunYuanDenseV1ForCausalLM": "hunyuan:HunYuanDenseV1ForCausalLM",
+    "HyperCLOVAXForCausalLM": "granite:HyperCLOVAXForCausalLM",
+    "InternLM2ForCausalLM": "internlm:InternLM2ForCausalLM",
+    "InternLM3ForCausalLM": "internlm:InternLM3ForCausalLM",
+    "InternLMForCausalLM": "internlm:InternLMForCausalLM",
+    "Jais2ForCausalLM": "jais2:Jais2ForCausalLM",
+    "LlamaForCausalLM": "llama:LlamaForCausalLM",
+    "MiniCPMForCausalLM": "minicpm:MiniCPMForCausalLM",
+    "Ministral3ForCausalLM": "mistral:Ministral3ForCausalLM",
+    "MinistralForCausalLM": "mistral:MinistralForCausalLM",
+    "MistralForCausalLM": "mistral:MistralForCausalLM",
+    "MptForCausalLM": "mpt:MPTForCausalLM",
+    "MPTForCausalLM": "mpt:MPTForCausalLM",
+    "NanoChatForCausalLM": "nanochat:NanoChatForCausalLM",
+    "NemotronForCausalLM": "nemotron:NemotronForCausalLM",
+    "Olmo2ForCausalLM": "olmo2:Olmo2ForCausalLM",
+    "Olmo3ForCausalLM": "olmo2:Olmo3ForCausalLM",
+    "OlmoForCausalLM": "olmo:OlmoForCausalLM",
+    "OpenAIGPTLMHeadModel": "openai_gpt:OpenAIGPTLMHeadModel",
+    "OPTForCausalLM": "opt:OPTForCausalLM",
+    "PersimmonForCausalLM": "persimmon:PersimmonForCausalLM",
+    "Phi3ForCausalLM": "phi3:Phi3ForCausalLM",
+    "PhiForCausalLM": "phi:PhiForCausalLM",
+    "Qwen2ForCausalLM": "qwen2:Qwen2ForCausalLM",
+    "Qwen3ForCausalLM": "qwen3:Qwen3ForCausalLM",
+    "RWForCausalLM": "falcon:FalconForCausalLM",
+    "SeedOssForCausalLM": "seed_oss:SeedOssForCausalLM",
+    "SmolLM3ForCausalLM": "smollm3:SmolLM3ForCausalLM",
+    "StableLMEpochForCausalLM": "stablelm:StableLmForCausalLM",
+    "StableLmForCausalLM": "stablelm:StableLmForCausalLM",
+    "Starcoder2ForCausalLM": "starcoder2:Starcoder2ForCausalLM",
+    "VaultGemmaForCausalLM": "gemma:VaultGemmaForCausalLM",
+    "XGLMForCausalLM": "xglm:XGLMForCausalLM",
+}
+
+# Options with which transformers' module runs an architecture, unless model_impl says otherwise.
+_LEFT_TO_TRANSFORMERS = {"Gemma4ForCausalLM": "enable_moe_block"}
+
+# Encoders, whose requests are not sampled: of a family a model, and its heads, by module and class.
+_HEADS = {
+    "Model": "Model",
+    "ForMaskedLM": "Model",
+    "ForSequenceClassification": "ForSequenceClassification",
+    "ForTokenClassification": "ForTokenClassification",
+}
+_ENCODERS = {
+    "Bert": "bert:Bert",
+    "DistilBert": "distilbert:DistilBert",
+    "Gte": "gte:Gte",
+    "GteNew": "gte:Gte",
+    "JinaEmbeddingsV3": "jina_roberta:JinaRoberta",
+    "ModernBert": "modernbert:ModernBert",
+    "New": "gte:Gte",
+    "NomicBert": "nomic_bert:NomicBert",
+    "Roberta": "bert:Roberta",
+    "XLMRoberta": "bert:Roberta",
+}
+_POOLING = {
+    name: f"vllm.models.encoders.{entry}"
+    for name, entry in (
+        {
+            TOKEN_HEADS: "bert:RobertaModel",
+            "HF_ColBERT": "colbert:ColBertModel",
+            "ColBERTModel": "colbert:ColBertModel",
+            "ColBERTJinaRobertaModel": "colbert:ColBertJinaRobertaModel",
+            "ColBERTModernBertModel": "modernbert:ModernBertModel",
+            "JinaBertModel": "jina_bert:JinaBertModel",
+            "JinaBertForMaskedLM": "jina_bert:JinaBertModel",
+            "JinaBertForSequenceClassification": "jina_bert:JinaBertForSequenceClassification",
+        }
+        | {family + ending: entry + head for family, entry in _ENCODERS.items() for ending, head in _HEADS.items()}
+        | {
+            family + SPARSE_ENDING: f"splade:{family}{SPARSE_ENDING}"
+            for family in ("Bert", "DistilBert", "ModernBert", "Roberta")
+        }
+        | {f"XLMRoberta{SPARSE_ENDING}": f"splade:Roberta{SPARSE_ENDING}"}
+    ).items()
+}
+# What position_embedding_type="rotary" makes of an architecture: Jina's models bear the names of others.
+_ROTARY = {
+    "HF_ColBERT": "ColBERTJinaRobertaModel",
+    **{f"XLMRoberta{ending}": f"JinaEmbeddingsV3{ending}" for ending in _HEADS},
+}
+
+
+# What the ending of an architecture's name says of its results; "embed": hidden states. Reward models are token
+# classifiers with a hidden layer.
+_ENDINGS = {
+    "ForSequenceClassification": "classify",
+    "ForTokenClassification": "token_classify",
+    "ForProcessRewardModel": "reward",
+    "ForRewardModel": "reward",
+    "Model": "embed",
+}
+
+
+def encoder_archs() -> AbstractSet[str]:
+    """Names in config.json of the encoders that have a model here."""
+    return _POOLING.keys()
+
+
+def pooling_kind(architectures: Sequence[str]) -> str | None:
+    """What a model is made for, by the first name: "embed", "token_embed" (late interaction), "classify",
+    "token_classify" or "reward"; None: text."""
+    if ModelRegistry.find(architectures) is not None:
+        return None
+    if any("ColBERT" in name for name in architectures[:1]):
+        return "token_embed"
+    return next((_ENDINGS[each] for name in architectures[:1] if (each := _ending(name))), None)
+
+
+def with_sparse_head(raw: dict[str, Any], where: str) -> dict[str, Any]:
+    """config.json's content for a folder whose modules pool words: the architecture is that of sparse embeddings.
+
+    Raises:
+        ValueError: there is none for this encoder.
+    """
+    names = list(raw.get("architectures") or ())
+    if is_sparse(names):
+        return raw
+    sparse = [name.removesuffix("ForMaskedLM") + SPARSE_ENDING for name in names[:1] if name.endswith("ForMaskedLM")]
+    if not sparse or sparse[0] not in _POOLING:
+        known = ", ".join(
+            name.replace(SPARSE_ENDING, "ForMaskedLM") for name in sorted(_POOLING) if name.endswith(SPARSE_ENDING)
+        )
+        given = ", ".join(names) or "none"
+        raise ValueError(f"{where}: SpladePooling needs an architecture among {known}, and config.json names {given}")
+    return {**raw, "architectures": sparse}
+
+
+def with_causal_names(architectures: Sequence[str]) -> list[str]:
+    """The names, and after them those of the generating models that have the same decoder."""
+    found = list(architectures)
+    for name in architectures:
+        if ending := _ending(name):
+            base = name.removesuffix(ending)
+            bases = dict.fromkeys((base, base.removesuffix("Text"), base.removesuffix("Bidirectional")))
+            found += [each + head for each in bases for head in ("ForCausalLM", "LMHeadModel")]
+    return found
+
+
+def _ending(name: str) -> str:
+    is_head = name.endswith("LMHeadModel")
+    return "" if is_head else next((ending for ending in _ENDINGS if name.endswith(ending)), "")
+
+
+class _ModelRegistry:
+    """The architectures that have a model here, and callers' own."""
+
+    def __init__(self) -> None:
+        self._models: dict[str, type[nn.Module] | str] = {
+            name: f"vllm.models.dense.{entry}" for name, entry in _NATIVE.items()
+        }
+
+    def get_supported_archs(self) -> AbstractSet[str]:
+        """Their names in config.json."""
+        return self._models.keys()
+
+    def register_model(self, model_arch: str, model_cls: type[nn.Module] | str) -> None:
+        """Run `model_arch` by `model_cls`, from now on and in this process; with several processes, register it in a
+        plug-in of the entry points `vllm.general_plugins`, which all of them load. docs/adding_a_model.md says what a
+        model's class has to have. One that is registered already is replaced, with a warning.
+
+        Args:
+            model_arch: the name among config.json's `architectures`.
+            model_cls: the class, or "module:Class", which is imported when the model is built.
+
+        Raises:
+            TypeError: `model_arch` is no str, or `model_cls` neither a str nor a subclass of nn.Module.
+            ValueError: `model_cls` is a str without the form "module:Class".
+        """
+        if not isinstance(model_arch, str):
+            raise TypeError(f"register_model: model_arch must be a str, got {type(model_arch).__name__}")
+        if isinstance(model_cls, str):
+            module_name, _, class_name = model_cls.partition(":")
+            if not module_name or not class_name or ":" in class_name:
+                raise ValueError(f"register_model: model_cls must be 'module:Class', got {model_cls!r}")
+        else:
+            _check_model_class(model_cls, "register_model: model_cls must be 'module:Class' or")
+        if self._models.get(model_arch, model_cls) != model_cls:
+            logger.warning("architecture %s was registered already: now %s runs it", model_arch, model_cls)
+        self._models[model_arch] = model_cls
+
+    def find(self, architectures: Sequence[str]) -> type[nn.Module] | str | None:
+        """What the first known architecture is registered with; None if there is none."""
+        return next((self._models[name] for name in architectures if name in self._models), None)
+
+    def resolve_model_cls(
+        self, architectures: str | Sequence[str], model_config: Any = None
+    ) -> tuple[type[nn.Module], str]:
+        """The class of the first architecture that is known, and its name.
+
+        Raises:
+            ValueError: none of them is, or its class cannot be imported.
+        """
+        names = [architectures] if isinstance(architectures, str) else list(architectures)
+        model_class = resolve_model_class(names)
+        return model_class, next(name for name in names if name in self._models)
+
+    def is_text_generation_model(self, architectures: str | Sequence[str], model_config: Any = None) -> bool:
+        """Whether one of the architectures has a model here; all of them generate text."""
+        names = [architectures] if isinstance(architectures, str) else architectures
+        return self.find(names) is not None
+
+    def is_pooling_model(self, architectures: str | Sequence[str], model_config: Any = None) -> bool:
+        """Whether the architecture is an encoder, or a decoder whose name ends as those do that pool."""
+        names = [architectures] if isinstance(architectures, str) else architectures
+        is_encoder = self.find(names) is None and any(name in _POOLING for name in names)
+        return pooling_kind(names) is not None or is_encoder
+
+    def is_multimodal_model(self, architectures: str | Sequence[str], model_config: Any = None) -> bool:
+        """False: none is."""
+        return False
+
+
+ModelRegistry = _ModelRegistry()
+
+
+def supported_architectures() -> list[str]:
+    """The registry's names, sorted."""
+    return sorted(ModelRegistry.get_supported_archs())
+
+
+TRANSFORMERS = "vllm.models.transformers.backend:TransformersForCausalLM"
+"""The entry of what runs as transformers' own module."""
+
+
+def model_entry(
+    architectures: Sequence[str], model_impl: str = "auto", raw: Mapping[str, Any] | None = None
+) -> type[nn.Module] | str:
+    """The class of a model, or its "module:Class", which is not imported: that of the first known architecture, and
+    TRANSFORMERS for the others or, with `model_impl` "transformers", for all. `raw`: the content of config.json, of
+    which some options decide, too.
+
+    Raises:
+        ValueError: there is none and `model_impl` is "vllm"; the message says what can be done.
+    """
+    if (raw or {}).get("position_embedding_type") == "rotary":
+        architectures = [_ROTARY.get(name, name) for name in architectures]
+    found = None if model_impl == "transformers" else ModelRegistry.find(architectures)
+    options = {_LEFT_TO_TRANSFORMERS[name] for name in architectures if name in _LEFT_TO_TRANSFORMERS}
+    if model_impl == "auto" and any((raw or {}).get(option) for option in options):
+        return TRANSFORMERS
+    if found is None and model_impl != "transformers":
+        found = next((_POOLING[name] for name in architectures if name in _POOLING), None)
+        found = found or ModelRegistry.find(with_causal_names(architectures))
+    if found is not None:
+        return found
+    if model_impl != "vllm":
+        return TRANSFORMERS
+    given = ", ".join(architectures) or "none"
+    raise ValueError(
+        f"config.json: architectures names {given}, which has no model of ours: use model_impl='transformers', or "
+        f"register a model by ModelRegistry.register_model. There are {', '.join(supported_architectures())}"
+    )
+
+
+def import_model_class(entry: type[nn.Module] | str) -> type[nn.Module]:
+    """The class of an entry. ValueError: it cannot be imported, or is no nn.Module."""
+    if not isinstance(entry, str):
+        return entry
+    module_name, _, class_name = entry.partition(":")
+    try:
+        found = getattr(importlib.import_module(module_name), class_name)
+    except (ImportError, AttributeError) as error:
+        raise ValueError(f"the model class {entry!r} cannot be imported: {error}") from error
+    return _check_model_class(found, f"the model class {entry!r} must be")
+
+
+def resolve_model_class(architectures: Sequence[str], model_impl: str = "vllm") -> type[nn.Module]:
+    """The class of `model_entry`. ValueError: there is none, or it cannot be imported."""
+    return import_model_class(model_entry(architectures, model_impl))
+
+
+def _check_model_class(found: Any, problem: str) -> type[nn.Module]:
+    from torch import nn
+
+    if isinstance(found, type) and issubclass(found, nn.Module):
+        return found
+    raise TypeError(f"{problem} a subclass of torch.nn.Module, got {found!r}")

@@ -1,0 +1,1 @@
+"""Formats of quantised checkpoints, one a file."""
