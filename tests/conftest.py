@@ -9,7 +9,7 @@ import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 if "PYTEST_XDIST_WORKER" in os.environ:
     # One thread each for the processes that share the cores: threads that wait for each other would spin. Read when
@@ -18,6 +18,9 @@ if "PYTEST_XDIST_WORKER" in os.environ:
 
 import pytest
 import torch
+
+if TYPE_CHECKING:
+    from vllm import LLM
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -75,6 +78,14 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="session")
+def llm() -> LLM:
+    """The embedded model, loaded once for the commands and examples that need a real one."""
+    from vllm import LLM
+
+    return LLM(max_model_len=256)
 
 
 def pytest_unconfigure() -> None:

@@ -21,25 +21,12 @@ ORDER = """
     multimodal plugins platforms usage config tracing tokenizers transformers_utils.tokenizer
     transformers_utils.tokenizers reasoning tool_parsers triton_utils device_allocator ops v1.core.kv_cache_utils
     distributed attention quantization layers models loader model_executor assets forward_context _custom_ops
-    v1 v1.attention v1.kv_cache_interface v1.watermarking v1.request v1.outputs v1.messages v1.core v1.sample
-    v1.worker v1.executor
-    engine.former_args engine.upstream_args engine.arg_utils
-    v1.metrics.engine_metrics v1.metrics.core_metrics v1.metrics.reader v1.metrics.loggers
-    v1.engine.input_processor v1.engine.label_scoring entrypoints.chat decisions
-    v1.engine v1.metrics engine
-    entrypoints scoring batch selftest
-    renderers entrypoints.chat_utils
-    entrypoints.logger entrypoints.openai.errors entrypoints.openai.protocol entrypoints.serve
-    entrypoints.openai.upstream_server_args entrypoints.openai.server_args
-    entrypoints.openai.http_metrics
-    entrypoints.openai.state entrypoints.openai.rendering entrypoints.openai.http entrypoints.openai.serving
-    entrypoints.openai
-    entrypoints.launchers entrypoints.launcher entrypoints.serve.utils entrypoints.utils
-    entrypoints.pooling.embed entrypoints.pooling.classify entrypoints.pooling.pooling entrypoints.pooling.scoring
-    entrypoints.cli entrypoints.common entrypoints.openai.cli_args entrypoints.openai.api_server
-    entrypoints.openai.run_batch
-    collect_env
-    upstream
+    v1.attention v1.kv_cache_interface v1.watermarking v1.spec_decode v1.structured_output
+    v1.request v1.outputs v1.messages v1.core v1.sample v1.worker v1.executor
+    v1.metrics engine v1.engine chat decisions pooling entrypoints scoring selftest server cli
+    batch collect_env renderers engine.protocol entrypoints.openai entrypoints.serve entrypoints.pooling
+    entrypoints.common
+    entrypoints.launchers entrypoints.launcher entrypoints.chat_utils entrypoints.utils upstream
 """.split()
 MAX_FILE_LINES, MAX_FUNCTION_LINES = 500, 60
 

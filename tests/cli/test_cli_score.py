@@ -20,7 +20,7 @@ from vllm.scoring import run as score_run
 from vllm.scoring.files import Item
 from vllm.scoring.templates import Template
 
-REVIEWS = Path(__file__).parents[3] / "examples" / "data" / "reviews.jsonl"
+REVIEWS = Path(__file__).parents[2] / "examples" / "data" / "reviews.jsonl"
 LABELS = [" positive", " negative"]
 
 

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import uuid
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
+from typing_extensions import Self
+
 from vllm.config import VllmConfig
-from vllm.decisions.params import DecisionParams
-from vllm.decisions.plan import DecisionPlan
-from vllm.decisions.types import Decision
-from vllm.engine.arg_utils import AsyncEngineArgs as AsyncEngineArgs
 from vllm.engine.arg_utils import EngineArgs
-from vllm.exceptions import EngineDeadError, GenerationError, VLLMValidationError
+from vllm.exceptions import EngineDeadError, VLLMValidationError
 from vllm.inputs.text_options import DEFAULT_TEXT_OPTIONS, TextOptions, text_options
 from vllm.outputs import RequestOutput
 from vllm.pooling_outputs import PoolingRequestOutput
@@ -41,7 +38,7 @@ from vllm.v1.messages import EngineCoreOutput
 _LONG_TEXT = 4096  # characters; more are tokenised in a thread, so that the loop goes on meanwhile
 
 
-class AsyncLLM(AsyncEngineControl):
+class AsyncEngine(AsyncEngineControl):
     """Generates for requests that come at any time. All methods but the constructor and `shutdown` belong to one event
     loop. When one of the `replicas` (data_parallel_size of them) dies, the engine is dead: it takes no further
     requests, but the other replicas finish theirs.
@@ -112,7 +109,7 @@ class AsyncLLM(AsyncEngineControl):
         client_addresses: Mapping[str, Any] | None = None,
         client_count: int = 1,
         client_index: int = 0,
-    ) -> AsyncLLM:
+    ) -> Self:
         """An engine of a finished configuration; see the constructor."""
         return cls(vllm_config, stat_loggers=stat_loggers, client_addresses=client_addresses)
 
@@ -123,7 +120,7 @@ class AsyncLLM(AsyncEngineControl):
         start_engine_loop: bool = True,
         usage_context: Any = None,
         stat_loggers: Sequence[Any] | None = None,
-    ) -> AsyncLLM:
+    ) -> Self:
         """Build the configuration and the engine; see from_vllm_config. ValueError for bad arguments."""
         return cls.from_vllm_config(engine_args.create_engine_config(), start_engine_loop, usage_context, stat_loggers)
 
@@ -189,43 +186,6 @@ class AsyncLLM(AsyncEngineControl):
         finally:
             if not finished:
                 await asyncio.shield(self.abort(request_id))
-
-    async def decide(
-        self, input: Any, questions: Any, request_id: str | None = None, *, priority: int = 0, **options: Any
-    ) -> Decision:
-        """Answer typed questions about one input; a cancelled call aborts its requests.
-
-        Args:
-            input: a text, or a list of OpenAI's messages and tool calls.
-            questions, **options: as for LLM.decide.
-            request_id, priority: as for `add_request`; None makes an id.
-
-        Raises:
-            VLLMValidationError: as for LLM.decide, or a bad id or priority.
-            EngineDeadError: the engine is dead.
-        """
-        params = DecisionParams(**options)
-        # In a thread: templates and long inputs may be slow.
-        plan = await asyncio.to_thread(DecisionPlan, self.model_config, self.tokenizer, input, questions, params)
-        requests = plan.requests()
-        if request_id is None:
-            request_id = f"decision-{uuid.uuid4().hex}"
-        for _, own in requests:
-            self.input_processor.check_request(request_id, own, priority)
-        names = [f"{request_id}-{index}" for index in range(len(requests))]
-        try:
-            streams = [
-                await self.add_checked(name, prompt, own, priority)
-                for name, (prompt, own) in zip(names, requests, strict=True)
-            ]
-            outputs = [await _last(stream) for stream in streams]
-        except BaseException:
-            await asyncio.shield(self.abort(names))
-            raise
-        finished = [output for output in outputs if output is not None and output.finished]
-        if len(finished) < len(outputs):
-            raise GenerationError(f"request {request_id!r} was aborted")
-        return plan.decision(finished)
 
     async def add_request(
         self,
@@ -413,13 +373,6 @@ class AsyncLLM(AsyncEngineControl):
             self._resumed.set()
         if self._router is not None:
             self._router.end(lost)
-
-
-async def _last(stream: RequestStream) -> RequestOutput | None:
-    last = None
-    async for output in stream:
-        last = output
-    return last
 
 
 def _start_cores(config: VllmConfig, processes: Sequence[CoreProcessHandle]) -> list[CoreClient]:
