@@ -27,7 +27,7 @@ from vllm.config.checkpoint.overrides import Overrides, extended
 from vllm.config.load import resolve_load_format
 from vllm.config.pooler import runner_fields
 from vllm.config.profiler import ProfilerConfig
-from vllm.config.quantization import QUANTIZATIONS, canonical_quantization, quantization_error
+from vllm.config.quantization import QUANTIZATIONS, quantization_error
 from vllm.config.scheduler import default_step_sizes
 from vllm.config.unserved import as_config
 from vllm.engine.upstream_args import UpstreamArgs
@@ -404,7 +404,7 @@ class EngineArgs(UpstreamArgs):
             warn_once(logger, "swap_space has no effect without enable_prefix_caching: blocks are found by content")
 
     def _check_quantization(self) -> None:
-        from vllm.quantization import is_registered
+        from vllm.quantization import canonical_quantization, is_registered
 
         name = canonical_quantization(self.quantization)
         if name not in QUANTIZATIONS and not is_registered(name):
