@@ -15,6 +15,6 @@ class CwmForCausalLM(DecoderForCausalLM):
         reader.need("rope_parameters", "rope_scaling")
         attention = reader.attention(head_dim=reader.integer("head_dim", default=128), bias=False, rotary=False)
         attention = replace(attention, rotary=reader.rotary(attention.head_dim, theta=1000000.0))
-        kinds = ["sliding_attention" if index % 4 else "full_attention" for index in range(reader.num_layers)]
+        kinds = reader.every_nth_full(4, is_first=True)
         layers = reader.windowed(attention, default_window=8192, default_kinds=kinds)
         return reader.decoder(layers, reader.mlp(), reader.norm(eps=1e-5))

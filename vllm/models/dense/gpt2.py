@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 from vllm.models.checkpoint_names import CheckpointNames, split_qkv, transposed
 from vllm.models.config_reader import ConfigReader
 from vllm.models.decoder import DecoderForCausalLM
-from vllm.models.spec import DecoderSpec, PositionSpec
+from vllm.models.spec import AttentionSpec, DecoderSpec, PositionSpec
 
 GPT2_RENAMES = (
     (r"^transformer\.", ""),
@@ -26,11 +28,31 @@ GPT2_RENAMES = (
 GPT2_MASKS = r".*\.attn(\.attention)?\.(masked_)?bias"
 
 
-def attention_scales(reader: ConfigReader) -> list[float]:
-    """The factor on the scores of each layer."""
+def scaled_layers(reader: ConfigReader, attention: AttentionSpec) -> list[AttentionSpec]:
+    """`attention` with the factor on the scores of each layer."""
     scale = reader.head_dim**-0.5 if reader.boolean("scale_attn_weights", default=True) else 1.0
     by_layer = reader.boolean("scale_attn_by_inverse_layer_idx", default=False)
-    return [scale / (index + 1) if by_layer else scale for index in range(reader.num_layers)]
+    return [replace(attention, scale=scale / (i + 1) if by_layer else scale) for i in range(reader.num_layers)]
+
+
+def describe(
+    reader: ConfigReader,
+    attention: AttentionSpec | Sequence[AttentionSpec],
+    activation: str = "gelu_new",
+    default_positions: int | None = 1024,
+    **fields: Any,
+) -> DecoderSpec:
+    """A decoder with learned positions, LayerNorm and a plain MLP of four times the width."""
+    num_positions = reader.integer("n_positions", "max_position_embeddings", default=default_positions)
+    return reader.decoder(
+        attention,
+        reader.mlp(activation, bias=True, gated=False, size=4 * reader.hidden_size),
+        reader.layer_norm(),
+        tied=True,
+        max_positions=num_positions,
+        positions=PositionSpec("learned", num_positions),
+        **fields,
+    )
 
 
 class GPT2LMHeadModel(DecoderForCausalLM):
@@ -38,13 +60,4 @@ class GPT2LMHeadModel(DecoderForCausalLM):
 
     @classmethod
     def describe(cls, reader: ConfigReader) -> DecoderSpec:
-        attention = reader.attention(rotary=False, bias=True)
-        num_positions = reader.integer("n_positions", "max_position_embeddings", default=1024)
-        return reader.decoder(
-            [replace(attention, scale=scale) for scale in attention_scales(reader)],
-            reader.mlp("gelu_new", bias=True, gated=False, size=4 * reader.hidden_size),
-            reader.layer_norm(),
-            tied=True,
-            max_positions=num_positions,
-            positions=PositionSpec("learned", num_positions),
-        )
+        return describe(reader, scaled_layers(reader, reader.attention(rotary=False, bias=True)))

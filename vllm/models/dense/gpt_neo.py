@@ -7,8 +7,8 @@ from dataclasses import replace
 from vllm.models.checkpoint_names import CheckpointNames
 from vllm.models.config_reader import ConfigReader
 from vllm.models.decoder import DecoderForCausalLM
-from vllm.models.dense.gpt2 import GPT2_MASKS, GPT2_RENAMES
-from vllm.models.spec import DecoderSpec, PositionSpec
+from vllm.models.dense.gpt2 import GPT2_MASKS, GPT2_RENAMES, describe
+from vllm.models.spec import DecoderSpec
 
 
 class GPTNeoForCausalLM(DecoderForCausalLM):
@@ -29,11 +29,5 @@ class GPTNeoForCausalLM(DecoderForCausalLM):
             raise reader.refuse("attention_types", f"they must name global or local for {reader.num_layers} layers")
         window = reader.integer("window_size", default=256)
         attention = reader.attention(rotary=False, bias=False, o_bias=True, scale=1.0)
-        num_positions = reader.integer("max_position_embeddings")
-        return reader.decoder(
-            [replace(attention, window=window if kind == "local" else None) for kind in kinds],
-            reader.mlp("gelu_new", bias=True, gated=False, size=4 * reader.hidden_size),
-            reader.layer_norm(),
-            tied=True,
-            positions=PositionSpec("learned", num_positions),
-        )
+        layers = [replace(attention, window=window if kind == "local" else None) for kind in kinds]
+        return describe(reader, layers, default_positions=None)

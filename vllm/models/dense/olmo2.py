@@ -5,19 +5,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from vllm.models.checkpoint_names import CheckpointNames
+from vllm.models.checkpoint_names import OUTPUT_NORMS, CheckpointNames
 from vllm.models.config_reader import ConfigReader
 from vllm.models.decoder import DecoderForCausalLM
 from vllm.models.spec import AttentionSpec, DecoderSpec, NormSpec
 
 
 class Olmo2ForCausalLM(DecoderForCausalLM):
-    names = CheckpointNames(
-        (
-            (r"\.post_attention_layernorm\.", ".attention_output_norm."),
-            (r"\.post_feedforward_layernorm\.", ".mlp_output_norm."),
-        )
-    )
+    names = CheckpointNames(OUTPUT_NORMS)
 
     @classmethod
     def layers(cls, reader: ConfigReader, qk_norm: NormSpec) -> Sequence[AttentionSpec]:
@@ -36,5 +31,4 @@ class Olmo3ForCausalLM(Olmo2ForCausalLM):
     @classmethod
     def layers(cls, reader: ConfigReader, qk_norm: NormSpec) -> Sequence[AttentionSpec]:
         attention = reader.attention(rotary=False, qk_norm=qk_norm, qk_norm_over="width")
-        kinds = ["full_attention" if index % 4 == 3 else "sliding_attention" for index in range(reader.num_layers)]
-        return reader.by_kind(attention, kinds, default_window=4096, theta=5e5, sliding_theta=5e5)
+        return reader.by_kind(attention, reader.every_nth_full(4), default_window=4096, theta=5e5, sliding_theta=5e5)

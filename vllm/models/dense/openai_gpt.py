@@ -5,8 +5,8 @@ from __future__ import annotations
 from vllm.models.checkpoint_names import CheckpointNames, split_qkv, transposed
 from vllm.models.config_reader import ConfigReader
 from vllm.models.decoder import DecoderForCausalLM
-from vllm.models.dense.gpt2 import GPT2_MASKS, GPT2_RENAMES
-from vllm.models.spec import DecoderSpec, PositionSpec
+from vllm.models.dense.gpt2 import GPT2_MASKS, GPT2_RENAMES, describe
+from vllm.models.spec import DecoderSpec
 
 
 class OpenAIGPTLMHeadModel(DecoderForCausalLM):
@@ -23,14 +23,7 @@ class OpenAIGPTLMHeadModel(DecoderForCausalLM):
     @classmethod
     def describe(cls, reader: ConfigReader) -> DecoderSpec:
         name = reader.get("afn", default="gelu")
-        num_positions = reader.integer("n_positions", default=512)
-        return reader.decoder(
-            reader.attention(rotary=False, bias=True),
-            # What it calls gelu is the approximation by tanh.
-            reader.mlp("gelu_new" if name == "gelu" else name, bias=True, gated=False, size=4 * reader.hidden_size),
-            reader.layer_norm(),
-            tied=True,
-            block="post",
-            final_norm=None,
-            positions=PositionSpec("learned", num_positions),
-        )
+        # What it calls gelu is the approximation by tanh.
+        activation = "gelu_new" if name == "gelu" else name
+        attention = reader.attention(rotary=False, bias=True)
+        return describe(reader, attention, activation, default_positions=512, block="post", final_norm=None)

@@ -2,22 +2,14 @@
 
 from __future__ import annotations
 
-from vllm.models.checkpoint_names import CheckpointNames
+from vllm.models.checkpoint_names import MEGATRON, QK_LAYERNORMS, TWO_LAYERS, CheckpointNames
 from vllm.models.config_reader import ConfigReader
 from vllm.models.decoder import DecoderForCausalLM
 from vllm.models.spec import DecoderSpec
 
 
 class PhiForCausalLM(DecoderForCausalLM):
-    names = CheckpointNames(
-        renames=(
-            (r"\.self_attn\.dense\.", ".self_attn.o_proj."),
-            (r"\.self_attn\.([qk])_layernorm\.", r".self_attn.\1_norm."),
-            (r"\.fc1\.", ".up_proj."),
-            (r"\.fc2\.", ".down_proj."),
-            (r"^(model\.)?final_layernorm\.", "model.norm."),
-        )
-    )
+    names = CheckpointNames((*MEGATRON, *QK_LAYERNORMS, *TWO_LAYERS, (r"^(model\.)?final_layernorm\.", "model.norm.")))
 
     @classmethod
     def describe(cls, reader: ConfigReader) -> DecoderSpec:
