@@ -17,8 +17,8 @@ from vllm.config.checkpoint.sentence_transformers import has_sparse_pooling, sen
 from vllm.config.checkpoint.weight_files import shard_files, stored_dtype
 from vllm.config.quantization import ON_LOAD, STORED
 from vllm.loader.gguf.convert import converted_folder
+from vllm.loader.gguf.file import first_parts, model_stem
 from vllm.loader.gguf.hub import find_on_hub
-from vllm.loader.gguf.parts import first_parts, model_stem
 from vllm.logger import init_logger, warn_once
 from vllm.models.registry import (
     TRANSFORMERS,

@@ -12,11 +12,11 @@ import torch
 from test_gguf_blocks import PARAMS, PROMPTS, write
 from tiny_llm import make_tiny_llm
 
+from vllm.config.checkpoint import mapped_tensors
 from vllm.config.checkpoint.mapped_tensors import LIST_NAME, block_bytes, find_files, read_places
 from vllm.config.checkpoint.weight_files import iterate_tensors, shard_files, stored_dtype
 from vllm.loader import resolve_model
 from vllm.loader.gguf.file import GGUFFile
-from vllm.transformers_utils import mapped_tensors
 
 gguf = pytest.importorskip("gguf", reason="gguf is not installed")
 
