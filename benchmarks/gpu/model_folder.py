@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from bounds import ModelShape
 
-from vllm.model_executor.layers.dummy_weights import dummy_weight
+from vllm.layers.dummy_weights import dummy_weight
 
 _MAX_LEN = 8192
 _EOS = 2

@@ -11,55 +11,88 @@
 namespace vllm_cpu {
 namespace {
 
-Isa widest_possible() {
-#if defined(__x86_64__) || defined(__i386__)
-  __builtin_cpu_init();
-  Isa widest = Isa::portable;
+constexpr Isa kWidest = Isa::avx512_fp16;
+
+constexpr Isa next(Isa level) { return static_cast<Isa>(static_cast<int>(level) + 1); }
+constexpr Isa below(Isa level) { return static_cast<Isa>(static_cast<int>(level) - 1); }
+
+// Whether the library has the kernels of a level.
+constexpr bool is_compiled(Isa level) {
+  switch (level) {
+    case Isa::portable:
+      return true;
 #ifdef VLLM_HAVE_AVX2
-  if (!(__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"))) return widest;
-  widest = Isa::avx2;
+    case Isa::avx2:
+      return true;
 #endif
 #ifdef VLLM_HAVE_AVX512
-  if (!(__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-        __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq"))) {
-    return widest;
-  }
-  widest = Isa::avx512;
+    case Isa::avx512:
+      return true;
 #endif
 #ifdef VLLM_HAVE_AVX512_BF16
-  if (!(__builtin_cpu_supports("avx512bf16") && __builtin_cpu_supports("avx512vnni") &&
-        __builtin_cpu_supports("avx512vbmi"))) {
-    return widest;
-  }
-  widest = Isa::avx512_bf16;
+    case Isa::avx512_bf16:
+      return true;
 #endif
 #ifdef VLLM_HAVE_AVX512_FP16
-#ifndef VLLM_EMULATED
+    case Isa::avx512_fp16:
+      return true;
+#endif
+    default:
+      return false;
+  }
+}
+
+// Whether the CPU has the instructions that a level adds to those of the levels below it.
+bool cpu_adds(Isa level) {
+  if (level == Isa::portable) return true;
+#if defined(__x86_64__) || defined(__i386__)
+  __builtin_cpu_init();
+  switch (level) {
+    case Isa::avx2:
+      return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+    case Isa::avx512:
+      return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+             __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
+    case Isa::avx512_bf16:
+      return __builtin_cpu_supports("avx512bf16") && __builtin_cpu_supports("avx512vnni") &&
+             __builtin_cpu_supports("avx512vbmi");
+    default:
+      break;
+  }
+#ifdef VLLM_EMULATED
+  return true;
+#else
   unsigned a = 0, b = 0, c = 0, d = 0;
   constexpr unsigned kAvx512Fp16 = 1u << 23;
-  if (!__get_cpuid_count(7, 0, &a, &b, &c, &d) || !(d & kAvx512Fp16)) return widest;
+  return __get_cpuid_count(7, 0, &a, &b, &c, &d) && (d & kAvx512Fp16);
 #endif
-  widest = Isa::avx512_fp16;
-#endif
-  return widest;
 #else
-  return Isa::portable;
+  return false;
 #endif
 }
 
+Isa widest_that_runs() {
+  Isa widest = Isa::portable;
+  while (widest < kWidest && cpu_adds(next(widest))) widest = next(widest);
+  return widest;
+}
+
+// The widest level that was compiled and runs here, up to `level`.
 Isa capped(Isa level) {
-  static const Isa widest = widest_possible();
-  return level < widest ? level : widest;
+  static const Isa widest = widest_that_runs();
+  if (level > widest) level = widest;
+  while (!is_compiled(level)) level = below(level);
+  return level;
 }
 
 Isa initial() {
   const char* wanted = std::getenv("VLLM_CPU_ISA");
-  if (wanted == nullptr) return capped(Isa::avx512_fp16);
+  if (wanted == nullptr) return capped(kWidest);
   if (std::strcmp(wanted, "portable") == 0) return Isa::portable;
   if (std::strcmp(wanted, "avx2") == 0) return capped(Isa::avx2);
   if (std::strcmp(wanted, "avx512") == 0) return capped(Isa::avx512);
   if (std::strcmp(wanted, "avx512_bf16") == 0) return capped(Isa::avx512_bf16);
-  return capped(Isa::avx512_fp16);
+  return capped(kWidest);
 }
 
 std::atomic<Isa>& slot() {

@@ -58,6 +58,18 @@ def hf_ids(llm: LLM, messages, **options) -> list[int]:
 
 
 class TestPrompts:
+    def test_prompts_by_themselves(self, tiny):
+        prompts = tiny.preprocess_chat([HELLO, LONGER])
+        outputs = chat(tiny, [HELLO, LONGER])
+        assert [prompt["prompt_token_ids"] for prompt in prompts] == [output.prompt_token_ids for output in outputs]
+        assert [prompt["prompt"] for prompt in prompts] == [output.prompt for output in outputs]
+        again = tiny.generate(prompts, GREEDY, use_tqdm=False)
+        assert [output.outputs[0].text for output in again] == [output.outputs[0].text for output in outputs]
+        (open_end,) = tiny.preprocess_chat(HELLO, "{{ messages[-1].content }}", add_generation_prompt=False)
+        assert open_end["prompt"] == "hello"
+        with pytest.raises(VLLMValidationError, match="mm_processor_kwargs"):
+            tiny.preprocess_chat(HELLO, mm_processor_kwargs={"size": 1})
+
     @pytest.mark.parametrize("messages", [HELLO, LONGER, HELLO[1:]])
     def test_equal_transformers(self, tiny, messages):
         (output,) = chat(tiny, messages)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import gzip
 import json
 import os
@@ -12,6 +13,7 @@ import sys
 import pytest
 from models_util import random_prompts
 from tiny_llm import make_tiny_llm, make_tiny_model
+from transformers import AutoTokenizer
 
 from vllm import LLM, EngineArgs, SamplingParams
 from vllm.exceptions import VLLMValidationError
@@ -244,3 +246,32 @@ def test_an_external_launcher_must_be_there(folder, monkeypatch):
         make_tiny_llm(folder, tensor_parallel_size=2, distributed_executor_backend="external_launcher")
     # One process alone needs nobody to meet.
     make_tiny_llm(folder, distributed_executor_backend="external_launcher")
+
+
+def test_what_the_model_can_be_asked_for(llm, folder):
+    assert llm.supported_tasks == llm.llm_engine.get_supported_tasks() == ("generate",)
+    config = EngineArgs(str(folder), runner="pooling", convert="embed").create_model_config()
+    assert config.supported_tasks == config.pooling_tasks == ("embed", "token_embed")
+
+
+def test_the_models_configuration_by_itself(llm, folder):
+    assert llm.llm_engine.get_model_config() is llm.model_config
+    args = EngineArgs(str(folder), max_model_len=48)
+    assert args.create_model_config() == args.create_engine_config().model_config
+    with pytest.raises(ValueError, match="max_model_len"):
+        EngineArgs(str(folder), max_model_len=0).create_model_config()
+
+
+def test_another_tokenizer(folder):
+    llm = make_tiny_llm(folder)
+    plain = llm.generate(["ab"], GREEDY, use_tqdm=False)[0]
+    other = copy.deepcopy(llm.get_tokenizer())
+    other.add_tokens("ab")
+    llm.set_tokenizer(other)
+    assert llm.get_tokenizer() is other
+    assert llm.llm_engine.input_processor.process_prompts(["ab"], [GREEDY])[0].token_ids == [
+        other.convert_tokens_to_ids("ab")
+    ]
+    llm.set_tokenizer(AutoTokenizer.from_pretrained(folder))
+    again = llm.generate(["ab"], GREEDY, use_tqdm=False)[0]
+    assert (again.prompt_token_ids, again.outputs[0].text) == (plain.prompt_token_ids, plain.outputs[0].text)

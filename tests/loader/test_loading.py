@@ -18,6 +18,7 @@ from models_util import (
 )
 from safetensors.torch import load_file, save_file
 
+from vllm.config.checkpoint.overrides import extended, overridden_entries
 from vllm.layers.linear import LinearBase
 from vllm.loader import embedded_model_path, resolve, resolve_model
 from vllm.models.registry import resolve_model_class, supported_architectures
@@ -182,6 +183,35 @@ def test_dtype_of_a_folder(llama: Path) -> None:
 def test_overrides_reach_the_configuration(llama: Path) -> None:
     resolved = resolve_model(str(llama), hf_overrides={"max_position_embeddings": 32})
     assert resolved.hf_config.max_position_embeddings == 32 and resolved.name == "tiny-llama"
+
+
+def test_a_function_overrides_the_configuration(llama: Path) -> None:
+    def smaller(config: Any) -> Any:
+        config.update({"num_hidden_layers": 1, "max_position_embeddings": 32})
+        return config
+
+    plain = resolve_model(str(llama)).hf_config
+    assert resolve_model(str(llama), hf_overrides=lambda config: config).hf_config == plain
+    found = resolve_model(str(llama), hf_overrides=smaller).hf_config
+    assert (found.num_hidden_layers, found.max_position_embeddings) == (1, 32)
+    assert found.raw == plain.raw | {"num_hidden_layers": 1, "max_position_embeddings": 32}
+    longer = resolve_model(str(llama), hf_overrides=extended(smaller, max_position_embeddings=64)).hf_config
+    assert (longer.num_hidden_layers, longer.max_position_embeddings) == (1, 64)
+    with pytest.raises(ValueError, match="hf_overrides must return the configuration that it got, got a NoneType"):
+        resolve_model(str(llama), hf_overrides=lambda config: None)
+
+
+def test_a_function_overrides_a_text_decoder(tmp_path: Path) -> None:
+    def smaller(config: Any) -> Any:
+        config.text_config.update({"num_hidden_layers": 1})
+        return config
+
+    make_random_model("llama", "small", tmp_path)
+    text = json.loads((tmp_path / "config.json").read_text())
+    whole = {"architectures": ["LlavaForConditionalGeneration"], "model_type": "llava", "text_config": text}
+    (tmp_path / "config.json").write_text(json.dumps(whole))
+    changed = overridden_entries(smaller, tmp_path, trust_remote_code=False)
+    assert changed == {"text_config": {"num_hidden_layers": 1}}
 
 
 @pytest.mark.parametrize("name", ["/no/such/folder", "./nothing/here/model", "model.gguf", "bad name"])

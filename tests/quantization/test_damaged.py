@@ -375,8 +375,8 @@ def test_what_is_asked_for_must_agree(tmp_path):
             make_llm(tmp_path, quantization=name)
     with pytest.raises(ValueError, match="load_format='bitsandbytes', but the model is no checkpoint of bitsandbytes"):
         make_llm(tmp_path, load_format="bitsandbytes")
-    with pytest.raises(ValueError, match="hf_overrides must be a dict of entries that replace .*, got a function"):
-        make_llm(tmp_path, hf_overrides=lambda config: config)
+    with pytest.raises(ValueError, match="hf_overrides must be a dict of entries that replace .*, got a list"):
+        make_llm(tmp_path, hf_overrides=["config"])
     for name in ("hqq", "quark", "quanto", "unheard"):
         with pytest.raises(ValueError, match=f"quantization.*'{name}'.*: use a GPTQ, AWQ"):
             LLM(str(tmp_path), quantization=name)

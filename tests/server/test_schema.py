@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import re
 import subprocess
 import sys
 from collections import defaultdict
 from pathlib import Path
+from pkgutil import walk_packages
 from types import SimpleNamespace
 
 import httpx
@@ -17,7 +19,8 @@ from tiny_llm import make_tiny_model
 
 from vllm import SamplingParams
 from vllm.exceptions import VLLMValidationError
-from vllm.server.app import build_app
+from vllm.server import serving
+from vllm.server.app import _ENDPOINTS, build_app
 from vllm.server.http.routes import REQUEST_MODELS
 from vllm.server.protocol.generation import ChatCompletionChunk, CompletionResponse
 from vllm.server.server_args import ServerArgs
@@ -215,3 +218,10 @@ def statuses_of(report):
             for interaction in finished["recorder"]["interactions"].values():
                 counts[finished["recorder"]["label"]][(interaction["response"] or {}).get("status_code")] += 1
     return counts
+
+
+def test_every_router_is_served():
+    prefix = f"{serving.__name__}."
+    modules = [importlib.import_module(found.name) for found in walk_packages(serving.__path__, prefix)]
+    with_router = {module.__name__.removeprefix(prefix) for module in modules if hasattr(module, "router")}
+    assert with_router == {*_ENDPOINTS, "development"}

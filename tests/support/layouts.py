@@ -10,8 +10,19 @@ from vllm.ops.cpu_kernels import cpu_kernel_isa, onednn_lacks
 
 _OPERATORS = cpu_ops()
 
-# "cpp" is the widest level that the machine runs, the others are the narrower ones; none without the C++ operators.
-CPP_LEVELS = [] if _OPERATORS is None else ["cpp", *(f"cpp-{level}" for level in ISA_LEVELS[: _OPERATORS.set_isa(-1)])]
+
+def compiled_levels() -> list[str]:
+    """The levels that this machine runs and the library has, narrowest first."""
+    if _OPERATORS is None:
+        return []
+    used = _OPERATORS.set_isa(-1)
+    levels = [level for i, level in enumerate(ISA_LEVELS[: used + 1]) if _OPERATORS.set_isa(i) == i]
+    _OPERATORS.set_isa(used)
+    return levels
+
+
+# "cpp" is the widest level, the others are the narrower ones.
+CPP_LEVELS = ["cpp", *(f"cpp-{level}" for level in compiled_levels()[:-1])] if _OPERATORS is not None else []
 LEVELS = ["reference", *CPP_LEVELS]
 
 needs_kernels = pytest.mark.skipif(_OPERATORS is None, reason="the C++ operators are not built")

@@ -16,7 +16,7 @@ from survey_architectures import load  # noqa: E402
 from vllm import ModelRegistry  # noqa: E402
 from vllm.config.checkpoint.sentence_transformers import TOKEN_HEADS, is_sparse  # noqa: E402
 from vllm.config.checkpoint.text_part import WITH_TEXT_PART  # noqa: E402
-from vllm.loader.gguf.configs import ARCHITECTURES  # noqa: E402
+from vllm.loader.gguf.architectures import ARCHITECTURES  # noqa: E402
 from vllm.models.registry import encoder_archs, pooling_kind  # noqa: E402
 
 DOCUMENT = ROOT / "docs" / "models.md"
@@ -31,7 +31,7 @@ def table() -> list[str]:
         {*ModelRegistry.get_supported_archs(), *found, *WITH_TEXT_PART}, key=lambda each: (each.lower(), each)
     ):
         status, reason = found.get(name, ("untried", ""))
-        files = [f"`{each}`" for each, architecture in ARCHITECTURES.items() if architecture == name]
+        files = [f"`{each}`" for each, row in ARCHITECTURES.items() if row.name == name]
         from_files = [f"GGUF {', '.join(files)}"] if files else []
         if name in ModelRegistry.get_supported_archs():
             also = ["`transformers` too"] if status == "runs" else []

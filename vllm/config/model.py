@@ -141,6 +141,11 @@ class ModelConfig:
         return self.runner
 
     @property
+    def supported_tasks(self) -> tuple[str, ...]:
+        """What the model can be asked for: "generate", or the tasks of a pooling model, the default first."""
+        return self.pooling_tasks if self.runner == "pooling" else ("generate",)
+
+    @property
     def embedding_size(self) -> int:
         """Length of an embedding."""
         return self.pooling.size(self.hf_config.hidden_size)

@@ -23,6 +23,7 @@ from vllm.config import (
 )
 from vllm.config.attention import AttentionConfig
 from vllm.config.cache import FLOAT8_DTYPES, resolve_cache_dtype
+from vllm.config.checkpoint.overrides import Overrides, extended
 from vllm.config.load import resolve_load_format
 from vllm.config.pooler import runner_fields
 from vllm.config.profiler import ProfilerConfig
@@ -177,7 +178,9 @@ class EngineArgs(UpstreamArgs):
     worker_extension_cls: str | type | None = _arg(
         "", "module.path:ClassName (or with a dot), a class whose methods workers get, for collective_rpc"
     )
-    hf_overrides: dict[str, Any] | None = _arg(None, "values to replace in the model's config.json")
+    hf_overrides: Overrides = _arg(
+        None, "values to replace in the model's config.json; in Python, a function of transformers' configuration, too"
+    )
     profiler_config: dict[str, Any] | ProfilerConfig | None = _arg(
         None, 'as {"profiler": "torch", "torch_profiler_dir": FOLDER}: where LLM.start_profile writes traces'
     )
@@ -256,6 +259,10 @@ class EngineArgs(UpstreamArgs):
             observability_config=ObservabilityConfig(otlp_traces_endpoint=self.otlp_traces_endpoint or None),
         )
 
+    def create_model_config(self) -> ModelConfig:
+        """The model's part of `create_engine_config`, with its checks and errors."""
+        return self.create_engine_config().model_config
+
     def _profiler_dir(self) -> str:
         config = as_config("profiler_config", ProfilerConfig, self.profiler_config)
         if config is None:
@@ -284,13 +291,12 @@ class EngineArgs(UpstreamArgs):
         )
 
     def _max_idle_tokens(self, device: str, scheduler_config: SchedulerConfig, max_model_len: int) -> int | None:
-        """On a CPU, whose memory others want, too, a few steps' worth: unless somebody has said how much the cache is
-        to take."""
+        """A few steps' worth on a CPU, whose memory others want, too, unless the cache's size was given."""
         if device != "cpu" or self.num_gpu_blocks_override is not None or envs.cpu_kvcache_space_bytes() is not None:
             return None
         return max(_IDLE_STEPS * scheduler_config.max_num_batched_tokens, max_model_len)
 
-    def _find_model(self, device: str, hf_overrides: dict[str, Any] | None) -> ResolvedModel:
+    def _find_model(self, device: str, overrides: Overrides) -> ResolvedModel:
         from vllm.loader import resolve_model
 
         source = resolve_model(
@@ -298,7 +304,7 @@ class EngineArgs(UpstreamArgs):
             requested_dtype=self._requested_dtype(),
             device=device,
             revision=self.revision,
-            hf_overrides=hf_overrides,
+            hf_overrides=overrides,
             needs_weights=self.load_format != "dummy",
             download_dir=self.download_dir,
             hf_token=self.hf_token,
@@ -308,12 +314,11 @@ class EngineArgs(UpstreamArgs):
             needs_tokenizer=not (self.tokenizer or self.skip_tokenizer_init),
         )
         asked, longest = self.max_model_len, source.longest_prompt(self.max_model_len)
-        longer = {**(hf_overrides or {}), "max_position_embeddings": asked}
-        is_longer = isinstance(asked, int) and asked > longest and longer != hf_overrides
+        is_longer = isinstance(asked, int) and asked > longest and overrides is self.hf_overrides
         if not is_longer or not envs.VLLM_ALLOW_LONG_MAX_MODEL_LEN:
             return source
         logger.warning("max_model_len=%d is beyond the %d tokens of the model", asked, longest)
-        return self._find_model(device, longer)
+        return self._find_model(device, extended(overrides, max_position_embeddings=asked))
 
     def _served_names(self) -> tuple[str, ...]:
         return tuple([names] if isinstance(names := self.served_model_name, str) else names or ())
@@ -384,7 +389,7 @@ class EngineArgs(UpstreamArgs):
     def _check_supported(self) -> None:
         self._check_quantization()
         resolve_load_format(self.load_format)
-        if not isinstance(self.hf_overrides, dict | None):
+        if not isinstance(self.hf_overrides, dict | None) and not callable(self.hf_overrides):
             kind = type(self.hf_overrides).__name__
             raise ValueError(f"hf_overrides must be a dict of entries that replace those of config.json, got a {kind}")
         if self.otlp_traces_endpoint:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from vllm.beam_search import BeamSearchOutput, BeamSearchParams
-from vllm.chat.templates import load_chat_template, render_texts
+from vllm.chat.templates import load_chat_template, render_conversations, render_texts
 from vllm.config.unserved import is_neutral_value
 from vllm.decisions.params import DecisionParams
 from vllm.decisions.plan import DecisionPlan
@@ -21,7 +21,7 @@ from vllm.entrypoints.interrupts import InterruptsBetweenSteps
 from vllm.entrypoints.llm_control import EngineControl
 from vllm.entrypoints.llm_pooling import PoolingOfflineMixin
 from vllm.exceptions import VLLMValidationError
-from vllm.inputs import PromptType
+from vllm.inputs import PromptType, TokensPrompt
 from vllm.inputs.text_options import DEFAULT_TEXT_OPTIONS, TextOptions, text_options
 from vllm.outputs import LabelScores, RequestOutput
 from vllm.pooling.late_chunking import late_chunks
@@ -282,6 +282,30 @@ class LLM(EngineControl, PoolingOfflineMixin):
             priority=priority,
             tokenization_kwargs=options,
             mm_processor_kwargs=mm_processor_kwargs,
+        )
+
+    def preprocess_chat(
+        self,
+        messages: Sequence[Any],
+        chat_template: str | None = None,
+        chat_template_content_format: str = "auto",
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        tools: list[dict[str, Any]] | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+        mm_processor_kwargs: Mapping[str, Any] | None = None,
+    ) -> list[TokensPrompt]:
+        """The prompts of `chat`, for `generate`: one text and its ids a conversation. Arguments and errors are those of
+        `chat`."""
+        check_neutral("mm_processor_kwargs", mm_processor_kwargs, "inputs are text only")
+        return render_conversations(
+            messages,
+            self.llm_engine.tokenizer,
+            chat_template=chat_template or self._chat_template,
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
+            tools=tools,
+            chat_template_kwargs=chat_template_kwargs,
         )
 
     def score_labels(

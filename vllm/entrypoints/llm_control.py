@@ -27,6 +27,15 @@ class EngineControl:
         """
         return self.llm_engine.get_tokenizer()
 
+    def set_tokenizer(self, tokenizer: Any) -> None:
+        """Use another tokenizer of the model's vocabulary, one of transformers', for the prompts that follow."""
+        self.llm_engine.set_tokenizer(tokenizer)
+
+    @property
+    def supported_tasks(self) -> tuple[str, ...]:
+        """What the model can be asked for: "generate", or the tasks of a pooling model, the default first."""
+        return self.llm_engine.get_supported_tasks()
+
     def get_default_sampling_params(self) -> SamplingParams:
         """What `generate` uses without sampling_params: the values of the model's generation_config.json, unless
         generation_config="vllm"."""

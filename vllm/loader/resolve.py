@@ -7,12 +7,12 @@ import importlib.util
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from vllm import envs
 from vllm.config.checkpoint.config import HFConfig, parse_hf_config, read_config
 from vllm.config.checkpoint.hub import download
 from vllm.config.checkpoint.late_interaction import read_late_interaction
+from vllm.config.checkpoint.overrides import Overrides, overridden_entries
 from vllm.config.checkpoint.sentence_transformers import has_sparse_pooling, sentence_length
 from vllm.config.checkpoint.weight_files import shard_files, stored_dtype
 from vllm.config.quantization import ON_LOAD, STORED, canonical_quantization
@@ -88,7 +88,7 @@ def resolve_model(
     requested_dtype: str = "auto",
     device: str = "cpu",
     revision: str | None = None,
-    hf_overrides: dict[str, Any] | None = None,
+    hf_overrides: Overrides = None,
     use_tqdm: bool = False,
     needs_weights: bool = True,
     download_dir: str | None = None,
@@ -107,7 +107,7 @@ def resolve_model(
             bfloat16 where the device multiplies that fast, else float32. A GPU without bfloat16 gets float16 for it.
         device: "cpu" or "cuda".
         revision: branch, tag or commit of a hub name.
-        hf_overrides: entries that replace those of config.json.
+        hf_overrides: entries that replace those of config.json, or a function that changes transformers' configuration.
         needs_weights: False for a folder that may hold config.json alone; its dtype is then the one in that file, or
             float32.
         download_dir, hf_token: of the hub's client; see `download`.
@@ -167,8 +167,8 @@ def _locate(model: str | None, revision: str | None, download_dir: str | None, h
     return download(model, revision, cache_dir=download_dir, token=hf_token)
 
 
-def _load_config(folder: Path, overrides: dict[str, Any] | None, model_impl: str, trust_remote_code: bool) -> HFConfig:
-    raw, generation = read_config(folder, overrides)
+def _load_config(folder: Path, overrides: Overrides, model_impl: str, trust_remote_code: bool) -> HFConfig:
+    raw, generation = read_config(folder, overridden_entries(overrides, folder, trust_remote_code))
     if has_sparse_pooling(folder):
         raw = with_sparse_head(raw, f"{folder.name}/modules.json")
     entry = model_entry(raw.get("architectures") or (), model_impl, raw)

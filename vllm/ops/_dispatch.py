@@ -42,14 +42,28 @@ _forced: Implementation | None = None
 def cpu_ops() -> Any | None:
     """The namespace of C++ operators, loaded on first use; None when the library is missing or does not load.
     ValueError if VLLM_CPU_ISA is not one of ISA_LEVELS."""
-    envs.cpu_isa(ISA_LEVELS)  # the library reads the variable itself, and would ignore a bad value
+    highest = envs.cpu_isa(ISA_LEVELS)  # the library reads the variable itself, and would ignore a bad value
     try:
         torch.ops.load_library(str(LIBRARY))
     except OSError as error:
         reason = "not built" if not LIBRARY.exists() else f"not loadable ({error})"
         warn_once(logger, "CPU kernels are %s; using PyTorch, which is slower", reason)
         return None
+    if highest is not None:
+        _warn_unless_compiled(torch.ops.vllm_cpu, highest)
     return torch.ops.vllm_cpu
+
+
+def _warn_unless_compiled(operators: Any, highest: str) -> None:
+    """Where the CPU runs the level that VLLM_CPU_ISA names, but the library has none between it and a narrower one."""
+    used, widest = operators.set_isa(-1), operators.set_isa(len(ISA_LEVELS) - 1)
+    operators.set_isa(used)
+    if used < ISA_LEVELS.index(highest) < widest:
+        logger.warning(
+            "VLLM_CPU_ISA=%s: kernels were not compiled for this level and run at %s; VLLM_BUILD_LEVELS=all builds all",
+            highest,
+            ISA_LEVELS[used],
+        )
 
 
 @cache

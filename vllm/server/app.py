@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from fastapi import FastAPI, Request
+from importlib import import_module
+
+from fastapi import APIRouter, FastAPI, Request
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.responses import Response
@@ -10,16 +12,31 @@ from starlette.routing import Match
 
 from vllm import envs
 from vllm.exceptions import EngineDeadError, VLLMValidationError
+from vllm.server import serving
 from vllm.server.errors import ApiError, as_api_error
 from vllm.server.http import middleware, page, routes
-from vllm.server.serving import development, invocations, models, profile, tokenization
 from vllm.server.serving.engine_requests import ClientDisconnected
-from vllm.server.serving.generation import chat, chat_batch, completion, generate, render
-from vllm.server.serving.labels import decisions, scoring
-from vllm.server.serving.pooling import classify, embeddings, pooling, rerank
 from vllm.server.state import ServerState
 from vllm.version import __version__
 
+# Modules of `serving` that have a router, in the order of the page of the API.
+_ENDPOINTS = (
+    "generation.completion",
+    "generation.chat",
+    "generation.chat_batch",
+    "generation.generate",
+    "invocations",
+    "generation.render",
+    "pooling.rerank",
+    "labels.scoring",
+    "labels.decisions",
+    "pooling.embeddings",
+    "pooling.classify",
+    "pooling.pooling",
+    "tokenization",
+    "models",
+    "profile",
+)
 _METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE")
 
 
@@ -29,28 +46,12 @@ def build_app(state: ServerState) -> FastAPI:
     described = None if state.args.disable_fastapi_docs else "/openapi.json"
     app = FastAPI(title="vLLM", version=__version__, openapi_url=described)
     app.state.server = state
-    for module in (
-        completion,
-        chat,
-        chat_batch,
-        generate,
-        invocations,
-        render,
-        rerank,
-        scoring,
-        decisions,
-        embeddings,
-        classify,
-        pooling,
-        tokenization,
-        models,
-        profile,
-    ):
-        app.include_router(module.router)
+    for name in _ENDPOINTS:
+        app.include_router(_router(name))
     if state.args.page:
         app.include_router(page.router)
     if envs.VLLM_SERVER_DEV_MODE:
-        app.include_router(development.router)
+        app.include_router(_router("development"))
     for kind in (ApiError, VLLMValidationError, EngineDeadError):
         app.add_exception_handler(kind, _answer_error)
     app.add_exception_handler(HTTPException, _answer_http_exception)
@@ -59,6 +60,11 @@ def build_app(state: ServerState) -> FastAPI:
     middleware.install(app, state)
     routes.document(app, state, has_keys=bool(state.args.api_key or envs.api_keys()))
     return app
+
+
+def _router(name: str) -> APIRouter:
+    router: APIRouter = import_module(f"{serving.__name__}.{name}").router
+    return router
 
 
 def _answer_error(request: Request, error: Exception) -> Response:

@@ -374,7 +374,7 @@ def get_tokenizer(
         if own_classes.is_known(folder, settings):
             return OwnClassTokenizer(folder, settings, source)
     if tokenizer_mode == "slow" or not file.is_file():
-        return _from_transformers(source)
+        return _wrapped(source.load_hf(), source)
     backend = read_tokenizer(folder)
     settings = {**_read_object(folder, "special_tokens_map.json"), **_read_object(folder, "tokenizer_config.json")}
     _add_missing_tokens(backend, settings)
@@ -383,8 +383,14 @@ def get_tokenizer(
     return Tokenizer(backend, named, source)
 
 
-def _from_transformers(source: _Source) -> Tokenizer:
-    hf_tokenizer = source.load_hf()
+def as_tokenizer(tokenizer: Any) -> Tokenizer:
+    """A tokenizer of transformers' as one of ours. Its truncation and padding are switched off."""
+    if isinstance(tokenizer, Tokenizer):
+        return tokenizer
+    return _wrapped(tokenizer, _Source(str(tokenizer.name_or_path)))
+
+
+def _wrapped(hf_tokenizer: Any, source: _Source) -> Tokenizer:
     backend = getattr(hf_tokenizer, "backend_tokenizer", None)
     if not isinstance(backend, tokenizers.Tokenizer):
         return SlowTokenizer(hf_tokenizer, source)

@@ -52,9 +52,10 @@ def free_names(parser: argparse.ArgumentParser, names: list[str]) -> list[str]:
 
 def flag_options(hint: Any) -> dict[str, Any]:
     """argparse options for a field's type; of several, the one that a command line can hold."""
-    members = [each for each in typing.get_args(hint) or (hint,) if each is not type(None)]
     if typing.get_origin(hint) is Literal:
         return {"choices": typing.get_args(hint)}
+    given = typing.get_args(hint) or (hint,)
+    members = [member for member in given if member is not type(None) and typing.get_origin(member) is not Callable]
     if members == [bool]:
         return {"action": argparse.BooleanOptionalAction}
     kinds = [typing.get_origin(each) or each for each in members]

@@ -20,8 +20,7 @@ def rope_parameters(h: GGUFHeader, theta: float = 10000.0) -> Config:
         return rope | {"rope_type": "factors", "factors": factors(h, ROPE_FACTORS)}
     kind = h.get("rope.scaling.type", "none")
     if kind not in ("none", "linear", "yarn", "longrope"):
-        key = f"{h.architecture}.rope.scaling.type"
-        raise ValueError(f"{h.file.path.name}: {key} must be one of none, linear, yarn, longrope, got {kind!r}")
+        raise h.wrong("rope.scaling.type", f"must be one of none, linear, yarn, longrope, got {kind!r}")
     if h.has(LONG_FACTORS):
         return rope | _long(h)
     if kind == "longrope":
@@ -39,8 +38,7 @@ def factors(h: GGUFHeader, tensor: str) -> list[float]:
     values = h.values(tensor)
     expected = h.get("rope.dimension_count", h.head_dim) // 2
     if len(values) != expected or not all(0 < value < math.inf for value in values):
-        problem = f"must have {expected} positive values, got {len(values)}: {values[:4]}"
-        raise ValueError(f"{h.file.path.name}: tensor {tensor} {problem}")
+        raise h.error(f"tensor {tensor} must have {expected} positive values, got {len(values)}: {values[:4]}")
     return values
 
 
@@ -60,8 +58,7 @@ def _long(h: GGUFHeader) -> Config:
 def _yarn(h: GGUFHeader) -> Config:
     # -1 stands for the usual value.
     if (extrapolation := h.get("rope.scaling.yarn_ext_factor", 1.0)) not in (1.0, -1.0):
-        key = f"{h.architecture}.rope.scaling.yarn_ext_factor"
-        raise ValueError(f"{h.file.path.name}: {key}={extrapolation} is not supported, only 1.0")
+        raise h.error(f"{h.architecture}.rope.scaling.yarn_ext_factor={extrapolation} is not supported, only 1.0")
     given = {
         "beta_fast": h.get("rope.scaling.yarn_beta_fast"),
         "beta_slow": h.get("rope.scaling.yarn_beta_slow"),

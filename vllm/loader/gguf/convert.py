@@ -22,13 +22,15 @@ import torch
 from vllm import envs
 from vllm.config.checkpoint.mapped_tensors import LIST_NAME, Place, add_files, file_identity, write_list
 from vllm.config.checkpoint.weight_files import check_range, progress_bar
+from vllm.loader.gguf.architectures import ARCHITECTURES
+from vllm.loader.gguf.changes import Weight
 from vllm.loader.gguf.configs import hf_config
-from vllm.loader.gguf.encoders import PLAIN, write_pooling
+from vllm.loader.gguf.encoders import write_pooling
 from vllm.loader.gguf.file import GGUFFile
 from vllm.loader.gguf.parts import all_parts
 from vllm.loader.gguf.special import special_ids
 from vllm.loader.gguf.tokenizer import MORE_TEMPLATES, write_tokenizer
-from vllm.loader.gguf.weights import Weight, weights
+from vllm.loader.gguf.weights import weights
 from vllm.loader.safetensors_writer import SafetensorsWriter
 from vllm.logger import init_logger
 from vllm.quantization.formats.gguf import FLOATS, TYPES, tensor_name
@@ -81,7 +83,7 @@ def _convert(
 ) -> None:
     file = GGUFFile(path)
     config = hf_config(file, dtype)
-    has_blocks = keeps_blocks and file.metadata["general.architecture"] not in PLAIN
+    has_blocks = keeps_blocks and ARCHITECTURES[file.metadata["general.architecture"]].keeps_blocks
     if has_blocks:
         config["quantization_config"] = {"quant_method": "gguf"}
     _write_json(folder / "config.json", config)

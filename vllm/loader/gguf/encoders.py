@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from safetensors.numpy import save_file
 
+from vllm.loader.gguf.changes import rows_of
 from vllm.loader.gguf.config_parts import FULL, NULL, SLIDING, Config, with_head_dim
 from vllm.loader.gguf.file import GGUFFile
 from vllm.loader.gguf.header import GGUFHeader
@@ -18,13 +19,6 @@ _LABELS = "cls.output.weight"
 # GGUF's numbers of ways to pool, with sentence-transformers' names: none, and a score of pairs, have none.
 _MODES = {0: None, 1: "mean", 2: "cls", 3: "lasttoken", 4: None}
 _RANK = 4
-BOTH_WAYS = (
-    *("bert", "nomic-bert", "jina-bert-v2", "jina-bert-v3", "modern-bert", "eurobert"),
-    *("gemma-embedding", "llama-embed"),
-)
-"""Architectures whose attention is never causal."""
-PLAIN = ("eurobert",)
-"""Those that transformers' modules run, with plain weights alone."""
 DENSE = ("dense_2", "dense_3")
 """Layers after the pooling."""
 
@@ -63,11 +57,6 @@ def _with_types(h: GGUFHeader, family: str) -> Config:
     return _encoder(h, family) | eps | {"type_vocab_size": 0 if types is None else rows_of(types.shape)}
 
 
-def rows_of(shape: tuple[int, ...]) -> int:
-    """Rows of a table, of which files leave out the dimension where there is one."""
-    return shape[0] if len(shape) == 2 else 1
-
-
 def bert(h: GGUFHeader) -> Config:
     """BERT, and RoBERTa, whose table begins with the first token's position."""
     return _with_types(h, "Bert") | {"max_position_embeddings": h.rows("position_embd.weight"), "hidden_act": "gelu"}
@@ -102,7 +91,7 @@ def modern_bert(h: GGUFHeader) -> Config:
 
 def euro_bert(h: GGUFHeader) -> Config:
     if num_labels(h):
-        raise ValueError(f"{h.file.path.name}: {_LABELS} of eurobert is not supported")
+        raise h.error(f"{_LABELS} of eurobert is not supported")
     # transformers' default is a token of the published vocabulary.
     return with_head_dim(h) | {"pad_token_id": NULL}
 
@@ -112,16 +101,9 @@ def classifier(h: GGUFHeader, config: Config) -> Config:
     if not (labels := num_labels(h)) or "ForSequenceClassification" in config["architectures"][0]:
         return config
     if h.architecture != "qwen3" or labels != 2:
-        raise ValueError(
-            f"{h.file.path.name}: {_LABELS} of {h.architecture} with {labels} labels is not supported: of decoders, "
-            "only Qwen3's with two"
-        )
+        problem = "is not supported: of decoders, only Qwen3's with two"
+        raise h.error(f"{_LABELS} of {h.architecture} with {labels} labels {problem}")
     return config | {"architectures": ["Qwen3ForSequenceClassification"], "num_labels": 1}
-
-
-def difference(value: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """Of the rows for "yes" and "no", the one whose logistic function is the probability of the first."""
-    return value[:1] - value[1:]
 
 
 def write_pooling(file: GGUFFile, folder: Path) -> None:
@@ -129,8 +111,7 @@ def write_pooling(file: GGUFFile, folder: Path) -> None:
     header = GGUFHeader(file)
     kind = header.get("pooling_type")
     if kind is not None and kind not in _MODES:
-        key = f"{header.architecture}.pooling_type"
-        raise ValueError(f"{file.path.name}: {key} must be one of {', '.join(map(str, _MODES))}, got {kind!r}")
+        raise header.wrong("pooling_type", f"must be one of {', '.join(map(str, _MODES))}, got {kind!r}")
     if kind == _RANK or num_labels(header):
         _write_template(file, folder)
         return

@@ -1,4 +1,4 @@
-"""GGUF's mixtures of experts: their configurations, and the matrices of single experts, which the file stacks."""
+"""config.json of GGUF's mixtures of experts, from the header."""
 
 from __future__ import annotations
 
@@ -16,67 +16,20 @@ from vllm.loader.gguf.config_parts import (
 )
 from vllm.loader.gguf.header import GGUFHeader
 
-# Of each expert the gate's rows, then the up's.
-_BOTH = "ffn_gate_up_exps"
+
+def _experts(h: GGUFHeader, name: str) -> Config:
+    return {name: h.need("expert_count"), "num_experts_per_tok": h.need("expert_used_count")}
 
 
-def stack_names(experts: str) -> dict[str, str]:
-    """The checkpoint's names of the matrices that the file stacks, where the module of experts is called `experts`;
-    `{}` is an expert's number."""
-    kinds = {"ffn_gate_exps": "gate_proj", "ffn_up_exps": "up_proj", "ffn_down_exps": "down_proj"}
-    return {part: f"{experts}.{{}}.{kind}" for part, kind in (kinds | {_BOTH: "{}_proj"}).items()}
-
-
-NAMES = stack_names("mlp.experts") | {
-    "ffn_gate_inp": "mlp.gate",
-    "ffn_gate_inp_shexp": "mlp.shared_expert_gate",
-    "ffn_gate_shexp": "mlp.shared_expert.gate_proj",
-    "ffn_up_shexp": "mlp.shared_expert.up_proj",
-    "ffn_down_shexp": "mlp.shared_expert.down_proj",
-}
-"""The checkpoint's names of what layers with experts have."""
-
-ROUTED_NAMES = {
-    "exp_probs_b": "mlp.gate.e_score_correction_bias",
-    "ffn_gate_shexp": "mlp.shared_experts.gate_proj",
-    "ffn_up_shexp": "mlp.shared_experts.up_proj",
-    "ffn_down_shexp": "mlp.shared_experts.down_proj",
-}
-"""Those that are others in DeepSeek and models of its kind."""
-
-
-def expert_pieces(
-    header: GGUFHeader, part: str, names: dict[str, str], shape: tuple[int, ...]
-) -> list[tuple[str, slice, tuple[int, ...]]]:
-    """Of a stack [E, N, K] (or biases [E, N]), each expert's name, rows and shape; of other tensors nothing.
-    ValueError: the header means another number of experts."""
-    if "{}" not in names[part]:
-        return []
-    count = header.need("expert_count")
-    if len(shape) not in (2, 3) or shape[0] != count:
-        name = f"{header.architecture}.expert_count"
-        raise ValueError(f"{header.file.path.name}: tensors {part} have shape {shape}, but {name} is {count}")
-    rows = shape[1] if len(shape) == 3 else 1
-    if part == _BOTH:
-        half, rest = divmod(rows, 2)
-        if rest or len(shape) != 3:
-            raise ValueError(
-                f"{header.file.path.name}: tensors {part} have shape {shape}, whose rows are no two halves"
-            )
-        return [
-            (names[part].format(index, kind), slice(start, start + half), (half, shape[2]))
-            for index in range(count)
-            for kind, start in (("gate", index * rows), ("up", index * rows + half))
-        ]
-    return [(names[part].format(index), slice(index * rows, (index + 1) * rows), shape[1:]) for index in range(count)]
+def _groups(h: GGUFHeader) -> Config:
+    return {"n_group": h.get("expert_group_count") or 1, "topk_group": h.get("expert_group_used_count") or 1}
 
 
 def mixtral(h: GGUFHeader) -> Config:
     return with_head_dim(h) | {
         "architectures": ["MixtralForCausalLM"],
         "model_type": "mixtral",
-        "num_local_experts": h.need("expert_count"),
-        "num_experts_per_tok": h.need("expert_used_count"),
+        **_experts(h, "num_local_experts"),
         "sliding_window": h.get("attention.sliding_window"),
     }
 
@@ -94,8 +47,7 @@ def qwen3_moe(h: GGUFHeader) -> Config:
 
 def _qwen(config: Config, h: GGUFHeader, norm_topk_prob: bool) -> Config:
     return config | {
-        "num_experts": h.need("expert_count"),
-        "num_experts_per_tok": h.need("expert_used_count"),
+        **_experts(h, "num_experts"),
         "moe_intermediate_size": _width(h),
         "norm_topk_prob": norm_topk_prob,
         "decoder_sparse_step": 1,
@@ -106,8 +58,7 @@ def _qwen(config: Config, h: GGUFHeader, norm_topk_prob: bool) -> Config:
 def olmoe(h: GGUFHeader) -> Config:
     return modern(h) | {
         "intermediate_size": _width(h),
-        "num_experts": h.need("expert_count"),
-        "num_experts_per_tok": h.need("expert_used_count"),
+        **_experts(h, "num_experts"),
         "norm_topk_prob": False,
         "clip_qkv": h.get("attention.clamp_kqv"),
     }
@@ -117,17 +68,14 @@ def _width(h: GGUFHeader) -> int:
     """Outputs of an expert's first matrices."""
     shape = h.file.tensors["blk.0.ffn_up_exps.weight"].shape if h.has("blk.0.ffn_up_exps.weight") else ()
     if len(shape) != 3:
-        raise ValueError(
-            f"{h.file.path.name}: tensor blk.0.ffn_up_exps.weight must stack matrices, got {shape or None}"
-        )
+        raise h.error(f"tensor blk.0.ffn_up_exps.weight must stack matrices, got {shape or None}")
     return shape[1]
 
 
 def routed(h: GGUFHeader) -> Config:
     """What DeepSeek and models of its kind say of their experts."""
     return {
-        "n_routed_experts": h.need("expert_count"),
-        "num_experts_per_tok": h.need("expert_used_count"),
+        **_experts(h, "n_routed_experts"),
         "n_shared_experts": h.get("expert_shared_count", 0),
         "moe_intermediate_size": h.need("expert_feed_forward_length"),
         "first_k_dense_replace": h.get("leading_dense_block_count", 0),
@@ -138,7 +86,7 @@ def routed(h: GGUFHeader) -> Config:
 
 def glm4_moe(h: GGUFHeader) -> Config:
     if h.get("rope.dimension_sections"):
-        raise ValueError(f"{h.file.path.name}: {h.architecture}.rope.dimension_sections is not supported")
+        raise h.wrong("rope.dimension_sections", "is not supported")
     return (
         modern(h)
         | routed(h)
@@ -147,8 +95,7 @@ def glm4_moe(h: GGUFHeader) -> Config:
             "rope_parameters": partial_rope(h),
             "attention_bias": is_biased(h),
             "use_qk_norm": h.has("blk.0.attn_q_norm.weight"),
-            "n_group": h.get("expert_group_count") or 1,
-            "topk_group": h.get("expert_group_used_count") or 1,
+            **_groups(h),
         }
     )
 
@@ -181,8 +128,7 @@ def hunyuan_moe(h: GGUFHeader) -> Config:
 
 def minimax_m2(h: GGUFHeader) -> Config:
     return with_head_dim(h) | {
-        "num_local_experts": h.need("expert_count"),
-        "num_experts_per_tok": h.need("expert_used_count"),
+        **_experts(h, "num_local_experts"),
         "intermediate_size": _width(h),
         "rope_parameters": partial_rope(h),
     }
@@ -190,8 +136,7 @@ def minimax_m2(h: GGUFHeader) -> Config:
 
 def granite_moe(h: GGUFHeader) -> Config:
     config = granite(h) | {
-        "num_local_experts": h.need("expert_count"),
-        "num_experts_per_tok": h.need("expert_used_count"),
+        **_experts(h, "num_local_experts"),
         "attention_bias": is_biased(h),
     }
     if not h.has("blk.0.ffn_up_shexp.weight"):
@@ -207,8 +152,7 @@ def afmoe(h: GGUFHeader) -> Config:
     _needs_normalised(h)
     return with_head_dim(h) | {
         "num_dense_layers": h.get("leading_dense_block_count", 0),
-        "num_experts": h.need("expert_count"),
-        "num_experts_per_tok": h.need("expert_used_count"),
+        **_experts(h, "num_experts"),
         "num_shared_experts": h.get("expert_shared_count", 0),
         "moe_intermediate_size": h.need("expert_feed_forward_length"),
         "route_scale": h.get("expert_weights_scale", 1.0),
@@ -221,14 +165,12 @@ def afmoe(h: GGUFHeader) -> Config:
 def exaone_moe(h: GGUFHeader) -> Config:
     return with_head_dim(h) | {
         "first_k_dense_replace": h.get("leading_dense_block_count", 0),
-        "num_experts": h.need("expert_count"),
-        "num_experts_per_tok": h.need("expert_used_count"),
+        **_experts(h, "num_experts"),
         "num_shared_experts": h.get("expert_shared_count", 0),
         "moe_intermediate_size": h.need("expert_feed_forward_length"),
         "routed_scaling_factor": h.get("expert_weights_scale", 1.0),
         "norm_topk_prob": h.get("expert_weights_norm", False),
-        "n_group": h.get("expert_group_count") or 1,
-        "topk_group": h.get("expert_group_used_count") or 1,
+        **_groups(h),
         "sliding_window": h.need("attention.sliding_window"),
         "layer_types": layer_types(h, 4),
     }
@@ -241,8 +183,7 @@ def phimoe(h: GGUFHeader) -> Config:
         # The model scales by these, not by what follows from its context.
         rope["short_mscale"] = rope["long_mscale"] = rope.pop("attention_factor", 1.0)
     return config | {
-        "num_local_experts": h.need("expert_count"),
-        "num_experts_per_tok": h.need("expert_used_count"),
+        **_experts(h, "num_local_experts"),
         "intermediate_size": _width(h),
         "attention_bias": is_biased(h),
         "lm_head_bias": h.has("output.bias"),
@@ -250,20 +191,13 @@ def phimoe(h: GGUFHeader) -> Config:
 
 
 def bailing_moe(h: GGUFHeader) -> Config:
-    """Ling's first models, which are ERNIE 4.5's mixture of experts without a correction of its choice."""
     _needs_normalised(h)
     return ernie4_5_moe(h)
 
 
-def bailing_moe2(h: GGUFHeader) -> Config:
-    """Ling 2.0, which is GLM 4.5 under other names."""
-    return glm4_moe(h)
-
-
 def _needs_normalised(h: GGUFHeader) -> None:
     if not h.get("expert_weights_norm", False):
-        key = f"{h.architecture}.expert_weights_norm"
-        raise ValueError(f"{h.file.path.name}: {key} must be true: other weights of experts are not supported")
+        raise h.wrong("expert_weights_norm", "must be true: other weights of experts are not supported")
 
 
 def mimo2(h: GGUFHeader) -> Config:
@@ -272,8 +206,7 @@ def mimo2(h: GGUFHeader) -> Config:
     heads = h.by_layer("attention.head_count_kv")
     full = next((each for each, kind in zip(heads, kinds, strict=True) if kind == FULL), heads[0] // 2)
     if heads != [full if kind == FULL else 2 * full for kind in kinds]:
-        key = "mimo2.attention.head_count_kv"
-        raise ValueError(f"{h.file.path.name}: {key} must be twice as many in layers with a window, got {heads}")
+        raise h.wrong("attention.head_count_kv", f"must be twice as many in layers with a window, got {heads}")
     rotated = h.get("rope.dimension_count", h.head_dim) / h.head_dim
     thetas = {FULL: h.get("rope.freq_base", 10000.0), SLIDING: h.get("rope.freq_base_swa", 10000.0)}
     sparse = [h.has(f"blk.{index}.ffn_gate_inp.weight") for index in range(h.layers)]
@@ -287,12 +220,10 @@ def mimo2(h: GGUFHeader) -> Config:
         "rms_norm_eps": h.get("attention.layer_norm_rms_epsilon", 1e-5),
         "head_dim": h.head_dim,
         "v_head_dim": h.need("attention.value_length"),
-        "n_routed_experts": h.need("expert_count"),
-        "num_experts_per_tok": h.need("expert_used_count"),
+        **_experts(h, "n_routed_experts"),
         "moe_intermediate_size": h.need("expert_feed_forward_length"),
         "routed_scaling_factor": h.get("expert_weights_scale") or 1.0,
-        "n_group": h.get("expert_group_count") or 1,
-        "topk_group": h.get("expert_group_used_count") or 1,
+        **_groups(h),
         "sliding_window": h.need("attention.sliding_window"),
         "layer_types": kinds,
         "mlp_layer_types": ["sparse" if each else "dense" for each in sparse],
@@ -311,8 +242,7 @@ def gpt_oss(h: GGUFHeader) -> Config:
     if rope["rope_type"] == "yarn":
         rope["truncate"] = False
     return with_head_dim(h) | {
-        "num_local_experts": h.need("expert_count"),
-        "num_experts_per_tok": h.need("expert_used_count"),
+        **_experts(h, "num_local_experts"),
         "intermediate_size": _width(h),
         "sliding_window": h.need("attention.sliding_window"),
         "layer_types": layer_types(h, 2),

@@ -61,7 +61,7 @@ def _proportional(h: GGUFHeader) -> Config:
     factors = rope.pop("factors", [1.0])
     rotated = factors.count(1.0)
     if any(factor != 1.0 for factor in factors[:rotated]) or any(factor < 1e20 for factor in factors[rotated:]):
-        raise ValueError(f"{h.file.path.name}: tensor rope_freqs.weight must have ones, then 1e30, got {factors}")
+        raise h.error(f"tensor rope_freqs.weight must have ones, then 1e30, got {factors}")
     return rope | {"rope_type": "proportional", "partial_rotary_factor": rotated / len(factors)}
 
 
@@ -104,8 +104,7 @@ def gemma3n(h: GGUFHeader) -> Config:
 def gemma4(h: GGUFHeader) -> Config:
     head_dim = h.need("attention.key_length_swa")
     if (rotated := h.get("rope.dimension_count_swa", head_dim)) != head_dim:
-        key = "gemma4.rope.dimension_count_swa"
-        raise ValueError(f"{h.file.path.name}: {key} must be attention.key_length_swa={head_dim}, got {rotated}")
+        raise h.wrong("rope.dimension_count_swa", f"must be attention.key_length_swa={head_dim}, got {rotated}")
     config = _since_3n(h, 6)
     kinds = config["layer_types"]
     num_own = h.layers - config["num_kv_shared_layers"]
@@ -114,10 +113,8 @@ def gemma4(h: GGUFHeader) -> Config:
     widths = h.by_layer("feed_forward_length")
     is_wide = widths[-1] != widths[0]
     if widths != [widths[0] * (2 if is_wide and index >= num_own else 1) for index in range(h.layers)]:
-        raise ValueError(
-            f"{h.file.path.name}: gemma4.feed_forward_length must be the same in all layers, or twice that in the last "
-            f"{h.layers - num_own}, got {widths}"
-        )
+        wanted = f"must be the same in all layers, or twice that in the last {h.layers - num_own}"
+        raise h.wrong("feed_forward_length", f"{wanted}, got {widths}")
     if h.has("blk.0.ffn_gate_inp.weight"):
         config["rope_parameters"][FULL] = _proportional(h)
         config |= {

@@ -24,6 +24,14 @@ class GGUFHeader:
         width = self.get("attention.key_length", self.hidden // self.heads)
         self.head_dim = self._count("attention.key_length", width)
 
+    def error(self, problem: str) -> ValueError:
+        """One that names the file."""
+        return ValueError(f"{self.file.path.name}: {problem}")
+
+    def wrong(self, key: str, problem: str) -> ValueError:
+        """One that names the file and the key."""
+        return self.error(f"{self.architecture}.{key} {problem}")
+
     @property
     def context(self) -> int:
         """Longest text in tokens."""
@@ -43,15 +51,14 @@ class GGUFHeader:
         """A value, which is no NaN or infinity, or `default`."""
         value = self.file.metadata.get(f"{self.architecture}.{key}", default)
         if isinstance(value, float) and not math.isfinite(value):
-            raise ValueError(f"{self.file.path.name}: {self.architecture}.{key} must be finite, got {value}")
+            raise self.wrong(key, f"must be finite, got {value}")
         if key.endswith("epsilon") and value is not None and (not isinstance(value, int | float) or value < 0):
-            raise ValueError(f"{self.file.path.name}: {self.architecture}.{key} must be at least 0, got {value!r}")
+            raise self.wrong(key, f"must be at least 0, got {value!r}")
         return value
 
     def _count(self, key: str, value: Any) -> int:
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            name = f"{self.architecture}.{key}"
-            raise ValueError(f"{self.file.path.name}: {name} must be a positive integer, got {value!r}")
+            raise self.wrong(key, f"must be a positive integer, got {value!r}")
         return value
 
     def need(self, key: str) -> Any:
@@ -66,7 +73,7 @@ class GGUFHeader:
         value = self.need(key) if default is None else self.get(key, default)
         if isinstance(value, list):
             if len(set(value)) != 1:
-                raise ValueError(f"{self.file.path.name}: layers that differ in {key} are not supported, got {value}")
+                raise self.error(f"layers that differ in {key} are not supported, got {value}")
             return value[0]
         return value
 
@@ -75,8 +82,7 @@ class GGUFHeader:
         value = self.need(key)
         values = value if isinstance(value, list) else [value] * self._blocks
         if len(values) != self._blocks:
-            name = f"{self.architecture}.{key}"
-            raise ValueError(f"{self.file.path.name}: {name} must have {self._blocks} values, got {len(values)}")
+            raise self.wrong(key, f"must have {self._blocks} values, got {len(values)}")
         return values[: self.layers]
 
     def has(self, tensor: str) -> bool:

@@ -1,54 +1,16 @@
-"""GGUF's models with latent attention (DeepSeek and others of its kind): their configurations, and the matrix that
-widens keys and values, which newer files have in two parts."""
+"""config.json of GGUF's models with latent attention (DeepSeek and others of its kind), from the header."""
 
 from __future__ import annotations
-
-from collections.abc import Callable
-from typing import Any
-
-import numpy as np
 
 from vllm.loader.gguf.config_parts import NULL, Config, modern, rope_parameters
 from vllm.loader.gguf.experts import routed
 from vllm.loader.gguf.header import GGUFHeader
-
-Array = np.ndarray[Any, Any]
-
-NAMES = {
-    "attn_q_a": "self_attn.q_a_proj",
-    "attn_q_a_norm": "self_attn.q_a_layernorm",
-    "attn_q_b": "self_attn.q_b_proj",
-    "attn_kv_a_mqa": "self_attn.kv_a_proj_with_mqa",
-    "attn_kv_a_norm": "self_attn.kv_a_layernorm",
-    "attn_kv_b": "self_attn.kv_b_proj",
-}
-SPLIT = ("attn_k_b", "attn_v_b")
-"""The parts of attn_kv_b: of each head, the keys' rows turned into columns [heads, rank, width], and the values' rows
-[heads, width, rank]."""
 
 _SOFTMAX, _SIGMOID = 1, 2
 _MISTRAL = {"architectures": ["Mistral4ForCausalLM"], "model_type": "mistral4"}
 _KIMI_EXPERTS = 384
 # Published models whose headers do not tell their groups of experts: by experts, the groups and those of a token.
 _GROUPS = {256: (8, 4), 160: (8, 3)}
-
-
-def join(h: GGUFHeader, keys: str) -> tuple[tuple[int, ...], Callable[[Array], Array]]:
-    """The shape of kv_b_proj's weight, and what makes it of the tensor called `keys` (its heads' rows below each
-    other). ValueError: the file lacks the values, or their shape is another."""
-    values = keys.replace(*SPLIT)
-    if not h.has(values):
-        raise ValueError(f"{h.file.path.name} has no tensor {values}")
-    shapes = h.file.tensors[keys].shape, h.file.tensors[values].shape
-    if any(len(shape) != 3 for shape in shapes) or (shapes[0][:2] != (shapes[1][0], shapes[1][2])):
-        raise ValueError(f"{h.file.path.name}: tensors {keys} and {values} have shapes {shapes[0]} and {shapes[1]}")
-    (heads, rank, width), own = shapes[0], shapes[1][1]
-
-    def joined(stack: Array) -> Array:
-        of_keys = stack.reshape(heads, rank, width).swapaxes(1, 2)
-        return np.concatenate((of_keys, h.file.dequantize(values)), axis=1).reshape(-1, rank)
-
-    return (heads * (width + own), rank), joined
 
 
 def deepseek2(h: GGUFHeader) -> Config:
@@ -62,7 +24,7 @@ def deepseek2(h: GGUFHeader) -> Config:
     if config["norm_topk_prob"]:
         if config["n_group"] == 1:
             return mistral4(h) | _MISTRAL
-        raise ValueError(f"{h.file.path.name}: {h.architecture}.expert_weights_norm with groups is not supported")
+        raise h.wrong("expert_weights_norm", "with groups is not supported")
     return config | {
         "architectures": ["DeepseekV2ForCausalLM"],
         "model_type": "deepseek_v2",
@@ -74,13 +36,12 @@ def mistral4(h: GGUFHeader) -> Config:
     """Mistral's models of DeepSeek's kind, whose queries grow with their positions."""
     config = _deepseek(h)
     if h.get("expert_gating_func", _SOFTMAX) != _SOFTMAX or not h.get("expert_count", 0):
-        raise ValueError(f"{h.file.path.name}: {h.architecture} must have experts that softmax chooses")
+        raise h.error(f"{h.architecture} must have experts that softmax chooses")
     rope = config["rope_parameters"]
     rope["llama_4_scaling_beta"] = h.get("attention.temperature_scale") or 0.0
     original = rope.get("original_max_position_embeddings")
     if rope["llama_4_scaling_beta"] and h.get("attention.temperature_length", original) != original:
-        key = f"{h.architecture}.attention.temperature_length"
-        raise ValueError(f"{h.file.path.name}: {key} must be rope.scaling.original_context_length={original}")
+        raise h.wrong("attention.temperature_length", f"must be rope.scaling.original_context_length={original}")
     return config | {"rope_parameters": rope}
 
 

@@ -4,16 +4,37 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from vllm.loader.gguf import experts, mla
-
 
 @dataclass(frozen=True)
 class Names:
-    """A checkpoint's names for GGUF's, without their ending ".weight" or ".bias"; `{}` is a layer's number."""
+    """A checkpoint's names for GGUF's, without their ending ".weight" or ".bias"; of a key with an ending, the whole
+    name.
+
+    Attributes:
+        top: of what is not in a block.
+        layer: what the names of block `{}` begin with.
+        block: of what is in blocks, without their number. A name with `{}` is several weights' (changes.py); a key with
+            it is a single expert's.
+    """
 
     top: dict[str, str]
     layer: str
     block: dict[str, str]
+
+    def but(self, top: dict[str, str] | None = None, /, **block: str) -> Names:
+        """Names of which these are others, or more."""
+        return Names(self.top | (top or {}), self.layer, self.block | block)
+
+    def find(self, layer: str | None, part: str, expert: str | None, ending: str | None) -> str | None:
+        """The checkpoint's name of a tensor; None: it has no such."""
+        names, prefix = (self.top, "") if layer is None else (self.block, self.layer.format(layer))
+        key = part if expert is None else f"{part}.{{}}"
+        if (whole := names.get(f"{key}.{ending}")) is not None:
+            return prefix + whole
+        if key not in names or ending not in ("weight", "bias"):
+            return None
+        name = names[key] if expert is None else names[key].format(expert)
+        return f"{prefix}{name}.{ending}"
 
 
 MODERN = Names(
@@ -24,6 +45,7 @@ MODERN = Names(
         "attn_q": "self_attn.q_proj",
         "attn_k": "self_attn.k_proj",
         "attn_v": "self_attn.v_proj",
+        "attn_qkv": "self_attn.{}_proj",
         "attn_output": "self_attn.o_proj",
         "attn_q_norm": "self_attn.q_norm",
         "attn_k_norm": "self_attn.k_norm",
@@ -33,7 +55,7 @@ MODERN = Names(
         "ffn_down": "mlp.down_proj",
     },
 )
-_GPT2 = Names(
+GPT2 = Names(
     {
         "token_embd": "transformer.wte",
         "position_embd": "transformer.wpe",
@@ -50,7 +72,7 @@ _GPT2 = Names(
         "ffn_down": "mlp.c_proj",
     },
 )
-_NEOX = Names(
+NEOX = Names(
     {"token_embd": "gpt_neox.embed_in", "output_norm": "gpt_neox.final_layer_norm", "output": "embed_out"},
     "gpt_neox.layers.{}.",
     {
@@ -62,7 +84,7 @@ _NEOX = Names(
         "ffn_down": "mlp.dense_4h_to_h",
     },
 )
-_BLOOM = Names(
+BLOOM = Names(
     {
         "token_embd": "transformer.word_embeddings",
         "token_embd_norm": "transformer.word_embeddings_layernorm",
@@ -79,7 +101,7 @@ _BLOOM = Names(
         "ffn_down": "mlp.dense_4h_to_h",
     },
 )
-_MPT = Names(
+MPT = Names(
     {"token_embd": "transformer.wte", "output_norm": "transformer.norm_f", "output": "lm_head"},
     "transformer.blocks.{}.",
     {
@@ -93,32 +115,54 @@ _MPT = Names(
 )
 
 
-def _with(names: Names, top: dict[str, str] | None = None, **block: str) -> Names:
-    return Names(names.top | (top or {}), names.layer, names.block | block)
-
-
-_BOTH_NORMS = _with(
-    MODERN,
+BOTH_NORMS = MODERN.but(
     post_attention_norm="post_attention_layernorm",
     ffn_norm="pre_feedforward_layernorm",
     post_ffw_norm="post_feedforward_layernorm",
 )
-_EXPERTS = _with(MODERN, None, **experts.NAMES)
-_ROUTED = _with(_EXPERTS, None, **experts.ROUTED_NAMES)
-_FUSED_MLP = _with(MODERN, ffn_up="mlp.gate_up_proj")
-# Falcon's larger models have a norm each for the MLP and for attention.
-FALCON_TWO_NORMS = _with(_BLOOM, attn_norm="ln_mlp", attn_norm_2="ln_attn")
-_PLAIN_MLP = _with(MODERN, ffn_up="mlp.c_fc", ffn_down="mlp.c_proj")
-_PHI = _with(
-    MODERN,
-    {"output_norm": "model.final_layernorm"},
-    attn_output="self_attn.dense",
-    ffn_up="mlp.fc1",
-    ffn_down="mlp.fc2",
-)
 
-_GEMMA4 = _with(
-    _BOTH_NORMS,
+
+def _stacks(experts: str) -> dict[str, str]:
+    """The matrices that the file stacks, where the module of experts is called `experts`."""
+    kinds = {"ffn_gate_exps": "gate_proj", "ffn_up_exps": "up_proj", "ffn_down_exps": "down_proj"}
+    return {part: f"{experts}.{{}}.{kind}" for part, kind in (kinds | {"ffn_gate_up_exps": "{}_proj"}).items()}
+
+
+EXPERTS = MODERN.but(
+    **_stacks("mlp.experts"),
+    ffn_gate_inp="mlp.gate",
+    ffn_gate_inp_shexp="mlp.shared_expert_gate",
+    ffn_gate_shexp="mlp.shared_expert.gate_proj",
+    ffn_up_shexp="mlp.shared_expert.up_proj",
+    ffn_down_shexp="mlp.shared_expert.down_proj",
+)
+# DeepSeek's, and those of models of its kind.
+ROUTED = EXPERTS.but(
+    ffn_gate_shexp="mlp.shared_experts.gate_proj",
+    ffn_up_shexp="mlp.shared_experts.up_proj",
+    ffn_down_shexp="mlp.shared_experts.down_proj",
+    **{"exp_probs_b.bias": "mlp.gate.e_score_correction_bias"},
+)
+GRANITE_EXPERTS = MODERN.but(
+    **_stacks("block_sparse_moe.experts"),
+    ffn_gate_inp="block_sparse_moe.router",
+    ffn_gate_shexp="shared_mlp.input_linear",
+    ffn_up_shexp="shared_mlp.input_linear",
+    ffn_down_shexp="shared_mlp.output_linear",
+)
+LATENT = {
+    "attn_q_a": "self_attn.q_a_proj",
+    "attn_q_a_norm": "self_attn.q_a_layernorm",
+    "attn_q_b": "self_attn.q_b_proj",
+    "attn_kv_a_mqa": "self_attn.kv_a_proj_with_mqa",
+    "attn_kv_a_norm": "self_attn.kv_a_layernorm",
+    "attn_kv_b": "self_attn.kv_b_proj",
+    "attn_k_b": "self_attn.kv_b_proj",
+    "attn_v_b": "self_attn.kv_b_proj",
+}
+"""What layers with latent attention have."""
+FUSED_MLP = MODERN.but(ffn_up="mlp.gate_up_proj")
+GEMMA4 = BOTH_NORMS.but(
     {
         "per_layer_token_embd": "model.embed_tokens_per_layer",
         "per_layer_model_proj": "model.per_layer_model_projection",
@@ -127,29 +171,29 @@ _GEMMA4 = _with(
     inp_gate="per_layer_input_gate",
     proj="per_layer_projection",
     post_norm="post_per_layer_input_norm",
-    layer_output_scale="layer_scalar",
     ffn_gate_inp="router.proj",
     pre_ffw_norm_2="pre_feedforward_layernorm_2",
     post_ffw_norm_1="post_feedforward_layernorm_1",
     post_ffw_norm_2="post_feedforward_layernorm_2",
-    **experts.stack_names("experts"),
+    **_stacks("experts"),
+    **{
+        "ffn_gate_inp.scale": "router.scale",
+        "ffn_down_exps.scale": "router.per_expert_scale",
+        "layer_output_scale.weight": "layer_scalar",
+    },
 )
-_GEMMA3N = _with(
-    _GEMMA4,
+GEMMA3N = GEMMA4.but(
     {"altup_proj": "model.altup_projections.{}", "altup_unembd_proj": "model.altup_unembed_projections.{}"},
     altup_correct_coef="altup.correction_coefs",
-    altup_correct_scale="altup.correct_output_scale",
     altup_predict_coef="altup.prediction_coefs",
     altup_router="altup.modality_router",
     altup_router_norm="altup.router_norm",
     laurel_l="laurel.linear_left",
     laurel_r="laurel.linear_right",
     laurel_post_norm="laurel.post_laurel_norm",
+    **{"altup_correct_scale.weight": "altup.correct_output_scale"},
 )
-# Those that have no ending in the checkpoint.
-BARE = ("layer_output_scale", "altup_correct_scale", "attn_sinks", "exp_probs_b")
-
-_BERT = Names(
+BERT = Names(
     {
         "token_embd": "embeddings.word_embeddings",
         "token_embd_norm": "embeddings.LayerNorm",
@@ -170,8 +214,8 @@ _BERT = Names(
         "layer_output_norm": "output.LayerNorm",
     },
 )
-_NOMIC_BERT = Names(
-    _BERT.top | {"token_embd_norm": "emb_ln"},
+NOMIC_BERT = Names(
+    BERT.top | {"token_embd_norm": "emb_ln"},
     "encoder.layers.{}.",
     {
         "attn_qkv": "attn.Wqkv",
@@ -183,12 +227,12 @@ _NOMIC_BERT = Names(
         "layer_output_norm": "norm2",
     },
 )
-_JINA_ROBERTA = Names(
-    _NOMIC_BERT.top | {"cls": "classifier.dense", "cls.output": "classifier.out_proj"},
-    _NOMIC_BERT.layer,
-    _NOMIC_BERT.block | {"attn_qkv": "mixer.Wqkv", "attn_output": "mixer.out_proj", "ffn_up": "mlp.fc1"},
+JINA_ROBERTA = Names(
+    NOMIC_BERT.top | {"cls": "classifier.dense", "cls.output": "classifier.out_proj"},
+    NOMIC_BERT.layer,
+    NOMIC_BERT.block | {"attn_qkv": "mixer.Wqkv", "attn_output": "mixer.out_proj", "ffn_up": "mlp.fc1"},
 )
-_MODERN_BERT = Names(
+MODERN_BERT = Names(
     {
         "token_embd": "embeddings.tok_embeddings",
         "token_embd_norm": "embeddings.norm",
@@ -207,87 +251,7 @@ _MODERN_BERT = Names(
         "ffn_down": "mlp.Wo",
     },
 )
-# Files of Jina's BERT have the gate of the MLP alone, or together with what it is multiplied with.
-_JINA_BERT = _with(_BERT, ffn_down="mlp.wo", layer_output_norm="mlp.layernorm", ffn_gate="gate_proj", ffn_up="up_proj")
-JINA_BERT_FUSED = _with(_JINA_BERT, ffn_up="mlp.gated_layers")
-
-NAMES: dict[str, Names] = {
-    "bert": _BERT,
-    "nomic-bert": _NOMIC_BERT,
-    "jina-bert-v2": _JINA_BERT,
-    "jina-bert-v3": _JINA_ROBERTA,
-    "modern-bert": _MODERN_BERT,
-    "eurobert": Names({"token_embd": "embed_tokens", "output_norm": "norm"}, "layers.{}.", MODERN.block),
-    "gemma-embedding": _BOTH_NORMS,
-    "apertus": _with(MODERN, attn_norm="attention_layernorm", ffn_norm="feedforward_layernorm"),
-    "bitnet": _with(MODERN, attn_sub_norm="self_attn.attn_sub_norm", ffn_sub_norm="mlp.ffn_sub_norm"),
-    "llama": _EXPERTS,
-    "qwen2moe": _EXPERTS,
-    "qwen3moe": _EXPERTS,
-    "qwen3vlmoe": _EXPERTS,
-    "olmoe": _EXPERTS,
-    "phimoe": _with(_EXPERTS, ffn_gate_inp="mlp.router"),
-    "afmoe": _with(
-        _ROUTED,
-        attn_gate="self_attn.gate_proj",
-        post_attention_norm="post_attention_layernorm",
-        ffn_norm="pre_mlp_layernorm",
-        post_ffw_norm="post_mlp_layernorm",
-        ffn_gate_inp="mlp.router.gate",
-        exp_probs_b="mlp.expert_bias",
-    ),
-    "exaone-moe": _ROUTED,
-    "bailingmoe": _ROUTED,
-    "bailingmoe2": _ROUTED,
-    "mimo2": _with(_ROUTED, attn_sinks="self_attn.sinks"),
-    "mistral4": _with(_ROUTED, None, **mla.NAMES),
-    "minicpm3": _with(MODERN, None, **mla.NAMES),
-    "gpt-oss": _with(
-        _EXPERTS,
-        attn_sinks="self_attn.sinks",
-        post_attention_norm="post_attention_layernorm",
-        ffn_gate_inp="mlp.router",
-    ),
-    "granitemoe": _with(
-        MODERN,
-        None,
-        ffn_gate_inp="block_sparse_moe.router",
-        ffn_gate_shexp="shared_mlp.input_linear",
-        ffn_down_shexp="shared_mlp.output_linear",
-        **experts.stack_names("block_sparse_moe.experts"),
-    ),
-    "deepseek2": _with(_ROUTED, None, **mla.NAMES),
-    "dots1": _ROUTED,
-    "glm4moe": _with(_ROUTED, post_attention_norm="post_attention_layernorm"),
-    "ernie4_5-moe": _with(_ROUTED, exp_probs_b="mlp.moe_statics.e_score_correction_bias"),
-    "minimax-m2": _with(_EXPERTS, exp_probs_b="mlp.e_score_correction_bias"),
-    "hunyuan-moe": _with(
-        _EXPERTS,
-        attn_q_norm="self_attn.query_layernorm",
-        attn_k_norm="self_attn.key_layernorm",
-        ffn_gate_inp="mlp.gate.wg",
-        ffn_gate_shexp="mlp.shared_mlp.gate_proj",
-        ffn_up_shexp="mlp.shared_mlp.up_proj",
-        ffn_down_shexp="mlp.shared_mlp.down_proj",
-    ),
-    "gemma3n": _GEMMA3N,
-    "gemma4": _GEMMA4,
-    "gemma2": _BOTH_NORMS,
-    "gemma3": _BOTH_NORMS,
-    "olmo2": _BOTH_NORMS,
-    "exaone4": _BOTH_NORMS,
-    "seed_oss": _with(MODERN, post_attention_norm="post_attention_layernorm"),
-    "hunyuan-dense": _with(MODERN, attn_q_norm="self_attn.query_layernorm", attn_k_norm="self_attn.key_layernorm"),
-    "glm4": _with(_FUSED_MLP, post_attention_norm="post_self_attn_layernorm", post_ffw_norm="post_mlp_layernorm"),
-    "chatglm": _FUSED_MLP,
-    "phi2": _PHI,
-    "phi3": _with(_FUSED_MLP, attn_qkv="self_attn.qkv_proj"),
-    "starcoder2": _PLAIN_MLP,
-    "stablelm": _with(MODERN, attn_q_norm="self_attn.q_layernorm", attn_k_norm="self_attn.k_layernorm"),
-    "gpt2": _GPT2,
-    "starcoder": _GPT2,
-    "gptneox": _NEOX,
-    "bloom": _BLOOM,
-    "falcon": _BLOOM,
-    "mpt": _MPT,
-}
+EURO_BERT = Names({"token_embd": "embed_tokens", "output_norm": "norm"}, "layers.{}.", MODERN.block)
+JINA_BERT = BERT.but(
+    ffn_down="mlp.wo", layer_output_norm="mlp.layernorm", ffn_gate="gate_proj", ffn_up="mlp.gated_layers"
+)

@@ -10,6 +10,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from vllm.loader.gguf.architectures import ARCHITECTURES
 from vllm.loader.gguf.file import GGUFFile
 from vllm.loader.gguf.special import check_lengths, checked_tokens
 from vllm.loader.gguf.splits import WHOLE_WORDS, pre_tokenizer
@@ -25,8 +26,6 @@ _SPACE = "\u2581"
 _TEMPLATE, _NAME = "tokenizer.chat_template.", re.compile(r"[\w-]+")
 MORE_TEMPLATES = "additional_chat_templates"
 """transformers' folder of chat templates that have a name."""
-# Their texts stand between tokens for that, whether or not a file says so.
-_ENCODERS = ("bert", "nomic-bert", "jina-bert-v2", "jina-bert-v3", "modern-bert")
 _SPECIAL = {
     "bos_token": "bos_token_id",
     "eos_token": "eos_token_id",
@@ -250,9 +249,10 @@ def _surround(tokenizer: Any, meta: dict[str, Any]) -> None:
     from tokenizers import processors
 
     tokens = meta["tokenizer.ggml.tokens"]
-    kind, architecture = meta["tokenizer.ggml.model"], meta.get("general.architecture")
-    begins = kind in ("llama", "gemma4", "bert") or meta.get("tokenizer.ggml.pre") in WHOLE_WORDS
-    begins, ends = begins or architecture in _ENCODERS, kind in ("t5", "bert") or architecture in _ENCODERS
+    kind, row = meta["tokenizer.ggml.model"], ARCHITECTURES.get(meta.get("general.architecture", ""))
+    between = 0 if row is None else row.tokenizer
+    begins = between > 0 or kind in ("llama", "gemma4", "bert") or meta.get("tokenizer.ggml.pre") in WHOLE_WORDS
+    ends = between > 0 or kind in ("t5", "bert")
 
     def text(flag: str, names: tuple[str, ...], default: bool) -> str | None:
         found = [value for name in names if (value := meta.get(f"tokenizer.ggml.{name}_token_id")) is not None]
@@ -265,12 +265,11 @@ def _surround(tokenizer: Any, meta: dict[str, Any]) -> None:
     if around != (None, None):
         vocab = _vocab(meta)
         before, after = (f"{token} " if token is not None else "" for token in around)
-        # RoBERTa's kin have two between the texts of a pair; BERT has types of tokens.
-        between = after if architecture in _ENCODERS and kind != "bert" and architecture != "modern-bert" else ""
-        second = "$B:1 " + after.replace(" ", ":1 ") if kind == "bert" else f"$B {after}"
+        # BERT has types of tokens instead of a second token between the texts of a pair.
+        second = "$B:1 " + after.replace(" ", ":1 ") if kind == "bert" else f"{after if between == 2 else ''}$B {after}"
         tokenizer.post_processor = processors.TemplateProcessing(
             single=f"{before}$A {after}".strip(),
-            pair=f"{before}$A {after}{between}{second}".strip(),
+            pair=f"{before}$A {after}{second}".strip(),
             special_tokens=[(token, vocab[token]) for token in around if token is not None],
         )
 

@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from vllm.config import ModelConfig, VllmConfig
-    from vllm.tasks import SupportedTask
     from vllm.tokenizers.tokenizer import Tokenizer
     from vllm.tracing import RequestTracer
     from vllm.v1.engine.replica import Replica
@@ -154,9 +153,9 @@ class AsyncEngineControl:
         """`vllm_config`, to be awaited, as upstream once had it."""
         return self.vllm_config
 
-    async def get_supported_tasks(self) -> tuple[SupportedTask, ...]:
+    async def get_supported_tasks(self) -> tuple[str, ...]:
         """What the model can be asked for."""
-        return ("generate",)
+        return self.vllm_config.model_config.supported_tasks
 
     async def is_tracing_enabled(self) -> bool:
         """Whether requests are traced: otlp_traces_endpoint was given."""

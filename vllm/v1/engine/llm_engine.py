@@ -7,12 +7,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from vllm.config import VllmConfig
+from vllm.config import ModelConfig, VllmConfig
 from vllm.engine.arg_utils import EngineArgs
 from vllm.exceptions import VLLMValidationError
 from vllm.inputs.text_options import text_options
 from vllm.outputs import RequestOutput
 from vllm.sampling_params import SamplingParams
+from vllm.tokenizers.tokenizer import as_tokenizer
 from vllm.tracing import continued, make_tracer
 from vllm.usage.usage_lib import UsageContext
 from vllm.utils.checks import check_neutral
@@ -221,6 +222,19 @@ class LLMEngine:
         if self.tokenizer is None:
             raise ValueError("there is no tokenizer: skip_tokenizer_init left it out")
         return self.tokenizer.hf_tokenizer
+
+    def set_tokenizer(self, tokenizer: Any) -> None:
+        """Use another tokenizer of the model's vocabulary, one of transformers', for the requests that follow."""
+        self.tokenizer = as_tokenizer(tokenizer)
+        self.input_processor.tokenizer = self.output_processor.tokenizer = self.tokenizer
+
+    def get_model_config(self) -> ModelConfig:
+        """`model_config`."""
+        return self.model_config
+
+    def get_supported_tasks(self) -> tuple[str, ...]:
+        """See ModelConfig.supported_tasks."""
+        return self.model_config.supported_tasks
 
     def sleep(self, level: int = 1, mode: str = "abort") -> None:
         """Free the KV cache, and the device's memory of the weights: see EngineCore.sleep.

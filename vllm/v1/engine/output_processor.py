@@ -178,7 +178,7 @@ class OutputProcessor:
     def __init__(
         self, tokenizer: Tokenizer | None, metrics: EngineMetrics | None = None, tracer: RequestTracer | None = None
     ) -> None:
-        self._tokenizer = tokenizer
+        self.tokenizer = tokenizer
         self._metrics = metrics
         self._tracer = tracer
         self._requests: dict[str, _RequestState] = {}
@@ -205,7 +205,7 @@ class OutputProcessor:
         taken = [core_id for core_id, _ in children if core_id in self._by_core_id]
         if taken or request_id in self._requests:
             raise id_in_use_error(taken[0] if taken else request_id, request_id)
-        tokenizer = self._tokenizer if params.detokenize else None
+        tokenizer = self.tokenizer if params.detokenize else None
         sequences = [
             _Sequence(core_id, index, child, tokenizer, prompt_token_ids)
             for index, (core_id, child) in enumerate(children)

@@ -1,0 +1,318 @@
+"""GGUF's architectures: a row for each, of all that is known about it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+
+from vllm.loader.gguf import changes, dense, encoders, experts, gemma, mla, names
+from vllm.loader.gguf.changes import LATENT, ONE_PLUS, ROTARY, Change, Weight
+from vllm.loader.gguf.config_parts import Config, granite, with_head_dim
+from vllm.loader.gguf.header import GGUFHeader
+from vllm.loader.gguf.names import BOTH_NORMS, EXPERTS, FUSED_MLP, MODERN, ROUTED, Names
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """A name in `general.architecture`, as a model of transformers.
+
+    Attributes:
+        name: what config.json's `architectures` has.
+        model_type: of config.json, too.
+        config: from the header to the other entries; what it says of the two above counts more.
+        names: the checkpoint's names of the file's tensors.
+        changes: what was done to tensors, by their names in GGUF; "norm" stands for the weights of all norms.
+        further: weights that are no tensors of the file.
+        tokenizer: how many tokens stand between the texts of a pair, of encoders, whose texts stand between special
+            tokens whether or not the file says so; 0: as the file says.
+        is_causal: whether tokens see those before them alone, where the file does not say so.
+        keeps_blocks: whether quantised weights may stay as they are.
+    """
+
+    name: str
+    model_type: str
+    config: Callable[[GGUFHeader], Config]
+    names: Names = MODERN
+    changes: Mapping[str, Change] = field(default_factory=dict)
+    further: Callable[[GGUFHeader], Iterator[Weight]] | None = None
+    tokenizer: int = 0
+    is_causal: bool = True
+    keeps_blocks: bool = True
+
+
+_LLAMA = Architecture("LlamaForCausalLM", "llama", dense.llama)
+_ROTARY_LLAMA = Architecture("LlamaForCausalLM", "llama", dense.llama, changes=ROTARY)
+_QWEN3_MOE = Architecture("Qwen3MoeForCausalLM", "qwen3_moe", experts.qwen3_moe, EXPERTS)
+
+# One that is another's under other names is loaded as that one.
+ARCHITECTURES: dict[str, Architecture] = {
+    "llama": Architecture(
+        "LlamaForCausalLM",
+        "llama",
+        dense.llama,
+        # The first files of Mixtral have single experts.
+        EXPERTS.but(**{f"ffn_{kind}.{{}}": f"mlp.experts.{{}}.{kind}_proj" for kind in ("gate", "up", "down")}),
+        ROTARY,
+    ),
+    "internlm2": _ROTARY_LLAMA,
+    "exaone": _LLAMA,
+    "xverse": _ROTARY_LLAMA,
+    "baichuan": Architecture("LlamaForCausalLM", "llama", dense.baichuan, changes=ROTARY),
+    "qwen": Architecture("Qwen2ForCausalLM", "qwen2", dense.qwen),
+    "qwen2": Architecture("Qwen2ForCausalLM", "qwen2", with_head_dim),
+    "qwen3": Architecture("Qwen3ForCausalLM", "qwen3", with_head_dim, changes={"cls.output": changes.difference}),
+    "qwen2moe": Architecture("Qwen2MoeForCausalLM", "qwen2_moe", experts.qwen2_moe, EXPERTS),
+    "qwen3moe": _QWEN3_MOE,
+    "qwen2vl": Architecture("Qwen2ForCausalLM", "qwen2", with_head_dim),
+    "qwen3vl": Architecture("Qwen3ForCausalLM", "qwen3", with_head_dim),
+    "qwen3vlmoe": _QWEN3_MOE,
+    "gpt-oss": Architecture(
+        "GptOssForCausalLM",
+        "gpt_oss",
+        experts.gpt_oss,
+        EXPERTS.but(
+            post_attention_norm="post_attention_layernorm",
+            ffn_gate_inp="mlp.router",
+            **{"attn_sinks.weight": "self_attn.sinks"},
+        ),
+    ),
+    "granitemoe": Architecture(
+        "GraniteMoeForCausalLM",
+        "granitemoe",
+        experts.granite_moe,
+        names.GRANITE_EXPERTS,
+        ROTARY | {"ffn_gate_shexp": changes.gate_and_up, "ffn_up_shexp": changes.read_with_another},
+    ),
+    "deepseek2": Architecture(
+        "DeepseekV3ForCausalLM", "deepseek_v3", mla.deepseek2, ROUTED.but(**names.LATENT), LATENT
+    ),
+    "dots1": Architecture("Dots1ForCausalLM", "dots1", experts.dots1, ROUTED),
+    "glm4moe": Architecture(
+        "Glm4MoeForCausalLM",
+        "glm4_moe",
+        experts.glm4_moe,
+        ROUTED.but(post_attention_norm="post_attention_layernorm"),
+    ),
+    "ernie4_5-moe": Architecture(
+        "Ernie4_5_MoeForCausalLM",
+        "ernie4_5_moe",
+        experts.ernie4_5_moe,
+        ROUTED.but(**{"exp_probs_b.bias": "mlp.moe_statics.e_score_correction_bias"}),
+        {"exp_probs_b": changes.as_row},
+    ),
+    "hunyuan-moe": Architecture(
+        "HunYuanMoEV1ForCausalLM",
+        "hunyuan_v1_moe",
+        experts.hunyuan_moe,
+        EXPERTS.but(
+            attn_q_norm="self_attn.query_layernorm",
+            attn_k_norm="self_attn.key_layernorm",
+            ffn_gate_inp="mlp.gate.wg",
+            ffn_gate_shexp="mlp.shared_mlp.gate_proj",
+            ffn_up_shexp="mlp.shared_mlp.up_proj",
+            ffn_down_shexp="mlp.shared_mlp.down_proj",
+        ),
+    ),
+    "minimax-m2": Architecture(
+        "MiniMaxM2ForCausalLM",
+        "minimax_m2",
+        experts.minimax_m2,
+        EXPERTS.but(**{"exp_probs_b.bias": "mlp.e_score_correction_bias"}),
+    ),
+    "afmoe": Architecture(
+        "AfmoeForCausalLM",
+        "afmoe",
+        experts.afmoe,
+        ROUTED.but(
+            attn_gate="self_attn.gate_proj",
+            post_attention_norm="post_attention_layernorm",
+            ffn_norm="pre_mlp_layernorm",
+            post_ffw_norm="post_mlp_layernorm",
+            ffn_gate_inp="mlp.router.gate",
+            **{"exp_probs_b.bias": "mlp.expert_bias"},
+        ),
+    ),
+    "exaone-moe": Architecture("ExaoneMoeForCausalLM", "exaone_moe", experts.exaone_moe, ROUTED),
+    "phimoe": Architecture("PhimoeForCausalLM", "phimoe", experts.phimoe, EXPERTS.but(ffn_gate_inp="mlp.router")),
+    # Ling's first models, which are ERNIE 4.5's mixture of experts without a correction of its choice.
+    "bailingmoe": Architecture(
+        "Ernie4_5_MoeForCausalLM", "ernie4_5_moe", experts.bailing_moe, ROUTED, further=changes.uncorrected
+    ),
+    # Ling 2.0, which is GLM 4.5.
+    "bailingmoe2": Architecture("Glm4MoeForCausalLM", "glm4_moe", experts.glm4_moe, ROUTED),
+    "mimo2": Architecture(
+        "MiMoV2FlashForCausalLM",
+        "mimo_v2_flash",
+        experts.mimo2,
+        ROUTED.but(**{"attn_sinks.weight": "self_attn.sinks"}),
+    ),
+    "mistral4": Architecture("Mistral4ForCausalLM", "mistral4", mla.mistral4, ROUTED.but(**names.LATENT), LATENT),
+    "minicpm3": Architecture("MiniCPM3ForCausalLM", "minicpm3", mla.minicpm3, MODERN.but(**names.LATENT), LATENT),
+    "pangu-embedded": _LLAMA,
+    "paddleocr": _LLAMA,
+    "olmoe": Architecture("OlmoeForCausalLM", "olmoe", experts.olmoe, EXPERTS),
+    "minicpm": Architecture("GraniteForCausalLM", "granite", dense.minicpm, changes=ROTARY),
+    "granite": Architecture("GraniteForCausalLM", "granite", granite, changes=ROTARY),
+    "smollm3": Architecture(
+        "SmolLM3ForCausalLM",
+        "smollm3",
+        dense.smollm3,
+        changes=ROTARY,
+    ),
+    "arcee": Architecture("ArceeForCausalLM", "arcee", dense.arcee, changes=ROTARY),
+    "seed_oss": Architecture(
+        "SeedOssForCausalLM", "seed_oss", dense.seed_oss, MODERN.but(post_attention_norm="post_attention_layernorm")
+    ),
+    "ernie4_5": Architecture("Ernie4_5ForCausalLM", "ernie4_5", with_head_dim),
+    "hunyuan-dense": Architecture(
+        "HunYuanDenseV1ForCausalLM",
+        "hunyuan_v1_dense",
+        with_head_dim,
+        MODERN.but(attn_q_norm="self_attn.query_layernorm", attn_k_norm="self_attn.key_layernorm"),
+    ),
+    "gemma": Architecture("GemmaForCausalLM", "gemma", gemma.gemma, changes=ONE_PLUS),
+    "gemma2": Architecture("Gemma2ForCausalLM", "gemma2", gemma.gemma2, BOTH_NORMS, ONE_PLUS),
+    "gemma3": Architecture("Gemma3ForCausalLM", "gemma3_text", gemma.gemma3, BOTH_NORMS, ONE_PLUS),
+    "phi2": Architecture(
+        "PhiForCausalLM",
+        "phi",
+        dense.phi2,
+        MODERN.but(
+            {"output_norm": "model.final_layernorm"},
+            attn_output="self_attn.dense",
+            ffn_up="mlp.fc1",
+            ffn_down="mlp.fc2",
+        ),
+    ),
+    "phi3": Architecture("Phi3ForCausalLM", "phi3", dense.phi3, FUSED_MLP.but(attn_qkv="self_attn.qkv_proj")),
+    "gpt2": Architecture(
+        "GPT2LMHeadModel",
+        "gpt2",
+        dense.gpt2,
+        names.GPT2,
+        dict.fromkeys(("attn_qkv", "attn_output", "ffn_up", "ffn_down"), changes.transposed),
+    ),
+    "starcoder": Architecture(
+        "GPTBigCodeForCausalLM",
+        "gpt_bigcode",
+        dense.starcoder,
+        names.GPT2,
+    ),
+    "gptneox": Architecture(
+        "GPTNeoXForCausalLM", "gpt_neox", dense.gpt_neox, names.NEOX, {"attn_qkv": changes.by_head}
+    ),
+    "bloom": Architecture("BloomForCausalLM", "bloom", dense.bloom, names.BLOOM, {"attn_qkv": changes.by_head}),
+    # The larger models have a norm for the MLP and one for attention.
+    "falcon": Architecture(
+        "FalconForCausalLM",
+        "falcon",
+        dense.falcon,
+        names.BLOOM.but(attn_norm_2="ln_attn"),
+        {
+            "attn_qkv": changes.by_group,
+            "attn_norm": changes.named("blk.0.attn_norm_2.weight", "input_layernorm", "ln_mlp"),
+        },
+    ),
+    "mpt": Architecture("MptForCausalLM", "mpt", dense.mpt, names.MPT),
+    "starcoder2": Architecture(
+        "Starcoder2ForCausalLM",
+        "starcoder2",
+        dense.starcoder2,
+        MODERN.but(ffn_up="mlp.c_fc", ffn_down="mlp.c_proj"),
+    ),
+    "stablelm": Architecture(
+        "StableLmForCausalLM",
+        "stablelm",
+        dense.stablelm,
+        MODERN.but(attn_q_norm="self_attn.q_layernorm.norms.{}", attn_k_norm="self_attn.k_layernorm.norms.{}"),
+    ),
+    "olmo": Architecture(
+        "OlmoForCausalLM",
+        "olmo",
+        dense.olmo,
+        changes=ROTARY,
+    ),
+    "olmo2": Architecture("Olmo2ForCausalLM", "olmo2", dense.olmo2, BOTH_NORMS),
+    "command-r": Architecture("CohereForCausalLM", "cohere", dense.cohere),
+    "cohere2": Architecture("Cohere2ForCausalLM", "cohere2", dense.cohere2),
+    "glm4": Architecture(
+        "Glm4ForCausalLM",
+        "glm4",
+        dense.glm,
+        FUSED_MLP.but(post_attention_norm="post_self_attn_layernorm", post_ffw_norm="post_mlp_layernorm"),
+    ),
+    "chatglm": Architecture("GlmForCausalLM", "glm", dense.glm, FUSED_MLP),
+    "exaone4": Architecture("Exaone4ForCausalLM", "exaone4", dense.exaone4, BOTH_NORMS),
+    "nemotron": Architecture(
+        "NemotronForCausalLM",
+        "nemotron",
+        dense.nemotron,
+        changes=ONE_PLUS,
+    ),
+    "apertus": Architecture(
+        "ApertusForCausalLM",
+        "apertus",
+        dense.apertus,
+        MODERN.but(attn_norm="attention_layernorm", ffn_norm="feedforward_layernorm"),
+        further=changes.xielu,
+    ),
+    "jais2": Architecture("Jais2ForCausalLM", "jais2", dense.jais2),
+    "mistral3": Architecture("Ministral3ForCausalLM", "ministral3", dense.mistral3, changes=ROTARY),
+    "bitnet": Architecture(
+        "BitNetForCausalLM",
+        "bitnet",
+        dense.bitnet,
+        MODERN.but(attn_sub_norm="self_attn.attn_sub_norm", ffn_sub_norm="mlp.ffn_sub_norm"),
+    ),
+    "gemma3n": Architecture("Gemma3nForCausalLM", "gemma3n_text", gemma.gemma3n, names.GEMMA3N),
+    "gemma4": Architecture("Gemma4ForCausalLM", "gemma4_text", gemma.gemma4, names.GEMMA4),
+    "bert": Architecture("BertModel", "bert", encoders.bert, names.BERT, tokenizer=2, is_causal=False),
+    "nomic-bert": Architecture(
+        "NomicBertModel", "nomic_bert", encoders.nomic_bert, names.NOMIC_BERT, tokenizer=2, is_causal=False
+    ),
+    # Files have the gate of the MLP alone, or together with what it is multiplied with.
+    "jina-bert-v2": Architecture(
+        "JinaBertModel",
+        "bert",
+        encoders.jina_bert,
+        names.JINA_BERT,
+        {"ffn_up": changes.named("blk.0.ffn_gate.weight", "mlp.gated_layers", "up_proj")},
+        tokenizer=2,
+        is_causal=False,
+    ),
+    "jina-bert-v3": Architecture(
+        "XLMRobertaModel", "xlm-roberta", encoders.jina_roberta, names.JINA_ROBERTA, tokenizer=2, is_causal=False
+    ),
+    "modern-bert": Architecture(
+        "ModernBertModel", "modernbert", encoders.modern_bert, names.MODERN_BERT, tokenizer=1, is_causal=False
+    ),
+    # A module of transformers, which has plain weights alone.
+    "eurobert": Architecture(
+        "EuroBertModel", "eurobert", encoders.euro_bert, names.EURO_BERT, is_causal=False, keeps_blocks=False
+    ),
+    "gemma-embedding": Architecture(
+        "Gemma3TextModel", "gemma3_text", gemma.gemma_embedding, BOTH_NORMS, ONE_PLUS, is_causal=False
+    ),
+    "llama-embed": Architecture(
+        "LlamaBidirectionalModel", "llama_bidirec", dense.llama, changes=ROTARY, is_causal=False
+    ),
+}
+
+# Known ones without a model here.
+REFUSED = {
+    **dict.fromkeys(
+        (
+            *("arwkv7", "falcon-h1", "granitehybrid", "jamba", "kimi-linear", "lfm2", "lfm2moe", "mamba", "mamba2"),
+            *("nemotron_h", "nemotron_h_moe", "plamo2", "qwen35", "qwen35moe", "qwen3next", "rwkv6", "rwkv6qwen2"),
+            "rwkv7",
+        ),
+        "it has a recurrent state (state-space or linear attention, or convolutions)",
+    ),
+    **dict.fromkeys(("dream", "llada", "llada-moe", "rnd1"), "it fills in masked tokens, and does not generate"),
+    **dict.fromkeys(("clip", "wavtokenizer-dec"), "it is a part of a model, for images or sound"),
+    **dict.fromkeys(("t5", "t5encoder"), "load the model's Hugging Face checkpoint"),
+    "deci": "its layers have heads and widths of their own",
+    "glm-dsa": "it chooses the tokens that it attends to",
+    "llama4": "it attends in chunks",
+    "nomic-bert-moe": "encoders with experts are not implemented",
+}
