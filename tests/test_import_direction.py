@@ -17,17 +17,12 @@ ROOT = Path(__file__).parents[1]
 # From the bottom up. A module imports what stands before it, and its own entry; the first prefix that matches a module
 # from the end of the list is its entry.
 ORDER = """
-    scalar_type env_table envs version logger exceptions utils logprobs sequence lora structured_params beam_search
-    sampling_limits sampling_params pooling_params tasks inputs pooling_outputs outputs transformers_utils
-    multimodal plugins platforms usage config tracing tokenizers transformers_utils.tokenizer
-    transformers_utils.tokenizers reasoning tool_parsers triton_utils device_allocator ops v1.core.kv_cache_utils
-    distributed attention quantization layers models loader model_executor assets forward_context _custom_ops
-    v1.attention v1.kv_cache_interface v1.watermarking v1.spec_decode v1.structured_output
+    env_table envs version logger exceptions utils logprobs lora structured_params beam_search
+    sampling_limits sampling_params pooling_params tasks inputs pooling_outputs outputs
+    plugins usage config tracing tokenizers ops
+    distributed attention quantization layers models loader
     v1.request v1.outputs v1.messages v1.core v1.sample v1.worker v1.executor
-    v1.metrics engine v1.engine chat decisions pooling entrypoints scoring selftest server cli
-    batch collect_env renderers engine.protocol entrypoints.openai entrypoints.serve entrypoints.pooling
-    entrypoints.common
-    entrypoints.launchers entrypoints.launcher entrypoints.chat_utils entrypoints.utils upstream
+    v1.metrics engine v1.engine chat decisions pooling entrypoints scoring selftest server cli batch upstream
 """.split()
 MAX_FILE_LINES, MAX_FUNCTION_LINES = 500, 60
 MAX_FOLDER_FILES = 20

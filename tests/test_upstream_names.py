@@ -35,7 +35,7 @@ def test_what_is_not_there_is_not_there():
         except (ImportError, AttributeError):
             continue
         stale.append(str(name))
-    assert not stale, "these are there by now; tests/data/upstream_names.txt says otherwise"
+    assert not stale, "these are there by now; vllm/upstream/names.toml says otherwise"
 
 
 def test_the_table_is_sound():

@@ -1,4 +1,4 @@
-"""Upstream's names: read from tests/data/upstream_names.txt, looked up here, and written into docs/migration.md.
+"""Upstream's names: read from vllm/upstream/names.toml, looked up, and written into docs/migration.md.
 
 `python tests/support/names_table.py` writes the document anew.
 """
@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import importlib
 import inspect
-import re
 import sys
 from collections.abc import Callable, Iterable
 from dataclasses import Field, dataclass, fields
@@ -19,12 +18,11 @@ sys.path.insert(0, str(ROOT))
 
 from vllm.engine.arg_utils import AsyncEngineArgs  # noqa: E402
 from vllm.server.server_args import ServerArgs  # noqa: E402
+from vllm.upstream.table import table  # noqa: E402
 
-TABLE = ROOT / "tests" / "data" / "upstream_names.txt"
 DOCUMENT = ROOT / "docs" / "migration.md"
 BEGIN, END = "<!-- made by tests/support/names_table.py -->", "<!-- made: end -->"
 STATUSES = ("done", "refused", "partly", "absent")
-_ROW = re.compile(r"(?P<name>[\w.]+)(?:\((?P<parameters>[\w*, ]*)\))?(?: : (?P<status>\w+)(?:: (?P<why>.+))?)?")
 
 
 @dataclass(frozen=True)
@@ -51,21 +49,13 @@ class Name:
 
 def load() -> tuple[str, list[Name]]:
     """(upstream's version, its names)."""
-    version, module, names = "", "", []
-    for line in TABLE.read_text(encoding="utf-8").splitlines():
-        if line.startswith("#") or not line:
-            continue
-        if line.startswith("version "):
-            version = line.removeprefix("version ")
-        elif line.startswith("["):
-            module = line[1:-1]
-        else:
-            match = _ROW.fullmatch(line)
-            assert match is not None, line
-            listed = match["parameters"]
-            parameters = None if listed is None else tuple(filter(None, listed.split(", ")))
-            names.append(Name(module, match["name"], parameters, match["status"] or "done", match["why"] or ""))
-    return version, names
+    rows = table()
+    names = [
+        Name(module, name, row.takes, row.status, row.why)
+        for module, listed in rows.names.items()
+        for name, row in listed.items()
+    ]
+    return rows.version, names
 
 
 def find(name: Name) -> Any:

@@ -115,11 +115,16 @@ class ListedModule(ModuleType):
         self.__dict__["_real"] = real
 
     def __getattr__(self, name: str) -> Any:
-        if place := _place(self, name):
-            return getattr(importlib.import_module(place[0]), place[1])
         if name == "__all__":
             return _names(self)
         row = _row(self, name)
+        place = _place(self, name)
+        if place is not None:
+            try:
+                return getattr(importlib.import_module(place[0]), place[1])
+            except AttributeError:
+                if row is None or row.place is not None:
+                    raise
         if row is None or row.status != "refused":
             raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}", name=name, obj=self)
         from vllm.upstream.refusals import refused
@@ -155,7 +160,7 @@ def _place(module: ModuleType, name: str) -> tuple[str, str] | None:
     if name.startswith("__"):
         return None
     row, real = _row(module, name), module.__dict__["_real"]
-    if row is not None and (row.place or row.status == "refused"):
+    if row is not None and row.place is not None:
         return row.place
     return None if real is None else (real, name)
 

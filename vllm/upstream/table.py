@@ -84,5 +84,6 @@ def _row(name: str, value: Any, reasons: dict[str, str]) -> Row:
         module, _, other = value["is"].partition(":")
         place = (module, other or name)
     takes = tuple(filter(None, value["takes"].split(", "))) if "takes" in value else None
-    reason = value.get(status, "")
-    return Row(place, takes, status, reasons.get(reason, reason), value.get("function", name[0].islower()))
+    reason = value.get(status, True)
+    why = "" if reason is True else reasons.get(reason, reason)
+    return Row(place, takes, status, why, value.get("function", name[0].islower()))

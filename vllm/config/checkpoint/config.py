@@ -8,9 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from vllm.config.checkpoint.text_part import MARK, text_part
-from vllm.transformers_utils.hf_configs import get_config as get_config
-from vllm.transformers_utils.hf_configs import get_hf_text_config as get_hf_text_config
-from vllm.transformers_utils.hf_configs import try_get_generation_config as try_get_generation_config
 
 _DEFAULT_ROPE_THETA = 10000.0
 _DTYPES = ("float32", "bfloat16", "float16")

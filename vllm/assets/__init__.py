@@ -1,1 +1,0 @@
-"""Upstream's examples of media, which it downloads."""

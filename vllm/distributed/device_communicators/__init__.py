@@ -1,1 +1,0 @@
-"""Collectives of one kind of device, under upstream's names."""

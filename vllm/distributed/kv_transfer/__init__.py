@@ -1,1 +1,0 @@
-"""The KV cache of one engine for another: it is not handed over."""

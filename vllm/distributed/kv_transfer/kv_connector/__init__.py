@@ -1,1 +1,0 @@
-"""Connectors between caches."""

@@ -1,1 +1,0 @@
-"""Anthropic's API: it is not served."""

@@ -1,1 +1,0 @@
-"""What upstream's entry points have in common: the command line of a server."""

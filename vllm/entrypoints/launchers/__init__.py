@@ -1,1 +1,0 @@
-"""Servers of applications that callers make themselves."""

@@ -1,1 +1,0 @@
-"""Chat completions, under upstream's path."""

@@ -1,1 +1,0 @@
-"""Completions, under upstream's path."""

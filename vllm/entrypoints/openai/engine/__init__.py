@@ -1,1 +1,0 @@
-"""What all endpoints share, under upstream's older path."""

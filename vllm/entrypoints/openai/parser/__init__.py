@@ -1,1 +1,0 @@
-"""Parsers of models' own formats: upstream's path."""

@@ -1,1 +1,0 @@
-"""The Responses API: it is not served."""

@@ -1,1 +1,0 @@
-"""Pooling models: none is served yet."""

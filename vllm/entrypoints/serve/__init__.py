@@ -1,1 +1,0 @@
-"""What all servers share, under upstream's path."""

@@ -1,1 +1,0 @@
-"""Helpers of endpoints that callers write themselves."""

@@ -1,1 +1,0 @@
-"""How weights are loaded, and names of upstream's."""

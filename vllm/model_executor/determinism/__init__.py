@@ -1,1 +1,0 @@
-"""Results that do not depend on the batch."""

@@ -1,1 +1,0 @@
-"""Upstream's path of layers."""

@@ -1,1 +1,0 @@
-"""Files of media: none is read."""

@@ -1,1 +1,0 @@
-"""Configuration files of Hugging Face repositories, read without transformers."""

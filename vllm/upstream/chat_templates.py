@@ -1,0 +1,178 @@
+"""Chat templates of transformers' tokenizers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from vllm.exceptions import VLLMValidationError
+from vllm.upstream.conversations import ChatTemplateContentFormat, ChatTemplateContentFormatOption
+
+# Arguments of apply_chat_template itself: no variables of a template.
+_OWN_ARGUMENTS = frozenset({"chat_template", "tokenize", "conversation", "tools", "add_generation_prompt"})
+
+
+def resolve_chat_template(
+    tokenizer: Any, chat_template: str | None, tools: list[dict[str, Any]] | None, *, model_config: Any
+) -> str | None:
+    """The template that a conversation is rendered with: the one that is given or, by its name, one of the tokenizer's;
+    else the tokenizer's own (for tools, where it has one for these); None without any.
+
+    Args:
+        model_config: not read: a tokenizer brings its template.
+    """
+    named = getattr(tokenizer, "chat_template", None)
+    if chat_template is not None and not (isinstance(named, dict) and chat_template in named):
+        return chat_template
+    try:
+        return tokenizer.get_chat_template(chat_template, tools=tools)
+    except (AttributeError, ValueError):
+        return None
+
+
+def resolve_chat_template_content_format(
+    chat_template: str | None,
+    tools: list[dict[str, Any]] | None,
+    given_format: ChatTemplateContentFormatOption,
+    tokenizer: Any,
+    *,
+    model_config: Any,
+) -> ChatTemplateContentFormat:
+    """What a template takes a message's content as: the format that is given; for "auto", "openai" for a template that
+    goes through the parts of a content, else "string"."""
+    if given_format != "auto":
+        return given_format
+    template = resolve_chat_template(tokenizer, chat_template, tools, model_config=model_config)
+    return "openai" if template is not None and _iterates_content(template) else "string"
+
+
+def resolve_chat_template_kwargs(
+    tokenizer: Any, chat_template: str, chat_template_kwargs: dict[str, Any], raise_on_unexpected: bool = True
+) -> dict[str, Any]:
+    """Those of the arguments that the template has variables for, or that transformers' method takes.
+
+    Raises:
+        ValueError: `chat_template` or `tokenize` is among them, unless `raise_on_unexpected` is False.
+    """
+    import inspect
+
+    taken = sorted({"chat_template", "tokenize"} & set(chat_template_kwargs))
+    if taken and raise_on_unexpected:
+        raise ValueError(f"chat_template_kwargs cannot set {taken[0]!r}")
+    own = {
+        name
+        for name, each in inspect.signature(tokenizer.apply_chat_template).parameters.items()
+        if each.kind is not each.VAR_KEYWORD
+    }
+    allowed = (own | _variables(chat_template)) - _OWN_ARGUMENTS | {"add_generation_prompt"}
+    return {name: value for name, value in chat_template_kwargs.items() if name in allowed}
+
+
+def safe_apply_chat_template(
+    model_config: Any,
+    tokenizer: Any,
+    conversation: list[Any],
+    *,
+    tools: list[dict[str, Any]] | None = None,
+    chat_template: str | None = None,
+    tokenize: bool = True,
+    **kwargs: Any,
+) -> str | list[int]:
+    """The conversation as ids, or as a text.
+
+    Raises:
+        VLLMValidationError: there is no template, or it fails on the conversation.
+    """
+    template = resolve_chat_template(tokenizer, chat_template, tools, model_config=model_config)
+    if template is None:
+        raise VLLMValidationError(
+            "the model's tokenizer has no chat template; pass one as chat_template", parameter="chat_template"
+        )
+    known = resolve_chat_template_kwargs(tokenizer, template, kwargs)
+    if tokenize:
+        known["return_dict"] = False
+    try:
+        return tokenizer.apply_chat_template(
+            conversation, tools=tools, chat_template=template, tokenize=tokenize, **known
+        )
+    except Exception as error:  # a template is a program: it may raise anything, often on purpose
+        raise VLLMValidationError(
+            f"the chat template failed: {error or type(error).__name__}", parameter="messages"
+        ) from error
+
+
+def _iterates_content(template: str) -> bool:
+    """Whether a loop of the template goes over a message's content."""
+    import jinja2.nodes
+
+    tree = _parsed(template)
+    if tree is None:
+        return False
+    # Names that hold a content, such as after {% set content = message.content %}.
+    names = {
+        node.target.name
+        for node in tree.find_all(jinja2.nodes.Assign)
+        if isinstance(node.target, jinja2.nodes.Name) and _is_content(node.node, set())
+    }
+    return any(_is_content(node.iter, names) for node in tree.find_all(jinja2.nodes.For))
+
+
+def _is_content(node: Any, names: set[str]) -> bool:
+    import jinja2.nodes
+
+    if isinstance(node, jinja2.nodes.Filter):
+        return _is_content(node.node, names)
+    if isinstance(node, jinja2.nodes.Getattr):
+        return node.attr == "content"
+    if isinstance(node, jinja2.nodes.Getitem):
+        return isinstance(node.arg, jinja2.nodes.Const) and node.arg.value == "content"
+    return isinstance(node, jinja2.nodes.Name) and node.name in names
+
+
+def _variables(template: str) -> set[str]:
+    import jinja2.meta
+
+    tree = _parsed(template)
+    return set() if tree is None else jinja2.meta.find_undeclared_variables(tree)
+
+
+def _parsed(template: str) -> Any:
+    import jinja2
+    from transformers.utils.chat_template_utils import _compile_jinja_template
+
+    try:
+        return _compile_jinja_template(template).environment.parse(template)
+    except jinja2.TemplateError:
+        return None
+
+
+def resolve_hf_chat_template(
+    tokenizer: Any,
+    chat_template: str | None,
+    tools: list[dict[str, Any]] | None,
+    *,
+    model_config: Any = None,
+    trust_remote_code: bool | None = None,
+) -> str | None:
+    """`vllm.upstream.chat_templates.resolve_chat_template`.
+
+    Args:
+        trust_remote_code: of upstream's older versions; nothing is loaded here.
+    """
+    return resolve_chat_template(tokenizer, chat_template, tools, model_config=model_config)
+
+
+def apply_hf_chat_template(
+    tokenizer: Any,
+    conversation: list[Any],
+    chat_template: str | None,
+    tools: list[dict[str, Any]] | None,
+    *,
+    model_config: Any = None,
+    trust_remote_code: bool | None = None,
+    tokenize: bool = False,
+    **kwargs: Any,
+) -> str | list[int]:
+    """`vllm.upstream.chat_templates.safe_apply_chat_template`, which gives a text unless told otherwise."""
+    return safe_apply_chat_template(
+        model_config, tokenizer, conversation, tools=tools, chat_template=chat_template, tokenize=tokenize, **kwargs
+    )

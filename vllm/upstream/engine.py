@@ -1,0 +1,101 @@
+"""Types around an engine: its interface, loggers, errors, and what its steps exchange."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, ItemsView
+from dataclasses import dataclass
+from enum import Enum
+from typing import TYPE_CHECKING, Any
+
+from vllm.exceptions import GenerationError
+
+if TYPE_CHECKING:
+    import torch
+
+
+class StatLoggerBase(ABC):
+    """Base of loggers of callers' own. An engine takes none: `stat_loggers` is refused."""
+
+    @abstractmethod
+    def __init__(self, vllm_config: Any, engine_index: int = 0) -> None: ...
+
+    @abstractmethod
+    def record(
+        self, scheduler_stats: Any, iteration_stats: Any, mm_cache_stats: Any = None, engine_idx: int = 0
+    ) -> None:
+        """A step's statistics."""
+
+    @abstractmethod
+    def log_engine_initialized(self) -> None:
+        """The engine is ready."""
+
+    def log(self) -> None:  # noqa: B027
+        """What has come since the last call."""
+
+
+StatLoggerFactory = Callable[[Any, int], StatLoggerBase]
+
+
+class AggregateStatLoggerBase(StatLoggerBase):
+    """Base of loggers of several engines together."""
+
+
+class EngineGenerateError(GenerationError):
+    """A request failed, and the engine goes on."""
+
+
+@dataclass
+class IntermediateTensors:
+    """Named tensors that one stage of a pipeline hands to the next; there is one stage here."""
+
+    tensors: dict[str, torch.Tensor]
+
+    def __getitem__(self, key: str) -> torch.Tensor:
+        return self.tensors[key]
+
+    def __setitem__(self, key: str, value: torch.Tensor) -> None:
+        self.tensors[key] = value
+
+    def __len__(self) -> int:
+        return len(self.tensors)
+
+    def items(self) -> ItemsView[str, torch.Tensor]:
+        """(name, tensor) of each."""
+        return self.tensors.items()
+
+
+_INSTEAD_FORWARD_CONTEXT = (
+    "models here are called with their batch: vllm.attention.backend.AttentionMetadata is an argument"
+)
+
+
+def is_forward_context_available() -> bool:
+    """False: there is none."""
+    return False
+
+
+class AttentionBackendEnum(Enum):
+    """Upstream's backends. The engine takes each for the one of its own that is nearest, and says which."""
+
+    FLASH_ATTN = "flash_attn"
+    FLASH_ATTN_DIFFKV = "flash_attn_diffkv"
+    TRITON_ATTN = "triton_attn"
+    TRITON_ATTN_DIFFKV = "triton_attn_diffkv"
+    ROCM_ATTN = "rocm_attn"
+    ROCM_AITER_MLA = "rocm_aiter_mla"
+    ROCM_AITER_FA = "rocm_aiter_fa"
+    ROCM_AITER_UNIFIED_ATTN = "rocm_aiter_unified_attn"
+    TORCH_SDPA = "torch_sdpa"
+    FLASHINFER = "flashinfer"
+    FLASHINFER_MLA = "flashinfer_mla"
+    TRITON_MLA = "triton_mla"
+    CUTLASS_MLA = "cutlass_mla"
+    FLASHMLA = "flashmla"
+    FLASHMLA_SPARSE = "flashmla_sparse"
+    FLASH_ATTN_MLA = "flash_attn_mla"
+    NO_ATTENTION = "no_attention"
+    FLEX_ATTENTION = "flex_attention"
+    TREE_ATTN = "tree_attn"
+    CPU_ATTN = "cpu_attn"
+    CUSTOM = "custom"

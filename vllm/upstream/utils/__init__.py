@@ -1,0 +1,1 @@
+"""Helpers of `vllm.utils` that nothing here uses."""

@@ -1,1 +1,0 @@
-"""Attention, by upstream's names."""

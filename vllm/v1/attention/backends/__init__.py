@@ -1,1 +1,0 @@
-"""Backends of attention, by upstream's names."""

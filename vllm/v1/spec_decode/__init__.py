@@ -1,1 +1,0 @@
-"""Tokens drafted ahead: none are."""
