@@ -3,51 +3,37 @@
 from __future__ import annotations
 
 import copy
+import typing
 from collections.abc import Callable
 from enum import Enum, IntEnum
 from functools import cached_property
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 
+from vllm import sampling_fields as row
 from vllm.beam_search import BeamSearchParams as BeamSearchParams
-from vllm.exceptions import VLLMValidationError, shown
+from vllm.exceptions import VLLMValidationError
 from vllm.logprobs.id_rows import padded
-from vllm.sampling_limits import (
+from vllm.sampling_fields import (
     BEAM_SEARCH_NEEDS,
-    INTEGERS,
-    LIMITS,
     LOGPROBS_MODES,
     MAX_LOGPROB_TOKEN_IDS,
     MAX_SEQUENCES,
     MAX_STOP_STRINGS,
-    NUMBERS,
-    OPTIONAL_INTEGERS,
-    REFUSED,
+    MAX_TEMPERATURE,
     TRACE_NEEDS,
+    At,
     LogprobsMode,
+    SamplingField,
     check_needs,
-    integer_limits,
+    rows_of,
 )
 from vllm.structured_params import GuidedDecodingParams as GuidedDecodingParams
 from vllm.structured_params import RepetitionDetectionParams as RepetitionDetectionParams
 from vllm.structured_params import StructuredOutputsParams as StructuredOutputsParams
 from vllm.structured_params import check_repetition_detection
-from vllm.utils.checks import (
-    MAX_INTEGER,
-    check_boolean,
-    check_id_sequence,
-    check_integer,
-    check_logit_bias,
-    check_number,
-    check_processors,
-    check_texts,
-    check_token_id_rows,
-    check_token_ids,
-    check_vocabulary,
-    raised_temperature,
-    wrong_type,
-)
+from vllm.utils.checks import MAX_INTEGER, check_vocabulary, raised_temperature, wrong_type
 from vllm.utils.struct import Struct
 
 
@@ -65,6 +51,37 @@ class SamplingType(IntEnum):
     GREEDY = 0
     RANDOM = 1
     RANDOM_SEED = 2
+
+
+def _output_kind(**more: Any) -> SamplingField:
+    def check(name: str, value: Any) -> RequestOutputKind:
+        if not isinstance(value, RequestOutputKind):
+            raise wrong_type(name, value, "a RequestOutputKind")
+        return value
+
+    return SamplingField(check=check, unpacked=RequestOutputKind, **more)
+
+
+def _repetition() -> SamplingField:
+    return SamplingField(
+        check=lambda name, value: check_repetition_detection(value),
+        unpacked=lambda fields: RepetitionDetectionParams(**fields),
+    )
+
+
+def _not_zero(value: int) -> int:
+    if value == 0:
+        raise VLLMValidationError("truncate_prompt_tokens must be -1 or at least 1, got 0", "truncate_prompt_tokens", 0)
+    return value
+
+
+_NO_GRAMMARS = (
+    "grammars are not implemented; use allowed_token_ids for a choice of single tokens, LLM.score_labels for a choice "
+    "of texts, or a logits processor"
+)
+_GUIDED = "this server does not constrain what is generated (allowed_token_ids, logit_bias and bad_words do)"
+_NO_EFFORT = "the model has no reasoning effort to set"
+_BEAMS = "beam searches run by /v1/completions, /v1/chat/completions and LLM.beam_search"
 
 
 class SamplingParams(Struct, dict=True):
@@ -102,53 +119,80 @@ class SamplingParams(Struct, dict=True):
             depend on the model (vocabulary, context, caps) are checked by `verify` when the request is queued.
     """
 
-    n: int = 1
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
-    repetition_penalty: float = 1.0
-    temperature: float = 1.0
-    watermarking: bool | None = None
-    top_p: float = 1.0
-    top_k: int = 0
-    min_p: float = 0.0
-    seed: int | None = None
-    stop: str | list[str] | None = None
-    stop_token_ids: list[int] | None = None
+    # fmt: off
+    n: Annotated[int, row.count_of_sequences()] = 1
+    presence_penalty: Annotated[float, row.number(-2, 2)] = 0.0
+    frequency_penalty: Annotated[float, row.number(-2, 2)] = 0.0
+    # Beyond these limits, float32 logits would overflow.
+    repetition_penalty: Annotated[float, row.number(1e-6, 1e6, in_model=True)] = 1.0
+    temperature: Annotated[float, row.number(
+        0, MAX_TEMPERATURE, then=raised_temperature, in_model=True,
+        flag="0 = greedy; left out: the model's own, or 1")] = 1.0
+    watermarking: Annotated[bool | None, row.refused(
+        row.is_zero, "texts are not watermarked; leave it out", ((False,), "texts are not watermarked"))] = None
+    top_p: Annotated[float, row.number(
+        0, 1, open_low=True, in_model=True,
+        flag="draw from the most likely tokens that hold this much probability")] = 1.0
+    top_k: Annotated[int, row.integer(-1, 2**31 - 1, then=lambda k: max(k, 0), in_model=True)] = 0
+    min_p: Annotated[float, row.number(0, 1, in_model=True)] = 0.0
+    # -1 is upstream's spelling of "no seed".
+    seed: Annotated[int | None, row.integer(-(2**63), then=lambda seed: None if seed == -1 else seed)] = None
+    stop: Annotated[str | list[str] | None, row.texts(MAX_STOP_STRINGS)] = None
+    stop_token_ids: Annotated[list[int] | None, row.token_ids(none_is_empty=True, in_vocabulary=True)] = None
     ignore_eos: bool = False
-    max_tokens: int | None = 16
-    min_tokens: int = 0
-    logprobs: int | None = None
-    prompt_logprobs: int | None = None
-    prompt_logprob_token_ids: list[int] | list[list[int]] | np.ndarray | None = None
-    prompt_logprob_start: int | None = None
-    logprob_token_ids: list[int] | None = None
-    flat_logprobs: bool = False
-    detokenize: bool = True
+    max_tokens: Annotated[int | None, row.count_of_tokens(in_model=True, flag="longest answer, in tokens")] = 16
+    min_tokens: Annotated[int, row.integer(0)] = 0
+    # Completions and chat count the most likely tokens in ways of their own.
+    logprobs: Annotated[int | None, row.top_logprobs(at=At.IDS)] = None
+    prompt_logprobs: Annotated[int | None, row.top_logprobs()] = None
+    prompt_logprob_token_ids: Annotated[list[int] | list[list[int]] | np.ndarray | None, row.id_rows(
+        about="Ids to read at all prompt positions, or a row of ids a position, with -1 as padding.")] = None
+    prompt_logprob_start: Annotated[int | None, row.integer(0)] = None
+    logprob_token_ids: Annotated[list[int] | None, row.token_ids(
+        about="Token ids to read at every generated position, with or without `logprobs`.")] = None
+    flat_logprobs: Annotated[bool, row.boolean(at=At.NONE, ignored_at=At.IDS)] = False
+    detokenize: Annotated[bool, row.boolean(
+        at=At.IDS, about="Left out, as far as output_mode and stop need it.")] = True
     skip_special_tokens: bool = True
     spaces_between_special_tokens: bool = True
     include_stop_str_in_output: bool = False
-    output_kind: RequestOutputKind = RequestOutputKind.CUMULATIVE
-    stream_interval: int | None = None
-    skip_clone: bool = False
-    structured_outputs: StructuredOutputsParams | None = None
-    logit_bias: dict[int, float] | None = None
-    allowed_token_ids: list[int] | None = None
-    extra_args: dict[str, Any] | None = None
-    bad_words: list[str] | None = None
-    skip_reading_prefix_cache: bool | None = None
-    thinking_token_budget: int | None = None
-    repetition_detection: RepetitionDetectionParams | None = None
-    routed_experts_prompt_start: int = 0
-    trace_decode_token_ids: list[int] | None = None
-    best_of: int | None = None
-    use_beam_search: bool = False
-    length_penalty: float = 1.0
-    early_stopping: bool | Literal["never"] = False
-    logprob_entropy: bool = False
-    logprobs_mode: LogprobsMode | None = None
-    truncate_prompt_tokens: int | None = None
-    logits_processors: list[Callable[..., Any]] | None = None
-    guided_decoding: GuidedDecodingParams | None = None
+    output_kind: Annotated[RequestOutputKind, _output_kind(
+        at=At.NONE, ignored_at=At.IDS)] = RequestOutputKind.CUMULATIVE
+    stream_interval: Annotated[int | None, row.integer(
+        0, about="Tokens a chunk, after the first one; 1 when left out.")] = None
+    skip_clone: Annotated[bool, row.boolean(at=At.NONE, ignored_at=At.IDS)] = False
+    structured_outputs: Annotated[StructuredOutputsParams | None, row.refused(
+        row.asks_for_no_form, _NO_GRAMMARS, (({},), _GUIDED))] = None
+    logit_bias: Annotated[dict[int, float] | None, row.biases()] = None
+    allowed_token_ids: Annotated[list[int] | None, row.token_ids(least=1, in_vocabulary=True)] = None
+    # Completions and chat call it vllm_xargs.
+    extra_args: Annotated[dict[str, Any] | None, row.mapping(
+        at=At.IDS, about="Arguments of custom logits processors.")] = None
+    bad_words: Annotated[list[str] | None, row.texts()] = None
+    skip_reading_prefix_cache: Annotated[bool | None, row.boolean(at=At.IDS)] = None
+    thinking_token_budget: Annotated[int | None, row.refused(
+        lambda value: False, "bound the whole output by max_tokens", ((-1,), _NO_EFFORT))] = None
+    repetition_detection: Annotated[RepetitionDetectionParams | None, _repetition()] = None
+    routed_experts_prompt_start: Annotated[int, row.refused(
+        row.is_zero, "routed experts are not returned", ((0,), "mixtures of experts are not implemented"))] = 0
+    trace_decode_token_ids: Annotated[list[int] | None, row.id_sequence(
+        at=At.IDS, in_vocabulary=True,
+        about="Tokens to generate whatever the model says, with their readings; max_tokens is their number.")] = None
+    best_of: Annotated[int | None, row.count_of_sequences()] = None
+    use_beam_search: Annotated[bool, row.boolean(
+        at=At.TEXTS, refusal=((False,), _BEAMS),
+        about="Find the `n` best answers by a beam search of that width.")] = False
+    length_penalty: Annotated[float, row.number(-100, 100, at=At.TEXTS, refusal=((1,), _BEAMS))] = 1.0
+    early_stopping: Annotated[bool | Literal["never"], row.early_stopping(
+        at=At.TEXTS, refusal=((False,), _BEAMS))] = False
+    logprob_entropy: Annotated[bool, row.boolean(about="Read each position's entropy, in nats, too.")] = False
+    logprobs_mode: Annotated[LogprobsMode | None, row.mode()] = None
+    truncate_prompt_tokens: Annotated[int | None, row.integer(-1, then=_not_zero)] = None
+    logits_processors: Annotated[list[Callable[..., Any]] | None, row.processors(
+        at=At.NONE, refusal=(([],), "they are Python; load one with --logits-processors"))] = None
+    guided_decoding: Annotated[GuidedDecodingParams | None, row.refused(
+        row.asks_for_no_form, _NO_GRAMMARS)] = None
+    # fmt: on
     # Set when the request is queued.
     _bad_words_token_ids: list[list[int]] | None = None
     _model_stop_token_ids: list[int] | None = None
@@ -156,124 +200,26 @@ class SamplingParams(Struct, dict=True):
     _beam_length: int | None = None
 
     def __post_init__(self) -> None:
-        self._refuse_unsupported()
-        self._normalise_numbers()
-        self._normalise_readings()
-        self._normalise_flags()
-        self._normalise_texts()
-        self._normalise_bias()
+        for name, default, check in _CHECKS:
+            value = getattr(self, name)
+            if value is not default:
+                setattr(self, name, check(name, value))
         self._check_combinations()
-        if self.use_beam_search:
-            check_needs(self, "use_beam_search", BEAM_SEARCH_NEEDS)
-        if self.trace_decode_token_ids:
-            check_needs(self, "trace_decode_token_ids", TRACE_NEEDS)
 
     @classmethod
     def from_optional(cls, **fields: Any) -> SamplingParams:
         """Like the constructor, with None for any field that shall have its default."""
         return cls(**{name: value for name, value in fields.items() if value is not None})
 
-    # The checks run in this order so that the first complaint is about a field by itself, then about two together.
-
-    def _refuse_unsupported(self) -> None:
-        for name, (neutral, advice) in REFUSED.items():
-            value = getattr(self, name)
-            if value is not None and not neutral(value):
-                raise VLLMValidationError(f"{name} is not supported by this engine: {advice}", name, value)
-
-    def _normalise_numbers(self) -> None:
-        for name in NUMBERS:
-            setattr(self, name, check_number(name, getattr(self, name), *LIMITS[name]))
-        for name in INTEGERS:
-            setattr(self, name, _limited_integer(name, getattr(self, name)))
-        for name in OPTIONAL_INTEGERS:
-            if getattr(self, name) is not None:
-                setattr(self, name, _limited_integer(name, getattr(self, name)))
-        self.temperature = raised_temperature(self.temperature)
-        self.top_k = max(self.top_k, 0)
-        # Upstream's spelling of "no seed".
-        self.seed = None if self.seed == -1 else self.seed
-        if self.truncate_prompt_tokens == 0:
+    def _check_combinations(self) -> None:
+        if self.prompt_logprob_start is not None and not self.reads_prompt:
             raise VLLMValidationError(
-                "truncate_prompt_tokens must be -1 or at least 1, got 0", "truncate_prompt_tokens", 0
+                "prompt_logprob_start needs prompt_logprobs or prompt_logprob_token_ids",
+                "prompt_logprob_start",
+                self.prompt_logprob_start,
             )
-
-    def _normalise_readings(self) -> None:
-        for name in ("logprobs", "prompt_logprobs"):
-            value = getattr(self, name)
-            # An older spelling: True meant one more than the token itself.
-            if isinstance(value, bool):
-                value = 1 if value else None
-            setattr(self, name, None if value is None else _limited_integer(name, value))
-        check_boolean("logprob_entropy", self.logprob_entropy)
-        mode = self.logprobs_mode
-        if mode is not None and not (isinstance(mode, str) and mode in LOGPROBS_MODES):
-            raise VLLMValidationError(
-                f"logprobs_mode must be one of {', '.join(LOGPROBS_MODES)}, got {shown(mode)}", "logprobs_mode", mode
-            )
-        self.logprob_token_ids = check_token_ids("logprob_token_ids", self.logprob_token_ids) or None
-        if self.prompt_logprob_token_ids is not None:
-            name = "prompt_logprob_token_ids"
-            self.prompt_logprob_token_ids = check_token_id_rows(name, self.prompt_logprob_token_ids)
-        if self.prompt_logprob_start is not None:
-            self.prompt_logprob_start = _limited_integer("prompt_logprob_start", self.prompt_logprob_start)
-            if not self.reads_prompt:
-                raise VLLMValidationError(
-                    "prompt_logprob_start needs prompt_logprobs or prompt_logprob_token_ids",
-                    "prompt_logprob_start",
-                    self.prompt_logprob_start,
-                )
         if self.logprob_entropy and self.num_logprobs is None and not self.reads_prompt:
             self.logprobs = 0
-
-    def _normalise_flags(self) -> None:
-        for name in (
-            "use_beam_search",
-            "include_stop_str_in_output",
-            "ignore_eos",
-            "detokenize",
-            "skip_special_tokens",
-            "spaces_between_special_tokens",
-            "flat_logprobs",
-            "skip_clone",
-        ):
-            check_boolean(name, getattr(self, name))
-        if self.skip_reading_prefix_cache is not None:
-            check_boolean("skip_reading_prefix_cache", self.skip_reading_prefix_cache)
-        early = self.early_stopping
-        if not isinstance(early, bool) and not (isinstance(early, str) and early == "never"):
-            raise wrong_type("early_stopping", early, "True, False or 'never'")
-        if not isinstance(self.output_kind, RequestOutputKind):
-            raise wrong_type("output_kind", self.output_kind, "a RequestOutputKind")
-
-    def _normalise_texts(self) -> None:
-        self.stop = check_texts("stop", self.stop)
-        if len(self.stop) > MAX_STOP_STRINGS:
-            raise VLLMValidationError(
-                f"stop has {len(self.stop)} strings, which is more than the limit of {MAX_STOP_STRINGS}",
-                "stop",
-                len(self.stop),
-            )
-        self.stop_token_ids = check_token_ids("stop_token_ids", self.stop_token_ids)
-        self.bad_words = check_texts("bad_words", self.bad_words)
-        self.repetition_detection = check_repetition_detection(self.repetition_detection)
-        if self.trace_decode_token_ids is not None:
-            self.trace_decode_token_ids = (
-                check_id_sequence("trace_decode_token_ids", self.trace_decode_token_ids) or None
-            )
-
-    def _normalise_bias(self) -> None:
-        self.logit_bias = check_logit_bias(self.logit_bias)
-        if self.allowed_token_ids is not None:
-            self.allowed_token_ids = check_token_ids("allowed_token_ids", self.allowed_token_ids)
-            if not self.allowed_token_ids:
-                raise VLLMValidationError("allowed_token_ids must not be empty", "allowed_token_ids", [])
-        if self.logits_processors is not None:
-            self.logits_processors = check_processors("logits_processors", self.logits_processors) or None
-        if self.extra_args is not None and not isinstance(self.extra_args, dict):
-            raise wrong_type("extra_args", self.extra_args, "a dict")
-
-    def _check_combinations(self) -> None:
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise VLLMValidationError(
                 f"min_tokens must be at most max_tokens={self.max_tokens}, got {self.min_tokens}",
@@ -299,6 +245,10 @@ class SamplingParams(Struct, dict=True):
                 raise VLLMValidationError(
                     f"{name} has no meaning without use_beam_search=True", name, getattr(self, name)
                 )
+        if self.use_beam_search:
+            check_needs(self, "use_beam_search", BEAM_SEARCH_NEEDS)
+        if self.trace_decode_token_ids:
+            check_needs(self, "trace_decode_token_ids", TRACE_NEEDS)
 
     @property
     def num_sequences(self) -> int:
@@ -415,10 +365,8 @@ class SamplingParams(Struct, dict=True):
                     f"Requested {name} of length {len(ids)}, which is greater than max allowed: {cap}", name, len(ids)
                 )
             check_vocabulary(name, ids, vocab_size)
-        check_vocabulary("stop_token_ids", self.stop_token_ids or [], vocab_size)
-        check_vocabulary("allowed_token_ids", self.allowed_token_ids or [], vocab_size)
-        check_vocabulary("trace_decode_token_ids", self.trace_decode_token_ids or [], vocab_size)
-        check_vocabulary("logit_bias", list(self.logit_bias or ()), vocab_size)
+        for name in _IN_VOCABULARY:
+            check_vocabulary(name, getattr(self, name) or (), vocab_size)
 
     def verify_prompt(self, prompt_len: int) -> None:
         """Check what depends on the prompt's length in tokens.
@@ -460,7 +408,7 @@ class SamplingParams(Struct, dict=True):
     def clone(self) -> SamplingParams:
         """A copy that shares no mutable field with this one; already validated, so nothing is checked again."""
         own = copy.copy(self)
-        for name in _CONTAINERS:
+        for name in _COPIED:
             value = getattr(own, name)
             if value is not None:
                 setattr(own, name, value.copy())
@@ -481,12 +429,16 @@ class SamplingParams(Struct, dict=True):
         return own
 
 
-_CONTAINERS = (
-    "stop", "stop_token_ids", "prompt_logprob_token_ids", "logprob_token_ids", "logit_bias", "allowed_token_ids",
-    "extra_args", "bad_words", "trace_decode_token_ids", "logits_processors",
-    "_bad_words_token_ids", "_model_stop_token_ids",
-)  # fmt: skip
-
-
-def _limited_integer(name: str, value: Any) -> int:
-    return check_integer(name, value, *integer_limits(name))
+FIELDS = rows_of(SamplingParams)
+"""The rows of all public fields, by name."""
+MODEL_DEFAULTS = {"max_new_tokens" if name == "max_tokens" else name: name for name in FIELDS if FIELDS[name].in_model}
+"""Names in generation_config.json -> fields."""
+# Signatures show types alone.
+SamplingParams.__annotations__.update(typing.get_type_hints(SamplingParams))
+_CHECKS = [
+    # No value is an Ellipsis, so None is checked, too.
+    (name, ... if field.none_is_empty else default, field.check)
+    for (name, field), default in zip(FIELDS.items(), SamplingParams.__struct_defaults__, strict=False)
+]
+_COPIED = [name for name in FIELDS if FIELDS[name].is_copied] + ["_bad_words_token_ids", "_model_stop_token_ids"]
+_IN_VOCABULARY = [name for name in FIELDS if FIELDS[name].in_vocabulary]

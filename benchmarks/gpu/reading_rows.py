@@ -14,7 +14,7 @@ from gpu.state_rows import measure_swap, measure_top_p
 from gpu.timing import synchronize, time_in_turns
 from vllm.ops._dispatch import force
 from vllm.ops.count_above import count_above
-from vllm.ops.token_readings import Readings, token_readings
+from vllm.ops.token_readings import RowReadings, token_readings
 
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 _MIB = 2**20
@@ -162,7 +162,7 @@ def _descriptors(setting: Setting) -> dict[str, Any]:
         return {"fetched": False, "rows": []}
     inputs = _prompt_inputs(setting, setting.sizes.shape.hidden_size)
 
-    def by_addresses() -> Readings:
+    def by_addresses() -> RowReadings:
         with mock.patch.object(descriptors, "are_fetched", lambda: False):
             return linear_readings(*inputs)
 
@@ -193,7 +193,7 @@ def _tiles(setting: Setting) -> dict[str, Any]:
     for size in (512, 1024, 1536, 2048, 4096):
         inputs = _prompt_inputs(setting, size)
 
-        def read(limit: int, inputs: tuple[Tensor, ...] = inputs) -> Readings:
+        def read(limit: int, inputs: tuple[Tensor, ...] = inputs) -> RowReadings:
             with mock.patch.object(kernel, "_SMALL_HIDDEN_SIZE", limit):
                 return linear_readings(*inputs)
 

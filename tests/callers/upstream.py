@@ -8,6 +8,7 @@ pytest-asyncio. Prints one line a file: collected, passed, failed, skipped; then
 from __future__ import annotations
 
 import argparse
+import datetime
 import json
 import os
 import shutil
@@ -20,6 +21,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import upstream_survey
 from upstream_tables import ABSENT, DROPPED_FLAGS, FILES, MODELS, POOLING_MODELS, SKIPS
 
 HERE = Path(__file__).parent
@@ -28,7 +30,8 @@ ROOT = HERE.parents[1]
 
 _GRACE_SECONDS = 30.0
 # Of a row of the page.
-_NUM_CELLS = 6
+_NUM_CELLS = 7
+_REFUSED = "refused by name"
 _INI = "[pytest]\nasyncio_mode = strict\nasyncio_default_fixture_loop_scope = function\n"
 
 
@@ -67,10 +70,13 @@ def main() -> None:
             results.append(run(work, file, arguments))
             print(results[-1].row(), results[-1].trouble, flush=True)
             report(results[-1])
-            if arguments.document is not None:
-                arguments.document.write_text(document(results, rows_of(arguments.document)))
-    passed, failed = sum(each.passed for each in results), sum(len(each.failed) for each in results)
-    print(f"\n{passed} passed, {failed} failed, {sum(each.skipped.total() for each in results)} skipped")
+        if arguments.document is not None:
+            rows = rows_of(arguments.document) | {result.file: cells(result) for result in results}
+            page = document(rows, [result for result in results if result.failed])
+            survey = upstream_survey.document(arguments.tests, rows)
+            arguments.document.write_text("\n".join([*page, *survey]) + "\n")
+    passed, failed = sum(result.passed for result in results), sum(len(result.failed) for result in results)
+    print(f"\n{passed} passed, {failed} failed, {sum(result.skipped.total() for result in results)} skipped")
 
 
 def prepare(tests: Path, work: Path) -> None:
@@ -167,42 +173,51 @@ def report(result: Result) -> None:
 
 _HEAD = """# Upstream's own tests
 
-`python tests/callers/upstream.py TESTS [FILE ...] --document docs/upstream_tests.md` makes this page's rows: it runs
-the tests of upstream's source distribution (version 0.33.0) over this engine on a CPU, with small models in the place
-of theirs and stand-ins for their shared fixtures. A test that is left out has its reason in
-[upstream_tables.py](../tests/callers/upstream_tables.py); rows without one are of an earlier run.
+`python tests/callers/upstream.py TESTS [FILE ...] --document docs/upstream_tests.md` makes this page: it runs the tests
+of upstream's source distribution (version 0.33.0) over this engine on a CPU, with small models in the place of theirs
+and stand-ins for their shared fixtures. Why a test is left out stands in
+[upstream_tables.py](../tests/callers/upstream_tables.py). "run": the day; earlier runs did not note it.
 """
 
 
 def rows_of(path: Path) -> dict[str, list[str]]:
     """The cells of an earlier page's rows, by file."""
     lines = path.read_text().splitlines() if path.is_file() else []
-    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines if line.startswith("| `")]
-    return {cells[0].strip("`"): cells[1:] for cells in rows if len(cells) == _NUM_CELLS}
+    found = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines if line.startswith("| `")]
+    rows = [row if len(row) == _NUM_CELLS else [*row[:-1], "earlier", row[-1]] for row in found]
+    return {row[0].strip("`"): row[1:] for row in rows}
 
 
-def document(results: list[Result], rows: dict[str, list[str]]) -> str:
-    """The page: a row a file, with the reasons of what was left out, and what failed. `rows`: of other files."""
-    rows = rows | {each.file: _cells(each) for each in results}
-    passed, failed = (sum(int(cells[index]) for cells in rows.values()) for index in (1, 2))
-    lines = [_HEAD, f"Of {passed + failed} tests that were run, {passed} pass.", ""]
-    lines += ["| file | collected | passed | failed | left out | because |", "|---|---|---|---|---|---|"]
-    lines += [f"| `{file}` | {' | '.join(cells)} |" for file, cells in rows.items()]
-    bad = [each for each in results if each.failed]
-    lines += ["", "## Failed", ""] if bad else []
-    lines += [f"- `{each.file}`: {', '.join(f'`{_plain(name)}`' for name, _ in each.failed)}" for each in bad]
-    return "\n".join(lines) + "\n"
+def document(rows: dict[str, list[str]], failed: list[Result]) -> list[str]:
+    """The page's lines: what was collected in all, and a row a file. `failed`: the results that name failed tests."""
+    num_collected, num_passed, num_failed, num_left = (
+        sum(int(row[index]) for row in rows.values()) for index in range(4)
+    )
+    whole = sum(row[0] == row[1] != "0" for row in rows.values())
+    lines = [
+        _HEAD,
+        f"{len(rows)} files have {num_collected:,} tests (one for each set of parameters): {num_passed:,} pass, "
+        f"{num_failed:,} fail, and {num_left:,} are left out. {whole} files pass whole.",
+        "",
+        "| file | collected | passed | failed | left out | run | because |",
+        "|---|---|---|---|---|---|---|",
+        *(f"| `{file}` | {' | '.join(row)} |" for file, row in rows.items()),
+    ]
+    lines += ["", "## Failed", ""] if failed else []
+    return lines + [f"- `{each.file}`: {', '.join(f'`{_plain(name)}`' for name, _ in each.failed)}" for each in failed]
 
 
-def _cells(result: Result) -> list[str]:
-    ours = {reason for _, reason in SKIPS} | set(ABSENT.values())
+def cells(result: Result) -> list[str]:
+    """A row of the page, without the file's name."""
+    known = {reason for _, reason in SKIPS} | {*ABSENT.values(), _REFUSED}
     reasons: Counter[str] = Counter()
     for reason, count in result.skipped.items():
-        reasons[reason if reason in ours else "a mark of the test's own, or of its devices"] += count
+        reasons[reason if reason in known else "a mark of the test's own, or of its devices"] += count
     skipped = result.skipped.total()
     counts = [result.passed + len(result.failed) + skipped, result.passed, len(result.failed), skipped]
     because = [f"{reason}: {count}" if len(reasons) > 1 else reason for reason, count in reasons.most_common()]
-    return [*map(str, counts), "; ".join([*because, *filter(None, [result.trouble])])]
+    because += filter(None, [result.trouble])
+    return [*map(str, counts), datetime.date.today().isoformat(), "; ".join(because)]
 
 
 def _plain(name: str) -> str:

@@ -19,7 +19,8 @@ from vllm.cli.main import main
 from vllm.decisions.calibration import Calibration
 from vllm.decisions.evaluation import evaluate
 from vllm.scoring import batches as score_batches
-from vllm.scoring.decide import run as decide_run
+from vllm.scoring import run as score_run
+from vllm.scoring.decide.report import DecisionReport
 
 NUM_TEXTS, TOO_LONG = 23, 5
 QUESTIONS = [
@@ -42,7 +43,7 @@ def tiny(model: Path) -> LLM:
 @pytest.fixture
 def loaded(tiny: LLM, monkeypatch: pytest.MonkeyPatch) -> LLM:
     """Commands take the model that is loaded already, in batches of 8."""
-    monkeypatch.setattr(decide_run, "load", lambda args: tiny)
+    monkeypatch.setattr(score_run, "load", lambda args: tiny)
     monkeypatch.setattr(score_batches, "BATCH_ROWS", 8)
     return tiny
 
@@ -54,7 +55,7 @@ def no_load(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(args: argparse.Namespace) -> LLM:
         raise AssertionError("the model was loaded")
 
-    monkeypatch.setattr(decide_run, "load", refuse)
+    monkeypatch.setattr(score_run, "load", refuse)
 
 
 @pytest.fixture(autouse=True)
@@ -138,7 +139,7 @@ def test_a_killed_run_is_continued(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(decide_run.DecisionReport, "add", append_then_stop(decide_run.DecisionReport.add, 11))
+        patch.setattr(DecisionReport, "add", append_then_stop(DecisionReport.add, 11))
         assert decide("--output", output) == 130
     assert decide("--output", output) == 2
     assert "exists; --resume continues it" in capsys.readouterr().err

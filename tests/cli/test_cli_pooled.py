@@ -16,7 +16,7 @@ from tiny_llm import make_tiny_llm, make_tiny_model
 from vllm import LLM, PoolingParams
 from vllm.cli.main import main
 from vllm.scoring import batches as score_batches
-from vllm.scoring.pooled import run as pooled_run
+from vllm.scoring import run as score_run
 
 NUM_TEXTS, TOO_LONG = 10, 5
 QUERY = "where is the stop"
@@ -41,7 +41,7 @@ def generating(tmp_path_factory: pytest.TempPathFactory) -> LLM:
 def load(monkeypatch: pytest.MonkeyPatch) -> Any:
     """Lets commands take a model that is loaded already, in batches of 4."""
     monkeypatch.setattr(score_batches, "BATCH_ROWS", 4)
-    return lambda llm: monkeypatch.setattr(pooled_run, "load", lambda args: llm)
+    return lambda llm: monkeypatch.setattr(score_run, "load", lambda args: llm)
 
 
 @pytest.fixture
@@ -51,7 +51,7 @@ def no_load(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(args: argparse.Namespace) -> LLM:
         raise AssertionError("the model was loaded")
 
-    monkeypatch.setattr(pooled_run, "load", refuse)
+    monkeypatch.setattr(score_run, "load", refuse)
 
 
 @pytest.fixture(autouse=True)

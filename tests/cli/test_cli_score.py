@@ -18,7 +18,7 @@ from vllm.loader import resolve
 from vllm.outputs import LabelScores
 from vllm.scoring import run as score_run
 from vllm.scoring.files import Item
-from vllm.scoring.templates import Template
+from vllm.scoring.labels.templates import Template
 
 REVIEWS = Path(__file__).parents[2] / "examples" / "data" / "reviews.jsonl"
 LABELS = [" positive", " negative"]

@@ -165,8 +165,8 @@ def test_without_ray(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixt
 
 
 def test_csv_cells(folder: Path) -> None:
-    from vllm.scoring.columns import Columns, FieldKinds, failures, result_schema
-    from vllm.scoring.labels import Labels
+    from vllm.scoring.columns import Columns, FieldKinds, failures
+    from vllm.scoring.labels.records import Labels
 
     labels = Labels(["a", "b"], ["a", "b"], [[1], [2]])
     kinds = FieldKinds()
@@ -178,7 +178,7 @@ def test_csv_cells(folder: Path) -> None:
         {"index": 1, **fields[1], "num_prompt_tokens": 0, "error": "no, not this"},
     ]
     path = folder / "part.csv"
-    columns = Columns(kinds, result_schema(labels))
+    columns = Columns(kinds, labels.schema())
     path.write_bytes(columns.encode(records, "csv"))
     first, second = csv.DictReader(path.read_text().splitlines())
     assert (first["n"], first["mixed"], first["big"], first["error"]) == ("1", '"1"', str(2**70), "")

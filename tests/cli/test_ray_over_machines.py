@@ -40,15 +40,21 @@ from pathlib import Path
 from tiny_llm import make_tiny_llm
 from vllm import SamplingParams
 from vllm.cli.main import main
-from vllm.scoring import batches, ray_backend, ray_engines
+from vllm.scoring import batches, ray_engines
+from vllm.scoring.labels import task
 from vllm.scoring.rows import PartFolder
 
-class Slow(batches.BatchScorer):
-    def score(self, *args):
-        time.sleep(0.4)
-        with open(f"{folder}/scored", "a") as file:
-            print(os.readlink("/proc/self/ns/net"), file=file)
-        return super().score(*args)
+class Slow(task.LabelTask):
+    def engine_scorer(self, llm):
+        scorer = super().engine_scorer(llm)
+        score = scorer.score
+        def slowly(*args):
+            time.sleep(0.4)
+            with open(f"{folder}/scored", "a") as file:
+                print(os.readlink("/proc/self/ns/net"), file=file)
+            return score(*args)
+        scorer.score = slowly
+        return scorer
 
 def write(self, number, content):
     assert number not in self.parts()
@@ -68,7 +74,7 @@ def generate():
 
 folder, rows, place_seconds, *command = sys.argv[1:]
 plain, PartFolder.write = PartFolder.write, write
-batches.BATCH_ROWS, ray_backend.BatchScorer = int(rows), Slow
+batches.BATCH_ROWS, task.LabelTask = int(rows), Slow
 ray_engines._PLACE_SECONDS = float(place_seconds)
 llm = make_tiny_llm(Path(folder), tensor_parallel_size=2, distributed_executor_backend="ray")
 generating = threading.Thread(target=generate)

@@ -10,11 +10,11 @@ from decision_models import KINDS, RandomDecisions, make_decision_model
 from decision_reference import assert_answer
 
 from vllm import LLM
+from vllm.decisions.rendering import answer_fields
 from vllm.exceptions import VLLMValidationError
 from vllm.loader import NO_EMBEDDED_MODEL, embedded_model_path
 from vllm.scoring.files import Item
-from vllm.scoring.templates import Template
-from vllm.server.rendering.decisions import answer_fields
+from vllm.scoring.labels.templates import Template
 
 DATA = Path(__file__).parents[2] / "examples" / "data"
 NUM_DECISIONS = {**dict.fromkeys(KINDS, 60), "embedded": 20}

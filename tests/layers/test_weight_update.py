@@ -170,8 +170,9 @@ def test_a_deeper_sleep_after_a_light_one(models):
     llm.sleep(1)
     llm.sleep(1)
     llm.sleep(2)
-    with pytest.raises(RuntimeError, match="the weights were freed"):
-        llm.collective_rpc("update_weights", args=(list(weights.items()),))
+    for method, args in (("update_weights", (list(weights.items()),)), (lambda worker: worker.model_runner.model, ())):
+        with pytest.raises(RuntimeError, match="the weights were freed"):
+            llm.collective_rpc(method, args=args)
     llm.sleep(1)  # nothing is left to keep
     assert not llm.wake_up(tags=["weights"])
     llm.sleep(2)

@@ -16,7 +16,7 @@ from torch import Tensor
 from vllm.ops._dispatch import force
 from vllm.ops.float_linear import float_linear
 from vllm.ops.linear_readings import linear_readings
-from vllm.ops.token_readings import Readings, token_readings
+from vllm.ops.token_readings import RowReadings, token_readings
 from vllm.ops.triton import descriptors
 from vllm.ops.triton import linear_readings as kernels
 
@@ -60,7 +60,7 @@ def ids_for(num_rows: int, vocab_size: int, width: int) -> Tensor:
     return torch.randint(0, vocab_size, (num_rows, width), dtype=torch.int32)
 
 
-def assert_near(got: Readings, hidden: Tensor, weight: Tensor, ids: Tensor, tolerance: float) -> None:
+def assert_near(got: RowReadings, hidden: Tensor, weight: Tensor, ids: Tensor, tolerance: float) -> None:
     """`tolerance` is how far a sum of products may be off; 0: ranks are exact, too."""
     logits = hidden.double() @ weight.double().t()
     chosen = logits.gather(1, ids.to(torch.int64))
@@ -135,7 +135,7 @@ def test_not_finite_marks_its_own_row_only(backend: str) -> None:
     got = run(backend, linear_readings, hidden, weight, ids, None)
     assert got.lse.isfinite().tolist() == [True, False, False]
     assert ((got.argmax >= 0) & (got.argmax < 300)).all()
-    assert_near(Readings(*(part[:1] for part in got[:5])), hidden[:1], weight, ids[:1], 0.0)
+    assert_near(RowReadings(*(part[:1] for part in got[:5])), hidden[:1], weight, ids[:1], 0.0)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
@@ -219,7 +219,7 @@ def test_real_sizes_on_a_device(dtype: torch.dtype) -> None:
     assert torch.cuda.max_memory_allocated() - before < 256 * 2**20
     # The same weights give the same bits in another tile, and the own column never counts.
     assert torch.equal(got.ranks[:, 0], got.ranks[:, 1]) and torch.equal(got.logits[:, 0], got.logits[:, 1])
-    assert_near(Readings(*(part[:40] for part in got[:5])), hidden[:40], weight, ids[:40], 2e-5)
+    assert_near(RowReadings(*(part[:40] for part in got[:5])), hidden[:40], weight, ids[:40], 2e-5)
 
 
 @pytest.mark.gpu

@@ -10,7 +10,7 @@ import torch
 from backends import DTYPES, backends, run, strided
 from torch import Tensor
 
-from vllm.ops.token_readings import Readings, token_readings
+from vllm.ops.token_readings import RowReadings, token_readings
 
 BACKENDS = backends("token_readings")
 # The interpreter, which takes its time, reads float16 by the steps that it reads bfloat16 by.
@@ -24,13 +24,13 @@ TWIN_DTYPES = [
 with_entropy = partial(token_readings, entropy=True)
 
 
-def outputs(readings: Readings) -> list[Tensor]:
+def outputs(readings: RowReadings) -> list[Tensor]:
     """What was computed, but for the logprobs, which follow: the entropy only if it was asked for."""
     return [part for part in readings[:6] if part is not None]
 
 
-def rows_of(readings: Readings, rows: slice) -> Readings:
-    return Readings(*(part[rows].cpu() for part in outputs(readings)))
+def rows_of(readings: RowReadings, rows: slice) -> RowReadings:
+    return RowReadings(*(part[rows].cpu() for part in outputs(readings)))
 
 
 def truth(logits: Tensor, token_ids: Tensor, num_token_ids: Tensor | None) -> tuple[Tensor, ...]:
@@ -48,7 +48,7 @@ def truth(logits: Tensor, token_ids: Tensor, num_token_ids: Tensor | None) -> tu
     return chosen, ranks, values.logsumexp(dim=-1), first.to(torch.int32), highest
 
 
-def assert_true(got: Readings, logits: Tensor, ids: Tensor, num_ids: Tensor | None = None) -> None:
+def assert_true(got: RowReadings, logits: Tensor, ids: Tensor, num_ids: Tensor | None = None) -> None:
     chosen, ranks, lse, argmax, highest = truth(logits, ids, num_ids)
     assert got.entropy is None
     assert [part.dtype for part in outputs(got)] == [
@@ -72,7 +72,7 @@ def assert_true(got: Readings, logits: Tensor, ids: Tensor, num_ids: Tensor | No
     assert ((got_lse - lse).abs() <= allowed).all()
 
 
-def assert_logprobs(got: Readings, num_ids: Tensor | None) -> None:
+def assert_logprobs(got: RowReadings, num_ids: Tensor | None) -> None:
     """Where a backend computes them, they are what its caller would make of the rest."""
     if got.logprobs is None:
         return
@@ -95,7 +95,7 @@ def assert_entropy(got: Tensor | None, logits: Tensor) -> None:
     assert ((got.double() - entropy).abs() <= allowed).all()
 
 
-def assert_same_bits(got: Readings, wanted: Readings) -> None:
+def assert_same_bits(got: RowReadings, wanted: RowReadings) -> None:
     """All but the entropy; NaN equals NaN."""
     for one, other in zip(got[:5], wanted[:5], strict=True):
         assert torch.equal(one.view(torch.int32), other.view(torch.int32))

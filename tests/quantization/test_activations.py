@@ -11,7 +11,7 @@ from torch import Tensor
 
 from vllm.ops import fp8_linear
 from vllm.ops._dispatch import force
-from vllm.quantization.formats.compressed_schemes import parse_activations
+from vllm.quantization.compressed_schemes import parse_activations
 
 DYNAMIC = {"dynamic": True, "strategy": "token", "symmetric": True}
 STATIC_SCALE, ZERO = 0.03, -7

@@ -16,9 +16,8 @@ from quantized_models import Pack, Stored, assert_reads, generate, make_llm, mak
 from safetensors.torch import load_file, save_file
 from tiny_models import make_tiny
 
-from vllm.config.quantization import canonical_quantization
 from vllm.ops.quantized_linear import pack_quantized
-from vllm.quantization import get_quantization_config
+from vllm.quantization import canonical_quantization, get_quantization_config
 from vllm.quantization.stored import read_quantized
 
 

@@ -14,11 +14,12 @@ import pytest
 from rich.cells import cell_len
 
 from vllm.exceptions import CliError
-from vllm.scoring import report as score_report
 from vllm.scoring.files import Item, TextFile, write_atomically
-from vllm.scoring.labels import Labels, verdict
-from vllm.scoring.report import cut, draw, format_table, short_names
-from vllm.scoring.templates import Template
+from vllm.scoring.labels import report as score_report
+from vllm.scoring.labels.records import Labels, verdict
+from vllm.scoring.labels.report import draw, format_table
+from vllm.scoring.labels.templates import Template
+from vllm.scoring.report import cut, short_names
 
 
 def _write(folder: Path, name: str, content: str | bytes) -> Path:

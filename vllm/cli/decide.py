@@ -25,11 +25,10 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from vllm.cli.file_arguments import add_file_arguments, check_file_arguments
+from vllm.cli.file_arguments import add_file_arguments, check_file_arguments, needs_ray
 from vllm.engine.arg_utils import EngineArgs
 from vllm.exceptions import CliError
 from vllm.utils.flag_types import at_least
-from vllm.utils.ray_utils import import_ray_for
 
 NAME = "decide"
 HELP = "answer typed questions about every text of a file"
@@ -62,16 +61,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     _check_arguments(args)
-    if args.backend is None:
-        from vllm.scoring.decide.run import decide_file
+    needs_ray(args)
+    from vllm.scoring.decide.task import DecideTask
+    from vllm.scoring.run import complete_file
 
-        return decide_file(args)
-    try:
-        import_ray_for(args.ray_address)
-        from vllm.scoring.decide.on_ray import decide_file_on_ray
-    except ImportError as error:
-        raise CliError(f"--backend ray: {error}") from None
-    return decide_file_on_ray(args)
+    return complete_file(args, DecideTask)
 
 
 def _check_arguments(args: argparse.Namespace) -> None:

@@ -40,6 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     check_file_arguments(args)
     needs_ray(args)
-    from vllm.scoring.pooled.run import embed_file
+    from vllm.scoring.pooled.task import EmbedTask
+    from vllm.scoring.run import complete_file
 
-    return embed_file(args)
+    return complete_file(args, EmbedTask)

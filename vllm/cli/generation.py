@@ -15,14 +15,15 @@ from typing import TYPE_CHECKING, Any
 from vllm.cli.frame import CommandParser
 from vllm.engine.arg_utils import EngineArgs
 from vllm.exceptions import CliError
-from vllm.sampling_params import RequestOutputKind, SamplingParams
+from vllm.sampling_params import FIELDS, RequestOutputKind, SamplingParams
 from vllm.utils.flag_types import positive
 from vllm.utils.server_client import API_KEY, TIMEOUT, ServerSession
 
 if TYPE_CHECKING:
     from vllm.v1.engine.llm_engine import LLMEngine
 
-_SAMPLING = ("temperature", "top_p", "max_tokens")
+_SAMPLING = {name: row for name, row in FIELDS.items() if row.flag}
+_DEFAULTS = SamplingParams()
 _request_ids = map(str, itertools.count())
 
 
@@ -74,10 +75,11 @@ def add_generation_arguments(parser: argparse.ArgumentParser, max_tokens: int | 
     """Add the flags of sampling, server and engine. `max_tokens` is a default, None: as many as the context holds."""
     add = parser.add_argument_group("sampling").add_argument
     limit = "" if max_tokens is not None else "; left out: as many as the context holds"
-    nucleus = "draw from the most likely tokens that hold this much probability"
-    add("--temperature", metavar="FLOAT", type=float, help="0 = greedy; left out: the model's own, or 1")
-    add("--top-p", metavar="FLOAT", type=float, help=nucleus)
-    add("--max-tokens", metavar="INT", type=int, default=max_tokens, help=f"longest answer, in tokens{limit}")
+    for name, row in _SAMPLING.items():
+        kind = float if isinstance(getattr(_DEFAULTS, name), float) else int
+        about = f"{row.flag}{limit if name == 'max_tokens' else ''}"
+        add("--" + name.replace("_", "-"), metavar=kind.__name__.upper(), type=kind, help=about)
+    parser.set_defaults(max_tokens=max_tokens)
     add_server_arguments(parser)
     add_engine_arguments(parser)
 

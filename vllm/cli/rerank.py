@@ -48,6 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     check_file_arguments(args)
     needs_ray(args)
-    from vllm.scoring.pooled.run import rerank_file
+    from vllm.scoring.pooled.task import RerankTask
+    from vllm.scoring.run import complete_file
 
-    return rerank_file(args)
+    return complete_file(args, RerankTask)

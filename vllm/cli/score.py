@@ -26,10 +26,9 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from vllm.cli.file_arguments import add_file_arguments, check_file_arguments
+from vllm.cli.file_arguments import add_file_arguments, check_file_arguments, needs_ray
 from vllm.engine.arg_utils import EngineArgs
 from vllm.exceptions import CliError
-from vllm.utils.ray_utils import import_ray_for
 
 NAME = "score"
 HELP = "read the probability of each label for every text of a file"
@@ -54,16 +53,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     _check_arguments(args)
-    if args.backend is None:
-        from vllm.scoring.run import score_file
+    needs_ray(args)
+    from vllm.scoring.labels.task import LabelTask
+    from vllm.scoring.run import complete_file
 
-        return score_file(args)
-    try:
-        import_ray_for(args.ray_address)
-        from vllm.scoring.ray_backend import score_file_on_ray
-    except ImportError as error:
-        raise CliError(f"--backend ray: {error}") from None
-    return score_file_on_ray(args)
+    return complete_file(args, LabelTask)
 
 
 def _check_arguments(args: argparse.Namespace) -> None:

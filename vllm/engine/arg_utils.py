@@ -27,14 +27,14 @@ from vllm.config.checkpoint.overrides import Overrides, extended
 from vllm.config.load import resolve_load_format
 from vllm.config.pooler import runner_fields
 from vllm.config.profiler import ProfilerConfig
-from vllm.config.quantization import QUANTIZATIONS, canonical_quantization, quantization_error
+from vllm.config.quantization import QUANTIZATIONS, quantization_error
 from vllm.config.scheduler import default_step_sizes
 from vllm.config.unserved import as_config
 from vllm.engine.upstream_args import UpstreamArgs
 from vllm.exceptions import shown
 from vllm.logger import init_logger, warn_once
 from vllm.plugins import load_general_plugins
-from vllm.sampling_params import MAX_LOGPROB_TOKEN_IDS
+from vllm.sampling_params import MAX_LOGPROB_TOKEN_IDS, MODEL_DEFAULTS
 from vllm.tracing import check_endpoint
 from vllm.usage.usage_lib import UsageContext
 from vllm.utils.device import device_bytes, resolve_device, usable_cores
@@ -55,7 +55,6 @@ _SHORT_FLAGS = {
     "compilation_config": ("-cc",),
 }
 _DTYPE_ALIASES = {"half": "float16", "float": "float32"}
-_GENERATION_FIELDS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "max_new_tokens")
 
 
 def _arg(default: Any, help: str, flag: bool = True) -> Any:
@@ -108,7 +107,7 @@ class EngineArgs(UpstreamArgs):
         "that file",
     )
     override_generation_config: dict[str, Any] | None = _arg(
-        None, f"sampling defaults that win over it; any of {', '.join(_GENERATION_FIELDS)}"
+        None, f"sampling defaults that win over it; any of {', '.join(MODEL_DEFAULTS)}"
     )
     download_dir: str | None = _arg(None, "folder of the hub's cache; the hub's own default when left out")
     hf_token: bool | str | None = _arg(None, "token for the hub; True or left out: the one of `hf auth login`")
@@ -332,11 +331,11 @@ class EngineArgs(UpstreamArgs):
         elif self.generation_config != "vllm":
             defaults = load_sampling_defaults(Path(self.generation_config).expanduser())
         for name, value in (self.override_generation_config or {}).items():
-            if name not in _GENERATION_FIELDS:
+            if name not in MODEL_DEFAULTS:
                 raise ValueError(
-                    f"override_generation_config must hold fields of {', '.join(_GENERATION_FIELDS)}, got {name!r}"
+                    f"override_generation_config must hold fields of {', '.join(MODEL_DEFAULTS)}, got {name!r}"
                 )
-            defaults["max_tokens" if name == "max_new_tokens" else name] = value
+            defaults[MODEL_DEFAULTS[name]] = value
         return {name: value for name, value in defaults.items() if value is not None}
 
     def create_parallel_config(self) -> ParallelConfig:
@@ -404,7 +403,7 @@ class EngineArgs(UpstreamArgs):
             warn_once(logger, "swap_space has no effect without enable_prefix_caching: blocks are found by content")
 
     def _check_quantization(self) -> None:
-        from vllm.quantization import is_registered
+        from vllm.quantization import canonical_quantization, is_registered
 
         name = canonical_quantization(self.quantization)
         if name not in QUANTIZATIONS and not is_registered(name):

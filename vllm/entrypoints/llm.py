@@ -205,7 +205,12 @@ class LLM(EngineControl, PoolingOfflineMixin):
     ) -> list[RequestOutput]:
         """Check and run; one of each list a prompt. `beam_logprobs`: beam searches return their readings."""
         processed, checked = self._check(prompts, params_list, options)
-        return self._complete(processed, checked, priorities, use_tqdm, beam_logprobs)
+        if not any(params.use_beam_search for params in checked):
+            return self._complete(processed, checked, priorities, use_tqdm)
+        request_ids = [str(next(self.request_counter)) for _ in processed]
+        with InterruptsBetweenSteps() as interrupts, BeamSearches(self.llm_engine, beam_logprobs) as searches:
+            searches.add_processed(request_ids, processed, checked, priorities)
+            return self._run(request_ids, use_tqdm, interrupts, searches.step)
 
     def _check(
         self, prompts: list[Any], params_list: list[SamplingParams], options: TextOptions, in_parts: bool = False
@@ -223,16 +228,15 @@ class LLM(EngineControl, PoolingOfflineMixin):
 
     def _complete(
         self,
-        processed: list[ProcessedPrompt],
-        checked: list[SamplingParams],
-        priorities: list[int],
+        processed: Sequence[ProcessedPrompt],
+        checked: Sequence[Any],
+        priorities: Sequence[int] | None,
         use_tqdm: bool | Callable[..., Any],
-        beam_logprobs: bool = False,
-    ) -> list[RequestOutput]:
+    ) -> list[Any]:
         request_ids = [str(next(self.request_counter)) for _ in processed]
-        with InterruptsBetweenSteps() as interrupts, BeamSearches(self.llm_engine, beam_logprobs) as searches:
-            searches.add_processed(request_ids, processed, checked, priorities)
-            return self._run(request_ids, use_tqdm, interrupts, searches.step)
+        with InterruptsBetweenSteps() as interrupts:
+            self.llm_engine.add_processed(request_ids, processed, checked, priorities=priorities)
+            return self._run(request_ids, use_tqdm, interrupts, self.llm_engine.step)
 
     def chat(
         self,
@@ -349,11 +353,7 @@ class LLM(EngineControl, PoolingOfflineMixin):
             for prompt, own in zip(processed, checked, strict=True)
         ]
         short, own_params, counts = in_parts(processed, checked, self.model_config.max_model_len)
-        request_ids = [str(next(self.request_counter)) for _ in short]
-        with InterruptsBetweenSteps() as interrupts:
-            self.llm_engine.add_processed(request_ids, short, own_params)
-            outputs: list[Any] = self._run(request_ids, use_tqdm, interrupts, self.llm_engine.step)
-        results = joined(outputs, counts)
+        results = joined(self._complete(short, own_params, None, use_tqdm), counts)
         for output, parts in zip(results, chunks, strict=True):
             output.late_chunking = parts if output.error is None else None
         return results

@@ -28,7 +28,7 @@ from vllm.loader.resolve import (
     resolve_model,
 )
 from vllm.loader.weights import fill_with_noise, load_weights
-from vllm.models.encoders.pooling import use_pooling_head
+from vllm.models.pooling import use_pooling_head
 from vllm.models.registry import TRANSFORMERS, import_model_class, model_entry
 from vllm.models.transformers.encoder import TransformersEncoder
 from vllm.ops.packing import packing_in_background

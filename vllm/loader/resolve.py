@@ -15,10 +15,10 @@ from vllm.config.checkpoint.late_interaction import read_late_interaction
 from vllm.config.checkpoint.overrides import Overrides, overridden_entries
 from vllm.config.checkpoint.sentence_transformers import has_sparse_pooling, sentence_length
 from vllm.config.checkpoint.weight_files import shard_files, stored_dtype
-from vllm.config.quantization import ON_LOAD, STORED, canonical_quantization
+from vllm.config.quantization import ON_LOAD, STORED
 from vllm.loader.gguf.convert import converted_folder
+from vllm.loader.gguf.file import first_parts, model_stem
 from vllm.loader.gguf.hub import find_on_hub
-from vllm.loader.gguf.parts import first_parts, model_stem
 from vllm.logger import init_logger, warn_once
 from vllm.models.registry import (
     TRANSFORMERS,
@@ -28,6 +28,7 @@ from vllm.models.registry import (
     with_sparse_head,
 )
 from vllm.ops.cpu_kernels import cpu_kernel_isa
+from vllm.quantization import canonical_quantization
 from vllm.quantization.settings import resolve_quantization
 from vllm.utils.device import cuda_has_bfloat16
 from vllm.utils.packages import needed_by

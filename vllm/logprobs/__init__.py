@@ -1,4 +1,17 @@
-"""Readings: of a step (`lists`), of a sequence (`flat`) and of one position (`position`)."""
+"""Readings from the kernel to the user: token ids, logprobs, logits, ranks and lse, in the form that a place needs.
+
+- `RowReadings` (vllm/ops/token_readings.py): what one pass over rows of logits yields, on the device.
+- `LogprobsTensors` (vllm/v1/outputs.py): the columns of a step's rows (sampled token, top-k, requested ids), still on
+  the device: on CUDA a step is dispatched before the one before it has been copied to the host.
+- `LogprobsLists` (`lists`): the same as numpy arrays or one table; a `LogprobsRow` refers to one row, without a copy.
+- `FlatLogprobs` (`flat`): a sequence's rows, copied so that the step's table can go; arrays on first access. A prompt's
+  are `PromptLogprobs`. To `isinstance` both are lists, as callers ask for one before they read positions; they cannot
+  be, as C code reads a list's items from its memory, where these have none.
+- `PositionLogprobs` or, above 256 entries, `WidePositionLogprobs` (`position`): one position's `{token_id: Logprob}`,
+  made when it is indexed.
+- `Readings`: a table of chosen ids, from `FlatLogprobs.select`.
+- `EditableLogprobs` (`editable`): what `FlatLogprobs()` gives to a caller, who fills it; the engine makes none.
+"""
 
 from vllm.logprobs.editable import (
     append_logprobs_for_next_position,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from abc import ABCMeta
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple, overload
 
@@ -36,16 +35,7 @@ def _array(name: str) -> Any:
     return property(lambda self: getattr(self._arrays(), name))
 
 
-class _FlatType(ABCMeta):
-    """Callers make `FlatLogprobs()` to fill it; the engine's results, which hold arrays, are made with arguments."""
-
-    def __call__(cls, *args: Any, **fields: Any) -> Any:
-        if cls is FlatLogprobs and not args and fields.keys() <= _CALLERS_FIELDS:
-            return EditableLogprobs(**fields)
-        return super().__call__(*args, **fields)
-
-
-class FlatLogprobs(Sequence[Position], metaclass=_FlatType):
+class FlatLogprobs(Sequence[Position]):
     """The readings of one completion: a sequence with one `{token_id: Logprob}` a position, over numpy arrays.
 
     The E entries of all P positions follow each other: position i is the slice `start_indices[i]:end_indices[i]` (int64
@@ -53,6 +43,12 @@ class FlatLogprobs(Sequence[Position], metaclass=_FlatType):
     logits) and `entropy` (nats, NaN unless `logprob_entropy` requested it) are float32 [P]. A token that is sampled and
     requested is one entry. `select(ids)` gives rectangular arrays.
     """
+
+    def __new__(cls, *args: Any, **fields: Any) -> Any:
+        """A result of the engine; for a caller (no arguments, or lists of entries) EditableLogprobs, to be filled."""
+        if cls is FlatLogprobs and not args and fields.keys() <= _CALLERS_FIELDS:
+            return EditableLogprobs(**fields)
+        return super().__new__(cls)
 
     def __init__(
         self,

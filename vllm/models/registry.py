@@ -87,50 +87,43 @@ _NATIVE = {
 # Options with which transformers' module runs an architecture, unless model_impl says otherwise.
 _LEFT_TO_TRANSFORMERS = {"Gemma4ForCausalLM": "enable_moe_block"}
 
-# Encoders, whose requests are not sampled: of a family a model, and its heads, by module and class.
-_HEADS = {
-    "Model": "Model",
-    "ForMaskedLM": "Model",
-    "ForSequenceClassification": "ForSequenceClassification",
-    "ForTokenClassification": "ForTokenClassification",
-}
+# Encoders, whose requests are not sampled: of a family the class, and the endings of its architectures' names.
+_ENDINGS_OF_ENCODERS = ("Model", "ForMaskedLM", "ForSequenceClassification", "ForTokenClassification")
 _ENCODERS = {
-    "Bert": "bert:Bert",
-    "DistilBert": "distilbert:DistilBert",
-    "Gte": "gte:Gte",
-    "GteNew": "gte:Gte",
-    "JinaEmbeddingsV3": "jina_roberta:JinaRoberta",
-    "ModernBert": "modernbert:ModernBert",
-    "New": "gte:Gte",
-    "NomicBert": "nomic_bert:NomicBert",
-    "Roberta": "bert:Roberta",
-    "XLMRoberta": "bert:Roberta",
+    "Bert": "bert:BertModel",
+    "DistilBert": "distilbert:DistilBertModel",
+    "Gte": "gte:GteModel",
+    "GteNew": "gte:GteModel",
+    "JinaEmbeddingsV3": "jina_roberta:JinaRobertaModel",
+    "ModernBert": "modernbert:ModernBertModel",
+    "New": "gte:GteModel",
+    "NomicBert": "nomic_bert:NomicBertModel",
+    "Roberta": "bert:RobertaModel",
+    "XLMRoberta": "bert:RobertaModel",
 }
+_OTHER_ENCODERS = {
+    TOKEN_HEADS: "bert:RobertaModel",
+    "HF_ColBERT": "bert:BertModel",
+    "ColBERTModel": "bert:BertModel",
+    "ColBERTJinaRobertaModel": "jina_roberta:JinaRobertaModel",
+    "ColBERTModernBertModel": "modernbert:ModernBertModel",
+    "JinaBertModel": "jina_bert:JinaBertModel",
+    "JinaBertForMaskedLM": "jina_bert:JinaBertModel",
+    "JinaBertForSequenceClassification": "jina_bert:JinaBertModel",
+}
+_WITH_WORDS = ("Bert", "DistilBert", "ModernBert", "Roberta", "XLMRoberta")
 _POOLING = {
     name: f"vllm.models.encoders.{entry}"
     for name, entry in (
-        {
-            TOKEN_HEADS: "bert:RobertaModel",
-            "HF_ColBERT": "colbert:ColBertModel",
-            "ColBERTModel": "colbert:ColBertModel",
-            "ColBERTJinaRobertaModel": "colbert:ColBertJinaRobertaModel",
-            "ColBERTModernBertModel": "modernbert:ModernBertModel",
-            "JinaBertModel": "jina_bert:JinaBertModel",
-            "JinaBertForMaskedLM": "jina_bert:JinaBertModel",
-            "JinaBertForSequenceClassification": "jina_bert:JinaBertForSequenceClassification",
-        }
-        | {family + ending: entry + head for family, entry in _ENCODERS.items() for ending, head in _HEADS.items()}
-        | {
-            family + SPARSE_ENDING: f"splade:{family}{SPARSE_ENDING}"
-            for family in ("Bert", "DistilBert", "ModernBert", "Roberta")
-        }
-        | {f"XLMRoberta{SPARSE_ENDING}": f"splade:Roberta{SPARSE_ENDING}"}
+        _OTHER_ENCODERS
+        | {family + ending: entry for family, entry in _ENCODERS.items() for ending in _ENDINGS_OF_ENCODERS}
+        | {family + SPARSE_ENDING: _ENCODERS[family] for family in _WITH_WORDS}
     ).items()
 }
 # What position_embedding_type="rotary" makes of an architecture: Jina's models bear the names of others.
 _ROTARY = {
     "HF_ColBERT": "ColBERTJinaRobertaModel",
-    **{f"XLMRoberta{ending}": f"JinaEmbeddingsV3{ending}" for ending in _HEADS},
+    **{f"XLMRoberta{ending}": f"JinaEmbeddingsV3{ending}" for ending in _ENDINGS_OF_ENCODERS},
 }
 
 

@@ -11,13 +11,15 @@ from vllm import envs
 from vllm.ops._dispatch import implementation, triton_function
 from vllm.ops.count_above import check_table
 from vllm.ops.float_linear import float_linear
-from vllm.ops.token_readings import Readings, token_readings
+from vllm.ops.token_readings import RowReadings, token_readings
 
 # Logits of the reference that exist at one time, in float32.
 _REFERENCE_BYTES = 64 * 2**20
 
 
-def linear_readings(hidden: Tensor, weight: Tensor, token_ids: Tensor, num_token_ids: Tensor | None = None) -> Readings:
+def linear_readings(
+    hidden: Tensor, weight: Tensor, token_ids: Tensor, num_token_ids: Tensor | None = None
+) -> RowReadings:
     """`token_readings` of `hidden` times the transpose of `weight`, without entropy, in a fraction of the logits'
     memory.
 
@@ -28,7 +30,7 @@ def linear_readings(hidden: Tensor, weight: Tensor, token_ids: Tensor, num_token
     _check(hidden, weight, token_ids, num_token_ids)
     # Matrix units round float32 inputs to TF32.
     if implementation(hidden) == "triton" and hidden.dtype != torch.float32:
-        return Readings(*triton_function("linear_readings", __name__)(hidden, weight, token_ids, num_token_ids))
+        return RowReadings(*triton_function("linear_readings", __name__)(hidden, weight, token_ids, num_token_ids))
     return _reference(hidden, weight, token_ids, num_token_ids)
 
 
@@ -62,7 +64,7 @@ def _check(hidden: Tensor, weight: Tensor, token_ids: Tensor, num_token_ids: Ten
     check_table(len(hidden), "token_ids", token_ids, torch.int32, num_token_ids)
 
 
-def _reference(hidden: Tensor, weight: Tensor, token_ids: Tensor, num_token_ids: Tensor | None) -> Readings:
+def _reference(hidden: Tensor, weight: Tensor, token_ids: Tensor, num_token_ids: Tensor | None) -> RowReadings:
     num_rows = max(1, _REFERENCE_BYTES // (4 * len(weight)))
     parts = []
     for first in range(0, max(1, len(hidden)), num_rows):
@@ -70,4 +72,4 @@ def _reference(hidden: Tensor, weight: Tensor, token_ids: Tensor, num_token_ids:
         counts = None if num_token_ids is None else num_token_ids[rows]
         parts.append(token_readings(float_linear(hidden[rows], weight), token_ids[rows], counts))
     fields = zip(*(part[:5] for part in parts), strict=True)
-    return Readings(*(torch.cat(field) for field in fields))
+    return RowReadings(*(torch.cat(field) for field in fields))

@@ -11,7 +11,7 @@ from vllm.ops._dispatch import implementation, triton_function
 from vllm.ops.count_above import check_columns, count_above_reference
 
 
-class Readings(NamedTuple):
+class RowReadings(NamedTuple):
     """What one pass over R rows of logits yields. Padding columns hold logit 0.0 and rank 0."""
 
     logits: Tensor  # float32 [R, W]
@@ -36,7 +36,7 @@ def token_readings(
     entropy: bool = False,
     greedy: bool = False,
     table: bool = False,
-) -> Readings:
+) -> RowReadings:
     """Read chosen tokens of each row.
 
     A token's logprob is `logits - lse`. -inf stays -inf, and a row of -inf only has lse -inf. A NaN in a row makes its
@@ -61,17 +61,17 @@ def token_readings(
         raise ValueError("token_ids must have a column for the argmax, got none")
     which = implementation(logits)
     if which == "cpp":
-        return Readings(*torch.ops.vllm_cpu.token_readings(logits, token_ids, num_token_ids, entropy, greedy, table))
+        return RowReadings(*torch.ops.vllm_cpu.token_readings(logits, token_ids, num_token_ids, entropy, greedy, table))
     if greedy:
         counts = None if num_token_ids is None else num_token_ids - 1
         return _put_argmax(token_ids, token_readings(logits, token_ids[:, 1:], counts, entropy=entropy))
     if which == "triton":
-        return Readings(*triton_function("token_readings", __name__)(logits, token_ids, num_token_ids, entropy))
+        return RowReadings(*triton_function("token_readings", __name__)(logits, token_ids, num_token_ids, entropy))
     readings = _reference(logits, token_ids, num_token_ids)
     return readings._replace(entropy=_entropy(logits.float(), readings.max)) if entropy else readings
 
 
-def _put_argmax(token_ids: Tensor, others: Readings) -> Readings:
+def _put_argmax(token_ids: Tensor, others: RowReadings) -> RowReadings:
     """The readings of all columns from those of all but the first, the argmax."""
     return others._replace(
         token_ids=torch.cat((others.argmax[:, None], token_ids[:, 1:]), dim=1),
@@ -80,7 +80,7 @@ def _put_argmax(token_ids: Tensor, others: Readings) -> Readings:
     )
 
 
-def _reference(logits: Tensor, token_ids: Tensor, num_token_ids: Tensor | None) -> Readings:
+def _reference(logits: Tensor, token_ids: Tensor, num_token_ids: Tensor | None) -> RowReadings:
     values = logits.float()
     highest = values.amax(dim=-1)
     lse = values.logsumexp(dim=-1)
@@ -92,7 +92,7 @@ def _reference(logits: Tensor, token_ids: Tensor, num_token_ids: Tensor | None) 
     padding = torch.arange(ids.shape[1], device=ids.device) >= num_ids
     chosen = values.gather(1, ids.masked_fill(padding, 0))
     ranks = (1 + count_above_reference(values, chosen)).masked_fill_(padding, 0)
-    return Readings(chosen.masked_fill_(padding, 0.0), ranks, lse, argmax, highest)
+    return RowReadings(chosen.masked_fill_(padding, 0.0), ranks, lse, argmax, highest)
 
 
 def _entropy(values: Tensor, highest: Tensor) -> Tensor:

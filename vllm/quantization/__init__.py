@@ -1,13 +1,18 @@
-"""Quantisations by name: the formats of checkpoints here, and those that users register."""
+"""Quantisations by name: the formats of checkpoints, each a file in `formats/`, and those that users register."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from importlib import import_module
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
+from vllm.config.quantization import QUANTIZATIONS, REFUSED, STORED
 from vllm.logger import init_logger
 from vllm.quantization.base_config import QuantizationConfig
+
+if TYPE_CHECKING:
+    from vllm.quantization.stored import StoredConfig
 
 logger = init_logger(__name__)
 
@@ -16,21 +21,7 @@ _Config = TypeVar("_Config", bound=type[QuantizationConfig])
 QuantizationMethods = str
 """Upstream's type of a name; here registered ones are names, too."""
 
-# Where the formats of checkpoints are.
-_FORMATS = {
-    "auto-round": ("auto_round", "AutoRoundConfig"),
-    "awq": ("awq", "AWQConfig"),
-    "bitsandbytes": ("bitsandbytes", "BitsAndBytesConfig"),
-    "compressed-tensors": ("compressed_tensors", "CompressedTensorsConfig"),
-    "fp8": ("fp8", "Fp8Config"),
-    "gguf": ("gguf", "GGUFConfig"),
-    "gptq": ("gptq", "GPTQConfig"),
-    "modelopt": ("modelopt", "ModelOptConfig"),
-    "mxfp4": ("mxfp4", "Mxfp4Config"),
-    "squeezellm": ("squeezellm", "SqueezeLLMConfig"),
-    "torchao": ("torchao", "TorchAOConfig"),
-}
-QUANTIZATION_METHODS = list(_FORMATS)
+QUANTIZATION_METHODS = list(STORED)
 """The names of formats, and those that are registered."""
 
 _registered: dict[str, type[QuantizationConfig]] = {}
@@ -43,11 +34,11 @@ def register_quantization_config(name: str) -> Callable[[_Config], _Config]:
     def register(cls: _Config) -> _Config:
         if not issubclass(cls, QuantizationConfig):
             raise ValueError(f"{cls.__name__} must be a subclass of QuantizationConfig to be registered as {name!r}")
-        if name in _FORMATS or name in _registered:
+        if name in QUANTIZATION_METHODS:
             logger.debug("The quantization method '%s' already exists and will be overwritten", name)
-        _registered[name] = cls
-        if name not in QUANTIZATION_METHODS:
+        else:
             QUANTIZATION_METHODS.append(name)
+        _registered[name] = cls
         return cls
 
     return register
@@ -57,12 +48,33 @@ def get_quantization_config(quantization: str) -> type[QuantizationConfig]:
     """The class of settings called so. ValueError: there is none."""
     if quantization in _registered:
         return _registered[quantization]
-    if quantization not in _FORMATS:
-        known = ", ".join(sorted({*_FORMATS, *_registered}))
+    if quantization not in STORED:
+        known = ", ".join(sorted(QUANTIZATION_METHODS))
         raise ValueError(f"Invalid quantization method: {quantization!r} is none of {known}")
-    module, name = _FORMATS[quantization]
-    config: Any = getattr(import_module(f"{__name__}.formats.{module}"), name)
-    return config
+    return stored_format(quantization)
+
+
+@cache
+def stored_format(name: str) -> type[StoredConfig]:
+    """The class of a format of checkpoints: the one in the file of its name that has this name."""
+    module = import_module(f"{__name__}.formats.{name.replace('-', '_')}")
+    found: Any = next(value for value in vars(module).values() if getattr(value, "name", None) == name)
+    return found
+
+
+def stored_formats() -> list[type[StoredConfig]]:
+    """All formats of checkpoints, by their names' order."""
+    return [stored_format(name) for name in STORED]
+
+
+def canonical_quantization(name: Any) -> Any:
+    """`name`, or what it is called here if it is one of upstream's other names for it."""
+    if not isinstance(name, str):
+        return name
+    known = name.lower()
+    if known in QUANTIZATIONS or known in REFUSED:
+        return known
+    return next((form.name for form in stored_formats() if known in form.aliases), name)
 
 
 def is_registered(name: object) -> bool:

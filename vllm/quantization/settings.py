@@ -7,14 +7,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from vllm.config.quantization import ON_LOAD, STORED, canonical_quantization, quantization_error
-from vllm.quantization import get_quantization_config, is_registered, registered_files
+from vllm.config.quantization import ON_LOAD, STORED, quantization_error
+from vllm.quantization import (
+    canonical_quantization,
+    get_quantization_config,
+    is_registered,
+    registered_files,
+    stored_formats,
+)
 from vllm.quantization.base_config import QuantizationConfig
 from vllm.quantization.setting_values import refuse_transforms, warn_of_unknown
+from vllm.quantization.stored import StoredConfig
 
-# Files that hold the settings in place of config.json, in this order.
-_FILES = ("quantize_config.json", "quant_config.json")
-_MODELOPT_FILE = "hf_quant_config.json"
 _IN_CONFIG = ("quantization_config", "compression_config")
 
 
@@ -45,7 +49,7 @@ def find_settings(folder: Path, raw: dict[str, Any]) -> QuantizationSettings | N
             values = own.get(key)  # type: ignore[union-attr]
             if values:
                 return _settings(values, f"{folder.name}/config.json: {prefix}{key}")
-    for name in (*_FILES, _MODELOPT_FILE, *registered_files()):
+    for name in _settings_files(folder):
         path = folder / name
         if path.is_file():
             try:
@@ -73,17 +77,13 @@ def _settings(values: Any, where: str) -> QuantizationSettings | None:
 
 def _implied_method(values: dict[str, Any]) -> str | None:
     """Of settings by programs that leave the method out."""
-    if values.get("load_in_4bit") or values.get("load_in_8bit"):
-        return "bitsandbytes"
-    if "quant_algo" in values:
-        return "modelopt"
-    if "config_groups" in values:
-        return "compressed-tensors"
-    if "wbits" in values:
-        return "squeezellm"
-    if "zero_point" in values or "w_bit" in values:
-        return "awq"
-    return "gptq" if "bits" in values and "group_size" in values else None
+    return next((form.name for form in stored_formats() if form.wrote(values)), None)
+
+
+def _settings_files(folder: Path) -> list[str]:
+    """Names of files that hold the settings in place of config.json; formats are asked where there may be one."""
+    asked = stored_formats() if any(folder.glob("*quant*.json")) else ()
+    return [*dict.fromkeys(name for form in asked for name in form.files), *registered_files()]
 
 
 def resolve_quantization(asked: str | None, folder: Path, raw: dict[str, Any]) -> str | None:
@@ -133,8 +133,9 @@ def load_quantization(method: str | None, folder: Path, raw: dict[str, Any]) -> 
     name = method or settings.method
     cls = get_quantization_config(name)
     try:
-        if not is_registered(name):
-            refuse_transforms(settings.values)
+        if not issubclass(cls, StoredConfig):
+            return cls.from_config(settings.values)
+        refuse_transforms(settings.values)
         config = cls.from_config(settings.values)
     except ValueError as error:
         raise ValueError(f"{settings.where}: {error}") from None
@@ -142,6 +143,6 @@ def load_quantization(method: str | None, folder: Path, raw: dict[str, Any]) -> 
         if is_registered(name):
             raise
         raise ValueError(f"{settings.where} has a value of another kind than {name!r} means: {error}") from error
-    if not is_registered(name):
-        warn_of_unknown(name, settings.values, settings.where)
+    if cls.settings is not None:
+        warn_of_unknown(cls.settings, settings.values, settings.where)
     return config

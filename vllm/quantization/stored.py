@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -111,16 +111,41 @@ class StoredConfig(QuantizationConfig):
     """The settings of a format of checkpoints.
 
     Attributes:
+        name: its value of `quantization` and of `quant_method`; its file in `formats/` is called so.
+        aliases: upstream's names of its kernels and writers.
+        files: those of a model folder that may hold the settings when config.json does not.
+        settings: names of settings that are read, and of those that say how the checkpoint was made or how other
+            programs run it; of the others a warning says that they have no effect. None: there is no warning.
         names: of tensors within modules that only quantised modules have.
         shared_names: of such that quantised modules may have, and others, too.
         may_be_plain: whether a checkpoint may have no quantised module.
         is_read_in_place: whether reading a weight takes little time, as its codes stay where they are.
     """
 
+    name: ClassVar[str]
+    aliases: ClassVar[tuple[str, ...]] = ()
+    files: ClassVar[tuple[str, ...]] = ()
+    settings: ClassVar[str | None] = None
     names: tuple[str, ...]
     shared_names: tuple[str, ...] = ()
     may_be_plain: bool = False
     is_read_in_place: bool = False
+
+    def __init__(self, config: dict[str, Any]) -> None:
+        """ValueError: settings that cannot be honoured."""
+        super().__init__()
+
+    def get_name(self) -> str:
+        return self.name
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> StoredConfig:
+        return cls(config)
+
+    @staticmethod
+    def wrote(settings: dict[str, Any]) -> bool:
+        """Whether `settings` without a `quant_method` are this format's: some programs leave it out."""
+        return False
 
     def get_supported_act_dtypes(self) -> list[torch.dtype]:
         return list(FLOATS)
@@ -129,9 +154,9 @@ class StoredConfig(QuantizationConfig):
     def get_min_capability(cls) -> int:
         return -1
 
-    @staticmethod
-    def get_config_filenames() -> list[str]:
-        return []
+    @classmethod
+    def get_config_filenames(cls) -> list[str]:
+        return list(cls.files)
 
     def get_quant_method(self, layer: nn.Module, prefix: str) -> QuantizeMethodBase | None:
         return StoredMethod()

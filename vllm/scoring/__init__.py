@@ -1,2 +1,3 @@
-"""Labels over files: readers, templates, tables, report, and the ways to run them. Arguments, data, models and servers
-that cannot be used are a CliError everywhere."""
+"""Files of texts in, rows out. `run.py` is the run, by an engine here, a server or a Ray cluster; a kind of rows has a
+folder: what is asked, how (`task.py`), and how it is shown. Arguments, data, models and servers that cannot be used are
+a CliError everywhere."""

@@ -1,4 +1,4 @@
-"""The rows of `vllm score` and `vllm decide` as columns, for CSV and Parquet."""
+"""Rows as columns, for CSV and Parquet."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from vllm.scoring.files import io_errors
-from vllm.scoring.labels import Labels
 
 FORMATS = ("jsonl", "csv", "parquet")
 _INT64 = range(-(2**63), 2**63)
@@ -42,20 +41,6 @@ class FieldKinds:
     def value(self, name: str, value: Any) -> Any:
         is_json = pa.types.is_string(self.type(name)) and self.types[name] != {str}
         return json.dumps(value, ensure_ascii=False) if is_json and value is not None else value
-
-
-def result_schema(labels: Labels) -> pa.Schema:
-    """The columns of `make_record`'s results; those by label are structs with a field a label."""
-    number, integer, string = pa.float64(), pa.int64(), pa.string()
-    floats, integers, float_lists, integer_lists = (
-        pa.struct([(name, value) for name in labels.names])
-        for value in (number, integer, pa.list_(number), pa.list_(integer))
-    )
-    columns = {"probs": floats, "logprobs": floats, "logits": floats, "ranks": integers}
-    columns |= {"label_mass": number, "prediction": string}
-    if labels.longest > 1:
-        columns |= {"normalized_logprobs": floats, "token_logprobs": float_lists, "token_ranks": integer_lists}
-    return pa.schema({**columns, "num_prompt_tokens": integer, "error": string})
 
 
 class Columns:

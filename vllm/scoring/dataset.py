@@ -11,12 +11,14 @@ from typing import TYPE_CHECKING, Any
 
 from vllm.engine.arg_utils import EngineArgs
 from vllm.exceptions import CliError, VLLMValidationError
-from vllm.scoring.batches import BATCH_ROWS, BatchScorer, Progress, deciding
+from vllm.scoring.batches import BATCH_ROWS, Progress, deciding
 from vllm.scoring.files import Item
+from vllm.scoring.labels.task import EngineLabelScorer
+from vllm.scoring.labels.templates import Template
+from vllm.scoring.replicas import engine_resources, load_scorer
 from vllm.scoring.rows import PartFolder, differences, meta_path
-from vllm.scoring.templates import Template
 from vllm.utils.checks import check_integer, check_list
-from vllm.utils.ray_utils import cpus_for_each, import_ray
+from vllm.utils.ray_utils import import_ray
 from vllm.version import __version__
 
 if TYPE_CHECKING:
@@ -78,7 +80,7 @@ def score_dataset(
     _check_columns(ds, "text_field", text_field)
     _check_columns(ds, "template", *(parsed.fields() if parsed else ()))
     replicas, batch_size = check_integer("replicas", replicas, 1), check_integer("batch_size", batch_size, 1)
-    scorer = partial(BatchScorer, template=parsed, given=given, input_name="data set")
+    scorer = partial(EngineLabelScorer, template=parsed, given=given, input_name="data set")
     job = _DatasetJob(scorer, engine, replicas, cpus_per_replica, given, parsed, text_field, batch_size)
     if output is None:
         return job.scored(ds)
@@ -93,15 +95,8 @@ def score_dataset(
 
 class _Replica:
     def __init__(self, job: _DatasetJob) -> None:
-        from vllm.entrypoints.llm import LLM
-
         self._job = job
-        self._refusal: str | None = None
-        try:
-            llm = LLM(**{**vars(job.engine_args), "use_tqdm_on_load": False})
-            self._scorer = job.make_scorer(llm)
-        except (CliError, ValueError, OSError) as error:
-            self._refusal = str(error)
+        self._scorer, self._refusal = load_scorer(job.engine_args, job.make_scorer)
 
     def __call__(self, block: pa.Table) -> pa.Table:
         if self._refusal is not None:
@@ -113,7 +108,7 @@ class _Replica:
 class _DatasetJob:
     """What the engines get, and how they score a block."""
 
-    make_scorer: Callable[[LLM], BatchScorer]  # picklable
+    make_scorer: Callable[[LLM], EngineLabelScorer]  # picklable
     engine_args: EngineArgs
     replicas: int  # engines, each in an actor of its own
     cpus: float | None  # of each; None = as many as fit
@@ -127,7 +122,6 @@ class _DatasetJob:
         engines leave a CPU of every node unused unless `cpus` is set. A ValueError if they do not fit."""
         import ray.data
 
-        has_gpus = ray.cluster_resources().get("GPU", 0) > 0 and self.engine_args.device != "cpu"
         with warnings.catch_warnings():
             # Ray has no other way to limit the retries.
             warnings.filterwarnings("ignore", message=".*ray_remote_args_fn", category=DeprecationWarning)
@@ -137,23 +131,20 @@ class _DatasetJob:
                 batch_size=None,
                 batch_format="pyarrow",
                 compute=ray.data.ActorPoolStrategy(size=self.replicas),
-                num_cpus=cpus_for_each(self.replicas, spare=1) if self.cpus is None else self.cpus,
-                num_gpus=self.engine_args.tensor_parallel_size if has_gpus else 0,
+                **engine_resources(self.engine_args, self.replicas, self.cpus, spare=1),
                 ray_remote_args_fn=lambda: {"max_task_retries": _MAX_DEATHS_PER_BLOCK},
             )
 
-    def score(self, scorer: BatchScorer, block: pa.Table) -> pa.Table:
+    def score(self, scorer: EngineLabelScorer, block: pa.Table) -> pa.Table:
         import pyarrow as pa
 
-        from vllm.scoring.columns import result_schema
-
-        results = pa.Table.from_pylist(list(self._records(scorer, block)), schema=result_schema(scorer.labels))
+        results = pa.Table.from_pylist(list(self._records(scorer, block)), schema=scorer.labels.schema())
         block = block.drop_columns([name for name in block.column_names if name in results.column_names])
         for name in results.column_names:
             block = block.append_column(results.schema.field(name), results[name])
         return block
 
-    def _records(self, scorer: BatchScorer, block: pa.Table) -> Iterator[dict[str, Any]]:
+    def _records(self, scorer: EngineLabelScorer, block: pa.Table) -> Iterator[dict[str, Any]]:
         needed = {self.text_field, *(self.template.fields() if self.template is not None else ())}
         rows = block.select(sorted(needed)).to_pylist()
         items = [Item(line, row[self.text_field], row) for line, row in enumerate(rows, start=1)]

@@ -1,7 +1,7 @@
-"""`vllm score --backend ray` and `vllm decide --backend ray`: a file's texts, scored by engines on a Ray cluster.
+"""A command with --backend ray: a file's texts, scored by engines on a Ray cluster.
 
 This process reads the file and writes the output. One engine scores a batch, which is one file of the output. The rows
-are those of `vllm score` without Ray, as they depend on their batch alone.
+are those of the command without Ray, as they depend on their batch alone.
 """
 
 from __future__ import annotations
@@ -10,25 +10,25 @@ import argparse
 import os
 import pickle
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import ray
 
 from vllm.engine.arg_utils import EngineArgs
 from vllm.exceptions import CliError
 from vllm.scoring import batches as score_batches
-from vllm.scoring.batches import BatchScorer, LocalScorer, Progress, batches, deciding
-from vllm.scoring.columns import FieldKinds, failures
+from vllm.scoring.batches import Progress, batches, deciding
+from vllm.scoring.columns import Columns, FieldKinds, failures
 from vllm.scoring.files import Item, TextFile
 from vllm.scoring.ray_engines import Batch, EnginesLostError, RayEngines, last_line
 from vllm.scoring.report import Totals
 from vllm.scoring.rows import PartFolder, check_output
-from vllm.scoring.run import read_input
+from vllm.scoring.scorers import EngineScorer
+from vllm.scoring.task import Task
 from vllm.utils.ray_utils import call_within, connect
 
 if TYPE_CHECKING:
@@ -37,41 +37,21 @@ if TYPE_CHECKING:
 _LEAVE_SECONDS = 10.0  # what failed is told thereafter, and before Ray ends the process
 
 
-def score_file_on_ray(args: argparse.Namespace) -> int:
-    """Complete the output folder to one row a text; 0, or 1 when some of the texts could not be scored."""
-    check_file(args)
-    kinds = FieldKinds()
-    texts, template, made_from = read_input(args, kinds.add)
-    make = partial(BatchScorer, template=template, given=args.labels or args.label_ids, input_name=texts.name)
-    output = args.output or Path(f"{args.file.stem}.scores")
-    return run_on_ray(args, texts.name, kinds, made_from, output, make, Totals())
-
-
-def check_file(args: argparse.Namespace) -> None:
-    """A CliError for what only this process can read."""
+def complete_on_ray(args: argparse.Namespace, kind: type[Task]) -> int:
+    """Complete the output folder to one row a text; 0, or 1 when some of the texts failed."""
     if not args.file.is_file():
         raise CliError(f"--backend ray: {args.file} is not a file; it is read by another process than this one")
-
-
-def run_on_ray(
-    args: argparse.Namespace,
-    input_name: str,
-    kinds: FieldKinds,
-    made_from: dict[str, Any],
-    output: Path,
-    make_scorer: Callable[[LLM], LocalScorer],
-    totals: Totals,
-) -> int:
-    """Complete the folder `output` to one row a text, by scorers on the cluster; the exit code."""
-    num_texts, form, batch_rows = made_from["num_texts"], args.output_format or "jsonl", score_batches.BATCH_ROWS
-    made_from |= {**deciding(args), "output_format": form, "batch_rows": batch_rows}
+    task, kinds = kind(args), FieldKinds()
+    texts, made_from = task.read_texts(args, kinds)
+    output, form, batch_rows = task.output, args.output_format or "jsonl", score_batches.BATCH_ROWS
+    made_from |= {**deciding(args, task.more_deciding), "output_format": form, "batch_rows": batch_rows}
     if not output.parent.is_dir():
         raise CliError(f"--output: there is no folder {output.parent}")
     if output.exists() and not output.is_dir():
         raise CliError(f"--output {output} is a file; with --backend ray it is a folder, with a file for each batch")
     check_output(output, made_from, args.resume, args.overwrite)
-    engine_args = EngineArgs.from_cli_args(args)
-    job = _BatchJob(make_scorer, engine_args, input_name, form, kinds, batch_rows)
+    job = _BatchJob(task, EngineArgs.from_cli_args(args), form, kinds, batch_rows)
+    num_texts, totals = made_from["num_texts"], Totals(task.command)
     started = time.perf_counter()
     bar = closing(Progress(num_texts, shown=not args.quiet))
     with bar as progress, PartFolder(output, form, made_from, args.resume) as parts:
@@ -80,7 +60,7 @@ def run_on_ray(
         progress.move_to(totals.num_rows)
         if totals.num_rows < num_texts:
             with _cluster(args), _giving_up(output, totals, num_texts), _engines(job, args) as engines:
-                for result in engines.results(_unscored(args, batch_rows, frozenset(parts.parts()))):
+                for result in engines.results(_unscored(texts, batch_rows, frozenset(parts.parts()))):
                     parts.write(result.part, result.content)
                     num_rows = min(batch_rows, num_texts - result.part * batch_rows)
                     totals.count(num_rows, result.num_failed, result.failure, result.num_tokens)
@@ -115,30 +95,34 @@ class _Result:
 class _BatchJob:
     """See FileJob."""
 
-    make_scorer: Callable[[LLM], LocalScorer]
+    task: Task
     engine_args: EngineArgs
-    input_name: str  # for messages
     form: str
     kinds: FieldKinds
     batch_rows: int
 
-    def score(self, scorer: LocalScorer, part: int, items: bytes) -> _Result:
+    def make_scorer(self, llm: LLM) -> EngineScorer:
+        """See FileJob."""
+        return self.task.engine_scorer(llm)
+
+    def score(self, scorer: EngineScorer, part: int, items: bytes) -> _Result:
         """See FileJob."""
         batch: list[Item] = pickle.loads(items)
         records = list(scorer.score(batch, part * self.batch_rows, 0, Progress(len(batch), shown=False)))
         failed = [(item, record["error"]) for item, record in zip(batch, records, strict=True) if "error" in record]
+        columns = Columns(self.kinds, self.task.schema(scorer), self.task.spread)
         return _Result(
             part=part,
-            content=scorer.columns(self.kinds).encode(records, self.form),
+            content=columns.encode(records, self.form),
             num_tokens=sum(record["num_prompt_tokens"] or 0 for record in records),
             num_failed=len(failed),
-            failure=f"{self.input_name}:{failed[0][0].line}: {failed[0][1]}" if failed else None,
+            failure=f"{self.task.input_name}:{failed[0][0].line}: {failed[0][1]}" if failed else None,
         )
 
 
-def _unscored(args: argparse.Namespace, batch_rows: int, done: frozenset[int]) -> Iterator[Batch]:
+def _unscored(texts: TextFile, batch_rows: int, done: frozenset[int]) -> Iterator[Batch]:
     """The batches of the file that are not done."""
-    for part, items in enumerate(batches(TextFile(args.file, args.text_field, args.limit), batch_rows)):
+    for part, items in enumerate(batches(texts, batch_rows)):
         if part not in done:
             yield part, pickle.dumps(items)
 

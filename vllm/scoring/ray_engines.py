@@ -14,7 +14,8 @@ import ray
 
 from vllm.engine.arg_utils import EngineArgs
 from vllm.exceptions import CliError
-from vllm.utils.ray_utils import call_within, cpus_for_each
+from vllm.scoring.replicas import engine_resources, load_scorer
+from vllm.utils.ray_utils import call_within
 
 if TYPE_CHECKING:
     from vllm.entrypoints.llm import LLM
@@ -60,15 +61,9 @@ class ScoringEngine:
 
     def load(self, job: FileJob) -> str | None:
         """Why these arguments cannot be used; None: they can."""
-        from vllm.entrypoints.llm import LLM
-
-        try:
-            llm = LLM(**{**vars(job.engine_args), "use_tqdm_on_load": False})
-            self._job, self._scorer = job, job.make_scorer(llm)
-        except (CliError, ValueError, OSError) as error:
-            # As an exception it would come with a traceback through Ray.
-            return str(error)
-        return None
+        self._job = job
+        self._scorer, refusal = load_scorer(job.engine_args, job.make_scorer)
+        return refusal
 
     def score(self, part: int, items: bytes) -> Any:
         """The batch's result."""
@@ -90,11 +85,7 @@ class RayEngines:
     """
 
     def __init__(self, job: FileJob, replicas: int, cpus: float | None) -> None:
-        has_gpus = ray.cluster_resources().get("GPU", 0) > 0 and job.engine_args.device != "cpu"
-        self._resources = {
-            "num_cpus": cpus_for_each(replicas) if cpus is None else cpus,
-            "num_gpus": job.engine_args.tensor_parallel_size if has_gpus else 0,
-        }
+        self._resources = engine_resources(job.engine_args, replicas, cpus)
         self._job, self._replicas = job, replicas
         self._engines: list[_Engine] = []
         self._calls: dict[Any, tuple[_Engine, str | Batch]] = {}

@@ -1,13 +1,10 @@
-"""What `vllm score` shows at its end: a line or a bar a text, accuracy, throughput, failures."""
+"""What a run over a file shows at its end: counts, throughput and failures; what else is of a kind of rows."""
 
 from __future__ import annotations
 
-import io
-import shutil
 import sys
-import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,24 +12,15 @@ from typing import Any
 from rich.cells import cell_len, set_cell_size
 
 from vllm.scoring.files import Item, write_atomically
-from vllm.scoring.labels import Labels, verdict
 
 MAX_ROWS = 60
 PICTURE_FORMATS = ("png", "svg", "pdf")
-_MIN_TEXT = 20
-_LABEL_WIDTH = 16
-_PICTURE_TEXT = 72
-# Distinct for most colour-blind readers, and in print.
-_COLOURS = ("#2a78b5", "#d9762b", "#3d9970", "#9b5fb0", "#8c8c8c", "#c9a227", "#c44e6b", "#4fb3bf")
-_NO_WINNER = "#bbbbbb"
-
-Scored = Sequence[tuple[dict[str, Any], bool | None]]
-"""Rows of the output file, each with whether its prediction is right (None = unknown)."""
+_HEADING_WIDTH = 16
 
 
 @dataclass
 class Totals:
-    command: str = "score"
+    command: str
     num_rows: int = 0
     num_new: int = 0  # computed by this run
     num_new_tokens: int = 0  # of their prompts
@@ -66,90 +54,59 @@ class Totals:
         return self.num_failed > 0
 
 
+@dataclass(frozen=True)
+class Timing:
+    """Seconds of a run."""
+
+    loading: float
+    scoring: float
+
+
 class RowReport(Totals, ABC):
-    """Totals of rows that come one by one."""
+    """Totals of rows that come one by one, and what is shown of them."""
+
+    def __init__(self, command: str, input_name: str) -> None:
+        super().__init__(command)
+        self._input_name = input_name
+
+    def add(self, record: dict[str, Any], item: Item, is_new: bool) -> None:
+        """Count the next row: its line of the output, its text, whether this run computed it."""
+        failure = f"{self._input_name}:{item.line}: {record['error']}" if "error" in record else None
+        self.count(1, failure is not None, failure, (record["num_prompt_tokens"] or 0) if is_new else None)
 
     @abstractmethod
-    def add(self, record: dict[str, Any], item: Item, is_new: bool) -> None:
-        """Add the next row: its line of the output, its text, whether this run computed it."""
+    def print_rows(self) -> None:
+        """Print some of the rows."""
 
-    def count_row(self, record: dict[str, Any], item: Item, is_new: bool, input_name: str) -> bool:
-        """Count one row in the totals; whether it has no error."""
-        failure = f"{input_name}:{item.line}: {record['error']}" if "error" in record else None
-        self.count(1, failure is not None, failure, (record["num_prompt_tokens"] or 0) if is_new else None)
-        return failure is None
+    def conclude(self, output: Path, model_name: str, timing: Timing, quiet: bool) -> None:
+        """Print the results, unless `quiet`."""
+        if not quiet:
+            self.print_rows()
+            self.print_results(output, timing)
 
-
-class Report(RowReport):
-    def __init__(self, labels: Labels, input_name: str) -> None:
-        super().__init__()
-        self._labels, self._input_name = labels, input_name
-        self._num_judged = self._num_correct = 0
-        self._shown: list[tuple[dict[str, Any], bool | None]] = []
-        self._drawn: list[tuple[dict[str, Any], bool | None]] = []
-
-    def add(self, record: dict[str, Any], item: Item, is_new: bool) -> None:
-        """See RowReport."""
-        correct = verdict(record, item, self._labels)
-        is_whole = self.count_row(record, item, is_new, self._input_name)
-        self._num_judged += correct is not None
-        self._num_correct += correct is True
-        if len(self._shown) < MAX_ROWS:
-            self._shown.append((record, correct))
-        if is_whole and len(self._drawn) < MAX_ROWS:
-            self._drawn.append((record, correct))
-
-    def print_table(self) -> None:
-        width = shutil.get_terminal_size((120, 24)).columns
-        print(format_table(self._shown, self._labels.headings(), width, self.num_rows), end="\n\n")
-
-    def draw(self, picture: Path, title: str) -> bool:
-        """Draw the first rows without an error; whether that was possible."""
-        if not self._drawn:
-            return False
-        image_format, num_scored = picture.suffix.lower().lstrip("."), self.num_rows - self.num_failed
-        try:
-            image = draw(self._drawn, self._labels.headings(), title, image_format, num_scored)
-        except ImportError:
-            print("no picture: matplotlib is not installed (pip install matplotlib)", file=sys.stderr)
-            return False
-        write_atomically(picture, image)
-        return True
-
-    def print_summary(self, load_seconds: float, score_seconds: float) -> None:
-        if self._num_judged:
-            share = self._num_correct / self._num_judged
-            print(f"accuracy:   {self._num_correct} of {self._num_judged} ({share:.1%})")
-        self.print_throughput(score_seconds, f"; loading took {load_seconds:.2f} s")
+    def print_results(self, output: Path, timing: Timing, *lines: str) -> None:
+        """Print where they are, further `lines`, and the throughput."""
+        print(f"results:    {output}", *lines, sep="\n")
+        self.print_throughput(timing.scoring, f"; loading took {timing.loading:.2f} s")
 
 
-def format_table(scored: Scored, headings: dict[str, str], width: int, num_rows: int) -> str:
-    """The first MAX_ROWS of `scored` as a table for a terminal of `width` columns, with a column for each of the first
-    two labels; `num_rows` rows are in the output."""
-    shown, labels = scored[:MAX_ROWS], list(headings)[:2]
-    header = [*(f"P({name})" for name in short_names(list(headings.values()))[:2]), "logprob", "rank", "mass", ""]
-    rows = [header, *(_row(record, labels, correct) for record, correct in shown)]
-    if not any(row[-1] for row in rows):
-        rows = [row[:-1] for row in rows]
-    texts = ["text", *(record["text"] for record, _ in shown)]
-    widths = [max(map(cell_len, column)) for column in zip(*rows, strict=True)]
-    longest = max(cell_len(one_line(text)) for text in texts)
-    text_width = max(_MIN_TEXT, min(width - sum(widths) - 2 * len(widths), longest))
-    lines = []
-    for text, row in zip(texts, rows, strict=True):
-        cells = [" " * (size - cell_len(cell)) + cell for cell, size in zip(row, widths, strict=True)]
-        lines.append("  ".join([set_cell_size(cut(text, text_width), text_width), *cells]).rstrip())
-    if num_rows > len(shown):
-        lines.append(f"... and {num_rows - len(shown)} more")
-    lines.append("logprob and rank: of the likeliest label; mass: the probability of all labels together")
-    return "\n".join(lines)
+def draw_picture(path: Path, draw: Callable[[str], bytes]) -> bool:
+    """Write the picture that `draw` makes in the format of its suffix; False, and a word of it on stderr, without
+    matplotlib."""
+    try:
+        image = draw(path.suffix.lower().lstrip("."))
+    except ImportError:
+        print("no picture: matplotlib is not installed (pip install matplotlib)", file=sys.stderr)
+        return False
+    write_atomically(path, image)
+    return True
 
 
-def short_names(labels: Sequence[str]) -> list[str]:
-    """Labels as headings: without surrounding space where they stay distinct so, and cut when long."""
-    stripped = [label.strip() for label in labels]
-    names = stripped if all(stripped) and len(set(stripped)) == len(labels) else [repr(label) for label in labels]
-    return [cut(name, _LABEL_WIDTH) for name in names]
+def short_names(names: Sequence[str]) -> list[str]:
+    """Names as headings: without surrounding space where they stay distinct so, and cut when long."""
+    stripped = [name.strip() for name in names]
+    found = stripped if all(stripped) and len(set(stripped)) == len(names) else [repr(name) for name in names]
+    return [cut(name, _HEADING_WIDTH) for name in found]
 
 
 def one_line(text: str) -> str:
@@ -161,70 +118,3 @@ def cut(text: str, width: int) -> str:
     """The text on one line, in at most `width` columns of a terminal."""
     text = one_line(text)
     return text if cell_len(text) <= width else set_cell_size(text, width - 1).rstrip(" .,") + "…"
-
-
-def _row(record: dict[str, Any], labels: Sequence[str], correct: bool | None) -> list[str]:
-    if "error" in record:
-        return [*("-" for _ in labels), "-", "-", "-", "failed"]
-    prediction = record["prediction"]
-    return [
-        *(_number(record["probs"][label], 3) for label in labels),
-        _number(record["logprobs"].get(prediction), 2),
-        str(record["ranks"].get(prediction, "-")),
-        _number(record["label_mass"], 3),
-        "wrong" if correct is False else "",
-    ]
-
-
-def _number(value: float | None, digits: int) -> str:
-    return "-" if value is None else f"{value:.{digits}f}"
-
-
-def draw(scored: Scored, headings: dict[str, str], title: str, image_format: str, num_scored: int) -> bytes:
-    """A bar chart of P(first label), coloured by the likeliest label, in one of PICTURE_FORMATS: of the first MAX_ROWS
-    of `scored`, which are rows without an error; the output has `num_scored`. An ImportError without matplotlib."""
-    # Without pyplot, which would need a display.
-    from matplotlib.figure import Figure
-    from matplotlib.patches import Patch
-
-    shown, labels = scored[:MAX_ROWS], list(headings)
-    names = dict(zip(labels, short_names(list(headings.values())), strict=True))
-    colours = {label: _COLOURS[i % len(_COLOURS)] for i, label in enumerate(labels)}
-    figure = Figure(figsize=(11, 1.4 + 0.27 * len(shown)), layout="constrained")
-    axes = figure.add_subplot()
-    _add_bars(axes, shown, labels[0], colours)
-    axes.set_xlabel(f"P({names[labels[0]]}) among the labels", parse_math=False)
-    if len(labels) == 2:
-        axes.axvline(0.5, color="#666666", linewidth=0.8, linestyle=":")
-    more = f" (the first {len(shown)} of {num_scored})" if num_scored > len(shown) else ""
-    figure.suptitle(title + more, fontsize=11, parse_math=False)
-    predictions = {record["prediction"] for record, _ in shown}
-    handles = [Patch(color=colours[label], label=names[label]) for label in labels if label in predictions]
-    style: dict[str, Any] = {"ncols": 4, "fontsize": 8, "frameon": False, "title_fontsize": 8}
-    legend = figure.legend(handles=handles, title="likeliest label", loc="outside lower right", **style)
-    for text in legend.get_texts():
-        text.set_parse_math(False)
-    image = io.BytesIO()
-    with warnings.catch_warnings():
-        # A character that the font lacks is drawn as a box.
-        warnings.filterwarnings("ignore", message="Glyph .* missing from")
-        figure.savefig(image, format=image_format, dpi=130)
-    return image.getvalue()
-
-
-def _add_bars(axes: Any, shown: Scored, label: str, colours: dict[str, str]) -> None:
-    rows = range(len(shown))
-    values = [record["probs"][label] or 0.0 for record, _ in shown]
-    axes.barh(rows, values, height=0.72, color=[colours.get(record["prediction"], _NO_WINNER) for record, _ in shown])
-    for row, (value, (_, correct)) in enumerate(zip(values, shown, strict=True)):
-        note = "  wrong" if correct is False else ""
-        axes.text(value + 0.01, row, f"{value:.2f}{note}", va="center", fontsize=8, color="#444444")
-    axes.set_yticks(rows, [cut(record["text"], _PICTURE_TEXT) for record, _ in shown], fontsize=8)
-    for tick in axes.get_yticklabels():
-        # A dollar sign in a text starts no formula.
-        tick.set_parse_math(False)
-    axes.set_ylim(len(shown) - 0.4, -0.6)
-    axes.set_xlim(0, 1.12)
-    axes.set_xticks([0, 0.25, 0.5, 0.75, 1])
-    axes.spines[["top", "right", "left"]].set_visible(False)
-    axes.tick_params(axis="y", length=0)

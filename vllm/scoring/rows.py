@@ -1,6 +1,6 @@
-"""The output of `vllm score`: a file of rows, or a folder of part files, that a killed run's successor completes.
+"""The output: a file of rows, or a folder of part files, that a killed run's successor completes.
 
-OUTPUT.meta.json says what the rows are made from (the texts' hash, labels, template, model). It is written before the
+OUTPUT.meta.json says what the rows are made from (the texts' hash, what is asked, the model). It is written before the
 first row, and `--resume` compares it with the command line. Only the process that started the run writes.
 """
 

@@ -1,92 +1,53 @@
-"""`vllm score`: a file's texts, scored by an engine in this process or by a server."""
+"""The run of a command over a file: texts in, rows out, by an engine in this process, a server, or a Ray cluster."""
 
 from __future__ import annotations
 
 import argparse
-import hashlib
-import json
 import time
-from collections.abc import Callable, Iterable
 from contextlib import closing, nullcontext
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from vllm.engine.arg_utils import EngineArgs
 from vllm.exceptions import CliError
-from vllm.scoring.batches import BatchScorer, Progress, Scorer, batches, deciding
-from vllm.scoring.files import Item, TextFile, read_text
-from vllm.scoring.report import PICTURE_FORMATS, Report, RowReport
-from vllm.scoring.rows import RowFile, check_output, meta_path
-from vllm.scoring.server import Server, ServerScorer
-from vllm.scoring.templates import Template
-from vllm.version import __version__
+from vllm.scoring.batches import Progress, batches, deciding
+from vllm.scoring.files import TextFile
+from vllm.scoring.report import RowReport, Timing
+from vllm.scoring.rows import RowFile
+from vllm.scoring.scorers import Scorer
+from vllm.scoring.server import Server
+from vllm.scoring.tables import TableOutput
+from vllm.scoring.task import Task
 
 if TYPE_CHECKING:
     from vllm.entrypoints.llm import LLM
 
 
-def score_file(args: argparse.Namespace) -> int:
-    """Complete the output file to one row a text, and report; 0, or 1 when some of the texts could not be scored."""
-    output, picture = _output_paths(args)
-    texts, template, made_from = read_input(args)
+def complete_file(args: argparse.Namespace, kind: type[Task]) -> int:
+    """Complete the output to one row a text, and report; 0, or 1 when some of the texts failed."""
+    if args.backend is not None:
+        from vllm.scoring.ray_backend import complete_on_ray
+
+        return complete_on_ray(args, kind)
+    task = kind(args)
+    table = TableOutput.of(task)
+    _check_paths(task, table)
+    kinds = table.field_kinds()
+    texts, made_from = task.read_texts(args, kinds)
     with nullcontext() if args.url is None else Server(args) as server:
-        made_from |= deciding(args) if server is None else server.deciding()
-        check_output(output, made_from, args.resume, args.overwrite)
-        started = time.perf_counter()
-        how: Any = {"template": template, "given": args.labels or args.label_ids, "input_name": texts.name}
-        scorer = BatchScorer(load(args), **how) if server is None else ServerScorer(server, **how)
-        load_seconds = time.perf_counter() - started
-        report = Report(scorer.labels, texts.name)
-        started = time.perf_counter()
+        made_from |= deciding(args, task.more_deciding) if server is None else server.deciding()
+        table.check(made_from, args)
+        began = time.perf_counter()
+        scorer: Scorer = task.engine_scorer(load(args)) if server is None else task.server_scorer(server)
+        loaded = time.perf_counter()
+        report = task.report(scorer)
         bar = closing(Progress(made_from["num_texts"], shown=not args.quiet))
-        with RowFile(output, made_from, args.resume) as rows, bar as progress:
-            complete(texts, rows, scorer, report, progress)
-        score_seconds = time.perf_counter() - started
-
-    if not args.quiet:
-        report.print_table()
-    drawn = picture is not None and report.draw(picture, f"{texts.name}, scored by {scorer.model_name}")
-    if not args.quiet:
-        print(f"results:    {output}")
-        if drawn:
-            print(f"picture:    {picture}")
-        report.print_summary(load_seconds, score_seconds)
+        with RowFile(table.rows, made_from, args.resume) as rows, bar as progress:
+            _complete(texts, rows, scorer, report, progress)
+        timing = Timing(loaded - began, time.perf_counter() - loaded)
+    if kinds is not None:
+        table.finish(kinds, task, scorer)
+    report.conclude(table.output, scorer.model_name, timing, args.quiet)
     return 1 if report.print_failures("first") else 0
-
-
-def read_input(
-    args: argparse.Namespace, see: Callable[[dict[str, Any]], None] | None = None
-) -> tuple[TextFile, Template | None, dict[str, Any]]:
-    """The file of texts, the template (None: the default one), and what decides the rows beside the model; see
-    `read_texts`. `see` gets each row's fields."""
-    template = None
-    if args.template is not None:
-        template = Template.unescaped(args.template)
-    elif args.template_file is not None:
-        # A line break at the end of the file is not part of the prompt.
-        template = Template(read_text(args.template_file).removesuffix("\n").removesuffix("\r"))
-
-    def check(item: Item) -> None:
-        if template is not None:
-            template.render(args.file.name, item)
-        if see is not None:
-            see(item.fields)
-
-    texts, made_from = read_texts(args, check)
-    made_from |= {"labels": args.labels, "label_ids": args.label_ids, "template": template and template.source}
-    return texts, template, made_from
-
-
-def read_texts(args: argparse.Namespace, check: Callable[[Item], None]) -> tuple[TextFile, dict[str, Any]]:
-    """The file of texts, and what decides the rows beside the model and what is asked of it. Reads the file once, so
-    that a bad line, or one that `check` raises for, is an error before a model loads."""
-    texts = TextFile(args.file, args.text_field, args.limit)
-    digest, count = hashlib.sha256(), 0
-    for item in texts:
-        count += 1
-        check(item)
-        digest.update(json.dumps([item.text, item.fields]).encode())
-    return texts, {"vllm": __version__, "num_texts": count, "texts_sha256": digest.hexdigest()}
 
 
 def load(args: argparse.Namespace) -> LLM:
@@ -101,29 +62,10 @@ def load(args: argparse.Namespace) -> LLM:
         raise CliError(str(error)) from error
 
 
-def _output_paths(args: argparse.Namespace) -> tuple[Path, Path | None]:
-    """Paths of the results and the picture (None: no picture)."""
-    output: Path = args.output or Path(f"{args.file.stem}.scores.jsonl")
-    picture = picture_path(args, output)
-    paths = (("--output", output), ("--output's description", meta_path(output)), ("--picture", picture))
-    check_paths({args.file.resolve(): "FILE"}, paths)
-    return output, picture
-
-
-def picture_path(args: argparse.Namespace, output: Path) -> Path | None:
-    """Where the picture goes; None: there is to be none."""
-    if args.no_picture:
-        return None
-    picture: Path = args.picture or output.with_suffix(".png")
-    if picture.suffix.lower().lstrip(".") not in PICTURE_FORMATS:
-        raise CliError(f"--picture must end in .{', .'.join(PICTURE_FORMATS)}, got {picture.name}")
-    return picture
-
-
-def check_paths(taken: dict[Path, str], paths: Iterable[tuple[str, Path | None]]) -> None:
-    """A CliError, which names the flag, if a path to write (None: none) is `taken` by the inputs, by another one, or is
-    a folder."""
-    for flag, path in paths:
+def _check_paths(task: Task, table: TableOutput) -> None:
+    """A CliError, which names the flag, if a path to write would overwrite an input or another one, or is a folder."""
+    taken = {path.resolve(): flag for flag, path in task.inputs if path is not None}
+    for flag, path in [*table.paths(), *task.outputs]:
         if path is None:
             continue
         if path.resolve() in taken:
@@ -135,7 +77,7 @@ def check_paths(taken: dict[Path, str], paths: Iterable[tuple[str, Path | None]]
         taken[path.resolve()] = flag
 
 
-def complete(texts: TextFile, rows: RowFile, scorer: Scorer, report: RowReport, progress: Progress) -> None:
+def _complete(texts: TextFile, rows: RowFile, scorer: Scorer, report: RowReport, progress: Progress) -> None:
     """Complete the rows to one a text, batch by batch; the report gets all of them."""
     for batch in batches(texts):
         first = report.num_rows

@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING, Any
 from vllm.exceptions import CliError
 from vllm.scoring.batches import BATCH_ROWS
 from vllm.scoring.rows import check_output, meta_path
+from vllm.scoring.task import Task
 
 if TYPE_CHECKING:
-    from vllm.scoring.columns import Columns, FieldKinds
+    from vllm.scoring.columns import FieldKinds
 
 _FORMATS = ("jsonl", "csv", "parquet")
 
@@ -30,15 +31,16 @@ class TableOutput:
     rows: Path
 
     @classmethod
-    def of(cls, output: Path) -> TableOutput:
+    def of(cls, task: Task) -> TableOutput:
         """CliError: its suffix names no format."""
-        form = output.suffix.lower().lstrip(".")
+        output = task.output
+        form = output.suffix.lower().lstrip(".") if task.has_tables else "jsonl"
         if form not in _FORMATS:
             raise CliError(f"--output must end in .{', .'.join(_FORMATS)}, got {output.name}")
         return cls(output, form, output if form == "jsonl" else output.with_name(f"{output.name}.rows.jsonl"))
 
     def paths(self) -> list[tuple[str, Path | None]]:
-        """For `check_paths`."""
+        """What is written, with flags."""
         return [("--output", self.output), ("--output's description", meta_path(self.rows))]
 
     def field_kinds(self) -> FieldKinds | None:
@@ -58,15 +60,16 @@ class TableOutput:
             raise CliError(f"{self.output} {what}; --overwrite replaces it")
         check_output(self.rows, made_from, args.resume, args.overwrite)
 
-    def finish(self, columns: Columns) -> None:
+    def finish(self, kinds: FieldKinds, task: Task, scorer: Any) -> None:
         """Turn the rows into the table, whose description stays."""
-        from vllm.scoring.columns import write_table
+        from vllm.scoring.columns import Columns, write_table
 
         def batches() -> Iterator[list[dict[str, Any]]]:
             with self.rows.open(encoding="utf-8", newline="\n") as lines:
                 while batch := [json.loads(line) for line in islice(lines, BATCH_ROWS)]:
                     yield batch
 
+        columns = Columns(kinds, task.schema(scorer), task.spread)
         write_table(batches(), self.output, self.form, columns)
         os.replace(meta_path(self.rows), meta_path(self.output))
         self.rows.unlink()

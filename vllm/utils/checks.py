@@ -247,7 +247,7 @@ def _check_bias(value: Any) -> float:
     return float(min(max(value, -MAX_BIAS), MAX_BIAS))
 
 
-def check_vocabulary(name: str, ids: list[int], vocab_size: int) -> None:
+def check_vocabulary(name: str, ids: Iterable[int], vocab_size: int) -> None:
     """Non-negative ids must be below `vocab_size`."""
     highest = max(ids, default=-1)
     if highest >= vocab_size:

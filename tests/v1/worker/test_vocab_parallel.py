@@ -13,7 +13,7 @@ from memory_group import run_ranks
 from torch import Tensor
 
 from vllm.distributed.communicator import Communicator, split_vocab
-from vllm.ops.token_readings import Readings
+from vllm.ops.token_readings import RowReadings
 from vllm.v1.worker.gpu.sample.vocab import WHOLE, WholeVocab
 from vllm.v1.worker.gpu.sample.vocab_parallel import vocab_of
 
@@ -106,7 +106,7 @@ def test_reading(case, entropy: bool, greedy: bool) -> None:
     got_columns, *got = same_on_all(on_ranks(world_size, logits, read))
     columns_wanted, *wanted = read(WHOLE, logits)
     assert torch.equal(got_columns, columns_wanted)
-    got_readings, readings = Readings(*got), Readings(*wanted)
+    got_readings, readings = RowReadings(*got), RowReadings(*wanted)
     assert torch.equal(got_readings.logits, readings.logits)
     assert torch.equal(got_readings.ranks, readings.ranks)
     assert torch.equal(got_readings.argmax, readings.argmax)
@@ -143,7 +143,7 @@ def test_spoilt_rows_are_known_on_all_ranks(world_size: int, spoiler: float, voc
         logits[0] = clean[0]
         logits[0, at] = spoiler
 
-        def read(vocab: WholeVocab, part: Tensor) -> Readings:
+        def read(vocab: WholeVocab, part: Tensor) -> RowReadings:
             return vocab.read(part, columns, 2, None, True, columns[:, 0])
 
         got = on_ranks(world_size, logits, read)[0]

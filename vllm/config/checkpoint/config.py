@@ -8,12 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from vllm.config.checkpoint.text_part import MARK, text_part
+from vllm.sampling_params import MODEL_DEFAULTS
 
 _DEFAULT_ROPE_THETA = 10000.0
 _DTYPES = ("float32", "bfloat16", "float16")
-_SAMPLING_FIELDS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
-
-
 # Config.json's names of the sizes that the engine needs, the usual one first.
 _SIZE_NAMES = {
     "hidden_size": ("hidden_size", "n_embd", "d_model", "n_embed", "dim"),
@@ -237,10 +235,8 @@ def load_sampling_defaults(folder: Path) -> dict[str, Any]:
 
 
 def _sampling_defaults(generation: dict[str, Any]) -> dict[str, Any]:
-    defaults = {name: generation[name] for name in _SAMPLING_FIELDS if generation.get(name) is not None}
-    if generation.get("max_new_tokens") is not None:
-        defaults["max_tokens"] = generation["max_new_tokens"]
-    return defaults
+    found = {name: generation.get(theirs) for theirs, name in MODEL_DEFAULTS.items()}
+    return {name: value for name, value in found.items() if value is not None}
 
 
 class _Fields:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from vllm.loader.gguf import changes, dense, encoders, experts, gemma, mla, names
 from vllm.loader.gguf.changes import LATENT, ONE_PLUS, ROTARY, Change, Weight
-from vllm.loader.gguf.config_parts import Config, granite, with_head_dim
+from vllm.loader.gguf.config_parts import FULL, Config, entries, every, partial_rope, with_head_dim
 from vllm.loader.gguf.header import GGUFHeader
 from vllm.loader.gguf.names import BOTH_NORMS, EXPERTS, FUSED_MLP, MODERN, ROUTED, Names
 
@@ -33,16 +33,23 @@ class Architecture:
     model_type: str
     config: Callable[[GGUFHeader], Config]
     names: Names = MODERN
-    changes: Mapping[str, Change] = field(default_factory=dict)
+    changes: dict[str, Change] = field(default_factory=dict)
     further: Callable[[GGUFHeader], Iterator[Weight]] | None = None
     tokenizer: int = 0
     is_causal: bool = True
     keeps_blocks: bool = True
 
 
+_GRANITE = "attention_multiplier embedding_multiplier residual_multiplier logits_scaling"
+_QWEN_MOE: Config = {"moe_intermediate_size": experts.width, "decoder_sparse_step": 1, "mlp_only_layers": []}
 _LLAMA = Architecture("LlamaForCausalLM", "llama", dense.llama)
 _ROTARY_LLAMA = Architecture("LlamaForCausalLM", "llama", dense.llama, changes=ROTARY)
-_QWEN3_MOE = Architecture("Qwen3MoeForCausalLM", "qwen3_moe", experts.qwen3_moe, EXPERTS)
+_QWEN3_MOE = Architecture(
+    "Qwen3MoeForCausalLM",
+    "qwen3_moe",
+    entries("head_dim num_experts num_experts_per_tok", norm_topk_prob=True, **_QWEN_MOE),
+    EXPERTS,
+)
 
 # One that is another's under other names is loaded as that one.
 ARCHITECTURES: dict[str, Architecture] = {
@@ -51,17 +58,29 @@ ARCHITECTURES: dict[str, Architecture] = {
         "llama",
         dense.llama,
         # The first files of Mixtral have single experts.
-        EXPERTS.but(**{f"ffn_{kind}.{{}}": f"mlp.experts.{{}}.{kind}_proj" for kind in ("gate", "up", "down")}),
+        EXPERTS.but({f"ffn_{kind}.{{}}": f"mlp.experts.{{}}.{kind}_proj" for kind in ("gate", "up", "down")}),
         ROTARY,
     ),
     "internlm2": _ROTARY_LLAMA,
     "exaone": _LLAMA,
     "xverse": _ROTARY_LLAMA,
     "baichuan": Architecture("LlamaForCausalLM", "llama", dense.baichuan, changes=ROTARY),
-    "qwen": Architecture("Qwen2ForCausalLM", "qwen2", dense.qwen),
+    "qwen": Architecture(
+        "Qwen2ForCausalLM", "qwen2", entries(intermediate_size=lambda h: h.rows("blk.0.ffn_up.weight"))
+    ),
     "qwen2": Architecture("Qwen2ForCausalLM", "qwen2", with_head_dim),
     "qwen3": Architecture("Qwen3ForCausalLM", "qwen3", with_head_dim, changes={"cls.output": changes.difference}),
-    "qwen2moe": Architecture("Qwen2MoeForCausalLM", "qwen2_moe", experts.qwen2_moe, EXPERTS),
+    "qwen2moe": Architecture(
+        "Qwen2MoeForCausalLM",
+        "qwen2_moe",
+        entries(
+            "num_experts num_experts_per_tok qkv_bias",
+            norm_topk_prob=False,
+            shared_expert_intermediate_size=lambda h: h.rows("blk.0.ffn_up_shexp.weight"),
+            **_QWEN_MOE,
+        ),
+        EXPERTS,
+    ),
     "qwen3moe": _QWEN3_MOE,
     "qwen2vl": Architecture("Qwen2ForCausalLM", "qwen2", with_head_dim),
     "qwen3vl": Architecture("Qwen3ForCausalLM", "qwen3", with_head_dim),
@@ -69,41 +88,51 @@ ARCHITECTURES: dict[str, Architecture] = {
     "gpt-oss": Architecture(
         "GptOssForCausalLM",
         "gpt_oss",
-        experts.gpt_oss,
+        entries(
+            "head_dim num_local_experts num_experts_per_tok sliding_window attention_bias",
+            intermediate_size=experts.width,
+            more=experts.gpt_oss,
+        ),
         EXPERTS.but(
+            {"attn_sinks.weight": "self_attn.sinks"},
             post_attention_norm="post_attention_layernorm",
             ffn_gate_inp="mlp.router",
-            **{"attn_sinks.weight": "self_attn.sinks"},
         ),
     ),
     "granitemoe": Architecture(
         "GraniteMoeForCausalLM",
         "granitemoe",
-        experts.granite_moe,
+        entries(_GRANITE, more=experts.granite),
         names.GRANITE_EXPERTS,
         ROTARY | {"ffn_gate_shexp": changes.gate_and_up, "ffn_up_shexp": changes.read_with_another},
     ),
-    "deepseek2": Architecture(
-        "DeepseekV3ForCausalLM", "deepseek_v3", mla.deepseek2, ROUTED.but(**names.LATENT), LATENT
+    "deepseek2": Architecture("DeepseekV3ForCausalLM", "deepseek_v3", mla.deepseek2, ROUTED.but(names.LATENT), LATENT),
+    "dots1": Architecture(
+        "Dots1ForCausalLM",
+        "dots1",
+        entries(
+            f"head_dim {experts.ROUTED} attention_bias",
+            sliding_window=None,
+            layer_types=lambda h: [FULL] * h.layers,
+            n_group=1,
+            topk_group=1,
+        ),
+        ROUTED,
     ),
-    "dots1": Architecture("Dots1ForCausalLM", "dots1", experts.dots1, ROUTED),
     "glm4moe": Architecture(
-        "Glm4MoeForCausalLM",
-        "glm4_moe",
-        experts.glm4_moe,
-        ROUTED.but(post_attention_norm="post_attention_layernorm"),
+        "Glm4MoeForCausalLM", "glm4_moe", experts.glm4, ROUTED.but(post_attention_norm="post_attention_layernorm")
     ),
     "ernie4_5-moe": Architecture(
         "Ernie4_5_MoeForCausalLM",
         "ernie4_5_moe",
-        experts.ernie4_5_moe,
-        ROUTED.but(**{"exp_probs_b.bias": "mlp.moe_statics.e_score_correction_bias"}),
+        experts.ernie4_5,
+        ROUTED.but({"exp_probs_b.bias": "mlp.moe_statics.e_score_correction_bias"}),
         {"exp_probs_b": changes.as_row},
     ),
     "hunyuan-moe": Architecture(
         "HunYuanMoEV1ForCausalLM",
         "hunyuan_v1_moe",
-        experts.hunyuan_moe,
+        entries("head_dim num_experts moe_topk attention_bias", intermediate_size=experts.width),
         EXPERTS.but(
             attn_q_norm="self_attn.query_layernorm",
             attn_k_norm="self_attn.key_layernorm",
@@ -116,52 +145,83 @@ ARCHITECTURES: dict[str, Architecture] = {
     "minimax-m2": Architecture(
         "MiniMaxM2ForCausalLM",
         "minimax_m2",
-        experts.minimax_m2,
-        EXPERTS.but(**{"exp_probs_b.bias": "mlp.e_score_correction_bias"}),
+        entries(
+            "head_dim num_local_experts num_experts_per_tok",
+            intermediate_size=experts.width,
+            rope_parameters=partial_rope,
+        ),
+        EXPERTS.but({"exp_probs_b.bias": "mlp.e_score_correction_bias"}),
     ),
     "afmoe": Architecture(
         "AfmoeForCausalLM",
         "afmoe",
-        experts.afmoe,
+        experts.normalised(
+            entries(
+                "head_dim num_dense_layers num_experts num_experts_per_tok num_shared_experts moe_intermediate_size "
+                "route_scale sliding_window",
+                layer_types=every(4),
+                mup_enabled=True,
+            )
+        ),
         ROUTED.but(
+            {"exp_probs_b.bias": "mlp.expert_bias"},
             attn_gate="self_attn.gate_proj",
             post_attention_norm="post_attention_layernorm",
             ffn_norm="pre_mlp_layernorm",
             post_ffw_norm="post_mlp_layernorm",
             ffn_gate_inp="mlp.router.gate",
-            **{"exp_probs_b.bias": "mlp.expert_bias"},
         ),
     ),
-    "exaone-moe": Architecture("ExaoneMoeForCausalLM", "exaone_moe", experts.exaone_moe, ROUTED),
-    "phimoe": Architecture("PhimoeForCausalLM", "phimoe", experts.phimoe, EXPERTS.but(ffn_gate_inp="mlp.router")),
+    "exaone-moe": Architecture(
+        "ExaoneMoeForCausalLM",
+        "exaone_moe",
+        entries(
+            "head_dim first_k_dense_replace num_experts num_experts_per_tok num_shared_experts moe_intermediate_size "
+            "routed_scaling_factor norm_topk_prob n_group topk_group sliding_window",
+            layer_types=every(4),
+        ),
+        ROUTED,
+    ),
+    "phimoe": Architecture("PhimoeForCausalLM", "phimoe", experts.phi, EXPERTS.but(ffn_gate_inp="mlp.router")),
     # Ling's first models, which are ERNIE 4.5's mixture of experts without a correction of its choice.
     "bailingmoe": Architecture(
-        "Ernie4_5_MoeForCausalLM", "ernie4_5_moe", experts.bailing_moe, ROUTED, further=changes.uncorrected
+        "Ernie4_5_MoeForCausalLM",
+        "ernie4_5_moe",
+        experts.normalised(experts.ernie4_5),
+        ROUTED,
+        further=changes.uncorrected,
     ),
     # Ling 2.0, which is GLM 4.5.
-    "bailingmoe2": Architecture("Glm4MoeForCausalLM", "glm4_moe", experts.glm4_moe, ROUTED),
+    "bailingmoe2": Architecture("Glm4MoeForCausalLM", "glm4_moe", experts.glm4, ROUTED),
     "mimo2": Architecture(
-        "MiMoV2FlashForCausalLM",
-        "mimo_v2_flash",
-        experts.mimo2,
-        ROUTED.but(**{"attn_sinks.weight": "self_attn.sinks"}),
+        "MiMoV2FlashForCausalLM", "mimo_v2_flash", experts.mimo2, ROUTED.but({"attn_sinks.weight": "self_attn.sinks"})
     ),
-    "mistral4": Architecture("Mistral4ForCausalLM", "mistral4", mla.mistral4, ROUTED.but(**names.LATENT), LATENT),
-    "minicpm3": Architecture("MiniCPM3ForCausalLM", "minicpm3", mla.minicpm3, MODERN.but(**names.LATENT), LATENT),
+    "mistral4": Architecture("Mistral4ForCausalLM", "mistral4", mla.mistral4, ROUTED.but(names.LATENT), LATENT),
+    "minicpm3": Architecture("MiniCPM3ForCausalLM", "minicpm3", mla.minicpm3, MODERN.but(names.LATENT), LATENT),
     "pangu-embedded": _LLAMA,
     "paddleocr": _LLAMA,
-    "olmoe": Architecture("OlmoeForCausalLM", "olmoe", experts.olmoe, EXPERTS),
+    "olmoe": Architecture(
+        "OlmoeForCausalLM",
+        "olmoe",
+        entries("num_experts num_experts_per_tok clip_qkv", intermediate_size=experts.width, norm_topk_prob=False),
+        EXPERTS,
+    ),
     "minicpm": Architecture("GraniteForCausalLM", "granite", dense.minicpm, changes=ROTARY),
-    "granite": Architecture("GraniteForCausalLM", "granite", granite, changes=ROTARY),
+    "granite": Architecture("GraniteForCausalLM", "granite", entries(_GRANITE), changes=ROTARY),
     "smollm3": Architecture(
         "SmolLM3ForCausalLM",
         "smollm3",
-        dense.smollm3,
+        entries(no_rope_layers=lambda h: [int((index + 1) % 4 != 0) for index in range(h.layers)]),
         changes=ROTARY,
     ),
-    "arcee": Architecture("ArceeForCausalLM", "arcee", dense.arcee, changes=ROTARY),
+    "arcee": Architecture(
+        "ArceeForCausalLM", "arcee", entries("head_dim attention_bias", activation="relu2"), changes=ROTARY
+    ),
     "seed_oss": Architecture(
-        "SeedOssForCausalLM", "seed_oss", dense.seed_oss, MODERN.but(post_attention_norm="post_attention_layernorm")
+        "SeedOssForCausalLM",
+        "seed_oss",
+        entries("head_dim attention_bias attention_out_bias"),
+        MODERN.but(post_attention_norm="post_attention_layernorm"),
     ),
     "ernie4_5": Architecture("Ernie4_5ForCausalLM", "ernie4_5", with_head_dim),
     "hunyuan-dense": Architecture(
@@ -176,12 +236,9 @@ ARCHITECTURES: dict[str, Architecture] = {
     "phi2": Architecture(
         "PhiForCausalLM",
         "phi",
-        dense.phi2,
+        entries(norm="layer_norm_eps", activation="gelu_new", rope_parameters=partial_rope),
         MODERN.but(
-            {"output_norm": "model.final_layernorm"},
-            attn_output="self_attn.dense",
-            ffn_up="mlp.fc1",
-            ffn_down="mlp.fc2",
+            output_norm="model.final_layernorm", attn_output="self_attn.dense", ffn_up="mlp.fc1", ffn_down="mlp.fc2"
         ),
     ),
     "phi3": Architecture("Phi3ForCausalLM", "phi3", dense.phi3, FUSED_MLP.but(attn_qkv="self_attn.qkv_proj")),
@@ -192,12 +249,7 @@ ARCHITECTURES: dict[str, Architecture] = {
         names.GPT2,
         dict.fromkeys(("attn_qkv", "attn_output", "ffn_up", "ffn_down"), changes.transposed),
     ),
-    "starcoder": Architecture(
-        "GPTBigCodeForCausalLM",
-        "gpt_bigcode",
-        dense.starcoder,
-        names.GPT2,
-    ),
+    "starcoder": Architecture("GPTBigCodeForCausalLM", "gpt_bigcode", dense.starcoder, names.GPT2),
     "gptneox": Architecture(
         "GPTNeoXForCausalLM", "gpt_neox", dense.gpt_neox, names.NEOX, {"attn_qkv": changes.by_head}
     ),
@@ -217,24 +269,35 @@ ARCHITECTURES: dict[str, Architecture] = {
     "starcoder2": Architecture(
         "Starcoder2ForCausalLM",
         "starcoder2",
-        dense.starcoder2,
+        entries(
+            "use_bias",
+            norm="norm_epsilon",
+            activation="gelu_pytorch_tanh",
+            sliding_window=lambda h: h.get("attention.sliding_window"),
+        ),
         MODERN.but(ffn_up="mlp.c_fc", ffn_down="mlp.c_proj"),
     ),
     "stablelm": Architecture(
         "StableLmForCausalLM",
         "stablelm",
-        dense.stablelm,
+        entries(
+            "use_qkv_bias qk_layernorm",
+            norm="layer_norm_eps",
+            rope_parameters=partial_rope,
+            use_parallel_residual=lambda h: h.get("use_parallel_residual", False),
+        ),
         MODERN.but(attn_q_norm="self_attn.q_layernorm.norms.{}", attn_k_norm="self_attn.k_layernorm.norms.{}"),
     ),
-    "olmo": Architecture(
-        "OlmoForCausalLM",
-        "olmo",
-        dense.olmo,
-        changes=ROTARY,
-    ),
+    "olmo": Architecture("OlmoForCausalLM", "olmo", entries("clip_qkv", norm=None), changes=ROTARY),
     "olmo2": Architecture("Olmo2ForCausalLM", "olmo2", dense.olmo2, BOTH_NORMS),
-    "command-r": Architecture("CohereForCausalLM", "cohere", dense.cohere),
-    "cohere2": Architecture("Cohere2ForCausalLM", "cohere2", dense.cohere2),
+    "command-r": Architecture(
+        "CohereForCausalLM", "cohere", entries("logit_scale use_qk_norm attention_bias", norm="layer_norm_eps")
+    ),
+    "cohere2": Architecture(
+        "Cohere2ForCausalLM",
+        "cohere2",
+        entries("logit_scale sliding_window attention_bias", norm="layer_norm_eps", layer_types=every(4)),
+    ),
     "glm4": Architecture(
         "Glm4ForCausalLM",
         "glm4",
@@ -246,22 +309,27 @@ ARCHITECTURES: dict[str, Architecture] = {
     "nemotron": Architecture(
         "NemotronForCausalLM",
         "nemotron",
-        dense.nemotron,
+        entries("head_dim", norm="norm_eps", activation="relu2", rope_parameters=partial_rope),
         changes=ONE_PLUS,
     ),
     "apertus": Architecture(
         "ApertusForCausalLM",
         "apertus",
-        dense.apertus,
+        entries("head_dim attention_bias qk_norm", activation="xielu"),
         MODERN.but(attn_norm="attention_layernorm", ffn_norm="feedforward_layernorm"),
         further=changes.xielu,
     ),
-    "jais2": Architecture("Jais2ForCausalLM", "jais2", dense.jais2),
+    "jais2": Architecture(
+        "Jais2ForCausalLM",
+        "jais2",
+        entries("head_dim attention_bias mlp_bias", norm="layer_norm_eps", activation="relu2"),
+    ),
     "mistral3": Architecture("Ministral3ForCausalLM", "ministral3", dense.mistral3, changes=ROTARY),
     "bitnet": Architecture(
         "BitNetForCausalLM",
         "bitnet",
-        dense.bitnet,
+        # Files that do not name the activation are of the models before b1.58 2B4T.
+        entries("head_dim", hidden_act=lambda h: h.get("hidden_act", "silu")),
         MODERN.but(attn_sub_norm="self_attn.attn_sub_norm", ffn_sub_norm="mlp.ffn_sub_norm"),
     ),
     "gemma3n": Architecture("Gemma3nForCausalLM", "gemma3n_text", gemma.gemma3n, names.GEMMA3N),

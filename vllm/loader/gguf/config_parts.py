@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 from vllm.loader.gguf.header import GGUFHeader
@@ -93,26 +94,86 @@ def modern(h: GGUFHeader, norm: str | None = "rms_norm_eps", activation: str = "
     return config
 
 
-def is_biased(h: GGUFHeader) -> bool:
-    return h.has("blk.0.attn_q.bias")
-
-
-def with_head_dim(h: GGUFHeader) -> Config:
-    return modern(h) | {"head_dim": h.head_dim}
-
-
-def granite(h: GGUFHeader) -> Config:
-    return modern(h) | {
-        "attention_multiplier": h.get("attention.scale", 1.0),
-        "embedding_multiplier": h.get("embedding_scale", 1.0),
-        "residual_multiplier": h.get("residual_scale", 1.0),
-        "logits_scaling": h.get("logit_scale", 1.0),
-    }
-
-
 def layer_types(h: GGUFHeader, every: int) -> list[str]:
     """Each `every`-th layer sees all, where the header does not say otherwise."""
     pattern = h.get("attention.sliding_window_pattern", every)
     if isinstance(pattern, list):
         return [SLIDING if slides else FULL for slides in pattern]
     return [FULL if (index + 1) % pattern == 0 else SLIDING for index in range(h.layers)]
+
+
+def every(number: int) -> Callable[[GGUFHeader], list[str]]:
+    """`layer_types` of each `number`-th layer."""
+    return lambda h: layer_types(h, number)
+
+
+def _get(key: str, default: Any = None) -> Callable[[GGUFHeader], Any]:
+    return lambda h: h.get(key, default)
+
+
+def _need(key: str) -> Callable[[GGUFHeader], Any]:
+    return lambda h: h.need(key)
+
+
+def _has(tensor: str) -> Callable[[GGUFHeader], bool]:
+    return lambda h: h.has(tensor)
+
+
+# What entries of config.json have, whatever the architecture.
+_ENTRIES: dict[str, Callable[[GGUFHeader], Any]] = {
+    "head_dim": lambda h: h.head_dim,
+    **dict.fromkeys(("attention_bias", "qkv_bias", "use_bias", "use_qkv_bias"), _has("blk.0.attn_q.bias")),
+    "attention_out_bias": _has("blk.0.attn_output.bias"),
+    "mlp_bias": _has("blk.0.ffn_up.bias"),
+    "lm_head_bias": _has("output.bias"),
+    **dict.fromkeys(("qk_layernorm", "qk_norm", "use_qk_norm"), _has("blk.0.attn_q_norm.weight")),
+    "clip_qkv": _get("attention.clamp_kqv"),
+    "sliding_window": _need("attention.sliding_window"),
+    "attention_multiplier": _get("attention.scale", 1.0),
+    "embedding_multiplier": _get("embedding_scale", 1.0),
+    "residual_multiplier": _get("residual_scale", 1.0),
+    "logits_scaling": _get("logit_scale", 1.0),
+    "logit_scale": _need("logit_scale"),
+    "attn_logit_softcapping": _get("attn_logit_softcapping"),
+    "final_logit_softcapping": _get("final_logit_softcapping"),
+    **dict.fromkeys(("moe_num_experts", "n_routed_experts", "num_experts", "num_local_experts"), _need("expert_count")),
+    **dict.fromkeys(("moe_k", "moe_topk", "num_experts_per_tok", "top_k_experts"), _need("expert_used_count")),
+    **dict.fromkeys(
+        ("moe_num_shared_experts", "n_shared_experts", "num_shared_experts"), _get("expert_shared_count", 0)
+    ),
+    **dict.fromkeys(
+        ("first_k_dense_replace", "moe_layer_start_index", "num_dense_layers"), _get("leading_dense_block_count", 0)
+    ),
+    "moe_layer_interval": _get("interleave_moe_layer_step", 1),
+    "moe_intermediate_size": _need("expert_feed_forward_length"),
+    **dict.fromkeys(("route_scale", "routed_scaling_factor"), _get("expert_weights_scale", 1.0)),
+    "norm_topk_prob": _get("expert_weights_norm", False),
+    "n_group": lambda h: h.get("expert_group_count") or 1,
+    "topk_group": lambda h: h.get("expert_group_used_count") or 1,
+}
+
+
+def pick(h: GGUFHeader, names: str) -> Config:
+    """The entries `names`, with spaces between them."""
+    return {name: _ENTRIES[name](h) for name in names.split()}
+
+
+def entries(
+    names: str = "",
+    *,
+    norm: str | None = "rms_norm_eps",
+    activation: str = "silu",
+    more: Callable[[GGUFHeader], Config] | None = None,
+    **others: Any,
+) -> Callable[[GGUFHeader], Config]:
+    """What makes the usual entries (see `modern`), those that `names` lists, and `others`: values, or functions of the
+    header. What `more` gives counts most."""
+
+    def config(h: GGUFHeader) -> Config:
+        given = {name: value(h) if callable(value) else value for name, value in others.items()}
+        return modern(h, norm, activation) | pick(h, names) | given | (more(h) if more is not None else {})
+
+    return config
+
+
+with_head_dim = entries("head_dim")

@@ -26,8 +26,7 @@ from vllm.loader.gguf.architectures import ARCHITECTURES
 from vllm.loader.gguf.changes import Weight
 from vllm.loader.gguf.configs import hf_config
 from vllm.loader.gguf.encoders import write_pooling
-from vllm.loader.gguf.file import GGUFFile
-from vllm.loader.gguf.parts import all_parts
+from vllm.loader.gguf.file import GGUFFile, all_parts
 from vllm.loader.gguf.special import special_ids
 from vllm.loader.gguf.tokenizer import MORE_TEMPLATES, write_tokenizer
 from vllm.loader.gguf.weights import weights

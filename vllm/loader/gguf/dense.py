@@ -11,10 +11,10 @@ from vllm.loader.gguf.config_parts import (
     FULL,
     SLIDING,
     Config,
-    is_biased,
     layer_types,
     modern,
     partial_rope,
+    pick,
     rope_parameters,
     with_head_dim,
 )
@@ -24,7 +24,7 @@ from vllm.loader.gguf.header import GGUFHeader
 def llama(h: GGUFHeader) -> Config:
     if h.get("expert_count"):
         return experts.mixtral(h)
-    return with_head_dim(h) | {"attention_bias": is_biased(h)}
+    return with_head_dim(h) | pick(h, "attention_bias")
 
 
 def baichuan(h: GGUFHeader) -> Config:
@@ -36,11 +36,6 @@ def baichuan(h: GGUFHeader) -> Config:
     return llama(h)
 
 
-def qwen(h: GGUFHeader) -> Config:
-    # The header counts both halves of the gated MLP.
-    return modern(h) | {"intermediate_size": h.rows("blk.0.ffn_up.weight")}
-
-
 def minicpm(h: GGUFHeader) -> Config:
     scales = {
         "attention_multiplier": h.head_dim**-0.5,
@@ -49,14 +44,6 @@ def minicpm(h: GGUFHeader) -> Config:
         "logits_scaling": h.need("logit_scale"),
     }
     return modern(h) | scales
-
-
-def smollm3(h: GGUFHeader) -> Config:
-    return modern(h) | {"no_rope_layers": [int((index + 1) % 4 != 0) for index in range(h.layers)]}
-
-
-def phi2(h: GGUFHeader) -> Config:
-    return modern(h, "layer_norm_eps", "gelu_new") | {"rope_parameters": partial_rope(h)}
 
 
 def phi3(h: GGUFHeader) -> Config:
@@ -146,26 +133,6 @@ def mpt(h: GGUFHeader) -> Config:
     }
 
 
-def starcoder2(h: GGUFHeader) -> Config:
-    return modern(h, "norm_epsilon", "gelu_pytorch_tanh") | {
-        "use_bias": is_biased(h),
-        "sliding_window": h.get("attention.sliding_window"),
-    }
-
-
-def stablelm(h: GGUFHeader) -> Config:
-    return modern(h, "layer_norm_eps") | {
-        "rope_parameters": partial_rope(h),
-        "use_parallel_residual": h.get("use_parallel_residual", False),
-        "use_qkv_bias": is_biased(h),
-        "qk_layernorm": h.has("blk.0.attn_q_norm.weight"),
-    }
-
-
-def olmo(h: GGUFHeader) -> Config:
-    return modern(h, None) | {"clip_qkv": h.get("attention.clamp_kqv")}
-
-
 def olmo2(h: GGUFHeader) -> Config:
     """OLMo 3 is OLMo 2 with windows, whose layers rotate without the scaling of the others."""
     window = h.get("attention.sliding_window")
@@ -181,23 +148,6 @@ def olmo2(h: GGUFHeader) -> Config:
     }
 
 
-def cohere(h: GGUFHeader) -> Config:
-    return modern(h, "layer_norm_eps") | {
-        "logit_scale": h.need("logit_scale"),
-        "use_qk_norm": h.has("blk.0.attn_q_norm.weight"),
-        "attention_bias": is_biased(h),
-    }
-
-
-def cohere2(h: GGUFHeader) -> Config:
-    return modern(h, "layer_norm_eps") | {
-        "logit_scale": h.need("logit_scale"),
-        "sliding_window": h.need("attention.sliding_window"),
-        "layer_types": layer_types(h, 4),
-        "attention_bias": is_biased(h),
-    }
-
-
 def glm(h: GGUFHeader) -> Config:
     fused = h.has("blk.0.attn_qkv.weight")
     # A header of a model with an explicit head size may give only the rotary share of it, which is a half.
@@ -206,7 +156,7 @@ def glm(h: GGUFHeader) -> Config:
     return modern(h) | {
         "head_dim": head_dim,
         "rope_parameters": rope,
-        "attention_bias": h.has("blk.0.attn_qkv.bias") if fused else is_biased(h),
+        "attention_bias": h.has(f"blk.0.attn_{'qkv' if fused else 'q'}.bias"),
     }
 
 
@@ -216,44 +166,8 @@ def exaone4(h: GGUFHeader) -> Config:
     return with_head_dim(h) | {"sliding_window": window, "layer_types": kinds}
 
 
-def nemotron(h: GGUFHeader) -> Config:
-    return modern(h, "norm_eps", "relu2") | {"head_dim": h.head_dim, "rope_parameters": partial_rope(h)}
-
-
-def arcee(h: GGUFHeader) -> Config:
-    return with_head_dim(h) | {"hidden_act": "relu2", "attention_bias": is_biased(h)}
-
-
-def seed_oss(h: GGUFHeader) -> Config:
-    return with_head_dim(h) | {
-        "attention_bias": is_biased(h),
-        "attention_out_bias": h.has("blk.0.attn_output.bias"),
-    }
-
-
-def apertus(h: GGUFHeader) -> Config:
-    return with_head_dim(h) | {
-        "hidden_act": "xielu",
-        "attention_bias": is_biased(h),
-        "qk_norm": h.has("blk.0.attn_q_norm.weight"),
-    }
-
-
-def jais2(h: GGUFHeader) -> Config:
-    return modern(h, "layer_norm_eps", "relu2") | {
-        "head_dim": h.head_dim,
-        "attention_bias": is_biased(h),
-        "mlp_bias": h.has("blk.0.ffn_up.bias"),
-    }
-
-
 def mistral3(h: GGUFHeader) -> Config:
     config = with_head_dim(h)
     if growth := h.get("attention.temperature_scale"):
         config["rope_parameters"]["llama_4_scaling_beta"] = growth
     return config
-
-
-def bitnet(h: GGUFHeader) -> Config:
-    # Files that do not name the activation are of the models before b1.58 2B4T.
-    return with_head_dim(h) | {"hidden_act": h.get("hidden_act", "silu")}

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from vllm.loader.gguf.config_parts import NULL, Config, modern, rope_parameters
-from vllm.loader.gguf.experts import routed
+from vllm.loader.gguf.config_parts import NULL, Config, modern, pick, rope_parameters
+from vllm.loader.gguf.experts import ROUTED
 from vllm.loader.gguf.header import GGUFHeader
 
 _SOFTMAX, _SIGMOID = 1, 2
@@ -73,7 +73,7 @@ def _deepseek(h: GGUFHeader) -> Config:
     if not count:
         config["first_k_dense_replace"] = h.layers
     else:
-        config |= routed(h)
+        config |= pick(h, ROUTED)
         groups, chosen = _GROUPS.get(count, (1, 1))
         config["n_group"] = h.get("expert_group_count") or groups
         config["topk_group"] = h.get("expert_group_used_count") or chosen

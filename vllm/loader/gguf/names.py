@@ -1,46 +1,49 @@
-"""A checkpoint's names for those of a GGUF file's tensors, by architecture."""
+"""Checkpoints' names of what a GGUF file's tensors hold."""
 
 from __future__ import annotations
 
+import functools
+import operator
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
 class Names:
-    """A checkpoint's names for GGUF's, without their ending ".weight" or ".bias"; of a key with an ending, the whole
-    name.
+    """A checkpoint's names of GGUF's tensors.
 
     Attributes:
-        top: of what is not in a block.
         layer: what the names of block `{}` begin with.
-        block: of what is in blocks, without their number. A name with `{}` is several weights' (changes.py); a key with
-            it is a single expert's.
+        parts: by GGUF's names without their block, both without their ending ".weight" or ".bias". A name with `{}` is
+            that of several weights (changes.py), a key with it that of a single expert, and a key with its ending has
+            a name that is whole.
     """
 
-    top: dict[str, str]
     layer: str
-    block: dict[str, str]
+    parts: dict[str, str]
 
-    def but(self, top: dict[str, str] | None = None, /, **block: str) -> Names:
+    def but(self, *others: dict[str, str], **parts: str) -> Names:
         """Names of which these are others, or more."""
-        return Names(self.top | (top or {}), self.layer, self.block | block)
+        return Names(self.layer, functools.reduce(operator.or_, others, self.parts) | parts)
 
     def find(self, layer: str | None, part: str, expert: str | None, ending: str | None) -> str | None:
         """The checkpoint's name of a tensor; None: it has no such."""
-        names, prefix = (self.top, "") if layer is None else (self.block, self.layer.format(layer))
+        prefix = "" if layer is None else self.layer.format(layer)
         key = part if expert is None else f"{part}.{{}}"
-        if (whole := names.get(f"{key}.{ending}")) is not None:
+        if (whole := self.parts.get(f"{key}.{ending}")) is not None:
             return prefix + whole
-        if key not in names or ending not in ("weight", "bias"):
+        if key not in self.parts or ending not in ("weight", "bias"):
             return None
-        name = names[key] if expert is None else names[key].format(expert)
+        name = self.parts[key] if expert is None else self.parts[key].format(expert)
         return f"{prefix}{name}.{ending}"
 
 
 MODERN = Names(
-    {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head", "cls.output": "score"},
     "model.layers.{}.",
     {
+        "token_embd": "model.embed_tokens",
+        "output_norm": "model.norm",
+        "output": "lm_head",
+        "cls.output": "score",
         "attn_norm": "input_layernorm",
         "attn_q": "self_attn.q_proj",
         "attn_k": "self_attn.k_proj",
@@ -56,14 +59,12 @@ MODERN = Names(
     },
 )
 GPT2 = Names(
+    "transformer.h.{}.",
     {
         "token_embd": "transformer.wte",
         "position_embd": "transformer.wpe",
         "output_norm": "transformer.ln_f",
         "output": "lm_head",
-    },
-    "transformer.h.{}.",
-    {
         "attn_norm": "ln_1",
         "attn_qkv": "attn.c_attn",
         "attn_output": "attn.c_proj",
@@ -73,9 +74,11 @@ GPT2 = Names(
     },
 )
 NEOX = Names(
-    {"token_embd": "gpt_neox.embed_in", "output_norm": "gpt_neox.final_layer_norm", "output": "embed_out"},
     "gpt_neox.layers.{}.",
     {
+        "token_embd": "gpt_neox.embed_in",
+        "output_norm": "gpt_neox.final_layer_norm",
+        "output": "embed_out",
         "attn_norm": "input_layernorm",
         "attn_qkv": "attention.query_key_value",
         "attn_output": "attention.dense",
@@ -85,14 +88,12 @@ NEOX = Names(
     },
 )
 BLOOM = Names(
+    "transformer.h.{}.",
     {
         "token_embd": "transformer.word_embeddings",
         "token_embd_norm": "transformer.word_embeddings_layernorm",
         "output_norm": "transformer.ln_f",
         "output": "lm_head",
-    },
-    "transformer.h.{}.",
-    {
         "attn_norm": "input_layernorm",
         "attn_qkv": "self_attention.query_key_value",
         "attn_output": "self_attention.dense",
@@ -102,9 +103,11 @@ BLOOM = Names(
     },
 )
 MPT = Names(
-    {"token_embd": "transformer.wte", "output_norm": "transformer.norm_f", "output": "lm_head"},
     "transformer.blocks.{}.",
     {
+        "token_embd": "transformer.wte",
+        "output_norm": "transformer.norm_f",
+        "output": "lm_head",
         "attn_norm": "norm_1",
         "attn_qkv": "attn.Wqkv",
         "attn_output": "attn.out_proj",
@@ -129,7 +132,7 @@ def _stacks(experts: str) -> dict[str, str]:
 
 
 EXPERTS = MODERN.but(
-    **_stacks("mlp.experts"),
+    _stacks("mlp.experts"),
     ffn_gate_inp="mlp.gate",
     ffn_gate_inp_shexp="mlp.shared_expert_gate",
     ffn_gate_shexp="mlp.shared_expert.gate_proj",
@@ -138,18 +141,19 @@ EXPERTS = MODERN.but(
 )
 # DeepSeek's, and those of models of its kind.
 ROUTED = EXPERTS.but(
+    {"exp_probs_b.bias": "mlp.gate.e_score_correction_bias"},
     ffn_gate_shexp="mlp.shared_experts.gate_proj",
     ffn_up_shexp="mlp.shared_experts.up_proj",
     ffn_down_shexp="mlp.shared_experts.down_proj",
-    **{"exp_probs_b.bias": "mlp.gate.e_score_correction_bias"},
 )
 GRANITE_EXPERTS = MODERN.but(
-    **_stacks("block_sparse_moe.experts"),
+    _stacks("block_sparse_moe.experts"),
     ffn_gate_inp="block_sparse_moe.router",
     ffn_gate_shexp="shared_mlp.input_linear",
     ffn_up_shexp="shared_mlp.input_linear",
     ffn_down_shexp="shared_mlp.output_linear",
 )
+# What layers with latent attention have.
 LATENT = {
     "attn_q_a": "self_attn.q_a_proj",
     "attn_q_a_norm": "self_attn.q_a_layernorm",
@@ -160,14 +164,17 @@ LATENT = {
     "attn_k_b": "self_attn.kv_b_proj",
     "attn_v_b": "self_attn.kv_b_proj",
 }
-"""What layers with latent attention have."""
 FUSED_MLP = MODERN.but(ffn_up="mlp.gate_up_proj")
 GEMMA4 = BOTH_NORMS.but(
+    _stacks("experts"),
     {
-        "per_layer_token_embd": "model.embed_tokens_per_layer",
-        "per_layer_model_proj": "model.per_layer_model_projection",
-        "per_layer_proj_norm": "model.per_layer_projection_norm",
+        "ffn_gate_inp.scale": "router.scale",
+        "ffn_down_exps.scale": "router.per_expert_scale",
+        "layer_output_scale.weight": "layer_scalar",
     },
+    per_layer_token_embd="model.embed_tokens_per_layer",
+    per_layer_model_proj="model.per_layer_model_projection",
+    per_layer_proj_norm="model.per_layer_projection_norm",
     inp_gate="per_layer_input_gate",
     proj="per_layer_projection",
     post_norm="post_per_layer_input_norm",
@@ -175,15 +182,11 @@ GEMMA4 = BOTH_NORMS.but(
     pre_ffw_norm_2="pre_feedforward_layernorm_2",
     post_ffw_norm_1="post_feedforward_layernorm_1",
     post_ffw_norm_2="post_feedforward_layernorm_2",
-    **_stacks("experts"),
-    **{
-        "ffn_gate_inp.scale": "router.scale",
-        "ffn_down_exps.scale": "router.per_expert_scale",
-        "layer_output_scale.weight": "layer_scalar",
-    },
 )
 GEMMA3N = GEMMA4.but(
-    {"altup_proj": "model.altup_projections.{}", "altup_unembd_proj": "model.altup_unembed_projections.{}"},
+    {"altup_correct_scale.weight": "altup.correct_output_scale"},
+    altup_proj="model.altup_projections.{}",
+    altup_unembd_proj="model.altup_unembed_projections.{}",
     altup_correct_coef="altup.correction_coefs",
     altup_predict_coef="altup.prediction_coefs",
     altup_router="altup.modality_router",
@@ -191,9 +194,9 @@ GEMMA3N = GEMMA4.but(
     laurel_l="laurel.linear_left",
     laurel_r="laurel.linear_right",
     laurel_post_norm="laurel.post_laurel_norm",
-    **{"altup_correct_scale.weight": "altup.correct_output_scale"},
 )
 BERT = Names(
+    "encoder.layer.{}.",
     {
         "token_embd": "embeddings.word_embeddings",
         "token_embd_norm": "embeddings.LayerNorm",
@@ -201,9 +204,6 @@ BERT = Names(
         "position_embd": "embeddings.position_embeddings",
         "cls": "pooler.dense",
         "cls.output": "classifier",
-    },
-    "encoder.layer.{}.",
-    {
         "attn_q": "attention.self.query",
         "attn_k": "attention.self.key",
         "attn_v": "attention.self.value",
@@ -215,9 +215,10 @@ BERT = Names(
     },
 )
 NOMIC_BERT = Names(
-    BERT.top | {"token_embd_norm": "emb_ln"},
     "encoder.layers.{}.",
-    {
+    BERT.parts
+    | {
+        "token_embd_norm": "emb_ln",
         "attn_qkv": "attn.Wqkv",
         "attn_output": "attn.out_proj",
         "attn_output_norm": "norm1",
@@ -227,12 +228,14 @@ NOMIC_BERT = Names(
         "layer_output_norm": "norm2",
     },
 )
-JINA_ROBERTA = Names(
-    NOMIC_BERT.top | {"cls": "classifier.dense", "cls.output": "classifier.out_proj"},
-    NOMIC_BERT.layer,
-    NOMIC_BERT.block | {"attn_qkv": "mixer.Wqkv", "attn_output": "mixer.out_proj", "ffn_up": "mlp.fc1"},
+JINA_ROBERTA = NOMIC_BERT.but(
+    {"cls": "classifier.dense", "cls.output": "classifier.out_proj"},
+    attn_qkv="mixer.Wqkv",
+    attn_output="mixer.out_proj",
+    ffn_up="mlp.fc1",
 )
 MODERN_BERT = Names(
+    "layers.{}.",
     {
         "token_embd": "embeddings.tok_embeddings",
         "token_embd_norm": "embeddings.norm",
@@ -240,9 +243,6 @@ MODERN_BERT = Names(
         "cls": "head.dense",
         "cls.norm": "head.norm",
         "cls.output": "classifier",
-    },
-    "layers.{}.",
-    {
         "attn_norm": "attn_norm",
         "attn_qkv": "attn.Wqkv",
         "attn_output": "attn.Wo",
@@ -251,7 +251,7 @@ MODERN_BERT = Names(
         "ffn_down": "mlp.Wo",
     },
 )
-EURO_BERT = Names({"token_embd": "embed_tokens", "output_norm": "norm"}, "layers.{}.", MODERN.block)
+EURO_BERT = Names("layers.{}.", MODERN.parts | {"token_embd": "embed_tokens", "output_norm": "norm"})
 JINA_BERT = BERT.but(
     ffn_down="mlp.wo", layer_output_norm="mlp.layernorm", ffn_gate="gate_proj", ffn_up="mlp.gated_layers"
 )

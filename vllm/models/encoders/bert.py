@@ -3,14 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from vllm.models.checkpoint_names import CheckpointNames, split_evenly
 from vllm.models.config_reader import ConfigReader
-from vllm.models.encoders.encoder import EncoderForPooling, EncoderSpec, HeadSpec
+from vllm.models.encoders.encoder import EncoderForPooling, EncoderSpec, encoder
+from vllm.models.encoders.heads import (
+    LATE,
+    LATE_INTERACTION,
+    ON_POOLER,
+    PLAIN,
+    SEQUENCE,
+    TOKENS,
+    WORDS,
+    Head,
+    classes,
+    words,
+)
 
 BERT_RENAMES = (
     (r"^(bert|roberta)\.", ""),
@@ -27,8 +39,6 @@ BERT_RENAMES = (
     (r"\.output\.dense\.", ".down_proj."),
     (r"\.output\.LayerNorm\.", ".output_norm."),
 )
-# Of a head on what BERT calls the pooler.
-HEAD_RENAMES = ((r"^pooler\.dense\.", "head.dense."), (r"^classifier\.", "head.out_proj."))
 IGNORED = r".*embeddings\.position_ids"
 # Names of RoBERTas written for FlashAttention, as Jina's are.
 _FLASH_RENAMES = (
@@ -41,13 +51,30 @@ _FLASH_RENAMES = (
     (r"\.norm1\.", ".attention_norm."),
     (r"\.norm2\.", ".output_norm."),
 )
-_SPLITS = (split_evenly("qkv_proj", "q_proj", "k_proj", "v_proj"),)
-# Renames of RoBERTa's classifiers of sequences and of tokens.
-SEQUENCE_HEAD, TOKEN_HEAD = (r"^classifier\.", "head."), HEAD_RENAMES[1]
+ROBERTA_NAMES = CheckpointNames(
+    (*BERT_RENAMES, *_FLASH_RENAMES), (split_evenly("qkv_proj", "q_proj", "k_proj", "v_proj"),), ignored=IGNORED
+)
+ROBERTA_CLASSES = classes("tanh", (r"^classifier\.", "head."))
+_WORDS = words(
+    (r"^cls\.predictions\.transform\.dense\.", "head.dense."),
+    (r"^cls\.predictions\.transform\.LayerNorm\.", "head.norm."),
+    (r"^cls\.predictions\.bias$", "head.tied_bias"),
+    (r"^cls\.predictions\.decoder\.bias$", "head.own_bias"),
+    (r"^cls\.predictions\.decoder\.weight$", "head.out_proj.weight"),
+)
+_ROBERTA_WORDS = words(
+    (r"^lm_head\.dense\.", "head.dense."),
+    (r"^lm_head\.layer_norm\.", "head.norm."),
+    (r"^lm_head\.bias$", "head.tied_bias"),
+    (r"^lm_head\.decoder\.bias$", "head.own_bias"),
+    (r"^lm_head\.decoder\.weight$", "head.out_proj.weight"),
+    activation="gelu",
+)
 
 
 class BertModel(EncoderForPooling):
     names = CheckpointNames(BERT_RENAMES, ignored=IGNORED)
+    heads: ClassVar[dict[str, Head]] = {SEQUENCE: ON_POOLER, TOKENS: PLAIN, WORDS: _WORDS, LATE: LATE_INTERACTION}
 
     @classmethod
     def describe(cls, reader: ConfigReader) -> EncoderSpec:
@@ -59,14 +86,9 @@ class BertModel(EncoderForPooling):
             raise reader.refuse("position_embedding_type", "positions must be absolute")
         if reader.get("is_decoder", default=False):
             raise reader.refuse("is_decoder", "the model is an encoder")
-        mlp = reader.mlp("gelu")
-        return EncoderSpec(
-            vocab_size=reader.integer("vocab_size"),
-            hidden_size=reader.hidden_size,
-            num_layers=reader.num_layers,
-            num_heads=reader.num_heads,
-            intermediate_size=mlp.intermediate_size,
-            activation=mlp.activation,
+        return encoder(
+            reader,
+            reader.mlp("gelu"),
             eps=reader.number("layer_norm_eps", default=1e-12),
             num_positions=reader.integer("max_position_embeddings", default=512),
             position_offset=position_offset,
@@ -74,32 +96,12 @@ class BertModel(EncoderForPooling):
         )
 
 
-class BertForSequenceClassification(BertModel):
-    names = CheckpointNames((*BERT_RENAMES, *HEAD_RENAMES), ignored=IGNORED)
-
-    @classmethod
-    def describe(cls, reader: ConfigReader) -> EncoderSpec:
-        return replace(super().describe(reader), head=HeadSpec("tanh"))
-
-
-class BertForTokenClassification(BertModel):
-    names = CheckpointNames((*BERT_RENAMES, *HEAD_RENAMES[1:]), ignored=IGNORED)
-
-    @classmethod
-    def describe(cls, reader: ConfigReader) -> EncoderSpec:
-        return replace(super().describe(reader), head=HeadSpec())
-
-
-def roberta_names(*heads: tuple[str, str]) -> CheckpointNames:
-    """With renames of a head."""
-    return CheckpointNames((*BERT_RENAMES, *_FLASH_RENAMES, *heads), _SPLITS, ignored=IGNORED)
-
-
 class RobertaModel(BertModel):
     """BERT whose positions begin after the padding token's id. A padding token inside a text has that row, and is not
     counted."""
 
-    names = roberta_names()
+    names = ROBERTA_NAMES
+    heads: ClassVar[dict[str, Head]] = {SEQUENCE: ROBERTA_CLASSES, TOKENS: PLAIN, WORDS: _ROBERTA_WORDS}
 
     @classmethod
     def describe(cls, reader: ConfigReader) -> EncoderSpec:
@@ -120,19 +122,3 @@ class RobertaModel(BertModel):
             parts = (~is_padding).long().split(list(lengths))
             positions = torch.cat([part.cumsum(0) for part in parts]).sub_(1).masked_fill_(is_padding, -1)
         return super().forward(ids, positions, types, lengths, attended)
-
-
-class RobertaForSequenceClassification(RobertaModel):
-    names = roberta_names(SEQUENCE_HEAD)
-
-    @classmethod
-    def describe(cls, reader: ConfigReader) -> EncoderSpec:
-        return replace(super().describe(reader), head=HeadSpec("tanh"))
-
-
-class RobertaForTokenClassification(RobertaModel):
-    names = roberta_names(TOKEN_HEAD)
-
-    @classmethod
-    def describe(cls, reader: ConfigReader) -> EncoderSpec:
-        return replace(super().describe(reader), head=HeadSpec())

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from typing import ClassVar
 
 from vllm.models.checkpoint_names import CheckpointNames
 from vllm.models.config_reader import ConfigReader
-from vllm.models.encoders.encoder import EncoderForPooling, EncoderSpec, HeadSpec
+from vllm.models.encoders.bert import IGNORED
+from vllm.models.encoders.encoder import EncoderForPooling, EncoderSpec, encoder
+from vllm.models.encoders.heads import OUTPUT, PLAIN, SEQUENCE, TOKENS, WORDS, Head, classes, words
 
 _RENAMES = (
     (r"^distilbert\.", ""),
@@ -18,38 +20,29 @@ _RENAMES = (
     (r"\.ffn\.lin1\.", ".up_proj."),
     (r"\.ffn\.lin2\.", ".down_proj."),
     (r"\.output_layer_norm\.", ".output_norm."),
-    (r"^pre_classifier\.", "head.dense."),
-    (r"^classifier\.", "head.out_proj."),
 )
 
 
 class DistilBertModel(EncoderForPooling):
-    names = CheckpointNames(_RENAMES, ignored=r".*embeddings\.position_ids")
+    names = CheckpointNames(_RENAMES, ignored=IGNORED)
+    heads: ClassVar[dict[str, Head]] = {
+        SEQUENCE: classes("relu", (r"^pre_classifier\.", "head.dense."), OUTPUT),
+        TOKENS: PLAIN,
+        WORDS: words(
+            (r"^vocab_transform\.", "head.dense."),
+            (r"^vocab_layer_norm\.", "head.norm."),
+            (r"^vocab_projector\.", "head.out_proj."),
+        ),
+    }
 
     @classmethod
     def describe(cls, reader: ConfigReader) -> EncoderSpec:
         # Tables of sines are in the checkpoint, as learned ones are.
         reader.ignore("sinusoidal_pos_embds", "intermediate_size", "tie_weights_")
         mlp = reader.mlp("gelu", sizes=(reader.integer("hidden_dim", default=3072),))
-        return EncoderSpec(
-            vocab_size=reader.integer("vocab_size"),
-            hidden_size=reader.hidden_size,
-            num_layers=reader.num_layers,
-            num_heads=reader.num_heads,
-            intermediate_size=mlp.intermediate_size,
-            activation=mlp.activation,
+        return encoder(
+            reader,
+            mlp,
             eps=1e-12,
             num_positions=reader.integer("max_position_embeddings", default=512),
         )
-
-
-class DistilBertForSequenceClassification(DistilBertModel):
-    @classmethod
-    def describe(cls, reader: ConfigReader) -> EncoderSpec:
-        return replace(super().describe(reader), head=HeadSpec("relu"))
-
-
-class DistilBertForTokenClassification(DistilBertModel):
-    @classmethod
-    def describe(cls, reader: ConfigReader) -> EncoderSpec:
-        return replace(super().describe(reader), head=HeadSpec())

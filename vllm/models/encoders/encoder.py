@@ -28,29 +28,13 @@ from vllm.layers.vocab_parallel_embedding import Embedding
 from vllm.layers.weight_update import UpdatableModel
 from vllm.models.checkpoint_names import CheckpointNames
 from vllm.models.config_reader import ConfigReader
-from vllm.models.spec import RotarySpec
+from vllm.models.encoders.heads import ON_POOLER, PLAIN, SEQUENCE, TOKENS, Head, HeadSpec
+from vllm.models.spec import MlpSpec, RotarySpec
 from vllm.ops.rotary import rotary_embedding_
 
-_HEAD_WEIGHT = "head.out_proj.weight"
-
-
-@dataclass(frozen=True)
-class HeadSpec:
-    """A classification head: out(norm(act(dense(x)))).
-
-    Attributes:
-        activation: None = out(x), without the layers before it.
-        bias: of the dense layer.
-        norm: whether there is a norm, with the encoder's epsilon and bias.
-        of_vocabulary: whether its labels are the vocabulary's tokens, for sparse embeddings.
-        is_tied: whether the weight of out is the table of tokens.
-    """
-
-    activation: str | None = None
-    bias: bool = True
-    norm: bool = False
-    of_vocabulary: bool = False
-    is_tied: bool = False
+_HEAD_WEIGHT, _HEAD_BIAS = "head.out_proj.weight", "head.out_proj.bias"
+# Names of a bias that a file has twice; the value: whether it is the head's if its weight is the table of tokens.
+_BIASES = {"head.tied_bias": True, "head.own_bias": False}
 
 
 @dataclass(frozen=True)
@@ -97,6 +81,24 @@ class EncoderSpec:
     def max_positions(self) -> int:
         """The longest sequence in tokens."""
         return self.num_positions - self.position_offset if self.num_positions else self.context
+
+    @property
+    def projection(self) -> int:
+        """The width of projected hidden states; 0: they are not."""
+        return 0 if self.head is None else self.head.projection
+
+
+def encoder(reader: ConfigReader, mlp: MlpSpec, **fields: Any) -> EncoderSpec:
+    """The whole, with the sizes that all families call the same."""
+    return EncoderSpec(
+        vocab_size=reader.integer("vocab_size"),
+        hidden_size=reader.hidden_size,
+        num_layers=reader.num_layers,
+        num_heads=reader.num_heads,
+        intermediate_size=mlp.intermediate_size,
+        activation=mlp.activation,
+        **fields,
+    )
 
 
 class EncoderEmbeddings(nn.Module):
@@ -175,6 +177,8 @@ class Encoder(nn.Module):
         self.layers = nn.ModuleList(EncoderLayer(spec, index, rotary[index]) for index in range(spec.num_layers))
         self.final_norm = LayerNorm(spec.hidden_size, spec.eps, bias=spec.norm_bias) if spec.pre_norm else None
         self.projection: nn.Module | None = None
+        if spec.projection:
+            self.projection = ReplicatedLinear(spec.hidden_size, spec.projection, False, "projection")
 
     def forward(self, ids: Tensor, positions: Tensor, types: Tensor, sequences: PackedSequences) -> Tensor:
         hidden = self.embeddings(ids, positions, types)
@@ -204,10 +208,11 @@ class ClassificationHead(nn.Module):
 
 
 class EncoderForPooling(UpdatableModel):
-    """An encoder, with a classification head where the architecture has one. A family derives from it with its
-    `describe` and the `names` of its checkpoints."""
+    """An encoder, with the head that the architecture has. A family derives from it with its `describe`, the `names` of
+    its checkpoints, and its `heads`: by what is in an architecture's name, what it has."""
 
     names: ClassVar[CheckpointNames] = CheckpointNames()
+    heads: ClassVar[dict[str, Head]] = {SEQUENCE: ON_POOLER, TOKENS: PLAIN}
 
     @classmethod
     def describe(cls, reader: ConfigReader) -> EncoderSpec:
@@ -215,10 +220,17 @@ class EncoderForPooling(UpdatableModel):
         raise NotImplementedError
 
     @classmethod
+    def head_of(cls, config: HFConfig) -> Head | None:
+        """The architecture's row of `heads`."""
+        return next((cls.heads[key] for name in config.architectures for key in cls.heads if key in name), None)
+
+    @classmethod
     def spec_of(cls, config: HFConfig) -> EncoderSpec:
-        """`describe`, for a config without unknown options. ValueError names one."""
+        """`describe`, for a config without unknown options, with the architecture's head. ValueError names one."""
         reader = ConfigReader(config)
         spec = cls.describe(reader)
+        if (head := cls.head_of(config)) is not None:
+            spec = replace(spec, head=head.describe(reader, spec.activation))
         reader.ignore("num_labels", "sbert_ce_default_activation_function", "sentence_transformers")
         reader.ignore("tie_word_embeddings", "max_position_embeddings", "vocab_size")
         reader.check_all_read(cls.__name__)
@@ -232,6 +244,7 @@ class EncoderForPooling(UpdatableModel):
         spec = cls.spec_of(config)
         return replace(
             config,
+            hidden_size=spec.projection or config.hidden_size,
             intermediate_size=spec.intermediate_size,
             max_context_len=spec.max_positions,
             is_encoder=True,
@@ -239,12 +252,15 @@ class EncoderForPooling(UpdatableModel):
 
     def __init__(self, config: HFConfig, max_model_len: int) -> None:
         super().__init__()
-        self.spec = self.spec_of(config)
-        self.model, self._like = Encoder(self.spec), torch.empty(0)
+        self.spec = spec = self.spec_of(config)
+        head = self.head_of(config)
+        renames = () if head is None else head.renames
+        self._names = replace(self.names, renames=(*self.names.renames, *renames))
+        self.model, self._like = Encoder(spec), torch.empty(0)
         self.head: ClassificationHead | None = None
-        if self.spec.head is not None:
-            num_labels = self.spec.vocab_size if self.spec.head.of_vocabulary else config.num_labels
-            self.head = ClassificationHead(self.spec.head, self.spec, num_labels)
+        if spec.head is not None and not spec.projection:
+            num_labels = spec.vocab_size if spec.head.of_vocabulary else config.num_labels
+            self.head = ClassificationHead(spec.head, spec, num_labels)
 
     def forward(
         self,
@@ -273,7 +289,9 @@ class EncoderForPooling(UpdatableModel):
         """Our names and tensors of a checkpoint's one."""
         spec: Any = self.spec
         is_tied = spec.head is not None and spec.head.is_tied
-        for own, values in self.names.read(name, tensor, spec):
+        for own, values in self._names.read(name, tensor, spec):
+            if own in _BIASES:
+                own = _HEAD_BIAS if _BIASES[own] == is_tied else ""
             is_known = own.startswith("model.") or (self.head is not None and own.startswith("head."))
             if is_known and not (is_tied and own == _HEAD_WEIGHT):
                 yield own, values

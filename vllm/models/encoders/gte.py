@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 from vllm.config.checkpoint.config import RopeConfig
 from vllm.models.checkpoint_names import CheckpointNames, split_evenly
 from vllm.models.config_reader import ConfigReader
-from vllm.models.encoders.bert import HEAD_RENAMES
-from vllm.models.encoders.encoder import EncoderForPooling, EncoderSpec, HeadSpec
+from vllm.models.encoders.bert import IGNORED
+from vllm.models.encoders.encoder import EncoderForPooling, EncoderSpec, encoder
 from vllm.models.spec import RotarySpec
 
 _RENAMES = (
@@ -20,7 +19,6 @@ _RENAMES = (
     (r"\.mlp\.", "."),
     (r"\.attn_ln\.", ".attention_norm."),
     (r"\.mlp_ln\.", ".output_norm."),
-    *HEAD_RENAMES,
 )
 _SPLITS = (split_evenly("qkv_proj", "q_proj", "k_proj", "v_proj"), split_evenly("up_gate_proj", "up_proj", "gate_proj"))
 # The only values that are implemented, besides null.
@@ -33,7 +31,7 @@ _FIXED: dict[str, tuple[Any, ...]] = {
 
 
 class GteModel(EncoderForPooling):
-    names = CheckpointNames(_RENAMES, _SPLITS, ignored=r".*embeddings\.position_ids")
+    names = CheckpointNames(_RENAMES, _SPLITS, ignored=IGNORED)
 
     @classmethod
     def describe(cls, reader: ConfigReader) -> EncoderSpec:
@@ -41,14 +39,9 @@ class GteModel(EncoderForPooling):
             if reader.get(name, default=values[0]) not in values:
                 raise reader.refuse(name, f"it must be {values[0]}")
         reader.ignore("pack_qkv", "unpad_inputs", "use_memory_efficient_attention")
-        mlp = reader.mlp("gelu")
-        return EncoderSpec(
-            vocab_size=reader.integer("vocab_size"),
-            hidden_size=reader.hidden_size,
-            num_layers=reader.num_layers,
-            num_heads=reader.num_heads,
-            intermediate_size=mlp.intermediate_size,
-            activation=mlp.activation,
+        return encoder(
+            reader,
+            reader.mlp("gelu"),
             eps=reader.number("layer_norm_eps", default=1e-12),
             context=reader.integer("max_position_embeddings", default=8192),
             num_types=reader.count("type_vocab_size", default=1),
@@ -56,18 +49,6 @@ class GteModel(EncoderForPooling):
             gated=True,
             up_bias=False,
         )
-
-
-class GteForSequenceClassification(GteModel):
-    @classmethod
-    def describe(cls, reader: ConfigReader) -> EncoderSpec:
-        return replace(super().describe(reader), head=HeadSpec("tanh"))
-
-
-class GteForTokenClassification(GteModel):
-    @classmethod
-    def describe(cls, reader: ConfigReader) -> EncoderSpec:
-        return replace(super().describe(reader), head=HeadSpec())
 
 
 def _rotary(reader: ConfigReader) -> RotarySpec:

@@ -7,23 +7,20 @@ from dataclasses import replace
 from vllm.models.alibi import alibi_slopes
 from vllm.models.checkpoint_names import CheckpointNames, split_evenly
 from vllm.models.config_reader import ConfigReader
-from vllm.models.encoders.bert import BERT_RENAMES, HEAD_RENAMES
-from vllm.models.encoders.encoder import EncoderForPooling, EncoderSpec, HeadSpec
+from vllm.models.encoders.bert import BERT_RENAMES, IGNORED
+from vllm.models.encoders.encoder import EncoderForPooling, EncoderSpec, encoder
 
 _RENAMES = (
     *BERT_RENAMES,
     (r"\.mlp\.gated_layers\.", ".gate_up_proj."),
     (r"\.mlp\.wo\.", ".down_proj."),
     (r"\.mlp\.layernorm\.", ".output_norm."),
-    *HEAD_RENAMES,
 )
 _ACTIVATIONS = {"geglu": "gelu", "reglu": "relu"}
 
 
 class JinaBertModel(EncoderForPooling):
-    names = CheckpointNames(
-        _RENAMES, (split_evenly("gate_up_proj", "gate_proj", "up_proj"),), ignored=r".*embeddings\.position_ids"
-    )
+    names = CheckpointNames(_RENAMES, (split_evenly("gate_up_proj", "gate_proj", "up_proj"),), ignored=IGNORED)
 
     @classmethod
     def describe(cls, reader: ConfigReader) -> EncoderSpec:
@@ -36,13 +33,10 @@ class JinaBertModel(EncoderForPooling):
         if kind not in (*_ACTIVATIONS, "original"):
             raise reader.refuse("feed_forward_type", "it must be original, geglu or reglu")
         mlp = reader.mlp("gelu")
-        return EncoderSpec(
-            vocab_size=reader.integer("vocab_size"),
-            hidden_size=reader.hidden_size,
-            num_layers=reader.num_layers,
-            num_heads=reader.num_heads,
-            intermediate_size=mlp.intermediate_size,
-            activation=_ACTIVATIONS.get(kind, mlp.activation),
+        mlp = replace(mlp, activation=_ACTIVATIONS.get(kind, mlp.activation))
+        return encoder(
+            reader,
+            mlp,
             eps=reader.number("layer_norm_eps", default=1e-12),
             context=reader.integer("max_position_embeddings", default=512),
             num_types=reader.integer("type_vocab_size", default=2),
@@ -50,9 +44,3 @@ class JinaBertModel(EncoderForPooling):
             gated=kind != "original",
             up_bias=kind == "original",
         )
-
-
-class JinaBertForSequenceClassification(JinaBertModel):
-    @classmethod
-    def describe(cls, reader: ConfigReader) -> EncoderSpec:
-        return replace(super().describe(reader), head=HeadSpec("tanh"))

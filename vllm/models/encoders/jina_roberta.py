@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import replace
+from typing import ClassVar
 
 from torch import Tensor
 
 from vllm.config.checkpoint.config import HFConfig
 from vllm.models.config_reader import ConfigReader
-from vllm.models.encoders.bert import SEQUENCE_HEAD, TOKEN_HEAD, roberta_names
-from vllm.models.encoders.encoder import EncoderForPooling, EncoderSpec, HeadSpec
+from vllm.models.encoders.bert import ROBERTA_CLASSES, ROBERTA_NAMES
+from vllm.models.encoders.encoder import EncoderForPooling, EncoderSpec, encoder
+from vllm.models.encoders.heads import LATE, LATE_INTERACTION, PLAIN, SEQUENCE, TOKENS, Head
 
 _ADAPTED = ".parametrizations.weight."
 _PARTS = ("original", "0.lora_A", "0.lora_B")
@@ -20,7 +21,8 @@ class JinaRobertaModel(EncoderForPooling):
     """Files with adapters of several tasks are read with those of one: config.json's `default_task`, or
     "text-matching"."""
 
-    names = roberta_names()
+    names = ROBERTA_NAMES
+    heads: ClassVar[dict[str, Head]] = {SEQUENCE: ROBERTA_CLASSES, TOKENS: PLAIN, LATE: LATE_INTERACTION}
 
     @classmethod
     def describe(cls, reader: ConfigReader) -> EncoderSpec:
@@ -28,17 +30,12 @@ class JinaRobertaModel(EncoderForPooling):
             raise reader.refuse("position_embedding_type", "positions must be rotary")
         reader.ignore("emb_pooler", "load_trained_adapters", "lora_adaptations", "lora_alpha", "lora_dropout_p")
         reader.ignore("lora_main_params_trainable", "lora_rank", "task_instructions", "default_task")
-        mlp = reader.mlp("gelu")
         # transformers' class has another default than the published one, whose model_type is xlm-roberta.
         theta = 20000.0 if reader.config.model_type == "jina_embeddings_v3" else 10000.0
         rotary = reader.rotary(reader.head_dim, theta=theta, theta_names=("rotary_emb_base", "rope_theta"))
-        return EncoderSpec(
-            vocab_size=reader.integer("vocab_size"),
-            hidden_size=reader.hidden_size,
-            num_layers=reader.num_layers,
-            num_heads=reader.num_heads,
-            intermediate_size=mlp.intermediate_size,
-            activation=mlp.activation,
+        return encoder(
+            reader,
+            reader.mlp("gelu"),
             eps=reader.number("layer_norm_eps", default=1e-5),
             context=reader.integer("max_position_embeddings", default=8194),
             num_types=reader.integer("type_vocab_size", default=1),
@@ -70,22 +67,6 @@ class JinaRobertaModel(EncoderForPooling):
         """Of embeddings A [rows, rank] and B [rank, size], of linear layers B [outputs, rank] and A [rank, inputs]."""
         product = a @ b if "embeddings" in name else b @ a
         return (weight.float() + self._scale * product.view(weight.shape)).to(weight.dtype)
-
-
-class JinaRobertaForSequenceClassification(JinaRobertaModel):
-    names = roberta_names(SEQUENCE_HEAD)
-
-    @classmethod
-    def describe(cls, reader: ConfigReader) -> EncoderSpec:
-        return replace(super().describe(reader), head=HeadSpec("tanh"))
-
-
-class JinaRobertaForTokenClassification(JinaRobertaModel):
-    names = roberta_names(TOKEN_HEAD)
-
-    @classmethod
-    def describe(cls, reader: ConfigReader) -> EncoderSpec:
-        return replace(super().describe(reader), head=HeadSpec())
 
 
 def _adapter_of(config: HFConfig) -> tuple[int, float]:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 from vllm.models.checkpoint_names import CheckpointNames, split_evenly
 from vllm.models.config_reader import ConfigReader
-from vllm.models.encoders.encoder import EncoderForPooling, EncoderSpec, HeadSpec
+from vllm.models.encoders.encoder import EncoderForPooling, EncoderSpec, encoder
+from vllm.models.encoders.heads import OUTPUT, SEQUENCE, TOKENS, WORDS, Head, HeadSpec, words_spec
 
 _RENAMES = (
     (r"^model\.", ""),
@@ -19,17 +20,36 @@ _RENAMES = (
     (r"\.mlp\.Wo\.", ".down_proj."),
     (r"\.attn_norm\.", ".attention_norm."),
     (r"\.mlp_norm\.", ".output_norm."),
-    (r"^classifier\.", "head.out_proj."),
 )
 _SPLITS = (split_evenly("qkv_proj", "q_proj", "k_proj", "v_proj"), split_evenly("gate_up_proj", "gate_proj", "up_proj"))
 
 
+def _dense(reader: ConfigReader) -> tuple[str, bool]:
+    return reader.get("classifier_activation", default="gelu"), reader.boolean("classifier_bias", default=False)
+
+
+def _classes(reader: ConfigReader, _: str) -> HeadSpec:
+    return HeadSpec(*_dense(reader), norm=True)
+
+
+def _words(reader: ConfigReader, _: str) -> HeadSpec:
+    if not reader.boolean("decoder_bias", default=True):
+        raise reader.refuse("decoder_bias", "words must have a bias")
+    return words_spec(reader, *_dense(reader))
+
+
 class ModernBertModel(EncoderForPooling):
     names = CheckpointNames(_RENAMES, _SPLITS)
+    heads: ClassVar[dict[str, Head]] = {
+        SEQUENCE: Head(_classes, (OUTPUT,)),
+        TOKENS: Head(_classes, (OUTPUT,)),
+        WORDS: Head(_words, ((r"^decoder\.", "head.out_proj."),)),
+    }
 
     @classmethod
     def describe(cls, reader: ConfigReader) -> EncoderSpec:
-        reader.ignore("decoder_bias", "deterministic_flash_attn", "sparse_prediction", "sparse_pred_ignore_index")
+        reader.ignore("classifier_activation", "classifier_bias", "decoder_bias")
+        reader.ignore("deterministic_flash_attn", "sparse_prediction", "sparse_pred_ignore_index")
         # Of published files; those of transformers name the layers.
         reader.ignore("reference_compile", "repad_logits_with_grad", "position_embedding_type")
         if reader.get("classifier_pooling", default="cls") not in ("cls", "mean"):
@@ -48,13 +68,9 @@ class ModernBertModel(EncoderForPooling):
         rotary = {kind: reader.rotary(head_dim, kind=kind, **thetas) for kind in set(kinds)}
         mlp = reader.mlp("gelu", activation_names=("hidden_activation",))
         bias = reader.boolean("attention_bias", default=False)
-        return EncoderSpec(
-            vocab_size=reader.integer("vocab_size"),
-            hidden_size=reader.hidden_size,
-            num_layers=reader.num_layers,
-            num_heads=reader.num_heads,
-            intermediate_size=mlp.intermediate_size,
-            activation=mlp.activation,
+        return encoder(
+            reader,
+            mlp,
             eps=reader.number("norm_eps", "layer_norm_eps", default=1e-5),
             context=reader.integer("max_position_embeddings", default=8192),
             rotary=tuple(rotary[kind] for kind in kinds),
@@ -66,21 +82,4 @@ class ModernBertModel(EncoderForPooling):
             up_bias=mlp.up_bias,
             down_bias=mlp.down_bias,
             norm_bias=reader.boolean("norm_bias", default=False),
-            head=cls._head(reader),
         )
-
-    @classmethod
-    def _head(cls, reader: ConfigReader) -> HeadSpec | None:
-        reader.ignore("classifier_activation", "classifier_bias")
-        return None
-
-
-class ModernBertForSequenceClassification(ModernBertModel):
-    @classmethod
-    def _head(cls, reader: ConfigReader) -> HeadSpec:
-        activation = reader.get("classifier_activation", default="gelu")
-        return HeadSpec(activation, reader.boolean("classifier_bias", default=False), norm=True)
-
-
-class ModernBertForTokenClassification(ModernBertForSequenceClassification):
-    """The same head on each token."""

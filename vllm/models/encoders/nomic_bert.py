@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 from vllm.models.checkpoint_names import CheckpointNames, split_evenly
 from vllm.models.config_reader import ConfigReader
-from vllm.models.encoders.bert import HEAD_RENAMES
-from vllm.models.encoders.encoder import EncoderForPooling, EncoderSpec, HeadSpec
+from vllm.models.encoders.encoder import EncoderForPooling, EncoderSpec, encoder
+from vllm.models.spec import MlpSpec
 
 _RENAMES = (
     (r"^(nomic_bert|bert)\.", ""),
@@ -22,7 +21,6 @@ _RENAMES = (
     (r"\.mlp\.fc2\.", ".down_proj."),
     (r"\.norm1\.", ".attention_norm."),
     (r"\.norm2\.", ".output_norm."),
-    *HEAD_RENAMES,
 )
 # The only values that are implemented, besides null.
 _FIXED: dict[str, tuple[Any, ...]] = {
@@ -61,13 +59,10 @@ class NomicBertModel(EncoderForPooling):
             theta_names=("rotary_emb_base", "rope_theta"),
             share_names=("rotary_emb_fraction",),
         )
-        return EncoderSpec(
-            vocab_size=reader.integer("vocab_size"),
-            hidden_size=reader.hidden_size,
-            num_layers=reader.num_layers,
-            num_heads=reader.num_heads,
-            intermediate_size=reader.integer("intermediate_size", "n_inner", default=4 * reader.hidden_size),
-            activation=_ACTIVATIONS.get(activation, activation),
+        size = reader.integer("intermediate_size", "n_inner", default=4 * reader.hidden_size)
+        return encoder(
+            reader,
+            MlpSpec(size, _ACTIVATIONS.get(activation, activation)),
             eps=reader.number("layer_norm_eps", "layer_norm_epsilon", default=1e-12),
             context=reader.integer("max_position_embeddings", "n_positions", default=2048),
             num_types=reader.count("type_vocab_size", default=2),
@@ -78,15 +73,3 @@ class NomicBertModel(EncoderForPooling):
             up_bias=reader.boolean("mlp_fc1_bias", default=False),
             down_bias=reader.boolean("mlp_fc2_bias", default=False),
         )
-
-
-class NomicBertForSequenceClassification(NomicBertModel):
-    @classmethod
-    def describe(cls, reader: ConfigReader) -> EncoderSpec:
-        return replace(super().describe(reader), head=HeadSpec("tanh"))
-
-
-class NomicBertForTokenClassification(NomicBertModel):
-    @classmethod
-    def describe(cls, reader: ConfigReader) -> EncoderSpec:
-        return replace(super().describe(reader), head=HeadSpec())

@@ -31,8 +31,11 @@ _FLOATS: dict[tuple[str, int], tuple[str, dict[str, Any]]] = {
 class AutoRoundConfig(StoredConfig):
     """See the module."""
 
+    name = "auto-round"
+    aliases = ("auto_round", "inc", "intel/auto-round")
+
     def __init__(self, config: dict[str, Any]) -> None:
-        super().__init__()
+        super().__init__(config)
         packing = _packing(config)
         own = read_objects(config, "extra_config")
         if packing in _FP8:
@@ -47,13 +50,6 @@ class AutoRoundConfig(StoredConfig):
             raise ValueError(f"{key} must be one of {names}, got {config.get(key)!r}")
         self.names = self._format.names
         self.shared_names = self._format.shared_names
-
-    def get_name(self) -> str:
-        return "auto-round"
-
-    @classmethod
-    def from_config(cls, config: dict[str, Any]) -> AutoRoundConfig:
-        return cls(config)
 
     def weight_format(self, module: str, stored: set[str]) -> WeightFormat:
         return self._format.weight_format(module, stored)

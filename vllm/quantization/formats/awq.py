@@ -32,10 +32,17 @@ _VERSIONS = ("gemm", "exllama", "ipex")
 class AWQConfig(StoredConfig):
     """See the module."""
 
+    name = "awq"
+    aliases = ("auto_awq", "awq_marlin", "cpu_awq")
+    files = ("quantize_config.json", "quant_config.json")
+    settings = """
+        bits w_bit group_size q_group_size zero_point version format checkpoint_format modules_to_not_convert backend
+        do_fuse modules_to_fuse fuse_max_seq_len exllama_config desc_act sym lm_head pack_dtype meta
+    """
     names = ("qweight", "qzeros", "scales")
 
     def __init__(self, config: dict[str, Any]) -> None:
-        super().__init__()
+        super().__init__(config)
         bits = read_one(config, ("bits", "w_bit"), _BITS)
         if bits != _BITS:
             raise ValueError(f"bits must be {_BITS}, got {bits!r}")
@@ -46,16 +53,9 @@ class AWQConfig(StoredConfig):
         self._group_size = check_group_size(read_one(config, ("group_size", "q_group_size"), 128))
         self._has_zeros = read_flag(config, "zero_point", True)
 
-    def get_name(self) -> str:
-        return "awq"
-
     @staticmethod
-    def get_config_filenames() -> list[str]:
-        return ["quant_config.json", "quantize_config.json"]
-
-    @classmethod
-    def from_config(cls, config: dict[str, Any]) -> AWQConfig:
-        return cls(config)
+    def wrote(settings: dict[str, Any]) -> bool:
+        return "zero_point" in settings or "w_bit" in settings
 
     def weight_format(self, module: str, stored: set[str]) -> WeightFormat:
         required = ("qweight", "scales")

@@ -35,15 +35,18 @@ _NESTED = ("weight.nested_absmax", "weight.nested_quant_map")
 class BitsAndBytesConfig(StoredConfig):
     """See the module."""
 
+    name = "bitsandbytes"
+    settings = """
+        load_in_4bit load_in_8bit _load_in_4bit _load_in_8bit bnb_4bit_compute_dtype bnb_4bit_quant_storage
+        bnb_4bit_quant_type bnb_4bit_use_double_quant llm_int8_enable_fp32_cpu_offload llm_int8_has_fp16_weight
+        llm_int8_skip_modules llm_int8_threshold
+    """
     names = ("SCB", "weight_format", "weight.absmax", "weight.quant_map", *_NESTED, *_STATES)
     shared_names = ("weight",)
 
-    def get_name(self) -> str:
-        return "bitsandbytes"
-
-    @classmethod
-    def from_config(cls, config: dict[str, Any]) -> BitsAndBytesConfig:
-        return cls()
+    @staticmethod
+    def wrote(settings: dict[str, Any]) -> bool:
+        return bool(settings.get("load_in_4bit") or settings.get("load_in_8bit"))
 
     def weight_format(self, module: str, stored: set[str]) -> WeightFormat:
         if "SCB" in stored or "weight_format" in stored:

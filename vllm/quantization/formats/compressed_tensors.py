@@ -26,7 +26,7 @@ from vllm import envs
 from vllm.logger import init_logger, warn_once
 from vllm.ops.quantized_tensor import QuantizedTensor
 from vllm.quantization.bits import fp4_values, unpack_nibbles, unpack_rows, unsigned_bytes
-from vllm.quantization.formats.compressed_schemes import Scheme, parse_schemes
+from vllm.quantization.compressed_schemes import Scheme, parse_schemes
 from vllm.quantization.formats.fp8 import block_scales, row_scales
 from vllm.quantization.groups import as_zero_points, group_reason, sort_groups
 from vllm.quantization.stored import FLOATS, StoredConfig, StoredTensors, WeightFormat
@@ -40,6 +40,12 @@ _NVFP4_GROUP, _MX_GROUP = 16, 32
 class CompressedTensorsConfig(StoredConfig):
     """See the module."""
 
+    name = "compressed-tensors"
+    aliases = ("compressed_tensors",)
+    settings = """
+        config_groups format ignore quantization_status global_compression_ratio kv_cache_scheme sparsity_config
+        version
+    """
     names = (
         "weight_packed", "weight_scale", "weight_zero_point", "weight_shape", "weight_g_idx", "weight_global_scale",
         "input_scale", "input_zero_point", "input_global_scale",
@@ -47,7 +53,7 @@ class CompressedTensorsConfig(StoredConfig):
     shared_names = ("weight",)
 
     def __init__(self, config: dict[str, Any]) -> None:
-        super().__init__()
+        super().__init__(config)
         self._rounds = envs.quantized_activations()
         self._schemes = parse_schemes(config, self._rounds)
         groups = config.get("config_groups") or {}
@@ -60,12 +66,9 @@ class CompressedTensorsConfig(StoredConfig):
                 "exact (VLLM_QUANTIZED_ACTIVATIONS=1 rounds them)",
             )
 
-    def get_name(self) -> str:
-        return "compressed-tensors"
-
-    @classmethod
-    def from_config(cls, config: dict[str, Any]) -> CompressedTensorsConfig:
-        return cls(config)
+    @staticmethod
+    def wrote(settings: dict[str, Any]) -> bool:
+        return "config_groups" in settings and "quant_algo" not in settings
 
     def weight_format(self, module: str, stored: set[str]) -> WeightFormat:
         scheme = self._schemes.of(module)

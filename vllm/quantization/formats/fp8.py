@@ -29,11 +29,17 @@ _INPUT_NAMES = ("input_scale", "input_scale_ub", "activation_scale")
 class Fp8Config(StoredConfig):
     """See the module."""
 
+    name = "fp8"
+    aliases = ("fbgemm_fp8",)
+    settings = """
+        activation_scheme fmt weight_block_size modules_to_not_convert ignored_layers scale_fmt dequantize
+        is_checkpoint_fp8_serialized kv_cache_scheme weight_per_tensor act_per_tensor activation_scale_ub
+    """
     names = ("weight_scale", "weight_scale_inv", *_INPUT_NAMES)
     shared_names = ("weight",)
 
     def __init__(self, config: dict[str, Any]) -> None:
-        super().__init__()
+        super().__init__(config)
         scheme = config.get("activation_scheme", "dynamic")
         if scheme not in ("dynamic", "static"):
             raise ValueError(f"activation_scheme must be dynamic or static, got {scheme!r}")
@@ -49,13 +55,6 @@ class Fp8Config(StoredConfig):
         self._block: tuple[int, int] | None = None if block is None else (block[0], block[1])
         # Names of scales for blocks of half the height.
         self._halved: set[str] = set()
-
-    def get_name(self) -> str:
-        return "fp8"
-
-    @classmethod
-    def from_config(cls, config: dict[str, Any]) -> Fp8Config:
-        return cls(config)
 
     def unstacked(
         self, tensors: Iterable[tuple[str, Tensor]], files: Mapping[str, str]

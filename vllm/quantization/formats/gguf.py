@@ -204,17 +204,11 @@ def read_blocks(data: Tensor, name: str) -> QuantizedTensor:
 class GGUFConfig(StoredConfig):
     """See the module."""
 
+    name = "gguf"
     names = (*_BY_NAME, *_FLOAT_BY_NAME)
     # As files in float16, or of types that are de-quantised.
     may_be_plain = True
     is_read_in_place = True
-
-    def get_name(self) -> str:
-        return "gguf"
-
-    @classmethod
-    def from_config(cls, config: dict[str, Any]) -> GGUFConfig:
-        return cls()
 
     def weight_format(self, module: str, stored: set[str]) -> WeightFormat:
         (name,) = stored & set(self.names)

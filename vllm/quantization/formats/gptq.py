@@ -57,10 +57,21 @@ def _expression(pattern: str) -> str:
 class GPTQConfig(StoredConfig):
     """See the module."""
 
+    name = "gptq"
+    aliases = ("auto_gptq", "gptq_bitblas", "gptq_marlin")
+    files = ("quantize_config.json",)
+    settings = """
+        act_group_aware adapter backend base_model_name_or_path batch_size bits block_name_to_quantize
+        cache_block_outputs checkpoint_format damp_auto_increment damp_percent dataset desc_act device disable_exllama
+        dynamic exllama_config fail_safe format group_size hyb_act is_marlin_format lm_head max_input_length meta
+        model_file_base_name model_name_or_path model_seqlen module_name_preceding_first_block
+        modules_in_block_to_quantize mse pack_dtype pad_token_id parallel_packing quantizer static_groups sym
+        task_type tokenizer true_sequential uri use_cuda_fp16 use_exllama v2 version
+    """
     names = ("qweight", "qzeros", "scales", "g_idx")
 
     def __init__(self, config: dict[str, Any]) -> None:
-        super().__init__()
+        super().__init__(config)
         self._config = config
         self._settings = _Settings.of(config)
         name = config.get("checkpoint_format") or config.get("format") or "gptq"
@@ -82,16 +93,11 @@ class GPTQConfig(StoredConfig):
             if not pattern.startswith("-:"):
                 _Settings.of(config | changes)
 
-    def get_name(self) -> str:
-        return "gptq"
-
     @staticmethod
-    def get_config_filenames() -> list[str]:
-        return ["quantize_config.json"]
-
-    @classmethod
-    def from_config(cls, config: dict[str, Any]) -> GPTQConfig:
-        return cls(config)
+    def wrote(settings: dict[str, Any]) -> bool:
+        return {"bits", "group_size"} <= settings.keys() and settings.keys().isdisjoint(
+            {"wbits", "w_bit", "zero_point"}
+        )
 
     def weight_format(self, module: str, stored: set[str]) -> WeightFormat:
         settings = self._settings

@@ -45,11 +45,18 @@ _MIXED = "MIXED_PRECISION"
 class ModelOptConfig(StoredConfig):
     """See the module."""
 
+    name = "modelopt"
+    aliases = ("modelopt_fp4", "modelopt_mixed", "modelopt_mxfp8")
+    files = ("hf_quant_config.json",)
+    settings = """
+        quant_algo kv_cache_quant_algo kv_cache_scheme group_size exclude_modules ignore producer has_zero_point
+        pre_quant_scale quantized_layers config_groups
+    """
     names = ("weight_scale", "weight_scale_2", "input_scale", "pre_quant_scale")
     shared_names = ("weight",)
 
     def __init__(self, config: dict[str, Any]) -> None:
-        super().__init__()
+        super().__init__(config)
         algorithms = {"quant_algo": _algorithm(config)}
         if algorithms["quant_algo"] == _MIXED:
             layers = read_objects(config, "quantized_layers")
@@ -65,16 +72,9 @@ class ModelOptConfig(StoredConfig):
         if set(algorithms.values()) & {*_WITH_ACTIVATIONS}:
             warn_once(logger, "the checkpoint's activations keep the model's dtype: input_scale is not applied")
 
-    def get_name(self) -> str:
-        return "modelopt"
-
     @staticmethod
-    def get_config_filenames() -> list[str]:
-        return ["hf_quant_config.json"]
-
-    @classmethod
-    def from_config(cls, config: dict[str, Any]) -> ModelOptConfig:
-        return cls(config)
+    def wrote(settings: dict[str, Any]) -> bool:
+        return "quant_algo" in settings
 
     def weight_format(self, module: str, stored: set[str]) -> WeightFormat:
         optional = ("weight_scale_2", "input_scale", "pre_quant_scale")

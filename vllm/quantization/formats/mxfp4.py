@@ -7,8 +7,6 @@ A stack of E weights [N, K] called `name` has
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 
 from vllm.ops.quantized_tensor import QuantizedTensor
@@ -22,14 +20,10 @@ _GROUP = 32
 class Mxfp4Config(StoredConfig):
     """See the module."""
 
+    name = "mxfp4"
+    aliases = ("gpt_oss_mxfp4",)
+    settings = "modules_to_not_convert dequantize"
     names = ("_blocks", "_scales")
-
-    def get_name(self) -> str:
-        return "mxfp4"
-
-    @classmethod
-    def from_config(cls, config: dict[str, Any]) -> Mxfp4Config:
-        return cls()
 
     def weight_format(self, module: str, stored: set[str]) -> WeightFormat:
         return WeightFormat(("_blocks", "_scales"), (), _read)

@@ -27,27 +27,23 @@ _BITS = (3, 4)
 class SqueezeLLMConfig(StoredConfig):
     """See the module."""
 
+    name = "squeezellm"
+    files = ("quant_config.json",)
+    settings = "wbits bits"
     names = (
         "qweight", "lookup_table", "rows", "cols", "vals", "full_rows", "full_row_indices", "startrows",
     )  # fmt: skip
 
     def __init__(self, config: dict[str, Any]) -> None:
-        super().__init__()
+        super().__init__(config)
         bits = read_one(config, ("wbits", "bits"), 4)
         if bits not in _BITS or isinstance(bits, bool):
             raise ValueError(f"wbits must be one of {', '.join(map(str, _BITS))}, got {bits!r}")
         self._bits: int = bits
 
-    def get_name(self) -> str:
-        return "squeezellm"
-
     @staticmethod
-    def get_config_filenames() -> list[str]:
-        return ["quant_config.json"]
-
-    @classmethod
-    def from_config(cls, config: dict[str, Any]) -> SqueezeLLMConfig:
-        return cls(config)
+    def wrote(settings: dict[str, Any]) -> bool:
+        return "wbits" in settings
 
     def weight_format(self, module: str, stored: set[str]) -> WeightFormat:
         required = ["qweight", "lookup_table"]

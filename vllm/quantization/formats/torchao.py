@@ -33,23 +33,20 @@ _ZEROS = "_weight_zero_point"
 class TorchAOConfig(StoredConfig):
     """See the module."""
 
+    name = "torchao"
+    settings = (
+        "quant_type quant_type_kwargs modules_to_not_convert include_input_output_embeddings untie_embedding_weights"
+    )
     names = ("_weight_qdata", "_weight_scale", _ZEROS)
 
     def __init__(self, config: dict[str, Any]) -> None:
-        super().__init__()
+        super().__init__(config)
         kinds = config.get("quant_type")
         if not kinds:
             raise ValueError(f"quant_type must be one of {', '.join(_TYPES)}, got {kinds!r}")
         types = [_types(kind) for kind in (kinds.values() if isinstance(kinds, dict) else [kinds])]
         # These types always write them; without, they would be read as symmetric.
         self._has_zeros = all(name in _WITH_ZEROS for names in types for name in names)
-
-    def get_name(self) -> str:
-        return "torchao"
-
-    @classmethod
-    def from_config(cls, config: dict[str, Any]) -> TorchAOConfig:
-        return cls(config)
 
     def weight_format(self, module: str, stored: set[str]) -> WeightFormat:
         required, zeros = ("_weight_qdata", "_weight_scale"), (_ZEROS,)

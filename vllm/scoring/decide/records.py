@@ -12,10 +12,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from vllm.decisions.questions import parse_questions
-from vllm.decisions.types import Answer, Decision, PredicateAnswer, Question, Refusal, ScoreAnswer
+from vllm.decisions.rendering import answer_fields
+from vllm.decisions.types import Decision, Question
 from vllm.exceptions import CliError, VLLMValidationError
-from vllm.scoring.files import Item, read_text
-from vllm.scoring.labels import finite
+from vllm.scoring.files import read_text
+from vllm.scoring.labels.records import finite
+from vllm.scoring.scorers import Results, failed
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -69,7 +71,7 @@ class QuestionSet:
         return [[option.key for option in question.options] for question in self.questions]
 
     def schema(self) -> pa.Schema:
-        """The columns of `make_record`'s results."""
+        """The columns of results."""
         import pyarrow as pa
 
         answers = [
@@ -96,63 +98,32 @@ def _answer_type(question: Question, keys: Sequence[str], has_orders: bool) -> p
     return pa.struct(list(fields.items()))
 
 
-def make_record(index: int, item: Item, num_prompt_tokens: int | None, answers: dict[str, Any] | str) -> dict[str, Any]:
-    """One text's row, or its error's; the input's other fields are kept where no result has their name."""
-    record: dict[str, Any] = {"index": index, "text": item.text}
-    what = "error" if isinstance(answers, str) else ANSWERS
-    results = {what: answers, "num_prompt_tokens": num_prompt_tokens}
-    taken = (*record, ANSWERS, "num_prompt_tokens", "error")
-    return {**record, **{name: value for name, value in item.fields.items() if name not in taken}, **results}
-
-
-def decision_record(index: int, item: Item, asked: QuestionSet, decision: Decision) -> dict[str, Any]:
-    """The row of a decision."""
+def decision_results(asked: QuestionSet, decision: Decision) -> Results:
+    """What a decision's row has beside the input."""
     num_tokens = decision.usage.input_tokens
     if decision.error is not None:
-        return make_record(index, item, num_tokens, decision.error)
-    pairs = zip(asked.names, asked.questions, decision.answers, strict=True)
-    answers = {name: _from_answer(question, own, asked.has_orders) for name, question, own in pairs}
-    return make_record(index, item, num_tokens, answers)
+        return failed(decision.error, num_tokens)
+    return _results(asked, [answer_fields(each, with_diagnostics=True) for each in decision.answers], num_tokens)
 
 
-def served_record(index: int, item: Item, asked: QuestionSet, answer: dict[str, Any]) -> dict[str, Any]:
-    """The row of an answer of /v1/decisions with diagnostics."""
+def served_results(asked: QuestionSet, answer: dict[str, Any]) -> Results:
+    """The same from an answer of /v1/decisions with diagnostics."""
     try:
-        pairs = zip(asked.names, asked.questions, answer["answers"], strict=True)
-        answers = {name: _from_json(question, own, asked.has_orders) for name, question, own in pairs}
-        return make_record(index, item, answer["usage"]["input_tokens"], answers)
+        return _results(asked, answer["answers"], answer["usage"]["input_tokens"])
     except (TypeError, LookupError, ValueError):
         message = "/v1/decisions: the answer does not have the questions' diagnostics"
         raise CliError(f"{message}; --url must be a server of this package") from None
 
 
-def _from_answer(question: Question, answer: Answer, has_orders: bool) -> dict[str, Any]:
-    """An answer's object in a row."""
-    diagnostics = answer.diagnostics
-    shares: list[float] | None
-    if isinstance(answer, Refusal):
-        shares = None
-    elif isinstance(answer, PredicateAnswer):
-        shares = [answer.probability, 1 - answer.probability]
-    else:
-        shares = [each.probability for each in answer.probabilities]
-    first = diagnostics.orders[0].options
-    return _fields(
-        question,
-        answer.type,
-        shares,
-        score=answer.score if isinstance(answer, ScoreAnswer) else None,
-        confidence=getattr(answer, "confidence", None),
-        raw=diagnostics.probabilities,
-        logprobs=[option.logprob for option in first],
-        ranks=[option.rank for option in first],
-        others={"label_mass": finite(diagnostics.label_mass), "argmax_is_label": diagnostics.argmax_is_label}
-        | ({"order_sensitivity": diagnostics.order_sensitivity} if has_orders else {}),
-    )
+def _results(asked: QuestionSet, answers: Sequence[dict[str, Any]], num_tokens: int) -> Results:
+    pairs = zip(asked.names, asked.questions, answers, strict=True)
+    named = {name: _answer(question, own, asked.has_orders) for name, question, own in pairs}
+    return {ANSWERS: named, "num_prompt_tokens": num_tokens}
 
 
-def _from_json(question: Question, answer: dict[str, Any], has_orders: bool) -> dict[str, Any]:
-    diagnostics = answer["diagnostics"]
+def _answer(question: Question, answer: dict[str, Any], has_orders: bool) -> dict[str, Any]:
+    """An answer of /v1/decisions as a row has it."""
+    keys, diagnostics = [option.key for option in question.options], answer["diagnostics"]
     shares: list[float] | None
     if answer["type"] == "refusal":
         shares = None
@@ -162,45 +133,23 @@ def _from_json(question: Question, answer: dict[str, Any], has_orders: bool) -> 
         shares = [each["probability"] for each in answer["probabilities"]]
     orders = [order["options"] for order in diagnostics.get("orders") or [diagnostics]]
     raw = np.asarray([[option["probability"] for option in own] for own in orders], dtype=np.float64).mean(0)
-    names = ("label_mass", "argmax_is_label")
-    return _fields(
-        question,
-        answer["type"],
-        shares,
-        score=answer.get("score"),
-        confidence=answer.get("confidence"),
-        raw=raw.tolist(),
-        logprobs=[option["logprob"] for option in orders[0]],
-        ranks=[option["rank"] for option in orders[0]],
-        others={name: diagnostics[name] for name in names}
-        | ({"order_sensitivity": diagnostics.get("order_sensitivity", 0.0)} if has_orders else {}),
-    )
-
-
-def _fields(
-    question: Question,
-    kind: str,
-    shares: Sequence[float] | None,
-    *,
-    score: float | None,
-    confidence: float | None,
-    raw: Sequence[float],
-    logprobs: Sequence[float | None],
-    ranks: Sequence[int],
-    others: dict[str, Any],
-) -> dict[str, Any]:
-    keys = [option.key for option in question.options]
     best = None if shares is None else question.options[int(np.argmax(shares))].text
-    fields: dict[str, Any] = {"type": kind, "prediction": best}
+    fields: dict[str, Any] = {"type": answer["type"], "prediction": best}
     if question.type == "score":
-        fields["score"] = score
+        fields["score"] = answer.get("score")
     if question.type != "predicate":
-        fields["confidence"] = confidence
-    return {
-        **fields,
+        fields["confidence"] = answer.get("confidence")
+    fields |= {
         "probabilities": None if shares is None else dict(zip(keys, shares, strict=True)),
-        "raw_probabilities": dict(zip(keys, raw, strict=True)),
-        "logprobs": {key: None if own is None else finite(own) for key, own in zip(keys, logprobs, strict=True)},
-        "ranks": dict(zip(keys, ranks, strict=True)),
-        **others,
+        "raw_probabilities": dict(zip(keys, raw.tolist(), strict=True)),
+        "logprobs": {key: _finite(option["logprob"]) for key, option in zip(keys, orders[0], strict=True)},
+        "ranks": {key: option["rank"] for key, option in zip(keys, orders[0], strict=True)},
+        "label_mass": _finite(diagnostics["label_mass"]),
+        "argmax_is_label": diagnostics["argmax_is_label"],
     }
+    return {**fields, "order_sensitivity": diagnostics.get("order_sensitivity", 0.0)} if has_orders else fields
+
+
+def _finite(value: float | None) -> float | None:
+    """JSON has null for what is not finite."""
+    return None if value is None else finite(value)

@@ -5,49 +5,87 @@ from __future__ import annotations
 import io
 import json
 import shutil
+import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from rich.cells import cell_len, set_cell_size
 
-from vllm.decisions.calibration import Scaling
+from vllm.decisions.calibration import Calibration, Scaling
 from vllm.decisions.evaluation import Evaluation
 from vllm.decisions.fitting import HeldOut
 from vllm.scoring.decide.gold import Gold
 from vllm.scoring.decide.records import ANSWERS, QuestionSet
 from vllm.scoring.files import Item, write_atomically
-from vllm.scoring.report import MAX_ROWS, RowReport, cut, short_names
+from vllm.scoring.report import MAX_ROWS, RowReport, Timing, cut, draw_picture, short_names
 
 _MAX_COLUMNS, _MAX_CONFUSED = 4, 12
 _MIN_TEXT, _CELL = 20, 24
 _BAR, _LINE, _GAP = "#2a78b5", "#666666", "#d9762b"
 
 
-class DecisionReport(RowReport):
-    """Counts rows, keeps the first ones, and collects known answers."""
+@dataclass(frozen=True)
+class Measures:
+    """Files about known answers; None: not asked for."""
 
-    def __init__(self, asked: QuestionSet, golds: Sequence[Gold], input_name: str) -> None:
-        super().__init__("decide")
-        self._asked, self._golds, self._input_name = asked, golds, input_name
+    evaluation: Path
+    picture: Path | None
+    calibration: Path | None
+
+    def paths(self) -> list[tuple[str, Path | None]]:
+        """With their flags."""
+        return [
+            ("--picture", self.picture),
+            ("--output's evaluation", self.evaluation),
+            ("--fit-calibration", self.calibration),
+        ]
+
+    def write(self, golds: Sequence[Gold], title: str, quiet: bool) -> None:
+        """Print and write the measures, draw the diagrams, and fit a calibration."""
+        evaluations = {gold.name: gold.evaluate() for gold in golds if gold.num_rows}
+        if not quiet:
+            print()
+            for name, found in evaluations.items():
+                print_evaluation(name, found)
+        for gold in golds:
+            if gold.num_refused:
+                print(f"vllm decide: {gold.num_refused} refusals of {gold.name!r} are not measured", file=sys.stderr)
+        fitted = {} if self.calibration is None else _fit(self.calibration, golds, quiet)
+        _write_json(self.evaluation, {"questions": {n: own.to_dict() for n, own in evaluations.items()}, **fitted})
+        picture = self.picture if evaluations else None
+        drawn = picture and draw_picture(picture, lambda form: draw_reliability(evaluations, title, form))
+        if not quiet:
+            print(f"evaluation: {self.evaluation}")
+            if drawn:
+                print(f"picture:    {self.picture}")
+
+
+class DecisionReport(RowReport):
+    """The first rows, and the known answers of `golds`, of which `measures` (None: there are none) are taken."""
+
+    def __init__(self, asked: QuestionSet, golds: Sequence[Gold], input_name: str, measures: Measures | None) -> None:
+        super().__init__("decide", input_name)
+        self._asked, self._golds, self._measures = asked, golds, measures
         self._shown: list[dict[str, Any]] = []
 
     def add(self, record: dict[str, Any], item: Item, is_new: bool) -> None:
-        """See RowReport."""
-        self.count_row(record, item, is_new, self._input_name)
+        super().add(record, item, is_new)
         for gold in self._golds:
             gold.add(self._input_name, item, record)
         if len(self._shown) < MAX_ROWS:
             self._shown.append(record)
 
-    def print_table(self) -> None:
+    def print_rows(self) -> None:
         """The first rows, with the answers to the first questions."""
         width = shutil.get_terminal_size((120, 24)).columns
         print(format_answers(self._shown, self._asked, width, self.num_rows), end="\n\n")
 
-    def evaluations(self) -> dict[str, Evaluation]:
-        """By question; those with known answers."""
-        return {gold.name: gold.evaluate() for gold in self._golds if gold.num_rows}
+    def conclude(self, output: Path, model_name: str, timing: Timing, quiet: bool) -> None:
+        super().conclude(output, model_name, timing, quiet)
+        if self._measures is not None:
+            self._measures.write(self._golds, f"{self._input_name}, decided by {model_name}", quiet)
 
 
 def format_answers(records: Sequence[dict[str, Any]], asked: QuestionSet, width: int, num_rows: int) -> str:
@@ -104,9 +142,25 @@ def print_fit(name: str, halves: HeldOut, num_rows: int, scaling: Scaling) -> No
     print(f"  fitted on all {num_rows} rows: temperature {scaling.temperature:.3f}")
 
 
-def write_evaluations(path: Path, evaluations: dict[str, Evaluation], others: dict[str, Any]) -> None:
-    """All measures as JSON: `questions` by name, and `others`."""
-    content = {"questions": {name: found.to_dict() for name, found in evaluations.items()}, **others}
+def _fit(path: Path, golds: Sequence[Gold], quiet: bool) -> dict[str, Any]:
+    """Write the calibration fitted on all rows; its measures on held-out ones, for the evaluation's file."""
+    names, held_out = {}, {}
+    for gold in golds:
+        if gold.num_rows < 2:
+            print(f"vllm decide: too few answers to {gold.name!r} to fit on", file=sys.stderr)
+            continue
+        halves = gold.held_out()
+        names[gold.name] = scaling = gold.fit()
+        held_out[gold.name] = {"before": halves.before.to_dict(), "after": halves.after.to_dict()}
+        if not quiet:
+            print_fit(gold.name, halves, gold.num_rows, scaling)
+    _write_json(path, Calibration(names=names).to_dict())
+    if not quiet:
+        print(f"calibration: {path}")
+    return {"held_out": held_out}
+
+
+def _write_json(path: Path, content: dict[str, Any]) -> None:
     write_atomically(path, f"{json.dumps(content, ensure_ascii=False, indent=1)}\n".encode())
 
 

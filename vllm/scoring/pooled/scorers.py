@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from abc import abstractmethod
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,21 +16,17 @@ from vllm.exceptions import CliError, VLLMValidationError
 from vllm.pooling.pairs import check_score_args, score_type
 from vllm.pooling.score_templates import ScoreTemplate, default_template
 from vllm.pooling_params import PoolingParams
-from vllm.scoring.batches import Progress
 from vllm.scoring.files import Item
-from vllm.scoring.labels import finite
+from vllm.scoring.labels.records import finite
+from vllm.scoring.scorers import EngineScorer, Results, ServerScorer, failed
 from vllm.scoring.server import Server
 from vllm.tokenizers.truncation import truncate_text
-from vllm.utils.server_client import ServerError
 
 if TYPE_CHECKING:
     from vllm.entrypoints.llm import LLM
-    from vllm.scoring.columns import Columns, FieldKinds
 
 EMBEDDING, SCORE = "embedding", "score"
 _PROBE = "a"
-# Statuses of an answer that is about one text.
-_OF_A_TEXT = (400, 413, 500)
 
 
 @dataclass(frozen=True)
@@ -80,20 +77,21 @@ class RerankOptions:
         return query, item.text
 
 
-class Embedder:
-    """Embeds batches; as with BatchScorer, a row depends on its own batch alone."""
+class Embedder(EngineScorer):
+    taken = (EMBEDDING, "num_prompt_tokens", "error")
 
-    def __init__(self, llm: LLM, *, options: EmbedOptions) -> None:
-        config = llm.model_config
+    def __init__(self, llm: LLM, options: EmbedOptions) -> None:
+        super().__init__(llm)
+        config = self._config
         if "embed" not in config.pooling_tasks:
-            raise CliError(f"{Path(config.model).name} does not embed")
-        if llm.llm_engine.tokenizer is None:
+            raise CliError(f"{self.model_name} does not embed")
+        if self._tokenizer is None:
             raise CliError("--skip-tokenizer-init: texts cannot be embedded without a tokenizer")
-        self._llm, self._tokenizer, self._longest = llm, llm.llm_engine.tokenizer, config.max_embed_len
-        self._limit = self._longest if options.truncate_to in (None, -1) else options.truncate_to
-        self._truncates = options.truncate_to is not None
-        if not 1 <= self._limit <= self._longest:  # type: ignore[operator]
-            raise CliError(f"--truncate-prompt-tokens must be between 1 and {self._longest}, or -1, got {self._limit}")
+        self._longest = config.max_embed_len
+        limit = self._longest if options.truncate_to in (None, -1) else options.truncate_to
+        if not 1 <= limit <= self._longest:  # type: ignore[operator]
+            raise CliError(f"--truncate-prompt-tokens must be between 1 and {self._longest}, or -1, got {limit}")
+        self._limit = None if options.truncate_to is None else limit
         self._prompt, self._default = options.prompt or None, default_prompt(Path(config.path))
         if options.prompt_name is not None:
             prompts = named_prompts(Path(config.path))
@@ -106,85 +104,49 @@ class Embedder:
             llm.llm_engine.input_processor.process_params(self._params, 1)
         except VLLMValidationError as error:
             raise CliError(str(error.args[0])) from None
-        self.model_name = Path(config.model).name
 
-    def score(
-        self, batch: Sequence[Item], first_index: int, num_known: int, progress: Progress
-    ) -> Iterable[dict[str, Any]]:
-        """See Scorer."""
+    def results(self, batch: Sequence[Item], use_tqdm: bool | Callable[..., Any]) -> Iterable[Results]:
+        assert self._tokenizer is not None
         texts = [
             with_prompt(item.text, self._default) if self._prompt is None else self._prompt + item.text
             for item in batch
         ]
-        kept = self._tokenizer.encode_batch(texts)
-        if self._truncates:
-            whole = zip(texts, kept, strict=True)
-            kept = [truncate_text(self._tokenizer, text, ids, self._limit, "right") for text, ids in whole]  # type: ignore[arg-type]
-        usable = [ids for ids in kept if 0 < len(ids) <= self._longest]
-        outputs = iter(
-            self._llm.encode(
-                [{"prompt_token_ids": ids} for ids in usable],  # type: ignore[arg-type]
-                self._params,
-                use_tqdm=progress.of_batch(first_index, len(batch)),
-            )
-            if usable
-            else ()
-        )
-        records = []
-        for index, (item, ids) in enumerate(zip(batch, kept, strict=True), first_index):
-            fault = f"the text has {len(ids)} tokens; it must have from 1 to {self._longest}"
-            result = next(outputs).outputs.data.tolist() if 0 < len(ids) <= self._longest else fault
-            records.append(make_row(index, item, EMBEDDING, result, len(ids)))
-        return records[num_known:]
-
-    def columns(self, kinds: FieldKinds) -> Columns:
-        """See LocalScorer."""
-        return columns_of(EMBEDDING, kinds)
+        prompts = self._tokenizer.encode_batch(texts)
+        if self._limit is not None:
+            pairs = zip(texts, prompts, strict=True)
+            prompts = [truncate_text(self._tokenizer, text, ids, self._limit, "right") for text, ids in pairs]
+        usable: list[Any] = [{"prompt_token_ids": ids} for ids in prompts if 0 < len(ids) <= self._longest]
+        outputs = iter(self._llm.encode(usable, self._params, use_tqdm=use_tqdm) if usable else ())
+        for ids in prompts:
+            if 0 < len(ids) <= self._longest:
+                yield {EMBEDDING: next(outputs).outputs.data.tolist(), "num_prompt_tokens": len(ids)}
+            else:
+                yield failed(f"the text has {len(ids)} tokens; it must have from 1 to {self._longest}", len(ids))
 
 
-class Reranker:
-    """Scores batches of pairs; as with BatchScorer, a row depends on its own batch alone."""
+class Reranker(EngineScorer):
+    taken = (SCORE, "num_prompt_tokens", "error")
 
-    def __init__(self, llm: LLM, *, options: RerankOptions, input_name: str) -> None:
-        config = llm.model_config
-        if config.runner_type == "pooling" and score_type(config) is None:
-            raise CliError(
-                f"{Path(config.model).name} does not score pairs of texts, for which it would need one label"
-            )
+    def __init__(self, llm: LLM, options: RerankOptions, input_name: str) -> None:
+        super().__init__(llm)
+        if self._config.runner_type == "pooling" and score_type(self._config) is None:
+            raise CliError(f"{self.model_name} does not score pairs of texts, for which it would need one label")
         try:
-            check_score_args(config, options.template, options.labels)
+            check_score_args(self._config, options.template, options.labels)
         except ValueError as error:
             raise CliError(str(error)) from None
-        tokenizer = llm.llm_engine.tokenizer
-        if tokenizer is None:
+        if self._tokenizer is None:
             raise CliError("--skip-tokenizer-init: texts cannot be scored without a tokenizer")
-        self._llm, self._options, self._name = llm, options, input_name
+        self._options, self._name = options, input_name
         self._template = options.template
         if options.template is None and options.labels is not None:
-            self._template = default_template(config, tokenizer, options.labels)
-        self.model_name = Path(config.model).name
+            self._template = default_template(self._config, self._tokenizer, options.labels)
 
-    def score(
-        self, batch: Sequence[Item], first_index: int, num_known: int, progress: Progress
-    ) -> Iterable[dict[str, Any]]:
-        """See Scorer."""
-        self._llm.reset_prefix_cache()
-        pairs = [self._options.pair(self._name, item) for item in batch]
-        scored = self._scores(pairs, progress.of_batch(first_index, len(batch)))
-        records = [
-            make_row(index, item, SCORE, *result)
-            for index, (item, result) in enumerate(zip(batch, scored, strict=True), first_index)
-        ]
-        return records[num_known:]
+    def results(self, batch: Sequence[Item], use_tqdm: bool | Callable[..., Any]) -> Iterable[Results]:
+        return self._scored([self._options.pair(self._name, item) for item in batch], use_tqdm)
 
-    def columns(self, kinds: FieldKinds) -> Columns:
-        """See LocalScorer."""
-        return columns_of(SCORE, kinds)
-
-    def _scores(
-        self, pairs: Sequence[tuple[str, str]], use_tqdm: bool | Callable[..., Any]
-    ) -> list[tuple[float | str, int | None]]:
-        """(score or fault, tokens) of each; where a pair is at fault, halves are scored apart until it is alone."""
+    def _scored(self, pairs: Sequence[tuple[str, str]], use_tqdm: bool | Callable[..., Any]) -> list[Results]:
+        """Where a pair is at fault, halves are scored apart until it is alone."""
         options = self._options
         try:
             for pair in pairs:
@@ -200,117 +162,82 @@ class Reranker:
             )
         except VLLMValidationError as error:
             if len(pairs) == 1:
-                return [(str(error.args[0]).replace("data_2[0]", "the document"), None)]
+                return [failed(str(error.args[0]).replace("data_2[0]", "the document"))]
             half = len(pairs) // 2
-            return self._scores(pairs[:half], False) + self._scores(pairs[half:], False)
-        return [(output.outputs.score, len(output.prompt_token_ids)) for output in outputs]
+            return self._scored(pairs[:half], False) + self._scored(pairs[half:], False)
+        return [
+            {SCORE: finite(output.outputs.score), "num_prompt_tokens": len(output.prompt_token_ids)}
+            for output in outputs
+        ]
 
 
-class ServerPooler:
-    """Embeddings or scores by a running server, a request a row.
+class _ServerPooler(ServerScorer):
+    """An endpoint that pools; `probe` shows whether it can be asked at all."""
 
-    Args:
-        path: of the endpoint.
-        fields: those of each request, from its row.
-        read: the row's result, from the answer.
-        kind: EMBEDDING or SCORE.
-    """
+    kind: str
+    path: str
 
-    def __init__(
-        self,
-        server: Server,
-        *,
-        path: str,
-        fields: Callable[[Item], dict[str, Any]],
-        read: Callable[[dict[str, Any]], Any],
-        kind: str,
-    ) -> None:
-        self._server, self._path, self._fields, self._read, self._kind = server, path, fields, read, kind
-        self.model_name = server.model_name
+    def __init__(self, server: Server, given: dict[str, Any], probe: Item) -> None:
+        """`given`: fields of each request; None: left out."""
+        super().__init__(server)
+        self.taken = (self.kind, "num_prompt_tokens", "error")
+        self._given = {name: value for name, value in given.items() if value is not None}
+        # What is refused of another text is then the text.
+        server.wait(self.result(probe))
 
-    def score(
-        self, batch: Sequence[Item], first_index: int, num_known: int, progress: Progress
-    ) -> Iterator[dict[str, Any]]:
-        """See Scorer. Each row comes as soon as it is complete; an error that is not of a single text is raised."""
-        rows = list(enumerate(batch))[num_known:]
-        return self._server.in_order([self._row(first_index + offset, item) for offset, item in rows])
-
-    def check(self, probe: Item) -> None:
-        """Raise what no row could be asked."""
-        self._server.wait(self._answer(probe))
-
-    async def _answer(self, item: Item) -> tuple[Any, int]:
-        answer = await self._server.post(self._path, self._fields(item))
+    async def result(self, item: Item) -> Results:
+        answer = await self._server.post(self.path, {**self._fields(item), **self._given})
         try:
-            return self._read(answer), answer["usage"]["prompt_tokens"]
+            return {self.kind: self._read(answer["data"][0]), "num_prompt_tokens": answer["usage"]["prompt_tokens"]}
         except (TypeError, LookupError, ValueError):
-            raise CliError(f"{self._path}: the answer has no {self._kind}") from None
+            raise CliError(f"{self.path}: the answer has no {self.kind}") from None
 
-    async def _row(self, index: int, item: Item) -> dict[str, Any]:
-        try:
-            result, num_tokens = await self._answer(item)
-        except ServerError as error:
-            # The probe had the same fields: what is refused is the text.
-            if error.status not in _OF_A_TEXT:
-                raise
-            return make_row(index, item, self._kind, error.message, None)
-        return make_row(index, item, self._kind, result, num_tokens)
+    @abstractmethod
+    def _fields(self, item: Item) -> dict[str, Any]:
+        """A request's, from its row."""
+
+    @abstractmethod
+    def _read(self, entry: dict[str, Any]) -> Any:
+        """The row's result, from its entry in the answer."""
 
 
-def server_embedder(server: Server, options: EmbedOptions) -> ServerPooler:
-    """Embeddings of /v1/embeddings."""
-    fields = {
-        "encoding_format": "base64",
-        "dimensions": options.dimensions,
-        "truncate_prompt_tokens": options.truncate_to,
-        "use_activation": options.normalize,
-    }
-    given = {name: value for name, value in fields.items() if value is not None}
-    pooler = ServerPooler(
-        server,
-        path="/v1/embeddings",
-        fields=lambda item: {"input": [options.prompt + item.text], **given},
-        read=lambda answer: np.frombuffer(base64.b64decode(answer["data"][0]["embedding"]), "<f4").tolist(),
-        kind=EMBEDDING,
-    )
-    pooler.check(Item(0, _PROBE, {}))
-    return pooler
+class ServerEmbedder(_ServerPooler):
+    kind, path = EMBEDDING, "/v1/embeddings"
+
+    def __init__(self, server: Server, options: EmbedOptions) -> None:
+        self._prompt = options.prompt
+        given = {
+            "encoding_format": "base64",
+            "dimensions": options.dimensions,
+            "truncate_prompt_tokens": options.truncate_to,
+            "use_activation": options.normalize,
+        }
+        super().__init__(server, given, Item(0, _PROBE, {}))
+
+    def _fields(self, item: Item) -> dict[str, Any]:
+        return {"input": [self._prompt + item.text]}
+
+    def _read(self, entry: dict[str, Any]) -> list[float]:
+        numbers: list[float] = np.frombuffer(base64.b64decode(entry[EMBEDDING]), "<f4").tolist()
+        return numbers
 
 
-def server_reranker(server: Server, options: RerankOptions, input_name: str) -> ServerPooler:
-    """Scores of /score."""
-    fields = {
-        "instruction": options.instruction,
-        "truncate_prompt_tokens": options.truncate_to,
-        "max_tokens_per_doc": options.max_document_tokens,
-    }
-    given = {name: value for name, value in fields.items() if value is not None}
+class ServerReranker(_ServerPooler):
+    kind, path = SCORE, "/score"
 
-    def of(item: Item) -> dict[str, Any]:
-        query, document = options.pair(input_name, item)
-        return {"text_1": query, "text_2": document, **given}
+    def __init__(self, server: Server, options: RerankOptions, input_name: str) -> None:
+        self._options, self._name = options, input_name
+        given = {
+            "instruction": options.instruction,
+            "truncate_prompt_tokens": options.truncate_to,
+            "max_tokens_per_doc": options.max_document_tokens,
+        }
+        super().__init__(server, given, Item(0, _PROBE, {options.query_field: _PROBE}))
 
-    pooler = ServerPooler(server, path="/score", fields=of, read=lambda answer: answer["data"][0]["score"], kind=SCORE)
-    pooler.check(Item(0, _PROBE, {options.query_field: _PROBE}))
-    return pooler
+    def _fields(self, item: Item) -> dict[str, Any]:
+        query, document = self._options.pair(self._name, item)
+        return {"text_1": query, "text_2": document}
 
-
-def make_row(index: int, item: Item, kind: str, result: Any, num_prompt_tokens: int | None) -> dict[str, Any]:
-    """One text's row; a text as `result` is its error. The input's other fields are kept where no result has their
-    name."""
-    record: dict[str, Any] = {"index": index, "text": item.text}
-    what = "error" if isinstance(result, str) else kind
-    value = finite(result) if isinstance(result, float) else result
-    taken = (*record, kind, "num_prompt_tokens", "error")
-    kept = {name: own for name, own in item.fields.items() if name not in taken}
-    return {**record, **kept, what: value, "num_prompt_tokens": num_prompt_tokens}
-
-
-def columns_of(kind: str, kinds: FieldKinds) -> Columns:
-    """The columns of `make_row`'s rows."""
-    import pyarrow as pa
-
-    from vllm.scoring.columns import Columns
-
-    result = pa.list_(pa.float32()) if kind == EMBEDDING else pa.float64()
-    return Columns(kinds, pa.schema({kind: result, "num_prompt_tokens": pa.int64(), "error": pa.string()}))
+    def _read(self, entry: dict[str, Any]) -> float | None:
+        score = entry[SCORE]
+        return finite(score) if isinstance(score, float) else score

@@ -5,19 +5,31 @@ from __future__ import annotations
 import difflib
 from dataclasses import dataclass
 from types import UnionType
-from typing import Annotated, Any, ClassVar, Union, get_args, get_origin
+from typing import Annotated, Any, ClassVar, Literal, Union, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, Field, GetCoreSchemaHandler, model_validator
 from pydantic_core import CoreSchema, core_schema
 from typing_extensions import Self
 
 from vllm.exceptions import VLLMValidationError, shown
-from vllm.sampling_params import LIMITS
+from vllm.sampling_fields import At
+from vllm.sampling_params import FIELDS
 from vllm.server.errors import ApiError
 from vllm.utils.checks import whole
 
 _TOOLS = "this server calls no tools"
-_GUIDED = "this server does not constrain what is generated (allowed_token_ids, logit_bias and bad_words do)"
+
+Refusals = dict[str, tuple[tuple[Any, ...], str]]
+"""Fields of unsupported features: name -> (accepted neutral values, why others are refused)."""
+
+
+def refused_at(at: At) -> Refusals:
+    """The fields of SamplingParams that an endpoint refuses."""
+    return {name: row.refusal for name, row in FIELDS.items() if row.refusal is not None and at not in row.at}
+
+
+_SAMPLING = refused_at(At.TEXTS)
+_GUIDED = _SAMPLING["structured_outputs"][1]
 
 # OpenAI's fields without effect here.
 ACCEPTED_FIELDS = (
@@ -25,14 +37,13 @@ ACCEPTED_FIELDS = (
     "parallel_tool_calls", "session_id",
 )  # fmt: skip
 
-# Fields of unsupported features: name -> (accepted neutral values, why others are refused).
-REFUSED_FIELDS: dict[str, tuple[tuple[Any, ...], str]] = {
+REFUSED_FIELDS: Refusals = {
+    **_SAMPLING,
     "tools": (([],), _TOOLS),
     "tool_choice": (("none", "auto"), _TOOLS),
     "functions": (([],), _TOOLS),
     "function_call": (("none", "auto"), _TOOLS),
     "response_format": (({"type": "text"},), "answers are text"),
-    "structured_outputs": (({},), _GUIDED),
     "guided_json": ((), _GUIDED),
     "guided_regex": ((), _GUIDED),
     "guided_choice": ((), f"{_GUIDED}; `labels` reads the probability of each choice"),
@@ -46,7 +57,6 @@ REFUSED_FIELDS: dict[str, tuple[tuple[Any, ...], str]] = {
     "reasoning_effort": (("none",), "the model has no reasoning effort to set"),
     "reasoning": ((), "the model has no reasoning effort to set"),
     "include_reasoning": ((False, True), "the model's reasoning, if it does any, is in its text"),
-    "thinking_token_budget": ((-1,), "the model has no reasoning effort to set"),
     "verbosity": (("medium",), "the model has no verbosity to set"),
     "web_search_options": ((), "this server searches nothing"),
     "suffix": (("",), "the models here only continue texts"),
@@ -59,13 +69,10 @@ REFUSED_FIELDS: dict[str, tuple[tuple[Any, ...], str]] = {
     "kv_transfer_params": (({},), "the KV cache stays in this server"),
     "ec_transfer_params": (({},), "prompts are texts or token ids"),
     "truncation_side": (("left",), "prompts that are too long lose their beginning (truncate_prompt_tokens)"),
-    "watermarking": ((False,), "texts are not watermarked"),
     "return_weight_versions": ((False,), "weights have no versions here"),
-    "routed_experts_prompt_start": ((0,), "mixtures of experts are not implemented"),
     "return_token_offsets": ((False,), "/tokenize with return_token_strs shows the tokens' texts"),
     "return_prompt_text": ((False,), "the render routes answer with the prompt's text"),
     "lora_request": ((), "there are no adapters"),
-    "logits_processors": (([],), "they are Python; load one with --logits-processors"),
     "moderation": ((), "texts are not moderated"),
     "prompt_cache_options": (
         ({}, {"mode": "implicit"}, {"ttl": "30m"}, {"mode": "implicit", "ttl": "30m"}),
@@ -91,6 +98,7 @@ UNREAD_TEXT = Unread(core_schema.str_schema())
 UNREAD_LIST = Unread(core_schema.list_schema())
 UNREAD_OBJECT = Unread(core_schema.dict_schema())
 
+NOT_EMPTY = Field(min_length=1)
 TokenId = Annotated[int, Field(ge=0)]
 TokenIds = Annotated[list[TokenId], UNREAD_LIST]
 Text = Annotated[str, Field(min_length=1)]
@@ -136,7 +144,8 @@ def _document(schema: dict[str, Any], model: type[RequestModel]) -> None:
     schema["additionalProperties"] = False
     properties = schema["properties"]
     for name, own in properties.items():
-        limits = LIMITS.get(_SAMPLING_NAMES.get(name, name))
+        row = FIELDS.get(_SAMPLING_NAMES.get(name, name))
+        limits = row and row.limits
         for branch in own.get("anyOf", [own]):
             if limits is not None and branch.get("type") in ("integer", "number"):
                 branch["exclusiveMinimum" if limits.open_low else "minimum"] = limits.low
@@ -224,7 +233,7 @@ class RequestModel(BaseModel):
 
     TASK: ClassVar[str | None] = "generate"
     ACCEPTED: ClassVar[tuple[str, ...]] = ACCEPTED_FIELDS
-    REFUSED: ClassVar[dict[str, tuple[tuple[Any, ...], str]]] = {}
+    REFUSED: ClassVar[Refusals] = {}
     ONE_OF: ClassVar[tuple[str, ...]] = ()
 
     model_config = ConfigDict(strict=True, extra="ignore", json_schema_extra=_document, protected_namespaces=())
@@ -258,7 +267,25 @@ class RequestModel(BaseModel):
         return given[0]
 
 
+class EngineRequestModel(RequestModel):
+    """A body that becomes requests of the engine."""
+
+    model: str | None = Field(None, description="One of the names in /v1/models; the server has only one model.")
+    cache_salt: str | None = Field(None, min_length=1, description="Shares cached prefixes with equal salts only.")
+    priority: int | None = Field(None, description="Lower runs earlier, under --scheduling-policy priority.")
+    request_id: str | None = Field(None, min_length=1, description="In place of one that the server makes.")
+
+
 class ResponseModel(BaseModel):
     """An answer's body, for the schema only: answers are made as plain dicts."""
 
     model_config = ConfigDict(extra="forbid", protected_namespaces=())
+
+
+class ListResponse(ResponseModel):
+    """Results with OpenAI's frame of a list; `data` holds them."""
+
+    id: str
+    object: Literal["list"]
+    created: int
+    model: str

@@ -22,6 +22,7 @@ from vllm.decisions.systemone import MAX_QUESTIONS as MAX_SYSTEMONE_QUESTIONS
 from vllm.server.protocol.base import (
     ACCEPTED_FIELDS,
     UNREAD,
+    EngineRequestModel,
     Object,
     RequestModel,
     ResponseModel,
@@ -163,14 +164,10 @@ class CacheOptions(RequestModel):
     ttl: Literal["30m"] | None = Field(None, description="Accepted; what is cached stays until its place is needed.")
 
 
-class DecisionFields(RequestModel):
+class DecisionFields(EngineRequestModel):
     """Fields of both endpoints of decisions that are vLLM's or our own."""
 
-    model: str | None = Field(None, description="One of the names in /v1/models; the server has only one model.")
     chat_template_kwargs: Object | None = Field(None, description="Variables of the chat template.")
-    cache_salt: str | None = Field(None, min_length=1, description="Shares cached prefixes with equal salts only.")
-    priority: int | None = Field(None, description="Lower runs earlier, under --scheduling-policy priority.")
-    request_id: str | None = Field(None, min_length=1, description="In place of one that the server makes.")
 
 
 _OWN_FIELDS = ("safety_identifier", "prompt_cache_key")

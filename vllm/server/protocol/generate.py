@@ -2,106 +2,51 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from vllm.sampling_params import MAX_STOP_STRINGS, LogprobsMode
+from vllm.sampling_fields import At
+from vllm.sampling_params import FIELDS
 from vllm.server.protocol.base import (
+    NOT_EMPTY,
     REFUSED_FIELDS,
-    UNREAD,
     UNREAD_LIST,
-    IdRows,
-    LogitBias,
-    Object,
+    Refusals,
     RequestModel,
     ResponseModel,
-    Text,
     TokenId,
-    TokenIds,
+    refused_at,
 )
 from vllm.server.protocol.generation import (
-    NOT_EMPTY,
     ChatMessage,
     FinishReason,
     PromptLogprobs,
-    RepetitionDetection,
     StreamOptions,
     Timings,
     Usage,
 )
-
-_BEAMS = "beam searches run by /v1/completions, /v1/chat/completions and LLM.beam_search"
+from vllm.server.protocol.sampling import sampling_body
 
 OutputMode = Literal["tokens", "text", "derender"]
 
 
-def _refused(*names: str) -> dict[str, tuple[tuple[Any, ...], str]]:
-    return {name: REFUSED_FIELDS[name] for name in names}
-
-
-class GenerateSamplingParams(RequestModel):
+class GenerateSamplingParams(sampling_body("_IdsBody", At.IDS)):  # type: ignore[misc]  # mypy sees no class
     """SamplingParams as an object, which checks the values. Fields left out have the model's defaults, or else vLLM's;
     without max_tokens, as many are generated as fit."""
 
-    ACCEPTED: ClassVar[tuple[str, ...]] = ("output_kind", "flat_logprobs", "skip_clone")
-    REFUSED: ClassVar[dict[str, tuple[tuple[Any, ...], str]]] = {
-        **_refused("watermarking", "structured_outputs", "thinking_token_budget", "routed_experts_prompt_start"),
-        **_refused("logits_processors"),
-        "use_beam_search": ((False,), _BEAMS),
-        "length_penalty": ((1,), _BEAMS),
-        "early_stopping": ((False,), _BEAMS),
-    }
-
-    n: int | None = None
-    best_of: int | None = None
-    max_tokens: int | None = None
-    min_tokens: int | None = None
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = None
-    min_p: float | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
-    repetition_penalty: float | None = None
-    seed: int | None = None
-    stop: Annotated[Text | Annotated[list[Text], Field(max_length=MAX_STOP_STRINGS)] | None, UNREAD] = None
-    stop_token_ids: TokenIds | None = None
-    bad_words: Annotated[Text | list[Text] | None, UNREAD] = None
-    include_stop_str_in_output: bool | None = None
-    ignore_eos: bool | None = None
-    detokenize: bool | None = Field(None, description="Left out, as far as output_mode and stop need it.")
-    skip_special_tokens: bool | None = None
-    spaces_between_special_tokens: bool | None = None
-    truncate_prompt_tokens: int | None = None
-    logit_bias: LogitBias | None = None
-    allowed_token_ids: Annotated[list[TokenId], NOT_EMPTY, UNREAD_LIST] | None = None
-    logprobs: int | None = None
-    logprob_token_ids: TokenIds | None = Field(None, description="Ids to read at every generated position.")
-    logprob_entropy: bool | None = None
-    logprobs_mode: LogprobsMode | None = None
-    prompt_logprobs: int | None = None
-    prompt_logprob_token_ids: IdRows | None = Field(
-        None, description="Ids to read at all prompt positions, or a row of ids a position, with -1 as padding."
-    )
-    prompt_logprob_start: int | None = None
-    skip_reading_prefix_cache: bool | None = None
-    trace_decode_token_ids: TokenIds | None = Field(
-        None, description="Tokens to generate whatever the model says, with their readings; max_tokens is their number."
-    )
-    repetition_detection: RepetitionDetection | None = None
-    stream_interval: int | None = Field(None, description="Tokens a chunk, after the first one; 1 when left out.")
-    extra_args: Object | None = Field(None, description="Arguments of custom logits processors.")
+    ACCEPTED: ClassVar[tuple[str, ...]] = tuple(name for name, row in FIELDS.items() if At.IDS in row.ignored_at)
+    REFUSED: ClassVar[Refusals] = refused_at(At.IDS)
 
 
 class GenerateRequest(RequestModel):
     """POST /inference/v1/generate"""
 
     ACCEPTED: ClassVar[tuple[str, ...]] = ("parse_context", "reasoning_ended", "reasoning_parser_kwargs")
-    REFUSED: ClassVar[dict[str, tuple[tuple[Any, ...], str]]] = {
+    REFUSED: ClassVar[Refusals] = {
         "features": ((), "prompts are token ids"),
         "content_parts": (([],), "prompts are token ids"),
-        **_refused("kv_transfer_params", "ec_transfer_params"),
+        **{name: REFUSED_FIELDS[name] for name in ("kv_transfer_params", "ec_transfer_params")},
     }
 
     model: str | None = Field(None, description="One of the names in /v1/models; the server has only one model.")

@@ -5,18 +5,19 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import AfterValidator, BaseModel, Field, ValidationInfo, field_validator
+from pydantic import AfterValidator, Field, ValidationInfo, field_validator
 from typing_extensions import NotRequired, TypedDict
 
 from vllm.exceptions import VLLMValidationError
-from vllm.sampling_params import MAX_STOP_STRINGS, LogprobsMode, RequestOutputKind, SamplingParams
+from vllm.sampling_fields import At
+from vllm.sampling_params import RequestOutputKind, SamplingParams
 from vllm.server.protocol.base import (
+    NOT_EMPTY,
     REFUSED_FIELDS,
     UNREAD,
     UNREAD_LIST,
-    IdRows,
-    LogitBias,
     Object,
+    Refusals,
     RequestModel,
     ResponseModel,
     Text,
@@ -24,6 +25,7 @@ from vllm.server.protocol.base import (
     TokenId,
     TokenIds,
 )
+from vllm.server.protocol.sampling import sampling_body
 from vllm.utils.checks import check_token_ids
 
 __all__ = [
@@ -33,16 +35,6 @@ __all__ = [
     "CompletionChoice", "CompletionLogprobs", "CompletionRequest", "CompletionResponse", "ErrorInfo", "ErrorResponse",
     "GenerationFields", "PromptLogprob", "StreamOptions", "Usage",
 ]  # fmt: skip
-
-
-SAMPLING_FIELDS = (
-    "n", "best_of", "min_tokens", "temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty",
-    "repetition_penalty", "seed", "stop", "stop_token_ids", "bad_words", "include_stop_str_in_output", "ignore_eos",
-    "skip_special_tokens", "spaces_between_special_tokens", "truncate_prompt_tokens", "logit_bias", "allowed_token_ids",
-    "logprobs_mode", "logprob_entropy", "prompt_logprobs", "prompt_logprob_token_ids", "prompt_logprob_start",
-    "stream_interval", "use_beam_search", "length_penalty", "early_stopping",
-)  # fmt: skip
-"""Fields with the same name and meaning in SamplingParams."""
 
 
 def _check_prompt(prompt: Any) -> Any:
@@ -56,7 +48,6 @@ def _check_prompt(prompt: Any) -> Any:
 
 FinishReason = Literal["stop", "length", "repetition", "abort", "error"]
 
-NOT_EMPTY = Field(min_length=1)
 PromptIds = Annotated[list[TokenId], NOT_EMPTY]
 Prompt = Annotated[
     Text | Annotated[list[Text], NOT_EMPTY] | PromptIds | Annotated[list[PromptIds], NOT_EMPTY],
@@ -126,72 +117,21 @@ class StreamOptions(RequestModel):
     include_obfuscation: bool | None = Field(None, description="Accepted; nothing is padded.")
 
 
-class RepetitionDetection(RequestModel):
-    """When a sequence that repeats itself is to end: a pattern of so many tokens, so many times in a row."""
-
-    ACCEPTED: ClassVar[tuple[str, ...]] = ()
-
-    max_pattern_size: int | None = Field(None, ge=0, le=2**31 - 1, description="0: never.")
-    min_pattern_size: int | None = Field(None, ge=0, le=2**31 - 1)
-    min_count: int | None = Field(None, ge=0, le=2**31 - 1)
+# Two defaults as upstream has them in requests that are made in Python.
+_TextsBody = sampling_body("_TextsBody", At.TEXTS, n=1, bad_words=list)
 
 
-class ReadingFields(BaseModel):
-    """Our fields: what to read at generated positions."""
+class GenerationFields(_TextsBody):  # type: ignore[misc]  # a class, which mypy does not see
+    """Fields of completions and chat."""
 
-    logprob_token_ids: TokenIds | None = Field(
-        None, description="Token ids to read at every generated position, with or without `logprobs`."
-    )
+    REFUSED: ClassVar[Refusals] = REFUSED_FIELDS
+
+    model: str | None = Field(None, description="One of the names in /v1/models; the server has only one model.")
     labels: Texts | None = Field(
         None, description="Texts of one token each, read like logprob_token_ids; the answer says which ids they are."
     )
     logits_indices: TokenIds | None = Field(None, description="Token ids whose logits `logits_values` shall hold.")
-    logprob_entropy: bool | None = Field(None, description="Add each position's entropy, in nats, to `readings`.")
-
-
-class PromptReadingFields(BaseModel):
-    """Our fields: what to read at prompt positions."""
-
-    prompt_logprobs: int | None = None
-    prompt_logprob_token_ids: IdRows | None = None
-    prompt_logprob_start: int | None = None
-
-
-class GenerationFields(RequestModel, ReadingFields, PromptReadingFields):
-    """Fields of completions and chat. SamplingParams checks the values."""
-
-    REFUSED: ClassVar[dict[str, tuple[tuple[Any, ...], str]]] = REFUSED_FIELDS
-
-    model: str | None = Field(None, description="One of the names in /v1/models; the server has only one model.")
-    n: int | None = 1
-    best_of: int | None = None
-    max_tokens: int | None = None
-    min_tokens: int | None = None
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = None
-    min_p: float | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
-    repetition_penalty: float | None = None
-    seed: int | None = None
-    stop: Annotated[Text | Annotated[list[Text], Field(max_length=MAX_STOP_STRINGS)] | None, UNREAD] = None
-    stop_token_ids: TokenIds | None = None
-    bad_words: Annotated[Text | list[Text] | None, UNREAD] = Field(default_factory=list)
-    include_stop_str_in_output: bool | None = None
-    ignore_eos: bool | None = None
-    skip_special_tokens: bool | None = None
-    spaces_between_special_tokens: bool | None = None
-    truncate_prompt_tokens: int | None = None
-    logit_bias: LogitBias | None = None
-    allowed_token_ids: Annotated[list[TokenId], NOT_EMPTY, UNREAD_LIST] | None = None
-    logprobs_mode: LogprobsMode | None = None
-    use_beam_search: bool | None = Field(None, description="Find the `n` best answers by a beam search of that width.")
-    length_penalty: float | None = None
-    early_stopping: Annotated[bool | Literal["never"] | None, UNREAD] = None
     vllm_xargs: Object | None = Field(None, description="Arguments of custom logits processors.")
-    repetition_detection: RepetitionDetection | None = None
-    stream_interval: int | None = Field(None, description="Tokens a chunk, after the first one; 1 when left out.")
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     add_special_tokens: bool | None = None
@@ -219,17 +159,9 @@ class GenerationFields(RequestModel, ReadingFields, PromptReadingFields):
         return None
 
     def sampling_fields(self, defaults: Mapping[str, Any]) -> dict[str, Any]:
-        """SamplingParams' fields that have the same name and meaning here; `defaults` are those of fields left out.
-        Stop tokens of both count."""
         # A beam search draws nothing: defaults of sampling are none of it.
-        fields: dict[str, Any] = {"temperature": 0.0} if self.use_beam_search else dict(defaults)
-        fields |= {name: value for name in SAMPLING_FIELDS if (value := getattr(self, name)) is not None}
-        if self.repetition_detection is not None:
-            fields["repetition_detection"] = self.repetition_detection.model_dump(exclude_none=True)
-        if defaults.get("stop_token_ids"):
-            own = check_token_ids("stop_token_ids", self.stop_token_ids)
-            fields["stop_token_ids"] = list(dict.fromkeys([*own, *defaults["stop_token_ids"]]))
-        return fields
+        kept = {"temperature": 0.0, "stop_token_ids": defaults.get("stop_token_ids")}
+        return super().sampling_fields(kept if self.use_beam_search else defaults)
 
     def to_sampling_params(
         self, max_tokens: int | None, default_sampling_params: Mapping[str, Any] | None = None
@@ -247,13 +179,13 @@ class GenerationFields(RequestModel, ReadingFields, PromptReadingFields):
             raise VLLMValidationError(
                 "labels need the server's tokenizer: give logprob_token_ids", "labels", self.labels
             )
+        names = ("logprob_token_ids", "logits_indices")
+        ids = [each for name in names for each in check_token_ids(name, getattr(self, name))]
         fields = self.sampling_fields(default_sampling_params or {})
         if self.num_echo_topk is not None:
             fields["prompt_logprobs"] = self.num_echo_topk
-        names = ("logprob_token_ids", "logits_indices")
-        ids = [each for name in names for each in check_token_ids(name, getattr(self, name))]
-        fields |= {"max_tokens": max_tokens, "logprobs": self.num_topk, "logprob_token_ids": ids}
         kind = RequestOutputKind.DELTA if self.stream else RequestOutputKind.FINAL_ONLY
+        fields |= {"max_tokens": max_tokens, "logprobs": self.num_topk, "logprob_token_ids": ids}
         return SamplingParams(**fields, extra_args=self.vllm_xargs, output_kind=kind)
 
 
@@ -277,7 +209,7 @@ class CompletionRequest(GenerationFields):
 class ChatCompletionRequest(GenerationFields):
     """POST /v1/chat/completions"""
 
-    REFUSED: ClassVar[dict[str, tuple[tuple[Any, ...], str]]] = {
+    REFUSED: ClassVar[Refusals] = {
         name: each
         for name, each in REFUSED_FIELDS.items()
         if name not in ("tools", "tool_choice", "documents", "reasoning_effort")

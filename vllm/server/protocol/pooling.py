@@ -10,6 +10,8 @@ from vllm.server.protocol.base import (
     REFUSED_FIELDS,
     UNREAD,
     UNREAD_LIST,
+    EngineRequestModel,
+    ListResponse,
     Object,
     RequestModel,
     ResponseModel,
@@ -45,7 +47,7 @@ Conversations = Annotated[
 """One, or a list of them."""
 
 
-class PoolingFields(RequestModel):
+class PoolingFields(EngineRequestModel):
     """Fields of all these endpoints but Cohere's."""
 
     ONE_OF: ClassVar[tuple[str, ...]] = ("input", "messages")
@@ -54,7 +56,6 @@ class PoolingFields(RequestModel):
         "padding": (("do_not_pad",), "texts run side by side without padding"),
     }
 
-    model: str | None = Field(None, description="One of the names in /v1/models; the server has only one model.")
     input: Input | None = Field(
         None,
         description="A text, a list of texts, a list of token ids, a list of such lists; or as messages.",
@@ -79,9 +80,6 @@ class PoolingFields(RequestModel):
     use_activation: bool | None = Field(
         None, description="Whether vectors have length 1, or classes probabilities; the model's default if left out."
     )
-    cache_salt: str | None = Field(None, min_length=1, description="Shares cached prefixes with equal salts only.")
-    priority: int | None = Field(None, description="Lower runs earlier, under --scheduling-policy priority.")
-    request_id: str | None = Field(None, min_length=1, description="In place of one that the server makes.")
 
     def conversations(self) -> list[list[Any]] | None:
         """Of messages, wherever they are given; None: the input is of texts or token ids."""
@@ -224,11 +222,7 @@ class Embedding(ResponseModel):
     late_chunking: Chunks | None = None
 
 
-class EmbeddingResponse(ResponseModel):
-    id: str
-    object: Literal["list"]
-    created: int
-    model: str
+class EmbeddingResponse(ListResponse):
     data: list[Embedding] = Field(description="In the order of the input.")
     usage: Usage
 
@@ -239,11 +233,7 @@ class Pooled(ResponseModel):
     data: list[Any] | str = Field(description="Numbers, or a list of them for each token.")
 
 
-class PoolingResponse(ResponseModel):
-    id: str
-    object: Literal["list"]
-    created: int
-    model: str
+class PoolingResponse(ListResponse):
     data: list[Pooled] = Field(description="In the order of the input.")
     usage: Usage
 
@@ -255,11 +245,7 @@ class Classified(ResponseModel):
     num_classes: int
 
 
-class ClassificationResponse(ResponseModel):
-    id: str
-    object: Literal["list"]
-    created: int
-    model: str
+class ClassificationResponse(ListResponse):
     data: list[Classified] = Field(description="In the order of the input.")
     usage: Usage
 

@@ -7,7 +7,15 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field
 
 from vllm.exceptions import VLLMValidationError, shown
-from vllm.server.protocol.base import REFUSED_FIELDS, UNREAD, Object, RequestModel, ResponseModel, Text
+from vllm.server.protocol.base import (
+    REFUSED_FIELDS,
+    UNREAD,
+    EngineRequestModel,
+    ListResponse,
+    Object,
+    ResponseModel,
+    Text,
+)
 from vllm.server.protocol.generation import NOT_EMPTY, Usage
 from vllm.utils.checks import wrong_type
 
@@ -20,7 +28,7 @@ Documents = Annotated[Annotated[list[Text | dict[Literal["text"], Text]], NOT_EM
 Pairs = Annotated[Text | Annotated[list[Text], NOT_EMPTY], UNREAD]
 
 
-class PairFields(RequestModel):
+class PairFields(EngineRequestModel):
     """Fields of both endpoints."""
 
     TASK: ClassVar[str | None] = "score"
@@ -34,7 +42,6 @@ class PairFields(RequestModel):
         "chat_template": ((), "the server's --score-template is what the model was trained on"),
     }
 
-    model: str | None = Field(None, description="One of the names in /v1/models; the server has only one model.")
     instruction: Text | None = Field(None, description="What the query is for, in templates that ask for it.")
     chat_template_kwargs: Object | None = Field(
         None, description="Variables of the score template: instruction, which wins over the field."
@@ -56,9 +63,6 @@ class PairFields(RequestModel):
         "logits.",
     )
     return_readings: bool | None = Field(None, description="Add logprob, logit and rank of both answers to each score.")
-    cache_salt: str | None = Field(None, min_length=1, description="Shares cached prefixes with equal salts only.")
-    priority: int | None = Field(None, description="Lower runs earlier, under --scheduling-policy priority.")
-    request_id: str | None = Field(None, min_length=1, description="In place of one that the server makes.")
 
     def asked_instruction(self) -> str | None:
         """VLLMValidationError: another variable of the template, or an instruction that is no text."""
@@ -142,10 +146,6 @@ class PairScore(ResponseModel):
     readings: PairReadings | None = None
 
 
-class ScorePairsResponse(ResponseModel):
-    id: str
-    object: Literal["list"]
-    created: int
-    model: str
+class ScorePairsResponse(ListResponse):
     data: list[PairScore]
     usage: Usage

@@ -6,7 +6,14 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
-from vllm.server.protocol.base import UNREAD, RequestModel, ResponseModel, Text, TokenId
+from vllm.server.protocol.base import (
+    UNREAD,
+    EngineRequestModel,
+    ListResponse,
+    ResponseModel,
+    Text,
+    TokenId,
+)
 from vllm.server.protocol.generation import NOT_EMPTY, PromptIds, Usage
 from vllm.server.protocol.rerank import PAIRED_FIELDS
 
@@ -14,12 +21,11 @@ Part = str | list[TokenId]
 Parts = Annotated[list[Part], NOT_EMPTY]
 
 
-class ScoringFields(RequestModel):
+class ScoringFields(EngineRequestModel):
     """Fields of both endpoints."""
 
     ONE_OF: ClassVar[tuple[str, ...]] = ("label_token_ids", "labels")
 
-    model: str | None = Field(None, description="One of the names in /v1/models; the server has only one model.")
     query: Annotated[Part, UNREAD] = Field(description="What all items share.")
     items: Annotated[str | Parts, UNREAD] = Field(
         description="What differs; each makes one prompt with the query, and one result. One text is a list of one."
@@ -44,9 +50,6 @@ class ScoringFields(RequestModel):
         description="Longest prompt, in tokens (-1 = as the context holds). The query loses its beginning in a longer "
         "one; the item is never cut.",
     )
-    cache_salt: str | None = Field(None, min_length=1, description="Shares cached prefixes with equal salts only.")
-    priority: int | None = Field(None, description="Lower runs earlier, under --scheduling-policy priority.")
-    request_id: str | None = Field(None, min_length=1, description="In place of one that the server makes.")
 
 
 class GenerativeScoringRequest(ScoringFields):
@@ -98,11 +101,7 @@ class ScoredItem(ResponseModel):
     prompt_token_ids: list[int] | None = None
 
 
-class GenerativeScoringResponse(ResponseModel):
-    id: str
-    object: Literal["list"]
-    created: int
-    model: str
+class GenerativeScoringResponse(ListResponse):
     data: list[ScoredItem]
     usage: Usage
 

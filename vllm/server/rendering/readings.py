@@ -11,7 +11,7 @@ import numpy as np
 from vllm.exceptions import VLLMValidationError
 from vllm.logprobs import FlatLogprobs
 from vllm.server.errors import ApiError
-from vllm.server.protocol.generation import ReadingFields
+from vllm.server.protocol.generation import GenerationFields
 from vllm.server.rendering.logprobs import positions
 from vllm.server.rendering.rows import readings_row
 from vllm.server.rendering.token_texts import TokenNames
@@ -36,7 +36,7 @@ class ReadingPlan:
     shows_topk: bool = False
 
     @classmethod
-    def of(cls, request: ReadingFields, state: ServerState, shows_topk: bool) -> ReadingPlan:
+    def of(cls, request: GenerationFields, state: ServerState, shows_topk: bool) -> ReadingPlan:
         """Raises VLLMValidationError for ids outside the vocabulary or too many, ApiError for a label of several."""
         config = state.engine.model_config
         ids = check_token_ids("logprob_token_ids", request.logprob_token_ids)

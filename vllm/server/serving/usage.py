@@ -27,6 +27,11 @@ def answer_frame(state: ServerState, answer_id: str) -> dict[str, Any]:
     return frame if state.fingerprint is None else {**frame, "system_fingerprint": state.fingerprint}
 
 
+def list_frame(state: ServerState, answer_id: str) -> dict[str, Any]:
+    """What a list of results has beside them and `usage`."""
+    return {"id": answer_id, "object": "list", "created": int(time.time()), "model": state.model_names[0]}
+
+
 def timings(times: RequestMetrics, num_tokens: int) -> dict[str, float | None]:
     """Upstream's `metrics` of a request for one sequence of `num_tokens`; null where a time was not reached."""
     scheduled, first, last = times.first_scheduled_time, times.first_token_time, times.finished_time

@@ -1,11 +1,16 @@
-"""What callers of `AsyncLLM` do with its engine beside generating: pauses, memory, workers, profiles."""
+"""The cores of an `AsyncLLM`: their life, pauses, memory, workers, profiles."""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from vllm.exceptions import VLLMValidationError
+from vllm.exceptions import EngineDeadError, VLLMValidationError
+from vllm.v1.engine.core_process.client import CoreClient
+from vllm.v1.engine.replica import Replica
+from vllm.v1.engine.replica_router import ReplicaRouter
 from vllm.v1.engine.upstream_calls import (
     NO_LORA,
     check_pause_mode,
@@ -15,42 +20,96 @@ from vllm.v1.engine.upstream_calls import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from vllm.config import ModelConfig, VllmConfig
-    from vllm.tokenizers.tokenizer import Tokenizer
     from vllm.tracing import RequestTracer
-    from vllm.v1.engine.replica import Replica
-    from vllm.v1.engine.replica_router import ReplicaRouter
+    from vllm.v1.engine.input_processor import InputProcessor
+    from vllm.v1.messages import EngineCoreOutput
 
 _PAUSE_POLL_SECONDS = 0.01
 
 
 class AsyncEngineControl:
-    """The part of `AsyncLLM` that is about its engine."""
+    """The part of `AsyncLLM` that is not about requests."""
 
     vllm_config: VllmConfig
     replicas: list[Replica]
-    tokenizer: Tokenizer | None
+    input_processor: InputProcessor
     tracer: RequestTracer | None
     _router: ReplicaRouter | None
+    _receivers: list[asyncio.Task[None]]
     _resumed: asyncio.Event | None = None  # set while it is not paused; None = it never was
+
+    async def abort(
+        self, request_id: str | Iterable[str], internal: bool = False, *, with_output: bool = False
+    ) -> None:
+        """Drop requests; unknown ids are ignored. Their streams end without a finished output, or, `with_output`, by
+        one that holds what there is and has "abort" as finish reason. `internal` changes nothing."""
+        request_ids = [request_id] if isinstance(request_id, str) else list(request_id)
+        for replica in self.replicas:
+            replica.abort(request_ids, with_output)
+        if self._router is not None:
+            self._router.end(request_ids)
+
+    async def check_health(self) -> None:
+        """Raises EngineDeadError when the engine is dead."""
+        self._check_alive()
+
+    @property
+    def is_running(self) -> bool:
+        """Whether it takes requests."""
+        return not self.errored
+
+    @property
+    def is_stopped(self) -> bool:
+        """Whether it is dead."""
+        return self.errored
+
+    @property
+    def errored(self) -> bool:
+        return self.dead_error is not None
+
+    @property
+    def dead_error(self) -> EngineDeadError | None:
+        """Why the engine is dead; None: it is not."""
+        errors = (replica.core.dead_error for replica in self.replicas)
+        return next((error for error in errors if error is not None), None)
+
+    @property
+    def num_unfinished_sequences(self) -> int:
+        """In sequences, of which a request may have several."""
+        return sum(replica.num_unfinished_sequences for replica in self.replicas)
+
+    async def wait_dead(self) -> EngineDeadError:
+        """Wait until the engine is dead; returns the cause."""
+        self._start_receiving()
+        done, _ = await asyncio.wait(self._receivers, return_when=asyncio.FIRST_COMPLETED)
+        for receiver in done:
+            receiver.result()  # raises any other error that ended it
+        assert self.dead_error is not None
+        return self.dead_error
+
+    @property
+    def core_pids(self) -> list[int]:
+        """Process ids of the engine cores, one a replica."""
+        return [replica.core.pid for replica in self.replicas]
+
+    def shutdown(self, timeout: float | None = None) -> None:
+        """End the cores' processes; open streams get EngineDeadError. `timeout` has no effect: a core that does not
+        end when it is asked to is killed."""
+        for receiver in self._receivers:
+            receiver.cancel()
+        close_cores([replica.core for replica in self.replicas])
+        for replica in self.replicas:
+            if replica.core.dead_error is None:
+                replica.core.dead_error = EngineDeadError("the engine was shut down")
+            self._fail(replica, replica.core.dead_error)
+        if self.tracer is not None:
+            self.tracer.shutdown()
 
     @property
     def num_unfinished_requests(self) -> int:
         """Requests whose last output has not been produced."""
         return sum(replica.output_processor.num_unfinished_requests for replica in self.replicas)
-
-    async def abort(self, request_id: str | Iterable[str]) -> None:
-        """See AsyncLLM."""
-        raise NotImplementedError
-
-    async def _call(self, method: str, *arguments: Any) -> list[Any]:
-        """One result a replica."""
-        raise NotImplementedError
-
-    def _check_alive(self) -> None:
-        raise NotImplementedError
 
     @property
     def _is_paused(self) -> bool:
@@ -141,9 +200,7 @@ class AsyncEngineControl:
         Raises:
             ValueError: skip_tokenizer_init left it out.
         """
-        if self.tokenizer is None:
-            raise ValueError("there is no tokenizer: skip_tokenizer_init left it out")
-        return self.tokenizer.hf_tokenizer
+        return self.input_processor.hf_tokenizer()
 
     async def get_model_config(self) -> ModelConfig:
         """`model_config`, to be awaited, as upstream once had it."""
@@ -193,3 +250,48 @@ class AsyncEngineControl:
         `timeout`: see LLMEngine.collective_rpc."""
         results = await self._call("collective_rpc", method, args, kwargs)
         return [each for replica in results for each in replica]
+
+    async def _call(self, method: str, *arguments: Any) -> list[Any]:
+        """One result a replica."""
+        self._check_alive()
+        return await asyncio.gather(*(replica.core.call(method, *arguments) for replica in self.replicas))
+
+    def _check_alive(self) -> None:
+        if self.dead_error is not None:
+            raise self.dead_error
+        self._start_receiving()
+
+    def _start_receiving(self) -> None:
+        if not self._receivers:
+            self._receivers = [asyncio.create_task(self._receive(replica)) for replica in self.replicas]
+
+    async def _receive(self, replica: Replica) -> None:
+        try:
+            await replica.core.receive(partial(self._take, replica), partial(self._is_busy, replica))
+        except EngineDeadError as error:
+            self._fail(replica, error)
+
+    def _is_busy(self, replica: Replica) -> bool:
+        """Whether outputs are to be expected."""
+        return bool(replica.num_unfinished_sequences) and not self._is_paused
+
+    def _take(self, replica: Replica, outputs: list[EngineCoreOutput], stats: dict[str, Any]) -> None:
+        processed = replica.take(outputs, stats)
+        if self._router is not None:
+            self._router.begin(processed.begun)
+            self._router.end(processed.ended)
+
+    def _fail(self, replica: Replica, error: EngineDeadError) -> None:
+        lost = replica.fail(error)
+        if self._resumed is not None:
+            self._resumed.set()
+        if self._router is not None:
+            self._router.end(lost)
+
+
+def close_cores(cores: Sequence[CoreClient]) -> None:
+    """End the cores in parallel."""
+    for core in cores:
+        core.ask_to_stop()
+    for core in cores:
+        core.close()

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 from typing_extensions import Self
 
 from vllm.config import VllmConfig
 from vllm.engine.arg_utils import EngineArgs
-from vllm.exceptions import EngineDeadError, VLLMValidationError
+from vllm.exceptions import VLLMValidationError
 from vllm.inputs.text_options import DEFAULT_TEXT_OPTIONS, TextOptions, text_options
 from vllm.outputs import RequestOutput
 from vllm.pooling_outputs import PoolingRequestOutput
@@ -21,7 +21,7 @@ from vllm.sampling_params import SamplingParams
 from vllm.tokenizers.tokenizer import Tokenizer
 from vllm.tracing import continued, make_tracer
 from vllm.utils.checks import check_neutral
-from vllm.v1.engine.async_control import AsyncEngineControl
+from vllm.v1.engine.async_control import AsyncEngineControl, close_cores
 from vllm.v1.engine.core_process.client import CoreClient
 from vllm.v1.engine.core_process.start import CoreProcessHandle
 from vllm.v1.engine.input_processor import InputProcessor, ProcessedPrompt, load_tokenizer
@@ -33,7 +33,6 @@ from vllm.v1.engine.upstream_calls import (
     NO_LORA,
     check_executor_class,
 )
-from vllm.v1.messages import EngineCoreOutput
 
 _LONG_TEXT = 4096  # characters; more are tokenised in a thread, so that the loop goes on meanwhile
 
@@ -85,7 +84,7 @@ class AsyncEngine(AsyncEngineControl):
             for core in cores:
                 core.wait_until_ready()
         except BaseException:
-            _close_cores(cores)
+            close_cores(cores)
             raise
         self.input_processor = InputProcessor(config, self.tokenizer)
         self.tracer = make_tracer(config)
@@ -138,7 +137,7 @@ class AsyncEngine(AsyncEngineControl):
     ) -> AsyncGenerator[RequestOutput, None]:
         """Yield the outputs of one prompt, by `sampling_params.output_kind`. Leaving the iteration early aborts the
         request. Arguments and errors as for `add_request`; EngineDeadError also when the engine dies meanwhile."""
-        stream = await self.add_request(
+        async with self._request(
             request_id,
             prompt,
             sampling_params,
@@ -147,15 +146,9 @@ class AsyncEngine(AsyncEngineControl):
             trace_headers=trace_headers,
             priority=priority,
             data_parallel_rank=data_parallel_rank,
-        )
-        finished = False
-        try:
+        ) as stream:
             async for output in stream:
-                finished = output.finished
                 yield output
-        finally:
-            if not finished:
-                await asyncio.shield(self.abort(request_id))
 
     async def encode(
         self,
@@ -169,7 +162,7 @@ class AsyncEngine(AsyncEngineControl):
         reasoning_ended: bool | None = None,
     ) -> AsyncGenerator[PoolingRequestOutput, None]:
         """Yield the one output of a prompt for a pooling model. Arguments and errors as for `add_request`."""
-        stream: Any = await self.add_request(
+        async with self._request(
             request_id,
             prompt,
             pooling_params,
@@ -177,14 +170,18 @@ class AsyncEngine(AsyncEngineControl):
             tokenization_kwargs=tokenization_kwargs,
             trace_headers=trace_headers,
             priority=priority,
-        )
-        finished = False
-        try:
+        ) as stream:
             async for output in stream:
-                finished = output.finished
                 yield output
+
+    @asynccontextmanager
+    async def _request(self, request_id: str, *args: Any, **options: Any) -> AsyncIterator[Any]:
+        """The stream of `add_request`; the request is aborted unless its last output is taken within."""
+        stream = await self.add_request(request_id, *args, **options)
+        try:
+            yield stream
         finally:
-            if not finished:
+            if not stream.is_finished:
                 await asyncio.shield(self.abort(request_id))
 
     async def add_request(
@@ -271,109 +268,6 @@ class AsyncEngine(AsyncEngineControl):
             router.end([request_id])
             raise
 
-    async def abort(
-        self, request_id: str | Iterable[str], internal: bool = False, *, with_output: bool = False
-    ) -> None:
-        """Drop requests; unknown ids are ignored. Their streams end without a finished output, or, `with_output`, by
-        one that holds what there is and has "abort" as finish reason. `internal` changes nothing."""
-        request_ids = [request_id] if isinstance(request_id, str) else list(request_id)
-        for replica in self.replicas:
-            replica.abort(request_ids, with_output)
-        if self._router is not None:
-            self._router.end(request_ids)
-
-    async def check_health(self) -> None:
-        """Raises EngineDeadError when the engine is dead."""
-        self._check_alive()
-
-    @property
-    def is_running(self) -> bool:
-        """Whether it takes requests."""
-        return not self.errored
-
-    @property
-    def is_stopped(self) -> bool:
-        """Whether it is dead."""
-        return self.errored
-
-    @property
-    def errored(self) -> bool:
-        return self.dead_error is not None
-
-    @property
-    def dead_error(self) -> EngineDeadError | None:
-        """Why the engine is dead; None: it is not."""
-        errors = (replica.core.dead_error for replica in self.replicas)
-        return next((error for error in errors if error is not None), None)
-
-    @property
-    def num_unfinished_sequences(self) -> int:
-        """In sequences, of which a request may have several."""
-        return sum(replica.num_unfinished_sequences for replica in self.replicas)
-
-    async def wait_dead(self) -> EngineDeadError:
-        """Wait until the engine is dead; returns the cause."""
-        self._start_receiving()
-        done, _ = await asyncio.wait(self._receivers, return_when=asyncio.FIRST_COMPLETED)
-        for receiver in done:
-            receiver.result()  # raises any other error that ended it
-        assert self.dead_error is not None
-        return self.dead_error
-
-    @property
-    def core_pids(self) -> list[int]:
-        """Process ids of the engine cores, one a replica."""
-        return [replica.core.pid for replica in self.replicas]
-
-    def shutdown(self, timeout: float | None = None) -> None:
-        """End the cores' processes; open streams get EngineDeadError. `timeout` has no effect: a core that does not
-        end when it is asked to is killed."""
-        for receiver in self._receivers:
-            receiver.cancel()
-        _close_cores([replica.core for replica in self.replicas])
-        for replica in self.replicas:
-            if replica.core.dead_error is None:
-                replica.core.dead_error = EngineDeadError("the engine was shut down")
-            self._fail(replica, replica.core.dead_error)
-        if self.tracer is not None:
-            self.tracer.shutdown()
-
-    async def _call(self, method: str, *arguments: Any) -> list[Any]:
-        self._check_alive()
-        return await asyncio.gather(*(replica.core.call(method, *arguments) for replica in self.replicas))
-
-    def _check_alive(self) -> None:
-        if self.dead_error is not None:
-            raise self.dead_error
-        self._start_receiving()
-
-    def _start_receiving(self) -> None:
-        if not self._receivers:
-            self._receivers = [asyncio.create_task(self._receive(replica)) for replica in self.replicas]
-
-    async def _receive(self, replica: Replica) -> None:
-        try:
-            await replica.core.receive(partial(self._take, replica), partial(self._is_busy, replica))
-        except EngineDeadError as error:
-            self._fail(replica, error)
-
-    def _is_busy(self, replica: Replica) -> bool:
-        """Whether outputs are to be expected."""
-        return bool(replica.num_unfinished_sequences) and not self._is_paused
-
-    def _take(self, replica: Replica, outputs: list[EngineCoreOutput], stats: dict[str, Any]) -> None:
-        processed = replica.take(outputs, stats)
-        if self._router is not None:
-            self._router.begin(processed.begun)
-            self._router.end(processed.ended)
-
-    def _fail(self, replica: Replica, error: EngineDeadError) -> None:
-        lost = replica.fail(error)
-        if self._resumed is not None:
-            self._resumed.set()
-        if self._router is not None:
-            self._router.end(lost)
-
 
 def _start_cores(config: VllmConfig, processes: Sequence[CoreProcessHandle]) -> list[CoreClient]:
     """A core for each replica, not ready yet."""
@@ -385,14 +279,6 @@ def _start_cores(config: VllmConfig, processes: Sequence[CoreProcessHandle]) -> 
         name = "the engine core" if num_replicas == 1 else f"engine core {rank}"
         cores.append(CoreClient(own, process, name))
     return cores
-
-
-def _close_cores(cores: Sequence[CoreClient]) -> None:
-    """End the cores in parallel."""
-    for core in cores:
-        core.ask_to_stop()
-    for core in cores:
-        core.close()
 
 
 def _text_of(prompt: Any) -> str:

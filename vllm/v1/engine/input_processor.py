@@ -66,6 +66,16 @@ class InputProcessor:
         self.eos_token_ids = frozenset(self.model_config.hf_config.eos_token_ids)
         self._generation_config = {"eos_token_id": sorted(self.eos_token_ids)}
 
+    def hf_tokenizer(self) -> Any:
+        """The model's tokenizer as transformers has it.
+
+        Raises:
+            ValueError: skip_tokenizer_init left it out.
+        """
+        if self.tokenizer is None:
+            raise ValueError("there is no tokenizer: skip_tokenizer_init left it out")
+        return self.tokenizer.hf_tokenizer
+
     def process_prompts(
         self,
         prompts: Sequence[Any],

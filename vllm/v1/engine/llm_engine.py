@@ -219,9 +219,7 @@ class LLMEngine:
         Raises:
             ValueError: skip_tokenizer_init left it out.
         """
-        if self.tokenizer is None:
-            raise ValueError("there is no tokenizer: skip_tokenizer_init left it out")
-        return self.tokenizer.hf_tokenizer
+        return self.input_processor.hf_tokenizer()
 
     def set_tokenizer(self, tokenizer: Any) -> None:
         """Use another tokenizer of the model's vocabulary, one of transformers', for the requests that follow."""
@@ -237,7 +235,8 @@ class LLMEngine:
         return self.model_config.supported_tasks
 
     def sleep(self, level: int = 1, mode: str = "abort") -> None:
-        """Free the KV cache, and the device's memory of the weights: see EngineCore.sleep.
+        """Free the KV cache, and the device's memory of the weights (on a CPU at level 2 only). Whatever needs the
+        model is a RuntimeError until `wake_up`.
 
         Args:
             level: 1 keeps the weights (of a GPU in the host's memory), 2 frees them.
@@ -290,6 +289,9 @@ class LLMEngine:
         if self._metrics is None:
             raise ValueError("no metrics are kept: give disable_log_stats=False (a pooling model keeps none)")
         return self._metrics.collect(self.engine_core, self.output_processor.num_unfinished_sequences)
+
+    def reset_mm_cache(self) -> None:
+        """Nothing: inputs are text, and no other is cached."""
 
     def do_log_stats(self) -> None:
         """Nothing: the engine logs no statistics by itself."""

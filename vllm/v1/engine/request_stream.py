@@ -10,7 +10,7 @@ from vllm.outputs import RequestOutput
 class RequestStream:
     """The outputs of one request, in order; ends after the finished one, or when the request is aborted. Without
     `keeps_all` (deltas) a slow reader gets the newest output only. `changed` (which streams may share) is set with each
-    output and at the end."""
+    output and at the end. It `is_finished` once its reader has had all of it."""
 
     def __init__(self, request_id: str, keeps_all: bool, changed: asyncio.Event | None = None) -> None:
         self.request_id = request_id
@@ -19,7 +19,7 @@ class RequestStream:
         self._outputs: list[RequestOutput] = []
         self._error: BaseException | None = None
         self._changed = changed or asyncio.Event()
-        self._finished = False
+        self.is_finished = False
 
     def put(self, output: RequestOutput) -> None:
         """Add the next output."""
@@ -45,14 +45,14 @@ class RequestStream:
         return self
 
     async def __anext__(self) -> RequestOutput:
-        if self._finished:
+        if self.is_finished:
             raise StopAsyncIteration
         while not self._outputs:
             if self.is_ended:
-                self._finished = True
+                self.is_finished = True
                 raise StopAsyncIteration if self._error is None else self._error
             self._changed.clear()
             await self._changed.wait()
         output = self._outputs.pop(0)
-        self._finished = output.finished
+        self.is_finished = output.finished
         return output

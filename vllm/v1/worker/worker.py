@@ -53,7 +53,7 @@ class Worker:
         self.device = worker_device(config, group.rank)
         if self.device.index is not None:
             torch.cuda.set_device(self.device)
-        self.model_runner: GPUModelRunner
+        self._runner: GPUModelRunner | None = None
         self._memory_at_start: memory.DeviceMemory | None = None
         self._num_blocks = (0, 0)
         self._asleep: set[str] = set()  # of "weights", "kv_cache"
@@ -75,7 +75,7 @@ class Worker:
             memory.check_free_memory(self._memory_at_start, cache.gpu_memory_utilization)
         with tensor_parallel(self.group):
             model = get_model(self.config.model_config, self.device, use_tqdm=use_tqdm and not self.group.rank)
-            self.model_runner = _runner_class(self.model_config)(self.config, model, self.device)
+            self._runner = _runner_class(self.model_config)(self.config, model, self.device)
 
     def determine_num_blocks(self) -> int:
         """How many KV blocks the pool gets: cache_config.num_blocks, else what the memory budget holds, at most what
@@ -163,10 +163,15 @@ class Worker:
 
     # -- weights and memory while the engine lives ------------------------------------------------------------
 
+    @property
+    def model_runner(self) -> GPUModelRunner:
+        """What runs the model. RuntimeError: `sleep` has freed it."""
+        if self._runner is None:
+            raise RuntimeError("the weights were freed by sleep(level=2): call wake_up(tags=['weights']) first")
+        return self._runner
+
     def get_model(self) -> torch.nn.Module:
         """The model that runs. RuntimeError: `sleep` has freed it."""
-        if not hasattr(self, "model_runner"):
-            raise RuntimeError("the weights were freed by sleep(level=2): call wake_up(tags=['weights']) first")
         return self.model_runner.model
 
     def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
@@ -193,14 +198,14 @@ class Worker:
     def sleep(self, level: int = 1) -> None:
         """Free the KV cache; at level 1 move a GPU's weights to the host, at level 2 free the weights, too. What sleeps
         already stays so; level 2 after level 1 frees the weights."""
-        if not hasattr(self, "model_runner"):
+        if self._runner is None:
             return
         if "kv_cache" not in self._asleep:
             self.model_runner.release_kv_cache()
             self._asleep.add("kv_cache")
         if level == 2:
             self._num_reloads = self.weights_version + 1
-            del self.model_runner
+            self._runner = None
             self._asleep.add("weights")
         elif self.device.type == "cuda" and "weights" not in self._asleep:
             move_weights(self.model_runner.model, torch.device("cpu"))
@@ -214,14 +219,14 @@ class Worker:
         are the checkpoint's again."""
         woken = self._asleep & (set(tags) if tags else self._asleep)
         if "weights" in woken:
-            if hasattr(self, "model_runner"):
-                move_weights(self.model_runner.model, self.device)
-            else:
+            if self._runner is None:
                 self.load_model()
+            else:
+                move_weights(self._runner.model, self.device)
         if "kv_cache" in woken:
-            if not hasattr(self, "model_runner"):
+            if self._runner is None:
                 raise ValueError("wake_up: the weights, which sleep(level=2) freed, must come before kv_cache")
-            self.model_runner.initialize_kv_cache(*self._num_blocks)
+            self._runner.initialize_kv_cache(*self._num_blocks)
         self._asleep -= woken
 
     def profile(self, is_start: bool = True, profile_prefix: str | None = None) -> None:

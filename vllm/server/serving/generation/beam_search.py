@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator, Sequence
 from vllm.entrypoints.beam_search import Search
 from vllm.outputs import RequestOutput
 from vllm.sampling_params import SamplingParams
-from vllm.server.serving.engine_requests import Submission, Submitted, check_completion
+from vllm.server.serving.engine_requests import Submission, check_completion
 from vllm.server.state import ServerState
 from vllm.v1.engine.input_processor import ProcessedPrompt
 
@@ -20,6 +20,25 @@ class BeamSubmission:
         self._state = state
         self._searches = searches
         self._tasks: list[asyncio.Task[RequestOutput]] = []
+
+    @classmethod
+    async def queue(
+        cls,
+        state: ServerState,
+        request_id: str,
+        prompts: Sequence[ProcessedPrompt],
+        params: Sequence[SamplingParams],
+        priority: int,
+    ) -> BeamSubmission:
+        """Begin a search for each prompt; see Submission.queue."""
+        searches = [
+            Search(f"{request_id}-{index}", prompt, own, priority, state.engine, returns_logprobs=False)
+            for index, (prompt, own) in enumerate(zip(prompts, params, strict=True))
+        ]
+        for search in searches:
+            state.engine.input_processor.check_request(request_id, search.query_params, priority)
+        state.check_capacity(sum(own.num_sequences for own in params))
+        return cls(state, searches)
 
     async def results(self) -> list[RequestOutput]:
         try:
@@ -52,23 +71,3 @@ class BeamSubmission:
         for completion in output.outputs:
             check_completion(completion, generates=True)
         return output
-
-
-async def submit(
-    state: ServerState,
-    request_id: str,
-    prompts: Sequence[ProcessedPrompt],
-    params: Sequence[SamplingParams],
-    priority: int,
-) -> Submitted:
-    """Queue the prompts as `Submission.queue` does, or begin a beam search for each, if their parameters say so."""
-    if not params[0].use_beam_search:
-        return await Submission.queue(state, request_id, prompts, params, priority)
-    searches = [
-        Search(f"{request_id}-{index}", prompt, own, priority, state.engine, returns_logprobs=False)
-        for index, (prompt, own) in enumerate(zip(prompts, params, strict=True))
-    ]
-    for search in searches:
-        state.engine.input_processor.check_request(request_id, search.query_params, priority)
-    state.check_capacity(sum(own.num_sequences for own in params))
-    return BeamSubmission(state, searches)

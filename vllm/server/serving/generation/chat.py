@@ -23,8 +23,8 @@ from vllm.server.protocol.generation import (
 from vllm.server.protocol.pooling import PoolingFields
 from vllm.server.protocol.tokenization import TokenizeRequest
 from vllm.server.rendering.logprobs import chat_logprobs
-from vllm.server.serving.engine_requests import Submitted, request_id_of, respond
-from vllm.server.serving.generation.beam_search import submit
+from vllm.server.serving.engine_requests import Submission, Submitted, request_id_of, respond
+from vllm.server.serving.generation.beam_search import BeamSubmission
 from vllm.server.serving.generation.completion_choices import ChoiceWriter
 from vllm.server.serving.generation.sampling import PreparedPrompts, named_as, prepare_prompts, sampling_params
 from vllm.server.serving.usage import UsageCount, answer_frame
@@ -139,8 +139,9 @@ class ChatAnswer:
 
     async def submit(self) -> Submitted:
         prepared = await self.prepare()
+        kind = BeamSubmission if self._params.use_beam_search else Submission
         with named_as(self._own_names):
-            return await submit(self._state, self._id, *prepared, self._body.priority or 0)
+            return await kind.queue(self._state, self._id, *prepared, self._body.priority or 0)
 
     async def whole(self, outputs: list[RequestOutput], request: Request) -> dict[str, Any]:
         (output,) = outputs

@@ -13,8 +13,8 @@ from vllm.outputs import CompletionOutput, RequestOutput
 from vllm.server.errors import ApiError
 from vllm.server.http.routes import post
 from vllm.server.protocol.generation import CompletionRequest, CompletionResponse
-from vllm.server.serving.engine_requests import Submitted, request_id_of, respond
-from vllm.server.serving.generation.beam_search import submit
+from vllm.server.serving.engine_requests import Submission, Submitted, request_id_of, respond
+from vllm.server.serving.generation.beam_search import BeamSubmission
 from vllm.server.serving.generation.completion_choices import ChoiceWriter, CompletionPrompt, CompletionSequence
 from vllm.server.serving.generation.sampling import PreparedPrompts, named_as, prepare_prompts, sampling_params
 from vllm.server.serving.usage import UsageCount, answer_frame
@@ -81,8 +81,9 @@ class CompletionAnswer:
 
     async def submit(self) -> Submitted:
         prepared = await self.prepare()
+        kind = BeamSubmission if self._params.use_beam_search else Submission
         with named_as(_OWN_NAMES):
-            return await submit(self._state, self._id, *prepared, self._body.priority or 0)
+            return await kind.queue(self._state, self._id, *prepared, self._body.priority or 0)
 
     async def whole(self, outputs: list[RequestOutput], request: Request) -> dict[str, Any]:
         choices = []

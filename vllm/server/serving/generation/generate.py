@@ -72,13 +72,7 @@ class GenerateAnswer:
             message = f'output_mode "{self._mode}" needs detokenize, which sampling_params.detokenize=false leaves out'
             raise ApiError(400, message, "detokenize", "invalid_value")
         defaults = state.engine.model_config.default_sampling_params
-        fields: dict[str, Any] = {"max_tokens": None, "detokenize": needs_text or bool(own.stop), **defaults}
-        fields |= {name: value for name in type(own).model_fields if (value := getattr(own, name)) is not None}
-        if own.stop_token_ids and defaults.get("stop_token_ids"):
-            # Those of both count.
-            fields["stop_token_ids"] = [*own.stop_token_ids, *defaults["stop_token_ids"]]
-        if own.repetition_detection is not None:
-            fields["repetition_detection"] = own.repetition_detection.model_dump(exclude_none=True)
+        fields = {"max_tokens": None, "detokenize": needs_text or bool(own.stop), **own.sampling_fields(defaults)}
         kind = RequestOutputKind.DELTA if self._body.stream else RequestOutputKind.FINAL_ONLY
         return SamplingParams(**fields, output_kind=kind)
 

@@ -38,14 +38,13 @@ def sampling_params(
     field counts. Raises VLLMValidationError for a value out of its range.
     """
     fields = request.sampling_fields(state.engine.model_config.default_sampling_params)
-    default_max_tokens = fields.pop("max_tokens", None)
+    if max_tokens is not None:
+        fields["max_tokens"] = max_tokens
     if prompt_logprobs is not None:
         fields["prompt_logprobs"] = prompt_logprobs
+    fields |= {"logprobs": logprobs, "logprob_token_ids": plan.engine_ids or None}
     return SamplingParams(
-        **fields,
-        max_tokens=default_max_tokens if max_tokens is None else max_tokens,
-        logprobs=logprobs,
-        logprob_token_ids=plan.engine_ids or None,
+        **{"max_tokens": None, **fields},
         detokenize=state.engine.tokenizer is not None,
         extra_args=request.vllm_xargs,
         output_kind=RequestOutputKind.DELTA if request.stream else RequestOutputKind.FINAL_ONLY,

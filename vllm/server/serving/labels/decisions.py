@@ -13,6 +13,7 @@ from starlette.responses import Response
 from vllm.decisions.params import DecisionParams
 from vllm.decisions.parts import any_json_text
 from vllm.decisions.plan import DecisionPlan
+from vllm.decisions.rendering import decision_fields, systemone_fields
 from vllm.decisions.systemone import parse_systemone
 from vllm.decisions.types import Decision
 from vllm.server.errors import ApiError, json_response
@@ -23,7 +24,6 @@ from vllm.server.protocol.decisions import (
     SystemOneRequest,
     SystemOneResponse,
 )
-from vllm.server.rendering.decisions import decision_fields, systemone_fields
 from vllm.server.serving.engine_requests import Submission, request_id_of, while_connected
 from vllm.server.serving.usage import CACHED_STEP
 from vllm.server.state import ServerState

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 from vllm.outputs import LabelScores, RequestOutput
@@ -61,8 +61,37 @@ async def in_thread_if(condition: bool, function: Callable[[], Result]) -> Resul
     return await asyncio.to_thread(function) if condition else function()
 
 
-class ScoredItems:
-    """A checked request, and its scores and usage once it is finished; lists are in the order of the items.
+class ScoredPrompts:
+    """The prompts of a checked request; `scores` of their labels, and `usage`, once it is finished."""
+
+    def __init__(self, scorer: LabelScorer, prompts: Sequence[list[int]], cache_salt: str | None) -> None:
+        self._scorer = scorer
+        self._processed = [ProcessedPrompt(None, ids, cache_salt) for ids in prompts]
+        self.scores: list[LabelScores] = []
+        self.usage: dict[str, Any] = {}
+
+    def requests(self) -> list[tuple[ProcessedPrompt, SamplingParams]]:
+        """The engine's requests of all prompts."""
+        return [request for prompt in self._processed for request in self._scorer.requests(prompt)]
+
+    def finish(self, outputs: list[RequestOutput]) -> None:
+        """Set scores and usage from the outputs of `requests`."""
+        count = self._scorer.num_requests
+        rows = [outputs[start : start + count] for start in range(0, len(outputs), count)]
+        self.scores = [self._scorer.scores(prompt, row) for prompt, row in zip(self._processed, rows, strict=True)]
+        num_tokens = sum(len(prompt.token_ids) for prompt in self._processed)
+        # Only the first: a prompt's further requests always find it in the cache.
+        num_cached = sum(cached_tokens_shown(row[0]) for row in rows)
+        self.usage = {
+            "prompt_tokens": num_tokens,
+            "completion_tokens": 0,
+            "total_tokens": num_tokens,
+            "prompt_tokens_details": {"cached_tokens": num_cached},
+        }
+
+
+class ScoredItems(ScoredPrompts):
+    """Those of items, in whose order lists are.
 
     `label_names` are the labels' texts, as given or decoded. With `is_large`, processing this is slow.
     """
@@ -71,7 +100,7 @@ class ScoredItems:
         """`field`: the one that holds the labels."""
         config, tokenizer = state.engine.model_config, state.engine.tokenizer
         labels = _labels(state, getattr(body, field), field, len(items))
-        self._scorer = scorer = LabelScorer(labels, config.max_model_len)
+        scorer = LabelScorer(labels, config.max_model_len)
         num_requests = scorer.num_requests * len(items)
         # An error of its own: a full queue's error would say that trying again may help.
         if num_requests > state.max_sequences:
@@ -97,30 +126,9 @@ class ScoredItems:
         )
         self.label_names = [_name(label, tokenizer) for label in labels]
         self.prompts = builder.build(body.query, items)
-        self._processed = [ProcessedPrompt(None, prompt.token_ids, body.cache_salt) for prompt in self.prompts]
+        super().__init__(scorer, [prompt.token_ids for prompt in self.prompts], body.cache_salt)
         num_readings = sum(len(label.token_ids) for label in labels)
         self.is_large = len(items) * (_ITEM_WORK + num_readings) > _LARGE
-        self.scores: list[LabelScores] = []
-        self.usage: dict[str, Any] = {}
-
-    def requests(self) -> list[tuple[ProcessedPrompt, SamplingParams]]:
-        """The engine's requests of all prompts."""
-        return [request for prompt in self._processed for request in self._scorer.requests(prompt)]
-
-    def finish(self, outputs: list[RequestOutput]) -> None:
-        """Set scores and usage from the outputs of `requests`."""
-        each = self._scorer.num_requests
-        rows = [outputs[start : start + each] for start in range(0, len(outputs), each)]
-        self.scores = [self._scorer.scores(prompt, row) for prompt, row in zip(self._processed, rows, strict=True)]
-        num_tokens = sum(len(prompt.token_ids) for prompt in self.prompts)
-        # Only the first: a prompt's further requests always find it in the cache.
-        num_cached = sum(cached_tokens_shown(row[0]) for row in rows)
-        self.usage = {
-            "prompt_tokens": num_tokens,
-            "completion_tokens": 0,
-            "total_tokens": num_tokens,
-            "prompt_tokens_details": {"cached_tokens": num_cached},
-        }
 
 
 def _labels(state: ServerState, given: Any, field: str, num_items: int) -> list[Label]:

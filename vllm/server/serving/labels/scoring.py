@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
 import numpy as np
@@ -22,6 +21,7 @@ from vllm.server.protocol.scoring import (
 from vllm.server.serving.engine_requests import request_id_of, while_connected
 from vllm.server.serving.labels.item_scores import ScoredItems, in_thread_if, score_items
 from vllm.server.serving.pooling.rerank import score_pairs_of_texts
+from vllm.server.serving.usage import list_frame
 from vllm.server.state import ServerState
 
 router = APIRouter()
@@ -30,9 +30,8 @@ router = APIRouter()
 @post(router, "/generative_scoring", GenerativeScoringRequest, GenerativeScoringResponse)
 async def generative_scoring(request: Request, state: ServerState, body: GenerativeScoringRequest) -> Response:
     """Score items by the probabilities of labels after the query joined with each item."""
-    model = state.model_names[0]
     answer_id = request_id_of(request, "generative-scoring", body.request_id)
-    frame = {"id": answer_id, "object": "list", "created": int(time.time()), "model": model}
+    frame = list_frame(state, answer_id)
     scored = await while_connected(request, score_items(state, body, answer_id))
     request.state.usage = scored.usage
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -32,6 +31,7 @@ from vllm.server.serving.engine_requests import Submission, request_id_of, while
 from vllm.server.serving.generation.chat import render
 from vllm.server.serving.labels.item_scores import in_thread_if
 from vllm.server.serving.pooling.late_interaction import late_requests
+from vllm.server.serving.usage import list_frame
 from vllm.server.state import ServerState
 from vllm.tokenizers.truncation import TruncationSide, truncate_ids, truncate_text
 from vllm.utils.checks import check_encodable, check_integer, check_token_id, wrong_type
@@ -98,8 +98,7 @@ async def pool(
     answer_id = request_id_of(request, prefix, body.request_id)
     outputs = await while_connected(request, run())
     request.state.usage = usage = usage_of(outputs)
-    frame = {"id": answer_id, "object": "list", "created": int(time.time()), "model": state.model_names[0]}
-    return outputs, {**frame, "usage": usage}
+    return outputs, {**list_frame(state, answer_id), "usage": usage}
 
 
 async def pool_prompts(

@@ -5,7 +5,6 @@ pooling model (pairs.py)."""
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -14,11 +13,10 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from vllm.exceptions import VLLMValidationError
-from vllm.outputs import LabelScores, RequestOutput
+from vllm.outputs import RequestOutput
 from vllm.pooling.pairs import PairLimits, PooledPairs, longest_text, order_of
 from vllm.pooling.score_templates import PairPrompts, cut_text, pairs_of, score_of
 from vllm.pooling_params import PoolingParams
-from vllm.sampling_params import SamplingParams
 from vllm.server.errors import ApiError, json_response
 from vllm.server.http.routes import post
 from vllm.server.protocol.rerank import (
@@ -29,12 +27,11 @@ from vllm.server.protocol.rerank import (
     ScorePairsRequest,
 )
 from vllm.server.serving.engine_requests import Submission, request_id_of, while_connected
-from vllm.server.serving.labels.item_scores import MAX_TOKENS, in_thread_if
+from vllm.server.serving.labels.item_scores import MAX_TOKENS, ScoredPrompts, in_thread_if
 from vllm.server.serving.pooling.pooling import pool_prompts, usage_of
-from vllm.server.serving.usage import cached_tokens_shown
+from vllm.server.serving.usage import list_frame
 from vllm.server.state import ServerState
 from vllm.utils.checks import check_integer, wrong_type
-from vllm.v1.engine.input_processor import ProcessedPrompt
 from vllm.v1.engine.plans.label_scoring import LabelScorer, encode_labels
 
 router = APIRouter()
@@ -92,8 +89,7 @@ async def score_pairs_of_texts(request: Request, state: ServerState, body: Score
         {"index": index, "object": "score", "score": value, **scored.readings(index)}
         for index, value in enumerate(scored.values)
     ]
-    frame = {"id": answer_id, "object": "list", "created": int(time.time()), "model": state.model_names[0]}
-    return json_response({**frame, "data": data, "usage": scored.usage})
+    return json_response({**list_frame(state, answer_id), "data": data, "usage": scored.usage})
 
 
 async def score_pairs(
@@ -131,8 +127,8 @@ def _of_field(error: VLLMValidationError, names: Sequence[str], field: str) -> E
     return error
 
 
-class ScoredPairs:
-    """A checked request; its scores, float, and usage once it is finished."""
+class ScoredPairs(ScoredPrompts):
+    """Those of pairs; `values` are the scores as the answer shows them."""
 
     def __init__(self, state: ServerState, body: PairFields, pairs: Sequence[tuple[str, str]], field: str) -> None:
         config, tokenizer, template = state.engine.model_config, state.tokenizer, state.score_template
@@ -141,53 +137,37 @@ class ScoredPairs:
         self._gives_logits = template.gives_logits if body.use_activation is None else not body.use_activation
         self._gives_readings = body.return_readings is True
         labels = encode_labels(list(template.labels), tokenizer, config.vocab_size, "score_template")
-        self._scorer = LabelScorer(labels, config.max_model_len)
+        scorer = LabelScorer(labels, config.max_model_len)
         truncate_to = body.truncate_prompt_tokens
         if truncate_to == -1:
             truncate_to = config.max_model_len
         elif truncate_to is not None:
             check_integer("truncate_prompt_tokens", truncate_to, 1, config.max_model_len)
         max_document_tokens = body.max_tokens_per_doc or None
-        room = self._scorer.max_prompt_len
         names = [f"{field}[{index}]" for index in range(len(pairs))]
-        encoder = PairPrompts(template, tokenizer, room, truncate_to, max_document_tokens, body.asked_instruction())
+        encoder = PairPrompts(
+            template, tokenizer, scorer.max_prompt_len, truncate_to, max_document_tokens, body.asked_instruction()
+        )
         try:
             encoded = encoder.encode(pairs, names)
         except VLLMValidationError as error:
             raise _of_field(error, names, field) from None
-        num_tokens = self._scorer.num_requests * sum(map(len, encoded))
+        num_tokens = scorer.num_requests * sum(map(len, encoded))
         if num_tokens > MAX_TOKENS:
             message = f"{len(pairs)} {field} make {num_tokens} tokens, more than the limit of {MAX_TOKENS}; send fewer"
             raise ApiError(400, message, field, "too_many_tokens")
-        self._prompts = [ProcessedPrompt(None, ids, body.cache_salt) for ids in encoded]
-        self._scores: list[LabelScores] = []
+        super().__init__(scorer, encoded, body.cache_salt)
         self.values: list[float] = []
-        self.usage: dict[str, Any] = {}
-
-    def requests(self) -> list[tuple[ProcessedPrompt, SamplingParams]]:
-        """The engine's requests of all prompts."""
-        return [request for prompt in self._prompts for request in self._scorer.requests(prompt)]
 
     def finish(self, outputs: list[RequestOutput]) -> None:
-        """Set scores and usage from the outputs of `requests`."""
-        each = self._scorer.num_requests
-        rows = [outputs[start : start + each] for start in range(0, len(outputs), each)]
-        self._scores = [self._scorer.scores(prompt, row) for prompt, row in zip(self._prompts, rows, strict=True)]
-        self.values = [score_of(scores, self._gives_logits) for scores in self._scores]
-        num_tokens = sum(len(prompt.token_ids) for prompt in self._prompts)
-        cached = sum(cached_tokens_shown(row[0]) for row in rows)
-        self.usage = {
-            "prompt_tokens": num_tokens,
-            "completion_tokens": 0,
-            "total_tokens": num_tokens,
-            "prompt_tokens_details": {"cached_tokens": cached},
-        }
+        super().finish(outputs)
+        self.values = [score_of(scores, self._gives_logits) for scores in self.scores]
 
     def readings(self, index: int) -> dict[str, Any]:
         """The field `readings` of a result, if it was asked for."""
         if not self._gives_readings:
             return {}
-        scores = self._scores[index]
+        scores = self.scores[index]
         answers = [
             {
                 "label": label if isinstance(label, str) else f"token_id:{label}",

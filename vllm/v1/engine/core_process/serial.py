@@ -13,8 +13,7 @@ import torch
 from vllm.exceptions import VLLMValidationError
 from vllm.logprobs.lists import LogprobsLists, LogprobsRows
 from vllm.pooling_params import LateChunkingParams, PoolingParams
-from vllm.sampling_params import RequestOutputKind, SamplingParams
-from vllm.structured_params import RepetitionDetectionParams
+from vllm.sampling_params import FIELDS, SamplingParams
 from vllm.v1.messages import EngineCoreOutput, EngineCoreRequest
 
 Frame = bytes | memoryview
@@ -26,7 +25,9 @@ _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(strict=True)
 
 _DEFAULT_PARAMS = SamplingParams()
-_DEFAULTS = {name: getattr(_DEFAULT_PARAMS, name) for name in SamplingParams.__struct_fields__}
+_PACKED = {name: row.packed for name, row in FIELDS.items()}
+_UNPACKED = {name: row.unpacked for name, row in FIELDS.items() if row.unpacked is not None}
+_DEFAULTS = [(name, getattr(_DEFAULT_PARAMS, name), _PACKED.get(name)) for name in SamplingParams.__struct_fields__]
 
 
 def encode_request(request: EngineCoreRequest) -> bytes:
@@ -34,19 +35,12 @@ def encode_request(request: EngineCoreRequest) -> bytes:
     if request.pooling_params is not None:
         return _encode_pooling(request)
     params = request.sampling_params
-    ids = params.prompt_logprob_token_ids
-    table = ids if isinstance(ids, np.ndarray) else None
     changed = {
-        name: value
-        for name, default in _DEFAULTS.items()
-        if (value := getattr(params, name)) is not table and value != default
+        name: value if packed is None else packed(value)
+        for name, default, packed in _DEFAULTS
+        # An array has no truth value.
+        if (value := getattr(params, name)) is not default and (default is None or value != default)
     }
-    if table is not None:
-        changed["prompt_logprob_token_ids"] = (table.shape[1], table.tobytes())
-    if "output_kind" in changed:
-        changed["output_kind"] = params.output_kind.value
-    if params.repetition_detection is not None:
-        changed["repetition_detection"] = vars(params.repetition_detection)
     values = {**vars(request), "eos_token_ids": sorted(request.eos_token_ids), "sampling_params": changed}
     try:
         return _encoder.encode(values)
@@ -82,18 +76,10 @@ def decode_request(data: Frame) -> EngineCoreRequest:
         values["pooling_params"] = PoolingParams(**params)
         return EngineCoreRequest(**values)
     changed = values["sampling_params"]
-    if "output_kind" in changed:
-        changed["output_kind"] = RequestOutputKind(changed["output_kind"])
-    if "repetition_detection" in changed:
-        changed["repetition_detection"] = RepetitionDetectionParams(**changed["repetition_detection"])
-    ids = changed.get("prompt_logprob_token_ids")
-    if ids is not None and isinstance(ids[-1], bytes):
-        width, cells = ids
-        changed["prompt_logprob_token_ids"] = np.frombuffer(cells, np.int32).reshape(-1, width)
     # Not through the constructor: the parameters were checked before they were sent.
     params = values["sampling_params"] = _DEFAULT_PARAMS.clone()
     for name, value in changed.items():
-        setattr(params, name, value)
+        setattr(params, name, _UNPACKED[name](value) if name in _UNPACKED else value)
     return EngineCoreRequest(**values)
 
 

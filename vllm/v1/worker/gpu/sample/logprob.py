@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from vllm.ops.fill_token_ids import fill_logprob_token_ids
-from vllm.ops.token_readings import Readings
+from vllm.ops.token_readings import RowReadings
 from vllm.sampling_params import SamplingParams
 from vllm.v1.outputs import LogprobsTensors
 from vllm.v1.worker.gpu.buffer_utils import StagedTensor, upload
@@ -184,7 +184,7 @@ class FilledColumns:
 
 
 def as_tensors(
-    readings: Readings,
+    readings: RowReadings,
     num_valid: Tensor | None,
     num_topk: int,
     num_token_ids: Tensor | None = None,

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from vllm.logprobs.lists import WIDEST_TABLE
 from vllm.ops.gumbel_sample import gumbel_sample
-from vllm.ops.token_readings import Readings, token_readings
+from vllm.ops.token_readings import RowReadings, token_readings
 from vllm.ops.top_p import keep_top_p_
 from vllm.ops.topk import topk
 
@@ -47,7 +47,7 @@ class WholeVocab:
         num_valid: Tensor | None,
         entropy: bool = False,
         first: Tensor | None = None,
-    ) -> Readings:
+    ) -> RowReadings:
         """Read each row's first token (`first`, int32 [R]; None: the most likely one), its K = `num_topk` most likely
         ones by descending logit, K in [0, V], and M requested ids: the last M of `columns`, int32 [R, 1 + K + M], of
         which the others are ignored. Of a row's columns the first `num_valid`, int32 [R], count (None: all); the others
@@ -92,7 +92,7 @@ class WholeVocab:
 WHOLE = WholeVocab()
 
 
-def statistics(logits: Tensor, entropy: bool = False) -> Readings:
+def statistics(logits: Tensor, entropy: bool = False) -> RowReadings:
     """Readings of no tokens: maximum, argmax, log-sum-exp and, if wanted, entropy of each row."""
     no_ids = torch.empty((len(logits), 0), dtype=torch.int32, device=logits.device)
     return token_readings(logits, no_ids, entropy=entropy)

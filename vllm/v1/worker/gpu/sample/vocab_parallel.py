@@ -16,7 +16,7 @@ from torch import Tensor
 from vllm.distributed.communicator import Communicator
 from vllm.distributed.vocab_slice import VocabSlice
 from vllm.ops.count_above import count_above
-from vllm.ops.token_readings import Readings
+from vllm.ops.token_readings import RowReadings
 from vllm.ops.top_p import keep_top_p_
 from vllm.ops.topk import topk
 from vllm.v1.worker.gpu.buffer_utils import upload
@@ -67,7 +67,7 @@ class SlicedVocab(WholeVocab):
         num_valid: Tensor | None,
         entropy: bool = False,
         first: Tensor | None = None,
-    ) -> Readings:
+    ) -> RowReadings:
         if self._is_wide(columns.shape[1] + num_topk):
             return super().read(self.slice.gather_rows(logits), columns, num_topk, num_valid, entropy, first)
         # Tokens given by id; top-k and argmax come with their logits.
@@ -95,7 +95,7 @@ class SlicedVocab(WholeVocab):
         token_ids = torch.cat((first_ids, top_ids, named[:, num_first:]), dim=1)
         row_entropy = _join_entropies(lses, entropies[0]) if entropy else None
         lse = lses.double().logsumexp(dim=0).float()
-        return Readings(read, ranks, lse, argmax, highest, row_entropy, token_ids=token_ids)
+        return RowReadings(read, ranks, lse, argmax, highest, row_entropy, token_ids=token_ids)
 
     def highest(self, logits: Tensor) -> Tensor:
         return self._group.all_gather(logits.amax(dim=-1)).amax(dim=0)

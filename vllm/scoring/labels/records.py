@@ -12,6 +12,8 @@ from vllm.exceptions import CliError, VLLMValidationError
 from vllm.scoring.files import Item
 
 if TYPE_CHECKING:
+    import pyarrow as pa
+
     from vllm.outputs import LabelScores
     from vllm.tokenizers.tokenizer import Tokenizer
 
@@ -49,6 +51,21 @@ class Labels:
         """Tokens of the longest label."""
         return max(len(ids) for ids in self.token_ids)
 
+    def schema(self) -> pa.Schema:
+        """The columns of `label_results`; those by label are structs with a field a label."""
+        import pyarrow as pa
+
+        number, integer, string = pa.float64(), pa.int64(), pa.string()
+        floats, integers, float_lists, integer_lists = (
+            pa.struct([(name, value) for name in self.names])
+            for value in (number, integer, pa.list_(number), pa.list_(integer))
+        )
+        columns = {"probs": floats, "logprobs": floats, "logits": floats, "ranks": integers}
+        columns |= {"label_mass": number, "prediction": string}
+        if self.longest > 1:
+            columns |= {"normalized_logprobs": floats, "token_logprobs": float_lists, "token_ranks": integer_lists}
+        return pa.schema({**columns, "num_prompt_tokens": integer, "error": string})
+
     def headings(self) -> dict[str, str]:
         """Each name as a table shows it: an id with its text."""
         return {
@@ -57,19 +74,14 @@ class Labels:
         }
 
 
-def make_record(
-    index: int, item: Item, num_prompt_tokens: int | None, scores: LabelScores | str, labels: Labels
-) -> dict[str, Any]:
-    """One text's line of the output file, or its error's; the input's other fields are kept where no result has their
-    name. A value that is not finite is None, as is `num_prompt_tokens` if the server did not say."""
-    record: dict[str, Any] = {"index": index, "text": item.text}
-    if isinstance(scores, str) or scores.error is not None:
-        error = scores if isinstance(scores, str) else scores.error
-        results: dict[str, Any] = {"num_prompt_tokens": num_prompt_tokens, "error": error}
-    else:
-        results = {**_results(scores, labels), "num_prompt_tokens": num_prompt_tokens}
-    kept = {name: value for name, value in item.fields.items() if name not in results and name not in record}
-    return {**record, **kept, **results}
+def label_results(num_prompt_tokens: int | None, scores: LabelScores | str, labels: Labels) -> dict[str, Any]:
+    """What a row has beside the input, or its error. A value that is not finite is None, as is `num_prompt_tokens` if
+    the server did not say."""
+    error = scores if isinstance(scores, str) else scores.error
+    if error is not None:
+        return {"num_prompt_tokens": num_prompt_tokens, "error": error}
+    assert not isinstance(scores, str)
+    return {**_results(scores, labels), "num_prompt_tokens": num_prompt_tokens}
 
 
 def _results(scores: LabelScores, labels: Labels) -> dict[str, Any]:

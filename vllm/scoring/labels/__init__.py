@@ -1,0 +1,1 @@
+"""`vllm score`: how likely is each label to come next?"""

@@ -1,0 +1,86 @@
+"""SamplingParams in bodies: models with the fields that an endpoint takes, made of their rows."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal
+
+import numpy as np
+from pydantic import BaseModel, Field, create_model
+
+from vllm.sampling_fields import At, SamplingField
+from vllm.sampling_params import FIELDS, SamplingParams
+from vllm.server.protocol.base import (
+    UNREAD,
+    UNREAD_LIST,
+    IdRows,
+    LogitBias,
+    Object,
+    RequestModel,
+    Text,
+    TokenId,
+)
+from vllm.structured_params import RepetitionDetectionParams
+from vllm.utils.checks import check_token_ids
+
+
+class RepetitionDetection(RequestModel):
+    """When a sequence that repeats itself is to end: a pattern of so many tokens, so many times in a row."""
+
+    ACCEPTED: ClassVar[tuple[str, ...]] = ()
+
+    max_pattern_size: int | None = Field(None, ge=0, le=2**31 - 1, description="0: never.")
+    min_pattern_size: int | None = Field(None, ge=0, le=2**31 - 1)
+    min_count: int | None = Field(None, ge=0, le=2**31 - 1)
+
+
+def _json_types(row: SamplingField) -> dict[Any, Any]:
+    """What JSON has for some types of Python. SamplingParams checks the values."""
+    texts = Text | Annotated[list[Text], Field(max_length=row.most)] | None
+    ids = Annotated[list[TokenId], Field(min_length=row.least), UNREAD_LIST]
+    return {
+        str | list[str] | None: Annotated[texts, UNREAD],
+        list[str] | None: Annotated[texts, UNREAD],
+        list[int] | None: ids | None,
+        list[int] | list[list[int]] | np.ndarray | None: IdRows | None,
+        dict[int, float] | None: LogitBias | None,
+        dict[str, Any] | None: Object | None,
+        bool | Literal["never"]: Annotated[bool | Literal["never"] | None, UNREAD],
+        RepetitionDetectionParams | None: RepetitionDetection | None,
+    }
+
+
+def _field(row: SamplingField, default: Any) -> Any:
+    options = {"default_factory": default} if callable(default) else {"default": default}
+    return Field(**options, description=row.about)
+
+
+class SamplingBody(RequestModel):
+    """Base of the models. Fields left out have the model's defaults, or else vLLM's."""
+
+    SAMPLING_FIELDS: ClassVar[tuple[str, ...]] = ()
+
+    def sampling_fields(self, defaults: Mapping[str, Any]) -> dict[str, Any]:
+        """SamplingParams' fields as given; `defaults` are those of fields left out. Stop tokens of both count."""
+        fields = dict(defaults)
+        for name in self.SAMPLING_FIELDS:
+            value = getattr(self, name)
+            if value is not None:
+                fields[name] = value.model_dump(exclude_none=True) if isinstance(value, BaseModel) else value
+        if defaults.get("stop_token_ids"):
+            given = check_token_ids("stop_token_ids", fields["stop_token_ids"])
+            fields["stop_token_ids"] = [*given, *defaults["stop_token_ids"]]
+        return fields
+
+
+def sampling_body(name: str, at: At, **defaults: Any) -> Any:
+    """A SamplingBody with the fields that an endpoint takes; their default is None, or what `defaults` have or make."""
+    types = SamplingParams.__annotations__
+    rows = {name: row for name, row in FIELDS.items() if at in row.at}
+    fields: dict[str, Any] = {
+        name: (_json_types(row).get(types[name], types[name] | None), _field(row, defaults.get(name)))
+        for name, row in rows.items()
+    }
+    body: Any = create_model(name, __base__=SamplingBody, __module__=__name__, **fields)
+    body.SAMPLING_FIELDS = tuple(rows)
+    return body
