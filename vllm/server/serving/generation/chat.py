@@ -10,7 +10,7 @@ from typing import Any
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from vllm.chat.templates import normal_messages, render_conversations
+from vllm.chat import normal_messages, render_conversations
 from vllm.exceptions import shown
 from vllm.outputs import CompletionOutput, RequestOutput
 from vllm.server.errors import ApiError
