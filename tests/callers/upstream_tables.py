@@ -296,6 +296,8 @@ SKIPS = (
     ("eagle", SPECULATION),
     ("dynamic_tokenizer", HUB),
     ("test_min_tokens_validation", ERRORS),
+    ("spec_decode_metrics", SPECULATION),
+    ("thinking_budget", "reasoning parsers"),
 )
 """What is not run: a part of the test's id, at whose end stands a space, and why."""
 
