@@ -42,7 +42,9 @@ def test_a_stub_for_every_listed_module():
     assert found["vllm.model_executor"] == ""
     for module, text in found.items():
         compile(text, module, "exec")
-    missing = [module for module in table().rooms if module not in found and module not in ("vllm.config", "vllm.utils")]
+    missing = [
+        module for module in table().rooms if module not in found and module not in ("vllm.config", "vllm.utils")
+    ]
     assert not missing
 
 
