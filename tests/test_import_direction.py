@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[1]
 # from the end of the list is its entry.
 ORDER = """
     env_table envs version logger exceptions utils logprobs lora structured_params beam_search
-    sampling_fields sampling_params pooling_params tasks inputs pooling_outputs outputs
+    sampling_fields sampling_params pooling_params inputs pooling_outputs outputs
     plugins usage config tracing tokenizers ops
     distributed attention quantization layers models loader
     v1.request v1.outputs v1.messages v1.core v1.sample v1.worker v1.executor
