@@ -13,9 +13,9 @@ from byte_tokenizer import make_byte_tokenizer
 from tiny_llm import is_empty, make_tiny_llm, make_tiny_model
 
 from vllm import LLM, SamplingParams
-from vllm.beam_search import BeamSearchParams
 from vllm.decisions.params import DecisionParams
 from vllm.decisions.plan import DecisionPlan
+from vllm.params.beam_search import BeamSearchParams
 from vllm.v1.engine.llm_engine import LLMEngine
 
 QUIET = {"use_tqdm": False}
