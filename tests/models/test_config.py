@@ -66,9 +66,9 @@ def test_defaults_are_those_of_transformers(arch: str, tmp_path: Path) -> None:
         assert spec.layers[0].window == getattr(theirs, "sliding_window", None)
         assert spec.layers[0].qkv_bias == (arch == "qwen2" or getattr(theirs, "attention_bias", arch == "opt"))
         if arch == "opt":
-            assert spec.embedding_size == 64 and spec.mlp.activation == "relu" and spec.block == "pre"
+            assert spec.embedding_size == 64 and spec.mlps[0].activation == "relu" and spec.block == "pre"
         else:
-            assert spec.mlp.activation == theirs.hidden_act and spec.norm.eps == theirs.rms_norm_eps
+            assert spec.mlps[0].activation == theirs.hidden_act and spec.norm.eps == theirs.rms_norm_eps
             assert spec.layers[0].rotary.rope == RopeConfig()
 
 

@@ -13,7 +13,7 @@ from vllm.models.dense.gpt_neox import GPTNeoXForCausalLM
 from vllm.models.dense.llama import LlamaForCausalLM
 from vllm.models.dense.mistral import MistralForCausalLM
 from vllm.models.dense.phi import PhiForCausalLM
-from vllm.models.dense.qwen2 import Qwen2ForCausalLM
+from vllm.models.dense.qwen import Qwen2ForCausalLM
 from vllm.models.registry import TRANSFORMERS, model_entry
 from vllm.models.spec import DecoderSpec
 

@@ -16,7 +16,7 @@ from vllm.distributed.parallel_state import tensor_parallel
 from vllm.engine.arg_utils import EngineArgs
 from vllm.loader.weights import checkpoint_slots, load_weights
 from vllm.models.dense.llama import LlamaForCausalLM
-from vllm.models.dense.qwen2 import Qwen2ForCausalLM
+from vllm.models.dense.qwen import Qwen2ForCausalLM
 
 VOCAB_SIZE = 199  # no rank count but 1 divides it
 PARAMS = SamplingParams(max_tokens=6, temperature=0, logprobs=5, prompt_logprobs=3, ignore_eos=True, detokenize=False)

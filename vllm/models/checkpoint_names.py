@@ -13,6 +13,24 @@ from vllm.models.spec import DecoderSpec
 Parts = Iterable[tuple[str, Tensor]]
 Transform = Callable[[str, Tensor, DecoderSpec], Parts]
 
+# Names that several families have.
+MEGATRON = (
+    (r"\.(self_attention|attention|self_attn)\.query_key_value\.", ".self_attn.qkv_proj."),
+    (r"\.(self_attention|attention|self_attn)\.dense\.", ".self_attn.o_proj."),
+    (r"\.mlp\.dense_h_to_4h\.", ".mlp.up_proj."),
+    (r"\.mlp\.dense_4h_to_h\.", ".mlp.down_proj."),
+)
+FAIRSEQ = (
+    (r"\.self_attn_layer_norm\.", ".input_layernorm."),
+    (r"(layers\.\d+)\.final_layer_norm\.", r"\1.post_attention_layernorm."),
+    (r"\.self_attn\.out_proj\.", ".self_attn.o_proj."),
+)
+TWO_LAYERS = ((r"(\.mlp)?\.fc1\.", ".mlp.up_proj."), (r"(\.mlp)?\.fc2\.", ".mlp.down_proj."))
+QK_LAYERNORMS = ((r"\.self_attn\.([qk])_layernorm\.", r".self_attn.\1_norm."),)
+OUTPUT_NORMS = (
+    (r"\.post_attention_layernorm\.", ".attention_output_norm."),
+    (r"\.post_feedforward_layernorm\.", ".mlp_output_norm."),
+)
 # Tables that older checkpoints hold and every model computes.
 _COMPUTED = re.compile(r".*(rotary_emb\.(inv_freq|cos_cached|sin_cached)|rotary_pos_emb\.inv_freq|attn\.masked_bias)")
 
@@ -104,5 +122,5 @@ def split_gate_up(name: str, tensor: Tensor, spec: DecoderSpec) -> Parts:
     if not _of(name, "gate_up_proj"):
         yield name, tensor
         return
-    for part, rows in zip(("gate_proj", "up_proj"), tensor.split(spec.mlp.intermediate_size), strict=True):
+    for part, rows in zip(("gate_proj", "up_proj"), tensor.split(spec.mlps[0].intermediate_size), strict=True):
         yield name.replace("gate_up_proj", part), rows

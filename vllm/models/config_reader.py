@@ -204,13 +204,14 @@ class ConfigReader:
     def decoder(
         self,
         attention: AttentionSpec | Sequence[AttentionSpec],
-        mlp: MlpSpec,
+        mlp: MlpSpec | Sequence[MlpSpec],
         norm: NormSpec,
         tied: bool = False,
         **fields: Any,
     ) -> DecoderSpec:
-        """The whole; one `attention` stands for all layers, `tied` is the family's default."""
+        """The whole; one `attention` or `mlp` stands for all layers, `tied` is the family's default."""
         layers = (attention,) * self.num_layers if isinstance(attention, AttentionSpec) else tuple(attention)
+        mlps = (mlp,) * self.num_layers if isinstance(mlp, MlpSpec) else tuple(mlp)
         common: dict[str, Any] = {
             "vocab_size": self.integer("padded_vocab_size", "vocab_size"),
             "hidden_size": self.hidden_size,
@@ -218,7 +219,7 @@ class ConfigReader:
             "final_norm": norm,
             "tie_word_embeddings": self.boolean("tie_word_embeddings", default=tied),
         }
-        return DecoderSpec(layers=layers, mlp=mlp, norm=norm, **(common | fields))
+        return DecoderSpec(layers=layers, mlps=mlps, norm=norm, **(common | fields))
 
     def _max_positions(self, layers: Sequence[AttentionSpec], given: int | None) -> int:
         names = "max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "n_ctx"
@@ -228,6 +229,11 @@ class ConfigReader:
             trained = max(trained, scaled_context(trained, ropes[0].params | {"rope_type": ropes[0].rope_type}))
         bounds = [rope.params["original_max_position_embeddings"] for rope in ropes if rope.rope_type == "longrope"]
         return min([trained, *bounds])
+
+    def every_nth_full(self, count: int, is_first: bool = False) -> list[str]:
+        """Kinds of the layers: the last of each `count`, or the first, attends to all tokens."""
+        full = 0 if is_first else count - 1
+        return ["full_attention" if i % count == full else "sliding_attention" for i in range(self.num_layers)]
 
     def layer_kinds(self, default: Sequence[str]) -> list[str]:
         """ "full_attention" or "sliding_attention" of each layer, by layer_types."""

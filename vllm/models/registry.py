@@ -15,74 +15,53 @@ if TYPE_CHECKING:
 
 logger = init_logger(__name__)
 
-# Architecture: module of this package, and class.
-_NATIVE = {
-    "ApertusForCausalLM": "apertus:ApertusForCausalLM",
-    "ArceeForCausalLM": "arcee:ArceeForCausalLM",
-    "BaichuanForCausalLM": "baichuan:BaichuanForCausalLM",
-    "BaiChuanForCausalLM": "baichuan:BaichuanForCausalLM",
-    "BioGptForCausalLM": "xglm:BioGptForCausalLM",
-    "BitNetForCausalLM": "bitnet:BitNetForCausalLM",
-    "BloomForCausalLM": "bloom:BloomForCausalLM",
-    "ChatGLMForConditionalGeneration": "chatglm:ChatGLMForConditionalGeneration",
-    "ChatGLMModel": "chatglm:ChatGLMForConditionalGeneration",
-    "CodeGenForCausalLM": "codegen:CodeGenForCausalLM",
-    "Cohere2ForCausalLM": "cohere:Cohere2ForCausalLM",
-    "CohereForCausalLM": "cohere:CohereForCausalLM",
-    "CwmForCausalLM": "cwm:CwmForCausalLM",
-    "Ernie4_5ForCausalLM": "ernie4_5:Ernie4_5ForCausalLM",
-    "Exaone4ForCausalLM": "exaone4:Exaone4ForCausalLM",
-    "FalconForCausalLM": "falcon:FalconForCausalLM",
-    "Gemma2ForCausalLM": "gemma:Gemma2ForCausalLM",
-    "Gemma3ForCausalLM": "gemma:Gemma3ForCausalLM",
-    "Gemma3nForCausalLM": "gemma3n:Gemma3nForCausalLM",
-    "Gemma4ForCausalLM": "gemma4:Gemma4ForCausalLM",
-    "Gemma4UnifiedForCausalLM": "gemma4:Gemma4UnifiedForCausalLM",
-    "GemmaForCausalLM": "gemma:GemmaForCausalLM",
-    "Glm4ForCausalLM": "glm:Glm4ForCausalLM",
-    "GlmForCausalLM": "glm:GlmForCausalLM",
-    "GPT2LMHeadModel": "gpt2:GPT2LMHeadModel",
-    "GPTBigCodeForCausalLM": "gpt_bigcode:GPTBigCodeForCausalLM",
-    "GPTJForCausalLM": "gptj:GPTJForCausalLM",
-    "GPTNeoForCausalLM": "gpt_neo:GPTNeoForCausalLM",
-    "GPTNeoXForCausalLM": "gpt_neox:GPTNeoXForCausalLM",
-    "GraniteForCausalLM": "granite:GraniteForCausalLM",
-    "GraniteSWAForCausalLM": "granite:GraniteSWAForCausalLM",
-    "HeliumForCausalLM": "helium:HeliumForCausalLM",
-    "HunYuanDenseV1ForCausalLM": "hunyuan:HunYuanDenseV1ForCausalLM",
-    "HyperCLOVAXForCausalLM": "granite:HyperCLOVAXForCausalLM",
-    "InternLM2ForCausalLM": "internlm:InternLM2ForCausalLM",
-    "InternLM3ForCausalLM": "internlm:InternLM3ForCausalLM",
-    "InternLMForCausalLM": "internlm:InternLMForCausalLM",
-    "Jais2ForCausalLM": "jais2:Jais2ForCausalLM",
-    "LlamaForCausalLM": "llama:LlamaForCausalLM",
-    "MiniCPMForCausalLM": "minicpm:MiniCPMForCausalLM",
-    "Ministral3ForCausalLM": "mistral:Ministral3ForCausalLM",
-    "MinistralForCausalLM": "mistral:MinistralForCausalLM",
-    "MistralForCausalLM": "mistral:MistralForCausalLM",
-    "MptForCausalLM": "mpt:MPTForCausalLM",
-    "MPTForCausalLM": "mpt:MPTForCausalLM",
-    "NanoChatForCausalLM": "nanochat:NanoChatForCausalLM",
-    "NemotronForCausalLM": "nemotron:NemotronForCausalLM",
-    "Olmo2ForCausalLM": "olmo2:Olmo2ForCausalLM",
-    "Olmo3ForCausalLM": "olmo2:Olmo3ForCausalLM",
-    "OlmoForCausalLM": "olmo:OlmoForCausalLM",
-    "OpenAIGPTLMHeadModel": "openai_gpt:OpenAIGPTLMHeadModel",
-    "OPTForCausalLM": "opt:OPTForCausalLM",
-    "PersimmonForCausalLM": "persimmon:PersimmonForCausalLM",
-    "Phi3ForCausalLM": "phi3:Phi3ForCausalLM",
-    "PhiForCausalLM": "phi:PhiForCausalLM",
-    "Qwen2ForCausalLM": "qwen2:Qwen2ForCausalLM",
-    "Qwen3ForCausalLM": "qwen3:Qwen3ForCausalLM",
-    "RWForCausalLM": "falcon:FalconForCausalLM",
-    "SeedOssForCausalLM": "seed_oss:SeedOssForCausalLM",
-    "SmolLM3ForCausalLM": "smollm3:SmolLM3ForCausalLM",
-    "StableLMEpochForCausalLM": "stablelm:StableLmForCausalLM",
-    "StableLmForCausalLM": "stablelm:StableLmForCausalLM",
-    "Starcoder2ForCausalLM": "starcoder2:Starcoder2ForCausalLM",
-    "VaultGemmaForCausalLM": "gemma:VaultGemmaForCausalLM",
-    "XGLMForCausalLM": "xglm:XGLMForCausalLM",
+# Decoders, by their module in `dense/`.
+_DENSE = {
+    "apertus": "ApertusForCausalLM",
+    "baichuan": "BaichuanForCausalLM",
+    "bitnet": "BitNetForCausalLM",
+    "bloom": "BloomForCausalLM",
+    "chatglm": "ChatGLMForConditionalGeneration",
+    "cohere": "Cohere2ForCausalLM CohereForCausalLM",
+    "exaone4": "Exaone4ForCausalLM",
+    "falcon": "FalconForCausalLM",
+    "gemma": "Gemma2ForCausalLM Gemma3ForCausalLM GemmaForCausalLM VaultGemmaForCausalLM",
+    "gemma3n": "Gemma3nForCausalLM",
+    "gemma4": "Gemma4ForCausalLM Gemma4UnifiedForCausalLM",
+    "glm": "Glm4ForCausalLM GlmForCausalLM",
+    "gpt2": "GPT2LMHeadModel GPTBigCodeForCausalLM GPTNeoForCausalLM OpenAIGPTLMHeadModel",
+    "gpt_neox": "GPTNeoXForCausalLM",
+    "gptj": "CodeGenForCausalLM GPTJForCausalLM",
+    "granite": "GraniteForCausalLM GraniteSWAForCausalLM HyperCLOVAXForCausalLM",
+    "internlm": "InternLM2ForCausalLM InternLM3ForCausalLM InternLMForCausalLM",
+    "jais2": "Jais2ForCausalLM",
+    "llama": (
+        "ArceeForCausalLM CwmForCausalLM Ernie4_5ForCausalLM HeliumForCausalLM HunYuanDenseV1ForCausalLM "
+        "LlamaForCausalLM MiniCPMForCausalLM SeedOssForCausalLM SmolLM3ForCausalLM"
+    ),
+    "mistral": "Ministral3ForCausalLM MinistralForCausalLM MistralForCausalLM",
+    "mpt": "MPTForCausalLM",
+    "nanochat": "NanoChatForCausalLM",
+    "nemotron": "NemotronForCausalLM",
+    "olmo": "Olmo2ForCausalLM Olmo3ForCausalLM OlmoForCausalLM",
+    "opt": "OPTForCausalLM",
+    "persimmon": "PersimmonForCausalLM",
+    "phi": "Phi3ForCausalLM PhiForCausalLM",
+    "qwen": "Qwen2ForCausalLM Qwen3ForCausalLM",
+    "stablelm": "StableLmForCausalLM",
+    "starcoder2": "Starcoder2ForCausalLM",
+    "xglm": "BioGptForCausalLM XGLMForCausalLM",
 }
+# Other names of these.
+_SYNONYMS = {
+    "BaiChuanForCausalLM": "BaichuanForCausalLM",
+    "ChatGLMModel": "ChatGLMForConditionalGeneration",
+    "MptForCausalLM": "MPTForCausalLM",
+    "RWForCausalLM": "FalconForCausalLM",
+    "StableLMEpochForCausalLM": "StableLmForCausalLM",
+}
+_NATIVE = {name: f"vllm.models.dense.{module}:{name}" for module, names in _DENSE.items() for name in names.split()}
+_NATIVE |= {name: _NATIVE[known] for name, known in _SYNONYMS.items()}
 
 # Options with which transformers' module runs an architecture, unless model_impl says otherwise.
 _LEFT_TO_TRANSFORMERS = {"Gemma4ForCausalLM": "enable_moe_block"}
@@ -192,9 +171,7 @@ class _ModelRegistry:
     """The architectures that have a model here, and callers' own."""
 
     def __init__(self) -> None:
-        self._models: dict[str, type[nn.Module] | str] = {
-            name: f"vllm.models.dense.{entry}" for name, entry in _NATIVE.items()
-        }
+        self._models: dict[str, type[nn.Module] | str] = {**_NATIVE}
 
     def get_supported_archs(self) -> AbstractSet[str]:
         """Their names in config.json."""

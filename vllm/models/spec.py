@@ -1,4 +1,6 @@
-"""What a dense decoder is, as data: its config.json says which; `decoder.py` builds it."""
+"""What a decoder is, as data: its config.json says which; `decoder.py` builds it. A layer has what mixes tokens
+(`attention.py`) and what follows (`mlp.py`): another kind of either is a class of specs here, a module beside these and
+a line where DecoderLayer builds its parts."""
 
 from __future__ import annotations
 
@@ -120,12 +122,11 @@ Block = Literal["pre", "post", "output", "both", "parallel", "parallel_two"]
 
 @dataclass(frozen=True)
 class DecoderSpec:
-    """A dense decoder.
+    """A decoder.
 
     Attributes:
         max_positions: tokens of context that the model was made for.
-        layers: the attention of each layer.
-        mlps: the MLP of each layer where they differ; else `mlp` is that of all.
+        layers, mlps: the attention and the MLP of each layer.
         norm: the blocks' norms.
         block: where they stand. "pre": before attention and MLP. "output": after each, before it is added to the
             residual stream. "both": before and after each. "post": on the stream, after each was added. "parallel":
@@ -144,7 +145,7 @@ class DecoderSpec:
     hidden_size: int
     max_positions: int
     layers: tuple[AttentionSpec, ...]
-    mlp: MlpSpec
+    mlps: tuple[MlpSpec, ...]
     norm: NormSpec
     final_norm: NormSpec | None
     block: Block = "pre"
@@ -157,11 +158,6 @@ class DecoderSpec:
     logits_scale: float = 1.0
     logits_softcap: float | None = None
     head_bias: bool = False
-    mlps: tuple[MlpSpec, ...] = ()
     per_layer_input: PerLayerInputSpec | None = None
     layer_scale: bool = False
     residual_of_norm: bool = False
-
-    def mlp_of(self, layer: int) -> MlpSpec:
-        """The MLP of a layer, by its index."""
-        return self.mlps[layer] if self.mlps else self.mlp

@@ -7,6 +7,7 @@ import os
 import platform
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from vllm.config.quantization import QUANTIZATIONS
 from vllm.utils.device import cuda_problem
 
 if TYPE_CHECKING:
@@ -82,11 +83,7 @@ class Platform:
     dist_backend = ""
     device_control_env_var = "VLLM_DEVICE_CONTROL_ENV_VAR_PLACEHOLDER"
     simple_compile_backend = "eager"
-    supported_quantization: tuple[str, ...] = tuple(
-        (
-            "gguf int8 int4 auto-round awq bitsandbytes compressed-tensors fp8 gptq modelopt mxfp4 squeezellm torchao"
-        ).split()
-    )
+    supported_quantization: tuple[str, ...] = tuple(name for name in QUANTIZATIONS if name is not None)
 
     @property
     def supported_dtypes(self) -> list[torch.dtype]:

@@ -17,7 +17,7 @@ from tiny_llm import is_empty, make_tiny_llm, make_tiny_model
 from torch.utils._device import _device_constructors
 
 from vllm import LLM, SamplingParams
-from vllm.models.decoder import DecoderMLP
+from vllm.models.mlp import DecoderMLP
 from vllm.v1.worker.gpu.piecewise_graphs import PiecewiseGraphs, sizes_up_to
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="it is for the pretended device")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from vllm.models.alibi import alibi_slopes
-from vllm.models.checkpoint_names import CheckpointNames, split_grouped_qkv
+from vllm.models.checkpoint_names import MEGATRON, CheckpointNames, split_grouped_qkv
 from vllm.models.config_reader import ConfigReader
 from vllm.models.decoder import DecoderForCausalLM
 from vllm.models.spec import DecoderSpec, MlpSpec
@@ -17,10 +17,7 @@ class BloomForCausalLM(DecoderForCausalLM):
             (r"^word_embeddings\.", "model.embed_tokens."),
             (r"^word_embeddings_layernorm\.", "model.embed_norm."),
             (r"^ln_f\.", "model.norm."),
-            (r"\.self_attention\.query_key_value\.", ".self_attn.qkv_proj."),
-            (r"\.self_attention\.dense\.", ".self_attn.o_proj."),
-            (r"\.mlp\.dense_h_to_4h\.", ".mlp.up_proj."),
-            (r"\.mlp\.dense_4h_to_h\.", ".mlp.down_proj."),
+            *MEGATRON,
         ),
         (split_grouped_qkv,),
     )

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from vllm.config.checkpoint.config import RopeConfig
 from vllm.models.checkpoint_names import (
+    MEGATRON,
     CheckpointNames,
     Parts,
     split_gate_up,
@@ -31,10 +32,8 @@ class ChatGLMForConditionalGeneration(DecoderForCausalLM):
             (r"^transformer\.encoder\.final_layernorm\.", "model.norm."),
             (r"^transformer\.encoder\.", "model."),
             (r"^transformer\.output_layer\.", "lm_head."),
-            (r"\.self_attention\.query_key_value\.", ".self_attn.qkv_proj."),
-            (r"\.self_attention\.dense\.", ".self_attn.o_proj."),
             (r"\.mlp\.dense_h_to_4h\.", ".mlp.gate_up_proj."),
-            (r"\.mlp\.dense_4h_to_h\.", ".mlp.down_proj."),
+            *MEGATRON,
         ),
         (split_query_key_value, split_gate_up),
     )

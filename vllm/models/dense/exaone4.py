@@ -5,19 +5,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from vllm.models.checkpoint_names import CheckpointNames
+from vllm.models.checkpoint_names import OUTPUT_NORMS, CheckpointNames
 from vllm.models.config_reader import ConfigReader
 from vllm.models.decoder import DecoderForCausalLM
 from vllm.models.spec import DecoderSpec
 
 
 class Exaone4ForCausalLM(DecoderForCausalLM):
-    names = CheckpointNames(
-        (
-            (r"\.post_attention_layernorm\.", ".attention_output_norm."),
-            (r"\.post_feedforward_layernorm\.", ".mlp_output_norm."),
-        )
-    )
+    names = CheckpointNames(OUTPUT_NORMS)
 
     @classmethod
     def describe(cls, reader: ConfigReader) -> DecoderSpec:
@@ -26,10 +21,10 @@ class Exaone4ForCausalLM(DecoderForCausalLM):
         pattern = reader.get("sliding_window_pattern", default=4) or 1
         if isinstance(pattern, str):
             # "LLLG": local and global layers.
-            is_local = [pattern[index % len(pattern)] == "L" for index in range(reader.num_layers)]
+            kind_of = {True: "sliding_attention", False: "full_attention"}
+            kinds = [kind_of[pattern[index % len(pattern)] == "L"] for index in range(reader.num_layers)]
         else:
-            is_local = [(index + 1) % pattern != 0 for index in range(reader.num_layers)]
-        kinds = ["sliding_attention" if local else "full_attention" for local in is_local]
+            kinds = reader.every_nth_full(pattern)
         layers = reader.windowed(attention, default_window=4096, default_kinds=kinds)
         if reader.config.raw.get("sliding_window", 4096) is not None:
             layers = tuple(layer if layer.window else replace(layer, rotary=None) for layer in layers)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from vllm.models.alibi import bfloat16_slopes
-from vllm.models.checkpoint_names import CheckpointNames, split_grouped_qkv
+from vllm.models.checkpoint_names import MEGATRON, CheckpointNames, split_grouped_qkv
 from vllm.models.config_reader import ConfigReader
 from vllm.models.decoder import DecoderForCausalLM
 from vllm.models.spec import Block, DecoderSpec, RotarySpec
@@ -18,10 +18,7 @@ class FalconForCausalLM(DecoderForCausalLM):
             (r"^ln_f\.", "model.norm."),
             (r"\.ln_attn\.", ".input_layernorm."),
             (r"\.ln_mlp\.", ".post_attention_layernorm."),
-            (r"\.self_attention\.query_key_value\.", ".self_attn.qkv_proj."),
-            (r"\.self_attention\.dense\.", ".self_attn.o_proj."),
-            (r"\.mlp\.dense_h_to_4h\.", ".mlp.up_proj."),
-            (r"\.mlp\.dense_4h_to_h\.", ".mlp.down_proj."),
+            *MEGATRON,
         ),
         (split_grouped_qkv,),
     )

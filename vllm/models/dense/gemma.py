@@ -8,18 +8,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, ClassVar
 
-from vllm.models.checkpoint_names import CheckpointNames
+from vllm.models.checkpoint_names import OUTPUT_NORMS, CheckpointNames
 from vllm.models.config_reader import ConfigReader
 from vllm.models.decoder import DecoderForCausalLM
 from vllm.models.spec import AttentionSpec, Block, DecoderSpec, MlpSpec, NormSpec
 
-BOTH_NORMS = CheckpointNames(
-    (
-        (r"\.post_attention_layernorm\.", ".attention_output_norm."),
-        (r"\.pre_feedforward_layernorm\.", ".post_attention_layernorm."),
-        (r"\.post_feedforward_layernorm\.", ".mlp_output_norm."),
-    )
-)
+_MLP_NORM = (r"\.pre_feedforward_layernorm\.", ".post_attention_layernorm.")
+BOTH_NORMS = CheckpointNames((*OUTPUT_NORMS, _MLP_NORM))
 
 
 def describe(
@@ -27,7 +22,7 @@ def describe(
     block: Block,
     layers: Sequence[AttentionSpec],
     softcap: float | None,
-    mlp: MlpSpec | None = None,
+    mlp: MlpSpec | Sequence[MlpSpec] | None = None,
     norm: NormSpec | None = None,
 ) -> DecoderSpec:
     """A Gemma of these layers; `softcap` is the family's default for logits, `norm` 1 + weight if None."""
@@ -58,11 +53,6 @@ def attention_of(reader: ConfigReader, **fields: Any) -> AttentionSpec:
     )
 
 
-def every_nth_full(reader: ConfigReader, pattern: int) -> list[str]:
-    """Kinds of the layers: every `pattern`-th attends to all tokens."""
-    return ["sliding_attention" if (i + 1) % pattern else "full_attention" for i in range(reader.num_layers)]
-
-
 class GemmaForCausalLM(DecoderForCausalLM):
     @classmethod
     def describe(cls, reader: ConfigReader) -> DecoderSpec:
@@ -83,14 +73,14 @@ class Gemma2ForCausalLM(DecoderForCausalLM):
     @classmethod
     def describe(cls, reader: ConfigReader) -> DecoderSpec:
         reader.ignore("cache_implementation")
-        kinds = every_nth_full(reader, 2)
+        kinds = reader.every_nth_full(2)
         attention = attention_of(reader, softcap=reader.optional_number("attn_logit_softcapping", default=50.0))
         layers = reader.windowed(attention, default_window=4096, default_kinds=kinds)
         return describe(reader, cls.block, layers, 30.0)
 
 
 class VaultGemmaForCausalLM(Gemma2ForCausalLM):
-    names = CheckpointNames(((r"\.pre_feedforward_layernorm\.", ".post_attention_layernorm."),))
+    names = CheckpointNames((_MLP_NORM,))
     block = "pre"
 
 
@@ -102,6 +92,6 @@ class Gemma3ForCausalLM(DecoderForCausalLM):
         reader.ignore("cache_implementation")
         pattern = reader.integer("sliding_window_pattern", "_sliding_window_pattern", default=6)
         attention = attention_of(reader, rotary=False, qk_norm=reader.norm(offset=1.0))
-        kinds = every_nth_full(reader, pattern)
+        kinds = reader.every_nth_full(pattern)
         layers = reader.by_kind(attention, kinds, default_window=4096, theta=1e6, sliding_theta=10000.0)
         return describe(reader, "both", layers, None)

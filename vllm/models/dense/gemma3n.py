@@ -14,9 +14,10 @@ from torch import Tensor, nn
 from vllm.attention.backend import AttentionMetadata, KVCache
 from vllm.layers.activation import get_act_fn
 from vllm.layers.linear import ReplicatedLinear
+from vllm.models.attention import RotaryTables
 from vllm.models.config_reader import ConfigReader
-from vllm.models.decoder import Decoder, DecoderForCausalLM, DecoderLayer, RotaryTables
-from vllm.models.dense.gemma import describe, every_nth_full
+from vllm.models.decoder import Decoder, DecoderForCausalLM, DecoderLayer
+from vllm.models.dense.gemma import describe
 from vllm.models.dense.gemma_shared import NAMES, kv_sources, per_layer_input
 from vllm.models.norms import make_norm
 from vllm.models.spec import DecoderSpec, MlpSpec
@@ -157,7 +158,7 @@ class Gemma3nForCausalLM(DecoderForCausalLM):
     @classmethod
     def describe(cls, reader: ConfigReader) -> DecoderSpec:
         reader.ignore("altup_coef_clip")  # in training
-        norm, kinds = reader.norm(), every_nth_full(reader, 5)
+        norm, kinds = reader.norm(), reader.every_nth_full(5)
         base = reader.attention(
             rotary=False,
             head_dim=reader.integer("head_dim", default=256),
@@ -169,7 +170,7 @@ class Gemma3nForCausalLM(DecoderForCausalLM):
         sources = kv_sources(reader, reader.layer_kinds(kinds), 15)
         layers = tuple(replace(layer, kv_source=source) for layer, source in zip(layers, sources, strict=True))
         mlps = cls.mlps(reader)
-        spec = describe(reader, "both", layers, 30.0, mlps[0], norm)
+        spec = describe(reader, "both", layers, 30.0, mlps, norm)
         given = per_layer_input(reader, 256, mlps[0].activation)
         if given is None:
             raise reader.refuse("hidden_size_per_layer_input", "every layer has an input of its own")
@@ -178,8 +179,7 @@ class Gemma3nForCausalLM(DecoderForCausalLM):
         if active >= num_streams:
             raise reader.refuse("altup_active_idx", f"there are {num_streams} streams")
         return Gemma3nSpec(
-            **{field.name: getattr(spec, field.name) for field in fields(spec)}
-            | {"mlps": mlps, "per_layer_input": given},
+            **{field.name: getattr(spec, field.name) for field in fields(spec)} | {"per_layer_input": given},
             num_streams=num_streams,
             active=active,
             scales_active=reader.boolean("altup_correct_scale", default=True),

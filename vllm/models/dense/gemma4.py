@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 from vllm.config.checkpoint.config import RopeConfig
 from vllm.models.config_reader import ConfigReader
 from vllm.models.decoder import DecoderForCausalLM
-from vllm.models.dense.gemma import describe, every_nth_full
+from vllm.models.dense.gemma import describe
 from vllm.models.dense.gemma_shared import NAMES, kv_sources, per_layer_input
 from vllm.models.spec import AttentionSpec, DecoderSpec, RotarySpec
 
@@ -30,15 +30,15 @@ class Gemma4ForCausalLM(DecoderForCausalLM):
         if reader.get("enable_moe_block"):
             raise reader.refuse("enable_moe_block", "its experts run with model_impl='transformers'")
         reader.ignore("num_experts", "top_k_experts", "moe_intermediate_size")
-        kinds = reader.layer_kinds(every_nth_full(reader, 6))
+        kinds = reader.layer_kinds(reader.every_nth_full(6))
         kinds = [*kinds[:-1], "full_attention"]
         sources = kv_sources(reader, kinds, 0)
         spec = describe(reader, "both", cls.layers(reader, kinds, sources), None, norm=reader.norm())
-        size = spec.mlp.intermediate_size
+        mlp = spec.mlps[0]
         if reader.boolean("use_double_wide_mlp", default=False):
-            wide = replace(spec.mlp, intermediate_size=2 * size)
-            spec = replace(spec, mlps=tuple(spec.mlp if source is None else wide for source in sources))
-        given = per_layer_input(reader, cls.per_layer_size, spec.mlp.activation)
+            wide = replace(mlp, intermediate_size=2 * mlp.intermediate_size)
+            spec = replace(spec, mlps=tuple(mlp if source is None else wide for source in sources))
+        given = per_layer_input(reader, cls.per_layer_size, mlp.activation)
         return replace(spec, layer_scale=True, per_layer_input=given)
 
     @classmethod

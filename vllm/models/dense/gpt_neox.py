@@ -3,7 +3,7 @@ positions."""
 
 from __future__ import annotations
 
-from vllm.models.checkpoint_names import CheckpointNames, split_grouped_qkv
+from vllm.models.checkpoint_names import MEGATRON, CheckpointNames, split_grouped_qkv
 from vllm.models.config_reader import ConfigReader
 from vllm.models.decoder import DecoderForCausalLM
 from vllm.models.spec import DecoderSpec
@@ -16,10 +16,7 @@ class GPTNeoXForCausalLM(DecoderForCausalLM):
             (r"^(model\.)?embed_in\.", "model.embed_tokens."),
             (r"^(model\.)?final_layer_norm\.", "model.norm."),
             (r"^embed_out\.", "lm_head."),
-            (r"\.attention\.query_key_value\.", ".self_attn.qkv_proj."),
-            (r"\.attention\.dense\.", ".self_attn.o_proj."),
-            (r"\.mlp\.dense_h_to_4h\.", ".mlp.up_proj."),
-            (r"\.mlp\.dense_4h_to_h\.", ".mlp.down_proj."),
+            *MEGATRON,
         ),
         (split_grouped_qkv,),
         r".*\.attention\.(masked_)?bias|.*\.attention\.rotary_emb\.inv_freq",

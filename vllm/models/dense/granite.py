@@ -44,7 +44,7 @@ class GraniteSWAForCausalLM(GraniteForCausalLM):
     @classmethod
     def layers(cls, reader: ConfigReader) -> Sequence[AttentionSpec]:
         (attention, *_) = super().layers(reader)
-        kinds = ["sliding_attention" if index % 4 else "full_attention" for index in range(reader.num_layers)]
+        kinds = reader.every_nth_full(4, is_first=True)
         layers = reader.windowed(replace(attention, sinks=True), default_window=128, default_kinds=kinds)
         assert attention.rotary is not None
         rope = attention.rotary.rope

@@ -7,7 +7,7 @@ import re
 import torch
 from torch import Tensor
 
-from vllm.models.checkpoint_names import CheckpointNames, Parts
+from vllm.models.checkpoint_names import TWO_LAYERS, CheckpointNames, Parts
 from vllm.models.config_reader import ConfigReader
 from vllm.models.decoder import DecoderForCausalLM
 from vllm.models.spec import DecoderSpec
@@ -22,7 +22,7 @@ def turn_back(name: str, tensor: Tensor, spec: DecoderSpec) -> Parts:
 
 
 class NanoChatForCausalLM(DecoderForCausalLM):
-    names = CheckpointNames(((r"\.mlp\.fc1\.", ".mlp.up_proj."), (r"\.mlp\.fc2\.", ".mlp.down_proj.")), (turn_back,))
+    names = CheckpointNames(TWO_LAYERS, (turn_back,))
 
     @classmethod
     def describe(cls, reader: ConfigReader) -> DecoderSpec:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from vllm.models.checkpoint_names import CheckpointNames
+from vllm.models.checkpoint_names import FAIRSEQ, TWO_LAYERS, CheckpointNames
 from vllm.models.config_reader import ConfigReader
 from vllm.models.decoder import DecoderForCausalLM
 from vllm.models.spec import DecoderSpec, NormSpec, PositionSpec
@@ -13,14 +13,11 @@ _POSITION_OFFSET = 2
 
 class OPTForCausalLM(DecoderForCausalLM):
     names = CheckpointNames(
-        renames=(
+        (
             (r"^(model\.)?decoder\.", "model."),
-            (r"\.self_attn_layer_norm\.", ".input_layernorm."),
-            (r"(layers\.\d+)\.final_layer_norm\.", r"\1.post_attention_layernorm."),
             (r"^(model\.)?final_layer_norm\.", "model.norm."),
-            (r"\.self_attn\.out_proj\.", ".self_attn.o_proj."),
-            (r"\.fc1\.", ".mlp.up_proj."),
-            (r"\.fc2\.", ".mlp.down_proj."),
+            *FAIRSEQ,
+            *TWO_LAYERS,
         )
     )
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from vllm.models.checkpoint_names import CheckpointNames, split_grouped_qkv
+from vllm.models.checkpoint_names import MEGATRON, QK_LAYERNORMS, CheckpointNames, split_grouped_qkv
 from vllm.models.config_reader import ConfigReader
 from vllm.models.decoder import DecoderForCausalLM
 from vllm.models.spec import DecoderSpec
@@ -11,11 +11,8 @@ from vllm.models.spec import DecoderSpec
 class PersimmonForCausalLM(DecoderForCausalLM):
     names = CheckpointNames(
         (
-            (r"\.self_attn\.query_key_value\.", ".self_attn.qkv_proj."),
-            (r"\.self_attn\.dense\.", ".self_attn.o_proj."),
-            (r"\.self_attn\.([qk])_layernorm\.", r".self_attn.\1_norm."),
-            (r"\.mlp\.dense_h_to_4h\.", ".mlp.up_proj."),
-            (r"\.mlp\.dense_4h_to_h\.", ".mlp.down_proj."),
+            *MEGATRON,
+            *QK_LAYERNORMS,
             (r"^(model\.)?final_layernorm\.", "model.norm."),
         ),
         (split_grouped_qkv,),

@@ -1,23 +1,18 @@
-"""Phi-1, Phi-1.5 and Phi-2 (arXiv:2306.11644): attention and MLP of one norm in parallel, partial rotary positions."""
+"""Phi: attention and MLP in parallel, or Llama with fused weights."""
 
 from __future__ import annotations
 
-from vllm.models.checkpoint_names import CheckpointNames
+from vllm.models.checkpoint_names import MEGATRON, QK_LAYERNORMS, TWO_LAYERS, CheckpointNames, split_gate_up, split_qkv
 from vllm.models.config_reader import ConfigReader
 from vllm.models.decoder import DecoderForCausalLM
 from vllm.models.spec import DecoderSpec
 
 
 class PhiForCausalLM(DecoderForCausalLM):
-    names = CheckpointNames(
-        renames=(
-            (r"\.self_attn\.dense\.", ".self_attn.o_proj."),
-            (r"\.self_attn\.([qk])_layernorm\.", r".self_attn.\1_norm."),
-            (r"\.fc1\.", ".up_proj."),
-            (r"\.fc2\.", ".down_proj."),
-            (r"^(model\.)?final_layernorm\.", "model.norm."),
-        )
-    )
+    """Phi-1, Phi-1.5 and Phi-2 (arXiv:2306.11644): attention and MLP of one norm in parallel, partial rotary
+    positions."""
+
+    names = CheckpointNames((*MEGATRON, *QK_LAYERNORMS, *TWO_LAYERS, (r"^(model\.)?final_layernorm\.", "model.norm.")))
 
     @classmethod
     def describe(cls, reader: ConfigReader) -> DecoderSpec:
@@ -31,3 +26,17 @@ class PhiForCausalLM(DecoderForCausalLM):
             block="parallel",
             head_bias=True,
         )
+
+
+class Phi3ForCausalLM(DecoderForCausalLM):
+    """Phi-3, Phi-3.5 and Phi-4 (arXiv:2404.14219): Llama with fused weights, LongRoPE and, in some, a window."""
+
+    names = CheckpointNames(transforms=(split_qkv, split_gate_up))
+
+    @classmethod
+    def describe(cls, reader: ConfigReader) -> DecoderSpec:
+        rotary = reader.rotary(reader.head_dim, partial=1.0)
+        if rotary.rope.rope_type == "longrope":
+            reader.need("original_max_position_embeddings")
+        attention = reader.windowed(reader.attention(bias=False, rotary=rotary))
+        return reader.decoder(attention, reader.mlp(bias=False), reader.norm(eps=1e-5))

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from vllm.models.checkpoint_names import CheckpointNames
+from vllm.models.checkpoint_names import QK_LAYERNORMS, CheckpointNames
 from vllm.models.config_reader import ConfigReader
 from vllm.models.decoder import DecoderForCausalLM
 from vllm.models.spec import DecoderSpec
 
 
 class StableLmForCausalLM(DecoderForCausalLM):
-    names = CheckpointNames(((r"\.self_attn\.([qk])_layernorm\.", r".self_attn.\1_norm."),))
+    names = CheckpointNames(QK_LAYERNORMS)
 
     @classmethod
     def describe(cls, reader: ConfigReader) -> DecoderSpec:

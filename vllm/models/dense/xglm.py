@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Literal
 
-from vllm.models.checkpoint_names import CheckpointNames
+from vllm.models.checkpoint_names import FAIRSEQ, TWO_LAYERS, CheckpointNames
 from vllm.models.config_reader import ConfigReader
 from vllm.models.decoder import DecoderForCausalLM
 from vllm.models.spec import DecoderSpec, NormSpec, PositionSpec
@@ -17,11 +17,8 @@ _RENAMES = (
     (r"^biogpt\.", "model."),
     (r"^output_projection\.", "lm_head."),
     (r"^(model\.)?layer_norm\.", "model.norm."),
-    (r"\.self_attn_layer_norm\.", ".input_layernorm."),
-    (r"(layers\.\d+)\.final_layer_norm\.", r"\1.post_attention_layernorm."),
-    (r"\.self_attn\.out_proj\.", ".self_attn.o_proj."),
-    (r"\.fc1\.", ".mlp.up_proj."),
-    (r"\.fc2\.", ".mlp.down_proj."),
+    *FAIRSEQ,
+    *TWO_LAYERS,
 )
 
 

@@ -55,9 +55,7 @@ class ModernBertModel(EncoderForPooling):
         if reader.get("classifier_pooling", default="cls") not in ("cls", "mean"):
             raise reader.refuse("classifier_pooling", "it must be cls or mean")
         every = reader.integer("global_attn_every_n_layers", default=3)
-        kinds = reader.layer_kinds(
-            ["sliding_attention" if index % every else "full_attention" for index in range(reader.num_layers)]
-        )
+        kinds = reader.layer_kinds(reader.every_nth_full(every, is_first=True))
         reach = reader.integer("local_attention", default=128) // 2
         head_dim = reader.hidden_size // reader.num_heads
         thetas: dict[str, Any] = {

@@ -11,8 +11,8 @@ from vllm.config import CacheConfig, SchedulerConfig
 from vllm.exceptions import VLLMValidationError
 from vllm.v1.core.kv_cache_groups import make_kv_cache_manager
 from vllm.v1.core.sched.output import CachedRequestData, NewRequestData, SchedulerOutput
+from vllm.v1.core.sched.repetition import repeats_itself
 from vllm.v1.core.sched.request_queue import RequestQueue
-from vllm.v1.core.sched.utils import repeats_itself
 from vllm.v1.messages import EngineCoreOutput
 from vllm.v1.outputs import NO_TOKEN, NO_TOKEN_LEFT, ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus

@@ -1,4 +1,4 @@
-"""Qwen3 (arXiv:2505.09388): Llama with each head's query and key normalised before they are rotated."""
+"""Qwen: Llama with biases or with norms of heads."""
 
 from __future__ import annotations
 
@@ -7,7 +7,18 @@ from vllm.models.decoder import DecoderForCausalLM
 from vllm.models.spec import DecoderSpec
 
 
+class Qwen2ForCausalLM(DecoderForCausalLM):
+    """Qwen1.5, Qwen2 and Qwen2.5 (arXiv:2407.10671): a bias on queries, keys and values."""
+
+    @classmethod
+    def describe(cls, reader: ConfigReader) -> DecoderSpec:
+        attention = reader.attention(bias=False, qkv_bias=True)
+        return reader.decoder(reader.windowed(attention, switch="use_sliding_window"), reader.mlp(), reader.norm())
+
+
 class Qwen3ForCausalLM(DecoderForCausalLM):
+    """Qwen3 (arXiv:2505.09388): each head's query and key is normalised before it is rotated."""
+
     @classmethod
     def describe(cls, reader: ConfigReader) -> DecoderSpec:
         head_dim = reader.integer("head_dim", default=128)
