@@ -35,8 +35,8 @@ BERT_RENAMES = (
     (r"\.attention\.self\.value\.", ".v_proj."),
     (r"\.attention\.output\.dense\.", ".o_proj."),
     (r"\.attention\.output\.LayerNorm\.", ".attention_norm."),
-    (r"\.intermediate\.dense\.", ".up_proj."),
-    (r"\.output\.dense\.", ".down_proj."),
+    (r"\.intermediate\.dense\.", ".mlp.up_proj."),
+    (r"\.output\.dense\.", ".mlp.down_proj."),
     (r"\.output\.LayerNorm\.", ".output_norm."),
 )
 IGNORED = r".*embeddings\.position_ids"
@@ -46,8 +46,8 @@ _FLASH_RENAMES = (
     (r"^encoder\.layers\.", "model.layers."),
     (r"\.mixer\.Wqkv\.", ".qkv_proj."),
     (r"\.mixer\.out_proj\.", ".o_proj."),
-    (r"\.mlp\.fc1\.", ".up_proj."),
-    (r"\.mlp\.fc2\.", ".down_proj."),
+    (r"\.mlp\.fc1\.", ".mlp.up_proj."),
+    (r"\.mlp\.fc2\.", ".mlp.down_proj."),
     (r"\.norm1\.", ".attention_norm."),
     (r"\.norm2\.", ".output_norm."),
 )
@@ -88,7 +88,7 @@ class BertModel(EncoderForPooling):
             raise reader.refuse("is_decoder", "the model is an encoder")
         return encoder(
             reader,
-            reader.mlp("gelu"),
+            reader.mlp("gelu", bias=True, gated=False),
             eps=reader.number("layer_norm_eps", default=1e-12),
             num_positions=reader.integer("max_position_embeddings", default=512),
             position_offset=position_offset,
