@@ -7,6 +7,7 @@ import graphlib
 import re
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,13 +18,16 @@ ROOT = Path(__file__).parents[1]
 # from the end of the list is its entry.
 ORDER = """
     env_table envs version logger exceptions utils logprobs lora structured_params beam_search
-    sampling_fields sampling_params pooling_params tasks inputs pooling_outputs outputs
+    sampling_fields sampling_params pooling_params inputs pooling_outputs outputs
     plugins usage config tracing tokenizers ops
     distributed attention quantization layers models loader
     v1.request v1.outputs v1.messages v1.core v1.sample v1.worker v1.executor
     v1.metrics engine v1.engine chat decisions pooling entrypoints scoring selftest server cli batch upstream
 """.split()
 MAX_FILE_LINES, MAX_FUNCTION_LINES = 500, 60
+MAX_FOLDER_FILES = 20
+# Folders that are lists: a file a row, found by its name.
+LISTS = {"ops": "an operation", "ops/triton": "an operation's kernel", "models/dense": "a family of models"}
 
 
 def modules() -> dict[str, Path]:
@@ -115,6 +119,12 @@ def test_private_names_stay_in_their_package():
 def test_the_core_needs_no_torch(module):
     code = f"import sys, {module}; sys.exit('torch' in sys.modules or 'transformers' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT).returncode == 0
+
+
+def test_folders_have_rooms():
+    sizes = Counter(path.parent for path in MODULES.values() if path.name != "__init__.py")
+    large = {str(folder.relative_to(ROOT / "vllm")): size for folder, size in sizes.items() if size > MAX_FOLDER_FILES}
+    assert not set(large) - set(LISTS), large
 
 
 def test_files_and_functions_stay_small():

@@ -6,7 +6,6 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from vllm.upstream import finder
-from vllm.utils.packages import needed_by
 from vllm.version import __version__, __version_tuple__
 
 _EXPORTS = {
@@ -73,6 +72,8 @@ finder.install()
 def __getattr__(name: str) -> Any:
     if name not in _EXPORTS:
         raise AttributeError(f"module 'vllm' has no attribute {name!r}")
+    from vllm.utils.packages import needed_by
+
     module, _, other = _EXPORTS[name].partition(":")
     with needed_by(f"vllm.{name}"):
         value = getattr(importlib.import_module(module), other or name)

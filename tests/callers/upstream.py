@@ -89,7 +89,7 @@ def prepare(tests: Path, work: Path) -> None:
     pooling = make_pooling_models(work)
     places = {**dict.fromkeys(MODELS, model), **{name: pooling[kind] for name, kind in POOLING_MODELS.items()}}
     copy = work / "tests"
-    shutil.copytree(tests, copy, ignore=shutil.ignore_patterns("__pycache__", "kernels", "compile", "distributed"))
+    shutil.copytree(tests, copy, ignore=shutil.ignore_patterns("__pycache__", "kernels", "compile"))
     if (tests.parent / "examples").is_dir():
         shutil.copytree(tests.parent / "examples", work / "examples")
     (work / "pytest.ini").write_text(_INI)
@@ -141,6 +141,8 @@ def run(work: Path, file: str, arguments: argparse.Namespace) -> Result:
             process.wait()
     if xml.exists():
         read(xml, result)
+    elif not result.trouble:
+        result.trouble = "cannot be collected"
     return result
 
 

@@ -14,7 +14,7 @@ from tiny_llm import is_empty, make_tiny_llm
 from tokenizers import processors
 
 from vllm import LLM, SamplingParams
-from vllm.chat.templates import render_conversations
+from vllm.chat import render_conversations
 from vllm.exceptions import VLLMValidationError
 from vllm.loader import NO_EMBEDDED_MODEL, embedded_model_path
 

@@ -14,6 +14,7 @@ import zmq
 
 import vllm.utils as utils
 from vllm.pooling.tensor_bytes import build_metadata_items, decode_pooling_output
+from vllm.upstream import utils as upstream_utils
 from vllm.utils import collection_utils, func_utils, import_utils, jsontree, math_utils, mem_utils, network_utils
 from vllm.utils.async_utils import collect_from_async_generator, make_async, merge_async_iterators
 from vllm.utils.counter import AtomicCounter, Counter
@@ -32,7 +33,7 @@ from vllm.utils.tqdm_utils import maybe_tqdm
 
 
 def test_every_name_of_the_package_is_there():
-    assert all(hasattr(utils, name) for name in utils.__all__)
+    assert all(hasattr(utils, name) for name in upstream_utils.__all__)
     assert len(utils.random_uuid()) == 32 and utils.random_uuid() != utils.random_uuid()
 
 

@@ -1,12 +1,12 @@
-"""Conversations to prompts: checked, rendered by a chat template, tokenised."""
+"""Conversations rendered by a chat template."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from vllm.chat.messages import named_conversations
 from vllm.exceptions import VLLMValidationError
 from vllm.inputs import TokensPrompt
 from vllm.tokenizers.tokenizer import Tokenizer
@@ -17,10 +17,6 @@ _RESERVED = frozenset(
     "add_generation_prompt chat_template continue_final_message conversation max_length padding "
     "return_assistant_tokens_mask return_dict return_tensors tokenize tokenizer_kwargs tools truncation".split()
 )
-# Types of parts that are texts, and which key has the text.
-_TEXT_KEYS = {
-    "text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal", "thinking": "thinking",
-}  # fmt: skip
 
 
 def render_conversations(
@@ -65,7 +61,7 @@ def render_texts(
             or a template that fails on a conversation.
     """
     _check_arguments(chat_template, add_generation_prompt, continue_final_message, tools, chat_template_kwargs)
-    conversations = _check_conversations(messages)
+    conversations = named_conversations(messages)
     if content_format == "openai":
         for _, conversation in conversations:
             for message in conversation:
@@ -83,15 +79,6 @@ def render_texts(
         **(chat_template_kwargs or {}),
     }
     return [_render(name, conversation, tokenizer, options) for name, conversation in conversations]
-
-
-def normal_messages(messages: Any) -> list[dict[str, Any]]:
-    """One conversation as templates take it: each message's content as one text, arguments of tool calls as objects.
-
-    Raises:
-        VLLMValidationError: a malformed message; its index is named.
-    """
-    return [message for _, conversation in _check_conversations([messages]) for message in conversation]
 
 
 def load_chat_template(template: str | Path | None) -> str | None:
@@ -141,113 +128,3 @@ def _check_arguments(
     taken = sorted(_RESERVED.intersection(template_kwargs))
     if taken:
         raise VLLMValidationError(f"chat_template_kwargs cannot set {taken[0]!r}", "chat_template_kwargs", taken[0])
-
-
-def _check_conversations(messages: Any) -> list[tuple[str, list[dict[str, Any]]]]:
-    """(name in errors, messages in normal form) of each conversation."""
-    if not _is_list(messages):
-        raise wrong_type("messages", messages, "a list of dicts, or a list of such lists")
-    if not messages or not _is_list(messages[0]):
-        named = [("messages", messages)] if messages else []
-    else:
-        named = [(f"messages[{index}]", conversation) for index, conversation in enumerate(messages)]
-    for name, conversation in named:
-        if not _is_list(conversation):
-            raise wrong_type(name, conversation, "a conversation, as the first is: a list of dicts")
-        if not conversation:
-            raise VLLMValidationError(f"{name} has no message", name, conversation)
-    return [
-        (name, [_check_message(f"{name}[{index}]", message) for index, message in enumerate(conversation)])
-        for name, conversation in named
-    ]
-
-
-def _check_message(name: str, message: Any) -> dict[str, Any]:
-    """The message with its content as one text and the arguments of its tool calls as objects."""
-    if not isinstance(message, Mapping):
-        raise wrong_type(name, message, "a dict with role and content")
-    role = message.get("role")
-    if not isinstance(role, str) or not role:
-        raise VLLMValidationError(f"{name} has no role", f"{name}.role", role)
-    tool_calls = _check_tool_calls(name, message)
-    result = {key: value for key, value in message.items() if key != "tool_calls"}
-    if tool_calls:
-        result["tool_calls"] = tool_calls
-    result["content"] = _check_content(name, message, bool(tool_calls))
-    return result
-
-
-def _check_content(name: str, message: Mapping[str, Any], has_tool_calls: bool) -> str:
-    """The content as one text, which templates expect; without content the refusal, or nothing beside tool calls."""
-    content = message.get("content")
-    if content is not None:
-        return _check_parts(f"{name}.content", content)
-    if message.get("refusal") is not None:
-        return _check_text(f"{name}.refusal", message["refusal"])
-    if has_tool_calls:
-        return ""
-    raise VLLMValidationError(f"{name} has no content", f"{name}.content")
-
-
-def _check_parts(name: str, content: Any) -> str:
-    if isinstance(content, str):
-        return _check_text(name, content)
-    if not _is_list(content):
-        raise wrong_type(name, content, "a string or a list of text parts")
-    texts = []
-    for index, part in enumerate(content):
-        place = f"{name}[{index}]"
-        if isinstance(part, str):
-            texts.append(_check_text(place, part))
-        elif not isinstance(part, Mapping):
-            raise wrong_type(place, part, "a text part")
-        else:
-            kind = part.get("type")
-            key = _TEXT_KEYS.get(kind) if isinstance(kind, str) else None
-            if key is None:
-                raise VLLMValidationError(f"{place} is of type {kind!r}, and only 'text' can be read", place, kind)
-            texts.append(_check_text(f"{place}.{key}", part.get(key)))
-    return "\n".join(texts)
-
-
-def _check_text(name: str, text: Any) -> str:
-    if not isinstance(text, str):
-        raise wrong_type(name, text, "a string")
-    check_encodable(name, text)
-    return text
-
-
-def _check_tool_calls(name: str, message: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The message's tool calls, or its function_call, which OpenAI's API had before."""
-    tool_calls, function_call = message.get("tool_calls"), message.get("function_call")
-    if not tool_calls and function_call is not None:
-        place = f"{name}.function_call"
-        if not isinstance(function_call, Mapping):
-            raise wrong_type(place, function_call, "a dict")
-        return [{"type": "function", "function": _check_function(place, function_call)}]
-    if tool_calls is None:
-        return []
-    place = f"{name}.tool_calls"
-    if not _is_list(tool_calls) or not all(isinstance(call, Mapping) for call in tool_calls):
-        raise wrong_type(place, tool_calls, "a list of dicts")
-    result = [dict(call) for call in tool_calls]
-    for index, call in enumerate(result):
-        if isinstance(call.get("function"), Mapping):
-            call["function"] = _check_function(f"{place}[{index}].function", call["function"])
-    return result
-
-
-def _check_function(name: str, function: Mapping[str, Any]) -> dict[str, Any]:
-    """With the arguments as an object, which templates print; OpenAI's clients send them as a text of JSON."""
-    arguments = function.get("arguments")
-    if not isinstance(arguments, str):
-        return dict(function)
-    try:
-        return {**function, "arguments": json.loads(arguments or "{}")}
-    except ValueError as error:
-        place = f"{name}.arguments"
-        raise VLLMValidationError(f"{place} is not JSON: {error}", place, arguments) from None
-
-
-def _is_list(value: Any) -> bool:
-    return isinstance(value, Sequence) and not isinstance(value, (str, bytes))

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from vllm.beam_search import BeamSearchOutput, BeamSearchParams
-from vllm.chat.templates import load_chat_template, render_conversations, render_texts
+from vllm.chat import load_chat_template, render_conversations, render_texts
 from vllm.config.unserved import is_neutral_value
 from vllm.decisions.params import DecisionParams
 from vllm.decisions.plan import DecisionPlan

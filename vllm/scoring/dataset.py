@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -80,8 +79,7 @@ def score_dataset(
     _check_columns(ds, "text_field", text_field)
     _check_columns(ds, "template", *(parsed.fields() if parsed else ()))
     replicas, batch_size = check_integer("replicas", replicas, 1), check_integer("batch_size", batch_size, 1)
-    scorer = partial(EngineLabelScorer, template=parsed, given=given, input_name="data set")
-    job = _DatasetJob(scorer, engine, replicas, cpus_per_replica, given, parsed, text_field, batch_size)
+    job = _DatasetJob(engine, replicas, cpus_per_replica, given, parsed, text_field, batch_size)
     if output is None:
         return job.scored(ds)
     if id_field is None:
@@ -108,7 +106,6 @@ class _Replica:
 class _DatasetJob:
     """What the engines get, and how they score a block."""
 
-    make_scorer: Callable[[LLM], EngineLabelScorer]  # picklable
     engine_args: EngineArgs
     replicas: int  # engines, each in an actor of its own
     cpus: float | None  # of each; None = as many as fit
@@ -116,6 +113,9 @@ class _DatasetJob:
     template: Template | None  # None = the default one
     text_field: str
     batch_size: int
+
+    def make_scorer(self, llm: LLM) -> EngineLabelScorer:
+        return EngineLabelScorer(llm, self.template, self.labels, "data set")
 
     def scored(self, ds: ray.data.Dataset) -> ray.data.Dataset:
         """The results of all rows, in any order. Each block goes to an actor whole, and to another if that dies. The

@@ -10,8 +10,8 @@ from typing import Any, Literal, TypedDict
 
 from typing_extensions import NotRequired, Required
 
-from vllm.chat.templates import load_chat_template as load_template
-from vllm.chat.templates import normal_messages
+from vllm.chat import load_chat_template as load_template
+from vllm.chat import normal_messages
 
 ChatTemplateContentFormatOption = Literal["auto", "string", "openai"]
 ChatTemplateContentFormat = Literal["string", "openai"]

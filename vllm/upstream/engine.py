@@ -6,12 +6,19 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, ItemsView
 from dataclasses import dataclass
 from enum import Enum
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from vllm.exceptions import GenerationError
+from vllm.pooling_params import PoolingTask
 
 if TYPE_CHECKING:
     import torch
+
+
+GenerationTask = Literal["generate", "transcription", "realtime"]
+SupportedTask = Literal[GenerationTask, PoolingTask, "render"]
+GENERATION_TASKS = get_args(GenerationTask)
+POOLING_TASKS = get_args(PoolingTask)
 
 
 class StatLoggerBase(ABC):

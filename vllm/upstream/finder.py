@@ -5,7 +5,8 @@ from __future__ import annotations
 import importlib
 import sys
 from collections.abc import Sequence
-from importlib.machinery import ModuleSpec, PathFinder
+from contextlib import suppress
+from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
 from importlib.util import find_spec
 from types import CodeType, ModuleType
 from typing import TYPE_CHECKING, Any
@@ -14,6 +15,8 @@ if TYPE_CHECKING:
     from vllm.upstream.table import Row
 
 _ROOT = "vllm."
+# Packages of ours whose names are not all of upstream's; the table has a room for the others.
+_WITH_MORE = ("vllm.config", "vllm.utils")
 
 
 def install() -> None:
@@ -34,7 +37,11 @@ class Finder:
         if not name.startswith(_ROOT):
             return None
         spec = PathFinder.find_spec(name, path, target)
-        return spec if spec is not None and spec.loader is not None else _listed(name)
+        if spec is None or spec.loader is None:
+            return _listed(name)
+        if name in _WITH_MORE and isinstance(spec.loader, SourceFileLoader):
+            spec.loader = _RoomLoader(name, spec.loader.path)
+        return spec
 
 
 def _listed(name: str) -> ModuleSpec | None:
@@ -64,6 +71,24 @@ def _find(module: str) -> ModuleSpec | None:
         if error.name is not None and f"{module}.".startswith(f"{error.name}."):
             return None
         raise  # a package that is not installed
+
+
+class _RoomLoader(SourceFileLoader):
+    """Of a package with files, and further names in a room of the table."""
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType:
+        return _Room(spec.name)
+
+
+class _Room(ModuleType):
+    def __getattr__(self, name: str) -> Any:
+        if not name.startswith("__"):
+            from vllm.upstream.table import table
+
+            (room,) = table().candidates(self.__name__)
+            with suppress(AttributeError):
+                return getattr(importlib.import_module(room), name)
+        raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}", name=name, obj=self)
 
 
 class _AliasLoader:

@@ -400,3 +400,17 @@ def _as_int(capability: tuple[int, int] | int) -> int:
 
 
 current_platform: Platform = CudaPlatform() if cuda_problem() is None else CpuPlatform()
+
+
+IS_AITER_FOUND = False
+"""Whether the library of AMD's kernels is installed that upstream uses on AMD's GPUs."""
+
+
+def is_aiter_found() -> bool:
+    """See IS_AITER_FOUND."""
+    return IS_AITER_FOUND
+
+
+def is_aiter_found_and_supported() -> bool:
+    """See IS_AITER_FOUND."""
+    return IS_AITER_FOUND

@@ -6,17 +6,14 @@ import asyncio
 import sys
 import uuid
 from collections.abc import AsyncGenerator, Awaitable, Collection, Sequence
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 from weakref import WeakSet
 
 from fastapi import Request
-from starlette.responses import Response
 
 from vllm.outputs import CompletionOutput, RequestOutput
 from vllm.pooling_outputs import PoolingRequestOutput
 from vllm.server.errors import ApiError
-from vllm.server.http.streaming import EventStream
-from vllm.server.rendering.written_json import PartsResponse
 from vllm.server.state import ServerState
 from vllm.v1.engine.input_processor import ProcessedPrompt
 from vllm.v1.engine.request_stream import RequestStream
@@ -209,42 +206,3 @@ async def while_connected(request: Request, work: Awaitable[Result]) -> Result:
         raise ClientDisconnected from None
     finally:
         watcher.cancel()
-
-
-class Submitted(Protocol):
-    """What Submission and its like have."""
-
-    async def results(self) -> list[RequestOutput]:
-        """See Submission."""
-
-    def events(self) -> AsyncGenerator[tuple[int, RequestOutput], None]:
-        """See Submission."""
-
-    async def abort(self) -> None:
-        """See Submission."""
-
-
-class Answer(Protocol):
-    """A generation request on its way from body to answer."""
-
-    async def submit(self) -> Submitted:
-        """Check everything and queue it; see `queue_prompts` for errors."""
-
-    async def whole(self, outputs: list[RequestOutput], request: Request) -> Any:
-        """The answer, from the finished output of each prompt."""
-
-    def chunks(self, submission: Submitted, request: Request) -> AsyncGenerator[dict[str, Any], None]:
-        """The events of a streamed answer."""
-
-
-async def respond(request: Request, answer: Answer, stream: bool) -> Response:
-    """Generate and answer, whole or as events; aborts with ClientDisconnected when the client disconnects."""
-    if stream:
-        submission = await while_connected(request, answer.submit())
-        return EventStream(answer.chunks(submission, request), submission.abort)
-
-    async def whole() -> Any:
-        submission = await answer.submit()
-        return await answer.whole(await submission.results(), request)
-
-    return PartsResponse(await while_connected(request, whole()))

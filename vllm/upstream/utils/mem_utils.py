@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, ClassVar, NoReturn
 
-from vllm.utils.mem_constants import GiB_bytes, KiB_bytes, MiB_bytes
+from vllm.upstream.utils.mem_constants import GiB_bytes, KiB_bytes, MiB_bytes
 from vllm.utils.unserved import Unserved, refuse
 
 

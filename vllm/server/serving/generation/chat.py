@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator
-from contextlib import aclosing
+from collections.abc import AsyncIterator
 from typing import Any
 
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from vllm.chat.templates import normal_messages, render_conversations
+from vllm.chat import normal_messages, render_conversations
 from vllm.exceptions import shown
 from vllm.outputs import CompletionOutput, RequestOutput
 from vllm.server.errors import ApiError
@@ -23,8 +22,8 @@ from vllm.server.protocol.generation import (
 from vllm.server.protocol.pooling import PoolingFields
 from vllm.server.protocol.tokenization import TokenizeRequest
 from vllm.server.rendering.logprobs import chat_logprobs
-from vllm.server.serving.engine_requests import Submission, Submitted, request_id_of, respond
-from vllm.server.serving.generation.beam_search import BeamSubmission
+from vllm.server.serving.engine_requests import request_id_of
+from vllm.server.serving.generation.answers import Answer, respond
 from vllm.server.serving.generation.completion_choices import ChoiceWriter
 from vllm.server.serving.generation.sampling import PreparedPrompts, named_as, prepare_prompts, sampling_params
 from vllm.server.serving.usage import UsageCount, answer_frame
@@ -84,15 +83,11 @@ def _calls_no_tools(field: str, value: Any) -> ApiError:
     return ApiError(400, f"{field} cannot be honoured: {reason}; got {shown(value)}", field, "unsupported_field")
 
 
-class ChatAnswer:
+class ChatAnswer(Answer):
     """See `Answer`."""
 
     def __init__(self, body: ChatCompletionRequest, state: ServerState, answer_id: str) -> None:
-        """Raises ApiError or VLLMValidationError for a field that cannot be honoured."""
-        self._body = body
-        self._state = state
-        self._id = answer_id
-        self._frame = answer_frame(state, answer_id)
+        super().__init__(body, state, answer_id, {**answer_frame(state, answer_id), "object": "chat.completion.chunk"})
         self._max_tokens_field = "max_tokens" if body.max_completion_tokens is None else "max_completion_tokens"
         max_tokens = getattr(body, self._max_tokens_field)
         if body.tool_choice not in (None, "none", "auto"):
@@ -111,6 +106,7 @@ class ChatAnswer:
         self._role = state.args.response_role if _begins_answer(body) else last_role
         self._is_echoed = bool(body.echo) and last_role == self._role
         self._echo = ""
+        self._begun: set[int] = set()  # choices of a stream
         shows_topk = max_tokens == 0 and self._num_topk is not None
         self._writer = ChoiceWriter.of(body, state, shows_topk)
         self._plan = self._writer.plan
@@ -119,7 +115,6 @@ class ChatAnswer:
             self._params = sampling_params(body, state, self._plan, max_tokens=max_tokens, logprobs=self._num_topk)
 
     async def prepare(self) -> PreparedPrompts:
-        """See `prepare_prompts`."""
         # In a thread: templates and their library may be slow.
         with named_as({"messages": "chat_template"} if self._body.chat_template else {}):
             prompt = await asyncio.to_thread(render, self._state, self._body)
@@ -137,16 +132,8 @@ class ChatAnswer:
                 max_tokens_field=self._max_tokens_field,
             )
 
-    async def submit(self) -> Submitted:
-        prepared = await self.prepare()
-        kind = BeamSubmission if self._params.use_beam_search else Submission
-        with named_as(self._own_names):
-            return await kind.queue(self._state, self._id, *prepared, self._body.priority or 0)
-
-    async def whole(self, outputs: list[RequestOutput], request: Request) -> dict[str, Any]:
+    async def whole(self, outputs: list[RequestOutput], usage: UsageCount) -> dict[str, Any]:
         (output,) = outputs
-        usage = UsageCount(request)
-        usage.add(0, output)
         return {
             **self.head(),
             "choices": await self.choices(output),
@@ -172,34 +159,23 @@ class ChatAnswer:
         """The prompt's ids and logprobs, as far as requested."""
         return await self._writer.prompt_fields(output)
 
-    async def chunks(self, submission: Submitted, request: Request) -> AsyncGenerator[dict[str, Any], None]:
-        usage = UsageCount(request, self._body.stream_options, self._state.args.enable_force_include_usage)
-        frame = {**self._frame, "object": "chat.completion.chunk"}
-        begun: set[int] = set()
-        async with aclosing(submission.events()) as events:
-            async for index, output in events:
-                usage.add(index, output)
-                for completion in output.outputs:
-                    once: dict[str, Any] = {}
-                    if not begun:
-                        once = {"labels": self._plan.label_entries} if self._plan.labels else {}
-                        once.update(await self._writer.prompt_fields(output))
-                    is_first = completion.index not in begun
-                    begun.add(completion.index)
-                    role = {"role": self._role} if is_first else {}
-                    if is_first and self._echo:
-                        # By itself: logprobs are of the text beside them.
-                        delta = {**role, "content": self._echo}
-                        choice = {"index": completion.index, "delta": delta, "logprobs": None, "finish_reason": None}
-                        yield {**frame, "choices": [choice], **once, **usage.so_far()}
-                        role, once = {}, {}
-                    choice = {
-                        "delta": {**role, "content": completion.text},
-                        **await self._choice(completion, is_first),
-                    }
-                    yield {**frame, "choices": [choice], **once, **usage.so_far()}
-        if usage.is_wanted_last:
-            yield {**frame, **usage.last_chunk_fields()}
+    async def pieces(self, index: int, output: RequestOutput) -> AsyncIterator[dict[str, Any]]:
+        for completion in output.outputs:
+            once: dict[str, Any] = {}
+            if not self._begun:
+                once = {"labels": self._plan.label_entries} if self._plan.labels else {}
+                once.update(await self._writer.prompt_fields(output))
+            is_first = completion.index not in self._begun
+            self._begun.add(completion.index)
+            role = {"role": self._role} if is_first else {}
+            if is_first and self._echo:
+                # By itself: logprobs are of the text beside them.
+                delta = {**role, "content": self._echo}
+                choice = {"index": completion.index, "delta": delta, "logprobs": None, "finish_reason": None}
+                yield {"choices": [choice], **once}
+                role, once = {}, {}
+            choice = {"delta": {**role, "content": completion.text}, **await self._choice(completion, is_first)}
+            yield {"choices": [choice], **once}
 
     async def _choice(self, completion: CompletionOutput, is_first: bool) -> dict[str, Any]:
         """Fields beside the text, for what `completion` adds to the choice."""

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
-from contextlib import aclosing
+from collections.abc import AsyncIterator
 from typing import Any
 
 from fastapi import APIRouter, Request
@@ -13,8 +12,8 @@ from vllm.outputs import CompletionOutput, RequestOutput
 from vllm.server.errors import ApiError
 from vllm.server.http.routes import post
 from vllm.server.protocol.generation import CompletionRequest, CompletionResponse
-from vllm.server.serving.engine_requests import Submission, Submitted, request_id_of, respond
-from vllm.server.serving.generation.beam_search import BeamSubmission
+from vllm.server.serving.engine_requests import request_id_of
+from vllm.server.serving.generation.answers import Answer, respond
 from vllm.server.serving.generation.completion_choices import ChoiceWriter, CompletionPrompt, CompletionSequence
 from vllm.server.serving.generation.sampling import PreparedPrompts, named_as, prepare_prompts, sampling_params
 from vllm.server.serving.usage import UsageCount, answer_frame
@@ -45,16 +44,16 @@ def _prompt_list(prompt: Any) -> list[Any]:
     return [prompt]
 
 
-class CompletionAnswer:
+class CompletionAnswer(Answer):
     """See `Answer`."""
 
+    _own_names = _OWN_NAMES
+
     def __init__(self, body: CompletionRequest, state: ServerState, answer_id: str) -> None:
-        """Raises ApiError or VLLMValidationError for a field that cannot be honoured."""
-        self._body = body
-        self._state = state
-        self._id = answer_id
-        self._frame = {**answer_frame(state, answer_id), "object": "text_completion"}
+        super().__init__(body, state, answer_id, {**answer_frame(state, answer_id), "object": "text_completion"})
         self._prompts = _prompt_list(body.prompt)
+        self._begun: dict[int, CompletionPrompt] = {}  # prompts and sequences of a stream
+        self._sequences: dict[int, CompletionSequence] = {}
         state.check_count(len(self._prompts), "prompt")
         max_tokens = _DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens
         self._writer = ChoiceWriter.of(body, state, shows_topk=max_tokens == 0 and body.logprobs is not None)
@@ -72,24 +71,15 @@ class CompletionAnswer:
             )
 
     async def prepare(self) -> PreparedPrompts:
-        """See `prepare_prompts`."""
         special = self._body.add_special_tokens is not False
         with named_as(_OWN_NAMES):
             return await prepare_prompts(
                 self._state, self._body, self._id, self._prompts, self._params, add_special_tokens=special
             )
 
-    async def submit(self) -> Submitted:
-        prepared = await self.prepare()
-        kind = BeamSubmission if self._params.use_beam_search else Submission
-        with named_as(_OWN_NAMES):
-            return await kind.queue(self._state, self._id, *prepared, self._body.priority or 0)
-
-    async def whole(self, outputs: list[RequestOutput], request: Request) -> dict[str, Any]:
+    async def whole(self, outputs: list[RequestOutput], usage: UsageCount) -> dict[str, Any]:
         choices = []
-        usage = UsageCount(request)
         for index, output in enumerate(outputs):
-            usage.add(index, output)
             prompt = CompletionPrompt(self._body, self._writer, self._tokenizer, output)
             for completion in output.outputs:
                 sequence = CompletionSequence(prompt, self._number(index, completion))
@@ -98,25 +88,15 @@ class CompletionAnswer:
         labels = self._plan.label_entries
         return {**self._frame, "choices": choices, "labels": labels, **usage.last_fields()}
 
-    async def chunks(self, submission: Submitted, request: Request) -> AsyncGenerator[dict[str, Any], None]:
-        usage = UsageCount(request, self._body.stream_options, self._state.args.enable_force_include_usage)
-        prompts: dict[int, CompletionPrompt] = {}
-        sequences: dict[int, CompletionSequence] = {}
-        labels = {"labels": self._plan.label_entries} if self._plan.labels else {}
-        async with aclosing(submission.events()) as events:
-            async for index, output in events:
-                usage.add(index, output)
-                if index not in prompts:
-                    prompts[index] = CompletionPrompt(self._body, self._writer, self._tokenizer, output)
-                for completion in output.outputs:
-                    number = self._number(index, completion)
-                    if number not in sequences:
-                        sequences[number] = CompletionSequence(prompts[index], number)
-                    choice = await sequences[number].fields(completion)
-                    yield {**self._frame, "choices": [choice], **labels, **usage.so_far()}
-                    labels = {}
-        if usage.is_wanted_last:
-            yield {**self._frame, **usage.last_chunk_fields()}
+    async def pieces(self, index: int, output: RequestOutput) -> AsyncIterator[dict[str, Any]]:
+        if index not in self._begun:
+            self._begun[index] = CompletionPrompt(self._body, self._writer, self._tokenizer, output)
+        for completion in output.outputs:
+            labels = {"labels": self._plan.label_entries} if self._plan.labels and not self._sequences else {}
+            number = self._number(index, completion)
+            if number not in self._sequences:
+                self._sequences[number] = CompletionSequence(self._begun[index], number)
+            yield {"choices": [await self._sequences[number].fields(completion)], **labels}
 
     def _number(self, prompt_index: int, completion: CompletionOutput) -> int:
         return prompt_index * self._params.n + completion.index

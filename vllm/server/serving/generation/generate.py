@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import base64
 import io
-from collections.abc import AsyncGenerator
-from contextlib import aclosing
+from collections.abc import AsyncIterator
 from typing import Any
 
 import numpy as np
@@ -19,7 +18,8 @@ from vllm.server.http.routes import post
 from vllm.server.protocol.generate import AbortRequest, GenerateRequest, GenerateResponse
 from vllm.server.rendering.logprobs import prompt_logprobs, token_logprobs
 from vllm.server.rendering.token_texts import TokenNames
-from vllm.server.serving.engine_requests import Submission, Submitted, request_id_of, respond
+from vllm.server.serving.engine_requests import Submission, request_id_of
+from vllm.server.serving.generation.answers import Answer, respond
 from vllm.server.serving.generation.sampling import PreparedPrompts, named_as, prepare_prompts
 from vllm.server.serving.usage import UsageCount
 from vllm.server.state import ServerState
@@ -45,16 +45,15 @@ async def abort_requests(request: Request, state: ServerState, body: AbortReques
     return json_response({})
 
 
-class GenerateAnswer:
+class GenerateAnswer(Answer):
     """See `Answer`."""
 
+    _own_names = _OWN_NAMES
+
     def __init__(self, body: GenerateRequest, state: ServerState, answer_id: str) -> None:
-        """Raises ApiError or VLLMValidationError for a field that cannot be honoured."""
-        self._body = body
-        self._state = state
-        self._id = answer_id
         self._mode = body.output_mode or "tokens"
-        self._frame = {"request_id": answer_id, "output_mode": self._mode}
+        super().__init__(body, state, answer_id, {"request_id": answer_id, "output_mode": self._mode})
+        self._has_begun = False
         if self._mode == "derender" and body.stream:
             message = 'output_mode "derender" makes whole messages: not with stream; "text" streams'
             raise ApiError(400, message, "stream", "invalid_value")
@@ -77,7 +76,6 @@ class GenerateAnswer:
         return SamplingParams(**fields, output_kind=kind)
 
     async def prepare(self) -> PreparedPrompts:
-        """See `prepare_prompts`."""
         prompt: dict[str, Any] = {"prompt_token_ids": self._body.token_ids}
         if self._body.prompt is not None:
             prompt["prompt"] = self._body.prompt
@@ -92,29 +90,16 @@ class GenerateAnswer:
                 prompt_field="token_ids",
             )
 
-    async def submit(self) -> Submission:
-        prepared = await self.prepare()
-        return await Submission.queue(self._state, self._id, *prepared, self._body.priority or 0)
-
-    async def whole(self, outputs: list[RequestOutput], request: Request) -> dict[str, Any]:
+    async def whole(self, outputs: list[RequestOutput], usage: UsageCount) -> dict[str, Any]:
         (output,) = outputs
-        usage = UsageCount(request)
-        usage.add(0, output)
         choices = [await self._choice(completion) for completion in output.outputs]
         return {**self._frame, "choices": choices, **await self._prompt_fields(output), **usage.last_fields()}
 
-    async def chunks(self, submission: Submitted, request: Request) -> AsyncGenerator[dict[str, Any], None]:
-        usage = UsageCount(request, self._body.stream_options, self._state.args.enable_force_include_usage)
-        is_first = True
-        async with aclosing(submission.events()) as events:
-            async for index, output in events:
-                usage.add(index, output)
-                for completion in output.outputs:
-                    once = await self._prompt_fields(output) if is_first else {}
-                    is_first = False
-                    yield {**self._frame, "choices": [await self._choice(completion)], **once, **usage.so_far()}
-        if usage.is_wanted_last:
-            yield {**self._frame, **usage.last_chunk_fields()}
+    async def pieces(self, index: int, output: RequestOutput) -> AsyncIterator[dict[str, Any]]:
+        for completion in output.outputs:
+            once = {} if self._has_begun else await self._prompt_fields(output)
+            self._has_begun = True
+            yield {"choices": [await self._choice(completion)], **once}
 
     async def _choice(self, completion: CompletionOutput) -> dict[str, Any]:
         """The fields for what `completion` adds to a choice."""

@@ -5,13 +5,13 @@ from __future__ import annotations
 import importlib
 from typing import Any, ClassVar
 
-from vllm.upstream.weight_transfer import (
+from vllm.upstream.weights.transfer import (
     TrainerInitInfo,
     TrainerWeightTransferEngine,
     VLLMWeightSyncClient,
     WeightSource,
 )
-from vllm.upstream.weight_transports import refuse_transfer
+from vllm.upstream.weights.transports import refuse_transfer
 
 Entry = type | tuple[str, str]
 

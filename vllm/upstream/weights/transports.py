@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 
-from vllm.upstream.weight_transfer import TrainerInitInfo
+from vllm.upstream.weights.transfer import TrainerInitInfo
 
 if TYPE_CHECKING:
     from torch import Tensor

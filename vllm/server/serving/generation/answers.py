@@ -1,0 +1,80 @@
+"""What the generating endpoints share: a request on its way from body to answer, whole or as a stream of chunks."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from contextlib import aclosing
+from typing import Any
+
+from fastapi import Request
+from starlette.responses import Response
+
+from vllm.outputs import RequestOutput
+from vllm.sampling_params import SamplingParams
+from vllm.server.http.streaming import EventStream
+from vllm.server.rendering.written_json import PartsResponse
+from vllm.server.serving.engine_requests import Submission, while_connected
+from vllm.server.serving.generation.beam_search import BeamSubmission
+from vllm.server.serving.generation.sampling import PreparedPrompts, named_as
+from vllm.server.serving.usage import UsageCount
+from vllm.server.state import ServerState
+
+Submitted = Submission | BeamSubmission
+
+
+class Answer(ABC):
+    """The constructor raises ApiError or VLLMValidationError for a field that cannot be honoured."""
+
+    _own_names: Mapping[str, str]  # what fields of SamplingParams are called in the body
+    _params: SamplingParams
+
+    def __init__(self, body: Any, state: ServerState, answer_id: str, frame: dict[str, Any]) -> None:
+        """`frame`: what every chunk begins with."""
+        self._body, self._state, self._id, self._frame = body, state, answer_id, frame
+
+    @abstractmethod
+    async def prepare(self) -> PreparedPrompts:
+        """See `prepare_prompts`."""
+
+    @abstractmethod
+    async def whole(self, outputs: list[RequestOutput], usage: UsageCount) -> dict[str, Any]:
+        """The answer, from the finished output of each prompt."""
+
+    @abstractmethod
+    def pieces(self, index: int, output: RequestOutput) -> AsyncIterator[dict[str, Any]]:
+        """What the chunks for an output of prompt `index` have beside frame and usage."""
+
+    async def submit(self) -> Submitted:
+        """Check everything and queue it; errors as of `prepare` and Submission.queue."""
+        prepared = await self.prepare()
+        kind = BeamSubmission if self._params.use_beam_search else Submission
+        with named_as(self._own_names):
+            return await kind.queue(self._state, self._id, *prepared, self._body.priority or 0)
+
+    async def chunks(self, submission: Submitted, request: Request) -> AsyncGenerator[dict[str, Any], None]:
+        """The events of a streamed answer."""
+        usage = UsageCount(request, self._body.stream_options, self._state.args.enable_force_include_usage)
+        async with aclosing(submission.events()) as events:
+            async for index, output in events:
+                usage.add(index, output)
+                async for piece in self.pieces(index, output):
+                    yield {**self._frame, **piece, **usage.so_far()}
+        if usage.is_wanted_last:
+            yield {**self._frame, **usage.last_chunk_fields()}
+
+
+async def respond(request: Request, answer: Answer, stream: bool) -> Response:
+    """Generate and answer, whole or as events; aborts with ClientDisconnected when the client disconnects."""
+    if stream:
+        submission = await while_connected(request, answer.submit())
+        return EventStream(answer.chunks(submission, request), submission.abort)
+
+    async def whole() -> Any:
+        submission = await answer.submit()
+        outputs, usage = await submission.results(), UsageCount(request)
+        for index, output in enumerate(outputs):
+            usage.add(index, output)
+        return await answer.whole(outputs, usage)
+
+    return PartsResponse(await while_connected(request, whole()))

@@ -1,0 +1,1 @@
+"""Weights that a trainer sends to engines."""
