@@ -132,8 +132,8 @@ def make_mlp(module: Any, name: str, plan: dict[str, str]) -> GatedMLP | None:
     activation = _gated_activation(module)
     if activation is None:
         return None
-    biases = {"up_bias": gate.bias is not None, "down_bias": down.bias is not None}
-    return GatedMLP(MlpSpec(gate.out_features, activation, **biases), gate.in_features)
+    spec = MlpSpec(gate.out_features, activation, up_bias=gate.bias is not None, down_bias=down.bias is not None)
+    return GatedMLP(spec, gate.in_features)
 
 
 def _gated_activation(module: Any) -> str | None:
