@@ -109,16 +109,9 @@ class RobertaModel(BertModel):
         padding = reader.get("pad_token_id", default=1)
         return cls._describe(reader, padding + 1)
 
-    def forward(
-        self,
-        ids: Tensor,
-        positions: Tensor,
-        types: Tensor,
-        lengths: Sequence[int],
-        attended: Sequence[int] | None = None,
-    ) -> Tensor:
+    def rows_of(self, ids: Tensor, positions: Tensor, lengths: Sequence[int]) -> Tensor:
         is_padding = ids == self.spec.position_offset - 1
-        if is_padding.any():
-            parts = (~is_padding).long().split(list(lengths))
-            positions = torch.cat([part.cumsum(0) for part in parts]).sub_(1).masked_fill_(is_padding, -1)
-        return super().forward(ids, positions, types, lengths, attended)
+        if not is_padding.any():
+            return positions
+        parts = (~is_padding).long().split(list(lengths))
+        return torch.cat([part.cumsum(0) for part in parts]).sub_(1).masked_fill_(is_padding, -1)

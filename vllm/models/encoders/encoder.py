@@ -260,7 +260,11 @@ class EncoderForPooling(UpdatableModel):
             lengths: of the sequences, T together.
             attended: how many of each sequence's first tokens are seen by all of them; None: all are.
         """
-        return self.model(ids, positions, types, PackedSequences(lengths, attended))
+        return self.model(ids, self.rows_of(ids, positions, lengths), types, PackedSequences(lengths, attended))
+
+    def rows_of(self, ids: Tensor, positions: Tensor, lengths: Sequence[int]) -> Tensor:
+        """The position whose row of the table each token has, int64 [T]."""
+        return positions
 
     def classify(self, rows: Tensor) -> Tensor:
         """Hidden states of sequences or of tokens [R, H] -> logits, float32 [R, labels]."""
