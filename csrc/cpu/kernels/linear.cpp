@@ -24,29 +24,18 @@ inline void prefetch_row(const T* row) {
 
 inline int64_t padded_inner(const LinearArgs& a) { return num_runs(a) * kRun; }
 
-// Products in float32 of x [rows, K] in T with a weight in W.
-template <typename T, typename W>
-struct FloatProduct : ChainedProduct<FloatProduct<T, W>, T, W, float, 1> {
+// In float32, with a weight in W.
+template <typename W>
+struct FloatChain {
   using Element = float;
+  using Weight = W;
+  static constexpr int kValues = 1;
   // Rows of a tile times the panel's two vectors, plus operands, fill the register file.
   static constexpr int kMaxRows = kLanes == 16 ? 14 : kLanes == 8 ? 6 : 4;
-  static constexpr int64_t kPanelsAtATime = 4;
-
-  static int64_t packed_row(const LinearArgs& a) { return padded_inner(a); }
-
-  // As floats [ceil(K / kRun)][rows][kRun]: whole vectors to write here, and neighbours to read for the product.
-  static void pack_row(const LinearArgs& a, const T* x, int64_t r, int64_t rows, float* out) {
-    for (int64_t k = 0; k < a.inner; k += kRun) {
-      float* run = out + k * rows + r * kRun;
-      for (int i = 0; i < kRun && k + i < a.inner; i += kLanes) {
-        store(run + i, load_n(x + k + i, static_cast<int>(least(kLanes, a.inner - k - i))));
-      }
-    }
-  }
 
   template <int R, int P>
-  static inline void multiply_chain(const float* x, const W* panel, int64_t panel_size, int64_t inner, int group,
-                                    Ahead& ahead, Vec (&sums)[R][P][2]) {
+  static inline void multiply(const float* x, const W* panel, int64_t panel_size, int64_t inner, int group,
+                              Ahead& ahead, Vec (&sums)[R][P][2]) {
     for (; inner > 0; inner -= kRun, x += R * kRun) {
       const int run = static_cast<int>(least(kRun, inner));
       ahead();
@@ -63,6 +52,22 @@ struct FloatProduct : ChainedProduct<FloatProduct<T, W>, T, W, float, 1> {
             sums[r][p][1] = fma(value, high[p], sums[r][p][1]);
           });
         });
+      }
+    }
+  }
+};
+
+// Products in float32 of x [rows, K] in T with a weight in W.
+template <typename T, typename W>
+struct FloatProduct : ChainedProduct<FloatChain<W>, T> {
+  static int64_t packed_row(const LinearArgs& a) { return padded_inner(a); }
+
+  // As floats [ceil(K / kRun)][rows][kRun]: whole vectors to write here, and neighbours to read for the product.
+  static void pack_row(const LinearArgs& a, const T* x, int64_t r, int64_t rows, float* out) {
+    for (int64_t k = 0; k < a.inner; k += kRun) {
+      float* run = out + k * rows + r * kRun;
+      for (int i = 0; i < kRun && k + i < a.inner; i += kLanes) {
+        store(run + i, load_n(x + k + i, static_cast<int>(least(kLanes, a.inner - k - i))));
       }
     }
   }

@@ -187,6 +187,30 @@ template <typename C, int R, int P>
   }
 }
 
+// totals = R packed rows times P panels' kLanes columns of each half, whatever x's dtype is.
+template <int R, int P>
+[[gnu::noinline]] void sum_panels(const LinearArgs& a, const float* x, int64_t panel, int lane, Vec (&totals)[R][P][2]) {
+  const int64_t size = a.quant.at.size;
+  const uint8_t* weight = static_cast<const uint8_t*>(a.weight) + panel * size;
+  if (is_widened_once(a)) {
+    const float *values = Prepared(a, panel).values, *last = Prepared(a, panel + P - 1).values;
+    multiply_lanes<WidenedCodes, R, P>(a, x, panel, reinterpret_cast<const uint8_t*>(values),
+                                       (last - values) * int64_t{sizeof(float)}, lane, nullptr, totals[0][0]);
+  } else if (!is_direct(a)) {
+    // A tile of few rows among others takes its panels one by one.
+    for (int p = 0; p < P; ++p) {
+      Vec own[R][1][2];
+      multiply_lanes<WidenedCodes, R, 1>(a, x, panel + p, weight + p * size, 0, lane, widen_units_of(a.quant), own[0][0]);
+      for (int r = 0; r < R; ++r) std::memcpy(totals[r][p], own[r][0], sizeof(own[r][0]));
+    }
+  } else if constexpr (R <= kDirectRows) {
+    with_codes(a.quant, [&](auto* kind) {
+      multiply_lanes<std::remove_cvref_t<decltype(*kind)>, R, P>(a, x, panel, weight, size, lane, nullptr, totals[0][0]);
+    });
+  }
+  if (a.quant.sparse_starts != nullptr) add_sparse(a, x, R, P, panel, lane, totals[0][0]);
+}
+
 template <typename T>
 struct QuantizedProduct {
   using Row = T;
@@ -242,29 +266,9 @@ struct QuantizedProduct {
 
   template <int R, int P>
   static void multiply(const LinearArgs& a, const float* x, int64_t row, int64_t panel, Ahead) {
-    const int64_t size = panel_size(a);
     for (int lane = 0; lane < 16; lane += kLanes) {
       Vec totals[R][P][2];
-      const uint8_t* weight = static_cast<const uint8_t*>(a.weight) + panel * size;
-      if (is_widened_once(a)) {
-        const float *values = Prepared(a, panel).values, *last = Prepared(a, panel + P - 1).values;
-        multiply_lanes<WidenedCodes, R, P>(a, x, panel, reinterpret_cast<const uint8_t*>(values),
-                                           (last - values) * int64_t{sizeof(float)}, lane, nullptr, totals[0][0]);
-      } else if (!is_direct(a)) {
-        // A tile of few rows among others takes its panels one by one.
-        for (int p = 0; p < P; ++p) {
-          Vec own[R][1][2];
-          multiply_lanes<WidenedCodes, R, 1>(a, x, panel + p, weight + p * size, 0, lane, widen_units_of(a.quant),
-                                             own[0][0]);
-          for (int r = 0; r < R; ++r) std::memcpy(totals[r][p], own[r][0], sizeof(own[r][0]));
-        }
-      } else if constexpr (R <= kDirectRows) {
-        with_codes(a.quant, [&](auto* kind) {
-          multiply_lanes<std::remove_cvref_t<decltype(*kind)>, R, P>(a, x, panel, weight, size, lane, nullptr,
-                                                                     totals[0][0]);
-        });
-      }
-      if (a.quant.sparse_starts != nullptr) add_sparse(a, x, R, P, panel, lane, totals[0][0]);
+      sum_panels(a, x, panel, lane, totals);
       write_tile<T>(a, totals, row, panel, lane);
     }
   }

@@ -197,7 +197,10 @@ struct QuantizedPairProduct {
     // x is at the sums of groups.
     if constexpr (kWidened) {
       if (has_offsets(q)) add_offsets<R, P>(q, x, scales, totals);
-      write_registers<BF16>(a, totals, row, panel, 0);
+      // Totals that were passed on themselves would be in memory all along.
+      Vec copies[R][P][2];
+      for_each<R, P>([&](auto r, auto p, auto half) VLLM_INLINE { copies[r][p][half] = totals[r][p][half]; });
+      write_tile<BF16>(a, copies, row, panel, 0);
     } else {
       if (has_offsets(q)) add_offsets_to_memory<R, P>(q, x, scales, totals);
       write_tile<BF16>(a, totals, row, panel, 0);
