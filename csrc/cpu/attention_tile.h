@@ -114,10 +114,10 @@ inline void add_pairs(const C& chunk, const float* q, int64_t dim, int first, Ve
     fetch_keys(chunk, 2 * pair);
     fetch_keys(chunk, 2 * pair + 1);
     __m512bh key[W];
-    unroll<W>([&](auto w) VLLM_INLINE { key[w] = chunk.key_pair(first + w * kLanes, pair); });
-    unroll<R>([&](auto r) VLLM_INLINE {
+    unroll<W>([&](int w) VLLM_INLINE { key[w] = chunk.key_pair(first + w * kLanes, pair); });
+    unroll<R>([&](int r) VLLM_INLINE {
       const __m512bh value = (__m512bh)_mm512_set1_ps(q[r * dim + pair]);
-      unroll<W>([&](auto w) VLLM_INLINE { sums[r][w].v = _mm512_dpbf16_ps(sums[r][w].v, key[w], value); });
+      unroll<W>([&](int w) VLLM_INLINE { sums[r][w].v = _mm512_dpbf16_ps(sums[r][w].v, key[w], value); });
     });
   }
 }
@@ -127,22 +127,22 @@ inline void add_pairs(const C& chunk, const float* q, int64_t dim, int first, Ve
 template <int R, int W, typename C>
 void score_rows(const C& chunk, const float* q, float* scores, int64_t dim, int first) {
   Vec sums[R][W];
-  unroll<R>([&](auto r) VLLM_INLINE { unroll<W>([&](auto w) VLLM_INLINE { sums[r][w] = zero(); }); });
+  unroll<R>([&](int r) VLLM_INLINE { unroll<W>([&](int w) VLLM_INLINE { sums[r][w] = zero(); }); });
   if constexpr (C::kInPairs) {
     add_pairs<R, W>(chunk, q, dim, first, sums);
   } else {
     for (int64_t d = 0; d < dim; ++d) {
       fetch_keys(chunk, d);
       Vec key[W];
-      unroll<W>([&](auto w) VLLM_INLINE { key[w] = load(chunk.key(first + w * kLanes) + d * chunk.key_stride); });
-      unroll<R>([&](auto r) VLLM_INLINE {
+      unroll<W>([&](int w) VLLM_INLINE { key[w] = load(chunk.key(first + w * kLanes) + d * chunk.key_stride); });
+      unroll<R>([&](int r) VLLM_INLINE {
         const Vec value = set1(q[r * dim + d]);
-        unroll<W>([&](auto w) VLLM_INLINE { sums[r][w] = fma(value, key[w], sums[r][w]); });
+        unroll<W>([&](int w) VLLM_INLINE { sums[r][w] = fma(value, key[w], sums[r][w]); });
       });
     }
   }
-  unroll<R>([&](auto r) VLLM_INLINE {
-    unroll<W>([&](auto w) VLLM_INLINE {
+  unroll<R>([&](int r) VLLM_INLINE {
+    unroll<W>([&](int w) VLLM_INLINE {
       if constexpr (C::kInPairs) sums[r][w] = sums[r][w] * set1(chunk.scale);
       store(scores + r * kChunk + first + w * kLanes, sums[r][w]);
     });
@@ -160,12 +160,12 @@ void add_values(const C& chunk, const float* weights, float* out, int64_t dim, i
     return load_n(from, n);
   };
   Vec sums[R][W];
-  unroll<R>([&](auto r) VLLM_INLINE {
-    unroll<W>([&](auto w) VLLM_INLINE { sums[r][w] = zero(); });
+  unroll<R>([&](int r) VLLM_INLINE {
+    unroll<W>([&](int w) VLLM_INLINE { sums[r][w] = zero(); });
   });
   if (!fresh) {
-    unroll<R>([&](auto r) VLLM_INLINE {
-      unroll<W>([&](auto w) VLLM_INLINE { sums[r][w] = read(out + r * dim + first + w * kLanes); });
+    unroll<R>([&](int r) VLLM_INLINE {
+      unroll<W>([&](int w) VLLM_INLINE { sums[r][w] = read(out + r * dim + first + w * kLanes); });
     });
   }
   for (int begin = from / kRun * kRun; begin < tokens; begin += kRun) {
@@ -179,15 +179,15 @@ void add_values(const C& chunk, const float* weights, float* out, int64_t dim, i
         __builtin_prefetch(next + t * dim + 64 / sizeof(*next));
       }
       Vec value[W];
-      unroll<W>([&](auto w) VLLM_INLINE { value[w] = read(values + t * dim + w * kLanes); });
-      unroll<R>([&](auto r) VLLM_INLINE {
+      unroll<W>([&](int w) VLLM_INLINE { value[w] = read(values + t * dim + w * kLanes); });
+      unroll<R>([&](int r) VLLM_INLINE {
         const Vec weight = set1(weights[r * kChunk + begin + t]);
-        unroll<W>([&](auto w) VLLM_INLINE { sums[r][w] = fma(weight, value[w], sums[r][w]); });
+        unroll<W>([&](int w) VLLM_INLINE { sums[r][w] = fma(weight, value[w], sums[r][w]); });
       });
     }
   }
-  unroll<R>([&](auto r) VLLM_INLINE {
-    unroll<W>([&](auto w) VLLM_INLINE {
+  unroll<R>([&](int r) VLLM_INLINE {
+    unroll<W>([&](int w) VLLM_INLINE {
       store_n(out + r * dim + first + w * kLanes, sums[r][w], W > 1 ? kLanes : n);
     });
   });

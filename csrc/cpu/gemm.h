@@ -259,14 +259,14 @@ inline void write_sums(const LinearArgs& a, Vec low, Vec high, int64_t row, int6
   }
 }
 
-// The same of a tile's sums [rows][panels][2], where all of it is within the result. The loop over rows is not unrolled: for
-// all tiles that was most of what there was to compile.
+// The same of a tile's sums [rows][panels][2], where all of it is within the result. Rows are a loop: unrolled for the tiles
+// of all heights they would be most of what there is to compile.
 template <typename T, bool kGated, bool kStreams, int P>
 [[gnu::always_inline]] inline void write_within(const LinearArgs& a, const Vec* sums, int rows, int64_t row,
                                                 int64_t panel, int64_t lane) {
   const int64_t stride = a.out_stride;
   Vec bias[P][2];
-  unroll<P>([&](auto p) VLLM_INLINE {
+  unroll<P>([&](int p) VLLM_INLINE {
     const int64_t column = (panel + p) * kPanel + lane;
     bias[p][0] = load_bias<T>(a, column);
     bias[p][1] = load_bias<T>(a, column + 16);
@@ -275,7 +275,7 @@ template <typename T, bool kGated, bool kStreams, int P>
   for (int r = 0; r < rows; ++r, sums += 2 * P, at += stride) {
     T* rounded = static_cast<T*>(a.out) + at;
     float* floats = static_cast<float*>(a.out) + at;
-    unroll<P>([&](auto p) VLLM_INLINE {
+    unroll<P>([&](int p) VLLM_INLINE {
       const Vec low = sums[2 * p] + bias[p][0], high = sums[2 * p + 1] + bias[p][1];
       if constexpr (kGated) {
         store(rounded + p * 16, silu(low) * high);
@@ -330,20 +330,20 @@ template <typename Chain, int R, int P>
   do {
     const int64_t left = a.inner - k, chain = left <= kChain + kChain / 4 ? left : kChain;
     Vec sums[R][P][2];
-    unroll<R>([&](auto r) VLLM_INLINE {
-      unroll<P>([&](auto p) VLLM_INLINE { sums[r][p][0] = sums[r][p][1] = zero(); });
+    unroll<R>([&](int r) VLLM_INLINE {
+      unroll<P>([&](int p) VLLM_INLINE { sums[r][p][0] = sums[r][p][1] = zero(); });
     });
     Chain::template multiply<R, P>(x + k / Chain::kValues * R, weight + k * kPanel, panel_size, chain, group, ahead, sums);
     if (k > 0) {
-      unroll<R>([&](auto r) VLLM_INLINE {
-        unroll<P>([&](auto p) VLLM_INLINE {
+      unroll<R>([&](int r) VLLM_INLINE {
+        unroll<P>([&](int p) VLLM_INLINE {
           sums[r][p][0] = totals[r][p][0] + sums[r][p][0];
           sums[r][p][1] = totals[r][p][1] + sums[r][p][1];
         });
       });
     }
-    unroll<R>([&](auto r) VLLM_INLINE {
-      unroll<P>([&](auto p) VLLM_INLINE {
+    unroll<R>([&](int r) VLLM_INLINE {
+      unroll<P>([&](int p) VLLM_INLINE {
         totals[r][p][0] = sums[r][p][0];
         totals[r][p][1] = sums[r][p][1];
       });

@@ -28,7 +28,7 @@ struct PairChain {
       ahead();
       for (int pair = 0; pair < pairs; ++pair, panel += 2 * kPanel) {
         Weights weights[P];
-        unroll<P>([&](auto p) VLLM_INLINE {
+        unroll<P>([&](int p) VLLM_INLINE {
           const BF16* at = panel + p * panel_size;
           if (kGroups == 1 || group == 0) {
             __builtin_prefetch(at + kAhead * 2 * kPanel);
@@ -36,9 +36,9 @@ struct PairChain {
           }
           weights[p] = load_weights(at, group);
         });
-        unroll<R>([&](auto r) VLLM_INLINE {
+        unroll<R>([&](int r) VLLM_INLINE {
           const Value value = repeat(x[r * kRunPairs + pair]);
-          unroll<P>([&](auto p) VLLM_INLINE { add_products(value, weights[p], sums[r][p]); });
+          unroll<P>([&](int p) VLLM_INLINE { add_products(value, weights[p], sums[r][p]); });
         });
       }
     }

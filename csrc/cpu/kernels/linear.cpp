@@ -41,13 +41,13 @@ struct FloatChain {
       ahead();
       for (int k = 0; k < run; ++k, panel += kPanel) {
         Vec low[P], high[P];
-        unroll<P>([&](auto p) VLLM_INLINE {
+        unroll<P>([&](int p) VLLM_INLINE {
           if (kGroups == 1 || group == 0) prefetch_row(panel + p * panel_size + kAhead * kPanel);
           load_pair(panel + p * panel_size, group, &low[p], &high[p]);
         });
-        unroll<R>([&](auto r) VLLM_INLINE {
+        unroll<R>([&](int r) VLLM_INLINE {
           const Vec value = set1(x[r * kRun + k]);
-          unroll<P>([&](auto p) VLLM_INLINE {
+          unroll<P>([&](int p) VLLM_INLINE {
             sums[r][p][0] = fma(value, low[p], sums[r][p][0]);
             sums[r][p][1] = fma(value, high[p], sums[r][p][1]);
           });

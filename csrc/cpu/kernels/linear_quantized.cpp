@@ -103,8 +103,8 @@ template <typename C, int R, int P>
   for (int64_t g = 0; g < q.groups; ++g) {
     for (int64_t left = units; left > 0; left -= kChainUnits) {
       Vec sums[R][P][2];
-      unroll<R>([&](auto r) VLLM_INLINE {
-        unroll<P>([&](auto p) VLLM_INLINE { sums[r][p][0] = sums[r][p][1] = zero(); });
+      unroll<R>([&](int r) VLLM_INLINE {
+        unroll<P>([&](int p) VLLM_INLINE { sums[r][p][0] = sums[r][p][1] = zero(); });
       });
       const int64_t chain = least(left, kChainUnits);
       const uint8_t* unit_codes = codes;
@@ -120,12 +120,12 @@ template <typename C, int R, int P>
         if constexpr (C::kBits != 32) {
           if (kGroups == 1 || lane == 0) next.fetch<C::kBits, P>();
         }
-        unroll<P>([&](auto p) VLLM_INLINE {
+        unroll<P>([&](int p) VLLM_INLINE {
           const C& kind = p == 0 ? first : second;
           const typename C::Unit unit(unit_codes + p * codes_stride, lane);
           unroll<kUnit>([&](auto k) VLLM_INLINE {
             const Vec low = kind.template get<0, k>(unit), high = kind.template get<1, k>(unit);
-            unroll<R>([&](auto r) VLLM_INLINE {
+            unroll<R>([&](int r) VLLM_INLINE {
               const Vec value = set1(x[r * kUnit + k]);
               sums[r][p][0] = fma(value, low, sums[r][p][0]);
               sums[r][p][1] = fma(value, high, sums[r][p][1]);
@@ -133,19 +133,19 @@ template <typename C, int R, int P>
           });
         });
       }
-      unroll<P>([&](auto p) VLLM_INLINE {
+      unroll<P>([&](int p) VLLM_INLINE {
         const Vec low = load(prepared[p] + g * kPanel), high = load(prepared[p] + g * kPanel + 16);
-        unroll<R>([&](auto r) VLLM_INLINE {
+        unroll<R>([&](int r) VLLM_INLINE {
           totals[r][p][0] = fma(sums[r][p][0], low, totals[r][p][0]);
           totals[r][p][1] = fma(sums[r][p][1], high, totals[r][p][1]);
         });
       });
     }
     if (offsets) {
-      unroll<P>([&](auto p) VLLM_INLINE {
+      unroll<P>([&](int p) VLLM_INLINE {
         const float* shifts = prepared[p] + (q.groups + g) * kPanel;
         const Vec low = load(shifts), high = load(shifts + 16);
-        unroll<R>([&](auto r) VLLM_INLINE {
+        unroll<R>([&](int r) VLLM_INLINE {
           const Vec sum = set1(row_sums[g * R + r]);
           totals[r][p][0] = fma(sum, low, totals[r][p][0]);
           totals[r][p][1] = fma(sum, high, totals[r][p][1]);

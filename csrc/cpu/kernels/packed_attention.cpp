@@ -63,7 +63,7 @@ inline void transpose_tokens(const At& at, int64_t tokens, int64_t width, float*
   for (int64_t d = 0; d < width; d += kLanes) {
     const int n = static_cast<int>(least(kLanes, width - d));
     Vec rows[kLanes];
-    unroll<kLanes>([&](auto t) VLLM_INLINE { rows[t] = t < tokens ? load_n(at(t) + d, n) : zero(); });
+    unroll<kLanes>([&](int t) VLLM_INLINE { rows[t] = t < tokens ? load_n(at(t) + d, n) : zero(); });
     transpose(rows);
     unroll<kLanes>([&](auto i) VLLM_INLINE {
       if (i < n) store(to + (d + i) * kChunk, rows[i]);
