@@ -121,7 +121,7 @@ class StreamOptions(RequestModel):
 _TextsBody = sampling_body("_TextsBody", At.TEXTS, n=1, bad_words=list)
 
 
-class GenerationFields(_TextsBody):  # type: ignore[misc]  # a class, which mypy does not see
+class GenerationFields(_TextsBody):  # type: ignore[misc, valid-type]  # mypy sees no class
     """Fields of completions and chat."""
 
     REFUSED: ClassVar[Refusals] = REFUSED_FIELDS
