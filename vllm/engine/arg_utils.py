@@ -31,13 +31,13 @@ from vllm.config.scheduler import default_step_sizes
 from vllm.config.unserved import as_config
 from vllm.engine.arguments import add_flags, arg, passed_on
 from vllm.engine.upstream_args import UpstreamArgs
+from vllm.engine.usage import UsageContext
 from vllm.exceptions import shown
 from vllm.logger import init_logger, warn_once
-from vllm.plugins import load_general_plugins
 from vllm.sampling_params import MAX_LOGPROB_TOKEN_IDS, MODEL_DEFAULTS
 from vllm.tracing import check_endpoint
-from vllm.usage.usage_lib import UsageContext
 from vllm.utils.device import device_bytes, resolve_device, usable_cores
+from vllm.utils.plugins import load_general_plugins
 
 if TYPE_CHECKING:
     from vllm.loader import ResolvedModel

@@ -17,22 +17,8 @@ from vllm.inputs.data import (
     TokensPrompt,
     tokens_input,
 )
-from vllm.inputs.unserved import (
-    EmbedsInput,
-    EncoderDecoderInput,
-    MultiModalInput,
-    build_enc_dec_input,
-    embeds_input,
-    mm_input,
-)
 
 __all__ = [
-    "EmbedsInput",
-    "EncoderDecoderInput",
-    "MultiModalInput",
-    "build_enc_dec_input",
-    "embeds_input",
-    "mm_input",
     "DataPrompt",
     "DictPrompt",
     "EmbedsPrompt",

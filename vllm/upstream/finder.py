@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 import sys
 from collections.abc import Sequence
-from contextlib import suppress
 from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
 from importlib.util import find_spec
 from types import CodeType, ModuleType
@@ -15,8 +14,8 @@ if TYPE_CHECKING:
     from vllm.upstream.table import Row
 
 _ROOT = "vllm."
-# Packages of ours whose names are not all of upstream's; the table has a room for the others.
-_WITH_MORE = ("vllm.config", "vllm.utils")
+# Packages with files, and with further names in the table.
+_WITH_MORE = ("vllm.config", "vllm.inputs", "vllm.utils", "vllm.v1.engine", "vllm.v1.sample.logits_processor")
 
 
 def install() -> None:
@@ -74,21 +73,21 @@ def _find(module: str) -> ModuleSpec | None:
 
 
 class _RoomLoader(SourceFileLoader):
-    """Of a package with files, and further names in a room of the table."""
+    """Of a package that has files."""
 
     def create_module(self, spec: ModuleSpec) -> ModuleType:
         return _Room(spec.name)
 
 
 class _Room(ModuleType):
-    def __getattr__(self, name: str) -> Any:
-        if not name.startswith("__"):
-            from vllm.upstream.table import table
+    """What its files do not define is in the table: a row, or the first room of its path that has the name."""
 
-            (room,) = table().candidates(self.__name__)
-            with suppress(AttributeError):
-                return getattr(importlib.import_module(room), name)
-        raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}", name=name, obj=self)
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise _missing(self, name)
+        from vllm.upstream.table import table
+
+        return _value(self, name, next(iter(table().candidates(self.__name__)), None))
 
 
 class _AliasLoader:
@@ -142,30 +141,19 @@ class ListedModule(ModuleType):
     def __getattr__(self, name: str) -> Any:
         if name == "__all__":
             return _names(self)
-        row = _row(self, name)
-        place = _place(self, name)
-        if place is not None:
-            try:
-                return getattr(importlib.import_module(place[0]), place[1])
-            except AttributeError:
-                if row is None or row.place is not None:
-                    raise
-        if row is None or row.status != "refused":
-            raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}", name=name, obj=self)
-        from vllm.upstream.refusals import refused
-
-        return self.__dict__.setdefault(name, refused(self.__name__, name, row.why, row.is_function))
+        return _value(self, name, self.__dict__["_real"])
 
     def __setattr__(self, name: str, value: Any) -> None:
+        place = _place(self, name, self.__dict__["_real"])
         # Submodules are set by the import of them.
-        place = None if isinstance(value, ModuleType) or name in self.__dict__ else _place(self, name)
-        if place is None:
+        if place is None or isinstance(value, ModuleType) or name in self.__dict__:
             super().__setattr__(name, value)
         else:
             setattr(importlib.import_module(place[0]), place[1], value)
 
     def __delattr__(self, name: str) -> None:
-        if name in self.__dict__ or (place := _place(self, name)) is None:
+        place = _place(self, name, self.__dict__["_real"])
+        if place is None or name in self.__dict__:
             super().__delattr__(name)
         else:
             delattr(importlib.import_module(place[0]), place[1])
@@ -174,17 +162,37 @@ class ListedModule(ModuleType):
         return sorted({*self.__dict__, *self.__all__})
 
 
+def _value(module: ModuleType, name: str, real: str | None) -> Any:
+    """What the table says of a name, or else the module `real` has."""
+    row, place = _row(module, name), _place(module, name, real)
+    if place is not None:
+        try:
+            return getattr(importlib.import_module(place[0]), place[1])
+        except AttributeError:
+            if row is not None and row.place is not None:
+                raise
+    if row is None or row.status != "refused":
+        raise _missing(module, name)
+    from vllm.upstream.refusals import refused
+
+    return module.__dict__.setdefault(name, refused(module.__name__, name, row.why, row.is_function))
+
+
+def _missing(module: ModuleType, name: str) -> AttributeError:
+    return AttributeError(f"module {module.__name__!r} has no attribute {name!r}", name=name, obj=module)
+
+
 def _row(module: ModuleType, name: str) -> Row | None:
     from vllm.upstream.table import table
 
     return table().names.get(module.__name__, {}).get(name)
 
 
-def _place(module: ModuleType, name: str) -> tuple[str, str] | None:
+def _place(module: ModuleType, name: str, real: str | None) -> tuple[str, str] | None:
     """(module, name) of which `name` is an alias."""
     if name.startswith("__"):
         return None
-    row, real = _row(module, name), module.__dict__["_real"]
+    row = _row(module, name)
     if row is not None and row.place is not None:
         return row.place
     return None if real is None else (real, name)

@@ -12,7 +12,7 @@ from pydantic_core import CoreSchema, core_schema
 from typing_extensions import Self
 
 from vllm.exceptions import VLLMValidationError, shown
-from vllm.sampling_fields import At
+from vllm.params.sampling_fields import At
 from vllm.sampling_params import FIELDS
 from vllm.server.errors import ApiError
 from vllm.utils.checks import whole

@@ -9,7 +9,7 @@ from pydantic import AfterValidator, Field, ValidationInfo, field_validator
 from typing_extensions import NotRequired, TypedDict
 
 from vllm.exceptions import VLLMValidationError
-from vllm.sampling_fields import At
+from vllm.params.sampling_fields import At
 from vllm.sampling_params import RequestOutputKind, SamplingParams
 from vllm.server.protocol.base import (
     NOT_EMPTY,

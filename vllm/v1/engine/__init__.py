@@ -3,7 +3,6 @@
 import enum
 from typing import Literal
 
-from vllm.v1.engine.unserved import EngineCoreEvent, EngineCoreOutputs, EngineCoreRequestType
 from vllm.v1.messages import EngineCoreOutput, EngineCoreRequest
 
 PauseMode = Literal["abort", "wait", "keep"]
@@ -26,11 +25,8 @@ class FinishReason(enum.IntEnum):
 
 
 __all__ = [
-    "EngineCoreEvent",
     "EngineCoreOutput",
-    "EngineCoreOutputs",
     "EngineCoreRequest",
-    "EngineCoreRequestType",
     "FINISH_REASON_STRINGS",
     "FinishReason",
     "PauseMode",

@@ -13,14 +13,6 @@ from vllm.v1.sample.logits_processor.request import (
     RequestLogitsProcessor,
     RequestProcessorsFailed,
 )
-from vllm.v1.sample.logits_processor.unserved import (
-    BatchUpdateBuilder,
-    LogitBiasLogitsProcessor,
-    LogitsProcessors,
-    MinPLogitsProcessor,
-    MinTokensLogitsProcessor,
-    build_logitsprocs,
-)
 
 # Upstream's tests and some of its users' import it by this name.
 _load_logitsprocs_by_fqcns = load_named_processors
@@ -29,16 +21,10 @@ __all__ = [
     "LOGITSPROCS_GROUP",
     "AdapterLogitsProcessor",
     "BatchUpdate",
-    "BatchUpdateBuilder",
-    "LogitBiasLogitsProcessor",
     "LogitsProcessor",
-    "LogitsProcessors",
-    "MinPLogitsProcessor",
-    "MinTokensLogitsProcessor",
     "MoveDirectionality",
     "RequestLogitsProcessor",
     "RequestProcessorsFailed",
-    "build_logitsprocs",
     "load_logits_processors",
     "load_named_processors",
     "process_dict_updates",
