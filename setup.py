@@ -16,6 +16,7 @@ from typing import ClassVar
 
 from setuptools import Command, Extension, setup
 from setuptools.command.build_ext import build_ext
+from setuptools.command.build_py import build_py
 
 try:
     from setuptools.command.bdist_wheel import bdist_wheel
@@ -91,6 +92,18 @@ class BuildEmulated(Command):
         except BuildError as error:
             raise SystemExit(" ".join(str(error).split())) from error
         print(FOLDER / f"{EMULATED}.so")
+
+
+class BuildPackage(build_py):
+    """The package and, for type checkers, the stubs of the modules that it makes when they are imported."""
+
+    def run(self) -> None:
+        super().run()
+        if not self.editable_mode:
+            sys.path.insert(0, str(ROOT))
+            from vllm.upstream import stubs
+
+            stubs.write(Path(self.build_lib) / "vllm-stubs")
 
 
 class AnyPythonWheel(bdist_wheel):
@@ -242,5 +255,10 @@ def warn(reason: str) -> None:
 if __name__ == "__main__":
     setup(
         ext_modules=[Extension("vllm._cpu_ops", sources=[], optional=True)],
-        cmdclass={"build_ext": CMakeBuild, "build_emulated": BuildEmulated, "bdist_wheel": AnyPythonWheel},
+        cmdclass={
+            "build_py": BuildPackage,
+            "build_ext": CMakeBuild,
+            "build_emulated": BuildEmulated,
+            "bdist_wheel": AnyPythonWheel,
+        },
     )

@@ -39,6 +39,8 @@ Refused = { refused = "no" }
 refuse = { refused = "use something else" }
 CALLABLE = { refused = "no", function = true }
 Lacking = { absent = "no" }
+[names."vllm.there.program"]
+Further = "vllm.here.leaf:Thing"
 [names."vllm.there.rooms"]
 Further = "vllm.here.leaf:Thing"
 """

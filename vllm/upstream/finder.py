@@ -14,8 +14,17 @@ if TYPE_CHECKING:
     from vllm.upstream.table import Row
 
 _ROOT = "vllm."
-# Packages with files, and with further names in the table.
-_WITH_MORE = ("vllm.config", "vllm.inputs", "vllm.utils", "vllm.v1.engine", "vllm.v1.sample.logits_processor")
+# Modules of ours that do not have all of upstream's names; the table has the others.
+_WITH_MORE = (
+    "vllm.config",
+    "vllm.inputs",
+    "vllm.utils",
+    "vllm.v1.core.kv_cache_manager",
+    "vllm.v1.engine",
+    "vllm.v1.engine.core",
+    "vllm.v1.outputs",
+    "vllm.v1.sample.logits_processor",
+)
 
 
 def install() -> None:
@@ -39,7 +48,7 @@ class Finder:
         if spec is None or spec.loader is None:
             return _listed(name)
         if name in _WITH_MORE and isinstance(spec.loader, SourceFileLoader):
-            spec.loader = _RoomLoader(name, spec.loader.path)
+            spec.loader = _MoreLoader(name, spec.loader.path)
         return spec
 
 
@@ -51,13 +60,10 @@ def _listed(name: str) -> ModuleSpec | None:
     found = next(filter(None, map(_find, rows.candidates(name))), None)
     if found is None and name not in rows.names and name not in rows.packages:
         return None
-    has_more = name in rows.names or name in rows.packages
-    loader: Any
-    if found is None or found.submodule_search_locations is not None or has_more:
-        loader = _ListLoader(found.name if found else None)
-    else:
-        loader = _AliasLoader(found)
-    spec = ModuleSpec(name, loader, is_package=loader.is_package(name))
+    is_package = found is None or found.submodule_search_locations is not None or name in rows.packages
+    has_more = any(row.place or row.status == "refused" for row in rows.names.get(name, {}).values())
+    loader: Any = _AliasLoader(found) if found and not is_package and not has_more else _ListLoader(found)
+    spec = ModuleSpec(name, loader, is_package=is_package)
     if found is not None and found.origin is not None:
         spec.origin, spec.has_location = found.origin, True
     return spec
@@ -72,88 +78,85 @@ def _find(module: str) -> ModuleSpec | None:
         raise  # a package that is not installed
 
 
-class _RoomLoader(SourceFileLoader):
-    """Of a package that has files."""
+class _MoreLoader(SourceFileLoader):
+    """Of a module of ours that has further names by the table, or in a room of its path."""
 
     def create_module(self, spec: ModuleSpec) -> ModuleType:
-        return _Room(spec.name)
-
-
-class _Room(ModuleType):
-    """What its files do not define is in the table: a row, or the first room of its path that has the name."""
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):
-            raise _missing(self, name)
-        from vllm.upstream.table import table
-
-        return _value(self, name, next(iter(table().candidates(self.__name__)), None))
-
-
-class _AliasLoader:
-    """Of one more path to a module: both give the same object."""
-
-    def __init__(self, found: ModuleSpec) -> None:
-        self._found = found
-
-    def create_module(self, spec: ModuleSpec) -> None:
-        """The default."""
-
-    def exec_module(self, module: ModuleType) -> None:
-        # What an import returns is looked up here.
-        sys.modules[module.__name__] = importlib.import_module(self._found.name)
-
-    def get_code(self, name: str) -> CodeType | None:
-        """For `python -m`."""
-        loader: Any = self._found.loader
-        return loader.get_code(self._found.name)
-
-    def is_package(self, name: str) -> bool:
-        return False
+        return ListedModule(spec.name, None, is_ours=True)
 
 
 class _ListLoader:
     """Of a listed module. A package's alias is one, too: were it the package itself, the modules below it would be
-    loaded once more by their other path."""
+    loaded once more by their other path.
 
-    def __init__(self, real: str | None) -> None:
-        self._real = real
+    Args:
+        found: the module that has what no row says.
+    """
 
-    def create_module(self, spec: ModuleSpec) -> ModuleType:
-        return ListedModule(spec.name, self._real)
+    def __init__(self, found: ModuleSpec | None) -> None:
+        self._found = found
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
+        return ListedModule(spec.name, self._found.name if self._found else None)
 
     def exec_module(self, module: ModuleType) -> None:
-        if self._real is not None:
-            importlib.import_module(self._real)
+        if self._found is not None:
+            importlib.import_module(self._found.name)
 
-    def is_package(self, name: str) -> bool:
-        return True
+    def get_code(self, name: str) -> CodeType | None:
+        """For `python -m`."""
+        if self._found is None:
+            return None
+        loader: Any = self._found.loader
+        return loader.get_code(self._found.name)
+
+
+class _AliasLoader(_ListLoader):
+    """Of one more path to a module: both give the same object."""
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
+        return None
+
+    def exec_module(self, module: ModuleType) -> None:
+        # What an import returns is looked up here.
+        assert self._found is not None
+        sys.modules[module.__name__] = importlib.import_module(self._found.name)
 
 
 class ListedModule(ModuleType):
     """A module of names that are elsewhere: read and set there, so that nothing has two values. Refused names are made
     at their first use."""
 
-    def __init__(self, name: str, real: str | None) -> None:
+    def __init__(self, name: str, real: str | None, is_ours: bool = False) -> None:
         super().__init__(name, f"Upstream's names of `{name}`.")
-        self.__dict__["_real"] = real
+        self.__dict__.update(_real=real, _is_ours=is_ours)
 
     def __getattr__(self, name: str) -> Any:
         if name == "__all__":
             return _names(self)
-        return _value(self, name, self.__dict__["_real"])
+        if place := _place(self, name):
+            try:
+                return getattr(importlib.import_module(place[0]), place[1])
+            except AttributeError as error:
+                if error.obj is not sys.modules[place[0]]:
+                    raise  # while the module is imported
+        row = _row(self, name)
+        if row is None or row.status != "refused" or row.place is not None:
+            raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}", name=name, obj=self)
+        from vllm.upstream.refusals import refused
+
+        return self.__dict__.setdefault(name, refused(self.__name__, name, row.why, row.is_function))
 
     def __setattr__(self, name: str, value: Any) -> None:
-        place = _place(self, name, self.__dict__["_real"])
         # Submodules are set by the import of them.
-        if place is None or isinstance(value, ModuleType) or name in self.__dict__:
+        place = None if isinstance(value, ModuleType) or name in self.__dict__ else _place(self, name)
+        if place is None:
             super().__setattr__(name, value)
         else:
             setattr(importlib.import_module(place[0]), place[1], value)
 
     def __delattr__(self, name: str) -> None:
-        place = _place(self, name, self.__dict__["_real"])
-        if place is None or name in self.__dict__:
+        if name in self.__dict__ or (place := _place(self, name)) is None:
             super().__delattr__(name)
         else:
             delattr(importlib.import_module(place[0]), place[1])
@@ -162,47 +165,38 @@ class ListedModule(ModuleType):
         return sorted({*self.__dict__, *self.__all__})
 
 
-def _value(module: ModuleType, name: str, real: str | None) -> Any:
-    """What the table says of a name, or else the module `real` has."""
-    row, place = _row(module, name), _place(module, name, real)
-    if place is not None:
-        try:
-            return getattr(importlib.import_module(place[0]), place[1])
-        except AttributeError:
-            if row is not None and row.place is not None:
-                raise
-    if row is None or row.status != "refused":
-        raise _missing(module, name)
-    from vllm.upstream.refusals import refused
-
-    return module.__dict__.setdefault(name, refused(module.__name__, name, row.why, row.is_function))
-
-
-def _missing(module: ModuleType, name: str) -> AttributeError:
-    return AttributeError(f"module {module.__name__!r} has no attribute {name!r}", name=name, obj=module)
-
-
 def _row(module: ModuleType, name: str) -> Row | None:
+    if name.startswith("__"):
+        return None
     from vllm.upstream.table import table
 
     return table().names.get(module.__name__, {}).get(name)
 
 
-def _place(module: ModuleType, name: str, real: str | None) -> tuple[str, str] | None:
+def _place(module: ModuleType, name: str) -> tuple[str, str] | None:
     """(module, name) of which `name` is an alias."""
     if name.startswith("__"):
         return None
-    row = _row(module, name)
+    row, real = _row(module, name), _real(module)
     if row is not None and row.place is not None:
         return row.place
     return None if real is None else (real, name)
+
+
+def _real(module: ModuleType) -> str | None:
+    """The module that has what no row says."""
+    if not module.__dict__["_is_ours"]:
+        return module.__dict__["_real"]
+    from vllm.upstream.table import table
+
+    return next(iter(table().candidates(module.__name__)), None)
 
 
 def _names(module: ModuleType) -> list[str]:
     """What `import *` takes."""
     from vllm.upstream.table import table
 
-    rows, real = table().names.get(module.__name__, {}), module.__dict__["_real"]
+    rows, real = table().names.get(module.__name__, {}), _real(module)
     names = [name for name, row in rows.items() if "." not in name and (row.place or row.status == "refused")]
     if real is None:
         return names
