@@ -1,4 +1,4 @@
-"""GGUF's architectures: a row for each, of all that is known about it."""
+"""GGUF's architectures: all that is known about one is its row."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ class Weight:
         """Float32 of `shape`."""
         if self.value is not None:
             return np.full(self.shape, self.value, np.float32)
-        value = np.concatenate([file.dequantize(each) for each in (self.tensor, *self.others)])
+        value = np.concatenate([file.dequantize(tensor) for tensor in (self.tensor, *self.others)])
         if value.ndim > 2:
             value = value.reshape(-1, value.shape[-1])
         return self._changed(file, value).reshape(self.shape)
@@ -50,7 +50,7 @@ class Weight:
     def blocks(self, file: GGUFFile) -> Array:
         """The file's own bytes, uint8 [rows, bytes of a row], in the checkpoint's order."""
         assert self.keeps_rows
-        return self._changed(file, np.concatenate([file.blocks(each) for each in (self.tensor, *self.others)]))
+        return self._changed(file, np.concatenate([file.blocks(tensor) for tensor in (self.tensor, *self.others)]))
 
     def _changed(self, file: GGUFFile, value: Array) -> Array:
         if self.rows is not None:
