@@ -14,8 +14,16 @@ if TYPE_CHECKING:
     from vllm.upstream.table import Row
 
 _ROOT = "vllm."
-# Packages of ours whose names are not all of upstream's; the table has a room for the others.
-_WITH_MORE = ("vllm.config", "vllm.inputs", "vllm.utils", "vllm.v1.engine", "vllm.v1.sample.logits_processor")
+# Packages of ours that have not all of upstream's names.
+_WITH_MORE = {
+    "vllm.config",
+    "vllm.distributed",
+    "vllm.inputs",
+    "vllm.tokenizers",
+    "vllm.utils",
+    "vllm.v1.engine",
+    "vllm.v1.sample.logits_processor",
+}
 
 
 def install() -> None:
