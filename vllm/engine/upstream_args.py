@@ -85,8 +85,8 @@ class UpstreamArgs:
     max_prompt_adapter_token: int = unused(0, _ADAPTERS)
     lora_extra_vocab_size: int = unused(256, _LORA)
     long_lora_scaling_factors: list[float] | None = refused(None, _LORA)
-    speculative_model: str | None = refused(None, _SPECULATION)
-    num_speculative_tokens: int | None = unused(None, _SPECULATION)
+    speculative_model: str | None = refused(None, NO_SPECULATION)
+    num_speculative_tokens: int | None = unused(None, NO_SPECULATION)
     override_neuron_config: dict[str, Any] | None = unused(None, "it is of another device")
     override_pooler_config: dict[str, Any] | None = refused(None, "pooler_config is its name")
 
