@@ -6,7 +6,7 @@ import pytest
 from pydantic import BaseModel
 
 from vllm.exceptions import VLLMValidationError
-from vllm.structured_params import (
+from vllm.params.structured import (
     GuidedDecodingParams,
     RepetitionDetectionParams,
     StructuredOutputsParams,

@@ -16,7 +16,7 @@ _EXPORTS = {
     "EngineArgs": "vllm.engine.arg_utils",
     "AsyncEngineArgs": "vllm.engine.arg_utils",
     "SamplingParams": "vllm.sampling_params",
-    "BeamSearchParams": "vllm.beam_search",
+    "BeamSearchParams": "vllm.params.beam_search",
     "RequestOutput": "vllm.outputs",
     "CompletionOutput": "vllm.outputs",
     "LabelScore": "vllm.outputs",
@@ -40,7 +40,6 @@ _EXPORTS = {
 __all__ = ["__version__", "__version_tuple__", *_EXPORTS]
 
 if TYPE_CHECKING:
-    from vllm.beam_search import BeamSearchParams
     from vllm.engine.arg_utils import AsyncEngineArgs, EngineArgs
     from vllm.entrypoints.async_llm import AsyncLLM
     from vllm.entrypoints.async_llm import AsyncLLM as AsyncLLMEngine
@@ -61,6 +60,7 @@ if TYPE_CHECKING:
         ScoringOutput,
         ScoringRequestOutput,
     )
+    from vllm.params.beam_search import BeamSearchParams
     from vllm.pooling_params import PoolingParams
     from vllm.sampling_params import SamplingParams
     from vllm.v1.engine.llm_engine import LLMEngine

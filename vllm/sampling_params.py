@@ -12,10 +12,10 @@ from typing import Annotated, Any, Literal
 import numpy as np
 
 from vllm import sampling_fields as row
-from vllm.beam_search import BeamSearchParams as BeamSearchParams
 from vllm.exceptions import VLLMValidationError
 from vllm.logprobs.id_rows import padded
-from vllm.sampling_fields import (
+from vllm.params.beam_search import BeamSearchParams as BeamSearchParams
+from vllm.params.sampling_fields import (
     BEAM_SEARCH_NEEDS,
     LOGPROBS_MODES,
     MAX_LOGPROB_TOKEN_IDS,
@@ -29,10 +29,10 @@ from vllm.sampling_fields import (
     check_needs,
     rows_of,
 )
-from vllm.structured_params import GuidedDecodingParams as GuidedDecodingParams
-from vllm.structured_params import RepetitionDetectionParams as RepetitionDetectionParams
-from vllm.structured_params import StructuredOutputsParams as StructuredOutputsParams
-from vllm.structured_params import check_repetition_detection
+from vllm.params.structured import GuidedDecodingParams as GuidedDecodingParams
+from vllm.params.structured import RepetitionDetectionParams as RepetitionDetectionParams
+from vllm.params.structured import StructuredOutputsParams as StructuredOutputsParams
+from vllm.params.structured import check_repetition_detection
 from vllm.utils.checks import MAX_INTEGER, check_vocabulary, raised_temperature, wrong_type
 from vllm.utils.struct import Struct
 

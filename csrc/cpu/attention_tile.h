@@ -114,10 +114,10 @@ inline void add_pairs(const C& chunk, const float* q, int64_t dim, int first, Ve
     fetch_keys(chunk, 2 * pair);
     fetch_keys(chunk, 2 * pair + 1);
     __m512bh key[W];
-    unroll<W>([&](auto w) VLLM_INLINE { key[w] = chunk.key_pair(first + w * kLanes, pair); });
-    unroll<R>([&](auto r) VLLM_INLINE {
+    unroll<W>([&](int w) VLLM_INLINE { key[w] = chunk.key_pair(first + w * kLanes, pair); });
+    unroll<R>([&](int r) VLLM_INLINE {
       const __m512bh value = (__m512bh)_mm512_set1_ps(q[r * dim + pair]);
-      unroll<W>([&](auto w) VLLM_INLINE { sums[r][w].v = _mm512_dpbf16_ps(sums[r][w].v, key[w], value); });
+      unroll<W>([&](int w) VLLM_INLINE { sums[r][w].v = _mm512_dpbf16_ps(sums[r][w].v, key[w], value); });
     });
   }
 }
@@ -127,22 +127,22 @@ inline void add_pairs(const C& chunk, const float* q, int64_t dim, int first, Ve
 template <int R, int W, typename C>
 void score_rows(const C& chunk, const float* q, float* scores, int64_t dim, int first) {
   Vec sums[R][W];
-  unroll<R>([&](auto r) VLLM_INLINE { unroll<W>([&](auto w) VLLM_INLINE { sums[r][w] = zero(); }); });
+  unroll<R>([&](int r) VLLM_INLINE { unroll<W>([&](int w) VLLM_INLINE { sums[r][w] = zero(); }); });
   if constexpr (C::kInPairs) {
     add_pairs<R, W>(chunk, q, dim, first, sums);
   } else {
     for (int64_t d = 0; d < dim; ++d) {
       fetch_keys(chunk, d);
       Vec key[W];
-      unroll<W>([&](auto w) VLLM_INLINE { key[w] = load(chunk.key(first + w * kLanes) + d * chunk.key_stride); });
-      unroll<R>([&](auto r) VLLM_INLINE {
+      unroll<W>([&](int w) VLLM_INLINE { key[w] = load(chunk.key(first + w * kLanes) + d * chunk.key_stride); });
+      unroll<R>([&](int r) VLLM_INLINE {
         const Vec value = set1(q[r * dim + d]);
-        unroll<W>([&](auto w) VLLM_INLINE { sums[r][w] = fma(value, key[w], sums[r][w]); });
+        unroll<W>([&](int w) VLLM_INLINE { sums[r][w] = fma(value, key[w], sums[r][w]); });
       });
     }
   }
-  unroll<R>([&](auto r) VLLM_INLINE {
-    unroll<W>([&](auto w) VLLM_INLINE {
+  unroll<R>([&](int r) VLLM_INLINE {
+    unroll<W>([&](int w) VLLM_INLINE {
       if constexpr (C::kInPairs) sums[r][w] = sums[r][w] * set1(chunk.scale);
       store(scores + r * kChunk + first + w * kLanes, sums[r][w]);
     });
@@ -150,8 +150,8 @@ void score_rows(const C& chunk, const float* q, float* scores, int64_t dim, int 
 }
 
 // out[R][W vectors from dimension `first`] += weights[R][tokens from `from` on] values; `n` lanes of each vector exist.
-// `fresh`: there is nothing in `out` yet. Without a window `from` is 0, and known to be.
-template <int R, int W, bool Windowed, typename C>
+// `fresh`: there is nothing in `out` yet.
+template <int R, int W, typename C>
 void add_values(const C& chunk, const float* weights, float* out, int64_t dim, int64_t first, int from, int tokens,
                 int n, bool fresh) {
   // Whole vectors, but one that goes alone.
@@ -160,41 +160,42 @@ void add_values(const C& chunk, const float* weights, float* out, int64_t dim, i
     return load_n(from, n);
   };
   Vec sums[R][W];
-  unroll<R>([&](auto r) VLLM_INLINE {
-    unroll<W>([&](auto w) VLLM_INLINE { sums[r][w] = zero(); });
+  unroll<R>([&](int r) VLLM_INLINE {
+    unroll<W>([&](int w) VLLM_INLINE { sums[r][w] = zero(); });
   });
   if (!fresh) {
-    unroll<R>([&](auto r) VLLM_INLINE {
-      unroll<W>([&](auto w) VLLM_INLINE { sums[r][w] = read(out + r * dim + first + w * kLanes); });
+    unroll<R>([&](int r) VLLM_INLINE {
+      unroll<W>([&](int w) VLLM_INLINE { sums[r][w] = read(out + r * dim + first + w * kLanes); });
     });
   }
-  for (int begin = Windowed ? from / kRun * kRun : 0; begin < tokens; begin += kRun) {
+  for (int begin = from / kRun * kRun; begin < tokens; begin += kRun) {
     const auto* values = chunk.value(begin, dim) + first;
     const auto* next = values;
     if constexpr (C::kFetchesNext) next = chunk.next->value(begin, dim) + first;
     const int count = tokens - begin < kRun ? tokens - begin : kRun;
-    for (int t = Windowed && from > begin ? from - begin : 0; t < count; ++t) {
+    for (int t = from > begin ? from - begin : 0; t < count; ++t) {
       if constexpr (C::kFetchesNext) {
         __builtin_prefetch(next + t * dim);
         __builtin_prefetch(next + t * dim + 64 / sizeof(*next));
       }
       Vec value[W];
-      unroll<W>([&](auto w) VLLM_INLINE { value[w] = read(values + t * dim + w * kLanes); });
-      unroll<R>([&](auto r) VLLM_INLINE {
+      unroll<W>([&](int w) VLLM_INLINE { value[w] = read(values + t * dim + w * kLanes); });
+      unroll<R>([&](int r) VLLM_INLINE {
         const Vec weight = set1(weights[r * kChunk + begin + t]);
-        unroll<W>([&](auto w) VLLM_INLINE { sums[r][w] = fma(weight, value[w], sums[r][w]); });
+        unroll<W>([&](int w) VLLM_INLINE { sums[r][w] = fma(weight, value[w], sums[r][w]); });
       });
     }
   }
-  unroll<R>([&](auto r) VLLM_INLINE {
-    unroll<W>([&](auto w) VLLM_INLINE {
+  unroll<R>([&](int r) VLLM_INLINE {
+    unroll<W>([&](int w) VLLM_INLINE {
       store_n(out + r * dim + first + w * kLanes, sums[r][w], W > 1 ? kLanes : n);
     });
   });
 }
 
+// These are functions of their own, for a chunk is much work and callers are many.
 template <int R, typename C>
-void score_chunk(const C& chunk, const float* q, float* scores, int64_t dim, int tokens) {
+[[gnu::noinline]] void score_chunk(const C& chunk, const float* q, float* scores, int64_t dim, int tokens) {
   for (int first = 0; first < tokens;) {
     const int vectors = (tokens - first + kLanes - 1) / kLanes;
     // Three vectors take as long as four: one alone waits for its multiply-adds.
@@ -211,17 +212,17 @@ void score_chunk(const C& chunk, const float* q, float* scores, int64_t dim, int
   }
 }
 
-template <int R, bool Windowed, typename C>
-void add_chunk(const C& chunk, const float* weights, float* out, int64_t dim, int from, int tokens, bool fresh) {
+template <int R, typename C>
+[[gnu::noinline]] void add_chunk(const C& chunk, const float* weights, float* out, int64_t dim, int from, int tokens, bool fresh) {
   int64_t d = 0;
   for (; d + kWide * kLanes <= dim; d += kWide * kLanes) {
-    add_values<R, kWide, Windowed>(chunk, weights, out, dim, d, from, tokens, kLanes, fresh);
+    add_values<R, kWide>(chunk, weights, out, dim, d, from, tokens, kLanes, fresh);
   }
   for (; d + 2 * kLanes <= dim; d += 2 * kLanes) {
-    add_values<R, 2, Windowed>(chunk, weights, out, dim, d, from, tokens, kLanes, fresh);
+    add_values<R, 2>(chunk, weights, out, dim, d, from, tokens, kLanes, fresh);
   }
   for (; d < dim; d += kLanes) {
-    add_values<R, 1, Windowed>(chunk, weights, out, dim, d, from, tokens, static_cast<int>(least(kLanes, dim - d)), fresh);
+    add_values<R, 1>(chunk, weights, out, dim, d, from, tokens, static_cast<int>(least(kLanes, dim - d)), fresh);
   }
 }
 
@@ -238,8 +239,8 @@ inline void scale_into(To* to, const From* from, Vec factor, int64_t size) {
 // Turns R rows' scores, in units of log2, into weights, of each row those in [from[r], valid[r]); the others, up to
 // `tokens`, become 0. `sums` are the rows' sums by lane. Rows go side by side: an exponential is a long chain of
 // operations.
-template <int R, bool Windowed>
-inline void soften(float* scores, const int* from, const int* valid, int tokens, float* out, float* row_max,
+template <int R>
+[[gnu::noinline]] void soften(float* scores, const int* from, const int* valid, int tokens, float* out, float* row_max,
                    float* sums, int64_t dim, bool fresh) {
   Vec top[R], total[R];
 #pragma GCC unroll 6
@@ -249,11 +250,9 @@ inline void soften(float* scores, const int* from, const int* valid, int tokens,
       const Mask in = lanes_below(valid[r] - t > 0 ? static_cast<int>(least(kLanes, valid[r] - t)) : 0);
       store(row + t, select(in, load(row + t), set1(-__builtin_inff())));
     }
-    if constexpr (Windowed) {
-      for (int t = 0; t < from[r]; t += kLanes) {
-        const Mask out_of_window = lanes_below(static_cast<int>(least(kLanes, from[r] - t)));
-        store(row + t, select(out_of_window, set1(-__builtin_inff()), load(row + t)));
-      }
+    for (int t = 0; t < from[r]; t += kLanes) {
+      const Mask out_of_window = lanes_below(static_cast<int>(least(kLanes, from[r] - t)));
+      store(row + t, select(out_of_window, set1(-__builtin_inff()), load(row + t)));
     }
     Vec high = load(row);
     for (int t = kLanes; t < tokens; t += kLanes) high = max(high, load(row + t));

@@ -223,17 +223,6 @@ class Gemm {
   }
 };
 
-// A later chain's sums, added to those before.
-template <int R, int P>
-inline void add_to(Vec (&totals)[R][P][2], const Vec (&sums)[R][P][2]) {
-  unroll<R>([&](auto r) VLLM_INLINE {
-    unroll<P>([&](auto p) VLLM_INLINE {
-      totals[r][p][0] = totals[r][p][0] + sums[r][p][0];
-      totals[r][p][1] = totals[r][p][1] + sums[r][p][1];
-    });
-  });
-}
-
 template <typename T>
 inline Vec load_bias(const LinearArgs& a, int64_t column) {
   const int64_t left = a.columns - column;
@@ -270,134 +259,134 @@ inline void write_sums(const LinearArgs& a, Vec low, Vec high, int64_t row, int6
   }
 }
 
-// The same of sums [rows][panels][2].
-template <typename T>
-void write_each(const LinearArgs& a, const Vec* sums, int rows, int panels, int64_t row, int64_t panel, int64_t lane) {
-  for (int r = 0; r < rows; ++r) {
-    for (int p = 0; p < panels; ++p, sums += 2) write_sums<T>(a, sums[0], sums[1], row + r, panel + p, lane);
-  }
-}
-
-// The same of a tile that ends within the result, without a branch.
-template <typename T, bool kGated, bool kStreams, int R, int P>
-[[gnu::always_inline]] inline void write_within(const LinearArgs& a, const Vec (&sums)[R][P][2], int64_t row,
+// The same of a tile's sums [rows][panels][2], where all of it is within the result. Rows are a loop: unrolled for the tiles
+// of all heights they would be most of what there is to compile.
+template <typename T, bool kGated, bool kStreams, int P>
+[[gnu::always_inline]] inline void write_within(const LinearArgs& a, const Vec* sums, int rows, int64_t row,
                                                 int64_t panel, int64_t lane) {
-  unroll<P>([&](auto p) VLLM_INLINE {
+  const int64_t stride = a.out_stride;
+  Vec bias[P][2];
+  unroll<P>([&](int p) VLLM_INLINE {
     const int64_t column = (panel + p) * kPanel + lane;
-    const Vec low_bias = load_bias<T>(a, column), high_bias = load_bias<T>(a, column + 16);
-    const int64_t at = row * a.out_stride + (kGated ? (panel + p) * 16 + lane : column);
+    bias[p][0] = load_bias<T>(a, column);
+    bias[p][1] = load_bias<T>(a, column + 16);
+  });
+  int64_t at = row * stride + panel * (kGated ? 16 : kPanel) + lane;
+  for (int r = 0; r < rows; ++r, sums += 2 * P, at += stride) {
     T* rounded = static_cast<T*>(a.out) + at;
     float* floats = static_cast<float*>(a.out) + at;
-    unroll<R>([&](auto r) VLLM_INLINE {
-      const Vec low = sums[r][p][0] + low_bias, high = sums[r][p][1] + high_bias;
+    unroll<P>([&](int p) VLLM_INLINE {
+      const Vec low = sums[2 * p] + bias[p][0], high = sums[2 * p + 1] + bias[p][1];
       if constexpr (kGated) {
-        store(rounded, silu(low) * high);
+        store(rounded + p * 16, silu(low) * high);
       } else if constexpr (kStreams) {
-        stream(floats, low);
-        stream(floats + 16, high);
+        stream(floats + p * kPanel, low);
+        stream(floats + p * kPanel + 16, high);
       } else {
-        store(rounded, low);
-        store(rounded + 16, high);
+        store(rounded + p * kPanel, low);
+        store(rounded + p * kPanel + 16, high);
       }
-      rounded += a.out_stride;
-      floats += a.out_stride;
     });
-  });
+  }
 }
 
-// The same of a tile whose sums are registers, and stay so till they are written: between two tiles no products run, and
-// each of these cycles counts.
-template <typename T, int R, int P>
-[[gnu::always_inline]] inline void write_registers(const LinearArgs& a, const Vec (&sums)[R][P][2], int64_t row,
-                                                   int64_t panel, int64_t lane) {
+// The same, wherever the tile is.
+template <typename T, int P>
+[[gnu::noinline]] void write_rows(const LinearArgs& a, const Vec* sums, int rows, int64_t row, int64_t panel, int64_t lane) {
   const bool within = (panel + P) * (a.gated ? kPanel / 2 : kPanel) <= a.out_columns;
   if (within && a.gated && !a.float_out) {
-    write_within<T, true, false>(a, sums, row, panel, lane);
+    write_within<T, true, false, P>(a, sums, rows, row, panel, lane);
   } else if (within && !a.gated && a.streams) {
-    write_within<T, false, true>(a, sums, row, panel, lane);
+    write_within<T, false, true, P>(a, sums, rows, row, panel, lane);
   } else if (within && !a.gated && !a.float_out) {
-    write_within<T, false, false>(a, sums, row, panel, lane);
+    write_within<T, false, false, P>(a, sums, rows, row, panel, lane);
   } else {
-    // The sums themselves would have to be in memory all along.
-    Vec copies[R][P][2];
-    unroll<R>([&](auto r) VLLM_INLINE {
-      unroll<P>([&](auto p) VLLM_INLINE {
-        copies[r][p][0] = sums[r][p][0];
-        copies[r][p][1] = sums[r][p][1];
-      });
-    });
-    write_each<T>(a, copies[0][0], R, P, row, panel, lane);
-  }
-}
-
-// The same of a tile whose sums are in memory.
-template <typename T, int R, int P>
-[[gnu::noinline]] void write_tile(const LinearArgs& a, const Vec (&sums)[R][P][2], int64_t row, int64_t panel,
-                                  int64_t lane) {
-  write_registers<T>(a, sums, row, panel, lane);
-}
-
-// What products share whose tiles sum float32 chains over k in registers. A Product has, beside what Gemm asks for:
-//
-//   multiply_chain<R, P>(x, panel, panel_size, inner, group, ahead, sums)   sums[R][P][2] += R rows of packed x times P
-//                                                        panels over `inner` values of k, kLanes columns of each half
-//
-// T: the result's dtype; W: the panels'; Element: what packed rows consist of, kValues neighbours of a row each.
-template <typename Product, typename T, typename W, typename Element, int kValues>
-struct ChainedProduct {
-  using Row = T;
-
-  // Few rows leave registers free: several panels at once keep enough chains in flight to hide latency.
-  static constexpr int panels_at_once(int rows) {
-    return 8 * rows <= 2 * Product::kMaxRows ? 4 : 4 * rows <= 2 * Product::kMaxRows ? 2 : 1;
-  }
-
-  static int64_t panel_size(const LinearArgs& a) { return a.inner * kPanel * static_cast<int64_t>(sizeof(W)); }
-
-  template <int R, int P>
-  static void multiply(const LinearArgs& a, const Element* x, int64_t row, int64_t panel, Ahead ahead) {
-    for (int group = 0; group < kGroups; ++group) multiply_group<R, P>(a, x, row, panel, group, ahead);
-  }
-
- private:
-  // Short chains keep the rounding error small: of 256 additions, or of a quarter more rather than leaving so few over.
-  static constexpr int64_t kChain = 256 * kValues;
-  static int64_t next_chain(int64_t left) { return left <= kChain + kChain / 4 ? left : kChain; }
-
-  template <int R, int P>
-  static inline void start_chain(const Element* x, const W* panel, int64_t panel_size, int64_t inner, int group,
-                                 Ahead& ahead, Vec (&sums)[R][P][2]) {
-    unroll<R>([&](auto r) VLLM_INLINE {
-      unroll<P>([&](auto p) VLLM_INLINE { sums[r][p][0] = sums[r][p][1] = zero(); });
-    });
-    Product::template multiply_chain<R, P>(x, panel, panel_size, inner, group, ahead, sums);
-  }
-
-  template <int R, int P>
-  static inline void multiply_group(const LinearArgs& a, const Element* x, int64_t row, int64_t panel, int group,
-                                    Ahead ahead) {
-    const int64_t panel_size = a.inner * kPanel;
-    const W* weight = static_cast<const W*>(a.weight) + panel * panel_size;
-    Vec totals[R][P][2];
-    int64_t k = next_chain(a.inner);
-    start_chain<R, P>(x, weight, panel_size, k, group, ahead, totals);
-    for (int64_t chain; k < a.inner; k += chain) {
-      chain = next_chain(a.inner - k);
-      Vec sums[R][P][2];
-      start_chain<R, P>(x + k / kValues * R, weight + k * kPanel, panel_size, chain, group, ahead, sums);
-      add_to(totals, sums);
+    for (int r = 0; r < rows; ++r) {
+      for (int p = 0; p < P; ++p, sums += 2) write_sums<T>(a, sums[0], sums[1], row + r, panel + p, lane);
     }
-    const int64_t lane = group * kLanes;
-    if (!std::is_same_v<T, W> && a.scales != nullptr) {
-      unroll<R>([&](auto r) VLLM_INLINE {
-        unroll<P>([&](auto p) VLLM_INLINE {
-          const float* scales = a.scales + (panel + p) * kPanel + lane;
-          totals[r][p][0] = totals[r][p][0] * load(scales);
-          totals[r][p][1] = totals[r][p][1] * load(scales + 16);
+  }
+}
+
+template <typename T, int R, int P>
+inline void write_tile(const LinearArgs& a, const Vec (&sums)[R][P][2], int64_t row, int64_t panel, int64_t lane) {
+  write_rows<T, P>(a, sums[0][0], R, row, panel, lane);
+}
+
+// A tile's sums of float32 chains over k, kLanes columns of each half of P panels. A Chain has:
+//
+//   Element, Weight, kValues   what packed rows and panels consist of, and how many neighbours of a row an Element is
+//   multiply<R, P>(x, panel, panel_size, inner, group, ahead, sums)   sums[R][P][2] += R rows of packed x times P
+//                                                                     panels over `inner` values of k
+//
+// It does not depend on the dtype of x, which is packed, nor on that of the result.
+template <typename Chain, int R, int P>
+[[gnu::noinline]] void sum_chains(const LinearArgs& a, const typename Chain::Element* x, int64_t panel, int group,
+                                  Ahead ahead, Vec (&totals)[R][P][2]) {
+  // Short chains keep the rounding error small: of 256 additions, or of a quarter more rather than leaving so few over.
+  constexpr int64_t kChain = 256 * Chain::kValues;
+  const int64_t panel_size = a.inner * kPanel;
+  const auto* weight = static_cast<const typename Chain::Weight*>(a.weight) + panel * panel_size;
+  int64_t k = 0;
+  do {
+    const int64_t left = a.inner - k, chain = left <= kChain + kChain / 4 ? left : kChain;
+    Vec sums[R][P][2];
+    unroll<R>([&](int r) VLLM_INLINE {
+      unroll<P>([&](int p) VLLM_INLINE { sums[r][p][0] = sums[r][p][1] = zero(); });
+    });
+    Chain::template multiply<R, P>(x + k / Chain::kValues * R, weight + k * kPanel, panel_size, chain, group, ahead, sums);
+    if (k > 0) {
+      unroll<R>([&](int r) VLLM_INLINE {
+        unroll<P>([&](int p) VLLM_INLINE {
+          sums[r][p][0] = totals[r][p][0] + sums[r][p][0];
+          sums[r][p][1] = totals[r][p][1] + sums[r][p][1];
         });
       });
     }
-    write_registers<T>(a, totals, row, panel, lane);
+    unroll<R>([&](int r) VLLM_INLINE {
+      unroll<P>([&](int p) VLLM_INLINE {
+        totals[r][p][0] = sums[r][p][0];
+        totals[r][p][1] = sums[r][p][1];
+      });
+    });
+    k += chain;
+  } while (k < a.inner);
+}
+
+// sums [rows][panels][2] *= the columns' scales.
+[[gnu::noinline]] inline void scale_sums(const LinearArgs& a, Vec* sums, int rows, int panels, int64_t panel, int64_t lane) {
+  for (int r = 0; r < rows; ++r) {
+    for (int p = 0; p < panels; ++p, sums += 2) {
+      const float* scales = a.scales + (panel + p) * kPanel + lane;
+      sums[0] = sums[0] * load(scales);
+      sums[1] = sums[1] * load(scales + 16);
+    }
+  }
+}
+
+// What products share whose tiles are sums of a Chain; T: x's dtype, and the result's.
+template <typename Chain, typename T>
+struct ChainedProduct {
+  using Row = T;
+  using Element = typename Chain::Element;
+  static constexpr int kMaxRows = Chain::kMaxRows;
+  static constexpr int64_t kPanelsAtATime = 4;
+
+  // Few rows leave registers free: several panels at once keep enough chains in flight to hide latency.
+  static constexpr int panels_at_once(int rows) { return 8 * rows <= 2 * kMaxRows ? 4 : 4 * rows <= 2 * kMaxRows ? 2 : 1; }
+
+  static int64_t panel_size(const LinearArgs& a) {
+    return a.inner * kPanel * static_cast<int64_t>(sizeof(typename Chain::Weight));
+  }
+
+  template <int R, int P>
+  static void multiply(const LinearArgs& a, const Element* x, int64_t row, int64_t panel, Ahead ahead) {
+    for (int group = 0; group < kGroups; ++group) {
+      const int64_t lane = group * kLanes;
+      Vec totals[R][P][2];
+      sum_chains<Chain>(a, x, panel, group, ahead, totals);
+      if (a.scales != nullptr) scale_sums(a, totals[0][0], R, P, panel, lane);
+      write_tile<T>(a, totals, row, panel, lane);
+    }
   }
 };
 

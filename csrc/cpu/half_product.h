@@ -124,12 +124,20 @@ struct HalfProduct {
   template <int R, int P>
   static void write_totals(const LinearArgs& a, const float (&totals)[R][P][kPanel], const uint32_t* inverses,
                            const float* scales, int64_t scales_stride, int64_t row, int64_t panel) {
-    for (int r = 0; r < R; ++r) {
+    Vec sums[R][P][2];
+    scale_totals(totals[0][0], R, P, inverses, scales, scales_stride, sums[0][0]);
+    write_tile<BF16>(a, sums, row, panel, 0);
+  }
+
+  // to [rows][panels][2] = totals [rows][panels][32], times both scales.
+  [[gnu::noinline]] static void scale_totals(const float* totals, int rows, int panels, const uint32_t* inverses,
+                                             const float* scales, int64_t scales_stride, Vec* to) {
+    for (int r = 0; r < rows; ++r) {
       const Vec scale = set1(reinterpret_cast<const float*>(inverses)[r]);
-      for (int p = 0; p < P; ++p) {
-        const float* own = scales + p * scales_stride;
-        write_sums<BF16>(a, load(totals[r][p]) * (scale * load(own)),
-                         load(totals[r][p] + 16) * (scale * load(own + 16)), row + r, panel + p, 0);
+      for (int p = 0; p < panels; ++p, totals += kPanel, to += 2) {
+        const float* columns = scales + p * scales_stride;
+        to[0] = load(totals) * (scale * load(columns));
+        to[1] = load(totals + 16) * (scale * load(columns + 16));
       }
     }
   }

@@ -10,27 +10,41 @@
 namespace vllm_cpu {
 namespace VLLM_ISA {
 
-struct PairProduct : ChainedProduct<PairProduct, BF16, BF16, uint32_t, 2> {
+constexpr int kRunPairs = kRun / 2;
+
+struct PairChain {
   // Two neighbours of a row.
   using Element = uint32_t;
+  using Weight = BF16;
+  static constexpr int kValues = 2;
   // Rows of a tile times the panel's two vectors, plus operands, fill the register file.
   static constexpr int kMaxRows = kLanes == 16 ? 14 : kLanes == 8 ? 4 : 2;
-  static constexpr int64_t kPanelsAtATime = 4;
 
-  static int64_t packed_row(const LinearArgs& a) { return num_runs(a) * kPairs; }
-
-  // [ceil(K / kRun)][rows][kRun / 2], filled up with zeros.
-  static void pack_row(const LinearArgs& a, const BF16* x, int64_t r, int64_t rows, uint32_t* out) {
-    uint32_t* run = out + r * kPairs;
-    int64_t k = 0;
-    for (; k + kRun <= a.inner; k += kRun, run += rows * kPairs) std::memcpy(run, x + k, kRun * sizeof(BF16));
-    if (k == a.inner) return;
-    std::memset(run, 0, kPairs * sizeof(uint32_t));
-    std::memcpy(run, x + k, static_cast<size_t>(a.inner - k) * sizeof(BF16));
+  template <int R, int P>
+  static inline void multiply(const uint32_t* x, const BF16* panel, int64_t panel_size, int64_t inner, int group,
+                              Ahead& ahead, Vec (&sums)[R][P][2]) {
+    for (; inner > 0; inner -= kRun, x += R * kRunPairs) {
+      const int pairs = static_cast<int>(least(kRun, inner)) / 2;
+      ahead();
+      for (int pair = 0; pair < pairs; ++pair, panel += 2 * kPanel) {
+        Weights weights[P];
+        unroll<P>([&](int p) VLLM_INLINE {
+          const BF16* at = panel + p * panel_size;
+          if (kGroups == 1 || group == 0) {
+            __builtin_prefetch(at + kAhead * 2 * kPanel);
+            __builtin_prefetch(at + kAhead * 2 * kPanel + kPanel);
+          }
+          weights[p] = load_weights(at, group);
+        });
+        unroll<R>([&](int r) VLLM_INLINE {
+          const Value value = repeat(x[r * kRunPairs + pair]);
+          unroll<P>([&](int p) VLLM_INLINE { add_products(value, weights[p], sums[r][p]); });
+        });
+      }
+    }
   }
 
  private:
-  static constexpr int kPairs = kRun / 2;
   // Pairs to fetch ahead, as many bytes as in linear.cpp.
   static constexpr int kAhead = 24;
 
@@ -73,30 +87,19 @@ struct PairProduct : ChainedProduct<PairProduct, BF16, BF16, uint32_t, 2> {
     sums[1] = fma(value.second, weights.high[1], fma(value.first, weights.high[0], sums[1]));
   }
 #endif
+};
 
- public:
-  template <int R, int P>
-  static inline void multiply_chain(const uint32_t* x, const BF16* panel, int64_t panel_size, int64_t inner, int group,
-                                    Ahead& ahead, Vec (&sums)[R][P][2]) {
-    for (; inner > 0; inner -= kRun, x += R * kPairs) {
-      const int pairs = static_cast<int>(least(kRun, inner)) / 2;
-      ahead();
-      for (int pair = 0; pair < pairs; ++pair, panel += 2 * kPanel) {
-        Weights weights[P];
-        unroll<P>([&](auto p) VLLM_INLINE {
-          const BF16* at = panel + p * panel_size;
-          if (kGroups == 1 || group == 0) {
-            __builtin_prefetch(at + kAhead * 2 * kPanel);
-            __builtin_prefetch(at + kAhead * 2 * kPanel + kPanel);
-          }
-          weights[p] = load_weights(at, group);
-        });
-        unroll<R>([&](auto r) VLLM_INLINE {
-          const Value value = repeat(x[r * kPairs + pair]);
-          unroll<P>([&](auto p) VLLM_INLINE { add_products(value, weights[p], sums[r][p]); });
-        });
-      }
-    }
+struct PairProduct : ChainedProduct<PairChain, BF16> {
+  static int64_t packed_row(const LinearArgs& a) { return num_runs(a) * kRunPairs; }
+
+  // [ceil(K / kRun)][rows][kRun / 2], filled up with zeros.
+  static void pack_row(const LinearArgs& a, const BF16* x, int64_t r, int64_t rows, uint32_t* out) {
+    uint32_t* run = out + r * kRunPairs;
+    int64_t k = 0;
+    for (; k + kRun <= a.inner; k += kRun, run += rows * kRunPairs) std::memcpy(run, x + k, kRun * sizeof(BF16));
+    if (k == a.inner) return;
+    std::memset(run, 0, kRunPairs * sizeof(uint32_t));
+    std::memcpy(run, x + k, static_cast<size_t>(a.inner - k) * sizeof(BF16));
   }
 };
 

@@ -13,6 +13,7 @@
 
 #include <cstdint>
 #include <cstring>
+#include <utility>
 
 #include "dtype.h"
 
@@ -37,13 +38,16 @@ struct Constant {
 };
 
 // f(0), ..., f(N - 1) of Constants. An array whose every index is one is registers to all of the compiler's passes; one
-// that a loop goes through stays in memory before and after the loop, even if the compiler unrolls that in the end.
-template <int N, int I = 0, typename F>
+// that a loop goes through stays in memory before and after the loop, even if the compiler unrolls that in the end. A
+// lambda that takes an int, for none of its types depends on it, is compiled once.
+template <typename F, int... I>
+[[gnu::always_inline]] inline void unroll_over(const F& f, std::integer_sequence<int, I...>) {
+  (f(Constant<I>{}), ...);
+}
+
+template <int N, typename F>
 [[gnu::always_inline]] inline void unroll(const F& f) {
-  if constexpr (I < N) {
-    f(Constant<I>{});
-    unroll<N, I + 1>(f);
-  }
+  unroll_over(f, std::make_integer_sequence<int, N>{});
 }
 
 // e^x to about 1 ulp: x = n ln 2 + r with |r| <= ln 2 / 2, a polynomial in r, n into the exponent. Above the greatest

@@ -12,7 +12,8 @@ from tiny_llm import make_tiny_llm, make_tiny_model
 from vllm import EngineArgs, SamplingParams
 from vllm.config import CompilationConfig, PoolerConfig, ProfilerConfig
 from vllm.engine.arg_utils import AsyncEngineArgs
-from vllm.engine.upstream_args import UpstreamArgs, is_neutral
+from vllm.engine.arguments import is_neutral
+from vllm.engine.upstream_args import UpstreamArgs
 from vllm.utils.argparse_utils import FlexibleArgumentParser, human_readable_int_or_auto
 
 REFUSED = [item for item in fields(UpstreamArgs) if item.metadata["refused"]]

@@ -10,10 +10,11 @@ import pytest
 from tiny_llm import make_tiny_llm, make_tiny_model
 from torch import Tensor, nn
 
-from vllm import ModelRegistry, SamplingParams, plugins
+from vllm import ModelRegistry, SamplingParams
 from vllm.loader import resolve_model
 from vllm.models.dense.llama import LlamaForCausalLM
 from vllm.models.registry import resolve_model_class
+from vllm.utils import plugins
 
 
 class DoubledLogits(LlamaForCausalLM):

@@ -16,8 +16,9 @@ from quantized_models import Pack, Stored, assert_reads, generate, make_llm, mak
 from safetensors.torch import load_file, save_file
 from tiny_models import make_tiny
 
+from vllm.config.quantization import QUANTIZATIONS, REFUSED, STORED
 from vllm.ops.quantized_linear import pack_quantized
-from vllm.quantization import canonical_quantization, get_quantization_config
+from vllm.quantization import canonical_quantization, get_quantization_config, stored_formats
 from vllm.quantization.stored import read_quantized
 
 
@@ -285,6 +286,23 @@ def method_of(name: str) -> str:
 def only_blocks(pack: Any) -> Pack:
     """Of the linears of blocks, not the head."""
     return lambda name, weight: pack(weight) if "proj" in name else None
+
+
+def test_formats_are_found_by_their_files():
+    formats = stored_formats()
+    assert [form.name for form in formats] == list(STORED)
+    aliases = [alias for form in formats for alias in form.aliases]
+    assert len(set(aliases)) == len(aliases) > 10
+    assert set(aliases).isdisjoint({*QUANTIZATIONS, *REFUSED})
+
+
+def test_settings_without_a_method_are_of_one_format():
+    found = {}
+    for name, row in ROWS.items():
+        settings = row.settings.get("quantization", row.settings)
+        if "quant_method" not in settings:
+            found[name] = [form.name for form in stored_formats() if form.wrote(settings)]
+    assert len(found) > 5 and all(names == [method_of(name)] for name, names in found.items()), found
 
 
 @pytest.mark.parametrize("name", ROWS)

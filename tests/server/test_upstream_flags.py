@@ -123,9 +123,7 @@ def test_what_is_not_done_is_refused_by_name(flags, message, capsys):
 
 def test_what_changes_nothing_is_a_warning(monkeypatch):
     told = []
-    monkeypatch.setattr(
-        "vllm.engine.upstream_args.warn_once", lambda logger, message, *parts: told.append(message % parts)
-    )
+    monkeypatch.setattr("vllm.engine.arguments.warn_once", lambda logger, message, *parts: told.append(message % parts))
     server_args("--h11-max-header-count", "100")
     assert told == [
         "h11_max_header_count=100 changes nothing: requests are parsed by httptools, whose limits are its own"

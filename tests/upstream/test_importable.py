@@ -19,7 +19,8 @@ LISTED = {
 }
 # Modules of these keep their paths; what they are made of is theirs to change.
 INNER = re.compile(
-    r"vllm\.(model_executor\.(model_loader\.gguf\w*|models|layers\.quantization)|config\.quantization|sampling_limits)\b"
+    r"vllm\.(model_executor\.(model_loader\.gguf\w*|models|layers\.quantization)|config\.quantization|sampling_limits"
+    r"|engine\.(former|upstream)_args|utils\.flag_types|entrypoints\.openai\.upstream_server_args)\b"
     r"|vllm\.(entrypoints\.openai\.(serving|rendering|protocol)|ops|scoring|v1\.core|v1\.worker)\."
 )
 GONE = {"vllm.model_executor.layers.fused_moe.refusal"}  # it held one sentence, which is a reason in the table

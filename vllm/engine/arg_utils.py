@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import argparse
-import typing
-from dataclasses import MISSING, dataclass, field, fields
+from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -30,15 +29,15 @@ from vllm.config.profiler import ProfilerConfig
 from vllm.config.quantization import QUANTIZATIONS, quantization_error
 from vllm.config.scheduler import default_step_sizes
 from vllm.config.unserved import as_config
+from vllm.engine.arguments import add_flags, arg, passed_on
 from vllm.engine.upstream_args import UpstreamArgs
+from vllm.engine.usage import UsageContext
 from vllm.exceptions import shown
 from vllm.logger import init_logger, warn_once
-from vllm.plugins import load_general_plugins
 from vllm.sampling_params import MAX_LOGPROB_TOKEN_IDS, MODEL_DEFAULTS
 from vllm.tracing import check_endpoint
-from vllm.usage.usage_lib import UsageContext
 from vllm.utils.device import device_bytes, resolve_device, usable_cores
-from vllm.utils.flag_types import flag_help, flag_options, free_names
+from vllm.utils.plugins import load_general_plugins
 
 if TYPE_CHECKING:
     from vllm.loader import ResolvedModel
@@ -47,19 +46,7 @@ logger = init_logger(__name__)
 
 # What a CPU keeps of finished requests, unless asked for more: the text of so many full steps.
 _IDLE_STEPS = 4
-_SHORT_FLAGS = {
-    "tensor_parallel_size": ("-tp",),
-    "data_parallel_size": ("-dp",),
-    "pipeline_parallel_size": ("-pp",),
-    "optimization_level": ("-O",),
-    "compilation_config": ("-cc",),
-}
 _DTYPE_ALIASES = {"half": "float16", "float": "float32"}
-
-
-def _arg(default: Any, help: str, flag: bool = True) -> Any:
-    """`flag`: whether the command line has it; some are the server's."""
-    return field(default=default, metadata={"help": help, "flag": flag})
 
 
 @dataclass
@@ -70,124 +57,151 @@ class EngineArgs(UpstreamArgs):
     `create_engine_config` resolves and checks them.
     """
 
-    model: str | None = _arg(None, "model folder, .gguf file or hub name; the embedded small model when left out")
-    served_model_name: str | list[str] | None = _arg(None, "names of the model for requests", flag=False)
-    runner: Literal["auto", "generate", "pooling"] = _arg(
+    model: str | None = arg(None, "model folder, .gguf file or hub name; the embedded small model when left out")
+    served_model_name: str | list[str] | None = arg(None, "names of the model for requests", flag=False)
+    runner: Literal["auto", "generate", "pooling"] = arg(
         "auto", "pooling for embeddings, classes and rewards; auto: by architecture and modules.json"
     )
-    convert: str = _arg("auto", "embed or classify: what a model is served as, if not as what its architecture says")
-    task: str | None = _arg(None, "an older name for both: generate, embed, classify, score or reward", flag=False)
-    pooler_config: Any = _arg(None, "how a model pools: a PoolerConfig or a dict of its fields")
-    model_impl: Literal["auto", "vllm", "transformers"] = _arg(
-        "auto", "whose code runs the model: vllm's, transformers', or, with auto, vllm's where it has the architecture"
+    convert: str = arg("auto", "embed or classify: what a model is served as, if not as what its architecture says")
+    task: str | None = arg(None, "an older name for both: generate, embed, classify, score or reward", flag=False)
+    pooler_config: Any = arg(None, "how a model pools: a PoolerConfig or a dict of its fields")
+    model_impl: Literal["auto", "vllm", "transformers"] = arg(
+        "auto",
+        "whose code runs the model: vllm's, transformers', or, with auto, vllm's where it has the architecture",
+        to="model_config",
     )
-    config_format: Literal["auto", "hf"] = _arg("auto", "format of the model's configuration: config.json")
-    tokenizer: str | None = _arg(None, "tokenizer folder or hub name; the model's when left out")
-    tokenizer_mode: Literal["auto", "slow"] = _arg("auto", "auto: the fast tokenizer; slow: the Python one")
-    skip_tokenizer_init: bool = _arg(False, "do without a tokenizer: prompts are token ids, outputs have no text")
-    trust_remote_code: bool = _arg(False, "let the code in the model's and the tokenizer's repositories run")
-    tensor_parallel_size: int = _arg(1, "number of devices to split the model over")
-    data_parallel_size: int = _arg(1, "replicas of the model behind one server, each with its own KV cache")
-    dtype: str = _arg(
+    config_format: Literal["auto", "hf"] = arg("auto", "format of the model's configuration: config.json")
+    tokenizer: str | None = arg(None, "tokenizer folder or hub name; the model's when left out")
+    tokenizer_mode: Literal["auto", "slow"] = arg(
+        "auto", "auto: the fast tokenizer; slow: the Python one", to="model_config"
+    )
+    skip_tokenizer_init: bool = arg(
+        False, "do without a tokenizer: prompts are token ids, outputs have no text", to="model_config"
+    )
+    trust_remote_code: bool = arg(
+        False, "let the code in the model's and the tokenizer's repositories run", to="model_config"
+    )
+    tensor_parallel_size: int = arg(1, "number of devices to split the model over", to="parallel_config", short="-tp")
+    data_parallel_size: int = arg(
+        1, "replicas of the model behind one server, each with its own KV cache", to="parallel_config", short="-dp"
+    )
+    dtype: str = arg(
         "auto",
         "auto, float32, float16 (half) or bfloat16; auto is the checkpoint's own, or float16 on a GPU without bfloat16",
     )
-    quantization: str | None = _arg(
+    quantization: str | None = arg(
         None,
         "int8, int4 or fp8: round the weights of linear layers and head; a checkpoint's own format (gptq, awq ...) is "
         "found in its config.json",
     )
-    load_format: str = _arg(
+    load_format: str = arg(
         "auto",
         "auto (also safetensors, gguf, hf): the model's weights; dummy: random ones from the seed, for measuring",
     )
-    generation_config: str = _arg(
+    generation_config: str = arg(
         "auto",
         "sampling defaults of requests: auto = the model's generation_config.json, vllm = vLLM's, else a folder with "
         "that file",
     )
-    override_generation_config: dict[str, Any] | None = _arg(
+    override_generation_config: dict[str, Any] | None = arg(
         None, f"sampling defaults that win over it; any of {', '.join(MODEL_DEFAULTS)}"
     )
-    download_dir: str | None = _arg(None, "folder of the hub's cache; the hub's own default when left out")
-    hf_token: bool | str | None = _arg(None, "token for the hub; True or left out: the one of `hf auth login`")
-    revision: str | None = _arg(None, "revision of a hub model")
-    tokenizer_revision: str | None = _arg(None, "revision of a hub tokenizer")
-    seed: int = _arg(0, "seed of requests that bring none")
-    device: Literal["auto", "cpu", "cuda"] = _arg("auto", "auto: cuda where there is a GPU that can be used, else cpu")
-    gpu_memory_utilization: float = _arg(0.9, "fraction of the GPU's memory that the engine may use")
-    kv_cache_memory_bytes: int | None = _arg(None, "bytes of the KV cache, instead of sizing it from memory")
-    kv_cache_dtype: str = _arg("auto", "auto: the model's dtype; fp8 (fp8_e4m3) or fp8_e5m2: 8 bits, twice the tokens")
-    enable_sleep_mode: bool = _arg(False, "LLM.sleep and wake_up work in any case; upstream asks for this before")
-    swap_space: float = _arg(
-        0.0, "GiB of host memory a device for KV blocks that make room for others, to copy back; pinned on cuda"
+    download_dir: str | None = arg(None, "folder of the hub's cache; the hub's own default when left out")
+    hf_token: bool | str | None = arg(None, "token for the hub; True or left out: the one of `hf auth login`")
+    revision: str | None = arg(None, "revision of a hub model", to="model_config")
+    tokenizer_revision: str | None = arg(None, "revision of a hub tokenizer", to="model_config")
+    seed: int = arg(0, "seed of requests that bring none", to="model_config")
+    device: Literal["auto", "cpu", "cuda"] = arg("auto", "auto: cuda where there is a GPU that can be used, else cpu")
+    gpu_memory_utilization: float = arg(0.9, "fraction of the GPU's memory that the engine may use", to="cache_config")
+    kv_cache_memory_bytes: int | None = arg(
+        None, "bytes of the KV cache, instead of sizing it from memory", to="cache_config.memory_bytes"
     )
-    enforce_eager: bool = _arg(
-        False, "never replay a recorded step: every module is called at every step, and so are its hooks"
+    kv_cache_dtype: str = arg("auto", "auto: the model's dtype; fp8 (fp8_e4m3) or fp8_e5m2: 8 bits, twice the tokens")
+    enable_sleep_mode: bool = arg(False, "LLM.sleep and wake_up work in any case; upstream asks for this before")
+    swap_space: float = arg(
+        0.0,
+        "GiB of host memory a device for KV blocks that make room for others, to copy back; pinned on cuda",
+        to="cache_config",
     )
-    attention_backend: str | None = _arg(
+    enforce_eager: bool = arg(
+        False,
+        "never replay a recorded step: every module is called at every step, and so are its hooks",
+        to="model_config",
+    )
+    attention_backend: str | None = arg(
         "auto",
         "paged: our own kernels; varlen: FlashAttention by way of torch; flashinfer: that package, for "
         "prompts; auto: on a GPU the first of varlen and flashinfer that is installed and works, else paged",
     )
-    attention_config: dict[str, Any] | AttentionConfig | None = _arg(
+    attention_config: dict[str, Any] | AttentionConfig | None = arg(
         None, 'as {"backend": NAME}: another way to give attention_backend'
     )
-    max_context_len_to_capture: int | None = _arg(None, "older name of max_seq_len_to_capture")
-    max_seq_len_to_capture: int | None = _arg(
+    max_context_len_to_capture: int | None = arg(None, "older name of max_seq_len_to_capture")
+    max_seq_len_to_capture: int | None = arg(
         None, "on cuda: decode steps with longer contexts are not replayed from CUDA graphs; when left out, all are"
     )
-    disable_custom_all_reduce: bool = _arg(False, "ranks add up by gloo (CPU) or NCCL, not through shared memory")
-    max_model_len: int | None = _arg(
+    disable_custom_all_reduce: bool = arg(
+        False, "ranks add up by gloo (CPU) or NCCL, not through shared memory", to="parallel_config"
+    )
+    max_model_len: int | None = arg(
         None, "longest prompt plus output, in tokens; the model's own when left out or -1 (auto)"
     )
-    disable_sliding_window: bool = _arg(
+    disable_sliding_window: bool = arg(
         False, "contexts end at a model's attention window; they do in any case where windows are not implemented"
     )
-    max_num_seqs: int | None = _arg(None, "requests in a step; when left out 256, on cuda with 70 GiB 1024")
-    max_num_batched_tokens: int | None = _arg(
+    max_num_seqs: int | None = arg(None, "requests in a step; when left out 256, on cuda with 70 GiB 1024")
+    max_num_batched_tokens: int | None = arg(
         None, "tokens in a step; when left out 2048, on cuda up to 16384: by its memory, half as many in a server"
     )
-    enable_chunked_prefill: bool | None = _arg(True, "split a prompt over steps when it does not fit in one")
-    scheduling_policy: Literal["fcfs", "priority"] = _arg("fcfs", "fcfs: first come; priority: lower value first")
-    async_scheduling: bool | None = _arg(
+    enable_chunked_prefill: bool | None = arg(
+        True, "split a prompt over steps when it does not fit in one", to="scheduler_config"
+    )
+    scheduling_policy: Literal["fcfs", "priority"] = arg(
+        "fcfs", "fcfs: first come; priority: lower value first", to="scheduler_config.policy"
+    )
+    async_scheduling: bool | None = arg(
         None, "begin a step while the one before it runs; when left out, on cuda with one device"
     )
-    max_logprobs: int = _arg(20, "cap on logprobs; -1 = the vocabulary")
-    max_logprob_token_ids: int = _arg(
-        MAX_LOGPROB_TOKEN_IDS, "cap on the length of logprob_token_ids; -1 = the vocabulary"
+    max_logprobs: int = arg(20, "cap on logprobs; -1 = the vocabulary", to="model_config")
+    max_logprob_token_ids: int = arg(
+        MAX_LOGPROB_TOKEN_IDS, "cap on the length of logprob_token_ids; -1 = the vocabulary", to="model_config"
     )
-    logprobs_mode: Literal["raw_logprobs", "processed_logprobs", "raw_logits", "processed_logits"] = _arg(
-        "raw_logprobs", "what readings are read from, for requests that name no mode"
+    logprobs_mode: Literal["raw_logprobs", "processed_logprobs", "raw_logits", "processed_logits"] = arg(
+        "raw_logprobs", "what readings are read from, for requests that name no mode", to="model_config"
     )
-    logits_processors: list[str | type] | None = _arg(
+    logits_processors: list[str | type] | None = arg(
         None, "custom logits processors, each as module.path:ClassName; classes are accepted offline"
     )
-    block_size: int | None = _arg(16, "tokens a KV block")
-    num_gpu_blocks_override: int | None = _arg(None, "KV blocks in the pool, instead of sizing it from memory")
-    enable_prefix_caching: bool | None = _arg(True, "share KV blocks between prompts that begin alike")
-    cache_hidden_states: bool | None = _arg(
+    block_size: int | None = arg(16, "tokens a KV block", to="cache_config")
+    num_gpu_blocks_override: int | None = arg(
+        None, "KV blocks in the pool, instead of sizing it from memory", to="cache_config.num_blocks"
+    )
+    enable_prefix_caching: bool | None = arg(True, "share KV blocks between prompts that begin alike")
+    cache_hidden_states: bool | None = arg(
         None, "read prompts that begin alike without computing them again, for 3 to 6 percent of the KV cache (CPU: on)"
     )
-    distributed_executor_backend: Literal["uni", "mp", "ray", "external_launcher"] | None = _arg(
+    distributed_executor_backend: Literal["uni", "mp", "ray", "external_launcher"] | None = arg(
         None,
         "uni: one device, in the engine's process; mp: a process for each further one; ray: an actor for each, on any "
         "machine of a Ray cluster; external_launcher: torchrun started a process for each; uni or mp if left out",
+        to="parallel_config",
     )
-    worker_extension_cls: str | type | None = _arg(
-        "", "module.path:ClassName (or with a dot), a class whose methods workers get, for collective_rpc"
+    worker_extension_cls: str | type | None = arg(
+        "",
+        "module.path:ClassName (or with a dot), a class whose methods workers get, for collective_rpc",
+        to="parallel_config",
     )
-    hf_overrides: Overrides = _arg(
+    hf_overrides: Overrides = arg(
         None, "values to replace in the model's config.json; in Python, a function of transformers' configuration, too"
     )
-    profiler_config: dict[str, Any] | ProfilerConfig | None = _arg(
+    profiler_config: dict[str, Any] | ProfilerConfig | None = arg(
         None, 'as {"profiler": "torch", "torch_profiler_dir": FOLDER}: where LLM.start_profile writes traces'
     )
-    disable_log_stats: bool = _arg(False, "offline: keep no metrics, LLM's default; a server always keeps them")
-    use_tqdm_on_load: bool = _arg(True, "show a progress bar when loading takes longer than a moment")
-    max_num_queued_reqs: int | None = _arg(None, "the server's --max-num-queued-reqs", flag=False)
-    shutdown_timeout: int = _arg(0, "the server's --shutdown-timeout", flag=False)
-    otlp_traces_endpoint: str | None = _arg(
+    disable_log_stats: bool = arg(False, "offline: keep no metrics, LLM's default; a server always keeps them")
+    use_tqdm_on_load: bool = arg(True, "show a progress bar when loading takes longer than a moment")
+    max_num_queued_reqs: int | None = arg(None, "the server's --max-num-queued-reqs", flag=False)
+    shutdown_timeout: int = arg(0, "the server's --shutdown-timeout", flag=False)
+    otlp_traces_endpoint: str | None = arg(
         None, "address of an OpenTelemetry collector that gets a span for each request; needs the extra otel"
     )
 
@@ -220,25 +234,15 @@ class EngineArgs(UpstreamArgs):
         source = self._find_model(device, self.hf_overrides)
         max_model_len = self._resolve_max_model_len(source.longest_prompt(self.max_model_len))
         model_config = ModelConfig(
+            **passed_on(self, "model_config"),
             model=self.model or source.name,
             path=str(source.path),
             tokenizer=self.tokenizer or str(source.path),
             hf_config=source.hf_config,
             dtype=source.dtype,
             max_model_len=max_model_len,
-            tokenizer_mode=self.tokenizer_mode,
-            skip_tokenizer_init=self.skip_tokenizer_init,
-            trust_remote_code=self.trust_remote_code,
-            revision=self.revision,
-            tokenizer_revision=self.tokenizer_revision,
-            seed=self.seed,
-            max_logprobs=self.max_logprobs,
-            max_logprob_token_ids=self.max_logprob_token_ids,
-            logprobs_mode=self.logprobs_mode,
-            enforce_eager=self.enforce_eager,
             quantization=source.quantization,
             load_format=resolve_load_format(self.load_format, source.quantization),
-            model_impl=self.model_impl,
             logits_processors=logits_processors,
             max_seq_len_to_capture=self._max_seq_len_to_capture(),
             attention_backend=self._resolve_attention_backend(device, source),
@@ -275,18 +279,14 @@ class EngineArgs(UpstreamArgs):
         self, device: str, source: ResolvedModel, scheduler_config: SchedulerConfig, model_config: ModelConfig
     ) -> CacheConfig:
         return CacheConfig(
+            **passed_on(self, "cache_config"),
             cache_dtype=resolve_cache_dtype(self.kv_cache_dtype, source.dtype, source.is_encoder),
-            block_size=self.block_size,  # type: ignore[arg-type]  # None is the default here
             # A token that sees those after it has no result that other prompts share.
             enable_prefix_caching=bool(self.enable_prefix_caching) and model_config.attn_type != "encoder_only",
-            num_blocks=self.num_gpu_blocks_override,
             caches_hidden_states=device == "cpu" if self.cache_hidden_states is None else self.cache_hidden_states,
             # A GPU computes the tokens that this saves in less time than the launches of the copies take.
             shares_parts_of_blocks=device == "cpu",
             max_idle_tokens=self._max_idle_tokens(device, scheduler_config, model_config.max_model_len),
-            gpu_memory_utilization=self.gpu_memory_utilization,
-            memory_bytes=self.kv_cache_memory_bytes,
-            swap_space=self.swap_space,
         )
 
     def _max_idle_tokens(self, device: str, scheduler_config: SchedulerConfig, max_model_len: int) -> int | None:
@@ -344,13 +344,7 @@ class EngineArgs(UpstreamArgs):
         Raises:
             ValueError: a size that cannot be honoured.
         """
-        config = ParallelConfig(
-            self.tensor_parallel_size,
-            self.distributed_executor_backend,
-            self.disable_custom_all_reduce,
-            self.data_parallel_size,
-            worker_extension_cls=self.worker_extension_cls or "",
-        )
+        config = ParallelConfig(**passed_on(self, "parallel_config"))
         num_cores = usable_cores()
         if config.data_parallel_size > num_cores:
             raise ValueError(
@@ -370,10 +364,9 @@ class EngineArgs(UpstreamArgs):
                 f"got {budget}"
             )
         return SchedulerConfig(
+            **passed_on(self, "scheduler_config"),
             max_num_seqs=num_seqs if self.max_num_seqs is None else self.max_num_seqs,
             max_num_batched_tokens=budget,
-            enable_chunked_prefill=self.enable_chunked_prefill,  # type: ignore[arg-type]
-            policy=self.scheduling_policy,
             async_scheduling=device == "cuda" if self.async_scheduling is None else self.async_scheduling,
         )
 
@@ -468,15 +461,7 @@ class EngineArgs(UpstreamArgs):
     @staticmethod
     def add_cli_args(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
         """Add one flag a field to `parser`."""
-        group = parser.add_argument_group("engine")
-        hints = typing.get_type_hints(EngineArgs)
-        for item in fields(EngineArgs):
-            names = free_names(parser, ["--" + item.name.replace("_", "-"), *_SHORT_FLAGS.get(item.name, ())])
-            if not names or not item.metadata.get("flag", True):
-                continue
-            options = flag_options(hints[item.name]) | {"default": None if item.default is MISSING else item.default}
-            group.add_argument(*names, dest=item.name, help=flag_help(item.metadata), **options)
-        return parser
+        return add_flags(parser, "engine", EngineArgs)
 
     @classmethod
     def from_cli_args(cls, args: argparse.Namespace) -> Self:
@@ -488,12 +473,12 @@ class EngineArgs(UpstreamArgs):
 class AsyncEngineArgs(EngineArgs):
     """Arguments of `AsyncLLM`: those of `LLM`, and whether each request is logged."""
 
-    enable_log_requests: bool = _arg(False, "log each request", flag=False)
+    enable_log_requests: bool = arg(False, "log each request", flag=False)
 
     @staticmethod
     def add_cli_args(parser: argparse.ArgumentParser, async_args_only: bool = False) -> argparse.ArgumentParser:
         """Add one flag a field to `parser`, or, with `async_args_only`, those that EngineArgs does not have."""
-        if free_names(parser, ["--enable-log-requests"]):
+        if "--enable-log-requests" not in parser._option_string_actions:
             flag = argparse.BooleanOptionalAction
             parser.add_argument("--enable-log-requests", action=flag, default=False, help="log each request")
         return parser if async_args_only else EngineArgs.add_cli_args(parser)

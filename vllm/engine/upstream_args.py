@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
-from vllm.config.unserved import is_neutral_value
-from vllm.engine.former_args import FormerArgs, refused, unused
-from vllm.exceptions import shown
-from vllm.logger import init_logger, warn_once
+from vllm.engine.arguments import check_neutral, refused, unused
 
-logger = init_logger(__name__)
-
-
+_LOG_REQUESTS = "--enable-log-requests of the server logs requests; nothing else does"
+_ONE_WAY = "the engine has one way of doing it"
+_OVERRIDE = "hf_overrides replaces values of config.json"
+_ADAPTERS = "prompt adapters are not implemented"
 _PROMPTS = "prompts are text or token ids"
 _MEDIA = "inputs are text only; leave media out"
 _TEXT_ONLY = "inputs are text only"
@@ -44,7 +42,7 @@ _KERNELS = "kernels are chosen by what the device can do"
 _LAYERS = "no model here has such layers"
 _HASH = "blocks are hashed with SHA-256"
 _MISSING = "not implemented"
-_TRACES = "requests may have trace_decode_token_ids in any case"
+_REPLAY = "requests may have trace_decode_token_ids in any case"
 _LOGGING = "VLLM_LOGGING_LEVEL and VLLM_LOGGING_CONFIG_PATH set up the log"
 _METRICS = "the server's /metrics has the counters there are"
 _TRACES = "a request's span (otlp_traces_endpoint) has the times of its queue, prompt and output"
@@ -52,15 +50,45 @@ _STATISTICS = "the engine logs no statistics by itself"
 _SLEEP = "sleep frees memory in one way"
 
 
-def is_neutral(value: Any, default: Any) -> bool:
-    """Whether an argument asks for nothing: it is its default, or neutral by itself."""
-    return (isinstance(value, bool) == isinstance(default, bool) and value == default) or is_neutral_value(value)
-
-
 @dataclass(kw_only=True)
-class UpstreamArgs(FormerArgs):
-    """The arguments, with upstream's names and defaults. Which are refused at another value, and which only change
-    nothing, stands in each field's metadata (`refused`, `why`); docs/migration.md lists them."""
+class UpstreamArgs:
+    """The arguments, with upstream's names and defaults: those that are refused at another value, and those that only
+    change nothing. docs/migration.md lists them."""
+
+    # Of former versions.
+    # On the command line it is --no-enable-log-requests.
+    disable_log_requests: bool = unused(False, _LOG_REQUESTS, flag=False)
+    use_v2_block_manager: bool = unused(True, _ONE_WAY)
+    num_scheduler_steps: int = unused(1, _ONE_WAY)
+    multi_step_stream_outputs: bool = unused(True, _ONE_WAY)
+    num_lookahead_slots: int = unused(0, _ONE_WAY)
+    disable_async_output_proc: bool = unused(False, _ONE_WAY)
+    preemption_mode: str | None = unused(None, _ONE_WAY)
+    scheduler_delay_factor: float = unused(0.0, _ONE_WAY)
+    max_num_partial_prefills: int = unused(1, _ONE_WAY)
+    cuda_graph_sizes: list[int] | None = unused(None, _ONE_WAY)
+    full_cuda_graph: bool = unused(False, _ONE_WAY)
+    tokenizer_pool_size: int = unused(0, _ONE_WAY)
+    tokenizer_pool_type: str = unused("ray", _ONE_WAY)
+    tokenizer_pool_extra_config: dict[str, Any] | None = unused(None, _ONE_WAY)
+    worker_use_ray: bool = refused(False, 'distributed_executor_backend="ray" does it')
+    guided_decoding_backend: str = unused("auto", _GRAMMAR_REQUESTS)
+    guided_decoding_disable_fallback: bool = unused(False, _GRAMMAR_REQUESTS)
+    guided_decoding_disable_any_whitespace: bool = unused(False, _GRAMMAR_REQUESTS)
+    enable_reasoning: bool = unused(False, "a model's thoughts are not parted from its answer")
+    disable_mm_preprocessor_cache: bool = unused(False, _TEXT_ONLY)
+    calculate_kv_scales: bool = refused(False, "scales of an 8-bit KV cache are the checkpoint's, or 1")
+    rope_scaling: dict[str, Any] | None = refused(None, _OVERRIDE)
+    rope_theta: float | None = refused(None, _OVERRIDE)
+    enable_prompt_adapter: bool = refused(False, _ADAPTERS)
+    max_prompt_adapters: int = unused(1, _ADAPTERS)
+    max_prompt_adapter_token: int = unused(0, _ADAPTERS)
+    lora_extra_vocab_size: int = unused(256, _LORA)
+    long_lora_scaling_factors: list[float] | None = refused(None, _LORA)
+    speculative_model: str | None = refused(None, _SPECULATION)
+    num_speculative_tokens: int | None = unused(None, _SPECULATION)
+    override_neuron_config: dict[str, Any] | None = unused(None, "it is of another device")
+    override_pooler_config: dict[str, Any] | None = refused(None, "pooler_config is its name")
 
     enable_prompt_embeds: bool = refused(False, _PROMPTS)
     io_processor_plugin: str | None = refused(None, _PROMPTS)
@@ -125,7 +153,7 @@ class UpstreamArgs(FormerArgs):
 
     structured_outputs_config: dict[str, Any] | None = unused(None, _GRAMMAR_REQUESTS)
 
-    pipeline_parallel_size: int = refused(1, _TP)
+    pipeline_parallel_size: int = refused(1, _TP, "-pp")
     prefill_context_parallel_size: int = refused(1, _TP)
     decode_context_parallel_size: int = refused(1, _TP)
     dcp_comm_backend: str | None = refused(None, _TP)
@@ -231,10 +259,10 @@ class UpstreamArgs(FormerArgs):
 
     weight_transfer_config: dict[str, Any] | None = unused(None, _WEIGHTS)
 
-    compilation_config: int | dict[str, Any] | None = unused(None, _COMPILE)
+    compilation_config: int | dict[str, Any] | None = unused(None, _COMPILE, "-cc")
     cudagraph_capture_sizes: list[int] | None = unused(None, _COMPILE)
     max_cudagraph_capture_size: int | None = unused(None, _COMPILE)
-    optimization_level: int | str | None = unused(None, _COMPILE)
+    optimization_level: int | str | None = unused(None, _COMPILE, "-O")
     performance_mode: str = unused("balanced", _COMPILE)
 
     kernel_config: dict[str, Any] | None = unused(None, _KERNELS)
@@ -269,7 +297,7 @@ class UpstreamArgs(FormerArgs):
     prefix_caching_hash_algo: str = unused("sha256", _HASH)
 
     return_sampling_mask: bool = refused(False, _MISSING)
-    enable_trace_replay: bool = unused(False, _TRACES)
+    enable_trace_replay: bool = unused(False, _REPLAY)
     watermark_config: dict[str, Any] | None = refused(None, _MISSING)
     diffusion_config: dict[str, Any] | None = refused(None, _MISSING)
     aux_output_config: dict[str, Any] | None = refused(None, _MISSING)
@@ -308,14 +336,3 @@ class UpstreamArgs(FormerArgs):
             ValueError: an argument asks for what is not done; names it, its value and what to do instead.
         """
         check_neutral(self, UpstreamArgs)
-
-
-def check_neutral(args: Any, kind: Any) -> None:
-    """Check the fields of `args` that the dataclass `kind` declares; see UpstreamArgs.check_neutral."""
-    for item in fields(kind):
-        value = getattr(args, item.name)
-        if is_neutral(value, item.default):
-            continue
-        if item.metadata["refused"]:
-            raise ValueError(f"{item.name}={shown(value)} is not supported: {item.metadata['why']}")
-        warn_once(logger, "%s=%s changes nothing: %s", item.name, shown(value), item.metadata["why"])

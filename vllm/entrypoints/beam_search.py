@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from vllm.beam_search import BeamSearchOutput, BeamSearchParams, BeamSearchSequence
 from vllm.exceptions import VLLMValidationError
 from vllm.logprobs import FlatLogprobs
 from vllm.logprobs.lists import LogprobsLists
 from vllm.outputs import CompletionOutput, RequestMetrics, RequestOutput
+from vllm.params.beam_search import BeamSearchOutput, BeamSearchParams, BeamSearchSequence
 from vllm.sampling_params import RequestOutputKind, SamplingParams
 from vllm.tokenizers.tokenizer import Tokenizer
 from vllm.utils.checks import wrong_type

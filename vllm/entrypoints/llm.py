@@ -9,7 +9,6 @@ from numbers import Integral
 from pathlib import Path
 from typing import Any
 
-from vllm.beam_search import BeamSearchOutput, BeamSearchParams
 from vllm.chat import load_chat_template, render_conversations, render_texts
 from vllm.config.unserved import is_neutral_value
 from vllm.decisions.params import DecisionParams
@@ -24,6 +23,7 @@ from vllm.exceptions import VLLMValidationError
 from vllm.inputs import PromptType, TokensPrompt
 from vllm.inputs.text_options import DEFAULT_TEXT_OPTIONS, TextOptions, text_options
 from vllm.outputs import LabelScores, RequestOutput
+from vllm.params.beam_search import BeamSearchOutput, BeamSearchParams
 from vllm.pooling.late_chunking import late_chunks
 from vllm.pooling.long_texts import in_parts, joined
 from vllm.sampling_params import RequestOutputKind, SamplingParams

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from vllm.distributed.communicator import split_kv_heads
 from vllm.distributed.parallel_state import get_tp_group
 from vllm.layers.activation import SILU_AND_MUL, get_act_and_mul_fn
-from vllm.layers.linear_method import PARTS, QUANTIZED, UNQUANTIZED, LinearMethod, pack_parts
+from vllm.layers.linear_method import PARTS, QUANTIZED, UNQUANTIZED, LinearMethod, keeps_quantized, pack_parts
 from vllm.layers.parameter_slots import parameter_slots
 from vllm.layers.sharding import Shard, WeightSlot
 from vllm.ops.packed_linear import PackedLinear, unpack_linear
@@ -153,10 +153,7 @@ class LinearBase(nn.Module):
                 "weights itself"
             )
         if self.method in (QUANTIZED, PARTS):
-            raise ValueError(
-                f"load_weights: {'/'.join(self.parts)} is quantised in the checkpoint and keeps its weight; load the "
-                "unquantised checkpoint to change it"
-            )
+            raise keeps_quantized("/".join(self.parts))
         if self.is_plain:
             weight, bias = self.packed.weight, self.packed.bias
         else:

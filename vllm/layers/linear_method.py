@@ -23,6 +23,14 @@ from vllm.quantization.on_load import round_to_fp8, round_to_int4
 from vllm.quantization.weight import QuantizedWeight
 
 
+def keeps_quantized(name: str) -> ValueError:
+    """The error for new values of the weight `name`, which came quantised from the checkpoint."""
+    return ValueError(
+        f"load_weights: {name} is quantised in the checkpoint and keeps its weight; load the unquantised checkpoint to "
+        "change it"
+    )
+
+
 @dataclass(frozen=True)
 class LinearMethod:
     """The three operations on a kind of packed weight, as pack_linear, packed_linear and take_packed_rows."""

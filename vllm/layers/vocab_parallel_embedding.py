@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from vllm.distributed.communicator import split_vocab
 from vllm.distributed.parallel_state import get_tp_group
-from vllm.layers.linear_method import PARTS, QUANTIZED, UNQUANTIZED, LinearMethod, pack_parts
+from vllm.layers.linear_method import PARTS, QUANTIZED, UNQUANTIZED, LinearMethod, keeps_quantized, pack_parts
 from vllm.layers.sharding import Shard, WeightSlot
 from vllm.ops.embedding import embedding
 from vllm.ops.packed_linear import EXACT, PackedLinear, packed_embedding
@@ -79,10 +79,7 @@ class VocabParallelEmbedding(VocabShard):
     def begin_update(self) -> bool:
         """See LinearBase.begin_update; what was a packed copy is looked up in until the head packs anew."""
         if self.quantized is not None:
-            raise ValueError(
-                "load_weights: the embedding is quantised in the checkpoint and keeps its weight; load the unquantised "
-                "checkpoint to change it"
-            )
+            raise keeps_quantized("the embedding")
         if self.weight is not None:
             return False
         self._use_weight(self._new_weight())
@@ -178,10 +175,7 @@ class ParallelLMHead(VocabShard):
     def begin_update(self) -> bool:
         """See LinearBase.begin_update."""
         if self.method in (QUANTIZED, PARTS):
-            raise ValueError(
-                "load_weights: lm_head is quantised in the checkpoint and keeps its weight; load the unquantised "
-                "checkpoint to change it"
-            )
+            raise keeps_quantized("lm_head")
         self._use_weight(self.packed.weight if self.is_plain else self._new_weight())
         if self._has_bias:
             self.bias = self._new_bias()

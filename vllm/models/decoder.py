@@ -21,7 +21,7 @@ from vllm.layers.weight_update import UpdatableModel
 from vllm.models.attention import DecoderAttention, RotaryTables
 from vllm.models.checkpoint_names import CheckpointNames
 from vllm.models.config_reader import ConfigReader
-from vllm.models.mlp import DecoderMLP
+from vllm.models.mlp import MLP
 from vllm.models.norms import Norm, make_norm
 from vllm.models.per_layer_inputs import LayerInput, PerLayerInputs
 from vllm.models.spec import DecoderSpec
@@ -37,7 +37,7 @@ class DecoderLayer(nn.Module):
     def __init__(self, spec: DecoderSpec, index: int, tables: RotaryTables) -> None:
         super().__init__()
         self.self_attn = DecoderAttention(spec.layers[index], spec.hidden_size, tables)
-        self.mlp = DecoderMLP(spec.mlps[index], spec.hidden_size)
+        self.mlp = MLP(spec.mlps[index], spec.hidden_size)
         self.block, self.residual_scale = spec.block, spec.residual_scale
         self.residual_of_norm = spec.residual_of_norm
         self.input_layernorm: Norm | None = None

@@ -1,4 +1,4 @@
-"""The MLP of a decoder's layer, as its MlpSpec says."""
+"""The MLP of a layer, as its MlpSpec says."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from vllm.models.spec import MlpSpec
 from vllm.ops.rms_norm import AddedNorm
 
 
-class DecoderMLP(nn.Module):
+class MLP(nn.Module):
     """down(act(gate(x)) * up(x)), or down(act(up(x)))."""
 
     def __init__(self, spec: MlpSpec, hidden_size: int) -> None:
@@ -34,7 +34,7 @@ class DecoderMLP(nn.Module):
             self.sub_norm = ShardedRMSNorm(Shard.even(inner, group), spec.inner_norm.eps, group, 1)
         self.down_proj = RowParallelLinear(inner, hidden_size, spec.down_bias, "down_proj")
 
-    def forward(self, x: Tensor, norm: AddedNorm | None) -> Tensor:
+    def forward(self, x: Tensor, norm: AddedNorm | None = None) -> Tensor:
         """[T, H], to which `norm` is applied first -> [T, H]."""
         if self.gate_up_proj is not None:
             inner = self.gate_up_proj(x, norm)

@@ -3,16 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import typing
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 from typing import Any, Literal
 
-from vllm.server.upstream_server_args import UpstreamServerArgs, flags_of, plain
-from vllm.utils.flag_types import flag_help, flag_options
-
-
-def _arg(default: Any, help: str) -> Any:
-    return field(default=default, metadata={"help": help})
+from vllm.engine.arguments import add_flags, arg
+from vllm.server.upstream_server_args import UpstreamServerArgs, plain
 
 
 @dataclass(frozen=True)
@@ -20,83 +15,85 @@ class ServerArgs(UpstreamServerArgs):
     """Listening, access, limits, logs and defaults of the server; the engine has arguments of its own. What upstream's
     server has and this one has not is UpstreamServerArgs."""
 
-    host: str | None = _arg("127.0.0.1", "address to listen on (None: the default); 0.0.0.0 for every interface")
-    port: int = _arg(8000, "port to listen on; 0 = any free one, which the log names")
-    uds: str | None = _arg(None, "path of a Unix socket to listen on, instead of --host and --port")
-    served_model_name: list[str] | None = _arg(
+    host: str | None = arg("127.0.0.1", "address to listen on (None: the default); 0.0.0.0 for every interface")
+    port: int = arg(8000, "port to listen on; 0 = any free one, which the log names")
+    uds: str | None = arg(None, "path of a Unix socket to listen on, instead of --host and --port")
+    served_model_name: list[str] | None = arg(
         None, "names that requests may give as `model`; the first one stands in answers (default: MODEL)"
     )
-    api_key: list[str] | None = _arg(None, "keys that clients must show one of; also VLLM_API_KEY")
-    root_path: str = _arg("", "path that a proxy in front takes away")
-    ssl_keyfile: str | None = _arg(None, "TLS key, PEM")
-    ssl_certfile: str | None = _arg(None, "TLS certificate chain, PEM")
-    ssl_ca_certs: str | None = _arg(None, "certificates that clients must be signed by, PEM")
-    ssl_cert_reqs: int = _arg(0, "0: clients need no certificate, 1: one that they show is checked, 2: they need one")
-    enable_ssl_refresh: bool = _arg(
+    api_key: list[str] | None = arg(None, "keys that clients must show one of; also VLLM_API_KEY")
+    root_path: str = arg("", "path that a proxy in front takes away")
+    ssl_keyfile: str | None = arg(None, "TLS key, PEM")
+    ssl_certfile: str | None = arg(None, "TLS certificate chain, PEM")
+    ssl_ca_certs: str | None = arg(None, "certificates that clients must be signed by, PEM")
+    ssl_cert_reqs: int = arg(0, "0: clients need no certificate, 1: one that they show is checked, 2: they need one")
+    enable_ssl_refresh: bool = arg(
         False, "read key and certificates anew when their files change; of --ssl-ca-certs none is forgotten"
     )
-    ssl_ciphers: str | None = _arg(None, "ciphers of TLS 1.2, as OpenSSL writes them")
-    allowed_origins: list[str] | None = _arg(None, "origins that browsers may call from (CORS); any when left out")
-    allow_credentials: bool = _arg(False, "let browsers send credentials (CORS)")
-    allowed_methods: list[str] | None = _arg(None, "methods that browsers may use (CORS); any when left out")
-    allowed_headers: list[str] | None = _arg(None, "headers that browsers may send (CORS); any when left out")
-    middleware: list[str] | None = _arg(
-        None, "ASGI middleware around the endpoints, as module.Name: a class, or an async function(request, call_next)"
+    ssl_ciphers: str | None = arg(None, "ciphers of TLS 1.2, as OpenSSL writes them")
+    allowed_origins: list[str] | None = arg(None, "origins that browsers may call from (CORS); any when left out")
+    allow_credentials: bool = arg(False, "let browsers send credentials (CORS)")
+    allowed_methods: list[str] | None = arg(None, "methods that browsers may use (CORS); any when left out")
+    allowed_headers: list[str] | None = arg(None, "headers that browsers may send (CORS); any when left out")
+    middleware: list[str] | None = arg(
+        None,
+        "ASGI middleware around the endpoints, as module.Name: a class, or an async function(request, call_next)",
+        action="extend",
     )
-    disable_fastapi_docs: bool = _arg(False, "no /docs, /redoc and /openapi.json")
-    max_body_mib: float = _arg(16.0, "longest request body, in MiB")
-    max_prompts_per_request: int = _arg(2048, "prompts, items or conversations in one request")
-    max_num_queued_reqs: int = _arg(
+    disable_fastapi_docs: bool = arg(False, "no /docs, /redoc and /openapi.json")
+    max_body_mib: float = arg(16.0, "longest request body, in MiB")
+    max_prompts_per_request: int = arg(2048, "prompts, items or conversations in one request")
+    max_num_queued_reqs: int = arg(
         4096, "sequences that may wait for the engine beyond --max-num-seqs; more are answered 429"
     )
-    shutdown_timeout: float = _arg(30.0, "seconds that running requests have left after SIGTERM")
-    ignore_unknown_fields: bool = _arg(False, "ignore request fields that are not known, instead of refusing them")
-    chat_template: str | None = _arg(None, "Jinja template in place of the model's own: a file, or the text itself")
-    chat_template_content_format: Literal["auto", "string", "openai"] = _arg(
+    shutdown_timeout: float = arg(30.0, "seconds that running requests have left after SIGTERM")
+    ignore_unknown_fields: bool = arg(False, "ignore request fields that are not known, instead of refusing them")
+    chat_template: str | None = arg(None, "Jinja template in place of the model's own: a file, or the text itself")
+    chat_template_content_format: Literal["auto", "string", "openai"] = arg(
         "auto", "a message's content for templates: string = one text, openai = a list of parts, auto = as the template"
     )
-    default_chat_template_kwargs: dict[str, Any] | None = _arg(
+    default_chat_template_kwargs: dict[str, Any] | None = arg(
         None, "variables of the template that requests may override"
     )
-    calibration: str | None = _arg(
+    calibration: str | None = arg(
         None, "JSON file of `vllm decide --fit-calibration`, for decisions whose requests have no `calibration`"
     )
-    score_template: str | None = _arg(
+    score_template: str | None = arg(
         None,
         "how /rerank and /score ask the model: plain, qwen3-reranker, bge-reranker-v2-gemma, mxbai-rerank-v2, none "
         "(query and document are the whole prompt), or a file of Jinja with query, document and instruction",
     )
-    score_labels: list[str] | None = _arg(None, "the answers to it that are read, the positive one first")
-    response_role: str = _arg("assistant", "role of answers in chat")
-    exclude_tools_when_tool_choice_none: bool = _arg(
+    score_labels: list[str] | None = arg(None, "the answers to it that are read, the positive one first")
+    response_role: str = arg("assistant", "role of answers in chat")
+    exclude_tools_when_tool_choice_none: bool = arg(
         False, 'keep the tools of requests with tool_choice "none" from the template'
     )
-    trust_request_chat_template: bool = _arg(
+    trust_request_chat_template: bool = arg(
         False, "take templates from requests, too: programs, which may run for as long as they like"
     )
-    return_tokens_as_token_ids: bool = _arg(False, "show tokens as token_id:N in every answer's logprobs")
-    fingerprint_mode: Literal["full", "hash", "custom", "none"] = _arg(
+    return_tokens_as_token_ids: bool = arg(False, "show tokens as token_id:N in every answer's logprobs")
+    fingerprint_mode: Literal["full", "hash", "custom", "none"] = arg(
         "full", "system_fingerprint of answers: full = version, devices and configuration, hash = without devices"
     )
-    fingerprint_value: str | None = _arg(None, "system_fingerprint of answers, with --fingerprint-mode custom")
-    enable_force_include_usage: bool = _arg(False, "end every stream with its usage")
-    enable_per_request_metrics: bool = _arg(False, "add the request's times to answers, as `metrics`")
-    enable_prompt_tokens_details: bool = _arg(False, "changes nothing: usage names cached tokens in any case")
-    enable_server_load_tracking: bool = _arg(False, "changes nothing: GET /load answers in any case")
-    enable_tokenizer_info_endpoint: bool = _arg(False, "changes nothing: GET /tokenizer_info answers in any case")
-    enable_request_id_headers: bool = _arg(False, "changes nothing: answers have X-Request-Id in any case")
-    log_error_stack: bool = _arg(False, "changes nothing: unexpected errors are logged with their traceback")
-    enable_log_requests: bool = _arg(False, "log the prompt and the parameters of each request")
-    max_log_len: int | None = _arg(None, "longest prompt in that log, in characters or ids")
-    access_log: bool = _arg(True, "log each request")
-    disable_uvicorn_access_log: bool = _arg(False, "the same as --no-access-log")
-    disable_access_log_for_endpoints: str | None = _arg(None, "paths that the access log leaves out, with commas")
-    access_log_format: Literal["text", "json"] = _arg("text", "how: a line to read, or one JSON object")
-    page: bool = _arg(True, "serve the page at /")
-    uvicorn_log_level: Literal["critical", "error", "warning", "info", "debug", "trace"] = _arg(
+    fingerprint_value: str | None = arg(None, "system_fingerprint of answers, with --fingerprint-mode custom")
+    enable_force_include_usage: bool = arg(False, "end every stream with its usage")
+    enable_per_request_metrics: bool = arg(False, "add the request's times to answers, as `metrics`")
+    enable_prompt_tokens_details: bool = arg(False, "changes nothing: usage names cached tokens in any case")
+    enable_server_load_tracking: bool = arg(False, "changes nothing: GET /load answers in any case")
+    enable_tokenizer_info_endpoint: bool = arg(False, "changes nothing: GET /tokenizer_info answers in any case")
+    enable_request_id_headers: bool = arg(False, "changes nothing: answers have X-Request-Id in any case")
+    log_error_stack: bool = arg(False, "changes nothing: unexpected errors are logged with their traceback")
+    enable_log_requests: bool = arg(False, "log the prompt and the parameters of each request")
+    max_log_len: int | None = arg(None, "longest prompt in that log, in characters or ids")
+    access_log: bool = arg(True, "log each request")
+    disable_uvicorn_access_log: bool = arg(False, "the same as --no-access-log")
+    disable_access_log_for_endpoints: str | None = arg(None, "paths that the access log leaves out, with commas")
+    access_log_format: Literal["text", "json"] = arg("text", "how: a line to read, or one JSON object")
+    page: bool = arg(True, "serve the page at /")
+    uvicorn_log_level: Literal["critical", "error", "warning", "info", "debug", "trace"] = arg(
         "info", "warning and what is above it leave the access log out"
     )
-    enable_scale_out: bool = _arg(
+    enable_scale_out: bool = arg(
         False, "changes nothing: /inference/v1/generate and the render routes answer in any case"
     )
 
@@ -109,16 +106,7 @@ class ServerArgs(UpstreamServerArgs):
     @staticmethod
     def add_cli_args(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
         """Add one flag per field to `parser`."""
-        group = parser.add_argument_group("server")
-        hints = typing.get_type_hints(ServerArgs)
-        for item in fields(ServerArgs):
-            options = flag_options(hints[item.name])
-            if item.name == "middleware":
-                options["action"] = "extend"
-            group.add_argument(
-                *flags_of(item.name), dest=item.name, default=item.default, help=flag_help(item.metadata), **options
-            )
-        return parser
+        return add_flags(parser, "server", ServerArgs)
 
     @classmethod
     def from_cli_args(cls, args: argparse.Namespace) -> ServerArgs:

@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from vllm.engine.former_args import refused, unused
-from vllm.engine.upstream_args import check_neutral
+from vllm.engine.arguments import check_neutral, refused, unused
 
 _LORA = "LoRA adapters are not implemented; merge the adapter into the checkpoint"
 _TOOLS = "tool calls are not parsed from answers; leave it out and parse the text that the model writes"
@@ -42,7 +41,7 @@ class UpstreamServerArgs:
     grpc: bool = refused(False, _HTTP_ONLY)
 
     headless: bool = refused(False, _ONE_SERVER)
-    api_server_count: int | None = refused(1, _ONE_SERVER)
+    api_server_count: int | None = refused(1, _ONE_SERVER, "-asc")
     data_parallel_supervisor_port: int = unused(9256, _NO_SUPERVISOR)
     dp_supervisor_probe_interval_s: float = unused(5.0, _NO_SUPERVISOR)
     dp_supervisor_probe_timeout_s: float = unused(5.0, _NO_SUPERVISOR)
@@ -63,11 +62,6 @@ class UpstreamServerArgs:
             ValueError: an argument asks for what is not done; names it, its value and what to do instead.
         """
         check_neutral(self, UpstreamServerArgs)
-
-
-def flags_of(name: str) -> list[str]:
-    """The flags of a field."""
-    return ["--" + name.replace("_", "-"), *(["-asc"] if name == "api_server_count" else [])]
 
 
 def plain(value: Any) -> Any:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, Literal
 
 from vllm.utils.argparse_utils import human_readable_int_or_auto
@@ -37,17 +37,6 @@ def json_or_text(text: str) -> Any:
         return json.loads(text)
     except ValueError:
         return text
-
-
-def flag_help(metadata: Mapping[str, Any]) -> str:
-    """The help of a field's flag. Flags that are only accepted at their default have none: they are upstream's, and
-    would hide the others."""
-    return argparse.SUPPRESS if "refused" in metadata else metadata["help"]
-
-
-def free_names(parser: argparse.ArgumentParser, names: list[str]) -> list[str]:
-    """Those that a caller's parser has not taken for flags of its own."""
-    return [name for name in names if name not in parser._option_string_actions]
 
 
 def flag_options(hint: Any) -> dict[str, Any]:

@@ -24,14 +24,42 @@ inline void prefetch_row(const T* row) {
 
 inline int64_t padded_inner(const LinearArgs& a) { return num_runs(a) * kRun; }
 
-// Products in float32 of x [rows, K] in T with a weight in W.
-template <typename T, typename W>
-struct FloatProduct : ChainedProduct<FloatProduct<T, W>, T, W, float, 1> {
+// In float32, with a weight in W.
+template <typename W>
+struct FloatChain {
   using Element = float;
+  using Weight = W;
+  static constexpr int kValues = 1;
   // Rows of a tile times the panel's two vectors, plus operands, fill the register file.
   static constexpr int kMaxRows = kLanes == 16 ? 14 : kLanes == 8 ? 6 : 4;
-  static constexpr int64_t kPanelsAtATime = 4;
 
+  template <int R, int P>
+  static inline void multiply(const float* x, const W* panel, int64_t panel_size, int64_t inner, int group,
+                              Ahead& ahead, Vec (&sums)[R][P][2]) {
+    for (; inner > 0; inner -= kRun, x += R * kRun) {
+      const int run = static_cast<int>(least(kRun, inner));
+      ahead();
+      for (int k = 0; k < run; ++k, panel += kPanel) {
+        Vec low[P], high[P];
+        unroll<P>([&](int p) VLLM_INLINE {
+          if (kGroups == 1 || group == 0) prefetch_row(panel + p * panel_size + kAhead * kPanel);
+          load_pair(panel + p * panel_size, group, &low[p], &high[p]);
+        });
+        unroll<R>([&](int r) VLLM_INLINE {
+          const Vec value = set1(x[r * kRun + k]);
+          unroll<P>([&](int p) VLLM_INLINE {
+            sums[r][p][0] = fma(value, low[p], sums[r][p][0]);
+            sums[r][p][1] = fma(value, high[p], sums[r][p][1]);
+          });
+        });
+      }
+    }
+  }
+};
+
+// Products in float32 of x [rows, K] in T with a weight in W.
+template <typename T, typename W>
+struct FloatProduct : ChainedProduct<FloatChain<W>, T> {
   static int64_t packed_row(const LinearArgs& a) { return padded_inner(a); }
 
   // As floats [ceil(K / kRun)][rows][kRun]: whole vectors to write here, and neighbours to read for the product.
@@ -40,29 +68,6 @@ struct FloatProduct : ChainedProduct<FloatProduct<T, W>, T, W, float, 1> {
       float* run = out + k * rows + r * kRun;
       for (int i = 0; i < kRun && k + i < a.inner; i += kLanes) {
         store(run + i, load_n(x + k + i, static_cast<int>(least(kLanes, a.inner - k - i))));
-      }
-    }
-  }
-
-  template <int R, int P>
-  static inline void multiply_chain(const float* x, const W* panel, int64_t panel_size, int64_t inner, int group,
-                                    Ahead& ahead, Vec (&sums)[R][P][2]) {
-    for (; inner > 0; inner -= kRun, x += R * kRun) {
-      const int run = static_cast<int>(least(kRun, inner));
-      ahead();
-      for (int k = 0; k < run; ++k, panel += kPanel) {
-        Vec low[P], high[P];
-        unroll<P>([&](auto p) VLLM_INLINE {
-          if (kGroups == 1 || group == 0) prefetch_row(panel + p * panel_size + kAhead * kPanel);
-          load_pair(panel + p * panel_size, group, &low[p], &high[p]);
-        });
-        unroll<R>([&](auto r) VLLM_INLINE {
-          const Vec value = set1(x[r * kRun + k]);
-          unroll<P>([&](auto p) VLLM_INLINE {
-            sums[r][p][0] = fma(value, low[p], sums[r][p][0]);
-            sums[r][p][1] = fma(value, high[p], sums[r][p][1]);
-          });
-        });
       }
     }
   }

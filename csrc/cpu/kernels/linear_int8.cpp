@@ -145,6 +145,103 @@ inline Vec load_scales(const uint8_t* panel, int64_t lane, int half) {
 
 #ifdef __AVX512VNNI__
 
+// What a group of a packed row has beside its bytes.
+constexpr int64_t kInfoBytes = sizeof(float) + sizeof(int32_t);
+
+// sums += four k of R packed rows times P panels.
+template <int R, int P>
+inline void add_four(const int8_t* x, const uint8_t* weight, int64_t size, Words (&sums)[R][P][2]) {
+  __m512i bytes[P][2];
+#pragma GCC unroll 4
+  for (int p = 0; p < P; ++p) {
+    const uint8_t* from = weight + p * size;
+    __builtin_prefetch(from + kAhead);
+    __builtin_prefetch(from + kAhead + 64);
+    bytes[p][0] = _mm512_loadu_si512(from);
+    bytes[p][1] = _mm512_loadu_si512(from + 64);
+  }
+#pragma GCC unroll 8
+  for (int r = 0; r < R; ++r) {
+    int32_t four;
+    std::memcpy(&four, x + r * kBlock, 4);
+    const __m512i value = _mm512_set1_epi32(four);
+#pragma GCC unroll 4
+    for (int p = 0; p < P; ++p) {
+#pragma GCC unroll 2
+      for (int half = 0; half < 2; ++half) {
+        sums[r][p][half] = (Words)_mm512_dpbusd_epi32((__m512i)sums[r][p][half], bytes[p][half], value);
+      }
+    }
+  }
+}
+
+// totals += a group of R packed rows times P panels.
+template <int R, int P>
+inline void add_group(const int8_t* x, const uint8_t* weight, const uint8_t* scales, int64_t size, int blocks,
+                      Ahead& ahead, Vec (&totals)[R][P][2]) {
+  const int8_t* row_scales = x + blocks * R * kBlock;
+  const int8_t* starts = row_scales + R * sizeof(float);
+  Words sums[R][P][2];
+#pragma GCC unroll 8
+  for (int r = 0; r < R; ++r) {
+    int32_t start;
+    std::memcpy(&start, starts + r * sizeof(start), sizeof(start));
+#pragma GCC unroll 4
+    for (int p = 0; p < P; ++p) sums[r][p][0] = sums[r][p][1] = Words{} + start;
+  }
+  for (int b = 0; b < blocks; ++b, x += R * kBlock) {
+    ahead(kBlock / kRun);
+    for (int k = 0; k < kBlock; k += kRun) {
+#pragma GCC unroll 4
+      for (int i = 0; i < kRun; i += 4, weight += kFourBytes) add_four<R, P>(x + k + i, weight, size, sums);
+    }
+  }
+#pragma GCC unroll 4
+  for (int p = 0; p < P; ++p) {
+#pragma GCC unroll 2
+    for (int half = 0; half < 2; ++half) {
+      const Vec scale = load_scales(scales + p * size, 0, half);
+#pragma GCC unroll 8
+      for (int r = 0; r < R; ++r) {
+        float row_scale;
+        std::memcpy(&row_scale, row_scales + r * sizeof(row_scale), sizeof(row_scale));
+        const Vec whole{_mm512_cvtepi32_ps((__m512i)sums[r][p][half])};
+        totals[r][p][half] = fma(whole * scale, set1(row_scale), totals[r][p][half]);
+      }
+    }
+  }
+}
+
+// totals = R packed rows times P panels, whatever x's dtype is.
+template <int R, int P>
+[[gnu::noinline]] void sum_panels(const LinearArgs& a, const int8_t* x, int64_t panel, Ahead ahead,
+                                  Vec (&totals_out)[R][P][2]) {
+  const int64_t size = panel_bytes(a);
+  const uint8_t* weight = panel_of(a, panel);
+  const uint8_t* scales = weight + num_blocks(a) * kBytesOfBlock;
+  // Registers, which what is passed on cannot be.
+  Vec totals[R][P][2];
+#pragma GCC unroll 8
+  for (int r = 0; r < R; ++r) {
+#pragma GCC unroll 4
+    for (int p = 0; p < P; ++p) totals[r][p][0] = totals[r][p][1] = zero();
+  }
+  for (int64_t left = num_blocks(a); left > 0; left -= kGroupBlocks, scales += kScaleBytes) {
+    const int blocks = static_cast<int>(least(kGroupBlocks, left));
+    add_group<R, P>(x, weight, scales, size, blocks, ahead, totals);
+    x += R * (blocks * kBlock + kInfoBytes);
+    weight += blocks * kBytesOfBlock;
+  }
+#pragma GCC unroll 8
+  for (int r = 0; r < R; ++r) {
+#pragma GCC unroll 4
+    for (int p = 0; p < P; ++p) {
+      totals_out[r][p][0] = totals[r][p][0];
+      totals_out[r][p][1] = totals[r][p][1];
+    }
+  }
+}
+
 template <typename T>
 struct Int8Product {
   using Row = T;
@@ -169,28 +266,12 @@ struct Int8Product {
 
   template <int R, int P>
   static void multiply(const LinearArgs& a, const int8_t* x, int64_t row, int64_t panel, Ahead ahead) {
-    const int64_t size = panel_bytes(a);
-    const uint8_t* weight = panel_of(a, panel);
-    const uint8_t* scales = weight + num_blocks(a) * kBytesOfBlock;
     Vec totals[R][P][2];
-#pragma GCC unroll 8
-    for (int r = 0; r < R; ++r) {
-#pragma GCC unroll 4
-      for (int p = 0; p < P; ++p) totals[r][p][0] = totals[r][p][1] = zero();
-    }
-    for (int64_t left = num_blocks(a); left > 0; left -= kGroupBlocks, scales += kScaleBytes) {
-      const int blocks = static_cast<int>(least(kGroupBlocks, left));
-      add_group<R, P>(x, weight, scales, size, blocks, ahead, totals);
-      x += R * (blocks * kBlock + kInfoBytes);
-      weight += blocks * kBytesOfBlock;
-    }
+    sum_panels(a, x, panel, ahead, totals);
     write_tile<T>(a, totals, row, panel, 0);
   }
 
  private:
-  // What a group of a packed row has beside its bytes.
-  static constexpr int64_t kInfoBytes = sizeof(float) + sizeof(int32_t);
-
   // Writes row r's part of a group that begins at a rotated block; returns where the next group begins.
   static int8_t* pack_group(const Rotated& rotated, int block, int blocks, int64_t rows, int64_t r, int8_t* to) {
     const int group = block / kGroupBlocks;
@@ -216,70 +297,6 @@ struct Int8Product {
     // Packing goes by quarters of a vector; this brings the quarters' words back in order.
     const __m512i order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
     return _mm512_permutexvar_epi32(order, _mm512_packs_epi16(first, second));
-  }
-
-  // totals += a group of R packed rows times P panels.
-  template <int R, int P>
-  static inline void add_group(const int8_t* x, const uint8_t* weight, const uint8_t* scales, int64_t size, int blocks,
-                               Ahead& ahead, Vec (&totals)[R][P][2]) {
-    const int8_t* row_scales = x + blocks * R * kBlock;
-    const int8_t* starts = row_scales + R * sizeof(float);
-    Words sums[R][P][2];
-#pragma GCC unroll 8
-    for (int r = 0; r < R; ++r) {
-      int32_t start;
-      std::memcpy(&start, starts + r * sizeof(start), sizeof(start));
-#pragma GCC unroll 4
-      for (int p = 0; p < P; ++p) sums[r][p][0] = sums[r][p][1] = Words{} + start;
-    }
-    for (int b = 0; b < blocks; ++b, x += R * kBlock) {
-      ahead(kBlock / kRun);
-      for (int k = 0; k < kBlock; k += kRun) {
-#pragma GCC unroll 4
-        for (int i = 0; i < kRun; i += 4, weight += kFourBytes) add_four<R, P>(x + k + i, weight, size, sums);
-      }
-    }
-#pragma GCC unroll 4
-    for (int p = 0; p < P; ++p) {
-#pragma GCC unroll 2
-      for (int half = 0; half < 2; ++half) {
-        const Vec scale = load_scales(scales + p * size, 0, half);
-#pragma GCC unroll 8
-        for (int r = 0; r < R; ++r) {
-          float row_scale;
-          std::memcpy(&row_scale, row_scales + r * sizeof(row_scale), sizeof(row_scale));
-          const Vec whole{_mm512_cvtepi32_ps((__m512i)sums[r][p][half])};
-          totals[r][p][half] = fma(whole * scale, set1(row_scale), totals[r][p][half]);
-        }
-      }
-    }
-  }
-
-  // sums += four k of R packed rows times P panels.
-  template <int R, int P>
-  static inline void add_four(const int8_t* x, const uint8_t* weight, int64_t size, Words (&sums)[R][P][2]) {
-    __m512i bytes[P][2];
-#pragma GCC unroll 4
-    for (int p = 0; p < P; ++p) {
-      const uint8_t* from = weight + p * size;
-      __builtin_prefetch(from + kAhead);
-      __builtin_prefetch(from + kAhead + 64);
-      bytes[p][0] = _mm512_loadu_si512(from);
-      bytes[p][1] = _mm512_loadu_si512(from + 64);
-    }
-#pragma GCC unroll 8
-    for (int r = 0; r < R; ++r) {
-      int32_t four;
-      std::memcpy(&four, x + r * kBlock, 4);
-      const __m512i value = _mm512_set1_epi32(four);
-#pragma GCC unroll 4
-      for (int p = 0; p < P; ++p) {
-#pragma GCC unroll 2
-        for (int half = 0; half < 2; ++half) {
-          sums[r][p][half] = (Words)_mm512_dpbusd_epi32((__m512i)sums[r][p][half], bytes[p][half], value);
-        }
-      }
-    }
   }
 };
 

@@ -103,8 +103,8 @@ template <typename C, int R, int P>
   for (int64_t g = 0; g < q.groups; ++g) {
     for (int64_t left = units; left > 0; left -= kChainUnits) {
       Vec sums[R][P][2];
-      unroll<R>([&](auto r) VLLM_INLINE {
-        unroll<P>([&](auto p) VLLM_INLINE { sums[r][p][0] = sums[r][p][1] = zero(); });
+      unroll<R>([&](int r) VLLM_INLINE {
+        unroll<P>([&](int p) VLLM_INLINE { sums[r][p][0] = sums[r][p][1] = zero(); });
       });
       const int64_t chain = least(left, kChainUnits);
       const uint8_t* unit_codes = codes;
@@ -120,12 +120,12 @@ template <typename C, int R, int P>
         if constexpr (C::kBits != 32) {
           if (kGroups == 1 || lane == 0) next.fetch<C::kBits, P>();
         }
-        unroll<P>([&](auto p) VLLM_INLINE {
+        unroll<P>([&](int p) VLLM_INLINE {
           const C& kind = p == 0 ? first : second;
           const typename C::Unit unit(unit_codes + p * codes_stride, lane);
           unroll<kUnit>([&](auto k) VLLM_INLINE {
             const Vec low = kind.template get<0, k>(unit), high = kind.template get<1, k>(unit);
-            unroll<R>([&](auto r) VLLM_INLINE {
+            unroll<R>([&](int r) VLLM_INLINE {
               const Vec value = set1(x[r * kUnit + k]);
               sums[r][p][0] = fma(value, low, sums[r][p][0]);
               sums[r][p][1] = fma(value, high, sums[r][p][1]);
@@ -133,19 +133,19 @@ template <typename C, int R, int P>
           });
         });
       }
-      unroll<P>([&](auto p) VLLM_INLINE {
+      unroll<P>([&](int p) VLLM_INLINE {
         const Vec low = load(prepared[p] + g * kPanel), high = load(prepared[p] + g * kPanel + 16);
-        unroll<R>([&](auto r) VLLM_INLINE {
+        unroll<R>([&](int r) VLLM_INLINE {
           totals[r][p][0] = fma(sums[r][p][0], low, totals[r][p][0]);
           totals[r][p][1] = fma(sums[r][p][1], high, totals[r][p][1]);
         });
       });
     }
     if (offsets) {
-      unroll<P>([&](auto p) VLLM_INLINE {
+      unroll<P>([&](int p) VLLM_INLINE {
         const float* shifts = prepared[p] + (q.groups + g) * kPanel;
         const Vec low = load(shifts), high = load(shifts + 16);
-        unroll<R>([&](auto r) VLLM_INLINE {
+        unroll<R>([&](int r) VLLM_INLINE {
           const Vec sum = set1(row_sums[g * R + r]);
           totals[r][p][0] = fma(sum, low, totals[r][p][0]);
           totals[r][p][1] = fma(sum, high, totals[r][p][1]);
@@ -185,6 +185,30 @@ template <typename C, int R, int P>
       }
     }
   }
+}
+
+// totals = R packed rows times P panels' kLanes columns of each half, whatever x's dtype is.
+template <int R, int P>
+[[gnu::noinline]] void sum_panels(const LinearArgs& a, const float* x, int64_t panel, int lane, Vec (&totals)[R][P][2]) {
+  const int64_t size = a.quant.at.size;
+  const uint8_t* weight = static_cast<const uint8_t*>(a.weight) + panel * size;
+  if (is_widened_once(a)) {
+    const float *values = Prepared(a, panel).values, *last = Prepared(a, panel + P - 1).values;
+    multiply_lanes<WidenedCodes, R, P>(a, x, panel, reinterpret_cast<const uint8_t*>(values),
+                                       (last - values) * int64_t{sizeof(float)}, lane, nullptr, totals[0][0]);
+  } else if (!is_direct(a)) {
+    // A tile of few rows among others takes its panels one by one.
+    for (int p = 0; p < P; ++p) {
+      Vec own[R][1][2];
+      multiply_lanes<WidenedCodes, R, 1>(a, x, panel + p, weight + p * size, 0, lane, widen_units_of(a.quant), own[0][0]);
+      for (int r = 0; r < R; ++r) std::memcpy(totals[r][p], own[r][0], sizeof(own[r][0]));
+    }
+  } else if constexpr (R <= kDirectRows) {
+    with_codes(a.quant, [&](auto* kind) {
+      multiply_lanes<std::remove_cvref_t<decltype(*kind)>, R, P>(a, x, panel, weight, size, lane, nullptr, totals[0][0]);
+    });
+  }
+  if (a.quant.sparse_starts != nullptr) add_sparse(a, x, R, P, panel, lane, totals[0][0]);
 }
 
 template <typename T>
@@ -242,29 +266,9 @@ struct QuantizedProduct {
 
   template <int R, int P>
   static void multiply(const LinearArgs& a, const float* x, int64_t row, int64_t panel, Ahead) {
-    const int64_t size = panel_size(a);
     for (int lane = 0; lane < 16; lane += kLanes) {
       Vec totals[R][P][2];
-      const uint8_t* weight = static_cast<const uint8_t*>(a.weight) + panel * size;
-      if (is_widened_once(a)) {
-        const float *values = Prepared(a, panel).values, *last = Prepared(a, panel + P - 1).values;
-        multiply_lanes<WidenedCodes, R, P>(a, x, panel, reinterpret_cast<const uint8_t*>(values),
-                                           (last - values) * int64_t{sizeof(float)}, lane, nullptr, totals[0][0]);
-      } else if (!is_direct(a)) {
-        // A tile of few rows among others takes its panels one by one.
-        for (int p = 0; p < P; ++p) {
-          Vec own[R][1][2];
-          multiply_lanes<WidenedCodes, R, 1>(a, x, panel + p, weight + p * size, 0, lane, widen_units_of(a.quant),
-                                             own[0][0]);
-          for (int r = 0; r < R; ++r) std::memcpy(totals[r][p], own[r][0], sizeof(own[r][0]));
-        }
-      } else if constexpr (R <= kDirectRows) {
-        with_codes(a.quant, [&](auto* kind) {
-          multiply_lanes<std::remove_cvref_t<decltype(*kind)>, R, P>(a, x, panel, weight, size, lane, nullptr,
-                                                                     totals[0][0]);
-        });
-      }
-      if (a.quant.sparse_starts != nullptr) add_sparse(a, x, R, P, panel, lane, totals[0][0]);
+      sum_panels(a, x, panel, lane, totals);
       write_tile<T>(a, totals, row, panel, lane);
     }
   }

@@ -297,8 +297,8 @@ struct QuantizedHalfProduct {
       Halves before[R][P];
       add_runs<C, R, P, N / 2>(kind, x, at, before);
       add_runs<C, R, P, N / 2>(kind, x + N / 2 * R, at, sums);
-      unroll<R>([&](auto r) VLLM_INLINE {
-        unroll<P>([&](auto p) VLLM_INLINE { sums[r][p] = add(before[r][p], sums[r][p]); });
+      unroll<R>([&](int r) VLLM_INLINE {
+        unroll<P>([&](int p) VLLM_INLINE { sums[r][p] = add(before[r][p], sums[r][p]); });
       });
     }
   }
@@ -307,13 +307,13 @@ struct QuantizedHalfProduct {
   template <typename C, int R, int P, bool kFirst>
   [[gnu::always_inline]] static inline void add_unit(const C& kind, const uint32_t* x, Place& at, Halves (&sums)[R][P]) {
     at.next.template fetch<C::kBits, P>();
-    unroll<P>([&](auto p) VLLM_INLINE {
+    unroll<P>([&](int p) VLLM_INLINE {
       const typename C::Unit eight(at.codes + p * at.codes_stride);
       const Halves scale = load_halves(at.scales + p * at.scales_stride);
       const Halves offset = load_halves(at.offsets + p * at.scales_stride);
       unroll<kUnit>([&](auto k) VLLM_INLINE {
         const Halves weights = fma(kind.template values<k>(eight), scale, offset);
-        unroll<R>([&](auto r) VLLM_INLINE {
+        unroll<R>([&](int r) VLLM_INLINE {
           const Halves value = halves_of(_mm512_set1_epi32(static_cast<int>(x[r * kRun + k])));
           sums[r][p] = kFirst && k == 0 ? mul(value, weights) : fma(value, weights, sums[r][p]);
         });

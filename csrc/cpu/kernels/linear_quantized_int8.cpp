@@ -167,7 +167,7 @@ struct Prepared {
 template <int D>
 inline Vec sum_of_digits(const Words (&sums)[D]) {
   Vec total = to_vec(sums[D - 1]);
-  unroll<D - 1>([&](auto d) VLLM_INLINE { total = fma(total, set1(1.0f / 128.0f), to_vec(sums[D - 2 - d])); });
+  unroll<D - 1>([&](int d) VLLM_INLINE { total = fma(total, set1(1.0f / 128.0f), to_vec(sums[D - 2 - d])); });
   return total;
 }
 
@@ -193,13 +193,13 @@ template <typename C, int R, int P, int D>
         constexpr int r = i / D, d = i % D;
         int32_t start;
         std::memcpy(&start, infos + R + i, sizeof(start));
-        unroll<P>([&](auto p) VLLM_INLINE {
+        unroll<P>([&](int p) VLLM_INLINE {
           sums[r][p][0][d] = sums[r][p][1][d] = Words{} + static_cast<uint32_t>(start);
         });
       });
       for (int64_t u = least(left, kBlockUnits); u > 0; --u, x += 2 * D * R, codes += kPanel * C::kBits) {
         if (fetches) next.fetch<C::kBits, P>();
-        unroll<P>([&](auto p) VLLM_INLINE {
+        unroll<P>([&](int p) VLLM_INLINE {
           const C unit(codes + p * codes_stride, lane);
           unroll<2>([&](auto part) VLLM_INLINE {
             const Words low = unit.template get<0, part>(), high = unit.template get<1, part>();
@@ -213,9 +213,9 @@ template <typename C, int R, int P, int D>
           });
         });
       }
-      unroll<P>([&](auto p) VLLM_INLINE {
+      unroll<P>([&](int p) VLLM_INLINE {
         const Vec low = load(prepared[p] + g * kPanel), high = load(prepared[p] + g * kPanel + 16);
-        unroll<R>([&](auto r) VLLM_INLINE {
+        unroll<R>([&](int r) VLLM_INLINE {
           const Vec scale = set1(infos[r]);
           totals[r][p][0] = fma(sum_of_digits(sums[r][p][0]) * low, scale, totals[r][p][0]);
           totals[r][p][1] = fma(sum_of_digits(sums[r][p][1]) * high, scale, totals[r][p][1]);
@@ -223,10 +223,10 @@ template <typename C, int R, int P, int D>
       });
     }
     if (offsets) {
-      unroll<P>([&](auto p) VLLM_INLINE {
+      unroll<P>([&](int p) VLLM_INLINE {
         const float* shifts = prepared[p] + (q.groups + g) * kPanel;
         const Vec low = load(shifts), high = load(shifts + 16);
-        unroll<R>([&](auto r) VLLM_INLINE {
+        unroll<R>([&](int r) VLLM_INLINE {
           const Vec sum = set1(group_sums[g * R + r]);
           totals[r][p][0] = fma(sum, low, totals[r][p][0]);
           totals[r][p][1] = fma(sum, high, totals[r][p][1]);
@@ -270,7 +270,7 @@ struct Rounded {
     SignedWords totals[D] = {};
     for (int i = 0; i < kSize; i += kLanes) {
       Vec rest = load(values + i) * set1(inverse);
-      unroll<D>([&](auto d) VLLM_INLINE {
+      unroll<D>([&](int d) VLLM_INLINE {
         // The last digit is the nearest one, which may be 128.
         const SignedWords digit = integers(d < D - 1 ? rest : min(set1(127.0f), max(set1(-127.0f), round(rest))));
         rest = (rest - to_vec((Words)digit)) * set1(128.0f);

@@ -155,7 +155,7 @@ struct QuantizedPairProduct {
     NextPanels next(a, panel, P);
     Vec totals[R][P][2];
     if constexpr (kWidened) {
-      for_each<R, P>([&](auto r, auto p, auto half) VLLM_INLINE { totals[r][p][half] = zero(); });
+      for_each<R, P>([&](int r, int p, int half) VLLM_INLINE { totals[r][p][half] = zero(); });
     } else {
       // In memory: registers are for the sums.
       for (int r = 0; r < R; ++r) {
@@ -165,19 +165,19 @@ struct QuantizedPairProduct {
     for (int64_t g = 0; g < q.groups; ++g) {
       for (int64_t left = units_of_group(q); left > 0; left -= kChainUnits) {
         Vec sums[R][P][2];
-        unroll<R>([&](auto r) VLLM_INLINE {
-          unroll<P>([&](auto p) VLLM_INLINE { sums[r][p][0] = sums[r][p][1] = zero(); });
+        unroll<R>([&](int r) VLLM_INLINE {
+          unroll<P>([&](int p) VLLM_INLINE { sums[r][p][0] = sums[r][p][1] = zero(); });
         });
         const int64_t chain = least(left, kChainUnits);
         if constexpr (kWidened) ahead(static_cast<int>(chain + 1) / 2);
         for (int64_t u = chain; u > 0; --u, x += R * kPairs, codes += kPanel * C::kBits) {
           if constexpr (!kWidened) next.template fetch<C::kBits, P>();
-          unroll<P>([&](auto p) VLLM_INLINE {
+          unroll<P>([&](int p) VLLM_INLINE {
             const typename C::Unit unit(codes + p * codes_stride);
             unroll<kPairs>([&](auto pair) VLLM_INLINE {
               const __m512bh low = (__m512bh)kind.template values<0, pair>(unit);
               const __m512bh high = (__m512bh)kind.template values<1, pair>(unit);
-              unroll<R>([&](auto r) VLLM_INLINE {
+              unroll<R>([&](int r) VLLM_INLINE {
                 const __m512bh two = (__m512bh)_mm512_set1_epi32(static_cast<int>(x[r * kPairs + pair]));
                 sums[r][p][0].v = _mm512_dpbf16_ps(sums[r][p][0].v, low, two);
                 sums[r][p][1].v = _mm512_dpbf16_ps(sums[r][p][1].v, high, two);
@@ -185,9 +185,9 @@ struct QuantizedPairProduct {
             });
           });
         }
-        unroll<P>([&](auto p) VLLM_INLINE {
+        unroll<P>([&](int p) VLLM_INLINE {
           const Vec low = load(scales[p] + g * kPanel), high = load(scales[p] + g * kPanel + 16);
-          unroll<R>([&](auto r) VLLM_INLINE {
+          unroll<R>([&](int r) VLLM_INLINE {
             totals[r][p][0] = fma(sums[r][p][0], low, totals[r][p][0]);
             totals[r][p][1] = fma(sums[r][p][1], high, totals[r][p][1]);
           });
@@ -197,7 +197,10 @@ struct QuantizedPairProduct {
     // x is at the sums of groups.
     if constexpr (kWidened) {
       if (has_offsets(q)) add_offsets<R, P>(q, x, scales, totals);
-      write_registers<BF16>(a, totals, row, panel, 0);
+      // Totals that were passed on themselves would be in memory all along.
+      Vec copies[R][P][2];
+      for_each<R, P>([&](int r, int p, int half) VLLM_INLINE { copies[r][p][half] = totals[r][p][half]; });
+      write_tile<BF16>(a, copies, row, panel, 0);
     } else {
       if (has_offsets(q)) add_offsets_to_memory<R, P>(q, x, scales, totals);
       write_tile<BF16>(a, totals, row, panel, 0);
@@ -209,9 +212,9 @@ struct QuantizedPairProduct {
   [[gnu::always_inline]] static inline void add_offsets(const Quantized& q, const uint32_t* sums,
                                                         const float* const (&scales)[P], Vec (&totals)[R][P][2]) {
     for (int64_t at = q.groups * kPanel; at < 2 * q.groups * kPanel; at += kPanel, sums += R) {
-      unroll<P>([&](auto p) VLLM_INLINE {
+      unroll<P>([&](int p) VLLM_INLINE {
         const Vec low = load(scales[p] + at), high = load(scales[p] + at + 16);
-        unroll<R>([&](auto r) VLLM_INLINE {
+        unroll<R>([&](int r) VLLM_INLINE {
           float sum;
           std::memcpy(&sum, sums + r, sizeof(sum));
           totals[r][p][0] = fma(set1(sum), low, totals[r][p][0]);
@@ -225,9 +228,9 @@ struct QuantizedPairProduct {
   [[gnu::noinline]] static void add_offsets_to_memory(const Quantized& q, const uint32_t* sums,
                                                       const float* const (&scales)[P], Vec (&totals)[R][P][2]) {
     Vec own[R][P][2];
-    for_each<R, P>([&](auto r, auto p, auto half) VLLM_INLINE { own[r][p][half] = totals[r][p][half]; });
+    for_each<R, P>([&](int r, int p, int half) VLLM_INLINE { own[r][p][half] = totals[r][p][half]; });
     add_offsets<R, P>(q, sums, scales, own);
-    for_each<R, P>([&](auto r, auto p, auto half) VLLM_INLINE { totals[r][p][half] = own[r][p][half]; });
+    for_each<R, P>([&](int r, int p, int half) VLLM_INLINE { totals[r][p][half] = own[r][p][half]; });
   }
 };
 

@@ -63,7 +63,7 @@ inline void transpose_tokens(const At& at, int64_t tokens, int64_t width, float*
   for (int64_t d = 0; d < width; d += kLanes) {
     const int n = static_cast<int>(least(kLanes, width - d));
     Vec rows[kLanes];
-    unroll<kLanes>([&](auto t) VLLM_INLINE { rows[t] = t < tokens ? load_n(at(t) + d, n) : zero(); });
+    unroll<kLanes>([&](int t) VLLM_INLINE { rows[t] = t < tokens ? load_n(at(t) + d, n) : zero(); });
     transpose(rows);
     unroll<kLanes>([&](auto i) VLLM_INLINE {
       if (i < n) store(to + (d + i) * kChunk, rows[i]);
@@ -102,7 +102,7 @@ class Worker {
     const int64_t end = least(item.first + item.tokens + a_.right, item.seen);
     for (int64_t start = begin; start < end; start += kChunk) {
       pack(item, start, least(kChunk, item.seen - start));
-      a_.windowed ? attend_rows<true>(item, start) : attend_rows<false>(item, start);
+      attend_rows(item, start);
     }
     write_rows(item);
   }
@@ -154,21 +154,20 @@ class Worker {
     }
   }
 
-  template <bool Windowed>
   void attend_rows(const Item& item, int64_t start) {
     // Of the tokens' queries, those that see the chunk.
     int64_t row = 0, end = item.tokens;
-    if constexpr (Windowed) {
+    if (a_.windowed) {
       row = greatest(start - a_.right - item.first, 0);
       end = least(least(start + kChunk, item.seen) + a_.left - item.first, end);
     }
-    const bool fresh = !Windowed && start == 0;
+    const bool fresh = !a_.windowed && start == 0;
     for (row *= group_, end *= group_; row < end; row += kRows) {
       const int rows = static_cast<int>(least(kRows, end - row));
       int from[kRows] = {}, valid[kRows];
       for (int r = 0; r < rows; ++r) {
         const int64_t position = item.first + (row + r) / group_;
-        if (Windowed) from[r] = static_cast<int>(greatest(position - a_.left - start, 0));
+        if (a_.windowed) from[r] = static_cast<int>(greatest(position - a_.left - start, 0));
         valid[r] = static_cast<int>(least(least(item.seen, position + a_.right + 1) - start, kChunk));
       }
       const int tokens = valid[rows - 1];
@@ -176,8 +175,8 @@ class Worker {
       with_rows<kRows>(rows, [&]<int R>() {
         score_chunk<R>(chunk_, q_ + row * dim_, scores_, dim_, tokens);
         for (int r = 0; r < R; ++r) adjust(item, row + r, start, tokens, scores_ + r * kChunk);
-        soften<R, Windowed>(scores_, from, valid, tokens, out, max_ + row, sums_ + row * kLanes, dim_, fresh);
-        add_chunk<R, Windowed>(chunk_, scores_, out, dim_, from[0], tokens, fresh);
+        soften<R>(scores_, from, valid, tokens, out, max_ + row, sums_ + row * kLanes, dim_, fresh);
+        add_chunk<R>(chunk_, scores_, out, dim_, from[0], tokens, fresh);
       });
     }
   }

@@ -82,14 +82,10 @@ void write_rows(const AttentionArgs& a, const Plan& plan, const Tile& tile, int6
   }
 }
 
-// A thread's memory, and the steps of its items; C is what the cache holds.
-template <typename T, typename C, bool kDots>
-class Worker {
-  using Near = typename ChunksOf<C, kDots>::Near;
-  using Wide = typename ChunksOf<C, kDots>::Wide;
-
- public:
-  Worker(const AttentionArgs& a, const Plan& plan)
+// The rows of the tile that a thread is at, and how they attend, which does not depend on the dtypes of queries and results.
+class TileRows {
+ protected:
+  TileRows(const AttentionArgs& a, const Plan& plan)
       : a_(a),
         plan_(plan),
         dim_(a.head_dim),
@@ -97,9 +93,8 @@ class Worker {
         last_(plan.most_rows) {
     float* at = memory_.get();
     const auto take = [&](int64_t size) { return (at += size) - size; };
-    wide_.keys = reinterpret_cast<decltype(wide_.keys)>(take(kChunk * dim_));
-    if constexpr (kDots) wide_.scale = factor();
-    wide_.values = take(kChunk * dim_);
+    keys_ = take(kChunk * dim_);
+    values_ = take(kChunk * dim_);
     scores_ = take(kRows * kChunk);
     sums_ = take(plan.most_rows * kLanes);
     q_ = take(plan.most_rows * dim_);
@@ -108,6 +103,98 @@ class Worker {
       each->max = take(plan.most_rows);
       each->sum = take(plan.most_rows);
     }
+  }
+
+  const Member& member_of(const Step& step) const { return plan_.members[step.tile->first_member + step.member]; }
+
+  // Where the step's segment is gathered: the first one becomes the total itself.
+  Partial target(const Step& step) const {
+    if (plan_.partials) return partial_of(a_, plan_, step.item);
+    return step.start < step.tile->begin + kSegment ? total_ : part_;
+  }
+
+  // The first token that any row of the step sees, in the tile whose only member it is of.
+  int64_t first_token(const Step& step) const { return first_seen(a_, member_of(step).position); }
+
+  // No row has seen anything of the step's segment.
+  void clear_segment(const Step& step) {
+    const Partial to = target(step);
+    const int64_t rows = step.tile->rows;
+    std::fill_n(to.out, rows * dim_, 0.0f);
+    std::fill_n(to.max, rows, -__builtin_inff());
+    std::fill_n(sums_, rows * kLanes, 0.0f);
+  }
+
+  // Of the scores: exp(x) = 2^(x log2 e).
+  float factor() const { return a_.scale * 1.44269504f; }
+
+  template <typename Some>
+  void attend_rows(const Step& step, const Some& chunk, int64_t row, int64_t end) {
+    const Partial to = target(step);
+    const bool fresh = !a_.window && step.start % kSegment == 0;
+    const bool adjusts = a_.softcap > 0 || a_.alibi_slopes;
+    for (; row < end; row += kRows) {
+      const int rows = static_cast<int>(least(kRows, end - row));
+      const int tokens = static_cast<int>(least(kChunk, last_[row + rows - 1] - step.start + 1));
+      int from[kRows] = {}, valid[kRows];
+      for (int r = 0; r < rows; ++r) {
+        if (a_.window) from[r] = static_cast<int>(greatest(first_seen(a_, last_[row + r]) - step.start, 0));
+        valid[r] = static_cast<int>(least(kChunk, last_[row + r] - step.start + 1));
+      }
+      with_rows<kRows>(rows, [&]<int R>() {
+        score_chunk<R>(chunk, q_ + row * dim_, scores_, dim_, tokens);
+        if (adjusts) adjust(step, row, R, tokens);
+        float* out = to.out + row * dim_;
+        soften<R>(scores_, from, valid, tokens, out, to.max + row, sums_ + row * kLanes, dim_, fresh);
+        add_chunk<R>(chunk, scores_, out, dim_, from[0], tokens, fresh);
+      });
+    }
+  }
+
+  // Soft-cap and ALiBi of the scores of rows.
+  void adjust(const Step& step, int64_t row, int64_t rows, int tokens) {
+    for (int64_t r = 0; r < rows; ++r) {
+      const int64_t head = step.head * plan_.group + (row + r) % plan_.group;
+      const float slope = a_.alibi_slopes ? a_.alibi_slopes[head] * 1.44269504f : 0.0f;
+      adjust_scores(scores_ + r * kChunk, tokens, a_.softcap * 1.44269504f, slope, step.start - last_[row + r]);
+    }
+  }
+
+  void end_segment(const Step& step) {
+    const Partial to = target(step);
+    const Tile& tile = *step.tile;
+    const int64_t start = step.start / kSegment * kSegment;
+    for (int64_t i = tile.first_member; i < tile.first_member + tile.members; ++i) {
+      const Member& member = plan_.members[i];
+      const int64_t end = member.row + member.tokens * plan_.group;
+      for (int64_t row = first_seeing(plan_, member, start); row < end; ++row) {
+        to.sum[row] = reduce_sum(load(sums_ + row * kLanes));
+      }
+    }
+    if (!plan_.partials && start > tile.begin) merge_segment(a_, plan_, tile, start, total_, part_);
+  }
+
+  const AttentionArgs& a_;
+  const Plan& plan_;
+  const int64_t dim_;
+  Scratch<float> memory_;
+  Scratch<int64_t> last_;  // position of each row's token, the last one that it sees
+  float *keys_, *values_;  // of a widened chunk
+  float *scores_, *sums_, *q_;
+  Partial total_, part_;
+};
+
+// The steps of a thread's items. T: the dtype of queries and results; C is what the cache holds.
+template <typename T, typename C, bool kDots>
+class Worker : TileRows {
+  using Near = typename ChunksOf<C, kDots>::Near;
+  using Wide = typename ChunksOf<C, kDots>::Wide;
+
+ public:
+  Worker(const AttentionArgs& a, const Plan& plan) : TileRows(a, plan) {
+    wide_.keys = reinterpret_cast<decltype(wide_.keys)>(keys_);
+    wide_.values = values_;
+    if constexpr (kDots) wide_.scale = factor();
   }
 
   // Takes items from `claim` until there are none. The next one is known in time to fetch its first chunk.
@@ -140,29 +227,6 @@ class Worker {
   }
 
  private:
-  const Member& member_of(const Step& step) const { return plan_.members[step.tile->first_member + step.member]; }
-
-  // Where the step's segment is gathered: the first one becomes the total itself.
-  Partial target(const Step& step) const {
-    if (plan_.partials) return partial_of(a_, plan_, step.item);
-    return step.start < step.tile->begin + kSegment ? total_ : part_;
-  }
-
-  // The first token that any row of the step sees, in the tile whose only member it is of.
-  int64_t first_token(const Step& step) const { return first_seen(a_, member_of(step).position); }
-
-  // No row has seen anything of the step's segment.
-  void clear_segment(const Step& step) {
-    const Partial to = target(step);
-    const int64_t rows = step.tile->rows;
-    std::fill_n(to.out, rows * dim_, 0.0f);
-    std::fill_n(to.max, rows, -__builtin_inff());
-    std::fill_n(sums_, rows * kLanes, 0.0f);
-  }
-
-  // Of the scores: exp(x) = 2^(x log2 e).
-  float factor() const { return a_.scale * 1.44269504f; }
-
   void read_queries(const Step& step) {
     const Vec scale = set1(factor());
     for (int64_t i = step.tile->first_member; i < step.tile->first_member + step.tile->members; ++i) {
@@ -275,69 +339,7 @@ class Worker {
     }
   }
 
-  template <typename Some>
-  void attend_rows(const Step& step, const Some& chunk, int64_t row, int64_t end) {
-    if (a_.window) {
-      attend_some<true>(step, chunk, row, end);
-    } else {
-      attend_some<false>(step, chunk, row, end);
-    }
-  }
-
-  template <bool Windowed, typename Some>
-  void attend_some(const Step& step, const Some& chunk, int64_t row, int64_t end) {
-    const Partial to = target(step);
-    const bool fresh = !Windowed && step.start % kSegment == 0;
-    const bool adjusts = a_.softcap > 0 || a_.alibi_slopes;
-    for (; row < end; row += kRows) {
-      const int rows = static_cast<int>(least(kRows, end - row));
-      const int tokens = static_cast<int>(least(kChunk, last_[row + rows - 1] - step.start + 1));
-      int from[kRows] = {}, valid[kRows];
-      for (int r = 0; r < rows; ++r) {
-        if (Windowed) from[r] = static_cast<int>(greatest(first_seen(a_, last_[row + r]) - step.start, 0));
-        valid[r] = static_cast<int>(least(kChunk, last_[row + r] - step.start + 1));
-      }
-      with_rows<kRows>(rows, [&]<int R>() {
-        score_chunk<R>(chunk, q_ + row * dim_, scores_, dim_, tokens);
-        if (adjusts) adjust<R>(step, row, tokens);
-        soften<R, Windowed>(scores_, from, valid, tokens, to.out + row * dim_, to.max + row, sums_ + row * kLanes, dim_, fresh);
-        add_chunk<R, Windowed>(chunk, scores_, to.out + row * dim_, dim_, from[0], tokens, fresh);
-      });
-    }
-  }
-
-  // Soft-cap and ALiBi of the scores of R rows.
-  template <int R>
-  void adjust(const Step& step, int64_t row, int tokens) {
-    for (int64_t r = 0; r < R; ++r) {
-      const int64_t head = step.head * plan_.group + (row + r) % plan_.group;
-      const float slope = a_.alibi_slopes ? a_.alibi_slopes[head] * 1.44269504f : 0.0f;
-      adjust_scores(scores_ + r * kChunk, tokens, a_.softcap * 1.44269504f, slope, step.start - last_[row + r]);
-    }
-  }
-
-  void end_segment(const Step& step) {
-    const Partial to = target(step);
-    const Tile& tile = *step.tile;
-    const int64_t start = step.start / kSegment * kSegment;
-    for (int64_t i = tile.first_member; i < tile.first_member + tile.members; ++i) {
-      const Member& member = plan_.members[i];
-      const int64_t end = member.row + member.tokens * plan_.group;
-      for (int64_t row = first_seeing(plan_, member, start); row < end; ++row) {
-        to.sum[row] = reduce_sum(load(sums_ + row * kLanes));
-      }
-    }
-    if (!plan_.partials && start > tile.begin) merge_segment(a_, plan_, tile, start, total_, part_);
-  }
-
-  const AttentionArgs& a_;
-  const Plan& plan_;
-  const int64_t dim_;
-  Scratch<float> memory_;
-  Scratch<int64_t> last_;  // position of each row's token, the last one that it sees
   Wide wide_;
-  float *scores_, *sums_, *q_;
-  Partial total_, part_;
 };
 
 // Segments of a tile's key head, merged in order into the first.

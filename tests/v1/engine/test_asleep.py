@@ -13,9 +13,9 @@ from byte_tokenizer import make_byte_tokenizer
 from tiny_llm import is_empty, make_tiny_llm, make_tiny_model
 
 from vllm import LLM, SamplingParams
-from vllm.beam_search import BeamSearchParams
 from vllm.decisions.params import DecisionParams
 from vllm.decisions.plan import DecisionPlan
+from vllm.params.beam_search import BeamSearchParams
 from vllm.v1.engine.llm_engine import LLMEngine
 
 QUIET = {"use_tqdm": False}
@@ -71,7 +71,13 @@ ENGINE: dict[str, Callable[[LLMEngine], Any]] = {
 CONTROL: dict[str, Callable[[Any], Any]] = {
     "get_default_sampling_params": lambda llm: llm.get_default_sampling_params(),
     "get_metrics": lambda llm: llm.get_metrics(),
+    "get_model_config": lambda engine: engine.get_model_config(),
+    "get_supported_tasks": lambda engine: engine.get_supported_tasks(),
     "get_tokenizer": lambda llm: llm.get_tokenizer(),
+    "set_tokenizer": lambda llm: llm.set_tokenizer(llm.get_tokenizer()),
+    "preprocess_chat": lambda llm: llm.preprocess_chat(
+        [{"role": "user", "content": "ab"}], chat_template="{{ messages[0].content }}"
+    ),
     "get_world_size": lambda llm: llm.get_world_size(),
     "is_sleeping": lambda llm: llm.is_sleeping(),
     "reset_mm_cache": lambda llm: llm.reset_mm_cache(),

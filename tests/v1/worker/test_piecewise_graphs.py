@@ -17,7 +17,7 @@ from tiny_llm import is_empty, make_tiny_llm, make_tiny_model
 from torch.utils._device import _device_constructors
 
 from vllm import LLM, SamplingParams
-from vllm.models.mlp import DecoderMLP
+from vllm.models.mlp import MLP
 from vllm.v1.worker.gpu.piecewise_graphs import PiecewiseGraphs, sizes_up_to
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="it is for the pretended device")
@@ -139,7 +139,7 @@ def test_layers_that_ask_for_requests_are_not_captured(
 
     def keep(self: Any, size: int, cutting: Any, cut: Any) -> Any:
         with monkeypatch.context() as patch:
-            patch.setattr(DecoderMLP, "forward", lambda mlp, x, norm: x * cutting.step.seq_lens)
+            patch.setattr(MLP, "forward", lambda mlp, x, norm: x * cutting.step.seq_lens)
             return run(self, size, cutting, cut)
 
     monkeypatch.setattr(PiecewiseGraphs, "_run", keep)

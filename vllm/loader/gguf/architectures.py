@@ -344,7 +344,7 @@ ARCHITECTURES: dict[str, Architecture] = {
         "bert",
         encoders.jina_bert,
         names.JINA_BERT,
-        {"ffn_up": changes.named("blk.0.ffn_gate.weight", "mlp.gated_layers", "up_proj")},
+        {"ffn_up": changes.named("blk.0.ffn_gate.weight", "mlp.gated_layers", "mlp.up_proj")},
         tokenizer=2,
         is_causal=False,
     ),

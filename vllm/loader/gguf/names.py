@@ -253,5 +253,5 @@ MODERN_BERT = Names(
 )
 EURO_BERT = Names("layers.{}.", MODERN.parts | {"token_embd": "embed_tokens", "output_norm": "norm"})
 JINA_BERT = BERT.but(
-    ffn_down="mlp.wo", layer_output_norm="mlp.layernorm", ffn_gate="gate_proj", ffn_up="mlp.gated_layers"
+    ffn_down="mlp.wo", layer_output_norm="mlp.layernorm", ffn_gate="mlp.gate_proj", ffn_up="mlp.gated_layers"
 )

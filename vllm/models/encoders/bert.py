@@ -35,8 +35,8 @@ BERT_RENAMES = (
     (r"\.attention\.self\.value\.", ".v_proj."),
     (r"\.attention\.output\.dense\.", ".o_proj."),
     (r"\.attention\.output\.LayerNorm\.", ".attention_norm."),
-    (r"\.intermediate\.dense\.", ".up_proj."),
-    (r"\.output\.dense\.", ".down_proj."),
+    (r"\.intermediate\.dense\.", ".mlp.up_proj."),
+    (r"\.output\.dense\.", ".mlp.down_proj."),
     (r"\.output\.LayerNorm\.", ".output_norm."),
 )
 IGNORED = r".*embeddings\.position_ids"
@@ -46,8 +46,8 @@ _FLASH_RENAMES = (
     (r"^encoder\.layers\.", "model.layers."),
     (r"\.mixer\.Wqkv\.", ".qkv_proj."),
     (r"\.mixer\.out_proj\.", ".o_proj."),
-    (r"\.mlp\.fc1\.", ".up_proj."),
-    (r"\.mlp\.fc2\.", ".down_proj."),
+    (r"\.mlp\.fc1\.", ".mlp.up_proj."),
+    (r"\.mlp\.fc2\.", ".mlp.down_proj."),
     (r"\.norm1\.", ".attention_norm."),
     (r"\.norm2\.", ".output_norm."),
 )
@@ -88,7 +88,7 @@ class BertModel(EncoderForPooling):
             raise reader.refuse("is_decoder", "the model is an encoder")
         return encoder(
             reader,
-            reader.mlp("gelu"),
+            reader.mlp("gelu", bias=True, gated=False),
             eps=reader.number("layer_norm_eps", default=1e-12),
             num_positions=reader.integer("max_position_embeddings", default=512),
             position_offset=position_offset,
@@ -109,16 +109,9 @@ class RobertaModel(BertModel):
         padding = reader.get("pad_token_id", default=1)
         return cls._describe(reader, padding + 1)
 
-    def forward(
-        self,
-        ids: Tensor,
-        positions: Tensor,
-        types: Tensor,
-        lengths: Sequence[int],
-        attended: Sequence[int] | None = None,
-    ) -> Tensor:
+    def rows_of(self, ids: Tensor, positions: Tensor, lengths: Sequence[int]) -> Tensor:
         is_padding = ids == self.spec.position_offset - 1
-        if is_padding.any():
-            parts = (~is_padding).long().split(list(lengths))
-            positions = torch.cat([part.cumsum(0) for part in parts]).sub_(1).masked_fill_(is_padding, -1)
-        return super().forward(ids, positions, types, lengths, attended)
+        if not is_padding.any():
+            return positions
+        parts = (~is_padding).long().split(list(lengths))
+        return torch.cat([part.cumsum(0) for part in parts]).sub_(1).masked_fill_(is_padding, -1)

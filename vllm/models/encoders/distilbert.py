@@ -17,8 +17,8 @@ _RENAMES = (
     (r"\.attention\.([qkv])_lin\.", r".\1_proj."),
     (r"\.attention\.out_lin\.", ".o_proj."),
     (r"\.sa_layer_norm\.", ".attention_norm."),
-    (r"\.ffn\.lin1\.", ".up_proj."),
-    (r"\.ffn\.lin2\.", ".down_proj."),
+    (r"\.ffn\.lin1\.", ".mlp.up_proj."),
+    (r"\.ffn\.lin2\.", ".mlp.down_proj."),
     (r"\.output_layer_norm\.", ".output_norm."),
 )
 
@@ -39,7 +39,7 @@ class DistilBertModel(EncoderForPooling):
     def describe(cls, reader: ConfigReader) -> EncoderSpec:
         # Tables of sines are in the checkpoint, as learned ones are.
         reader.ignore("sinusoidal_pos_embds", "intermediate_size", "tie_weights_")
-        mlp = reader.mlp("gelu", sizes=(reader.integer("hidden_dim", default=3072),))
+        mlp = reader.mlp("gelu", bias=True, gated=False, sizes=(reader.integer("hidden_dim", default=3072),))
         return encoder(
             reader,
             mlp,

@@ -13,11 +13,9 @@ from vllm.attention.options import AttentionOptions
 from vllm.attention.packed import PackedSequences, attend_packed
 from vllm.config.checkpoint.config import HFConfig
 from vllm.distributed.parallel_state import get_tp_group
-from vllm.layers.activation import get_act_fn, get_inplace_act_fn
+from vllm.layers.activation import get_act_fn
 from vllm.layers.layernorm import LayerNorm
 from vllm.layers.linear import (
-    ColumnParallelLinear,
-    GatedLinear,
     QKVParallelLinear,
     ReplicatedLinear,
     RowParallelLinear,
@@ -29,6 +27,7 @@ from vllm.layers.weight_update import UpdatableModel
 from vllm.models.checkpoint_names import CheckpointNames
 from vllm.models.config_reader import ConfigReader
 from vllm.models.encoders.heads import ON_POOLER, PLAIN, SEQUENCE, TOKENS, Head, HeadSpec
+from vllm.models.mlp import MLP
 from vllm.models.spec import MlpSpec, RotarySpec
 from vllm.ops.rotary import rotary_embedding_
 
@@ -48,18 +47,16 @@ class EncoderSpec:
         num_types: rows of the table of token types; 0 = there is none.
         rotary, windows: of each layer; empty = of none. A window of w reaches w - 1 tokens to either side.
         alibi_slopes: of each head: slope * -|key's position - query's| is added to scores.
-        gated: whether the MLP is down(act(gate(x)) * up(x)) in place of down(act(up(x))).
         pre_norm: whether norms are before attention and MLP, the first layer has none before attention, and one
             follows the last layer; else they are after the sum.
-        qkv_bias, out_bias, up_bias, down_bias, norm_bias: which layers have a bias.
+        qkv_bias, out_bias, norm_bias: which layers have a bias.
     """
 
     vocab_size: int
     hidden_size: int
     num_layers: int
     num_heads: int
-    intermediate_size: int
-    activation: str
+    mlp: MlpSpec
     eps: float
     num_positions: int = 0
     position_offset: int = 0
@@ -68,12 +65,9 @@ class EncoderSpec:
     rotary: tuple[RotarySpec, ...] = ()
     windows: tuple[int | None, ...] = ()
     alibi_slopes: tuple[float, ...] = ()
-    gated: bool = False
     pre_norm: bool = False
     qkv_bias: bool = True
     out_bias: bool = True
-    up_bias: bool = True
-    down_bias: bool = True
     norm_bias: bool = True
     head: HeadSpec | None = None
 
@@ -95,8 +89,7 @@ def encoder(reader: ConfigReader, mlp: MlpSpec, **fields: Any) -> EncoderSpec:
         hidden_size=reader.hidden_size,
         num_layers=reader.num_layers,
         num_heads=reader.num_heads,
-        intermediate_size=mlp.intermediate_size,
-        activation=mlp.activation,
+        mlp=mlp,
         **fields,
     )
 
@@ -137,32 +130,21 @@ class EncoderLayer(nn.Module):
         self.o_proj = RowParallelLinear(hidden, hidden, spec.out_bias, "o_proj")
         has_norm = index > 0 or not spec.pre_norm
         self.attention_norm: Any = LayerNorm(hidden, spec.eps, bias=spec.norm_bias) if has_norm else nn.Identity()
-        inner = spec.intermediate_size
-        self.up_proj: nn.Module
-        if spec.gated:
-            self.up_proj, self.act_fn = GatedLinear(hidden, inner, spec.up_bias, spec.activation), None
-        else:
-            self.up_proj = ColumnParallelLinear(hidden, inner, spec.up_bias, "up_proj")
-            self.act_fn = get_inplace_act_fn(spec.activation)
-        self.down_proj = RowParallelLinear(inner, hidden, spec.down_bias, "down_proj")
+        self.mlp = MLP(spec.mlp, hidden)
         self.output_norm = LayerNorm(hidden, spec.eps, bias=spec.norm_bias)
 
     def forward(self, hidden: Tensor, positions: Tensor, sequences: PackedSequences) -> Tensor:
         if self.pre_norm:
             attended = self._attend(self.attention_norm(hidden), positions, sequences)
-            return self._mlp(self.output_norm.add(attended, hidden)).add_(hidden)
+            return self.mlp(self.output_norm.add(attended, hidden)).add_(hidden)
         hidden = self.attention_norm.add(self._attend(hidden, positions, sequences), hidden)
-        return self.output_norm.add(self._mlp(hidden), hidden)
+        return self.output_norm.add(self.mlp(hidden), hidden)
 
     def _attend(self, hidden: Tensor, positions: Tensor, sequences: PackedSequences) -> Tensor:
         q, k, v = self.qkv_proj(hidden).view(len(hidden), 3, -1, self.head_dim).unbind(1)
         if self.rotary is not None:
             rotary_embedding_(positions, q, k, self.rotary.cos_sin_cache)
         return self.o_proj(attend_packed(q, k, v, sequences, self.options).flatten(1))
-
-    def _mlp(self, hidden: Tensor) -> Tensor:
-        inner = self.up_proj(hidden)
-        return self.down_proj(inner if self.act_fn is None else self.act_fn(inner))
 
 
 class Encoder(nn.Module):
@@ -230,7 +212,7 @@ class EncoderForPooling(UpdatableModel):
         reader = ConfigReader(config)
         spec = cls.describe(reader)
         if (head := cls.head_of(config)) is not None:
-            spec = replace(spec, head=head.describe(reader, spec.activation))
+            spec = replace(spec, head=head.describe(reader, spec.mlp.activation))
         reader.ignore("num_labels", "sbert_ce_default_activation_function", "sentence_transformers")
         reader.ignore("tie_word_embeddings", "max_position_embeddings", "vocab_size")
         reader.check_all_read(cls.__name__)
@@ -245,7 +227,7 @@ class EncoderForPooling(UpdatableModel):
         return replace(
             config,
             hidden_size=spec.projection or config.hidden_size,
-            intermediate_size=spec.intermediate_size,
+            intermediate_size=spec.mlp.intermediate_size,
             max_context_len=spec.max_positions,
             is_encoder=True,
         )
@@ -278,7 +260,11 @@ class EncoderForPooling(UpdatableModel):
             lengths: of the sequences, T together.
             attended: how many of each sequence's first tokens are seen by all of them; None: all are.
         """
-        return self.model(ids, positions, types, PackedSequences(lengths, attended))
+        return self.model(ids, self.rows_of(ids, positions, lengths), types, PackedSequences(lengths, attended))
+
+    def rows_of(self, ids: Tensor, positions: Tensor, lengths: Sequence[int]) -> Tensor:
+        """The position whose row of the table each token has, int64 [T]."""
+        return positions
 
     def classify(self, rows: Tensor) -> Tensor:
         """Hidden states of sequences or of tokens [R, H] -> logits, float32 [R, labels]."""

@@ -16,7 +16,6 @@ _RENAMES = (
     (r"^embeddings\.", "model.embeddings."),
     (r"^encoder\.layer\.", "model.layers."),
     (r"\.attention\.", "."),
-    (r"\.mlp\.", "."),
     (r"\.attn_ln\.", ".attention_norm."),
     (r"\.mlp_ln\.", ".output_norm."),
 )
@@ -41,13 +40,11 @@ class GteModel(EncoderForPooling):
         reader.ignore("pack_qkv", "unpad_inputs", "use_memory_efficient_attention")
         return encoder(
             reader,
-            reader.mlp("gelu"),
+            reader.mlp("gelu", bias=True, up_bias=False),
             eps=reader.number("layer_norm_eps", default=1e-12),
             context=reader.integer("max_position_embeddings", default=8192),
             num_types=reader.count("type_vocab_size", default=1),
             rotary=(_rotary(reader),) * reader.num_layers,
-            gated=True,
-            up_bias=False,
         )
 
 

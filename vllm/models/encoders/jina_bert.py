@@ -12,8 +12,8 @@ from vllm.models.encoders.encoder import EncoderForPooling, EncoderSpec, encoder
 
 _RENAMES = (
     *BERT_RENAMES,
-    (r"\.mlp\.gated_layers\.", ".gate_up_proj."),
-    (r"\.mlp\.wo\.", ".down_proj."),
+    (r"\.mlp\.gated_layers\.", ".mlp.gate_up_proj."),
+    (r"\.mlp\.wo\.", ".mlp.down_proj."),
     (r"\.mlp\.layernorm\.", ".output_norm."),
 )
 _ACTIVATIONS = {"geglu": "gelu", "reglu": "relu"}
@@ -32,7 +32,8 @@ class JinaBertModel(EncoderForPooling):
         kind = reader.get("feed_forward_type", default="geglu")
         if kind not in (*_ACTIVATIONS, "original"):
             raise reader.refuse("feed_forward_type", "it must be original, geglu or reglu")
-        mlp = reader.mlp("gelu")
+        is_plain = kind == "original"
+        mlp = reader.mlp("gelu", bias=True, gated=not is_plain, up_bias=is_plain)
         mlp = replace(mlp, activation=_ACTIVATIONS.get(kind, mlp.activation))
         return encoder(
             reader,
@@ -41,6 +42,4 @@ class JinaBertModel(EncoderForPooling):
             context=reader.integer("max_position_embeddings", default=512),
             num_types=reader.integer("type_vocab_size", default=2),
             alibi_slopes=alibi_slopes(reader.num_heads),
-            gated=kind != "original",
-            up_bias=kind == "original",
         )

@@ -35,7 +35,7 @@ class JinaRobertaModel(EncoderForPooling):
         rotary = reader.rotary(reader.head_dim, theta=theta, theta_names=("rotary_emb_base", "rope_theta"))
         return encoder(
             reader,
-            reader.mlp("gelu"),
+            reader.mlp("gelu", bias=True, gated=False),
             eps=reader.number("layer_norm_eps", default=1e-5),
             context=reader.integer("max_position_embeddings", default=8194),
             num_types=reader.integer("type_vocab_size", default=1),

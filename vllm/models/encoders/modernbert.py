@@ -16,8 +16,8 @@ _RENAMES = (
     (r"^model\.embeddings\.norm\.", "model.embeddings.LayerNorm."),
     (r"\.attn\.Wqkv\.", ".qkv_proj."),
     (r"\.attn\.Wo\.", ".o_proj."),
-    (r"\.mlp\.Wi\.", ".gate_up_proj."),
-    (r"\.mlp\.Wo\.", ".down_proj."),
+    (r"\.mlp\.Wi\.", ".mlp.gate_up_proj."),
+    (r"\.mlp\.Wo\.", ".mlp.down_proj."),
     (r"\.attn_norm\.", ".attention_norm."),
     (r"\.mlp_norm\.", ".output_norm."),
 )
@@ -73,11 +73,8 @@ class ModernBertModel(EncoderForPooling):
             context=reader.integer("max_position_embeddings", default=8192),
             rotary=tuple(rotary[kind] for kind in kinds),
             windows=tuple(reach + 1 if kind == "sliding_attention" else None for kind in kinds),
-            gated=True,
             pre_norm=True,
             qkv_bias=bias,
             out_bias=bias,
-            up_bias=mlp.up_bias,
-            down_bias=mlp.down_bias,
             norm_bias=reader.boolean("norm_bias", default=False),
         )

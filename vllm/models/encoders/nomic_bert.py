@@ -16,9 +16,9 @@ _RENAMES = (
     (r"^encoder\.layers\.", "model.layers."),
     (r"\.attn\.Wqkv\.", ".qkv_proj."),
     (r"\.attn\.out_proj\.", ".o_proj."),
-    (r"\.mlp\.fc11\.", ".up_proj."),
-    (r"\.mlp\.fc12\.", ".gate_proj."),
-    (r"\.mlp\.fc2\.", ".down_proj."),
+    (r"\.mlp\.fc11\.", ".mlp.up_proj."),
+    (r"\.mlp\.fc12\.", ".mlp.gate_proj."),
+    (r"\.mlp\.fc2\.", ".mlp.down_proj."),
     (r"\.norm1\.", ".attention_norm."),
     (r"\.norm2\.", ".output_norm."),
 )
@@ -60,16 +60,19 @@ class NomicBertModel(EncoderForPooling):
             share_names=("rotary_emb_fraction",),
         )
         size = reader.integer("intermediate_size", "n_inner", default=4 * reader.hidden_size)
+        mlp = MlpSpec(
+            size,
+            _ACTIVATIONS.get(activation, activation),
+            up_bias=reader.boolean("mlp_fc1_bias", default=False),
+            down_bias=reader.boolean("mlp_fc2_bias", default=False),
+        )
         return encoder(
             reader,
-            MlpSpec(size, _ACTIVATIONS.get(activation, activation)),
+            mlp,
             eps=reader.number("layer_norm_eps", "layer_norm_epsilon", default=1e-12),
             context=reader.integer("max_position_embeddings", "n_positions", default=2048),
             num_types=reader.count("type_vocab_size", default=2),
             rotary=(rotary,) * reader.num_layers,
-            gated=True,
             qkv_bias=qkv_bias,
             out_bias=qkv_bias,
-            up_bias=reader.boolean("mlp_fc1_bias", default=False),
-            down_bias=reader.boolean("mlp_fc2_bias", default=False),
         )

@@ -20,13 +20,14 @@ from vllm.layers.attention import Attention
 from vllm.layers.layernorm import RMSNorm
 from vllm.layers.linear import (
     ColumnParallelLinear,
-    GatedLinear,
     LinearBase,
     ReplicatedLinear,
     RowParallelLinear,
 )
 from vllm.layers.linear_method import UNQUANTIZED, LinearMethod
 from vllm.layers.vocab_parallel_embedding import ParallelLMHead, VocabParallelEmbedding
+from vllm.models.mlp import MLP
+from vllm.models.spec import MlpSpec
 from vllm.models.transformers.probe import AttentionCall
 from vllm.ops.rms_norm import AddedNorm
 
@@ -101,17 +102,11 @@ def make_norm(module: Any) -> RMSNorm | None:
     return _FlatRMSNorm(width[0], eps)
 
 
-class GatedMLP(nn.Module):
-    """down(act(gate(x)) * up(x)) of [..., H], with one product for gate and up."""
+class GatedMLP(MLP):
+    """An MLP of [..., H]."""
 
-    def __init__(self, hidden_size: int, inner_size: int, up_bias: bool, down_bias: bool, activation: str) -> None:
-        super().__init__()
-        self.gate_up_proj = GatedLinear(hidden_size, inner_size, up_bias, activation)
-        self.down_proj = RowParallelLinear(inner_size, hidden_size, down_bias, "down_proj")
-
-    def forward(self, x: Tensor) -> Tensor:
-        inner = self.gate_up_proj(x.reshape(-1, x.shape[-1]), None)
-        return self.down_proj(inner).view(x.shape)
+    def forward(self, x: Tensor, norm: AddedNorm | None = None) -> Tensor:
+        return super().forward(x.reshape(-1, x.shape[-1]), norm).view(x.shape)
 
 
 _GATED_PARTS = {"gate_proj": "colwise", "up_proj": "colwise", "down_proj": "rowwise"}
@@ -137,7 +132,8 @@ def make_mlp(module: Any, name: str, plan: dict[str, str]) -> GatedMLP | None:
     activation = _gated_activation(module)
     if activation is None:
         return None
-    return GatedMLP(gate.in_features, gate.out_features, gate.bias is not None, down.bias is not None, activation)
+    spec = MlpSpec(gate.out_features, activation, up_bias=gate.bias is not None, down_bias=down.bias is not None)
+    return GatedMLP(spec, gate.in_features)
 
 
 def _gated_activation(module: Any) -> str | None:

@@ -27,14 +27,14 @@ from vllm.logger import init_logger, warn_once
 from vllm.ops.quantized_tensor import QuantizedTensor
 from vllm.quantization.bits import fp4_values, unpack_nibbles, unpack_rows, unsigned_bytes
 from vllm.quantization.compressed_schemes import Scheme, parse_schemes
-from vllm.quantization.formats.fp8 import block_scales, row_scales
 from vllm.quantization.groups import as_zero_points, group_reason, sort_groups
+from vllm.quantization.scales import MX_GROUP, block_scales, powers_of_two, row_scales
 from vllm.quantization.stored import FLOATS, StoredConfig, StoredTensors, WeightFormat
 from vllm.quantization.weight import QuantizedWeight
 
 logger = init_logger(__name__)
 
-_NVFP4_GROUP, _MX_GROUP = 16, 32
+_NVFP4_GROUP = 16
 
 
 class CompressedTensorsConfig(StoredConfig):
@@ -175,17 +175,13 @@ def _read_nvfp4(stored: StoredTensors, scheme: Scheme) -> QuantizedTensor:
 
 def _read_mxfp4(stored: StoredTensors, scheme: Scheme) -> QuantizedTensor:
     data = stored.take("weight_packed", torch.uint8, None, None)
-    scales = _powers_of_two(stored, data.shape[0], 2 * data.shape[1])
-    return QuantizedTensor(unpack_nibbles(data), 4, scales, _MX_GROUP, values=fp4_values())
+    scales = powers_of_two(stored, data.shape[0], 2 * data.shape[1])
+    return QuantizedTensor(unpack_nibbles(data), 4, scales, MX_GROUP, values=fp4_values())
 
 
 def _read_mxfp8(stored: StoredTensors, scheme: Scheme) -> QuantizedTensor:
     weight = stored.take("weight", torch.float8_e4m3fn, None, None)
-    return QuantizedTensor(weight, 8, _powers_of_two(stored, *weight.shape), _MX_GROUP)
-
-
-def _powers_of_two(stored: StoredTensors, rows: int, width: int) -> Tensor:
-    return stored.take("weight_scale", torch.uint8, rows, width // _MX_GROUP).view(torch.float8_e8m0fnu)
+    return QuantizedTensor(weight, 8, powers_of_two(stored, *weight.shape), MX_GROUP)
 
 
 _READERS: dict[str, Callable[[StoredTensors, Scheme], QuantizedTensor]] = {

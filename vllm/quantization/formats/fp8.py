@@ -12,12 +12,14 @@ Activations are not rounded to 8 bits here, whatever the scheme: as transformers
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from vllm.ops.quantized_tensor import QuantizedTensor
+from vllm.quantization.scales import block_scales, row_scales
 from vllm.quantization.stacked_scales import split_scales
 from vllm.quantization.stored import FLOATS, StoredConfig, StoredTensors, WeightFormat
 from vllm.quantization.weight import QuantizedWeight
@@ -63,11 +65,7 @@ class Fp8Config(StoredConfig):
 
     def weight_format(self, module: str, stored: set[str]) -> WeightFormat:
         scale = "weight_scale_inv" if "weight_scale_inv" in stored else "weight_scale"
-
-        def read(tensors: StoredTensors) -> QuantizedWeight | Tensor:
-            return self._read(tensors, scale)
-
-        return WeightFormat(("weight", scale), _INPUT_NAMES, read)
+        return WeightFormat(("weight", scale), _INPUT_NAMES, partial(self._read, scale=scale))
 
     def _read(self, stored: StoredTensors, scale: str) -> QuantizedWeight | Tensor:
         plain = stored.tensors["weight"]
@@ -91,20 +89,3 @@ class Fp8Config(StoredConfig):
         """Whether transformers leaves a weight as it is, because blocks do not fill it."""
         has_blocks = self._block is not None or scale == "weight_scale_inv"
         return has_blocks and any(size % block for size, block in zip(shape, self._block or _BLOCK, strict=True))
-
-
-def row_scales(stored: StoredTensors, name: str, rows: int) -> Tensor:
-    """float32 [N, 1]: a scale for each output, or one for all."""
-    scales = stored.tensors[name]
-    if scales.numel() == 1:
-        return stored.scalar(name).expand(rows, 1)
-    return stored.take(name, FLOATS, rows, *(1,) * (scales.dim() - 1)).float().view(rows, 1)
-
-
-def block_scales(
-    stored: StoredTensors, name: str, shape: tuple[int, int], block: tuple[int, int]
-) -> tuple[Tensor, int]:
-    """float32 [N, G], each block's scale for all of its rows, and the columns of a group."""
-    (rows, width), (height, columns) = shape, block
-    scales = stored.take(name, (*FLOATS, torch.float8_e8m0fnu), -(-rows // height), -(-width // columns)).float()
-    return scales.repeat_interleave(height, 0)[:rows], min(columns, width)

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -108,11 +109,7 @@ class GPTQConfig(StoredConfig):
                 raise ValueError(f"quantization_config's dynamic {pattern!r} excludes it, but it is quantised")
             settings = _Settings.of(self._config | changes)
             break
-
-        def read(tensors: StoredTensors) -> QuantizedWeight:
-            return self._read(tensors, settings)
-
-        return WeightFormat(("qweight", "qzeros", "scales"), ("g_idx",), read)
+        return WeightFormat(("qweight", "qzeros", "scales"), ("g_idx",), partial(self._read, settings=settings))
 
     def _read(self, stored: StoredTensors, settings: _Settings) -> QuantizedWeight:
         bits = settings.bits

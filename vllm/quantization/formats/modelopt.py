@@ -25,14 +25,14 @@ from vllm.logger import init_logger, warn_once
 from vllm.ops.quantized_tensor import QuantizedTensor
 from vllm.quantization.activations import InputScale
 from vllm.quantization.bits import fp4_values, unpack_nibbles, unsigned_bytes
-from vllm.quantization.formats.fp8 import block_scales, row_scales
+from vllm.quantization.scales import MX_GROUP, block_scales, powers_of_two, row_scales
 from vllm.quantization.setting_values import read_objects
 from vllm.quantization.stored import FLOATS, StoredConfig, StoredTensors, WeightFormat
 from vllm.quantization.weight import QuantizedWeight
 
 logger = init_logger(__name__)
 
-_NVFP4_GROUPS, _MX_GROUP = (16, 32), 32
+_NVFP4_GROUPS = (16, 32)
 _BLOCK = (128, 128)
 _WEIGHT_ONLY = ("FP8_PB_WO", "W4A16_NVFP4", "W4A16_MXFP4", "W4A16_AWQ", "W8A16")
 _WITH_ACTIVATIONS = (
@@ -117,7 +117,7 @@ def _read(stored: StoredTensors) -> QuantizedTensor:
         return _read_nvfp4(stored)
     if kind == torch.uint8:
         codes = _fp4_codes(stored)
-        return QuantizedTensor(codes, 4, _powers(stored, codes), _MX_GROUP, values=fp4_values())
+        return QuantizedTensor(codes, 4, powers_of_two(stored, *codes.shape), MX_GROUP, values=fp4_values())
     codes = stored.take("weight", (torch.float8_e4m3fn, torch.int8), None, None)
     rows, width = codes.shape
     if kind == torch.int8:
@@ -125,7 +125,7 @@ def _read(stored: StoredTensors) -> QuantizedTensor:
             unsigned_bytes(codes), 8, row_scales(stored, "weight_scale", rows), width, zero_points=128
         )
     if scales.dtype == torch.uint8:
-        return QuantizedTensor(codes, 8, _powers(stored, codes), _MX_GROUP)
+        return QuantizedTensor(codes, 8, powers_of_two(stored, *codes.shape), MX_GROUP)
     if scales.dim() == 4:
         stored.tensors["weight_scale"] = scales.flatten(2).flatten(0, 1)
         return QuantizedTensor(codes, 8, *block_scales(stored, "weight_scale", (rows, width), _BLOCK))
@@ -156,8 +156,3 @@ def _read_int4(stored: StoredTensors) -> QuantizedTensor:
 
 def _fp4_codes(stored: StoredTensors) -> Tensor:
     return unpack_nibbles(stored.take("weight", torch.uint8, None, None))
-
-
-def _powers(stored: StoredTensors, codes: Tensor) -> Tensor:
-    rows, width = codes.shape
-    return stored.take("weight_scale", torch.uint8, rows, width // _MX_GROUP).view(torch.float8_e8m0fnu)

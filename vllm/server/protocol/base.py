@@ -12,7 +12,7 @@ from pydantic_core import CoreSchema, core_schema
 from typing_extensions import Self
 
 from vllm.exceptions import VLLMValidationError, shown
-from vllm.sampling_fields import At
+from vllm.params.sampling_fields import At
 from vllm.sampling_params import FIELDS
 from vllm.server.errors import ApiError
 from vllm.utils.checks import whole
@@ -145,7 +145,7 @@ def _document(schema: dict[str, Any], model: type[RequestModel]) -> None:
     properties = schema["properties"]
     for name, own in properties.items():
         row = FIELDS.get(_SAMPLING_NAMES.get(name, name))
-        limits = row and row.limits
+        limits = None if row is None else row.limits
         for branch in own.get("anyOf", [own]):
             if limits is not None and branch.get("type") in ("integer", "number"):
                 branch["exclusiveMinimum" if limits.open_low else "minimum"] = limits.low

@@ -6,7 +6,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from vllm.sampling_fields import At
+from vllm.params.sampling_fields import At
 from vllm.sampling_params import FIELDS
 from vllm.server.protocol.base import (
     NOT_EMPTY,

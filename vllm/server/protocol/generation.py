@@ -9,7 +9,7 @@ from pydantic import AfterValidator, Field, ValidationInfo, field_validator
 from typing_extensions import NotRequired, TypedDict
 
 from vllm.exceptions import VLLMValidationError
-from vllm.sampling_fields import At
+from vllm.params.sampling_fields import At
 from vllm.sampling_params import RequestOutputKind, SamplingParams
 from vllm.server.protocol.base import (
     NOT_EMPTY,
@@ -121,7 +121,7 @@ class StreamOptions(RequestModel):
 _TextsBody = sampling_body("_TextsBody", At.TEXTS, n=1, bad_words=list)
 
 
-class GenerationFields(_TextsBody):  # type: ignore[misc]  # a class, which mypy does not see
+class GenerationFields(_TextsBody):  # type: ignore[misc, valid-type]  # mypy sees no class
     """Fields of completions and chat."""
 
     REFUSED: ClassVar[Refusals] = REFUSED_FIELDS

@@ -8,7 +8,8 @@ from typing import Annotated, Any, ClassVar, Literal
 import numpy as np
 from pydantic import BaseModel, Field, create_model
 
-from vllm.sampling_fields import At, SamplingField
+from vllm.params.sampling_fields import At, SamplingField
+from vllm.params.structured import RepetitionDetectionParams
 from vllm.sampling_params import FIELDS, SamplingParams
 from vllm.server.protocol.base import (
     UNREAD,
@@ -20,7 +21,6 @@ from vllm.server.protocol.base import (
     Text,
     TokenId,
 )
-from vllm.structured_params import RepetitionDetectionParams
 from vllm.utils.checks import check_token_ids
 
 

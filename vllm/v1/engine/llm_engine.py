@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 from vllm.config import ModelConfig, VllmConfig
 from vllm.engine.arg_utils import EngineArgs
+from vllm.engine.usage import UsageContext
 from vllm.exceptions import VLLMValidationError
 from vllm.inputs.text_options import text_options
 from vllm.outputs import RequestOutput
 from vllm.sampling_params import SamplingParams
 from vllm.tokenizers.tokenizer import as_tokenizer
 from vllm.tracing import continued, make_tracer
-from vllm.usage.usage_lib import UsageContext
 from vllm.utils.checks import check_neutral
 from vllm.utils.loading_threads import meanwhile
 from vllm.v1.engine.core import EngineCore

@@ -21,9 +21,9 @@ from vllm.layers.weight_update import move_weights
 from vllm.loader import get_model
 from vllm.logger import init_logger
 from vllm.ops.gpu_kernels import compiles_while_running
-from vllm.plugins import load_general_plugins
 from vllm.quantization.settings import find_settings
 from vllm.utils.host_memory import return_freed_memory
+from vllm.utils.plugins import load_general_plugins
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.outputs import ModelRunnerOutput, PendingStep
 from vllm.v1.worker import memory

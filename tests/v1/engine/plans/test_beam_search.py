@@ -12,7 +12,7 @@ import torch
 from beam_search_reference import transformers_search
 from models_util import make_hf_model
 
-from vllm.beam_search import beam_search_score
+from vllm.params.beam_search import beam_search_score
 from vllm.v1.engine.plans.beam_search import BeamSearch, Hypothesis
 
 VOCAB_SIZE = 29

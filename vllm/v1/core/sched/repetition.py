@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from vllm.structured_params import RepetitionDetectionParams
+from vllm.params.structured import RepetitionDetectionParams
 
 
 def check_sequence_repetition(token_ids: Sequence[int], params: RepetitionDetectionParams) -> bool:

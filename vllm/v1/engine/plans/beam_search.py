@@ -8,7 +8,7 @@ from typing import Literal
 
 import numpy as np
 
-from vllm.beam_search import beam_search_score
+from vllm.params.beam_search import beam_search_score
 
 EarlyStopping = bool | Literal["never"]
 

@@ -8,7 +8,7 @@ from typing import Literal
 
 from vllm.exceptions import VLLMValidationError
 from vllm.logprobs import FlatLogprobs
-from vllm.structured_params import StructuredOutputsParams
+from vllm.params.structured import StructuredOutputsParams
 from vllm.utils.checks import (
     check_boolean,
     check_integer,

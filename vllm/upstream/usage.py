@@ -2,19 +2,9 @@
 
 from __future__ import annotations
 
-from enum import Enum
 from typing import Any
 
-
-class UsageContext(str, Enum):
-    """What started an engine."""
-
-    UNKNOWN_CONTEXT = "UNKNOWN_CONTEXT"
-    LLM_CLASS = "LLM_CLASS"
-    API_SERVER = "API_SERVER"
-    OPENAI_API_SERVER = "OPENAI_API_SERVER"
-    OPENAI_BATCH_RUNNER = "OPENAI_BATCH_RUNNER"
-    ENGINE_CONTEXT = "ENGINE_CONTEXT"
+from vllm.engine.usage import UsageContext as UsageContext
 
 
 def is_usage_stats_enabled() -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from vllm.exceptions import VLLMValidationError
-from vllm.upstream.conversations import ChatTemplateContentFormat, ChatTemplateContentFormatOption
+from vllm.upstream.chat.conversations import ChatTemplateContentFormat, ChatTemplateContentFormatOption
 
 # Arguments of apply_chat_template itself: no variables of a template.
 _OWN_ARGUMENTS = frozenset({"chat_template", "tokenize", "conversation", "tools", "add_generation_prompt"})
@@ -153,7 +153,7 @@ def resolve_hf_chat_template(
     model_config: Any = None,
     trust_remote_code: bool | None = None,
 ) -> str | None:
-    """`vllm.upstream.chat_templates.resolve_chat_template`.
+    """`vllm.upstream.chat.templates.resolve_chat_template`.
 
     Args:
         trust_remote_code: of upstream's older versions; nothing is loaded here.
@@ -172,7 +172,7 @@ def apply_hf_chat_template(
     tokenize: bool = False,
     **kwargs: Any,
 ) -> str | list[int]:
-    """`vllm.upstream.chat_templates.safe_apply_chat_template`, which gives a text unless told otherwise."""
+    """`vllm.upstream.chat.templates.safe_apply_chat_template`, which gives a text unless told otherwise."""
     return safe_apply_chat_template(
         model_config, tokenizer, conversation, tools=tools, chat_template=chat_template, tokenize=tokenize, **kwargs
     )

@@ -1,0 +1,1 @@
+"""What the classes of parameters are made of."""

@@ -1,0 +1,1 @@
+"""Names of `vllm.renderers` and `vllm.entrypoints.chat_utils`."""

@@ -1,1 +1,0 @@
-"""Who uses the engine. Nothing is told to anyone."""
