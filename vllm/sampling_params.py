@@ -436,8 +436,8 @@ MODEL_DEFAULTS = {"max_new_tokens" if name == "max_tokens" else name: name for n
 # Signatures show types alone.
 SamplingParams.__annotations__.update(typing.get_type_hints(SamplingParams))
 _CHECKS = [
-    # No value is an Ellipsis, so None is checked, too.
-    (name, ... if field.none_is_empty else default, field.check)
+    # No value is this object, so None is checked, too.
+    (name, object() if field.none_is_empty else default, field.check)
     for (name, field), default in zip(FIELDS.items(), SamplingParams.__struct_defaults__, strict=False)
 ]
 _COPIED = [name for name in FIELDS if FIELDS[name].is_copied] + ["_bad_words_token_ids", "_model_stop_token_ids"]

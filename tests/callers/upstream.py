@@ -89,7 +89,7 @@ def prepare(tests: Path, work: Path) -> None:
     pooling = make_pooling_models(work)
     places = {**dict.fromkeys(MODELS, model), **{name: pooling[kind] for name, kind in POOLING_MODELS.items()}}
     copy = work / "tests"
-    shutil.copytree(tests, copy, ignore=shutil.ignore_patterns("__pycache__", "kernels", "compile"))
+    shutil.copytree(tests, copy, ignore=shutil.ignore_patterns("__pycache__", "kernels", "compile", "distributed"))
     if (tests.parent / "examples").is_dir():
         shutil.copytree(tests.parent / "examples", work / "examples")
     (work / "pytest.ini").write_text(_INI)
@@ -108,6 +108,9 @@ def prepare(tests: Path, work: Path) -> None:
         ("models/utils.py", "model_helpers.py"),
     ):
         shutil.copy(HERE / "upstream_support" / source, copy / name)
+    # Fixtures of several devices, which others import.
+    (copy / "distributed").mkdir()
+    (copy / "distributed" / "conftest.py").write_text("publisher_config = random_port = None\n")
 
 
 def expand(tests: Path, name: str) -> list[str]:

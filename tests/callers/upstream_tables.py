@@ -257,8 +257,6 @@ SKIPS = (
     ("registers_local_config", INTERNAL),
     ("translategemma", TEMPLATE),
     ("test_chat_session_with_echo", WORDS),
-    ("-pooling]", POOLING),
-    ("-spec_dec]", SPECULATION),
     ("test_correct_decoded_token", INTERNAL),
     ("test_verify_tokens_integration", INTERNAL),
     ("beam_search_abort_returns_partial", INTERNAL),
@@ -296,6 +294,8 @@ SKIPS = (
     ("eagle", SPECULATION),
     ("dynamic_tokenizer", HUB),
     ("test_min_tokens_validation", ERRORS),
+    ("spec_decode_metrics", SPECULATION),
+    ("thinking_budget", "reasoning parsers"),
 )
 """What is not run: a part of the test's id, at whose end stands a space, and why."""
 
@@ -315,9 +315,7 @@ DROPPED_FLAGS = {
 
 ABSENT = {
     "lm_eval": "a data set",
-    "vllm._aiter_ops": "AMD's GPUs",
     "vllm.assets": MULTIMODAL,
-    "vllm.config.diffusion": DIFFUSION,
     "vllm.utils.diffusion": DIFFUSION,
     "vllm.config.model:TokenizerMode": POOLING,
     "vllm.envs:maybe_convert_bool": POOLING,
@@ -362,8 +360,6 @@ ABSENT = {
     "pybase64": INTERNAL,
     "mistral_common": "Mistral's own tokenizer",
     "vllm.tokenizers.hf:ThreadSafeHFTokenizerMixin": INTERNAL,
-    "vllm.v1.sample.logits_processor:STR_POOLING_REJECTS_LOGITSPROCS": POOLING,
-    "vllm.v1.sample.logits_processor:STR_SPEC_DEC_REJECTS_LOGITSPROCS": SPECULATION,
     "vllm.v1.sample.logits_processor:BatchUpdateBuilder": SAMPLER,
     "vllm.v1.sample.logits_processor:LogitBiasLogitsProcessor": SAMPLER,
     "vllm.v1.sample.logits_processor:LogitsProcessors": SAMPLER,
@@ -371,12 +367,9 @@ ABSENT = {
     "vllm.v1.sample.logits_processor:MinTokensLogitsProcessor": SAMPLER,
     "vllm.v1.sample.logits_processor:build_logitsprocs": SAMPLER,
     "vllm.utils.mistral": "Mistral's own tokenizer",
-    "vllm.v1.metrics.stats:RequestSpecDecodeMetrics": SPECULATION,
     "vllm.v1.pool": INTERNAL,
     "vllm.v1.worker.gpu.pool.pooling_runner": INTERNAL,
     "vllm.v1.worker.gpu.states:RequestState": INTERNAL,
-    "vllm.v1.outputs:SamplingMaskLists": "masks of sampling",
-    "vllm.v1.sample.metadata": SAMPLER,
     "vllm.v1.sample.logits_processor.builtin": SAMPLER,
     "vllm.v1.sample.logits_processor.state": SAMPLER,
     "vllm.v1.sample.thinking_budget_state": "budgets of reasoning",

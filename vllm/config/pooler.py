@@ -137,6 +137,8 @@ _OLDER_TASKS = {
     "score": ("pooling", "auto"),
     "reward": ("pooling", "auto"),
 }
+NO_LOGITS_PROCESSORS = "logits_processors are for models that generate, and this one is served as a pooling model"
+
 # By what a model is made for; sequences of generating models are classified token by token, too.
 _TASKS = {
     "embed": ("embed", "token_embed"),
@@ -288,6 +290,6 @@ def _asked(args: Any) -> tuple[str, str]:
 
 def _check_served(args: Any, pooler: PoolerConfig) -> None:
     if args.logits_processors:
-        raise ValueError("logits_processors are for models that generate, and this one is served as a pooling model")
+        raise ValueError(NO_LOGITS_PROCESSORS)
     if "STEP" in (pooler.tok_pooling_type, pooler.pooling_type) and pooler.step_tag_id is None:
         raise ValueError("pooler_config: STEP needs step_tag_id, the token at the end of a step")

@@ -16,7 +16,7 @@ _MEDIA = "inputs are text only; leave media out"
 _TEXT_ONLY = "inputs are text only"
 _MERGE_LORA = "LoRA adapters are not implemented; merge the adapter into the checkpoint"
 _LORA = "LoRA adapters are not implemented"
-_SPECULATION = "speculative decoding is not implemented"
+NO_SPECULATION = "speculative decoding is not implemented"
 _GRAMMARS = "grammars and reasoning parsers are not implemented"
 _GRAMMAR_REQUESTS = "requests with grammars are refused"
 _TP = "use tensor_parallel_size, or replicas by data_parallel_size"
@@ -85,8 +85,8 @@ class UpstreamArgs:
     max_prompt_adapter_token: int = unused(0, _ADAPTERS)
     lora_extra_vocab_size: int = unused(256, _LORA)
     long_lora_scaling_factors: list[float] | None = refused(None, _LORA)
-    speculative_model: str | None = refused(None, _SPECULATION)
-    num_speculative_tokens: int | None = unused(None, _SPECULATION)
+    speculative_model: str | None = refused(None, NO_SPECULATION)
+    num_speculative_tokens: int | None = unused(None, NO_SPECULATION)
     override_neuron_config: dict[str, Any] | None = unused(None, "it is of another device")
     override_pooler_config: dict[str, Any] | None = refused(None, "pooler_config is its name")
 
@@ -141,11 +141,11 @@ class UpstreamArgs:
     enable_moe_shared_loras: bool = unused(False, _LORA)
     max_lora_cls_labels: int | None = unused(None, _LORA)
 
-    speculative_config: dict[str, Any] | None = refused(None, _SPECULATION)
-    spec_method: str | None = refused(None, _SPECULATION)
-    spec_model: str | None = refused(None, _SPECULATION)
-    spec_tokens: int | None = refused(None, _SPECULATION)
-    per_request_spec_decode_metrics: str = refused("none", _SPECULATION)
+    speculative_config: dict[str, Any] | None = refused(None, NO_SPECULATION)
+    spec_method: str | None = refused(None, NO_SPECULATION)
+    spec_model: str | None = refused(None, NO_SPECULATION)
+    spec_tokens: int | None = refused(None, NO_SPECULATION)
+    per_request_spec_decode_metrics: str = refused("none", NO_SPECULATION)
 
     reasoning_parser: str = refused("", _GRAMMARS)
     reasoning_parser_plugin: str | None = refused(None, _GRAMMARS)

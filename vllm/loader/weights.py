@@ -130,8 +130,8 @@ def _refuse_quantized(folder: Path, lacking: list[str], unexpected: list[str]) -
     """ValueError: a weight that the model lacks is there in a format that nothing names."""
     modules = {name.removesuffix(".weight"): name for name in lacking if name.endswith(".weight")}
     for name in unexpected:
-        module, _, own = name.rpartition(".")
-        if module in modules and own in _QUANTIZED_NAMES:
+        module, _, ending = name.rpartition(".")
+        if module in modules and ending in _QUANTIZED_NAMES:
             raise ValueError(
                 f"{folder.name} has {name} in place of {modules[module]}, a quantised weight, but config.json has no "
                 "quantization_config that says how it is to be read"

@@ -14,14 +14,17 @@ if TYPE_CHECKING:
     from vllm.upstream.table import Row
 
 _ROOT = "vllm."
-# Packages of ours that have not all of upstream's names.
+# Modules of ours that do not have all of upstream's names; the table has the others.
 _WITH_MORE = {
     "vllm.config",
     "vllm.distributed",
     "vllm.inputs",
     "vllm.tokenizers",
     "vllm.utils",
+    "vllm.v1.core.kv_cache_manager",
     "vllm.v1.engine",
+    "vllm.v1.engine.core",
+    "vllm.v1.outputs",
     "vllm.v1.sample.logits_processor",
 }
 

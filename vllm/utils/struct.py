@@ -17,6 +17,7 @@ else:
                 super().__init_subclass__()
                 dataclasses.dataclass(cls)
                 cls.__struct_fields__ = tuple(item.name for item in dataclasses.fields(cls))
+                cls.__struct_defaults__ = tuple(item.default for item in dataclasses.fields(cls))
 
 
 __all__ = ["Struct"]

@@ -1,4 +1,4 @@
-"""GGUF's architectures: a row for each, of all that is known about it."""
+"""GGUF's architectures: all that is known about one is its row."""
 
 from __future__ import annotations
 
@@ -359,7 +359,12 @@ ARCHITECTURES: dict[str, Architecture] = {
         "EuroBertModel", "eurobert", encoders.euro_bert, names.EURO_BERT, is_causal=False, keeps_blocks=False
     ),
     "gemma-embedding": Architecture(
-        "Gemma3TextModel", "gemma3_text", gemma.gemma_embedding, BOTH_NORMS, ONE_PLUS, is_causal=False
+        "Gemma3TextModel",
+        "gemma3_text",
+        lambda h: gemma.gemma3(h) | {"use_bidirectional_attention": True},
+        BOTH_NORMS,
+        ONE_PLUS,
+        is_causal=False,
     ),
     "llama-embed": Architecture(
         "LlamaBidirectionalModel", "llama_bidirec", dense.llama, changes=ROTARY, is_causal=False

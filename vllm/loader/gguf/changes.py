@@ -42,7 +42,7 @@ class Weight:
         """Float32 of `shape`."""
         if self.value is not None:
             return np.full(self.shape, self.value, np.float32)
-        value = np.concatenate([file.dequantize(each) for each in (self.tensor, *self.others)])
+        value = np.concatenate([file.dequantize(tensor) for tensor in (self.tensor, *self.others)])
         if value.ndim > 2:
             value = value.reshape(-1, value.shape[-1])
         return self._changed(file, value).reshape(self.shape)
@@ -50,7 +50,7 @@ class Weight:
     def blocks(self, file: GGUFFile) -> Array:
         """The file's own bytes, uint8 [rows, bytes of a row], in the checkpoint's order."""
         assert self.keeps_rows
-        return self._changed(file, np.concatenate([file.blocks(each) for each in (self.tensor, *self.others)]))
+        return self._changed(file, np.concatenate([file.blocks(tensor) for tensor in (self.tensor, *self.others)]))
 
     def _changed(self, file: GGUFFile, value: Array) -> Array:
         if self.rows is not None:
@@ -131,29 +131,30 @@ def rows_of(shape: tuple[int, ...]) -> int:
     return shape[0] if len(shape) == 2 else 1
 
 
-def stacked(header: GGUFHeader, weight: Weight) -> Iterator[Weight]:
+def _cut(weight: Weight, which: tuple[Any, ...], start: int, num_rows: int, shape: tuple[int, ...]) -> Weight:
+    """The rows from `start`; `which` fills the name's braces."""
+    return replace(weight, name=weight.name.format(*which), shape=shape, rows=slice(start, start + num_rows))
+
+
+def stacked(header: GGUFHeader, weight: Weight) -> list[Weight]:
     """Matrices [E, N, K], or vectors [E, N], that the checkpoint has one by one. ValueError: the header means another
     number of experts."""
-    shape = weight.shape
     if "_exps." in weight.tensor:
         _check_experts(header, weight)
-    rows = shape[1] if len(shape) == 3 else 1
-    for index in range(shape[0]):
-        yield replace(
-            weight, name=weight.name.format(index), shape=shape[1:], rows=slice(index * rows, (index + 1) * rows)
-        )
+    count, *shape = weight.shape
+    rows = shape[0] if len(shape) == 2 else 1
+    return [_cut(weight, (index,), index * rows, rows, tuple(shape)) for index in range(count)]
 
 
-def stacked_pairs(header: GGUFHeader, weight: Weight) -> Iterator[Weight]:
-    """Of each expert [E, 2 N, K] the gate's rows, then the up's."""
+def stacked_pairs(header: GGUFHeader, weight: Weight) -> list[Weight]:
+    """Of an expert [2 N, K] in a stack the gate's rows, then the up's."""
     _check_experts(header, weight)
     shape = weight.shape
     half, rest = divmod(shape[1], 2)
     if rest or len(shape) != 3:
         raise header.error(f"tensors {_part(weight)} have shape {shape}, whose rows are no two halves")
-    for index in range(2 * shape[0]):
-        name = weight.name.format(index // 2, ("gate", "up")[index % 2])
-        yield replace(weight, name=name, shape=(half, shape[2]), rows=slice(index * half, (index + 1) * half))
+    pairs = [(expert, kind) for expert in range(shape[0]) for kind in ("gate", "up")]
+    return [_cut(weight, pair, index * half, half, (half, shape[2])) for index, pair in enumerate(pairs)]
 
 
 def _check_experts(header: GGUFHeader, weight: Weight) -> None:
@@ -171,19 +172,10 @@ def separate_qkv(header: GGUFHeader, weight: Weight) -> list[Weight]:
     """All queries, keys and values, unless the checkpoint has them as one, too."""
     if "{}" not in weight.name:
         return [weight]
-    keys = header.kv_heads * header.head_dim
-    end = weight.shape[0]
-    starts = {"q": 0, "k": end - 2 * keys, "v": end - keys}
-    sizes = {"q": end - 2 * keys, "k": keys, "v": keys}
-    return [
-        replace(
-            weight,
-            name=weight.name.format(kind),
-            shape=(sizes[kind], *weight.shape[1:]),
-            rows=slice(start, start + sizes[kind]),
-        )
-        for kind, start in starts.items()
-    ]
+    keys, (end, *rest) = header.kv_heads * header.head_dim, weight.shape
+    queries = end - 2 * keys
+    parts = ("q", 0, queries), ("k", queries, keys), ("v", queries + keys, keys)
+    return [_cut(weight, (kind,), start, size, (size, *rest)) for kind, start, size in parts]
 
 
 def gate_and_up(header: GGUFHeader, weight: Weight) -> list[Weight]:

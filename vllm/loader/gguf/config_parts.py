@@ -75,7 +75,7 @@ def partial_rope(h: GGUFHeader) -> Config:
     return rope_parameters(h) | {"partial_rotary_factor": h.get("rope.dimension_count", h.head_dim) / h.head_dim}
 
 
-def modern(h: GGUFHeader, norm: str | None = "rms_norm_eps", activation: str = "silu") -> Config:
+def modern(h: GGUFHeader, norm: str | None = "rms_norm_eps", activation: str | None = "silu") -> Config:
     """What most architectures since Llama call by the same names; `norm` is None where the epsilon is fixed."""
     config: Config = {
         "hidden_size": h.hidden,
@@ -162,7 +162,7 @@ def entries(
     names: str = "",
     *,
     norm: str | None = "rms_norm_eps",
-    activation: str = "silu",
+    activation: str | None = "silu",
     more: Callable[[GGUFHeader], Config] | None = None,
     **others: Any,
 ) -> Callable[[GGUFHeader], Config]:

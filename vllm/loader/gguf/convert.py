@@ -51,9 +51,9 @@ def converted_folder(
 ) -> Path:
     """The folder for the weights of the .gguf file (or of all files that it is a part of) in `dtype` ("float32",
     "bfloat16" or "float16"), its configuration and tokenizer; made if missing. With `keeps_blocks`, quantised weights
-    have the file's own bytes (quantization/gguf.py); without `needs_tokenizer`, one that cannot be had is left out.
-    Concurrent processes each make a copy, of which the first to finish becomes the folder. ValueError for a file that
-    is not GGUF, is cut, or not supported; OSError if the cache cannot be read or written."""
+    have the file's own bytes (quantization/formats/gguf.py); without `needs_tokenizer`, one that cannot be had is left
+    out. Of concurrent processes' copies the first to be finished becomes the folder. ValueError for a file that is not
+    GGUF, is cut, or not supported; OSError if the cache cannot be read or written."""
     root = envs.cache_root() / "gguf"
     try:
         root.mkdir(parents=True, exist_ok=True)
@@ -92,14 +92,14 @@ def _convert(
             _write_tokenizer(file, folder)
     write_pooling(file, folder)
     planned = [_Planned(weight, file, getattr(torch, dtype), has_blocks) for weight in weights(file)]
-    widened = sorted({each.kind for each in planned if keeps_blocks and each.is_widened})
+    widened = sorted({tensor.kind for tensor in planned if keeps_blocks and tensor.is_widened})
     if widened:
         logger.warning("%s: tensors of %s are de-quantised to %s", path.name, ", ".join(widened), dtype)
     parts = all_parts(path)
-    places = {each.name: place for each in planned if (place := each.place(parts)) is not None}
+    places = {tensor.name: place for tensor in planned if (place := tensor.place(parts)) is not None}
     if places:
         write_list(folder / LIST_NAME, [file_identity(part) for part in parts], places)
-    _write_weights([each for each in planned if each.name not in places], folder / _WEIGHTS, use_tqdm)
+    _write_weights([tensor for tensor in planned if tensor.name not in places], folder / _WEIGHTS, use_tqdm)
 
 
 class _Planned:
@@ -151,15 +151,15 @@ class _Planned:
 def _write_weights(planned: list[_Planned], target: Path, use_tqdm: bool) -> None:
     """A few tensors at a time, so that memory stays far below the model's size."""
     with (
-        SafetensorsWriter(target, {each.name: (each.shape, each.dtype) for each in planned}) as writer,
+        SafetensorsWriter(target, {tensor.name: (tensor.shape, tensor.dtype) for tensor in planned}) as writer,
         ThreadPoolExecutor(_NUM_THREADS) as pool,
         progress_bar("Converting GGUF", len(planned), use_tqdm) as bar,
     ):
         pending: list[Future[torch.Tensor]] = []
         remaining = iter(planned)
         for _ in planned:
-            while len(pending) < 2 * _NUM_THREADS and (each := next(remaining, None)) is not None:
-                pending.append(pool.submit(each.load))
+            while len(pending) < 2 * _NUM_THREADS and (tensor := next(remaining, None)) is not None:
+                pending.append(pool.submit(tensor.load))
             writer.write(pending.pop(0).result())
             bar.update()
 
@@ -190,7 +190,7 @@ def _add_tokenizer(file: GGUFFile, folder: Path) -> None:
     """To a folder that other processes may read: the file that they look for comes last."""
     with tempfile.TemporaryDirectory(prefix=".", dir=folder.parent) as temporary:
         _write_tokenizer(file, Path(temporary))
-        for item in sorted(Path(temporary).iterdir(), key=lambda each: each.name == "tokenizer.json"):
+        for item in sorted(Path(temporary).iterdir(), key=lambda path: path.name == "tokenizer.json"):
             with contextlib.suppress(OSError):  # another process was faster
                 item.rename(folder / item.name)
 
@@ -216,7 +216,7 @@ def _model_sha256(path: Path, root: Path) -> str:
 
 
 def _remembered_sha256(path: Path, root: Path) -> str:
-    """A file's hash, computed once for each (path, size, modification time)."""
+    """A file's hash, computed once for a path, size and modification time."""
     path = path.resolve()
     stat = path.stat()
     identity = [str(path), stat.st_size, stat.st_mtime_ns]

@@ -82,7 +82,7 @@ def modern_bert(h: GGUFHeader) -> Config:
         "norm_eps": h.need("attention.layer_norm_epsilon"),
         "hidden_activation": h.get("hidden_act", "gelu"),
         "local_attention": h.need("attention.sliding_window"),
-        "layer_types": [SLIDING if each else FULL for each in slides],
+        "layer_types": [SLIDING if is_windowed else FULL for is_windowed in slides],
         "global_rope_theta": h.get("rope.freq_base", 160000.0),
         "local_rope_theta": h.get("rope.freq_base_swa", 10000.0),
         "classifier_pooling": _MODES.get(h.get("classifier.pooling_type")) or "cls",

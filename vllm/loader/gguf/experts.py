@@ -86,7 +86,7 @@ def mimo2(h: GGUFHeader) -> Config:
     """MiMo V2 Flash. Layers with a window have twice the heads of keys and values of those without."""
     kinds = layer_types(h, 6)
     heads = h.by_layer("attention.head_count_kv")
-    full = next((each for each, kind in zip(heads, kinds, strict=True) if kind == FULL), heads[0] // 2)
+    full = next((count for count, kind in zip(heads, kinds, strict=True) if kind == FULL), heads[0] // 2)
     if heads != [full if kind == FULL else 2 * full for kind in kinds]:
         raise h.wrong("attention.head_count_kv", f"must be twice as many in layers with a window, got {heads}")
     rotated = h.get("rope.dimension_count", h.head_dim) / h.head_dim
@@ -104,7 +104,7 @@ def mimo2(h: GGUFHeader) -> Config:
         "v_head_dim": h.need("attention.value_length"),
         "routed_scaling_factor": h.get("expert_weights_scale") or 1.0,
         "layer_types": kinds,
-        "mlp_layer_types": ["sparse" if each else "dense" for each in sparse],
+        "mlp_layer_types": ["sparse" if is_sparse else "dense" for is_sparse in sparse],
         "attention_value_scale": h.get("attention.value_scale") or 1.0,
         "rope_parameters": {
             kind: {"rope_type": "default", "rope_theta": theta, "partial_rotary_factor": rotated}

@@ -44,7 +44,7 @@ class GGUFFile:
     order or quantisation, is cut, or is missing."""
 
     def __init__(self, path: Path) -> None:
-        parts = [_Part(each) for each in all_parts(path)]
+        parts = [_Part(part) for part in all_parts(path)]
         self.path = parts[0].path
         self.metadata = parts[0].metadata
         self.tensors: dict[str, GGUFTensor] = {}
@@ -106,7 +106,7 @@ def model_stem(path: Path) -> str:
 
 
 class _Part:
-    """One file, with its own header and tensors."""
+    """One file: its header and tensors."""
 
     def __init__(self, path: Path) -> None:
         self.path = path

@@ -2,56 +2,47 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from statistics import NormalDist
 
 from vllm.loader.gguf.config_parts import (
     FULL,
     SLIDING,
     Config,
+    entries,
+    every,
     layer_types,
     rope_parameters,
-    with_head_dim,
 )
 from vllm.loader.gguf.header import GGUFHeader
-
-
-def gemma(h: GGUFHeader) -> Config:
-    config = with_head_dim(h)
-    activation = config.pop("hidden_act") and "gelu_pytorch_tanh"
-    return config | {"hidden_activation": activation, "tie_word_embeddings": True}
-
-
-def gemma2(h: GGUFHeader) -> Config:
-    # The model of 46 layers, 27B, scales by the width of a head's share of the hidden size.
-    scalar = h.hidden // h.heads if h.layers == 46 else h.head_dim
-    return gemma(h) | {
-        "attn_logit_softcapping": h.get("attn_logit_softcapping"),
-        "final_logit_softcapping": h.get("final_logit_softcapping"),
-        "sliding_window": h.get("attention.sliding_window", 4096),
-        "query_pre_attn_scalar": scalar,
-        "layer_types": layer_types(h, 2),
-    }
-
-
-def gemma3(h: GGUFHeader) -> Config:
-    # The model of 62 layers, 27B, scales by the width of a head's share of the hidden size.
-    scalar = h.hidden // h.heads if h.layers == 62 else h.head_dim
-    return gemma(h) | {
-        "sliding_window": h.get("attention.sliding_window", 1024),
-        "query_pre_attn_scalar": scalar,
-        "final_logit_softcapping": h.get("final_logit_softcapping"),
-        "layer_types": layer_types(h, 6),
-        "rope_parameters": _ropes(h),
-    }
-
-
-def gemma_embedding(h: GGUFHeader) -> Config:
-    return gemma3(h) | {"use_bidirectional_attention": True}
 
 
 def _ropes(h: GGUFHeader) -> Config:
     local = {"rope_type": "default", "rope_theta": h.get("rope.freq_base_swa", 10000.0)}
     return {FULL: rope_parameters(h, 1e6), SLIDING: local}
+
+
+def _scale(num_layers: int) -> Callable[[GGUFHeader], int]:
+    """Scores are scaled by the size of a head; in the model of so many layers, 27B, by its share of the hidden size."""
+    return lambda h: h.hidden // h.heads if h.layers == num_layers else h.head_dim
+
+
+_gemma = partial(entries, activation=None, hidden_activation="gelu_pytorch_tanh", tie_word_embeddings=True)
+gemma = _gemma("head_dim")
+gemma2 = _gemma(
+    "head_dim attn_logit_softcapping final_logit_softcapping",
+    sliding_window=lambda h: h.get("attention.sliding_window", 4096),
+    query_pre_attn_scalar=_scale(46),
+    layer_types=every(2),
+)
+gemma3 = _gemma(
+    "head_dim final_logit_softcapping",
+    sliding_window=lambda h: h.get("attention.sliding_window", 1024),
+    query_pre_attn_scalar=_scale(62),
+    layer_types=every(6),
+    rope_parameters=_ropes,
+)
 
 
 def _proportional(h: GGUFHeader) -> Config:

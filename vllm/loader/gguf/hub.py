@@ -48,7 +48,7 @@ def find_on_hub(
     named = [
         name
         for name in names
-        if any(fnmatchcase(f"/{name}", f"/{each}" if match.re is _FILE else each) for each in patterns)
+        if any(fnmatchcase(f"/{name}", f"/{pattern}" if match.re is _FILE else pattern) for pattern in patterns)
         and _PROJECTOR not in name
     ]
     files = first_parts([folder / name for name in named])
