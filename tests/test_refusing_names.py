@@ -18,8 +18,8 @@ from vllm.reasoning import ReasoningParser, ReasoningParserManager
 from vllm.sequence import IntermediateTensors, Logprob
 from vllm.tokenizers.mistral import MistralTokenizer
 from vllm.tool_parsers import ToolParser, ToolParserManager
+from vllm.upstream.refusals import Unserved
 from vllm.usage.usage_lib import UsageContext, is_usage_stats_enabled
-from vllm.utils.unserved import Unserved
 
 
 @pytest.mark.parametrize(

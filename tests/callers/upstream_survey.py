@@ -68,7 +68,7 @@ def document(tests: Path, run: Iterable[str]) -> list[str]:
     left = {file: count for file, count in functions.items() if file not in files}
     areas: dict[str, list[int]] = defaultdict(list)
     for file, count in left.items():
-        areas[reason(AREAS, file, "/") or "not looked at yet"].append(count)
+        areas[reason(AREAS, file if "/" in file else f"./{file}", "/") or "not looked at yet"].append(count)
     names = imported(tests)
     lacking = {place: where for place, where in names.items() if not is_here(*place)}
     reasons: dict[str, list[set[str]]] = defaultdict(list)

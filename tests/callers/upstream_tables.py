@@ -33,8 +33,6 @@ FILES = (
     "tokenizers_",
     "v1/core/test_reset_prefix_cache_e2e.py",
     "v1/e2e/general/test_min_tokens.py",
-    "v1/engine/test_logprobs_processor.py",
-    "v1/engine/test_output_processor.py",
     "utils_/test_async_utils.py",
     "utils_/test_collection_utils.py",
     "utils_/test_func_utils.py",
@@ -295,6 +293,10 @@ SKIPS = (
     ("dynamic_tokenizer", HUB),
     ("test_min_tokens_validation", ERRORS),
     ("spec_decode_metrics", SPECULATION),
+    (
+        "test_rejects_custom_logitsprocs[CustomLogitprocSource.LOGITPROC_SOURCE_ENTRYPOINT",
+        "a stand-in for entry points",
+    ),
     ("thinking_budget", "reasoning parsers"),
 )
 """What is not run: a part of the test's id, at whose end stands a space, and why."""
@@ -392,6 +394,7 @@ MARKS = "watermarking"
 TOOLING = "upstream's own repository, containers and start"
 
 AREAS = {
+    ".": INSIDE,
     "basic_correctness": INSIDE,
     "benchmarks": BENCHMARKS,
     "compile": COMPILER,
@@ -452,6 +455,11 @@ AREAS = {
 """Why files that FILES does not name are not run, by folder; the longest path counts. Others: not looked at yet."""
 
 LACKING = {
+    "vllm.vllm_flash_attn": KERNELS,
+    "vllm.fs_io_C": KERNELS,
+    "vllm.attention": KERNELS,
+    "vllm._rocm_C": KERNELS,
+    "vllm._C": KERNELS,
     "vllm._aiter_ops": OTHER_DEVICES,
     "vllm._custom_ops": KERNELS,
     "vllm._flashkda_C": KERNELS,

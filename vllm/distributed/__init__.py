@@ -1,12 +1,5 @@
 """Groups of ranks and the collectives between them."""
 
-from vllm.distributed.communication_op import (
-    broadcast_tensor_dict,
-    tensor_model_parallel_all_gather,
-    tensor_model_parallel_all_reduce,
-    tensor_model_parallel_gather,
-    tensor_model_parallel_reduce_scatter,
-)
 from vllm.distributed.parallel_state import (
     cleanup_dist_env_and_memory,
     destroy_distributed_environment,
@@ -27,10 +20,8 @@ from vllm.distributed.parallel_state import (
 from vllm.distributed.utils import StatelessProcessGroup, divide, split_tensor_along_last_dim
 
 __all__ = [
-    "broadcast_tensor_dict",
     "get_ep_group",
     "get_eplb_group",
-    "tensor_model_parallel_reduce_scatter",
     "StatelessProcessGroup",
     "cleanup_dist_env_and_memory",
     "destroy_distributed_environment",
@@ -47,7 +38,4 @@ __all__ = [
     "initialize_model_parallel",
     "model_parallel_is_initialized",
     "split_tensor_along_last_dim",
-    "tensor_model_parallel_all_gather",
-    "tensor_model_parallel_all_reduce",
-    "tensor_model_parallel_gather",
 ]

@@ -1,6 +1,5 @@
 """Tokenizers of checkpoints: ours (`tokenizer`), and transformers' for callers (`registry`)."""
 
-from vllm.tokenizers.hf import maybe_make_thread_pool
 from vllm.tokenizers.protocol import TokenizerLike
 from vllm.tokenizers.registry import (
     TokenizerRegistry,
@@ -15,5 +14,4 @@ __all__ = [
     "cached_get_tokenizer",
     "cached_tokenizer_from_config",
     "get_tokenizer",
-    "maybe_make_thread_pool",
 ]

@@ -15,16 +15,18 @@ if TYPE_CHECKING:
 
 _ROOT = "vllm."
 # Modules of ours that do not have all of upstream's names; the table has the others.
-_WITH_MORE = (
+_WITH_MORE = {
     "vllm.config",
+    "vllm.distributed",
     "vllm.inputs",
+    "vllm.tokenizers",
     "vllm.utils",
     "vllm.v1.core.kv_cache_manager",
     "vllm.v1.engine",
     "vllm.v1.engine.core",
     "vllm.v1.outputs",
     "vllm.v1.sample.logits_processor",
-)
+}
 
 
 def install() -> None:

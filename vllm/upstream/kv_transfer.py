@@ -5,8 +5,9 @@ from __future__ import annotations
 import enum
 from typing import Any, ClassVar
 
+from vllm.upstream.refusals import Unserved
 from vllm.utils.struct import Struct
-from vllm.utils.unserved import Unserved, refuse
+from vllm.utils.unserved import refuse
 
 BlockHash = bytes
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from vllm import envs
-from vllm.utils.unserved import Unserved
+from vllm.upstream.refusals import Unserved
 
 
 def silu_and_mul(out: Tensor, x: Tensor) -> None:

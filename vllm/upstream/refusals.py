@@ -3,9 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NoReturn
+from typing import Any, ClassVar, NoReturn
 
-from vllm.utils.unserved import Unserved, refuse
+from vllm.utils.unserved import refuse
+
+
+class Unserved:
+    """Base of classes of which no instance can be made."""
+
+    instead: ClassVar[str]
+    """Why, and what to do instead."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        """
+        Raises:
+            NotImplementedError: always.
+        """
+        refuse(type(self).__name__, self.instead)
 
 
 def refused(module: str, name: str, instead: str, is_function: bool) -> type[Unserved] | Callable[..., NoReturn]:

@@ -1,19 +1,5 @@
 """Names of `vllm.config` for callers that build configurations of what the engine does not do."""
 
-from vllm.upstream.config.absent import (
-    AuxOutputConfig,
-    DiffusionConfig,
-    EncoderCacheManagerConfig,
-    EngramConfig,
-    FaultToleranceConfig,
-    HiSparseConfig,
-    LoggingConfig,
-    MambaConfig,
-    SpeechToTextConfig,
-    SpeechToTextParams,
-    WatchdogConfig,
-    WatermarkConfig,
-)
 from vllm.upstream.config.compilation import CompilationConfig, CompilationMode, CUDAGraphMode, PassConfig
 from vllm.upstream.config.current import (
     get_current_vllm_config,
@@ -35,18 +21,6 @@ from vllm.upstream.config.utils import replace, update_config
 from vllm.upstream.config.weight_transfer import WeightTransferConfig
 
 __all__ = [
-    "AuxOutputConfig",
-    "DiffusionConfig",
-    "EncoderCacheManagerConfig",
-    "EngramConfig",
-    "FaultToleranceConfig",
-    "HiSparseConfig",
-    "LoggingConfig",
-    "MambaConfig",
-    "SpeechToTextConfig",
-    "SpeechToTextParams",
-    "WatchdogConfig",
-    "WatermarkConfig",
     "CUDAGraphMode",
     "CompilationConfig",
     "CompilationMode",

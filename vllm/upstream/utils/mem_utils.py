@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any, ClassVar, NoReturn
 
+from vllm.upstream.refusals import Unserved
 from vllm.upstream.utils.mem_constants import GiB_bytes, KiB_bytes, MiB_bytes
-from vllm.utils.unserved import Unserved, refuse
+from vllm.utils.unserved import refuse
 
 
 def format_kib(b: int) -> str:
