@@ -6,7 +6,7 @@ import base64
 import io
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NoReturn, TypedDict
+from typing import Any, NoReturn
 
 _INSTEAD_REGISTRY = (
     "only text models are served; describe the medium in the prompt, or send it to a model that reads it"
@@ -101,25 +101,3 @@ def encode_image_url(image: Any, *, image_mode: str | None = "RGB", format: str 
     """As `encode_image_base64`, as a data URL."""
     encoded = encode_image_base64(image, image_mode=image_mode, format=format)
     return f"data:image/{format.lower()};base64,{encoded}"
-
-
-class EmbedsInput(TypedDict):
-    """Embeddings in place of tokens."""
-
-    type: str
-    prompt_embeds: Any
-
-
-class MultiModalInput(TypedDict):
-    """Tokens and media."""
-
-    type: str
-    prompt_token_ids: list[int]
-
-
-class EncoderDecoderInput(TypedDict):
-    """One input for each half of a model."""
-
-    type: str
-    encoder_prompt: Any
-    decoder_prompt: Any
