@@ -165,7 +165,7 @@ class ModelConfig:
 
     @property
     def matryoshka_dimensions(self) -> list[int] | None:
-        """How many of them, by config.json; None: it does not say."""
+        """Lengths to which embeddings can be cut, by config.json; None: it has none."""
         return self.hf_config.raw.get("matryoshka_dimensions") or None
 
     @property

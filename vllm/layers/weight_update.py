@@ -197,7 +197,7 @@ def move_weights(model: nn.Module, device: torch.device) -> None:
 
 
 def held_tensors(model: nn.Module) -> Iterator[Tensor]:
-    """All of a model's tensors, packed ones too, each once."""
+    """All tensors of a model once, packed ones too."""
     seen: set[int] = set()
     for module in model.modules():
         for value in (*module.parameters(recurse=False), *module.buffers(recurse=False), *vars(module).values()):

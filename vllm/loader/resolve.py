@@ -61,7 +61,7 @@ class ResolvedModel:
 
     @property
     def is_encoder(self) -> bool:
-        """Whether its architecture is an encoder."""
+        """Whether the architecture is an encoder."""
         return self.hf_config.is_encoder
 
     def longest_prompt(self, asked: int | str | None) -> int:

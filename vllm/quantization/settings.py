@@ -76,7 +76,7 @@ def _settings(values: Any, where: str) -> QuantizationSettings | None:
 
 
 def _implied_method(values: dict[str, Any]) -> str | None:
-    """Of settings by programs that leave the method out."""
+    """The method of settings that leave it out."""
     return next((form.name for form in stored_formats() if form.wrote(values)), None)
 
 

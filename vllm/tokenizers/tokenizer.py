@@ -235,7 +235,7 @@ class Tokenizer:
 
     @cached_property
     def hf_tokenizer(self) -> Any:
-        """transformers' tokenizer, loaded on first use."""
+        """The tokenizer as transformers has it."""
         return self._source.load_hf()
 
     def __len__(self) -> int:
@@ -339,7 +339,7 @@ class OwnClassTokenizer(Tokenizer):
 
     @cached_property
     def hf_tokenizer(self) -> Any:
-        """The same as a tokenizer of transformers."""
+        """The tokenizer as transformers has it."""
         from transformers import PreTrainedTokenizerFast
 
         tokenizer = PreTrainedTokenizerFast(tokenizer_object=self.backend, **self._special_tokens)

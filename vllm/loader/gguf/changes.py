@@ -35,7 +35,7 @@ class Weight:
     others: tuple[str, ...] = ()
 
     def ggml_type(self, file: GGUFFile) -> int:
-        """Of the file's tensor; F32 of a value from the header."""
+        """Type of the file's tensor; F32 for a value from the header."""
         return 0 if self.value is not None else file.tensors[self.tensor].ggml_type
 
     def load(self, file: GGUFFile) -> Array:

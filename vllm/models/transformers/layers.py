@@ -181,7 +181,7 @@ class Head(ParallelLMHead):
 
 
 class Step:
-    """What the attention layers of a model read in a step."""
+    """Metadata of a step that attention layers read."""
 
     def __init__(self) -> None:
         self.kv_caches: list[KVCache] = []

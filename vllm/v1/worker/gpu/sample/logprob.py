@@ -126,7 +126,7 @@ def greedy_readings(
 
 
 class Columns(NamedTuple):
-    """What to read of L rows; not to be written to."""
+    """The columns to read of L rows; not to be written to."""
 
     table: Tensor  # int32 [L, 1 + K + M]: the last M are the requested ids, the others are undefined
     num_valid: Tensor | None  # int32 [L], how many of a row's columns count; None: all of them
