@@ -113,7 +113,7 @@ def resolve_model(
             float32.
         download_dir, hf_token: of the hub's client; see `download`.
         model_impl: see ModelConfig.
-        trust_remote_code: let the folder's own code run, where transformers' module is used.
+        trust_remote_code: let the folder's code run, where transformers' module is used.
         quantization: what the user said, see ModelConfig.
         needs_tokenizer: False where a .gguf file's own is not used.
 

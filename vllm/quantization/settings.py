@@ -62,7 +62,7 @@ def find_settings(folder: Path, raw: dict[str, Any]) -> QuantizationSettings | N
 
 def _settings(values: Any, where: str) -> QuantizationSettings | None:
     if isinstance(values, dict) and isinstance(values.get("quantization"), dict):
-        # Model Optimizer's own file.
+        # Model Optimizer's file.
         values, where = values["quantization"], f"{where}: quantization"
     if not isinstance(values, dict):
         raise ValueError(f"{where} must be an object, got {values!r}")

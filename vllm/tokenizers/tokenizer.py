@@ -51,7 +51,7 @@ class _Source:
 
     def _small_config(self) -> Any:
         """The part of config.json that selects the tokenizer's class, if tokenizer_config.json names a class of
-        transformers; else None. The model's own config class would import torch's compiler, which takes a second."""
+        transformers; else None. The model's config class would import torch's compiler, which takes a second."""
         from transformers import PreTrainedConfig
 
         model, tokenizer = (_read_object(Path(self.path), f"{name}config.json") for name in ("", "tokenizer_"))

@@ -48,7 +48,7 @@ class Weight:
         return self._changed(file, value).reshape(self.shape)
 
     def blocks(self, file: GGUFFile) -> Array:
-        """The file's own bytes, uint8 [rows, bytes of a row], in the checkpoint's order."""
+        """The file's bytes, uint8 [rows, bytes of a row], in the checkpoint's order."""
         assert self.keeps_rows
         return self._changed(file, np.concatenate([file.blocks(tensor) for tensor in (self.tensor, *self.others)]))
 

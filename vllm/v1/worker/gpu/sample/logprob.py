@@ -104,7 +104,7 @@ def compute_topk_logprobs(
         columns: replaces the state, the mapping and M.
 
     Returns:
-        Columns: sampled, top-k, then the requested ids in their order. Cells beyond a row's own ids hold id 0,
+        Columns: sampled, top-k, then the requested ids in their order. Cells beyond a row's ids hold id 0,
         logprob 0.0, logit 0.0 and rank 0.
     """
     if columns is None:
