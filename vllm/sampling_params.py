@@ -11,9 +11,9 @@ from typing import Annotated, Any, Literal
 
 import numpy as np
 
-from vllm import sampling_fields as row
 from vllm.exceptions import VLLMValidationError
 from vllm.logprobs.id_rows import padded
+from vllm.params import sampling_fields as row
 from vllm.params.beam_search import BeamSearchParams as BeamSearchParams
 from vllm.params.sampling_fields import (
     BEAM_SEARCH_NEEDS,

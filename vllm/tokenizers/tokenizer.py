@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 import tokenizers
 
+import vllm.tokenizers.own_classes as own_classes
 from vllm.config.checkpoint.hub import download
-from vllm.tokenizers import own_classes
 from vllm.tokenizers.bpe_files import read_tokenizer
 from vllm.tokenizers.text_streams import ByteStream, RedecodingStream, TokenStream
 
