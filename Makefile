@@ -13,7 +13,8 @@ PYTHON ?= python3
 VENV := .venv
 CALLERS := .venv-callers
 BIN := $(VENV)/bin
-INSTALL := -m pip install --quiet --disable-pip-version-check
+# Python compiles what is imported when it is: all of what is installed would take a minute.
+INSTALL := -m pip install --quiet --disable-pip-version-check --no-compile
 PIP := $(BIN)/python $(INSTALL)
 PIP_CALLERS := $(CALLERS)/bin/python $(INSTALL)
 TORCH := torch==2.13.0

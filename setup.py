@@ -180,6 +180,8 @@ def build_library(folder: Path, levels: set[str]) -> Path:
     print(f"building CPU kernels for {', '.join(names)}", flush=True)
     run(configure)
     run([cmake, "--build", str(folder), "--parallel", str(num_cores())], show_progress)
+    if sys.stdout.isatty():
+        print()
     stamp.write_text("\n".join([digest, *names]))
     return library
 
@@ -239,7 +241,7 @@ def show_progress(line: str) -> None:
     done, total = map(int, found.groups())
     text = f"building CPU kernels, {done} of {total}"
     if sys.stdout.isatty():
-        print(f"\r{text}", end="\n" if done == total else "", flush=True)
+        print(f"\r{text}", end="", flush=True)
     elif done * 8 // total > (done - 1) * 8 // total:
         print(text, flush=True)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pkgutil
 import re
 import subprocess
 from functools import cache
@@ -10,13 +11,21 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGES = ["README.md", "CONTRIBUTING.md", *sorted(str(page.relative_to(ROOT)) for page in (ROOT / "docs").glob("*.md"))]
+PAGES = [
+    *("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "benchmarks/README.md"),
+    *sorted(str(page.relative_to(ROOT)) for page in (ROOT / "docs").glob("*.md")),
+]
 # It lists the files of upstream's tests.
 FOREIGN_FILES = {"docs/upstream_tests.md"}
 # Examples of names that a reader chooses, and files that commands write.
-PLACEHOLDER = re.compile(r"NAME|OUTPUT|^my_")
+PLACEHOLDER = re.compile(r"NAME|OUTPUT|^my_|^compare\.md$")
 A_FILE = re.compile(r"[\w./-]+\.(?:cpp|h|jsonl|md|pyi?|sh|svg|toml|txt)")
-IN_A_TREE = re.compile(r"(?:benchmarks|csrc|docker|docs|examples|tests|vllm)/[\w./-]+")
+IN_A_TREE = re.compile(r"(?<![\w./-])(?:benchmarks|csrc|docker|docs|examples|tests|vllm)/[\w./-]*\w(?![\w*])")
+A_MODULE = re.compile(r"`(vllm(?:\.\w+)+)`")
+# They are no modules, but groups of entry points.
+GROUPS = {"vllm.general_plugins", "vllm.logits_processors"}
+# Of upstream's names, which tests/test_upstream_names.py looks up.
+FOREIGN_NAMES = {"docs/migration.md"}
 
 
 @cache
@@ -33,7 +42,8 @@ def known_places() -> frozenset[str]:
 
 def missing_places(page: str, text: str) -> list[str]:
     spans = [span.rstrip("/") for span in re.findall(r"`([^`\s]+)`", text)]
-    named = [span for span in spans if A_FILE.fullmatch(span) or IN_A_TREE.fullmatch(span)]
+    named = [span for span in spans if A_FILE.fullmatch(span)]
+    named += [path for path in IN_A_TREE.findall(text) if path not in named]
     links = [target for target in re.findall(r"\]\(([^)#\s]+)", text) if "://" not in target]
     lost = [link for link in links if not (ROOT / page).parent.joinpath(link).exists()]
     return lost + [name for name in named if name not in known_places() and not PLACEHOLDER.search(name)]
@@ -44,6 +54,16 @@ def test_paths_that_a_page_names_exist(page: str) -> None:
     assert missing_places(page, (ROOT / page).read_text(encoding="utf-8")) == []
 
 
+@pytest.mark.parametrize("page", [page for page in PAGES if page not in FOREIGN_FILES | FOREIGN_NAMES])
+def test_modules_and_names_that_a_page_names_exist(page: str) -> None:
+    for name in {*A_MODULE.findall((ROOT / page).read_text(encoding="utf-8"))} - GROUPS:
+        pkgutil.resolve_name(name)
+
+
 def test_a_lost_path_is_found() -> None:
     text = "`vllm/lost.py`, `lost.md`, [there](docs/lost.md), `README.md`, `vllm/ops`, `a.b`, [here](README.md#speed)"
-    assert missing_places("README.md", text) == ["docs/lost.md", "vllm/lost.py", "lost.md"]
+    assert missing_places("README.md", text) == ["docs/lost.md", "vllm/lost.py", "lost.md", "docs/lost.md"]
+    block = (
+        "python benchmarks/lost.py --out benchmarks/NAME.json tests/ops/test_*.py\nhttps://a.org/docs/lost.md vllm/ops/"
+    )
+    assert missing_places("README.md", block) == ["benchmarks/lost.py"]

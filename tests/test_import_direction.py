@@ -78,6 +78,14 @@ def test_imports_point_one_way():
     assert not wrong, "\n".join(wrong)
 
 
+def test_the_page_lists_packages_in_this_order():
+    page = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    cells = re.findall(r"^\| (`.+?) \|", page.partition("## Packages")[2].partition("\n## ")[0], re.MULTILINE)
+    names = [name.removesuffix(".py").replace("/", ".") for cell in cells for name in re.findall(r"`([^`]+)`", cell)]
+    places = [place(name) for name in names if name != "vllm.__init__"]
+    assert places == sorted(places) and len(set(places)) > 25
+
+
 def test_nothing_needs_upstreams_names():
     wrong = [
         f"{name}:{line} imports {target}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import pickle
 
 import msgspec
@@ -10,7 +11,7 @@ import pytest
 
 from vllm import SamplingParams
 from vllm.exceptions import VLLMValidationError
-from vllm.sampling_params import GuidedDecodingParams, SamplingType, StructuredOutputsParams
+from vllm.sampling_params import FIELDS, GuidedDecodingParams, SamplingType, StructuredOutputsParams
 
 # As upstream 0.33 has them, of those that a caller may give by position.
 FIRST = (
@@ -32,6 +33,19 @@ def test_every_field_is_an_argument():
     fields = {name: getattr(params, name) for name in SamplingParams.__struct_fields__}
     assert SamplingParams(**fields) == params
     assert set(SamplingParams.__annotations__) >= set(SamplingParams.__struct_fields__)
+
+
+def test_the_signature_shows_types_alone():
+    shown = inspect.signature(SamplingParams).parameters
+    assert str(shown["temperature"]) == "temperature: float = 1.0"
+    assert not any("Annotated" in str(each) for each in shown.values())
+
+
+@pytest.mark.parametrize("name", FIELDS)
+def test_every_field_is_checked(name):
+    with pytest.raises(VLLMValidationError) as caught:
+        SamplingParams(**{name: ...})
+    assert caught.value.parameter == name
 
 
 def test_copies():

@@ -10,7 +10,7 @@ class VLLMError(Exception):
 
 
 class VLLMClientError(VLLMError):
-    """What was asked for cannot be honoured."""
+    """A request that cannot be honoured."""
 
 
 class VLLMServerError(VLLMError):
@@ -18,7 +18,7 @@ class VLLMServerError(VLLMError):
 
 
 class VLLMNotFoundError(VLLMClientError, LookupError):
-    """What was named is not there."""
+    """A name that does not exist."""
 
 
 class VLLMUnprocessableEntityError(VLLMClientError, ValueError):

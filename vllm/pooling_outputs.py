@@ -1,4 +1,4 @@
-"""What a pooling model's request returns."""
+"""Results of requests to pooling models."""
 
 from __future__ import annotations
 
@@ -141,13 +141,13 @@ class ClassificationOutput:
 
     @property
     def num_classes(self) -> int:
-        """How many there are."""
+        """Number of classes."""
         return len(self.probs)
 
 
 @dataclass
 class ScoringOutput:
-    """How well two texts match."""
+    """The similarity of two texts."""
 
     score: float
 

@@ -1,4 +1,4 @@
-"""What a request to a pooling model asks for."""
+"""Parameters of a request to a pooling model."""
 
 from __future__ import annotations
 

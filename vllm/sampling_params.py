@@ -94,9 +94,9 @@ class SamplingParams(Struct, dict=True):
     bias, temperature and truncation. `logprob_entropy` adds each position's entropy.
 
     `prompt_logprobs=k` and `prompt_logprob_token_ids` (one list for all positions, or one a position) read the
-    prompt's own tokens in the same way, from the logits of position `prompt_logprob_start` on: the first token that
+    prompt's tokens in the same way, from the logits of position `prompt_logprob_start` on: the first token that
     is read is the one after it, and lists a position are (prompt length - 1 - prompt_logprob_start) many; an integer
-    array [rows, K] is the same, with -1 as padding. Prompt readings are always of the model's own logits.
+    array [rows, K] is the same, with -1 as padding. Prompt readings are always of the model's logits.
 
     `max_tokens=0` samples nothing: it gives the prompt's readings and, where `logprobs` or `logprob_token_ids` ask
     for them, the readings of the next position.

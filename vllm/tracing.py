@@ -103,7 +103,7 @@ def contains_trace_headers(headers: Mapping[str, str]) -> bool:
 
 
 def extract_trace_headers(headers: Mapping[str, str]) -> dict[str, str]:
-    """Those of the headers that continue a trace."""
+    """The headers that continue a trace."""
     return {name: headers[name] for name in TRACE_HEADERS if name in headers}
 
 
@@ -211,7 +211,7 @@ def continued(tracer: RequestTracer | None, trace_headers: Mapping[str, str] | N
 
 
 def _latencies(metrics: RequestMetrics, end: float) -> dict[str, float]:
-    """In seconds, of what a request has reached."""
+    """Latencies of the stages that a request has reached, in seconds."""
     arrival, scheduled, first = metrics.arrival_time, metrics.first_scheduled_time, metrics.first_token_time
     found = {SpanAttributes.GEN_AI_LATENCY_E2E: end - arrival}
     if scheduled is not None:

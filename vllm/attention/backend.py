@@ -1,4 +1,4 @@
-"""The interface of attention backends (the cache's layout, writing keys and values, attention), and our own backend."""
+"""The interface of attention backends (the cache's layout, writing keys and values, attention), and our backend."""
 
 from __future__ import annotations
 

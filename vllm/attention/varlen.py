@@ -123,7 +123,7 @@ def deactivate() -> None:
 
 
 def _active() -> str | None:
-    """The activated FlashAttention; None for torch's own version 2."""
+    """The activated FlashAttention; None for torch's version 2."""
     current = getattr(attention, "current_flash_attention_impl", None)
     return None if current is None else current()
 

@@ -14,7 +14,7 @@ FLOAT8_DTYPES = {"fp8": "float8_e4m3fn", "fp8_e4m3": "float8_e4m3fn", "fp8_e5m2"
 
 
 def resolve_cache_dtype(asked: str, model_dtype: str, is_encoder: bool) -> str:
-    """A CacheConfig's `cache_dtype` by what was asked for; the model's own dtype is "auto".
+    """A CacheConfig's `cache_dtype` by what was asked for; the model's dtype is "auto".
 
     Raises:
         ValueError: there is no such cache, or the model is an encoder, which has none.

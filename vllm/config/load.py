@@ -1,4 +1,4 @@
-"""How weights are read."""
+"""Settings of loading weights."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def resolve_load_format(name: Any, quantization: str | None = "bitsandbytes") ->
 
 @dataclass
 class LoadConfig(UnservedConfig):
-    """Where weights come from, and in which form."""
+    """Upstream's settings of loading weights."""
 
     instead: ClassVar[str] = (
         "weights are read from safetensors or GGUF files of a folder, each tensor once, straight to where it belongs; "

@@ -41,7 +41,7 @@ class ModelConfig:
         quantization: the checkpoint's format, or what is done to its weights on loading (docs/quantization.md). None
             and "gguf": weights are as `dtype` says.
         served_model_name: names of the model for requests; none = `model`.
-        default_sampling_params: what requests that name no value sample with, beside SamplingParams' own defaults.
+        default_sampling_params: what requests that name no value sample with, beside SamplingParams' defaults.
         model_impl: whose code runs the model: "vllm" (ours, or a registered one), "transformers" (transformers' module
             with our attention, linears and head) or "auto": ours where there is one, else transformers'.
         load_format: "auto" loads the folder's weights, "dummy" makes random ones up.
@@ -165,7 +165,7 @@ class ModelConfig:
 
     @property
     def matryoshka_dimensions(self) -> list[int] | None:
-        """How many of them, by config.json; None: it does not say."""
+        """Lengths to which embeddings can be cut, by config.json; None: it has none."""
         return self.hf_config.raw.get("matryoshka_dimensions") or None
 
     @property

@@ -164,7 +164,7 @@ def tasks_of(convert: str, is_encoder: bool, pooler: PoolerConfig, own: tuple[st
 
 
 class Source(Protocol):
-    """What is known of a model before it is loaded."""
+    """A model's folder and configuration, before it is loaded."""
 
     @property
     def path(self) -> Path: ...

@@ -12,7 +12,7 @@ ProfilerKind = Literal["torch", "cuda", "proton"]
 
 @dataclass
 class ProfilerConfig(UnservedConfig):
-    """Who records a profile, and where it is written."""
+    """The profiler, and the folder of its traces."""
 
     instead: ClassVar[str] = "it takes profiler='torch' and torch_profiler_dir"
     harmless: ClassVar[frozenset[str]] = frozenset(

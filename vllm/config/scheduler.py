@@ -1,4 +1,4 @@
-"""What shares a step."""
+"""Settings of the scheduler: how much a step holds."""
 
 from __future__ import annotations
 

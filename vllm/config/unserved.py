@@ -61,7 +61,7 @@ class UnservedConfig:
         return found
 
     def is_neutral(self) -> bool:
-        """Whether nothing is asked for."""
+        """Whether every field is neutral."""
         return not self.asks_always and not self.asked()
 
 

@@ -1,4 +1,4 @@
-"""All of it together, and what must agree."""
+"""The whole configuration of an engine, and checks across its parts."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class VllmConfig:
 
     @property
     def kv_cache_dtype(self) -> str:
-        """What torch calls the KV cache's dtype."""
+        """The KV cache's dtype, as torch names it."""
         return self.cache_config.float8_dtype or self.model_config.dtype
 
     def __post_init__(self) -> None:

@@ -43,7 +43,7 @@ class LabelSpeller:
         return self._known[kind, count]
 
     def value_labels(self, question: Question, place: str) -> list[Label]:
-        """The options' own texts as labels. Raises VLLMValidationError when two are the same tokens."""
+        """The options' texts as labels. Raises VLLMValidationError when two are the same tokens."""
         labels = [self._spell(option.text) for option in question.options]
         seen: dict[tuple[int, ...], str | None] = {}
         for label in labels:

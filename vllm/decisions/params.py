@@ -22,7 +22,7 @@ class DecisionParams:
     """Options of a decision, all off by default.
 
     Attributes:
-        read: "labels" = letters, digits or yes and no that stand for the options; "values" = the options' own texts.
+        read: "labels" = letters, digits or yes and no that stand for the options; "values" = the options' texts.
             None or "auto": of a small model (`prompts.answers_in_words`) the texts of choices and levels, else labels.
         permutations: orders of the options to average over, at most MAX_PERMUTATIONS; a question that has fewer
             different ones (2 of two options, otherwise twice their number) is asked in all of these.

@@ -35,7 +35,7 @@ _LETTER, _NUMBER, _CODE = "Answer with its letter only.", "Answer with its numbe
 
 
 def answers_in_words(num_weights: int) -> bool:
-    """Whether a model of this size is asked for the options' own texts, after examples and without a list of the
+    """Whether a model of this size is asked for the options' texts, after examples and without a list of the
     options, of which it would repeat one."""
     return num_weights in _WORD_MODELS
 
@@ -54,7 +54,7 @@ def question_text(question: Question, labels: Sequence[str], order: Sequence[int
     """The question with its options, labelled in the order in which they are listed.
 
     Args:
-        labels: one an option listed, or none: the answer is an option's own text.
+        labels: one an option listed, or none: the answer is an option's text.
         order: the options' indices.
         in_words: the model answers in words: options without descriptions are not listed if there are no labels.
     """

@@ -40,7 +40,7 @@ class OneShotAllReduce:
         self._buffer, self._name = buffer, name
 
     def takes(self, tensor: Tensor) -> bool:
-        """Whether it can add such tensors up, and faster than NCCL."""
+        """Whether the kernel can add such tensors, and faster than NCCL."""
         fits = 0 < tensor.nbytes <= MAX_BYTES and tensor.nbytes % _VECTOR_BYTES == 0
         return fits and tensor.dtype in _DTYPES
 

@@ -42,7 +42,7 @@ def split_tensor_along_last_dim(
 
 
 def create_tcp_store(host: str, port: int, **kwargs: Any) -> dist.TCPStore:
-    """torch's store, with torch's own arguments."""
+    """torch's store, with torch's arguments."""
     return dist.TCPStore(host, port, **kwargs)
 
 

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
 logger = init_logger(__name__)
 
-# What a CPU keeps of finished requests, unless asked for more: the text of so many full steps.
+# Full steps whose tokens a CPU keeps in the prefix cache after their requests, unless asked for more.
 _IDLE_STEPS = 4
 _DTYPE_ALIASES = {"half": "float16", "float": "float32"}
 
@@ -52,7 +52,7 @@ _DTYPE_ALIASES = {"half": "float16", "float": "float32"}
 @dataclass
 class EngineArgs(UpstreamArgs):
     """Arguments of `LLM` and of the command line. Names and defaults are vLLM's unless the help says otherwise; None is
-    the default of each. What upstream has and this engine has not is UpstreamArgs.
+    the default of an argument. UpstreamArgs has the arguments of upstream's that this engine lacks.
 
     `create_engine_config` resolves and checks them.
     """

@@ -1,4 +1,4 @@
-"""What an engine is started for; defaults depend on it."""
+"""Uses of an engine, offline or in a server; defaults depend on them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from enum import Enum
 
 
 class UsageContext(str, Enum):
-    """What started an engine."""
+    """The program that started an engine."""
 
     UNKNOWN_CONTEXT = "UNKNOWN_CONTEXT"
     LLM_CLASS = "LLM_CLASS"

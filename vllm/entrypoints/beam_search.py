@@ -134,7 +134,7 @@ class Candidates:
         return cls(token_ids, logprobs, read.logits[columns], read.ranks[columns], read.lse[:1], scores[columns])
 
     def column(self, token_id: int) -> int:
-        """Where a candidate is."""
+        """The candidate's column."""
         return int(np.flatnonzero(self.token_ids == token_id)[0])
 
     def logprob(self, token_id: int) -> float:

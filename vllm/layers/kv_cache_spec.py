@@ -1,4 +1,4 @@
-"""What each layer of a model keeps of a token."""
+"""The KV cache's contents for a token, layer by layer."""
 
 from __future__ import annotations
 

@@ -77,7 +77,7 @@ class PackedParts:
 
 
 def parts_linear(x: Tensor, packed: PackedParts, float_out: bool = False, norm: AddedNorm | None = None) -> Tensor:
-    """As packed_linear."""
+    """As `packed_linear`, of a weight in parts."""
     if norm is not None and (len(packed.parts) > 1 or packed.parts[0].inputs is not None):
         x, norm = norm(x), None
     results = [_part_linear(x, part, float_out, norm) for part in packed.parts]
@@ -93,7 +93,7 @@ def _part_linear(x: Tensor, part: PackedPart, float_out: bool, norm: AddedNorm |
 
 
 def take_parts_rows(packed: PackedParts, rows: Tensor) -> PackedParts:
-    """As take_packed_rows, of a weight with one part."""
+    """As `take_packed_rows`, of a weight with one part."""
     (part,) = packed.parts
     own = PackedPart(part.method, part.method.take_rows(part.packed, rows), part.inputs)
     return PackedParts([own], (len(rows), packed.shape[1]))

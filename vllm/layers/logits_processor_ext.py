@@ -57,7 +57,7 @@ class LogitsProcessorWithIndexedOutput(nn.Module):
         """The chosen logits alone, float32 [L, I], on every rank.
 
         Only the chosen rows of the head are multiplied with. They are copied at the first call and kept: I * H values,
-        rounded up to 32 rows on CPU. With our own packed layout the result has the bits of the head's; with a plain
+        rounded up to 32 rows on CPU. With our packed layout the result has the bits of the head's; with a plain
         weight (CUDA) it may differ by the rounding of the order of sums.
         """
         vocab_slice = self._slice_of(lm_head)

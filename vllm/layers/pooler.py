@@ -174,7 +174,7 @@ class _Normalize(nn.Module):
 
 
 class _LayerNorm(nn.Module):
-    """As wide as its weight."""
+    """LayerNorm over the weight's width."""
 
     def __init__(self, weights: Mapping[str, Tensor]) -> None:
         super().__init__()

@@ -37,7 +37,7 @@ class Shard:
 
 @dataclass(frozen=True)
 class WeightSlot:
-    """Where a checkpoint's tensor goes."""
+    """The place of a checkpoint's tensor in a parameter."""
 
     target: Tensor  # the (part of a) parameter to fill
     shards: tuple[Shard, ...]  # what it holds of each of the tensor's dimensions

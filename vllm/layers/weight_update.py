@@ -39,7 +39,7 @@ def _whole_slots(module: nn.Module) -> dict[str, WeightSlot]:
 
 
 def checkpoint_parts(model: nn.Module, name: str, value: Value) -> Iterable[tuple[str, Value]]:
-    """The model's own names and tensors of a checkpoint's: none for what it computes itself, several for fused ones.
+    """The model's names and tensors of a checkpoint's: none for what it computes itself, several for fused ones.
     ValueError: quantised experts, of which the model has none."""
     if name.endswith(IGNORED_SUFFIX):
         return ()
@@ -197,7 +197,7 @@ def move_weights(model: nn.Module, device: torch.device) -> None:
 
 
 def held_tensors(model: nn.Module) -> Iterator[Tensor]:
-    """All of a model's tensors, packed ones too, each once."""
+    """All tensors of a model once, packed ones too."""
     seen: set[int] = set()
     for module in model.modules():
         for value in (*module.parameters(recurse=False), *module.buffers(recurse=False), *vars(module).values()):

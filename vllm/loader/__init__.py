@@ -72,7 +72,7 @@ def get_model(model_config: ModelConfig, device: torch.device | str, use_tqdm: b
                 # Before they work, the tokenizer has the caches for itself.
                 native_work_begins()
             model = _build(model_config, quantization, torch.device(device))
-            # "fp8" is also the name of a checkpoint's own format.
+            # "fp8" is also the name of a checkpoint's format.
             method = linear_method(model_config.quantization if quantization is None else None)
             model.weight_updater = WeightUpdater(model, method)
             with torch.inference_mode(), one_thread() if is_light else contextlib.nullcontext():
@@ -122,7 +122,7 @@ def _pack(
     device: torch.device,
     is_light: bool,
 ) -> None:
-    """Pack the weights of all layers, on the CPU side by side; a user's own method has its layers one after another, as
+    """Pack the weights of all layers, on the CPU side by side; a user's method has its layers one after another, as
     have those whose work is left to other threads (`is_light`)."""
     found = (getattr(module, "process_weights_after_loading", None) for module in model.modules())
     calls = [partial(finish, method) for finish in found if finish is not None]

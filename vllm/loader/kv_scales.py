@@ -19,7 +19,7 @@ _LAYER = re.compile(r"\.(\d+)\.")
 
 
 class KVScales:
-    """Of the layers of a model."""
+    """Scales of the KV cache, by attention layer."""
 
     def __init__(self, model: nn.Module) -> None:
         self._layers: dict[str, Attention] = {}

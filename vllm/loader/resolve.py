@@ -61,7 +61,7 @@ class ResolvedModel:
 
     @property
     def is_encoder(self) -> bool:
-        """Whether its architecture is an encoder."""
+        """Whether the architecture is an encoder."""
         return self.hf_config.is_encoder
 
     def longest_prompt(self, asked: int | str | None) -> int:
@@ -113,7 +113,7 @@ def resolve_model(
             float32.
         download_dir, hf_token: of the hub's client; see `download`.
         model_impl: see ModelConfig.
-        trust_remote_code: let the folder's own code run, where transformers' module is used.
+        trust_remote_code: let the folder's code run, where transformers' module is used.
         quantization: what the user said, see ModelConfig.
         needs_tokenizer: False where a .gguf file's own is not used.
 

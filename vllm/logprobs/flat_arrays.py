@@ -62,7 +62,7 @@ def select(flat: FlatArrays, wanted: np.ndarray) -> tuple[np.ndarray, np.ndarray
 
 
 def select_rows(flat: FlatArrays, wanted: np.ndarray) -> np.ndarray:
-    """Logprobs, float32 [P, W], of each position's own ids `wanted`, int32 [P, W]; -inf where it has -1. KeyError: an
+    """Logprobs, float32 [P, W], of each position's ids `wanted`, int32 [P, W]; -inf where it has -1. KeyError: an
     id is missing at its position."""
     is_id = wanted >= 0
     result = np.full(wanted.shape, -np.inf, np.float32)

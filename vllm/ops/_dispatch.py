@@ -94,7 +94,7 @@ def _check_triton_compiles() -> None:
     compiler = os.environ.get("CC")
     found = shutil.which(compiler.split()[0]) if compiler else shutil.which("gcc") or shutil.which("clang")
     scheme = sysconfig.get_default_scheme()
-    # Debian's own default is where pip installs, not where its headers are.
+    # Debian's default is where pip installs, not where its headers are.
     scheme = "posix_prefix" if scheme == "posix_local" else scheme
     header = Path(sysconfig.get_paths(scheme)["include"]) / "Python.h"
     if found and header.exists():

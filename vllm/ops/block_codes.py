@@ -43,7 +43,7 @@ class BlockLayout:
 
     @cached_property
     def numbers(self) -> Tensor:
-        """As pack_codes_ in csrc/cpu/bindings_packing.cpp reads it."""
+        """The layout as int64, which pack_codes_ (csrc/cpu/bindings_packing.cpp) reads."""
         numbers = [self.num_codes, self.num_bytes]
         for each in self.fields:
             numbers += [each.first, each.count, each.at, each.width, each.shift, each.per_byte, each.to]
@@ -66,7 +66,7 @@ class BlockCodes:
 
     @classmethod
     def of(cls, data: Tensor, layout: BlockLayout) -> BlockCodes:
-        """Of uint8 [N, bytes of a row]."""
+        """The codes of blocks, uint8 [N, bytes of a row]."""
         return cls((data,), torch.arange(len(data)), layout)
 
     @cached_property
@@ -75,7 +75,7 @@ class BlockCodes:
 
     @property
     def num_blocks(self) -> int:
-        """Of a row."""
+        """Number of blocks in a row."""
         return self.sources[0].shape[1] // self.layout.num_bytes
 
     @property
@@ -114,7 +114,7 @@ Codes = Tensor | BlockCodes
 
 
 def unpacked(codes: Codes) -> Tensor:
-    """As a tensor."""
+    """The codes as a tensor."""
     return codes.unpack() if isinstance(codes, BlockCodes) else codes
 
 

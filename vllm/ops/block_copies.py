@@ -12,7 +12,7 @@ from vllm.ops._dispatch import implementation, triton_function
 
 
 class BlockParts(NamedTuple):
-    """Where the parts of blocks lie; see `block_parts`."""
+    """Tensors of the parts of blocks, and a table of their addresses; see `block_parts`."""
 
     parts: list[Tensor]  # part p of block b is parts[p][b], contiguous
     table: Tensor  # int64 [3, P], on their device: addresses, bytes from a block to the next, bytes of a part

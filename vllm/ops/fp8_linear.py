@@ -1,4 +1,4 @@
-"""Products of inputs and weights that are both 8-bit floats (E4M3), by the GPU's own units for them.
+"""Products of inputs and weights that are both 8-bit floats (E4M3), by the GPU's units for them.
 
 torch._scaled_mm sums in float32. A scale for each row of either is applied by the product itself where torch's build
 can, and only in bfloat16; else the plain sums are multiplied with the scales afterwards.

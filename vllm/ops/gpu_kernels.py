@@ -1,4 +1,4 @@
-"""What the engine asks about the GPU's kernels."""
+"""Availability of the GPU's kernels."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ from vllm.ops.rms_norm import AddedNorm
 
 Layout = Literal["plain", "packed_f32", "packed_bf16_dot", "packed_fp16", "onednn"]
 
-# Of our own kernel; the first two hold the weight's values unchanged.
+# Of our kernel; the first two hold the weight's values unchanged.
 EXACT: tuple[Layout, ...] = ("packed_f32", "packed_bf16_dot")
 _OWN: tuple[Layout, ...] = (*EXACT, "packed_fp16")
 
@@ -37,7 +37,7 @@ class PackedLinear:
     Attributes:
         weight: [N, K] when the layout is "plain", else opaque.
         bias: [N] or None.
-        layout: "plain", one of our own kernel's (csrc/cpu/kernels/linear.cpp), or "onednn".
+        layout: "plain", one of our kernel's (csrc/cpu/kernels/linear.cpp), or "onednn".
         shape: (N, K).
         scales: float32 [N, filled up to whole panels], the factors of "packed_fp16" products; else None.
         gated: the product is silu(x G^T + b) * (x U^T + c), where G and U are the weight's two halves of rows.
@@ -84,7 +84,7 @@ def pack_linear(weight: Tensor, bias: Tensor | None, float_out: bool = False, ga
 
 
 def pack_as(weight: Tensor, layout: Layout) -> Tensor:
-    """The memory of our own kernel's `layout` with the values of a weight [N, K]; K is even for "packed_bf16_dot"."""
+    """The memory of our kernel's `layout` with the values of a weight [N, K]; K is even for "packed_bf16_dot"."""
     return torch.ops.vllm_cpu.pack_linear(weight, layout == "packed_bf16_dot")
 
 
@@ -93,7 +93,7 @@ def packed_linear(x: Tensor, packed: PackedLinear, float_out: bool = False, norm
 
     `x` is [T, K], of the weight's dtype, with any strides. `float_out` gives the float32 sums, not rounded to x's
     dtype; the weight was packed for it. `norm` is applied to x first, which is added to the norm's residual in place;
-    the bits are those of a separate norm, but our own kernel does not write its result to memory. ValueError: the width
+    the bits are those of a separate norm, but our kernel does not write its result to memory. ValueError: the width
     of x is not K, or oneDNN's layout does not give the float32 sums.
     """
     if x.shape[-1] != packed.shape[1]:
@@ -122,7 +122,7 @@ def packed_linear(x: Tensor, packed: PackedLinear, float_out: bool = False, norm
 def take_packed_rows(packed: PackedLinear, rows: Tensor) -> PackedLinear:
     """The weight W[rows] [I, K] and its bias, packed as `packed` (of W [N, K]) is, in memory of its own.
 
-    A product by our own kernel gives the very bits of the whole product's columns; "plain" ones may differ in rounding,
+    A product by our kernel gives the very bits of the whole product's columns; "plain" ones may differ in rounding,
     as libraries choose the order of their sums by the shape. `rows` are int64 [I] in [0, N), on the weight's device, in
     any order and not necessarily distinct. ValueError for a layout other than "plain" and EXACT.
     """
@@ -193,7 +193,7 @@ def bf16_layout(float_out: bool, with_onednn: bool = True) -> Layout:
 
 
 def sums_in_float16(float_out: bool) -> bool:
-    """Whether our own kernel multiplies bfloat16 best as "packed_fp16", and neither VLLM_CPU_GEMM nor `float_out` (see
+    """Whether our kernel multiplies bfloat16 best as "packed_fp16", and neither VLLM_CPU_GEMM nor `float_out` (see
     pack_linear) rules that out."""
     ops = cpu_ops()
     has_float16 = ops is not None and ISA_LEVELS[ops.set_isa(-1)] == "avx512_fp16"

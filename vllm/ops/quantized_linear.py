@@ -89,7 +89,7 @@ class PackedQuantized:
 
     @property
     def nbytes(self) -> int:
-        """Of the weight; bias and indices of sparse values apart."""
+        """Size of the weight in bytes, without bias and indices of sparse values."""
         return sum(part.nbytes for part in self.parts)
 
 
@@ -225,5 +225,5 @@ def _plain(weights: Sequence[QuantizedTensor]) -> PlainPart:
 
 @cache
 def _like(dtype: torch.dtype) -> Tensor:
-    """What tells an operator the dtype of its result."""
+    """An empty tensor whose dtype is the result's, for operators."""
     return torch.empty(0, dtype=dtype)

@@ -66,7 +66,7 @@ class QuantizedPanels:
         return self.panels.nbytes
 
     def arguments(self) -> tuple[Tensor | None, ...]:
-        """As the operators take them."""
+        """The arguments of the operators."""
         sparse = self.sparse
         entries = (None, None) if sparse is None else (sparse.starts, sparse.columns)
         values = None if sparse is None else sparse.values
@@ -111,7 +111,7 @@ Panels = QuantizedPanels | FloatPanels
 
 
 def fits_panels(weight: QuantizedTensor) -> bool:
-    """Whether the kernels know the kind of weight."""
+    """Whether the kernels have the weight's layout."""
     if weight.values is not None and weight.bits > 4:
         return False
     supers = {part.shape[1] for part in (weight.super_scales, weight.super_offsets) if part is not None}
@@ -152,7 +152,7 @@ def _can_stay_apart(weights: Sequence[QuantizedTensor]) -> bool:
 
 
 def _quantized_panels(weights: Sequence[QuantizedTensor], rows: Tensor | None) -> QuantizedPanels:
-    """Of the weights' `rows` (None: all)."""
+    """Packs the weights' `rows` (None: all)."""
     weight = weights[0]
     zero = 0 if isinstance(weight.zero_points, Tensor) else weight.zero_points
     kind = _FLOAT8.get(weight.codes.dtype, _INTEGERS)

@@ -321,7 +321,7 @@ def _must_agree(what: str, found: Sequence[object]) -> None:
 
 
 def are_equal(a: object, b: object) -> bool:
-    """Of numbers, tensors and None."""
+    """Whether two numbers, tensors or Nones are equal."""
     if isinstance(a, Tensor) and isinstance(b, Tensor):
         return a is b or torch.equal(a, b)
     return type(a) is type(b) and a == b

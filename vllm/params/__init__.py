@@ -1,1 +1,1 @@
-"""What the classes of parameters are made of."""
+"""Request parameters: kinds of fields, and their checks."""

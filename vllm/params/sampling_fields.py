@@ -115,7 +115,7 @@ def number(
 def integer(
     low: int, high: int = MAX_INTEGER, then: Callable[[int], int | None] | None = None, **more: Any
 ) -> SamplingField:
-    """The same of an integer."""
+    """As `number`, of an integer."""
 
     def check(name: str, value: Any) -> int | None:
         found = check_integer(name, value, low, high)
@@ -141,7 +141,7 @@ def count_of_tokens(**more: Any) -> SamplingField:
 
 
 def top_logprobs(**more: Any) -> SamplingField:
-    """How many of the most likely tokens; -1: all."""
+    """Number of the most likely tokens; -1: all."""
 
     def check(name: str, value: Any) -> int | None:
         # An older spelling: True meant one more than the token itself.
@@ -254,12 +254,12 @@ def refused(
 
 
 def is_zero(value: Any) -> bool:
-    """Of an integer or a bool."""
+    """Whether an integer or a bool is 0."""
     return isinstance(value, int) and value == 0
 
 
 def asks_for_no_form(value: Any) -> bool:
-    """Of StructuredOutputsParams and GuidedDecodingParams."""
+    """Whether StructuredOutputsParams or GuidedDecodingParams set no constraint."""
     return hasattr(value, "all_constraints_none") and value.all_constraints_none()
 
 

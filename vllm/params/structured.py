@@ -50,11 +50,11 @@ class StructuredOutputsParams:
             )
 
     def all_constraints_none(self) -> bool:
-        """Whether no kind is given."""
+        """Whether no kind of constraint is set."""
         return all(getattr(self, name) is None for name in _KINDS)
 
     def all_non_structural_tag_constraints_none(self) -> bool:
-        """Whether no kind but, possibly, structural_tag is given."""
+        """Whether no kind but, possibly, structural_tag is set."""
         return all(getattr(self, name) is None for name in _KINDS if name != "structural_tag")
 
 
@@ -87,7 +87,7 @@ class GuidedDecodingParams:
             )
 
     def all_constraints_none(self) -> bool:
-        """Whether no kind is given."""
+        """Whether no kind of constraint is set."""
         return all(getattr(self, name) is None for name in _KINDS)
 
     @staticmethod
@@ -163,7 +163,7 @@ def check_repetition_detection(value: Any) -> RepetitionDetectionParams | None:
 
 
 def is_neutral(params: StructuredOutputsParams | GuidedDecodingParams | None) -> bool:
-    """Whether nothing is asked for."""
+    """Whether no constraint is set."""
     return params is None or all(getattr(params, name) is None for name in _KINDS)
 
 

@@ -166,7 +166,7 @@ class PooledPairs:
         return values
 
     def token_ids(self, index: int, outputs: Sequence[PoolingRequestOutput]) -> list[int]:
-        """Of what a pair's score was read from."""
+        """Token ids from which a pair's score was read."""
         if self.kind == "cross-encoder":
             return outputs[index].prompt_token_ids
         first, second = self._pairs[index]
@@ -199,7 +199,7 @@ class PooledPairs:
         return requests
 
     def _ones(self, types: Sequence[int]) -> list[int]:
-        """Where a pair's tokens of type 1 begin and end."""
+        """Begin and end of a pair's tokens of type 1."""
         try:
             found = list(compress_token_type_ids(types))
         except ValueError as error:

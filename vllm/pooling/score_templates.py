@@ -70,7 +70,7 @@ class ScoreTemplate:
 
     @property
     def is_plain(self) -> bool:
-        """Whether it adds nothing to the texts."""
+        """Whether the template adds nothing to the texts."""
         return self.source == _JOINED
 
     def is_prompt(self, query: str, document: str) -> bool:

@@ -28,7 +28,7 @@ class MetadataItem:
 def build_metadata_items(
     embed_dtype: EmbedDType, endianness: Endianness, shape: tuple[int, ...], n_request: int
 ) -> list[MetadataItem]:
-    """Of `n_request` outputs of one shape, one after the other."""
+    """Metadata of `n_request` outputs of one shape, one after the other."""
     return _metadata([shape] * n_request, embed_dtype, endianness)
 
 

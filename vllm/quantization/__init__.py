@@ -63,7 +63,7 @@ def stored_format(name: str) -> type[StoredConfig]:
 
 
 def stored_formats() -> list[type[StoredConfig]]:
-    """All formats of checkpoints, by their names' order."""
+    """All formats of checkpoints, sorted by name."""
     return [stored_format(name) for name in STORED]
 
 

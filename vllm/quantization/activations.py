@@ -46,7 +46,7 @@ class InputQuantization:
 
     @property
     def gives_fp8_rows(self) -> bool:
-        """Whether `fp8_rows` is what this does."""
+        """Whether rows are rounded as `fp8_rows` does."""
         return self.kind == "fp8" and self.group_size is None and self.symmetric
 
     def fp8_rows(self, x: Tensor) -> tuple[Tensor, Tensor]:

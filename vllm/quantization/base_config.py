@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 
 class QuantizeMethodBase(ABC):
-    """How one layer holds its weight and multiplies with it."""
+    """A layer's weight, and the product with it."""
 
     @abstractmethod
     def create_weights(self, layer: nn.Module, *weight_args: Any, **extra_weight_attrs: Any) -> None:

@@ -63,7 +63,7 @@ class Scheme:
         return ("input_scale",) if self.activations.symmetric else ("input_scale", "input_zero_point")
 
     def inputs(self, stored: StoredTensors) -> InputQuantization | None:
-        """What is done to a module's inputs."""
+        """Rounding of a module's inputs."""
         if self.activations is None or not self.input_names:
             return self.activations
         if self.activations.kind == "fp4":

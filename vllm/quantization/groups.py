@@ -16,7 +16,7 @@ def check_group_size(value: object) -> int:
 
 
 def group_reason(group_size: int) -> str:
-    """What an error about the number of groups ends with."""
+    """End of an error about the number of groups."""
     return f", for group_size={group_size} in quantization_config"
 
 

@@ -62,7 +62,7 @@ def find_settings(folder: Path, raw: dict[str, Any]) -> QuantizationSettings | N
 
 def _settings(values: Any, where: str) -> QuantizationSettings | None:
     if isinstance(values, dict) and isinstance(values.get("quantization"), dict):
-        # Model Optimizer's own file.
+        # Model Optimizer's file.
         values, where = values["quantization"], f"{where}: quantization"
     if not isinstance(values, dict):
         raise ValueError(f"{where} must be an object, got {values!r}")
@@ -76,7 +76,7 @@ def _settings(values: Any, where: str) -> QuantizationSettings | None:
 
 
 def _implied_method(values: dict[str, Any]) -> str | None:
-    """Of settings by programs that leave the method out."""
+    """The method of settings that leave it out."""
     return next((form.name for form in stored_formats() if form.wrote(values)), None)
 
 

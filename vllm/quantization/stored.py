@@ -201,7 +201,7 @@ def _weights(
     config: StoredConfig,
     expected: dict[str, tuple[_Read, set[str]]],
 ) -> Iterator[Callable[[], tuple[str, Value]]]:
-    """What gives each of read_quantized's results."""
+    """Functions that make the results of read_quantized."""
     pending: dict[str, StoredTensors] = {}
     for name, tensor in tensors:
         module, own = _split(name, config)

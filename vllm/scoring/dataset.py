@@ -104,7 +104,7 @@ class _Replica:
 
 @dataclass(frozen=True)
 class _DatasetJob:
-    """What the engines get, and how they score a block."""
+    """Scoring of a data set: its engines, its labels, its template."""
 
     engine_args: EngineArgs
     replicas: int  # engines, each in an actor of its own

@@ -25,7 +25,7 @@ _PARQUET_ROWS = 1024
 class Item:
     line: int  # where it begins in the file, from 1
     text: str
-    fields: dict[str, Any]  # of its object or row, the text's own included
+    fields: dict[str, Any]  # of its object or row, the text's included
 
 
 class TextFile:

@@ -82,7 +82,7 @@ def _count_old(totals: Totals, part: Path, first_row: int) -> None:
 
 @dataclass(frozen=True)
 class _Result:
-    """Of a batch."""
+    """The result of a batch."""
 
     part: int
     content: bytes  # of the part file

@@ -39,11 +39,11 @@ class EnginesLostError(RuntimeError):
 
 
 class FileJob(Protocol):
-    """What the engines do; picklable."""
+    """The engines' task for a file; picklable."""
 
     @property
     def engine_args(self) -> EngineArgs:
-        """Of each engine."""
+        """Arguments of an engine."""
 
     def make_scorer(self, llm: LLM) -> Any:
         """What `score` gets first. CliError, ValueError, OSError: the model or the labels cannot be used."""

@@ -79,7 +79,7 @@ class ServerScorer(Scorer):
 
     @abstractmethod
     async def result(self, item: Item) -> Results:
-        """One text's results."""
+        """The results of a text."""
 
     async def refused(self, item: Item, error: ServerError) -> Results:
         """The results of a text that the server refuses; raises an error that is not of a single text."""

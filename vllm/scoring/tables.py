@@ -40,7 +40,7 @@ class TableOutput:
         return cls(output, form, output if form == "jsonl" else output.with_name(f"{output.name}.rows.jsonl"))
 
     def paths(self) -> list[tuple[str, Path | None]]:
-        """What is written, with flags."""
+        """The files to write, and the flags that name them."""
         return [("--output", self.output), ("--output's description", meta_path(self.rows))]
 
     def field_kinds(self) -> FieldKinds | None:

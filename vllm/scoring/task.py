@@ -86,10 +86,10 @@ class Task(ABC):
 
     @abstractmethod
     def report(self, scorer: Any) -> RowReport:
-        """Of the scorer's rows."""
+        """The report on the scorer's rows."""
 
     def picture_path(self, args: argparse.Namespace) -> Path | None:
-        """Where the picture goes; None: there is to be none."""
+        """Path of the chart; None: there is none."""
         if args.no_picture:
             return None
         picture: Path = args.picture or self.output.with_suffix(".png")

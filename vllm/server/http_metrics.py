@@ -15,7 +15,7 @@ _UNKNOWN = "none"
 
 
 class HttpMetrics(Collector):
-    """Of one server. Belongs to its event loop."""
+    """Metrics of a server's requests. Belongs to its event loop."""
 
     def __init__(self) -> None:
         self._registry = CollectorRegistry()

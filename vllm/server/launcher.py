@@ -335,7 +335,7 @@ def _config(app: FastAPI, args: ServerArgs, options: dict[str, Any]) -> uvicorn.
 
 
 def url_of(args: ServerArgs, listener: socket.socket) -> str:
-    """Where a server of these arguments is found."""
+    """The URL of a server with these arguments."""
     scheme = "https" if args.ssl_certfile else "http"
     if args.uds is not None:
         return f"{scheme}+unix://{args.uds}"

@@ -1,4 +1,4 @@
-"""Answers a file of requests in OpenAI's batch format, by the server's own application without a socket."""
+"""Answers a file of requests in OpenAI's batch format, by the server's application without a socket."""
 
 from __future__ import annotations
 

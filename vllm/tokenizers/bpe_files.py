@@ -64,6 +64,6 @@ def _given(options: dict[str, Any]) -> dict[str, Any]:
 def _vocab_and_merges(folder: Path) -> tuple[dict[str, int], list[tuple[str, str]]]:
     texts, ids = (folder / _VOCAB).read_bytes().decode().split(_SEPARATOR), array.array("i")
     ids.frombytes((folder / _MERGES).read_bytes())
-    # The tokens of merges are the vocabulary's own objects: each is made, and brought into UTF-8, once.
+    # The tokens of merges are the vocabulary's objects: each is made, and brought into UTF-8, once.
     merged = map(texts.__getitem__, ids)
     return dict(zip(texts, range(len(texts)), strict=True)), list(zip(merged, merged, strict=True))

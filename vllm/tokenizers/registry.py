@@ -42,7 +42,7 @@ class _TokenizerRegistry:
         return getattr(importlib.import_module(module), class_name)
 
     def load_tokenizer(self, tokenizer_mode: str, *args: Any, **kwargs: Any) -> Any:
-        """What the class's from_pretrained gives."""
+        """The result of the class's from_pretrained."""
         return self.load_tokenizer_cls(tokenizer_mode).from_pretrained(*args, **kwargs)
 
 

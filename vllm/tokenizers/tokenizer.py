@@ -51,7 +51,7 @@ class _Source:
 
     def _small_config(self) -> Any:
         """The part of config.json that selects the tokenizer's class, if tokenizer_config.json names a class of
-        transformers; else None. The model's own config class would import torch's compiler, which takes a second."""
+        transformers; else None. The model's config class would import torch's compiler, which takes a second."""
         from transformers import PreTrainedConfig
 
         model, tokenizer = (_read_object(Path(self.path), f"{name}config.json") for name in ("", "tokenizer_"))
@@ -235,7 +235,7 @@ class Tokenizer:
 
     @cached_property
     def hf_tokenizer(self) -> Any:
-        """transformers' tokenizer, loaded on first use."""
+        """The tokenizer as transformers has it."""
         return self._source.load_hf()
 
     def __len__(self) -> int:
@@ -339,7 +339,7 @@ class OwnClassTokenizer(Tokenizer):
 
     @cached_property
     def hf_tokenizer(self) -> Any:
-        """The same as a tokenizer of transformers."""
+        """The tokenizer as transformers has it."""
         from transformers import PreTrainedTokenizerFast
 
         tokenizer = PreTrainedTokenizerFast(tokenizer_object=self.backend, **self._special_tokens)

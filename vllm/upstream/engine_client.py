@@ -39,7 +39,7 @@ class EngineClient(ABC):
     @property
     @abstractmethod
     def dead_error(self) -> BaseException | None:
-        """What it died of."""
+        """The error that ended the engine."""
 
     @abstractmethod
     def generate(

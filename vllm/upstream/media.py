@@ -6,7 +6,7 @@ import base64
 import io
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NoReturn, TypedDict
+from typing import Any, NoReturn
 
 _INSTEAD_REGISTRY = (
     "only text models are served; describe the medium in the prompt, or send it to a model that reads it"
@@ -67,16 +67,16 @@ class PlaceholderRange:
     is_embed: Any = None
 
     def get_num_embeds(self) -> int:
-        """How many of them are replaced."""
+        """Number of positions that embeddings replace."""
         return self.length if self.is_embed is None else int(self.is_embed.sum().item())
 
 
 class MultiModalKwargs(dict[str, Any]):
-    """What a processor makes of media: none does here."""
+    """A processor's results for media; no processor makes them here."""
 
 
 class MultiModalKwargsItem(dict[str, Any]):
-    """The same of one item."""
+    """The results for one item."""
 
 
 def convert_image_mode(image: Any, to_mode: str) -> Any:
@@ -98,28 +98,6 @@ def encode_image_base64(image: Any, *, image_mode: str | None = "RGB", format: s
 
 
 def encode_image_url(image: Any, *, image_mode: str | None = "RGB", format: str = "PNG") -> str:
-    """The same as a data URL."""
+    """As `encode_image_base64`, as a data URL."""
     encoded = encode_image_base64(image, image_mode=image_mode, format=format)
     return f"data:image/{format.lower()};base64,{encoded}"
-
-
-class EmbedsInput(TypedDict):
-    """Embeddings in place of tokens."""
-
-    type: str
-    prompt_embeds: Any
-
-
-class MultiModalInput(TypedDict):
-    """Tokens and media."""
-
-    type: str
-    prompt_token_ids: list[int]
-
-
-class EncoderDecoderInput(TypedDict):
-    """One input for each half of a model."""
-
-    type: str
-    encoder_prompt: Any
-    decoder_prompt: Any

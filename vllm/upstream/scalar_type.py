@@ -37,15 +37,15 @@ class ScalarType:
 
     @property
     def size_bits(self) -> int:
-        """Of a number."""
+        """Size of a number, in bits."""
         return self.exponent + self.mantissa + self.signed
 
     def is_floating_point(self) -> bool:
-        """Whether it has an exponent."""
+        """Whether numbers have an exponent."""
         return self.exponent > 0
 
     def is_integer(self) -> bool:
-        """Whether it has none."""
+        """Whether numbers have no exponent."""
         return self.exponent == 0
 
     def has_bias(self) -> bool:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 async def serve_http(
     app: FastAPI, sock: socket.socket | None, enable_ssl_refresh: bool = False, **uvicorn_kwargs: Any
 ) -> Coroutine[Any, Any, None]:
-    """Serve an application of the caller's own until SIGINT or SIGTERM, or until the task is cancelled.
+    """Serve an application of the caller's until SIGINT or SIGTERM, or until the task is cancelled.
 
     Args:
         sock: a bound socket; None: `uvicorn_kwargs` hold host and port.

@@ -1,4 +1,4 @@
-"""What `names.toml` says."""
+"""The rows of `names.toml`."""
 
 from __future__ import annotations
 

@@ -20,14 +20,14 @@ class HfTokenizer(TokenizerLike, Protocol):
 
 
 def get_cached_tokenizer(tokenizer: Any) -> Any:
-    """The tokenizer itself, with the greatest id of its vocabulary as `max_token_id`; transformers' own remember what
+    """The tokenizer itself, with the greatest id of its vocabulary as `max_token_id`; transformers' remember what
     is asked often."""
     tokenizer.max_token_id = max(tokenizer.get_vocab().values())
     return tokenizer
 
 
 def maybe_make_thread_pool(tokenizer: _T, copies: int = 1) -> _T:
-    """The tokenizer itself: the engine encodes batches in the library's own threads."""
+    """The tokenizer itself: the engine encodes batches in the library's threads."""
     return tokenizer
 
 

@@ -104,7 +104,7 @@ def check_token_ids(name: str, values: Any) -> list[int]:
 
 
 def check_id_sequence(name: str, values: Any) -> list[int]:
-    """The same with repeated ids kept, and None an error."""
+    """As `check_token_ids`; repeated ids are kept, and None is an error."""
     ids = [check_token_id(name, element) for element in check_list(name, values, "a list of integers")]
     if ids and min(ids) < 0:
         raise VLLMValidationError(f"{name} must not be negative, got {shown(min(ids))}", name, min(ids))

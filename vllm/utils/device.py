@@ -81,7 +81,7 @@ def _hidden_devices() -> str | None:
 
 
 def _init_error() -> str:
-    """CUDA's own error on initialisation: no driver, or one that is too old."""
+    """CUDA's error on initialisation: no driver, or one that is too old."""
     import torch
 
     try:

@@ -1,4 +1,4 @@
-"""Work on weights, side by side: its many small operations gain little from PyTorch's own threads, and on a busy
+"""Work on weights, side by side: its many small operations gain little from PyTorch's threads, and on a busy
 machine each of them waits for all of these."""
 
 from __future__ import annotations

@@ -19,14 +19,14 @@ EncodingFormat = Literal["float", "base64", "bytes", "bytes_only"]
 
 @dataclass(frozen=True)
 class DTypeInfo:
-    """How a type's numbers are written."""
+    """Encoding of a type's numbers."""
 
     torch_dtype: torch.dtype
     numpy_view_dtype: type[np.generic]  # an unsigned integer of the same width
 
     @property
     def nbytes(self) -> int:
-        """Of a number."""
+        """Size of a number, in bytes."""
         return self.torch_dtype.itemsize
 
 

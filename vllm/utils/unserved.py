@@ -1,4 +1,4 @@
-"""What is absent, and says so when it is used."""
+"""Base of names whose feature is absent: they import, and raise when used."""
 
 from __future__ import annotations
 

@@ -49,7 +49,7 @@ class EngineCoreRequest:
 
 @dataclass(slots=True)
 class EngineCoreOutput:
-    """What one step added to a request."""
+    """A step's new tokens and readings of a request."""
 
     request_id: str
     new_token_ids: list[int]

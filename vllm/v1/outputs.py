@@ -1,4 +1,4 @@
-"""What the sampler and the model runner return."""
+"""Results of the sampler and the model runner."""
 
 from __future__ import annotations
 
@@ -56,14 +56,14 @@ class LogprobsTensors(NamedTuple):
         return self.ranks[:, 0]
 
     def moved(self, move: Callable[[torch.Tensor], torch.Tensor]) -> LogprobsTensors:
-        """The same with `move` applied to what `tolists` reads."""
+        """The readings with `move` applied to what `tolists` reads."""
         names = ("logprob_token_ids", "logprobs", "logits", "ranks", "lse", "entropy", "table")
         tensors = ((name, getattr(self, name)) for name in names)
         changed: dict[str, Any] = {name: move(tensor) for name, tensor in tensors if tensor is not None}
         return self._replace(**changed)
 
     def tolists(self) -> LogprobsLists:
-        """The same readings as numpy arrays on the host."""
+        """The readings as numpy arrays on the host."""
         if self.table is not None:
             return LogprobsLists.of_table(self.table.cpu().numpy(), self.num_topk, self.entropy is not None)
         return LogprobsLists(
@@ -93,7 +93,7 @@ class ModelRunnerOutput:
     pooled: dict[str, torch.Tensor] = field(default_factory=dict)  # of pooling models: float32, on the CPU
 
     def without(self, req_ids: Collection[str]) -> ModelRunnerOutput:
-        """The same without these requests."""
+        """The output without these requests."""
         kept = [row for row, req_id in enumerate(self.req_ids) if req_id not in req_ids]
         return replace(
             self,

@@ -17,7 +17,7 @@ class RequestStatus(enum.Enum):
 
 
 class Request:
-    """One sequence."""
+    """A sequence in the scheduler."""
 
     def __init__(
         self,

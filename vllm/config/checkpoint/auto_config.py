@@ -1,4 +1,4 @@
-"""transformers' own configuration object of a model, for models that run as transformers' modules."""
+"""transformers' configuration object of a model, for models that run as transformers' modules."""
 
 from __future__ import annotations
 

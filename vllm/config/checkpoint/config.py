@@ -91,7 +91,7 @@ class HFConfig:
 
     @property
     def num_labels(self) -> int:
-        """How many there are; two where the file does not say."""
+        """Number of labels; 2 where the file has none."""
         return len(self.id2label)
 
     @property
@@ -247,7 +247,7 @@ class _Fields:
         self._where = where
 
     def size(self, name: str, default: int | None = None) -> int:
-        """One of _SIZE_NAMES."""
+        """The field under one of its names in _SIZE_NAMES."""
         for alias in _SIZE_NAMES[name]:
             value = self._raw.get(alias)
             # Some models have one for each layer.

@@ -77,13 +77,13 @@ class LateInteraction:
 
     @property
     def longest(self) -> int:
-        """In tokens, of the texts whose length is said; 0: of none."""
+        """Longest text whose length is declared, in tokens; 0: none is."""
         forms = self.query, self.document
         return max(max(form.max_length or 0, form.expand_to) for form in forms)
 
     @property
     def hides_tokens(self) -> bool:
-        """Whether there are tokens that others do not attend to."""
+        """Whether queries have tokens that the others do not attend to."""
         return bool(self.query.expand_to) and not self.query.attends
 
 

@@ -41,7 +41,7 @@ class Place:
 
     @property
     def num_bytes(self) -> int:
-        """All of the tensor's."""
+        """Size of the whole tensor, in bytes."""
         return math.prod(self.shape) * getattr(torch, self.dtype).itemsize
 
 

@@ -21,7 +21,7 @@ def read_json(path: Path) -> Any:
 
 
 def read_object(path: Path) -> dict[str, Any] | None:
-    """As `read_json`. ValueError: it is no object."""
+    """As `read_json`. ValueError: the file holds no JSON object."""
     value = read_json(path)
     if value is not None and not isinstance(value, dict):
         raise ValueError(f"{path.parent.name}/{path.name} must be an object, got {value!r:.80}")

@@ -110,7 +110,7 @@ class SentencePooling:
         return str(task).startswith("token_") or self.modes != ("lasttoken",)
 
     def size(self, hidden_size: int) -> int:
-        """Of an embedding, or of a token's."""
+        """Length of an embedding, or of a token's."""
         if self.sparse is not None:
             return self.sparse.size
         sizes = [layer.outputs for layer in self.layers if layer.outputs is not None]
@@ -368,7 +368,7 @@ def is_sparse(architectures: Sequence[str]) -> bool:
 
 
 def has_sparse_pooling(folder: Path) -> bool:
-    """Whether it is a SparseEncoder's that pools words."""
+    """Whether the folder is a SparseEncoder's that pools words."""
     return any(module.kind == "SpladePooling" for module in read_modules(folder) or ())
 
 

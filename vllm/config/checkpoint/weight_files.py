@@ -82,7 +82,7 @@ def _load_bin(path: Path) -> dict[str, Tensor]:
     try:
         loaded = torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
     except (pickle.UnpicklingError, RuntimeError, EOFError) as error:
-        # PyTorch's own text is about its arguments.
+        # PyTorch's text is about its arguments.
         found = re.search(r"Unsupported [^\n]*?(?= was not|\n|$)", str(error))
         reason = found[0] if found is not None else str(error).split("\n")[0]
         raise ValueError(

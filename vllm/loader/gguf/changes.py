@@ -35,7 +35,7 @@ class Weight:
     others: tuple[str, ...] = ()
 
     def ggml_type(self, file: GGUFFile) -> int:
-        """Of the file's tensor; F32 of a value from the header."""
+        """Type of the file's tensor; F32 for a value from the header."""
         return 0 if self.value is not None else file.tensors[self.tensor].ggml_type
 
     def load(self, file: GGUFFile) -> Array:
@@ -48,7 +48,7 @@ class Weight:
         return self._changed(file, value).reshape(self.shape)
 
     def blocks(self, file: GGUFFile) -> Array:
-        """The file's own bytes, uint8 [rows, bytes of a row], in the checkpoint's order."""
+        """The file's bytes, uint8 [rows, bytes of a row], in the checkpoint's order."""
         assert self.keeps_rows
         return self._changed(file, np.concatenate([file.blocks(tensor) for tensor in (self.tensor, *self.others)]))
 

@@ -37,7 +37,7 @@ from vllm.quantization.formats.gguf import FLOATS, TYPES, tensor_name
 logger = init_logger(__name__)
 
 # Increase when what a conversion writes changes: older copies are then not used.
-_FORMAT = 10
+_FORMAT = 11
 _WEIGHTS = "model.safetensors"
 _NUM_THREADS = 2
 # Tensors that are added to others, not multiplied with.
@@ -51,7 +51,7 @@ def converted_folder(
 ) -> Path:
     """The folder for the weights of the .gguf file (or of all files that it is a part of) in `dtype` ("float32",
     "bfloat16" or "float16"), its configuration and tokenizer; made if missing. With `keeps_blocks`, quantised weights
-    have the file's own bytes (quantization/formats/gguf.py); without `needs_tokenizer`, one that cannot be had is left
+    have the file's bytes (quantization/formats/gguf.py); without `needs_tokenizer`, one that cannot be had is left
     out. Of concurrent processes' copies the first to be finished becomes the folder. ValueError for a file that is not
     GGUF, is cut, or not supported; OSError if the cache cannot be read or written."""
     root = envs.cache_root() / "gguf"

@@ -24,7 +24,7 @@ DENSE = ("dense_2", "dense_3")
 
 
 def num_labels(h: GGUFHeader) -> int:
-    """Of a classifier; 0: the file has none."""
+    """Number of a classifier's labels; 0: the file has none."""
     if not h.has(_LABELS):
         return 0
     return rows_of(h.file.tensors[_LABELS].shape)

@@ -27,7 +27,7 @@ _SPLIT = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf")
 
 @dataclass(frozen=True)
 class GGUFTensor:
-    """Where one tensor is."""
+    """Name, type, shape and place of a tensor."""
 
     name: str
     shape: tuple[int, ...]  # rows first, as in torch
@@ -92,7 +92,7 @@ def all_parts(path: Path) -> list[Path]:
 
 
 def first_parts(paths: Sequence[Path]) -> list[Path]:
-    """Of each model, its first file that is among `paths`."""
+    """The first file of every model among `paths`."""
     models: dict[str, Path] = {}
     for path in sorted(paths):
         models.setdefault(model_stem(path), path)
@@ -212,7 +212,7 @@ class _Cursor:
         return self.take(self.scalar("<Q")).decode("utf-8", errors="replace")
 
     def _strings(self, count: int) -> list[str]:
-        """As many times `string`, a vocabulary at a time."""
+        """`count` strings, as `string` reads one."""
         data, at, end = self._data, self.position, len(self._data)
         length_at = struct.Struct("<Q").unpack_from
         strings = []

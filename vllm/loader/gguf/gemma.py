@@ -57,7 +57,7 @@ def _proportional(h: GGUFHeader) -> Config:
 
 
 def _since_3n(h: GGUFHeader, every: int) -> Config:
-    """What Gemma 3n and Gemma 4 have in common."""
+    """Entries that Gemma 3n and Gemma 4 have in common."""
     width = h.get("embedding_length_per_layer_input", 0)
     return {
         "hidden_size": h.hidden,

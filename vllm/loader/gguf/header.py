@@ -25,11 +25,11 @@ class GGUFHeader:
         self.head_dim = self._count("attention.key_length", width)
 
     def error(self, problem: str) -> ValueError:
-        """One that names the file."""
+        """An error that names the file."""
         return ValueError(f"{self.file.path.name}: {problem}")
 
     def wrong(self, key: str, problem: str) -> ValueError:
-        """One that names the file and the key."""
+        """An error that names the file and the key."""
         return self.error(f"{self.architecture}.{key} {problem}")
 
     @property
@@ -39,7 +39,7 @@ class GGUFHeader:
 
     @property
     def kv_heads(self) -> int:
-        """Those of every layer."""
+        """Number of key/value heads, by layer."""
         return self._count("attention.head_count_kv", self.uniform("attention.head_count_kv", self.heads))
 
     @property

@@ -42,7 +42,7 @@ _KIMI = (
 
 # Steps: an expression whose matches stand alone, or one of these.
 _GPT2, _DIGITS, _NUMBERS, _PUNCTUATION = "<gpt2>", "<digits>", "<numbers>", "<punctuation>"
-# Falcon's own tokenizer looks for numbers among the bytes; where a file names none, llama.cpp does so in the text.
+# Falcon's tokenizer looks for numbers among the bytes; where a file names none, llama.cpp does so in the text.
 _GPT2_TEXT = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)"
 _DEFAULT = (r"[\p{P}$+<=>^~|]+", _GPT2_TEXT, r"\p{N}+", "[0-9][0-9][0-9]")
 _FALCON = (_PUNCTUATION, _GPT2, _NUMBERS, "[0-9][0-9][0-9]")

@@ -68,7 +68,7 @@ class _AltUp(nn.Module):
         return predicted + shares.t()[..., None] * (computed - predicted[self.active])
 
     def gating(self, streams: Tensor) -> Tensor:
-        """What gates a layer's input: [T, H]."""
+        """The stream that gates a layer's input: [T, H]."""
         active = streams[self.active]
         return active * self.correct_output_scale if self.scales_active else active
 

@@ -46,7 +46,7 @@ class Head:
 
 
 def classes(activation: str | None, *renames: tuple[str, str]) -> Head:
-    """Of classes, with a dense layer if it has an activation."""
+    """A head of classes, with a dense layer if it has an activation."""
     return Head(lambda reader, _: HeadSpec(activation), renames)
 
 
@@ -57,7 +57,7 @@ def words(*renames: tuple[str, str], activation: str | None = None) -> Head:
 
 
 def words_spec(reader: ConfigReader, activation: str, bias: bool = True) -> HeadSpec:
-    """As `words`, where config.json says more."""
+    """The spec of `words`; config.json says whether its weight is tied."""
     is_tied = reader.boolean("tie_word_embeddings", default=True)
     return HeadSpec(activation, bias, norm=True, of_vocabulary=True, is_tied=is_tied)
 

@@ -76,7 +76,7 @@ class TransformersForCausalLM(UpdatableModel):
         self.__dict__["lm_head"] = head
         self._kept = {name: buffer for name, buffer in hf.named_buffers() if name in persistent}
         self._is_unchecked = False
-        # In place of the base's own results while logits are computed.
+        # In place of the base's results while logits are computed.
         self._given: list[Any] = []
         _answer(self._base[0], self._given)
 

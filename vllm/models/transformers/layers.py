@@ -181,7 +181,7 @@ class Head(ParallelLMHead):
 
 
 class Step:
-    """What the attention layers of a model read in a step."""
+    """Metadata of a step that attention layers read."""
 
     def __init__(self) -> None:
         self.kv_caches: list[KVCache] = []
@@ -266,7 +266,7 @@ class PagedLayers(nn.ModuleList):
 
 
 def _attend_to_self(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """A function of each token's own query, key and value alone, in place of attention: [T, Hq, Dv]."""
+    """A function of each token's query, key and value alone, in place of attention: [T, Hq, Dv]."""
     groups = q.shape[1] // k.shape[1]
     weights = torch.linspace(-1, 1, q.shape[-1], device=q.device, dtype=q.dtype)
     gate = torch.sigmoid((q * weights).sum(-1) + (k * weights.flip(0)).sum(-1).repeat_interleave(groups, 1))

@@ -1,4 +1,4 @@
-"""What transformers' own module of a model does, found by running it once without data: its attention calls."""
+"""What transformers' module of a model does, found by running it once without data: its attention calls."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from torch import Tensor, nn
 PROBED, PAGED = "vllm_probed", "vllm"
 
 _PROBE_TOKENS = 8
-# Arguments of an attention call that change nothing here: the step's own metadata, and requests for outputs.
+# Arguments of an attention call that change nothing here: the step's metadata, and requests for outputs.
 _IGNORED = frozenset(
     "cache_position cu_seq_lens_k cu_seq_lens_q dropout is_causal layer_idx logits_to_keep max_length_k max_length_q "
     "num_items_in_batch output_attentions output_hidden_states output_router_logits position_embeddings position_ids "

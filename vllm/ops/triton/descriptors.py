@@ -50,7 +50,7 @@ class Variant:
         self.is_on = True
 
     def launch(self, launch: Callable[[], object]) -> bool:
-        """Whether it was launched."""
+        """Call `launch`, which launches a kernel; False: it failed, now or before."""
         if not self.is_on:
             return False
         try:

@@ -23,7 +23,7 @@ def as_bytes(cache: Tensor) -> Tensor:
 
 @triton.jit
 def widened(x, FLOAT8: tl.constexpr, dtype: tl.constexpr):
-    """What a cache holds, in `dtype`."""
+    """Cached values in `dtype`."""
     if FLOAT8 == 0:
         return x.to(dtype)
     else:

@@ -2,7 +2,7 @@
 
 First the requested logits: a tile of the product for each column of ids or two, of which the weight rows are gathered
 and the diagonals kept. They come from the loop that makes the other tiles, so a token with the same weight row has the
-same bits in both, and ties are ties. A token's own column is left out by its id, so it never counts against itself.
+same bits in both, and ties are ties. A token's column is left out by its id, so it never counts against itself.
 
 Then a program a tile: its rows' maxima, sums of exponentials and argmax, and for each requested logit how many are
 greater. These counts are added by integer atomics, whose order does not matter. Consecutive programs share a slice of

@@ -59,22 +59,22 @@ class Inputs(NamedTuple):
 
     @property
     def float8(self) -> int:
-        """What the kernels call FLOAT8."""
+        """FLOAT8 of the kernels."""
         return KINDS.get(self.keys.dtype, 0)
 
     @property
     def value_scale(self) -> float:
-        """Of values as the kernels read them."""
+        """The scale of values, as the kernels read it."""
         return self.v_scale * RAW_FACTOR[self.float8]
 
     def of_rows(self, first: int, last: int | None = None) -> Inputs:
-        """The same with some of the requests."""
+        """The inputs of requests [first, last)."""
         starts = self.query_start_loc[first : None if last is None else last + 1]
         tables, lengths = self.block_table[first:last], self.seq_lens[first:last]
         return self._replace(block_table=tables, seq_lens=lengths, query_start_loc=starts)
 
     def arguments(self) -> tuple:
-        """In the kernels' order."""
+        """The arguments in the kernels' order."""
         keys, values = as_bytes(self.keys), as_bytes(self.values)
         caches = keys, *keys.stride(), values, *values.stride()[:3]
         scales = self.scale * self.k_scale * RAW_FACTOR[self.float8] * _LOG2_E, self.value_scale

@@ -1,6 +1,6 @@
 """Triton implementation of `keep_top_p_`: no sort, no copy of the rows.
 
-One program searches a row's threshold by bisection over the floats' own order: the least value h of which all greater
+One program searches a row's threshold by bisection over the floats' order: the least value h of which all greater
 logits together hold less than the share. They stay; of the equals of h as many stay as the share still needs, those
 with the lowest ids. A step of the search is one pass over a row, which the second-level cache holds. A row's sums are
 taken in one order, so its result does not depend on the other rows.

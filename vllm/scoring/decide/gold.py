@@ -84,7 +84,7 @@ class Gold:
         return len(self._known)
 
     def evaluate(self) -> Evaluation:
-        """Of the probabilities as answered; needs a row."""
+        """Measures the probabilities as answered; needs a row."""
         return evaluate(self._shares, self._known, [option.text for option in self.question.options])
 
     def fit(self) -> Scaling:
@@ -93,7 +93,7 @@ class Gold:
         return Scaling(found.temperature, found.bias, [option.text for option in self.question.options])
 
     def held_out(self) -> HeldOut:
-        """What a fit on one half does for the other."""
+        """Measures of a fit on one half of the rows, taken on the other."""
         return measure_on_halves(self._raw, self._known, self._keys)
 
 

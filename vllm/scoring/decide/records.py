@@ -99,7 +99,7 @@ def _answer_type(question: Question, keys: Sequence[str], has_orders: bool) -> p
 
 
 def decision_results(asked: QuestionSet, decision: Decision) -> Results:
-    """What a decision's row has beside the input."""
+    """Fields of a decision's row beside the input."""
     num_tokens = decision.usage.input_tokens
     if decision.error is not None:
         return failed(decision.error, num_tokens)

@@ -106,7 +106,7 @@ def _results(scores: LabelScores, labels: Labels) -> dict[str, Any]:
 
 
 def verdict(record: dict[str, Any], item: Item, labels: Labels) -> bool | None:
-    """Whether the prediction is the input's own label; None if that is none of the labels."""
+    """Whether the prediction is the input's label; None if that is none of the labels."""
     text_of = labels.stripped
     gold, prediction = str(item.fields.get(GOLD_FIELD, "")).strip(), record.get("prediction")
     if prediction not in text_of or not (gold in text_of or gold in text_of.values()):

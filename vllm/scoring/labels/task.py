@@ -31,7 +31,7 @@ _PROBE = "a"
 
 
 class LabelTask(Task):
-    """How likely each label continues the prompt of each text."""
+    """Scores labels as continuations of the prompts of texts."""
 
     command, suffix, has_tables = "score", "scores", False
 

@@ -72,7 +72,7 @@ class EmbedTask(_PooledTask):
 
 
 class RerankTask(_PooledTask):
-    """How well each text, a document, answers a query."""
+    """Scores texts, as documents, for a query."""
 
     command, suffix, result = "rerank", "ranked", SCORE
 
@@ -115,7 +115,7 @@ class RerankTask(_PooledTask):
 
 
 class BestRows(RowReport):
-    """Of scores, the best rows."""
+    """The rows with the best scores."""
 
     def __init__(self, command: str, input_name: str) -> None:
         super().__init__(command, input_name)

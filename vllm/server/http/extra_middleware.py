@@ -1,4 +1,4 @@
-"""Users' own middleware, by the path it is imported from."""
+"""Users' middleware, by the path it is imported from."""
 
 from __future__ import annotations
 

@@ -195,7 +195,7 @@ def _complete(schema: dict[str, Any], model_names: list[str], has_keys: bool) ->
         field = components["schemas"][model.__name__]["properties"]["model"]
         own = next(each for each in field.get("anyOf", [field]) if each["type"] == "string")
         own["enum"] = model_names
-    # FastAPI's own errors never occur: request_body.py checks the bodies, and path parameters are strings.
+    # FastAPI's errors never occur: request_body.py checks the bodies, and path parameters are strings.
     for name in ("HTTPValidationError", "ValidationError"):
         components["schemas"].pop(name, None)
     if has_keys:

@@ -191,7 +191,7 @@ def check_names(
 
 
 def _hint(name: str, known: list[str], within: str) -> str:
-    """What to do in place of an unknown field."""
+    """Advice for an unknown field."""
     if name in _INSTEAD:
         return f"; {_INSTEAD[name]}"
     near = _OTHER_NAMES.get(name, "")

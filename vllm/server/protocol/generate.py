@@ -65,7 +65,7 @@ class GenerateRequest(RequestModel):
 
     @property
     def max_tokens(self) -> int | None:
-        """Of the sampling parameters."""
+        """`max_tokens` of the sampling parameters."""
         return self.sampling_params.max_tokens
 
 

@@ -93,7 +93,7 @@ def check_conversation(messages: list[Any]) -> list[Any]:
 
 
 def check_conversations(conversations: list[Any]) -> list[Any]:
-    """The same of several."""
+    """As `check_conversation`, of several."""
     if not conversations:
         raise ValueError("must hold one or more conversations")
     for conversation in conversations:
@@ -242,7 +242,7 @@ class BatchChatCompletionRequest(ChatCompletionRequest):
     messages: Annotated[list[Messages], NOT_EMPTY, UNREAD_LIST, AfterValidator(check_conversations)]  # type: ignore[assignment]
 
     def to_chat_completion_request(self, messages: list[Any]) -> ChatCompletionRequest:
-        """The same request of one conversation."""
+        """The request for one of the conversations."""
         fields = {name: getattr(self, name) for name in ChatCompletionRequest.model_fields if name != "messages"}
         return ChatCompletionRequest.model_construct(messages=messages, **fields)
 
@@ -255,7 +255,7 @@ class Usage(ResponseModel):
 
 
 class Timings(ResponseModel):
-    """Of one sequence, in milliseconds."""
+    """Times of a sequence, in milliseconds."""
 
     time_to_first_token_ms: float | None = Field(description="From being scheduled to the first token.")
     generation_time_ms: float | None = Field(description="From the first token to the last one.")

@@ -1,4 +1,4 @@
-"""What a request says about tools."""
+"""Fields of requests about tools."""
 
 from __future__ import annotations
 

@@ -149,7 +149,7 @@ async def chat_logprobs(
 
 async def token_logprobs(readings: FlatLogprobs, names: TokenNames | None) -> list[dict[str, Any]]:
     """`content` of /inference/v1/generate: each generated token with all entries of its position, itself first. Tokens
-    are ids alone without `names`. Where none was generated (max_tokens=0), the token's own fields are null."""
+    are ids alone without `names`. Where none was generated (max_tokens=0), the token's fields are null."""
     content = []
     async for position in positions(readings):
         logprobs, logits = _finite(position.logprobs), _finite(position.logits)

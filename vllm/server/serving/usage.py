@@ -22,13 +22,13 @@ def cached_tokens_shown(output: RequestOutput) -> int:
 
 
 def answer_frame(state: ServerState, answer_id: str) -> dict[str, Any]:
-    """What every chunk and every whole answer begins with."""
+    """First fields of every chunk and every whole answer."""
     frame = {"id": answer_id, "created": int(time.time()), "model": state.model_names[0]}
     return frame if state.fingerprint is None else {**frame, "system_fingerprint": state.fingerprint}
 
 
 def list_frame(state: ServerState, answer_id: str) -> dict[str, Any]:
-    """What a list of results has beside them and `usage`."""
+    """Fields of a list of results beside the results and `usage`."""
     return {"id": answer_id, "object": "list", "created": int(time.time()), "model": state.model_names[0]}
 
 

@@ -1,4 +1,4 @@
-"""Where the experts of a mixture are."""
+"""Upstream's settings of the placement of experts."""
 
 from __future__ import annotations
 

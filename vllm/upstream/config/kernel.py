@@ -1,4 +1,4 @@
-"""Who multiplies."""
+"""Upstream's settings of kernels."""
 
 from __future__ import annotations
 

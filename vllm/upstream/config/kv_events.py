@@ -10,7 +10,7 @@ from vllm.config.unserved import UnservedConfig, choice, number
 
 @dataclass
 class KVEventsConfig(UnservedConfig):
-    """Whether the cache's blocks are told of, and where."""
+    """Upstream's settings of events about the cache's blocks."""
 
     instead: ClassVar[str] = "no news of KV blocks is published; /metrics tells of the prefix cache"
     harmless: ClassVar[frozenset[str]] = frozenset(

@@ -10,7 +10,7 @@ from vllm.config.unserved import UnservedConfig, choice, number
 
 @dataclass
 class LoRAConfig(UnservedConfig):
-    """How many adapters there are to be, and how large."""
+    """Upstream's settings of adapters: their number and ranks."""
 
     instead: ClassVar[str] = "LoRA adapters are not served; merge the adapter into its model and load the merged folder"
     asks_always: ClassVar[bool] = True

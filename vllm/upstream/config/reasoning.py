@@ -10,7 +10,7 @@ from vllm.config.unserved import UnservedConfig
 
 @dataclass
 class ReasoningConfig(UnservedConfig):
-    """How a model's thoughts begin and end."""
+    """Upstream's settings of a model's reasoning: its start and its end."""
 
     instead: ClassVar[str] = "thoughts are not parted from answers; the text holds both"
 
@@ -20,5 +20,5 @@ class ReasoningConfig(UnservedConfig):
 
     @property
     def enabled(self) -> bool:
-        """Whether the ends of thoughts are known."""
+        """Whether the start and the end are set."""
         return bool(self.reasoning_start_str and self.reasoning_end_str)

@@ -10,7 +10,7 @@ from vllm.config.unserved import UnservedConfig, choice, number
 
 @dataclass
 class SpeculativeConfig(UnservedConfig):
-    """Who drafts tokens ahead of the model, and how many."""
+    """Upstream's settings of speculative decoding."""
 
     instead: ClassVar[str] = (
         "tokens are not drafted ahead: the model itself computes each one; leave it out (outputs are the same)"

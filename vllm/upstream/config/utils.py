@@ -43,7 +43,7 @@ def update_config(config: _C, overrides: Mapping[str, Any]) -> _C:
 
 
 def config(cls: Any = None, /, **kwargs: Any) -> Any:
-    """A decorator that makes a dataclass, with dataclass's own arguments."""
+    """A decorator that makes a dataclass, with dataclass's arguments."""
     return dataclasses.dataclass(**kwargs) if cls is None else dataclasses.dataclass(cls, **kwargs)
 
 

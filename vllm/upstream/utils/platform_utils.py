@@ -1,4 +1,4 @@
-"""What the machine can do."""
+"""Properties of the machine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What trainers and engines exchange weights by. Callers' own transports are used; none is built in."""
+"""What trainers and engines exchange weights by. Callers' transports are used; none is built in."""
 
 from __future__ import annotations
 

@@ -156,7 +156,7 @@ class KVCacheManager:
             self._step.shared_tokens.append(shared)
         request.hidden_from = request.next_prompt_row if self._caches_hidden else None
         self._num_registered[request.request_id] = num_cached
-        # After a preemption the prefix is the request's own work, not a cache hit.
+        # After a preemption the prefix is the request's work, not a cache hit.
         if self.enable_caching and request.num_preemptions == 0:
             self.stats.num_prefix_queried_tokens += request.num_tokens
             self.stats.num_prefix_hit_tokens += prefix.num_tokens

@@ -56,12 +56,12 @@ class AsyncEngineControl:
 
     @property
     def is_running(self) -> bool:
-        """Whether it takes requests."""
+        """Whether the engine takes requests."""
         return not self.errored
 
     @property
     def is_stopped(self) -> bool:
-        """Whether it is dead."""
+        """Whether the engine is dead."""
         return self.errored
 
     @property
@@ -76,7 +76,7 @@ class AsyncEngineControl:
 
     @property
     def num_unfinished_sequences(self) -> int:
-        """In sequences, of which a request may have several."""
+        """Number of unfinished sequences; a request may have several."""
         return sum(replica.num_unfinished_sequences for replica in self.replicas)
 
     async def wait_dead(self) -> EngineDeadError:
@@ -191,7 +191,7 @@ class AsyncEngineControl:
         return not await self.is_sleeping()
 
     async def is_sleeping(self) -> bool:
-        """Whether anything of it sleeps."""
+        """Whether any part of the engine sleeps."""
         return any(await self._call("is_sleeping"))
 
     async def get_tokenizer(self) -> Any:
@@ -252,7 +252,7 @@ class AsyncEngineControl:
         return [each for replica in results for each in replica]
 
     async def _call(self, method: str, *arguments: Any) -> list[Any]:
-        """One result a replica."""
+        """Call a method of all replicas; one result a replica."""
         self._check_alive()
         return await asyncio.gather(*(replica.core.call(method, *arguments) for replica in self.replicas))
 
@@ -272,7 +272,7 @@ class AsyncEngineControl:
             self._fail(replica, error)
 
     def _is_busy(self, replica: Replica) -> bool:
-        """Whether outputs are to be expected."""
+        """Whether outputs are expected."""
         return bool(replica.num_unfinished_sequences) and not self._is_paused
 
     def _take(self, replica: Replica, outputs: list[EngineCoreOutput], stats: dict[str, Any]) -> None:

@@ -189,7 +189,7 @@ class EngineCore:
         self._asleep -= set(tags) if tags else self._asleep
 
     def is_sleeping(self) -> bool:
-        """Whether anything of it sleeps."""
+        """Whether any part of the engine sleeps."""
         return bool(self._asleep)
 
     def check_awake(self) -> None:

@@ -29,7 +29,7 @@ class IncrementalDetokenizer:
         return self.token_ids
 
     def num_output_tokens(self) -> int:
-        """How many ids were generated."""
+        """Number of generated ids."""
         return len(self.token_ids)
 
     def update(self, new_token_ids: list[int], stop_terminated: bool) -> str | None:

@@ -203,7 +203,7 @@ class InputProcessor:
             return None, self._check_ids(prompt), None
         for name in _REFUSED_KEYS.keys() & prompt.keys():
             check_neutral(name, prompt[name], _REFUSED_KEYS[name])
-        # "type" is the tag of upstream's own prompt types.
+        # "type" is the tag of upstream's prompt types.
         unknown = sorted(set(prompt) - _PROMPT_KEYS - _REFUSED_KEYS.keys() - {"type", "arrival_time"})
         if unknown:
             message = f"unknown prompt field {unknown[0]!r}; known: {', '.join(sorted(_PROMPT_KEYS))}"

@@ -76,7 +76,7 @@ class LLMEngine:
             raise
 
     def _prepare(self, tokenizer: Tokenizer | None, log_stats: bool) -> None:
-        """What stands between callers and the core."""
+        """Make the processors between callers and the core."""
         self.tokenizer = tokenizer
         self.input_processor = InputProcessor(self.vllm_config, tokenizer)
         self._metrics: OfflineMetrics | None = None
@@ -256,7 +256,7 @@ class LLMEngine:
         return not self.engine_core.is_sleeping()
 
     def is_sleeping(self) -> bool:
-        """Whether anything of it sleeps."""
+        """Whether any part of the engine sleeps."""
         return self.engine_core.is_sleeping()
 
     def reset_prefix_cache(self, reset_running_requests: bool = False, reset_connector: bool = False) -> bool:

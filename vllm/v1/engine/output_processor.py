@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class ProcessedOutputs:
-    """What one step gave."""
+    """The results of one step."""
 
     request_outputs: list[RequestOutput] = field(default_factory=list)
     requests_to_abort: list[str] = field(default_factory=list)  # core ids ended by a stop string
@@ -54,7 +54,7 @@ class _Sequence:
 
     @property
     def cumulative_logprob(self) -> float:
-        """Of the generated tokens; -inf after an error."""
+        """Sum of the generated tokens' logprobs; -inf after an error."""
         assert self.logprobs_processor is not None, "compared sequences have logprobs"
         return -math.inf if self.error is not None else self.logprobs_processor.cumulative_logprob
 

@@ -1,4 +1,4 @@
-"""What runs an engine's workers."""
+"""The interface of executors, which run an engine's workers."""
 
 from __future__ import annotations
 

@@ -206,7 +206,7 @@ class _OnRankZero:
 
 
 def sendable(step: SchedulerOutput) -> SchedulerOutput:
-    """The step without the requests' own functions, most of which cannot be pickled."""
+    """The step without the requests' functions, most of which cannot be pickled."""
     requests = []
     for new in step.scheduled_new_reqs:
         if functions := new.sampling_params.logits_processors:

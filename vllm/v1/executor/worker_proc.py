@@ -48,7 +48,7 @@ class WorkerStart:
 
 @dataclass(frozen=True)
 class Progress:
-    """How far a rank has come."""
+    """State of a rank: its collectives, and its working thread."""
 
     num_collectives: int = 0  # begun
     cpu_seconds: float = 0.0  # of its working thread

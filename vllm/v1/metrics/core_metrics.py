@@ -50,7 +50,7 @@ def add(families: dict[str, Metric], metrics: Iterable[Metric], labels: dict[str
 
 
 def core_metrics(engine: CoreState) -> Iterator[Metric]:
-    """What the core counts, and what is in it."""
+    """The core's counters and gauges."""
     # A dead core holds nothing, whatever its last counts.
     now = {} if engine.is_dead else engine.stats
     running = now.get("num_running", 0)

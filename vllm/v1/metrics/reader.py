@@ -22,7 +22,7 @@ class Metric:
 
 @dataclass
 class Counter(Metric):
-    """What only grows."""
+    """A metric that only grows."""
 
     value: int
 
@@ -36,7 +36,7 @@ class Vector(Metric):
 
 @dataclass
 class Gauge(Metric):
-    """What goes up and down."""
+    """A metric that goes up and down."""
 
     value: float
 

@@ -1,1 +1,1 @@
-"""What a rank runs: its model, its KV cache, its sampling."""
+"""A rank: its model, its KV cache, its sampling."""

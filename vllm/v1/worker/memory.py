@@ -52,7 +52,7 @@ class MemoryProfile(NamedTuple):
 
     @property
     def step_bytes(self) -> int:
-        """What the steps needed beyond the weights."""
+        """Memory that steps reserved beyond the weights, in bytes."""
         return self.stepped.peak_reserved - self.loaded.reserved
 
     @property

@@ -165,7 +165,7 @@ class Worker:
 
     @property
     def model_runner(self) -> GPUModelRunner:
-        """What runs the model. RuntimeError: `sleep` has freed it."""
+        """The model runner. RuntimeError: `sleep` has freed it."""
         if self._runner is None:
             raise RuntimeError("the weights were freed by sleep(level=2): call wake_up(tags=['weights']) first")
         return self._runner

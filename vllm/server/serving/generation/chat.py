@@ -144,7 +144,7 @@ class ChatAnswer(Answer):
         }
 
     def head(self) -> dict[str, Any]:
-        """What a whole answer has beside its choices and usage."""
+        """Fields of a whole answer beside its choices and usage."""
         return {**self._frame, "object": "chat.completion", "labels": self._plan.label_entries}
 
     async def choices(self, output: RequestOutput) -> list[dict[str, Any]]:

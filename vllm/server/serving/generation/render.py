@@ -54,7 +54,7 @@ async def render_chat_completion(request: Request, state: ServerState, body: Cha
 
 
 def _params_fields(params: SamplingParams) -> dict[str, Any]:
-    """What a caller may set."""
+    """The sampling parameters as JSON, without internal fields."""
     fields = msgspec.to_builtins(params, enc_hook=str)
     return {name: value for name, value in fields.items() if not name.startswith("_")}
 

@@ -124,7 +124,7 @@ def decision_params(state: ServerState, body: DecisionRequest) -> DecisionParams
 
 
 def _template_kwargs(state: ServerState, given: dict[str, Any]) -> dict[str, Any]:
-    """The template's variables. The server's own do not switch thinking on: answers are read where replies begin."""
+    """The template's variables. The server's do not switch thinking on: answers are read where replies begin."""
     return {**(state.args.default_chat_template_kwargs or {}), "enable_thinking": False, **given}
 
 

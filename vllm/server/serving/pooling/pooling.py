@@ -280,7 +280,7 @@ def _params(body: PoolingFields, task: str) -> PoolingParams:
 
 
 def _is_single(given: Any) -> bool:
-    """One text, or the ids of one."""
+    """Whether the input is one text, or the ids of one."""
     if isinstance(given, list):
         return bool(given) and isinstance(given[0], int)
     if not isinstance(given, str):

@@ -182,7 +182,7 @@ class ScoredPairs(ScoredPrompts):
 
 
 class PooledScores:
-    """The same by a pooling model."""
+    """Scores of documents by a pooling model."""
 
     def __init__(self, state: ServerState, body: PairFields, pairs: Sequence[tuple[str, str]], field: str) -> None:
         config = state.engine.model_config

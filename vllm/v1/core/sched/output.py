@@ -1,4 +1,4 @@
-"""What the scheduler tells the workers to do in a step."""
+"""The scheduler's output: the workers' input for a step."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class SharedTokens(NamedTuple):
 
 @dataclass
 class SchedulerOutput:
-    """One step."""
+    """The work of one step."""
 
     scheduled_new_reqs: list[NewRequestData]
     scheduled_cached_reqs: CachedRequestData

@@ -129,7 +129,7 @@ class LabelScorer:
         num_shared = sum(bool(node.edges) for node in path)
         lists: list[list[int]] = []
         for node, taken in zip(path[num_shared:], [*token_ids[num_shared:], None], strict=True):
-            # A prompt position's readings begin with the prompt's own token.
+            # A prompt position's readings begin with the prompt's token.
             first = [] if taken is None else [taken]
             lists.append(list(dict.fromkeys([*first, *node.children])))
             node.edges = {token: number for number, token in enumerate(lists[-1], start=len(self._edge_tokens))}
@@ -210,7 +210,7 @@ class LabelScorer:
             for part in (output.prompt_logprobs, output.outputs[0].logprobs)
             if part is not None
         ]
-        # The order of entries is that of the requests, the prompt's own token first: the order of the edges' numbers.
+        # The order of entries is that of the requests, the prompt's token first: the order of the edges' numbers.
         assert np.array_equal(np.concatenate([part.token_ids for part in readings]), self._edge_tokens)
         names = ("logprobs", "logits", "ranks")
         return [np.concatenate([getattr(part, name) for part in readings]) for name in names]

@@ -108,7 +108,7 @@ class SlotAdapter(LogitsProcessor):
         self._processor = processor_class(vllm_config, self._states)
         self._free = list(range(num_slots - 1, -1, -1))
         self._slots: dict[int, int] = {}  # index -> slot
-        self._outputs: dict[int, list[int]] = {}  # slot -> the request's own list, which grows
+        self._outputs: dict[int, list[int]] = {}  # slot -> the request's list, which grows
         self._users: set[int] = set()  # slots
         self._errors: dict[int, Exception] = {}  # slot -> why the request could not be added
 

@@ -12,7 +12,7 @@ from vllm.v1.sample.logits_processor.interface import AddedRequest, BatchUpdate,
 
 
 class SlotTokens(Protocol):
-    """What is used of the runner's RequestStates, by slot."""
+    """The part of the runner's RequestStates that is read here, by slot."""
 
     prompt_len: np.ndarray  # int32 [S]
     total_len: np.ndarray  # int32 [S]

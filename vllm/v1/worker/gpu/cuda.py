@@ -18,10 +18,10 @@ Cut = Callable[[], None]
 
 
 class Movable(Protocol):
-    """What a step gives: tensors."""
+    """Results of a step that hold tensors."""
 
     def moved(self, move: Callable[[Tensor], Tensor]) -> Any:
-        """The same with `move` applied to the tensors."""
+        """The results with `move` applied to the tensors."""
 
 
 Given = TypeVar("Given", bound=Movable)

@@ -121,7 +121,7 @@ class DecodeGraphs:
         return blocks * self._block_size + positions % self._block_size
 
     def takes(self, batch: InputBatch) -> bool:
-        """Whether `batch` is such a step."""
+        """Whether a captured graph fits `batch`."""
         return batch.is_decode and len(batch.req_ids) <= self._sizes[-1] and batch.max_seq_len <= self._max_seq_len
 
     @property
@@ -145,7 +145,7 @@ class DecodeGraphs:
 
 
 class Widths(NamedTuple):
-    """What a step reads beside the sampled tokens."""
+    """Columns that a step reads beside the sampled tokens."""
 
     reads: bool  # anything at all
     num_topk: int

@@ -18,7 +18,7 @@ from vllm.v1.worker.gpu.states import UNKNOWN, BlockTables, RequestStates
 
 @dataclass
 class PromptBatch:
-    """What a step does for requests that read their prompts."""
+    """The part of a step that reads prompts."""
 
     computed: PromptRows  # sources are rows of the step's hidden states
     cached: PromptRows  # sources are KV cache slots, where hidden states of cached prefixes are kept

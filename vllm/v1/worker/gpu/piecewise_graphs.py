@@ -140,7 +140,7 @@ class PiecewiseGraphs:
         return self._model(self._ids[:size], self._positions[:size], self._kv_caches, first)
 
     def takes(self, batch: InputBatch) -> bool:
-        """Whether `batch` is such a step."""
+        """Whether a captured graph fits `batch`."""
         return bool(self._steps) and batch.shared_np is None and len(batch.input_ids_np) <= self._sizes[-1]
 
     def __call__(self, inputs: ModelInputs) -> Tensor:

@@ -106,7 +106,7 @@ class RecordedDecode:
             )
 
     def takes(self, batch: InputBatch) -> bool:
-        """Whether `batch` is such a step."""
+        """Whether `batch` can be replayed from a recording."""
         return self._records and batch.is_decode and len(batch.req_ids) <= self._max_rows
 
     def __call__(self, batch: InputBatch) -> Tensor:

@@ -1,4 +1,4 @@
-"""What a step of a pooling model gives."""
+"""The result of a pooling model's step."""
 
 from __future__ import annotations
 

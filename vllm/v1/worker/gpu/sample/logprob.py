@@ -104,7 +104,7 @@ def compute_topk_logprobs(
         columns: replaces the state, the mapping and M.
 
     Returns:
-        Columns: sampled, top-k, then the requested ids in their order. Cells beyond a row's own ids hold id 0,
+        Columns: sampled, top-k, then the requested ids in their order. Cells beyond a row's ids hold id 0,
         logprob 0.0, logit 0.0 and rank 0.
     """
     if columns is None:
@@ -126,7 +126,7 @@ def greedy_readings(
 
 
 class Columns(NamedTuple):
-    """What to read of L rows; not to be written to."""
+    """The columns to read of L rows; not to be written to."""
 
     table: Tensor  # int32 [L, 1 + K + M]: the last M are the requested ids, the others are undefined
     num_valid: Tensor | None  # int32 [L], how many of a row's columns count; None: all of them

@@ -1,4 +1,4 @@
-"""What sampling returns to the model runner."""
+"""The sampler's result for the model runner."""
 
 from __future__ import annotations
 

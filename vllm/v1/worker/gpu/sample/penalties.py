@@ -68,7 +68,7 @@ class PenaltiesState:
         self.repetition = StagedTensor(max_num_reqs, torch.float32, device, fill=1.0)
         self.frequency = StagedTensor(max_num_reqs, torch.float32, device)
         self.presence = StagedTensor(max_num_reqs, torch.float32, device)
-        # On the CPU the request's own token ids are there.
+        # On the CPU the request's token ids are there.
         self._history = None if device.type == "cpu" else TokenHistory(max_num_reqs, device)
 
     def add_request(self, slot: int, params: SamplingParams) -> None:

@@ -41,7 +41,7 @@ class LogitsProcessorError(RuntimeError):
 def make_processors(
     config: VllmConfig, device: torch.device, vocab: WholeVocab
 ) -> tuple[RequestProcessorsState, CustomProcessors | None]:
-    """The state of the requests' own processors, and the engine's custom ones, if it has any."""
+    """The state of the requests' processors, and the engine's custom ones, if it has any."""
     has_custom = bool(config.model_config.logits_processors)
     if isinstance(vocab, SlicedVocab):
         return SlicedRequestProcessors(vocab), SlicedCustomProcessors(config, device, vocab) if has_custom else None
@@ -147,7 +147,7 @@ class CustomProcessors:
 
     def apply(self, logits: Tensor, slots: np.ndarray) -> Errors:
         """Run the processors that may change the most likely token on float32 [R, V], in place. The errors are of
-        rows whose request's own processor failed."""
+        rows whose request's processor failed."""
         return self._run(self._others, logits, slots, np.ones(len(slots), dtype=bool))
 
     def apply_argmax_invariant(self, logits: Tensor, slots: np.ndarray, chosen: np.ndarray) -> Errors:

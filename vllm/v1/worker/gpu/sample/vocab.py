@@ -15,7 +15,7 @@ from vllm.ops.topk import topk
 
 
 class Drawn(NamedTuple):
-    """One token of each of R rows."""
+    """One token of R rows."""
 
     token_ids: Tensor  # int32 [R]
     logits: Tensor  # float32 [R], of these tokens

@@ -27,7 +27,7 @@ _MAX_NUCLEUS = 256
 
 
 def vocab_of(vocab_size: int, group: Communicator) -> WholeVocab:
-    """How the ranks of `group` read logits."""
+    """The part of a row of logits that a rank has: all of it, or a slice."""
     return WHOLE if group.world_size == 1 else SlicedVocab(VocabSlice(vocab_size, group))
 
 

@@ -1,0 +1,27 @@
+"""Inputs that no model here takes."""
+
+from __future__ import annotations
+
+from typing import Any, TypedDict
+
+
+class EmbedsInput(TypedDict):
+    """Embeddings in place of tokens."""
+
+    type: str
+    prompt_embeds: Any
+
+
+class MultiModalInput(TypedDict):
+    """Tokens and media."""
+
+    type: str
+    prompt_token_ids: list[int]
+
+
+class EncoderDecoderInput(TypedDict):
+    """One input for each half of a model."""
+
+    type: str
+    encoder_prompt: Any
+    decoder_prompt: Any
