@@ -60,6 +60,14 @@ def test_modules_and_names_that_a_page_names_exist(page: str) -> None:
         pkgutil.resolve_name(name)
 
 
+def test_every_package_is_in_the_architecture() -> None:
+    packages = {path.parent.name for path in (ROOT / "vllm").glob("*/*.py")} - {"v1"}
+    packages |= {f"v1/{path.parent.name}" for path in (ROOT / "vllm" / "v1").glob("*/*.py")}
+    text = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    table = text[: text.index("## The path of one request")]
+    assert sorted(package for package in packages if f"`{package}" not in table) == []
+
+
 def test_a_lost_path_is_found() -> None:
     text = "`vllm/lost.py`, `lost.md`, [there](docs/lost.md), `README.md`, `vllm/ops`, `a.b`, [here](README.md#speed)"
     assert missing_places("README.md", text) == ["docs/lost.md", "vllm/lost.py", "lost.md", "docs/lost.md"]

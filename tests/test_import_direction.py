@@ -35,6 +35,9 @@ MAX_FOLDER_FILES = 20
 LISTS = {"ops": "an operation", "ops/triton": "an operation's kernel", "models/dense": "a family of models"}
 
 
+PUBLIC = set(re.findall(r'"(\w+)": "vllm\.', (ROOT / "vllm/__init__.py").read_text(encoding="utf-8")))
+
+
 def modules() -> dict[str, Path]:
     found = {}
     for path in sorted((ROOT / "vllm").rglob("*.py")):
@@ -93,6 +96,18 @@ def test_nothing_needs_upstreams_names():
         if name != "vllm" and not name.startswith("vllm.upstream")
         for target, _, line in imports(name)
         if target.startswith("vllm.upstream")
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_imported_modules_have_files():
+    """A path that only the table of upstream's names has would be found, too, at the cost of reading it."""
+    wrong = [
+        f"{name}:{line} imports {target}"
+        for name in MODULES
+        if not name.startswith("vllm.upstream")
+        for target, imported, line in imports(name)
+        if target not in MODULES or (target == "vllm" and imported not in PUBLIC)
     ]
     assert not wrong, "\n".join(wrong)
 

@@ -1,4 +1,4 @@
-"""The KV cache."""
+"""Settings of the KV cache."""
 
 from __future__ import annotations
 

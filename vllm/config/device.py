@@ -1,4 +1,4 @@
-"""The device."""
+"""Settings of the device."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from vllm.config.checks import one_of
 
 @dataclass(frozen=True)
 class DeviceConfig:
-    """Where the model runs: "cpu" or "cuda"."""
+    """The device that runs the model: "cpu" or "cuda"."""
 
     device: str = "cpu"
 

@@ -1,4 +1,4 @@
-"""Pooling models."""
+"""Settings of pooling models."""
 
 from __future__ import annotations
 

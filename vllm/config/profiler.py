@@ -1,4 +1,4 @@
-"""Profiles of steps."""
+"""Settings of the profiler."""
 
 from __future__ import annotations
 

@@ -48,7 +48,7 @@ def check_nullable_text(name: str, value: Any) -> str | None:
 
 
 def check_literal(name: str, value: Any, allowed: Sequence[str | None]) -> None:
-    """One of a few texts."""
+    """Check that a value is one of a few texts."""
     if not (value is None or isinstance(value, str)) or value not in allowed:
         texts = ", ".join(repr(each) for each in allowed if each is not None)
         raise VLLMValidationError(f"{name} must be one of {texts}, got {shown(value)}", name, value)

@@ -50,7 +50,7 @@ class Communicator:
             self.is_waiting = self.waits_for_device = False
 
     def abort(self) -> None:
-        """End the collectives in progress on this rank's device, from any thread: whoever waits for them goes on, with
+        """End the collectives in progress on this rank's device, from any thread: ranks that wait for them go on, with
         results that mean nothing. Later collectives fail. For NCCL; see `disconnect` for gloo's."""
         group = self._group
         if group is not None and group.name() == "nccl":

@@ -159,7 +159,7 @@ class StatelessProcessGroup:
             self._wait_for(f"{key}/gone", self.world_size, deadline)
 
     def expire_data(self) -> None:
-        """Forget values that nobody came for in time."""
+        """Forget values that no rank has read in time."""
         oldest = time.monotonic() - self.data_expiration_seconds
         while self._sent and self._sent[0][0] < oldest:
             self.store.delete_key(self._sent.pop(0)[1])

@@ -1,1 +1,1 @@
-"""The ways in: Python, the command line."""
+"""Entry points for Python: LLM and AsyncLLM."""

@@ -138,7 +138,7 @@ class Candidates:
         return int(np.flatnonzero(self.token_ids == token_id)[0])
 
     def logprob(self, token_id: int) -> float:
-        """A candidate's."""
+        """Logprob of a candidate."""
         return float(self.logprobs[self.column(token_id)])
 
 

@@ -48,7 +48,7 @@ class WeightSlot:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The whole tensor's."""
+        """Shape of the whole tensor."""
         return tuple(shard.size for shard in self.shards)
 
     def fill(self, value: Tensor | QuantizedWeight | QuantizedStack) -> None:

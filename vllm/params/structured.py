@@ -1,4 +1,4 @@
-"""What shape an answer is asked to have. No grammar is there yet: whoever takes these values refuses them."""
+"""Constraints on the form of an answer. Grammars are not implemented: requests that set one are refused."""
 
 from __future__ import annotations
 

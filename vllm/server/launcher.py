@@ -77,7 +77,7 @@ def bind(host: str, port: int, uds: str | None = None) -> socket.socket:
 def _bind_path(path: str) -> socket.socket:
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
-        # Left behind by a server that has ended: nobody listens on it.
+        # Left behind by a server that has ended: no process listens on it.
         with contextlib.suppress(ConnectionRefusedError, FileNotFoundError):
             with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as other:
                 other.connect(path)

@@ -16,6 +16,8 @@ import tokenizers
 import vllm.tokenizers.own_classes as own_classes
 from vllm.config.checkpoint.hub import download
 from vllm.tokenizers.bpe_files import read_tokenizer
+from vllm.tokenizers.own_classes import is_known as is_own_class
+from vllm.tokenizers.own_classes import load as load_own_class
 from vllm.tokenizers.text_streams import ByteStream, RedecodingStream, TokenStream
 
 _SPECIAL_KEYS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
@@ -333,7 +335,7 @@ class OwnClassTokenizer(Tokenizer):
 
     def __init__(self, folder: Path, settings: dict[str, Any], source: _Source) -> None:
         is_first_glm = "chatglm2" in str(_read_object(folder, "config.json").get("_name_or_path", ""))
-        backend, named = own_classes.load(folder, settings, is_first_glm)
+        backend, named = load_own_class(folder, settings, is_first_glm)
         super().__init__(backend, named, source)
         self._template = settings.get("chat_template")
 
@@ -371,7 +373,7 @@ def get_tokenizer(
     file = folder / "tokenizer.json"
     if tokenizer_mode == "auto" and not file.is_file():
         settings = _read_object(folder, "tokenizer_config.json")
-        if own_classes.is_known(folder, settings):
+        if is_own_class(folder, settings):
             return OwnClassTokenizer(folder, settings, source)
     if tokenizer_mode == "slow" or not file.is_file():
         return _wrapped(source.load_hf(), source)

@@ -46,7 +46,7 @@ class Module:
 
     @property
     def kind(self) -> str:
-        """The class's name."""
+        """Name of the module's class."""
         return self.type.rpartition(".")[2]
 
     @property

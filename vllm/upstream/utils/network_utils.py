@@ -99,14 +99,14 @@ def get_file_store_init_method() -> str:
 
 
 def get_open_zmq_ipc_path() -> str:
-    """A ZeroMQ address of this machine that nobody has."""
+    """A free ZeroMQ address of this machine."""
     import tempfile
 
     return f"ipc://{tempfile.gettempdir()}/{uuid.uuid4()}"
 
 
 def get_open_zmq_inproc_path() -> str:
-    """A ZeroMQ address of this process that nobody has."""
+    """A free ZeroMQ address of this process."""
     return f"inproc://{uuid.uuid4()}"
 
 

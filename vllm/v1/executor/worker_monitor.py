@@ -157,7 +157,7 @@ class WorkerMonitor:
             self._release_device()
 
     def _release_device(self) -> None:
-        """Rank 0 waits behind a collective that nobody will complete, and that no exception ends."""
+        """Rank 0 waits for a collective that no rank will complete, and that no exception ends."""
         self.group.abort()
         deadline = time.monotonic() + _RELEASE_SECONDS
         while self.group.waits_for_device:
