@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 import tokenizers
 
-import vllm.tokenizers.own_classes as own_classes
 from vllm.config.checkpoint.hub import download
 from vllm.tokenizers.bpe_files import read_tokenizer
 from vllm.tokenizers.own_classes import is_known as is_own_class
