@@ -6,12 +6,10 @@ import importlib
 import sys
 from collections.abc import Sequence
 from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
-from importlib.util import find_spec
 from types import CodeType, ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from vllm.upstream.table import Row
+from vllm.upstream.table import Row, table
 
 _ROOT = "vllm."
 # Modules of ours that do not have all of upstream's names; the table has the others.
@@ -39,25 +37,32 @@ def install() -> None:
 
 
 class Finder:
-    """Of modules below `vllm`; a meta path finder. The table is read when a file is missing."""
+    """Of modules below `vllm`; a meta path finder. The table is read when a file is missing.
+
+    It imports nothing: Python holds the global import lock meanwhile, which another thread that imports the same needs.
+    """
 
     @staticmethod
     def find_spec(name: str, path: Sequence[str] | None = None, target: ModuleType | None = None) -> ModuleSpec | None:
         """A file's, else the table's, else none."""
         if not name.startswith(_ROOT):
             return None
-        spec = PathFinder.find_spec(name, path, target)
-        if spec is None or spec.loader is None:
+        spec = _of_file(name, path, target)
+        if spec is None:
             return _listed(name)
         if name in _WITH_MORE and isinstance(spec.loader, SourceFileLoader):
             spec.loader = _MoreLoader(name, spec.loader.path)
         return spec
 
 
+def _of_file(name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
+    """None for a folder that has no modules, too."""
+    spec = PathFinder.find_spec(name, path, target)
+    return spec if spec is not None and spec.loader is not None else None
+
+
 def _listed(name: str) -> ModuleSpec | None:
     """By the table."""
-    from vllm.upstream.table import table
-
     rows = table()
     found = next(filter(None, map(_find, rows.candidates(name))), None)
     if found is None and name not in rows.names and name not in rows.packages:
@@ -72,12 +77,15 @@ def _listed(name: str) -> ModuleSpec | None:
 
 
 def _find(module: str) -> ModuleSpec | None:
-    try:
-        return find_spec(module)
-    except ModuleNotFoundError as error:
-        if error.name is not None and f"{module}.".startswith(f"{error.name}."):
-            return None
-        raise  # a package that is not installed
+    """Of a file or by the table; what is above it is not imported."""
+    root, *parts = module.split(".")
+    path: Sequence[str] | None = sys.modules[root].__path__
+    spec, name = None, root
+    for part in parts:
+        name = f"{name}.{part}"
+        spec = _of_file(name, path) if path else None
+        path = spec.submodule_search_locations if spec is not None else None
+    return spec or _listed(module)
 
 
 class _MoreLoader(SourceFileLoader):
@@ -114,10 +122,10 @@ class _ListLoader:
 
 
 class _AliasLoader(_ListLoader):
-    """Of one more path to a module: both give the same object."""
+    """Of one more path to a module: both give the same object.
 
-    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
-        return None
+    Until it is imported, a listed module stands in for it, which another thread's `from ... import` may get.
+    """
 
     def exec_module(self, module: ModuleType) -> None:
         # What an import returns is looked up here.
@@ -170,8 +178,6 @@ class ListedModule(ModuleType):
 def _row(module: ModuleType, name: str) -> Row | None:
     if name.startswith("__"):
         return None
-    from vllm.upstream.table import table
-
     return table().names.get(module.__name__, {}).get(name)
 
 
@@ -189,15 +195,11 @@ def _real(module: ModuleType) -> str | None:
     """The module that has what no row says."""
     if not module.__dict__["_is_ours"]:
         return module.__dict__["_real"]
-    from vllm.upstream.table import table
-
     return next(iter(table().candidates(module.__name__)), None)
 
 
 def _names(module: ModuleType) -> list[str]:
     """What `import *` takes."""
-    from vllm.upstream.table import table
-
     rows, real = table().names.get(module.__name__, {}), _real(module)
     names = [name for name, row in rows.items() if "." not in name and (row.place or row.status == "refused")]
     if real is None:
