@@ -40,6 +40,14 @@ def test_paths_and_names_are_there(part):
     assert not missing, "\n".join(missing)
 
 
+def test_upstreams_interfaces_of_models_are_there():
+    """All of them by both of their paths; the other names of the folder are its own."""
+    interfaces = importlib.import_module("vllm.model_executor.models.interfaces")
+    models = importlib.import_module("vllm.model_executor.models")
+    names = [name for name in LISTED["vllm.model_executor.models"] if hasattr(interfaces, name)]
+    assert names and all(getattr(models, name) is getattr(interfaces, name) for name in names)
+
+
 def is_there(module: str) -> bool:
     try:
         return importlib.util.find_spec(module) is not None
