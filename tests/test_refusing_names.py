@@ -19,6 +19,7 @@ from vllm.sequence import IntermediateTensors, Logprob
 from vllm.tokenizers.mistral import MistralTokenizer
 from vllm.tool_parsers import ToolParser, ToolParserManager
 from vllm.upstream.refusals import Unserved
+from vllm.upstream.table import table
 from vllm.usage.usage_lib import UsageContext, is_usage_stats_enabled
 
 
@@ -88,8 +89,15 @@ def unserved_classes() -> list[type[Unserved]]:
 
 
 def test_every_unserved_class_says_what_to_do_instead():
-    classes = unserved_classes()
-    assert len(classes) > 15
+    rows = [(module, name, row) for module, rows in table().names.items() for name, row in rows.items()]
+    listed = [
+        getattr(importlib.import_module(module), name)
+        for module, name, row in rows
+        if row.status == "refused" and row.place is None and not row.is_function and "." not in name
+    ]
+    named = [*unserved_classes(), *listed]
+    classes = {found for found in named if isinstance(found, type) and issubclass(found, Unserved)}
+    assert len(classes) > 100
     for each in classes:
         with pytest.raises(NotImplementedError, match=f"{each.__name__}: ") as caught:
             each(1, name=2)

@@ -185,11 +185,14 @@ class ServedModel(ServerSession):
         async def following() -> bytes | None:
             return await anext(events, None)
 
-        task = self.loop.create_task(following())
+        step = following()
         try:
-            return self.loop.run_until_complete(task)
+            return self.loop.run_until_complete(step)
         except KeyboardInterrupt:
-            # A generator that still waits cannot be closed.
-            task.cancel()
-            self.wait(asyncio.gather(task, return_exceptions=True))
+            # A generator that still waits cannot be closed. The interrupt may have come before the step's task ran.
+            tasks = [task for task in asyncio.all_tasks(self.loop) if task.get_coro() is step]
+            for task in tasks:
+                task.cancel()
+                self.wait(asyncio.gather(task, return_exceptions=True))
+            step.close()
             raise
