@@ -1,4 +1,4 @@
-"""Base of names whose feature is absent: they import, and raise when used."""
+"""The error of a name whose feature is absent."""
 
 from __future__ import annotations
 
