@@ -81,8 +81,13 @@ def _of_regex(value: str, params: StructuredOutputsParams) -> str:
 def _of_choice(value: list[str], params: StructuredOutputsParams) -> str:
     from llguidance import LLMatcher
 
-    choices = " | ".join(json.dumps(each, ensure_ascii=False) for each in value)
-    return LLMatcher.grammar_from_lark(f"start: {choices}")
+    # Lark's strings cannot hold all characters.
+    choices = "|".join("".join(map(_literal, each)) for each in value)
+    return LLMatcher.grammar_from_regex(f"({choices})")
+
+
+def _literal(character: str) -> str:
+    return character if character.isascii() and character.isalnum() else f"\\x{{{ord(character):x}}}"
 
 
 def _of_grammar(value: str, params: StructuredOutputsParams) -> str:

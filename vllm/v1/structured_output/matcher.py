@@ -27,17 +27,22 @@ class Matcher:
         """Tokens that it has taken."""
 
     def take(self, token_ids: Sequence[int]) -> str | None:
-        """Go on by tokens, of which none may follow the answer's end; why it cannot, or None."""
+        """Go on by tokens, the end's included; why it cannot, or None."""
         self.num_taken += len(token_ids)
-        if not token_ids or self._inner.consume_tokens(list(token_ids)):
+        # One by one, as several are not taken after the answer's end.
+        if all(map(self._inner.consume_token, token_ids)):
             return None
-        return self._inner.get_error() or "a token that the grammar does not allow was generated"
+        return f"a token that the grammar does not allow was generated: {self._error()}"
 
     def fill_mask(self, mask: np.ndarray) -> str | None:
         """Set the bits of allowed tokens, int32 [ceil(V / 32)], lowest first: the end tokens alone after the answer's
         end. Why it cannot, or None."""
         self._inner.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
-        return self._inner.get_error() or None if self._inner.is_error() else None
+        return self._error() if self._inner.is_error() else None
+
+    def _error(self) -> str:
+        """Without the state and the grammar that follow it."""
+        return (self._inner.get_error() or "no reason given").partition("\n")[0]
 
 
 class Grammars:

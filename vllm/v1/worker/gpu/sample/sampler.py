@@ -84,9 +84,7 @@ class Sampler:
             self.custom.add_request(slot, params)
 
     def remove_request(self, slot: int) -> None:
-        for state in (
-            self.grammars, self.token_ids, self.bad_words, self.request_processors, self.trace, self.custom
-        ):
+        for state in (self.grammars, self.token_ids, self.bad_words, self.request_processors, self.trace, self.custom):
             if state is not None:
                 state.remove_request(slot)
 
