@@ -146,7 +146,7 @@ GENERATION = [
     *bad("structured_outputs", {"json": "{"}, {"grammar": "root ::= other"}, {"structural_tag": "{}"}),
     *bad("guided_choice", "ab", 7),
     *bad("guided_whitespace_pattern", " ", says="without a schema"),
-    *bad("guided_regex", "a", says="exclude each other", guided_choice=["a"]),
+    *bad("guided_regex", "a", param="guided_choice", says="exclude each other", guided_choice=["a"]),
     *bad("audio", {"voice": "alloy"}, says="answers are text"),
     *bad("modalities", ["text", "audio"], says="answers are text"),
     *bad("prediction", {"type": "content"}, says="speculative"),

@@ -8,7 +8,7 @@ from types import NoneType
 from typing import Any
 
 from vllm.exceptions import VLLMValidationError, shown
-from vllm.utils.checks import check_boolean, check_integer, wrong_type
+from vllm.utils.checks import check_integer, wrong_type
 
 BACKENDS = ("guidance",)
 """Names of what grammars run by."""
@@ -28,6 +28,11 @@ _TYPES: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "json_object": ("True", lambda value: value is True),
     "structural_tag": ("an object or a text of JSON", lambda value: isinstance(value, (str, dict))),
 }
+
+
+def _wrong_value(name: str, value: Any, expected: str) -> VLLMValidationError:
+    error = wrong_type(f"structured_outputs.{name}", value, expected)
+    return VLLMValidationError(error.args[0], "structured_outputs", value)
 
 
 @dataclass
@@ -74,11 +79,12 @@ class StructuredOutputsParams:
         kind, value = self.kind
         expected, holds = _TYPES[kind]
         if not holds(value):
-            raise wrong_type(f"structured_outputs.{kind}", value, expected)
+            raise _wrong_value(kind, value, expected)
         for name in ("disable_any_whitespace", "disable_additional_properties"):
-            check_boolean(f"structured_outputs.{name}", getattr(self, name))
+            if not isinstance(getattr(self, name), bool):
+                raise _wrong_value(name, getattr(self, name), "True or False")
         if not isinstance(self.whitespace_pattern, (str, NoneType)):
-            raise wrong_type("structured_outputs.whitespace_pattern", self.whitespace_pattern, "a text")
+            raise _wrong_value("whitespace_pattern", self.whitespace_pattern, "a text")
 
     @property
     def kind(self) -> tuple[str, Any]:

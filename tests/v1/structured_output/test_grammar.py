@@ -119,6 +119,9 @@ def test_choices_are_held_and_their_beginnings_are_not(grammars: Grammars, choic
             assert not allows(grammars, choice[:-1], choice=choices)
 
 
+TAG = {"begin": "a", "schema": {}, "end": ""}
+
+
 @pytest.mark.parametrize(
     ("form", "says"),
     [

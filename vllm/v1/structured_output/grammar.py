@@ -44,7 +44,7 @@ def _of_schema(value: Any, params: StructuredOutputsParams) -> str:
         raise ValueError(f"a JSON schema is an object, got {type(schema).__name__}")
     if params.disable_additional_properties:
         schema = _closed(schema)
-    options: dict[str, Any] = {}
+    options: Any = {}
     if params.disable_any_whitespace:
         options["whitespace_flexible"] = False
     if params.whitespace_pattern is not None:

@@ -45,9 +45,9 @@ class Sampler:
 
     Plain rows (greedy, with unchanged logits) take one fused pass over the model's logits. The others are copied to
     float32 and processed in upstream's order: structured_outputs, allowed_token_ids, logit_bias, min_tokens, bad_words,
-    the request's own logits_processors, custom processors, penalties, temperature, min_p, argmax-invariant custom processors, top_k,
-    top_p. Every stage gets only the rows that use it, so a row's result does not depend on its batch; only custom
-    processors see all rows.
+    the request's own logits_processors, custom processors, penalties, temperature, min_p, argmax-invariant custom
+    processors, top_k, top_p. Every stage gets only the rows that use it, so a row's result does not depend on its
+    batch; only custom processors see all rows.
 
     Each stage has a state by slot: `add_request` and `remove_request` fill and clear a slot, `apply_staged_writes`
     uploads what was filled, `uses` gives the rows that need the stage, bool [R], and `apply` changes a workspace,
