@@ -31,7 +31,14 @@ OUTPUT_NORMS = (
     (r"\.post_attention_layernorm\.", ".attention_output_norm."),
     (r"\.post_feedforward_layernorm\.", ".mlp_output_norm."),
 )
+BLOCK_SPARSE = (
+    (r"\.block_sparse_moe\.", ".mlp."),
+    (r"\.experts\.(\d+)\.w1\.", r".experts.\1.gate_proj."),
+    (r"\.experts\.(\d+)\.w2\.", r".experts.\1.down_proj."),
+    (r"\.experts\.(\d+)\.w3\.", r".experts.\1.up_proj."),
+)
 # Tables that older checkpoints hold and every model computes.
+_LAYER = re.compile(r"model\.layers\.(\d+)\.")
 _COMPUTED = re.compile(r".*(rotary_emb\.(inv_freq|cos_cached|sin_cached)|rotary_pos_emb\.inv_freq|attn\.masked_bias)")
 
 
@@ -43,15 +50,19 @@ class CheckpointNames:
         renames: regular expressions and what replaces them, in order, towards `decoder.py`'s names.
         transforms: functions of a renamed tensor, in order; each gives one tensor or several.
         ignored: regular expression of whole names that hold no weight.
+        has_further_layers: those after the model's last, which predict further tokens, are ignored.
     """
 
     renames: tuple[tuple[str, str], ...] = ()
     transforms: tuple[Transform, ...] = ()
     ignored: str | None = None
+    has_further_layers: bool = False
 
     def read(self, name: str, tensor: Tensor, spec: DecoderSpec) -> Iterator[tuple[str, Tensor]]:
         """Our names and tensors of a checkpoint's. ValueError for one that does not have the shape to be split."""
         if _COMPUTED.fullmatch(name) or (self.ignored is not None and re.fullmatch(self.ignored, name)):
+            return
+        if self.has_further_layers and (layer := _LAYER.match(name)) and int(layer[1]) >= len(spec.layers):
             return
         own_name = name
         for pattern, replacement in self.renames:
@@ -124,3 +135,32 @@ def split_gate_up(name: str, tensor: Tensor, spec: DecoderSpec) -> Parts:
         return
     for part, rows in zip(("gate_proj", "up_proj"), tensor.split(spec.mlps[0].intermediate_size), strict=True):
         yield name.replace("gate_up_proj", part), rows
+
+
+def split_experts(is_transposed: bool = False, alternates: bool = False) -> Transform:
+    """Stacked matrices [E, outputs, inputs] and biases [E, outputs] of experts, as those of each expert; of gate_up_proj
+    gates and ups, which are halves, or in turn where it `alternates`. With `is_transposed` stacks are
+    [E, inputs, outputs]."""
+
+    def transform(name: str, tensor: Tensor, spec: DecoderSpec) -> Parts:
+        match = _EXPERTS.fullmatch(name)
+        if match is None:
+            yield name, tensor
+            return
+        stem, expert, kind, ending = match.groups()
+        ending = "bias" if ending is not None and ending.endswith("bias") else "weight"
+        matrices = [(expert, tensor)] if expert is not None else enumerate(tensor)
+        for index, matrix in matrices:
+            if expert is None and is_transposed and ending == "weight":
+                matrix = matrix.t()
+            if kind != "gate_up_proj":
+                yield f"{stem}.{index}.{kind}.{ending}", matrix
+                continue
+            parts = (matrix[::2], matrix[1::2]) if alternates else matrix.unflatten(0, (2, -1))
+            for part, rows in zip(("gate_proj", "up_proj"), parts, strict=True):
+                yield f"{stem}.{index}.{part}.{ending}", rows
+
+    return transform
+
+
+_EXPERTS = re.compile(r"(.+\.experts)(?:\.(\d+))?\.(gate_up_proj|gate_proj|up_proj|down_proj)(\.weight|\.bias|_bias)?")

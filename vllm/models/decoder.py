@@ -21,7 +21,7 @@ from vllm.layers.weight_update import UpdatableModel
 from vllm.models.attention import DecoderAttention, RotaryTables
 from vllm.models.checkpoint_names import CheckpointNames
 from vllm.models.config_reader import ConfigReader
-from vllm.models.mlp import MLP
+from vllm.models.moe import make_mlp
 from vllm.models.norms import Norm, make_norm
 from vllm.models.per_layer_inputs import LayerInput, PerLayerInputs
 from vllm.models.spec import DecoderSpec
@@ -37,7 +37,7 @@ class DecoderLayer(nn.Module):
     def __init__(self, spec: DecoderSpec, index: int, tables: RotaryTables) -> None:
         super().__init__()
         self.self_attn = DecoderAttention(spec.layers[index], spec.hidden_size, tables)
-        self.mlp = MLP(spec.mlps[index], spec.hidden_size)
+        self.mlp = make_mlp(spec.mlps[index], spec.hidden_size)
         self.block, self.residual_scale = spec.block, spec.residual_scale
         self.residual_of_norm = spec.residual_of_norm
         self.input_layernorm: Norm | None = None
@@ -292,7 +292,7 @@ class DecoderForCausalLM(CausalLM):
             num_key_value_heads=max(layer.num_kv_heads for layer in spec.layers),
             head_dim=max(layer.head_dim for layer in spec.layers),
             # What ranks that share each layer's MLP have to divide.
-            intermediate_size=math.gcd(*(mlp.intermediate_size for mlp in spec.mlps)),
+            intermediate_size=math.gcd(*(mlp.split_size for mlp in spec.mlps)),
             max_context_len=spec.max_positions,
             tie_word_embeddings=spec.tie_word_embeddings,
         )
