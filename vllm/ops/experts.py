@@ -9,7 +9,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vllm.ops._dispatch import implementation
 from vllm.ops.activation import ACTIVATIONS, activation_
 from vllm.ops.packed_linear import separate_gate
 
@@ -115,8 +114,8 @@ def experts(
     w second_e(activation(first_e(hidden))).
 
     Products are summed in float32, what is between them is rounded to the dtype of `hidden` once, and the sum over
-    experts is in float32, in the order of their ids, and rounded once. A token's bits do not depend on the other tokens,
-    and where a row has NaN, only its token has.
+    experts is in float32, in the order of their ids, and rounded once. A token's bits do not depend on other tokens:
+    NaN in a row of `hidden` stays in that row.
 
     Args:
         hidden: [T, H], float32, bfloat16 or float16; the last dimension contiguous.
@@ -126,7 +125,7 @@ def experts(
         first, second: this rank's experts; `first` is [I or 2 I, H], `second` [H, I], both with a bias or without.
         activation: between the products; a function of [T, I or 2 I] in the dtype of `hidden` is slower.
         first_expert: the id of the rank's first expert.
-        weigh_inputs: tokens are multiplied by their weights before the first product (and rounded), and results are not.
+        weigh_inputs: tokens are multiplied by their weights, and rounded, before the first product; results are not.
     """
     return _by_expert(hidden, ids, weights, first, second, activation, first_expert, weigh_inputs)
 

@@ -167,7 +167,7 @@ def packed_embedding(token_ids: Tensor, packed: PackedLinear) -> Tensor:
     return torch.ops.vllm_cpu.panel_rows(packed.weight, token_ids, packed.shape[0])
 
 
-def _layout(weight: Tensor, float_out: bool, with_onednn: bool) -> Layout:
+def _layout(weight: Tensor, float_out: bool, with_onednn: bool = True) -> Layout:
     if implementation(weight) != "cpp":
         return "plain"
     if weight.dtype != torch.bfloat16:
