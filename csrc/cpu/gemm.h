@@ -77,12 +77,11 @@ template <typename Product>
 class Gemm {
  public:
   static void run(LinearArgs a) {
+    if (a.alone) return by_this_thread(a);
     a.streams = kStreamsLines && a.float_out && a.rows * a.out_columns * int64_t{sizeof(float)} >= kStreamedBytes &&
                 a.out_stride == a.out_columns && a.out_columns % kLanes == 0 && reinterpret_cast<uintptr_t>(a.out) % 64 == 0;
-    const int64_t row_bytes = Product::packed_row(a) * sizeof(Element);
-    const int64_t most = kBlockBytes / row_bytes / kMaxRows * kMaxRows;
     if (a.rows >= max_threads() * 4 * kMaxRows) {
-      by_rows(a, most > kMaxRows ? most : kMaxRows);
+      by_rows(a, rows_of_block(a));
     } else {
       by_panels(a);
     }
@@ -95,6 +94,11 @@ class Gemm {
   static constexpr int kFew = Product::panels_at_once(kMaxRows);
 
   static int64_t num_panels(const LinearArgs& a) { return (a.columns + kPanel - 1) / kPanel; }
+
+  static int64_t rows_of_block(const LinearArgs& a) {
+    const int64_t most = kBlockBytes / (Product::packed_row(a) * static_cast<int64_t>(sizeof(Element)));
+    return most / kMaxRows > 1 ? most / kMaxRows * kMaxRows : kMaxRows;
+  }
 
   // How rows [first, last) fall into tiles of about equal height.
   struct Tiles {
@@ -184,6 +188,17 @@ class Gemm {
         multiply_rows(own.args, a.rows * part / blocks, a.rows * (part + 1) / blocks, packer, packed.get());
       }
       if (a.streams) finish_streams();
+    }
+  }
+
+  // The calling thread takes all blocks of rows, and all panels.
+  static void by_this_thread(const LinearArgs& a) {
+    const int64_t block = rows_of_block(a), blocks = (a.rows + block - 1) / block;
+    const Packer packer(a);
+    const Scratch<Element> packed((a.rows / blocks + 1) * Product::packed_row(a));
+    const ThreadArgs<Product> own(a);
+    for (int64_t part = 0; part < blocks; ++part) {
+      multiply_rows(own.args, a.rows * part / blocks, a.rows * (part + 1) / blocks, packer, packed.get());
     }
   }
 

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import math
+import weakref
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from vllm.ops._dispatch import implementation, of_device
 from vllm.ops.activation import ACTIVATIONS, activation_
-from vllm.ops.packed_linear import separate_gate
+from vllm.ops.int8_linear import Int8Linear
+from vllm.ops.packed_linear import OWN, PackedLinear, separate_gate
+from vllm.ops.quantized_linear import PackedQuantized
+from vllm.ops.quantized_panels import FloatPanels, QuantizedPanels
 
 
 @dataclass(frozen=True)
@@ -54,6 +60,35 @@ class ExpertActivation:
         return curve if up is None else curve * (up + self.offset)
 
 
+class _Handle:
+    """The C++ operator's own table of the weights, which it keeps alive."""
+
+    def __init__(self, num_experts: int, columns: int, inner: int, gated: bool) -> None:
+        self.number: int = torch.ops.vllm_cpu.make_expert_weights(num_experts, columns, inner, gated)
+        # At the interpreter's end the operators may be gone before the weights.
+        weakref.finalize(self, torch.ops.vllm_cpu.free_expert_weights, self.number).atexit = False
+
+    def put(self, index: int, packed: Any) -> bool:
+        """Whether the operator has the weight's layout; then it is taken."""
+        ops = torch.ops.vllm_cpu
+        if isinstance(packed, PackedLinear) and packed.layout in OWN:
+            ops.put_expert(self.number, index, packed.weight, packed.scales, packed.bias)
+        elif isinstance(packed, Int8Linear) and packed.layout == "packed":
+            ops.put_int8_expert(self.number, index, packed.weight, packed.bias)
+        elif isinstance(packed, PackedQuantized) and len(packed.parts) == 1:
+            (part,) = packed.parts
+            if isinstance(part, FloatPanels):
+                ops.put_expert(self.number, index, part.panels, None, packed.bias)
+            elif isinstance(part, QuantizedPanels):
+                kinds = packed.int8 and part.has_integers, packed.half
+                ops.put_quantized_expert(self.number, index, *part.arguments(), packed.bias, *kinds)
+            else:
+                return False
+        else:
+            return False
+        return True
+
+
 @dataclass
 class PackedExperts:
     """The weights of all experts of a rank for one of their two products. They are packed one at a time, as they are
@@ -63,11 +98,13 @@ class PackedExperts:
         gated: each expert's rows are those of its gate and then as many of what its gate is multiplied with.
         packed: of each expert, what `pack_linear`, `pack_int8_linear`, `pack_quantized` or another `pack` gave.
         applies: of each expert, the product by that method: (x [T, K], packed, float_out=True) -> float32 [T, N].
+        handle: for the C++ operator; None: it is made with the first weight, or a weight is not of the operator's.
     """
 
-    gated: bool = False
-    packed: list[Any] = field(default_factory=list)
-    applies: list[Callable[..., Tensor]] = field(default_factory=list)
+    gated: bool
+    packed: list[Any]
+    applies: list[Callable[..., Tensor]]
+    handle: _Handle | None = None
 
     @classmethod
     def empty(cls, num_experts: int, gated: bool = False) -> PackedExperts:
@@ -82,7 +119,13 @@ class PackedExperts:
         pack_linear. ValueError: it was, and the experts' first products have no gates."""
         if packed.gated and not self.gated:
             raise ValueError("the weight was packed with a gate, but these experts have none")
+        is_first = self.handle is None and all(each is None for each in self.packed)
         self.packed[index], self.applies[index] = packed, apply
+        if is_first and of_device("cpu") == "cpp":
+            columns, inner = packed.shape
+            self.handle = _Handle(len(self), columns // 2 if self.gated else columns, inner, self.gated)
+        if self.handle is not None and not (packed.gated == self.gated and self.handle.put(index, packed)):
+            self.handle = None
 
     def multiply(self, index: int, x: Tensor) -> Tensor:
         """float32 [T, N] of x [T, K]: expert `index`'s product."""
@@ -127,7 +170,15 @@ def experts(
         first_expert: the id of the rank's first expert.
         weigh_inputs: tokens are multiplied by their weights, and rounded, before the first product; results are not.
     """
-    return _by_expert(hidden, ids, weights, first, second, activation, first_expert, weigh_inputs)
+    handles = first.handle, second.handle
+    if not isinstance(activation, ExpertActivation) or None in handles or implementation(hidden) != "cpp":
+        return _by_expert(hidden, ids, weights, first, second, activation, first_expert, weigh_inputs)
+    if activation.gated != first.gated:
+        raise ValueError(f"activation has gated={activation.gated}, but the first products gated={first.gated}")
+    numbers = [each.number for each in handles if each is not None]
+    limit = math.inf if activation.limit is None else activation.limit
+    curve = ACTIVATIONS.index(activation.curve), limit, activation.slope, activation.offset
+    return torch.ops.vllm_cpu.experts(hidden, ids, weights, *numbers, *curve, first_expert, weigh_inputs)
 
 
 def _by_expert(

@@ -20,7 +20,7 @@ Layout = Literal["plain", "packed_f32", "packed_bf16_dot", "packed_fp16", "onedn
 
 # Of our kernel; the first two hold the weight's values unchanged.
 EXACT: tuple[Layout, ...] = ("packed_f32", "packed_bf16_dot")
-_OWN: tuple[Layout, ...] = (*EXACT, "packed_fp16")
+OWN: tuple[Layout, ...] = (*EXACT, "packed_fp16")
 
 # Columns of a panel: what a packed weight consists of.
 PANEL = 32
@@ -73,14 +73,14 @@ def pack_linear(
     """
     shape = (weight.shape[0], weight.shape[1])
     layout = _layout(weight, float_out, with_onednn)
-    if gated and layout in _OWN:
+    if gated and layout in OWN:
         rows = None if bias is None else interleave_gate(bias)
         packed = pack_linear(interleave_gate(weight), rows, float_out, with_onednn=with_onednn)
         return replace(packed, shape=shape, gated=True)
     scales = None
     if layout == "packed_fp16":
         weight, scales = _scaled_fp16(weight)
-    if layout in _OWN:
+    if layout in OWN:
         weight = pack_as(weight, layout)
     elif layout == "onednn":
         weight = torch.ops.mkldnn._reorder_linear_weight(weight)
@@ -102,7 +102,7 @@ def packed_linear(x: Tensor, packed: PackedLinear, float_out: bool = False, norm
     """
     if x.shape[-1] != packed.shape[1]:
         raise ValueError(f"x must be [T, {packed.shape[1]}] for a weight of {packed.shape}, got {tuple(x.shape)}")
-    if packed.layout in _OWN:
+    if packed.layout in OWN:
         columns = packed.shape[0] // 2 if packed.gated else packed.shape[0]
         return torch.ops.vllm_cpu.linear(
             x, packed.weight, packed.bias, columns, float_out, packed.scales, packed.gated, *(norm or ())
@@ -182,7 +182,7 @@ def bf16_layout(float_out: bool, with_onednn: bool = True) -> Layout:
     check_cpu_gemm()
     ops = cpu_ops()
     assert ops is not None
-    usable = EXACT if float_out else _OWN
+    usable = EXACT if float_out else OWN
     if with_onednn and not float_out and onednn_lacks() is None and not envs.batch_invariant():
         usable = (*usable, "onednn")
     named = envs.cpu_gemm()
