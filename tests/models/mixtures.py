@@ -16,7 +16,8 @@ _USUAL: dict[str, Any] = {
 _MHA = {name: value for name, value in _USUAL.items() if name != "head_dim"}
 _WINDOWS = {"sliding_window": WINDOW}
 _KINDS = {"layer_types": ["sliding_attention", "full_attention"] * 2}
-_EXPERTS = {"num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 24}
+_OWN_SIZE = {"num_experts": 6, "num_experts_per_tok": 3}
+_EXPERTS = _OWN_SIZE | {"moe_intermediate_size": 24}
 _LOCAL = {"num_local_experts": 6, "num_experts_per_tok": 3}
 _ROUTED = {"n_routed_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 24, "n_group": 4, "topk_group": 2}
 _ROUTED |= {"routed_scaling_factor": 1.7, "norm_topk_prob": True}
@@ -38,8 +39,8 @@ MIXTURES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3_moe": ("qwen3_moe", _USUAL | _EXPERTS | {"norm_topk_prob": True}),
     "qwen3_moe-all": ("qwen3_moe", _USUAL | _EXPERTS | {"num_experts_per_tok": 6}),
     "mixtral": ("mixtral", _USUAL | _LOCAL | _WINDOWS),
-    "olmoe": ("olmoe", _MHA | _EXPERTS | {"clip_qkv": 0.5}),
-    "flex_olmo": ("flex_olmo", _MHA | _EXPERTS | {"norm_topk_prob": True}),
+    "olmoe": ("olmoe", _MHA | _OWN_SIZE | {"clip_qkv": 0.5}),
+    "flex_olmo": ("flex_olmo", _MHA | _OWN_SIZE | {"norm_topk_prob": True}),
     "granitemoe": (
         "granitemoe",
         _MHA
@@ -70,7 +71,10 @@ MIXTURES: dict[str, tuple[str, dict[str, Any]]] = {
     "hunyuan_v1_moe": ("hunyuan_v1_moe", _USUAL | {"num_experts": 6, "moe_topk": 3}),
     "gpt_oss": (
         "gpt_oss",
-        _USUAL | _LOCAL | _WINDOWS | {"swiglu_limit": 1.5, "rope_parameters": {"rope_type": "default", "rope_theta": 1e4}},
+        _USUAL
+        | _LOCAL
+        | _WINDOWS
+        | {"swiglu_limit": 1.5, "rope_parameters": {"rope_type": "default", "rope_theta": 1e4}},
     ),
     "phimoe": ("phimoe", _MHA | {"num_local_experts": 6, "num_experts_per_tok": 2, "router_jitter_noise": 0.2}),
 }

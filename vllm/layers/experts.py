@@ -90,7 +90,7 @@ class Experts(nn.Module):
 
     def _make_slots(self) -> Iterator[tuple[str, WeightSlot]]:
         # Memory is taken when an expert is packed.
-        shapes = {f"{name}.weight": shape for name, shape in self._shapes.items()}
+        shapes: dict[str, tuple[int, ...]] = {f"{name}.weight": shape for name, shape in self._shapes.items()}
         if self.has_bias:
             shapes |= {f"{name}.bias": shape[:1] for name, shape in self._shapes.items()}
         places = {

@@ -154,8 +154,10 @@ class WeightUpdater:
                 "all of them"
             )
         for experts in self._experts:
-            if lacking := experts.lacking:
-                raise ValueError(f"load_weights was given a part of an expert, without {lacking}: give all of it")
+            if experts.lacking is not None:
+                raise ValueError(
+                    f"load_weights was given a part of an expert, without {experts.lacking}: give all of it"
+                )
         self._experts.clear()
 
     def _fill(self, key: str, name: str, tensor: Value) -> None:

@@ -133,12 +133,12 @@ def split_gate_up(name: str, tensor: Tensor, spec: DecoderSpec) -> Parts:
     if not _of(name, "gate_up_proj"):
         yield name, tensor
         return
-    for part, rows in zip(("gate_proj", "up_proj"), tensor.split(spec.mlps[0].intermediate_size), strict=True):
+    for part, rows in zip(("gate_proj", "up_proj"), tensor.split(spec.mlps[0].split_size), strict=True):
         yield name.replace("gate_up_proj", part), rows
 
 
 def split_experts(is_transposed: bool = False, alternates: bool = False) -> Transform:
-    """Stacked matrices [E, outputs, inputs] and biases [E, outputs] of experts, as those of each expert; of gate_up_proj
+    """Experts' stacked matrices [E, outputs, inputs] and biases [E, outputs], as those of each expert; of gate_up_proj
     gates and ups, which are halves, or in turn where it `alternates`. With `is_transposed` stacks are
     [E, inputs, outputs]."""
 

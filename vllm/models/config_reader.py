@@ -160,9 +160,13 @@ class ConfigReader:
         option `switch` allows it. Without layer_types the kinds are `default_kinds`, or all layers are of that kind,
         with a switch those from max_window_layers on."""
         window = self.get("sliding_window", default=None if "sliding_window" in self._raw else default_window)
+        is_off = switch is not None and not self.boolean(switch, default=False)
+        if is_off and window == 0 and window is not False:
+            window = None
         if window is not None and (isinstance(window, bool) or not isinstance(window, int) or window < 1):
             raise ValueError(f"{self._where}: sliding_window must be a positive integer or null, got {window!r}")
-        if switch is not None and not self.boolean(switch, default=False):
+        if is_off:
+            assert switch is not None
             if window is not None and "sliding_attention" in (self.get("layer_types") or ()):
                 raise self.refuse(switch, "layer_types names sliding_attention")
             window = None

@@ -1,5 +1,5 @@
-"""DeepSeek V3's mixture (arXiv:2412.19437) in models with grouped-query attention: a sigmoid of each logit, a correction
-of the choice, groups of experts, MLPs in the first layers."""
+"""DeepSeek V3's mixture (arXiv:2412.19437) in models with grouped-query attention: a sigmoid of each logit, a
+correction of the choice, groups of experts, MLPs in the first layers."""
 
 from __future__ import annotations
 
@@ -99,7 +99,12 @@ class Glm4MoeForCausalLM(DecoderForCausalLM):
         rotary = reader.rotary(reader.head_dim, partial=0.5)
         attention = reader.attention(bias=False, qkv_bias=bias, rotary=rotary, qk_norm=qk_norm)
         mixture = deepseek_mixture(
-            reader, 1408, 128, 8, shared_size=_shared_size(reader, "n_shared_experts", size=1408), router_is_float32=True
+            reader,
+            1408,
+            128,
+            8,
+            shared_size=_shared_size(reader, "n_shared_experts", size=1408),
+            router_is_float32=True,
         )
         dense = reader.first_dense(reader.count("first_k_dense_replace", default=1))
         mlps = reader.mixed(mixture, reader.mlp(bias=False, size=10944), dense)
@@ -118,7 +123,12 @@ class SolarOpenForCausalLM(DecoderForCausalLM):
         rotary = reader.rotary(head_dim, theta=1000000.0)
         attention = reader.attention(head_dim=head_dim, bias=False, qkv_bias=bias, rotary=rotary)
         mixture = deepseek_mixture(
-            reader, 1280, 128, 8, shared_size=_shared_size(reader, "n_shared_experts", size=1280), router_is_float32=True
+            reader,
+            1280,
+            128,
+            8,
+            shared_size=_shared_size(reader, "n_shared_experts", size=1280),
+            router_is_float32=True,
         )
         reader.ignore("intermediate_size", "first_k_dense_replace")
         return reader.decoder(attention, mixture, reader.norm(eps=1e-5))

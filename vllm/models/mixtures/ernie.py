@@ -3,18 +3,20 @@ correction of the choice."""
 
 from __future__ import annotations
 
+from torch import Tensor
+
 from vllm.models.checkpoint_names import CheckpointNames, Parts, split_experts
 from vllm.models.config_reader import ConfigReader
 from vllm.models.decoder import DecoderForCausalLM
 from vllm.models.spec import DecoderSpec
 
 
-def _flat_correction(name: str, tensor, spec: DecoderSpec) -> Parts:
+def _flat_correction(name: str, tensor: Tensor, spec: DecoderSpec) -> Parts:
     """[1, E] as [E]."""
     yield name, tensor.flatten() if name.endswith(".e_score_correction_bias") else tensor
 
 
-class Ernie4_5_MoeForCausalLM(DecoderForCausalLM):  # noqa: N801
+class Ernie4_5_MoeForCausalLM(DecoderForCausalLM):
     names = CheckpointNames(
         ((r"\.mlp\.(gate\.)?moe_statics\.", ".mlp.gate."),), (_flat_correction, split_experts()), r".*mtp.*"
     )

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from vllm.models.checkpoint_names import CheckpointNames, split_experts
 from vllm.models.config_reader import ConfigReader
 from vllm.models.decoder import DecoderForCausalLM
@@ -11,7 +9,9 @@ from vllm.models.spec import DecoderSpec
 
 
 class GptOssForCausalLM(DecoderForCausalLM):
-    names = CheckpointNames(((r"\.mlp\.router\.", ".mlp.gate."),), (split_experts(is_transposed=True, alternates=True),))
+    names = CheckpointNames(
+        ((r"\.mlp\.router\.", ".mlp.gate."),), (split_experts(is_transposed=True, alternates=True),)
+    )
 
     @classmethod
     def describe(cls, reader: ConfigReader) -> DecoderSpec:

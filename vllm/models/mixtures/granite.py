@@ -16,9 +16,8 @@ _RENAMES = (
     (r"\.shared_mlp\.input_linear\.", ".mlp.shared_experts.gate_up_proj."),
     (r"\.shared_mlp\.output_linear\.", ".mlp.shared_experts.down_proj."),
 )
-_NAMES = CheckpointNames(
-    _RENAMES, (split_experts(), split_evenly(r"shared_experts.gate_up_proj", "shared_experts.gate_proj", "shared_experts.up_proj"))
-)
+_SHARED = [f"shared_experts.{part}_proj" for part in ("gate_up", "gate", "up")]
+_NAMES = CheckpointNames(_RENAMES, (split_experts(), split_evenly(*_SHARED)))
 
 
 def _mixture(reader: ConfigReader, shared_size: int = 0) -> MoeSpec:

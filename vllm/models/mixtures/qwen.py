@@ -3,9 +3,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import Any
-
 from vllm.models.checkpoint_names import CheckpointNames, split_experts
 from vllm.models.config_reader import ConfigReader
 from vllm.models.decoder import DecoderForCausalLM
@@ -27,9 +24,7 @@ class Qwen2MoeForCausalLM(DecoderForCausalLM):
 
     @classmethod
     def describe(cls, reader: ConfigReader) -> DecoderSpec:
-        attention = reader.attention(
-            bias=False, qkv_bias=reader.boolean("qkv_bias", default=True)
-        )
+        attention = reader.attention(bias=False, qkv_bias=reader.boolean("qkv_bias", default=True))
         first = reader.integer("max_window_layers", default=28)
         kinds = ["sliding_attention" if i < first and not i % 2 else "full_attention" for i in range(reader.num_layers)]
         layers = reader.windowed(attention, switch="use_sliding_window", default_kinds=kinds)
