@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from vllm.distributed.parallel_state import get_tp_group
 from vllm.layers.linear_method import PARTS, QUANTIZED, UNQUANTIZED, LinearMethod, keeps_quantized, pack_expert
 from vllm.layers.sharding import Shard, WeightSlot
-from vllm.ops._dispatch import implementation
 from vllm.ops.experts import ExpertActivation, PackedExperts, experts
+from vllm.ops.packed_linear import PackedLinear
 from vllm.quantization.weight import QuantizedStack, QuantizedWeight
 
 _FIRST = ("gate_proj", "up_proj")
@@ -45,9 +45,14 @@ class _Read:
     biases: dict[str, Tensor] = field(default_factory=dict)
 
 
+def _of_alternating(activation: Callable[[Tensor], Tensor], inner: Tensor) -> Tensor:
+    return activation(torch.cat((inner[:, ::2], inner[:, 1::2]), dim=-1))
+
+
 class Experts(nn.Module):
     """E gated MLPs, of which each token takes some: the sum of their results by weight. A rank of a tensor-parallel
-    group holds an equal part of them, and its result is a part of the sum.
+    group holds an equal part of them, and its result is a part of the sum. With `alternates` the first products'
+    outputs are a gate, then what it is multiplied with, in turn, and gate_proj and up_proj are their halves.
 
     Raises:
         ValueError: the ranks cannot share them equally.
@@ -61,18 +66,20 @@ class Experts(nn.Module):
         activation: ExpertActivation | Callable[[Tensor], Tensor],
         bias: bool = False,
         weighs_inputs: bool = False,
+        alternates: bool = False,
     ) -> None:
         super().__init__()
         group = get_tp_group()
         if num_experts % group.world_size:
             raise ValueError(f"tensor_parallel_size={group.world_size} does not divide a layer's {num_experts} experts")
         self.experts = Shard.even(num_experts, group)
-        self.activation, self.weighs_inputs, self.has_bias = activation, weighs_inputs, bias
+        self.activation = partial(_of_alternating, activation) if alternates else activation
+        self.weighs_inputs, self.has_bias = weighs_inputs, bias
         self.method: LinearMethod = UNQUANTIZED
         self._like = torch.empty(1)
         self._shapes = {name: (size, hidden_size) for name in _FIRST} | {"down_proj": (hidden_size, size)}
         count = len(self.experts.held)
-        self.first, self.second = PackedExperts.empty(count, gated=True), PackedExperts.empty(count)
+        self.first, self.second = PackedExperts.empty(count, gated=not alternates), PackedExperts.empty(count)
         self._slots: dict[str, WeightSlot] = {}
         # By expert and whether it is the first product, those that lack tensors.
         self._read: dict[tuple[int, bool], _Read] = {}
@@ -118,14 +125,12 @@ class Experts(nn.Module):
             del self._read[index, is_first]
             weights = [read.weights[name] for name in names]
             bias = torch.cat([read.biases[name] for name in names]) if self.has_bias else None
-            if not is_first and not self._packs and isinstance(weights[0], Tensor):
-                # It may be mapped from a file, and is kept as it is.
-                weights[0] = weights[0].clone()
-            pack_expert(self.first if is_first else self.second, index, weights, bias, self.method)
-
-    @property
-    def _packs(self) -> bool:
-        return implementation(self._like) == "cpp"
+            experts = self.first if is_first else self.second
+            pack_expert(experts, index, weights, bias, self.method)
+            packed = experts.packed[index]
+            if isinstance(packed, PackedLinear) and packed.weight is weights[0]:
+                # It may be mapped from a file.
+                packed.weight = packed.weight.clone()
 
     @property
     def lacking(self) -> str | None:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 from torch import Tensor
 
-from vllm.models.spec import DecoderSpec
+from vllm.models.spec import DecoderSpec, MoeSpec
 
 Parts = Iterable[tuple[str, Tensor]]
 Transform = Callable[[str, Tensor, DecoderSpec], Parts]
@@ -149,6 +150,7 @@ def split_experts(is_transposed: bool = False, alternates: bool = False) -> Tran
             return
         stem, expert, kind, ending = match.groups()
         ending = "bias" if ending is not None and ending.endswith("bias") else "weight"
+        (*_, mixture) = (mlp for mlp in spec.mlps if isinstance(mlp, MoeSpec))
         matrices = [(expert, tensor)] if expert is not None else enumerate(tensor)
         for index, matrix in matrices:
             if expert is None and is_transposed and ending == "weight":
@@ -156,7 +158,10 @@ def split_experts(is_transposed: bool = False, alternates: bool = False) -> Tran
             if kind != "gate_up_proj":
                 yield f"{stem}.{index}.{kind}.{ending}", matrix
                 continue
-            parts = (matrix[::2], matrix[1::2]) if alternates else matrix.unflatten(0, (2, -1))
+            if alternates and not mixture.alternates:
+                parts = matrix[::2], matrix[1::2]
+            else:
+                parts = tuple(matrix.unflatten(0, (2, -1)))
             for part, rows in zip(("gate_proj", "up_proj"), parts, strict=True):
                 yield f"{stem}.{index}.{part}.{ending}", rows
 
@@ -164,3 +169,12 @@ def split_experts(is_transposed: bool = False, alternates: bool = False) -> Tran
 
 
 _EXPERTS = re.compile(r"(.+\.experts)(?:\.(\d+))?\.(gate_up_proj|gate_proj|up_proj|down_proj)(\.weight|\.bias|_bias)?")
+
+
+def gates_are_halves(raw: dict[str, Any]) -> bool:
+    """Whether a checkpoint's gate_proj and up_proj of single experts are halves of the model's stacked rows even where
+    these alternate, as in gpt-oss: GPTQModel cuts them so. `raw`: the content of config.json."""
+    settings = raw.get("quantization_config")
+    meta = settings.get("meta") if isinstance(settings, dict) else None
+    writer = meta.get("quantizer") if isinstance(meta, dict) else None
+    return "gptqmodel" in str(writer).lower()

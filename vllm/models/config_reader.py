@@ -160,16 +160,12 @@ class ConfigReader:
         option `switch` allows it. Without layer_types the kinds are `default_kinds`, or all layers are of that kind,
         with a switch those from max_window_layers on."""
         window = self.get("sliding_window", default=None if "sliding_window" in self._raw else default_window)
-        is_off = switch is not None and not self.boolean(switch, default=False)
-        if is_off and window == 0 and window is not False:
-            window = None
-        if window is not None and (isinstance(window, bool) or not isinstance(window, int) or window < 1):
-            raise ValueError(f"{self._where}: sliding_window must be a positive integer or null, got {window!r}")
-        if is_off:
-            assert switch is not None
+        if switch is not None and not self.boolean(switch, default=False):
             if window is not None and "sliding_attention" in (self.get("layer_types") or ()):
                 raise self.refuse(switch, "layer_types names sliding_attention")
             window = None
+        if window is not None and (isinstance(window, bool) or not isinstance(window, int) or window < 1):
+            raise ValueError(f"{self._where}: sliding_window must be a positive integer or null, got {window!r}")
         first = self.get("max_window_layers", default=28) if switch is not None else 0
         default = ["full_attention" if index < first else "sliding_attention" for index in range(self.num_layers)]
         kinds = self.layer_kinds(default if default_kinds is None else default_kinds)
@@ -224,7 +220,13 @@ class ConfigReader:
         if shared_size := fields.pop("shared_size", 0):
             fields["shared"] = MlpSpec(shared_size, act, up_bias=bias, down_bias=bias)
         of_choice = {name: fields.pop(name) for name in ExpertChoice.__dataclass_fields__ if name in fields}
-        return MoeSpec(num_experts, size, ExpertChoice(num_chosen, **of_choice), act, **fields)
+        choice = ExpertChoice(num_chosen, **of_choice)
+        if num_experts % choice.num_groups or num_chosen > num_experts // choice.num_groups * choice.num_groups_kept:
+            raise ValueError(
+                f"{self._where}: a token's {num_chosen} experts cannot be of {choice.num_groups_kept} of "
+                f"{choice.num_groups} groups of {num_experts}"
+            )
+        return MoeSpec(num_experts, size, choice, act, **fields)
 
     def mixed(self, mixture: MoeSpec, mlp: MlpSpec, kinds: Sequence[str]) -> tuple[MlpSpec | MoeSpec, ...]:
         """Of each layer `mixture`, or `mlp` where mlp_layer_types, by default `kinds`, says "dense", not "sparse"."""

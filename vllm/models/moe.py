@@ -36,6 +36,7 @@ class Mixture(nn.Module):
             get_expert_activation(spec.activation, spec.clamp),
             spec.expert_bias,
             spec.weighs_inputs,
+            spec.alternates,
         )
         self.shared_experts = None if spec.shared is None else MLP(spec.shared, hidden_size, is_summed=False)
         self.shared_expert_gate: Router | None = None

@@ -120,6 +120,8 @@ class MoeSpec:
         correction: whether each expert has a number that is added where experts are compared.
         router_is_float32: the router's weight stays float32, and so does its product.
         expert_bias: whether the experts' products have biases.
+        alternates: an expert's gates and what they are multiplied with alternate among the outputs of its first product,
+            whose halves the checkpoint has as gate_proj and up_proj.
         weighs_inputs: an expert takes x times its weight; else its result is multiplied.
         shared: an MLP that every token takes.
         shared_gate: its result is multiplied by the sigmoid of a product of x.
@@ -135,6 +137,7 @@ class MoeSpec:
     correction: bool = False
     router_is_float32: bool = False
     expert_bias: bool = False
+    alternates: bool = False
     weighs_inputs: bool = False
     shared: MlpSpec | None = None
     shared_gate: bool = False

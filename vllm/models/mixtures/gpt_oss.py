@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from vllm.models.checkpoint_names import CheckpointNames, split_experts
+from vllm.models.checkpoint_names import CheckpointNames, gates_are_halves, split_experts
 from vllm.models.config_reader import ConfigReader
 from vllm.models.decoder import DecoderForCausalLM
 from vllm.models.spec import DecoderSpec
@@ -31,5 +31,6 @@ class GptOssForCausalLM(DecoderForCausalLM):
             clamp=(reader.number("swiglu_alpha", default=1.702), reader.number("swiglu_limit", default=7.0)),
             router_bias=True,
             expert_bias=True,
+            alternates=gates_are_halves(reader.config.raw),
         )
         return reader.decoder(reader.windowed(attention, 128, default_kinds=kinds), mixture, reader.norm(eps=1e-5))

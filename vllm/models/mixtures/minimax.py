@@ -21,8 +21,10 @@ class MiniMaxM2ForCausalLM(DecoderForCausalLM):
         reader.ignore("router_jitter_noise")
         head_dim = reader.head_dim_or(128)
         rotary = reader.rotary(head_dim, theta=5000000.0, partial=1.0)
-        if "partial_rotary_factor" not in reader.config.raw and (rotated := reader.get("rotary_dim")) is not None:
-            rotary = replace(rotary, dim=rotated)
+        rotated, raw = reader.get("rotary_dim"), reader.config.raw
+        shares = (raw, raw.get("rope_parameters") or raw.get("rope_scaling") or {})
+        if rotated is not None and all("partial_rotary_factor" not in each for each in shares):
+            rotary = replace(rotary, dim=reader.integer("rotary_dim"))
         attention = reader.attention(
             head_dim=head_dim, bias=False, rotary=rotary, qk_norm=reader.norm(), qk_norm_over="width"
         )

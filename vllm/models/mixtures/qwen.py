@@ -27,7 +27,7 @@ class Qwen2MoeForCausalLM(DecoderForCausalLM):
         attention = reader.attention(bias=False, qkv_bias=reader.boolean("qkv_bias", default=True))
         first = reader.integer("max_window_layers", default=28)
         kinds = ["sliding_attention" if i < first and not i % 2 else "full_attention" for i in range(reader.num_layers)]
-        layers = reader.windowed(attention, switch="use_sliding_window", default_kinds=kinds)
+        layers = reader.windowed(attention, 0, "use_sliding_window", kinds)
         mixture = reader.mixture(
             reader.integer("moe_intermediate_size", default=1408),
             60,
