@@ -46,6 +46,8 @@ constexpr int64_t kStreamedBytes = 4 * 1024 * 1024;
 
 inline int64_t num_runs(const LinearArgs& a) { return (a.inner + kRun - 1) / kRun; }
 
+inline int64_t row_of_x(const LinearArgs& a, int64_t row) { return a.row_ids != nullptr ? a.row_ids[row] : row; }
+
 // Fetches what comes next into the second-level cache, a few cache lines at a time.
 struct Ahead {
   const char* at;
@@ -131,7 +133,7 @@ class Gemm {
 
     // Row `row` into its place in the packed tiles.
     void pack(int64_t row, const Tiles& tiles, Element* packed) const {
-      const Row* x = static_cast<const Row*>(args_.x) + row * args_.x_stride;
+      const Row* x = static_cast<const Row*>(args_.x) + row_of_x(args_, row) * args_.x_stride;
       if (args_.residual != nullptr) {
         Row* normed = normed_.get() + this_thread() * args_.inner;
         Row* residual = static_cast<Row*>(args_.residual) + row * args_.residual_stride;

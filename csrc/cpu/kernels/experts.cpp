@@ -21,11 +21,15 @@ constexpr int64_t kGates = kColumns / 2;
 constexpr int64_t kMostRows = 112, kLeastRows = 28, kRowsBytes = 512 * 1024;
 // Of float32 results that wait in the second-level cache for what is done to them.
 constexpr int64_t kResultsBytes = 512 * 1024;
+// Of the sums of tokens that a thread is at.
+constexpr int64_t kSumsBytes = 1024 * 1024;
+// An expert's rows that are not cut by tokens in the second product.
+constexpr int64_t kTogether = 64;
 // Of all that is between the products: tokens with more are taken in turns.
 constexpr int64_t kInnerBytes = 32 * 1024 * 1024;
 // What fetching a panel takes, in rows' time.
 constexpr int64_t kPanelRows = 12;
-constexpr int64_t kPartsPerThread = 6;
+constexpr int64_t kPartsPerThread = 4;
 
 inline int64_t most(int64_t a, int64_t b) { return a > b ? a : b; }
 inline int64_t parts_of(int64_t whole, int64_t part) { return (whole + part - 1) / part; }
@@ -45,7 +49,7 @@ class Mixture {
  public:
   // Of tokens [begin, end).
   Mixture(const ExpertsArgs& a, int64_t begin, int64_t end)
-      : a_(a), begin_(begin), tokens_(end - begin), starts_(a.num_experts + 1), places_(tokens_ * a.top_k) {
+      : a_(a), begin_(begin), tokens_(end - begin), starts_(a.num_experts + 1), places_(tokens_ * a.top_k), ids_(tokens_ * a.top_k) {
     sort();
   }
 
@@ -60,7 +64,7 @@ class Mixture {
     const int64_t floats = most(first_floats(parts.get(), count), second_floats(cut));
 #pragma omp parallel if (rows * a_.inner * a_.width > 65536)
     {
-      const Scratch<T> x(most_rows() * a_.width);
+      const Scratch<T> x(a_.weigh_inputs ? most_rows() * a_.width : 0);
       const Scratch<float> results(floats);
 #pragma omp for schedule(dynamic, 1)
       for (int64_t i = 0; i < count; ++i) multiply_first(parts[i], x.get(), results.get());
@@ -76,6 +80,7 @@ class Mixture {
   const int64_t begin_, tokens_;
   const Scratch<int64_t> starts_;  // [num_experts + 1]: where each expert's rows begin
   const Scratch<int32_t> places_;  // of each row, its place among the tokens' choices
+  const Scratch<int32_t> ids_;     // of each row, its token
   T* inner_ = nullptr;             // [rows, inner]
 
   int64_t first_panels() const { return parts_of(a_.inner, a_.gated ? kGates : kColumns); }
@@ -106,7 +111,11 @@ class Mixture {
     for (int64_t e = 0; e < a_.num_experts; ++e) starts_[e + 1] += starts_[e];
     const Scratch<int64_t> next(a_.num_experts);
     for (int64_t e = 0; e < a_.num_experts; ++e) next[e] = starts_[e];
-    for_each_choice([&](int64_t place, int64_t expert) { places_[next[expert]++] = static_cast<int32_t>(place); });
+    for_each_choice([&](int64_t place, int64_t expert) {
+      const int64_t row = next[expert]++;
+      places_[row] = static_cast<int32_t>(place);
+      ids_[row] = static_cast<int32_t>(place / a_.top_k);
+    });
   }
 
   // The first row of an expert whose token is `token` or a later one.
@@ -114,7 +123,7 @@ class Mixture {
     int64_t low = starts_[expert], high = starts_[expert + 1];
     while (low < high) {
       const int64_t middle = (low + high) / 2;
-      if (places_[middle] < token * a_.top_k) {
+      if (ids_[middle] < token) {
         low = middle + 1;
       } else {
         high = middle;
@@ -164,13 +173,14 @@ class Mixture {
   Cut cut_second() const {
     int64_t active = 0;
     for (int64_t e = 0; e < a_.num_experts; ++e) active += starts_[e + 1] > starts_[e];
-    const int64_t wanted = max_threads() == 1 ? 1 : max_threads() * kPartsPerThread;
+    const int64_t wanted = max_threads() * kPartsPerThread;
     const int64_t panels = second_panels();
     Cut cut;
-    cut.tokens = most(1, least(wanted, starts_[a_.num_experts] / most(1, active * kMostRows)));
+    cut.tokens = most(1, least(wanted, starts_[a_.num_experts] / most(1, active * kTogether)));
     cut.panels = least(panels, parts_of(wanted, cut.tokens));
-    // Their sums stay in the cache.
-    while (cut.panels < panels && parts_of(tokens_, cut.tokens) * parts_of(panels, cut.panels) > kResultsBytes / 64) ++cut.panels;
+    // So that their sums stay in the cache.
+    const int64_t most_sums = kSumsBytes / (kColumns * int64_t{sizeof(float)});
+    while (cut.panels < panels && parts_of(tokens_, cut.tokens) * parts_of(panels, cut.panels) > most_sums) ++cut.panels;
     return cut;
   }
 
@@ -198,17 +208,21 @@ class Mixture {
     a_.kernels[static_cast<int>(product.kind)](args);
   }
 
-  // x [rows, width]: the tokens of `rows` rows from `row` on.
-  void gather(int64_t row, int64_t rows, T* x) const {
-    const T* hidden = static_cast<const T*>(a_.hidden);
-    for (int64_t r = 0; r < rows; ++r, x += a_.width) {
-      const int64_t place = begin_ * a_.top_k + places_[row + r];
-      const T* from = hidden + place / a_.top_k * a_.hidden_stride;
-      if (!a_.weigh_inputs) {
-        std::memcpy(x, from, static_cast<size_t>(a_.width) * sizeof(T));
-        continue;
-      }
-      const Vec weight = set1(a_.weights[place]);
+  // What an expert's rows are multiplied with, in memory `x` if they are weighed.
+  void take_rows(const Part& part, LinearArgs& args, T* x) const {
+    const T* hidden = static_cast<const T*>(a_.hidden) + begin_ * a_.hidden_stride;
+    args.rows = part.rows;
+    if (!a_.weigh_inputs) {
+      args.x = hidden;
+      args.x_stride = a_.hidden_stride;
+      args.row_ids = ids_.get() + part.row;
+      return;
+    }
+    args.x = x;
+    args.x_stride = a_.width;
+    for (int64_t row = part.row; row < part.row + part.rows; ++row, x += a_.width) {
+      const T* from = hidden + ids_[row] * a_.hidden_stride;
+      const Vec weight = set1(weight_of(row));
       for (int64_t i = 0; i < a_.width; i += kLanes) {
         const int n = static_cast<int>(least(kLanes, a_.width - i));
         store_n(x + i, load_n(from + i, n) * weight, n);
@@ -216,13 +230,12 @@ class Mixture {
     }
   }
 
+  float weight_of(int64_t row) const { return a_.weights[begin_ * a_.top_k + places_[row]]; }
+
   void multiply_first(const Part& part, T* x, float* results) const {
-    gather(part.row, part.rows, x);
     const ExpertProduct& product = a_.first[part.expert];
     LinearArgs args = with_panels(product, part.panel, part.panels);
-    args.x = x;
-    args.x_stride = a_.width;
-    args.rows = part.rows;
+    take_rows(part, args, x);
     T* inner = inner_ + part.row * a_.inner;
     if (is_fused()) {
       args.gated = true;
@@ -305,9 +318,8 @@ class Mixture {
 
   // The results of a row, to its token's sum.
   void add(int64_t row, const float* results, int64_t columns, int64_t first, float* sums) const {
-    const int64_t place = places_[row], token = place / a_.top_k;
-    const Vec weight = set1(a_.weigh_inputs ? 1.0f : a_.weights[begin_ * a_.top_k + place]);
-    float* sum = sums + (token - first) * columns;
+    const Vec weight = set1(a_.weigh_inputs ? 1.0f : weight_of(row));
+    float* sum = sums + (ids_[row] - first) * columns;
     for (int64_t i = 0; i < columns; i += kLanes) store(sum + i, fma(load(results + i), weight, load(sum + i)));
   }
 
