@@ -98,9 +98,7 @@ def test_tokens_that_all_go_to_the_same_experts(name: str, tmp_path: Path) -> No
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("name", ["qwen2_moe", "exaone_moe"])
-def test_bits_do_not_follow_the_batch(
-    name: str, dtype: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_bits_do_not_follow_the_batch(name: str, dtype: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("VLLM_BATCH_INVARIANT", "1")
     make_architecture(name, tmp_path)
     llm = make_tiny_llm(tmp_path, dtype=dtype, skip_tokenizer_init=True, max_model_len=96, max_logprob_token_ids=-1)

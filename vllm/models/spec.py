@@ -120,7 +120,7 @@ class MoeSpec:
         correction: whether each expert has a number that is added where experts are compared.
         router_is_float32: the router's weight stays float32, and so does its product.
         expert_bias: whether the experts' products have biases.
-        alternates: an expert's gates and what they are multiplied with alternate among the outputs of its first product,
+        alternates: an expert's gates and what they are multiplied with alternate among its first product's outputs,
             whose halves the checkpoint has as gate_proj and up_proj.
         weighs_inputs: an expert takes x times its weight; else its result is multiplied.
         shared: an MLP that every token takes.
