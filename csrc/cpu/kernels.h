@@ -197,6 +197,8 @@ struct LinearArgs {
   float* prepared;  // memory of the product's own for the panels that it is at
   // silu(first half) * second half of each panel: 16 columns of the result.
   bool gated;
+  bool alone;              // computed by the calling thread: a part of a larger work
+  const int32_t* row_ids;  // [rows]: which rows of x are multiplied; or null: all
   // The product's own affair: the result is written past the caches.
   bool streams;
   // Likewise: which rows [rows] it leaves to another product (see left_rows.h), and where to keep these if x is normed.

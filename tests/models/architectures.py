@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from mixtures import MIXTURES
 
 VOCAB_SIZE = 131
 WINDOW = 9
@@ -193,7 +194,7 @@ ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
     "bloom-six-heads": ("bloom", {"hidden_size": 48, "n_layer": 4, "n_head": 6}),
     "mpt": ("mpt", {"d_model": 32, "n_layers": 4, "n_heads": 4, "max_seq_len": 128}),
     "mpt-six-heads": ("mpt", {"d_model": 48, "n_layers": 4, "n_heads": 6, "max_seq_len": 128}),
-}
+} | MIXTURES
 
 
 def make_architecture(name: str, folder: Path, seed: int = 0, **overrides: Any) -> Any:

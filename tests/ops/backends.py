@@ -34,6 +34,7 @@ OPERATIONS = (
     "linear_readings",
     "count_above",
     "topk",
+    "choose_experts",
     "gumbel_sample",
     "keep_top_p_",
     "fill_logprob_token_ids",
