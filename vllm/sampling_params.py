@@ -198,6 +198,8 @@ class SamplingParams(Struct, dict=True):
     _model_stop_token_ids: list[int] | None = None
     # Of a beam search's request, which reads a beam's next tokens: how many of its last tokens were generated.
     _beam_length: int | None = None
+    # The prompt's readings come in outputs of their own, as they are made (with DELTA).
+    _prompt_in_parts: bool = False
 
     def __post_init__(self) -> None:
         for name, default, check in _CHECKS:

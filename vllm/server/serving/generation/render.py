@@ -14,6 +14,7 @@ from vllm.server.errors import json_response
 from vllm.server.http.routes import post
 from vllm.server.protocol.base import ResponseModel
 from vllm.server.protocol.generation import ChatCompletionRequest, CompletionRequest, GenerationFields
+from vllm.server.protocol.prompt_tables import PromptTableFields
 from vllm.server.serving.engine_requests import request_id_of, while_connected
 from vllm.server.serving.generation.chat import ChatAnswer
 from vllm.server.serving.generation.completion import CompletionAnswer
@@ -33,6 +34,9 @@ class RenderedPrompt(ResponseModel):
     stream_options: dict[str, Any] | None
     cache_salt: str | None
     priority: int
+    encoding_format: str | None = None
+    prompt_tables: list[str] | None = None
+    prompt_student_logprobs: Any | None = None
 
 
 @post(router, "/v1/completions/render", CompletionRequest, list[RenderedPrompt])
@@ -55,7 +59,7 @@ async def render_chat_completion(request: Request, state: ServerState, body: Cha
 
 def _params_fields(params: SamplingParams) -> dict[str, Any]:
     """The sampling parameters as JSON, without internal fields."""
-    fields = msgspec.to_builtins(params, enc_hook=str)
+    fields = msgspec.to_builtins(params, enc_hook=lambda value: getattr(value, "tolist", lambda: str(value))())
     return {name: value for name, value in fields.items() if not name.startswith("_")}
 
 
@@ -63,6 +67,8 @@ def _fields(
     state: ServerState, body: GenerationFields, names: list[str], prepared: PreparedPrompts
 ) -> list[dict[str, Any]]:
     options = body.stream_options
+    tables = {name: getattr(body, name, None) for name in PromptTableFields.model_fields}
+    more = {name: value for name, value in tables.items() if value is not None}
     return [
         {
             "request_id": name,
@@ -74,6 +80,7 @@ def _fields(
             "stream_options": None if options is None else options.model_dump(),
             "cache_salt": body.cache_salt,
             "priority": body.priority or 0,
+            **more,
         }
         for name, prompt, params in zip(names, *prepared, strict=True)
     ]
