@@ -292,6 +292,12 @@ class SamplingParams(Struct, dict=True):
             return ids
         return padded(ids if self.has_prompt_ids_a_position else [ids or []])
 
+    def prompt_id_table(self, prompt_len: int) -> np.ndarray:
+        """`prompt_ids_np` with a row for each position that is read of a prompt of so many tokens."""
+        ids = self.prompt_ids_np
+        num_rows = prompt_len - 1 - (self.prompt_logprob_start or 0)
+        return ids if self.has_prompt_ids_a_position else np.broadcast_to(ids, (num_rows, ids.shape[1]))
+
     @property
     def num_logprobs(self) -> int | None:
         """How many readings a position has beside the sampled token's: `logprobs`, else the number of

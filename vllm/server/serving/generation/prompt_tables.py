@@ -136,10 +136,7 @@ class TableAnswer:
             return
         (prompt,), (params,) = prepared
         self._first = 1 + (params.first_prompt_row or 0)
-        num_rows = len(prompt.token_ids) - self._first
-        ids = params.prompt_ids_np
-        if not params.has_prompt_ids_a_position:
-            ids = np.broadcast_to(ids, (num_rows, ids.shape[1]))
+        ids = params.prompt_id_table(len(prompt.token_ids))
 
         def make() -> np.ndarray:
             values = self.student
