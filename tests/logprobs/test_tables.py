@@ -126,6 +126,8 @@ def test_short_prompts_and_requests_without_readings(llm):
     empty = read(llm, [5], prompt_logprobs=2).prompt_tables
     assert empty.token_ids.shape[0] == len(empty.lse) == 0 and empty.kl([]).reverse.shape == (0,)
     assert read(llm, logprobs=1).prompt_tables is None
+    few = read(llm, prompt_logprobs=2, logprob_ranks=False).prompt_tables
+    assert few.ranks is few.own_ranks is None and few.logprobs.shape == (NUM_ROWS, 2)
 
 
 def expected_kl(p, q):

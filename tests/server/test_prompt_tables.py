@@ -230,6 +230,13 @@ def test_several_prompts_and_a_first_position(server, kind):
     assert all(len(each) == 0 for each in none.values())
 
 
+def test_ranks_may_be_left_out(server):
+    for kind in (ARROW, SAFETENSORS):
+        whole, few = (as_bytes(server, GENERATE, kind, prompt_ranks=asked, **READ) for asked in (True, False))
+        assert set(whole) - set(few) == {"ranks", "own_ranks"}
+        np.testing.assert_allclose(few["logprobs"], whole["logprobs"], atol=1e-5)
+
+
 def test_an_arrow_stream_of_no_rows_is_whole(server):
     answer = server.request(
         "POST", GENERATE, json=body(GENERATE, token_ids=[5], prompt_logprobs=0), headers={"Accept": ARROW}
@@ -285,6 +292,7 @@ GOOD = {"prompt_logprob_token_ids": ASKED.tolist()}
         wrong("Accept: there are no readings", "Accept", ARROW),
         wrong("prompt_tables: there are no readings", "prompt_tables", prompt_tables=["lse"]),
         wrong("entropy needs logprob_entropy", "prompt_tables", prompt_tables=["entropy"], **GOOD),
+        wrong("own_ranks: logprob_ranks=false", "prompt_tables", prompt_tables=["own_ranks"], prompt_ranks=False, **GOOD),
         wrong("forward_kl needs prompt_student", "prompt_tables", prompt_tables=["lse", "forward_kl"], **GOOD),
         wrong("max_tokens must be 0", "max_tokens", ARROW, max_tokens=3, **GOOD),
         wrong("logprob_token_ids: an answer in", "logprob_token_ids", SAFETENSORS, logprob_token_ids=[5], **GOOD),

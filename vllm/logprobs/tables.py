@@ -19,7 +19,7 @@ class StoredRows(NamedTuple):
     token_ids: np.ndarray  # int32 [R, 1 + T + M]
     logprobs: np.ndarray  # float32 [R, 1 + T + M]
     logits: np.ndarray  # float32 [R, 1 + T + M]
-    ranks: np.ndarray  # int32 [R, 1 + T + M]
+    ranks: np.ndarray | None  # int32 [R, 1 + T + M]; None: left out
     lse: np.ndarray  # float32 [R]
     entropy: np.ndarray  # float32 [R]
 
@@ -36,9 +36,9 @@ class PromptTables:
         positions: int32 [R], of the prompt's tokens that the rows are about; each is read from the logits before it.
         token_ids: int32 [R, K].
         logprobs, logits: float32 [R, K].
-        ranks: int32 [R, K], 1 + the number of vocabulary entries with a greater logit.
+        ranks: int32 [R, K], 1 + the number of vocabulary entries with a greater logit; None with `logprob_ranks=False`.
         counts: int32 [R], how many of the row's columns have an id.
-        own_token_ids, own_logprobs, own_logits, own_ranks: [R], of the prompt's own tokens.
+        own_token_ids, own_logprobs, own_logits, own_ranks: [R], of the prompt's own tokens; no ranks without `ranks`.
         lse: float32 [R], log-sum-exp of the logits.
         entropy: float32 [R], nats; None unless `logprob_entropy` requested it.
         num_topk: T.
@@ -48,12 +48,12 @@ class PromptTables:
     token_ids: np.ndarray
     logprobs: np.ndarray
     logits: np.ndarray
-    ranks: np.ndarray
+    ranks: np.ndarray | None
     counts: np.ndarray
     own_token_ids: np.ndarray
     own_logprobs: np.ndarray
     own_logits: np.ndarray
-    own_ranks: np.ndarray
+    own_ranks: np.ndarray | None
     lse: np.ndarray
     entropy: np.ndarray | None
     num_topk: int
@@ -71,28 +71,31 @@ class PromptTables:
         num_rows = len(rows.lse)
         ids = np.empty((1, 0), np.int32) if requested is None else requested
         columns = _columns(ids, num_topk + 1)
-        cells = [_cells(each, columns, num_topk, ids.shape[1]) for each in rows[:4]]
-        is_padding = np.broadcast_to(ids < 0, (num_rows, ids.shape[1]))
+        is_padding = np.broadcast_to(ids < 0, (num_rows, ids.shape[1])) if (ids < 0).any() else None
         counts = np.full(num_rows, num_topk + ids.shape[1], np.int32)
-        if is_padding.any():
-            for table, filler in zip(cells, (-1, -np.inf, -np.inf, 0), strict=True):
-                table[:, num_topk:][is_padding] = filler
+        if is_padding is not None:
             counts -= is_padding.sum(axis=1, dtype=np.int32)
-        token_ids, logprobs, logits, ranks = cells
-        own_ids, own_logprobs, own_logits, own_ranks = (np.ascontiguousarray(each[:, 0]) for each in rows[:4])
+
+        def table(stored: np.ndarray, filler: float) -> np.ndarray:
+            cells = _cells(stored, columns, num_topk, ids.shape[1])
+            if is_padding is not None:
+                cells[:, num_topk:][is_padding] = filler
+            return cells
+
+        own_ids, own_logprobs, own_logits = (np.ascontiguousarray(each[:, 0]) for each in rows[:3])
         positions = np.arange(first_position, first_position + num_rows, dtype=np.int32)
         entropy = rows.entropy if has_entropy else None
         return cls(
             positions=positions,
-            token_ids=token_ids,
-            logprobs=logprobs,
-            logits=logits,
-            ranks=ranks,
+            token_ids=table(rows.token_ids, -1),
+            logprobs=table(rows.logprobs, -np.inf),
+            logits=table(rows.logits, -np.inf),
+            ranks=None if rows.ranks is None else table(rows.ranks, 0),
             counts=counts,
             own_token_ids=own_ids,
             own_logprobs=own_logprobs,
             own_logits=own_logits,
-            own_ranks=own_ranks,
+            own_ranks=None if rows.ranks is None else np.ascontiguousarray(rows.ranks[:, 0]),
             lse=rows.lse,
             entropy=entropy,
             num_topk=num_topk,

@@ -96,6 +96,7 @@ class TeacherOptions:
             prompt_logprob_token_ids=ids,
             prompt_logprob_start=start,
             logprob_entropy="entropy" in self.names,
+            logprob_ranks=bool({"ranks", "own_ranks"}.intersection(self.names)),
         )
 
     def results(self, token_ids: Sequence[int], arrays: Mapping[str, np.ndarray]) -> dict[str, Any]:

@@ -29,7 +29,10 @@ if TYPE_CHECKING:
 # A rollout of 1,024 tokens and 256 ids a position has 4 MiB of readings.
 _BATCH_ROWS = 16
 _PATH = "/inference/v1/generate"
-_SENT = ("max_tokens", "prompt_logprobs", "prompt_logprob_token_ids", "prompt_logprob_start", "logprob_entropy")
+_SENT = (
+    "max_tokens", "prompt_logprobs", "prompt_logprob_token_ids", "prompt_logprob_start", "logprob_entropy",
+    "logprob_ranks",
+)  # fmt: skip
 _TAKEN = ("prompt_token_ids", "first_position", *NAMES, "num_prompt_tokens", "error")
 
 

@@ -129,6 +129,8 @@ class TableAnswer:
             raise refuse("prompt_tables", f"{min(found)} needs {STUDENT_FIELD}")
         if not params.logprob_entropy and "entropy" in names:
             raise refuse("prompt_tables", "entropy needs logprob_entropy")
+        if not params.logprob_ranks and (found := names.intersection(("ranks", "own_ranks"))):
+            raise refuse("prompt_tables", f"{min(found)}: logprob_ranks=false leaves ranks out")
 
     async def check_prompts(self, prepared: PreparedPrompts) -> None:
         """VLLMValidationError: the student's logprobs are none, or not of the prompt's ids."""
