@@ -268,6 +268,8 @@ def test_a_rendered_request_keeps_its_form(server):
     asked = {"prompt_tables": ["reverse_kl"], "prompt_student_logprobs": STUDENT.tolist(), "encoding_format": "base64"}
     fields = {**body(COMPLETIONS, prompt_logprob_token_ids=npy(ASKED)), **asked}
     (rendered,) = server.post(f"{COMPLETIONS}/render", **fields)
+    wrong = server.request("POST", f"{COMPLETIONS}/render", json={**fields, "prompt_student_logprobs": 0})
+    assert (wrong.status_code, wrong.json()["error"]["param"]) == (400, "prompt_student_logprobs")
     answer = server.post(GENERATE, **rendered)
     expected = as_json(server, GENERATE, prompt_logprob_token_ids=npy(ASKED), **asked)["reverse_kl"]
     np.testing.assert_allclose(array_of(answer["prompt_tables"]["reverse_kl"]), expected, atol=1e-5)
@@ -286,13 +288,14 @@ GOOD = {"prompt_logprob_token_ids": ASKED.tolist()}
     ("fields", "accept", "param", "says", "status"),
     [
         wrong("got 'hex'", "encoding_format", encoding_format="hex", **GOOD),
-        wrong("got 'probs'", "prompt_tables", prompt_tables=["probs"], **GOOD),
-        wrong("at least 1 item", "prompt_tables", prompt_tables=[], **GOOD),
+        wrong("names out of positions, ", "prompt_tables", prompt_tables=["probs"], **GOOD),
+        wrong("one or more names", "prompt_tables", prompt_tables=[], **GOOD),
         wrong("encoding_format: there are no readings", "encoding_format", encoding_format="base64"),
         wrong("Accept: there are no readings", "Accept", ARROW),
         wrong("prompt_tables: there are no readings", "prompt_tables", prompt_tables=["lse"]),
         wrong("entropy needs logprob_entropy", "prompt_tables", prompt_tables=["entropy"], **GOOD),
-        wrong("own_ranks: logprob_ranks=false", "prompt_tables", prompt_tables=["own_ranks"], prompt_ranks=False, **GOOD),
+        wrong("own_ranks: logprob_ranks=false", "prompt_tables", prompt_tables=["own_ranks"], prompt_ranks=False,
+              **GOOD),
         wrong("forward_kl needs prompt_student", "prompt_tables", prompt_tables=["lse", "forward_kl"], **GOOD),
         wrong("max_tokens must be 0", "max_tokens", ARROW, max_tokens=3, **GOOD),
         wrong("logprob_token_ids: an answer in", "logprob_token_ids", SAFETENSORS, logprob_token_ids=[5], **GOOD),

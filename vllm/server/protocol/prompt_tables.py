@@ -2,17 +2,31 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal, get_args
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
-from vllm.server.protocol.base import NOT_EMPTY, UNREAD, NpyText, RequestModel
+from vllm.server.protocol.base import NOT_EMPTY, UNREAD, UNREAD_LIST, NpyText, RequestModel
 
 TableName = Literal[
     "positions", "token_ids", "logprobs", "logits", "ranks", "counts",
     "own_token_ids", "own_logprobs", "own_logits", "own_ranks", "lse", "entropy",
     "reverse_kl", "forward_kl",
 ]  # fmt: skip
+
+
+def _check_names(names: list[Any]) -> list[Any]:
+    """The names. ValueError: one is none, or there are none."""
+    known = get_args(TableName)
+    if not names:
+        raise ValueError("must hold one or more names")
+    for name in names:
+        if name not in known:
+            raise ValueError(f"must hold names out of {', '.join(known)}")
+    return names
+
+
+TableNames = Annotated[list[TableName], NOT_EMPTY, UNREAD_LIST, AfterValidator(_check_names)]
 
 PromptTables = dict[
     TableName,
@@ -36,7 +50,7 @@ class PromptTableFields(RequestModel):
     encoding_format: Literal["float", "base64"] | None = Field(
         None, description="base64: arrays as .npy files, as `prompt_tables`; float: numbers."
     )
-    prompt_tables: Annotated[list[TableName], NOT_EMPTY] | None = Field(
+    prompt_tables: TableNames | None = Field(
         None, description="The prompt's readings as these arrays instead of objects."
     )
     prompt_student_logprobs: StudentLogprobs | None = Field(

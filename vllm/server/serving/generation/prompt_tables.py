@@ -65,9 +65,9 @@ class TableAnswer:
     _arrow: ArrowStream | None = field(default=None, repr=False)
 
     @classmethod
-    def of(cls, body: PromptTableFields, request: Request) -> TableAnswer | None:
-        """None: no arrays are asked for. ApiError: they cannot be written."""
-        body_type = accepted_body(request.headers.get("accept"))
+    def of(cls, body: PromptTableFields, accept: str | None) -> TableAnswer | None:
+        """What a body and an Accept header ask for; None: no arrays. ApiError: they cannot be written."""
+        body_type = accepted_body(accept)
         as_base64 = body.encoding_format == "base64"
         asked = {
             "prompt_tables": body.prompt_tables is not None,

@@ -18,6 +18,7 @@ from vllm.server.protocol.prompt_tables import PromptTableFields
 from vllm.server.serving.engine_requests import request_id_of, while_connected
 from vllm.server.serving.generation.chat import ChatAnswer
 from vllm.server.serving.generation.completion import CompletionAnswer
+from vllm.server.serving.generation.prompt_tables import TableAnswer
 from vllm.server.serving.generation.sampling import PreparedPrompts
 from vllm.server.state import ServerState
 
@@ -43,7 +44,15 @@ class RenderedPrompt(ResponseModel):
 async def render_completion(request: Request, state: ServerState, body: CompletionRequest) -> Response:
     """The ids and parameters of each prompt, as /v1/completions would use them."""
     answer_id = request_id_of(request, "cmpl", body.request_id)
-    prepared = await while_connected(request, CompletionAnswer(body, state, answer_id).prepare())
+    tables = TableAnswer.of(body, None)
+
+    async def prepare() -> PreparedPrompts:
+        prepared = await CompletionAnswer(body, state, answer_id, tables).prepare()
+        if tables is not None:
+            await tables.check_prompts(prepared)
+        return prepared
+
+    prepared = await while_connected(request, prepare())
     names = [answer_id] if len(prepared[0]) == 1 else [f"{answer_id}-{index}" for index in range(len(prepared[0]))]
     return json_response(_fields(state, body, names, prepared))
 
