@@ -10,7 +10,7 @@ from typing import Any, Literal
 from vllm.config.checkpoint.config import HFConfig, scaled_context
 from vllm.layers.activation import ACTIVATION_NAMES
 from vllm.models.rope_options import RopeDefaults, read_rope
-from vllm.models.spec import AttentionSpec, DecoderSpec, MlpSpec, MoeSpec, NormSpec, RotarySpec
+from vllm.models.spec import AnyAttention, AttentionSpec, DecoderSpec, MlpSpec, MoeSpec, NormSpec, RotarySpec
 from vllm.ops.choose_experts import ExpertChoice
 
 # Options that do not change what a decoder computes: names of things, training, generation, other heads.
@@ -245,14 +245,14 @@ class ConfigReader:
 
     def decoder(
         self,
-        attention: AttentionSpec | Sequence[AttentionSpec],
+        attention: AnyAttention | Sequence[AnyAttention],
         mlp: MlpSpec | MoeSpec | Sequence[MlpSpec | MoeSpec],
         norm: NormSpec,
         tied: bool = False,
         **fields: Any,
     ) -> DecoderSpec:
         """The whole; one `attention` or `mlp` stands for all layers, `tied` is the family's default."""
-        layers = (attention,) * self.num_layers if isinstance(attention, AttentionSpec) else tuple(attention)
+        layers = tuple(attention) if isinstance(attention, Sequence) else (attention,) * self.num_layers
         mlps = (mlp,) * self.num_layers if isinstance(mlp, MlpSpec | MoeSpec) else tuple(mlp)
         common: dict[str, Any] = {
             "vocab_size": self.integer("padded_vocab_size", "vocab_size"),
@@ -263,7 +263,7 @@ class ConfigReader:
         }
         return DecoderSpec(layers=layers, mlps=mlps, norm=norm, **(common | fields))
 
-    def _max_positions(self, layers: Sequence[AttentionSpec], given: int | None) -> int:
+    def _max_positions(self, layers: Sequence[AnyAttention], given: int | None) -> int:
         names = "max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "n_ctx"
         ropes = [layer.rotary.rope for layer in layers if layer.rotary is not None]
         trained = given or self.integer(*names)

@@ -39,6 +39,7 @@ _DENSE = {
         "ArceeForCausalLM CwmForCausalLM Ernie4_5ForCausalLM HeliumForCausalLM HunYuanDenseV1ForCausalLM "
         "LlamaForCausalLM MiniCPMForCausalLM SeedOssForCausalLM SmolLM3ForCausalLM"
     ),
+    "minicpm3": "MiniCPM3ForCausalLM",
     "mistral": "Ministral3ForCausalLM MinistralForCausalLM MistralForCausalLM",
     "mpt": "MPTForCausalLM",
     "nanochat": "NanoChatForCausalLM",
@@ -51,6 +52,7 @@ _DENSE = {
     "stablelm": "StableLmForCausalLM",
     "starcoder2": "Starcoder2ForCausalLM",
     "xglm": "BioGptForCausalLM XGLMForCausalLM",
+    "youtu": "YoutuForCausalLM",
 }
 # Those with experts, by their module in `mixtures/`.
 _MIXTURES = {

@@ -90,6 +90,49 @@ class AttentionSpec:
 
 
 @dataclass(frozen=True)
+class LatentAttentionSpec:
+    """Self-attention whose keys and values are widened from a latent that the heads share (DeepSeek V2,
+    arXiv:2405.04434, section 2.1): queries and keys have `nope_dim` values from it and `rope_dim` rotated ones, which
+    of keys all heads have in common.
+
+    Attributes:
+        value_dim: of each head's values.
+        latent_dim: of the latent that keys and values are made of.
+        query_dim: of the latent that queries are made of; None = queries come from the hidden states.
+        rotary: of the rotated values, all `rope_dim` of them.
+        scale: factor on the scores.
+        norm: normalisation of both latents.
+        bias: of what makes the latents, and of the output projection.
+        query_growth: as in AttentionSpec.
+    """
+
+    num_heads: int
+    nope_dim: int
+    rope_dim: int
+    value_dim: int
+    latent_dim: int
+    query_dim: int | None
+    rotary: RotarySpec
+    scale: float
+    norm: NormSpec
+    bias: bool = False
+    query_growth: tuple[float, float] | None = None
+
+    @property
+    def head_dim(self) -> int:
+        """Of a head's query."""
+        return self.nope_dim + self.rope_dim
+
+    @property
+    def num_kv_heads(self) -> int:
+        """Heads of keys and values, once they are widened."""
+        return self.num_heads
+
+
+AnyAttention = AttentionSpec | LatentAttentionSpec
+
+
+@dataclass(frozen=True)
 class MlpSpec:
     """down(act(gate(x)) * up(x)), or down(act(up(x))) when not `gated`; `inner_norm` comes before down. `sparsity`: of
     a token's gates, taken as normally distributed, about this share becomes 0: those below a bound that is subtracted
@@ -200,7 +243,7 @@ class DecoderSpec:
     vocab_size: int
     hidden_size: int
     max_positions: int
-    layers: tuple[AttentionSpec, ...]
+    layers: tuple[AnyAttention, ...]
     mlps: tuple[MlpSpec | MoeSpec, ...]
     norm: NormSpec
     final_norm: NormSpec | None
@@ -217,3 +260,8 @@ class DecoderSpec:
     per_layer_input: PerLayerInputSpec | None = None
     layer_scale: bool = False
     residual_of_norm: bool = False
+
+    @property
+    def attentions(self) -> tuple[AttentionSpec, ...]:
+        """`layers` of a decoder that has no latent attention."""
+        return tuple(layer for layer in self.layers if isinstance(layer, AttentionSpec))

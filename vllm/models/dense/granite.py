@@ -69,7 +69,7 @@ class HyperCLOVAXForCausalLM(GraniteForCausalLM):
         scale = reader.optional_number("attention_multiplier")
         return replace(
             spec,
-            layers=tuple(replace(layer, scale=scale) for layer in spec.layers),
+            layers=tuple(replace(layer, scale=scale) for layer in spec.attentions),
             logits_scale=reader.number("logits_scaling", default=1.0),
             block="both" if reader.boolean("use_post_norm", default=True) else "pre",
         )
