@@ -61,7 +61,7 @@ class Qwen3MoeForCausalLM(DecoderForCausalLM):
 
 
 class FlintForCausalLM(DecoderForCausalLM):
-    """Flint: Qwen3's, with sinks, sigmoids, an MLP that all tokens take, and positions in layers with a window alone."""
+    """Flint: Qwen3's, with sinks, sigmoids and an MLP that all tokens take; positions in layers with a window alone."""
 
     names = CheckpointNames(
         (
