@@ -26,6 +26,7 @@ from vllm.server.protocol.base import (
     TokenIds,
 )
 from vllm.server.protocol.forms import FormFields
+from vllm.server.protocol.prompt_tables import PromptTableFields, PromptTables
 from vllm.server.protocol.sampling import sampling_body
 from vllm.utils.checks import check_token_ids
 
@@ -191,7 +192,7 @@ class GenerationFields(FormFields, _TextsBody):  # type: ignore[misc, valid-type
         return SamplingParams(**fields, extra_args=self.vllm_xargs, output_kind=kind)
 
 
-class CompletionRequest(GenerationFields):
+class CompletionRequest(GenerationFields, PromptTableFields):
     """POST /v1/completions"""
 
     prompt: Prompt
@@ -334,6 +335,7 @@ class CompletionChoice(ChoiceFields):
     text: str
     logprobs: CompletionLogprobs | None
     finish_reason: FinishReason | None
+    prompt_tables: PromptTables | None = None
 
 
 class CompletionResponse(ResponseModel):
@@ -343,6 +345,8 @@ class CompletionResponse(ResponseModel):
     model: str
     system_fingerprint: str | None = None
     choices: list[CompletionChoice]
+    prompt_index: int | None = Field(None, description="In a stream: the prompt that prompt_tables are of.")
+    prompt_tables: PromptTables | None = Field(None, description="In a stream: further rows.")
     labels: list[LabelEntry] | None = None
     usage: Usage | None = None
     metrics: Timings | None = Field(None, description=_TIMINGS)
