@@ -77,6 +77,9 @@ class StepResult:
             self._take_sampled(self.sampled, sampled, token_ids, logprobs)
             errors = {self.req_ids[row]: message for row, message in sampled.errors().items()}
         output = ModelRunnerOutput(req_ids, token_ids, logprobs, beam_scores=beam_scores)
+        if self.sampled is not None and (allowed := sampled.allowed_mass) is not None:
+            of_rows = zip(allowed.rows, allowed.logs.tolist(), strict=True)
+            output.allowed_mass = {self.req_ids[row]: log_mass for row, log_mass in of_rows}
         if self.readings is not None:
             self.readings.take()
             output.prompt_logprobs = self.readings.rows
