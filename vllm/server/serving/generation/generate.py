@@ -33,7 +33,7 @@ _OWN_NAMES = {"prompt_token_ids": "token_ids", "prompt": "token_ids"}
 @post(router, "/inference/v1/generate", GenerateRequest, GenerateResponse, GenerateResponse, body_types=BODY_TYPES)
 async def generate(request: Request, state: ServerState, body: GenerateRequest) -> Response:
     """Continue a prompt of token ids, and read the logprobs of chosen tokens."""
-    tables = TableAnswer.of(body, request.headers.get("accept"))
+    tables = await TableAnswer.of(body, request.headers.get("accept"))
     answer = GenerateAnswer(body, state, request_id_of(request, "generate-tokens", body.request_id), tables)
     return await respond(request, answer, bool(body.stream))
 
