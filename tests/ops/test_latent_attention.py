@@ -15,8 +15,7 @@ from vllm.ops.head_linear import head_linear, pack_heads
 from vllm.ops.kv_cache import FLOAT8, as_cached
 from vllm.ops.latent_attention import latent_attention, write_latent_
 
-# CUDA runs the references.
-BACKENDS = [each for each in backends("latent_attention") if each != "triton"]
+BACKENDS = backends("latent_attention")
 RAGGED = [(1, 1), (5, 5), (0, 9), (1, 40), (20, 33), (3, 64), (1, 16), (2, 17)]
 
 

@@ -61,6 +61,7 @@ _MIXTURES = {
     "gpt_oss": "GptOssForCausalLM",
     "granite": "GraniteMoeForCausalLM GraniteMoeSWAForCausalLM GraniteMoeSharedForCausalLM",
     "hunyuan": "HunYuanMoEV1ForCausalLM",
+    "latent": "DeepseekV2ForCausalLM DeepseekV3ForCausalLM Glm4MoeLiteForCausalLM Mistral4ForCausalLM",
     "minimax": "MiniMaxM2ForCausalLM",
     "mixtral": "MixtralForCausalLM",
     "olmo": "FlexOlmoForCausalLM OlmoeForCausalLM",
