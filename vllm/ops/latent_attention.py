@@ -66,7 +66,7 @@ def latent_attention(
     which = implementation(q_latent)
     if which == "cpp":
         torch.ops.vllm_cpu.latent_attention(*arguments)
-    elif which == "triton":
+    elif which == "triton" and triton_function("fits", __name__)(q_latent):
         triton_function("latent_attention", __name__)(*arguments)
     else:
         latent_attention_reference(*arguments)

@@ -13,12 +13,10 @@ import triton.language as tl
 from torch import Tensor
 
 from vllm.ops.triton.float8 import KINDS, RAW_FACTOR, as_bytes, narrowed, widened
-from vllm.ops.triton.paged_tiles import ANY_ALIGNMENT
+from vllm.ops.triton.paged_tiles import ANY_ALIGNMENT, LEAST_SHARED_KIB, Tile, shared_kib
 
 _LOG2_E = 1.4426950408889634
-# Heads of a program: the least that a matrix product takes.
-_HEADS = 16
-# Rows of a tile, of the widest latents.
+# Of a tile of rows.
 _KEYS_BYTES = 32768
 
 
@@ -59,6 +57,11 @@ def _write_kernel(
         tl.store(row_ptr + LATENT_DIM + dim, narrowed(x, scale, FLOAT8), mask=dim < ROPE_DIM)
 
 
+def fits(q_latent: Tensor) -> bool:
+    """Whether there is memory for a program: on Turing not for the widest latents."""
+    return shared_kib(q_latent.device) > LEAST_SHARED_KIB or q_latent.shape[2] <= 256
+
+
 def latent_attention(
     q_latent: Tensor,
     q_rope: Tensor,
@@ -75,9 +78,9 @@ def latent_attention(
         return
     float8 = KINDS.get(cache.dtype, 0)
     latent, rope = (max(16, triton.next_power_of_2(each.shape[2])) for each in (q_latent, q_rope))
-    keys = max(16, min(64, _KEYS_BYTES // (latent * q_latent.element_size())))
+    tile = _tile(latent, q_latent.element_size())
     row_scale = cache_scale * RAW_FACTOR[float8]
-    _attend_kernel[(tokens, triton.cdiv(num_heads, _HEADS))](
+    _attend_kernel[(tokens, triton.cdiv(num_heads, tile.rows))](
         q_latent,
         *q_latent.stride()[:2],
         q_rope,
@@ -101,11 +104,17 @@ def latent_attention(
         FLOAT8=float8,
         # The interpreter computes with NumPy, which has no bfloat16.
         WIDEN=triton.knobs.runtime.interpret and q_latent.dtype == torch.bfloat16,
-        HEADS=_HEADS,
-        KEYS=keys,
-        num_warps=8 if latent > 256 else 4,
-        num_stages=2,
+        HEADS=tile.rows,
+        KEYS=tile.keys,
+        num_warps=tile.num_warps,
+        num_stages=tile.num_stages,
     )
+
+
+def _tile(latent: int, element_size: int) -> Tile:
+    """The fewest heads that a matrix product takes: with the widest latents their sums fill the registers."""
+    keys = max(16, min(64, _KEYS_BYTES // (latent * element_size)))
+    return Tile(16, keys, 8 if latent > 256 else 4, 1 if element_size == 4 else 2)
 
 
 @triton.jit(do_not_specialize=["table_stride", "requests"], do_not_specialize_on_alignment=ANY_ALIGNMENT)
