@@ -66,6 +66,7 @@ _MIXTURES = {
     "hunyuan": "HYV3ForCausalLM HunYuanMoEV1ForCausalLM",
     "kolibri": "Kolibri1ForCausalLM",
     "laguna": "LagunaForCausalLM",
+    "latent": "DeepseekV2ForCausalLM DeepseekV3ForCausalLM Glm4MoeLiteForCausalLM Mistral4ForCausalLM",
     "minimax": "MiniMaxM2ForCausalLM",
     "mixtral": "MixtralForCausalLM",
     "olmo": "FlexOlmoForCausalLM OlmoeForCausalLM",

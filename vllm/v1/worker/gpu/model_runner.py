@@ -154,7 +154,7 @@ class GPUModelRunner:
         ]
         self.kv_caches: KVCaches = []
         records = self.records_steps and not model_config.enforce_eager
-        captures = records and self._backend.can_be_captured
+        captures = records and self._backend.can_be_captured and _can_capture_layers(model, device)
         self._graph_recorder = graph_recorder(device, self.group) if captures else None
         # On the CPU collectives cannot be recorded.
         self._records_kernels = records and self.group.world_size == 1 and device.type == "cpu"
@@ -374,3 +374,9 @@ def _backend_name(name: str, model: Any) -> str:
             "leave it 'auto' or 'paged'"
         )
     return "paged"
+
+
+def _can_capture_layers(model: Any, device: torch.device) -> bool:
+    """Turing runs the widest latents in PyTorch, which waits for the device."""
+    is_wide = any(layer.is_latent and layer.head_dim > 256 for layer in attention_layers(model))
+    return not is_wide or device.type != "cuda" or torch.cuda.get_device_capability(device) >= (8, 0)
