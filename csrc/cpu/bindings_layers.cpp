@@ -139,7 +139,6 @@ STABLE_TORCH_LIBRARY_FRAGMENT(vllm_cpu, m) {
   m.def("embedding(Tensor weight, Tensor token_ids) -> Tensor");
   // The index of the level now used; -1 asks without changing it.
   m.def("set_isa(int level) -> int");
-  m.def("has_bf16_tiles() -> bool");
   m.def("has_fast_bf16_dot() -> bool");
 }
 
@@ -154,6 +153,5 @@ STABLE_TORCH_LIBRARY_IMPL(vllm_cpu, CPU, m) {
 
 STABLE_TORCH_LIBRARY_IMPL(vllm_cpu, CompositeExplicitAutograd, m) {
   m.impl("set_isa", TORCH_BOX(&vllm_cpu::set_isa_level));
-  m.impl("has_bf16_tiles", TORCH_BOX(&vllm_cpu::has_bf16_tiles));
   m.impl("has_fast_bf16_dot", TORCH_BOX(&vllm_cpu::has_fast_bf16_dot));
 }

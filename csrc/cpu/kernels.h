@@ -285,3 +285,11 @@ void linear_quantized_half(const LinearArgs& args);
 }  // namespace avx512_fp16
 }  // namespace vllm_cpu
 #endif
+
+#ifdef VLLM_HAVE_AMX
+namespace vllm_cpu {
+namespace amx {
+void linear(const LinearArgs& args);
+}  // namespace amx
+}  // namespace vllm_cpu
+#endif

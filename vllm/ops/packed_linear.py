@@ -185,7 +185,7 @@ def bf16_layout(float_out: bool, with_onednn: bool = True) -> Layout:
     if named in usable:
         return cast(Layout, named)
     fastest: tuple[tuple[bool, Layout], ...] = (
-        (ops.has_bf16_tiles(), "onednn"),
+        (ISA_LEVELS[ops.set_isa(-1)] == "amx", "packed_bf16_dot"),
         (ops.has_fast_bf16_dot(), "packed_bf16_dot"),
         (ISA_LEVELS[ops.set_isa(-1)] == "avx512_fp16", "packed_fp16"),
     )
