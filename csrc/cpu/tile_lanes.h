@@ -66,6 +66,11 @@ template <int sums, int left, int right>
 [[gnu::always_inline]] inline void add_int8_products() {
   asm volatile("tdpbssd %%tmm%c2, %%tmm%c1, %%tmm%c0" ::"i"(sums), "i"(left), "i"(right));
 }
+// The same of signed bytes on the left and unsigned ones on the right.
+template <int sums, int left, int right>
+[[gnu::always_inline]] inline void add_int8_by_uint8_products() {
+  asm volatile("tdpbsud %%tmm%c2, %%tmm%c1, %%tmm%c0" ::"i"(sums), "i"(left), "i"(right));
+}
 #else
 struct EmulatedTiles {
   TileShapes shapes;
@@ -148,19 +153,38 @@ template <int sums, int left, int right>
   }
 }
 
-template <int sums, int left, int right>
-[[gnu::noinline]] void add_int8_products() {
+// Byte i of each word, as an integer.
+template <int i, bool kSigned>
+inline __m512i byte_of_words(__m512i words) {
+  const __m512i upper = _mm512_slli_epi32(words, 24 - 8 * i);
+  return kSigned ? _mm512_srai_epi32(upper, 24) : _mm512_srli_epi32(upper, 24);
+}
+
+template <int sums, int left, int right, bool kSigned>
+inline void add_byte_products() {
   EmulatedTiles& e = emulated_tiles();
   e.check_product(sums, left, right);
   for (int r = 0; r < e.shapes.rows[sums]; ++r) {
-    int32_t* row = reinterpret_cast<int32_t*>(e.tiles[sums][r]);
-    for (int c = 0; c < e.shapes.row_bytes[sums] / 4; ++c) {
-      for (int k = 0; k < e.shapes.row_bytes[left]; ++k) {
-        const int x = static_cast<int8_t>(e.tiles[left][r][k]), y = static_cast<int8_t>(e.tiles[right][k / 4][4 * c + k % 4]);
-        row[c] = static_cast<int32_t>(static_cast<uint32_t>(row[c]) + static_cast<uint32_t>(x * y));
-      }
+    __m512i total = _mm512_load_si512(e.tiles[sums][r]);
+    for (int k = 0; k < e.shapes.rows[right]; ++k) {
+      const __m512i bytes = _mm512_load_si512(e.tiles[right][k]);
+      const int8_t* four = reinterpret_cast<const int8_t*>(e.tiles[left][r] + 4 * k);
+      unroll<4>([&](auto i) VLLM_INLINE {
+        const __m512i product = _mm512_mullo_epi32(_mm512_set1_epi32(four[i]), byte_of_words<i, kSigned>(bytes));
+        total = _mm512_add_epi32(total, product);
+      });
     }
+    _mm512_store_si512(e.tiles[sums][r], total);
   }
+}
+
+template <int sums, int left, int right>
+[[gnu::noinline]] void add_int8_products() {
+  add_byte_products<sums, left, right, true>();
+}
+template <int sums, int left, int right>
+[[gnu::noinline]] void add_int8_by_uint8_products() {
+  add_byte_products<sums, left, right, false>();
 }
 #endif
 

@@ -19,10 +19,11 @@ constexpr int kTileInner = 32;
 // columns of weights. The calling thread's tiles have these shapes for `rows` until it changes or releases them.
 class RowTiles {
  public:
-  // Sets tiles 0 to 3 to zero, too.
-  void shape(int rows) {
-    if (rows == rows_) return zero();
+  // Rows of x are of `bytes`, four in each of a weight's rows. Sets tiles 0 to 3 to zero, too.
+  void shape(int rows, int64_t bytes = kTileBytes) {
+    if (rows == rows_ && bytes == bytes_) return zero();
     rows_ = rows;
+    bytes_ = bytes;
     const int upper = rows < kTileRows ? rows : kTileRows, lower = rows - upper;
     TileShapes shapes;
     shapes.set(0, upper);
@@ -30,10 +31,10 @@ class RowTiles {
     // One tile of rows leaves two of sums for another panel.
     shapes.set(2, lower > 0 ? lower : upper);
     shapes.set(3, lower > 0 ? lower : upper);
-    shapes.set(4, upper);
-    shapes.set(5, lower > 0 ? lower : upper);
-    shapes.set(6, kTileRows);
-    shapes.set(7, kTileRows);
+    shapes.set(4, upper, bytes);
+    shapes.set(5, lower > 0 ? lower : upper, bytes);
+    shapes.set(6, bytes / 4);
+    shapes.set(7, bytes / 4);
     configure_tiles(shapes);
   }
   void release() {
@@ -41,14 +42,16 @@ class RowTiles {
     release_tiles();
   }
 
- private:
   static void zero() {
     zero_tile<0>();
     zero_tile<1>();
     zero_tile<2>();
     zero_tile<3>();
   }
+
+ private:
   int rows_ = 0;
+  int64_t bytes_ = 0;
 };
 
 inline RowTiles& row_tiles() {
