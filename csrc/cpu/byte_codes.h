@@ -7,6 +7,8 @@
 
 namespace vllm_cpu {
 namespace VLLM_ISA {
+// Of each file that includes this by itself: the compiler then folds what is equal for several kinds of codes.
+namespace {
 
 // Units of a block: what has a scale of its own in a row.
 constexpr int kBlockUnits = 4;
@@ -218,5 +220,6 @@ inline Rounded<D> round_block(const Quantized& q, const T* x, int64_t k, int64_t
   return Rounded<D>(from, count);
 }
 
+}  // namespace
 }  // namespace VLLM_ISA
 }  // namespace vllm_cpu
