@@ -69,7 +69,8 @@ struct BytesTileProduct : CodesInTiles<CodesAsBytes> {
     const UnitSteps blocks(a.quant);
     const Infos infos(blocks, const_cast<int8_t*>(x), rows);
     for (int p = 0; p < P; ++p) {
-      Vec totals[kMaxRows][2] = {};
+      Vec totals[kMaxRows][2];
+      std::memset(totals, 0, static_cast<size_t>(rows) * sizeof(totals[0]));
       const Prepared columns(a, panel + p);
       multiply_panel(a, x, rows, blocks.units * kUnit, 1, panel + p, ahead, [&](int64_t block, int count, const TileSums* sums) VLLM_INLINE {
         add_blocks(a.quant, blocks, infos, columns, block, count, sums, rows, totals[0]);

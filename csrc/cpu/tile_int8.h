@@ -50,7 +50,8 @@ struct Int8TileProduct {
   template <int P>
   static void multiply_rows(const LinearArgs& a, const int8_t* x, int rows, int64_t row, int64_t panel, Ahead ahead) {
     for (int p = 0; p < P; ++p) {
-      Vec totals[kMaxRows][2] = {};
+      Vec totals[kMaxRows][2];
+      std::memset(totals, 0, static_cast<size_t>(rows) * sizeof(totals[0]));
       add_products(a, x, rows, panel + p, ahead, totals[0]);
       write_rows<T, 1>(a, totals[0], rows, row, panel + p, 0);
     }

@@ -59,7 +59,8 @@ struct PairsTileProduct : CodesInTiles<CodesAsPairs> {
     const bool offsets = has_offsets(a.quant);
     const float* row_sums = sums_of(a.quant, const_cast<BF16*>(x), rows);
     for (int p = 0; p < P; ++p) {
-      Vec totals[kMaxRows][2] = {};
+      Vec totals[kMaxRows][2];
+      std::memset(totals, 0, static_cast<size_t>(rows) * sizeof(totals[0]));
       const Prepared columns(a, panel + p);
       multiply_panel(a, x, rows, bytes, steps.of_group, panel + p, ahead, [&](int64_t group, int count, const TileSums* sums) VLLM_INLINE {
         const int64_t at = group * kPanel;
