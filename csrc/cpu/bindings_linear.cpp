@@ -4,7 +4,7 @@
 
 #include "bindings.h"
 #include "huge_pages.h"
-#include "kernels_tiles.h"
+#include "kernels.h"
 #include "large_result.h"
 #include "recording.h"
 

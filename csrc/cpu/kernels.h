@@ -290,6 +290,9 @@ void linear_quantized_half(const LinearArgs& args);
 namespace vllm_cpu {
 namespace amx {
 void linear(const LinearArgs& args);
+void linear_int8(const LinearArgs& args);
+void linear_quantized(const LinearArgs& args);
+void linear_quantized_int8(const LinearArgs& args);
 }  // namespace amx
 }  // namespace vllm_cpu
 #endif

@@ -1,5 +1,4 @@
 // linear_int8 by matrix tiles (see Int8TileProduct).
-#include "../kernels_tiles.h"
 #include "../tile_int8.h"
 
 #if defined(VLLM_HAS_TILES)

@@ -1,5 +1,4 @@
 // linear_quantized_int8 by matrix tiles (see BytesTileProduct).
-#include "../kernels_tiles.h"
 #include "../tile_bytes.h"
 
 #if defined(VLLM_HAS_TILES)

@@ -1,6 +1,5 @@
 // linear_quantized of bfloat16 by matrix tiles (see PairsTileProduct). Other rows, and weights whose values are not bfloat16,
 // are multiplied as on the levels below.
-#include "../kernels_tiles.h"
 #include "../tile_pairs.h"
 
 #if defined(VLLM_HAS_TILES)
