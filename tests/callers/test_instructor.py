@@ -1,5 +1,5 @@
-"""instructor over the server: a schema as response_format. (Its mode JSON only tells the model of the schema, to which a
-random one does not keep.)"""
+"""instructor over the server: a schema as response_format. (Its mode JSON only tells the model of the schema, to which
+a random one does not keep.)"""
 
 from __future__ import annotations
 

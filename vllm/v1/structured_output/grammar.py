@@ -12,8 +12,8 @@ from vllm.params.structured import StructuredOutputsParams
 MAX_GRAMMAR_CHARS = 2**19
 """Limit of a schema, regular expression or grammar: a larger one would take seconds to compile."""
 
-# Between JSON's parts, unless a request says otherwise: a blank, or the end of a line and an indentation. Without a bound
-# small models fill their answers with it.
+# Between JSON's parts, unless a request says otherwise: a blank, or the end of a line and an indentation. Without a
+# bound small models fill their answers with it.
 _WHITE_SPACE = r"( |\n{1,2}[ \t]{0,20})"
 
 # Objects of a schema whose values are schemas, and its keys whose value is a schema or a list of them.
