@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from typing import Any
 
 from vllm.config import ModelConfig
 from vllm.v1.request import Request
@@ -19,7 +20,7 @@ class CompilingRequests:
     def __init__(self, config: ModelConfig) -> None:
         self._config = config
         self._threads: ThreadPoolExecutor | None = None
-        self._requests: dict[str, tuple[Request, Future[object]]] = {}
+        self._requests: dict[str, tuple[Request, Future[Any]]] = {}
 
     def __len__(self) -> int:
         return len(self._requests)

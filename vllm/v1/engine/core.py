@@ -60,10 +60,9 @@ class EngineCore:
         made = Request(**fields)
         if made.request_id in self._compiling:
             raise ValueError(f"request_id {made.request_id!r} is in use by an unfinished request")
-        if made.sampling_params.grammar is not None and not self.scheduler.has_request(made.request_id):
-            if self._compiling.add(made):
-                return
-        self.scheduler.add_request(made)
+        has_grammar = made.sampling_params.grammar is not None and not self.scheduler.has_request(made.request_id)
+        if not (has_grammar and self._compiling.add(made)):
+            self.scheduler.add_request(made)
 
     def has_request(self, request_id: str) -> bool:
         return request_id in self._compiling or self.scheduler.has_request(request_id)
