@@ -1,5 +1,5 @@
-"""experts: the bits of a token's result, whatever shares its batch and however many threads there are; recordings; every
-layout and format of weights."""
+"""experts: the bits of a token's result, whatever shares its batch and however many threads there are; recordings;
+every layout and format of weights."""
 
 from __future__ import annotations
 
