@@ -164,6 +164,42 @@ Tensor linear(Tensor x, Tensor packed, std::optional<Tensor> bias, int64_t colum
   return multiply(VLLM_KERNEL(linear), args, x, packed, scales, bias, {residual, norm_weight, eps}, {out, first});
 }
 
+// x [T, H, K] times the packed weight of each head, [H, panels, K, 32] or, in pairs, [H, panels, K / 2, 32, 2].
+Tensor head_linear(Tensor x, Tensor packed, int64_t columns) {
+  check_last_contiguous(x, "x");
+  const Heads heads = heads_of(x, "x");
+  check_same_dtype(packed, "packed", x, "x");
+  check_contiguous(packed, "packed");
+  const int64_t panels = num_panels(columns, false), inner = x.size(2);
+  const bool pairs = packed.dim() == 5;
+  if (pairs) {
+    check_shape(packed, "packed", {heads.num_heads, panels, inner / 2, 32, 2});
+    check_dtype(packed, "packed", ScalarType::BFloat16, "bfloat16 in pairs");
+  } else {
+    check_shape(packed, "packed", {heads.num_heads, panels, inner, 32});
+  }
+  STD_TORCH_CHECK(!pairs || inner % 2 == 0, "x must have an even width for a weight in pairs, got ", inner);
+  Tensor out = new_result(x, {x.size(0), heads.num_heads, columns});
+  HeadLinearArgs args{};
+  args.heads = heads.num_heads;
+  args.x_bytes = heads.head_stride * x.element_size();
+  args.weight_bytes = panels * inner * 32 * packed.element_size();
+  args.out_bytes = columns * x.element_size();
+  LinearArgs& first = args.first;
+  first.dtype = first.weight_dtype = dtype_of(x, "x");
+  first.x = x.data_ptr();
+  first.weight = packed.data_ptr();
+  first.out = out.data_ptr();
+  first.rows = x.size(0);
+  first.columns = first.out_columns = columns;
+  first.inner = inner;
+  first.x_stride = heads.token_stride;
+  first.out_stride = heads.num_heads * columns;
+  first.pairs = pairs;
+  if (first.rows > 0) launch([args, kernel = VLLM_KERNEL(head_linear)] { kernel(args); }, x, packed, out);
+  return out;
+}
+
 // The weight is of 8-bit integers with their scales; see kernels/linear_int8.cpp.
 Tensor linear_int8(Tensor x, Tensor weight, std::optional<Tensor> bias, int64_t columns, bool float_out, bool gated,
                    std::optional<Tensor> residual, std::optional<Tensor> norm_weight, double eps) {
@@ -243,6 +279,7 @@ STABLE_TORCH_LIBRARY_FRAGMENT(vllm_cpu, m) {
       "linear(Tensor x, Tensor packed, Tensor? bias, int columns, bool float_out, Tensor? scales, bool gated, "
       "Tensor(a!)? residual=None, Tensor? norm_weight=None, float eps=0.0, Tensor(b!)? out=None, int first=0) -> "
       "Tensor");
+  m.def("head_linear(Tensor x, Tensor packed, int columns) -> Tensor");
   m.def(
       "linear_int8(Tensor x, Tensor weight, Tensor? bias, int columns, bool float_out, bool gated, "
       "Tensor(a!)? residual=None, Tensor? norm_weight=None, float eps=0.0) -> Tensor");
@@ -261,6 +298,7 @@ STABLE_TORCH_LIBRARY_IMPL(vllm_cpu, CPU, m) {
   m.impl("pack_linear", TORCH_BOX(&vllm_cpu::pack_linear));
   m.impl("panel_rows", TORCH_BOX(&vllm_cpu::panel_rows));
   m.impl("linear", TORCH_BOX(&vllm_cpu::linear));
+  m.impl("head_linear", TORCH_BOX(&vllm_cpu::head_linear));
   m.impl("linear_int8", TORCH_BOX(&vllm_cpu::linear_int8));
   m.impl("linear_quantized", TORCH_BOX(&vllm_cpu::linear_quantized));
   m.impl("quantized_rows", TORCH_BOX(&vllm_cpu::quantized_rows));

@@ -203,7 +203,7 @@ def _by_expert(
         inner = first.multiply(index, x)
         # Functions that are not ours are written for the model's dtype.
         inner = activation(inner if isinstance(activation, ExpertActivation) else inner.to(hidden.dtype))
-        result = second.multiply(index, inner.to(hidden.dtype))
+        result = second.multiply(index, inner.to(hidden.dtype).contiguous())
         out.index_add_(0, tokens, result if weigh_inputs else result * own)
     return out.to(hidden.dtype)
 
