@@ -3,14 +3,14 @@
     python benchmarks/experts.py                                       # ours alone
     python benchmarks/experts.py --upstream ENVIRONMENT --transformers --against CHECKOUT
     python benchmarks/experts.py --gguf FILE.gguf --llama-cpp ENVIRONMENT   # of a mixture of your own
-    python benchmarks/experts.py --processor-time                      # for a busy machine: one thread, its processor time
+    python benchmarks/experts.py --processor-time    # for a busy machine: one thread, and its processor time
     python benchmarks/experts.py --quick
 
-The models are made here, of random weights in bfloat16: a Qwen3-MoE of 8 layers of 32 experts, of which a token takes 4,
-and the Qwen3 whose MLPs are as wide as 4 experts. Rows: score, decode64, decode1 (see README.md), start (process to first
-score), memory (weights that stay, over the checkpoint's) and peak (MiB, of the start and all rows). A round does a row's work once with
-each engine, in alternating order; printed are each engine's best round and the medians of the rounds' ratios. The last line
-is all of it as JSON.
+The models are made here, of random weights in bfloat16: a Qwen3-MoE of 8 layers of 32 experts, of which a token takes
+4, and the Qwen3 whose MLPs are as wide as 4 experts. Rows: score, decode64, decode1 (see README.md), start (process to
+first score), memory (weights that stay, over the checkpoint's), peak (MiB, of the start and all rows). A round does a
+row's work once with each engine, in alternating order; printed are each engine's best round and the medians of the
+rounds' ratios. The last line is all of it as JSON.
 """
 
 from __future__ import annotations
@@ -198,9 +198,9 @@ def _ratios(found: dict[str, dict[str, list[float]]]) -> dict[str, dict[str, flo
     """Medians over rounds of ours over each other's."""
     return {
         row: {
-            name: round(statistics.median(one / other for one, other in zip(values[OURS], others)), 3)
+            name: round(statistics.median(one / other for one, other in zip(values[OURS], others, strict=True)), 3)
             for name, others in values.items()
-            if name != OURS
+            if name != OURS and len(others) == len(values[OURS])
         }
         for row, values in found.items()
         if OURS in values
