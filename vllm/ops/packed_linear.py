@@ -50,9 +50,7 @@ class PackedLinear:
     gated: bool = False
 
 
-def pack_linear(
-    weight: Tensor, bias: Tensor | None, float_out: bool = False, gated: bool = False, with_onednn: bool = True
-) -> PackedLinear:
+def pack_linear(weight: Tensor, bias: Tensor | None, float_out: bool = False, gated: bool = False) -> PackedLinear:
     """Take a weight [N, K] and a bias [N] over. `weight` is copied when packing changes its layout.
 
     Our own kernel adds each output's products in one order, so a row's results do not depend on the batch.
@@ -63,16 +61,15 @@ def pack_linear(
     Args:
         float_out: the products will be read in float32, so the layout is one that sums and gives them so.
         gated: multiply to silu(x G^T + b) * (x U^T + c) at once, if the layout can: the result's `gated` tells.
-        with_onednn: the layout may be oneDNN's.
 
     Raises:
         ValueError: VLLM_CPU_GEMM is no layout.
     """
     shape = (weight.shape[0], weight.shape[1])
-    layout = _layout(weight, float_out, with_onednn)
+    layout = _layout(weight, float_out)
     if gated and layout in OWN:
         rows = None if bias is None else interleave_gate(bias)
-        packed = pack_linear(interleave_gate(weight), rows, float_out, with_onednn=with_onednn)
+        packed = pack_linear(interleave_gate(weight), rows, float_out)
         return replace(packed, shape=shape, gated=True)
     scales = None
     if layout == "packed_fp16":
@@ -156,12 +153,12 @@ def packed_embedding(token_ids: Tensor, packed: PackedLinear) -> Tensor:
     return torch.ops.vllm_cpu.panel_rows(packed.weight, token_ids, packed.shape[0])
 
 
-def _layout(weight: Tensor, float_out: bool, with_onednn: bool = True) -> Layout:
+def _layout(weight: Tensor, float_out: bool) -> Layout:
     if implementation(weight) != "cpp":
         return "plain"
     if weight.dtype != torch.bfloat16:
         return "packed_f32"
-    layout = bf16_layout(float_out, with_onednn)
+    layout = bf16_layout(float_out)
     return "packed_f32" if layout == "packed_bf16_dot" and weight.shape[1] % 2 else layout
 
 
