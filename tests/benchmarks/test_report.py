@@ -11,8 +11,6 @@ import pytest
 import torch
 from layouts import needs_kernels
 
-from vllm.ops import cpu_kernels
-
 Import = Callable[[str], ModuleType]
 
 

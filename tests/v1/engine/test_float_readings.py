@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -23,8 +22,8 @@ from torch import Tensor
 
 from vllm import LLM, RequestOutput, SamplingParams
 from vllm.layers.vocab_parallel_embedding import ParallelLMHead
-from vllm.ops import float_linear, packed_linear
-from vllm.ops._dispatch import cpu_ops, force
+from vllm.ops import float_linear
+from vllm.ops._dispatch import force
 from vllm.ops.packed_linear import EXACT
 
 VOCAB = 797
