@@ -12,7 +12,7 @@ from torch import Tensor
 
 from vllm.layers.linear_method import INT8, UNQUANTIZED, pack_expert
 from vllm.ops import experts as module
-from vllm.ops.experts import ExpertActivation, PackedExperts, experts
+from vllm.ops.experts import ExpertActivation, PackedExperts, experts, takes_all_experts
 from vllm.ops.triton.experts import can_multiply
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -30,7 +30,7 @@ def there(packed: PackedExperts) -> PackedExperts:
 def run(made: Mixture, parts: tuple[Tensor, ...], activation: ExpertActivation = SILU, **options: Any) -> Tensor:
     packed = there(made.first), there(made.second)
     moved = [each.to(DEVICE) for each in parts]
-    assert can_multiply(moved[0], packed[0]) and can_multiply(moved[0], packed[1])
+    assert takes_all_experts(moved[0], *packed, activation)
     hidden, ids, weights = moved
     return experts(hidden, ids, weights, *packed, activation, **options).cpu()
 
@@ -143,6 +143,8 @@ def test_other_weights_are_left_to_the_loop(backend: str) -> None:
         assert not can_multiply(hidden, first) and can_multiply(hidden, second)
         assert not can_multiply(hidden.half(), second)
         got = experts(hidden, ids, weights, first, second, SILU)
+        assert not takes_all_experts(hidden, first, second, SILU)
+        assert not takes_all_experts(hidden, second, second, SILU.__call__)
     assert got.shape == hidden.shape and not got.isnan().any()
 
 

@@ -122,7 +122,7 @@ class PackedExperts:
         if packed.gated and not self.gated:
             raise ValueError("the weight was packed with a gate, but these experts have none")
         is_first = self.handle is None and all(each is None for each in self.packed)
-        self.packed[index], self.applies[index] = packed, apply
+        self.packed[index], self.applies[index], self.tables = packed, apply, None
         if is_first and of_device("cpu") == "cpp":
             columns, inner = packed.shape
             self.handle = _Handle(len(self), columns // 2 if self.gated else columns, inner, self.gated)
@@ -172,35 +172,50 @@ def experts(
         first_expert: the id of the rank's first expert.
         weigh_inputs: tokens are multiplied by their weights, and rounded, before the first product; results are not.
     """
-    which = implementation(hidden)
-    if isinstance(activation, ExpertActivation):
-        if activation.gated != first.gated:
-            raise ValueError(f"activation has gated={activation.gated}, but the first products gated={first.gated}")
-        if which == "cpp" and first.handle is not None and second.handle is not None:
-            handles = first.handle, second.handle
-            return _by_kernel(hidden, ids, weights, *handles, activation, first_expert, weigh_inputs)
-        can_multiply = triton_function("can_multiply", __name__) if which == "triton" else None
-        if can_multiply is not None and can_multiply(hidden, first) and can_multiply(hidden, second):
-            by_triton = triton_function("experts", __name__)
-            return by_triton(hidden, ids, weights, first, second, activation, first_expert, weigh_inputs)
-    may_wait = not (hidden.is_cuda and torch.cuda.is_current_stream_capturing())
-    by_expert = _by_expert if may_wait else _of_all_tokens
-    return by_expert(hidden, ids, weights, first, second, activation, first_expert, weigh_inputs)
+    if isinstance(activation, ExpertActivation) and activation.gated != first.gated:
+        raise ValueError(f"activation has gated={activation.gated}, but the first products gated={first.gated}")
+    arguments = hidden, ids, weights, first, second, activation, first_expert, weigh_inputs
+    if not takes_all_experts(hidden, first, second, activation):
+        may_wait = not (hidden.is_cuda and torch.cuda.is_current_stream_capturing())
+        return (_by_expert if may_wait else _of_all_tokens)(*arguments)
+    if implementation(hidden) == "cpp":
+        return _by_kernel(*arguments)
+    return triton_function("experts", __name__)(*arguments)
+
+
+def takes_all_experts(
+    like: Tensor,
+    first: PackedExperts,
+    second: PackedExperts,
+    activation: ExpertActivation | Callable[[Tensor], Tensor],
+) -> bool:
+    """Whether a kernel multiplies tokens of the dtype and device of `like` with all experts; else the host does so one
+    by one, for which it has to learn how many tokens each has."""
+    if not isinstance(activation, ExpertActivation):
+        return False
+    which = implementation(like)
+    if which == "cpp":
+        return first.handle is not None and second.handle is not None
+    if which == "reference":
+        return False
+    can_multiply = triton_function("can_multiply", __name__)
+    return can_multiply(like, first) and can_multiply(like, second)
 
 
 def _by_kernel(
     hidden: Tensor,
     ids: Tensor,
     weights: Tensor,
-    first: _Handle,
-    second: _Handle,
-    activation: ExpertActivation,
+    first: PackedExperts,
+    second: PackedExperts,
+    activation: Any,
     first_expert: int,
     weigh_inputs: bool,
 ) -> Tensor:
+    assert first.handle is not None and second.handle is not None
     limit = math.inf if activation.limit is None else activation.limit
     curve = ACTIVATIONS.index(activation.curve), limit, activation.slope, activation.offset
-    handles = first.number, second.number
+    handles = first.handle.number, second.handle.number
     return torch.ops.vllm_cpu.experts(hidden, ids, weights, *handles, *curve, first_expert, weigh_inputs)
 
 
