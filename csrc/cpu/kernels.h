@@ -290,6 +290,7 @@ void linear_quantized_half(const LinearArgs& args);
 namespace vllm_cpu {
 namespace amx {
 void linear(const LinearArgs& args);
+void paged_attention(const AttentionArgs& args);
 }  // namespace amx
 }  // namespace vllm_cpu
 #endif

@@ -1,0 +1,323 @@
+// What paged_attention's kernels share: a thread's way through its items, where rows gather what they have attended, and how
+// segments are merged. How rows attend a chunk is a kernel's own: see Worker.
+//
+// Include only from kernels/*.cpp.
+#pragma once
+
+#include <algorithm>
+
+#include "attention_plan.h"
+#include "attention_tile.h"
+#include "kernels.h"
+
+namespace vllm_cpu {
+namespace VLLM_ISA {
+
+constexpr int64_t kMostRows = 192;  // of a tile
+constexpr int64_t kItemsPerThread = 4;
+
+// Floats of an item's partial: whole cache lines.
+inline int64_t partial_size(int64_t rows, int64_t dim) { return (rows * (dim + 2) + 15) / 16 * 16; }
+
+// Where an item that is one segment leaves its rows.
+inline Partial partial_of(const AttentionArgs& a, const Plan& plan, int64_t item) {
+  const int64_t index = find_tile(plan, &item), rows = plan.tiles[index].rows;
+  float* at = plan.partials + plan.first_partial[index] + item * partial_size(rows, a.head_dim);
+  return {at, at + rows * a.head_dim, at + rows * (a.head_dim + 1)};
+}
+
+// The first row of a member that sees the token at `start`.
+inline int64_t first_seeing(const Plan& plan, const Member& member, int64_t start) {
+  const int64_t past = greatest(start - member.position, 0);
+  return member.row + least(past, member.tokens) * plan.group;
+}
+
+// The row after the last one of a member that sees a token before `end`.
+inline int64_t last_seeing(const AttentionArgs& a, const Plan& plan, const Member& member, int64_t end) {
+  int64_t tokens = member.tokens;
+  if (a.window) tokens = least(tokens, greatest(end + a.window - 1 - member.position, 0));
+  return member.row + tokens * plan.group;
+}
+
+inline void merge_segment(const AttentionArgs& a, const Plan& plan, const Tile& tile, int64_t start, const Partial& total,
+                   const Partial& part) {
+  for (int64_t i = tile.first_member; i < tile.first_member + tile.members; ++i) {
+    const Member& member = plan.members[i];
+    const int64_t end = last_seeing(a, plan, member, start + kSegment);
+    for (int64_t row = first_seeing(plan, member, start); row < end; ++row) merge_row(total, part, row, a.head_dim);
+  }
+}
+
+// What a row's weighted values are multiplied with: their scale over the sum of the row's weights and its head's sink.
+inline float normaliser(const AttentionArgs& a, int64_t head, float max, float sum) {
+  if (!a.sinks) return a.v_scale / sum;
+  const float sink = a.sinks[head] * 1.44269504f, top = max < sink ? sink : max;
+  const float shrink = first_lane(exp2(set1(max - top)));
+  return a.v_scale * shrink / (sum * shrink + first_lane(exp2(set1(sink - top))));
+}
+
+template <typename T>
+void write_rows(const AttentionArgs& a, const Plan& plan, const Tile& tile, int64_t head, const Partial& total) {
+  const int64_t dim = a.head_dim;
+  for (int64_t i = tile.first_member; i < tile.first_member + tile.members; ++i) {
+    const Member& member = plan.members[i];
+    int64_t row = member.row, token = a.query_start_loc[member.request] + member.first;
+    for (const int64_t end = token + member.tokens; token < end; ++token) {
+      T* out = static_cast<T*>(a.out) + (token * a.q.num_heads + head * plan.group) * dim;
+      for (int64_t each = 0; each < plan.group; ++each, ++row, out += dim) {
+        const float factor = normaliser(a, head * plan.group + each, total.max[row], total.sum[row]);
+        scale_into(out, total.out + row * dim, set1(factor), dim);
+      }
+    }
+  }
+}
+
+// The rows of the tile that a thread is at. `own` floats in front of their memory are for the kernel that attends.
+class TileRows {
+ protected:
+  TileRows(const AttentionArgs& a, const Plan& plan, int64_t own)
+      : a_(a),
+        plan_(plan),
+        dim_(a.head_dim),
+        memory_(own + plan.most_rows * (2 * dim_ + kLanes + 4)),
+        last_(plan.most_rows),
+        own_(memory_.get()) {
+    float* at = own_ + own;
+    const auto take = [&](int64_t size) { return (at += size) - size; };
+    sums_ = take(plan.most_rows * kLanes);
+    total_.out = take(plan.most_rows * dim_);
+    part_.out = take(plan.most_rows * dim_);
+    for (Partial* each : {&total_, &part_}) {
+      each->max = take(plan.most_rows);
+      each->sum = take(plan.most_rows);
+    }
+  }
+
+  // Of the kernel's memory.
+  float* take(int64_t size) { return (own_ += size) - size; }
+
+  const Member& member_of(const Step& step) const { return plan_.members[step.tile->first_member + step.member]; }
+
+  // Where the step's segment is gathered: the first one becomes the total itself.
+  Partial target(const Step& step) const {
+    if (plan_.partials) return partial_of(a_, plan_, step.item);
+    return step.start < step.tile->begin + kSegment ? total_ : part_;
+  }
+
+  // The first token that any row of the step sees, in the tile whose only member it is of.
+  int64_t first_token(const Step& step) const { return first_seen(a_, member_of(step).position); }
+
+  // Whether rows have no sums yet when they come to the step.
+  bool is_fresh(const Step& step) const { return !a_.window && step.start % kSegment == 0; }
+
+  // Of `rows` rows from `row` on the tokens of the step's chunk that they see, from[r] to valid[r] of it; up to which one
+  // sees any.
+  int find_seen(const Step& step, int64_t row, int rows, int* from, int* valid) const {
+    for (int r = 0; r < rows; ++r) {
+      from[r] = a_.window ? static_cast<int>(greatest(first_seen(a_, last_[row + r]) - step.start, 0)) : 0;
+      valid[r] = static_cast<int>(least(kChunk, last_[row + r] - step.start + 1));
+    }
+    return valid[rows - 1];
+  }
+
+  // The rows that see some of the step's chunk.
+  int64_t first_row(const Step& step) const { return first_seeing(plan_, member_of(step), step.start); }
+  int64_t end_row(const Step& step) const {
+    return last_seeing(a_, plan_, *(&member_of(step) + step.members - 1), step.start + kChunk);
+  }
+
+  // No row has seen anything of the step's segment.
+  void clear_segment(const Step& step) {
+    const Partial to = target(step);
+    const int64_t rows = step.tile->rows;
+    std::fill_n(to.out, rows * dim_, 0.0f);
+    std::fill_n(to.max, rows, -__builtin_inff());
+    std::fill_n(sums_, rows * kLanes, 0.0f);
+  }
+
+  // Of the scores: exp(x) = 2^(x log2 e).
+  float factor() const { return a_.scale * 1.44269504f; }
+
+  bool adjusts() const { return a_.softcap > 0 || a_.alibi_slopes; }
+
+  // Soft-cap and ALiBi of a row's scores, in units of log2.
+  void adjust(const Step& step, int64_t row, int tokens, float* scores) const {
+    const int64_t head = step.head * plan_.group + row % plan_.group;
+    const float slope = a_.alibi_slopes ? a_.alibi_slopes[head] * 1.44269504f : 0.0f;
+    adjust_scores(scores, tokens, a_.softcap * 1.44269504f, slope, step.start - last_[row]);
+  }
+
+  void end_segment(const Step& step) {
+    const Partial to = target(step);
+    const Tile& tile = *step.tile;
+    const int64_t start = step.start / kSegment * kSegment;
+    for (int64_t i = tile.first_member; i < tile.first_member + tile.members; ++i) {
+      const Member& member = plan_.members[i];
+      const int64_t end = member.row + member.tokens * plan_.group;
+      for (int64_t row = first_seeing(plan_, member, start); row < end; ++row) {
+        to.sum[row] = reduce_sum(load(sums_ + row * kLanes));
+      }
+    }
+    if (!plan_.partials && start > tile.begin) merge_segment(a_, plan_, tile, start, total_, part_);
+  }
+
+  // Tokens from the member's end on are never used: they point at the first of the chunk.
+  template <typename C>
+  void find_chunk(const Step& step, Chunk<C>* chunk) const {
+    const Member& member = member_of(step);
+    const int32_t* blocks = a_.block_table + member.request * a_.table_stride;
+    const int64_t end = member.end(), cell = dim_ * a_.block_size, seen = first_token(step);
+    const uint32_t size = static_cast<uint32_t>(a_.block_size);
+    chunk->key_stride = a_.block_size;
+    for (int run = 0; run < kRuns; ++run) {
+      int64_t at_token = step.start + (step.start + run * kRun < end ? run * kRun : 0);
+      // Of runs before the window the scores are dropped and the values not read: any run of the request will do.
+      if (at_token + kRun <= seen) at_token = seen / kRun * kRun;
+      const uint32_t token = static_cast<uint32_t>(greatest(at_token, runs_are_whole() ? 0 : seen));
+      const int64_t at = (blocks[token / size] * a_.num_kv_heads + step.head) * cell, offset = token % size;
+      chunk->keys[run] = static_cast<const C*>(a_.k_cache) + at + offset;
+      chunk->values[run] = static_cast<const C*>(a_.v_cache) + at + offset * dim_;
+    }
+  }
+
+  // A run may cross blocks whose size is no multiple of 16.
+  bool runs_are_whole() const { return a_.block_size % kRun == 0; }
+
+  // A token's key, whose values are block_size apart, and its value.
+  template <typename C>
+  void find_token(const Step& step, int64_t token, const C** key, const C** value) const {
+    const int64_t block = token / a_.block_size, offset = token % a_.block_size;
+    const int64_t id = a_.block_table[member_of(step).request * a_.table_stride + block];
+    const int64_t cell = (id * a_.num_kv_heads + step.head) * dim_ * a_.block_size;
+    *key = static_cast<const C*>(a_.k_cache) + cell + offset;
+    *value = static_cast<const C*>(a_.v_cache) + cell + offset * dim_;
+  }
+
+  const AttentionArgs& a_;
+  const Plan& plan_;
+  const int64_t dim_;
+  Scratch<float> memory_;
+  Scratch<int64_t> last_;  // position of each row's token, the last one that it sees
+  float *own_, *sums_;
+  Partial total_, part_;
+};
+
+// The steps of a thread's items. Rows, a TileRows, attend them: with `Value`, the dtype of queries and results, and `Near`, a
+// chunk as it lies in the cache, of which near() makes one to be filled in; read_row(row, q) takes a row's query, and
+// attend(step, chunk) lets all rows that see the step's chunk attend it.
+template <typename Rows>
+class Worker : Rows {
+  using T = typename Rows::Value;
+  using Near = typename Rows::Near;
+
+ public:
+  Worker(const AttentionArgs& a, const Plan& plan) : Rows(a, plan) {}
+
+  // Takes items from `claim` until there are none. The next one is known in time to fetch its first chunk.
+  template <typename Claim>
+  void run(const Claim& claim) {
+    const AttentionArgs& a = this->a_;
+    const Plan& plan = this->plan_;
+    Step step = first_step(a, plan, claim());
+    if (!step.tile) return;
+    Near chunks[2] = {this->near(), this->near()};
+    Near* chunk = &chunks[0];
+    this->find_chunk(step, chunk);
+    read_queries(step);
+    if (a.window) this->clear_segment(step);
+    while (step.tile) {
+      Step next = next_step(a, plan, step);
+      const bool done = !next.tile;
+      if (done) next = first_step(a, plan, claim());
+      Near* other = chunk == &chunks[0] ? &chunks[1] : &chunks[0];
+      chunk->next = next.tile ? other : chunk;
+      if (next.tile) this->find_chunk(next, other);
+      this->attend(step, *chunk);
+      const bool ends = done || next.start / kSegment != step.start / kSegment;
+      if (ends) this->end_segment(step);
+      if (done && !plan.partials) write_rows<T>(a, plan, *step.tile, step.head, this->total_);
+      if (done && next.tile) read_queries(next);
+      if (ends && next.tile && a.window) this->clear_segment(next);
+      step = next;
+      chunk = other;
+    }
+  }
+
+ private:
+  void read_queries(const Step& step) {
+    const AttentionArgs& a = this->a_;
+    const int64_t group = this->plan_.group;
+    for (int64_t i = step.tile->first_member; i < step.tile->first_member + step.tile->members; ++i) {
+      const Member& member = this->plan_.members[i];
+      const int64_t first = a.query_start_loc[member.request] + member.first;
+      int64_t row = member.row;
+      for (int64_t token = 0; token < member.tokens; ++token) {
+        const T* q = static_cast<const T*>(a.q.data) + (first + token) * a.q.token_stride + step.head * group * a.q.head_stride;
+        for (int64_t each = 0; each < group; ++each, ++row, q += a.q.head_stride) {
+          this->read_row(row, q);
+          this->last_[row] = member.position + token;
+        }
+      }
+    }
+  }
+};
+
+// Segments of a tile's key head, merged in order into the first.
+template <typename T>
+void merge_item(const AttentionArgs& a, const Plan& plan, int64_t index, int64_t head) {
+  const Tile& tile = plan.tiles[index];
+  const int64_t first = plan.first_item[index] + head;
+  const Partial total = partial_of(a, plan, first);
+  for (int64_t start = tile.begin + kSegment; start < tile.end; start += kSegment) {
+    const int64_t item = first + (start - tile.begin) / kSegment * a.num_kv_heads;
+    merge_segment(a, plan, tile, start, total, partial_of(a, plan, item));
+  }
+  write_rows<T>(a, plan, tile, head, total);
+}
+
+template <typename Rows>
+void run_plan(const AttentionArgs& a, const Plan& plan) {
+  Shares shares(plan.items());
+#pragma omp parallel if (plan.items() > 1)
+  {
+    Worker<Rows> worker(a, plan);
+    int64_t turn = 0;
+    worker.run([&] { return shares.claim(&turn); });
+    if (plan.partials) {
+#pragma omp barrier
+#pragma omp for schedule(dynamic)
+      for (int64_t i = 0; i < plan.num_tiles * a.num_kv_heads; ++i) {
+        merge_item<typename Rows::Value>(a, plan, i / a.num_kv_heads, i % a.num_kv_heads);
+      }
+    }
+  }
+}
+
+// run(plan) with the queries cut into tiles, as many as keep all threads busy but for those of `least_rows`.
+template <typename Run>
+void with_plan(const AttentionArgs& a, int64_t least_rows, const Run& run) {
+  const int64_t group = a.q.num_heads / a.num_kv_heads, heads = a.num_kv_heads;
+  const int64_t wanted = kItemsPerThread * max_threads();
+  const int64_t rows = a.query_start_loc[a.requests] * group;
+  const int64_t most_rows = least(kMostRows, greatest(rows * heads / wanted, least_rows));
+  const int64_t tokens = greatest(most_rows / group, 1);
+  int64_t most = 0;
+  for (int64_t r = 0; r < a.requests; ++r) most += (queries_of(a, r) + tokens - 1) / tokens;
+  Scratch<Member> members(most);
+  Scratch<Tile> tiles(most);
+  const int64_t count = make_tiles(a, group, most_rows, members.get(), tiles.get());
+  const bool split = count * heads < wanted && max_threads() > 1;
+  Scratch<int64_t> first_item(count + 1), first_partial(count + 1);
+  first_item[0] = first_partial[0] = 0;
+  for (int64_t i = 0; i < count; ++i) {
+    const int64_t items = heads * (split ? (tiles[i].end - tiles[i].begin + kSegment - 1) / kSegment : 1);
+    first_item[i + 1] = first_item[i] + items;
+    first_partial[i + 1] = first_partial[i] + (split ? items * partial_size(tiles[i].rows, a.head_dim) : 0);
+  }
+  Scratch<float> partials(first_partial[count]);
+  run(Plan{members.get(), tiles.get(), first_item.get(), count, group, greatest(most_rows, group),
+           split ? partials.get() : nullptr, first_partial.get()});
+}
+
+}  // namespace VLLM_ISA
+}  // namespace vllm_cpu
