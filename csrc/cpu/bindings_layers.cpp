@@ -122,7 +122,8 @@ Tensor embedding(Tensor weight, Tensor token_ids) {
 }
 
 int64_t set_isa_level(int64_t level) {
-  STD_TORCH_CHECK(level >= -1 && level <= 4, "level must be between -1 and 4, got ", level);
+  constexpr int64_t kLast = static_cast<int64_t>(kWidest);
+  STD_TORCH_CHECK(level >= -1 && level <= kLast, "level must be between -1 and ", kLast, ", got ", level);
   if (level < 0) return static_cast<int64_t>(current_isa());
   return static_cast<int64_t>(set_isa(static_cast<Isa>(level)));
 }

@@ -15,8 +15,6 @@
 namespace vllm_cpu {
 namespace {
 
-constexpr Isa kWidest = Isa::amx;
-
 constexpr Isa next(Isa level) { return static_cast<Isa>(static_cast<int>(level) + 1); }
 constexpr Isa below(Isa level) { return static_cast<Isa>(static_cast<int>(level) - 1); }
 

@@ -38,6 +38,7 @@ namespace amx = avx512_fp16;
 #endif
 
 enum class Isa : int { portable = 0, avx2 = 1, avx512 = 2, avx512_bf16 = 3, avx512_fp16 = 4, amx = 5 };
+constexpr Isa kWidest = Isa::amx;
 
 // The level in use: the widest that was compiled, that this machine runs and that VLLM_CPU_ISA allows.
 Isa current_isa();
