@@ -25,6 +25,14 @@ inline __m512i pairs_of(const BF16* even, const BF16* odd) {
   return _mm512_or_si512(low, _mm512_slli_epi32(high, 16));
 }
 
+// The same where the second 16 lie behind the first.
+inline __m512i pairs_of_neighbours(const BF16* values) {
+  alignas(64) static constexpr uint8_t order[64] = {
+      0,  1,  32, 33, 2,  3,  34, 35, 4,  5,  36, 37, 6,  7,  38, 39, 8,  9,  40, 41, 10, 11, 42, 43, 12, 13, 44, 45, 14, 15, 46, 47,
+      16, 17, 48, 49, 18, 19, 50, 51, 20, 21, 52, 53, 22, 23, 54, 55, 24, 25, 56, 57, 26, 27, 58, 59, 28, 29, 60, 61, 30, 31, 62, 63};
+  return _mm512_permutexvar_epi8(_mm512_load_si512(order), _mm512_loadu_si512(values));
+}
+
 // A chunk as right tiles.
 struct TileChunk {
   uint32_t* keys;    // [inner / 2][kChunk] of two neighbouring dimensions; those beyond head_dim are zeros

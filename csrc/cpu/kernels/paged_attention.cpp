@@ -15,7 +15,7 @@
 // visible token neither table entries nor contents are read: they may belong to others by now. Chunks are still counted
 // from the sequence's start, so skipping changes no bits. Rows of a tile begin to see at different chunks: their sums
 // start from nothing at each segment. Requests share no chunks then, since their windows begin at different tokens.
-#include "../attention_worker.h"
+#include "../paged_attention_worker.h"
 
 namespace vllm_cpu {
 namespace VLLM_ISA {
@@ -23,20 +23,17 @@ namespace {
 
 // T: the dtype of queries and results; C is what the cache holds.
 template <typename T, typename C, bool kDots>
-class VectorRows : public TileRows {
+class CachedRows : protected VectorRows {
  public:
   using Value = T;
+  using Cached = C;
   using Near = typename ChunksOf<C, kDots>::Near;
-  using Wide = typename ChunksOf<C, kDots>::Wide;
 
  protected:
-  VectorRows(const AttentionArgs& a, const Plan& plan)
-      : TileRows(a, plan, (2 * kChunk + plan.most_rows) * a.head_dim + kRows * kChunk) {
-    wide_.keys = reinterpret_cast<decltype(wide_.keys)>(take(kChunk * dim_));
-    wide_.values = take(kChunk * dim_);
+  CachedRows(const AttentionArgs& a, const Plan& plan) : VectorRows(a, plan) {
+    wide_.keys = reinterpret_cast<decltype(wide_.keys)>(keys_);
+    wide_.values = values_;
     if constexpr (kDots) wide_.scale = factor();
-    scores_ = take(kRows * kChunk);
-    q_ = take(plan.most_rows * dim_);
   }
 
   Near near() const {
@@ -55,7 +52,7 @@ class VectorRows : public TileRows {
 
   void attend(const Step& step, const Near& chunk) {
     const int64_t row = first_row(step), end = end_row(step);
-    if (runs_are_whole() && end - row <= kRows) {
+    if (runs_are_whole(a_) && end - row <= kRows) {
       attend_rows(step, chunk, row, end);
     } else {
       widen(step, chunk);
@@ -64,28 +61,10 @@ class VectorRows : public TileRows {
   }
 
  private:
-  template <typename Some>
-  void attend_rows(const Step& step, const Some& chunk, int64_t row, int64_t end) {
-    const Partial to = target(step);
-    const bool fresh = is_fresh(step);
-    for (; row < end; row += kRows) {
-      const int rows = static_cast<int>(least(kRows, end - row));
-      int from[kRows], valid[kRows];
-      const int tokens = find_seen(step, row, rows, from, valid);
-      with_rows<kRows>(rows, [&]<int R>() {
-        score_chunk<R>(chunk, q_ + row * dim_, scores_, dim_, tokens);
-        for (int r = 0; r < R && adjusts(); ++r) adjust(step, row + r, tokens, scores_ + r * kChunk);
-        float* out = to.out + row * dim_;
-        soften<R>(scores_, from, valid, tokens, out, to.max + row, sums_ + row * kLanes, dim_, fresh);
-        add_chunk<R>(chunk, scores_, out, dim_, from[0], tokens, fresh);
-      });
-    }
-  }
-
   void widen(const Step& step, const Near& chunk) {
     const int64_t count = least(kChunk, member_of(step).end() - step.start);
     const int64_t seen = greatest(first_token(step) - step.start, 0);
-    if (runs_are_whole()) {
+    if (runs_are_whole(a_)) {
       for (int64_t begin = seen / kRun * kRun; begin < count; begin += kRun) {
         widen_run(chunk, begin, least(kRun, count - begin));
       }
@@ -125,7 +104,7 @@ class VectorRows : public TileRows {
 
   void widen_token(const Step& step, int64_t t) {
     const C *key, *value;
-    find_token(step, step.start + t, &key, &value);
+    find_token(a_, member_of(step).request, step.head, step.start + t, &key, &value);
     for (int64_t d = 0; d < dim_; ++d) {
       if constexpr (kDots) {
         std::memcpy(reinterpret_cast<C*>(wide_.keys + d / 2 * kChunk + t) + d % 2, key + d * a_.block_size, sizeof(C));
@@ -136,25 +115,24 @@ class VectorRows : public TileRows {
     }
   }
 
-  Wide wide_;
-  float *scores_, *q_;
+  typename ChunksOf<C, kDots>::Wide wide_;
 };
 
 template <typename T>
 void attend_all(const AttentionArgs& a) {
-  with_plan(a, kRows, [&](const Plan& plan) {
+  with_plan(a, kMostRows, kRows, [&](const Plan& plan) {
 #if defined(__AVX512BF16__)
     if constexpr (__is_same(T, BF16)) {
-      if (a.dots) return run_plan<VectorRows<BF16, BF16, true>>(a, plan);
+      if (a.dots) return run_plan<BF16, Worker<CachedRows<BF16, BF16, true>>>(a, plan);
     }
 #endif
     switch (a.cache_dtype) {
       case CacheDType::same:
-        return run_plan<VectorRows<T, T, false>>(a, plan);
+        return run_plan<T, Worker<CachedRows<T, T, false>>>(a, plan);
       case CacheDType::e4m3:
-        return run_plan<VectorRows<T, E4M3, false>>(a, plan);
+        return run_plan<T, Worker<CachedRows<T, E4M3, false>>>(a, plan);
       case CacheDType::e5m2:
-        return run_plan<VectorRows<T, E5M2, false>>(a, plan);
+        return run_plan<T, Worker<CachedRows<T, E5M2, false>>>(a, plan);
     }
   });
 }

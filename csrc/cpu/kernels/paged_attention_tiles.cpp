@@ -2,7 +2,7 @@
 // on the levels below.
 //
 // A chunk is brought into the layout of right tiles once for all rows that share it, which takes about one row's time.
-#include "../attention_worker.h"
+#include "../paged_attention_worker.h"
 #include "../tile_attention.h"
 
 #if defined(VLLM_HAS_TILES)
@@ -10,9 +10,10 @@ namespace vllm_cpu {
 namespace VLLM_ISA {
 namespace {
 
-class MatrixRows : public TileRows {
+class MatrixRows : protected TileRows {
  public:
   using Value = BF16;
+  using Cached = BF16;
   using Near = Chunk<BF16>;
 
  protected:
@@ -55,7 +56,7 @@ class MatrixRows : public TileRows {
   void pack(const Step& step, const Near& chunk) {
     const int64_t count = least(kChunk, member_of(step).end() - step.start);
     const int64_t seen = greatest(first_token(step) - step.start, 0);
-    if (!runs_are_whole()) return pack_tokens(step, seen, count);
+    if (!runs_are_whole(a_)) return pack_tokens(step, seen, count);
     for (int64_t begin = seen / kRun * kRun; begin < count; begin += kRun) pack_keys(chunk, begin);
     for (int64_t begin = seen / kTileTokens * kTileTokens; begin < count; begin += kTileTokens) {
       pack_values(chunk_, begin, dim_, [&](int64_t t) VLLM_INLINE -> const BF16* {
@@ -68,12 +69,12 @@ class MatrixRows : public TileRows {
 
   void pack_keys(const Near& chunk, int64_t begin) {
     const BF16 *keys = chunk.keys[begin / kRun], *next = chunk.next->keys[begin / kRun];
+    const int64_t stride = a_.block_size;
     uint32_t* to = chunk_.keys + begin;
-    for (int64_t d = 0; d < dim_; d += 2, to += kChunk) {
-      const BF16* even = keys + d * a_.block_size;
-      __builtin_prefetch(next + d * a_.block_size, 0, 2);
-      __builtin_prefetch(next + (d + 1) * a_.block_size, 0, 2);
-      _mm512_storeu_si512(to, pairs_of(even, even + a_.block_size));
+    for (int64_t d = 0; d < dim_; d += 2, to += kChunk, keys += 2 * stride, next += 2 * stride) {
+      __builtin_prefetch(next, 0, 2);
+      __builtin_prefetch(next + stride, 0, 2);
+      _mm512_storeu_si512(to, stride == kRun ? pairs_of_neighbours(keys) : pairs_of(keys, keys + stride));
     }
   }
 
@@ -86,7 +87,7 @@ class MatrixRows : public TileRows {
     std::memset(chunk_.values, 0, kChunk / 2 * dim_ * sizeof(uint32_t));
     for (int64_t t = seen; t < count; ++t) {
       const BF16 *key, *value;
-      find_token(step, step.start + t, &key, &value);
+      find_token(a_, member_of(step).request, step.head, step.start + t, &key, &value);
       BF16 *keys = reinterpret_cast<BF16*>(chunk_.keys + t), *values = chunk_.value(t, dim_);
       for (int64_t d = 0; d < dim_; ++d) {
         keys[d / 2 * 2 * kChunk + d % 2] = key[d * a_.block_size];
@@ -108,7 +109,7 @@ void paged_attention(const AttentionArgs& a) {
   if (a.dtype != DType::bf16 || a.cache_dtype != CacheDType::same || a.head_dim % kTileRows) {
     return avx512_fp16::paged_attention(a);
   }
-  with_plan(a, kTileRows, [&](const Plan& plan) { run_plan<MatrixRows>(a, plan); });
+  with_plan(a, kMostRows, kTileRows, [&](const Plan& plan) { run_plan<BF16, Worker<MatrixRows>>(a, plan); });
 }
 
 }  // namespace VLLM_ISA

@@ -1,5 +1,5 @@
-// What paged_attention's kernels share: a thread's way through its items, where rows gather what they have attended, and how
-// segments are merged. How rows attend a chunk is a kernel's own: see Worker.
+// What attention by tiles of rows has in common, wherever keys and values lie: the rows' memory, how they attend a chunk, the
+// merging of segments, and results.
 //
 // Include only from kernels/*.cpp.
 #pragma once
@@ -13,7 +13,6 @@
 namespace vllm_cpu {
 namespace VLLM_ISA {
 
-constexpr int64_t kMostRows = 192;  // of a tile
 constexpr int64_t kItemsPerThread = 4;
 
 // Floats of an item's partial: whole cache lines.
@@ -161,38 +160,6 @@ class TileRows {
     if (!plan_.partials && start > tile.begin) merge_segment(a_, plan_, tile, start, total_, part_);
   }
 
-  // Tokens from the member's end on are never used: they point at the first of the chunk.
-  template <typename C>
-  void find_chunk(const Step& step, Chunk<C>* chunk) const {
-    const Member& member = member_of(step);
-    const int32_t* blocks = a_.block_table + member.request * a_.table_stride;
-    const int64_t end = member.end(), cell = dim_ * a_.block_size, seen = first_token(step);
-    const uint32_t size = static_cast<uint32_t>(a_.block_size);
-    chunk->key_stride = a_.block_size;
-    for (int run = 0; run < kRuns; ++run) {
-      int64_t at_token = step.start + (step.start + run * kRun < end ? run * kRun : 0);
-      // Of runs before the window the scores are dropped and the values not read: any run of the request will do.
-      if (at_token + kRun <= seen) at_token = seen / kRun * kRun;
-      const uint32_t token = static_cast<uint32_t>(greatest(at_token, runs_are_whole() ? 0 : seen));
-      const int64_t at = (blocks[token / size] * a_.num_kv_heads + step.head) * cell, offset = token % size;
-      chunk->keys[run] = static_cast<const C*>(a_.k_cache) + at + offset;
-      chunk->values[run] = static_cast<const C*>(a_.v_cache) + at + offset * dim_;
-    }
-  }
-
-  // A run may cross blocks whose size is no multiple of 16.
-  bool runs_are_whole() const { return a_.block_size % kRun == 0; }
-
-  // A token's key, whose values are block_size apart, and its value.
-  template <typename C>
-  void find_token(const Step& step, int64_t token, const C** key, const C** value) const {
-    const int64_t block = token / a_.block_size, offset = token % a_.block_size;
-    const int64_t id = a_.block_table[member_of(step).request * a_.table_stride + block];
-    const int64_t cell = (id * a_.num_kv_heads + step.head) * dim_ * a_.block_size;
-    *key = static_cast<const C*>(a_.k_cache) + cell + offset;
-    *value = static_cast<const C*>(a_.v_cache) + cell + offset * dim_;
-  }
-
   const AttentionArgs& a_;
   const Plan& plan_;
   const int64_t dim_;
@@ -202,64 +169,37 @@ class TileRows {
   Partial total_, part_;
 };
 
-// The steps of a thread's items. Rows, a TileRows, attend them: with `Value`, the dtype of queries and results, and `Near`, a
-// chunk as it lies in the cache, of which near() makes one to be filled in; read_row(row, q) takes a row's query, and
-// attend(step, chunk) lets all rows that see the step's chunk attend it.
-template <typename Rows>
-class Worker : Rows {
-  using T = typename Rows::Value;
-  using Near = typename Rows::Near;
+// Rows that attend chunks by vectors.
+class VectorRows : protected TileRows {
+ protected:
+  VectorRows(const AttentionArgs& a, const Plan& plan)
+      : TileRows(a, plan, (2 * kChunk + plan.most_rows) * a.head_dim + kRows * kChunk) {
+    keys_ = take(kChunk * dim_);
+    values_ = take(kChunk * dim_);
+    scores_ = take(kRows * kChunk);
+    q_ = take(plan.most_rows * dim_);
+  }
 
- public:
-  Worker(const AttentionArgs& a, const Plan& plan) : Rows(a, plan) {}
-
-  // Takes items from `claim` until there are none. The next one is known in time to fetch its first chunk.
-  template <typename Claim>
-  void run(const Claim& claim) {
-    const AttentionArgs& a = this->a_;
-    const Plan& plan = this->plan_;
-    Step step = first_step(a, plan, claim());
-    if (!step.tile) return;
-    Near chunks[2] = {this->near(), this->near()};
-    Near* chunk = &chunks[0];
-    this->find_chunk(step, chunk);
-    read_queries(step);
-    if (a.window) this->clear_segment(step);
-    while (step.tile) {
-      Step next = next_step(a, plan, step);
-      const bool done = !next.tile;
-      if (done) next = first_step(a, plan, claim());
-      Near* other = chunk == &chunks[0] ? &chunks[1] : &chunks[0];
-      chunk->next = next.tile ? other : chunk;
-      if (next.tile) this->find_chunk(next, other);
-      this->attend(step, *chunk);
-      const bool ends = done || next.start / kSegment != step.start / kSegment;
-      if (ends) this->end_segment(step);
-      if (done && !plan.partials) write_rows<T>(a, plan, *step.tile, step.head, this->total_);
-      if (done && next.tile) read_queries(next);
-      if (ends && next.tile && a.window) this->clear_segment(next);
-      step = next;
-      chunk = other;
+  template <typename Some>
+  void attend_rows(const Step& step, const Some& chunk, int64_t row, int64_t end) {
+    const Partial to = target(step);
+    const bool fresh = is_fresh(step);
+    for (; row < end; row += kRows) {
+      const int rows = static_cast<int>(least(kRows, end - row));
+      int from[kRows], valid[kRows];
+      const int tokens = find_seen(step, row, rows, from, valid);
+      with_rows<kRows>(rows, [&]<int R>() {
+        score_chunk<R>(chunk, q_ + row * dim_, scores_, dim_, tokens);
+        for (int r = 0; r < R && adjusts(); ++r) adjust(step, row + r, tokens, scores_ + r * kChunk);
+        float* out = to.out + row * dim_;
+        soften<R>(scores_, from, valid, tokens, out, to.max + row, sums_ + row * kLanes, dim_, fresh);
+        add_chunk<R>(chunk, scores_, out, dim_, from[0], tokens, fresh);
+      });
     }
   }
 
- private:
-  void read_queries(const Step& step) {
-    const AttentionArgs& a = this->a_;
-    const int64_t group = this->plan_.group;
-    for (int64_t i = step.tile->first_member; i < step.tile->first_member + step.tile->members; ++i) {
-      const Member& member = this->plan_.members[i];
-      const int64_t first = a.query_start_loc[member.request] + member.first;
-      int64_t row = member.row;
-      for (int64_t token = 0; token < member.tokens; ++token) {
-        const T* q = static_cast<const T*>(a.q.data) + (first + token) * a.q.token_stride + step.head * group * a.q.head_stride;
-        for (int64_t each = 0; each < group; ++each, ++row, q += a.q.head_stride) {
-          this->read_row(row, q);
-          this->last_[row] = member.position + token;
-        }
-      }
-    }
-  }
+  float *keys_, *values_;  // of a widened chunk
+  float *scores_, *q_;
 };
 
 // Segments of a tile's key head, merged in order into the first.
@@ -275,31 +215,33 @@ void merge_item(const AttentionArgs& a, const Plan& plan, int64_t index, int64_t
   write_rows<T>(a, plan, tile, head, total);
 }
 
-template <typename Rows>
+// Attends by Workers, a thread each, whose results are of T.
+template <typename T, typename Worker>
 void run_plan(const AttentionArgs& a, const Plan& plan) {
   Shares shares(plan.items());
 #pragma omp parallel if (plan.items() > 1)
   {
-    Worker<Rows> worker(a, plan);
+    Worker worker(a, plan);
     int64_t turn = 0;
     worker.run([&] { return shares.claim(&turn); });
     if (plan.partials) {
 #pragma omp barrier
 #pragma omp for schedule(dynamic)
       for (int64_t i = 0; i < plan.num_tiles * a.num_kv_heads; ++i) {
-        merge_item<typename Rows::Value>(a, plan, i / a.num_kv_heads, i % a.num_kv_heads);
+        merge_item<T>(a, plan, i / a.num_kv_heads, i % a.num_kv_heads);
       }
     }
   }
 }
 
-// run(plan) with the queries cut into tiles, as many as keep all threads busy but for those of `least_rows`.
-template <typename Run>
-void with_plan(const AttentionArgs& a, int64_t least_rows, const Run& run) {
+// Calls `run` with a plan whose tiles have up to `most_rows` rows, at least those of one token.
+template <typename F>
+void with_plan(const AttentionArgs& a, int64_t most_rows, int64_t least_rows, const F& run) {
   const int64_t group = a.q.num_heads / a.num_kv_heads, heads = a.num_kv_heads;
   const int64_t wanted = kItemsPerThread * max_threads();
   const int64_t rows = a.query_start_loc[a.requests] * group;
-  const int64_t most_rows = least(kMostRows, greatest(rows * heads / wanted, least_rows));
+  // Few rows are cut small enough to keep all threads busy, but not below `least_rows`.
+  most_rows = least(most_rows, greatest(rows * heads / wanted, least_rows));
   const int64_t tokens = greatest(most_rows / group, 1);
   int64_t most = 0;
   for (int64_t r = 0; r < a.requests; ++r) most += (queries_of(a, r) + tokens - 1) / tokens;
