@@ -91,7 +91,8 @@ class SamplingParams(Struct, dict=True):
     (-1: the whole vocabulary). `logprob_token_ids` returns the sampled token and exactly these ids. Both together
     return the sampled token, the top k and the ids. `logprobs_mode` (None: the engine's) says what is read:
     "raw_logprobs" / "raw_logits" before any processing, "processed_logprobs" / "processed_logits" after penalties,
-    bias, temperature and truncation. `logprob_entropy` adds each position's entropy.
+    bias, temperature and truncation. `logprob_entropy` adds each position's entropy. `logprob_ranks=False` leaves the
+    ranks out, which of many ids a position saves time: `Logprob.rank` is None and `ranks` hold 0.
 
     `prompt_logprobs=k` and `prompt_logprob_token_ids` (one list for all positions, or one a position) read the
     prompt's tokens in the same way, from the logits of position `prompt_logprob_start` on: the first token that
@@ -186,6 +187,8 @@ class SamplingParams(Struct, dict=True):
     early_stopping: Annotated[bool | Literal["never"], row.early_stopping(
         at=At.TEXTS, refusal=((False,), _BEAMS))] = False
     logprob_entropy: Annotated[bool, row.boolean(about="Read each position's entropy, in nats, too.")] = False
+    logprob_ranks: Annotated[bool, row.boolean(
+        alias="prompt_ranks", about="false: leave the ranks of readings out, which are null then.")] = True
     logprobs_mode: Annotated[LogprobsMode | None, row.mode()] = None
     truncate_prompt_tokens: Annotated[int | None, row.integer(-1, then=_not_zero)] = None
     logits_processors: Annotated[list[Callable[..., Any]] | None, row.processors(

@@ -21,8 +21,8 @@ inline int64_t partial_size(int64_t rows, int64_t dim) { return (rows * (dim + 2
 // Where an item that is one segment leaves its rows.
 inline Partial partial_of(const AttentionArgs& a, const Plan& plan, int64_t item) {
   const int64_t index = find_tile(plan, &item), rows = plan.tiles[index].rows;
-  float* at = plan.partials + plan.first_partial[index] + item * partial_size(rows, a.head_dim);
-  return {at, at + rows * a.head_dim, at + rows * (a.head_dim + 1)};
+  float* at = plan.partials + plan.first_partial[index] + item * partial_size(rows, a.value_dim);
+  return {at, at + rows * a.value_dim, at + rows * (a.value_dim + 1)};
 }
 
 // The first row of a member that sees the token at `start`.
@@ -43,7 +43,7 @@ inline void merge_segment(const AttentionArgs& a, const Plan& plan, const Tile& 
   for (int64_t i = tile.first_member; i < tile.first_member + tile.members; ++i) {
     const Member& member = plan.members[i];
     const int64_t end = last_seeing(a, plan, member, start + kSegment);
-    for (int64_t row = first_seeing(plan, member, start); row < end; ++row) merge_row(total, part, row, a.head_dim);
+    for (int64_t row = first_seeing(plan, member, start); row < end; ++row) merge_row(total, part, row, a.value_dim);
   }
 }
 
@@ -57,7 +57,7 @@ inline float normaliser(const AttentionArgs& a, int64_t head, float max, float s
 
 template <typename T>
 void write_rows(const AttentionArgs& a, const Plan& plan, const Tile& tile, int64_t head, const Partial& total) {
-  const int64_t dim = a.head_dim;
+  const int64_t dim = a.value_dim;
   for (int64_t i = tile.first_member; i < tile.first_member + tile.members; ++i) {
     const Member& member = plan.members[i];
     int64_t row = member.row, token = a.query_start_loc[member.request] + member.first;
@@ -78,14 +78,15 @@ class TileRows {
       : a_(a),
         plan_(plan),
         dim_(a.head_dim),
-        memory_(own + plan.most_rows * (2 * dim_ + kLanes + 4)),
+        value_dim_(a.value_dim),
+        memory_(own + plan.most_rows * (2 * value_dim_ + kLanes + 4)),
         last_(plan.most_rows),
         own_(memory_.get()) {
     float* at = own_ + own;
     const auto take = [&](int64_t size) { return (at += size) - size; };
     sums_ = take(plan.most_rows * kLanes);
-    total_.out = take(plan.most_rows * dim_);
-    part_.out = take(plan.most_rows * dim_);
+    total_.out = take(plan.most_rows * value_dim_);
+    part_.out = take(plan.most_rows * value_dim_);
     for (Partial* each : {&total_, &part_}) {
       each->max = take(plan.most_rows);
       each->sum = take(plan.most_rows);
@@ -129,7 +130,7 @@ class TileRows {
   void clear_segment(const Step& step) {
     const Partial to = target(step);
     const int64_t rows = step.tile->rows;
-    std::fill_n(to.out, rows * dim_, 0.0f);
+    std::fill_n(to.out, rows * value_dim_, 0.0f);
     std::fill_n(to.max, rows, -__builtin_inff());
     std::fill_n(sums_, rows * kLanes, 0.0f);
   }
@@ -162,7 +163,7 @@ class TileRows {
 
   const AttentionArgs& a_;
   const Plan& plan_;
-  const int64_t dim_;
+  const int64_t dim_, value_dim_;
   Scratch<float> memory_;
   Scratch<int64_t> last_;  // position of each row's token, the last one that it sees
   float *own_, *sums_;
@@ -173,9 +174,9 @@ class TileRows {
 class VectorRows : protected TileRows {
  protected:
   VectorRows(const AttentionArgs& a, const Plan& plan)
-      : TileRows(a, plan, (2 * kChunk + plan.most_rows) * a.head_dim + kRows * kChunk) {
+      : TileRows(a, plan, (kChunk + plan.most_rows) * a.head_dim + kChunk * (a.value_dim + kRows)) {
     keys_ = take(kChunk * dim_);
-    values_ = take(kChunk * dim_);
+    values_ = take(kChunk * value_dim_);
     scores_ = take(kRows * kChunk);
     q_ = take(plan.most_rows * dim_);
   }
@@ -191,9 +192,9 @@ class VectorRows : protected TileRows {
       with_rows<kRows>(rows, [&]<int R>() {
         score_chunk<R>(chunk, q_ + row * dim_, scores_, dim_, tokens);
         for (int r = 0; r < R && adjusts(); ++r) adjust(step, row + r, tokens, scores_ + r * kChunk);
-        float* out = to.out + row * dim_;
-        soften<R>(scores_, from, valid, tokens, out, to.max + row, sums_ + row * kLanes, dim_, fresh);
-        add_chunk<R>(chunk, scores_, out, dim_, from[0], tokens, fresh);
+        float* out = to.out + row * value_dim_;
+        soften<R>(scores_, from, valid, tokens, out, to.max + row, sums_ + row * kLanes, value_dim_, fresh);
+        add_chunk<R>(chunk, scores_, out, value_dim_, from[0], tokens, fresh);
       });
     }
   }
@@ -216,8 +217,8 @@ void merge_item(const AttentionArgs& a, const Plan& plan, int64_t index, int64_t
 }
 
 // Attends by Workers, a thread each, whose results are of T.
-template <typename T, typename Worker>
-void run_plan(const AttentionArgs& a, const Plan& plan) {
+template <typename T, typename Worker, typename Args>
+void run_plan(const Args& a, const Plan& plan) {
   Shares shares(plan.items());
 #pragma omp parallel if (plan.items() > 1)
   {
@@ -254,7 +255,7 @@ void with_plan(const AttentionArgs& a, int64_t most_rows, int64_t least_rows, co
   for (int64_t i = 0; i < count; ++i) {
     const int64_t items = heads * (split ? (tiles[i].end - tiles[i].begin + kSegment - 1) / kSegment : 1);
     first_item[i + 1] = first_item[i] + items;
-    first_partial[i + 1] = first_partial[i] + (split ? items * partial_size(tiles[i].rows, a.head_dim) : 0);
+    first_partial[i + 1] = first_partial[i] + (split ? items * partial_size(tiles[i].rows, a.value_dim) : 0);
   }
   Scratch<float> partials(first_partial[count]);
   run(Plan{members.get(), tiles.get(), first_item.get(), count, group, greatest(most_rows, group),

@@ -66,6 +66,7 @@ _NUMBERS = ("temperature", "top_p", "min_p", "presence_penalty", "frequency_pena
 _FLAGS = (
     "stream", "ignore_eos", "include_stop_str_in_output", "skip_special_tokens", "spaces_between_special_tokens",
     "add_special_tokens", "return_tokens_as_token_ids", "return_token_ids", "logprob_entropy",
+    "logprob_ranks", "prompt_ranks",
 )  # fmt: skip
 _IDS = ("stop_token_ids", "allowed_token_ids", "logprob_token_ids", "logits_indices")
 _HUGE = (2**63, -(2**70), int("9" * 400))

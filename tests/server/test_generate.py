@@ -295,3 +295,26 @@ def test_times_of_a_request(server, monkeypatch):
     assert "mean_itl_ms" not in single and single["generation_time_ms"] >= 0
     several = generate(server, sampling_params={"n": 2, "temperature": 1.0})
     assert several["metrics"] is completion(server, prompt=["a", "b"])["metrics"] is None
+
+
+def test_without_ranks(server):
+    asked = {"logprobs": 2, "prompt_logprobs": 1, "max_tokens": 2}
+    whole = generate(server, sampling_params=asked)
+    for name in ("prompt_ranks", "logprob_ranks"):
+        answer = generate(server, sampling_params={**asked, name: False})
+        for one, other in zip(positions_of(answer), positions_of(whole), strict=True):
+            assert [{**entry, "rank": None} for entry in other] == one
+            assert all(entry["rank"] for entry in other)
+    contradiction = {"prompt_ranks": True, "logprob_ranks": False}
+    response = server.request("POST", PATH, json={"token_ids": IDS, "sampling_params": contradiction})
+    error = response.json()["error"]
+    assert (response.status_code, error["param"]) == (400, "prompt_ranks") and "contradicts" in error["message"]
+
+
+def positions_of(answer):
+    """Every position's entries, those of prompt and generated ones alike."""
+    content = answer["choices"][0]["logprobs"]["content"]
+    generated = [entry for entry in content for entry in (entry, *entry["top_logprobs"])]
+    heads = [{name: value for name, value in entry.items() if name != "top_logprobs"} for entry in generated]
+    prompt = [list(position.values()) for position in answer["prompt_logprobs"] if position]
+    return [heads, *prompt]

@@ -167,6 +167,7 @@ SOUND: dict[str, st.SearchStrategy[Any]] = {
     "prompt_logprob_token_ids": st.one_of(id_lists, st.lists(st.lists(token_ids, max_size=3), max_size=5)),
     "prompt_logprob_start": st.integers(0, 6),
     "logprob_entropy": st.booleans(),
+    "logprob_ranks": st.booleans(),
     "logprobs_mode": st.sampled_from([None, *LOGPROBS_MODES]),
     "detokenize": st.booleans(),
     "skip_special_tokens": st.booleans(),

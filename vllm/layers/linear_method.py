@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from vllm.distributed.communicator import Communicator
+from vllm.ops.experts import PackedExperts
 from vllm.ops.fp8_linear import fp8_linear, takes_fp8
 from vllm.ops.int8_linear import int8_linear, pack_int8_linear, take_int8_rows
 from vllm.ops.packed_linear import pack_linear, packed_linear, take_packed_rows
@@ -125,6 +126,21 @@ def pack_parts(
         return parts[0].method, parts[0].packed
     width = weights[0].shape[1]
     return PARTS, PackedParts(parts, (start, width), len(parts) == 1 and parts[0].packed.gated)
+
+
+def pack_expert(
+    experts: PackedExperts,
+    index: int,
+    weights: Sequence[Tensor | QuantizedWeight],
+    bias: Tensor | None,
+    method: LinearMethod,
+) -> None:
+    """Pack the weight of expert `index` of `experts`, given in parts, as `pack_parts` does: the gate's rows above the
+    others if they have one. Whole parts are taken over, and nothing else is kept."""
+    # Rounded inputs are a step before the product, which the operation does not fuse.
+    gated = experts.gated and all(isinstance(weight, Tensor) or weight.inputs is None for weight in weights)
+    own, packed = pack_parts(weights, bias, method, gated=gated)
+    experts.put(index, packed, own.apply)
 
 
 def _runs(weights: Sequence[Tensor | QuantizedWeight]) -> list[list[Any]]:

@@ -39,9 +39,9 @@ class FlatLogprobs(Sequence[Position]):
     """The readings of one completion: a sequence with one `{token_id: Logprob}` a position, over numpy arrays.
 
     The E entries of all P positions follow each other: position i is the slice `start_indices[i]:end_indices[i]` (int64
-    [P]) of `token_ids` (int32), `logprobs`, `logits` (float32) and `ranks` (int32), all [E]. `lse` (log-sum-exp of the
-    logits) and `entropy` (nats, NaN unless `logprob_entropy` requested it) are float32 [P]. A token that is sampled and
-    requested is one entry. `select(ids)` gives rectangular arrays.
+    [P]) of `token_ids` (int32), `logprobs`, `logits` (float32) and `ranks` (int32, 0 with `logprob_ranks=False`), all
+    [E]. `lse` (log-sum-exp of the logits) and `entropy` (nats, NaN unless `logprob_entropy` requested it) are float32
+    [P]. A token that is sampled and requested is one entry. `select(ids)` gives rectangular arrays.
     """
 
     def __new__(cls, *args: Any, **fields: Any) -> Any:
@@ -57,6 +57,7 @@ class FlatLogprobs(Sequence[Position]):
         as_logits: bool = False,
         has_sampled: bool = True,
         has_entropy: bool = False,
+        has_ranks: bool = True,
     ) -> None:
         """
         Args:
@@ -65,12 +66,14 @@ class FlatLogprobs(Sequence[Position]):
             as_logits: a `*_logits` mode: `logprob` holds the logit.
             has_sampled: whether the first column, the sampled token, is displayed (max_tokens=0 samples none).
             has_entropy: whether the request asked for the entropy.
+            has_ranks: whether it did not leave the ranks out.
         """
         self._decode = decode
         self._num_topk = num_topk
         self._as_logits = as_logits
         self._has_sampled = has_sampled
         self._has_entropy = has_entropy
+        self._has_ranks = has_ranks
         self._own_topk = 0
         self._rows: list[bytes] = []  # the last positions, which are not in `_flat` yet
         self._flat = EMPTY
@@ -129,7 +132,8 @@ class FlatLogprobs(Sequence[Position]):
         yield part
 
     def _empty(self) -> FlatLogprobs:
-        return FlatLogprobs(self._decode, self._num_topk, self._as_logits, self._has_sampled, self._has_entropy)
+        options = self._as_logits, self._has_sampled, self._has_entropy, self._has_ranks
+        return FlatLogprobs(self._decode, self._num_topk, *options)
 
     @property
     def _length(self) -> int:
@@ -163,6 +167,8 @@ class FlatLogprobs(Sequence[Position]):
         token_ids, shown, logits, ranks = (part.flatten() if keeps_all else part[keep] for part in cells)
         if not self._has_entropy:
             entropy.fill(np.nan)
+        if not self._has_ranks:
+            ranks = np.zeros_like(ranks)
         return FlatArrays(token_ids, shown.view(np.float32), logits.view(np.float32), ranks, lse, entropy, counts)
 
     token_ids: np.ndarray = _array("token_ids")
@@ -231,7 +237,7 @@ class FlatLogprobs(Sequence[Position]):
             return WidePositionLogprobs(columns, self._decode, lse, entropy)
         token_ids, *others = (column.tolist() for column in columns)
         table = zip(token_ids, *others, self._texts(columns[0]), strict=True)
-        entries = ((token, Logprob(logprob, rank, text, logit)) for token, logprob, rank, logit, text in table)
+        entries = ((token, Logprob(logprob, rank or None, text, logit)) for token, logprob, rank, logit, text in table)
         return PositionLogprobs(entries, lse, entropy)
 
     def __iter__(self) -> Iterator[Any]:

@@ -26,6 +26,7 @@ class Logprob:
     Attributes:
         logprob: natural-log probability (in the `*_logits` modes: the logit).
         rank: 1 + the number of vocabulary entries with a strictly greater logit; ties share the better rank.
+            None with `logprob_ranks=False`.
         decoded_token: the token's text; None without a tokenizer.
         logit: the logit that the logprob was computed from.
     """
@@ -120,7 +121,7 @@ class WidePositionLogprobs(_Distribution, Mapping[int, Logprob]):
         texts: Sequence[str | None] = self._decode(token_ids) if self._decode is not None else [None] * len(token_ids)
         columns = token_ids.tolist(), logprobs.tolist(), ranks.tolist(), texts, logits.tolist()
         for token_id, logprob, rank, text, logit in zip(*columns, strict=True):
-            yield token_id, Logprob(logprob, rank, text, logit)
+            yield token_id, Logprob(logprob, rank or None, text, logit)
 
     def _place(self, key: Any) -> int:
         """The index of a token id's entry, or -1."""
@@ -145,7 +146,7 @@ class WidePositionLogprobs(_Distribution, Mapping[int, Logprob]):
             raise KeyError(token_id)
         token_ids, logprobs, ranks, logits = self._columns
         text = None if self._decode is None else self._decode(token_ids[place : place + 1])[0]
-        return Logprob(logprobs[place].item(), ranks[place].item(), text, logits[place].item())
+        return Logprob(logprobs[place].item(), ranks[place].item() or None, text, logits[place].item())
 
     def __contains__(self, token_id: object) -> bool:
         return self._place(token_id) >= 0

@@ -19,7 +19,7 @@ Layout = Literal["plain", "packed_f32", "packed_bf16_dot", "packed_fp16"]
 
 # Of our kernel; the first two hold the weight's values unchanged.
 EXACT: tuple[Layout, ...] = ("packed_f32", "packed_bf16_dot")
-_OWN: tuple[Layout, ...] = (*EXACT, "packed_fp16")
+OWN: tuple[Layout, ...] = (*EXACT, "packed_fp16")
 
 # Columns of a panel: what a packed weight consists of.
 PANEL = 32
@@ -67,13 +67,14 @@ def pack_linear(weight: Tensor, bias: Tensor | None, float_out: bool = False, ga
     """
     shape = (weight.shape[0], weight.shape[1])
     layout = _layout(weight, float_out)
-    if gated and layout in _OWN:
-        packed = pack_linear(interleave_gate(weight), None if bias is None else interleave_gate(bias), float_out)
+    if gated and layout in OWN:
+        rows = None if bias is None else interleave_gate(bias)
+        packed = pack_linear(interleave_gate(weight), rows, float_out)
         return replace(packed, shape=shape, gated=True)
     scales = None
     if layout == "packed_fp16":
         weight, scales = _scaled_fp16(weight)
-    if layout in _OWN:
+    if layout in OWN:
         weight = pack_as(weight, layout)
     return PackedLinear(weight, bias, layout, shape, scales)
 
@@ -93,7 +94,7 @@ def packed_linear(x: Tensor, packed: PackedLinear, float_out: bool = False, norm
     """
     if x.shape[-1] != packed.shape[1]:
         raise ValueError(f"x must be [T, {packed.shape[1]}] for a weight of {packed.shape}, got {tuple(x.shape)}")
-    if packed.layout in _OWN:
+    if packed.layout in OWN:
         columns = packed.shape[0] // 2 if packed.gated else packed.shape[0]
         return torch.ops.vllm_cpu.linear(
             x, packed.weight, packed.bias, columns, float_out, packed.scales, packed.gated, *(norm or ())
@@ -141,7 +142,7 @@ def unpack_linear(packed: PackedLinear, dtype: torch.dtype) -> tuple[Tensor, Ten
         weight[:, start:stop] = packed_linear(units, product).T
     if not packed.gated:
         return weight, packed.bias
-    return _separate_gate(weight, half), None if packed.bias is None else _separate_gate(packed.bias, half)
+    return separate_gate(weight, half), None if packed.bias is None else separate_gate(packed.bias, half)
 
 
 def packed_embedding(token_ids: Tensor, packed: PackedLinear) -> Tensor:
@@ -165,7 +166,7 @@ def bf16_layout(float_out: bool) -> Layout:
     """What VLLM_CPU_GEMM names, else what the CPU multiplies fastest, of the layouts that can be used of bfloat16."""
     ops = cpu_ops()
     assert ops is not None
-    usable = EXACT if float_out else _OWN
+    usable = EXACT if float_out else OWN
     named = envs.cpu_gemm()
     if named in usable:
         return cast(Layout, named)
@@ -192,8 +193,8 @@ def interleave_gate(stacked: Tensor) -> Tensor:
     return parts.unflatten(1, (-1, PANEL // 2)).transpose(0, 1).flatten(0, 2).contiguous()
 
 
-def _separate_gate(interleaved: Tensor, half: int) -> Tensor:
-    """interleave_gate undone; `half`: rows of either half."""
+def separate_gate(interleaved: Tensor, half: int) -> Tensor:
+    """`interleave_gate` undone; `half`: rows of either half."""
     parts = interleaved.unflatten(0, (-1, 2, PANEL // 2)).transpose(0, 1).flatten(1, 2)
     return parts[:, :half].flatten(0, 1).contiguous()
 

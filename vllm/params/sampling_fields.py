@@ -70,6 +70,7 @@ class SamplingField:
         packed, unpacked: to what msgspec can encode, and back from what it has decoded.
         at: the endpoints that take it.
         about: its description in their schema.
+        alias: another name of it in bodies.
         refusal: where others refuse it: the neutral values that they take, and why. None: they do not know it.
         ignored_at: the endpoints that take any value and ignore it.
         in_model: a model's generation_config.json may have a default of it.
@@ -87,6 +88,7 @@ class SamplingField:
     unpacked: Callable[[Any], Any] | None = None
     at: At = At.HTTP
     about: str | None = None
+    alias: str | None = None
     refusal: tuple[tuple[Any, ...], str] | None = None
     ignored_at: At = At.NONE
     in_model: bool = False

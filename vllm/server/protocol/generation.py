@@ -279,7 +279,7 @@ class TokenReading(ResponseModel):
     label: str | None = None
     logprob: float | None
     logit: float | None
-    rank: int
+    rank: int | None
     probability: float | None = Field(description="Softmax over the requested tokens alone.")
 
 

@@ -8,6 +8,7 @@ from typing import Annotated, Any, ClassVar, Literal
 import numpy as np
 from pydantic import BaseModel, Field, create_model
 
+from vllm.exceptions import VLLMValidationError
 from vllm.params.sampling_fields import At, SamplingField
 from vllm.params.structured import RepetitionDetectionParams
 from vllm.sampling_params import FIELDS, SamplingParams
@@ -59,6 +60,7 @@ class SamplingBody(RequestModel):
     """Base of the models. Fields left out have the model's defaults, or else vLLM's."""
 
     SAMPLING_FIELDS: ClassVar[tuple[str, ...]] = ()
+    ALIASES: ClassVar[Mapping[str, str]] = {}
 
     def sampling_fields(self, defaults: Mapping[str, Any]) -> dict[str, Any]:
         """SamplingParams' fields as given; `defaults` are those of fields left out. Stop tokens of both count."""
@@ -67,6 +69,12 @@ class SamplingBody(RequestModel):
             value = getattr(self, name)
             if value is not None:
                 fields[name] = value.model_dump(exclude_none=True) if isinstance(value, BaseModel) else value
+        for alias, name in self.ALIASES.items():
+            value, other = getattr(self, alias), getattr(self, name)
+            if value is not None:
+                if other not in (None, value):
+                    raise VLLMValidationError(f"{alias}={value} contradicts {name}={other}", alias, value)
+                fields[name] = value
         if defaults.get("stop_token_ids"):
             given = check_token_ids("stop_token_ids", fields["stop_token_ids"])
             fields["stop_token_ids"] = [*given, *defaults["stop_token_ids"]]
@@ -81,6 +89,10 @@ def sampling_body(name: str, at: At, **defaults: Any) -> Any:
         name: (_json_types(row).get(types[name], types[name] | None), _field(row, defaults.get(name)))
         for name, row in rows.items()
     }
+    aliases = {row.alias: name for name, row in rows.items() if row.alias is not None}
+    for alias, own in aliases.items():
+        fields[alias] = (fields[own][0], Field(None, description=f"Another name of {own}."))
     body: Any = create_model(name, __base__=SamplingBody, __module__=__name__, **fields)
     body.SAMPLING_FIELDS = tuple(rows)
+    body.ALIASES = aliases
     return body

@@ -95,7 +95,7 @@ async def classic_logprobs(
         result.tokens.append(chosen)
         result.token_logprobs.append(logprobs[0].item())
         result.token_ids.append(token_id)
-        result.ranks.append(position.ranks[0].item())
+        result.ranks.append(position.ranks[0].item() or None)
         result.top_logprobs.append(await classic_row(position.token_ids, logprobs, chosen, names))
     return result
 
@@ -137,7 +137,7 @@ async def chat_logprobs(
                 "bytes": names.bytes_of(token_id),
                 "token_id": token_id,
                 "logprob": logprobs[0].item(),
-                "rank": position.ranks[0].item(),
+                "rank": position.ranks[0].item() or None,
                 "logit": logits[0].item(),
                 "top_logprobs": await chat_row(
                     position.token_ids[shown], logprobs[shown], position.ranks[shown], logits[shown], names
@@ -157,6 +157,7 @@ async def token_logprobs(readings: FlatLogprobs, names: TokenNames | None) -> li
         own: dict[str, Any] = dict.fromkeys(("token_id", "logprob", "rank", "logit"))
         if readings.has_sampled:
             own = {name: column[0].item() for name, column in zip(own, columns, strict=True)}
+            own["rank"] = own["rank"] or None
         if names is not None:
             known = own["token_id"]
             own["token"] = "" if known is None else names.texts([known])[0]

@@ -95,11 +95,18 @@ async def _write(
         if start:
             await turn()
         span = slice(start, start + ENTRIES_PER_TURN)
-        numbers = (msgspec.json.encode(column[span].tolist())[1:-1].split(b",") for column in columns)
+        numbers = map(_numbers, (column[span] for column in columns))
         entries = zip(heads(token_ids[span].tolist()), *numbers, strict=True)
         parts.append((b"," if start else b"") + b",".join([form % entry for entry in entries]))
     parts.append(closing)
     return Written(parts) if len(parts) > 3 else msgspec.Raw(b"".join(parts))
+
+
+def _numbers(column: np.ndarray) -> list[bytes]:
+    # The one column of integers is the ranks, where 0 is one that was left out.
+    if column.dtype == np.int32 and not column.all():
+        return [b"%d" % rank if rank else b"null" for rank in column.tolist()]
+    return msgspec.json.encode(column.tolist())[1:-1].split(b",")
 
 
 def _key(text: str) -> bytes:

@@ -22,6 +22,7 @@ class LogprobsProcessor:
             as_logits=_as_logits(params),
             has_sampled=self._has_sampled,
             has_entropy=params.logprob_entropy,
+            has_ranks=params.logprob_ranks,
         )
         self._readings = self._empty()
         self.cumulative_logprob = 0.0  # of the sampled tokens
@@ -57,6 +58,7 @@ class PromptLogprobsProcessor:
             num_topk=params.prompt_logprobs or 0,
             as_logits=_as_logits(params),
             has_entropy=params.logprob_entropy,
+            has_ranks=params.logprob_ranks,
         )
         self._prompt_len = prompt_len
 
