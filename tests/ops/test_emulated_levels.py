@@ -20,7 +20,10 @@ from vllm.ops.packed_linear import pack_linear, packed_linear
 
 HERE = Path(__file__).parent
 # Of what the levels' kernels are for.
-FILES = ("test_packed_linear.py", "test_quantized_linear.py", "test_normed_products.py", "test_large_beside_small.py")
+FILES = (
+    *("test_packed_linear.py", "test_quantized_linear.py", "test_normed_products.py", "test_large_beside_small.py"),
+    *("test_paged_attention.py", "test_attention_options.py", "test_packed_attention.py", "test_tile_attention.py"),
+)
 WIDEST = "not cpp-portable and not cpp-avx and not reference and not triton"
 
 

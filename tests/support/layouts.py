@@ -30,6 +30,9 @@ needs_float16 = pytest.mark.skipif(
     cpu_kernel_isa() not in ("avx512_fp16", "amx"),
     reason="this CPU has no float16 arithmetic (pytest --emulated does without)",
 )
+needs_tiles = pytest.mark.skipif(
+    cpu_kernel_isa() != "amx", reason="this CPU has no matrix tiles (pytest --emulated does without)"
+)
 
 # As VLLM_CPU_GEMM names them.
 BFLOAT16_LAYOUTS = ["packed_f32", "packed_bf16_dot", "packed_fp16"]
