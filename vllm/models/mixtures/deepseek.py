@@ -16,6 +16,9 @@ def deepseek_mixture(
     reader: ConfigReader, size: int, experts: int | None, chosen: int | None, **fields: Any
 ) -> MoeSpec:
     """The mixture; sizes, counts and the `scale` are the family's defaults."""
+    reader.ignore("seq_aux", "ep_size")
+    reader.only("scoring_func", "sigmoid", "noaux_tc")
+    reader.only("topk_method", "noaux_tc")
     groups = reader.integer("n_group", "num_expert_group", default=1)
     scale = fields.pop("scale", 1.0)
     return reader.mixture(
