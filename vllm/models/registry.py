@@ -67,6 +67,7 @@ _MIXTURES = {
     "hunyuan": "HYV3ForCausalLM HunYuanMoEV1ForCausalLM",
     "kolibri": "Kolibri1ForCausalLM",
     "laguna": "LagunaForCausalLM",
+    "latent": "DeepseekV2ForCausalLM DeepseekV3ForCausalLM Glm4MoeLiteForCausalLM Mistral4ForCausalLM",
     "llama4": "Llama4ForCausalLM",
     "minimax": "MiniMaxM2ForCausalLM",
     "mixtral": "MixtralForCausalLM",
