@@ -183,7 +183,7 @@ class UpstreamArgs:
     elastic_ep_max_dp_size: int | None = refused(None, _EXPERTS)
     enable_eplb: bool = refused(False, _EXPERTS)
     eplb_config: dict[str, Any] | None = refused(None, _EXPERTS)
-    enable_return_routed_experts: bool = refused(False, _EXPERTS)
+    enable_return_routed_experts: bool = refused(False, "nothing reads which experts a token had")
 
     expert_placement_strategy: str = unused("linear", _EXPERTS_ONLY)
     all2all_backend: str = unused("allgather_reducescatter", _EXPERTS_ONLY)
