@@ -43,7 +43,7 @@ class DecoderAttention(nn.Module):
     def __init__(self, spec: AttentionSpec, hidden_size: int, tables: RotaryTables) -> None:
         super().__init__()
         self.head_dim = spec.head_dim
-        self.clip, self.query_growth = spec.clip, spec.query_growth
+        self.clip, self.clips_heads, self.query_growth = spec.clip, spec.clip_after_norm, spec.query_growth
         self.rotates_first = spec.qk_norm_after_rotary or spec.query_growth is not None
         interleaved = spec.rotary.dim if spec.rotary is not None and spec.rotary.interleaved else 0
         self.value_is_key = spec.value_is_key
@@ -123,7 +123,7 @@ class DecoderAttention(nn.Module):
     ) -> Tensor:
         """[T, H], to which `norm` is applied first -> [T, H], or [L, H] for the tokens in `rows`."""
         qkv = self.qkv_proj(hidden, norm)
-        if self.clip is not None:
+        if self.clip is not None and not self.clips_heads:
             qkv = qkv.clamp(-self.clip, self.clip)
         q, k, v = self._heads_of(qkv, positions)
         out = self.attn(q, k, v, kv_cache, attn, rows, positions)
@@ -144,6 +144,8 @@ class DecoderAttention(nn.Module):
             k = self.k_norm(k)
         if self.v_norm is not None:
             v = self.v_norm(v)
+        if self.clip is not None and self.clips_heads:
+            q, k, v = (None if heads is None else heads.clamp(-self.clip, self.clip) for heads in (q, k, v))
         if self.query_growth is not None:
             beta, length = self.query_growth
             q = q * (1 + beta * torch.log1p(positions.div(length, rounding_mode="floor")))[:, None, None].to(q.dtype)
