@@ -54,8 +54,8 @@ class RecordedGreedy:
         self._plan: _Plan | None = None
 
     def __call__(self, step: RecordedStep, slots: np.ndarray) -> SamplerOutput | None:
-        """Sample what `step` has just computed for `slots` (int64 [R]); None: that is left to the sampler. The results are
-        valid until the next step."""
+        """Sample what `step` has just computed for `slots` (int64 [R]); None: that is left to the sampler. The results
+        are valid until the next step."""
         if len(slots) > self._most_rows:
             return None
         plan = self._plan
