@@ -80,6 +80,28 @@ Tensor added_gated(Tensor x, Tensor y, Tensor gate) {
   return out;
 }
 
+Tensor gated(Tensor x, Tensor gate, bool softplus) {
+  check_shape(x, "x", {-1, -1});
+  check_shape(gate, "gate", {x.size(0), -1});
+  check_contiguous(x, "x");
+  check_contiguous(gate, "gate");
+  check_same_dtype(gate, "gate", x, "x");
+  GatedArgs args{};
+  args.gates = gate.size(1);
+  STD_TORCH_CHECK(args.gates > 0 && x.size(1) % args.gates == 0, "gate must have a divisor of ", x.size(1),
+                  " columns, got ", args.gates);
+  Tensor out = new_result(x, x.sizes());
+  args.dtype = dtype_of(x, "x");
+  args.x = x.data_ptr();
+  args.gate = gate.data_ptr();
+  args.out = out.data_ptr();
+  args.rows = x.size(0);
+  args.width = x.size(1) / args.gates;
+  args.softplus = softplus;
+  launch([args, kernel = VLLM_KERNEL(gated)] { kernel(args); }, x, gate, out);
+  return out;
+}
+
 Tensor widened(Tensor x) {
   check_shape(x, "x", {-1, -1});
   check_last_contiguous(x, "x");
@@ -104,11 +126,13 @@ STABLE_TORCH_LIBRARY_FRAGMENT(vllm_cpu, m) {
       "int groups_kept, int group_best, bool renormalised, float least_sum, float added_to_sum, float scale, "
       "float softcap, float mixes_within) -> (Tensor, Tensor)");
   m.def("added_gated(Tensor x, Tensor y, Tensor gate) -> Tensor");
+  m.def("gated(Tensor x, Tensor gate, bool softplus) -> Tensor");
   m.def("widened(Tensor x) -> Tensor");
 }
 
 STABLE_TORCH_LIBRARY_IMPL(vllm_cpu, CPU, m) {
   m.impl("choose_experts", TORCH_BOX(&vllm_cpu::choose_experts));
   m.impl("added_gated", TORCH_BOX(&vllm_cpu::added_gated));
+  m.impl("gated", TORCH_BOX(&vllm_cpu::gated));
   m.impl("widened", TORCH_BOX(&vllm_cpu::widened));
 }

@@ -28,6 +28,15 @@ struct AddedGatedArgs {
   int64_t rows, width;
 };
 
+struct GatedArgs {
+  DType dtype;
+  const void* x;     // [rows, gates, width]
+  const void* gate;  // [rows, gates]
+  void* out;         // [rows, gates, width]
+  int64_t rows, gates, width;
+  bool softplus;  // else a sigmoid
+};
+
 struct WidenedArgs {
   DType dtype;
   const void* x;  // [rows, width]
@@ -42,6 +51,7 @@ struct WidenedArgs {
   namespace ISA {                                      \
   void choose_experts(const ChooseExpertsArgs& args);  \
   void added_gated(const AddedGatedArgs& args);        \
+  void gated(const GatedArgs& args);                   \
   void widened(const WidenedArgs& args);               \
   }                                                    \
   }

@@ -210,7 +210,8 @@ class ConfigReader:
     def mixture(self, size: int, experts: int | None, chosen: int | None, **fields: Any) -> MoeSpec:
         """A mixture of experts of this size; `experts` and `chosen`, their number and that of a token's, are the
         family's defaults. `fields` are those of MoeSpec and of ExpertChoice, beside them `shared_size`: width of the
-        MLP that all tokens take, 0 = none."""
+        MLP that all tokens take, 0 = none, and
+        `own_activation`: the experts', whatever config.json says."""
         num_experts = self.integer(*_EXPERTS, default=experts)
         num_chosen = self.integer(*_CHOSEN, default=chosen)
         if num_chosen > num_experts:
@@ -226,7 +227,7 @@ class ConfigReader:
                 f"{self._where}: a token's {num_chosen} experts cannot be of {choice.num_groups_kept} of "
                 f"{choice.num_groups} groups of {num_experts}"
             )
-        return MoeSpec(num_experts, size, choice, act, **fields)
+        return MoeSpec(num_experts, size, choice, fields.pop("own_activation", act), **fields)
 
     def mixed(self, mixture: MoeSpec, mlp: MlpSpec, kinds: Sequence[str]) -> tuple[MlpSpec | MoeSpec, ...]:
         """Of each layer `mixture`, or `mlp` where mlp_layer_types, by default `kinds`, says "dense", not "sparse"."""

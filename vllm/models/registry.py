@@ -56,16 +56,24 @@ _DENSE = {
 }
 # Those with experts, by their module in `mixtures/`.
 _MIXTURES = {
+    "afmoe": "AfmoeForCausalLM",
+    "aria": "AriaTextForCausalLM",
+    "cohere": "Cohere2MoeForCausalLM",
+    "dbrx": "DbrxForCausalLM",
     "deepseek": "Dots1ForCausalLM ExaoneMoeForCausalLM Glm4MoeForCausalLM SolarOpenForCausalLM",
     "ernie": "Ernie4_5_MoeForCausalLM",
     "gpt_oss": "GptOssForCausalLM",
     "granite": "GraniteMoeForCausalLM GraniteMoeSWAForCausalLM GraniteMoeSharedForCausalLM",
-    "hunyuan": "HunYuanMoEV1ForCausalLM",
+    "hunyuan": "HYV3ForCausalLM HunYuanMoEV1ForCausalLM",
+    "kolibri": "Kolibri1ForCausalLM",
+    "laguna": "LagunaForCausalLM",
+    "latent": "DeepseekV2ForCausalLM DeepseekV3ForCausalLM Glm4MoeLiteForCausalLM Mistral4ForCausalLM",
+    "llama4": "Llama4ForCausalLM",
     "minimax": "MiniMaxM2ForCausalLM",
     "mixtral": "MixtralForCausalLM",
     "olmo": "FlexOlmoForCausalLM OlmoeForCausalLM",
     "phi": "PhimoeForCausalLM",
-    "qwen": "Qwen2MoeForCausalLM Qwen3MoeForCausalLM",
+    "qwen": "FlintForCausalLM MellumForCausalLM Qwen2MoeForCausalLM Qwen3MoeForCausalLM",
 }
 # Other names of these.
 _SYNONYMS = {

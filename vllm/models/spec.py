@@ -56,7 +56,10 @@ class AttentionSpec:
         clip: queries, keys and values are clamped to [-clip, clip], before queries and keys are normalised unless
             `clip_after_norm`.
         output_norm: normalisation of the heads' outputs before the output projection.
-        query_growth: (beta, length): queries are scaled by 1 + beta * log(1 + floor(position / length)).
+        output_gate: the heads' outputs are multiplied by this function of a further projection of the input, with an
+            output for each of their values, or one a head: `gate_per_head`.
+        query_growth: (beta, length): queries are scaled by 1 + beta * log(1 + floor((position + growth_start) /
+            length)).
         v_norm: normalisation of each head's values.
         value_is_key: the values are the keys' projection, before the keys' norm and rotation.
         kv_source: the earlier layer whose keys and values are read, in place of own ones.
@@ -79,7 +82,10 @@ class AttentionSpec:
     clip: float | None = None
     clip_after_norm: bool = False
     output_norm: NormSpec | None = None
+    output_gate: Literal["sigmoid", "softplus"] | None = None
+    gate_per_head: bool = False
     query_growth: tuple[float, float] | None = None
+    growth_start: int = 0
     v_norm: NormSpec | None = None
     value_is_key: bool = False
     kv_source: int | None = None
@@ -113,6 +119,7 @@ class LatentAttentionSpec:
     norm: NormSpec
     bias: bool = False
     query_growth: tuple[float, float] | None = None
+    growth_start: int = 0
 
     @property
     def head_dim(self) -> int:

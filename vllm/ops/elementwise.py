@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from vllm.ops._dispatch import implementation
@@ -24,6 +25,16 @@ def added_gated(x: Tensor, y: Tensor, gate: Tensor) -> Tensor:
     if implementation(x) == "cpp":
         return torch.ops.vllm_cpu.added_gated(x, y, gate)
     return (x + torch.sigmoid(gate) * y).to(x.dtype)
+
+
+def gated(x: Tensor, gate: Tensor, softplus: bool = False) -> Tensor:
+    """x * sigmoid(gate), or x * ln(1 + e^gate) by `softplus`, in float32 and rounded once. `x` is [T, W] and `gate`
+    [T, G], whose columns belong to W / G columns of x each; both are contiguous and of one dtype, float32, bfloat16 or
+    float16."""
+    if implementation(x) == "cpp":
+        return torch.ops.vllm_cpu.gated(x, gate, softplus)
+    factor = F.softplus(gate.float()) if softplus else torch.sigmoid(gate.float())
+    return (x.unflatten(1, (gate.shape[1], -1)) * factor[:, :, None]).flatten(1).to(x.dtype)
 
 
 def widened(x: Tensor) -> Tensor:

@@ -162,6 +162,49 @@ void added_gated_rows(const AddedGatedArgs& a) {
   }
 }
 
+// ln(1 + e^x) = max(x, 0) + ln(1 + e), e = e^-|x|; a series where 1 + e would lose e's digits.
+void softplus(float* x, int64_t n) {
+  for (int64_t i = 0; i < n; i += kLanes) {
+    const Vec value = load(x + i), e = exp(min(value, zero() - value));
+    const Vec series = e * fma(e, fma(e, set1(1.0f / 3.0f), set1(-0.5f)), set1(1.0f));
+    const Vec tail = select(lt(e, set1(0.004f)), series, log(set1(1.0f) + e));
+    store(x + i, max(value, zero()) + tail);
+  }
+}
+
+template <typename T>
+void gated_rows(const GatedArgs& a) {
+  const T *x = static_cast<const T*>(a.x), *gates = static_cast<const T*>(a.gate);
+  T* out = static_cast<T*>(a.out);
+#pragma omp parallel if (a.rows * a.gates * a.width > 32768)
+  {
+    Scratch<float> factors(padded(a.gates));
+#pragma omp for schedule(static)
+    for (int64_t row = 0; row < a.rows; ++row) {
+      for (int64_t i = 0; i < a.gates; i += kLanes) {
+        const int n = a.gates - i < kLanes ? static_cast<int>(a.gates - i) : kLanes;
+        store(factors.get() + i, load_n(gates + row * a.gates + i, n));
+      }
+      a.softplus ? softplus(factors.get(), a.gates) : sigmoid(factors.get(), a.gates);
+      if (a.width == 1) {
+        for (int64_t i = 0; i < a.gates; i += kLanes) {
+          const int n = a.gates - i < kLanes ? static_cast<int>(a.gates - i) : kLanes;
+          const int64_t at = row * a.gates + i;
+          store_n(out + at, load_n(x + at, n) * load(factors.get() + i), n);
+        }
+        continue;
+      }
+      for (int64_t gate = 0; gate < a.gates; ++gate) {
+        for (int64_t i = 0; i < a.width; i += kLanes) {
+          const int n = a.width - i < kLanes ? static_cast<int>(a.width - i) : kLanes;
+          const int64_t at = (row * a.gates + gate) * a.width + i;
+          store_n(out + at, load_n(x + at, n) * set1(factors[gate]), n);
+        }
+      }
+    }
+  }
+}
+
 template <typename T>
 void widened_rows(const WidenedArgs& a) {
   for (int64_t row = 0; row < a.rows; ++row) {
@@ -185,6 +228,8 @@ void choose_experts(const ChooseExpertsArgs& a) {
 }
 
 void added_gated(const AddedGatedArgs& a) { VLLM_DISPATCH_DTYPE(a.dtype, added_gated_rows<scalar_t>(a)); }
+
+void gated(const GatedArgs& a) { VLLM_DISPATCH_DTYPE(a.dtype, gated_rows<scalar_t>(a)); }
 
 void widened(const WidenedArgs& a) { VLLM_DISPATCH_DTYPE(a.dtype, widened_rows<scalar_t>(a)); }
 

@@ -3,16 +3,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
+
 from vllm.models.checkpoint_names import CheckpointNames, split_experts
 from vllm.models.config_reader import ConfigReader
 from vllm.models.decoder import DecoderForCausalLM
 from vllm.models.spec import DecoderSpec, MlpSpec, MoeSpec
 
 
-def mlps(reader: ConfigReader, mixture: MoeSpec) -> tuple[MlpSpec | MoeSpec, ...]:
+def mlps(reader: ConfigReader, mixture: MoeSpec, default_dense: Sequence[int] = ()) -> tuple[MlpSpec | MoeSpec, ...]:
     """Of each layer: a mixture in the last of each decoder_sparse_step, except in mlp_only_layers."""
     step = reader.integer("decoder_sparse_step", default=1)
-    dense = reader.get("mlp_only_layers", default=[])
+    dense = reader.get("mlp_only_layers", default=default_dense)
     kinds = ["dense" if i in dense or (i + 1) % step else "sparse" for i in range(reader.num_layers)]
     mlp = reader.mlp(bias=False) if "dense" in kinds else MlpSpec(mixture.expert_size, mixture.activation)
     reader.ignore("intermediate_size")
@@ -55,3 +58,57 @@ class Qwen3MoeForCausalLM(DecoderForCausalLM):
             renormalised=reader.boolean("norm_topk_prob", default=False),
         )
         return reader.decoder(layers, mlps(reader, mixture), reader.norm())
+
+
+class FlintForCausalLM(DecoderForCausalLM):
+    """Flint: Qwen3's, with sinks, sigmoids and an MLP that all tokens take; positions in layers with a window alone."""
+
+    names = CheckpointNames(
+        (
+            (r"\.self_attn\.softmax_offset", ".self_attn.sinks"),
+            (r"\.mlp\.shared_expert\.", ".mlp.shared_experts."),
+        ),
+        (split_experts(),),
+    )
+
+    @classmethod
+    def describe(cls, reader: ConfigReader) -> DecoderSpec:
+        attention = reader.attention(head_dim=reader.head_dim_or(128), qk_norm=reader.norm(), sinks=True)
+        last = reader.num_layers - 1
+        full = [i < 2 or i % 4 == 1 or i == last for i in range(reader.num_layers)]
+        kinds = ["full_attention" if is_full else "sliding_attention" for is_full in full]
+        layers = [
+            layer if layer.window is not None else replace(layer, rotary=None)
+            for layer in reader.windowed(attention, 513, default_kinds=kinds)
+        ]
+        mixture = reader.mixture(
+            reader.integer("moe_intermediate_size", default=512),
+            256,
+            6,
+            scores="sigmoid",
+            renormalised=reader.boolean("norm_topk_prob", default=True),
+            shared_size=reader.integer("shared_expert_intermediate_size", default=1024),
+            router_is_float32=True,
+        )
+        return reader.decoder(layers, mlps(reader, mixture, [0, 1]), reader.norm())
+
+
+class MellumForCausalLM(DecoderForCausalLM):
+    """Mellum: Qwen3's, with rotary positions of each kind of layers."""
+
+    names = CheckpointNames(transforms=(split_experts(),), ignored=r"mtp\..*")
+
+    @classmethod
+    def describe(cls, reader: ConfigReader) -> DecoderSpec:
+        reader.ignore("num_nextn_predict_layers", "num_mtp_layers", "mtp_layer_types", "mtp_mlp_layer_types")
+        attention = reader.attention(head_dim=reader.head_dim_or(128), rotary=False, qk_norm=reader.norm())
+        kinds = ["full_attention"] * reader.num_layers
+        layers = reader.by_kind(attention, kinds, 1024, theta=500000.0, partial=1.0)
+        mixture = reader.mixture(
+            reader.integer("moe_intermediate_size", default=896),
+            64,
+            8,
+            renormalised=reader.boolean("norm_topk_prob", default=True),
+        )
+        mlp = reader.mlp(bias=False, size=7168)
+        return reader.decoder(layers, reader.mixed(mixture, mlp, reader.first_dense(0)), reader.norm())

@@ -25,6 +25,8 @@ from vllm.server.protocol.base import (
     TokenId,
     TokenIds,
 )
+from vllm.server.protocol.forms import FormFields
+from vllm.server.protocol.prompt_tables import PromptTableFields, PromptTables
 from vllm.server.protocol.sampling import sampling_body
 from vllm.utils.checks import check_token_ids
 
@@ -121,7 +123,7 @@ class StreamOptions(RequestModel):
 _TextsBody = sampling_body("_TextsBody", At.TEXTS, n=1, bad_words=list)
 
 
-class GenerationFields(_TextsBody):  # type: ignore[misc, valid-type]  # mypy sees no class
+class GenerationFields(FormFields, _TextsBody):  # type: ignore[misc, valid-type]  # mypy sees no class
     """Fields of completions and chat."""
 
     REFUSED: ClassVar[Refusals] = REFUSED_FIELDS
@@ -161,7 +163,8 @@ class GenerationFields(_TextsBody):  # type: ignore[misc, valid-type]  # mypy se
     def sampling_fields(self, defaults: Mapping[str, Any]) -> dict[str, Any]:
         # A beam search draws nothing: defaults of sampling are none of it.
         kept = {"temperature": 0.0, "stop_token_ids": defaults.get("stop_token_ids")}
-        return super().sampling_fields(kept if self.use_beam_search else defaults)
+        fields = super().sampling_fields(kept if self.use_beam_search else defaults)
+        return fields | {"structured_outputs": self.form(fields.get("structured_outputs"))}
 
     def to_sampling_params(
         self, max_tokens: int | None, default_sampling_params: Mapping[str, Any] | None = None
@@ -189,7 +192,7 @@ class GenerationFields(_TextsBody):  # type: ignore[misc, valid-type]  # mypy se
         return SamplingParams(**fields, extra_args=self.vllm_xargs, output_kind=kind)
 
 
-class CompletionRequest(GenerationFields):
+class CompletionRequest(GenerationFields, PromptTableFields):
     """POST /v1/completions"""
 
     prompt: Prompt
@@ -313,6 +316,10 @@ class ChoiceFields(ResponseModel):
     readings: list[PositionReadings] | None = None
     logits_values: dict[str, float | None] | None = None
     logits_values_per_token: list[dict[str, float | None]] | None = None
+    allowed_mass: list[float] | None = Field(
+        None, description="With grammar_readings: the model's probability of what the form allowed, one a token."
+    )
+    allowed_mass_total: float | None = Field(None, description="Sum of their logarithms so far.")
 
 
 class CompletionLogprobs(ResponseModel):
@@ -332,6 +339,7 @@ class CompletionChoice(ChoiceFields):
     text: str
     logprobs: CompletionLogprobs | None
     finish_reason: FinishReason | None
+    prompt_tables: PromptTables | None = None
 
 
 class CompletionResponse(ResponseModel):
@@ -341,6 +349,8 @@ class CompletionResponse(ResponseModel):
     model: str
     system_fingerprint: str | None = None
     choices: list[CompletionChoice]
+    prompt_index: int | None = Field(None, description="In a stream: the prompt that prompt_tables are of.")
+    prompt_tables: PromptTables | None = Field(None, description="In a stream: further rows.")
     labels: list[LabelEntry] | None = None
     usage: Usage | None = None
     metrics: Timings | None = Field(None, description=_TIMINGS)

@@ -51,6 +51,7 @@ class _Sequence:
         self.stop_reason: int | str | None = None
         self.error: str | None = None
         self._num_sent = 0
+        self._allowed_mass: list[float] | None = [] if params.grammar_readings else None
 
     @property
     def cumulative_logprob(self) -> float:
@@ -66,6 +67,8 @@ class _Sequence:
         self.error = output.error
         if self.logprobs_processor is not None and output.logprobs is not None:
             self.logprobs_processor.append(output.logprobs)
+        if self._allowed_mass is not None and output.allowed_mass is not None:
+            self._allowed_mass.append(output.allowed_mass)
         if self.detokenizer is None:
             return False
         stop = self.detokenizer.update(output.new_token_ids, stopped_by_token=output.finish_reason == "stop")
@@ -90,6 +93,10 @@ class _Sequence:
             stop_reason=self.stop_reason,
             error=self.error,
         )
+        if self._allowed_mass is not None:
+            new = self._allowed_mass[self._num_sent if delta else 0 :]
+            completion.allowed_mass = [math.exp(each) for each in new]
+            completion.allowed_mass_total = math.fsum(self._allowed_mass)
         self._num_sent = len(self.token_ids)
         processor = self.logprobs_processor
         if processor is not None:
@@ -131,7 +138,8 @@ class _RequestState:
         prompt_logprobs = None
         if self.prompt_logprobs is not None and not (delta and self.prompt_logprobs_sent):
             self.prompt_logprobs_sent = True
-            prompt_logprobs = self.prompt_logprobs.readings
+            processor = self.prompt_logprobs
+            prompt_logprobs = processor.take() if self.params._prompt_in_parts else processor.readings
         return RequestOutput(
             request_id=self.request_id,
             prompt=self.prompt,
@@ -142,6 +150,12 @@ class _RequestState:
             metrics=self.metrics,
             num_cached_tokens=self.num_cached_tokens,
         )
+
+    def prompt_part(self) -> RequestOutput:
+        """What was read of the prompt since the last part."""
+        assert self.prompt_logprobs is not None
+        part = self.prompt_logprobs.take()
+        return RequestOutput(self.request_id, self.prompt, self.prompt_token_ids, part, metrics=self.metrics)
 
     def _must_wait(self) -> bool:
         if self.params.output_kind is RequestOutputKind.FINAL_ONLY or self.num_best is not None:
@@ -255,6 +269,8 @@ class OutputProcessor:
                 if not output.new_token_ids and output.finish_reason is None:
                     if sequence.record is not None:
                         news.append((sequence.record, output, None))
+                    if state.params._prompt_in_parts:
+                        result.request_outputs.append(state.prompt_part())
                     continue  # the prompt goes on
             if state.metrics.first_token_time is None and output.finish_reason != "error":
                 state.metrics.first_scheduled_time = output.scheduled_time

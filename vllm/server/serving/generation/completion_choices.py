@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_right
 from dataclasses import dataclass
 from typing import Any
@@ -20,6 +21,15 @@ from vllm.server.state import ServerState
 from vllm.tokenizers.tokenizer import Tokenizer
 
 
+def allowed_mass_fields(completion: CompletionOutput) -> dict[str, Any]:
+    """What the answer's form allowed, where it was read. A mass of 0 has no logarithm in JSON."""
+    if completion.allowed_mass is None:
+        return {}
+    total = completion.allowed_mass_total
+    is_number = total is not None and math.isfinite(total)
+    return {"allowed_mass": completion.allowed_mass, "allowed_mass_total": total if is_number else None}
+
+
 @dataclass(frozen=True)
 class ChoiceWriter:
     """Makes the fields that choices of completions and chat share, as far as the request asks for them."""
@@ -27,19 +37,21 @@ class ChoiceWriter:
     body: GenerationFields
     plan: ReadingPlan
     names: TokenNames
+    has_tables: bool = False  # of the prompt's readings, in place of objects
 
     @classmethod
-    def of(cls, body: GenerationFields, state: ServerState, shows_topk: bool) -> ChoiceWriter:
+    def of(cls, body: GenerationFields, state: ServerState, shows_topk: bool, has_tables: bool = False) -> ChoiceWriter:
         """See ReadingPlan.of."""
         as_ids = body.return_tokens_as_token_ids
         names = TokenNames(state.engine.tokenizer, state.args.return_tokens_as_token_ids if as_ids is None else as_ids)
-        return cls(body, ReadingPlan.of(body, state, shows_topk), names)
+        return cls(body, ReadingPlan.of(body, state, shows_topk), names, has_tables)
 
     async def fields(self, completion: CompletionOutput, is_first: bool) -> dict[str, Any]:
         """For what `completion` adds to a choice; `is_first`: it begins the choice."""
         fields: dict[str, Any] = {"finish_reason": completion.finish_reason, "stop_reason": completion.stop_reason}
         if self.body.return_token_ids:
             fields["token_ids"] = completion.token_ids
+        fields |= allowed_mass_fields(completion)
         return {**fields, **await self.plan.choice_fields(completion.logprobs, self.names, is_first)}
 
     async def prompt_fields(self, output: RequestOutput) -> dict[str, Any]:
@@ -48,7 +60,7 @@ class ChoiceWriter:
         if self.body.return_token_ids:
             fields["prompt_token_ids"] = output.prompt_token_ids
         is_wanted = self.body.prompt_logprobs is not None or self.body.prompt_logprob_token_ids
-        if is_wanted and output.prompt_logprobs is not None:
+        if is_wanted and not self.has_tables and output.prompt_logprobs is not None:
             fields["prompt_logprobs"] = await prompt_logprobs(output.prompt_logprobs, self.names)
         return fields
 

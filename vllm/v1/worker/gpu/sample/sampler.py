@@ -13,6 +13,7 @@ from vllm.ops.top_p import keep_top_p_
 from vllm.sampling_params import SamplingParams
 from vllm.v1.outputs import LogprobsTensors
 from vllm.v1.worker.gpu.buffer_utils import upload
+from vllm.v1.worker.gpu.sample.grammar import AllowedMass, GrammarState
 from vllm.v1.worker.gpu.sample.logit_bias import BadWordsState, LogitBiasState
 from vllm.v1.worker.gpu.sample.logprob import (
     FilledColumns,
@@ -43,10 +44,10 @@ class Sampler:
     """Samples one token for each logits row and reads the logprobs that its request needs.
 
     Plain rows (greedy, with unchanged logits) take one fused pass over the model's logits. The others are copied to
-    float32 and processed in upstream's order: allowed_token_ids, logit_bias, min_tokens, bad_words, the request's own
-    logits_processors, custom processors, penalties, temperature, min_p, argmax-invariant custom processors, top_k,
-    top_p. Every stage gets only the rows that use it, so a row's result does not depend on its batch; only custom
-    processors see all rows.
+    float32 and processed in upstream's order: structured_outputs, allowed_token_ids, logit_bias, min_tokens, bad_words,
+    the request's own logits_processors, custom processors, penalties, temperature, min_p, argmax-invariant custom
+    processors, top_k, top_p. Every stage gets only the rows that use it, so a row's result does not depend on its
+    batch; only custom processors see all rows.
 
     Each stage has a state by slot: `add_request` and `remove_request` fill and clear a slot, `apply_staged_writes`
     uploads what was filled, `uses` gives the rows that need the stage, bool [R], and `apply` changes a workspace,
@@ -66,6 +67,7 @@ class Sampler:
         self.token_ids = LogprobTokenIdsState(max_num_reqs, device)
         self.columns = FilledColumns(self.token_ids, self.states)
         self.bad_words = BadWordsState(vocab)
+        self.grammars = GrammarState(model_config, vocab)
         self.trace = TraceState()
         self.request_processors, self.custom = make_processors(config, device, vocab)
         self.reading_clock = ReadingClock()
@@ -79,14 +81,14 @@ class Sampler:
         self.version += 1
         self.states.add_request(slot, params, request_id)
         stages = (self.penalties, self.logit_bias, self.token_ids, self.bad_words, self.request_processors, self.trace)
-        for state in stages:
+        for state in (self.grammars, *stages):
             state.add_request(slot, params)
         if self.custom is not None:
             self.custom.add_request(slot, params)
 
     def remove_request(self, slot: int) -> None:
         self.version += 1
-        for state in (self.token_ids, self.bad_words, self.request_processors, self.trace, self.custom):
+        for state in (self.grammars, self.token_ids, self.bad_words, self.request_processors, self.trace, self.custom):
             if state is not None:
                 state.remove_request(slot)
 
@@ -127,7 +129,7 @@ class Sampler:
     def is_plain(self, slots: np.ndarray, states: RequestStates) -> np.ndarray:
         """bool [R]: greedy rows with unchanged logits."""
         changed = self.penalties.uses(slots) | self.logit_bias.uses(slots, states)
-        for state in (self.bad_words, self.request_processors):
+        for state in (self.bad_words, self.request_processors, self.grammars):
             if state.in_use:
                 changed |= state.uses(slots)
         if self.trace.in_use:
@@ -171,7 +173,11 @@ class Sampler:
         processed = self.vocab.workspace(_float32_copy(logits, rows))
         # The maximum of a row with a NaN is NaN; processing could hide it.
         maxima = [processed.amax(dim=-1)]
+        grammar_errors, allowed = self.grammars.apply(processed, own_slots, states)
+        if allowed is not None:
+            output.allowed_mass = AllowedMass(rows[allowed.rows].tolist(), allowed.logs)
         temperature, errors, highest_processed = self._process(processed, own_slots, states)
+        errors |= grammar_errors
         if highest_processed is not None:
             maxima.append(highest_processed)
         positions = upload(states.total_len[own_slots].astype(np.int64), device)
