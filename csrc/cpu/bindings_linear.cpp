@@ -83,10 +83,9 @@ LinearArgs linear_args(const Tensor& x, const std::optional<Tensor>& bias, int64
 
 Tensor new_product(const LinearArgs& args, const Tensor& x) {
   if (!args.float_out) return new_result(x, {args.rows, args.out_columns});
-  if (args.rows * args.out_columns * int64_t{sizeof(float)} >= LargeResult::kLeastBytes) {
-    return LargeResult::make(args.rows, args.out_columns);
-  }
-  return torch::stable::new_empty(x, {args.rows, args.out_columns}, ScalarType::Float);
+  const bool is_large = args.rows * args.out_columns * int64_t{sizeof(float)} >= LargeResult::kLeastBytes;
+  if (is_large && Recording::current() == nullptr) return LargeResult::make(args.rows, args.out_columns);
+  return new_result(x, {args.rows, args.out_columns}, ScalarType::Float);
 }
 
 // What x is added to and normalised with before it is multiplied, if it is.

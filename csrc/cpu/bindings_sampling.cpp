@@ -5,6 +5,7 @@
 
 #include "bindings.h"
 #include "kernels.h"
+#include "recording.h"
 
 namespace vllm_cpu {
 namespace {
@@ -59,12 +60,12 @@ ReadingsResult token_readings(Tensor logits, Tensor token_ids, std::optional<Ten
                       " in row ", row);
     }
   }
-  Tensor chosen = torch::stable::new_empty(logits, {rows, args.width}, ScalarType::Float);
-  Tensor logprobs = torch::stable::new_empty(logits, {rows, args.width}, ScalarType::Float);
-  Tensor ranks = torch::stable::new_empty(logits, {rows, args.width}, ScalarType::Int);
-  Tensor lse = torch::stable::new_empty(logits, {rows}, ScalarType::Float);
-  Tensor argmax = torch::stable::new_empty(logits, {rows}, ScalarType::Int);
-  Tensor max = torch::stable::new_empty(logits, {rows}, ScalarType::Float);
+  Tensor chosen = new_result(logits, {rows, args.width}, ScalarType::Float);
+  Tensor logprobs = new_result(logits, {rows, args.width}, ScalarType::Float);
+  Tensor ranks = new_result(logits, {rows, args.width}, ScalarType::Int);
+  Tensor lse = new_result(logits, {rows}, ScalarType::Float);
+  Tensor argmax = new_result(logits, {rows}, ScalarType::Int);
+  Tensor max = new_result(logits, {rows}, ScalarType::Float);
   args.chosen = data_of<float>(chosen);
   args.logprobs = data_of<float>(logprobs);
   args.ranks = data_of<int32_t>(ranks);
@@ -73,20 +74,21 @@ ReadingsResult token_readings(Tensor logits, Tensor token_ids, std::optional<Ten
   args.max = data_of<float>(max);
   std::optional<Tensor> entropy;
   if (with_entropy) {
-    entropy = torch::stable::new_empty(logits, {rows}, ScalarType::Float);
+    entropy = new_result(logits, {rows}, ScalarType::Float);
     args.entropy = data_of<float>(*entropy);
   }
   std::optional<Tensor> columns;
   if (greedy) {
-    columns = torch::stable::new_empty(logits, {rows, args.width}, ScalarType::Int);
+    columns = new_result(logits, {rows, args.width}, ScalarType::Int);
     args.columns = data_of<int32_t>(*columns);
   }
   std::optional<Tensor> table;
   if (with_table) {
-    table = torch::stable::new_empty(logits, {rows, 4 * args.width + 2}, ScalarType::Int);
+    table = new_result(logits, {rows, 4 * args.width + 2}, ScalarType::Int);
     args.table = data_of<int32_t>(*table);
   }
-  VLLM_KERNEL(token_readings)(args);
+  launch([args, kernel = VLLM_KERNEL(token_readings)] { kernel(args); }, logits, token_ids, num_token_ids, chosen,
+         logprobs, ranks, lse, argmax, max, entropy, columns, table);
   return {chosen, ranks, lse, argmax, max, entropy, logprobs, columns, table};
 }
 

@@ -12,6 +12,17 @@ namespace VLLM_ISA {
 
 constexpr int kRunPairs = kRun / 2;
 
+// Whether a tile of R rows is the only one, as with several none is so low: weights are read once.
+template <int R, int kMaxRows>
+constexpr bool kOnce = R < (kMaxRows + 1) / 2;
+
+// Fetches weights for soon. What is read once displaces less of what Python and the other operators have in the caches,
+// which a step of few rows would otherwise fetch from memory again.
+template <bool kOnceOnly>
+inline void prefetch_weights(const void* at) {
+  __builtin_prefetch(at, 0, kOnceOnly ? 0 : 3);
+}
+
 struct PairChain {
   // Two neighbours of a row.
   using Element = uint32_t;
@@ -31,8 +42,8 @@ struct PairChain {
         unroll<P>([&](int p) VLLM_INLINE {
           const BF16* at = panel + p * panel_size;
           if (kGroups == 1 || group == 0) {
-            __builtin_prefetch(at + kAhead * 2 * kPanel);
-            __builtin_prefetch(at + kAhead * 2 * kPanel + kPanel);
+            prefetch_weights<kOnce<R, kMaxRows>>(at + kAhead * 2 * kPanel);
+            prefetch_weights<kOnce<R, kMaxRows>>(at + kAhead * 2 * kPanel + kPanel);
           }
           weights[p] = load_weights(at, group);
         });

@@ -25,18 +25,22 @@ class RecordedMemory {
     for (const Block& block : blocks_) ::operator delete(block.start, kAlignment);
   }
 
-  // Blocks are of powers of two, so that recordings of growing batches leave few behind that are too small.
+  // Blocks are of powers of two, so that recordings of growing batches leave few behind that are too small. Large ones
+  // also serve smaller results, so that recordings of shrinking batches leave none.
   void* take(int64_t bytes) {
     int64_t size = 4096;
     while (size < bytes) size *= 2;
+    Block* found = nullptr;
     for (Block& block : blocks_) {
-      if (block.free && block.size == size) {
-        block.free = false;
-        return block.start;
-      }
+      const bool suits = block.size == size || (block.size > size && size >= kLarge);
+      if (block.free && suits && (found == nullptr || block.size < found->size)) found = &block;
     }
-    blocks_.push_back({static_cast<char*>(::operator new(size, kAlignment)), size, false});
-    return blocks_.back().start;
+    if (found == nullptr) {
+      blocks_.push_back({static_cast<char*>(::operator new(size, kAlignment)), size, true});
+      found = &blocks_.back();
+    }
+    found->free = false;
+    return found->start;
   }
 
   // Of a tensor made in recording `number`; if that has ended, its block has been free since.
@@ -69,6 +73,7 @@ class RecordedMemory {
     bool free;
   };
   static constexpr std::align_val_t kAlignment{64};
+  static constexpr int64_t kLarge = 256 * 1024;
   std::vector<Block> blocks_;
   int64_t number_ = 0;
 };
@@ -121,6 +126,14 @@ inline torch::stable::Tensor new_result(const torch::stable::Tensor& like,
   const Recording* recording = Recording::current();
   return recording ? recording->make_tensor(sizes, like.scalar_type(), like.element_size())
                    : torch::stable::new_empty(like, sizes);
+}
+
+// The same of `dtype`, which has four bytes.
+inline torch::stable::Tensor new_result(const torch::stable::Tensor& like,
+                                        torch::headeronly::IntHeaderOnlyArrayRef sizes,
+                                        torch::headeronly::ScalarType dtype) {
+  const Recording* recording = Recording::current();
+  return recording ? recording->make_tensor(sizes, dtype, 4) : torch::stable::new_empty(like, sizes, dtype);
 }
 
 // Makes a call, and writes it down when recording. `tensors` are all that its arguments point into.

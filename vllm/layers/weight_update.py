@@ -137,13 +137,18 @@ class WeightUpdater:
                 self._fill(key, name, values)
         return taken
 
-    @torch.inference_mode()
     def complete(self) -> None:
         """Pack the layers that have got some of their tensors, with the former values of the others.
 
         Raises:
             ValueError: such a layer is quantised, so that its former values are not known.
         """
+        # Once a step, in which nothing is pending.
+        if self._pending:
+            self._complete()
+
+    @torch.inference_mode()
+    def _complete(self) -> None:
         for module, pending in list(self._pending.items()):
             if isinstance(module, LinearBase) and module.keeps_values:
                 self._fill_up(module, pending)

@@ -8,7 +8,7 @@ from layouts import needs_kernels
 from models_util import ARCHITECTURES, make_random_model, random_prompts
 
 from vllm import LLM, SamplingParams
-from vllm.v1.worker.gpu import recorded_decode
+from vllm.v1.worker.gpu import model_runner, recorded_decode, recorded_greedy
 
 pytestmark = needs_kernels
 
@@ -107,3 +107,93 @@ def test_hooks_are_called_with_enforce_eager(folder):
     llm.collective_rpc(lambda worker: worker.model_runner.model.register_forward_hook(lambda *args: calls.append(1)))
     generate(llm, 1)
     assert len(calls) == 8
+
+
+def greedy(llm, wanted):
+    """Greedy requests that end one after another, each with the fields of `wanted`."""
+    prompts = random_prompts(199, tuple(range(3, 3 + 5 * len(wanted), 5)))
+    params = [
+        SamplingParams(temperature=0.0, max_tokens=8 + 3 * index, ignore_eos=True, detokenize=False, **fields)
+        for index, fields in enumerate(wanted)
+    ]
+    inputs = [{"prompt_token_ids": prompt} for prompt in prompts]
+    return [output.outputs[0] for output in llm.generate(inputs, params, use_tqdm=False)]
+
+
+@pytest.mark.parametrize(
+    ("wanted", "replayed"),
+    [
+        ([{}] * 3, True),
+        ([{"logprob_token_ids": [5, 3]}, {"logprob_token_ids": [7]}, {"logprob_token_ids": []}], True),
+        ([{"logprob_token_ids": [9]}] * 3, True),
+        ([{"logprobs": 2}] * 2, False),
+        ([{"logprob_token_ids": [9], "logprob_entropy": True}] * 2, False),
+        ([{"repetition_penalty": 1.5}] * 2, False),
+        ([{"min_tokens": 5, "stop_token_ids": [2]}] * 2, True),
+    ],
+)
+def test_greedy_rows_are_sampled_by_a_replay(folder, monkeypatch, wanted, replayed):
+    calls = []
+    own = recorded_greedy.RecordedGreedy.__call__
+    monkeypatch.setattr(
+        recorded_greedy.RecordedGreedy,
+        "__call__",
+        lambda self, step, slots: calls.append(own(self, step, slots)) or calls[-1],
+    )
+    llm = make_llm(folder)
+    found = greedy(llm, wanted)
+    assert any(call is not None for call in calls) is replayed
+    for ours, theirs in zip(found, greedy(make_llm(folder, enforce_eager=True), wanted), strict=True):
+        assert ours.token_ids == theirs.token_ids
+        assert (ours.logprobs is None) is (theirs.logprobs is None)
+        if ours.logprobs is not None:
+            assert_same([ours], [theirs])
+    # Lists of the same width, one after another, by the same recording.
+    others = [{"logprob_token_ids": [11, 12]}]
+    assert_same(greedy(llm, others), greedy(make_llm(folder, enforce_eager=True), others))
+
+
+def test_large_logits_are_left_to_the_sampler(folder, monkeypatch):
+    monkeypatch.setattr(recorded_greedy, "_MOST_LOGITS_BYTES", 4 * 199)
+    llm = make_llm(folder)
+    found = greedy(llm, [{}, {}])
+    assert [each.token_ids for each in found] == [
+        each.token_ids for each in greedy(make_llm(folder, enforce_eager=True), [{}, {}])
+    ]
+    assert set(recordings(llm)) == {1, 2}
+    assert recordings(llm)[1].sampling
+    assert not recordings(llm)[2].sampling
+
+
+def test_a_head_that_cannot_be_recorded_is_left_to_the_sampler(folder, monkeypatch):
+    llm = make_llm(folder)
+    model = llm.llm_engine.model_executor.driver_worker.model_runner.model
+    monkeypatch.setattr(model, "compute_logits", lambda hidden, own=model.compute_logits: own(hidden) + 0)
+    found = greedy(llm, [{}])
+    assert found[0].token_ids == greedy(make_llm(folder, enforce_eager=True), [{}])[0].token_ids
+    assert recordings(llm)[1].sampling == {None: None}
+
+
+def test_a_step_of_single_tokens_is_built_as_any_other(folder, monkeypatch):
+    own, built = model_runner.build_input_batch, []
+
+    def build(step, *args):
+        batch = own(step, *args)
+        if step.total_num_scheduled_tokens == len(step.num_scheduled_tokens):
+            # The sum only tells such steps apart.
+            step.total_num_scheduled_tokens += 1
+            built.append((batch, own(step, *args)))
+            step.total_num_scheduled_tokens -= 1
+        return batch
+
+    monkeypatch.setattr(model_runner, "build_input_batch", build)
+    greedy(make_llm(folder), [{}] * 3)
+    assert built
+    for batch, other in built:
+        for name, value in vars(batch).items():
+            theirs = getattr(other, name)
+            if isinstance(value, np.ndarray):
+                assert value.dtype == theirs.dtype, name
+                np.testing.assert_array_equal(value, theirs, err_msg=name)
+            else:
+                assert value == theirs, name

@@ -29,6 +29,7 @@ from vllm.v1.worker.gpu.input_batch import InputBatch, PromptBatch, build_input_
 from vllm.v1.worker.gpu.kv_swap import KVSwap
 from vllm.v1.worker.gpu.piecewise_graphs import PiecewiseGraphs
 from vllm.v1.worker.gpu.recorded_decode import RecordedDecode
+from vllm.v1.worker.gpu.recorded_greedy import RecordedGreedy
 from vllm.v1.worker.gpu.sample.logprob import ReadingClock
 from vllm.v1.worker.gpu.sample.output import SamplerOutput
 from vllm.v1.worker.gpu.sample.prompt_logprob import (
@@ -98,7 +99,8 @@ class StepResult:
     ) -> None:
         """Put the tokens into the request states and, with the readings, into the step's output."""
         drawn, draws, states = output.sampled_token_ids.numpy(), sampled.draws, self.states
-        token_ids[: len(drawn)] = np.where(draws, drawn, np.int32(NO_TOKEN))
+        all_draw = draws.all()
+        token_ids[: len(drawn)] = drawn if all_draw else np.where(draws, drawn, np.int32(NO_TOKEN))
         for rows, tensors in output.logprobs:
             readings = zip(repeat(tensors.tolists()), range(len(rows)), strict=False)
             if isinstance(rows, range):
@@ -109,7 +111,7 @@ class StepResult:
                     logprobs[row] = reading
         if sampled.places is not None:
             states.fill(sampled.places, drawn[draws])
-        elif draws.all():
+        elif all_draw:
             states.append_sampled(sampled.slots, drawn)
         else:
             states.append_sampled(sampled.slots[draws], drawn[draws])
@@ -164,6 +166,7 @@ class GPUModelRunner:
         self._pieces: PiecewiseGraphs | None = None
         self._max_tokens = config.scheduler_config.max_num_batched_tokens
         self._greedy_graphs: GreedyGraphs | None = None
+        self._recorded_greedy: RecordedGreedy | None = None
         self._packing_version = 0
         self._max_decode_rows = min(max_num_reqs, config.scheduler_config.max_num_batched_tokens)
         self.kv_swap: KVSwap | None = None
@@ -182,7 +185,7 @@ class GPUModelRunner:
     def release_kv_cache(self) -> None:
         """Free the KV cache and what depends on it, until initialize_kv_cache. No request may have a slot."""
         self.kv_caches, self.kv_swap, self._hidden_cache = [], None, None
-        self._recorded_decode = self._greedy_graphs = self._pieces = None
+        self._recorded_decode = self._greedy_graphs = self._recorded_greedy = self._pieces = None
 
     def _record_decode(self) -> None:
         if self._graph_recorder is not None:
@@ -196,6 +199,9 @@ class GPUModelRunner:
                 self._max_decode_rows,
                 len(self.kv_layout.windows),
             )
+            # With async_scheduling, results outlive the next step's beginning.
+            if self.states.last_sampled is None:
+                self._recorded_greedy = RecordedGreedy(self.model, self.sampler, self.states)
 
     @property
     def num_extra_blocks(self) -> int:
@@ -306,9 +312,12 @@ class GPUModelRunner:
     def _replay_greedy(self, batch: InputBatch, slots: np.ndarray) -> SamplerOutput | None:
         """Sample a replayed step by another replay; None: this step or its sampling cannot be replayed."""
         graphs, steps = self._greedy_graphs, self._recorded_decode
-        if graphs is None or not isinstance(steps, DecodeGraphs) or not steps.takes(batch):
+        if steps is None or len(slots) < len(batch.req_ids) or not steps.takes(batch):
             return None
-        if self.sampler.is_followed or len(slots) < len(batch.req_ids):
+        if isinstance(steps, RecordedDecode):
+            step = steps.step_for(batch)
+            return None if step is None or self._recorded_greedy is None else self._recorded_greedy(step, slots)
+        if graphs is None or self.sampler.is_followed:
             return None
         widths = graphs.widths(slots)
         return None if widths is None else graphs(steps.step_for(batch), slots, widths)

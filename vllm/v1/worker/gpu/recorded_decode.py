@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -28,47 +28,53 @@ class _Inputs:
     """The inputs of up to R requests, one token each, at fixed addresses."""
 
     def __init__(self, num_rows: int, max_num_blocks: int, num_groups: int = 1) -> None:
-        self.input_ids = torch.empty(num_rows, dtype=torch.int32)
-        self.positions = torch.empty(num_rows, dtype=torch.int64)
-        self.attn = AttentionMetadata(
-            slot_mapping=torch.empty(num_rows, dtype=torch.int64),
-            block_table=torch.zeros((num_rows, max_num_blocks), dtype=torch.int32),
-            query_start_loc=torch.arange(num_rows + 1, dtype=torch.int32),
-            seq_lens=torch.empty(num_rows, dtype=torch.int32),
-            max_query_len=1,
-            max_seq_len=0,
-        )
-        self.attn.groups = tuple(
-            replace(
-                self.attn,
-                slot_mapping=torch.empty_like(self.attn.slot_mapping),
-                block_table=torch.zeros_like(self.attn.block_table),
-            )
-            for _ in range(1, num_groups)
-        )
+        self._input_ids = torch.empty(num_rows, dtype=torch.int32)
+        self._positions = torch.empty(num_rows, dtype=torch.int64)
+        self._query_start_loc = torch.arange(num_rows + 1, dtype=torch.int32)
+        self._seq_lens = torch.empty(num_rows, dtype=torch.int32)
+        self._slot_mappings = [torch.empty(num_rows, dtype=torch.int64) for _ in range(num_groups)]
+        self._block_tables = [torch.zeros((num_rows, max_num_blocks), dtype=torch.int32) for _ in range(num_groups)]
+        self._numbers_np = [each.numpy() for each in (self._positions, self._seq_lens, *self._slot_mappings)]
+        self._input_ids_np = self._input_ids.numpy()
+        self._block_tables_np = [each.numpy() for each in self._block_tables]
 
-    def take(self, inputs: ModelInputs) -> ModelInputs:
-        """A batch's inputs, copied here: the rows that it fills."""
+    def fill(self, batch: InputBatch, states: RequestStates) -> None:
+        """Copy a batch's inputs here: the rows that it fills."""
+        num_rows = len(batch.req_ids)
+        known = states.last_sampled is None
+        self._input_ids_np[:num_rows] = batch.input_ids_np if known else batch.to_device(states).input_ids.numpy()
+        numbers = batch.positions_np, batch.seq_lens_np, batch.slot_mapping_np, *batch.other_slot_mappings_np
+        for kept, given in zip(self._numbers_np, numbers, strict=True):
+            kept[:num_rows] = given
+        for kept, table in zip(self._block_tables_np, batch.block_tables, strict=True):
+            width = -(-batch.max_seq_len // table.block_size)
+            kept[:num_rows, :width] = table.table[batch.idx_mapping_np, :width]
+
+    def of(self, inputs: ModelInputs) -> ModelInputs:
+        """The inputs of the batch that was copied here, `inputs`, at these addresses."""
+        own = self._group(inputs.attn, 0)
+        own.groups = tuple(self._group(attn, index) for index, attn in enumerate(inputs.attn.groups, 1))
         num_rows = len(inputs.input_ids)
-        own = self._take_group(inputs.attn, self.attn)
-        if self.attn.groups:
-            pairs = zip(inputs.attn.groups, self.attn.groups, strict=True)
-            own.groups = tuple(self._take_group(source, kept) for source, kept in pairs)
-        input_ids = self.input_ids[:num_rows].copy_(inputs.input_ids)
-        return ModelInputs(input_ids, self.positions[:num_rows].copy_(inputs.positions), own, inputs.hidden_rows)
+        return ModelInputs(self._input_ids[:num_rows], self._positions[:num_rows], own, inputs.hidden_rows)
 
-    @staticmethod
-    def _take_group(source: AttentionMetadata, attn: AttentionMetadata) -> AttentionMetadata:
-        num_rows = len(source.seq_lens)
-        own = replace(
-            source,
-            slot_mapping=attn.slot_mapping[:num_rows].copy_(source.slot_mapping),
-            block_table=attn.block_table[:num_rows],
-            query_start_loc=attn.query_start_loc[: num_rows + 1],
-            seq_lens=attn.seq_lens[:num_rows].copy_(source.seq_lens),
+    def _group(self, attn: AttentionMetadata, index: int) -> AttentionMetadata:
+        num_rows = len(attn.seq_lens)
+        return replace(
+            attn,
+            slot_mapping=self._slot_mappings[index][:num_rows],
+            block_table=self._block_tables[index][:num_rows],
+            query_start_loc=self._query_start_loc[: num_rows + 1],
+            seq_lens=self._seq_lens[:num_rows],
         )
-        own.block_table[:, : source.block_table.shape[1]].copy_(source.block_table)
-        return own
+
+
+@dataclass
+class RecordedStep:
+    """A recorded step of R requests."""
+
+    recording: Recording
+    hidden: Tensor  # [R, H], final hidden states
+    sampling: dict[Any, Any] = field(default_factory=dict)  # of RecordedGreedy
 
 
 class RecordedDecode:
@@ -93,32 +99,42 @@ class RecordedDecode:
         self._max_rows = min(max_num_reqs, MAX_ROWS)
         self._inputs = _Inputs(self._max_rows, block_tables.table.shape[1], num_groups)
         self._memory = RecordedMemory()
-        self._recorded: dict[int, tuple[Recording, Tensor]] = {}  # by number of requests, least recently used first
+        self._recorded: dict[int, RecordedStep] = {}  # by number of requests, least recently used first
         self._records = True
 
     def takes(self, batch: InputBatch) -> bool:
         """Whether `batch` can be replayed from a recording."""
         return self._records and batch.is_decode and len(batch.req_ids) <= self._max_rows
 
+    def step_for(self, batch: InputBatch) -> RecordedStep | None:
+        """The recording that a batch was replayed from, or made it; None: it cannot be recorded."""
+        return self._recorded.get(len(batch.req_ids))
+
     def __call__(self, batch: InputBatch) -> Tensor:
         """Final hidden states, [T, H]; valid until the next step."""
-        inputs = self._inputs.take(batch.to_device(self._states))
-        recorded = self._recorded.pop(len(batch.req_ids), None)
-        if recorded is None:
-            recording = Recording(self._memory)
-            with recording:
-                hidden = self._model(inputs.input_ids, inputs.positions, self._kv_caches, inputs.attn)
-            if recording.missed:
-                missed = ", ".join(sorted(recording.missed))
-                logger.info("Decode steps are not recorded but run by Python, because of %s", missed)
-                self._records = False
-                return hidden
-            # Recorded calls are allocated between kernels' buffers, which leave holes of hundreds of KiB when freed.
-            return_freed_memory()
+        self._inputs.fill(batch, self._states)
+        step = self._recorded.pop(len(batch.req_ids), None)
+        if step is not None:
+            step.recording.replay()
         else:
-            recording, hidden = recorded
-            recording.replay()
-        self._recorded[len(batch.req_ids)] = recording, hidden
+            step = self._record(batch)
+            if not self._records:
+                return step.hidden
+        self._recorded[len(batch.req_ids)] = step
         if len(self._recorded) > _MAX_RECORDINGS:
             del self._recorded[next(iter(self._recorded))]
-        return hidden
+        return step.hidden
+
+    def _record(self, batch: InputBatch) -> RecordedStep:
+        inputs = self._inputs.of(batch.to_device(self._states))
+        recording = Recording(self._memory)
+        with recording:
+            hidden = self._model(inputs.input_ids, inputs.positions, self._kv_caches, inputs.attn)
+        if recording.missed:
+            missed = ", ".join(sorted(recording.missed))
+            logger.info("Decode steps are not recorded but run by Python, because of %s", missed)
+            self._records = False
+        else:
+            # Recorded calls are allocated between kernels' buffers, which leave holes of hundreds of KiB when freed.
+            return_freed_memory()
+        return RecordedStep(recording, hidden)

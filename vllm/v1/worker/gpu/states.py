@@ -85,8 +85,9 @@ class RequestStates:
 
     def append_sampled(self, slots: np.ndarray, sampled_token_ids: np.ndarray) -> None:
         """Add one generated token to each of `slots` (int [R], distinct)."""
-        self.token_ids[slots, self.total_len[slots]] = sampled_token_ids
-        self.total_len[slots] += 1
+        lengths = self.total_len[slots]
+        self.token_ids[slots, lengths] = sampled_token_ids
+        self.total_len[slots] = lengths + 1
 
     def reserve(self, slots: np.ndarray) -> Places:
         """Append UNKNOWN to each of `slots` (int [R], distinct), to be replaced by `fill`."""

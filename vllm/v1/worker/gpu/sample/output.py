@@ -54,10 +54,12 @@ class SamplerOutput:
     def errors(self) -> dict[int, str]:
         """Row -> why its token and readings must not be used. Waits for the device."""
         health = self.health.cpu().numpy()
-        errors = {
-            int(row): NO_TOKEN_MESSAGE if health[row] == -np.inf else _NON_FINITE
-            for row in np.flatnonzero(~np.isfinite(health))
-        }
+        finite = np.isfinite(health)
+        errors = {}
+        if not finite.all():
+            errors = {
+                int(row): NO_TOKEN_MESSAGE if health[row] == -np.inf else _NON_FINITE for row in np.flatnonzero(~finite)
+            }
         if self.corrupted is not None:
             errors.update(dict.fromkeys(np.flatnonzero(self.corrupted.cpu().numpy()).tolist(), _CORRUPTED))
         return errors | self.processor_errors

@@ -73,9 +73,12 @@ class Sampler:
         self.reading_clock = ReadingClock()
         # Whether host code observes every sampled row, and so must see none that is discarded later.
         self.is_followed = self.custom is not None
+        self.version = 0  # counts the changes of any slot
+        self._applied_version = 0
 
     def add_request(self, slot: int, params: SamplingParams, request_id: str) -> None:
         """Stage the state of the request that takes `slot`; for `request_id` see SamplingStates.add_request."""
+        self.version += 1
         self.states.add_request(slot, params, request_id)
         stages = (self.penalties, self.logit_bias, self.token_ids, self.bad_words, self.request_processors, self.trace)
         for state in (self.grammars, *stages):
@@ -84,12 +87,16 @@ class Sampler:
             self.custom.add_request(slot, params)
 
     def remove_request(self, slot: int) -> None:
+        self.version += 1
         for state in (self.grammars, self.token_ids, self.bad_words, self.request_processors, self.trace, self.custom):
             if state is not None:
                 state.remove_request(slot)
 
     def apply_staged_writes(self) -> None:
         """Make what add_request staged visible to device code; once a step, before sampling."""
+        if self._applied_version == self.version:
+            return
+        self._applied_version = self.version
         for state in (self.states, self.penalties, self.logit_bias, self.token_ids):
             state.apply_staged_writes()
 
