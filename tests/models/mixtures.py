@@ -122,6 +122,18 @@ MIXTURES: dict[str, tuple[str, dict[str, Any]]] = {
         "cohere2_moe",
         _USUAL | _OWN_SIZE | _WINDOWS | {"expert_selection_fn": "sigmoid", "rms_norm_eps": 1e-6, "logit_scale": 0.7},
     ),
+    "llama4": (
+        "llama4_text",
+        _USUAL
+        | {"num_local_experts": 6, "num_experts_per_tok": 2, "intermediate_size_mlp": 40, "attention_chunk_size": 64}
+        | {"no_rope_layer_interval": 2, "interleave_moe_layer_step": 2, "floor_scale": 8, "attn_scale": 0.3},
+    ),
+    "dbrx": (
+        "dbrx",
+        {"d_model": 32, "n_layers": 4, "n_heads": 4, "max_seq_len": 128}
+        | {"attn_config": {"kv_n_heads": 2, "clip_qkv": 0.5, "rope_theta": 1e4}}
+        | {"ffn_config": {"ffn_hidden_size": 24, "moe_num_experts": 6, "moe_top_k": 3}},
+    ),
     "phimoe": ("phimoe", _MHA | {"num_local_experts": 6, "num_experts_per_tok": 2, "router_jitter_noise": 0.2}),
     "deepseek_v2": (
         "deepseek_v2",
