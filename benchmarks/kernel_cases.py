@@ -20,6 +20,7 @@ from vllm.ops.gate_and_mul import gate_and_mul
 from vllm.ops.gumbel_sample import gumbel_sample
 from vllm.ops.int8_linear import Int8Linear, int8_linear, pack_int8_linear
 from vllm.ops.kv_cache import kv_cache_shape, reshape_and_cache_
+from vllm.ops.latent_attention import latent_attention
 from vllm.ops.packed_linear import pack_linear, packed_embedding, packed_linear, take_packed_rows
 from vllm.ops.paged_attention import paged_attention
 from vllm.ops.quantized_linear import pack_quantized, quantized_linear
@@ -303,6 +304,28 @@ def _attention(shape: ModelShape, lengths: list[tuple[int, int]], shared: int = 
     )
 
 
+def _latent_attention(shape: ModelShape) -> Iterator[Case]:
+    """With DeepSeek's rows of 512 + 64 values, for the model's heads."""
+    latent, rope = 512, 64
+    heads = shape.num_attention_heads
+    for lengths in ([(1, 1024)], [(1, 1024)] * 64, [(40, 40)] * 50, [(1000, 1000)]):
+        blocks = [-(-tokens // _BLOCK_SIZE) for _, tokens in lengths]
+        cache = torch.randn(sum(blocks), _BLOCK_SIZE, latent + rope).bfloat16()
+        table = torch.nn.utils.rnn.pad_sequence(
+            list(torch.randperm(sum(blocks), dtype=torch.int32).split(blocks)), batch_first=True
+        )
+        starts = torch.tensor([0, *itertools.accumulate(count for count, _ in lengths)], dtype=torch.int32)
+        seq_lens = torch.tensor([tokens for _, tokens in lengths], dtype=torch.int32)
+        q = torch.randn(int(starts[-1]), heads, latent + rope).bfloat16().split((latent, rope), dim=2)
+        seen = sum(count * tokens - count * (count - 1) // 2 for count, tokens in lengths)
+        yield Case(
+            f"{len(lengths)} sequences of {lengths[0]}",
+            partial(latent_attention, *q, cache, table, starts, seq_lens, 192**-0.5),
+            2 * (int(seq_lens.sum()) * (latent + rope) + int(starts[-1]) * heads * (2 * latent + rope)),
+            2 * seen * heads * (2 * latent + rope),
+        )
+
+
 def _token_readings(shape: ModelShape) -> Iterator[Case]:
     for rows in LOGITS_ROWS:
         logits = torch.randn(rows, shape.vocab_size)
@@ -382,6 +405,6 @@ def _caches(shape: ModelShape, num_blocks: int) -> tuple[Tensor, Tensor]:
 _CASES = (
     _linear, _linear_int8, _linear_quantized, _packed_rows, _rms_norm, _fused_add_rms_norm, _rotary, _embedding,
     _gate_and_mul, _write_cache, _rotary_and_cache, _attention_prefill, _attention_decode, _attention_shared,
-    _token_readings, _count_above, _topk, _top_p, _gumbel_sample, _fill_token_ids,
+    _latent_attention, _token_readings, _count_above, _topk, _top_p, _gumbel_sample, _fill_token_ids,
 )  # fmt: skip
 KERNELS: dict[str, Callable[[ModelShape], Iterator[Case]]] = {each.__name__.removeprefix("_"): each for each in _CASES}

@@ -199,7 +199,7 @@ ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
 
 def make_architecture(name: str, folder: Path, seed: int = 0, **overrides: Any) -> Any:
     """A transformers model in float32 with random weights, sharp enough that readings differ, saved to `folder`."""
-    from transformers import CONFIG_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING, AutoModelForCausalLM, AutoModelForPreTraining
+    from transformers import CONFIG_MAPPING
 
     model_type, fields = ARCHITECTURES[name]
     ids = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
@@ -208,12 +208,18 @@ def make_architecture(name: str, folder: Path, seed: int = 0, **overrides: Any) 
     config = CONFIG_MAPPING[model_type](**(ids | {"vocab_size": VOCAB_SIZE} | fields | overrides))
     # Soft-caps are in "eager" only, which on the other hand adds Falcon's ALiBi twice.
     implementation = "sdpa" if model_type == "falcon" else "eager"
-    # Mistral 4 is known as a part of models with images.
-    auto = AutoModelForCausalLM if type(config) in MODEL_FOR_CAUSAL_LM_MAPPING else AutoModelForPreTraining
-    model = auto.from_config(config, attn_implementation=implementation).float().eval()
+    model = generating_class(config).from_config(config, attn_implementation=implementation).float().eval()
     fill_weights(model, seed)
     model.save_pretrained(folder)
     return model
+
+
+def generating_class(config: Any) -> Any:
+    """transformers' automatic class that builds the model of `config`."""
+    from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoModelForCausalLM, AutoModelForPreTraining
+
+    # Mistral 4 is known as a part of models with images.
+    return AutoModelForCausalLM if type(config) in MODEL_FOR_CAUSAL_LM_MAPPING else AutoModelForPreTraining
 
 
 @torch.no_grad()

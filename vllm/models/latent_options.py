@@ -32,7 +32,10 @@ def read_latent_attention(
     """
     rope_dim = reader.integer("qk_rope_head_dim")
     nope_dim = reader.integer("qk_nope_head_dim")
-    reader.ignore("head_dim", "qk_head_dim", "kv_channels")
+    reader.ignore("qk_head_dim", "kv_channels")
+    if shares_rope and reader.integer("head_dim", default=nope_dim + rope_dim) != nope_dim + rope_dim:
+        raise reader.refuse("head_dim", f"it must be qk_nope_head_dim + qk_rope_head_dim={nope_dim + rope_dim}")
+    reader.ignore("head_dim")
     kv_heads = reader.integer("num_key_value_heads", default=reader.num_heads)
     if kv_heads != reader.num_heads:
         raise reader.refuse("num_key_value_heads", f"latent attention has as many as heads, {reader.num_heads}")
