@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from vllm.logger import init_logger, warn_once
-from vllm.logprobs import FlatLogprobs, PromptLogprobs
+from vllm.logprobs import FlatLogprobs, PromptLogprobs, PromptTables
 from vllm.pooling_outputs import ClassificationOutput as ClassificationOutput
 from vllm.pooling_outputs import ClassificationRequestOutput as ClassificationRequestOutput
 from vllm.pooling_outputs import EmbeddingOutput as EmbeddingOutput
@@ -191,6 +191,13 @@ class RequestOutput:
         if not isinstance(readings, PromptLogprobs):
             return None
         return readings.requested_logprobs(max(len(self.prompt_token_ids) - readings.num_unread, 0))
+
+    @cached_property
+    def prompt_tables(self) -> PromptTables | None:
+        """The prompt's readings as arrays [rows, K] by name, with Kullback-Leibler divergences by `kl`. None if none
+        were requested."""
+        readings = self.prompt_logprobs
+        return readings.tables() if isinstance(readings, PromptLogprobs) else None
 
     def add(self, next_output: RequestOutput, aggregate: bool) -> None:
         """Take in a later output of the same request.

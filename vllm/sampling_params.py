@@ -201,6 +201,8 @@ class SamplingParams(Struct, dict=True):
     _model_stop_token_ids: list[int] | None = None
     # Of a beam search's request, which reads a beam's next tokens: how many of its last tokens were generated.
     _beam_length: int | None = None
+    # The prompt's readings come in outputs of their own, as they are made (with DELTA).
+    _prompt_in_parts: bool = False
 
     def __post_init__(self) -> None:
         for name, default, check in _CHECKS:
@@ -292,6 +294,12 @@ class SamplingParams(Struct, dict=True):
         if isinstance(ids, np.ndarray):
             return ids
         return padded(ids if self.has_prompt_ids_a_position else [ids or []])
+
+    def prompt_id_table(self, prompt_len: int) -> np.ndarray:
+        """`prompt_ids_np` with a row for each position that is read of a prompt of so many tokens."""
+        ids = self.prompt_ids_np
+        num_rows = prompt_len - 1 - (self.prompt_logprob_start or 0)
+        return ids if self.has_prompt_ids_a_position else np.broadcast_to(ids, (num_rows, ids.shape[1]))
 
     @property
     def num_logprobs(self) -> int | None:

@@ -116,10 +116,12 @@ class RawClient:
         self._writer = writer
 
     @classmethod
-    async def send(cls, port: int, path: str, body: dict[str, Any], share: float = 1.0) -> RawClient:
+    async def send(
+        cls, port: int, path: str, body: dict[str, Any], share: float = 1.0, accept: str = "*/*"
+    ) -> RawClient:
         """Connect and send the request's head and the first `share` of its body."""
         client = await cls.connect(port)
-        await client.write(path, body, share)
+        await client.write(path, body, share, accept)
         return client
 
     @classmethod
@@ -127,11 +129,12 @@ class RawClient:
         """A connection without a request."""
         return cls(*await asyncio.open_connection("127.0.0.1", port))
 
-    async def write(self, path: str, body: dict[str, Any], share: float = 1.0) -> None:
+    async def write(self, path: str, body: dict[str, Any], share: float = 1.0, accept: str = "*/*") -> None:
         """Send a request's head and the first `share` of its body."""
         data = json.dumps(body).encode()
         head = (
-            f"POST {path} HTTP/1.1\r\nHost: test\r\nContent-Type: application/json\r\nContent-Length: {len(data)}\r\n"
+            f"POST {path} HTTP/1.1\r\nHost: test\r\nContent-Type: application/json\r\nAccept: {accept}\r\n"
+            f"Content-Length: {len(data)}\r\n"
         )
         self._writer.write(head.encode() + b"\r\n" + data[: int(share * len(data))])
         await self._writer.drain()
@@ -144,6 +147,10 @@ class RawClient:
             if line in (b"", _DONE):
                 return
             count -= line.startswith(b"data: ")
+
+    async def read_some(self) -> bytes:
+        """What comes next."""
+        return await self._reader.read(1)
 
     async def read_to_end(self) -> None:
         """Read events until the last one."""

@@ -9,10 +9,12 @@
   be, as C code reads a list's items from its memory, where these have none.
 - `PositionLogprobs` or, above 256 entries, `WidePositionLogprobs` (`position`): one position's `{token_id: Logprob}`,
   made when it is indexed.
+- `PromptTables` (`tables`): a prompt's rows as rectangular arrays, in the columns of the request.
 - `Readings`: a table of chosen ids, from `FlatLogprobs.select`.
 - `EditableLogprobs` (`editable`): what `FlatLogprobs()` gives to a caller, who fills it; the engine makes none.
 """
 
+from vllm.logprobs.divergence import KLTerms
 from vllm.logprobs.editable import (
     append_logprobs_for_next_position,
     create_prompt_logprobs,
@@ -20,16 +22,19 @@ from vllm.logprobs.editable import (
 )
 from vllm.logprobs.flat import FlatLogprobs, PromptLogprobs, Readings, SampleLogprobs
 from vllm.logprobs.position import Logprob, PositionLogprobs, TokenDecoder, WidePositionLogprobs
+from vllm.logprobs.tables import PromptTables
 
 LogprobsOnePosition = dict[int, Logprob]
 """A position's entries as callers write them down."""
 
 __all__ = [
     "FlatLogprobs",
+    "KLTerms",
     "Logprob",
     "LogprobsOnePosition",
     "PositionLogprobs",
     "PromptLogprobs",
+    "PromptTables",
     "Readings",
     "SampleLogprobs",
     "TokenDecoder",

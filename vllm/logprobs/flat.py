@@ -19,6 +19,7 @@ from vllm.logprobs.position import (
     TokenDecoder,
     WidePositionLogprobs,
 )
+from vllm.logprobs.tables import PromptTables, StoredRows
 
 Position = PositionLogprobs | WidePositionLogprobs
 
@@ -286,6 +287,7 @@ class PromptLogprobs(FlatLogprobs):
         super().__init__(**options)
         self.num_unread = num_unread
         self._requested = requested
+        self._stored: list[bytes] = []  # rows that are in `_flat`, too, whose columns are lost there
 
     def requested_logprobs(self, num_positions: int) -> np.ndarray | None:
         """Logprobs of the requested ids, float32 [P, K] with columns as requested, -inf at padding; logits in a
@@ -294,6 +296,38 @@ class PromptLogprobs(FlatLogprobs):
         if ids is None or self._length != num_positions:
             return None
         return select_rows(self._arrays(), np.broadcast_to(ids, (num_positions, ids.shape[1])))
+
+    @property
+    def num_cells(self) -> int:
+        """Entries that were read so far."""
+        return sum(map(row_width, [*self._stored, *self._rows]))
+
+    def tables(self) -> PromptTables:
+        """The readings so far as rectangular arrays; copies."""
+        requested = self._requested
+        if requested is not None and len(requested) > 1:
+            requested = requested[: self._length]
+        return PromptTables.of(self._stored_rows(), self._own_topk, requested, self.num_unread, self._has_entropy)
+
+    def _stored_rows(self) -> StoredRows:
+        rows = [*self._stored, *self._rows]
+        width = max(map(row_width, rows), default=1 + self._own_topk)
+        parts = []
+        for own, alike in itertools.groupby(rows, key=row_width):
+            words = np.frombuffer(b"".join(alike), np.int32).reshape(-1, 4 * own + 2)
+            cells = np.zeros((4, len(words), width), np.int32)
+            cells[:, :, :own] = words[:, :-2].reshape(-1, 4, own).swapaxes(0, 1)
+            parts.append((cells, words[:, -2:]))
+        whole = np.concatenate([cells for cells, _ in parts] or [np.zeros((4, 0, width), np.int32)], axis=1)
+        lse, entropy = np.concatenate([ends for _, ends in parts] or [np.zeros((0, 2), np.int32)]).T.copy()
+        token_ids, logprobs, logits, ranks = whole
+        floats = (each.view(np.float32) for each in (logprobs, logits, lse, entropy))
+        logprobs, logits, lse, entropy = floats
+        return StoredRows(token_ids, logprobs, logits, ranks if self._has_ranks else None, lse, entropy)
+
+    def _arrays(self) -> FlatArrays:
+        self._stored += self._rows
+        return super()._arrays()
 
     def __len__(self) -> int:
         return self._length + self.num_unread

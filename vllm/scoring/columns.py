@@ -65,8 +65,10 @@ class Columns:
         return self._as_csv(records, with_header) if form == "csv" else as_parquet(self.table(records))
 
     def table(self, records: Sequence[dict[str, Any]]) -> pa.Table:
-        """Records as Arrow's columns."""
-        return pa.Table.from_pylist([self._typed(record) for record in records], schema=self.schema)
+        """Records as Arrow's columns. A list may be an array of Arrow's."""
+        typed = [self._typed(record) for record in records]
+        columns = [_column([record.get(field.name) for record in typed], field.type) for field in self.schema]
+        return pa.Table.from_arrays(columns, schema=self.schema)
 
     def _typed(self, record: dict[str, Any]) -> dict[str, Any]:
         return {name: self._kinds.value(name, value) if name in self._kept else value for name, value in record.items()}
@@ -87,6 +89,18 @@ class Columns:
         if field.name != self._spread:
             return [(field.name,)]
         return [(field.name, outer.name, inner.name) for outer in field.type for inner in outer.type]
+
+
+def _column(values: list[Any], kind: pa.DataType) -> pa.Array:
+    arrays = [value for value in values if isinstance(value, pa.Array)]
+    if not arrays:
+        return pa.array(values, kind)
+    offsets: list[int | None] = []
+    end = 0
+    for value in values:
+        offsets.append(None if value is None else end)
+        end += 0 if value is None else len(value)
+    return pa.ListArray.from_arrays(pa.array([*offsets, end], pa.int32()), pa.concat_arrays(arrays), type=kind)
 
 
 def _at(record: dict[str, Any], path: Sequence[str]) -> Any:

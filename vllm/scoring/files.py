@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, NamedTuple
 
 from vllm.exceptions import CliError
 
@@ -36,9 +36,10 @@ class TextFile:
     after `limit` texts; a CliError names the file, line and fault, also if there are no texts.
     """
 
-    def __init__(self, path: Path, text_field: str, limit: int | None = None) -> None:
+    def __init__(self, path: Path, text_field: str, limit: int | None = None, takes_ids: bool = False) -> None:
+        """`takes_ids`: the field may hold a list, of token ids, and then the text is empty."""
         self.name = path.name
-        self._text_field = text_field
+        self._text_field = _TextField(text_field, takes_ids)
         self._limit = limit
         self._suffix = path.suffix.lower()
         with io_errors("read", path):
@@ -122,7 +123,7 @@ def read_text(path: Path) -> str:
         raise CliError(f"{path.name}:{line}: not UTF-8 ({error.reason})") from None
 
 
-def _jsonl_items(name: str, lines: Iterable[str], text_field: str) -> Iterator[Item]:
+def _jsonl_items(name: str, lines: Iterable[str], text_field: _TextField) -> Iterator[Item]:
     for line, source in enumerate(lines, start=1):
         if not source.strip():
             continue
@@ -135,13 +136,13 @@ def _jsonl_items(name: str, lines: Iterable[str], text_field: str) -> Iterator[I
         except RecursionError:
             raise CliError(f"{name}:{line}: not usable JSON: nested too deeply") from None
         if isinstance(value, str):
-            value = {text_field: value}
+            value = {text_field.name: value}
         if not isinstance(value, dict):
             raise CliError(f"{name}:{line}: must be a JSON object or a JSON string, got {_kind(value)}")
         yield _item(name, line, value, text_field)
 
 
-def _csv_items(name: str, lines: Iterable[str], text_field: str) -> Iterator[Item]:
+def _csv_items(name: str, lines: Iterable[str], text_field: _TextField) -> Iterator[Item]:
     reader = csv.reader(lines, strict=True)
     header: list[str] = []
     while True:
@@ -161,7 +162,7 @@ def _csv_items(name: str, lines: Iterable[str], text_field: str) -> Iterator[Ite
             yield _item(name, line, dict(zip(header, row, strict=True)), text_field)
 
 
-def _parquet_items(name: str, file: IO[bytes], text_field: str) -> Iterator[Item]:
+def _parquet_items(name: str, file: IO[bytes], text_field: _TextField) -> Iterator[Item]:
     try:
         import pyarrow as pa
         import pyarrow.parquet as pq
@@ -188,25 +189,42 @@ def _as_json(name: str, field: str, value: Any) -> Any:
     return json.loads(json.dumps(value, default=as_text), parse_constant=lambda _: None)
 
 
-def _check_header(name: str, line: int, header: list[str], text_field: str) -> None:
+def _check_header(name: str, line: int, header: list[str], text_field: _TextField) -> None:
     repeated = sorted({field for field in header if header.count(field) > 1})
     if repeated:
         raise CliError(f"{name}:{line}: the header has {repeated[0]!r} more than once")
-    if text_field not in header:
+    if text_field.name not in header:
         fields = ", ".join(map(repr, header)) or "none"
-        raise CliError(f"{name}:{line}: no field {text_field!r} in the header, which has {fields} (see --text-field)")
+        raise CliError(
+            f"{name}:{line}: no field {text_field.name!r} in the header, which has {fields} (see --text-field)"
+        )
 
 
-def _item(name: str, line: int, fields: dict[str, Any], text_field: str) -> Item:
-    if text_field not in fields:
-        known = ", ".join(map(repr, fields)) or "none"
-        raise CliError(f"{name}:{line}: no field {text_field!r}; there is {known} (see --text-field)")
-    text = fields[text_field]
-    if not isinstance(text, str):
-        raise CliError(f"{name}:{line}: field {text_field!r} must be a string, got {_kind(text)}")
-    if any("\ud800" <= char <= "\udfff" for char in json.dumps(fields, ensure_ascii=False)):
-        raise CliError(f"{name}:{line}: half of a surrogate pair, which is not text")
+def _item(name: str, line: int, fields: dict[str, Any], text_field: _TextField) -> Item:
+    text = text_field.text(f"{name}:{line}", fields)
+    try:
+        json.dumps(fields, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        raise CliError(f"{name}:{line}: half of a surrogate pair, which is not text") from None
     return Item(line, text, fields)
+
+
+class _TextField(NamedTuple):
+    name: str
+    takes_ids: bool
+
+    def text(self, place: str, fields: dict[str, Any]) -> str:
+        """The field's; a CliError names the place of a wrong one."""
+        if self.name not in fields:
+            known = ", ".join(map(repr, fields)) or "none"
+            raise CliError(f"{place}: no field {self.name!r}; there is {known} (see --text-field)")
+        text = fields[self.name]
+        if isinstance(text, list) and self.takes_ids:
+            return ""
+        if not isinstance(text, str):
+            expected = "a string or a list of token ids" if self.takes_ids else "a string"
+            raise CliError(f"{place}: field {self.name!r} must be {expected}, got {_kind(text)}")
+        return text
 
 
 def _kind(value: Any) -> str:

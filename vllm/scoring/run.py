@@ -29,6 +29,8 @@ def complete_file(args: argparse.Namespace, kind: type[Task]) -> int:
 
         return complete_on_ray(args, kind)
     task = kind(args)
+    if task.has_parts:
+        return complete_in_parts(args, task)
     table = TableOutput.of(task)
     _check_paths(task, table)
     kinds = table.field_kinds()
@@ -48,6 +50,15 @@ def complete_file(args: argparse.Namespace, kind: type[Task]) -> int:
         table.finish(kinds, task, scorer)
     report.conclude(table.output, scorer.model_name, timing, args.quiet)
     return 1 if report.print_failures("first") else 0
+
+
+def complete_in_parts(args: argparse.Namespace, task: Task) -> int:
+    """See `complete_parts`. CliError: pyarrow is not installed."""
+    try:
+        from vllm.scoring.parts import complete_parts
+    except ImportError:
+        raise CliError("--output: writing .parquet needs pyarrow (pip install 'vllm[arrow]')") from None
+    return complete_parts(args, task, load)
 
 
 def load(args: argparse.Namespace) -> LLM:

@@ -30,6 +30,11 @@ class Task(ABC):
         command: of `vllm`.
         suffix: of the default output's name, between FILE's stem and the format.
         has_tables: whether the output may be CSV or Parquet, by its suffix; else it is JSONL.
+        has_parts: whether the output is a folder of parts, each of a batch, without Ray, too.
+        part_form: the usual format of parts.
+        batch_rows: texts of a batch; None: BATCH_ROWS.
+        dropped: fields of the input that no row has.
+        takes_ids: whether the field of the text may hold token ids instead.
         spread: see Columns.
         more_deciding: engine arguments that decide the rows beside those of all tasks.
         output: file of the rows, or folder of its parts.
@@ -40,13 +45,18 @@ class Task(ABC):
     command: str
     suffix: str
     has_tables = True
+    has_parts = False
+    part_form = "jsonl"
+    batch_rows: int | None = None
+    dropped: frozenset[str] = frozenset()
+    takes_ids = False
     spread: str | None = None
     more_deciding: tuple[str, ...] = ()
 
     def __init__(self, args: argparse.Namespace) -> None:
         """CliError: what no text can be asked."""
         self.input_name: str = args.file.name
-        form = ".jsonl" if args.backend is None else ""
+        form = ".jsonl" if args.backend is None and not self.has_parts else ""
         self.output: Path = args.output or Path(f"{args.file.stem}.{self.suffix}{form}")
         self.made_from: dict[str, Any] = {}
         self.inputs: list[tuple[str, Path | None]] = [("FILE", args.file)]
@@ -61,13 +71,13 @@ class Task(ABC):
     def read_texts(self, args: argparse.Namespace, kinds: FieldKinds | None) -> tuple[TextFile, dict[str, Any]]:
         """The file of texts, and what decides the rows beside the model; `kinds` gets the fields. Reads the file once,
         so that a bad line, or one that cannot be asked, is an error before a model loads."""
-        texts = TextFile(args.file, args.text_field, args.limit)
+        texts = TextFile(args.file, args.text_field, args.limit, self.takes_ids)
         digest, count = hashlib.sha256(), 0
         for item in texts:
             count += 1
             self.check(item)
             if kinds is not None:
-                kinds.add(item.fields)
+                kinds.add({name: value for name, value in item.fields.items() if name not in self.dropped})
             digest.update(json.dumps([item.text, item.fields]).encode())
         self.check_all()
         return texts, {"vllm": __version__, "num_texts": count, "texts_sha256": digest.hexdigest(), **self.made_from}

@@ -15,6 +15,7 @@ _TYPES = {
     401: "authentication_error",
     404: "not_found_error",
     405: "method_not_allowed_error",
+    406: "not_acceptable_error",
     413: "request_too_large_error",
     415: "unsupported_media_type_error",
     429: "rate_limit_error",

@@ -26,6 +26,7 @@ _ERRORS = {
     400: "A field is missing, unknown, of a wrong type, out of range, or cannot be honoured; `param` names it",
     401: "No valid API key",
     404: "No such model or route",
+    406: "The answer cannot be of the type that the Accept header names",
     413: "The body is too long",
     415: "The body is not JSON",
     429: "The queue is full; see Retry-After",
@@ -67,12 +68,13 @@ def post(
     answer: Any,
     chunk: type[ResponseModel] | None = None,
     other: OtherBody | None = None,
+    body_types: tuple[str, ...] = (),
 ) -> Callable[[Endpoint], Endpoint]:
     """Decorator that adds an endpoint, called with the request, the server's state and the checked body. The schema
     describes the body by `model`, the answer by `answer`, and each event of a streamed answer by `chunk`; bodies of
-    another kind go to `other`."""
+    another kind go to `other`. `body_types` are those of answers that are bytes."""
     REQUEST_MODELS.extend(each for each in (model, other and other.model) if each and each not in REQUEST_MODELS)
-    content = {}
+    content: dict[str, Any] = {name: {"schema": {"type": "string", "format": "binary"}} for name in body_types}
     if chunk is not None:
         CHUNK_MODELS.append(chunk)
         content["text/event-stream"] = {"schema": _event(chunk)}
@@ -95,7 +97,8 @@ def post(
             state.check_task(kind.TASK)
             return await endpoint(request, state, body)
 
-        answers = {200: {"model": answer, "content": content}, **error_answers(*_ERRORS)}
+        errors = (status for status in _ERRORS if status != 406 or body_types)
+        answers = {200: {"model": answer, "content": content}, **error_answers(*errors)}
         _add(router, path, read_and_run, function.__name__, function.__doc__, body_schema, answers)
         return function
 
@@ -135,7 +138,7 @@ def post_by_field(router: APIRouter, path: str, description: str, kinds: Mapping
     schemas = [{"$ref": SCHEMA_REF + kind.model.__name__} for kind in every]
     content = {"text/event-stream": {"schema": _event(*(kind.chunk for kind in every if kind.chunk is not None))}}
     answer = {"model": Union[tuple(kind.answer for kind in every)], "content": content}  # noqa: UP007
-    answers = {200: answer, **error_answers(*_ERRORS)}
+    answers: dict[int | str, dict[str, Any]] = {200: answer, **error_answers(*_ERRORS)}
     _add(router, path, endpoint, path.strip("/"), description, {"schema": {"oneOf": schemas}}, answers)
 
 

@@ -1,4 +1,4 @@
-"""Answers as server-sent events."""
+"""Answers that are sent as they come: server-sent events, and bytes."""
 
 from __future__ import annotations
 
@@ -20,16 +20,14 @@ logger = init_logger(__name__)
 DONE = b"data: [DONE]\n\n"
 
 
-class EventStream(Response):
-    """Sends each chunk as it comes and closes their source when the client disconnects. An error is an event, too."""
+class _LiveStream(Response):
+    """Sends pieces as they come and closes their source when the client disconnects."""
 
-    media_type = "text/event-stream"
-
-    def __init__(self, chunks: AsyncGenerator[Any, None], release: Callable[[], Awaitable[None]]) -> None:
-        """`release` frees what `chunks` reads from: closing a generator that never started runs none of its code."""
+    def __init__(self, pieces: AsyncGenerator[Any, None], release: Callable[[], Awaitable[None]]) -> None:
+        """`release` frees what `pieces` reads from: closing a generator that never started runs none of its code."""
         super().__init__(headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
         del self.headers["content-length"]
-        self._chunks = chunks
+        self._pieces = pieces
         self._release = release
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -39,7 +37,8 @@ class EventStream(Response):
             await asyncio.shield(self._release())
 
     async def _answer(self, receive: Receive, send: Send) -> None:
-        async with aclosing(self._chunks), anyio.create_task_group() as group:
+        failure: Exception | None = None
+        async with aclosing(self._pieces), anyio.create_task_group() as group:
 
             async def watch() -> None:
                 while (await receive())["type"] != "http.disconnect":
@@ -47,17 +46,55 @@ class EventStream(Response):
                 group.cancel_scope.cancel()
 
             group.start_soon(watch)
-            await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
             try:
-                async for chunk in self._chunks:
-                    await _send_event(send, chunk)
+                await self._send_all(send)
             except Exception as error:
-                answer = as_api_error(error)
-                if answer.code == "internal_error":
-                    logger.exception("a stream failed")
-                await _send_event(send, answer.body())
-            await send({"type": "http.response.body", "body": DONE, "more_body": False})
+                failure = error  # the group would wrap it
             group.cancel_scope.cancel()
+        if failure is not None:
+            raise failure
+
+    async def _send_all(self, send: Send) -> None:
+        raise NotImplementedError
+
+    async def _start(self, send: Send) -> None:
+        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+
+
+class EventStream(_LiveStream):
+    """Chunks as server-sent events. An error is an event, too."""
+
+    media_type = "text/event-stream"
+
+    async def _send_all(self, send: Send) -> None:
+        await self._start(send)
+        try:
+            async for chunk in self._pieces:
+                await _send_event(send, chunk)
+        except Exception as error:
+            answer = as_api_error(error)
+            if answer.code == "internal_error":
+                logger.exception("a stream failed")
+            await _send_event(send, answer.body())
+        await send({"type": "http.response.body", "body": DONE, "more_body": False})
+
+
+class ByteStream(_LiveStream):
+    """Bytes. An error before the first is answered as any other; a later one leaves the body without its end."""
+
+    def __init__(
+        self, pieces: AsyncGenerator[Any, None], release: Callable[[], Awaitable[None]], media_type: str
+    ) -> None:
+        self.media_type = media_type
+        super().__init__(pieces, release)
+
+    async def _send_all(self, send: Send) -> None:
+        first = await anext(self._pieces)
+        await self._start(send)
+        await send({"type": "http.response.body", "body": first, "more_body": True})
+        async for piece in self._pieces:
+            await send({"type": "http.response.body", "body": piece, "more_body": True})
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
 async def _send_event(send: Send, chunk: Any) -> None:

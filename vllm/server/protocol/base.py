@@ -103,7 +103,8 @@ TokenId = Annotated[int, Field(ge=0)]
 TokenIds = Annotated[list[TokenId], UNREAD_LIST]
 Text = Annotated[str, Field(min_length=1)]
 Texts = Annotated[list[Text], UNREAD_LIST]
-IdRows = Annotated[list[TokenId] | list[list[Annotated[int, Field(ge=-1)]]], UNREAD]
+NpyText = Annotated[str, Field(description="A .npy file of two dimensions, in base64.")]
+IdRows = Annotated[list[TokenId] | list[list[Annotated[int, Field(ge=-1)]]] | NpyText, UNREAD]
 """Token ids for all positions, or rows of ids with -1 as padding."""
 Object = Annotated[dict[str, Any], UNREAD_OBJECT]
 LogitBias = Annotated[

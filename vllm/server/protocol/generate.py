@@ -26,6 +26,7 @@ from vllm.server.protocol.generation import (
     Timings,
     Usage,
 )
+from vllm.server.protocol.prompt_tables import PromptTableFields, PromptTables
 from vllm.server.protocol.sampling import sampling_body
 
 OutputMode = Literal["tokens", "text", "derender"]
@@ -39,7 +40,7 @@ class GenerateSamplingParams(sampling_body("_IdsBody", At.IDS)):  # type: ignore
     REFUSED: ClassVar[Refusals] = refused_at(At.IDS)
 
 
-class GenerateRequest(RequestModel):
+class GenerateRequest(PromptTableFields):
     """POST /inference/v1/generate"""
 
     ACCEPTED: ClassVar[tuple[str, ...]] = ("parse_context", "reasoning_ended", "reasoning_parser_kwargs")
@@ -117,5 +118,6 @@ class GenerateResponse(ResponseModel):
     prompt_token_id_logprobs: str | None = Field(
         None, description="Of prompt_logprob_token_ids: a .npy file of float32 [rows, K], in base64; -inf at padding."
     )
+    prompt_tables: PromptTables | None = Field(None, description="In a stream: further rows.")
     usage: Usage | None = None
     metrics: Timings | None = Field(None, description="With --enable-per-request-metrics; null for several sequences.")

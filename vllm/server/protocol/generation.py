@@ -25,6 +25,7 @@ from vllm.server.protocol.base import (
     TokenId,
     TokenIds,
 )
+from vllm.server.protocol.prompt_tables import PromptTableFields, PromptTables
 from vllm.server.protocol.sampling import sampling_body
 from vllm.utils.checks import check_token_ids
 
@@ -189,7 +190,7 @@ class GenerationFields(_TextsBody):  # type: ignore[misc, valid-type]  # mypy se
         return SamplingParams(**fields, extra_args=self.vllm_xargs, output_kind=kind)
 
 
-class CompletionRequest(GenerationFields):
+class CompletionRequest(GenerationFields, PromptTableFields):
     """POST /v1/completions"""
 
     prompt: Prompt
@@ -332,6 +333,7 @@ class CompletionChoice(ChoiceFields):
     text: str
     logprobs: CompletionLogprobs | None
     finish_reason: FinishReason | None
+    prompt_tables: PromptTables | None = None
 
 
 class CompletionResponse(ResponseModel):
@@ -341,6 +343,8 @@ class CompletionResponse(ResponseModel):
     model: str
     system_fingerprint: str | None = None
     choices: list[CompletionChoice]
+    prompt_index: int | None = Field(None, description="In a stream: the prompt that prompt_tables are of.")
+    prompt_tables: PromptTables | None = Field(None, description="In a stream: further rows.")
     labels: list[LabelEntry] | None = None
     usage: Usage | None = None
     metrics: Timings | None = Field(None, description=_TIMINGS)

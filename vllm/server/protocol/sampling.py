@@ -23,6 +23,11 @@ from vllm.server.protocol.base import (
     TokenId,
 )
 from vllm.utils.checks import check_token_ids
+from vllm.utils.npy import array_of_npy
+
+_TABLE = list[int] | list[list[int]] | np.ndarray | None
+_TABLES = frozenset(name for name in FIELDS if SamplingParams.__annotations__[name] == _TABLE)
+"""Fields whose arrays may also come as .npy files."""
 
 
 class RepetitionDetection(RequestModel):
@@ -43,7 +48,7 @@ def _json_types(row: SamplingField) -> dict[Any, Any]:
         str | list[str] | None: Annotated[texts, UNREAD],
         list[str] | None: Annotated[texts, UNREAD],
         list[int] | None: ids | None,
-        list[int] | list[list[int]] | np.ndarray | None: IdRows | None,
+        _TABLE: IdRows | None,
         dict[int, float] | None: LogitBias | None,
         dict[str, Any] | None: Object | None,
         bool | Literal["never"]: Annotated[bool | Literal["never"] | None, UNREAD],
@@ -69,6 +74,8 @@ class SamplingBody(RequestModel):
             value = getattr(self, name)
             if value is not None:
                 fields[name] = value.model_dump(exclude_none=True) if isinstance(value, BaseModel) else value
+                if name in _TABLES and isinstance(value, str):
+                    fields[name] = array_of_npy(name, value)
         for alias, name in self.ALIASES.items():
             value, other = getattr(self, alias), getattr(self, name)
             if value is not None:

@@ -55,7 +55,7 @@ class UsageCount:
     def __init__(self, request: Request, options: StreamOptions | None = None, is_forced: bool = False) -> None:
         self._request = request
         self._prompts: set[int] = set()  # indices of counted ones
-        self._num_cached = 0
+        self._cached: dict[int, int] = {}  # by prompt; known once it has been read
         self._num_sequences = 0
         self._times: RequestMetrics | None = None
         self._counts = {"prompt_tokens": 0, "completion_tokens": 0, "total_tokens": 0}
@@ -71,7 +71,8 @@ class UsageCount:
         if index not in self._prompts:
             self._prompts.add(index)
             self._counts["prompt_tokens"] += len(output.prompt_token_ids)
-            self._num_cached += cached_tokens_shown(output)
+        if output.num_cached_tokens is not None:
+            self._cached.setdefault(index, cached_tokens_shown(output))
         self._times = output.metrics
         self._num_sequences = max(self._num_sequences, *(each.index + 1 for each in output.outputs), 0)
         self._counts["completion_tokens"] += sum(len(completion.token_ids) for completion in output.outputs)
@@ -79,7 +80,7 @@ class UsageCount:
 
     def fields(self) -> dict[str, Any]:
         """An answer's `usage`."""
-        return {**self._counts, "prompt_tokens_details": {"cached_tokens": self._num_cached}}
+        return {**self._counts, "prompt_tokens_details": {"cached_tokens": sum(self._cached.values())}}
 
     def last_fields(self) -> dict[str, Any]:
         """`usage` of a whole answer and, with --enable-per-request-metrics, `metrics`."""

@@ -51,21 +51,37 @@ class PromptLogprobsProcessor:
     def __init__(self, params: SamplingParams, prompt_len: int, decode: TokenDecoder | None) -> None:
         start = params.first_prompt_row
         assert start is not None, "no prompt readings were asked for"
-        self.readings = PromptLogprobs(
-            start + 1,
-            requested=params.prompt_ids_np if params.prompt_logprob_token_ids is not None else None,
+        self._first = start + 1
+        self._requested = params.prompt_ids_np if params.prompt_logprob_token_ids is not None else None
+        self._empty = partial(
+            PromptLogprobs,
             decode=decode,
             num_topk=params.prompt_logprobs or 0,
             as_logits=_as_logits(params),
             has_entropy=params.logprob_entropy,
             has_ranks=params.logprob_ranks,
         )
+        self._is_a_position = params.has_prompt_ids_a_position
         self._prompt_len = prompt_len
+        self.readings = self._part(self._first)
 
     def append(self, rows: list[LogprobsRows]) -> None:
         """Add further positions, in order."""
         for each in rows:
             self.readings.append_rows(each)
+
+    def take(self) -> PromptLogprobs:
+        """The readings since the last take."""
+        readings = self.readings
+        self.readings = self._part(len(readings))
+        return readings
+
+    def _part(self, first: int) -> PromptLogprobs:
+        """For the readings of position `first` and those after it."""
+        requested = self._requested
+        if requested is not None and self._is_a_position:
+            requested = requested[first - self._first :]
+        return self._empty(num_unread=first, requested=requested)
 
     @property
     def is_complete(self) -> bool:

@@ -131,7 +131,8 @@ class _RequestState:
         prompt_logprobs = None
         if self.prompt_logprobs is not None and not (delta and self.prompt_logprobs_sent):
             self.prompt_logprobs_sent = True
-            prompt_logprobs = self.prompt_logprobs.readings
+            processor = self.prompt_logprobs
+            prompt_logprobs = processor.take() if self.params._prompt_in_parts else processor.readings
         return RequestOutput(
             request_id=self.request_id,
             prompt=self.prompt,
@@ -142,6 +143,12 @@ class _RequestState:
             metrics=self.metrics,
             num_cached_tokens=self.num_cached_tokens,
         )
+
+    def prompt_part(self) -> RequestOutput:
+        """What was read of the prompt since the last part."""
+        assert self.prompt_logprobs is not None
+        part = self.prompt_logprobs.take()
+        return RequestOutput(self.request_id, self.prompt, self.prompt_token_ids, part, metrics=self.metrics)
 
     def _must_wait(self) -> bool:
         if self.params.output_kind is RequestOutputKind.FINAL_ONLY or self.num_best is not None:
@@ -255,6 +262,8 @@ class OutputProcessor:
                 if not output.new_token_ids and output.finish_reason is None:
                     if sequence.record is not None:
                         news.append((sequence.record, output, None))
+                    if state.params._prompt_in_parts:
+                        result.request_outputs.append(state.prompt_part())
                     continue  # the prompt goes on
             if state.metrics.first_token_time is None and output.finish_reason != "error":
                 state.metrics.first_scheduled_time = output.scheduled_time

@@ -16,6 +16,7 @@ from vllm.server.http.streaming import EventStream
 from vllm.server.rendering.written_json import PartsResponse
 from vllm.server.serving.engine_requests import Submission, while_connected
 from vllm.server.serving.generation.beam_search import BeamSubmission
+from vllm.server.serving.generation.prompt_tables import TableAnswer
 from vllm.server.serving.generation.sampling import PreparedPrompts, named_as
 from vllm.server.serving.usage import UsageCount
 from vllm.server.state import ServerState
@@ -29,9 +30,12 @@ class Answer(ABC):
     _own_names: Mapping[str, str]  # what fields of SamplingParams are called in the body
     _params: SamplingParams
 
-    def __init__(self, body: Any, state: ServerState, answer_id: str, frame: dict[str, Any]) -> None:
-        """`frame`: what every chunk begins with."""
+    def __init__(
+        self, body: Any, state: ServerState, answer_id: str, frame: dict[str, Any], tables: TableAnswer | None = None
+    ) -> None:
+        """`frame`: what every chunk begins with. `tables`: what is answered of the prompt as arrays."""
         self._body, self._state, self._id, self._frame = body, state, answer_id, frame
+        self.tables = tables
 
     @abstractmethod
     async def prepare(self) -> PreparedPrompts:
@@ -48,9 +52,17 @@ class Answer(ABC):
     async def submit(self) -> Submitted:
         """Check everything and queue it; errors as of `prepare` and Submission.queue."""
         prepared = await self.prepare()
+        if self.tables is not None:
+            await self.tables.check_prompts(prepared)
         kind = BeamSubmission if self._params.use_beam_search else Submission
         with named_as(self._own_names):
             return await kind.queue(self._state, self._id, *prepared, self._body.priority or 0)
+
+    def table_response(self, request: Request, submission: Submitted) -> Response:
+        """The answer in the type that the Accept header names."""
+        assert self.tables is not None and isinstance(submission, Submission)
+        metadata = {"request_id": self._id, "model": self._state.model_names[0]}
+        return self.tables.response(request, submission, metadata)
 
     async def chunks(self, submission: Submitted, request: Request) -> AsyncGenerator[dict[str, Any], None]:
         """The events of a streamed answer."""
@@ -65,7 +77,10 @@ class Answer(ABC):
 
 
 async def respond(request: Request, answer: Answer, stream: bool) -> Response:
-    """Generate and answer, whole or as events; aborts with ClientDisconnected when the client disconnects."""
+    """Generate and answer, whole, as events or as bytes; aborts with ClientDisconnected when the client disconnects."""
+    if answer.tables is not None and answer.tables.body_type is not None:
+        submission = await while_connected(request, answer.submit())
+        return answer.table_response(request, submission)
     if stream:
         submission = await while_connected(request, answer.submit())
         return EventStream(answer.chunks(submission, request), submission.abort)

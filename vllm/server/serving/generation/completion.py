@@ -15,6 +15,7 @@ from vllm.server.protocol.generation import CompletionRequest, CompletionRespons
 from vllm.server.serving.engine_requests import request_id_of
 from vllm.server.serving.generation.answers import Answer, respond
 from vllm.server.serving.generation.completion_choices import ChoiceWriter, CompletionPrompt, CompletionSequence
+from vllm.server.serving.generation.prompt_tables import BODY_TYPES, TableAnswer
 from vllm.server.serving.generation.sampling import PreparedPrompts, named_as, prepare_prompts, sampling_params
 from vllm.server.serving.usage import UsageCount, answer_frame
 from vllm.server.state import ServerState
@@ -27,10 +28,11 @@ _DEFAULT_MAX_TOKENS = 16
 _OWN_NAMES = {"extra_args": "vllm_xargs", "prompt_token_ids": "prompt"}
 
 
-@post(router, "/v1/completions", CompletionRequest, CompletionResponse, CompletionResponse)
+@post(router, "/v1/completions", CompletionRequest, CompletionResponse, CompletionResponse, body_types=BODY_TYPES)
 async def create_completion(request: Request, state: ServerState, body: CompletionRequest) -> Response:
     """Continue one prompt or many, and read the logprobs of chosen tokens."""
-    answer = CompletionAnswer(body, state, request_id_of(request, "cmpl", body.request_id))
+    tables = TableAnswer.of(body, request.headers.get("accept"))
+    answer = CompletionAnswer(body, state, request_id_of(request, "cmpl", body.request_id), tables)
     return await respond(request, answer, bool(body.stream))
 
 
@@ -49,14 +51,18 @@ class CompletionAnswer(Answer):
 
     _own_names = _OWN_NAMES
 
-    def __init__(self, body: CompletionRequest, state: ServerState, answer_id: str) -> None:
-        super().__init__(body, state, answer_id, {**answer_frame(state, answer_id), "object": "text_completion"})
+    def __init__(
+        self, body: CompletionRequest, state: ServerState, answer_id: str, tables: TableAnswer | None = None
+    ) -> None:
+        frame = {**answer_frame(state, answer_id), "object": "text_completion"}
+        super().__init__(body, state, answer_id, frame, tables)
         self._prompts = _prompt_list(body.prompt)
         self._begun: dict[int, CompletionPrompt] = {}  # prompts and sequences of a stream
         self._sequences: dict[int, CompletionSequence] = {}
         state.check_count(len(self._prompts), "prompt")
         max_tokens = _DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens
-        self._writer = ChoiceWriter.of(body, state, shows_topk=max_tokens == 0 and body.logprobs is not None)
+        shows_topk = max_tokens == 0 and body.logprobs is not None
+        self._writer = ChoiceWriter.of(body, state, shows_topk, has_tables=tables is not None)
         self._plan = self._writer.plan
         self._tokenizer = state.tokenizer if body.echo else state.engine.tokenizer
         own = body.num_echo_topk
@@ -69,6 +75,8 @@ class CompletionAnswer(Answer):
             self._params = sampling_params(
                 body, state, self._plan, max_tokens=max_tokens, logprobs=body.logprobs, prompt_logprobs=own
             )
+        if tables is not None:
+            self._params = tables.applied(self._params, len(self._prompts), echo=bool(body.echo))
 
     async def prepare(self) -> PreparedPrompts:
         special = self._body.add_special_tokens is not False
@@ -85,12 +93,16 @@ class CompletionAnswer(Answer):
                 sequence = CompletionSequence(prompt, self._number(index, completion))
                 # Clients look for the field whether they asked for it or not.
                 choices.append({"prompt_logprobs": None, **await sequence.fields(completion)})
+                if self.tables is not None:
+                    choices[-1] |= await self.tables.fields(index, output) if completion.index == 0 else {}
         labels = self._plan.label_entries
         return {**self._frame, "choices": choices, "labels": labels, **usage.last_fields()}
 
     async def pieces(self, index: int, output: RequestOutput) -> AsyncIterator[dict[str, Any]]:
         if index not in self._begun:
             self._begun[index] = CompletionPrompt(self._body, self._writer, self._tokenizer, output)
+        if self.tables is not None and (found := await self.tables.fields(index, output)):
+            yield {"choices": [], "prompt_index": index, **found}
         for completion in output.outputs:
             labels = {"labels": self._plan.label_entries} if self._plan.labels and not self._sequences else {}
             number = self._number(index, completion)

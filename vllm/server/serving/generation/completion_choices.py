@@ -27,13 +27,14 @@ class ChoiceWriter:
     body: GenerationFields
     plan: ReadingPlan
     names: TokenNames
+    has_tables: bool = False  # of the prompt's readings, in place of objects
 
     @classmethod
-    def of(cls, body: GenerationFields, state: ServerState, shows_topk: bool) -> ChoiceWriter:
+    def of(cls, body: GenerationFields, state: ServerState, shows_topk: bool, has_tables: bool = False) -> ChoiceWriter:
         """See ReadingPlan.of."""
         as_ids = body.return_tokens_as_token_ids
         names = TokenNames(state.engine.tokenizer, state.args.return_tokens_as_token_ids if as_ids is None else as_ids)
-        return cls(body, ReadingPlan.of(body, state, shows_topk), names)
+        return cls(body, ReadingPlan.of(body, state, shows_topk), names, has_tables)
 
     async def fields(self, completion: CompletionOutput, is_first: bool) -> dict[str, Any]:
         """For what `completion` adds to a choice; `is_first`: it begins the choice."""
@@ -48,7 +49,7 @@ class ChoiceWriter:
         if self.body.return_token_ids:
             fields["prompt_token_ids"] = output.prompt_token_ids
         is_wanted = self.body.prompt_logprobs is not None or self.body.prompt_logprob_token_ids
-        if is_wanted and output.prompt_logprobs is not None:
+        if is_wanted and not self.has_tables and output.prompt_logprobs is not None:
             fields["prompt_logprobs"] = await prompt_logprobs(output.prompt_logprobs, self.names)
         return fields
 

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import base64
-import io
 from collections.abc import AsyncIterator
 from typing import Any
 
-import numpy as np
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
@@ -20,20 +17,23 @@ from vllm.server.rendering.logprobs import prompt_logprobs, token_logprobs
 from vllm.server.rendering.token_texts import TokenNames
 from vllm.server.serving.engine_requests import Submission, request_id_of
 from vllm.server.serving.generation.answers import Answer, respond
+from vllm.server.serving.generation.prompt_tables import BODY_TYPES, TableAnswer
 from vllm.server.serving.generation.sampling import PreparedPrompts, named_as, prepare_prompts
 from vllm.server.serving.usage import UsageCount
 from vllm.server.state import ServerState
 from vllm.utils.checks import check_texts
+from vllm.utils.npy import npy_base64
 
 router = APIRouter()
 
 _OWN_NAMES = {"prompt_token_ids": "token_ids", "prompt": "token_ids"}
 
 
-@post(router, "/inference/v1/generate", GenerateRequest, GenerateResponse, GenerateResponse)
+@post(router, "/inference/v1/generate", GenerateRequest, GenerateResponse, GenerateResponse, body_types=BODY_TYPES)
 async def generate(request: Request, state: ServerState, body: GenerateRequest) -> Response:
     """Continue a prompt of token ids, and read the logprobs of chosen tokens."""
-    answer = GenerateAnswer(body, state, request_id_of(request, "generate-tokens", body.request_id))
+    tables = TableAnswer.of(body, request.headers.get("accept"))
+    answer = GenerateAnswer(body, state, request_id_of(request, "generate-tokens", body.request_id), tables)
     return await respond(request, answer, bool(body.stream))
 
 
@@ -50,14 +50,18 @@ class GenerateAnswer(Answer):
 
     _own_names = _OWN_NAMES
 
-    def __init__(self, body: GenerateRequest, state: ServerState, answer_id: str) -> None:
+    def __init__(
+        self, body: GenerateRequest, state: ServerState, answer_id: str, tables: TableAnswer | None = None
+    ) -> None:
         self._mode = body.output_mode or "tokens"
-        super().__init__(body, state, answer_id, {"request_id": answer_id, "output_mode": self._mode})
+        super().__init__(body, state, answer_id, {"request_id": answer_id, "output_mode": self._mode}, tables)
         self._has_begun = False
         if self._mode == "derender" and body.stream:
             message = 'output_mode "derender" makes whole messages: not with stream; "text" streams'
             raise ApiError(400, message, "stream", "invalid_value")
         self._params = self._sampling_params()
+        if tables is not None:
+            self._params = tables.applied(self._params, 1)
         self._names = TokenNames(state.engine.tokenizer, state.args.return_tokens_as_token_ids)
         self._has_logprobs = self._params.num_logprobs is not None
 
@@ -96,6 +100,8 @@ class GenerateAnswer(Answer):
         return {**self._frame, "choices": choices, **await self._prompt_fields(output), **usage.last_fields()}
 
     async def pieces(self, index: int, output: RequestOutput) -> AsyncIterator[dict[str, Any]]:
+        if not output.outputs and self.tables is not None:
+            yield {"choices": [], **await self.tables.fields(index, output)}
         for completion in output.outputs:
             once = {} if self._has_begun else await self._prompt_fields(output)
             self._has_begun = True
@@ -120,16 +126,11 @@ class GenerateAnswer(Answer):
         fields: dict[str, Any] = {}
         if self._body.return_token_ids:
             fields["prompt_token_ids"] = output.prompt_token_ids
+        if self.tables is not None:
+            return {**fields, **await self.tables.fields(0, output)}
         if self._params.prompt_logprobs is not None and output.prompt_logprobs is not None:
             fields["prompt_logprobs"] = await prompt_logprobs(output.prompt_logprobs, self._names)
         matrix = output.prompt_token_id_logprobs
         if matrix is not None:
             fields["prompt_token_id_logprobs"] = npy_base64(matrix)
         return fields
-
-
-def npy_base64(array: np.ndarray) -> str:
-    """The array as a .npy file, in base64."""
-    file = io.BytesIO()
-    np.save(file, array, allow_pickle=False)
-    return base64.b64encode(file.getbuffer()).decode()

@@ -14,9 +14,11 @@ from vllm.server.errors import json_response
 from vllm.server.http.routes import post
 from vllm.server.protocol.base import ResponseModel
 from vllm.server.protocol.generation import ChatCompletionRequest, CompletionRequest, GenerationFields
+from vllm.server.protocol.prompt_tables import PromptTableFields
 from vllm.server.serving.engine_requests import request_id_of, while_connected
 from vllm.server.serving.generation.chat import ChatAnswer
 from vllm.server.serving.generation.completion import CompletionAnswer
+from vllm.server.serving.generation.prompt_tables import TableAnswer
 from vllm.server.serving.generation.sampling import PreparedPrompts
 from vllm.server.state import ServerState
 
@@ -33,13 +35,24 @@ class RenderedPrompt(ResponseModel):
     stream_options: dict[str, Any] | None
     cache_salt: str | None
     priority: int
+    encoding_format: str | None = None
+    prompt_tables: list[str] | None = None
+    prompt_student_logprobs: Any | None = None
 
 
 @post(router, "/v1/completions/render", CompletionRequest, list[RenderedPrompt])
 async def render_completion(request: Request, state: ServerState, body: CompletionRequest) -> Response:
     """The ids and parameters of each prompt, as /v1/completions would use them."""
     answer_id = request_id_of(request, "cmpl", body.request_id)
-    prepared = await while_connected(request, CompletionAnswer(body, state, answer_id).prepare())
+    tables = TableAnswer.of(body, None)
+
+    async def prepare() -> PreparedPrompts:
+        prepared = await CompletionAnswer(body, state, answer_id, tables).prepare()
+        if tables is not None:
+            await tables.check_prompts(prepared)
+        return prepared
+
+    prepared = await while_connected(request, prepare())
     names = [answer_id] if len(prepared[0]) == 1 else [f"{answer_id}-{index}" for index in range(len(prepared[0]))]
     return json_response(_fields(state, body, names, prepared))
 
@@ -55,7 +68,7 @@ async def render_chat_completion(request: Request, state: ServerState, body: Cha
 
 def _params_fields(params: SamplingParams) -> dict[str, Any]:
     """The sampling parameters as JSON, without internal fields."""
-    fields = msgspec.to_builtins(params, enc_hook=str)
+    fields = msgspec.to_builtins(params, enc_hook=lambda value: getattr(value, "tolist", lambda: str(value))())
     return {name: value for name, value in fields.items() if not name.startswith("_")}
 
 
@@ -63,6 +76,8 @@ def _fields(
     state: ServerState, body: GenerationFields, names: list[str], prepared: PreparedPrompts
 ) -> list[dict[str, Any]]:
     options = body.stream_options
+    tables = {name: getattr(body, name, None) for name in PromptTableFields.model_fields}
+    more = {name: value for name, value in tables.items() if value is not None}
     return [
         {
             "request_id": name,
@@ -74,6 +89,7 @@ def _fields(
             "stream_options": None if options is None else options.model_dump(),
             "cache_salt": body.cache_salt,
             "priority": body.priority or 0,
+            **more,
         }
         for name, prompt, params in zip(names, *prepared, strict=True)
     ]

@@ -1,0 +1,1 @@
+"""`vllm score --prompt-logprobs` and `--prompt-ids-field`: a teacher reads the rollouts of a file."""
