@@ -92,8 +92,6 @@ def test_stop_token_ids_of_request_and_model():
     ("name", "neutral", "asking"),
     [
         ("watermarking", [None, False], True),
-        ("structured_outputs", [None], StructuredOutputsParams(regex="a*")),
-        ("guided_decoding", [None, GuidedDecodingParams()], GuidedDecodingParams(regex="a*")),
         ("thinking_token_budget", [None], 10),
         ("routed_experts_prompt_start", [0], 1),
     ],
@@ -104,6 +102,19 @@ def test_what_is_not_done_is_refused_by_name(name, neutral, asking):
     with pytest.raises(VLLMValidationError, match=f"{name} is not supported by this engine: .") as caught:
         SamplingParams(**{name: asking})
     assert caught.value.parameter == name
+
+
+def test_the_older_name_of_the_form():
+    assert SamplingParams(guided_decoding=GuidedDecodingParams()).structured_outputs is None
+    params = SamplingParams(guided_decoding=GuidedDecodingParams(regex="a*", whitespace_pattern=" "))
+    assert params.structured_outputs == StructuredOutputsParams(regex="a*", whitespace_pattern=" ")
+    assert SamplingParams(structured_outputs={"choice": ["a", "b"]}).structured_outputs.choice == ["a", "b"]
+    for fields, says in (
+        ({"structured_outputs": params.structured_outputs}, "give one of them"),
+        ({"guided_decoding": GuidedDecodingParams(regex="a", backend="outlines")}, "one of auto, guidance"),
+    ):
+        with pytest.raises(VLLMValidationError, match=says):
+            SamplingParams(**{"guided_decoding": GuidedDecodingParams(regex="a*"), **fields})
 
 
 @pytest.mark.parametrize("name", ["flat_logprobs", "skip_clone", "skip_reading_prefix_cache"])

@@ -11,7 +11,6 @@ from vllm.params.structured import (
     RepetitionDetectionParams,
     StructuredOutputsParams,
     is_neutral,
-    refuse_structured,
 )
 
 
@@ -49,13 +48,21 @@ def test_from_optional():
 
 
 @pytest.mark.parametrize(
-    ("params", "instead"),
-    [(StructuredOutputsParams(choice=["yes", "no"]), "score_labels"), (GuidedDecodingParams(regex="a+"), "prompt")],
-)
-def test_the_refusal_says_what_to_do_instead(params, instead):
-    with pytest.raises(VLLMValidationError, match=instead) as caught:
-        refuse_structured("structured_outputs", params)
+    "fields",
+    [{"json": 7}, {"regex": 7}, {"choice": []}, {"choice": ["a", 7]}, {"choice": "ab"}, {"grammar": {}},
+     {"json_object": "yes"}, {"regex": "a", "disable_any_whitespace": 1}, {"json": {}, "whitespace_pattern": 7}],
+)  # fmt: skip
+def test_types_of_the_kinds(fields):
+    with pytest.raises(VLLMValidationError, match="structured_outputs.") as caught:
+        StructuredOutputsParams(**fields)
     assert caught.value.parameter == "structured_outputs"
+
+
+def test_a_class_stands_for_its_schema():
+    class Answer(BaseModel):
+        label: str
+
+    assert StructuredOutputsParams(json=Answer).json == Answer.model_json_schema()
 
 
 @pytest.mark.parametrize("fields", [(-1,), (2, 3, 2), (3, 1, 1)])

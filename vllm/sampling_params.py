@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import typing
 from collections.abc import Callable
+from dataclasses import asdict
 from enum import Enum, IntEnum
 from functools import cached_property
 from typing import Annotated, Any, Literal
@@ -32,7 +33,7 @@ from vllm.params.sampling_fields import (
 from vllm.params.structured import GuidedDecodingParams as GuidedDecodingParams
 from vllm.params.structured import RepetitionDetectionParams as RepetitionDetectionParams
 from vllm.params.structured import StructuredOutputsParams as StructuredOutputsParams
-from vllm.params.structured import check_repetition_detection
+from vllm.params.structured import check_repetition_detection, check_structured
 from vllm.utils.checks import MAX_INTEGER, check_vocabulary, raised_temperature, wrong_type
 from vllm.utils.struct import Struct
 
@@ -69,17 +70,21 @@ def _repetition() -> SamplingField:
     )
 
 
+def _form(**more: Any) -> SamplingField:
+    return SamplingField(
+        check=check_structured,
+        packed=lambda form: None if form is None else asdict(form),
+        unpacked=lambda fields: StructuredOutputsParams(**fields),
+        **more,
+    )
+
+
 def _not_zero(value: int) -> int:
     if value == 0:
         raise VLLMValidationError("truncate_prompt_tokens must be -1 or at least 1, got 0", "truncate_prompt_tokens", 0)
     return value
 
 
-_NO_GRAMMARS = (
-    "grammars are not implemented; use allowed_token_ids for a choice of single tokens, LLM.score_labels for a choice "
-    "of texts, or a logits processor"
-)
-_GUIDED = "this server does not constrain what is generated (allowed_token_ids, logit_bias and bad_words do)"
 _NO_EFFORT = "the model has no reasoning effort to set"
 _BEAMS = "beam searches run by /v1/completions, /v1/chat/completions and LLM.beam_search"
 
@@ -162,8 +167,8 @@ class SamplingParams(Struct, dict=True):
     stream_interval: Annotated[int | None, row.integer(
         0, about="Tokens a chunk, after the first one; 1 when left out.")] = None
     skip_clone: Annotated[bool, row.boolean(at=At.NONE, ignored_at=At.IDS)] = False
-    structured_outputs: Annotated[StructuredOutputsParams | None, row.refused(
-        row.asks_for_no_form, _NO_GRAMMARS, (({},), _GUIDED))] = None
+    structured_outputs: Annotated[StructuredOutputsParams | None, _form(
+        about="The answer's form: one of json, regex, choice, grammar, json_object, structural_tag.")] = None
     logit_bias: Annotated[dict[int, float] | None, row.biases()] = None
     allowed_token_ids: Annotated[list[int] | None, row.token_ids(least=1, in_vocabulary=True)] = None
     # Completions and chat call it vllm_xargs.
@@ -193,12 +198,12 @@ class SamplingParams(Struct, dict=True):
     truncate_prompt_tokens: Annotated[int | None, row.integer(-1, then=_not_zero)] = None
     logits_processors: Annotated[list[Callable[..., Any]] | None, row.processors(
         at=At.NONE, refusal=(([],), "they are Python; load one with --logits-processors"))] = None
-    guided_decoding: Annotated[GuidedDecodingParams | None, row.refused(
-        row.asks_for_no_form, _NO_GRAMMARS)] = None
+    guided_decoding: Annotated[GuidedDecodingParams | None, _form(at=At.NONE)] = None
     # fmt: on
     # Set when the request is queued.
     _bad_words_token_ids: list[list[int]] | None = None
     _model_stop_token_ids: list[int] | None = None
+    _grammar: str | None = None
     # Of a beam search's request, which reads a beam's next tokens: how many of its last tokens were generated.
     _beam_length: int | None = None
     # The prompt's readings come in outputs of their own, as they are made (with DELTA).
@@ -217,6 +222,11 @@ class SamplingParams(Struct, dict=True):
         return cls(**{name: value for name, value in fields.items() if value is not None})
 
     def _check_combinations(self) -> None:
+        if self.guided_decoding is not None:
+            if self.structured_outputs is not None:
+                message = "guided_decoding is an older name of structured_outputs: give one of them"
+                raise VLLMValidationError(message, "guided_decoding", self.guided_decoding)
+            self.structured_outputs, self.guided_decoding = self.guided_decoding, None  # type: ignore[assignment]
         if self.prompt_logprob_start is not None and not self.reads_prompt:
             raise VLLMValidationError(
                 "prompt_logprob_start needs prompt_logprobs or prompt_logprob_token_ids",
@@ -329,6 +339,15 @@ class SamplingParams(Struct, dict=True):
     @bad_words_token_ids.setter
     def bad_words_token_ids(self, value: list[list[int]] | None) -> None:
         self._bad_words_token_ids = value
+
+    @property
+    def grammar(self) -> str | None:
+        """`structured_outputs` as a grammar; None without, and until the request is queued."""
+        return self._grammar
+
+    @grammar.setter
+    def grammar(self, value: str | None) -> None:
+        self._grammar = value
 
     def update_from_generation_config(self, generation_config: dict[str, Any], eos_token_id: int | None = None) -> None:
         """Take the model's end-of-sequence ids: the tokenizer's and those of generation_config.json."""

@@ -110,22 +110,9 @@ const float* float_row(const std::optional<Tensor>& t, const char* name, int64_t
   return static_cast<const float*>(t->data_ptr());
 }
 
-void paged_attention(Tensor q, Tensor k_cache, Tensor v_cache, Tensor block_table, Tensor query_start_loc,
-                     Tensor seq_lens, double scale, Tensor out, int64_t window, double softcap,
-                     std::optional<Tensor> alibi_slopes, std::optional<Tensor> sinks, double k_scale, double v_scale) {
-  AttentionArgs args{};
-  args.dtype = dtype_of(q, "q");
-  args.q = heads_of(q, "q");
-  args.head_dim = q.size(2);
-  args.block_size = check_caches(k_cache, v_cache, args.head_dim);
-  args.cache_dtype = cache_dtype_of(k_cache, "k_cache", q);
-  args.num_kv_heads = k_cache.size(1);
-  STD_TORCH_CHECK(q.size(1) % args.num_kv_heads == 0 && q.size(1) / args.num_kv_heads <= 256,
-                  "q must have a multiple of the cache's ", args.num_kv_heads,
-                  " heads, at most 256 times as many, got ", q.size(1));
-  check_same_dtype(out, "out", q, "q");
-  check_shape(out, "out", {q.size(0), q.size(1), q.size(2)});
-  check_contiguous(out, "out");
+// Which tokens of which blocks the queries see; args.block_size is set.
+void read_requests(AttentionArgs& args, const Tensor& block_table, const Tensor& query_start_loc,
+                   const Tensor& seq_lens) {
   check_shape(block_table, "block_table", {-1, -1});
   check_dtype(block_table, "block_table", ScalarType::Int, "int32");
   check_last_contiguous(block_table, "block_table");
@@ -137,6 +124,26 @@ void paged_attention(Tensor q, Tensor k_cache, Tensor v_cache, Tensor block_tabl
     STD_TORCH_CHECK(args.seq_lens[r] <= block_table.size(1) * args.block_size, "block_table must have blocks for ",
                     args.seq_lens[r], " tokens in row ", r);
   }
+  args.block_table = static_cast<const int32_t*>(block_table.data_ptr());
+}
+
+void paged_attention(Tensor q, Tensor k_cache, Tensor v_cache, Tensor block_table, Tensor query_start_loc,
+                     Tensor seq_lens, double scale, Tensor out, int64_t window, double softcap,
+                     std::optional<Tensor> alibi_slopes, std::optional<Tensor> sinks, double k_scale, double v_scale) {
+  AttentionArgs args{};
+  args.dtype = dtype_of(q, "q");
+  args.q = heads_of(q, "q");
+  args.head_dim = args.value_dim = q.size(2);
+  args.block_size = check_caches(k_cache, v_cache, args.head_dim);
+  args.cache_dtype = cache_dtype_of(k_cache, "k_cache", q);
+  args.num_kv_heads = k_cache.size(1);
+  STD_TORCH_CHECK(q.size(1) % args.num_kv_heads == 0 && q.size(1) / args.num_kv_heads <= 256,
+                  "q must have a multiple of the cache's ", args.num_kv_heads,
+                  " heads, at most 256 times as many, got ", q.size(1));
+  check_same_dtype(out, "out", q, "q");
+  check_shape(out, "out", {q.size(0), q.size(1), q.size(2)});
+  check_contiguous(out, "out");
+  read_requests(args, block_table, query_start_loc, seq_lens);
   args.scale = static_cast<float>(scale) * scale_of(k_scale, "k_scale", args.cache_dtype);
   args.v_scale = scale_of(v_scale, "v_scale", args.cache_dtype);
   STD_TORCH_CHECK(window >= 0, "window must be at least 1 token, or 0 for none, got ", window);
@@ -149,10 +156,75 @@ void paged_attention(Tensor q, Tensor k_cache, Tensor v_cache, Tensor block_tabl
               has_fast_bf16_dot();
   args.k_cache = k_cache.data_ptr();
   args.v_cache = v_cache.data_ptr();
-  args.block_table = static_cast<const int32_t*>(block_table.data_ptr());
   args.out = out.data_ptr();
   launch([args, kernel = VLLM_KERNEL(paged_attention)] { kernel(args); }, q, k_cache, v_cache, block_table,
          query_start_loc, seq_lens, out, alibi_slopes, sinks);
+}
+
+// Whether its rows are of `width`; the block size.
+int64_t check_latent_cache(const Tensor& cache, int64_t width) {
+  check_shape(cache, "cache", {-1, -1, width});
+  check_contiguous(cache, "cache");
+  return cache.size(1);
+}
+
+void write_latent_(Tensor latent, Tensor rope, Tensor cache, Tensor slot_mapping, double scale) {
+  WriteLatentArgs args{};
+  args.dtype = dtype_of(latent, "latent");
+  check_same_dtype(rope, "rope", latent, "latent");
+  check_shape(latent, "latent", {-1, -1});
+  check_shape(rope, "rope", {latent.size(0), -1});
+  check_last_contiguous(latent, "latent");
+  check_last_contiguous(rope, "rope");
+  args.tokens = latent.size(0);
+  args.latent_dim = latent.size(1);
+  args.rope_dim = rope.size(1);
+  args.latent_stride = latent.stride(0);
+  args.rope_stride = rope.stride(0);
+  check_latent_cache(cache, args.latent_dim + args.rope_dim);
+  args.cache_dtype = cache_dtype_of(cache, "cache", latent);
+  args.scale = scale_of(scale, "scale", args.cache_dtype);
+  read_integers(slot_mapping, "slot_mapping", args.tokens, &args.slots_int64, &args.slots_int32);
+  args.latent = latent.data_ptr();
+  args.rope = rope.data_ptr();
+  args.cache = cache.data_ptr();
+  launch([args, kernel = VLLM_KERNEL(write_latent)] { kernel(args); }, latent, rope, cache, slot_mapping);
+}
+
+// Query heads that attend together: the most of up to 16 that divide them all. More would leave threads without work,
+// fewer would widen every chunk more often.
+int64_t heads_at_once(int64_t heads) {
+  int64_t count = heads < 16 ? heads : 16;
+  while (heads % count) --count;
+  return count;
+}
+
+void latent_attention(Tensor q_latent, Tensor q_rope, Tensor cache, Tensor block_table, Tensor query_start_loc,
+                      Tensor seq_lens, double scale, Tensor out, double cache_scale) {
+  LatentAttentionArgs args{};
+  args.dtype = dtype_of(q_latent, "q_latent");
+  check_same_dtype(q_rope, "q_rope", q_latent, "q_latent");
+  args.q = heads_of(q_latent, "q_latent");
+  args.q_rope = heads_of(q_rope, "q_rope");
+  check_shape(q_rope, "q_rope", {q_latent.size(0), q_latent.size(1), -1});
+  STD_TORCH_CHECK(q_latent.size(1) > 0 && q_latent.size(2) > 0, "q_latent must have heads with values");
+  args.value_dim = q_latent.size(2);
+  args.head_dim = args.value_dim + q_rope.size(2);
+  args.block_size = check_latent_cache(cache, args.head_dim);
+  args.cache_dtype = cache_dtype_of(cache, "cache", q_latent);
+  args.num_kv_heads = q_latent.size(1) / heads_at_once(q_latent.size(1));
+  check_same_dtype(out, "out", q_latent, "q_latent");
+  check_shape(out, "out", {q_latent.size(0), q_latent.size(1), q_latent.size(2)});
+  check_contiguous(out, "out");
+  read_requests(args, block_table, query_start_loc, seq_lens);
+  args.v_scale = scale_of(cache_scale, "cache_scale", args.cache_dtype);
+  args.scale = static_cast<float>(scale) * args.v_scale;
+  args.dots = args.dtype == DType::bf16 && args.cache_dtype == CacheDType::same && args.head_dim % 2 == 0 &&
+              has_fast_bf16_dot();
+  args.k_cache = cache.data_ptr();
+  args.out = out.data_ptr();
+  launch([args, kernel = VLLM_KERNEL(latent_attention)] { kernel(args); }, q_latent, q_rope, cache, block_table,
+         query_start_loc, seq_lens, out);
 }
 
 }  // namespace
@@ -170,6 +242,10 @@ STABLE_TORCH_LIBRARY_FRAGMENT(vllm_cpu, m) {
       "paged_attention(Tensor q, Tensor k_cache, Tensor v_cache, Tensor block_table, Tensor query_start_loc, "
       "Tensor seq_lens, float scale, Tensor(a!) out, int window=0, float softcap=0., Tensor? alibi_slopes=None, "
       "Tensor? sinks=None, float k_scale=1., float v_scale=1.) -> ()");
+  m.def("write_latent_(Tensor latent, Tensor rope, Tensor(a!) cache, Tensor slot_mapping, float scale=1.) -> ()");
+  m.def(
+      "latent_attention(Tensor q_latent, Tensor q_rope, Tensor cache, Tensor block_table, Tensor query_start_loc, "
+      "Tensor seq_lens, float scale, Tensor(a!) out, float cache_scale=1.) -> ()");
 }
 
 STABLE_TORCH_LIBRARY_IMPL(vllm_cpu, CPU, m) {
@@ -177,4 +253,6 @@ STABLE_TORCH_LIBRARY_IMPL(vllm_cpu, CPU, m) {
   m.impl("rotary_embedding_", TORCH_BOX(&vllm_cpu::rotary_embedding_));
   m.impl("rotary_and_cache_", TORCH_BOX(&vllm_cpu::rotary_and_cache_));
   m.impl("paged_attention", TORCH_BOX(&vllm_cpu::paged_attention));
+  m.impl("write_latent_", TORCH_BOX(&vllm_cpu::write_latent_));
+  m.impl("latent_attention", TORCH_BOX(&vllm_cpu::latent_attention));
 }

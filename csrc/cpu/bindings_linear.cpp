@@ -6,6 +6,7 @@
 #include "huge_pages.h"
 #include "kernels.h"
 #include "large_result.h"
+#include "packed_weights.h"
 #include "recording.h"
 
 namespace vllm_cpu {
@@ -37,19 +38,6 @@ Tensor pack_linear(Tensor weight, bool pairs) {
   return packed;
 }
 
-// Whether a packed weight, of `inner` values a row (-1: any number), is in pairs.
-bool is_in_pairs(const Tensor& packed, int64_t panels, int64_t inner) {
-  const bool pairs = packed.dim() == 4;
-  if (pairs) {
-    check_shape(packed, "packed", {panels, inner < 0 ? inner : inner / 2, 32, 2});
-    check_dtype(packed, "packed", ScalarType::BFloat16, "bfloat16 for packed_bf16_dot");
-  } else {
-    check_shape(packed, "packed", {panels, inner, 32});
-  }
-  check_contiguous(packed, "packed");
-  return pairs;
-}
-
 // [panels, K, 32] or [panels, K / 2, 32, 2] -> [I, K]: rows of the weight [columns, K] that was packed, in its dtype or
 // that of `like`.
 Tensor panel_rows(Tensor packed, Tensor rows, int64_t columns, std::optional<Tensor> like) {
@@ -71,9 +59,6 @@ Tensor panel_rows(Tensor packed, Tensor rows, int64_t columns, std::optional<Ten
   return out;
 }
 
-// Panels of a product with `columns` results. When gated, a panel is 16 columns of a gate and 16 to multiply with it.
-int64_t num_panels(int64_t columns, bool gated) { return gated ? (columns + 15) / 16 : (columns + 31) / 32; }
-
 // All but the weight and its scales.
 LinearArgs linear_args(const Tensor& x, const std::optional<Tensor>& bias, int64_t columns, bool float_out, bool gated) {
   LinearArgs args{};
@@ -94,13 +79,6 @@ LinearArgs linear_args(const Tensor& x, const std::optional<Tensor>& bias, int64
     args.bias = bias->data_ptr();
   }
   return args;
-}
-
-const float* scales_of(const Tensor& scales, int64_t panels) {
-  check_shape(scales, "scales", {panels * 32});
-  check_dtype(scales, "scales", ScalarType::Float, "float32");
-  check_contiguous(scales, "scales");
-  return static_cast<const float*>(scales.data_ptr());
 }
 
 Tensor new_product(const LinearArgs& args, const Tensor& x) {
@@ -129,84 +107,6 @@ struct Norm {
     args.residual_stride = residual->stride(0);
     args.norm_weight = weight->data_ptr();
     args.eps = static_cast<float>(eps);
-  }
-};
-
-int64_t size_of(Stored type) {
-  switch (type) {
-    case Stored::none:
-    case Stored::u4_high:
-      return 0;
-    case Stored::f32:
-      return 4;
-    case Stored::f16:
-    case Stored::bf16:
-      return 2;
-    default:
-      return 1;
-  }
-}
-
-// See quantized_panels.h.
-PanelLayout panel_layout(const Quantized& q) {
-  PanelLayout at{};
-  const int64_t groups = q.groups * 32, supers = q.supers * 32;
-  at.scales = (q.group_size + 7) / 8 * groups * q.bits;
-  at.offsets = at.scales + groups * size_of(q.scales);
-  at.zeros = at.offsets + groups * size_of(q.offsets);
-  at.super_scales = at.zeros + groups * size_of(q.zeros);
-  at.super_offsets = at.super_scales + supers * size_of(q.super_scales);
-  at.tables = at.super_offsets + supers * size_of(q.super_offsets);
-  at.size = at.tables + (q.values == Values::tables ? (int64_t{32} << q.bits) * 4 : 0);
-  // Whole cache lines.
-  at.size = (at.size + 63) / 64 * 64;
-  if (q.offsets == Stored::u4_high) at.offsets = at.scales;
-  return at;
-}
-
-// Of a quantised weight's parts: those that its description, int64 [kDescription], speaks of, and lookup tables.
-struct QuantizedParts {
-  const Tensor &panels, &description;
-  const std::optional<Tensor>&table, &order, &sparse_starts, &sparse_columns, &sparse_places, &sparse_values;
-
-  static constexpr int64_t kDescription = 11;
-
-  Quantized read(int64_t inner, int64_t num_panels) const {
-    check_shape(description, "description", {kDescription});
-    check_dtype(description, "description", ScalarType::Long, "int64");
-    check_contiguous(description, "description");
-    const int64_t* numbers = static_cast<const int64_t*>(description.data_ptr());
-    Quantized q{};
-    q.bits = numbers[0];
-    q.values = static_cast<Values>(numbers[1]);
-    q.group_size = numbers[2];
-    q.groups = numbers[3];
-    q.supers = numbers[4];
-    q.zero = static_cast<float>(numbers[5]);
-    Stored* types[] = {&q.scales, &q.offsets, &q.zeros, &q.super_scales, &q.super_offsets};
-    for (int i = 0; i < 5; ++i) *types[i] = static_cast<Stored>(numbers[6 + i]);
-    STD_TORCH_CHECK(q.groups * q.group_size >= inner, "description must have groups for x's ", inner, " columns");
-    q.at = panel_layout(q);
-    check_dtype(panels, "panels", ScalarType::Byte, "uint8");
-    check_contiguous(panels, "panels");
-    check_shape(panels, "panels", {num_panels, q.at.size});
-    q.table = read_part<float>(table, "table", ScalarType::Float, 16);
-    q.order = read_part<int64_t>(order, "order", ScalarType::Long, inner);
-    q.sparse_starts = read_part<int32_t>(sparse_starts, "sparse_starts", ScalarType::Int, -1);
-    q.sparse_columns = read_part<int32_t>(sparse_columns, "sparse_columns", ScalarType::Int, -1);
-    q.sparse_places = read_part<int32_t>(sparse_places, "sparse_places", ScalarType::Int, -1);
-    q.sparse_values = read_part<float>(sparse_values, "sparse_values", ScalarType::Float, -1);
-    return q;
-  }
-
- private:
-  template <typename T>
-  static const T* read_part(const std::optional<Tensor>& part, const char* name, ScalarType dtype, int64_t size) {
-    if (!part.has_value()) return nullptr;
-    check_shape(*part, name, {size});
-    check_contiguous(*part, name);
-    check_dtype(*part, name, dtype, "of the kind that belongs there");
-    return static_cast<const T*>(part->data_ptr());
   }
 };
 
@@ -264,16 +164,48 @@ Tensor linear(Tensor x, Tensor packed, std::optional<Tensor> bias, int64_t colum
   return multiply(VLLM_KERNEL(linear), args, x, packed, scales, bias, {residual, norm_weight, eps}, {out, first});
 }
 
+// x [T, H, K] times the packed weight of each head, [H, panels, K, 32] or, in pairs, [H, panels, K / 2, 32, 2].
+Tensor head_linear(Tensor x, Tensor packed, int64_t columns) {
+  check_last_contiguous(x, "x");
+  const Heads heads = heads_of(x, "x");
+  check_same_dtype(packed, "packed", x, "x");
+  check_contiguous(packed, "packed");
+  const int64_t panels = num_panels(columns, false), inner = x.size(2);
+  const bool pairs = packed.dim() == 5;
+  if (pairs) {
+    check_shape(packed, "packed", {heads.num_heads, panels, inner / 2, 32, 2});
+    check_dtype(packed, "packed", ScalarType::BFloat16, "bfloat16 in pairs");
+  } else {
+    check_shape(packed, "packed", {heads.num_heads, panels, inner, 32});
+  }
+  STD_TORCH_CHECK(!pairs || inner % 2 == 0, "x must have an even width for a weight in pairs, got ", inner);
+  Tensor out = new_result(x, {x.size(0), heads.num_heads, columns});
+  HeadLinearArgs args{};
+  args.heads = heads.num_heads;
+  args.x_bytes = heads.head_stride * x.element_size();
+  args.weight_bytes = panels * inner * 32 * packed.element_size();
+  args.out_bytes = columns * x.element_size();
+  LinearArgs& first = args.first;
+  first.dtype = first.weight_dtype = dtype_of(x, "x");
+  first.x = x.data_ptr();
+  first.weight = packed.data_ptr();
+  first.out = out.data_ptr();
+  first.rows = x.size(0);
+  first.columns = first.out_columns = columns;
+  first.inner = inner;
+  first.x_stride = heads.token_stride;
+  first.out_stride = heads.num_heads * columns;
+  first.pairs = pairs;
+  if (first.rows > 0) launch([args, kernel = VLLM_KERNEL(head_linear)] { kernel(args); }, x, packed, out);
+  return out;
+}
+
 // The weight is of 8-bit integers with their scales; see kernels/linear_int8.cpp.
 Tensor linear_int8(Tensor x, Tensor weight, std::optional<Tensor> bias, int64_t columns, bool float_out, bool gated,
                    std::optional<Tensor> residual, std::optional<Tensor> norm_weight, double eps) {
   check_shape(x, "x", {-1, -1});
   check_last_contiguous(x, "x");
-  // Bytes in blocks of 64 values of k, and bfloat16 scales in groups of 128.
-  const int64_t blocks = (x.size(1) + 63) / 64;
-  check_shape(weight, "weight", {num_panels(columns, gated), 32 * (64 * blocks + 2 * ((blocks + 1) / 2))});
-  check_dtype(weight, "weight", ScalarType::Byte, "uint8");
-  check_contiguous(weight, "weight");
+  check_int8_weight(weight, num_panels(columns, gated), x.size(1));
   LinearArgs args = linear_args(x, bias, columns, float_out, gated);
   args.weight = weight.data_ptr();
   const Norm norm{residual, norm_weight, eps};
@@ -296,8 +228,7 @@ Tensor linear_quantized(Tensor x, Tensor panels, Tensor description, std::option
   LinearArgs args = linear_args(x, bias, columns, float_out, gated);
   args.quant = parts.read(args.inner, num_panels(columns, gated));
   args.quant.zero_in_codes = int8;
-  STD_TORCH_CHECK(!int8 || (args.quant.values == Values::integers && !sparse_starts.has_value()),
-                  "int8 products need codes that are integers, and no sparse values");
+  check_int8_product(int8, args.quant);
   args.weight = panels.data_ptr();
   const Norm norm{residual, norm_weight, eps};
   norm.set(args, x);
@@ -348,6 +279,7 @@ STABLE_TORCH_LIBRARY_FRAGMENT(vllm_cpu, m) {
       "linear(Tensor x, Tensor packed, Tensor? bias, int columns, bool float_out, Tensor? scales, bool gated, "
       "Tensor(a!)? residual=None, Tensor? norm_weight=None, float eps=0.0, Tensor(b!)? out=None, int first=0) -> "
       "Tensor");
+  m.def("head_linear(Tensor x, Tensor packed, int columns) -> Tensor");
   m.def(
       "linear_int8(Tensor x, Tensor weight, Tensor? bias, int columns, bool float_out, bool gated, "
       "Tensor(a!)? residual=None, Tensor? norm_weight=None, float eps=0.0) -> Tensor");
@@ -366,6 +298,7 @@ STABLE_TORCH_LIBRARY_IMPL(vllm_cpu, CPU, m) {
   m.impl("pack_linear", TORCH_BOX(&vllm_cpu::pack_linear));
   m.impl("panel_rows", TORCH_BOX(&vllm_cpu::panel_rows));
   m.impl("linear", TORCH_BOX(&vllm_cpu::linear));
+  m.impl("head_linear", TORCH_BOX(&vllm_cpu::head_linear));
   m.impl("linear_int8", TORCH_BOX(&vllm_cpu::linear_int8));
   m.impl("linear_quantized", TORCH_BOX(&vllm_cpu::linear_quantized));
   m.impl("quantized_rows", TORCH_BOX(&vllm_cpu::quantized_rows));

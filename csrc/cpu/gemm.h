@@ -46,6 +46,8 @@ constexpr int64_t kStreamedBytes = 4 * 1024 * 1024;
 
 inline int64_t num_runs(const LinearArgs& a) { return (a.inner + kRun - 1) / kRun; }
 
+inline int64_t row_of_x(const LinearArgs& a, int64_t row) { return a.row_ids != nullptr ? a.row_ids[row] : row; }
+
 // Fetches what comes next into the second-level cache, a few cache lines at a time.
 struct Ahead {
   const char* at;
@@ -77,12 +79,11 @@ template <typename Product>
 class Gemm {
  public:
   static void run(LinearArgs a) {
+    if (a.alone) return by_this_thread(a);
     a.streams = kStreamsLines && a.float_out && a.rows * a.out_columns * int64_t{sizeof(float)} >= kStreamedBytes &&
                 a.out_stride == a.out_columns && a.out_columns % kLanes == 0 && reinterpret_cast<uintptr_t>(a.out) % 64 == 0;
-    const int64_t row_bytes = Product::packed_row(a) * sizeof(Element);
-    const int64_t most = kBlockBytes / row_bytes / kMaxRows * kMaxRows;
     if (a.rows >= max_threads() * 4 * kMaxRows) {
-      by_rows(a, most > kMaxRows ? most : kMaxRows);
+      by_rows(a, rows_of_block(a));
     } else {
       by_panels(a);
     }
@@ -95,6 +96,11 @@ class Gemm {
   static constexpr int kFew = Product::panels_at_once(kMaxRows);
 
   static int64_t num_panels(const LinearArgs& a) { return (a.columns + kPanel - 1) / kPanel; }
+
+  static int64_t rows_of_block(const LinearArgs& a) {
+    const int64_t most = kBlockBytes / (Product::packed_row(a) * static_cast<int64_t>(sizeof(Element)));
+    return most / kMaxRows > 1 ? most / kMaxRows * kMaxRows : kMaxRows;
+  }
 
   // How rows [first, last) fall into tiles of about equal height.
   struct Tiles {
@@ -127,7 +133,7 @@ class Gemm {
 
     // Row `row` into its place in the packed tiles.
     void pack(int64_t row, const Tiles& tiles, Element* packed) const {
-      const Row* x = static_cast<const Row*>(args_.x) + row * args_.x_stride;
+      const Row* x = static_cast<const Row*>(args_.x) + row_of_x(args_, row) * args_.x_stride;
       if (args_.residual != nullptr) {
         Row* normed = normed_.get() + this_thread() * args_.inner;
         Row* residual = static_cast<Row*>(args_.residual) + row * args_.residual_stride;
@@ -184,6 +190,17 @@ class Gemm {
         multiply_rows(own.args, a.rows * part / blocks, a.rows * (part + 1) / blocks, packer, packed.get());
       }
       if (a.streams) finish_streams();
+    }
+  }
+
+  // The calling thread takes all blocks of rows, and all panels.
+  static void by_this_thread(const LinearArgs& a) {
+    const int64_t block = rows_of_block(a), blocks = (a.rows + block - 1) / block;
+    const Packer packer(a);
+    const Scratch<Element> packed((a.rows / blocks + 1) * Product::packed_row(a));
+    const ThreadArgs<Product> own(a);
+    for (int64_t part = 0; part < blocks; ++part) {
+      multiply_rows(own.args, a.rows * part / blocks, a.rows * (part + 1) / blocks, packer, packed.get());
     }
   }
 

@@ -80,6 +80,7 @@ struct AttentionArgs {
   const int32_t* query_start_loc;  // [requests + 1]
   const int32_t* seq_lens;         // [requests]
   int64_t requests, table_stride, num_kv_heads, head_dim, block_size;
+  int64_t value_dim;  // of values and results, where that is not head_dim
   float scale;    // of the scores, of keys as they are cached
   float v_scale;  // of values as they are cached
   int64_t window;             // tokens that a query sees, itself included; 0: all before it
@@ -87,6 +88,24 @@ struct AttentionArgs {
   const float* alibi_slopes;  // [heads], or null
   const float* sinks;         // [heads], or null
   bool dots;  // keys are bfloat16, of even head_dim, and multiplied by dot products
+};
+
+// The cache, k_cache, is [num_blocks, block_size, head_dim], rows whose first value_dim values are latents. num_kv_heads
+// are groups of query heads that attend apart.
+struct LatentAttentionArgs : AttentionArgs {
+  Heads q_rope;  // of the other head_dim - value_dim values; q is of the latents
+};
+
+struct WriteLatentArgs {
+  DType dtype;
+  CacheDType cache_dtype;
+  float scale;  // that 8-bit floats are multiplied by; else unused
+  const void* latent;  // [tokens, latent_dim]
+  const void* rope;    // [tokens, rope_dim]
+  void* cache;         // [num_blocks, block_size, latent_dim + rope_dim]
+  const int64_t* slots_int64;  // [tokens], or null
+  const int32_t* slots_int32;
+  int64_t tokens, latent_dim, rope_dim, latent_stride, rope_stride;
 };
 
 struct PackLinearArgs {
@@ -178,6 +197,8 @@ struct LinearArgs {
   float* prepared;  // memory of the product's own for the panels that it is at
   // silu(first half) * second half of each panel: 16 columns of the result.
   bool gated;
+  bool alone;              // computed by the calling thread: a part of a larger work
+  const int32_t* row_ids;  // [rows]: which rows of x are multiplied; or null: all
   // The product's own affair: the result is written past the caches.
   bool streams;
   // Likewise: which rows [rows] it leaves to another product (see left_rows.h), and where to keep these if x is normed.
@@ -189,6 +210,12 @@ struct LinearArgs {
   bool wide_norm_weight;    // it is float32
   int64_t residual_stride;
   float eps;
+};
+
+// A product for each head.
+struct HeadLinearArgs {
+  LinearArgs first;  // of head 0
+  int64_t heads, x_bytes, weight_bytes, out_bytes;  // from a head to the next
 };
 
 struct Logits {
@@ -259,6 +286,10 @@ struct TopPArgs {
   void rotary_and_cache(const RotaryArgs& rotary,     \
                         const CacheArgs& cache);      \
   void paged_attention(const AttentionArgs& args);    \
+  void latent_attention(                              \
+      const LatentAttentionArgs& args);               \
+  void write_latent(const WriteLatentArgs& args);     \
+  void head_linear(const HeadLinearArgs& args);       \
   void pack_linear(const PackLinearArgs& args);       \
   void panel_rows(const PanelRowsArgs& args);         \
   void pack_codes(const PackCodesArgs& args);         \

@@ -28,12 +28,14 @@ inline void mark_left(const LinearArgs& a, const BF16* x, int64_t row) {
   rest.out = out.get();
   rest.out_stride = a.out_columns;
   rest.residual = nullptr;
-  const BF16* rows = a.left_rows != nullptr ? a.left_rows : static_cast<const BF16*>(a.x);
-  const int64_t stride = a.left_rows != nullptr ? a.inner : a.x_stride;
+  rest.row_ids = nullptr;
+  const auto row_at = [&](int64_t row) {
+    return a.left_rows != nullptr ? a.left_rows + row * a.inner : static_cast<const BF16*>(a.x) + row_of_x(a, row) * a.x_stride;
+  };
   BF16* to = x.get();
   for (int64_t row = 0; row < a.rows; ++row) {
     if (!a.left[row]) continue;
-    std::memcpy(to, rows + row * stride, row_bytes);
+    std::memcpy(to, row_at(row), row_bytes);
     to += a.inner;
   }
   below(rest);

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from mixtures import MIXTURES
 
 VOCAB_SIZE = 131
 WINDOW = 9
@@ -27,6 +28,20 @@ _LLAMA3 = {"rope_type": "llama3", "rope_theta": 1e4, "factor": 4.0, "original_ma
     "high_freq_factor": 4.0,
 }
 _YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 16}
+
+_LATENT = {
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 4,
+    "q_lora_rank": 24,
+    "kv_lora_rank": 20,
+    "qk_nope_head_dim": 10,
+    "qk_rope_head_dim": 6,
+    "v_head_dim": 12,
+}
+_MSCALE = _YARN | {"mscale": 0.7, "mscale_all_dim": 1.3}
 
 # By a name of its own: transformers' model type and what differs from the usual fields.
 ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
@@ -172,11 +187,14 @@ ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
         _USUAL | _WINDOWS | {"layer_types": ["sliding_attention", "full_attention"] * 2, "global_head_dim": 16},
     ),
     "vaultgemma": ("vaultgemma", _USUAL | _WINDOWS),
+    "minicpm3": ("minicpm3", _LATENT | {"dim_model_base": 64}),
+    "youtu": ("youtu", _LATENT | {"rope_parameters": _MSCALE, "attention_bias": True}),
+    "youtu-plain-queries": ("youtu", _LATENT | {"q_lora_rank": None, "attention_bias": True}),
     "bloom": ("bloom", {"hidden_size": 32, "n_layer": 4, "n_head": 4}),
     "bloom-six-heads": ("bloom", {"hidden_size": 48, "n_layer": 4, "n_head": 6}),
     "mpt": ("mpt", {"d_model": 32, "n_layers": 4, "n_heads": 4, "max_seq_len": 128}),
     "mpt-six-heads": ("mpt", {"d_model": 48, "n_layers": 4, "n_heads": 6, "max_seq_len": 128}),
-}
+} | MIXTURES
 
 
 def make_architecture(name: str, folder: Path, seed: int = 0, **overrides: Any) -> Any:

@@ -19,7 +19,7 @@ PARAMS = SamplingParams(max_tokens=4, temperature=0, logprobs=3, prompt_logprobs
 
 # Fused weights; one key head for all ranks; ALiBi; windows; biases; norms over the whole width, some over shared heads;
 # norms before the output projections; norms of each head, with interleaved rotation; head biases; sinks;
-# sparse gates; layers with fewer key heads than others.
+# sparse gates; layers with fewer key heads than others; latent attention, with queries from a latent and without.
 @pytest.mark.parametrize(
     ("name", "world_size"),
     [
@@ -37,6 +37,8 @@ PARAMS = SamplingParams(max_tokens=4, temperature=0, logprobs=3, prompt_logprobs
         ("granite_swa", 2),
         ("gemma3n", 2),
         ("gemma4-values-are-keys", 2),
+        ("youtu", 2),
+        ("youtu-plain-queries", 4),
     ],
 )
 def test_ranks_together_compute_what_one_does(name: str, world_size: int, tmp_path: Path) -> None:
@@ -59,7 +61,8 @@ def test_ranks_together_compute_what_one_does(name: str, world_size: int, tmp_pa
 
 
 @pytest.mark.parametrize(
-    "name", ["gpt2", "gptj", "gemma2", "gemma3", "nemotron", "olmo2", "bloom", "cohere-qk-norm", "gemma3n", "gemma4"]
+    "name",
+    ["gpt2", "gptj", "gemma2", "gemma3", "nemotron", "olmo2", "bloom", "cohere-qk-norm", "gemma3n", "gemma4", "youtu"],
 )
 def test_bfloat16_is_as_near_the_truth_as_transformers(name: str, tmp_path: Path) -> None:
     model = make_architecture(name, tmp_path)

@@ -15,10 +15,13 @@ from vllm import LLM, SamplingParams
 pytestmark = [needs_kernels, pytest.mark.usefixtures("recordable_layout")]
 
 # Norms whose weight has more digits than the activations, a GELU's gate, scaled embeddings, norms after a layer, caps
-# and windows; scaled residuals; norms in other places. Layer norms, positions' embeddings, activations without a gate.
+# and windows; scaled residuals; norms in other places; latent attention. Layer norms, positions' embeddings,
+# activations without a gate.
 FAMILIES = (
-    *("gemma", "gemma2", "gemma3", "vaultgemma", "granite", "helium", "glm4", "olmo2"),
+    *("gemma", "gemma2", "gemma3", "vaultgemma", "granite", "helium", "glm4", "olmo2", "minicpm3"),
     *("gpt2", "opt", "phi", "gpt_neox", "stablelm", "cohere", "falcon", "xglm"),
+    # Mixtures: with an MLP of all tokens, and a gate of it; routers in float32; biases; LayerNorms.
+    *("qwen2_moe", "glm4_moe", "gpt_oss", "phimoe", "laguna"),
 )
 
 

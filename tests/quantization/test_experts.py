@@ -1,4 +1,4 @@
-"""Experts that are quantised, in transformers' modules."""
+"""Experts that are quantised."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_gpt_oss_with_another_shape(tmp_path):
         make_llm(tmp_path)
     halves = {f"{name}{end}": tensors[f"{name}{end}"][:2].contiguous() for end in ("_blocks", "_scales")}
     save_file(tensors | halves, path)
-    with pytest.raises(ValueError, match=rf"{name}_blocks is \(2, 64, 96\), but config.json means \(4, 64, 96\)"):
+    with pytest.raises(ValueError, match="lacks weights: model.layers.0.mlp.experts.2.down_proj.weight, "):
         make_llm(tmp_path)
 
 
@@ -65,7 +65,8 @@ def test_experts_with_a_matrix_each(family, ranks, tmp_path):
     settings = {"quant_method": "gptq", "bits": 4, "group_size": 32, "sym": False, "desc_act": False}
     family, _, renamed = family.partition(" of ")
     plain, folder = tmp_path / "plain", tmp_path / "quantised"
-    make_tiny(family, plain, **FIELDS, moe_intermediate_size=96, num_hidden_layers=2)
+    size = {"moe_intermediate_size": 96} if family == "qwen3_moe" else {}
+    make_tiny(family, plain, **FIELDS, **size, num_hidden_layers=2)
     shutil.copytree(plain, folder)
     tensors, values = {}, {}
     for name, tensor in load_file(plain / "model.safetensors").items():
@@ -94,14 +95,10 @@ def test_an_expert_of_another_shape(tmp_path):
     tensors = load_file(path)
     name = "model.layers.0.mlp.experts.{}.down_proj.weight"
     own = tensors[name.format(1)]
-    other, first = name.format(1), name.format(0)
-    for wrong, problem in {
-        own[:40]: rf"{other} is of shape \(40, 96\), but {first} of \(64, 96\)",
-        own[:40].float(): rf"{other} is not quantised, but {first} is: all parts of .*experts.down_proj must be",
-    }.items():
-        save_file(tensors | {other: wrong.contiguous()}, path)
-        with pytest.raises(ValueError, match=rf"{folder.name}.*{problem}"):
-            make_llm(folder)
+    other = name.format(1)
+    save_file(tensors | {other: own[:40].contiguous()}, path)
+    with pytest.raises(ValueError, match=rf"{folder.name}.*{other} has shape \(40, 96\), .* means \(64, 96\)"):
+        make_llm(folder)
 
 
 def make_stacked_scales(tmp_path, height=32):

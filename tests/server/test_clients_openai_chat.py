@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Literal
 
 import openai
 import pytest
 from live_server import LiveServer
+from pydantic import BaseModel
 from served import MODEL
 
 from vllm import LLM, RequestOutput, SamplingParams
@@ -150,8 +151,25 @@ def test_the_stream_helper(client: openai.OpenAI) -> None:
     ]
 
 
-def test_the_parse_helper_wants_what_is_not_done_here(client: openai.OpenAI) -> None:
-    schema: Any = {"type": "json_schema", "json_schema": {"name": "answer", "schema": {"type": "object"}}}
-    with pytest.raises(openai.BadRequestError) as caught:
-        client.chat.completions.parse(model=MODEL, messages=MESSAGES, response_format=schema)
-    assert caught.value.param == "response_format"
+class Weather(BaseModel):
+    hot: bool
+    sky: Literal["blue", "grey"]
+
+
+@pytest.mark.parametrize("temperature", [0, 1])
+def test_the_parse_helper_gives_an_object(client: openai.OpenAI, temperature: int) -> None:
+    answer = client.chat.completions.parse(
+        model=MODEL, messages=MESSAGES, response_format=Weather, temperature=temperature, max_tokens=60, seed=1
+    )
+    (choice,) = answer.choices
+    assert choice.finish_reason == "stop"
+    assert choice.message.parsed == Weather.model_validate_json(choice.message.content)
+
+
+def test_a_streamed_answer_has_the_form(client: openai.OpenAI) -> None:
+    with client.chat.completions.stream(
+        model=MODEL, messages=MESSAGES, response_format=Weather, temperature=0, max_tokens=60
+    ) as stream:
+        for _ in stream:
+            pass
+        assert isinstance(stream.get_final_completion().choices[0].message.parsed, Weather)

@@ -33,7 +33,7 @@ def client_of(server: LiveServer, key: str = API_KEY, **options: Any) -> openai.
         ({"extra_body": {"logprob_token_id": [1]}}, "logprob_token_id", "unknown_field"),
         ({"extra_body": {"logprob_token_ids": [10**6]}}, "logprob_token_ids", "invalid_value"),
         ({"extra_body": {"labels": ["no single token"]}}, "labels", "invalid_value"),
-        ({"extra_body": {"guided_choice": ["a"]}}, "guided_choice", "unsupported_field"),
+        ({"extra_body": {"structured_outputs": {"regex": "("}}}, "structured_outputs", "invalid_value"),
     ],
 )
 def test_bad_completions(live_server: LiveServer, fields: dict[str, Any], param: str, code: str) -> None:
@@ -48,7 +48,7 @@ def test_bad_completions(live_server: LiveServer, fields: dict[str, Any], param:
     ("fields", "param", "code"),
     [
         ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools", "unsupported_field"),
-        ({"response_format": {"type": "json_object"}}, "response_format", "unsupported_field"),
+        ({"response_format": {"type": "xml"}}, "response_format", "invalid_value"),
         ({"top_logprobs": 2}, "top_logprobs", "invalid_value"),
         ({"logprobs": True, "top_logprobs": -2}, "top_logprobs", "invalid_value"),
         ({"max_completion_tokens": 1000}, "max_completion_tokens", "context_length_exceeded"),

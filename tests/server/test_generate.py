@@ -193,7 +193,7 @@ def test_render_then_generate(server, path, body):
         ({"sampling_params": {"temperature": "1"}}, "sampling_params.temperature", "temperature must be"),
         ({"sampling_params": {"max_tokens": 100}}, "max_tokens", "more than the context"),
         ({"sampling_params": {"max_tokens": None, "min_tokens": 2**31}}, "min_tokens", "min_tokens must be at most"),
-        ({"sampling_params": {"structured_outputs": {"json": {}}}}, "structured_outputs", "cannot be honoured"),
+        ({"sampling_params": {"structured_outputs": {"regex": "("}}}, "structured_outputs", "does not compile"),
         ({"sampling_params": {"stop": ["a"], "detokenize": False}}, "stop", "stop strings"),
         ({"sampling_params": {"prompt_logprob_token_ids": [[1]]}}, "prompt_logprob_token_ids", "scored rows"),
         ({"sampling_params": {"prompt_logprob_token_ids": [[-2]]}}, "prompt_logprob_token_ids", "or -1"),

@@ -63,7 +63,7 @@ def test_a_batch_gives_a_request_for_each_conversation():
 
 @pytest.mark.parametrize("make", [chat, completion])
 def test_what_cannot_be_honoured_is_refused_by_name(make):
-    for name, value in (("structured_outputs", {"regex": "a"}), ("temprature", 1)):
+    for name, value in (("watermarking", True), ("temprature", 1)):
         with pytest.raises(VLLMValidationError, match=name) as raised:
             make(**{name: value})
         assert raised.value.parameter == name

@@ -183,8 +183,8 @@ def test_special_tokens_of_chat_are_added_when_asked_for(server):
         ({"kv_transfer_params": {}}, {"kv_transfer_params": {"do_remote_prefill": True}}),
         ({"stream_interval": 1}, {"stream_interval": -1}),
         ({"thinking_token_budget": -1}, {"thinking_token_budget": 5}),
-        ({"structured_outputs": {}}, {"structured_outputs": {"regex": "a"}}),
-        ({"response_format": {"type": "text"}}, {"response_format": {"type": "json_object"}}),
+        ({"structured_outputs": {}}, {"structured_outputs": {"regex": "("}}),
+        ({"response_format": {"type": "text"}}, {"response_format": {"type": "xml"}}),
         ({"session_id": "s", "store": True, "metadata": {"a": 1}, "service_tier": "auto", "user": "u"}, None),
     ],
 )

@@ -26,6 +26,11 @@ def byte_ids(text: str | bytes) -> list[int]:
     return [byte_id(byte) for byte in data]
 
 
+def token_bytes(token: str) -> bytes:
+    """The bytes that a token of WORDS stands for."""
+    return bytes(byte for character in token for byte in range(256) if _char_of(byte) == character)
+
+
 def make_byte_tokenizer(folder: Path) -> Tokenizer:
     """Write tokenizer.json and its tokenizer_config.json into `folder` and load it."""
     vocab = {"<pad>": PAD, "<s>": BOS, "</s>": EOS}

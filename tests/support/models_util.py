@@ -170,18 +170,17 @@ def _scrambled_tables(prompts: list[list[int]]) -> list[list[int]]:
 
 def _make_caches(
     model: nn.Module, config: HFConfig, num_blocks: int, dtype: torch.dtype, device: str
-) -> list[tuple[Tensor, Tensor]]:
+) -> list[tuple[Tensor, ...]]:
     backend = select_backend("auto", device, dtype, config.head_dim, BLOCK_SIZE)
     use_backend(model, backend)
-    caches: list[tuple[Tensor, Tensor]] = []
+    caches: list[tuple[Tensor, ...]] = []
     for spec in kv_cache_specs(model, config, ALONE):
         if spec.shared_with is not None:
             caches.append(caches[spec.shared_with])
             continue
-        shape = backend.kv_cache_shape(num_blocks, BLOCK_SIZE, spec.num_kv_heads, spec.head_dim)
+        shapes = spec.cache_shapes(backend, num_blocks, BLOCK_SIZE)
         # NaN shows when something is read that was never written.
-        key, value = (torch.full(shape, torch.nan, dtype=dtype, device=device) for _ in range(2))
-        caches.append((key, value))
+        caches.append(tuple(torch.full(shape, torch.nan, dtype=dtype, device=device) for shape in shapes))
     return caches
 
 

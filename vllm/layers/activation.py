@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from vllm import envs
 from vllm.distributed.communicator import Communicator
 from vllm.ops.activation import activation_, has_activation_kernel
+from vllm.ops.experts import ExpertActivation
 from vllm.ops.gate_and_mul import ACTIVATIONS, gate_and_mul
 
 _GELU_TANH = ACTIVATIONS["gelu_tanh"]
@@ -97,6 +98,15 @@ def _row_by_row(function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
 def get_act_and_mul_fn(name: str) -> Callable[[Tensor], Tensor]:
     """An activation of a gated MLP: [T, 2 I] (gate | up) -> act(gate) * up [T, I]. ValueError for an unknown name."""
     return _GATES.get(_ACTIVATIONS.get(name)) or partial(_act_and_mul, get_act_fn(name))
+
+
+def get_expert_activation(name: str, clamp: tuple[float, float] | None = None) -> Any:
+    """What stands between an expert's products: see `experts`. `clamp`: see MoeSpec."""
+    if clamp is not None:
+        slope, limit = clamp
+        return ExpertActivation("silu", limit=limit, slope=slope, offset=1.0)
+    curve = _IN_PLACE.get(_ACTIVATIONS.get(name))
+    return get_act_and_mul_fn(name) if curve is None else ExpertActivation(curve)
 
 
 class SparseActAndMul:

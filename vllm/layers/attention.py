@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import ClassVar
 
 from torch import Tensor, nn
 
@@ -26,6 +27,9 @@ class Attention(nn.Module):
         kv_sharing_target: index, among the model's layers, of the layer whose keys and values this one reads; it
             writes none, and has that layer's window. None = its own.
     """
+
+    is_latent: ClassVar[bool] = False
+    """Whether the cache has one row a token that is its key, and of which the first part is its value."""
 
     def __init__(
         self,

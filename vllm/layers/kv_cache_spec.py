@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from torch import nn
 
+from vllm.attention.backend import AttentionBackend
 from vllm.attention.options import LayerKind
 from vllm.config.checkpoint.config import HFConfig
 from vllm.distributed.communicator import Communicator, split_kv_heads
@@ -20,6 +21,23 @@ class KVCacheSpec(NamedTuple):
     head_dim: int
     window: int | None = None  # tokens that a query sees, itself included; None = all before it
     shared_with: int | None = None  # an earlier layer, whose keys and values these are
+    is_latent: bool = False  # one row of head_dim values is the key, and its first part the value
+
+    @property
+    def values_per_token(self) -> int:
+        """Numbers that the cache holds of a token."""
+        return self.num_kv_heads * self.head_dim * (1 if self.is_latent else 2)
+
+    @property
+    def shape(self) -> tuple[int, int, bool]:
+        """What layers that use each other's memory have in common."""
+        return self.num_kv_heads, self.head_dim, self.is_latent
+
+    def cache_shapes(self, backend: AttentionBackend, num_blocks: int, block_size: int) -> tuple[tuple[int, ...], ...]:
+        """Of the layer's keys and its values, or of its rows alone."""
+        if self.is_latent:
+            return ((num_blocks, block_size, self.head_dim),)
+        return (backend.kv_cache_shape(num_blocks, block_size, self.num_kv_heads, self.head_dim),) * 2
 
 
 def kv_cache_specs(model: nn.Module, config: HFConfig, group: Communicator) -> list[KVCacheSpec]:
@@ -37,7 +55,8 @@ def kv_cache_specs(model: nn.Module, config: HFConfig, group: Communicator) -> l
         target = layer.kv_sharing_target
         if target is None:
             own_heads = heads if layer.num_kv_heads is None else layer.num_kv_heads
-            specs.append(KVCacheSpec(own_heads, layer.head_dim, layer.options.window))
+            own = KVCacheSpec(own_heads, layer.head_dim, layer.options.window, is_latent=layer.is_latent)
+            specs.append(own)
             continue
         if not 0 <= target < index or specs[target].shared_with is not None:
             raise ValueError(
@@ -49,13 +68,14 @@ def kv_cache_specs(model: nn.Module, config: HFConfig, group: Communicator) -> l
 
 
 def layer_kinds(model: nn.Module, config: HFConfig, group: Communicator) -> list[LayerKind]:
-    """What the attention of each of the model's layers depends on, in their order."""
+    """What the attention of each of the model's layers depends on, in their order, latent ones apart."""
     # Split evenly, however many key/value heads a layer or a rank has.
     num_heads = config.num_attention_heads // group.world_size
     specs = kv_cache_specs(model, config, group)
     return [
         LayerKind(num_heads, spec.num_kv_heads, spec.head_dim, layer.options)
         for spec, layer in zip(specs, attention_layers(model), strict=False)
+        if not spec.is_latent
     ]
 
 
@@ -82,7 +102,7 @@ def kv_cache_layout(specs: list[KVCacheSpec], max_model_len: int) -> KVCacheLayo
             kinds.setdefault(window, []).append(index)
     ordered = sorted(kinds.items(), key=lambda kind: (kind[0] is not None, kind[0] or 0))
     sizes = [len(layers) for _, layers in ordered]
-    shapes = {spec[:2] for spec in specs if spec.shared_with is None}
+    shapes = {spec.shape for spec in specs if spec.shared_with is None}
     # Layers of other shapes cannot use each other's memory, so that splitting groups would save nothing.
     size = (
         max(sizes) if len(sizes) == 1 or len(shapes) > 1 else min(range(1, max(sizes) + 1), key=partial(_cost, sizes))
@@ -90,12 +110,12 @@ def kv_cache_layout(specs: list[KVCacheSpec], max_model_len: int) -> KVCacheLayo
     windows: list[int | None] = []
     group_of, cache_of = [0] * len(specs), [0] * len(specs)
     caches: list[KVCacheSpec] = []
-    cache_at: dict[tuple[int, int, int], int] = {}
+    cache_at: dict[tuple[int, int, int, bool], int] = {}
     for window, layers in ordered:
         for place, layer in enumerate(layers):
             if place % size == 0:
                 windows.append(window)
-            key = (place % size, *specs[layer][:2])
+            key = (place % size, *specs[layer].shape)
             if key not in cache_at:
                 cache_at[key] = len(caches)
                 caches.append(specs[layer]._replace(window=None))

@@ -253,15 +253,17 @@ class ColumnParallelLinear(LinearBase):
 
 
 class RowParallelLinear(LinearBase):
-    """A linear whose inputs are split over the ranks; every rank gets the sum. The first rank adds the bias."""
+    """A linear whose inputs are split over the ranks; every rank gets the sum, or its part where not `is_summed`. The
+    first rank adds the bias."""
 
-    def __init__(self, input_size: int, output_size: int, bias: bool, name: str) -> None:
+    def __init__(self, input_size: int, output_size: int, bias: bool, name: str, is_summed: bool = True) -> None:
         group = get_tp_group()
         super().__init__(Shard.even(input_size, group), {name: Shard.whole(output_size)}, bias)
-        self.group = group
+        self.group, self.is_summed = group, is_summed
 
     def forward(self, x: Tensor, norm: AddedNorm | None = None) -> Tensor:
-        return self.group.all_reduce(super().forward(x, norm))
+        part = super().forward(x, norm)
+        return self.group.all_reduce(part) if self.is_summed else part
 
     def process_weights_after_loading(self, method: LinearMethod = UNQUANTIZED, gated: bool = False) -> None:
         if self.group.rank > 0:

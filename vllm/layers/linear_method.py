@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import groupby
 from typing import Any
@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from vllm.distributed.communicator import Communicator
+from vllm.ops.experts import PackedExperts
 from vllm.ops.fp8_linear import fp8_linear, takes_fp8
 from vllm.ops.int8_linear import int8_linear, pack_int8_linear, take_int8_rows
 from vllm.ops.packed_linear import pack_linear, packed_linear, take_packed_rows
@@ -127,6 +128,21 @@ def pack_parts(
     return PARTS, PackedParts(parts, (start, width), len(parts) == 1 and parts[0].packed.gated)
 
 
+def pack_expert(
+    experts: PackedExperts,
+    index: int,
+    weights: Sequence[Tensor | QuantizedWeight],
+    bias: Tensor | None,
+    method: LinearMethod,
+) -> None:
+    """Pack the weight of expert `index` of `experts`, given in parts, as `pack_parts` does: the gate's rows above the
+    others if they have one. Whole parts are taken over, and nothing else is kept."""
+    # Rounded inputs are a step before the product, which the operation does not fuse.
+    gated = experts.gated and all(isinstance(weight, Tensor) or weight.inputs is None for weight in weights)
+    own, packed = pack_parts(weights, bias, _EXPERT if method is UNQUANTIZED else method, gated=gated)
+    experts.put(index, packed, own.apply)
+
+
 def _runs(weights: Sequence[Tensor | QuantizedWeight]) -> list[list[Any]]:
     """Weights that follow each other and can be one product: all plain, or all quantised with the same inputs."""
 
@@ -152,6 +168,9 @@ INT4 = LinearMethod(partial(_pack_rounded, round_to_int4), quantized_linear, tak
 FP8 = LinearMethod(partial(_pack_rounded, round_to_fp8), quantized_linear, take_quantized_rows)
 QUANTIZED = LinearMethod(pack_quantized, quantized_linear, take_quantized_rows)
 PARTS = LinearMethod(pack_parts, parts_linear, take_parts_rows)
+
+# The operation on experts multiplies by our own kernels.
+_EXPERT = replace(UNQUANTIZED, pack=partial(pack_linear, with_onednn=False))
 
 _ON_LOAD = {"int8": INT8, "int4": INT4, "fp8": FP8}
 

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from vllm.layers.experts import Experts
 from vllm.layers.linear import LinearBase
 from vllm.layers.linear_method import LinearMethod
 from vllm.layers.sharding import Shard, WeightSlot
@@ -47,7 +48,7 @@ def checkpoint_parts(model: nn.Module, name: str, value: Value) -> Iterable[tupl
     if read is None:
         return ((name, value),)
     if isinstance(value, QuantizedStack):
-        raise ValueError(f"{value.source}: this model has no experts whose weights may be quantised")
+        return _stack_parts(read, name, value)
     return read(name, value) if isinstance(value, Tensor) else _quantized_parts(read, name, value)
 
 
@@ -66,6 +67,19 @@ def _quantized_parts(
     if taken.dtype != torch.int64 or not torch.equal(taken.sort()[0], torch.arange(value.shape[0])):
         return list(read(name, value.dequantize()))
     return [(part, value.take_rows(rows.flatten())) for part, rows in parts]
+
+
+def _stack_parts(
+    read: Callable[[str, Tensor], Iterable[tuple[str, Tensor]]], name: str, stack: QuantizedStack
+) -> Iterator[tuple[str, Value]]:
+    """Each expert's weight under a name of its own."""
+    module, _, kind = name.rpartition(".")
+    if not module.endswith(".experts"):
+        raise ValueError(f"{stack.source}: this is no stack of experts")
+    for index, (weight, *others) in enumerate(stack.weights):
+        if others or stack.order(index) is not None:
+            raise ValueError(f"{stack.source}: an expert's weight must be one matrix")
+        yield from _quantized_parts(read, f"{module}.{index}.{kind}.weight", weight)
 
 
 @dataclass
@@ -98,6 +112,8 @@ class WeightUpdater:
             if isinstance(module, ParallelLMHead) and module.tied_to is not None
         }
         self._pending: dict[nn.Module, _Pending] = {}
+        # Those that got tensors since `complete`.
+        self._experts: set[Experts] = set()
 
     @torch.inference_mode()
     def update(self, weights: Iterable[tuple[str, Value]]) -> set[str]:
@@ -137,9 +153,18 @@ class WeightUpdater:
                 f"load_weights was given {min(given)} without {', '.join(sorted(lacking))}: these make one layer, give "
                 "all of them"
             )
+        for experts in self._experts:
+            if experts.lacking is not None:
+                raise ValueError(
+                    f"load_weights was given a part of an expert, without {experts.lacking}: give all of it"
+                )
+        self._experts.clear()
 
     def _fill(self, key: str, name: str, tensor: Value) -> None:
         module, module_name = self._owners[key]
+        if isinstance(module, Experts):
+            self._fill_expert(module, key.removeprefix(f"{module_name}."), name, tensor)
+            return
         pending = self._pending.get(module)
         if pending is None:
             begin = getattr(module, "begin_update", None)
@@ -147,8 +172,7 @@ class WeightUpdater:
             slots = module_slots(module, module_name)
             pending = _Pending(slots, set(slots) if is_new else set())
         slot = pending.slots[key]
-        if slot.shape != tuple(tensor.shape):
-            raise ValueError(f"load_weights: {name} must have shape {slot.shape}, got {tuple(tensor.shape)}")
+        _check_shape(name, slot, tensor)
         slot.fill(tensor)
         if pending.missing:
             self._pending[module] = pending
@@ -158,6 +182,14 @@ class WeightUpdater:
             del self._pending[module]
             self.packing_version += 1
         self._pack(module)
+
+    def _fill_expert(self, experts: Experts, key: str, name: str, tensor: Value) -> None:
+        experts.begin_update()
+        slot = experts.checkpoint_slots()[key]
+        _check_shape(name, slot, tensor)
+        slot.fill(tensor)
+        self._experts.add(experts)
+        self.packing_version += 1
 
     def _fill_up(self, module: LinearBase, pending: _Pending) -> None:
         given = {name: slot.target.clone() for name, slot in pending.slots.items() if name not in pending.missing}
@@ -178,6 +210,11 @@ class WeightUpdater:
             packs.process_weights_after_loading(self._method)
             if not packs.is_plain:
                 self.packing_version += 1
+
+
+def _check_shape(name: str, slot: WeightSlot, tensor: Value) -> None:
+    if slot.shape != tuple(tensor.shape):
+        raise ValueError(f"load_weights: {name} must have shape {slot.shape}, got {tuple(tensor.shape)}")
 
 
 class UpdatableModel(nn.Module):

@@ -17,6 +17,7 @@ from vllm import envs
 from vllm.config.checkpoint.mapped_tensors import block_bytes
 from vllm.distributed.parallel_state import get_tp_group
 from vllm.layers.attention import Attention
+from vllm.layers.experts import Experts
 from vllm.layers.linear import LinearBase, UnquantizedLinearMethod
 from vllm.layers.linear_method import LinearMethod, linear_method
 from vllm.layers.vocab_parallel_embedding import VocabShard
@@ -75,6 +76,9 @@ def get_model(model_config: ModelConfig, device: torch.device | str, use_tqdm: b
             # "fp8" is also the name of a checkpoint's format.
             method = linear_method(model_config.quantization if quantization is None else None)
             model.weight_updater = WeightUpdater(model, method)
+            for module in model.modules():
+                if isinstance(module, Experts):
+                    module.method = method
             with torch.inference_mode(), one_thread() if is_light else contextlib.nullcontext():
                 if model_config.load_format == "dummy":
                     fill_with_noise(model, model_config.seed)

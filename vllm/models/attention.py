@@ -11,11 +11,12 @@ from vllm.attention.backend import AttentionMetadata, KVCache
 from vllm.distributed.parallel_state import get_tp_group
 from vllm.layers.attention import Attention, AttentionOptions
 from vllm.layers.layernorm import HeadLayerNorms, ShardedRMSNorm
-from vllm.layers.linear import QKVParallelLinear, RowParallelLinear, separate_pair_columns
+from vllm.layers.linear import ColumnParallelLinear, QKVParallelLinear, RowParallelLinear, separate_pair_columns
 from vllm.layers.rotary_embedding import RotaryEmbedding
 from vllm.layers.sharding import Shard, WeightSlot
 from vllm.models.norms import Norm, make_norm
 from vllm.models.spec import AttentionSpec, RotarySpec
+from vllm.ops.elementwise import gated
 from vllm.ops.rms_norm import AddedNorm
 from vllm.ops.rotary import rotary_embedding_
 
@@ -43,7 +44,7 @@ class DecoderAttention(nn.Module):
     def __init__(self, spec: AttentionSpec, hidden_size: int, tables: RotaryTables) -> None:
         super().__init__()
         self.head_dim = spec.head_dim
-        self.clip, self.query_growth = spec.clip, spec.query_growth
+        self.clip, self.clips_heads, self.query_growth = spec.clip, spec.clip_after_norm, spec.query_growth
         self.rotates_first = spec.qk_norm_after_rotary or spec.query_growth is not None
         interleaved = spec.rotary.dim if spec.rotary is not None and spec.rotary.interleaved else 0
         self.value_is_key = spec.value_is_key
@@ -55,6 +56,11 @@ class DecoderAttention(nn.Module):
         )
         width = spec.num_heads * spec.head_dim
         self.o_proj = RowParallelLinear(width, hidden_size, spec.o_bias, "o_proj")
+        self.gate_proj: ColumnParallelLinear | None = None
+        self.has_softplus_gate = spec.output_gate == "softplus"
+        if spec.output_gate is not None:
+            gates = spec.num_heads if spec.gate_per_head else width
+            self.gate_proj = ColumnParallelLinear(hidden_size, gates, False, "gate_proj")
         self.q_norm: nn.Module | None = None
         self.k_norm: nn.Module | None = None
         if spec.qk_norm is not None:
@@ -122,11 +128,16 @@ class DecoderAttention(nn.Module):
         norm: AddedNorm | None,
     ) -> Tensor:
         """[T, H], to which `norm` is applied first -> [T, H], or [L, H] for the tokens in `rows`."""
+        if self.gate_proj is not None and norm is not None:
+            hidden, norm = norm(hidden), None
         qkv = self.qkv_proj(hidden, norm)
-        if self.clip is not None:
+        if self.clip is not None and not self.clips_heads:
             qkv = qkv.clamp(-self.clip, self.clip)
         q, k, v = self._heads_of(qkv, positions)
         out = self.attn(q, k, v, kv_cache, attn, rows, positions)
+        if self.gate_proj is not None:
+            gate = self.gate_proj(hidden if rows is None else hidden.index_select(0, rows))
+            out = gated(out, gate, self.has_softplus_gate)
         return self.o_proj(out if self.sub_norm is None else self.sub_norm(out))
 
     def _heads_of(self, qkv: Tensor, positions: Tensor) -> tuple[Tensor, Tensor | None, Tensor | None]:
@@ -144,6 +155,8 @@ class DecoderAttention(nn.Module):
             k = self.k_norm(k)
         if self.v_norm is not None:
             v = self.v_norm(v)
+        if self.clip is not None and self.clips_heads:
+            q, k, v = (None if heads is None else heads.clamp(-self.clip, self.clip) for heads in (q, k, v))
         if self.query_growth is not None:
             beta, length = self.query_growth
             q = q * (1 + beta * torch.log1p(positions.div(length, rounding_mode="floor")))[:, None, None].to(q.dtype)

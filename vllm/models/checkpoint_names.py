@@ -5,10 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 from torch import Tensor
 
-from vllm.models.spec import DecoderSpec
+from vllm.models.spec import DecoderSpec, MoeSpec
 
 Parts = Iterable[tuple[str, Tensor]]
 Transform = Callable[[str, Tensor, DecoderSpec], Parts]
@@ -31,7 +32,14 @@ OUTPUT_NORMS = (
     (r"\.post_attention_layernorm\.", ".attention_output_norm."),
     (r"\.post_feedforward_layernorm\.", ".mlp_output_norm."),
 )
+BLOCK_SPARSE = (
+    (r"\.block_sparse_moe\.", ".mlp."),
+    (r"\.experts\.(\d+)\.w1\.", r".experts.\1.gate_proj."),
+    (r"\.experts\.(\d+)\.w2\.", r".experts.\1.down_proj."),
+    (r"\.experts\.(\d+)\.w3\.", r".experts.\1.up_proj."),
+)
 # Tables that older checkpoints hold and every model computes.
+_LAYER = re.compile(r"model\.layers\.(\d+)\.")
 _COMPUTED = re.compile(r".*(rotary_emb\.(inv_freq|cos_cached|sin_cached)|rotary_pos_emb\.inv_freq|attn\.masked_bias)")
 
 
@@ -43,15 +51,19 @@ class CheckpointNames:
         renames: regular expressions and what replaces them, in order, towards `decoder.py`'s names.
         transforms: functions of a renamed tensor, in order; each gives one tensor or several.
         ignored: regular expression of whole names that hold no weight.
+        has_further_layers: those after the model's last, which predict further tokens, are ignored.
     """
 
     renames: tuple[tuple[str, str], ...] = ()
     transforms: tuple[Transform, ...] = ()
     ignored: str | None = None
+    has_further_layers: bool = False
 
     def read(self, name: str, tensor: Tensor, spec: DecoderSpec) -> Iterator[tuple[str, Tensor]]:
         """Our names and tensors of a checkpoint's. ValueError for one that does not have the shape to be split."""
         if _COMPUTED.fullmatch(name) or (self.ignored is not None and re.fullmatch(self.ignored, name)):
+            return
+        if self.has_further_layers and (layer := _LAYER.match(name)) and int(layer[1]) >= len(spec.layers):
             return
         own_name = name
         for pattern, replacement in self.renames:
@@ -122,5 +134,47 @@ def split_gate_up(name: str, tensor: Tensor, spec: DecoderSpec) -> Parts:
     if not _of(name, "gate_up_proj"):
         yield name, tensor
         return
-    for part, rows in zip(("gate_proj", "up_proj"), tensor.split(spec.mlps[0].intermediate_size), strict=True):
+    for part, rows in zip(("gate_proj", "up_proj"), tensor.split(spec.mlps[0].split_size), strict=True):
         yield name.replace("gate_up_proj", part), rows
+
+
+def split_experts(is_transposed: bool = False, alternates: bool = False) -> Transform:
+    """Experts' stacked matrices [E, outputs, inputs] and biases [E, outputs], as those of each expert; of gate_up_proj
+    gates and ups, which are halves, or in turn where it `alternates`. With `is_transposed` stacks are
+    [E, inputs, outputs]."""
+
+    def transform(name: str, tensor: Tensor, spec: DecoderSpec) -> Parts:
+        match = _EXPERTS.fullmatch(name)
+        if match is None:
+            yield name, tensor
+            return
+        stem, expert, kind, ending = match.groups()
+        ending = "bias" if ending is not None and ending.endswith("bias") else "weight"
+        (*_, mixture) = (mlp for mlp in spec.mlps if isinstance(mlp, MoeSpec))
+        matrices = [(expert, tensor)] if expert is not None else enumerate(tensor)
+        for index, matrix in matrices:
+            if expert is None and is_transposed and ending == "weight":
+                matrix = matrix.t()
+            if kind != "gate_up_proj":
+                yield f"{stem}.{index}.{kind}.{ending}", matrix
+                continue
+            if alternates and not mixture.alternates:
+                parts = matrix[::2], matrix[1::2]
+            else:
+                parts = tuple(matrix.unflatten(0, (2, -1)))
+            for part, rows in zip(("gate_proj", "up_proj"), parts, strict=True):
+                yield f"{stem}.{index}.{part}.{ending}", rows
+
+    return transform
+
+
+_EXPERTS = re.compile(r"(.+\.experts)(?:\.(\d+))?\.(gate_up_proj|gate_proj|up_proj|down_proj)(\.weight|\.bias|_bias)?")
+
+
+def gates_are_halves(raw: dict[str, Any]) -> bool:
+    """Whether a checkpoint's gate_proj and up_proj of single experts are halves of the model's stacked rows even where
+    these alternate, as in gpt-oss: GPTQModel cuts them so. `raw`: the content of config.json."""
+    settings = raw.get("quantization_config")
+    meta = settings.get("meta") if isinstance(settings, dict) else None
+    writer = meta.get("quantizer") if isinstance(meta, dict) else None
+    return "gptqmodel" in str(writer).lower()

@@ -10,7 +10,8 @@ from typing import Any, Literal
 from vllm.config.checkpoint.config import HFConfig, scaled_context
 from vllm.layers.activation import ACTIVATION_NAMES
 from vllm.models.rope_options import RopeDefaults, read_rope
-from vllm.models.spec import AttentionSpec, DecoderSpec, MlpSpec, NormSpec, RotarySpec
+from vllm.models.spec import AnyAttention, AttentionSpec, DecoderSpec, MlpSpec, MoeSpec, NormSpec, RotarySpec
+from vllm.ops.choose_experts import ExpertChoice
 
 # Options that do not change what a decoder computes: names of things, training, generation, other heads.
 _IRRELEVANT = re.compile(
@@ -31,6 +32,9 @@ _IRRELEVANT = re.compile(
 )
 
 _RMS_EPS = ("rms_norm_eps", "layernorm_epsilon", "norm_eps", "layer_norm_epsilon")
+_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
+_CHOSEN = ("num_experts_per_tok", "moe_k", "moe_topk")
+_ACTIVATIONS = ("hidden_act", "activation_function", "activation")
 _LAYER_EPS = ("layer_norm_eps", "layer_norm_epsilon", "norm_epsilon", "norm_eps", "layernorm_epsilon")
 
 
@@ -156,12 +160,12 @@ class ConfigReader:
         option `switch` allows it. Without layer_types the kinds are `default_kinds`, or all layers are of that kind,
         with a switch those from max_window_layers on."""
         window = self.get("sliding_window", default=None if "sliding_window" in self._raw else default_window)
-        if window is not None and (isinstance(window, bool) or not isinstance(window, int) or window < 1):
-            raise ValueError(f"{self._where}: sliding_window must be a positive integer or null, got {window!r}")
         if switch is not None and not self.boolean(switch, default=False):
             if window is not None and "sliding_attention" in (self.get("layer_types") or ()):
                 raise self.refuse(switch, "layer_types names sliding_attention")
             window = None
+        if window is not None and (isinstance(window, bool) or not isinstance(window, int) or window < 1):
+            raise ValueError(f"{self._where}: sliding_window must be a positive integer or null, got {window!r}")
         first = self.get("max_window_layers", default=28) if switch is not None else 0
         default = ["full_attention" if index < first else "sliding_attention" for index in range(self.num_layers)]
         kinds = self.layer_kinds(default if default_kinds is None else default_kinds)
@@ -185,7 +189,7 @@ class ConfigReader:
         self,
         activation: str = "silu",
         bias: bool | None = None,
-        activation_names: Sequence[str] = ("hidden_act", "activation_function", "activation"),
+        activation_names: Sequence[str] = _ACTIVATIONS,
         **fields: Any,
     ) -> MlpSpec:
         """An MLP; `activation` is the family's default, `bias` mlp_bias if None."""
@@ -193,25 +197,63 @@ class ConfigReader:
         names = "intermediate_size", "n_inner", "ffn_dim", "ffn_hidden_size"
         sizes = fields.pop("sizes", None)
         size = sizes[0] if sizes else self.integer(*names, default=fields.pop("size", None))
-        act = self.get(*activation_names, default=activation)
+        act = self._activation(activation, activation_names)
+        return MlpSpec(size, act, **({"up_bias": bias, "down_bias": bias} | fields))
+
+    def _activation(self, default: str, names: Sequence[str]) -> str:
+        act = self.get(*names, default=default)
         if act not in ACTIVATION_NAMES:
             known = ", ".join(sorted(ACTIVATION_NAMES))
+            raise ValueError(f"{self._where}: the activation ({names[0]}) must be one of {known}, got {act!r}")
+        return str(act)
+
+    def mixture(self, size: int, experts: int | None, chosen: int | None, **fields: Any) -> MoeSpec:
+        """A mixture of experts of this size; `experts` and `chosen`, their number and that of a token's, are the
+        family's defaults. `fields` are those of MoeSpec and of ExpertChoice, beside them `shared_size`: width of the
+        MLP that all tokens take, 0 = none, and
+        `own_activation`: the experts', whatever config.json says."""
+        num_experts = self.integer(*_EXPERTS, default=experts)
+        num_chosen = self.integer(*_CHOSEN, default=chosen)
+        if num_chosen > num_experts:
+            raise ValueError(f"{self._where}: a token cannot have {num_chosen} of {num_experts} experts")
+        act = self._activation(fields.pop("activation", "silu"), _ACTIVATIONS)
+        bias = fields.pop("mlp_bias", False)
+        if shared_size := fields.pop("shared_size", 0):
+            fields["shared"] = MlpSpec(shared_size, act, up_bias=bias, down_bias=bias)
+        of_choice = {name: fields.pop(name) for name in ExpertChoice.__dataclass_fields__ if name in fields}
+        choice = ExpertChoice(num_chosen, **of_choice)
+        if num_experts % choice.num_groups or num_chosen > num_experts // choice.num_groups * choice.num_groups_kept:
             raise ValueError(
-                f"{self._where}: the activation ({activation_names[0]}) must be one of {known}, got {act!r}"
+                f"{self._where}: a token's {num_chosen} experts cannot be of {choice.num_groups_kept} of "
+                f"{choice.num_groups} groups of {num_experts}"
             )
-        return MlpSpec(size, act, **({"up_bias": bias, "down_bias": bias} | fields))
+        return MoeSpec(num_experts, size, choice, fields.pop("own_activation", act), **fields)
+
+    def mixed(self, mixture: MoeSpec, mlp: MlpSpec, kinds: Sequence[str]) -> tuple[MlpSpec | MoeSpec, ...]:
+        """Of each layer `mixture`, or `mlp` where mlp_layer_types, by default `kinds`, says "dense", not "sparse"."""
+        kinds = self.get("mlp_layer_types", default=list(kinds))
+        if not isinstance(kinds, list) or len(kinds) != self.num_layers or set(kinds) - {"dense", "sparse"}:
+            raise ValueError(
+                f"{self._where}: mlp_layer_types must name dense or sparse for each of {self.num_layers} layers, "
+                f"got {kinds}"
+            )
+        return tuple(mixture if kind == "sparse" else mlp for kind in kinds)
+
+    def first_dense(self, count: int) -> list[str]:
+        """For `mixed`: the first `count` layers are dense."""
+        return ["dense" if index < count else "sparse" for index in range(self.num_layers)]
 
     def decoder(
         self,
-        attention: AttentionSpec | Sequence[AttentionSpec],
-        mlp: MlpSpec | Sequence[MlpSpec],
+        attention: AnyAttention | Sequence[AnyAttention],
+        mlp: MlpSpec | MoeSpec | Sequence[MlpSpec | MoeSpec],
         norm: NormSpec,
         tied: bool = False,
         **fields: Any,
     ) -> DecoderSpec:
         """The whole; one `attention` or `mlp` stands for all layers, `tied` is the family's default."""
-        layers = (attention,) * self.num_layers if isinstance(attention, AttentionSpec) else tuple(attention)
-        mlps = (mlp,) * self.num_layers if isinstance(mlp, MlpSpec) else tuple(mlp)
+        layers = tuple(attention) if isinstance(attention, Sequence) else (attention,) * self.num_layers
+        mlps = (mlp,) * self.num_layers if isinstance(mlp, MlpSpec | MoeSpec) else tuple(mlp)
         common: dict[str, Any] = {
             "vocab_size": self.integer("padded_vocab_size", "vocab_size"),
             "hidden_size": self.hidden_size,
@@ -221,7 +263,7 @@ class ConfigReader:
         }
         return DecoderSpec(layers=layers, mlps=mlps, norm=norm, **(common | fields))
 
-    def _max_positions(self, layers: Sequence[AttentionSpec], given: int | None) -> int:
+    def _max_positions(self, layers: Sequence[AnyAttention], given: int | None) -> int:
         names = "max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "n_ctx"
         ropes = [layer.rotary.rope for layer in layers if layer.rotary is not None]
         trained = given or self.integer(*names)

@@ -21,10 +21,11 @@ from vllm.layers.weight_update import UpdatableModel
 from vllm.models.attention import DecoderAttention, RotaryTables
 from vllm.models.checkpoint_names import CheckpointNames
 from vllm.models.config_reader import ConfigReader
-from vllm.models.mlp import MLP
+from vllm.models.latent_attention import DecoderLatentAttention
+from vllm.models.moe import make_mlp
 from vllm.models.norms import Norm, make_norm
 from vllm.models.per_layer_inputs import LayerInput, PerLayerInputs
-from vllm.models.spec import DecoderSpec
+from vllm.models.spec import AnyAttention, DecoderSpec, LatentAttentionSpec
 from vllm.ops.elementwise import added, scaled
 from vllm.ops.embedding import embedding
 from vllm.ops.rms_norm import AddedNorm
@@ -36,8 +37,8 @@ class DecoderLayer(nn.Module):
 
     def __init__(self, spec: DecoderSpec, index: int, tables: RotaryTables) -> None:
         super().__init__()
-        self.self_attn = DecoderAttention(spec.layers[index], spec.hidden_size, tables)
-        self.mlp = MLP(spec.mlps[index], spec.hidden_size)
+        self.self_attn = _make_attention(spec.layers[index], spec.hidden_size, tables)
+        self.mlp = make_mlp(spec.mlps[index], spec.hidden_size)
         self.block, self.residual_scale = spec.block, spec.residual_scale
         self.residual_of_norm = spec.residual_of_norm
         self.input_layernorm: Norm | None = None
@@ -124,6 +125,14 @@ class DecoderLayer(nn.Module):
             normed = self.post_attention_layernorm(stream)
         out = added(attended, self.mlp(normed, None))
         return stream, out if self.residual_scale == 1.0 else scaled(out, self.residual_scale)
+
+
+def _make_attention(
+    spec: AnyAttention, hidden_size: int, tables: RotaryTables
+) -> DecoderAttention | DecoderLatentAttention:
+    if isinstance(spec, LatentAttentionSpec):
+        return DecoderLatentAttention(spec, hidden_size, tables)
+    return DecoderAttention(spec, hidden_size, tables)
 
 
 def enter(norm: Norm | None, stream: Tensor, pending: Tensor | None) -> tuple[Tensor, Tensor, AddedNorm | None]:
@@ -292,7 +301,7 @@ class DecoderForCausalLM(CausalLM):
             num_key_value_heads=max(layer.num_kv_heads for layer in spec.layers),
             head_dim=max(layer.head_dim for layer in spec.layers),
             # What ranks that share each layer's MLP have to divide.
-            intermediate_size=math.gcd(*(mlp.intermediate_size for mlp in spec.mlps)),
+            intermediate_size=math.gcd(*(mlp.split_size for mlp in spec.mlps)),
             max_context_len=spec.max_positions,
             tie_word_embeddings=spec.tie_word_embeddings,
         )

@@ -14,9 +14,10 @@ from vllm.ops.rms_norm import AddedNorm
 
 
 class MLP(nn.Module):
-    """down(act(gate(x)) * up(x)), or down(act(up(x)))."""
+    """down(act(gate(x)) * up(x)), or down(act(up(x))). Without `is_summed` each rank's result is a part of it, and the
+    ranks' sum the whole."""
 
-    def __init__(self, spec: MlpSpec, hidden_size: int) -> None:
+    def __init__(self, spec: MlpSpec, hidden_size: int, is_summed: bool = True) -> None:
         super().__init__()
         inner = spec.intermediate_size
         self.up_proj: nn.Module | None = None
@@ -32,7 +33,7 @@ class MLP(nn.Module):
         if spec.inner_norm is not None:
             group = get_tp_group()
             self.sub_norm = ShardedRMSNorm(Shard.even(inner, group), spec.inner_norm.eps, group, 1)
-        self.down_proj = RowParallelLinear(inner, hidden_size, spec.down_bias, "down_proj")
+        self.down_proj = RowParallelLinear(inner, hidden_size, spec.down_bias, "down_proj", is_summed)
 
     def forward(self, x: Tensor, norm: AddedNorm | None = None) -> Tensor:
         """[T, H], to which `norm` is applied first -> [T, H]."""

@@ -39,6 +39,7 @@ _DENSE = {
         "ArceeForCausalLM CwmForCausalLM Ernie4_5ForCausalLM HeliumForCausalLM HunYuanDenseV1ForCausalLM "
         "LlamaForCausalLM MiniCPMForCausalLM SeedOssForCausalLM SmolLM3ForCausalLM"
     ),
+    "minicpm3": "MiniCPM3ForCausalLM",
     "mistral": "Ministral3ForCausalLM MinistralForCausalLM MistralForCausalLM",
     "mpt": "MPTForCausalLM",
     "nanochat": "NanoChatForCausalLM",
@@ -51,6 +52,25 @@ _DENSE = {
     "stablelm": "StableLmForCausalLM",
     "starcoder2": "Starcoder2ForCausalLM",
     "xglm": "BioGptForCausalLM XGLMForCausalLM",
+    "youtu": "YoutuForCausalLM",
+}
+# Those with experts, by their module in `mixtures/`.
+_MIXTURES = {
+    "afmoe": "AfmoeForCausalLM",
+    "aria": "AriaTextForCausalLM",
+    "cohere": "Cohere2MoeForCausalLM",
+    "deepseek": "Dots1ForCausalLM ExaoneMoeForCausalLM Glm4MoeForCausalLM SolarOpenForCausalLM",
+    "ernie": "Ernie4_5_MoeForCausalLM",
+    "gpt_oss": "GptOssForCausalLM",
+    "granite": "GraniteMoeForCausalLM GraniteMoeSWAForCausalLM GraniteMoeSharedForCausalLM",
+    "hunyuan": "HYV3ForCausalLM HunYuanMoEV1ForCausalLM",
+    "kolibri": "Kolibri1ForCausalLM",
+    "laguna": "LagunaForCausalLM",
+    "minimax": "MiniMaxM2ForCausalLM",
+    "mixtral": "MixtralForCausalLM",
+    "olmo": "FlexOlmoForCausalLM OlmoeForCausalLM",
+    "phi": "PhimoeForCausalLM",
+    "qwen": "FlintForCausalLM MellumForCausalLM Qwen2MoeForCausalLM Qwen3MoeForCausalLM",
 }
 # Other names of these.
 _SYNONYMS = {
@@ -60,7 +80,12 @@ _SYNONYMS = {
     "RWForCausalLM": "FalconForCausalLM",
     "StableLMEpochForCausalLM": "StableLmForCausalLM",
 }
-_NATIVE = {name: f"vllm.models.dense.{module}:{name}" for module, names in _DENSE.items() for name in names.split()}
+_NATIVE = {
+    name: f"vllm.models.{folder}.{module}:{name}"
+    for folder, table in (("dense", _DENSE), ("mixtures", _MIXTURES))
+    for module, names in table.items()
+    for name in names.split()
+}
 _NATIVE |= {name: _NATIVE[known] for name, known in _SYNONYMS.items()}
 
 # Options with which transformers' module runs an architecture, unless model_impl says otherwise.

@@ -36,6 +36,7 @@ class RopeDefaults:
         theta: base of the frequencies; `sliding_theta` that of layers with a window, where kinds have their own.
         partial: share of a head that rotates; None = all of it, and the option is refused.
         theta_names, share_names: the options outside of rope_parameters.
+        parameters: those that the family has beside the type's own.
     """
 
     theta: float = 10000.0
@@ -43,6 +44,7 @@ class RopeDefaults:
     partial: float | None = None
     theta_names: Sequence[str] = ("rope_theta",)
     share_names: Sequence[str] = ("partial_rotary_factor",)
+    parameters: Sequence[str] = ()
 
 
 def read_rope(
@@ -79,7 +81,7 @@ def read_rope(
             params["factor"] = raw["max_position_embeddings"] / params[_ORIGINAL]
     if kind is not None and params.get("truncate") is False:
         raise ValueError(f"{where}: rope_parameters of a kind of layers have no parameter truncate")
-    _check(params, rope_type, where)
+    _check(params, rope_type, where, defaults.parameters)
     return RopeConfig(rope_type, theta, params), share
 
 
@@ -114,12 +116,12 @@ def _positive(value: Any, name: str, where: str) -> float:
     return float(value)
 
 
-def _check(params: dict[str, Any], rope_type: str, where: str) -> None:
+def _check(params: dict[str, Any], rope_type: str, where: str, others: Sequence[str]) -> None:
     needed, optional = _PARAMETERS[rope_type]
     for name in needed:
         if name not in params:
             raise ValueError(f"{where}: rope_parameters of type {rope_type} has no {name}")
-    known = {*needed, *optional, _ORIGINAL, "share", "max_position_embeddings"}
+    known = {*needed, *optional, *others, _ORIGINAL, "share", "max_position_embeddings"}
     for name, value in params.items():
         if name not in known and value not in (None, False, 0):
             raise ValueError(f"{where}: rope_parameters of type {rope_type} has no parameter {name}, got {value!r}")

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from vllm.config.checkpoint.config import RopeConfig
+from vllm.ops.choose_experts import ExpertChoice
 
 
 @dataclass(frozen=True)
@@ -52,8 +53,11 @@ class AttentionSpec:
             weight of its own ("heads"; "norms": LayerNorms that are tensors of their own in the checkpoint), or over
             the whole width ("width").
         qk_norm_after_rotary: the norm follows the rotation.
-        clip: queries, keys and values are clamped to [-clip, clip].
+        clip: queries, keys and values are clamped to [-clip, clip], before queries and keys are normalised unless
+            `clip_after_norm`.
         output_norm: normalisation of the heads' outputs before the output projection.
+        output_gate: the heads' outputs are multiplied by this function of a further projection of the input, with an
+            output for each of their values, or one a head: `gate_per_head`.
         query_growth: (beta, length): queries are scaled by 1 + beta * log(1 + floor(position / length)).
         v_norm: normalisation of each head's values.
         value_is_key: the values are the keys' projection, before the keys' norm and rotation.
@@ -75,11 +79,57 @@ class AttentionSpec:
     qk_norm_over: Literal["head", "heads", "norms", "width"] = "head"
     qk_norm_after_rotary: bool = False
     clip: float | None = None
+    clip_after_norm: bool = False
     output_norm: NormSpec | None = None
+    output_gate: Literal["sigmoid", "softplus"] | None = None
+    gate_per_head: bool = False
     query_growth: tuple[float, float] | None = None
     v_norm: NormSpec | None = None
     value_is_key: bool = False
     kv_source: int | None = None
+
+
+@dataclass(frozen=True)
+class LatentAttentionSpec:
+    """Self-attention whose keys and values are widened from a latent that the heads share (DeepSeek V2,
+    arXiv:2405.04434, section 2.1): queries and keys have `nope_dim` values from it and `rope_dim` rotated ones, which
+    of keys all heads have in common.
+
+    Attributes:
+        value_dim: of each head's values.
+        latent_dim: of the latent that keys and values are made of.
+        query_dim: of the latent that queries are made of; None = queries come from the hidden states.
+        rotary: of the rotated values, all `rope_dim` of them.
+        scale: factor on the scores.
+        norm: normalisation of both latents.
+        bias: of what makes the latents, and of the output projection.
+        query_growth: as in AttentionSpec.
+    """
+
+    num_heads: int
+    nope_dim: int
+    rope_dim: int
+    value_dim: int
+    latent_dim: int
+    query_dim: int | None
+    rotary: RotarySpec
+    scale: float
+    norm: NormSpec
+    bias: bool = False
+    query_growth: tuple[float, float] | None = None
+
+    @property
+    def head_dim(self) -> int:
+        """Of a head's query."""
+        return self.nope_dim + self.rope_dim
+
+    @property
+    def num_kv_heads(self) -> int:
+        """Heads of keys and values, once they are widened."""
+        return self.num_heads
+
+
+AnyAttention = AttentionSpec | LatentAttentionSpec
 
 
 @dataclass(frozen=True)
@@ -95,6 +145,55 @@ class MlpSpec:
     down_bias: bool = False
     inner_norm: NormSpec | None = None
     sparsity: float = 0.0
+
+    @property
+    def split_size(self) -> int:
+        """What the number of ranks has to divide."""
+        return self.intermediate_size
+
+
+@dataclass(frozen=True)
+class MoeSpec:
+    """A mixture of experts, each a gated MLP down(act(gate(x)) * up(x)): the sum of some experts' results, which a
+    router chooses by a product of x and weighs, plus `shared`'s, if there is one.
+
+    Attributes:
+        num_experts: E.
+        expert_size: width of an expert.
+        activation: act.
+        clamp: (a, l) for gpt-oss's gate in place of it: g * sigmoid(a g) * (min(max(up, -l), l) + 1), g = min(gate, l).
+        choice: how a token's experts follow from the router's logits.
+        router_bias: whether the router's product has a bias.
+        correction: whether each expert has a number that is added where experts are compared.
+        router_is_float32: the router's weight stays float32, and so does its product.
+        expert_bias: whether the experts' products have biases.
+        alternates: an expert's gates and what they are multiplied with alternate among its first product's outputs,
+            whose halves the checkpoint has as gate_proj and up_proj.
+        weighs_inputs: an expert takes x times its weight; else its result is multiplied.
+        shared: an MLP that every token takes.
+        shared_gate: its result is multiplied by the sigmoid of a product of x.
+        sum_scale: factor on the sum of all.
+    """
+
+    num_experts: int
+    expert_size: int
+    choice: ExpertChoice
+    activation: str = "silu"
+    clamp: tuple[float, float] | None = None
+    router_bias: bool = False
+    correction: bool = False
+    router_is_float32: bool = False
+    expert_bias: bool = False
+    alternates: bool = False
+    weighs_inputs: bool = False
+    shared: MlpSpec | None = None
+    shared_gate: bool = False
+    sum_scale: float = 1.0
+
+    @property
+    def split_size(self) -> int:
+        """What the number of ranks has to divide, beside the number of experts; 0: nothing."""
+        return 0 if self.shared is None else self.shared.intermediate_size
 
 
 @dataclass(frozen=True)
@@ -126,7 +225,7 @@ class DecoderSpec:
 
     Attributes:
         max_positions: tokens of context that the model was made for.
-        layers, mlps: the attention and the MLP of each layer.
+        layers, mlps: the attention of each layer, and its MLP or mixture.
         norm: the blocks' norms.
         block: where they stand. "pre": before attention and MLP. "output": after each, before it is added to the
             residual stream. "both": before and after each. "post": on the stream, after each was added. "parallel":
@@ -144,8 +243,8 @@ class DecoderSpec:
     vocab_size: int
     hidden_size: int
     max_positions: int
-    layers: tuple[AttentionSpec, ...]
-    mlps: tuple[MlpSpec, ...]
+    layers: tuple[AnyAttention, ...]
+    mlps: tuple[MlpSpec | MoeSpec, ...]
     norm: NormSpec
     final_norm: NormSpec | None
     block: Block = "pre"
@@ -161,3 +260,8 @@ class DecoderSpec:
     per_layer_input: PerLayerInputSpec | None = None
     layer_scale: bool = False
     residual_of_norm: bool = False
+
+    @property
+    def attentions(self) -> tuple[AttentionSpec, ...]:
+        """`layers` of a decoder that has no latent attention."""
+        return tuple(layer for layer in self.layers if isinstance(layer, AttentionSpec))

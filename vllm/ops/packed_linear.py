@@ -20,7 +20,7 @@ Layout = Literal["plain", "packed_f32", "packed_bf16_dot", "packed_fp16", "onedn
 
 # Of our kernel; the first two hold the weight's values unchanged.
 EXACT: tuple[Layout, ...] = ("packed_f32", "packed_bf16_dot")
-_OWN: tuple[Layout, ...] = (*EXACT, "packed_fp16")
+OWN: tuple[Layout, ...] = (*EXACT, "packed_fp16")
 
 # Columns of a panel: what a packed weight consists of.
 PANEL = 32
@@ -51,7 +51,9 @@ class PackedLinear:
     gated: bool = False
 
 
-def pack_linear(weight: Tensor, bias: Tensor | None, float_out: bool = False, gated: bool = False) -> PackedLinear:
+def pack_linear(
+    weight: Tensor, bias: Tensor | None, float_out: bool = False, gated: bool = False, with_onednn: bool = True
+) -> PackedLinear:
     """Take a weight [N, K] and a bias [N] over. `weight` is copied when packing changes its layout.
 
     Our own kernel adds each output's products in one order, so a row's results do not depend on the batch, and it is at
@@ -64,19 +66,21 @@ def pack_linear(weight: Tensor, bias: Tensor | None, float_out: bool = False, ga
     Args:
         float_out: the products will be read in float32, so the layout is one that sums and gives them so.
         gated: multiply to silu(x G^T + b) * (x U^T + c) at once, if the layout can: the result's `gated` tells.
+        with_onednn: the layout may be oneDNN's.
 
     Raises:
         ValueError: VLLM_CPU_GEMM is no layout, or is one that this CPU does not support.
     """
     shape = (weight.shape[0], weight.shape[1])
-    layout = _layout(weight, float_out)
-    if gated and layout in _OWN:
-        packed = pack_linear(interleave_gate(weight), None if bias is None else interleave_gate(bias), float_out)
+    layout = _layout(weight, float_out, with_onednn)
+    if gated and layout in OWN:
+        rows = None if bias is None else interleave_gate(bias)
+        packed = pack_linear(interleave_gate(weight), rows, float_out, with_onednn=with_onednn)
         return replace(packed, shape=shape, gated=True)
     scales = None
     if layout == "packed_fp16":
         weight, scales = _scaled_fp16(weight)
-    if layout in _OWN:
+    if layout in OWN:
         weight = pack_as(weight, layout)
     elif layout == "onednn":
         weight = torch.ops.mkldnn._reorder_linear_weight(weight)
@@ -98,7 +102,7 @@ def packed_linear(x: Tensor, packed: PackedLinear, float_out: bool = False, norm
     """
     if x.shape[-1] != packed.shape[1]:
         raise ValueError(f"x must be [T, {packed.shape[1]}] for a weight of {packed.shape}, got {tuple(x.shape)}")
-    if packed.layout in _OWN:
+    if packed.layout in OWN:
         columns = packed.shape[0] // 2 if packed.gated else packed.shape[0]
         return torch.ops.vllm_cpu.linear(
             x, packed.weight, packed.bias, columns, float_out, packed.scales, packed.gated, *(norm or ())
@@ -152,7 +156,7 @@ def unpack_linear(packed: PackedLinear, dtype: torch.dtype) -> tuple[Tensor, Ten
         weight[:, start:stop] = packed_linear(units, product).T
     if not packed.gated:
         return weight, packed.bias
-    return _separate_gate(weight, half), None if packed.bias is None else _separate_gate(packed.bias, half)
+    return separate_gate(weight, half), None if packed.bias is None else separate_gate(packed.bias, half)
 
 
 def packed_embedding(token_ids: Tensor, packed: PackedLinear) -> Tensor:
@@ -163,12 +167,12 @@ def packed_embedding(token_ids: Tensor, packed: PackedLinear) -> Tensor:
     return torch.ops.vllm_cpu.panel_rows(packed.weight, token_ids, packed.shape[0])
 
 
-def _layout(weight: Tensor, float_out: bool) -> Layout:
+def _layout(weight: Tensor, float_out: bool, with_onednn: bool = True) -> Layout:
     if implementation(weight) != "cpp":
         return "plain"
     if weight.dtype != torch.bfloat16:
         return "packed_f32"
-    layout = bf16_layout(float_out)
+    layout = bf16_layout(float_out, with_onednn)
     return "packed_f32" if layout == "packed_bf16_dot" and weight.shape[1] % 2 else layout
 
 
@@ -178,7 +182,7 @@ def bf16_layout(float_out: bool, with_onednn: bool = True) -> Layout:
     check_cpu_gemm()
     ops = cpu_ops()
     assert ops is not None
-    usable = EXACT if float_out else _OWN
+    usable = EXACT if float_out else OWN
     if with_onednn and not float_out and onednn_lacks() is None and not envs.batch_invariant():
         usable = (*usable, "onednn")
     named = envs.cpu_gemm()
@@ -212,8 +216,8 @@ def interleave_gate(stacked: Tensor) -> Tensor:
     return parts.unflatten(1, (-1, PANEL // 2)).transpose(0, 1).flatten(0, 2).contiguous()
 
 
-def _separate_gate(interleaved: Tensor, half: int) -> Tensor:
-    """interleave_gate undone; `half`: rows of either half."""
+def separate_gate(interleaved: Tensor, half: int) -> Tensor:
+    """`interleave_gate` undone; `half`: rows of either half."""
     parts = interleaved.unflatten(0, (-1, 2, PANEL // 2)).transpose(0, 1).flatten(1, 2)
     return parts[:, :half].flatten(0, 1).contiguous()
 

@@ -178,6 +178,8 @@ def _quantized_panels(weights: Sequence[QuantizedTensor], rows: Tensor | None) -
     _write_codes(weights, rows, kind, panels, numbers)
     at = _code_bytes(numbers)
     for (count, width), parts in zip(_counts(numbers), stored, strict=True):
+        if len({part.stride(1) for part in parts}) > 1:
+            parts = [part.contiguous() for part in parts]
         torch.ops.vllm_cpu.pack_numbers_(panels, parts, places, at)
         at += PANEL * count * width
     order = None if weight.input_order is None else weight.input_order.contiguous()

@@ -70,7 +70,7 @@ class BeamSearchParams:
         if self.early_stopping != "never" and not isinstance(self.early_stopping, bool):
             raise wrong_type("early_stopping", self.early_stopping, "True, False or 'never'")
         if self.structured_outputs is not None and not self.structured_outputs.all_constraints_none():
-            message = "structured_outputs cannot be honoured: grammars are not implemented; allowed_token_ids are"
+            message = "structured_outputs cannot be honoured by a beam search; allowed_token_ids are"
             raise VLLMValidationError(message, "structured_outputs", self.structured_outputs)
         if self.watermarking:
             message = "watermarking cannot be honoured: texts are not watermarked"

@@ -260,11 +260,6 @@ def is_zero(value: Any) -> bool:
     return isinstance(value, int) and value == 0
 
 
-def asks_for_no_form(value: Any) -> bool:
-    """Whether StructuredOutputsParams or GuidedDecodingParams set no constraint."""
-    return hasattr(value, "all_constraints_none") and value.all_constraints_none()
-
-
 # What beam search cannot be combined with: field -> values that leave it alone, the normal one first.
 BEAM_SEARCH_NEEDS: dict[str, tuple[Any, ...]] = {
     "temperature": (0.0,),
@@ -279,6 +274,7 @@ BEAM_SEARCH_NEEDS: dict[str, tuple[Any, ...]] = {
     "logprob_token_ids": (None,),
     "prompt_logprobs": (None,),
     "prompt_logprob_token_ids": (None,),
+    "structured_outputs": (None,),
 }
 
 # The same for a given continuation: it is the one sequence there is, and nothing may end or change it.
@@ -288,6 +284,7 @@ TRACE_NEEDS: dict[str, tuple[Any, ...]] = {
     "use_beam_search": (False,),
     "bad_words": ([], None),
     "repetition_detection": (None,),
+    "structured_outputs": (None,),
 }
 
 

@@ -1,15 +1,38 @@
-"""Constraints on the form of an answer. Grammars are not implemented: requests that set one are refused."""
+"""Constraints on the form of an answer."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
-from typing import Any, NoReturn
+from types import NoneType
+from typing import Any
 
 from vllm.exceptions import VLLMValidationError, shown
 from vllm.utils.checks import check_integer, wrong_type
 
+BACKENDS = ("guidance",)
+"""Names of what grammars run by."""
+
 _KINDS = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
+
+
+# The type of each kind's value, in words and as a test.
+_TYPES: dict[str, tuple[str, Callable[[Any], bool]]] = {
+    "json": ("a JSON schema: an object or a text", lambda value: isinstance(value, (str, dict, bool))),
+    "regex": ("a text", lambda value: isinstance(value, str)),
+    "choice": (
+        "a list of one or more texts",
+        lambda value: isinstance(value, list) and bool(value) and all(isinstance(each, str) for each in value),
+    ),
+    "grammar": ("a text", lambda value: isinstance(value, str)),
+    "json_object": ("True", lambda value: value is True),
+    "structural_tag": ("an object or a text of JSON", lambda value: isinstance(value, (str, dict))),
+}
+
+
+def _wrong_value(name: str, value: Any, expected: str) -> VLLMValidationError:
+    error = wrong_type(f"structured_outputs.{name}", value, expected)
+    return VLLMValidationError(error.args[0], "structured_outputs", value)
 
 
 @dataclass
@@ -28,7 +51,7 @@ class StructuredOutputsParams:
         structural_tag: tags and the schemas of what they hold, as a text of JSON.
 
     Raises:
-        VLLMValidationError: none of the kinds, or several.
+        VLLMValidationError: none of the kinds, or several, or a value of the wrong type.
     """
 
     json: str | dict[str, Any] | None = None
@@ -48,6 +71,25 @@ class StructuredOutputsParams:
             raise VLLMValidationError(
                 f"exactly one of {', '.join(_KINDS)} must be given, got {found}", "structured_outputs"
             )
+        self._check_types()
+
+    def _check_types(self) -> None:
+        if (make_schema := getattr(self.json, "model_json_schema", None)) is not None:
+            self.json = make_schema()
+        kind, value = self.kind
+        expected, holds = _TYPES[kind]
+        if not holds(value):
+            raise _wrong_value(kind, value, expected)
+        for name in ("disable_any_whitespace", "disable_additional_properties"):
+            if not isinstance(getattr(self, name), bool):
+                raise _wrong_value(name, getattr(self, name), "True or False")
+        if not isinstance(self.whitespace_pattern, (str, NoneType)):
+            raise _wrong_value("whitespace_pattern", self.whitespace_pattern, "a text")
+
+    @property
+    def kind(self) -> tuple[str, Any]:
+        """The kind of constraint that is set, and its value."""
+        return next((name, value) for name in _KINDS if (value := getattr(self, name)) is not None)
 
     def all_constraints_none(self) -> bool:
         """Whether no kind of constraint is set."""
@@ -167,17 +209,28 @@ def is_neutral(params: StructuredOutputsParams | GuidedDecodingParams | None) ->
     return params is None or all(getattr(params, name) is None for name in _KINDS)
 
 
-def refuse_structured(parameter: str, params: StructuredOutputsParams | GuidedDecodingParams) -> NoReturn:
-    """
+def check_structured(name: str, value: Any) -> StructuredOutputsParams | None:
+    """The parameters, also from a mapping of their fields or their older class; None where no kind is set.
+
     Raises:
-        VLLMValidationError: always: names what is asked for and what to do instead.
+        VLLMValidationError: another type, an unknown field, several kinds, or a value of the wrong type.
     """
-    given = [item.name for item in fields(params) if item.name in _KINDS and getattr(params, item.name) is not None]
-    instead = (
-        "score the choices with LLM.score_labels, or allow their tokens with allowed_token_ids"
-        if given == ["choice"]
-        else "ask for the shape in the prompt and check the answer, or rule tokens out with logits_processors"
-    )
-    raise VLLMValidationError(
-        f"answers are not bound to a grammar ({', '.join(given) or 'nothing given'}): {instead}", parameter, params
-    )
+    if isinstance(value, GuidedDecodingParams):
+        if value.backend not in (None, "auto", *BACKENDS):
+            raise VLLMValidationError(
+                f"{name}.backend must be one of auto, {', '.join(BACKENDS)}, got {value.backend!r}", name, value.backend
+            )
+        known = {item.name for item in fields(StructuredOutputsParams)}
+        value = {key: each for key, each in vars(value).items() if key in known}
+    if value is None or isinstance(value, StructuredOutputsParams):
+        return value
+    if not isinstance(value, Mapping):
+        raise wrong_type(name, value, "a StructuredOutputsParams")
+    known_names = [item.name for item in fields(StructuredOutputsParams)]
+    for key in value:
+        if key not in known_names:
+            raise VLLMValidationError(f"{name} has no field {shown(key)}; it has {', '.join(known_names)}", name, key)
+    given = {key: each for key, each in value.items() if each is not None}
+    if given.get("json_object") is False:
+        del given["json_object"]
+    return StructuredOutputsParams(**given) if any(kind in given for kind in _KINDS) else None

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from vllm.selftest.probes import Probe, Result, make_others, make_probe, make_probes, result_of, run_probes
+from vllm.v1.core.kv_cache_groups import blocks_needed
 from vllm.v1.core.sched.scheduler import Scheduler
 
 if TYPE_CHECKING:
@@ -123,6 +124,11 @@ class InvarianceTest:
         missed = None if hits else "nothing was found in the prefix cache"
         return self._compare(f"{words} cached", outputs, f"{hits} tokens from the cache", missed)
 
+    @property
+    def _windows(self) -> tuple[int | None, ...]:
+        windows: tuple[int | None, ...] = self.engine.engine_core.executor.worker.kv_group_windows
+        return windows
+
     def _preempted(self) -> Check:
         """All probes but the longest, twice, in a cache that holds no more than the largest of these."""
         lengths = [len(probe.prompt) for probe in self.probes]
@@ -130,7 +136,9 @@ class InvarianceTest:
         numbers = 2 * sorted(range(len(lengths)), key=lengths.__getitem__)[:-1]
         numbers.sort(key=lengths.__getitem__)
         tokens = max(lengths[number] + (self.probes[number].params.max_tokens or 0) for number in numbers)
-        with self._scheduler(num_blocks=-(-tokens // self._block_size)) as scheduler:
+        step_tokens = self.engine.engine_core.scheduler.config.max_num_batched_tokens
+        blocks = blocks_needed(tokens, step_tokens, self._windows, self._block_size)
+        with self._scheduler(num_blocks=blocks) as scheduler:
             outputs = run_probes(self.engine, [self.probes[number] for number in numbers])
             count = scheduler.num_preemptions
         missed = None if count else "nothing was preempted"
@@ -169,7 +177,11 @@ class InvarianceTest:
         blocks = min(num_blocks or before.kv.pool.num_blocks, before.kv.pool.num_blocks)
         core.scheduler = Scheduler(
             replace(before.config, **changes),
-            replace(self.engine.vllm_config.cache_config, num_blocks=blocks),
+            replace(
+                self.engine.vllm_config.cache_config,
+                num_blocks=blocks,
+                group_windows=self._windows,
+            ),
             self._max_model_len,
         )
         try:

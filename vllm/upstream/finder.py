@@ -24,6 +24,7 @@ _WITH_MORE = {
     "vllm.v1.engine.core",
     "vllm.v1.outputs",
     "vllm.v1.sample.logits_processor",
+    "vllm.v1.structured_output",
 }
 
 

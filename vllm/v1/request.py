@@ -45,7 +45,8 @@ class Request:
         self.min_tokens = sampling_params.min_tokens
         self.num_pending_tokens = 0  # drawn by steps in flight, not known yet
         # Processed on the host from all its tokens: its next step must not begin before the last one is known.
-        self.needs_known_tokens = bool(sampling_params.bad_words or sampling_params.logits_processors)
+        own = sampling_params
+        self.needs_known_tokens = bool(own.bad_words or own.logits_processors or own.grammar)
         self.arrival_time = arrival_time
         self.arrival_index = 0  # its number among the scheduler's requests, set when it is queued
         self.priority = priority

@@ -42,5 +42,5 @@ class Cohere2ForCausalLM(CohereForCausalLM):
         reader.ignore("use_gated_activation", "use_parallel_block", "use_parallel_embedding")
         pattern = reader.integer("sliding_window_pattern", "_sliding_window_pattern", default=4)
         kinds = reader.every_nth_full(pattern)
-        layers = reader.windowed(spec.layers[0], default_window=4096, default_kinds=kinds)
+        layers = reader.windowed(spec.attentions[0], default_window=4096, default_kinds=kinds)
         return replace(spec, layers=tuple(layer if layer.window else replace(layer, rotary=None) for layer in layers))

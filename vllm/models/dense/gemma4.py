@@ -12,7 +12,7 @@ from vllm.models.config_reader import ConfigReader
 from vllm.models.decoder import DecoderForCausalLM
 from vllm.models.dense.gemma import describe
 from vllm.models.dense.gemma_shared import NAMES, kv_sources, per_layer_input
-from vllm.models.spec import AttentionSpec, DecoderSpec, RotarySpec
+from vllm.models.spec import AttentionSpec, DecoderSpec, MlpSpec, RotarySpec
 
 _ROPES = {
     "sliding_attention": RopeConfig("default", 10000.0),
@@ -34,7 +34,8 @@ class Gemma4ForCausalLM(DecoderForCausalLM):
         kinds = [*kinds[:-1], "full_attention"]
         sources = kv_sources(reader, kinds, 0)
         spec = describe(reader, "both", cls.layers(reader, kinds, sources), None, norm=reader.norm())
-        mlp = spec.mlps[0]
+        (mlp, *_) = spec.mlps
+        assert isinstance(mlp, MlpSpec)
         if reader.boolean("use_double_wide_mlp", default=False):
             wide = replace(mlp, intermediate_size=2 * mlp.intermediate_size)
             spec = replace(spec, mlps=tuple(mlp if source is None else wide for source in sources))

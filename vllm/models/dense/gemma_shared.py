@@ -35,7 +35,7 @@ def per_layer_input(reader: ConfigReader, default_size: int, activation: str) ->
 def _without_shared_keys(name: str, tensor: Tensor, spec: DecoderSpec) -> Parts:
     """Published checkpoints have keys and values of layers that read other layers'."""
     found = re.search(r"layers\.(\d+)\.self_attn\.[kv]_(proj|norm)\.", name)
-    if found is None or int(found[1]) >= len(spec.layers) or spec.layers[int(found[1])].kv_source is None:
+    if found is None or int(found[1]) >= len(spec.layers) or spec.attentions[int(found[1])].kv_source is None:
         yield name, tensor
 
 

@@ -10,7 +10,7 @@ from typing import ClassVar
 from vllm.models.checkpoint_names import CheckpointNames
 from vllm.models.config_reader import ConfigReader
 from vllm.models.decoder import DecoderForCausalLM
-from vllm.models.spec import AttentionSpec, DecoderSpec
+from vllm.models.spec import AttentionSpec, DecoderSpec, MlpSpec, MoeSpec
 
 
 class GraniteForCausalLM(DecoderForCausalLM):
@@ -23,10 +23,15 @@ class GraniteForCausalLM(DecoderForCausalLM):
         return (reader.attention(scale=reader.number("attention_multiplier", default=1.0)),) * reader.num_layers
 
     @classmethod
+    def mlp(cls, reader: ConfigReader) -> MlpSpec | MoeSpec:
+        """The MLP of all layers."""
+        return reader.mlp()
+
+    @classmethod
     def describe(cls, reader: ConfigReader) -> DecoderSpec:
         return reader.decoder(
             cls.layers(reader),
-            reader.mlp(),
+            cls.mlp(reader),
             reader.norm(eps=cls.default_eps),
             tied=cls.is_tied,
             embedding_scale=reader.number("embedding_multiplier", default=1.0),
@@ -64,7 +69,7 @@ class HyperCLOVAXForCausalLM(GraniteForCausalLM):
         scale = reader.optional_number("attention_multiplier")
         return replace(
             spec,
-            layers=tuple(replace(layer, scale=scale) for layer in spec.layers),
+            layers=tuple(replace(layer, scale=scale) for layer in spec.attentions),
             logits_scale=reader.number("logits_scaling", default=1.0),
             block="both" if reader.boolean("use_post_norm", default=True) else "pre",
         )

@@ -18,6 +18,7 @@ from vllm.distributed.parallel_state import get_tp_group
 from vllm.layers.vocab_parallel_embedding import VocabParallelEmbedding
 from vllm.layers.weight_update import UpdatableModel
 from vllm.logger import init_logger
+from vllm.models.checkpoint_names import gates_are_halves
 from vllm.models.transformers.build import build, refusal
 from vllm.models.transformers.experts import PackedExperts, is_experts
 from vllm.models.transformers.layers import (
@@ -31,7 +32,7 @@ from vllm.models.transformers.layers import (
     make_norm,
     parallel_style,
 )
-from vllm.models.transformers.weights import CheckpointNames, gates_are_halves
+from vllm.models.transformers.weights import CheckpointNames
 from vllm.quantization.stored import Value
 
 if TYPE_CHECKING:

@@ -123,15 +123,6 @@ def _check_shapes(parts: list[tuple[str, str, Any]]) -> None:
             raise ValueError(f"{value.source} has {value.shape[1]} inputs, but {first.source} {first.shape[1]}")
 
 
-def gates_are_halves(raw: dict[str, Any]) -> bool:
-    """Whether a checkpoint's gate_proj and up_proj of single experts are halves of the model's stacked rows even where
-    these alternate, as in gpt-oss: GPTQModel cuts them so. `raw`: the content of config.json."""
-    settings = raw.get("quantization_config")
-    meta = settings.get("meta") if isinstance(settings, dict) else None
-    writer = meta.get("quantizer") if isinstance(meta, dict) else None
-    return "gptqmodel" in str(writer).lower()
-
-
 def _plain_experts(model: Any, converters: list[Any], gates_are_halves: bool) -> list[Any]:
     """For experts whose published checkpoints have other names: the usual ones of single experts, which quantisers give
     all of them."""

@@ -29,7 +29,6 @@ def refused_at(at: At) -> Refusals:
 
 
 _SAMPLING = refused_at(At.TEXTS)
-_GUIDED = _SAMPLING["structured_outputs"][1]
 
 # OpenAI's fields without effect here.
 ACCEPTED_FIELDS = (
@@ -43,14 +42,7 @@ REFUSED_FIELDS: Refusals = {
     "tool_choice": (("none", "auto"), _TOOLS),
     "functions": (([],), _TOOLS),
     "function_call": (("none", "auto"), _TOOLS),
-    "response_format": (({"type": "text"},), "answers are text"),
-    "guided_json": ((), _GUIDED),
-    "guided_regex": ((), _GUIDED),
-    "guided_choice": ((), f"{_GUIDED}; `labels` reads the probability of each choice"),
-    "guided_grammar": ((), _GUIDED),
-    "guided_decoding_backend": ((), _GUIDED),
-    "guided_whitespace_pattern": ((), _GUIDED),
-    "structural_tag": ((), _GUIDED),
+    "guided_decoding_backend": (("auto", "guidance"), "grammars run by llguidance"),
     "modalities": ((["text"],), "answers are text"),
     "audio": ((), "answers are text"),
     "prediction": ((), "there is no speculative decoding"),

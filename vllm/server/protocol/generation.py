@@ -25,6 +25,7 @@ from vllm.server.protocol.base import (
     TokenId,
     TokenIds,
 )
+from vllm.server.protocol.forms import FormFields
 from vllm.server.protocol.prompt_tables import PromptTableFields, PromptTables
 from vllm.server.protocol.sampling import sampling_body
 from vllm.utils.checks import check_token_ids
@@ -122,7 +123,7 @@ class StreamOptions(RequestModel):
 _TextsBody = sampling_body("_TextsBody", At.TEXTS, n=1, bad_words=list)
 
 
-class GenerationFields(_TextsBody):  # type: ignore[misc, valid-type]  # mypy sees no class
+class GenerationFields(FormFields, _TextsBody):  # type: ignore[misc, valid-type]  # mypy sees no class
     """Fields of completions and chat."""
 
     REFUSED: ClassVar[Refusals] = REFUSED_FIELDS
@@ -162,7 +163,8 @@ class GenerationFields(_TextsBody):  # type: ignore[misc, valid-type]  # mypy se
     def sampling_fields(self, defaults: Mapping[str, Any]) -> dict[str, Any]:
         # A beam search draws nothing: defaults of sampling are none of it.
         kept = {"temperature": 0.0, "stop_token_ids": defaults.get("stop_token_ids")}
-        return super().sampling_fields(kept if self.use_beam_search else defaults)
+        fields = super().sampling_fields(kept if self.use_beam_search else defaults)
+        return fields | {"structured_outputs": self.form(fields.get("structured_outputs"))}
 
     def to_sampling_params(
         self, max_tokens: int | None, default_sampling_params: Mapping[str, Any] | None = None

@@ -10,7 +10,7 @@ from pydantic import BaseModel, Field, create_model
 
 from vllm.exceptions import VLLMValidationError
 from vllm.params.sampling_fields import At, SamplingField
-from vllm.params.structured import RepetitionDetectionParams
+from vllm.params.structured import RepetitionDetectionParams, StructuredOutputsParams
 from vllm.sampling_params import FIELDS, SamplingParams
 from vllm.server.protocol.base import (
     UNREAD,
@@ -53,6 +53,7 @@ def _json_types(row: SamplingField) -> dict[Any, Any]:
         dict[str, Any] | None: Object | None,
         bool | Literal["never"]: Annotated[bool | Literal["never"] | None, UNREAD],
         RepetitionDetectionParams | None: RepetitionDetection | None,
+        StructuredOutputsParams | None: Object | None,
     }
 
 

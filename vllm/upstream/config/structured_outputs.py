@@ -14,11 +14,9 @@ StructuredOutputsBackend = Literal["auto", "xgrammar", "guidance", "outlines", "
 class StructuredOutputsConfig(UnservedConfig):
     """Which library is to bind answers to a grammar, and how strictly."""
 
-    instead: ClassVar[str] = (
-        "answers are not bound to a grammar; score_labels and allowed_token_ids choose between given answers"
-    )
+    instead: ClassVar[str] = "grammars run by llguidance; a request's structured_outputs say the rest"
 
-    backend: StructuredOutputsBackend = choice("auto", "auto", "xgrammar", "guidance", "outlines", "lm-format-enforcer")
+    backend: StructuredOutputsBackend = choice("auto", "auto", "guidance", "xgrammar", "outlines", "lm-format-enforcer")
     disable_any_whitespace: bool = False
     disable_additional_properties: bool = False
     reasoning_parser: str = ""

@@ -227,6 +227,7 @@ class AsyncEngine(AsyncEngineControl):
             options = text_options(tokenization_kwargs)
             params = options.applied(params)
             (processed,) = await self.process_prompts([prompt], [params], options=options)
+        await self.compile_grammar(params)
         checked = self.input_processor.process_params(params, len(processed.token_ids))
         with continued(self.tracer, trace_headers):
             return await self.add_checked(request_id, processed, checked, priority)
@@ -239,6 +240,13 @@ class AsyncEngine(AsyncEngineControl):
         if sum(len(_text_of(prompt)) for prompt in prompts) > _LONG_TEXT:
             return await asyncio.to_thread(process, prompts, params, options=options)
         return process(prompts, params, options=options)
+
+    async def compile_grammar(self, params: SamplingParams | PoolingParams) -> None:
+        """Compile the form that `params` ask for in a thread, so that the input processor finds it ready; errors as its
+        compile_grammar."""
+        form = getattr(params, "structured_outputs", None)
+        if form is not None:
+            await asyncio.to_thread(self.input_processor.compile_grammar, form)
 
     async def add_checked(
         self,

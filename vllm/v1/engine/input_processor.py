@@ -12,7 +12,7 @@ from vllm.exceptions import VLLMValidationError, shown
 from vllm.inputs.text_options import DEFAULT_TEXT_OPTIONS, TextOptions
 from vllm.logger import init_logger, warn_once
 from vllm.pooling_params import PoolingParams, classified_length
-from vllm.sampling_params import SamplingParams
+from vllm.sampling_params import SamplingParams, StructuredOutputsParams
 from vllm.tokenizers.tokenizer import Tokenizer, get_tokenizer
 from vllm.tokenizers.truncation import truncate_ids, truncate_text
 from vllm.utils.checks import MAX_INTEGER, check_encodable, check_integer, check_neutral, check_token_id, wrong_type
@@ -20,6 +20,8 @@ from vllm.v1.messages import EngineCoreRequest
 from vllm.v1.sample.bad_words import spell_bad_words
 from vllm.v1.sample.contradictions import check_a_token_is_left
 from vllm.v1.sample.logits_processor import validate_params
+from vllm.v1.structured_output.grammar import grammar_text
+from vllm.v1.structured_output.matcher import grammars_of
 
 logger = init_logger(__name__)
 
@@ -157,11 +159,29 @@ class InputProcessor:
         own.update_from_generation_config(self._generation_config)
         if own.bad_words:
             own.bad_words_token_ids = spell_bad_words(own.bad_words, self.tokenizer, config.vocab_size)
+        if own.structured_outputs is not None:
+            own.grammar = self.compile_grammar(own.structured_outputs)
         validate_params(config.logits_processors, own)
         reads_processed = own.num_logprobs is not None and (own.logprobs_mode or "").startswith("processed")
         if own.trace_decode_token_ids is None and (own.max_tokens != 0 or reads_processed):
             check_a_token_is_left(own, self.eos_token_ids, config.vocab_size)
         return own
+
+    def compile_grammar(self, form: StructuredOutputsParams) -> str:
+        """The form as a grammar that compiles. It may take seconds the first time; threads may call it.
+
+        Raises:
+            VLLMValidationError: it does not compile, or the model's tokenizer cannot be bound to one.
+        """
+        grammar = grammar_text(form)
+        try:
+            grammars_of(self.model_config).start(grammar)
+        except VLLMValidationError:
+            raise
+        except ValueError as error:
+            message = f"structured_outputs.{form.kind[0]} does not compile: {error}"
+            raise VLLMValidationError(message, "structured_outputs") from None
+        return grammar
 
     def check_request(self, request_id: Any, params: Any, priority: Any) -> None:
         """Check the id and the priority, and that `params` describes a single request (no beam search)."""

@@ -123,7 +123,7 @@ def blocks_of_longest(config: VllmConfig, windows: tuple[int | None, ...]) -> in
 
 def kv_block_bytes(config: VllmConfig, caches: list[KVCacheSpec]) -> int:
     """Bytes of this rank's keys and values in a block."""
-    width = sum(2 * spec.num_kv_heads * spec.head_dim for spec in caches)
+    width = sum(spec.values_per_token for spec in caches)
     return width * config.cache_config.block_size * getattr(torch, config.kv_cache_dtype).itemsize
 
 

@@ -95,6 +95,7 @@ async def prepare_prompts(
     if state.args.enable_log_requests:
         for index, prompt in enumerate(processed):
             _log_request(f"{answer_id}-{index}", prompt, params, state.args.max_log_len)
+    await state.engine.compile_grammar(params)
     check = state.engine.input_processor.process_params
     return processed, [check(params, len(prompt.token_ids)) for prompt in processed]
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from itertools import repeat
 from typing import Any, ClassVar
 
@@ -136,7 +135,8 @@ class GPUModelRunner:
         self._kv_dtype = getattr(torch, config.kv_cache_dtype)
         sizes = getattr(torch, model_config.dtype), model_config.hf_config.head_dim, self.block_size
         layers = layer_kinds(model, model_config.hf_config, self.group)
-        self._backend = select_backend(model_config.attention_backend, device, *sizes, self._kv_dtype, layers)
+        backend_name = _backend_name(model_config.attention_backend, model)
+        self._backend = select_backend(backend_name, device, *sizes, self._kv_dtype, layers)
         use_backend(model, self._backend)
         if config.cache_config.float8_dtype:
             use_kv_scales(model)
@@ -212,12 +212,11 @@ class GPUModelRunner:
         self._pieces.record(recorder, len(tables))
 
     def _make_kv_caches(self, num_blocks: int) -> KVCaches:
-        """One pair a layer; layers that lie in the same cache have the same pair."""
+        """A pair for each layer, or one tensor; layers that lie in the same cache have the same ones."""
         caches: KVCaches = []
         for spec in self.kv_layout.caches:
-            shape = self._backend.kv_cache_shape(num_blocks, self.block_size, spec.num_kv_heads, spec.head_dim)
-            make = partial(torch.empty, shape, dtype=self._kv_dtype, device=self.device)
-            caches.append((make(), make()))
+            shapes = spec.cache_shapes(self._backend, num_blocks, self.block_size)
+            caches.append(tuple(torch.empty(shape, dtype=self._kv_dtype, device=self.device) for shape in shapes))
         return [caches[index] for index in self.kv_layout.cache_of_layer]
 
     @contextlib.contextmanager
@@ -360,3 +359,15 @@ class GPUModelRunner:
         for table in (self.block_tables, *self.other_block_tables):
             table.apply_staged_writes()
         self.sampler.apply_staged_writes()
+
+
+def _backend_name(name: str, model: Any) -> str:
+    """The backend to select. ValueError: layers are latent, which our kernels alone attend to, and another is named."""
+    if not any(layer.is_latent for layer in attention_layers(model)):
+        return name
+    if name not in ("auto", "paged"):
+        raise ValueError(
+            f"attention_backend={name!r} cannot be used: this model's attention is latent, which runs on our kernels; "
+            "leave it 'auto' or 'paged'"
+        )
+    return "paged"

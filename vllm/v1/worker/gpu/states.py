@@ -14,8 +14,8 @@ from vllm.v1.worker.gpu.buffer_utils import upload, upload_all
 UNKNOWN = -1
 """Placeholder id of a token that a step in flight samples."""
 
-KVCaches = list[tuple[Tensor, Tensor]]
-"""Keys and values of each layer, contiguous, blocks first."""
+KVCaches = list[tuple[Tensor, ...]]
+"""Keys and values of each layer, or the rows of latent attention; contiguous, blocks first."""
 
 
 class Places(NamedTuple):

@@ -13,6 +13,7 @@ from vllm.ops.top_p import keep_top_p_
 from vllm.sampling_params import SamplingParams
 from vllm.v1.outputs import LogprobsTensors
 from vllm.v1.worker.gpu.buffer_utils import upload
+from vllm.v1.worker.gpu.sample.grammar import GrammarState
 from vllm.v1.worker.gpu.sample.logit_bias import BadWordsState, LogitBiasState
 from vllm.v1.worker.gpu.sample.logprob import (
     FilledColumns,
@@ -43,10 +44,10 @@ class Sampler:
     """Samples one token for each logits row and reads the logprobs that its request needs.
 
     Plain rows (greedy, with unchanged logits) take one fused pass over the model's logits. The others are copied to
-    float32 and processed in upstream's order: allowed_token_ids, logit_bias, min_tokens, bad_words, the request's own
-    logits_processors, custom processors, penalties, temperature, min_p, argmax-invariant custom processors, top_k,
-    top_p. Every stage gets only the rows that use it, so a row's result does not depend on its batch; only custom
-    processors see all rows.
+    float32 and processed in upstream's order: structured_outputs, allowed_token_ids, logit_bias, min_tokens, bad_words,
+    the request's own logits_processors, custom processors, penalties, temperature, min_p, argmax-invariant custom
+    processors, top_k, top_p. Every stage gets only the rows that use it, so a row's result does not depend on its
+    batch; only custom processors see all rows.
 
     Each stage has a state by slot: `add_request` and `remove_request` fill and clear a slot, `apply_staged_writes`
     uploads what was filled, `uses` gives the rows that need the stage, bool [R], and `apply` changes a workspace,
@@ -66,6 +67,7 @@ class Sampler:
         self.token_ids = LogprobTokenIdsState(max_num_reqs, device)
         self.columns = FilledColumns(self.token_ids, self.states)
         self.bad_words = BadWordsState(vocab)
+        self.grammars = GrammarState(model_config, vocab)
         self.trace = TraceState()
         self.request_processors, self.custom = make_processors(config, device, vocab)
         self.reading_clock = ReadingClock()
@@ -76,13 +78,13 @@ class Sampler:
         """Stage the state of the request that takes `slot`; for `request_id` see SamplingStates.add_request."""
         self.states.add_request(slot, params, request_id)
         stages = (self.penalties, self.logit_bias, self.token_ids, self.bad_words, self.request_processors, self.trace)
-        for state in stages:
+        for state in (self.grammars, *stages):
             state.add_request(slot, params)
         if self.custom is not None:
             self.custom.add_request(slot, params)
 
     def remove_request(self, slot: int) -> None:
-        for state in (self.token_ids, self.bad_words, self.request_processors, self.trace, self.custom):
+        for state in (self.grammars, self.token_ids, self.bad_words, self.request_processors, self.trace, self.custom):
             if state is not None:
                 state.remove_request(slot)
 
@@ -120,7 +122,7 @@ class Sampler:
     def is_plain(self, slots: np.ndarray, states: RequestStates) -> np.ndarray:
         """bool [R]: greedy rows with unchanged logits."""
         changed = self.penalties.uses(slots) | self.logit_bias.uses(slots, states)
-        for state in (self.bad_words, self.request_processors):
+        for state in (self.bad_words, self.request_processors, self.grammars):
             if state.in_use:
                 changed |= state.uses(slots)
         if self.trace.in_use:
@@ -231,9 +233,10 @@ class Sampler:
     ) -> tuple[Tensor, dict[int, str], Tensor | None]:
         """Process a workspace, float32 [R, V], in place. Returns what the draw has still to divide by, float32 [R]; row
         -> how its logits processor failed; this rank's maxima after logits processors, float32 [R], None: none ran."""
+        errors = self.grammars.apply(logits, slots, states)
         self.logit_bias.apply(logits, slots, states)
         self.bad_words.apply(logits, slots, states)
-        errors = self.request_processors.apply(logits, slots, states)
+        errors.update(self.request_processors.apply(logits, slots, states))
         if self.custom is not None:
             errors.update(self.custom.apply(logits, slots))
 

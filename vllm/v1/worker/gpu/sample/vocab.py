@@ -9,6 +9,7 @@ from torch import Tensor
 
 from vllm.logprobs.lists import WIDEST_TABLE
 from vllm.ops.gumbel_sample import gumbel_sample
+from vllm.ops.token_bitmask import keep_bits_
 from vllm.ops.token_readings import RowReadings, token_readings
 from vllm.ops.top_p import keep_top_p_
 from vllm.ops.topk import topk
@@ -29,6 +30,10 @@ class WholeVocab:
     def columns(self, token_ids: Tensor) -> Tensor:
         """The tokens' columns in a `workspace`."""
         return token_ids
+
+    def keep_bits_(self, logits: Tensor, mask: Tensor) -> None:
+        """Set a workspace's rows to -inf where a token's bit in `mask`, int32 [R, ceil(V / 32)], is 0."""
+        keep_bits_(logits, mask, 0)
 
     def workspace(self, logits: Tensor) -> Tensor:
         """The rows, float32, in a form in which every token id has a column."""

@@ -16,6 +16,7 @@ from torch import Tensor
 from vllm.distributed.communicator import Communicator
 from vllm.distributed.vocab_slice import VocabSlice
 from vllm.ops.count_above import count_above
+from vllm.ops.token_bitmask import keep_bits_
 from vllm.ops.token_readings import RowReadings
 from vllm.ops.top_p import keep_top_p_
 from vllm.ops.topk import topk
@@ -46,6 +47,9 @@ class SlicedVocab(WholeVocab):
 
     def columns(self, token_ids: Tensor) -> Tensor:
         return self.slice.columns(token_ids, elsewhere=self._num_own)
+
+    def keep_bits_(self, logits: Tensor, mask: Tensor) -> None:
+        keep_bits_(logits[:, : self._num_own], mask, self._first)
 
     def workspace(self, logits: Tensor) -> Tensor:
         rows = logits.new_full((len(logits), self._num_own + 1), -torch.inf)

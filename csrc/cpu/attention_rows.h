@@ -1,0 +1,237 @@
+// What attention by tiles of rows has in common, wherever keys and values lie: the rows' memory, their chunks, the merging
+// of segments, and results.
+//
+// Include only from kernels/*.cpp.
+#pragma once
+
+#include <algorithm>
+#include <initializer_list>
+
+#include "attention_plan.h"
+#include "attention_tile.h"
+#include "kernels.h"
+
+namespace vllm_cpu {
+namespace VLLM_ISA {
+
+constexpr int64_t kItemsPerThread = 4;
+
+// Where an item that is one segment leaves its rows.
+inline Partial partial_of(const AttentionArgs& a, const Plan& plan, int64_t item) {
+  const int64_t index = find_tile(plan, &item), rows = plan.tiles[index].rows;
+  float* at = plan.partials + plan.first_partial[index] + item * rows * (a.value_dim + 2);
+  return {at, at + rows * a.value_dim, at + rows * (a.value_dim + 1)};
+}
+
+// The first row of a member that sees the token at `start`.
+inline int64_t first_seeing(const Plan& plan, const Member& member, int64_t start) {
+  const int64_t past = greatest(start - member.position, 0);
+  return member.row + least(past, member.tokens) * plan.group;
+}
+
+// The row after the last one of a member that sees a token before `end`.
+inline int64_t last_seeing(const AttentionArgs& a, const Plan& plan, const Member& member, int64_t end) {
+  int64_t tokens = member.tokens;
+  if (a.window) tokens = least(tokens, greatest(end + a.window - 1 - member.position, 0));
+  return member.row + tokens * plan.group;
+}
+
+inline void merge_segment(const AttentionArgs& a, const Plan& plan, const Tile& tile, int64_t start, const Partial& total,
+                   const Partial& part) {
+  for (int64_t i = tile.first_member; i < tile.first_member + tile.members; ++i) {
+    const Member& member = plan.members[i];
+    const int64_t end = last_seeing(a, plan, member, start + kSegment);
+    for (int64_t row = first_seeing(plan, member, start); row < end; ++row) merge_row(total, part, row, a.value_dim);
+  }
+}
+
+// What a row's weighted values are multiplied with: their scale over the sum of the row's weights and its head's sink.
+inline float normaliser(const AttentionArgs& a, int64_t head, float max, float sum) {
+  if (!a.sinks) return a.v_scale / sum;
+  const float sink = a.sinks[head] * 1.44269504f, top = max < sink ? sink : max;
+  const float shrink = first_lane(exp2(set1(max - top)));
+  return a.v_scale * shrink / (sum * shrink + first_lane(exp2(set1(sink - top))));
+}
+
+template <typename T>
+void write_rows(const AttentionArgs& a, const Plan& plan, const Tile& tile, int64_t head, const Partial& total) {
+  const int64_t dim = a.value_dim;
+  for (int64_t i = tile.first_member; i < tile.first_member + tile.members; ++i) {
+    const Member& member = plan.members[i];
+    int64_t row = member.row, token = a.query_start_loc[member.request] + member.first;
+    for (const int64_t end = token + member.tokens; token < end; ++token) {
+      T* out = static_cast<T*>(a.out) + (token * a.q.num_heads + head * plan.group) * dim;
+      for (int64_t each = 0; each < plan.group; ++each, ++row, out += dim) {
+        const float factor = normaliser(a, head * plan.group + each, total.max[row], total.sum[row]);
+        scale_into(out, total.out + row * dim, set1(factor), dim);
+      }
+    }
+  }
+}
+
+// The rows of the tile that a thread is at, and how they attend, which does not depend on the dtypes of queries and results.
+class TileRows {
+ protected:
+  TileRows(const AttentionArgs& a, const Plan& plan)
+      : a_(a),
+        plan_(plan),
+        dim_(a.head_dim),
+        value_dim_(a.value_dim),
+        memory_(kChunk * (dim_ + value_dim_) + kRows * kChunk +
+                plan.most_rows * (dim_ + 2 * value_dim_ + kLanes + 4)),
+        last_(plan.most_rows) {
+    float* at = memory_.get();
+    const auto take = [&](int64_t size) { return (at += size) - size; };
+    keys_ = take(kChunk * dim_);
+    values_ = take(kChunk * value_dim_);
+    scores_ = take(kRows * kChunk);
+    sums_ = take(plan.most_rows * kLanes);
+    q_ = take(plan.most_rows * dim_);
+    for (Partial* each : {&total_, &part_}) {
+      each->out = take(plan.most_rows * value_dim_);
+      each->max = take(plan.most_rows);
+      each->sum = take(plan.most_rows);
+    }
+  }
+
+  const Member& member_of(const Step& step) const { return plan_.members[step.tile->first_member + step.member]; }
+
+  // Where the step's segment is gathered: the first one becomes the total itself.
+  Partial target(const Step& step) const {
+    if (plan_.partials) return partial_of(a_, plan_, step.item);
+    return step.start < step.tile->begin + kSegment ? total_ : part_;
+  }
+
+  // The first token that any row of the step sees, in the tile whose only member it is of.
+  int64_t first_token(const Step& step) const { return first_seen(a_, member_of(step).position); }
+
+  // No row has seen anything of the step's segment.
+  void clear_segment(const Step& step) {
+    const Partial to = target(step);
+    const int64_t rows = step.tile->rows;
+    std::fill_n(to.out, rows * value_dim_, 0.0f);
+    std::fill_n(to.max, rows, -__builtin_inff());
+    std::fill_n(sums_, rows * kLanes, 0.0f);
+  }
+
+  // Of the scores: exp(x) = 2^(x log2 e).
+  float factor() const { return a_.scale * 1.44269504f; }
+
+  template <typename Some>
+  void attend_rows(const Step& step, const Some& chunk, int64_t row, int64_t end) {
+    const Partial to = target(step);
+    const bool fresh = !a_.window && step.start % kSegment == 0;
+    const bool adjusts = a_.softcap > 0 || a_.alibi_slopes;
+    for (; row < end; row += kRows) {
+      const int rows = static_cast<int>(least(kRows, end - row));
+      const int tokens = static_cast<int>(least(kChunk, last_[row + rows - 1] - step.start + 1));
+      int from[kRows] = {}, valid[kRows];
+      for (int r = 0; r < rows; ++r) {
+        if (a_.window) from[r] = static_cast<int>(greatest(first_seen(a_, last_[row + r]) - step.start, 0));
+        valid[r] = static_cast<int>(least(kChunk, last_[row + r] - step.start + 1));
+      }
+      with_rows<kRows>(rows, [&]<int R>() {
+        score_chunk<R>(chunk, q_ + row * dim_, scores_, dim_, tokens);
+        if (adjusts) adjust(step, row, R, tokens);
+        float* out = to.out + row * value_dim_;
+        soften<R>(scores_, from, valid, tokens, out, to.max + row, sums_ + row * kLanes, value_dim_, fresh);
+        add_chunk<R>(chunk, scores_, out, value_dim_, from[0], tokens, fresh);
+      });
+    }
+  }
+
+  // Soft-cap and ALiBi of the scores of rows.
+  void adjust(const Step& step, int64_t row, int64_t rows, int tokens) {
+    for (int64_t r = 0; r < rows; ++r) {
+      const int64_t head = step.head * plan_.group + (row + r) % plan_.group;
+      const float slope = a_.alibi_slopes ? a_.alibi_slopes[head] * 1.44269504f : 0.0f;
+      adjust_scores(scores_ + r * kChunk, tokens, a_.softcap * 1.44269504f, slope, step.start - last_[row + r]);
+    }
+  }
+
+  void end_segment(const Step& step) {
+    const Partial to = target(step);
+    const Tile& tile = *step.tile;
+    const int64_t start = step.start / kSegment * kSegment;
+    for (int64_t i = tile.first_member; i < tile.first_member + tile.members; ++i) {
+      const Member& member = plan_.members[i];
+      const int64_t end = member.row + member.tokens * plan_.group;
+      for (int64_t row = first_seeing(plan_, member, start); row < end; ++row) {
+        to.sum[row] = reduce_sum(load(sums_ + row * kLanes));
+      }
+    }
+    if (!plan_.partials && start > tile.begin) merge_segment(a_, plan_, tile, start, total_, part_);
+  }
+
+  const AttentionArgs& a_;
+  const Plan& plan_;
+  const int64_t dim_, value_dim_;
+  Scratch<float> memory_;
+  Scratch<int64_t> last_;  // position of each row's token, the last one that it sees
+  float *keys_, *values_;  // of a widened chunk
+  float *scores_, *sums_, *q_;
+  Partial total_, part_;
+};
+
+// Segments of a tile's key head, merged in order into the first.
+template <typename T>
+void merge_item(const AttentionArgs& a, const Plan& plan, int64_t index, int64_t head) {
+  const Tile& tile = plan.tiles[index];
+  const int64_t first = plan.first_item[index] + head;
+  const Partial total = partial_of(a, plan, first);
+  for (int64_t start = tile.begin + kSegment; start < tile.end; start += kSegment) {
+    const int64_t item = first + (start - tile.begin) / kSegment * a.num_kv_heads;
+    merge_segment(a, plan, tile, start, total, partial_of(a, plan, item));
+  }
+  write_rows<T>(a, plan, tile, head, total);
+}
+
+// Attends by Workers, a thread each, whose results are of T.
+template <typename T, typename Worker, typename Args>
+void run_plan(const Args& a, const Plan& plan) {
+  Shares shares(plan.items());
+#pragma omp parallel if (plan.items() > 1)
+  {
+    Worker worker(a, plan);
+    int64_t turn = 0;
+    worker.run([&] { return shares.claim(&turn); });
+    if (plan.partials) {
+#pragma omp barrier
+#pragma omp for schedule(dynamic)
+      for (int64_t i = 0; i < plan.num_tiles * a.num_kv_heads; ++i) {
+        merge_item<T>(a, plan, i / a.num_kv_heads, i % a.num_kv_heads);
+      }
+    }
+  }
+}
+
+// Calls `run` with a plan whose tiles have up to `tile_rows` rows, at least those of one token.
+template <typename F>
+void with_plan(const AttentionArgs& a, int64_t tile_rows, const F& run) {
+  const int64_t group = a.q.num_heads / a.num_kv_heads, heads = a.num_kv_heads;
+  const int64_t wanted = kItemsPerThread * max_threads();
+  const int64_t rows = a.query_start_loc[a.requests] * group;
+  // Few rows are cut small enough to keep all threads busy.
+  const int64_t most_rows = least(tile_rows, greatest(rows * heads / wanted, kRows));
+  const int64_t tokens = greatest(most_rows / group, 1);
+  int64_t most = 0;
+  for (int64_t r = 0; r < a.requests; ++r) most += (queries_of(a, r) + tokens - 1) / tokens;
+  Scratch<Member> members(most);
+  Scratch<Tile> tiles(most);
+  const int64_t count = make_tiles(a, group, most_rows, members.get(), tiles.get());
+  const bool split = count * heads < wanted && max_threads() > 1;
+  Scratch<int64_t> first_item(count + 1), first_partial(count + 1);
+  first_item[0] = first_partial[0] = 0;
+  for (int64_t i = 0; i < count; ++i) {
+    const int64_t items = heads * (split ? (tiles[i].end - tiles[i].begin + kSegment - 1) / kSegment : 1);
+    first_item[i + 1] = first_item[i] + items;
+    first_partial[i + 1] = first_partial[i] + (split ? items * tiles[i].rows * (a.value_dim + 2) : 0);
+  }
+  Scratch<float> partials(first_partial[count]);
+  const Plan plan{members.get(), tiles.get(), first_item.get(), count, group, greatest(most_rows, group),
+                  split ? partials.get() : nullptr, first_partial.get()};
+  run(plan);
+}
+
+}  // namespace VLLM_ISA
+}  // namespace vllm_cpu

@@ -1,0 +1,149 @@
+"""The experts of a mixture. Each is packed as soon as all of its tensors have been read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+
+from vllm.distributed.parallel_state import get_tp_group
+from vllm.layers.linear_method import PARTS, QUANTIZED, UNQUANTIZED, LinearMethod, keeps_quantized, pack_expert
+from vllm.layers.sharding import Shard, WeightSlot
+from vllm.ops.experts import ExpertActivation, PackedExperts, experts
+from vllm.ops.packed_linear import PackedLinear
+from vllm.quantization.weight import QuantizedStack, QuantizedWeight
+
+_FIRST = ("gate_proj", "up_proj")
+
+
+@dataclass(frozen=True)
+class ExpertSlot(WeightSlot):
+    """The place of one expert's tensor.
+
+    Attributes:
+        take: takes the whole tensor; None: another rank has the expert.
+    """
+
+    take: Callable[[Tensor | QuantizedWeight], None] | None = None
+
+    def fill(self, value: Tensor | QuantizedWeight | QuantizedStack) -> None:
+        """Hand the tensor over. ValueError: it is a stack."""
+        if isinstance(value, QuantizedStack):
+            super().fill(value)
+        elif self.take is not None:
+            self.take(value)
+
+
+@dataclass
+class _Read:
+    """What has been read of an expert's weight, by name."""
+
+    weights: dict[str, Tensor | QuantizedWeight] = field(default_factory=dict)
+    biases: dict[str, Tensor] = field(default_factory=dict)
+
+
+def _of_alternating(activation: Callable[[Tensor], Tensor], inner: Tensor) -> Tensor:
+    return activation(torch.cat((inner[:, ::2], inner[:, 1::2]), dim=-1))
+
+
+class Experts(nn.Module):
+    """E gated MLPs, of which each token takes some: the sum of their results by weight. A rank of a tensor-parallel
+    group holds an equal part of them, and its result is a part of the sum. With `alternates` the first products'
+    outputs are a gate, then what it is multiplied with, in turn, and gate_proj and up_proj are their halves.
+
+    Raises:
+        ValueError: the ranks cannot share them equally.
+    """
+
+    def __init__(
+        self,
+        num_experts: int,
+        hidden_size: int,
+        size: int,
+        activation: ExpertActivation | Callable[[Tensor], Tensor],
+        bias: bool = False,
+        weighs_inputs: bool = False,
+        alternates: bool = False,
+    ) -> None:
+        super().__init__()
+        group = get_tp_group()
+        if num_experts % group.world_size:
+            raise ValueError(f"tensor_parallel_size={group.world_size} does not divide a layer's {num_experts} experts")
+        self.experts = Shard.even(num_experts, group)
+        self.activation = partial(_of_alternating, activation) if alternates else activation
+        self.weighs_inputs, self.has_bias = weighs_inputs, bias
+        self.method: LinearMethod = UNQUANTIZED
+        self._like = torch.empty(1)
+        self._shapes = {name: (size, hidden_size) for name in _FIRST} | {"down_proj": (hidden_size, size)}
+        count = len(self.experts.held)
+        self.first, self.second = PackedExperts.empty(count, gated=not alternates), PackedExperts.empty(count)
+        self._slots: dict[str, WeightSlot] = {}
+        # By expert and whether it is the first product, those that lack tensors.
+        self._read: dict[tuple[int, bool], _Read] = {}
+
+    def forward(self, x: Tensor, ids: Tensor, weights: Tensor) -> Tensor:
+        """x [T, H], int32 ids [T, K] and float32 weights [T, K] of each token's experts -> [T, H]."""
+        first_expert = self.experts.held.start
+        return experts(x, ids, weights, self.first, self.second, self.activation, first_expert, self.weighs_inputs)
+
+    def checkpoint_slots(self) -> dict[str, WeightSlot]:
+        """Where each expert's tensors go."""
+        if not self._slots:
+            self._slots = dict(self._make_slots())
+        return self._slots
+
+    def _make_slots(self) -> Iterator[tuple[str, WeightSlot]]:
+        # Memory is taken when an expert is packed.
+        shapes: dict[str, tuple[int, ...]] = {f"{name}.weight": shape for name, shape in self._shapes.items()}
+        if self.has_bias:
+            shapes |= {f"{name}.bias": shape[:1] for name, shape in self._shapes.items()}
+        places = {
+            name: (self._like.new_empty(1).expand(shape), tuple(map(Shard.whole, shape)))
+            for name, shape in shapes.items()
+        }
+        for expert in range(self.experts.size):
+            is_held = expert in self.experts.held
+            for name, (target, shards) in places.items():
+                take = partial(self._take, expert - self.experts.held.start, name) if is_held else None
+                yield f"{expert}.{name}", ExpertSlot(target, shards, take=take)
+
+    def _take(self, index: int, name: str, value: Tensor | QuantizedWeight) -> None:
+        part, _, kind = name.partition(".")
+        is_first = part in _FIRST
+        read = self._read.setdefault((index, is_first), _Read())
+        if isinstance(value, QuantizedWeight):
+            read.weights[part] = value.to(self._like.device)
+        elif kind == "weight":
+            read.weights[part] = value.to(self._like).contiguous()
+        else:
+            read.biases[part] = value.to(self._like)
+        names = _FIRST if is_first else ("down_proj",)
+        if len(read.weights) == len(names) and len(read.biases) == (len(names) if self.has_bias else 0):
+            del self._read[index, is_first]
+            weights = [read.weights[name] for name in names]
+            bias = torch.cat([read.biases[name] for name in names]) if self.has_bias else None
+            experts = self.first if is_first else self.second
+            pack_expert(experts, index, weights, bias, self.method)
+            packed = experts.packed[index]
+            if isinstance(packed, PackedLinear) and packed.weight is weights[0]:
+                # It may be mapped from a file.
+                packed.weight = packed.weight.clone()
+
+    @property
+    def lacking(self) -> str | None:
+        """A tensor that an expert lacks of which others have been given."""
+        for (index, is_first), read in self._read.items():
+            for name in _FIRST if is_first else ("down_proj",):
+                for kind, given in (("weight", read.weights), ("bias", read.biases if self.has_bias else {name: None})):
+                    if name not in given:
+                        return f"{self.experts.held[index]}.{name}.{kind}"
+        return None
+
+    def begin_update(self) -> bool:
+        """See LinearBase.begin_update: an expert is packed anew when its tensors have come."""
+        if any(apply in (QUANTIZED.apply, PARTS.apply) for apply in (*self.first.applies, *self.second.applies)):
+            raise keeps_quantized("a mixture's experts")
+        return False

@@ -1,0 +1,68 @@
+"""The mixture of experts of a layer, as its MoeSpec says."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from vllm.distributed.parallel_state import get_tp_group
+from vllm.layers.activation import get_expert_activation
+from vllm.layers.experts import Experts
+from vllm.layers.router import Router
+from vllm.layers.sharding import Shard, WeightSlot
+from vllm.models.mlp import MLP
+from vllm.models.spec import MlpSpec, MoeSpec
+from vllm.ops.choose_experts import choose_experts
+from vllm.ops.elementwise import added, added_gated, scaled
+from vllm.ops.rms_norm import AddedNorm
+
+
+class Mixture(nn.Module):
+    """The sum of some experts, chosen for each token, and of an MLP that all take."""
+
+    def __init__(self, spec: MoeSpec, hidden_size: int) -> None:
+        super().__init__()
+        self.group = get_tp_group()
+        self.choice, self.sum_scale = spec.choice, spec.sum_scale
+        self.gate = Router(hidden_size, spec.num_experts, spec.router_bias, "gate", spec.router_is_float32)
+        self.correction: nn.Parameter | None = None
+        if spec.correction:
+            values = torch.empty(spec.num_experts, dtype=torch.float32)
+            self.correction = nn.Parameter(values, requires_grad=False)
+        self.experts = Experts(
+            spec.num_experts,
+            hidden_size,
+            spec.expert_size,
+            get_expert_activation(spec.activation, spec.clamp),
+            spec.expert_bias,
+            spec.weighs_inputs,
+            spec.alternates,
+        )
+        self.shared_experts = None if spec.shared is None else MLP(spec.shared, hidden_size, is_summed=False)
+        self.shared_expert_gate: Router | None = None
+        if spec.shared_gate:
+            self.shared_expert_gate = Router(hidden_size, 1, False, "shared_expert_gate")
+
+    def checkpoint_slots(self) -> dict[str, WeightSlot]:
+        """Where the checkpoint's correction of the choice goes."""
+        if self.correction is None:
+            return {}
+        return {"gate.e_score_correction_bias": WeightSlot(self.correction.data, (Shard.whole(len(self.correction)),))}
+
+    def forward(self, x: Tensor, norm: AddedNorm | None = None) -> Tensor:
+        """[T, H], to which `norm` is applied first -> [T, H]."""
+        if norm is not None:
+            x = norm(x)
+        ids, weights = choose_experts(self.gate(x), self.choice, self.correction)
+        out = self.experts(x, ids, weights)
+        if self.shared_experts is not None:
+            shared = self.shared_experts(x)
+            gate = None if self.shared_expert_gate is None else self.shared_expert_gate(x)
+            out = added(out, shared) if gate is None else added_gated(out, shared, gate)
+        out = self.group.all_reduce(out)
+        return out if self.sum_scale == 1.0 else scaled(out, self.sum_scale)
+
+
+def make_mlp(spec: MlpSpec | MoeSpec, hidden_size: int) -> nn.Module:
+    """The MLP or the mixture of `spec`."""
+    return Mixture(spec, hidden_size) if isinstance(spec, MoeSpec) else MLP(spec, hidden_size)

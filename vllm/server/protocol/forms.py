@@ -1,0 +1,77 @@
+"""Fields of completions and chat that say the form of an answer: OpenAI's and vLLM's older ones. All of them become
+SamplingParams.structured_outputs."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from pydantic import BaseModel, Field
+
+from vllm.exceptions import VLLMValidationError, shown
+from vllm.server.protocol.base import UNREAD, UNREAD_LIST, Object
+
+# Older names, and what each is of StructuredOutputsParams.
+_GUIDED = {
+    "guided_json": "json",
+    "guided_regex": "regex",
+    "guided_choice": "choice",
+    "guided_grammar": "grammar",
+    "structural_tag": "structural_tag",
+}
+
+
+class FormFields(BaseModel):
+    """A part of a body."""
+
+    response_format: Object | None = Field(
+        None, description='{"type": "text"}, "json_object", "json_schema" with `json_schema.schema`, "structural_tag".'
+    )
+    guided_json: Annotated[dict[str, Any] | str | None, UNREAD] = Field(None, description="structured_outputs.json")
+    guided_regex: str | None = Field(None, description="structured_outputs.regex")
+    guided_choice: Annotated[list[str], UNREAD_LIST] | None = Field(None, description="structured_outputs.choice")
+    guided_grammar: str | None = Field(None, description="structured_outputs.grammar")
+    structural_tag: Annotated[dict[str, Any] | str | None, UNREAD] = Field(
+        None, description="structured_outputs.structural_tag"
+    )
+    guided_whitespace_pattern: str | None = Field(None, description="structured_outputs.whitespace_pattern")
+
+    def form(self, given: Any) -> Any:
+        """What structured_outputs is to be: `given`, its own value, or what one of the other fields says.
+
+        Raises:
+            VLLMValidationError: several of them say something, or response_format is of no known type.
+        """
+        forms = {name: {kind: getattr(self, name)} for name, kind in _GUIDED.items() if getattr(self, name) is not None}
+        if self.response_format is not None and (form := _of_response_format(self.response_format)) is not None:
+            forms["response_format"] = form
+        if given:
+            forms["structured_outputs"] = given
+        if len(forms) > 1:
+            first, second, *_ = forms
+            raise VLLMValidationError(f"{first} and {second} exclude each other: give one of them", second)
+        form = next(iter(forms.values()), None)
+        if self.guided_whitespace_pattern is not None:
+            if form is None:
+                message = "guided_whitespace_pattern has no meaning without a schema"
+                raise VLLMValidationError(message, "guided_whitespace_pattern", self.guided_whitespace_pattern)
+            form = {**form, "whitespace_pattern": self.guided_whitespace_pattern}
+        return form
+
+
+def _of_response_format(value: dict[str, Any]) -> dict[str, Any] | None:
+    kind = value.get("type")
+    if kind == "text":
+        return None
+    if kind == "json_object":
+        return {"json_object": True}
+    if kind == "json_schema":
+        described = value.get("json_schema")
+        schema = described.get("schema", described.get("json_schema")) if isinstance(described, dict) else None
+        if not isinstance(schema, dict):
+            message = "response_format.json_schema.schema must be a JSON schema"
+            raise VLLMValidationError(message, "response_format", described)
+        return {"json": schema}
+    if kind == "structural_tag":
+        return {"structural_tag": {name: each for name, each in value.items() if name != "type"}}
+    message = f"response_format.type must be one of text, json_object, json_schema, structural_tag, got {shown(kind)}"
+    raise VLLMValidationError(message, "response_format", kind)

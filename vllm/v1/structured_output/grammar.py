@@ -1,0 +1,129 @@
+"""What a request says of its answer's form, as a text that llguidance compiles: all kinds become one."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+from vllm.exceptions import VLLMValidationError
+from vllm.params.structured import StructuredOutputsParams
+
+MAX_GRAMMAR_CHARS = 2**19
+"""Limit of a schema, regular expression or grammar: a larger one would take seconds to compile."""
+
+# Objects of a schema whose values are schemas, and its keys whose value is a schema or a list of them.
+_MAPS = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
+_INNER = ("items", "prefixItems", "additionalProperties", "anyOf", "oneOf", "allOf", "not", "if", "then", "else")
+
+
+def grammar_text(params: StructuredOutputsParams) -> str:
+    """The grammar of the answers that `params` allow; whether it compiles is not known yet.
+
+    Raises:
+        VLLMValidationError: a form that cannot be read, that is too long or that this engine does not know.
+    """
+    kind, value = params.kind
+    try:
+        text = _MAKERS[kind](value, params)
+    except (ValueError, RecursionError) as error:
+        if isinstance(error, VLLMValidationError):
+            raise
+        raise VLLMValidationError(f"structured_outputs.{kind}: {error}", "structured_outputs", value) from None
+    if len(text) > MAX_GRAMMAR_CHARS:
+        message = f"structured_outputs.{kind} must have at most {MAX_GRAMMAR_CHARS} characters, got {len(text)}"
+        raise VLLMValidationError(message, "structured_outputs", len(text))
+    return text
+
+
+def _of_schema(value: Any, params: StructuredOutputsParams) -> str:
+    from llguidance import LLMatcher
+
+    schema = json.loads(value) if isinstance(value, str) else value
+    if not isinstance(schema, (dict, bool)):
+        raise ValueError(f"a JSON schema is an object, got {type(schema).__name__}")
+    if params.disable_additional_properties:
+        schema = _closed(schema)
+    options: Any = {}
+    if params.disable_any_whitespace:
+        options["whitespace_flexible"] = False
+    if params.whitespace_pattern is not None:
+        options["whitespace_pattern"] = params.whitespace_pattern
+    return LLMatcher.grammar_from_json_schema(json.dumps(schema), overrides=options or None)
+
+
+def _closed(schema: Any) -> Any:
+    """The schema with no further properties where an object does not say whether it has any."""
+    if isinstance(schema, list):
+        return [_closed(each) for each in schema]
+    if not isinstance(schema, dict):
+        return schema
+    closed = dict(schema)
+    for name in _MAPS:
+        if isinstance(closed.get(name), dict):
+            closed[name] = {key: _closed(each) for key, each in closed[name].items()}
+    closed |= {name: _closed(closed[name]) for name in _INNER if name in closed}
+    if "properties" in closed or closed.get("type") == "object":
+        closed.setdefault("additionalProperties", False)
+    return closed
+
+
+def _of_object(value: Any, params: StructuredOutputsParams) -> str:
+    return _of_schema({"type": "object"}, params)
+
+
+def _of_regex(value: str, params: StructuredOutputsParams) -> str:
+    from llguidance import LLMatcher
+
+    return LLMatcher.grammar_from_regex(value)
+
+
+def _of_choice(value: list[str], params: StructuredOutputsParams) -> str:
+    from llguidance import LLMatcher
+
+    # Lark's strings cannot hold all characters.
+    choices = "|".join("".join(map(_literal, each)) for each in value)
+    return LLMatcher.grammar_from_regex(f"({choices})")
+
+
+def _literal(character: str) -> str:
+    return character if character.isascii() and character.isalnum() else f"\\x{{{ord(character):x}}}"
+
+
+def _of_grammar(value: str, params: StructuredOutputsParams) -> str:
+    """Lark's dialect, or EBNF as GBNF has it."""
+    from llguidance import LLMatcher
+    from llguidance.gbnf_to_lark import any_to_lark
+
+    try:
+        lark = any_to_lark(value)
+    except Exception as error:
+        raise ValueError(f"neither a grammar of Lark nor of EBNF: {error}") from None
+    return LLMatcher.grammar_from_lark(lark)
+
+
+def _of_tags(value: str, params: StructuredOutputsParams) -> str:
+    """{"structures": [{"begin", "schema", "end"}, ...], "triggers": [...]}: free text, but after a trigger one of the
+    structures that begin with it."""
+    from llguidance import StructTag
+
+    tags = json.loads(value) if isinstance(value, str) else value
+    if not isinstance(tags, dict) or not {"structures", "triggers"} <= tags.keys():
+        raise ValueError('must be an object with "structures" and "triggers"; other structural tags are not supported')
+    structures = []
+    for each in tags["structures"]:
+        trigger = next((one for one in tags["triggers"] if each["begin"].startswith(one)), None)
+        if trigger is None:
+            raise ValueError(f"no trigger begins the structure {each['begin']!r}")
+        structures.append(StructTag(trigger=trigger, begin=each["begin"], grammar=each["schema"], end=each["end"]))
+    return StructTag.to_grammar(structures)
+
+
+_MAKERS: dict[str, Callable[[Any, StructuredOutputsParams], str]] = {
+    "json": _of_schema,
+    "json_object": _of_object,
+    "regex": _of_regex,
+    "choice": _of_choice,
+    "grammar": _of_grammar,
+    "structural_tag": _of_tags,
+}

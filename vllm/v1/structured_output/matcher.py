@@ -1,0 +1,123 @@
+"""Compiled grammars of one tokenizer, by llguidance."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+from vllm.config import ModelConfig
+from vllm.exceptions import VLLMValidationError
+from vllm.tokenizers.tokenizer import get_tokenizer
+
+MAX_CACHED_CHARS = 2**22
+"""Grammars are kept up to so many characters in all: what they compile to grows with them."""
+
+
+class Matcher:
+    """Where an answer stands in its grammar."""
+
+    def __init__(self, inner: Any) -> None:
+        self._inner = inner
+        self.num_taken = 0
+        """Tokens that it has taken."""
+
+    def take(self, token_ids: Sequence[int]) -> str | None:
+        """Go on by tokens, the end's included; why it cannot, or None."""
+        self.num_taken += len(token_ids)
+        # One by one, as several are not taken after the answer's end.
+        if all(map(self._inner.consume_token, token_ids)):
+            return None
+        return f"a token that the grammar does not allow was generated: {self._error()}"
+
+    def fill_mask(self, mask: np.ndarray) -> str | None:
+        """Set the bits of allowed tokens, int32 [ceil(V / 32)], lowest first: the end tokens alone after the answer's
+        end. Why it cannot, or None."""
+        self._inner.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
+        return self._error() if self._inner.is_error() else None
+
+    def _error(self) -> str:
+        """Without the state and the grammar that follow it."""
+        return (self._inner.get_error() or "no reason given").partition("\n")[0]
+
+
+class Grammars:
+    """Compiles grammars, each once as long as it is kept. Threads may share it."""
+
+    def __init__(self, tokenizer_json: str, vocab_size: int, eos_token_ids: Iterable[int]) -> None:
+        """
+        Args:
+            tokenizer_json: contents of a tokenizer.json.
+            vocab_size: of the model's logits.
+            eos_token_ids: tokens that may end an answer.
+
+        Raises:
+            VLLMValidationError: llguidance is missing or does not read the tokenizer, or nothing ends an answer.
+        """
+        try:
+            from llguidance import LLTokenizer
+        except ImportError as error:
+            raise _unusable(f"llguidance is not installed ({error})") from None
+        ends = sorted(eos_token_ids)
+        if not ends:
+            raise _unusable("the model has no end-of-sequence token to end an answer")
+        try:
+            self._tokenizer = LLTokenizer(tokenizer_json, n_vocab=vocab_size, eos_token=ends)
+        except ValueError as error:
+            raise _unusable(f"llguidance does not read this model's tokenizer: {error}") from None
+        self._compiled: OrderedDict[str, Any] = OrderedDict()
+        self._num_chars = 0
+        self._lock = threading.Lock()
+
+    def start(self, grammar: str) -> Matcher:
+        """A matcher at the beginning of an answer. ValueError: why the grammar does not compile."""
+        with self._lock:
+            compiled = self._compiled.get(grammar)
+            if compiled is not None:
+                self._compiled.move_to_end(grammar)
+        if compiled is None:
+            compiled = self._compile(grammar)
+        return Matcher(compiled.deep_copy())
+
+    def _compile(self, grammar: str) -> Any:
+        from llguidance import LLMatcher
+
+        # Without the interpreter's lock.
+        compiled = LLMatcher(self._tokenizer, grammar, log_level=0)
+        if compiled.is_error():
+            raise ValueError(" ".join(compiled.get_error().split()))
+        with self._lock:
+            if grammar not in self._compiled:
+                self._compiled[grammar] = compiled
+                self._num_chars += len(grammar)
+                while self._num_chars > MAX_CACHED_CHARS and len(self._compiled) > 1:
+                    dropped, _ = self._compiled.popitem(last=False)
+                    self._num_chars -= len(dropped)
+        return compiled
+
+
+def grammars_of(config: ModelConfig) -> Grammars:
+    """The model's, one for all of this process. Errors as those of Grammars, and without a tokenizer."""
+    if config.skip_tokenizer_init:
+        raise _unusable("skip_tokenizer_init left the tokenizer out")
+    ends = tuple(sorted(config.hf_config.eos_token_ids))
+    options = config.tokenizer, config.tokenizer_mode, config.trust_remote_code, config.revision
+    return _grammars(options, config.vocab_size, ends)
+
+
+@lru_cache(maxsize=4)
+def _grammars(options: tuple[Any, ...], vocab_size: int, eos_token_ids: tuple[int, ...]) -> Grammars:
+    name, mode, trust_remote_code, revision = options
+    tokenizer = get_tokenizer(name, tokenizer_mode=mode, trust_remote_code=trust_remote_code, revision=revision)
+    backend = getattr(tokenizer, "backend", None)
+    if backend is None:
+        raise _unusable("this model's tokenizer is not one of the tokenizers library")
+    return Grammars(backend.to_str(), vocab_size, eos_token_ids)
+
+
+def _unusable(reason: str) -> VLLMValidationError:
+    return VLLMValidationError(f"structured_outputs cannot be honoured: {reason}", "structured_outputs")

@@ -1,0 +1,58 @@
+"""What grammars forbid (structured_outputs), by slot."""
+
+from __future__ import annotations
+
+import numpy as np
+from torch import Tensor
+
+from vllm.config import ModelConfig
+from vllm.sampling_params import SamplingParams
+from vllm.v1.structured_output.matcher import Matcher, grammars_of
+from vllm.v1.worker.gpu.buffer_utils import upload
+from vllm.v1.worker.gpu.sample.vocab import WHOLE, WholeVocab
+from vllm.v1.worker.gpu.states import RequestStates
+
+
+class GrammarState:
+    """A matcher for each slot whose request has a grammar. A matcher follows the slot's tokens when its mask is needed:
+    a request that begins anew with tokens it has generated needs nothing else."""
+
+    def __init__(self, config: ModelConfig, vocab: WholeVocab = WHOLE) -> None:
+        self._config = config
+        self._vocab = vocab
+        self._matchers: dict[int, Matcher] = {}
+
+    @property
+    def in_use(self) -> bool:
+        return bool(self._matchers)
+
+    def add_request(self, slot: int, params: SamplingParams) -> None:
+        self.remove_request(slot)
+        if params.grammar is not None:
+            self._matchers[slot] = grammars_of(self._config).start(params.grammar)
+
+    def remove_request(self, slot: int) -> None:
+        self._matchers.pop(slot, None)
+
+    def uses(self, slots: np.ndarray) -> np.ndarray:
+        return np.fromiter(map(self._matchers.__contains__, slots.tolist()), dtype=bool, count=len(slots))
+
+    def apply(self, logits: Tensor, slots: np.ndarray, states: RequestStates) -> dict[int, str]:
+        """Set what the grammars forbid to -inf, in place. Returns row -> why its grammar cannot go on."""
+        if not self.in_use:
+            return {}
+        rows = np.flatnonzero(self.uses(slots))
+        masks = np.zeros((len(rows), -(-self._config.vocab_size // 32)), dtype=np.int32)
+        errors: dict[int, str] = {}
+        for row, slot, mask in zip(rows.tolist(), slots[rows].tolist(), masks, strict=True):
+            matcher = self._matchers[slot]
+            generated = states.token_ids[slot, states.prompt_len[slot] : states.total_len[slot]]
+            error = matcher.take(generated[matcher.num_taken :].tolist()) or matcher.fill_mask(mask)
+            if error is not None:
+                errors[row] = f"structured_outputs: {error}"
+        if len(rows):
+            index = upload(rows, logits.device)
+            part = logits[index]
+            self._vocab.keep_bits_(part, upload(masks, logits.device))
+            logits[index] = part
+        return errors
