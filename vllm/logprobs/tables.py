@@ -63,7 +63,7 @@ class PromptTables:
             requested: int32 [R, C], with -1 where there is no id.
             first_position: of the first row's token.
         """
-        num_rows, num_ids = requested.shape
+        num_rows = len(requested)
         floats, ints = np.dtype(np.float32), np.dtype(np.int32)
         whole = [
             requested_cells(blocks, part, requested, num_topk, num_topk, dtype, filler)
