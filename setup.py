@@ -35,6 +35,7 @@ LEVELS = {
     "avx512": {"avx512f", "avx512bw", "avx512vl", "avx512dq"},
     "avx512_bf16": {"avx512_bf16", "avx512_vnni", "avx512vbmi"},
     "avx512_fp16": {"avx512_fp16"},
+    "amx": {"amx_tile", "amx_bf16", "amx_int8"},
 }
 
 

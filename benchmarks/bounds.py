@@ -18,7 +18,7 @@ import os
 import time
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from typing import Any, NamedTuple
 from unittest import mock
 
@@ -31,7 +31,8 @@ HEAD_ROWS = 256
 
 _WEIGHT_BYTES = 2
 _LAYERED = ("qkv", "o", "gate_up", "down")
-_FLOAT32 = "onednn_float32"  # not used by the engine: its weights take twice the memory
+# Not used by the engine: their sums depend on the number of rows; the second's weights take twice the memory, too.
+_LIBRARY, _FLOAT32 = "onednn", "onednn_float32"
 
 
 @dataclass(frozen=True)
@@ -210,16 +211,14 @@ def measure_read_rate(num_bytes: int, repeats: int = 10) -> float:
 
 def available_kernels() -> list[str]:
     """The values of VLLM_CPU_GEMM whose kernels run here; "plain" if there is none."""
-    from vllm.ops.cpu_kernels import cpu_kernel_isa, onednn_lacks
+    from vllm.ops.cpu_kernels import cpu_kernel_isa
 
     level = cpu_kernel_isa()
     found = [] if level is None else ["packed_f32"]
-    if level in ("avx512_bf16", "avx512_fp16"):
+    if level in ("avx512_bf16", "avx512_fp16", "amx"):
         found.append("packed_bf16_dot")
-    if level == "avx512_fp16":
+    if level in ("avx512_fp16", "amx"):
         found.append("packed_fp16")
-    if level is not None and onednn_lacks() is None:
-        found.append("onednn")
     return found or ["plain"]
 
 
@@ -227,22 +226,30 @@ def _bounding_kernels() -> list[str]:
     import torch
 
     kernels = available_kernels()
-    stands_in = "onednn" not in kernels and torch.backends.mkldnn.is_available()
-    return [*kernels, _FLOAT32] if stands_in else kernels
+    if not torch.backends.mkldnn.is_available():
+        return kernels
+    return [*kernels, _LIBRARY if torch.ops.mkldnn._is_mkldnn_bf16_supported() else _FLOAT32]
+
+
+@dataclass(frozen=True)
+class _LibraryWeight:
+    """A weight in oneDNN's own layout, which multiplies as packed_linear does."""
+
+    weight: Any
+
+    def multiply(self, x: Any) -> Any:
+        import torch
+
+        return torch.ops.mkldnn._linear_pointwise(x, self.weight, None, "none", [], "")
 
 
 def pack_as(weight: Any, kernel: str, float_out: bool = False, gated: bool = False) -> Any:
     """The weight [N, K] packed as with VLLM_CPU_GEMM=kernel, or unpacked for "plain". The layout differs if the kernel
     cannot give the required float32 result."""
-    import torch
-
     from vllm.ops import packed_linear
 
     if kernel == "plain":
         return packed_linear.PackedLinear(weight, None, "plain", tuple(weight.shape))
-    if kernel == _FLOAT32:
-        wide = torch.ops.mkldnn._reorder_linear_weight(weight.float())
-        return packed_linear.PackedLinear(wide, None, "onednn", tuple(weight.shape))
     with mock.patch.dict(os.environ, VLLM_CPU_GEMM=kernel):
         return packed_linear.pack_linear(weight, None, float_out, gated)
 
@@ -255,15 +262,18 @@ def _time_products(shape: ModelShape, products: list[Product], kernel: str, swee
 
     matrices = shape.matrices()
     plain = {name: torch.randn(size, dtype=torch.bfloat16) for name, size in matrices.items()}
-    packed = {name: pack_as(plain[name], kernel) for name in _LAYERED}
-    layers = [
-        {name: replace(one, weight=one.weight.clone()) for name, one in packed.items()}
-        for _ in range(shape.num_hidden_layers)
-    ]
-    head = {"head": pack_as(plain["head"], kernel, float_out=True)}
-    if head["head"].layout != packed["o"].layout:
-        head = {}
+    is_library = kernel in (_LIBRARY, _FLOAT32)
     dtype = torch.float32 if kernel == _FLOAT32 else torch.bfloat16
+
+    def pack(name: str) -> Any:
+        if is_library:
+            return _LibraryWeight(torch.ops.mkldnn._reorder_linear_weight(plain[name].to(dtype, copy=True)))
+        return pack_as(plain[name], kernel, float_out=name == "head")
+
+    layers = [{name: pack(name) for name in _LAYERED} for _ in range(shape.num_hidden_layers)]
+    head = {"head": pack("head")}
+    if kernel == _LIBRARY or (not is_library and head["head"].layout != layers[0]["o"].layout):
+        head = {}
     best: dict[Product, float] = {}
     for rows in sorted({product.rows for product in products}):
         wanted = {product.matrix for product in products if product.rows == rows} & {*_LAYERED, *head}
@@ -273,7 +283,10 @@ def _time_products(shape: ModelShape, products: list[Product], kernel: str, swee
             for weights in (*layers, head):
                 for name in wanted & weights.keys():
                     began = time.perf_counter()
-                    packed_linear(inputs[name], weights[name], float_out=name == "head")
+                    if is_library:
+                        weights[name].multiply(inputs[name])
+                    else:
+                        packed_linear(inputs[name], weights[name], float_out=name == "head")
                     spent[name] += time.perf_counter() - began
             for name, total in spent.items():
                 product = Product(name, rows)

@@ -89,8 +89,7 @@ def held_bytes(model: Any) -> int:
     """Bytes of the model's tensors, packed ones too, each place in memory once."""
     from vllm.layers.weight_update import held_tensors
 
-    # oneDNN's weights have no address, and share their memory with nothing.
-    return sum({id(each) if each.is_mkldnn else each.data_ptr(): each.nbytes for each in held_tensors(model)}.values())
+    return sum({each.data_ptr(): each.nbytes for each in held_tensors(model)}.values())
 
 
 if __name__ == "__main__":

@@ -41,6 +41,7 @@ def test_levels_are_those_of_the_library(build: ModuleType) -> None:
         ("avx2 fma avx512f avx512bw avx512vl avx512dq avx512_vnni", "avx512"),
         (ZEN_4, "avx512_bf16"),
         (ZEN_4 + " amx_bf16 avx512_fp16", "avx512_fp16"),
+        (ZEN_4 + " avx512_fp16 amx_tile amx_bf16 amx_int8", "amx"),
         (ZEN_4.replace("avx512_vnni", "avx512_fp16"), "avx512"),
     ],
 )

@@ -130,11 +130,11 @@ def quantized_activations() -> bool:
 
 def cpu_gemm() -> str | None:
     """VLLM_CPU_GEMM: what multiplies bfloat16 on CPU: our kernel in float32 ("packed_f32"), by dot products
-    ("packed_bf16_dot") or in float16 ("packed_fp16"), or "onednn"; None when unset. The former values "panels",
-    "pairs" and "halves" mean the first three."""
+    ("packed_bf16_dot"; matrix tiles where there are) or in float16 ("packed_fp16"); None when unset. The former values
+    "panels", "pairs" and "halves" mean these."""
     former = {"panels": "packed_f32", "pairs": "packed_bf16_dot", "halves": "packed_fp16"}
     layout = former.get(os.environ.get("VLLM_CPU_GEMM", ""))
-    return layout or _one_of("VLLM_CPU_GEMM", (*former.values(), "onednn"))
+    return layout or _one_of("VLLM_CPU_GEMM", tuple(former.values()))
 
 
 def attention_backend() -> str | None:

@@ -41,6 +41,9 @@ class CompletionOutput:
         routed_experts, lora_request, sampling_mask, spec_decode_metrics, weight_versions: never set by this engine; for
             callers that read them.
         error: the message if finish_reason is "error".
+        allowed_mass: one number a position, the model's probability of all tokens that `structured_outputs` allowed
+            there; None unless `grammar_readings` requested it.
+        allowed_mass_total: sum of their logarithms: the logprob that free sampling would have kept the form so far.
     """
 
     index: int
@@ -56,6 +59,8 @@ class CompletionOutput:
     spec_decode_metrics: Any | None = field(default=None, repr=False)
     weight_versions: list[Any] | None = field(default=None, repr=False)
     error: str | None = None
+    allowed_mass: list[float] | None = None
+    allowed_mass_total: float | None = None
 
     def finished(self) -> bool:
         """Whether this sequence has ended."""
@@ -67,6 +72,8 @@ class CompletionOutput:
         self.token_ids = [*self.token_ids, *following.token_ids]
         if following.logprobs is not None:
             self.logprobs = following.logprobs if self.logprobs is None else self.logprobs + following.logprobs
+        if following.allowed_mass is not None:
+            self.allowed_mass = [*(self.allowed_mass or ()), *following.allowed_mass]
         for name in _LATEST:
             value = getattr(following, name)
             if value is not None:
@@ -82,6 +89,7 @@ _LATEST = (
     "spec_decode_metrics",
     "weight_versions",
     "error",
+    "allowed_mass_total",
 )
 
 

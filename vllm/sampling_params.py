@@ -104,6 +104,9 @@ class SamplingParams(Struct, dict=True):
     is read is the one after it, and lists a position are (prompt length - 1 - prompt_logprob_start) many; an integer
     array [rows, K] is the same, with -1 as padding. Prompt readings are always of the model's logits.
 
+    `structured_outputs` binds the answer to a form, whose readings stay the model's; with `grammar_readings` each
+    position's `allowed_mass` says how much probability the model gave to all that the form allowed.
+
     `max_tokens=0` samples nothing: it gives the prompt's readings and, where `logprobs` or `logprob_token_ids` ask
     for them, the readings of the next position.
 
@@ -199,6 +202,8 @@ class SamplingParams(Struct, dict=True):
     logits_processors: Annotated[list[Callable[..., Any]] | None, row.processors(
         at=At.NONE, refusal=(([],), "they are Python; load one with --logits-processors"))] = None
     guided_decoding: Annotated[GuidedDecodingParams | None, _form(at=At.NONE)] = None
+    grammar_readings: Annotated[bool, row.boolean(
+        about="The model's probability of all tokens that structured_outputs allows, at each position.")] = False
     # fmt: on
     # Set when the request is queued.
     _bad_words_token_ids: list[list[int]] | None = None
@@ -227,6 +232,8 @@ class SamplingParams(Struct, dict=True):
                 message = "guided_decoding is an older name of structured_outputs: give one of them"
                 raise VLLMValidationError(message, "guided_decoding", self.guided_decoding)
             self.structured_outputs, self.guided_decoding = self.guided_decoding, None  # type: ignore[assignment]
+        if self.grammar_readings and self.structured_outputs is None:
+            raise VLLMValidationError("grammar_readings need structured_outputs", "grammar_readings", True)
         if self.prompt_logprob_start is not None and not self.reads_prompt:
             raise VLLMValidationError(
                 "prompt_logprob_start needs prompt_logprobs or prompt_logprob_token_ids",

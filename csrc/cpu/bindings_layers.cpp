@@ -122,7 +122,8 @@ Tensor embedding(Tensor weight, Tensor token_ids) {
 }
 
 int64_t set_isa_level(int64_t level) {
-  STD_TORCH_CHECK(level >= -1 && level <= 4, "level must be between -1 and 4, got ", level);
+  constexpr int64_t kLast = static_cast<int64_t>(kWidest);
+  STD_TORCH_CHECK(level >= -1 && level <= kLast, "level must be between -1 and ", kLast, ", got ", level);
   if (level < 0) return static_cast<int64_t>(current_isa());
   return static_cast<int64_t>(set_isa(static_cast<Isa>(level)));
 }
@@ -139,7 +140,6 @@ STABLE_TORCH_LIBRARY_FRAGMENT(vllm_cpu, m) {
   m.def("embedding(Tensor weight, Tensor token_ids) -> Tensor");
   // The index of the level now used; -1 asks without changing it.
   m.def("set_isa(int level) -> int");
-  m.def("has_bf16_tiles() -> bool");
   m.def("has_fast_bf16_dot() -> bool");
 }
 
@@ -154,6 +154,5 @@ STABLE_TORCH_LIBRARY_IMPL(vllm_cpu, CPU, m) {
 
 STABLE_TORCH_LIBRARY_IMPL(vllm_cpu, CompositeExplicitAutograd, m) {
   m.impl("set_isa", TORCH_BOX(&vllm_cpu::set_isa_level));
-  m.impl("has_bf16_tiles", TORCH_BOX(&vllm_cpu::has_bf16_tiles));
   m.impl("has_fast_bf16_dot", TORCH_BOX(&vllm_cpu::has_fast_bf16_dot));
 }

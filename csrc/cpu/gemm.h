@@ -20,6 +20,11 @@
 //
 //   leave_row(args, x, row)       marks row `row`, whose values are x, if it does
 //
+// and, if it multiplies tiles of any height in one function, in place of multiply:
+//
+//   multiply_rows<P>(args, x, rows, row, panel, ahead)   `rows` packed rows times P panels, P one of panels_at_once
+//   finish()                                             after a thread's last product
+//
 // Include only from kernels/*.cpp.
 #pragma once
 
@@ -63,12 +68,18 @@ concept PreparesPanels = requires(const LinearArgs& a) { Product::prepared_size(
 template <typename Product>
 concept LeavesRows = requires(const LinearArgs& a, const typename Product::Row* x) { Product::leave_row(a, x, 0); };
 
+template <typename Product>
+concept TakesAnyHeight = requires { Product::finish(); };
+
 // A thread's arguments, with its memory.
 template <typename Product>
 struct ThreadArgs {
   LinearArgs args;
   Scratch<float> prepared;
   explicit ThreadArgs(const LinearArgs& a) : args(a), prepared(size(a)) { args.prepared = prepared.get(); }
+  ~ThreadArgs() {
+    if constexpr (TakesAnyHeight<Product>) Product::finish();
+  }
   static int64_t size(const LinearArgs& a) {
     if constexpr (PreparesPanels<Product>) return Product::prepared_size(a);
     return 0;
@@ -126,6 +137,17 @@ class Gemm {
     }
   }
 
+  // The same of a product that takes any height.
+  static void multiply_any(int rows, const LinearArgs& a, const Element* x, int64_t row, int64_t begin, int64_t end,
+                           Ahead ahead) {
+    const int64_t step = num_runs(a) * ahead.lines * 64;
+    int64_t panel = begin;
+    if (Product::panels_at_once(rows) == 2) {
+      for (; panel + 2 <= end; panel += 2, ahead.at += step) Product::template multiply_rows<2>(a, x, rows, row, panel, ahead);
+    }
+    for (; panel < end; ++panel, ahead.at += step) Product::template multiply_rows<1>(a, x, rows, row, panel, ahead);
+  }
+
   // Packs rows, which may have to be normalised before.
   class Packer {
    public:
@@ -166,8 +188,13 @@ class Gemm {
       Ahead ahead{static_cast<const char*>(a.weight) + then * Product::panel_size(a), 0};
       for (int64_t tile = 0; tile < tiles.count; ++tile) {
         const int64_t start = tiles.start(tile);
-        multiply_tile<kMaxRows>(static_cast<int>(tiles.height(tile)), a,
-                                packed + (start - tiles.first) * Product::packed_row(a), start, panel, stop, ahead);
+        const int height = static_cast<int>(tiles.height(tile));
+        const Element* x = packed + (start - tiles.first) * Product::packed_row(a);
+        if constexpr (TakesAnyHeight<Product>) {
+          multiply_any(height, a, x, start, panel, stop, ahead);
+        } else {
+          multiply_tile<kMaxRows>(height, a, x, start, panel, stop, ahead);
+        }
         ahead.at += ahead.lines * calls * runs * 64;
         if (bytes > 0 && share > 0) ahead.lines = static_cast<int>((bytes + share - 1) / share);
       }

@@ -7,11 +7,13 @@
 #if defined(__x86_64__) || defined(__i386__)
 #include <cpuid.h>
 #endif
+#if defined(__linux__)
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
 
 namespace vllm_cpu {
 namespace {
-
-constexpr Isa kWidest = Isa::avx512_fp16;
 
 constexpr Isa next(Isa level) { return static_cast<Isa>(static_cast<int>(level) + 1); }
 constexpr Isa below(Isa level) { return static_cast<Isa>(static_cast<int>(level) - 1); }
@@ -37,9 +39,23 @@ constexpr bool is_compiled(Isa level) {
     case Isa::avx512_fp16:
       return true;
 #endif
+#ifdef VLLM_HAVE_AMX
+    case Isa::amx:
+      return true;
+#endif
     default:
       return false;
   }
+}
+
+// Asks Linux for the memory of this process's tiles, which no process has unasked.
+bool may_use_tiles() {
+#if defined(__linux__) && defined(__x86_64__)
+  constexpr long kRequestPermission = 0x1023, kTileData = 18;
+  return syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
+#else
+  return false;
+#endif
 }
 
 // Whether the CPU has the instructions that a level adds to those of the levels below it.
@@ -63,8 +79,10 @@ bool cpu_adds(Isa level) {
   return true;
 #else
   unsigned a = 0, b = 0, c = 0, d = 0;
-  constexpr unsigned kAvx512Fp16 = 1u << 23;
-  return __get_cpuid_count(7, 0, &a, &b, &c, &d) && (d & kAvx512Fp16);
+  if (!__get_cpuid_count(7, 0, &a, &b, &c, &d)) return false;
+  constexpr unsigned kAvx512Fp16 = 1u << 23, kAmxBf16 = 1u << 22, kAmxTile = 1u << 24, kAmxInt8 = 1u << 25;
+  constexpr unsigned kAmx = kAmxBf16 | kAmxTile | kAmxInt8;
+  return level == Isa::amx ? (d & kAmx) == kAmx && may_use_tiles() : (d & kAvx512Fp16) != 0;
 #endif
 #else
   return false;
@@ -92,6 +110,7 @@ Isa initial() {
   if (std::strcmp(wanted, "avx2") == 0) return capped(Isa::avx2);
   if (std::strcmp(wanted, "avx512") == 0) return capped(Isa::avx512);
   if (std::strcmp(wanted, "avx512_bf16") == 0) return capped(Isa::avx512_bf16);
+  if (std::strcmp(wanted, "avx512_fp16") == 0) return capped(Isa::avx512_fp16);
   return capped(kWidest);
 }
 
@@ -101,17 +120,6 @@ std::atomic<Isa>& slot() {
 }
 
 }  // namespace
-
-bool has_bf16_tiles() {
-#if defined(__x86_64__)
-  unsigned a = 0, b = 0, c = 0, d = 0;
-  if (!__get_cpuid_count(7, 0, &a, &b, &c, &d)) return false;
-  constexpr unsigned kAmxBf16 = 1u << 22, kAmxTile = 1u << 24;
-  return (d & kAmxBf16) && (d & kAmxTile);
-#else
-  return false;
-#endif
-}
 
 bool has_fast_bf16_dot() {
 #if defined(VLLM_EMULATED)

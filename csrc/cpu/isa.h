@@ -28,8 +28,17 @@ using namespace avx512_bf16;
 #else
 namespace avx512_fp16 = avx512_bf16;
 #endif
+// And this one only where matrix tiles multiply.
+#ifdef VLLM_HAVE_AMX
+namespace amx {
+using namespace avx512_fp16;
+}
+#else
+namespace amx = avx512_fp16;
+#endif
 
-enum class Isa : int { portable = 0, avx2 = 1, avx512 = 2, avx512_bf16 = 3, avx512_fp16 = 4 };
+enum class Isa : int { portable = 0, avx2 = 1, avx512 = 2, avx512_bf16 = 3, avx512_fp16 = 4, amx = 5 };
+constexpr Isa kWidest = Isa::amx;
 
 // The level in use: the widest that was compiled, that this machine runs and that VLLM_CPU_ISA allows.
 Isa current_isa();
@@ -37,16 +46,15 @@ Isa current_isa();
 // Uses `level`, or the widest possible one below it; returns what is in use then.
 Isa set_isa(Isa level);
 
-// Whether the CPU multiplies bfloat16 by matrix tiles (AMX).
-bool has_bf16_tiles();
-
 // Whether the level in use has bfloat16 dot products that outrun float32 multiply-adds: on AMD they run at twice their
 // rate, on Intel at half of it.
 bool has_fast_bf16_dot();
 
 template <typename F>
-F* pick(F* portable, F* avx2, F* avx512, F* avx512_bf16, F* avx512_fp16) {
+F* pick(F* portable, F* avx2, F* avx512, F* avx512_bf16, F* avx512_fp16, F* amx) {
   switch (current_isa()) {
+    case Isa::amx:
+      return amx;
     case Isa::avx512_fp16:
       return avx512_fp16;
     case Isa::avx512_bf16:
@@ -83,4 +91,4 @@ F* pick(F* portable, F* avx2, F* avx512, F* avx512_bf16, F* avx512_fp16) {
 // The kernel `name` of the level in use.
 #define VLLM_KERNEL(name)                                                                          \
   (::vllm_cpu::pick(&::vllm_cpu::portable::name, &::vllm_cpu::avx2::name, &::vllm_cpu::avx512::name, \
-                    &::vllm_cpu::avx512_bf16::name, &::vllm_cpu::avx512_fp16::name))
+                    &::vllm_cpu::avx512_bf16::name, &::vllm_cpu::avx512_fp16::name, &::vllm_cpu::amx::name))

@@ -316,3 +316,14 @@ void linear_quantized_half(const LinearArgs& args);
 }  // namespace avx512_fp16
 }  // namespace vllm_cpu
 #endif
+
+#ifdef VLLM_HAVE_AMX
+namespace vllm_cpu {
+namespace amx {
+void linear(const LinearArgs& args);
+void linear_int8(const LinearArgs& args);
+void linear_quantized(const LinearArgs& args);
+void linear_quantized_int8(const LinearArgs& args);
+}  // namespace amx
+}  // namespace vllm_cpu
+#endif

@@ -231,6 +231,67 @@ inline void with_pair_codes(const Quantized& q, const F& f) {
 #undef VLLM_CODES
 }
 
+// Bytes of a unit's widened codes: [pair][half][16][2].
+constexpr int64_t kUnitBytes = kUnit * kPanel * 2;
+
+// Widens units of a panel.
+template <typename C>
+[[gnu::noinline]] void widen_pairs(const LinearArgs& a, const uint8_t* codes, int64_t units, uint8_t* to) {
+  // How far ahead to fetch codes: what the hardware fetches by itself stops at each page.
+  constexpr int64_t kAhead = 2048;
+  const C kind(a);
+  for (int64_t u = 0; u < units; ++u, codes += kPanel * C::kBits, to += kUnitBytes) {
+    for (int i = 0; i < kPanel * C::kBits; i += 64) __builtin_prefetch(codes + kAhead + i);
+    const typename C::Unit unit(codes);
+    unroll<kPairs>([&](auto pair) VLLM_INLINE {
+      _mm512_storeu_si512(to + 128 * pair, kind.template values<0, pair>(unit));
+      _mm512_storeu_si512(to + 128 * pair + 64, kind.template values<1, pair>(unit));
+    });
+  }
+}
+
+// Values of x for codes [k, k + kUnit) of a group that ends at `end`, then zeros; in the order of a unit's pairs.
+struct UnitOfRow {
+  __m128i values, pairs;
+  UnitOfRow(const Quantized& q, const BF16* x, int64_t k, int64_t end, bool in_words) {
+    constexpr int kInWords = _MM_SHUFFLE(3, 1, 2, 0);
+    const bool is_whole = q.order == nullptr && k + kUnit <= end;
+    values = is_whole ? _mm_loadu_si128((const __m128i*)(x + k)) : some(q, x, k, end);
+    const __m128i halves = _mm_unpacklo_epi16(values, _mm_unpackhi_epi64(values, values));
+    const __m128i words = _mm_shufflehi_epi16(_mm_shufflelo_epi16(values, kInWords), kInWords);
+    pairs = in_words ? words : halves;
+  }
+
+ private:
+  [[gnu::noinline]] static __m128i some(const Quantized& q, const BF16* x, int64_t k, int64_t end) {
+    BF16 unit[kUnit] = {};
+    for (int i = 0; i < kUnit && k + i < end; ++i) unit[i] = x[q.order == nullptr ? k + i : q.order[k + i]];
+    return _mm_loadu_si128((const __m128i*)unit);
+  }
+};
+
+// The sum of a row's values, four at a time.
+struct SumOfRow {
+  __m128 sums = _mm_setzero_ps();
+  void add(__m128i values) { sums = _mm_dpbf16_ps(sums, (__m128bh)values, (__m128bh)_mm_set1_epi16(0x3f80)); }
+  float total() const { return sums[0] + sums[1] + (sums[2] + sums[3]); }
+};
+
+inline bool are_bfloat16(const float* values, int count) {
+  for (int i = 0; i < count; ++i) {
+    uint32_t bits;
+    std::memcpy(&bits, values + i, sizeof(bits));
+    if ((bits & 0xffff) != 0) return false;
+  }
+  return true;
+}
+
+// Whether all values of a weight are bfloat16, and nothing is added to them.
+inline bool has_bfloat16_values(const Quantized& q) {
+  if (q.sparse_starts != nullptr || q.values == Values::tables) return false;
+  return q.bits > 4 || are_bfloat16(q.table, 16);
+}
+
 }  // namespace VLLM_ISA
 }  // namespace vllm_cpu
 #endif

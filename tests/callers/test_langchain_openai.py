@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 from live_server import LiveServer
+from pydantic import BaseModel, ConfigDict
 
 from vllm import LLM, SamplingParams
 
@@ -99,3 +100,15 @@ def test_tools_are_refused_by_name(server: LiveServer) -> None:
     with pytest.raises(openai.BadRequestError) as caught:
         chat_of(server).bind_tools([tool]).invoke(QUESTION)
     assert caught.value.param == "tools"
+
+
+class Label(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+    label: Literal["yes", "no"]
+    sure: bool
+
+
+def test_structured_output(server: LiveServer) -> None:
+    chat = chat_of(server, max_tokens=120).with_structured_output(Label, method="json_schema")
+    assert isinstance(chat.invoke(QUESTION), Label)

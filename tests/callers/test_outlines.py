@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
+import re
+from typing import Any, Literal
 
 import pytest
 from live_server import LiveServer
+from pydantic import BaseModel, ConfigDict
 
 from vllm import LLM, SamplingParams
 
@@ -44,3 +46,26 @@ def test_over_the_server(server: LiveServer, llm: LLM) -> None:
     assert model(PROMPTS[0], temperature=0, max_tokens=8) == chat(llm, PROMPTS[0])[0].text
     parts = list(model.stream(PROMPTS[0], temperature=0, max_tokens=8))
     assert "".join(parts) == chat(llm, PROMPTS[0])[0].text
+
+
+class Answer(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+    label: Literal["yes", "no"]
+    sure: bool
+
+
+@pytest.mark.parametrize("kind", [Literal["yes", "no"], Answer, outlines.types.Regex("[ab]{3}c")], ids=str)
+def test_typed_outputs(llm: LLM, server: LiveServer, kind: Any) -> None:
+    openai = pytest.importorskip("openai")
+    params = SamplingParams(temperature=1, max_tokens=400, seed=1)
+    offline = outlines.from_vllm_offline(llm)(PROMPTS[0], kind, sampling_params=params, use_tqdm=False)
+    client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="unused", max_retries=0)
+    online = outlines.from_vllm(client, "tiny")(PROMPTS[0], kind, temperature=0, max_tokens=400)
+    for text in (offline, online):
+        if kind is Answer:
+            assert Answer.model_validate_json(text)
+        elif isinstance(kind, outlines.types.Regex):
+            assert re.fullmatch(kind.pattern, text)
+        else:
+            assert text in ("yes", "no")

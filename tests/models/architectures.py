@@ -199,7 +199,7 @@ ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
 
 def make_architecture(name: str, folder: Path, seed: int = 0, **overrides: Any) -> Any:
     """A transformers model in float32 with random weights, sharp enough that readings differ, saved to `folder`."""
-    from transformers import CONFIG_MAPPING, AutoModelForCausalLM
+    from transformers import CONFIG_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING, AutoModelForCausalLM, AutoModelForPreTraining
 
     model_type, fields = ARCHITECTURES[name]
     ids = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
@@ -208,7 +208,9 @@ def make_architecture(name: str, folder: Path, seed: int = 0, **overrides: Any) 
     config = CONFIG_MAPPING[model_type](**(ids | {"vocab_size": VOCAB_SIZE} | fields | overrides))
     # Soft-caps are in "eager" only, which on the other hand adds Falcon's ALiBi twice.
     implementation = "sdpa" if model_type == "falcon" else "eager"
-    model = AutoModelForCausalLM.from_config(config, attn_implementation=implementation).float().eval()
+    # Mistral 4 is known as a part of models with images.
+    auto = AutoModelForCausalLM if type(config) in MODEL_FOR_CAUSAL_LM_MAPPING else AutoModelForPreTraining
+    model = auto.from_config(config, attn_implementation=implementation).float().eval()
     fill_weights(model, seed)
     model.save_pretrained(folder)
     return model
@@ -226,3 +228,5 @@ def fill_weights(model: Any, seed: int, spread: float = 0.25) -> None:
     for name, buffer in model.named_buffers():
         if name.endswith("layer_scalar"):
             buffer.fill_(0.5 + torch.rand((), generator=generator))
+        if name.endswith("e_score_correction_bias"):
+            buffer.copy_(torch.randn(buffer.shape, generator=generator) * spread)

@@ -26,6 +26,10 @@ _ROPES = {
 }
 _ROUTED = {"n_routed_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 24, "n_group": 4, "topk_group": 2}
 _ROUTED |= {"routed_scaling_factor": 1.7, "norm_topk_prob": True}
+_LATENT = _MHA | {"num_key_value_heads": 4, "kv_lora_rank": 20, "q_lora_rank": 24, "v_head_dim": 12}
+_LATENT |= {"qk_nope_head_dim": 10, "qk_rope_head_dim": 6, "n_shared_experts": 1}
+_YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 16}
+_MSCALE = _YARN | {"mscale": 0.7, "mscale_all_dim": 1.3}
 
 # By a name of its own: transformers' model type and what differs from its usual fields.
 MIXTURES: dict[str, tuple[str, dict[str, Any]]] = {
@@ -118,5 +122,46 @@ MIXTURES: dict[str, tuple[str, dict[str, Any]]] = {
         "cohere2_moe",
         _USUAL | _OWN_SIZE | _WINDOWS | {"expert_selection_fn": "sigmoid", "rms_norm_eps": 1e-6, "logit_scale": 0.7},
     ),
+    "llama4": (
+        "llama4_text",
+        _USUAL
+        | {"num_local_experts": 6, "num_experts_per_tok": 2, "intermediate_size_mlp": 40, "attention_chunk_size": 64}
+        | {"no_rope_layer_interval": 2, "interleave_moe_layer_step": 2, "floor_scale": 8, "attn_scale": 0.3},
+    ),
+    "dbrx": (
+        "dbrx",
+        {"d_model": 32, "n_layers": 4, "n_heads": 4, "max_seq_len": 128}
+        | {"attn_config": {"kv_n_heads": 2, "clip_qkv": 0.5, "rope_theta": 1e4}}
+        | {"ffn_config": {"ffn_hidden_size": 24, "moe_num_experts": 6, "moe_top_k": 3}},
+    ),
     "phimoe": ("phimoe", _MHA | {"num_local_experts": 6, "num_experts_per_tok": 2, "router_jitter_noise": 0.2}),
+    "deepseek_v2": (
+        "deepseek_v2",
+        _LATENT
+        | _ROUTED
+        | {"topk_method": "group_limited_greedy", "norm_topk_prob": False, "rope_parameters": _MSCALE}
+        | {"first_k_dense_replace": 1},
+    ),
+    "deepseek_v2-lite": (
+        "deepseek_v2",
+        _LATENT
+        | _ROUTED
+        | {"q_lora_rank": None, "norm_topk_prob": False, "n_group": None, "topk_group": None, "n_shared_experts": 2},
+    ),
+    "deepseek_v3": ("deepseek_v3", _LATENT | _ROUTED | {"rope_parameters": _MSCALE, "first_k_dense_replace": 1}),
+    "deepseek_v3-dense": ("deepseek_v3", _LATENT | _ROUTED | {"first_k_dense_replace": 4, "rope_interleave": False}),
+    "kimi_k2": (
+        "deepseek_v3",
+        _LATENT | _ROUTED | {"n_group": 1, "topk_group": 1, "attention_bias": True},
+    ),
+    "glm4_moe_lite": ("glm4_moe_lite", _LATENT | _ROUTED),
+    "mistral4": (
+        "mistral4",
+        _LATENT
+        | _ROUTED
+        | {
+            "rope_parameters": _YARN
+            | {"llama_4_scaling_beta": 0.1, "mscale_all_dim": 1.0, "partial_rotary_factor": 6 / 16}
+        },
+    ),
 }

@@ -11,6 +11,7 @@ import torch
 from architectures import make_architecture
 from mixtures import MIXTURES
 from models_util import hf_logits, load_model, paged_logits, random_prompts
+from safetensors.torch import load_file
 from thread_ranks import make_thread_llm
 from tiny_llm import make_tiny_llm
 
@@ -40,8 +41,8 @@ def assert_same(ours: list[Any], expected: list[Any], tolerance: float) -> None:
             assert got == pytest.approx(other.prompt_logprobs[position][token].logprob, abs=tolerance)
 
 
-# A shared MLP, and the same by a gate; biases; none of them.
-@pytest.mark.parametrize("name", ["qwen2_moe", "glm4_moe", "gpt_oss", "mixtral"])
+# A shared MLP, and the same by a gate; biases; none of them; latent attention.
+@pytest.mark.parametrize("name", ["qwen2_moe", "glm4_moe", "gpt_oss", "mixtral", "deepseek_v3"])
 def test_ranks_share_the_experts(name: str, tmp_path: Path) -> None:
     make_architecture(name, tmp_path)
     fields = {"skip_tokenizer_init": True, "max_num_batched_tokens": 24, "max_model_len": 64}
@@ -96,8 +97,45 @@ def test_tokens_that_all_go_to_the_same_experts(name: str, tmp_path: Path) -> No
         torch.testing.assert_close(got, want, rtol=0, atol=1e-4)
 
 
+def test_experts_take_new_weights(tmp_path: Path) -> None:
+    old, new = tmp_path / "old", tmp_path / "new"
+    make_architecture("qwen2_moe", old)
+    model = make_architecture("qwen2_moe", new, seed=1)
+    ours, config = load_model(old, max_model_len=128)
+    config = resolve_model_class(config.architectures).resolve_config(config)
+    tensors = load_file(new / "model.safetensors")
+    first = next(name for name in tensors if name.endswith("experts.0.gate_proj.weight"))
+    before = ours.weight_updater.packing_version
+    ours.load_weights([(first, tensors[first])])
+    with pytest.raises(ValueError, match="a part of an expert, without 0.up_proj.weight"):
+        ours.weight_updater.complete()
+    with pytest.raises(ValueError, match=f"{first} must have shape"):
+        ours.load_weights([(first, tensors[first][1:])])
+    ours.load_weights(tensors.items())
+    ours.weight_updater.complete()
+    assert ours.weight_updater.packing_version > before
+    prompts = random_prompts(131, (5, 37))
+    for got, want in zip(paged_logits(ours, config, prompts, 7), hf_logits(model, prompts), strict=True):
+        torch.testing.assert_close(got, want, rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("quantization", ["int8", "int4", "fp8"])
+def test_experts_are_rounded_when_they_are_loaded(quantization: str, tmp_path: Path) -> None:
+    model = make_architecture("qwen3_moe", tmp_path)
+    prompts = random_prompts(131, (5, 37))
+    errors = []
+    for chosen in (None, quantization):
+        ours, config = load_model(tmp_path, max_model_len=128, quantization=chosen)
+        config = resolve_model_class(config.architectures).resolve_config(config)
+        got = paged_logits(ours, config, prompts, 7)
+        truth = hf_logits(model, prompts)
+        errors.append(float(torch.cat([a - b for a, b in zip(got, truth, strict=True)]).abs().median()))
+    # Four layers of 32 inputs, of which a few outliers take the whole scale.
+    assert 100 * errors[0] < errors[1] < 0.5 * float(torch.cat(truth).std())
+
+
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("name", ["qwen2_moe", "exaone_moe"])
+@pytest.mark.parametrize("name", ["qwen2_moe", "exaone_moe", "deepseek_v3"])
 def test_bits_do_not_follow_the_batch(name: str, dtype: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("VLLM_BATCH_INVARIANT", "1")
     make_architecture(name, tmp_path)

@@ -8,11 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 from architectures import make_architecture
-from layouts import needs_kernels, recordable_layout  # noqa: F401 - a fixture
+from layouts import needs_kernels
 
 from vllm import LLM, SamplingParams
 
-pytestmark = [needs_kernels, pytest.mark.usefixtures("recordable_layout")]
+pytestmark = needs_kernels
 
 # Norms whose weight has more digits than the activations, a GELU's gate, scaled embeddings, norms after a layer, caps
 # and windows; scaled residuals; norms in other places; latent attention. Layer norms, positions' embeddings,
@@ -21,7 +21,7 @@ FAMILIES = (
     *("gemma", "gemma2", "gemma3", "vaultgemma", "granite", "helium", "glm4", "olmo2", "minicpm3"),
     *("gpt2", "opt", "phi", "gpt_neox", "stablelm", "cohere", "falcon", "xglm"),
     # Mixtures: with an MLP of all tokens, and a gate of it; routers in float32; biases; LayerNorms.
-    *("qwen2_moe", "glm4_moe", "gpt_oss", "phimoe", "laguna"),
+    *("qwen2_moe", "glm4_moe", "gpt_oss", "phimoe", "laguna", "deepseek_v3"),
 )
 
 

@@ -35,10 +35,9 @@ def test_the_cpu_kernels_keep_it() -> None:
     check_batch_invariance("cpu")
 
 
-@pytest.mark.parametrize(("name", "value"), [("VLLM_OPS", "reference"), ("VLLM_CPU_GEMM", "onednn")])
-def test_a_variable_that_contradicts(name: str, value: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(name, value)
-    with pytest.raises(ValueError, match=f"cannot be kept: {name}={value}"):
+def test_a_variable_that_contradicts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VLLM_OPS", "reference")
+    with pytest.raises(ValueError, match="cannot be kept: VLLM_OPS=reference"):
         EngineArgs(device="cpu").create_engine_config()
 
 

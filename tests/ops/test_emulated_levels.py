@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import emulated
 import pytest
 import torch
-from layouts import needs_float16, needs_kernels
+from layouts import needs_float16, needs_kernels, needs_tiles
+from test_tile_products import PRODUCTS, rows_of
 from torch import Tensor
 
 from vllm.ops._dispatch import ISA_LEVELS, cpu_ops
@@ -20,8 +22,11 @@ from vllm.ops.packed_linear import pack_linear, packed_linear
 
 HERE = Path(__file__).parent
 # Of what the levels' kernels are for.
-FILES = ("test_packed_linear.py", "test_quantized_linear.py", "test_normed_products.py", "test_large_beside_small.py")
-WIDEST = "not cpp-portable and not cpp-avx and not reference and not triton"
+FILES = (
+    *("test_packed_linear.py", "test_quantized_linear.py", "test_normed_products.py", "test_large_beside_small.py"),
+    *("test_int8_linear.py", "test_int8_activations.py", "test_tile_products.py"),
+)
+EMULATED = "(cpp-avx512_fp16 or not (cpp-portable or cpp-avx)) and not reference and not triton"
 
 
 @pytest.fixture(scope="module")
@@ -39,14 +44,14 @@ def test_products_of_emulated_levels(request: pytest.FixtureRequest) -> None:
     operators = cpu_ops()
     assert operators is not None
     if ISA_LEVELS[operators.set_isa(-1)] != "avx512_bf16":
-        pytest.skip("for CPUs of the level avx512_bf16, by whose instructions the wider one is emulated")
+        pytest.skip("for CPUs of the level avx512_bf16, by whose instructions the wider ones are emulated")
     request.getfixturevalue("library")
-    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "--emulated", "-k", WIDEST]
+    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "--emulated", "-k", EMULATED]
     run = subprocess.run([*command, *(HERE / name for name in FILES)], capture_output=True, text=True)
     assert run.returncode == 0, run.stdout[-8000:] + run.stderr[-2000:]
 
 
-def products() -> Tensor:
+def products_in_float16() -> Tensor:
     """Of rows that take float16 sums, at every tile height."""
     torch.manual_seed(0)
     weight, x = torch.randn(70, 300).bfloat16(), torch.randn(13, 300).bfloat16()
@@ -54,19 +59,33 @@ def products() -> Tensor:
     return torch.cat([packed_linear(x[:rows], ready, float_out=True) for rows in range(1, 14)])
 
 
-@needs_float16
+def products_in_tiles() -> Tensor:
+    """Of each kind of weight, with rows whose sums are below the smallest normal number."""
+    torch.manual_seed(0)
+    x = rows_of(100, 300, torch.bfloat16)
+    x[::3] *= 1e-36
+    return torch.cat([make()(x) for make in PRODUCTS.values()])
+
+
+@pytest.mark.parametrize(
+    ("products", "layout"),
+    [
+        pytest.param(products_in_float16, "packed_fp16", marks=needs_float16),
+        pytest.param(products_in_tiles, "packed_bf16_dot", marks=needs_tiles),
+    ],
+)
 def test_the_emulation_gives_the_bits_of_the_instructions(
-    library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    products: Callable[[], Tensor], layout: str, library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("VLLM_CPU_GEMM", "packed_fp16")
+    monkeypatch.setenv("VLLM_CPU_GEMM", layout)
     code = f"""
 import sys, torch
 from pathlib import Path
 sys.path[:0] = {[str(HERE), str(HERE.parent / "support")]}
 from vllm.ops import _dispatch
 _dispatch.LIBRARY = Path({str(library)!r})
-from test_emulated_levels import products
-torch.save(products(), {str(tmp_path / "products.pt")!r})
+from test_emulated_levels import {products.__name__}
+torch.save({products.__name__}(), {str(tmp_path / "products.pt")!r})
 """
     subprocess.run([sys.executable, "-c", code], check=True)
     assert torch.equal(products(), torch.load(tmp_path / "products.pt"))

@@ -15,8 +15,7 @@ from vllm.ops.head_linear import head_linear, pack_heads
 from vllm.ops.kv_cache import FLOAT8, as_cached
 from vllm.ops.latent_attention import latent_attention, write_latent_
 
-# CUDA runs the references.
-BACKENDS = [each for each in backends("latent_attention") if each != "triton"]
+BACKENDS = backends("latent_attention")
 RAGGED = [(1, 1), (5, 5), (0, 9), (1, 40), (20, 33), (3, 64), (1, 16), (2, 17)]
 
 
@@ -143,10 +142,10 @@ def test_caches_of_eight_bits(backend: str, cache_dtype: torch.dtype, dtype: tor
 @pytest.mark.parametrize("backend", [each for each in BACKENDS if each != "reference"])
 @pytest.mark.parametrize("dtype", (torch.float32, torch.bfloat16), ids=str)
 def test_a_row_does_not_depend_on_its_batch(backend: str, dtype: torch.dtype) -> None:
-    batch = make_batch([(1, 300), (70, 330), (2, 64), (1, 5)], dtype)
+    batch = make_batch([(1, 300), (20, 290), (2, 64), (1, 5)], dtype)
     whole = batch.run(backend)
     starts = batch.query_start_loc.tolist()
-    for row, first, last in ((0, 0, 1), (1, 0, 70), (1, 0, 13), (1, 69, 70), (1, 13, 50), (3, 0, 1)):
+    for row, first, last in ((0, 0, 1), (1, 0, 20), (1, 0, 3), (1, 19, 20), (1, 3, 15), (3, 0, 1)):
         alone = batch.part(row, first, last).run(backend)
         assert torch.equal(alone, whole[starts[row] + first : starts[row] + last]), (row, first, last)
 

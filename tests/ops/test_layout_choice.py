@@ -10,10 +10,9 @@ import torch
 from layouts import needs_kernels
 
 from vllm import EngineArgs, envs
-from vllm.ops import cpu_kernels
 from vllm.ops import packed_linear as module
 from vllm.ops._dispatch import ISA_LEVELS
-from vllm.ops.packed_linear import Layout, pack_linear, sums_in_float16
+from vllm.ops.packed_linear import Layout, sums_in_float16
 
 pytestmark = needs_kernels
 
@@ -22,22 +21,18 @@ class Machine(NamedTuple):
     """What a CPU answers, and the layouts of bfloat16 layers and of what is wanted in float32."""
 
     isa: str
-    tiles: bool
     fast_dot: bool
-    packs_bfloat16: bool
     layers: Layout
     head: Layout
 
 
 MACHINES = {
-    "avx2": Machine("avx2", False, False, False, "packed_f32", "packed_f32"),
-    "avx512": Machine("avx512", False, False, True, "packed_f32", "packed_f32"),
-    "avx512_bf16 of Intel": Machine("avx512_bf16", False, False, True, "packed_f32", "packed_f32"),
-    "avx512_bf16 of AMD": Machine("avx512_bf16", False, True, True, "packed_bf16_dot", "packed_bf16_dot"),
-    "avx512_fp16": Machine("avx512_fp16", False, False, True, "packed_fp16", "packed_f32"),
-    "amx": Machine("avx512_fp16", True, False, True, "onednn", "packed_f32"),
-    "amx of AMD": Machine("avx512_fp16", True, True, True, "onednn", "packed_bf16_dot"),
-    "amx, PyTorch without oneDNN": Machine("avx512_fp16", True, False, False, "packed_fp16", "packed_f32"),
+    "avx2": Machine("avx2", False, "packed_f32", "packed_f32"),
+    "avx512": Machine("avx512", False, "packed_f32", "packed_f32"),
+    "avx512_bf16 of Intel": Machine("avx512_bf16", False, "packed_f32", "packed_f32"),
+    "avx512_bf16 of AMD": Machine("avx512_bf16", True, "packed_bf16_dot", "packed_bf16_dot"),
+    "avx512_fp16": Machine("avx512_fp16", False, "packed_fp16", "packed_f32"),
+    "amx": Machine("amx", False, "packed_bf16_dot", "packed_bf16_dot"),
 }
 
 
@@ -45,16 +40,9 @@ MACHINES = {
 def machine(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Machine:
     """pack_linear asks one of them, and packs nothing."""
     cpu: Machine = request.param
-    probes = SimpleNamespace(
-        has_bf16_tiles=lambda: cpu.tiles,
-        has_fast_bf16_dot=lambda: cpu.fast_dot,
-        set_isa=lambda _: ISA_LEVELS.index(cpu.isa),
-    )
+    probes = SimpleNamespace(has_fast_bf16_dot=lambda: cpu.fast_dot, set_isa=lambda _: ISA_LEVELS.index(cpu.isa))
     monkeypatch.setattr(module, "cpu_ops", lambda: probes)
-    monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: cpu.packs_bfloat16, raising=False)
-    monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: True)
     monkeypatch.delenv("VLLM_CPU_GEMM", raising=False)
-    monkeypatch.delenv("VLLM_BATCH_INVARIANT", raising=False)
     return cpu
 
 
@@ -77,13 +65,12 @@ def test_what_the_variable_names(machine: Machine, monkeypatch: pytest.MonkeyPat
         monkeypatch.setenv("VLLM_CPU_GEMM", name)
         assert layout_of(WEIGHT) == name
         assert layout_of(WEIGHT, float_out=True) == (machine.head if name == "packed_fp16" else name)
-    monkeypatch.setenv("VLLM_CPU_GEMM", "onednn")
-    if machine.packs_bfloat16:
-        assert layout_of(WEIGHT) == "onednn"
-        assert layout_of(WEIGHT, float_out=True) == machine.head
-        return
-    for ask in (lambda: pack_linear(WEIGHT, None), lambda: EngineArgs(device="cpu").create_engine_config()):
-        with pytest.raises(ValueError, match="VLLM_CPU_GEMM=onednn cannot be had: .* AVX-512 .* unset the variable"):
+
+
+def test_a_name_that_is_no_layout_is_refused_at_the_door(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VLLM_CPU_GEMM", "tiles")
+    for ask in (envs.cpu_gemm, lambda: EngineArgs(device="cpu").create_engine_config()):
+        with pytest.raises(ValueError, match="one of packed_f32, packed_bf16_dot, packed_fp16, got 'tiles'"):
             ask()
 
 
@@ -95,27 +82,9 @@ def test_products_with_quantised_weights(machine: Machine, monkeypatch: pytest.M
     assert not sums_in_float16(float_out=False)
 
 
-def test_batch_invariance_rules_onednn_out(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("VLLM_BATCH_INVARIANT", "1")
-    assert layout_of(WEIGHT) != "onednn"
-    monkeypatch.setenv("VLLM_BATCH_INVARIANT", "0")
-    assert layout_of(WEIGHT) == machine.layers
-
-
-def test_a_torch_without_onednn_is_named(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: False)
-    assert layout_of(WEIGHT) != "onednn"
-    monkeypatch.setenv("VLLM_CPU_GEMM", "onednn")
-    with pytest.raises(ValueError, match="VLLM_CPU_GEMM=onednn cannot be had: this PyTorch is built without oneDNN"):
-        cpu_kernels.check_cpu_gemm()
-
-
 @pytest.mark.parametrize(
     ("former", "layout"), [("panels", "packed_f32"), ("pairs", "packed_bf16_dot"), ("halves", "packed_fp16")]
 )
 def test_former_names_of_the_layouts(former: str, layout: Layout, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("VLLM_CPU_GEMM", former)
     assert envs.cpu_gemm() == layout == layout_of(WEIGHT)
-    monkeypatch.setenv("VLLM_CPU_GEMM", "tiles")
-    with pytest.raises(ValueError, match="one of packed_f32, packed_bf16_dot, packed_fp16, onednn, got 'tiles'"):
-        envs.cpu_gemm()

@@ -1,4 +1,4 @@
-"""packed_linear: our layouts, oneDNN's and the plain product, against float64."""
+"""packed_linear: our layouts and the plain product, against float64."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from backends import DTYPES, assert_accurate, chosen, strided
-from layouts import BFLOAT16_LAYOUTS, CPP_LEVELS, LEVELS, needs_float16, needs_kernels, needs_onednn
+from layouts import BFLOAT16_LAYOUTS, CPP_LEVELS, LEVELS, needs_float16, needs_kernels
 from torch import Tensor
 
 from vllm.ops.gate_and_mul import gate_and_mul
@@ -254,18 +254,6 @@ def test_dot_products_need_an_even_number_of_values(monkeypatch: pytest.MonkeyPa
     ):
         with pytest.raises(RuntimeError, match=complaint):
             pack_as(weight, "packed_bf16_dot")
-
-
-@needs_onednn
-def test_onednn_layout_multiplies_the_same() -> None:
-    torch.manual_seed(2)
-    weight, bias, x = (torch.randn(*shape).bfloat16() for shape in ((64, 48), (64,), (5, 48)))
-    ready = PackedLinear(torch.ops.mkldnn._reorder_linear_weight(weight), bias, "onednn", (64, 48))
-    truth = F.linear(x.double(), weight.double(), bias.double())
-    for rows in (0, 1, 5):
-        assert_accurate("reference", packed_linear(x[:rows], ready), truth[:rows], slack=1e-2)
-    with pytest.raises(ValueError, match="oneDNN's layout does not give float32 sums: pack the weight with float_out"):
-        packed_linear(x, ready, float_out=True)
 
 
 def test_the_width_of_x_is_checked() -> None:

@@ -43,10 +43,9 @@ def test_rows_are_the_columns_of_the_whole_product(
         assert torch.equal(got, want)
 
 
-@pytest.mark.parametrize("layout", ["packed_fp16", "onednn"])
-def test_other_layouts_hide_their_rows(layout: Layout) -> None:
-    opaque = PackedLinear(torch.zeros(4, 3), None, layout, (4, 3))
-    with pytest.raises(ValueError, match=f"must have one of the layouts packed_f32, packed_bf16_dot, got '{layout}'"):
+def test_another_layout_hides_its_rows() -> None:
+    opaque = PackedLinear(torch.zeros(4, 3), None, "packed_fp16", (4, 3))
+    with pytest.raises(ValueError, match="must have one of the layouts packed_f32, packed_bf16_dot, got 'packed_fp16'"):
         take_packed_rows(opaque, torch.tensor([1]))
 
 

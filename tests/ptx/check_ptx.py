@@ -26,6 +26,7 @@ from vllm.ops.gate_and_mul import ACTIVATIONS, gate_and_mul
 from vllm.ops.gumbel_sample import gumbel_sample
 from vllm.ops.invariant_linear import invariant_linear
 from vllm.ops.kv_cache import FLOAT8, kv_rows_shape, reshape_and_cache_
+from vllm.ops.latent_attention import latent_attention, write_latent_
 from vllm.ops.layer_norm import layer_norm
 from vllm.ops.linear_readings import linear_readings
 from vllm.ops.paged_attention import paged_attention
@@ -178,6 +179,28 @@ def _float8_calls(dtype: torch.dtype, kinds: Sequence[torch.dtype]) -> Iterator[
         yield f"paged_attention {float8}", attend
 
 
+def _latent_calls(dtype: torch.dtype, kinds: Sequence[torch.dtype]) -> Iterator[tuple[str, Call]]:
+    """Rows of latents written and read; some of several tiles."""
+    q = torch.randn(9, 17, 26).to(dtype).split((20, 6), dim=2)
+    rows, slots = torch.randn(90, 26).to(dtype).split((20, 6), dim=1), torch.randperm(96)[:90]
+    for kind in kinds:
+
+        def write(kind: torch.dtype = kind) -> Tensor:
+            cache = torch.zeros(6, 16, 26).to(kind)
+            write_latent_(*rows, cache, slots, 1.0 if kind == dtype else 0.5)
+            return cache.view(torch.uint8) if kind != dtype else cache
+
+        def attend(kind: torch.dtype = kind, write: Callable[[], Tensor] = write) -> Tensor:
+            with force("reference"):
+                cache = write().view(kind)
+            table = torch.tensor([[0, 3, 5, 1], [2, 4, 0, 0]], dtype=torch.int32)
+            starts, lengths = torch.tensor([0, 1, 9]).int(), torch.tensor([61, 20]).int()
+            return latent_attention(*q, cache, table, starts, lengths, 0.125, 1.0 if kind == dtype else 0.5)
+
+        yield f"write_latent_ {dtype} {kind}", write
+        yield f"latent_attention {dtype} {kind}", attend
+
+
 def _copy_calls() -> Iterator[tuple[str, Call]]:
     """Between tensors that are parts of one, whose every part a kernel may reach."""
     for size in (24, 18):
@@ -235,6 +258,7 @@ def _calls(capability: int) -> Iterator[tuple[str, Call]]:
     for dtype in (torch.float32, half):
         for name, call in _attention_calls(dtype, counts[dtype]):
             yield f"{name} {dtype}", call
+        yield from _latent_calls(dtype, (dtype, *FLOAT8) if is_hopper else (dtype,))
     yield from _float8_calls(half, FLOAT8 if is_hopper else FLOAT8[:1])
     if capability >= 80:
         yield from _linear_readings_calls()

@@ -31,6 +31,7 @@ from vllm.ops.gate_and_mul import ACTIVATIONS, gate_and_mul
 from vllm.ops.gumbel_sample import gumbel_sample
 from vllm.ops.invariant_linear import invariant_linear
 from vllm.ops.kv_cache import kv_rows_shape, reshape_and_cache_
+from vllm.ops.latent_attention import latent_attention, write_latent_
 from vllm.ops.layer_norm import fused_add_layer_norm_, layer_norm
 from vllm.ops.linear_readings import linear_readings
 from vllm.ops.paged_attention import paged_attention
@@ -61,9 +62,11 @@ def _product_calls(capability: int) -> Iterator[Callable[[], Any]]:
         yield from (*quantized[:3], quantized[-1]) if capability == 90 else quantized
         yield from _invariant_calls(half)
     yield from _attention_calls(half, 32, 8, 128)
+    yield from _latent_calls(half)
     # float32 needs no tensor cores, so it is much the same on every generation, and the slowest to compile.
     if capability == 80:
         yield from _attention_calls(torch.float32, 32, 8, 128)
+        yield from _latent_calls(torch.float32)
         yield from _invariant_calls(torch.float32)
 
 
@@ -148,6 +151,16 @@ def _attention_calls(dtype: torch.dtype, heads: int, kv_heads: int, head_dim: in
         of_heads = torch.empty(heads), torch.empty(heads)
         arguments = _int32(2, 64), _int32(3), _int32(2), 0.125, None, None, None, 128, 30.0, *of_heads
         yield lambda: paged_attention(q, *codes, *arguments)
+
+
+def _latent_calls(dtype: torch.dtype) -> Iterator[Callable[[], Any]]:
+    """DeepSeek's rows, plain and of 8 bits, written and read."""
+    q = torch.empty(8, 32, 576, dtype=dtype).split((512, 64), dim=2)
+    rows, slots = torch.empty(8, 576, dtype=dtype).split((512, 64), dim=1), torch.zeros(8, dtype=torch.int64)
+    for kind in (dtype, torch.float8_e4m3fn) if dtype != torch.float32 else (dtype,):
+        cache = torch.empty(64, 16, 576).to(kind)
+        yield lambda cache=cache: write_latent_(*rows, cache, slots)
+        yield lambda cache=cache: latent_attention(*q, cache, _int32(2, 64), _int32(3), _int32(2), 0.125)
 
 
 def _cache_calls(dtype: torch.dtype, heads: int, kv_heads: int, head_dim: int) -> Iterator[Callable[[], Any]]:

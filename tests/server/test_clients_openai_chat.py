@@ -166,6 +166,19 @@ def test_the_parse_helper_gives_an_object(client: openai.OpenAI, temperature: in
     assert choice.message.parsed == Weather.model_validate_json(choice.message.content)
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_the_allowed_mass_comes_with_each_token(client: openai.OpenAI, llm: LLM, stream: bool) -> None:
+    extra = {"structured_outputs": {"choice": ["Yes", "No"]}, "grammar_readings": True}
+    answer: Any = client.chat.completions.create(
+        model=MODEL, messages=MESSAGES, **GREEDY, extra_body=extra, stream=stream
+    )
+    choices = [chunk.choices[0] for chunk in answer if chunk.choices] if stream else answer.choices
+    expected = offline(llm, **extra).outputs[0]
+    masses = [mass for choice in choices for mass in getattr(choice, "allowed_mass", None) or ()]
+    assert masses == pytest.approx(expected.allowed_mass, abs=1e-6)
+    assert choices[-1].allowed_mass_total == pytest.approx(expected.allowed_mass_total, abs=1e-5)
+
+
 def test_a_streamed_answer_has_the_form(client: openai.OpenAI) -> None:
     with client.chat.completions.stream(
         model=MODEL, messages=MESSAGES, response_format=Weather, temperature=0, max_tokens=60

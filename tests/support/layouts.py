@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from vllm.ops._dispatch import ISA_LEVELS, cpu_ops
-from vllm.ops.cpu_kernels import cpu_kernel_isa, onednn_lacks
+from vllm.ops.cpu_kernels import cpu_kernel_isa
 
 _OPERATORS = cpu_ops()
 
@@ -27,18 +27,15 @@ LEVELS = ["reference", *CPP_LEVELS]
 
 needs_kernels = pytest.mark.skipif(_OPERATORS is None, reason="the C++ operators are not built")
 needs_float16 = pytest.mark.skipif(
-    cpu_kernel_isa() != "avx512_fp16", reason="this CPU has no float16 arithmetic (pytest --emulated does without)"
+    cpu_kernel_isa() not in ("avx512_fp16", "amx"),
+    reason="this CPU has no float16 arithmetic (pytest --emulated does without)",
 )
-needs_onednn = pytest.mark.skipif(onednn_lacks() is not None, reason=str(onednn_lacks()))
+needs_tiles = pytest.mark.skipif(
+    cpu_kernel_isa() != "amx", reason="this CPU has no matrix tiles (pytest --emulated does without)"
+)
 
 # As VLLM_CPU_GEMM names them.
-BFLOAT16_LAYOUTS = ["packed_f32", "packed_bf16_dot", "packed_fp16", pytest.param("onednn", marks=needs_onednn)]
-
-
-@pytest.fixture
-def recordable_layout(monkeypatch: pytest.MonkeyPatch) -> None:
-    """bfloat16 is multiplied by the same kernel of ours on every CPU: with oneDNN's no step is recorded."""
-    monkeypatch.setenv("VLLM_CPU_GEMM", "packed_bf16_dot")
+BFLOAT16_LAYOUTS = ["packed_f32", "packed_bf16_dot", "packed_fp16"]
 
 
 # Of what runs on a CUDA device, and on a pretended one where there is none.

@@ -188,6 +188,7 @@ SOUND: dict[str, st.SearchStrategy[Any]] = {
     "watermarking": st.sampled_from([None, False]),
     "structured_outputs": st.none(),
     "guided_decoding": st.none(),
+    "grammar_readings": st.just(False),
     "thinking_token_budget": st.none(),
     "routed_experts_prompt_start": st.just(0),
 }

@@ -403,7 +403,7 @@ class EngineArgs(UpstreamArgs):
             raise quantization_error(self.quantization)
 
     def _check_variables(self, device: str) -> None:
-        from vllm.ops.cpu_kernels import check_batch_invariance, check_cpu_gemm
+        from vllm.ops.cpu_kernels import check_batch_invariance
 
         if envs.batch_invariant():
             check_batch_invariance(device)
@@ -413,7 +413,7 @@ class EngineArgs(UpstreamArgs):
                 asked = "tensor_parallel_size" if device == "cuda" else "disable_custom_all_reduce"
                 raise ValueError(f"VLLM_BATCH_INVARIANT=1 rules out {asked}: gloo and NCCL add in no one order")
         if device == "cpu":
-            check_cpu_gemm()
+            envs.cpu_gemm()  # an error if it is no layout
 
     def _requested_dtype(self) -> str:
         import torch

@@ -15,6 +15,7 @@ from vllm.layers.sharding import Shard, WeightSlot
 from vllm.ops.experts import ExpertActivation, PackedExperts, experts
 from vllm.ops.packed_linear import PackedLinear
 from vllm.quantization.weight import QuantizedStack, QuantizedWeight
+from vllm.utils.host_memory import return_freed_memory
 
 _FIRST = ("gate_proj", "up_proj")
 
@@ -83,6 +84,8 @@ class Experts(nn.Module):
         self._slots: dict[str, WeightSlot] = {}
         # By expert and whether it is the first product, those that lack tensors.
         self._read: dict[tuple[int, bool], _Read] = {}
+        # Products that have no weight yet.
+        self._num_missing = 2 * count
 
     def forward(self, x: Tensor, ids: Tensor, weights: Tensor) -> Tensor:
         """x [T, H], int32 ids [T, K] and float32 weights [T, K] of each token's experts -> [T, H]."""
@@ -131,6 +134,10 @@ class Experts(nn.Module):
             if isinstance(packed, PackedLinear) and packed.weight is weights[0]:
                 # It may be mapped from a file.
                 packed.weight = packed.weight.clone()
+            self._num_missing -= 1
+            if not self._num_missing:
+                # What was packed is freed in pieces that glibc keeps: as much as the layer takes.
+                return_freed_memory()
 
     @property
     def lacking(self) -> str | None:
@@ -147,3 +154,8 @@ class Experts(nn.Module):
         if any(apply in (QUANTIZED.apply, PARTS.apply) for apply in (*self.first.applies, *self.second.applies)):
             raise keeps_quantized("a mixture's experts")
         return False
+
+
+def asks_for_counts(model: nn.Module) -> bool:
+    """Whether steps on a GPU wait for it, to learn how many tokens each expert has: graphs cannot hold them."""
+    return any(isinstance(module, Experts) for module in model.modules())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from itertools import groupby
 from typing import Any
@@ -139,7 +139,7 @@ def pack_expert(
     others if they have one. Whole parts are taken over, and nothing else is kept."""
     # Rounded inputs are a step before the product, which the operation does not fuse.
     gated = experts.gated and all(isinstance(weight, Tensor) or weight.inputs is None for weight in weights)
-    own, packed = pack_parts(weights, bias, _EXPERT if method is UNQUANTIZED else method, gated=gated)
+    own, packed = pack_parts(weights, bias, method, gated=gated)
     experts.put(index, packed, own.apply)
 
 
@@ -168,9 +168,6 @@ INT4 = LinearMethod(partial(_pack_rounded, round_to_int4), quantized_linear, tak
 FP8 = LinearMethod(partial(_pack_rounded, round_to_fp8), quantized_linear, take_quantized_rows)
 QUANTIZED = LinearMethod(pack_quantized, quantized_linear, take_quantized_rows)
 PARTS = LinearMethod(pack_parts, parts_linear, take_parts_rows)
-
-# The operation on experts multiplies by our own kernels.
-_EXPERT = replace(UNQUANTIZED, pack=partial(pack_linear, with_onednn=False))
 
 _ON_LOAD = {"int8": INT8, "int4": INT4, "fp8": FP8}
 

@@ -45,6 +45,7 @@ class DecoderAttention(nn.Module):
         super().__init__()
         self.head_dim = spec.head_dim
         self.clip, self.clips_heads, self.query_growth = spec.clip, spec.clip_after_norm, spec.query_growth
+        self.growth_start = spec.growth_start
         self.rotates_first = spec.qk_norm_after_rotary or spec.query_growth is not None
         interleaved = spec.rotary.dim if spec.rotary is not None and spec.rotary.interleaved else 0
         self.value_is_key = spec.value_is_key
@@ -159,5 +160,6 @@ class DecoderAttention(nn.Module):
             q, k, v = (None if heads is None else heads.clamp(-self.clip, self.clip) for heads in (q, k, v))
         if self.query_growth is not None:
             beta, length = self.query_growth
-            q = q * (1 + beta * torch.log1p(positions.div(length, rounding_mode="floor")))[:, None, None].to(q.dtype)
+            lengths = (positions + self.growth_start).div(length, rounding_mode="floor")
+            q = q * (1 + beta * torch.log1p(lengths))[:, None, None].to(q.dtype)
         return q, k, v

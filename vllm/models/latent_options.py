@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 from vllm.models.config_reader import ConfigReader
 from vllm.models.spec import LatentAttentionSpec, NormSpec
@@ -12,11 +13,19 @@ _EPS = 1e-6
 
 
 def read_latent_attention(
-    reader: ConfigReader, interleaved: bool, query_growth: bool = False, value_dim: int | None = None
+    reader: ConfigReader,
+    interleaved: bool,
+    value_dim: int | None = None,
+    shares_rope: bool = False,
+    query_growth: bool = False,
 ) -> LatentAttentionSpec:
-    """The attention of all layers, without `interleaved`, which the option rope_interleave may change, half against
-    half. With `query_growth` by llama_4_scaling_beta. `value_dim` is the
-    family's default.
+    """The attention of all layers.
+
+    Args:
+        interleaved: the family's default of rope_interleave: neighbours rotate together, else halves.
+        value_dim: the family's default of v_head_dim.
+        shares_rope: partial_rotary_factor is the rotated values' share of a head.
+        query_growth: by llama_4_scaling_beta.
 
     Raises:
         ValueError: an option is missing or of a wrong value.
@@ -28,7 +37,14 @@ def read_latent_attention(
     if kv_heads != reader.num_heads:
         raise reader.refuse("num_key_value_heads", f"latent attention has as many as heads, {reader.num_heads}")
     interleaved = reader.boolean("rope_interleave", default=interleaved)
-    rotary = reader.rotary(rope_dim, interleaved)
+    share = rope_dim / (nope_dim + rope_dim)
+    rotary = reader.rotary(
+        nope_dim + rope_dim if shares_rope else rope_dim, interleaved, partial=share if shares_rope else None
+    )
+    # A share's product with the width may be rounded down.
+    if rope_dim - rotary.dim not in (0, 1):
+        raise reader.refuse("rope_parameters", f"partial_rotary_factor must be qk_rope_head_dim's share, {share}")
+    rotary = replace(rotary, dim=rope_dim)
     params = rotary.rope.params
     scale = (nope_dim + rope_dim) ** -0.5
     weight, factor = params.get("mscale_all_dim") or 0.0, params.get("factor", 1.0)

@@ -58,7 +58,8 @@ class AttentionSpec:
         output_norm: normalisation of the heads' outputs before the output projection.
         output_gate: the heads' outputs are multiplied by this function of a further projection of the input, with an
             output for each of their values, or one a head: `gate_per_head`.
-        query_growth: (beta, length): queries are scaled by 1 + beta * log(1 + floor(position / length)).
+        query_growth: (beta, length): queries are scaled by 1 + beta * log(1 + floor((position + growth_start) /
+            length)).
         v_norm: normalisation of each head's values.
         value_is_key: the values are the keys' projection, before the keys' norm and rotation.
         kv_source: the earlier layer whose keys and values are read, in place of own ones.
@@ -84,6 +85,7 @@ class AttentionSpec:
     output_gate: Literal["sigmoid", "softplus"] | None = None
     gate_per_head: bool = False
     query_growth: tuple[float, float] | None = None
+    growth_start: int = 0
     v_norm: NormSpec | None = None
     value_is_key: bool = False
     kv_source: int | None = None
@@ -117,6 +119,7 @@ class LatentAttentionSpec:
     norm: NormSpec
     bias: bool = False
     query_growth: tuple[float, float] | None = None
+    growth_start: int = 0
 
     @property
     def head_dim(self) -> int:

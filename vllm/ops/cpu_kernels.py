@@ -17,29 +17,12 @@ def cpu_kernel_isa() -> str | None:
     return None if operators is None else ISA_LEVELS[operators.set_isa(-1)]  # -1 changes nothing
 
 
-def onednn_lacks() -> str | None:
-    """What is missing for products with bfloat16 weights in oneDNN's layout; None: nothing."""
-    if not torch.backends.mkldnn.is_available():
-        return "this PyTorch is built without oneDNN"
-    if not torch.ops.mkldnn._is_mkldnn_bf16_supported():
-        return "oneDNN packs bfloat16 with AVX-512 (BW, VL and DQ) or AVX-NE-CONVERT, and this CPU has neither"
-    return None
-
-
-def check_cpu_gemm() -> None:
-    """Raise ValueError where VLLM_CPU_GEMM is no layout, or is one that this CPU does not support."""
-    if envs.cpu_gemm() == "onednn" and (lacking := onednn_lacks()):
-        raise ValueError(f"VLLM_CPU_GEMM=onednn cannot be had: {lacking}; unset the variable")
-
-
 def check_batch_invariance(device: str) -> None:
     """Refuse what VLLM_BATCH_INVARIANT=1 cannot be kept with: every kernel between a token and its readings must
     compute a row alike whatever the batch. ValueError where the `device` ("cpu" or "cuda"), a variable or the missing
     library selects kernels whose sums depend on the batch."""
     if envs.ops_reference():
         reason = "VLLM_OPS=reference computes with PyTorch, whose order of sums follows the shape of the batch"
-    elif envs.cpu_gemm() == "onednn":
-        reason = "VLLM_CPU_GEMM=onednn multiplies with oneDNN, whose order of sums follows the shape of the batch"
     elif device == "cuda":
         if not envs.use_triton() or find_spec("triton") is None:
             reason = "on CUDA it needs Triton's kernels: install triton, and do not set VLLM_USE_TRITON=0"

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from vllm.ops._dispatch import implementation
+from vllm.ops.invariant_linear import has_invariant_linear, invariant_linear
 from vllm.ops.packed_linear import Layout, bf16_layout, pack_as
 
 
@@ -47,4 +48,6 @@ def head_linear(x: Tensor, packed: PackedHeads) -> Tensor:
         raise ValueError(f"x must be [T, {heads}, {width}], got {tuple(x.shape)}")
     if packed.packed:
         return torch.ops.vllm_cpu.head_linear(x, packed.weight, columns)
-    return torch.einsum("thk,hnk->thn", x, packed.weight).contiguous()
+    if has_invariant_linear(x):
+        return torch.stack([invariant_linear(x[:, head], packed.weight[head]) for head in range(heads)], dim=1)
+    return torch.bmm(x.transpose(0, 1), packed.weight.transpose(1, 2)).transpose(0, 1).contiguous()

@@ -11,10 +11,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from vllm.ops._dispatch import implementation
+from vllm.ops._dispatch import dispatched, implementation, triton_function
 from vllm.ops.kv_cache import FLOAT8, as_cached
 
 
+@dispatched
 def write_latent_(latent: Tensor, rope: Tensor, cache: Tensor, slot_mapping: Tensor, scale: float = 1.0) -> None:
     """Write tokens' latents [T, latent_dim] and rotated keys [T, rope_dim] into their slots.
 
@@ -22,9 +23,6 @@ def write_latent_(latent: Tensor, rope: Tensor, cache: Tensor, slot_mapping: Ten
     contiguous. `cache` is contiguous. `slot_mapping` is int32 or int64 [T], distinct; a negative slot is skipped.
     `scale` is that of `as_cached`.
     """
-    if implementation(latent) == "cpp":
-        torch.ops.vllm_cpu.write_latent_(latent, rope, cache, slot_mapping, scale)
-        return
     kept = slot_mapping >= 0
     rows = as_cached(torch.cat((latent, rope), dim=-1)[kept], cache.dtype, scale)
     if cache.dtype in FLOAT8:
@@ -65,8 +63,11 @@ def latent_attention(
     """
     out = q_latent.new_empty(q_latent.shape)
     arguments = q_latent, q_rope, cache, block_table, query_start_loc, seq_lens, scale, out, cache_scale
-    if implementation(q_latent) == "cpp":
+    which = implementation(q_latent)
+    if which == "cpp":
         torch.ops.vllm_cpu.latent_attention(*arguments)
+    elif which == "triton" and triton_function("fits", __name__)(q_latent):
+        triton_function("latent_attention", __name__)(*arguments)
     else:
         latent_attention_reference(*arguments)
     return out

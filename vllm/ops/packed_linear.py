@@ -11,12 +11,11 @@ from torch import Tensor
 
 from vllm import envs
 from vllm.ops._dispatch import ISA_LEVELS, cpu_ops, implementation
-from vllm.ops.cpu_kernels import check_cpu_gemm, onednn_lacks
 from vllm.ops.float_linear import float_linear
 from vllm.ops.invariant_linear import has_invariant_linear, invariant_linear
 from vllm.ops.rms_norm import AddedNorm
 
-Layout = Literal["plain", "packed_f32", "packed_bf16_dot", "packed_fp16", "onednn"]
+Layout = Literal["plain", "packed_f32", "packed_bf16_dot", "packed_fp16"]
 
 # Of our kernel; the first two hold the weight's values unchanged.
 EXACT: tuple[Layout, ...] = ("packed_f32", "packed_bf16_dot")
@@ -37,7 +36,7 @@ class PackedLinear:
     Attributes:
         weight: [N, K] when the layout is "plain", else opaque.
         bias: [N] or None.
-        layout: "plain", one of our kernel's (csrc/cpu/kernels/linear.cpp), or "onednn".
+        layout: "plain" or one of our kernel's (csrc/cpu/kernels/linear.cpp).
         shape: (N, K).
         scales: float32 [N, filled up to whole panels], the factors of "packed_fp16" products; else None.
         gated: the product is silu(x G^T + b) * (x U^T + c), where G and U are the weight's two halves of rows.
@@ -51,39 +50,32 @@ class PackedLinear:
     gated: bool = False
 
 
-def pack_linear(
-    weight: Tensor, bias: Tensor | None, float_out: bool = False, gated: bool = False, with_onednn: bool = True
-) -> PackedLinear:
+def pack_linear(weight: Tensor, bias: Tensor | None, float_out: bool = False, gated: bool = False) -> PackedLinear:
     """Take a weight [N, K] and a bias [N] over. `weight` is copied when packing changes its layout.
 
-    Our own kernel adds each output's products in one order, so a row's results do not depend on the batch, and it is at
-    least as fast as oneDNN except for bfloat16 on CPUs with matrix tiles: those take oneDNN's packed weights, but not
-    for products in float32, which it does not give. "packed_f32" multiplies in float32. bfloat16 weights become
-    "packed_bf16_dot" where the CPU has fast dot products of bfloat16, and "packed_fp16" where it has float16
-    arithmetic: the same values, scaled, whose products are summed in float16 up to 64 at a time. VLLM_CPU_GEMM
-    overrides the choice; VLLM_BATCH_INVARIANT=1 rules oneDNN out.
+    Our own kernel adds each output's products in one order, so a row's results do not depend on the batch.
+    "packed_f32" multiplies in float32. bfloat16 weights become "packed_bf16_dot" where the CPU has matrix tiles or fast
+    dot products of bfloat16, and "packed_fp16" where it has float16 arithmetic alone: the same values, scaled, whose
+    products are summed in float16 up to 64 at a time. VLLM_CPU_GEMM overrides the choice.
 
     Args:
         float_out: the products will be read in float32, so the layout is one that sums and gives them so.
         gated: multiply to silu(x G^T + b) * (x U^T + c) at once, if the layout can: the result's `gated` tells.
-        with_onednn: the layout may be oneDNN's.
 
     Raises:
-        ValueError: VLLM_CPU_GEMM is no layout, or is one that this CPU does not support.
+        ValueError: VLLM_CPU_GEMM is no layout.
     """
     shape = (weight.shape[0], weight.shape[1])
-    layout = _layout(weight, float_out, with_onednn)
+    layout = _layout(weight, float_out)
     if gated and layout in OWN:
         rows = None if bias is None else interleave_gate(bias)
-        packed = pack_linear(interleave_gate(weight), rows, float_out, with_onednn=with_onednn)
+        packed = pack_linear(interleave_gate(weight), rows, float_out)
         return replace(packed, shape=shape, gated=True)
     scales = None
     if layout == "packed_fp16":
         weight, scales = _scaled_fp16(weight)
     if layout in OWN:
         weight = pack_as(weight, layout)
-    elif layout == "onednn":
-        weight = torch.ops.mkldnn._reorder_linear_weight(weight)
     return PackedLinear(weight, bias, layout, shape, scales)
 
 
@@ -98,7 +90,7 @@ def packed_linear(x: Tensor, packed: PackedLinear, float_out: bool = False, norm
     `x` is [T, K], of the weight's dtype, with any strides. `float_out` gives the float32 sums, not rounded to x's
     dtype; the weight was packed for it. `norm` is applied to x first, which is added to the norm's residual in place;
     the bits are those of a separate norm, but our kernel does not write its result to memory. ValueError: the width
-    of x is not K, or oneDNN's layout does not give the float32 sums.
+    of x is not K.
     """
     if x.shape[-1] != packed.shape[1]:
         raise ValueError(f"x must be [T, {packed.shape[1]}] for a weight of {packed.shape}, got {tuple(x.shape)}")
@@ -109,18 +101,12 @@ def packed_linear(x: Tensor, packed: PackedLinear, float_out: bool = False, norm
         )
     if norm is not None:
         x = norm(x)
-    if packed.layout == "plain":
-        if has_invariant_linear(x):
-            return invariant_linear(x, packed.weight, packed.bias, float_out)
-        if not float_out:
-            return F.linear(x, packed.weight, packed.bias)
-        sums = float_linear(x, packed.weight)
-        return sums if packed.bias is None else sums.add_(packed.bias)
-    if float_out and x.dtype != torch.float32:
-        raise ValueError("oneDNN's layout does not give float32 sums: pack the weight with float_out")
-    if not x.shape[0]:
-        return x.new_empty(0, packed.shape[0])
-    return torch.ops.mkldnn._linear_pointwise(x.contiguous(), packed.weight, packed.bias, "none", [], "")
+    if has_invariant_linear(x):
+        return invariant_linear(x, packed.weight, packed.bias, float_out)
+    if not float_out:
+        return F.linear(x, packed.weight, packed.bias)
+    sums = float_linear(x, packed.weight)
+    return sums if packed.bias is None else sums.add_(packed.bias)
 
 
 def take_packed_rows(packed: PackedLinear, rows: Tensor) -> PackedLinear:
@@ -167,31 +153,27 @@ def packed_embedding(token_ids: Tensor, packed: PackedLinear) -> Tensor:
     return torch.ops.vllm_cpu.panel_rows(packed.weight, token_ids, packed.shape[0])
 
 
-def _layout(weight: Tensor, float_out: bool, with_onednn: bool = True) -> Layout:
+def _layout(weight: Tensor, float_out: bool) -> Layout:
     if implementation(weight) != "cpp":
         return "plain"
     if weight.dtype != torch.bfloat16:
         return "packed_f32"
-    layout = bf16_layout(float_out, with_onednn)
+    layout = bf16_layout(float_out)
     return "packed_f32" if layout == "packed_bf16_dot" and weight.shape[1] % 2 else layout
 
 
-def bf16_layout(float_out: bool, with_onednn: bool = True) -> Layout:
-    """What VLLM_CPU_GEMM names, else what the CPU multiplies fastest, of the layouts that can be used of bfloat16;
-    oneDNN's is among them if `with_onednn`."""
-    check_cpu_gemm()
+def bf16_layout(float_out: bool) -> Layout:
+    """What VLLM_CPU_GEMM names, else what the CPU multiplies fastest, of the layouts that can be used of bfloat16."""
     ops = cpu_ops()
     assert ops is not None
     usable = EXACT if float_out else OWN
-    if with_onednn and not float_out and onednn_lacks() is None and not envs.batch_invariant():
-        usable = (*usable, "onednn")
     named = envs.cpu_gemm()
     if named in usable:
         return cast(Layout, named)
+    level = ISA_LEVELS[ops.set_isa(-1)]
     fastest: tuple[tuple[bool, Layout], ...] = (
-        (ops.has_bf16_tiles(), "onednn"),
-        (ops.has_fast_bf16_dot(), "packed_bf16_dot"),
-        (ISA_LEVELS[ops.set_isa(-1)] == "avx512_fp16", "packed_fp16"),
+        (level == "amx" or ops.has_fast_bf16_dot(), "packed_bf16_dot"),
+        (level == "avx512_fp16", "packed_fp16"),
     )
     return next((layout for suits, layout in fastest if suits and layout in usable), "packed_f32")
 
@@ -199,12 +181,7 @@ def bf16_layout(float_out: bool, with_onednn: bool = True) -> Layout:
 def sums_in_float16(float_out: bool) -> bool:
     """Whether our kernel multiplies bfloat16 best as "packed_fp16", and neither VLLM_CPU_GEMM nor `float_out` (see
     pack_linear) rules that out."""
-    ops = cpu_ops()
-    has_float16 = ops is not None and ISA_LEVELS[ops.set_isa(-1)] == "avx512_fp16"
-    if not has_float16 and envs.cpu_gemm() is None:
-        return False
-    layout = bf16_layout(float_out)
-    return layout == "packed_fp16" or (layout == "onednn" and has_float16)
+    return cpu_ops() is not None and bf16_layout(float_out) == "packed_fp16"
 
 
 def interleave_gate(stacked: Tensor) -> Tensor:

@@ -87,6 +87,8 @@ class ModelRunnerOutput:
     errors: dict[str, str] = field(default_factory=dict)  # request id -> why it ends here
     exhausted: set[str] = field(default_factory=set)  # of `errors`, those that have no token left
     beam_scores: dict[str, LogprobsRow] = field(default_factory=dict)  # a second row of requests that read candidates
+    # Logarithms of the model's probability of what a request's grammar allows, where that is read.
+    allowed_mass: dict[str, float] = field(default_factory=dict)
     # Readings of prompt positions, those of a request in order; also of requests whose prompt is not complete yet.
     prompt_logprobs: dict[str, list[LogprobsRows]] = field(default_factory=dict)
     readings_seconds: float = 0.0  # device time spent on reading logits for logprobs

@@ -19,10 +19,6 @@ constexpr int kWidenedRows = 7;
 constexpr int kSlots = 2;
 // Units whose products are summed before they are scaled, also of long groups: short chains keep the rounding error small.
 constexpr int64_t kChainUnits = 16;
-// How far ahead to fetch codes: what the hardware fetches by itself stops at each page.
-constexpr int64_t kCodesAhead = 2048;
-// Bytes of a unit's widened codes: [pair][half][16][2].
-constexpr int64_t kUnitBytes = kUnit * kPanel * 2;
 
 // What is prepared of a panel: scales [groups][32], offsets [groups][32], and widened codes.
 template <bool kWidened>
@@ -72,23 +68,18 @@ struct QuantizedPairProduct {
   // [units][rows][4], then the sums of groups [groups][rows], if offsets are to be multiplied with them.
   static void pack_row(const LinearArgs& a, const BF16* x, int64_t r, int64_t rows, uint32_t* out) {
     const Quantized& q = a.quant;
-    constexpr int kInWords = _MM_SHUFFLE(3, 1, 2, 0);
     const bool in_words = pairs_in_words(q), sums_up = has_offsets(q);
-    const __m128bh ones = (__m128bh)_mm_set1_epi16(0x3f80);
     uint32_t *to = out + r * kPairs, *sums = out + num_units(q) * kPairs * rows + r;
     for (int64_t g = 0; g < q.groups; ++g, sums += rows) {
       const int64_t begin = g * q.group_size, end = least(begin + q.group_size, a.inner);
-      __m128 sum = _mm_setzero_ps();
+      SumOfRow sum;
       for (int64_t k = begin, u = units_of_group(q); u > 0; --u, k += kUnit, to += rows * kPairs) {
-        const bool is_whole = q.order == nullptr && k + kUnit <= end;
-        const __m128i eight = is_whole ? _mm_loadu_si128((const __m128i*)(x + k)) : some_of_unit(q, x, k, end);
-        const __m128i halves = _mm_unpacklo_epi16(eight, _mm_unpackhi_epi64(eight, eight));
-        const __m128i words = _mm_shufflehi_epi16(_mm_shufflelo_epi16(eight, kInWords), kInWords);
-        _mm_storeu_si128((__m128i*)to, in_words ? words : halves);
-        if (sums_up) sum = _mm_dpbf16_ps(sum, (__m128bh)eight, ones);
+        const UnitOfRow unit(q, x, k, end, in_words);
+        _mm_storeu_si128((__m128i*)to, unit.pairs);
+        if (sums_up) sum.add(unit.values);
       }
       if (!sums_up) continue;
-      const float total = sum[0] + sum[1] + (sum[2] + sum[3]);
+      const float total = sum.total();
       std::memcpy(sums, &total, sizeof(total));
     }
   }
@@ -99,7 +90,9 @@ struct QuantizedPairProduct {
       const Prepared<kWidened> to(a, panel);
       widen_scales(a.quant, weight, to.scales, to.offsets);
       if constexpr (kWidened) {
-        with_pair_codes<kWidenedRows>(a.quant, [&](auto* kind) { widen<std::remove_cvref_t<decltype(*kind)>>(a, weight, to.codes); });
+        with_pair_codes<kWidenedRows>(a.quant, [&](auto* kind) {
+          widen_pairs<std::remove_cvref_t<decltype(*kind)>>(a, weight, num_units(a.quant), to.codes);
+        });
       }
     }
   }
@@ -117,26 +110,6 @@ struct QuantizedPairProduct {
   }
 
  private:
-  // Values of x for codes [k, k + kUnit) before `end`, then zeros.
-  [[gnu::noinline]] static __m128i some_of_unit(const Quantized& q, const BF16* x, int64_t k, int64_t end) {
-    BF16 unit[kUnit] = {};
-    for (int i = 0; i < kUnit && k + i < end; ++i) unit[i] = x[q.order == nullptr ? k + i : q.order[k + i]];
-    return _mm_loadu_si128((const __m128i*)unit);
-  }
-
-  template <typename C>
-  [[gnu::noinline]] static void widen(const LinearArgs& a, const uint8_t* codes, uint8_t* to) {
-    const C kind(a);
-    for (int64_t u = 0; u < num_units(a.quant); ++u, codes += kPanel * C::kBits, to += kUnitBytes) {
-      for (int i = 0; i < kPanel * C::kBits; i += 64) __builtin_prefetch(codes + kCodesAhead + i);
-      const typename C::Unit unit(codes);
-      unroll<kPairs>([&](auto pair) VLLM_INLINE {
-        _mm512_storeu_si512(to + 128 * pair, kind.template values<0, pair>(unit));
-        _mm512_storeu_si512(to + 128 * pair + 64, kind.template values<1, pair>(unit));
-      });
-    }
-  }
-
   // f(r, p, half) of each vector of a tile's sums.
   template <int R, int P, typename F>
   [[gnu::always_inline]] static inline void for_each(const F& f) {
@@ -234,25 +207,10 @@ struct QuantizedPairProduct {
   }
 };
 
-bool are_bfloat16(const float* values, int count) {
-  for (int i = 0; i < count; ++i) {
-    uint32_t bits;
-    std::memcpy(&bits, values + i, sizeof(bits));
-    if ((bits & 0xffff) != 0) return false;
-  }
-  return true;
-}
-
-// Whether all values of a weight are bfloat16, and nothing is added to them.
-bool fits(const Quantized& q) {
-  if (q.sparse_starts != nullptr || q.values == Values::tables) return false;
-  return q.bits > 4 || are_bfloat16(q.table, 16);
-}
-
 }  // namespace
 
 bool linear_quantized_pairs(LinearArgs a) {
-  if (a.dtype != DType::bf16 || !has_fast_bf16_dot() || !fits(a.quant)) return false;
+  if (a.dtype != DType::bf16 || !has_fast_bf16_dot() || !has_bfloat16_values(a.quant)) return false;
   a.quant.zero_in_codes = a.quant.bits <= 6;
   // For so few tiles widening anew takes less time than writing a panel's values and reading them again.
   if (a.rows <= 2 * kDirectRows) {

@@ -12,9 +12,9 @@ from vllm import SamplingParams
 from vllm.selftest.invariance import InvarianceTest
 
 
-# In bfloat16 the products that round are ours, and add in one order, unless the CPU makes oneDNN the choice.
 @pytest.mark.parametrize(
-    ("dtype", "gemm"), [("float32", "packed_f32"), ("bfloat16", "packed_f32"), ("bfloat16", "packed_bf16_dot")]
+    ("dtype", "gemm"),
+    [("float32", ""), ("bfloat16", ""), ("bfloat16", "packed_f32"), ("bfloat16", "packed_bf16_dot")],
 )
 def test_requests_of_every_kind_in_any_batch(dtype, gemm, tmp_path, monkeypatch):
     """Alone, with others, chunked, cached, preempted: the same bits, which holds ranks and tokens, too."""

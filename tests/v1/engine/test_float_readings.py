@@ -8,13 +8,12 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
 import torch
-from layouts import ON_CUDA, needs_kernels, needs_onednn
+from layouts import ON_CUDA, needs_kernels
 from models_util import make_random_model, random_prompts
 from pretend_cuda import pretending
 from pretend_tensors import held
@@ -23,8 +22,8 @@ from torch import Tensor
 
 from vllm import LLM, RequestOutput, SamplingParams
 from vllm.layers.vocab_parallel_embedding import ParallelLMHead
-from vllm.ops import float_linear, packed_linear
-from vllm.ops._dispatch import cpu_ops, force
+from vllm.ops import float_linear
+from vllm.ops._dispatch import force
 from vllm.ops.packed_linear import EXACT
 
 VOCAB = 797
@@ -34,8 +33,8 @@ IDS = list(range(0, VOCAB, 8))
 
 
 class Way(NamedTuple):
-    """Who multiplies: a device ("cuda, tiles" has no products that come out in float32), VLLM_CPU_GEMM ("amx": unset,
-    on a CPU that says it has matrix tiles), and the layout that the layers must have got by that."""
+    """Who multiplies: a device ("cuda, tiles" has no products that come out in float32), VLLM_CPU_GEMM, and the
+    layout that the layers must have got by that."""
 
     device: str = "cpu"
     gemm: str = ""
@@ -49,8 +48,6 @@ WAYS = [
         pytest.param(Way("cpu", name, name), marks=needs_kernels, id=name)
         for name in ("packed_f32", "packed_bf16_dot", "packed_fp16")
     ),
-    pytest.param(Way("cpu", "onednn", "onednn"), marks=[needs_kernels, needs_onednn], id="onednn"),
-    pytest.param(Way("cpu", "amx", "onednn", tied=True), marks=[needs_kernels, needs_onednn], id="amx"),
     pytest.param(Way("cpu", "", "packed_f32", "float16"), marks=needs_kernels, id="float16"),
     pytest.param(Way(tied=True), id="no kernels"),
     pytest.param(Way(dtype="float16"), id="no kernels, float16"),
@@ -83,11 +80,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[bool, Model]:
 def taking(way: Way, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """What the context runs multiplies in this way."""
     monkeypatch.delenv("VLLM_BATCH_INVARIANT", raising=False)
-    monkeypatch.setenv("VLLM_CPU_GEMM", way.gemm if way.gemm != "amx" else "")
-    if way.gemm == "amx":
-        ops = cpu_ops()
-        probes = {"has_bf16_tiles": lambda: True, "has_fast_bf16_dot": lambda: False, "set_isa": ops.set_isa}
-        monkeypatch.setattr(packed_linear, "cpu_ops", lambda: SimpleNamespace(**probes))
+    monkeypatch.setenv("VLLM_CPU_GEMM", way.gemm)
     if way.device == "cuda, tiles":
         monkeypatch.setattr(float_linear, "_gives_float32", lambda device: False)
     with contextlib.ExitStack() as stack:

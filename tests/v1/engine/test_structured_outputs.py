@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from tiny_llm import is_empty, make_tiny_llm, make_tiny_model
+from transformers import AutoModelForCausalLM
 
 from vllm import LLM, SamplingParams
 from vllm.exceptions import VLLMValidationError
-from vllm.sampling_params import StructuredOutputsParams
+from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
 
 pytest.importorskip("llguidance")
 
@@ -103,6 +106,48 @@ def test_processed_readings_show_what_is_ruled_out(llm: LLM) -> None:
     first = output.outputs[0].logprobs[0]
     left = {token_id for token_id, each in first.items() if each.logprob > float("-inf")}
     assert {llm.get_tokenizer().decode([token_id]) for token_id in left} == {"a", "b"}
+
+
+@pytest.fixture(scope="module")
+def hf_model(folder: Path) -> Any:
+    return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_the_allowed_mass_is_the_sum_of_allowed_probabilities(
+    folder: Path, llm: LLM, hf_model: Any, ranks: int
+) -> None:
+    engine = llm if ranks == 1 else make_tiny_llm(folder, tensor_parallel_size=2)
+    form = StructuredOutputsParams(regex="([ab]|th){2,3}")
+    params = SamplingParams(
+        temperature=1.0, seed=2, max_tokens=9, structured_outputs=form, grammar_readings=True,
+        logprobs=-1, logprobs_mode="processed_logprobs",
+    )  # fmt: skip
+    free = SamplingParams(temperature=0, max_tokens=4)
+    output, other = engine.generate(["hello", "x"], [params, free], use_tqdm=False)
+    (choice,) = output.outputs
+    assert choice.finish_reason == "stop" and other.outputs[0].allowed_mass is None
+    prompt = output.prompt_token_ids
+    with torch.inference_mode():
+        logits = hf_model(torch.tensor([[*prompt, *choice.token_ids]])).logits[0, len(prompt) - 1 : -1]
+    assert len(choice.allowed_mass) == len(choice.token_ids) == len(choice.logprobs)
+    for mass, row, shown in zip(choice.allowed_mass, logits.double().softmax(-1), choice.logprobs, strict=True):
+        allowed = [token_id for token_id, each in shown.items() if each.logprob > float("-inf")]
+        assert mass == pytest.approx(row[allowed].sum().item(), abs=1e-5)
+    assert choice.allowed_mass_total == pytest.approx(sum(map(math.log, choice.allowed_mass)), abs=1e-4)
+
+
+def test_deltas_have_their_own_masses(llm: LLM) -> None:
+    fields = {"temperature": 0, "max_tokens": 9, "structured_outputs": {"regex": "[ab]{4}"}, "grammar_readings": True}
+    (whole,) = llm.generate(["x"], SamplingParams(**fields), use_tqdm=False)
+    engine, parts = llm.llm_engine, []
+    engine.add_request("delta", "x", SamplingParams(**fields, output_kind=RequestOutputKind.DELTA))
+    while engine.has_unfinished_requests():
+        parts += [each.outputs[0] for each in engine.step()]
+    assert [mass for part in parts for mass in part.allowed_mass] == whole.outputs[0].allowed_mass
+    assert parts[-1].allowed_mass_total == whole.outputs[0].allowed_mass_total
+    with pytest.raises(VLLMValidationError, match="grammar_readings need structured_outputs"):
+        SamplingParams(grammar_readings=True)
 
 
 def test_what_else_limits_the_answer(llm: LLM) -> None:

@@ -71,6 +71,7 @@ SCHEMA = {
         ({"choice": ["stop", "sto", 'a"b\\', "é"]}, ["stop", "sto", 'a"b\\', "é"], ["st", "stopp", "e", ""]),
         ({"regex": "[0-9]{3}-(a|b)+"}, ["123-a", "000-ab"], ["12-a", "123-", "x123-a"]),
         ({"json": SCHEMA}, ['{"name":"a"}', '{ "name": "ab",\n"size": 2}'], ['{"size":2}', '{"name":"abcd"}', "[]"]),
+        ({"json": SCHEMA}, ['{\n    "name": "a"\n}'], ['{  "name": "a"}', '{"name":\n\n\n"a"}', '{\t"name":"a"}']),
         ({"json": json.dumps(SCHEMA)}, ['{"name":"a","x":1}'], ['{"name":1}']),
         ({"json": SCHEMA, "disable_additional_properties": True}, ['{"name":"a"}'], ['{"name":"a","x":1}']),
         ({"json": SCHEMA, "disable_any_whitespace": True}, ['{"name":"a"}'], ['{"name": "a"}', '{ "name":"a"}']),

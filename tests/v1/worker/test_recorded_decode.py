@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import re
-
 import numpy as np
 import pytest
-from layouts import needs_kernels, needs_onednn, recordable_layout  # noqa: F401 - a fixture
+from layouts import needs_kernels
 from models_util import ARCHITECTURES, make_random_model, random_prompts
 
 from vllm import LLM, SamplingParams
 from vllm.v1.worker.gpu import recorded_decode
 
-pytestmark = [needs_kernels, pytest.mark.usefixtures("recordable_layout")]
+pytestmark = needs_kernels
 
 
 @pytest.fixture(scope="module", params=ARCHITECTURES)
@@ -69,29 +67,6 @@ def test_every_layout_of_ours_is_recorded(folder, layout, monkeypatch):
     llm = make_llm(folder)
     assert_same(generate(llm, 2), generate(make_llm(folder, enforce_eager=True), 2))
     assert set(recordings(llm)) == {1, 2}
-
-
-@needs_onednn
-@pytest.mark.parametrize("fields", [{}, {"quantization": "int8"}, {"dtype": "float32"}], ids=["bf16", "int8", "fp32"])
-def test_steps_by_onednn_are_not_recorded_and_the_log_says_so(folder, fields, monkeypatch, caplog):
-    monkeypatch.setenv("VLLM_CPU_GEMM", "onednn")
-    with caplog.at_level("INFO", logger="vllm"):
-        llm = make_llm(folder, **fields)
-    lines = [each for each in caplog.messages if "Decode steps are not recorded" in each]
-    if fields:
-        assert not lines
-        generate(llm, 1)
-        assert set(recordings(llm)) == {1}
-        return
-    (line,) = lines
-    assert "oneDNN multiplies this model's layers" in line
-    assert_same(generate(llm, 2), generate(make_llm(folder, enforce_eager=True), 2))
-    assert not recordings(llm)
-    # What the line names does what it says.
-    monkeypatch.setenv("VLLM_CPU_GEMM", re.search(r"VLLM_CPU_GEMM=(\w+)", line)[1])
-    llm = make_llm(folder)
-    generate(llm, 1)
-    assert set(recordings(llm)) == {1}
 
 
 def test_the_log_says_what_cannot_be_recorded(folder, monkeypatch, caplog):

@@ -53,6 +53,17 @@ _MISTRAL_3 = {
     "rope_theta": 1e9,
     "sliding_window": None,
 }
+_LLAMA_4 = {
+    "model_type": "llama4_text",
+    "vocab_size": 202048,
+    "hidden_size": 5120,
+    "intermediate_size": 8192,
+    "intermediate_size_mlp": 16384,
+    "num_hidden_layers": 48,
+    "num_attention_heads": 40,
+    "num_key_value_heads": 8,
+    "max_position_embeddings": 131072,
+}
 # By architecture, what its text_config leaves out.
 _DEFAULTS: dict[str, dict[str, Any]] = {
     "Gemma3ForConditionalGeneration": _GEMMA_3,
@@ -60,6 +71,7 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
     "Gemma4ForConditionalGeneration": _GEMMA_4,
     "Gemma4UnifiedForConditionalGeneration": _GEMMA_4
     | {"model_type": "gemma4_unified_text", "max_position_embeddings": 262144, "sliding_window": 1024},
+    "Llama4ForConditionalGeneration": _LLAMA_4,
     "Mistral3ForConditionalGeneration": _MISTRAL_3,
 }
 WITH_TEXT_PART = frozenset(_DEFAULTS)
@@ -70,6 +82,7 @@ _ARCHITECTURES = {
     "gemma3n_text": "Gemma3nForCausalLM",
     "gemma4_text": "Gemma4ForCausalLM",
     "gemma4_unified_text": "Gemma4UnifiedForCausalLM",
+    "llama4_text": "Llama4ForCausalLM",
     "mistral": "MistralForCausalLM",
     "ministral3": "Ministral3ForCausalLM",
 }

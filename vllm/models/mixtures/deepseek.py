@@ -15,27 +15,28 @@ from vllm.models.spec import DecoderSpec, MoeSpec
 def deepseek_mixture(
     reader: ConfigReader, size: int, experts: int | None, chosen: int | None, **fields: Any
 ) -> MoeSpec:
-    """The mixture; sizes, counts and the `scale` are the family's defaults."""
-    groups = reader.integer("n_group", "num_expert_group", default=1)
+    """The mixture; sizes, counts, `groups` (how many there are and how many are kept) and the `scale` are the family's
+    defaults."""
+    groups, kept = fields.pop("groups", (1, 1))
     scale = fields.pop("scale", 1.0)
+    common = {"scores": "sigmoid", "correction": True}
     return reader.mixture(
         reader.integer("moe_intermediate_size", default=size),
         experts,
         chosen,
-        scores="sigmoid",
-        correction=True,
-        num_groups=groups,
-        num_groups_kept=reader.integer("topk_group", default=1),
+        num_groups=reader.integer("n_group", "num_expert_group", default=groups),
+        num_groups_kept=reader.integer("topk_group", default=kept),
         group_best=2,
         renormalised=reader.boolean("norm_topk_prob", default=fields.pop("renormalised", True)),
         added_to_sum=1e-20,
         scale=reader.number("routed_scaling_factor", default=scale),
-        **fields,
+        **(common | fields),
     )
 
 
-def _shared_size(reader: ConfigReader, *names: str, size: int) -> int:
-    return reader.count(*names, default=1) * reader.integer("moe_intermediate_size", default=size)
+def shared_size(reader: ConfigReader, *names: str, size: int, count: int = 1) -> int:
+    """Width of the MLP that all tokens take; its experts' `size` and `count` are the family's defaults."""
+    return reader.count(*names, default=count) * reader.integer("moe_intermediate_size", default=size)
 
 
 class Dots1ForCausalLM(DecoderForCausalLM):
@@ -55,7 +56,7 @@ class Dots1ForCausalLM(DecoderForCausalLM):
             None,
             None,
             renormalised=False,
-            shared_size=_shared_size(reader, "n_shared_experts", size=1408),
+            shared_size=shared_size(reader, "n_shared_experts", size=1408),
         )
         dense = reader.first_dense(reader.count("first_k_dense_replace", default=0))
         return reader.decoder(layers, reader.mixed(mixture, reader.mlp(bias=False, size=10944), dense), reader.norm())
@@ -77,7 +78,7 @@ class ExaoneMoeForCausalLM(DecoderForCausalLM):
             64,
             8,
             scale=2.5,
-            shared_size=_shared_size(reader, "num_shared_experts", size=1024),
+            shared_size=shared_size(reader, "num_shared_experts", size=1024),
             router_is_float32=True,
         )
         dense = reader.first_dense(reader.count("first_k_dense_replace", default=1))
@@ -103,7 +104,7 @@ class Glm4MoeForCausalLM(DecoderForCausalLM):
             1408,
             128,
             8,
-            shared_size=_shared_size(reader, "n_shared_experts", size=1408),
+            shared_size=shared_size(reader, "n_shared_experts", size=1408),
             router_is_float32=True,
         )
         dense = reader.first_dense(reader.count("first_k_dense_replace", default=1))
@@ -127,7 +128,7 @@ class SolarOpenForCausalLM(DecoderForCausalLM):
             1280,
             128,
             8,
-            shared_size=_shared_size(reader, "n_shared_experts", size=1280),
+            shared_size=shared_size(reader, "n_shared_experts", size=1280),
             router_is_float32=True,
         )
         reader.ignore("intermediate_size", "first_k_dense_replace")

@@ -101,6 +101,8 @@ class GenerateChoice(ResponseModel):
     index: int
     token_ids: list[int]
     logprobs: GenerateLogprobs | None
+    allowed_mass: list[float] | None = None
+    allowed_mass_total: float | None = None
     finish_reason: FinishReason | None
     stop_reason: int | str | None
     text: str | None = Field(None, description="With output_mode text.")

@@ -316,6 +316,10 @@ class ChoiceFields(ResponseModel):
     readings: list[PositionReadings] | None = None
     logits_values: dict[str, float | None] | None = None
     logits_values_per_token: list[dict[str, float | None]] | None = None
+    allowed_mass: list[float] | None = Field(
+        None, description="With grammar_readings: the model's probability of what the form allowed, one a token."
+    )
+    allowed_mass_total: float | None = Field(None, description="Sum of their logarithms so far.")
 
 
 class CompletionLogprobs(ResponseModel):

@@ -98,7 +98,10 @@ class ArrowStream:
         return self._taken()
 
     def _column(self, array: np.ndarray) -> Any:
-        flat = self._pa.array(np.ascontiguousarray(array).reshape(-1))
+        # Without a copy; pa.array would import pandas.
+        kind = getattr(self._pa, array.dtype.name)()
+        data = self._pa.py_buffer(np.ascontiguousarray(array))
+        flat = self._pa.Array.from_buffers(kind, array.size, [None, data])
         return flat if array.ndim == 1 else self._pa.FixedSizeListArray.from_arrays(flat, array.shape[1])
 
     def _taken(self) -> bytes:

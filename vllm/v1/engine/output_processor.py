@@ -51,6 +51,7 @@ class _Sequence:
         self.stop_reason: int | str | None = None
         self.error: str | None = None
         self._num_sent = 0
+        self._allowed_mass: list[float] | None = [] if params.grammar_readings else None
 
     @property
     def cumulative_logprob(self) -> float:
@@ -66,6 +67,8 @@ class _Sequence:
         self.error = output.error
         if self.logprobs_processor is not None and output.logprobs is not None:
             self.logprobs_processor.append(output.logprobs)
+        if self._allowed_mass is not None and output.allowed_mass is not None:
+            self._allowed_mass.append(output.allowed_mass)
         if self.detokenizer is None:
             return False
         stop = self.detokenizer.update(output.new_token_ids, stopped_by_token=output.finish_reason == "stop")
@@ -90,6 +93,10 @@ class _Sequence:
             stop_reason=self.stop_reason,
             error=self.error,
         )
+        if self._allowed_mass is not None:
+            new = self._allowed_mass[self._num_sent if delta else 0 :]
+            completion.allowed_mass = [math.exp(each) for each in new]
+            completion.allowed_mass_total = math.fsum(self._allowed_mass)
         self._num_sent = len(self.token_ids)
         processor = self.logprobs_processor
         if processor is not None:

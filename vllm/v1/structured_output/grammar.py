@@ -12,6 +12,10 @@ from vllm.params.structured import StructuredOutputsParams
 MAX_GRAMMAR_CHARS = 2**19
 """Limit of a schema, regular expression or grammar: a larger one would take seconds to compile."""
 
+# Between JSON's parts, unless a request says otherwise: a blank, or the end of a line and an indentation. Without a
+# bound small models fill their answers with it.
+_WHITE_SPACE = r"( |\n{1,2}[ \t]{0,20})"
+
 # Objects of a schema whose values are schemas, and its keys whose value is a schema or a list of them.
 _MAPS = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
 _INNER = ("items", "prefixItems", "additionalProperties", "anyOf", "oneOf", "allOf", "not", "if", "then", "else")
@@ -44,12 +48,10 @@ def _of_schema(value: Any, params: StructuredOutputsParams) -> str:
         raise ValueError(f"a JSON schema is an object, got {type(schema).__name__}")
     if params.disable_additional_properties:
         schema = _closed(schema)
-    options: Any = {}
+    options: Any = {"whitespace_pattern": params.whitespace_pattern or _WHITE_SPACE}
     if params.disable_any_whitespace:
-        options["whitespace_flexible"] = False
-    if params.whitespace_pattern is not None:
-        options["whitespace_pattern"] = params.whitespace_pattern
-    return LLMatcher.grammar_from_json_schema(json.dumps(schema), overrides=options or None)
+        options = {"whitespace_flexible": False}
+    return LLMatcher.grammar_from_json_schema(json.dumps(schema), overrides=options)
 
 
 def _closed(schema: Any) -> Any:

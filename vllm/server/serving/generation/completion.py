@@ -31,7 +31,7 @@ _OWN_NAMES = {"extra_args": "vllm_xargs", "prompt_token_ids": "prompt"}
 @post(router, "/v1/completions", CompletionRequest, CompletionResponse, CompletionResponse, body_types=BODY_TYPES)
 async def create_completion(request: Request, state: ServerState, body: CompletionRequest) -> Response:
     """Continue one prompt or many, and read the logprobs of chosen tokens."""
-    tables = TableAnswer.of(body, request.headers.get("accept"))
+    tables = await TableAnswer.of(body, request.headers.get("accept"))
     answer = CompletionAnswer(body, state, request_id_of(request, "cmpl", body.request_id), tables)
     return await respond(request, answer, bool(body.stream))
 

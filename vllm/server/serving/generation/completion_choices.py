@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_right
 from dataclasses import dataclass
 from typing import Any
@@ -18,6 +19,15 @@ from vllm.server.rendering.readings import ReadingPlan
 from vllm.server.rendering.token_texts import TokenNames, TokenPieces, split_text
 from vllm.server.state import ServerState
 from vllm.tokenizers.tokenizer import Tokenizer
+
+
+def allowed_mass_fields(completion: CompletionOutput) -> dict[str, Any]:
+    """What the answer's form allowed, where it was read. A mass of 0 has no logarithm in JSON."""
+    if completion.allowed_mass is None:
+        return {}
+    total = completion.allowed_mass_total
+    is_number = total is not None and math.isfinite(total)
+    return {"allowed_mass": completion.allowed_mass, "allowed_mass_total": total if is_number else None}
 
 
 @dataclass(frozen=True)
@@ -41,6 +51,7 @@ class ChoiceWriter:
         fields: dict[str, Any] = {"finish_reason": completion.finish_reason, "stop_reason": completion.stop_reason}
         if self.body.return_token_ids:
             fields["token_ids"] = completion.token_ids
+        fields |= allowed_mass_fields(completion)
         return {**fields, **await self.plan.choice_fields(completion.logprobs, self.names, is_first)}
 
     async def prompt_fields(self, output: RequestOutput) -> dict[str, Any]:

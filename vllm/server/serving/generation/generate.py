@@ -17,6 +17,7 @@ from vllm.server.rendering.logprobs import prompt_logprobs, token_logprobs
 from vllm.server.rendering.token_texts import TokenNames
 from vllm.server.serving.engine_requests import Submission, request_id_of
 from vllm.server.serving.generation.answers import Answer, respond
+from vllm.server.serving.generation.completion_choices import allowed_mass_fields
 from vllm.server.serving.generation.prompt_tables import BODY_TYPES, TableAnswer
 from vllm.server.serving.generation.sampling import PreparedPrompts, named_as, prepare_prompts
 from vllm.server.serving.usage import UsageCount
@@ -32,7 +33,7 @@ _OWN_NAMES = {"prompt_token_ids": "token_ids", "prompt": "token_ids"}
 @post(router, "/inference/v1/generate", GenerateRequest, GenerateResponse, GenerateResponse, body_types=BODY_TYPES)
 async def generate(request: Request, state: ServerState, body: GenerateRequest) -> Response:
     """Continue a prompt of token ids, and read the logprobs of chosen tokens."""
-    tables = TableAnswer.of(body, request.headers.get("accept"))
+    tables = await TableAnswer.of(body, request.headers.get("accept"))
     answer = GenerateAnswer(body, state, request_id_of(request, "generate-tokens", body.request_id), tables)
     return await respond(request, answer, bool(body.stream))
 
@@ -119,6 +120,7 @@ class GenerateAnswer(Answer):
         elif self._mode == "derender":
             role = self._state.args.response_role
             fields["message"] = {"role": role, "content": completion.text, "refusal": None}
+        fields |= allowed_mass_fields(completion)
         return {**fields, "finish_reason": completion.finish_reason, "stop_reason": completion.stop_reason}
 
     async def _prompt_fields(self, output: RequestOutput) -> dict[str, Any]:

@@ -65,7 +65,7 @@ class TableAnswer:
     _arrow: ArrowStream | None = field(default=None, repr=False)
 
     @classmethod
-    def of(cls, body: PromptTableFields, accept: str | None) -> TableAnswer | None:
+    async def of(cls, body: PromptTableFields, accept: str | None) -> TableAnswer | None:
         """What a body and an Accept header ask for; None: no arrays. ApiError: they cannot be written."""
         body_type = accepted_body(accept)
         as_base64 = body.encoding_format == "base64"
@@ -81,7 +81,7 @@ class TableAnswer:
         names = None if body.prompt_tables is None else frozenset(body.prompt_tables)
         answer = cls(body_type, as_base64, names, body.prompt_student_logprobs, asked_by)
         if body_type == ARROW:
-            answer._arrow = ArrowStream()
+            answer._arrow = await asyncio.to_thread(ArrowStream)  # which imports pyarrow
         return answer
 
     def applied(self, params: SamplingParams, num_prompts: int, **others: bool) -> SamplingParams:

@@ -44,7 +44,7 @@ class RenderedPrompt(ResponseModel):
 async def render_completion(request: Request, state: ServerState, body: CompletionRequest) -> Response:
     """The ids and parameters of each prompt, as /v1/completions would use them."""
     answer_id = request_id_of(request, "cmpl", body.request_id)
-    tables = TableAnswer.of(body, None)
+    tables = await TableAnswer.of(body, None)
 
     async def prepare() -> PreparedPrompts:
         prepared = await CompletionAnswer(body, state, answer_id, tables).prepare()

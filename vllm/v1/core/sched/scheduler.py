@@ -238,6 +238,7 @@ class Scheduler:
         num_ended_before = self.num_ended
         logprobs = model_runner_output.logprobs
         prompt_logprobs, beam_scores = model_runner_output.prompt_logprobs, model_runner_output.beam_scores
+        allowed_mass = model_runner_output.allowed_mass
         token_ids = model_runner_output.sampled_token_ids.tolist()
         for index, request_id in enumerate(model_runner_output.req_ids):
             request = self.requests.get(request_id)
@@ -258,6 +259,8 @@ class Scheduler:
                 output.logprobs = [row]
                 if request_id in beam_scores:
                     output.logprobs.append(beam_scores[request_id])
+            if allowed_mass:
+                output.allowed_mass = allowed_mass.get(request_id)
             if prompt_logprobs:
                 self._add_prompt_logprobs(output, model_runner_output)
             num_output_tokens = len(request.token_ids) - request.num_prompt_tokens

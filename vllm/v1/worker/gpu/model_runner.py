@@ -16,6 +16,7 @@ from vllm.attention.select import select_backend
 from vllm.config import VllmConfig
 from vllm.distributed.parallel_state import get_tp_group
 from vllm.layers.attention import attention_layers, use_backend, use_kv_scales
+from vllm.layers.experts import asks_for_counts
 from vllm.layers.kv_cache_spec import kv_cache_layout, kv_cache_specs, layer_kinds
 from vllm.logprobs.lists import LogprobsRow
 from vllm.ops.recording import can_record
@@ -77,6 +78,9 @@ class StepResult:
             self._take_sampled(self.sampled, sampled, token_ids, logprobs)
             errors = {self.req_ids[row]: message for row, message in sampled.errors().items()}
         output = ModelRunnerOutput(req_ids, token_ids, logprobs, beam_scores=beam_scores)
+        if self.sampled is not None and (allowed := sampled.allowed_mass) is not None:
+            of_rows = zip(allowed.rows, allowed.logs.tolist(), strict=True)
+            output.allowed_mass = {self.req_ids[row]: log_mass for row, log_mass in of_rows}
         if self.readings is not None:
             self.readings.take()
             output.prompt_logprobs = self.readings.rows
@@ -151,7 +155,8 @@ class GPUModelRunner:
         ]
         self.kv_caches: KVCaches = []
         records = self.records_steps and not model_config.enforce_eager
-        captures = records and self._backend.can_be_captured
+        captures = records and self._backend.can_be_captured and _can_capture_layers(model, device)
+        captures = captures and not asks_for_counts(model)
         self._graph_recorder = graph_recorder(device, self.group) if captures else None
         # On the CPU collectives cannot be recorded.
         self._records_kernels = records and self.group.world_size == 1 and device.type == "cpu"
@@ -371,3 +376,9 @@ def _backend_name(name: str, model: Any) -> str:
             "leave it 'auto' or 'paged'"
         )
     return "paged"
+
+
+def _can_capture_layers(model: Any, device: torch.device) -> bool:
+    """Turing runs the widest latents in PyTorch, which waits for the device."""
+    is_wide = any(layer.is_latent and layer.head_dim > 256 for layer in attention_layers(model))
+    return not is_wide or device.type != "cuda" or torch.cuda.get_device_capability(device) >= (8, 0)

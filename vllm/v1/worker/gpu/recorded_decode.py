@@ -9,9 +9,7 @@ import torch
 from torch import Tensor
 
 from vllm.attention.backend import AttentionMetadata
-from vllm.layers.weight_update import held_tensors
 from vllm.logger import init_logger
-from vllm.ops.packed_linear import bf16_layout
 from vllm.ops.recording import RecordedMemory, Recording
 from vllm.utils.host_memory import return_freed_memory
 from vllm.v1.worker.gpu.input_batch import InputBatch, ModelInputs
@@ -76,8 +74,8 @@ class _Inputs:
 class RecordedDecode:
     """The model's forward pass for steps of up to MAX_ROWS requests that compute one token each. A replay runs the same
     kernels on the same numbers, so results are equal bit for bit. It bypasses Python: hooks on modules are not called
-    (use `enforce_eager` for them). A model with an operation that cannot be recorded, such as oneDNN's products, is not
-    recorded at all, and the log says so."""
+    (use `enforce_eager` for them). A model with an operation that cannot be recorded is not recorded at all,
+    and the log says so."""
 
     def __init__(
         self,
@@ -96,14 +94,7 @@ class RecordedDecode:
         self._inputs = _Inputs(self._max_rows, block_tables.table.shape[1], num_groups)
         self._memory = RecordedMemory()
         self._recorded: dict[int, tuple[Recording, Tensor]] = {}  # by number of requests, least recently used first
-        self._records = not any(tensor.is_mkldnn for tensor in held_tensors(model))
-        if not self._records:
-            own = bf16_layout(float_out=False, with_onednn=False)
-            logger.info(
-                "Decode steps are not recorded but run by Python, which takes longer: oneDNN multiplies this model's "
-                "layers, and its products cannot be replayed. VLLM_CPU_GEMM=%s records them; prompts may take longer",
-                own,
-            )
+        self._records = True
 
     def takes(self, batch: InputBatch) -> bool:
         """Whether `batch` can be replayed from a recording."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 from torch import Tensor
 
@@ -13,6 +15,13 @@ from vllm.v1.worker.gpu.sample.vocab import WHOLE, WholeVocab
 from vllm.v1.worker.gpu.states import RequestStates
 
 
+class AllowedMass(NamedTuple):
+    """The raw model's probability of what a grammar allows."""
+
+    rows: list[int]
+    logs: Tensor  # float32 [len(rows)], its logarithm, in nats
+
+
 class GrammarState:
     """A matcher for each slot whose request has a grammar. A matcher follows the slot's tokens when its mask is needed:
     a request that begins anew with tokens it has generated needs nothing else."""
@@ -21,6 +30,7 @@ class GrammarState:
         self._config = config
         self._vocab = vocab
         self._matchers: dict[int, Matcher] = {}
+        self._reads: set[int] = set()
 
     @property
     def in_use(self) -> bool:
@@ -30,17 +40,23 @@ class GrammarState:
         self.remove_request(slot)
         if params.grammar is not None:
             self._matchers[slot] = grammars_of(self._config).start(params.grammar)
+        if params.grammar_readings:
+            self._reads.add(slot)
 
     def remove_request(self, slot: int) -> None:
         self._matchers.pop(slot, None)
+        self._reads.discard(slot)
 
     def uses(self, slots: np.ndarray) -> np.ndarray:
         return np.fromiter(map(self._matchers.__contains__, slots.tolist()), dtype=bool, count=len(slots))
 
-    def apply(self, logits: Tensor, slots: np.ndarray, states: RequestStates) -> dict[int, str]:
-        """Set what the grammars forbid to -inf, in place. Returns row -> why its grammar cannot go on."""
+    def apply(
+        self, logits: Tensor, slots: np.ndarray, states: RequestStates
+    ) -> tuple[dict[int, str], AllowedMass | None]:
+        """Set what the grammars forbid to -inf, in place, before anything else has changed the logits. Returns row ->
+        why its grammar cannot go on, and what they allow of rows that read it."""
         if not self.in_use:
-            return {}
+            return {}, None
         rows = np.flatnonzero(self.uses(slots))
         masks = np.zeros((len(rows), -(-self._config.vocab_size // 32)), dtype=np.int32)
         errors: dict[int, str] = {}
@@ -50,9 +66,17 @@ class GrammarState:
             error = matcher.take(generated[matcher.num_taken :].tolist()) or matcher.fill_mask(mask)
             if error is not None:
                 errors[row] = f"structured_outputs: {error}"
-        if len(rows):
-            index = upload(rows, logits.device)
-            part = logits[index]
-            self._vocab.keep_bits_(part, upload(masks, logits.device))
-            logits[index] = part
-        return errors
+        if not len(rows):
+            return errors, None
+        index = upload(rows, logits.device)
+        part = logits[index]
+        # On all ranks alike, as they exchange sums.
+        reads = bool(self._reads)
+        before = self._vocab.log_sums(part) if reads else None
+        self._vocab.keep_bits_(part, upload(masks, logits.device))
+        logits[index] = part
+        if before is None:
+            return errors, None
+        mass = (self._vocab.log_sums(part) - before).clamp(max=0.0)
+        reading = [place for place, slot in enumerate(slots[rows].tolist()) if slot in self._reads]
+        return errors, AllowedMass(rows[reading].tolist(), mass[upload(np.asarray(reading, np.int64), logits.device)])

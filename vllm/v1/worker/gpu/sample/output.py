@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from vllm.v1.outputs import NO_TOKEN_MESSAGE, LogprobsTensors
+from vllm.v1.worker.gpu.sample.grammar import AllowedMass
 
 
 @dataclass
@@ -23,6 +24,7 @@ class SamplerOutput:
     logprobs: list[tuple[Sequence[int], LogprobsTensors]] = field(default_factory=list)
     # The same, as second readings: the scores of beams' candidates, in rows whose logits were processed.
     beam_scores: list[tuple[Sequence[int], LogprobsTensors]] = field(default_factory=list)
+    allowed_mass: AllowedMass | None = None  # of rows that read what their grammar allows
     # bool [L]; finite rows in which a logits processor left NaN or +inf. None: none ran.
     corrupted: Tensor | None = None
     processor_errors: dict[int, str] = field(default_factory=dict)  # row -> how its logits processor failed
@@ -43,6 +45,9 @@ class SamplerOutput:
             health=move(self.health),
             logprobs=[(rows, tensors.moved(move)) for rows, tensors in self.logprobs],
             beam_scores=[(rows, tensors.moved(move)) for rows, tensors in self.beam_scores],
+            allowed_mass=None
+            if self.allowed_mass is None
+            else self.allowed_mass._replace(logs=move(self.allowed_mass.logs)),
             corrupted=None if self.corrupted is None else move(self.corrupted),
         )
 

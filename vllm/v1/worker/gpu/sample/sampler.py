@@ -13,7 +13,7 @@ from vllm.ops.top_p import keep_top_p_
 from vllm.sampling_params import SamplingParams
 from vllm.v1.outputs import LogprobsTensors
 from vllm.v1.worker.gpu.buffer_utils import upload
-from vllm.v1.worker.gpu.sample.grammar import GrammarState
+from vllm.v1.worker.gpu.sample.grammar import AllowedMass, GrammarState
 from vllm.v1.worker.gpu.sample.logit_bias import BadWordsState, LogitBiasState
 from vllm.v1.worker.gpu.sample.logprob import (
     FilledColumns,
@@ -166,7 +166,11 @@ class Sampler:
         processed = self.vocab.workspace(_float32_copy(logits, rows))
         # The maximum of a row with a NaN is NaN; processing could hide it.
         maxima = [processed.amax(dim=-1)]
+        grammar_errors, allowed = self.grammars.apply(processed, own_slots, states)
+        if allowed is not None:
+            output.allowed_mass = AllowedMass(rows[allowed.rows].tolist(), allowed.logs)
         temperature, errors, highest_processed = self._process(processed, own_slots, states)
+        errors |= grammar_errors
         if highest_processed is not None:
             maxima.append(highest_processed)
         positions = upload(states.total_len[own_slots].astype(np.int64), device)
@@ -233,10 +237,9 @@ class Sampler:
     ) -> tuple[Tensor, dict[int, str], Tensor | None]:
         """Process a workspace, float32 [R, V], in place. Returns what the draw has still to divide by, float32 [R]; row
         -> how its logits processor failed; this rank's maxima after logits processors, float32 [R], None: none ran."""
-        errors = self.grammars.apply(logits, slots, states)
         self.logit_bias.apply(logits, slots, states)
         self.bad_words.apply(logits, slots, states)
-        errors.update(self.request_processors.apply(logits, slots, states))
+        errors = self.request_processors.apply(logits, slots, states)
         if self.custom is not None:
             errors.update(self.custom.apply(logits, slots))
 

@@ -44,6 +44,10 @@ class WholeVocab:
         readings = statistics(logits)
         return readings.argmax, readings.lse
 
+    def log_sums(self, logits: Tensor) -> Tensor:
+        """A workspace's rows' log-sum-exps, float32 [R]."""
+        return statistics(logits).lse
+
     def read(
         self,
         logits: Tensor,

@@ -63,6 +63,10 @@ class SlicedVocab(WholeVocab):
         maxima, lses, ids = self._exchange(own.max[:, None], own.lse[:, None], own.argmax[:, None] + self._first)
         return self._argmax(maxima[..., 0], ids[..., 0]), lses[..., 0].double().logsumexp(dim=0).float()
 
+    def log_sums(self, logits: Tensor) -> Tensor:
+        (lses,) = self._exchange(statistics(logits).lse[:, None])
+        return lses[..., 0].double().logsumexp(dim=0).float()
+
     def read(
         self,
         logits: Tensor,

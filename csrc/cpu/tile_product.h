@@ -1,0 +1,158 @@
+// Products of bfloat16 in matrix tiles with a weight in pairs (see pair_product.h): 16 rows of a panel's half, one behind the
+// other, are a right tile as they lie there. Each output adds up tiles of 32 values of k in order, whatever the number of
+// rows: a row's results do not depend on the other rows of the batch.
+//
+// Include only from kernels/*.cpp.
+#pragma once
+
+#include "gemm.h"
+#include "tile_lanes.h"
+
+#if defined(VLLM_HAS_TILES)
+namespace vllm_cpu {
+namespace VLLM_ISA {
+
+// Values of k that a tile of bfloat16 holds.
+constexpr int kTileInner = 32;
+
+// Tiles 0 to 3 are sums: of two of rows by two of columns, or of one of rows by those of two panels; 4 and 5 rows of x, 6 and 7
+// columns of weights. The calling thread's tiles have these shapes for `rows` until it changes or releases them.
+class RowTiles {
+ public:
+  // Rows of x are of `bytes`, four in each of a weight's rows. Sets tiles 0 to 3 to zero, too.
+  void shape(int rows, int64_t bytes = kTileBytes) {
+    if (rows == rows_ && bytes == bytes_) return zero();
+    rows_ = rows;
+    bytes_ = bytes;
+    const int upper = rows < kTileRows ? rows : kTileRows, lower = rows - upper;
+    TileShapes shapes;
+    shapes.set(0, upper);
+    shapes.set(1, upper);
+    // One tile of rows leaves two of sums for another panel.
+    shapes.set(2, lower > 0 ? lower : upper);
+    shapes.set(3, lower > 0 ? lower : upper);
+    shapes.set(4, upper, bytes);
+    shapes.set(5, lower > 0 ? lower : upper, bytes);
+    shapes.set(6, bytes / 4);
+    shapes.set(7, bytes / 4);
+    configure_tiles(shapes);
+  }
+  void release() {
+    rows_ = 0;
+    release_tiles();
+  }
+
+  static void zero() {
+    zero_tile<0>();
+    zero_tile<1>();
+    zero_tile<2>();
+    zero_tile<3>();
+  }
+
+ private:
+  int rows_ = 0;
+  int64_t bytes_ = 0;
+};
+
+inline RowTiles& row_tiles() {
+  static thread_local RowTiles tiles;
+  return tiles;
+}
+
+// sums [panels][rows][2] of `rows` packed rows of x [ceil(inner / 32)][rows][32] times one panel or, of up to 16 rows, two.
+// panel_at(p, step) is where panel p has its values of k from 32 * step on: [16][32][2].
+template <int P, typename Panel, typename Next>
+[[gnu::always_inline]] inline void multiply_row_tiles(const BF16* x, int rows, int64_t inner, const Panel& panel_at,
+                                                      const Next& next, Vec* sums) {
+  constexpr int64_t kPairRow = kPanel * 2 * sizeof(BF16), kHalf = kPanel;
+  row_tiles().shape(rows);
+  const int64_t steps = (inner + kTileInner - 1) / kTileInner;
+  const bool two = rows > kTileRows;
+  for (int64_t step = 0; step < steps; ++step, x += rows * kTileInner) {
+    next();
+    const BF16* panel = panel_at(0, step);
+    load_tile<4>(x, kTileBytes);
+    load_tile<6>(panel, kPairRow);
+    add_bf16_products<0, 4, 6>();
+    load_tile<7>(panel + kHalf, kPairRow);
+    add_bf16_products<1, 4, 7>();
+    if constexpr (P == 2) {
+      const BF16* second = panel_at(1, step);
+      load_tile<6>(second, kPairRow);
+      add_bf16_products<2, 4, 6>();
+      load_tile<7>(second + kHalf, kPairRow);
+      add_bf16_products<3, 4, 7>();
+    } else if (two) {
+      load_tile<5>(x + kTileRows * kTileInner, kTileBytes);
+      add_bf16_products<2, 5, 6>();
+      add_bf16_products<3, 5, 7>();
+    }
+  }
+  constexpr int64_t kSumsRow = 2 * sizeof(Vec);
+  store_tile<0>(sums, kSumsRow);
+  store_tile<1>(sums + 1, kSumsRow);
+  if (P == 2 || two) {
+    Vec* more = sums + 2 * (P == 2 ? rows : kTileRows);
+    store_tile<2>(more, kSumsRow);
+    store_tile<3>(more + 1, kSumsRow);
+  }
+}
+
+struct TileProduct {
+  using Row = BF16;
+  using Element = BF16;
+  static constexpr int kMaxRows = 2 * kTileRows;
+  static constexpr int64_t kPanelsAtATime = 4;
+
+  static constexpr int panels_at_once(int rows) { return rows <= kTileRows ? 2 : 1; }
+
+  static int64_t panel_size(const LinearArgs& a) { return a.inner * kPanel * static_cast<int64_t>(sizeof(BF16)); }
+  static int64_t packed_row(const LinearArgs& a) { return (a.inner + kTileInner - 1) / kTileInner * kTileInner; }
+
+  // [ceil(K / 32)][rows][32], filled up with zeros.
+  static void pack_row(const LinearArgs& a, const BF16* x, int64_t r, int64_t rows, BF16* out) {
+    BF16* to = out + r * kTileInner;
+    int64_t k = 0;
+    for (; k + kTileInner <= a.inner; k += kTileInner, to += rows * kTileInner) std::memcpy(to, x + k, kTileBytes);
+    if (k == a.inner) return;
+    std::memset(to, 0, kTileBytes);
+    std::memcpy(to, x + k, static_cast<size_t>(a.inner - k) * sizeof(BF16));
+  }
+
+  // `rows` packed rows times P panels, into args.out.
+  template <int P>
+  static void multiply_rows(const LinearArgs& a, const BF16* x, int rows, int64_t row, int64_t panel, Ahead ahead) {
+    const int64_t size = a.inner * kPanel, whole = a.inner / kTileInner;
+    const BF16* weight = static_cast<const BF16*>(a.weight) + panel * size;
+    // Behind a panel's last values are another's: of what fills up its last tile zeros have to be made.
+    alignas(64) BF16 last[P][kTileInner * kPanel];
+    if (const int64_t left = a.inner - whole * kTileInner; left > 0) {
+      for (int p = 0; p < P; ++p) {
+        std::memset(last[p], 0, sizeof(last[p]));
+        std::memcpy(last[p], weight + p * size + whole * kTileInner * kPanel, static_cast<size_t>(left * kPanel) * sizeof(BF16));
+      }
+    }
+    Vec sums[P * (P == 1 ? kMaxRows : kTileRows) * 2];
+    multiply_row_tiles<P>(
+        x, rows, a.inner,
+        [&](int p, int64_t step) VLLM_INLINE {
+          if (step == whole) return static_cast<const BF16*>(last[p]);
+          const BF16* at = weight + p * size + step * kTileInner * kPanel;
+          for (int line = 0; line < kTileInner; ++line) __builtin_prefetch(at + (kStepsAhead * kTileInner + line) * kPanel);
+          return at;
+        },
+        [&]() VLLM_INLINE { ahead(kTileInner / kRun); }, sums);
+    for (int p = 0; p < P; ++p) write_rows<BF16, 1>(a, sums + p * rows * 2, rows, row, panel + p, 0);
+  }
+
+  // After a thread's last product.
+  static void finish() { row_tiles().release(); }
+
+ private:
+  // How far ahead to fetch weights: what the hardware fetches by itself stops at each page.
+  static constexpr int kStepsAhead = 2;
+};
+
+}  // namespace VLLM_ISA
+}  // namespace vllm_cpu
+#endif

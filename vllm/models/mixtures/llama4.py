@@ -1,0 +1,73 @@
+"""Llama 4's text decoder (huggingface.co/meta-llama/Llama-4-Scout-17B-16E): interleaved rotary positions in most
+layers, scores that grow with the position in the others, experts whose inputs are weighed.
+
+Layers with positions attend within chunks of a sequence. One that ends within the first chunk has all of it, which is
+as far as contexts go here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from vllm.models.checkpoint_names import CheckpointNames, split_experts
+from vllm.models.config_reader import ConfigReader
+from vllm.models.decoder import DecoderForCausalLM
+from vllm.models.spec import AttentionSpec, DecoderSpec, MlpSpec, MoeSpec, NormSpec
+
+
+class Llama4ForCausalLM(DecoderForCausalLM):
+    names = CheckpointNames(
+        (
+            (r"\.feed_forward\.", ".mlp."),
+            (r"\.mlp\.router\.", ".mlp.gate."),
+            (r"\.mlp\.shared_expert\.", ".mlp.shared_experts."),
+        ),
+        (split_experts(is_transposed=True),),
+    )
+
+    @classmethod
+    def describe(cls, reader: ConfigReader) -> DecoderSpec:
+        reader.ignore("router_jitter_noise", "for_llm_compressor")
+        layers = cls._layers(reader)
+        longest = reader.integer("max_position_embeddings", default=131072)
+        chunk = reader.get("attention_chunk_size", default=8192)
+        if reader.config.raw.get("attention_chunk_size", chunk) is None:
+            chunk = None
+        kinds = ["full_attention" if layer.rotary is None or chunk is None else "chunked_attention" for layer in layers]
+        kinds = reader.get("layer_types", default=kinds)
+        if not isinstance(kinds, list) or len(kinds) != reader.num_layers:
+            raise reader.refuse("layer_types", f"it must name the kinds of {reader.num_layers} layers")
+        if set(kinds) - {"full_attention", "chunked_attention"}:
+            raise reader.refuse("layer_types", "it must name full_attention or chunked_attention")
+        if "chunked_attention" in kinds:
+            longest = min(longest, reader.integer("attention_chunk_size", default=8192))
+        return reader.decoder(layers, cls._mlps(reader), reader.norm(eps=1e-5), max_positions=longest)
+
+    @classmethod
+    def _layers(cls, reader: ConfigReader) -> list[AttentionSpec]:
+        head_dim = reader.head_dim_or(128)
+        rotary = reader.rotary(head_dim, theta=500000.0, interleaved=True)
+        eps = reader.norm(eps=1e-5).eps
+        norm = NormSpec("rms", eps, weight=False) if reader.boolean("use_qk_norm", default=True) else None
+        rotating = reader.attention(head_dim=head_dim, rotary=rotary, qk_norm=norm, qk_norm_after_rotary=True)
+        growth = reader.number("attn_scale", default=0.1), reader.number("floor_scale", default=8192)
+        other = replace(rotating, rotary=None, qk_norm=None, qk_norm_after_rotary=False)
+        if reader.boolean("attn_temperature_tuning", default=True):
+            other = replace(other, query_growth=growth, growth_start=1)
+        interval = reader.integer("no_rope_layer_interval", default=4)
+        # 1 for a layer with positions.
+        flags = reader.get("no_rope_layers") or [int((i + 1) % interval != 0) for i in range(reader.num_layers)]
+        if not isinstance(flags, list) or len(flags) != reader.num_layers:
+            raise reader.refuse("no_rope_layers", f"it must have {reader.num_layers} numbers, 0 or 1")
+        return [rotating if flag else other for flag in flags]
+
+    @classmethod
+    def _mlps(cls, reader: ConfigReader) -> list[MlpSpec | MoeSpec]:
+        size = reader.integer("intermediate_size", default=8192)
+        mixture = reader.mixture(
+            size, 16, 1, scores="sigmoid", compares_logits=True, weighs_inputs=True, shared_size=size
+        )
+        dense = MlpSpec(reader.integer("intermediate_size_mlp", default=16384), mixture.activation)
+        step = reader.integer("interleave_moe_layer_step", default=1)
+        sparse = reader.get("moe_layers", default=list(range(step - 1, reader.num_layers, step)))
+        return [mixture if index in sparse else dense for index in range(reader.num_layers)]
