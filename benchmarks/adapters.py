@@ -85,6 +85,8 @@ class VllmAdapter:
         given: dict[str, Any] = {name: value for name, value in chosen.items() if value is not None}
         if options.enforce_eager:
             given["enforce_eager"] = True
+        if self._ours:
+            given["max_logprob_token_ids"] = -1
         make = vllm.LLM
         began = time.perf_counter()
         self.llm = make(**given, dtype=options.dtype, max_logprobs=-1)
@@ -92,6 +94,8 @@ class VllmAdapter:
 
     def run(self, work: Workload) -> np.ndarray | None:
         prompts = [{"prompt_token_ids": ids} for ids in work.prompts]
+        if work.teacher is not None:
+            return self._teach(work, prompts)
         outputs = self.llm.generate(prompts, self.sampling_params(work), use_tqdm=False)
         lengths = {len(output.outputs[0].token_ids) for output in outputs}
         if lengths != {work.max_tokens}:
@@ -101,6 +105,37 @@ class VllmAdapter:
         if not work.read_ids:
             return None
         return np.array([self._read(output.outputs[0].logprobs, work.read_ids) for output in outputs], np.float32)
+
+    def prepare(self, work: Workload) -> None:
+        """What teaching needs of a student, which is not timed: each position's most likely ids."""
+        num_ids = 0 if work.teacher is None else -work.teacher[0]
+        self._student: list[np.ndarray] = []
+        if num_ids > 0 and self._ours:
+            prompts = [{"prompt_token_ids": ids} for ids in work.prompts]
+            params = self._params(temperature=0.0, max_tokens=1, prompt_logprobs=num_ids, logprob_ranks=False)
+            outputs = self.llm.generate(prompts, params, use_tqdm=False)
+            self._student = [output.prompt_tables.token_ids for output in outputs]
+            self.llm.reset_prefix_cache()
+
+    def _teach(self, work: Workload, prompts: list[Any]) -> np.ndarray | None:
+        """The mean logprob of what was read of each prompt, as arrays."""
+        assert work.teacher is not None
+        num_ids, num_topk, ranks = work.teacher
+        common: dict[str, Any] = {"temperature": 0.0, "max_tokens": 1}
+        if num_ids == 0 and num_topk is None:
+            self.llm.generate(prompts, self._params(**common), use_tqdm=False)
+            return None
+        if not self._ours:
+            # It reads the most likely ids only.
+            wanted = self._params(**common, prompt_logprobs=abs(num_ids) or num_topk)
+            outputs = self.llm.generate(prompts, wanted, use_tqdm=False)
+            return np.array([[[self._mean_of_prompt(output)]] for output in outputs], np.float32)
+        tables = self._student or [work.ids_a_position(prompt, num_ids) for prompt in work.prompts]
+        fields = [{"prompt_logprobs": num_topk} if num_ids == 0 else {"prompt_logprob_token_ids": t} for t in tables]
+        params = [self._params(**common, **each, logprob_ranks=ranks) for each in fields]
+        outputs = self.llm.generate(prompts, params, use_tqdm=False)
+        read = [output.prompt_token_id_logprobs if num_ids else output.prompt_logprobs.logprobs for output in outputs]
+        return np.array([[[each.mean()]] for each in read], np.float32)
 
     def score_text(self) -> list[float]:
         params = self._params(temperature=0.0, max_tokens=1, logprob_token_ids=list(LABEL_IDS))

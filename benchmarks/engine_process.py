@@ -58,12 +58,17 @@ def _say(answers: TextIO, message: dict[str, Any]) -> None:
 
 
 def _measure(adapter: Any, work: Any) -> dict[str, Any]:
+    if hasattr(adapter, "prepare"):
+        adapter.prepare(work)
     gc.collect()
+    cpu_before = time.process_time()
     began = time.perf_counter()
     readings = adapter.run(work)
     seconds = time.perf_counter() - began
+    cpu = time.process_time() - cpu_before
     check = None if readings is None else float(readings[:, 0].mean())
-    return {"seconds": seconds, "amount": work.amount, "unit": work.unit, "check": check, "digest": work.digest}
+    did = {"amount": work.amount, "unit": work.unit, "check": check, "digest": work.digest}
+    return {"seconds": seconds, "own_cpu_seconds": cpu, **did}
 
 
 def _model_shape(adapter: Any) -> dict[str, int]:

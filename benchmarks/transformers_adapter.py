@@ -43,6 +43,8 @@ class TransformersAdapter:
 
     @torch.inference_mode()
     def run(self, work: Workload) -> np.ndarray | None:
+        if work.teacher is not None:
+            return self._teach(work)
         if work.max_tokens > 1:
             return self._decode(work)
         if work.reads_prompt:
@@ -105,6 +107,32 @@ class TransformersAdapter:
                 parts.append(chosen - logits.logsumexp(-1, keepdim=True))
             means.append(torch.cat(parts).mean().item())
         return np.array(means, np.float32)[:, None, None]
+
+    def _teach(self, work: Workload) -> np.ndarray | None:
+        """Logprobs and, where wanted, ranks, in pieces of PROMPT_ROWS positions."""
+        assert work.teacher is not None
+        num_ids, num_topk, ranks = work.teacher
+        reads = num_ids != 0 or num_topk is not None
+        means = []
+        for prompt in work.prompts:
+            tokens = torch.tensor([prompt])
+            hidden = self._model.base_model(input_ids=tokens, use_cache=False).last_hidden_state[0, :-1]
+            table = torch.from_numpy(work.ids_a_position(prompt, abs(num_ids))).long()
+            parts = []
+            for start in range(0, len(hidden) if reads else 0, PROMPT_ROWS):
+                rows = slice(start, start + PROMPT_ROWS)
+                logits = self._model.lm_head(hidden[rows]).float()
+                wanted = torch.cat((tokens[0, 1:, None][rows], table[rows]), dim=1)
+                top = num_topk if num_ids >= 0 else -num_ids
+                if top:
+                    wanted = logits.topk(top).indices
+                chosen = logits.gather(1, wanted)
+                if ranks and not top:
+                    ascending = logits.sort(dim=1).values
+                    torch.searchsorted(ascending, chosen, right=True)
+                parts.append(chosen - logits.logsumexp(-1, keepdim=True))
+            means.append(torch.cat(parts).mean().item() if parts else 0.0)
+        return np.array(means, np.float32)[:, None, None] if reads else None
 
     def _decode(self, work: Workload) -> np.ndarray | None:
         ids, mask = _left_padded(work.prompts)

@@ -7,6 +7,8 @@ import json
 import random
 from dataclasses import dataclass, field
 
+import numpy as np
+
 WORK_ROWS = (
     "score",
     "score_prefix",
@@ -17,6 +19,16 @@ WORK_ROWS = (
     "decode1",
     "prompt_logprobs",
 )
+# What teacher.py reads of prompts, beside plain prefill: ids a position, top-k, ranks.
+TEACHER_ROWS = {
+    "prefill": (0, None, True),
+    "tokens": (0, 0, True),
+    "ids64": (64, None, True),
+    "ids256": (256, None, True),
+    "ids256_no_ranks": (256, None, False),
+    "likely256": (-256, None, True),
+    "top256": (0, 256, True),
+}
 # In the order of the tables; `startup` and `peak_memory` are measured from outside the process.
 ROWS = ("startup", *WORK_ROWS, "peak_memory")
 
@@ -65,6 +77,7 @@ class Workload:
         read_ids: ids whose logprobs are read at every generated position.
         full_vocabulary: read them from the whole vocabulary's logprobs.
         reads_prompt: read the logprob of every prompt token; the reading is their mean.
+        teacher: of TEACHER_ROWS; other ids at each position, or as many of each position's most likely ones if < 0.
     """
 
     prompts: list[list[int]]
@@ -74,11 +87,19 @@ class Workload:
     read_ids: tuple[int, ...] = ()
     full_vocabulary: bool = False
     reads_prompt: bool = False
+    teacher: tuple[int, int | None, bool] | None = None
 
     @property
     def amount(self) -> int:
         """Requests or generated tokens, by `unit`."""
+        if self.teacher is not None:
+            return sum(map(len, self.prompts))
         return len(self.prompts) * (self.max_tokens if self.unit == "tok/s" else 1)
+
+    def ids_a_position(self, prompt: list[int], num_ids: int) -> np.ndarray:
+        """int32 [len(prompt) - 1, num_ids], other ordinary tokens at each position."""
+        rng = np.random.default_rng(prompt[:8])
+        return rng.integers(_FIRST_ID, _LAST_ID, (len(prompt) - 1, num_ids), dtype=np.int32)
 
     @property
     def digest(self) -> str:
@@ -116,7 +137,10 @@ def make_workload(row: str, repeat: int, scale: float = 1.0) -> Workload:
     if row == "prompt_logprobs":
         prompts = [_ids(rng, _scaled(rng.randint(900, 1100), scale)) for _ in range(_scaled(8, scale))]
         return Workload(prompts, 1, "req/s", reads_prompt=True)
-    raise ValueError(f"unknown row {row!r}; known: {', '.join(WORK_ROWS)}")
+    if row in TEACHER_ROWS:
+        prompts = [_ids(rng, _scaled(1024, scale)) for _ in range(_scaled(8, scale))]
+        return Workload(prompts, 1, "tok/s", teacher=TEACHER_ROWS[row])
+    raise ValueError(f"unknown row {row!r}; known: {', '.join((*WORK_ROWS, *TEACHER_ROWS))}")
 
 
 def _ids(rng: random.Random, count: int) -> list[int]:

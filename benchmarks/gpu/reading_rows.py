@@ -24,6 +24,7 @@ def make_cases(setting: Setting) -> dict[str, Case]:
     """The reading kernel by dtype, then prompt readings, and what else a step's kernels do outside of the model."""
     cases: dict[str, Case] = {f"readings {name}": lambda name=name: _readings(setting, name) for name in _DTYPES}
     cases["prompt readings"] = lambda: _prompt_readings(setting)
+    cases["teacher readings"] = lambda: _teacher_readings(setting)
     cases["descriptors"] = lambda: _descriptors(setting)
     cases["tiles"] = lambda: _tiles(setting)
     cases["prompt against output"] = lambda: _prompt_against_output(setting)
@@ -233,6 +234,48 @@ def _prompt_against_output(setting: Setting) -> dict[str, Any]:
     return {
         "same_ranks": (prompt.ranks == output.ranks).double().mean().item(),
         "rows": [make_row("prompt_against_output", work, 1e6 * value, 10.0, "1e-6 nats", at_least=False)],
+    }
+
+
+_TEACHER_IDS = 256
+
+
+@torch.inference_mode()
+def _teacher_readings(setting: Setting) -> dict[str, Any]:
+    """Other ids at each position, with their ranks and without."""
+    from vllm.ops.linear_readings import linear_readings
+
+    sizes, shape = setting.sizes, setting.sizes.shape
+    hidden, weight, _ = _prompt_inputs(setting, shape.hidden_size)
+    num_ids = min(_TEACHER_IDS, shape.vocab_size)
+    ids = torch.randint(shape.vocab_size, (sizes.prompt_tokens, 1 + num_ids), device=setting.device, dtype=torch.int32)
+    out = torch.empty(sizes.prompt_tokens, shape.vocab_size, dtype=torch.bfloat16, device=setting.device)
+    with force("triton"):
+        seconds = time_in_turns(
+            {
+                "ranked": [lambda: linear_readings(hidden, weight, ids)],
+                "rankless": [lambda: linear_readings(hidden, weight, ids, ranks=False)],
+                "gemm": [lambda: torch.mm(hidden, weight.T, out=out)],
+            },
+            setting.device,
+            sizes.repeats,
+            graphs=False,
+        )
+    work = f"{num_ids} ids at each of {sizes.prompt_tokens:,} positions x {shape.vocab_size:,}"
+    rows = {"ranked": ("with ranks", 8.0), "rankless": ("without ranks", 1.6)}
+    return {
+        **{f"{each}_seconds": value for each, value in seconds.items()},
+        "rows": [
+            make_row(
+                f"teacher_{name}",
+                f"{work} {what}, against the product with lm_head alone",
+                seconds[name] / seconds["gemm"],
+                target,
+                "x",
+                at_least=False,
+            )
+            for name, (what, target) in rows.items()
+        ],
     }
 
 

@@ -5,6 +5,7 @@
 
 #include "bindings.h"
 #include "kernels.h"
+#include "kernels_readings.h"
 #include "recording.h"
 
 namespace vllm_cpu {
@@ -40,10 +41,12 @@ using ReadingsResult = std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, std::o
                                   std::optional<Tensor>, std::optional<Tensor>>;
 
 ReadingsResult token_readings(Tensor logits, Tensor token_ids, std::optional<Tensor> num_token_ids, bool with_entropy,
-                              bool greedy, bool with_table) {
-  TokenReadingsArgs args{};
+                              bool greedy, bool with_table, int64_t num_topk, bool ranked) {
+  RankedReadingsArgs args{};
   args.logits = logits_of(logits);
   const int64_t rows = args.logits.rows;
+  STD_TORCH_CHECK(num_topk >= 0 && num_topk <= args.logits.vocab, "num_topk must be in [0, ", args.logits.vocab,
+                  "], got ", num_topk);
   check_shape(token_ids, "token_ids", {rows, -1});
   check_dtype(token_ids, "token_ids", ScalarType::Int, "int32");
   check_last_contiguous(token_ids, "token_ids");
@@ -53,8 +56,10 @@ ReadingsResult token_readings(Tensor logits, Tensor token_ids, std::optional<Ten
   args.num_token_ids = checked_counts(num_token_ids, "num_token_ids", rows, args.width);
   for (int64_t row = 0; row < rows; ++row) {
     const int64_t count = args.num_token_ids == nullptr ? args.width : args.num_token_ids[row];
-    STD_TORCH_CHECK(count >= greedy, "each row must have a column for its argmax");
-    for (int64_t w = greedy; w < count; ++w) {
+    STD_TORCH_CHECK(count >= (num_topk > 0 ? 1 + num_topk : greedy),
+                    "each row must have columns for its argmax and its greatest logits");
+    for (int64_t w = 0; w < count; ++w) {
+      if (w < 1 + num_topk && !(w == 0 && !greedy)) continue;
       const int32_t id = args.token_ids[row * args.ids_stride + w];
       STD_TORCH_CHECK(id >= 0 && id < args.logits.vocab, "token_ids must be in [0, ", args.logits.vocab, "), got ", id,
                       " in row ", row);
@@ -78,7 +83,10 @@ ReadingsResult token_readings(Tensor logits, Tensor token_ids, std::optional<Ten
     args.entropy = data_of<float>(*entropy);
   }
   std::optional<Tensor> columns;
-  if (greedy) {
+  args.greedy = greedy;
+  args.ranked = ranked;
+  args.num_topk = num_topk;
+  if (greedy || num_topk > 0) {
     columns = new_result(logits, {rows, args.width}, ScalarType::Int);
     args.columns = data_of<int32_t>(*columns);
   }
@@ -87,7 +95,7 @@ ReadingsResult token_readings(Tensor logits, Tensor token_ids, std::optional<Ten
     table = new_result(logits, {rows, 4 * args.width + 2}, ScalarType::Int);
     args.table = data_of<int32_t>(*table);
   }
-  launch([args, kernel = VLLM_KERNEL(token_readings)] { kernel(args); }, logits, token_ids, num_token_ids, chosen,
+  launch([args, kernel = VLLM_KERNEL(ranked_readings)] { kernel(args); }, logits, token_ids, num_token_ids, chosen,
          logprobs, ranks, lse, argmax, max, entropy, columns, table);
   return {chosen, ranks, lse, argmax, max, entropy, logprobs, columns, table};
 }
@@ -212,7 +220,7 @@ Tensor fill_logprob_token_ids(Tensor columns, int64_t first_column, Tensor expan
 STABLE_TORCH_LIBRARY_FRAGMENT(vllm_cpu, m) {
   m.def(
       "token_readings(Tensor logits, Tensor token_ids, Tensor? num_token_ids, bool entropy=False, "
-      "bool greedy=False, bool table=False) -> (Tensor logits, Tensor ranks, Tensor lse, Tensor argmax, Tensor max, Tensor? entropy, "
+      "bool greedy=False, bool table=False, int num_topk=0, bool ranks=True) -> (Tensor logits, Tensor ranks, Tensor lse, Tensor argmax, Tensor max, Tensor? entropy, "
       "Tensor logprobs, Tensor? token_ids, Tensor? table)");
   m.def("count_above(Tensor logits, Tensor values, Tensor? num_values) -> Tensor");
   m.def("topk(Tensor logits, int k) -> (Tensor values, Tensor ids)");

@@ -46,11 +46,11 @@ inline uint32_t descending_key(float value) {
   return bits & 0x80000000u ? bits : bits ^ 0x7fffffffu;
 }
 
-// Stable ascending radix sort of the high 32 bits of `n` words, in three passes of 11 bits. Returns the array that
-// holds the result: `words` or `spare`.
-template <typename Word, int kKeyShift>
+// Stable ascending radix sort of the high 32 bits of `n` words, in passes of kBits: for few words, fewer. Returns the
+// array that holds the result: `words` or `spare`.
+template <typename Word, int kKeyShift, int kBits = 11>
 inline Word* radix_sort(Word* words, Word* spare, int64_t n) {
-  constexpr int kBits = 11, kBuckets = 1 << kBits, kPasses = 3;
+  constexpr int kBuckets = 1 << kBits, kPasses = (32 + kBits - 1) / kBits;
   uint32_t counts[kPasses][kBuckets];
   std::memset(counts, 0, sizeof(counts));
   for (int64_t i = 0; i < n; ++i) {

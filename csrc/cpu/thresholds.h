@@ -2,7 +2,7 @@
 //
 // Of the thresholds, sorted, a block of elements needs only those between its minimum and its maximum; above them
 // nothing counts, below them everything does. Where many remain, a block is searched instead (threshold_tree.h).
-// Beyond kSortAbove thresholds a sort of the row is cheaper.
+// Beyond kManyAbove thresholds threshold_search.h is cheaper.
 #pragma once
 
 #include "logits.h"
@@ -13,7 +13,7 @@ namespace VLLM_ISA {
 
 // Logits that stay in the first-level cache while they are looked at several times.
 constexpr int64_t kSegment = 4096;
-constexpr int64_t kSortAbove = 192;
+constexpr int64_t kManyAbove = kLanes == 16 ? 128 : 192;
 // Threshold arrays are padded to this, so that they are compared by whole vectors.
 constexpr int64_t kThresholdPad = 16;
 
@@ -95,7 +95,7 @@ inline int64_t num_at_least(const float* thresholds, int64_t padded, float value
 // Counts, over segments of a row, how many logits exceed each of a row's thresholds.
 class ThresholdCounts {
  public:
-  // `thresholds` descend and are padded with -inf; 0 <= width <= kSortAbove.
+  // `thresholds` descend and are padded with -inf; 0 <= width <= kManyAbove.
   ThresholdCounts(const float* thresholds, int64_t width)
       : thresholds_(thresholds), width_(width), padded_(padded_thresholds(width)) {
     for (int64_t w = 0; w < width; ++w) {
@@ -156,9 +156,9 @@ class ThresholdCounts {
 
   const float* thresholds_;
   int64_t width_, padded_;
-  Vec counts_[kSortAbove];
-  int32_t exceeded_from_[kSortAbove];  // logits of blocks that exceed this threshold and all that follow
-  ThresholdTree trees_[(kSortAbove + ThresholdTree::kMost - 1) / ThresholdTree::kMost];
+  Vec counts_[kManyAbove];
+  int32_t exceeded_from_[kManyAbove];  // logits of blocks that exceed this threshold and all that follow
+  ThresholdTree trees_[(kManyAbove + ThresholdTree::kMost - 1) / ThresholdTree::kMost];
 };
 
 // Rows of segments in pieces that threads take in turn: whole rows where they are many, and enough to keep every thread
@@ -175,7 +175,7 @@ struct Pieces {
 };
 
 // The first `valid` of `values` as descending thresholds, padded with -inf to `padded`, and the column of each; NaN
-// becomes +inf, which nothing exceeds. valid <= kSortAbove.
+// becomes +inf, which nothing exceeds. valid <= kManyAbove.
 inline void sort_thresholds(const float* values, int64_t valid, int64_t padded, float* thresholds, int32_t* columns) {
   constexpr int64_t kFew = 2 * kThresholdPad;
   if (padded <= kFew) {
@@ -210,13 +210,15 @@ inline void sort_thresholds(const float* values, int64_t valid, int64_t padded, 
   for (int64_t w = valid; w < padded; ++w) thresholds[w] = -kInfinity;
 }
 
-// result[w] = how many of the row's logits exceed values[w], from the sorted row, whose sorting takes a vocabulary of
-// `keys`, of `spare` and, up to whole vectors, of `floats`. Neighbouring columns often hold neighbouring values (top-k,
-// the whole vocabulary), so each search gallops from where the last one ended.
-inline void count_by_sort(const Logits& logits, int64_t row, const float* values, int64_t valid, uint32_t* keys,
-                          uint32_t* spare, float* floats, int32_t* result) {
-  const int64_t n = logits.vocab;
-  const float* x = as_floats(logits, row, 0, n, floats);
+// result[w] = how many of `n` floats exceed values[w], by sorting them, which takes as many `keys` and `spare`.
+// Neighbouring columns often hold neighbouring values (top-k, the whole vocabulary), so each search gallops from where
+// the last one ended.
+inline void count_by_sort(const float* x, int64_t n, const float* values, int64_t valid, uint32_t* keys,
+                          uint32_t* spare, int32_t* result) {
+  if (n == 0) {
+    for (int64_t w = 0; w < valid; ++w) result[w] = 0;
+    return;
+  }
   for (int64_t i = 0; i < n; ++i) keys[i] = descending_key(x[i]);
   const uint32_t* sorted = radix_sort<uint32_t, 0>(keys, spare, n);
   int64_t at = 0;

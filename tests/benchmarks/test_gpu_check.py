@@ -25,6 +25,8 @@ ROWS = {
         *(f"readings_{dtype}{against}" for dtype in ("fp32", "bf16") for against in ("", "_torch", "_passes")),
         "prompt_readings",
         "prompt_readings_memory",
+        "teacher_ranked",
+        "teacher_rankless",
         "prompt_against_output",
         "top_p",
         "swap_blocks",

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 from vllm.logprobs import FlatLogprobs, Logprob, PositionLogprobs, WidePositionLogprobs
-from vllm.logprobs.flat import PromptLogprobs
 from vllm.logprobs.lists import LogprobsLists, LogprobsRows
+from vllm.logprobs.prompt import PromptLogprobs
 from vllm.sampling_params import SamplingParams
 from vllm.v1.engine.logprobs import LogprobsProcessor, PromptLogprobsProcessor
 

@@ -87,6 +87,28 @@ def test_blocks_that_are_searched(backend: str, width: int, num_blocks: float) -
     assert torch.equal(run(backend, count_above, logits, values, None), truth_by_sorting(logits, values))
 
 
+@pytest.mark.parametrize("backend", [backend for backend in BACKENDS if backend.startswith("cpp")])
+@pytest.mark.parametrize("width", [129, 193, 255, 256, 257, 263, 264, 287, 318, 510, 1020, 1021])
+def test_many_values(backend: str, width: int) -> None:
+    """More than are compared: trees of every depth, what a tree leaves over, sorts of all of a row or of its top."""
+    torch.manual_seed(width)
+    logits = torch.randn(6, 3001)
+    logits[1] = (logits[1] * 9).round() / 9
+    logits[2, ::2] = -torch.inf
+    logits[3, 5] = torch.inf
+    values = torch.randn(6, width)
+    values[1] = (values[1] * 9).round() / 9
+    values[1, :4] = torch.tensor([-torch.inf, torch.inf, -0.0, 0.0])
+    # Values of the row's top, and some that nothing exceeds.
+    values[4] = logits[4].topk(width).values[torch.randperm(width)]
+    values[5] = 9.0
+    num_values = torch.tensor([width, width, width - 1, 129, width, width], dtype=torch.int32)
+    got = run(backend, count_above, logits, values, num_values)
+    expected = truth_by_sorting(logits, values)
+    expected[torch.arange(width) >= num_values[:, None]] = 0
+    assert torch.equal(got, expected)
+
+
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_one_row_seen_as_many(backend: str) -> None:
     torch.manual_seed(4)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from contextlib import nullcontext
+from functools import partial
 
 import pytest
 import torch
@@ -108,6 +109,21 @@ def test_ties_share_the_better_rank(backend: str) -> None:
     assert torch.equal(got.ranks[:, 0], got.ranks[:, 1])
     logits = (hidden.float() @ weight.float().t()).numpy()
     assert got.argmax.tolist() == logits.argmax(axis=1).tolist()
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_rows_of_ids_with_and_without_ranks(backend: str) -> None:
+    """As many ids a row as a teacher is asked for, other ones in each row, twice the same among them."""
+    torch.manual_seed(2)
+    hidden, weight = integers(3, 700, 32)
+    ids = ids_for(3, 700, 64)
+    ids[:, 40] = ids[:, 3]
+    ranked = run(backend, linear_readings, hidden, weight, ids, None)
+    assert_near(ranked, hidden, weight, ids, 0.0)
+    rankless = run(backend, partial(linear_readings, ranks=False), hidden, weight, ids, None)
+    assert not rankless.ranks.any()
+    for one, other in zip(rankless._replace(ranks=ranked.ranks)[:5], ranked[:5], strict=True):
+        assert torch.equal(one, other)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

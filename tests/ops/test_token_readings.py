@@ -249,12 +249,52 @@ def test_the_first_column_becomes_the_argmax(backend: str, width: int, ragged: b
     assert_true(got, logits, got.token_ids, counts)
 
 
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize(("num_topk", "width"), [(1, 1), (3, 5), (20, 25), (40, 41), (260, 263), (1900, 2000)])
+@pytest.mark.parametrize("greedy", [False, True], ids=["given", "greedy"])
+@pytest.mark.parametrize("num_rows", [1, 40])
+def test_the_greatest_logits_have_columns(backend: str, num_topk: int, width: int, greedy: bool, num_rows: int) -> None:
+    """Of a row that threads share, and of rows of their own; with ties, and with rows that are mostly -inf."""
+    torch.manual_seed(width)
+    if backend == "triton" and num_rows > 1:
+        num_rows = 3
+    logits = torch.randn(num_rows, 4500).bfloat16().float()
+    logits[0, torch.randperm(4500)[:3000]] = -torch.inf
+    ids = torch.randint(0, 4500, (num_rows, 1 + width), dtype=torch.int32)
+    ids[:, 1 : 1 + num_topk] = -7  # not looked at
+    if greedy:
+        ids[:, 0] = -7
+    counts = torch.randint(1 + num_topk, 2 + width, (num_rows,), dtype=torch.int32)
+    reader = partial(token_readings, greedy=greedy, num_topk=num_topk)
+    got = run(backend, reader, logits, ids, counts)
+    assert got.token_ids is not None
+    expected = logits.sort(dim=1, descending=True, stable=True).indices[:, :num_topk].to(torch.int32)
+    assert torch.equal(got.token_ids[:, 1 : 1 + num_topk], expected)
+    first = expected[:, 0] if greedy else ids[:, 0]
+    assert torch.equal(got.token_ids[:, 0], first)
+    assert torch.equal(got.token_ids[:, 1 + num_topk :], ids[:, 1 + num_topk :])
+    assert_true(got._replace(token_ids=None, table=None), logits, got.token_ids, counts)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize(("num_topk", "width"), [(0, 3), (0, 300), (5, 9), (60, 300)])
+@pytest.mark.parametrize("greedy", [False, True], ids=["given", "greedy"])
+def test_without_ranks_nothing_else_changes(backend: str, num_topk: int, width: int, greedy: bool) -> None:
+    torch.manual_seed(width)
+    logits, ids = torch.randn(3, 4500).bfloat16(), ids_for(3, 4500, width)
+    counts = torch.tensor([width, 1 + num_topk, width], dtype=torch.int32)
+    readers = (partial(token_readings, greedy=greedy, num_topk=num_topk, ranks=ranks) for ranks in (True, False))
+    ranked, rankless = (run(backend, reader, logits, ids, counts) for reader in readers)
+    assert not rankless.ranks.any() and ranked.ranks[:, 0].all()
+    assert_same_bits(rankless._replace(ranks=ranked.ranks), ranked)
+
+
 @pytest.mark.skipif("cpp" not in BACKENDS, reason="no kernel writes a table")
 @pytest.mark.parametrize("greedy", [False, True], ids=["given", "greedy"])
 @pytest.mark.parametrize("width", [1, 5, 300])
 @pytest.mark.parametrize("entropy", [False, True])
 def test_the_table_holds_everything_else(greedy: bool, width: int, entropy: bool) -> None:
-    """300 columns are ranked by a sort."""
+    """300 columns are ranked by a search."""
     torch.manual_seed(width)
     logits, ids = torch.randn(5, 9001).to(torch.bfloat16), ids_for(5, 9001, width)
     counts = torch.tensor([width, 1, width, (width + 1) // 2, width], dtype=torch.int32)

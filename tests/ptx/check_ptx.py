@@ -125,6 +125,10 @@ def _linear_readings_calls() -> Iterator[tuple[str, Call]]:
             f"linear_readings [{rows}, {hidden_size}] x {vocab_size}",
             lambda h=hidden, w=weight, i=ids: linear_readings(h, w, i),
         )
+        yield (
+            f"linear_readings [{rows}, {hidden_size}] x {vocab_size} without ranks",
+            lambda h=hidden, w=weight, i=ids: linear_readings(h, w, i, ranks=False),
+        )
 
 
 def _quantized_calls() -> Iterator[tuple[str, Call]]:

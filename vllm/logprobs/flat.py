@@ -9,8 +9,8 @@ from typing import Any, NamedTuple, overload
 import numpy as np
 
 from vllm.logprobs.editable import EditableLogprobs
-from vllm.logprobs.flat_arrays import EMPTY, FlatArrays, repeated, select, select_rows
-from vllm.logprobs.lists import LogprobsRow, LogprobsRows, row_width
+from vllm.logprobs.flat_arrays import EMPTY, FlatArrays, repeated, select
+from vllm.logprobs.lists import LogprobsRow, row_width
 from vllm.logprobs.position import (
     WIDEST_DICT,
     KnownTexts,
@@ -19,7 +19,6 @@ from vllm.logprobs.position import (
     TokenDecoder,
     WidePositionLogprobs,
 )
-from vllm.logprobs.tables import PromptTables, StoredRows
 
 Position = PositionLogprobs | WidePositionLogprobs
 
@@ -87,12 +86,6 @@ class FlatLogprobs(Sequence[Position]):
         self._own_topk = lists.own_topk(self._num_topk)
         self._rows.append(lists.row(index, self._num_topk, num_token_ids))
 
-    def append_rows(self, run: LogprobsRows) -> None:
-        """Add a copy of each of the rows as a position."""
-        lists, rows, num_token_ids = run
-        self._own_topk = lists.own_topk(self._num_topk)
-        self._rows += [lists.row(index, self._num_topk, num_token_ids) for index in range(rows.start, rows.stop)]
-
     def snapshot(self) -> FlatLogprobs:
         """The positions so far."""
         same = self._empty()
@@ -144,15 +137,16 @@ class FlatLogprobs(Sequence[Position]):
         if self._rows:
             parts = [self._flat] if self._flat.lse.size else []
             for width, alike in itertools.groupby(self._rows, key=row_width):
-                parts.append(self._flatten(np.frombuffer(b"".join(alike), np.int32), width))
+                parts.append(self._flatten(np.frombuffer(b"".join(alike), np.int32).reshape(-1, 4 * width + 2)))
             self._flat = parts[0] if len(parts) == 1 else FlatArrays(*map(np.concatenate, zip(*parts, strict=True)))
             self._ends = np.cumsum(self._flat.counts)
             self._rows = []
         return self._flat
 
-    def _flatten(self, words: np.ndarray, width: int) -> FlatArrays:
-        """The displayed entries of rows of w = `width` cells, int32 [P (4 w + 2)]; copies."""
-        table = words.reshape(-1, 4 * width + 2)
+    def _flatten(self, table: np.ndarray, is_requested: np.ndarray | None = None) -> FlatArrays:
+        """The displayed entries of rows of w cells, int32 [P, 4 w + 2]; copies. `is_requested`, bool [P, M]: which of
+        the last M cells are to be displayed; None: all."""
+        width = table.shape[1] // 4
         token_ids, logprobs, logits, ranks = (table[:, part * width : (part + 1) * width] for part in range(4))
         lse, entropy = table[:, 4 * width :].T.copy().view(np.float32)
         own = self._own_topk
@@ -162,6 +156,8 @@ class FlatLogprobs(Sequence[Position]):
             keep = np.ones(token_ids.shape, dtype=bool)
             keep[:, 0] = False
             keep[:, 1:] = ~repeated(token_ids[:, 1:], own) if own else True
+        if is_requested is not None:
+            keep[:, width - is_requested.shape[1] :] &= is_requested
         keeps_all = keep.all()
         counts = np.full(len(keep), keep.shape[1]) if keeps_all else keep.sum(axis=1)
         cells = (token_ids, logits if self._as_logits else logprobs, logits, ranks)
@@ -266,74 +262,6 @@ class FlatLogprobs(Sequence[Position]):
     def __getstate__(self) -> dict:
         known = None if self._decode is None else KnownTexts(self._arrays().token_ids, self._decode)
         return {**vars(self), "_decode": known, "_positions": {}}
-
-
-class PromptLogprobs(FlatLogprobs):
-    """The readings of a prompt, one entry a prompt position: None for the first `num_unread` (at least 1, as the first
-    token has no context).
-
-    `prompt_logprobs[i]` holds the prompt's i-th token first (its logprob given the tokens before it), then the top-k,
-    then the requested ids. The arrays and `select` cover the positions that were read.
-    """
-
-    def __init__(self, num_unread: int = 1, requested: np.ndarray | None = None, **options: Any) -> None:
-        """
-        Args:
-            num_unread: positions without readings.
-            requested: int32 [P, K], the ids requested at each position that is read, -1 as padding; [1, K]: the same
-                at all.
-            options: see FlatLogprobs.
-        """
-        super().__init__(**options)
-        self.num_unread = num_unread
-        self._requested = requested
-        self._stored: list[bytes] = []  # rows that are in `_flat`, too, whose columns are lost there
-
-    def requested_logprobs(self, num_positions: int) -> np.ndarray | None:
-        """Logprobs of the requested ids, float32 [P, K] with columns as requested, -inf at padding; logits in a
-        `*_logits` mode. None if none were requested, or if others than `num_positions` have been read so far."""
-        ids = self._requested
-        if ids is None or self._length != num_positions:
-            return None
-        return select_rows(self._arrays(), np.broadcast_to(ids, (num_positions, ids.shape[1])))
-
-    @property
-    def num_cells(self) -> int:
-        """Entries that were read so far."""
-        return sum(map(row_width, [*self._stored, *self._rows]))
-
-    def tables(self) -> PromptTables:
-        """The readings so far as rectangular arrays; copies."""
-        requested = self._requested
-        if requested is not None and len(requested) > 1:
-            requested = requested[: self._length]
-        return PromptTables.of(self._stored_rows(), self._own_topk, requested, self.num_unread, self._has_entropy)
-
-    def _stored_rows(self) -> StoredRows:
-        rows = [*self._stored, *self._rows]
-        width = max(map(row_width, rows), default=1 + self._own_topk)
-        parts = []
-        for own, alike in itertools.groupby(rows, key=row_width):
-            words = np.frombuffer(b"".join(alike), np.int32).reshape(-1, 4 * own + 2)
-            cells = np.zeros((4, len(words), width), np.int32)
-            cells[:, :, :own] = words[:, :-2].reshape(-1, 4, own).swapaxes(0, 1)
-            parts.append((cells, words[:, -2:]))
-        whole = np.concatenate([cells for cells, _ in parts] or [np.zeros((4, 0, width), np.int32)], axis=1)
-        lse, entropy = np.concatenate([ends for _, ends in parts] or [np.zeros((0, 2), np.int32)]).T.copy()
-        token_ids, logprobs, logits, ranks = whole
-        floats = (each.view(np.float32) for each in (logprobs, logits, lse, entropy))
-        logprobs, logits, lse, entropy = floats
-        return StoredRows(token_ids, logprobs, logits, ranks if self._has_ranks else None, lse, entropy)
-
-    def _arrays(self) -> FlatArrays:
-        self._stored += self._rows
-        return super()._arrays()
-
-    def __len__(self) -> int:
-        return self._length + self.num_unread
-
-    def _position(self, index: int) -> Any:
-        return None if index < self.num_unread else super()._position(index - self.num_unread)
 
 
 _CALLERS_FIELDS = {"start_indices", "end_indices", "token_ids", "logprobs", "ranks", "decoded_tokens"}

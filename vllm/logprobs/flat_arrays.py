@@ -61,14 +61,20 @@ def select(flat: FlatArrays, wanted: np.ndarray) -> tuple[np.ndarray, np.ndarray
     return flat.logprobs[where], flat.logits[where], flat.ranks[where]
 
 
-def select_rows(flat: FlatArrays, wanted: np.ndarray) -> np.ndarray:
-    """Logprobs, float32 [P, W], of each position's ids `wanted`, int32 [P, W]; -inf where it has -1. KeyError: an
-    id is missing at its position."""
-    is_id = wanted >= 0
-    result = np.full(wanted.shape, -np.inf, np.float32)
-    position = np.repeat(np.arange(len(wanted)), is_id.sum(axis=1))
-    result[is_id] = flat.logprobs[_find_keys(flat, _keys(position, wanted[is_id]))]
-    return result
+def first_of_equals(ids: np.ndarray) -> np.ndarray:
+    """bool [P, M]: of ids, int32 [P, M], those that are not -1 nor in an earlier column."""
+    is_first = ids >= 0
+    ordered = np.sort(ids, axis=1)
+    (twice,) = ((ordered[:, 1:] == ordered[:, :-1]) & (ordered[:, 1:] >= 0)).any(axis=1).nonzero()
+    if twice.size:
+        order = np.argsort(ids[twice], axis=1, kind="stable")
+        ordered = ordered[twice]
+        is_new = ordered >= 0
+        is_new[:, 1:] &= ordered[:, 1:] != ordered[:, :-1]
+        own = np.empty_like(is_new)
+        np.put_along_axis(own, order, is_new, axis=1)
+        is_first[twice] = own
+    return is_first
 
 
 def _find_columns(flat: FlatArrays, wanted: np.ndarray) -> np.ndarray | slice | None:

@@ -8,11 +8,11 @@ from typing import NamedTuple
 import numpy as np
 
 
-class PackedRows(NamedTuple):
-    """Each row's distinct ids, in order, at its beginning; what follows them is 0."""
+class IdRows(NamedTuple):
+    """Rows of ids to read, in the columns of the request; in place of padding, any id."""
 
     ids: np.ndarray  # int32 [R, K]
-    counts: np.ndarray  # int32 [R]
+    counts: np.ndarray  # int32 [R], a row's columns up to its last id
 
 
 def padded(rows: Sequence[Sequence[int]]) -> np.ndarray:
@@ -24,18 +24,11 @@ def padded(rows: Sequence[Sequence[int]]) -> np.ndarray:
     return table
 
 
-def pack(ids: np.ndarray) -> PackedRows:
-    """The distinct ids of rows, int32 [R, K] with -1 anywhere."""
-    order = np.argsort(ids, axis=1, kind="stable")
-    ordered = np.take_along_axis(ids, order, axis=1)
-    is_new = ordered >= 0
-    is_new[:, 1:] &= ordered[:, 1:] != ordered[:, :-1]
-    keep = np.empty_like(is_new)
-    np.put_along_axis(keep, order, is_new, axis=1)
-    counts = keep.sum(axis=1, dtype=np.int32)
-    if keep.all():
-        return PackedRows(ids, counts)
-    places = np.argsort(~keep, axis=1, kind="stable")[:, : int(counts.max(initial=0))]
-    packed = np.take_along_axis(ids, places, axis=1)
-    packed[np.arange(packed.shape[1]) >= counts[:, None]] = 0
-    return PackedRows(packed, counts)
+def readable(ids: np.ndarray) -> IdRows:
+    """Rows of ids, int32 [R, K] with -1 anywhere."""
+    is_id = ids >= 0
+    num_last = is_id[:, ::-1].argmax(axis=1) if ids.shape[1] else 0
+    counts = np.where(is_id.any(axis=1), ids.shape[1] - num_last, 0).astype(np.int32)
+    if is_id.all():
+        return IdRows(ids, counts)
+    return IdRows(np.maximum(ids[:, : int(counts.max(initial=0))], 0), counts)

@@ -122,6 +122,25 @@ class LogprobsLists:
             [*(np.ascontiguousarray(part[index][span]).data for part in cells for span in spans), ends.data]
         )
 
+    def block(self, rows: slice, num_topk: int, num_token_ids: int) -> np.ndarray:
+        """Copies of consecutive rows as `row` gives one, int32 [rows, 4 w + 2]."""
+        topk, width = self.layout
+        own = self.own_topk(num_topk)
+        if width <= WIDEST_TABLE:
+            table = self.table()[rows]
+            is_whole = own == topk and 1 + topk + num_token_ids == width
+            return table.copy() if is_whole else table[:, _own_columns(topk, width, own, num_token_ids)]
+        *cells, lse, entropy = self.arrays()
+        spans = slice(1 + own), slice(1 + topk, 1 + topk + num_token_ids)
+        ends = [lse[rows], np.full_like(lse[rows], np.nan) if entropy is None else entropy[rows]]
+        return np.concatenate(
+            [
+                *(part[rows, span].view(np.int32) for part in cells for span in spans),
+                *(np.ascontiguousarray(end).view(np.int32)[:, None] for end in ends),
+            ],
+            axis=1,
+        )
+
     token_ids: np.ndarray = _array("token_ids")
     logprobs: np.ndarray = _array("logprobs")
     logits: np.ndarray = _array("logits")
@@ -147,8 +166,9 @@ LogprobsRow = tuple[LogprobsLists, int]
 
 
 class LogprobsRows(NamedTuple):
-    """A reference to consecutive rows with the same number of requested ids."""
+    """A reference to consecutive rows of one request."""
 
     lists: LogprobsLists
     rows: slice
-    num_token_ids: int
+    num_token_ids: int  # columns of requested ids
+    num_padding: int = 0  # cells of these that hold no id

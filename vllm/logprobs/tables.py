@@ -5,23 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple
 
 import numpy as np
 
 from vllm.logprobs.divergence import KLTerms, kl_terms, student_table
-
-
-class StoredRows(NamedTuple):
-    """Rows as the engine reads them: the prompt's own token, T top-k entries, then up to M distinct requested ids. What
-    follows a row's own cells is of no meaning."""
-
-    token_ids: np.ndarray  # int32 [R, 1 + T + M]
-    logprobs: np.ndarray  # float32 [R, 1 + T + M]
-    logits: np.ndarray  # float32 [R, 1 + T + M]
-    ranks: np.ndarray | None  # int32 [R, 1 + T + M]; None: left out
-    lse: np.ndarray  # float32 [R]
-    entropy: np.ndarray  # float32 [R]
 
 
 @dataclass(frozen=True)
@@ -60,44 +47,50 @@ class PromptTables:
 
     @classmethod
     def of(
-        cls, rows: StoredRows, num_topk: int, requested: np.ndarray | None, first_position: int, has_entropy: bool
+        cls,
+        blocks: Sequence[np.ndarray],
+        num_topk: int,
+        requested: np.ndarray,
+        first_position: int,
+        has_entropy: bool,
+        has_ranks: bool,
     ) -> PromptTables:
         """
         Args:
+            blocks: rows as `LogprobsLists.block` gives them: the prompt's own token, T top-k entries, then the first
+                columns of the requested ids.
             num_topk: T.
-            requested: int32 [R or 1, C], with -1 where there is no id; None: C = 0.
+            requested: int32 [R, C], with -1 where there is no id.
             first_position: of the first row's token.
         """
-        num_rows = len(rows.lse)
-        ids = np.empty((1, 0), np.int32) if requested is None else requested
-        columns = _columns(ids, num_topk + 1)
-        is_padding = np.broadcast_to(ids < 0, (num_rows, ids.shape[1])) if (ids < 0).any() else None
-        counts = np.full(num_rows, num_topk + ids.shape[1], np.int32)
-        if is_padding is not None:
-            counts -= is_padding.sum(axis=1, dtype=np.int32)
-
-        def table(stored: np.ndarray, filler: float) -> np.ndarray:
-            cells = _cells(stored, columns, num_topk, ids.shape[1])
-            if is_padding is not None:
-                cells[:, num_topk:][is_padding] = filler
-            return cells
-
-        own_ids, own_logprobs, own_logits = (np.ascontiguousarray(each[:, 0]) for each in rows[:3])
+        num_rows = len(requested)
+        floats, ints = np.dtype(np.float32), np.dtype(np.int32)
+        whole = [
+            requested_cells(blocks, part, requested, num_topk, num_topk, dtype, filler)
+            for part, (dtype, filler) in enumerate(((ints, -1), (floats, -np.inf), (floats, -np.inf), (ints, 0)))
+        ]
+        own = [
+            _joined([block[:, part * (block.shape[1] // 4)] for block in blocks]).view(table.dtype)
+            for part, table in enumerate(whole)
+        ]
+        ends = [_joined([block[:, end] for block in blocks]).view(np.float32) for end in (-2, -1)]
+        token_ids, logprobs, logits, ranks = whole
+        own_ids, own_logprobs, own_logits, own_ranks = own
+        counts = num_topk + (requested >= 0).sum(axis=1, dtype=np.int32)
         positions = np.arange(first_position, first_position + num_rows, dtype=np.int32)
-        entropy = rows.entropy if has_entropy else None
         return cls(
             positions=positions,
-            token_ids=table(rows.token_ids, -1),
-            logprobs=table(rows.logprobs, -np.inf),
-            logits=table(rows.logits, -np.inf),
-            ranks=None if rows.ranks is None else table(rows.ranks, 0),
-            counts=counts,
+            token_ids=token_ids,
+            logprobs=logprobs,
+            logits=logits,
+            ranks=ranks if has_ranks else None,
+            counts=counts.astype(np.int32),
             own_token_ids=own_ids,
             own_logprobs=own_logprobs,
             own_logits=own_logits,
-            own_ranks=None if rows.ranks is None else np.ascontiguousarray(rows.ranks[:, 0]),
-            lse=rows.lse,
-            entropy=entropy,
+            own_ranks=own_ranks if has_ranks else None,
+            lse=ends[0],
+            entropy=ends[1] if has_entropy else None,
             num_topk=num_topk,
         )
 
@@ -132,38 +125,31 @@ TABLE_NAMES = (
 """The arrays of PromptTables."""
 
 
-def _columns(ids: np.ndarray, first: int) -> np.ndarray | None:
-    """int64 [R, C]: the stored column of each requested id, of which those of a row are stored once each, in order,
-    from `first` on; -1 is at any column. None: each has its own."""
-    if ids.shape[1] < 2 or not ids.size:
-        return None
-    order = np.argsort(ids, axis=1, kind="stable")
-    ordered = np.take_along_axis(ids, order, axis=1)
-    is_first = np.ones(ids.shape, dtype=bool)
-    is_first[:, 1:] = ordered[:, 1:] != ordered[:, :-1]
-    is_stored = np.empty_like(is_first)
-    np.put_along_axis(is_stored, order, is_first & (ordered >= 0), axis=1)
-    # Padding behind a row's ids moves none of them.
-    if (is_stored == (ids >= 0)).all() and (is_stored[:, 1:] <= is_stored[:, :-1]).all():
-        return None
-    places = np.cumsum(is_stored, axis=1) - 1
-    # The first of equal ids, by its index among the ordered ones.
-    firsts = np.maximum.accumulate(np.where(is_first, np.arange(ids.shape[1]), 0), axis=1)
-    found = np.take_along_axis(places, np.take_along_axis(order, firsts, axis=1), axis=1)
-    columns = np.empty_like(found)
-    np.put_along_axis(columns, order, np.maximum(found, 0), axis=1)
-    return columns + first
-
-
-def _cells(stored: np.ndarray, columns: np.ndarray | None, num_topk: int, num_requested: int) -> np.ndarray:
-    """[R, T + C]: the top-k cells and those of the requested columns; those without an id hold anything."""
-    num_rows, width = stored.shape
-    table = np.empty((num_rows, num_topk + num_requested), stored.dtype)
-    table[:, :num_topk] = stored[:, 1 : 1 + num_topk]
-    if columns is not None:
-        whole = np.broadcast_to(np.minimum(columns, width - 1), (num_rows, num_requested))
-        table[:, num_topk:] = np.take_along_axis(stored, whole, axis=1)
-    else:
-        there = min(num_requested, width - 1 - num_topk)
-        table[:, num_topk : num_topk + there] = stored[:, 1 + num_topk : 1 + num_topk + there]
+def requested_cells(
+    blocks: Sequence[np.ndarray],
+    part: int,
+    requested: np.ndarray,
+    num_topk: int,
+    own_topk: int,
+    dtype: np.dtype,
+    filler: float,
+) -> np.ndarray:
+    """[R, T + C]: of each row its T = `num_topk` top-k cells and those of the requested ids, int32 [R, C], and
+    `filler` where there is no id. `part`: 0 token ids, 1 logprobs, 2 logits, 3 ranks; `own_topk`: the top-k cells that
+    blocks have."""
+    num_rows, num_ids = requested.shape
+    table = np.full((num_rows, num_topk + num_ids), filler, dtype)
+    first = 0
+    for block in blocks:
+        width = block.shape[1] // 4
+        cells = block[:, part * width : (part + 1) * width].view(dtype)
+        rows = slice(first, first + len(block))
+        table[rows, :num_topk] = cells[:, 1 : 1 + num_topk]
+        table[rows, num_topk : num_topk + width - 1 - own_topk] = cells[:, 1 + own_topk :]
+        first += len(block)
+    table[:, num_topk:][requested < 0] = filler
     return table
+
+
+def _joined(parts: Sequence[np.ndarray]) -> np.ndarray:
+    return np.concatenate(parts) if parts else np.empty(0, np.int32)

@@ -18,7 +18,7 @@ _REFERENCE_BYTES = 64 * 2**20
 
 
 def linear_readings(
-    hidden: Tensor, weight: Tensor, token_ids: Tensor, num_token_ids: Tensor | None = None
+    hidden: Tensor, weight: Tensor, token_ids: Tensor, num_token_ids: Tensor | None = None, ranks: bool = True
 ) -> RowReadings:
     """`token_readings` of `hidden` times the transpose of `weight`, without entropy, in a fraction of the logits'
     memory.
@@ -30,8 +30,9 @@ def linear_readings(
     _check(hidden, weight, token_ids, num_token_ids)
     # Matrix units round float32 inputs to TF32.
     if implementation(hidden) == "triton" and hidden.dtype != torch.float32:
-        return RowReadings(*triton_function("linear_readings", __name__)(hidden, weight, token_ids, num_token_ids))
-    return _reference(hidden, weight, token_ids, num_token_ids)
+        function = triton_function("linear_readings", __name__)
+        return RowReadings(*function(hidden, weight, token_ids, num_token_ids, ranks))
+    return _reference(hidden, weight, token_ids, num_token_ids, ranks)
 
 
 def has_linear_readings(hidden: Tensor) -> bool:
@@ -64,12 +65,14 @@ def _check(hidden: Tensor, weight: Tensor, token_ids: Tensor, num_token_ids: Ten
     check_table(len(hidden), "token_ids", token_ids, torch.int32, num_token_ids)
 
 
-def _reference(hidden: Tensor, weight: Tensor, token_ids: Tensor, num_token_ids: Tensor | None) -> RowReadings:
+def _reference(
+    hidden: Tensor, weight: Tensor, token_ids: Tensor, num_token_ids: Tensor | None, ranks: bool
+) -> RowReadings:
     num_rows = max(1, _REFERENCE_BYTES // (4 * len(weight)))
     parts = []
     for first in range(0, max(1, len(hidden)), num_rows):
         rows = slice(first, first + num_rows)
         counts = None if num_token_ids is None else num_token_ids[rows]
-        parts.append(token_readings(float_linear(hidden[rows], weight), token_ids[rows], counts))
+        parts.append(token_readings(float_linear(hidden[rows], weight), token_ids[rows], counts, ranks=ranks))
     fields = zip(*(part[:5] for part in parts), strict=True)
     return RowReadings(*(torch.cat(field) for field in fields))

@@ -9,13 +9,14 @@ from torch import Tensor
 
 from vllm.ops._dispatch import implementation, triton_function
 from vllm.ops.count_above import check_columns, count_above_reference
+from vllm.ops.topk import topk
 
 
 class RowReadings(NamedTuple):
     """What one pass over R rows of logits yields. Padding columns hold logit 0.0 and rank 0."""
 
     logits: Tensor  # float32 [R, W]
-    ranks: Tensor  # int32 [R, W]; 1 + the number of strictly greater logits in the row
+    ranks: Tensor  # int32 [R, W]; 1 + the number of strictly greater logits in the row; 0 where not requested
     lse: Tensor  # float32 [R]; log(sum(exp(row)))
     argmax: Tensor  # int32 [R]; the lowest id among equals
     max: Tensor  # float32 [R]
@@ -36,6 +37,8 @@ def token_readings(
     entropy: bool = False,
     greedy: bool = False,
     table: bool = False,
+    num_topk: int = 0,
+    ranks: bool = True,
 ) -> RowReadings:
     """Read chosen tokens of each row.
 
@@ -52,35 +55,48 @@ def token_readings(
             are not read. None: all W.
         greedy: each row's first id, which must count, is its argmax, whatever `token_ids` holds there.
         table: give the results as a table, too, if the kernel can write one.
+        num_topk: K, so many columns after the first are the row's greatest logits as `ops.topk` orders them, whatever
+            `token_ids` holds there; all of them must count. The readings then have `token_ids`.
+        ranks: False leaves them 0, which of many ids saves most of the time.
 
     Raises:
         ValueError: a shape or dtype is wrong.
     """
     check_columns(logits, "token_ids", token_ids, torch.int32, num_token_ids)
-    if greedy and not token_ids.shape[1]:
-        raise ValueError("token_ids must have a column for the argmax, got none")
+    least = 1 + num_topk if num_topk else int(greedy)
+    if token_ids.shape[1] < least:
+        raise ValueError(f"token_ids must have {least} columns for the argmax and the top-k, got {token_ids.shape[1]}")
     which = implementation(logits)
     if which == "cpp":
-        return RowReadings(*torch.ops.vllm_cpu.token_readings(logits, token_ids, num_token_ids, entropy, greedy, table))
+        options = entropy, greedy, table, num_topk, ranks
+        return RowReadings(*torch.ops.vllm_cpu.token_readings(logits, token_ids, num_token_ids, *options))
+    if num_topk:
+        token_ids = token_ids.clone()
+        token_ids[:, 1 : 1 + num_topk] = topk(logits, num_topk)[1]
     if greedy:
         counts = None if num_token_ids is None else num_token_ids - 1
-        return _put_argmax(token_ids, token_readings(logits, token_ids[:, 1:], counts, entropy=entropy))
+        others = token_readings(logits, token_ids[:, 1:], counts, entropy=entropy, ranks=ranks)
+        return _put_argmax(token_ids, others, int(ranks))
     if which == "triton":
-        return RowReadings(*triton_function("token_readings", __name__)(logits, token_ids, num_token_ids, entropy))
-    readings = _reference(logits, token_ids, num_token_ids)
-    return readings._replace(entropy=_entropy(logits.float(), readings.max)) if entropy else readings
+        function = triton_function("token_readings", __name__)
+        readings = RowReadings(*function(logits, token_ids, num_token_ids, entropy, ranks))
+    else:
+        readings = _reference(logits, token_ids, num_token_ids, ranks)
+        if entropy:
+            readings = readings._replace(entropy=_entropy(logits.float(), readings.max))
+    return readings._replace(token_ids=token_ids) if num_topk else readings
 
 
-def _put_argmax(token_ids: Tensor, others: RowReadings) -> RowReadings:
+def _put_argmax(token_ids: Tensor, others: RowReadings, rank: int) -> RowReadings:
     """The readings of all columns from those of all but the first, the argmax."""
     return others._replace(
         token_ids=torch.cat((others.argmax[:, None], token_ids[:, 1:]), dim=1),
         logits=torch.cat((others.max[:, None], others.logits), dim=1),
-        ranks=torch.nn.functional.pad(others.ranks, (1, 0), value=1),
+        ranks=torch.nn.functional.pad(others.ranks, (1, 0), value=rank),
     )
 
 
-def _reference(logits: Tensor, token_ids: Tensor, num_token_ids: Tensor | None) -> RowReadings:
+def _reference(logits: Tensor, token_ids: Tensor, num_token_ids: Tensor | None, ranked: bool) -> RowReadings:
     values = logits.float()
     highest = values.amax(dim=-1)
     lse = values.logsumexp(dim=-1)
@@ -91,7 +107,9 @@ def _reference(logits: Tensor, token_ids: Tensor, num_token_ids: Tensor | None) 
     num_ids = ids.shape[1] if num_token_ids is None else num_token_ids[:, None]
     padding = torch.arange(ids.shape[1], device=ids.device) >= num_ids
     chosen = values.gather(1, ids.masked_fill(padding, 0))
-    ranks = (1 + count_above_reference(values, chosen)).masked_fill_(padding, 0)
+    ranks = torch.zeros_like(token_ids)
+    if ranked:
+        ranks = (1 + count_above_reference(values, chosen)).masked_fill_(padding, 0)
     return RowReadings(chosen.masked_fill_(padding, 0.0), ranks, lse, argmax, highest)
 
 

@@ -1,5 +1,5 @@
-// How many of each row's logits exceed given values, in one pass over memory; see thresholds.h.
-#include "../thresholds.h"
+// How many of each row's logits exceed given values, in one pass over memory; see thresholds.h and threshold_search.h.
+#include "../threshold_search.h"
 
 namespace vllm_cpu {
 namespace VLLM_ISA {
@@ -48,16 +48,14 @@ void count_in_segments(const CountAboveArgs& args) {
   }
 }
 
-void count_in_sorted_rows(const CountAboveArgs& args) {
-  const int64_t n = args.logits.vocab;
+void count_each_row(const CountAboveArgs& args) {
 #pragma omp parallel
   {
-    Scratch<uint32_t> keys(n), spare(n);
-    Scratch<float> floats(n + kLanes);
+    const RowScratch scratch(args.logits.vocab);
 #pragma omp for schedule(dynamic)
     for (int64_t row = 0; row < args.logits.rows; ++row) {
-      count_by_sort(args.logits, row, args.values + row * args.values_stride, num_valid(args, row), keys.get(),
-                    spare.get(), floats.get(), args.counts + row * args.width);
+      count_many(args.logits, row, args.values + row * args.values_stride, num_valid(args, row), scratch,
+                 args.counts + row * args.width);
     }
   }
 }
@@ -65,8 +63,8 @@ void count_in_sorted_rows(const CountAboveArgs& args) {
 }  // namespace
 
 void count_above(const CountAboveArgs& args) {
-  if (args.width > kSortAbove) {
-    count_in_sorted_rows(args);
+  if (args.width > kManyAbove) {
+    count_each_row(args);
   } else {
     count_in_segments(args);
   }

@@ -1,15 +1,17 @@
 // Chosen logits, their true ranks, log-sum-exp, argmax and, if asked, entropy of rows of logits, in one pass over
-// memory.
+// memory; and, if asked, the greatest logits with theirs.
 //
 // A row is read in segments of fixed size that stay in the first-level cache while they are looked at three times:
 // for the maximum, for the sum of exponentials, for the ranks. A segment's results do not depend on the number of
 // threads or on the other rows, and segments are joined in order, so neither do a row's.
 //
-// The ranks are the dear part; see thresholds.h.
+// The ranks are the dear part; see thresholds.h, and threshold_search.h for many of a row. The greatest logits' follow
+// from their order.
 #include <math.h>
 #include <string.h>
 
-#include "../thresholds.h"
+#include "../kernels_readings.h"
+#include "../topk_row.h"
 
 namespace vllm_cpu {
 namespace VLLM_ISA {
@@ -84,36 +86,62 @@ Segment read_segment(const Logits& logits, int64_t row, int64_t first, int64_t s
   return result;
 }
 
-void write_padding(const TokenReadingsArgs& args, int64_t row, int64_t valid) {
+void write_padding(const RankedReadingsArgs& args, int64_t row, int64_t valid) {
   for (int64_t w = valid; w < args.width; ++w) {
     args.chosen[row * args.width + w] = args.logprobs[row * args.width + w] = 0.0f;
     args.ranks[row * args.width + w] = 0;
   }
 }
 
-// Columns that are neither gathered nor counted: the argmax needs neither.
-int64_t lead_of(const TokenReadingsArgs& args) { return args.columns == nullptr ? 0 : 1; }
-
-int64_t num_valid(const TokenReadingsArgs& args, int64_t row) {
+int64_t num_valid(const RankedReadingsArgs& args, int64_t row) {
   return args.num_token_ids == nullptr ? args.width : args.num_token_ids[row];
 }
 
-void gather(const TokenReadingsArgs& args, int64_t row, int64_t valid) {
+// How many of a row's columns are given by their id: not the argmax, nor the greatest logits after the first column.
+int64_t num_named(const RankedReadingsArgs& args, int64_t row) {
+  return num_valid(args, row) - (args.greedy ? 1 : 0) - args.num_topk;
+}
+
+// The column of the i-th of these.
+int64_t named_column(const RankedReadingsArgs& args, int64_t i) {
+  return args.greedy ? 1 + args.num_topk + i : i == 0 ? 0 : args.num_topk + i;
+}
+
+// Their logits.
+void gather(const RankedReadingsArgs& args, int64_t row, float* named) {
   const int32_t* ids = args.token_ids + row * args.ids_stride;
-  for (int64_t w = lead_of(args); w < valid; ++w) args.chosen[row * args.width + w] = logit_at(args.logits, row, ids[w]);
-  write_padding(args, row, valid);
+  for (int64_t i = 0; i < num_named(args, row); ++i) {
+    const int64_t column = named_column(args, i);
+    named[i] = args.chosen[row * args.width + column] = logit_at(args.logits, row, ids[column]);
+  }
+  write_padding(args, row, num_valid(args, row));
+}
+
+void put_ids(const RankedReadingsArgs& args, int64_t row) {
+  if (args.columns == nullptr) return;
+  memcpy(args.columns + row * args.width, args.token_ids + row * args.ids_stride, args.width * sizeof(int32_t));
+}
+
+// The greatest logits: ties share the first one's rank.
+void put_topk(const RankedReadingsArgs& args, int64_t row, const RowScratch& scratch) {
+  if (args.num_topk == 0) return;
+  const int64_t first = row * args.width + 1;
+  float* values = args.chosen + first;
+  best_of_row(args.logits, row, args.num_topk, scratch, values, args.columns + first);
+  int32_t* ranks = args.ranks + first;
+  for (int64_t i = 0; i < args.num_topk; ++i) {
+    ranks[i] = i > 0 && values[i] == values[i - 1] ? ranks[i - 1] : static_cast<int32_t>(i + 1);
+  }
 }
 
 // The first column, once the argmax is known: nothing is greater than the greatest.
-void put_argmax(const TokenReadingsArgs& args, int64_t row) {
-  int32_t* columns = args.columns + row * args.width;
-  memcpy(columns, args.token_ids + row * args.ids_stride, args.width * sizeof(int32_t));
-  columns[0] = args.argmax[row];
+void put_argmax(const RankedReadingsArgs& args, int64_t row) {
+  args.columns[row * args.width] = args.argmax[row];
   args.chosen[row * args.width] = args.max[row];
   args.ranks[row * args.width] = 1;
 }
 
-void join_segments(const TokenReadingsArgs& args, int64_t row, const Segment* segments, int64_t num_segments) {
+void join_segments(const RankedReadingsArgs& args, int64_t row, const Segment* segments, int64_t num_segments) {
   const Segment* best = segments;
   for (int64_t s = 1; s < num_segments; ++s) {
     if (segments[s].max > best->max) best = segments + s;
@@ -137,38 +165,39 @@ void join_segments(const TokenReadingsArgs& args, int64_t row, const Segment* se
   args.entropy[row] = has_nan ? __builtin_nanf("") : entropy < 0 ? 0.0f : static_cast<float>(entropy);
 }
 
-// What one thread reads of a row at a time: counts of `columns` thresholds, in the order of the columns.
-void read_piece(const TokenReadingsArgs& args, const Pieces& pieces, int64_t row, int64_t piece, int64_t columns,
-                Segment* segments, int32_t* counts) {
-  const int64_t n = args.logits.vocab, lead = lead_of(args);
-  alignas(64) float thresholds[kSortAbove + kThresholdPad];
-  int32_t order[kSortAbove], ordered[kSortAbove];
-  sort_thresholds(args.chosen + row * args.width + lead, columns, padded_thresholds(columns), thresholds, order);
-  ThresholdCounts exceeding(thresholds, columns);
+// What one thread reads of a row at a time: counts of `num` thresholds, the logits `named`.
+void read_piece(const RankedReadingsArgs& args, const Pieces& pieces, int64_t row, int64_t piece, const float* named,
+                int64_t num, Segment* segments, int32_t* counts) {
+  const int64_t n = args.logits.vocab;
+  alignas(64) float thresholds[kManyAbove + kThresholdPad];
+  int32_t order[kManyAbove], ordered[kManyAbove];
+  sort_thresholds(named, num, padded_thresholds(num), thresholds, order);
+  ThresholdCounts exceeding(thresholds, num);
   for (int64_t s = pieces.first_segment(piece); s < pieces.first_segment(piece + 1); ++s) {
     const int64_t first = s * kSegment, size = least(kSegment, n - first);
     segments[s] = read_segment(args.logits, row, first, size, &exceeding, args.entropy != nullptr);
   }
   exceeding.finish(ordered);
-  for (int64_t w = 0; w < columns; ++w) counts[order[w]] = ordered[w];
+  for (int64_t w = 0; w < num; ++w) counts[order[w]] = ordered[w];
 }
 
-// `counts`: of each piece, `columns` of them `stride` apart.
-void finish_row(const TokenReadingsArgs& args, const Pieces& pieces, int64_t row, int64_t columns,
-                const Segment* segments, const int32_t* counts, int64_t stride) {
+// `counts`: of each of `num_pieces`, `num` of them `stride` apart.
+void finish_row(const RankedReadingsArgs& args, const Pieces& pieces, int64_t row, int64_t num, const Segment* segments,
+                const int32_t* counts, int64_t num_pieces, int64_t stride) {
   join_segments(args, row, segments, pieces.num_segments);
-  if (args.columns != nullptr) put_argmax(args, row);
-  const int64_t start = row * args.width, lead = lead_of(args);
-  for (int64_t w = 0; w < num_valid(args, row); ++w) args.logprobs[start + w] = args.chosen[start + w] - args.lse[row];
-  for (int64_t w = 0; w < columns; ++w) {
+  if (args.greedy) put_argmax(args, row);
+  const int64_t start = row * args.width, valid = num_valid(args, row);
+  for (int64_t w = 0; w < valid; ++w) args.logprobs[start + w] = args.chosen[start + w] - args.lse[row];
+  for (int64_t i = 0; i < num; ++i) {
     int32_t rank = 1;
-    for (int64_t p = 0; p < pieces.per_row; ++p) rank += counts[p * stride + w];
-    args.ranks[start + lead + w] = rank;
+    for (int64_t p = 0; p < num_pieces; ++p) rank += counts[p * stride + i];
+    args.ranks[start + named_column(args, i)] = rank;
   }
+  if (!args.ranked) memset(args.ranks + start, 0, valid * sizeof(int32_t));
 }
 
 // Of each row its ids, logprobs, logits and ranks, log-sum-exp and entropy (NaN where it was not asked for).
-void write_table(const TokenReadingsArgs& args) {
+void write_table(const RankedReadingsArgs& args) {
   const int64_t width = args.width, bytes = width * int64_t{sizeof(int32_t)};
   for (int64_t row = 0; row < args.logits.rows; ++row) {
     int32_t* out = args.table + row * (4 * width + 2);
@@ -183,57 +212,69 @@ void write_table(const TokenReadingsArgs& args) {
   }
 }
 
-void rank_by_sort(const TokenReadingsArgs& args) {
-  const int64_t n = args.logits.vocab, lead = lead_of(args);
-#pragma omp parallel
-  {
-    Scratch<uint32_t> keys(n), spare(n);
-    Scratch<float> values(n + kLanes);
-#pragma omp for schedule(dynamic)
-    for (int64_t row = 0; row < args.logits.rows; ++row) {
-      const int64_t others = num_valid(args, row) - lead, first = row * args.width + lead;
-      count_by_sort(args.logits, row, args.chosen + first, others, keys.get(), spare.get(), values.get(),
-                    args.ranks + first);
-      for (int64_t w = 0; w < others; ++w) ++args.ranks[first + w];
-    }
-  }
+// How a call is shared out among threads, and what they keep.
+struct Plan {
+  const Pieces pieces;
+  const int64_t most_named;  // of a row
+  const bool searches;       // ranks need more than comparisons
+  const bool is_shared;      // several threads read a row
+  const Scratch<Segment> segments;
+  const Scratch<float> named;
+  const Scratch<int32_t> counts;  // [rows, pieces, most_named]
+
+  explicit Plan(const RankedReadingsArgs& args)
+      : pieces(args.logits.rows, (args.logits.vocab + kSegment - 1) / kSegment),
+        most_named(args.width - (args.greedy ? 1 : 0) - args.num_topk),
+        searches(args.ranked && most_named > kManyAbove),
+        is_shared(pieces.per_row > 1),
+        segments(args.logits.rows * pieces.num_segments),
+        named(args.logits.rows * most_named),
+        counts(args.logits.rows * pieces.per_row * most_named) {}
+
+  float* named_of(int64_t row) const { return named.get() + row * most_named; }
+  int32_t* counts_of(int64_t row) const { return counts.get() + row * pieces.per_row * most_named; }
+};
+
+void begin_row(const RankedReadingsArgs& args, const Plan& plan, int64_t row, const RowScratch& scratch) {
+  gather(args, row, plan.named_of(row));
+  put_ids(args, row);
+  put_topk(args, row, scratch);
+}
+
+void end_row(const RankedReadingsArgs& args, const Plan& plan, int64_t row, const RowScratch& scratch) {
+  const int64_t num = args.ranked ? num_named(args, row) : 0;
+  if (plan.searches) count_many(args.logits, row, plan.named_of(row), num, scratch, plan.counts_of(row));
+  finish_row(args, plan.pieces, row, num, plan.segments.get() + row * plan.pieces.num_segments, plan.counts_of(row),
+             plan.searches ? 1 : plan.pieces.per_row, plan.most_named);
 }
 
 }  // namespace
 
-void token_readings(const TokenReadingsArgs& args) {
+void ranked_readings(const RankedReadingsArgs& args) {
   const int64_t num_rows = args.logits.rows;
-  const Pieces pieces(num_rows, (args.logits.vocab + kSegment - 1) / kSegment);
-  const int64_t lead = lead_of(args), asked = args.width - lead;
-  const bool sorts = asked > kSortAbove, is_shared = pieces.per_row > 1;
-  const int64_t width = sorts ? 0 : asked;
-  Scratch<Segment> segments(num_rows * pieces.num_segments);
-  Scratch<int32_t> counts(is_shared ? num_rows * pieces.per_row * width : 0);
-  const auto num_counted = [&](int64_t row) { return sorts ? 0 : num_valid(args, row) - lead; };
-  const auto finish = [&](int64_t row, const int32_t* own) {
-    finish_row(args, pieces, row, num_counted(row), segments.get() + row * pieces.num_segments, own, width);
-  };
+  const Plan plan(args);
+  const Pieces& pieces = plan.pieces;
 #pragma omp parallel
   {
-    if (is_shared) {
+    const RowScratch scratch(plan.searches || args.num_topk > kFewBest ? args.logits.vocab : 0);
+    if (plan.is_shared) {
 #pragma omp for schedule(static)
-      for (int64_t row = 0; row < num_rows; ++row) gather(args, row, num_valid(args, row));
+      for (int64_t row = 0; row < num_rows; ++row) begin_row(args, plan, row, scratch);
     }
 #pragma omp for schedule(static)
     for (int64_t task = 0; task < num_rows * pieces.per_row; ++task) {
-      const int64_t row = task / pieces.per_row;
-      int32_t own[kSortAbove];
-      if (!is_shared) gather(args, row, num_valid(args, row));
-      read_piece(args, pieces, row, task % pieces.per_row, num_counted(row),
-                 segments.get() + row * pieces.num_segments, is_shared ? counts.get() + task * width : own);
-      if (!is_shared) finish(row, own);
+      const int64_t row = task / pieces.per_row, piece = task % pieces.per_row;
+      if (!plan.is_shared) begin_row(args, plan, row, scratch);
+      read_piece(args, pieces, row, piece, plan.named_of(row),
+                 plan.searches || !args.ranked ? 0 : num_named(args, row),
+                 plan.segments.get() + row * pieces.num_segments, plan.counts_of(row) + piece * plan.most_named);
+      if (!plan.is_shared) end_row(args, plan, row, scratch);
     }
-    if (is_shared) {
+    if (plan.is_shared) {
 #pragma omp for schedule(static)
-      for (int64_t row = 0; row < num_rows; ++row) finish(row, counts.get() + row * pieces.per_row * width);
+      for (int64_t row = 0; row < num_rows; ++row) end_row(args, plan, row, scratch);
     }
   }
-  if (sorts) rank_by_sort(args);
   if (args.table != nullptr) write_table(args);
 }
 

@@ -14,7 +14,7 @@ from tiny_llm import make_tiny_llm, make_tiny_model
 
 from vllm import LLM, SamplingParams
 from vllm.exceptions import VLLMValidationError
-from vllm.logprobs.id_rows import pack, padded
+from vllm.logprobs.id_rows import padded, readable
 from vllm.outputs import RequestOutput
 from vllm.sampling_params import RequestOutputKind
 from vllm.v1.messages import EngineCoreRequest
@@ -206,9 +206,9 @@ def test_what_does_not_fit(tiny, ids, message):
         tiny.generate([[5] * 8], SamplingParams(max_tokens=0, prompt_logprob_token_ids=ids), use_tqdm=False)
 
 
-def test_packed_rows():
-    ids = np.array([[3, -1, 3, 0], [-1, -1, -1, -1], [2, 1, 0, 5]], np.int32)
-    packed = pack(ids)
-    assert packed.counts.tolist() == [2, 0, 4]
-    assert packed.ids.tolist() == [[3, 0, 0, 0], [0, 0, 0, 0], [2, 1, 0, 5]]
-    assert pack(padded([[], []])).ids.shape == (2, 0)
+def test_readable_rows():
+    ids = np.array([[3, -1, 3, -1], [-1, -1, -1, -1], [2, 1, 0, -1]], np.int32)
+    rows = readable(ids)
+    assert rows.counts.tolist() == [3, 0, 3]
+    assert rows.ids.tolist() == [[3, 0, 3], [0, 0, 0], [2, 1, 0]]
+    assert readable(padded([[], []])).ids.shape == (2, 0)

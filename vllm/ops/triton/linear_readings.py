@@ -36,7 +36,9 @@ _MAX_ROWS = 8192
 Result = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
 
 
-def linear_readings(hidden: Tensor, weight: Tensor, token_ids: Tensor, num_token_ids: Tensor | None) -> Result:
+def linear_readings(
+    hidden: Tensor, weight: Tensor, token_ids: Tensor, num_token_ids: Tensor | None, ranked: bool = True
+) -> Result:
     valid = None
     if num_token_ids is not None:
         valid = torch.arange(token_ids.shape[1], device=token_ids.device) < num_token_ids[:, None]
@@ -44,7 +46,7 @@ def linear_readings(hidden: Tensor, weight: Tensor, token_ids: Tensor, num_token
     # The kernel numbers the requested logits of a part by 32 bits.
     size = min(_MAX_ROWS, (2**31 - 1) // max(1, token_ids.shape[1]))
     parts = [
-        _read_rows(hidden[first : first + size], weight, token_ids[first : first + size])
+        _read_rows(hidden[first : first + size], weight, token_ids[first : first + size], ranked)
         for first in range(0, max(1, len(hidden)), size)
     ]
     chosen, ranks, lse, argmax, highest = parts[0] if len(parts) == 1 else map(torch.cat, zip(*parts, strict=True))
@@ -77,7 +79,7 @@ def _tile(hidden_size: int) -> _Tile:
     return _Tile(256, eight, eight | {"num_stages": 4})
 
 
-def _read_rows(hidden: Tensor, weight: Tensor, token_ids: Tensor) -> Result:
+def _read_rows(hidden: Tensor, weight: Tensor, token_ids: Tensor, ranked: bool) -> Result:
     num_rows, hidden_size = hidden.shape
     vocab_size, num_columns = len(weight), token_ids.shape[1]
     tile = _tile(hidden_size)
@@ -100,13 +102,14 @@ def _read_rows(hidden: Tensor, weight: Tensor, token_ids: Tensor) -> Result:
         _chosen_logits_kernel[grid](*product, ids, num_columns, chosen, **constants, **tile.plain)
     if num_rows:
         rest = (ids, num_columns, chosen, counts, maxima, sums, argmaxima)
-        _launch(product, rest, constants, tile, (num_row_tiles, num_tiles))
+        _launch(product, rest, constants | {"RANKS": ranked}, tile, (num_row_tiles, num_tiles))
     highest = maxima.amax(dim=0)
     base = highest.masked_fill(highest.isinf(), 0.0)
     lse = (sums * (maxima - base).exp()).sum(dim=0).log() + base
     # No column equals a NaN maximum.
     argmax = argmaxima.masked_fill(maxima != highest, vocab_size - 1).amin(dim=0).clamp_(max=vocab_size - 1)
-    return chosen.t().contiguous(), (1 + counts).t().contiguous(), lse, argmax, highest
+    ranks = 1 + counts if ranked else counts
+    return chosen.t().contiguous(), ranks.t().contiguous(), lse, argmax, highest
 
 
 def _launch(product: tuple, rest: tuple, constants: dict, tile: _Tile, grid: tuple[int, int]) -> None:
@@ -244,6 +247,7 @@ def _linear_readings_kernel(
     IS_EVEN: tl.constexpr,
     WIDEN: tl.constexpr,
     DESCRIBED: tl.constexpr,
+    RANKS: tl.constexpr,
 ):
     LOG2_E: tl.constexpr = 1.4426950408889634
     tile = tl.program_id(1)
@@ -283,13 +287,14 @@ def _linear_readings_kernel(
     tl.store(sums_ptr + rows, tl.sum(weights, axis=1), mask=inside)
     argmax = tl.min(tl.where(logits == highest[:, None], place[None, :], COLUMNS), axis=1)
     tl.store(argmaxima_ptr + rows, tile * COLUMNS + argmax, mask=inside)
-    for index in tl.range(0, num_columns, num_stages=1):
+    num_counted = num_columns if RANKS else 0
+    for index in tl.range(0, num_counted, num_stages=1):
         first = index * num_rows
         threshold = tl.load(chosen_ptr + first + rows, mask=inside, other=float("inf"))
         above = tl.sum((logits > threshold[:, None]).to(tl.int32), axis=1)
         tl.atomic_add(counts_ptr + first + rows, above, mask=inside & (above > 0), sem="relaxed")
     # Seldom anything to do; in a loop of its own, which leaves the first one more registers.
-    for index in tl.range(0, num_columns, num_stages=1):
+    for index in tl.range(0, num_counted, num_stages=1):
         first = index * num_rows
         own = tl.load(ids_ptr + first + rows, mask=inside, other=0)
         if tl.max((own // COLUMNS == tile).to(tl.int32), axis=0) > 0:

@@ -44,9 +44,11 @@ _MANY_REGISTERS = 224
 Result = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor | None]
 
 
-def token_readings(logits: Tensor, token_ids: Tensor, num_token_ids: Tensor | None, entropy: bool) -> Result:
+def token_readings(
+    logits: Tensor, token_ids: Tensor, num_token_ids: Tensor | None, entropy: bool, ranked: bool = True
+) -> Result:
     num_rows, num_columns = token_ids.shape
-    if num_columns <= _SORT_ABOVE:
+    if num_columns <= _SORT_ABOVE and ranked:
         return _launch(logits, token_ids, num_token_ids, entropy)
     no_ids = token_ids.new_empty(num_rows, 0)
     _, _, lse, argmax, highest, row_entropy = _launch(logits, no_ids, None, entropy)
@@ -56,7 +58,7 @@ def token_readings(logits: Tensor, token_ids: Tensor, num_token_ids: Tensor | No
         valid = torch.arange(num_columns, device=ids.device) < num_token_ids[:, None]
         ids.masked_fill_(~valid, 0)
     chosen = logits.gather(1, ids)
-    ranks = 1 + count_above_reference(logits, chosen)
+    ranks = 1 + count_above_reference(logits, chosen) if ranked else torch.zeros_like(token_ids)
     chosen = chosen.float()
     if valid is not None:
         ranks.masked_fill_(~valid, 0)

@@ -198,4 +198,4 @@ class EngineMetrics:
         for each in readings:
             num_rows = each.rows.stop - each.rows.start
             self.num_rows_read.inc(num_rows)
-            self.num_token_ids_read.inc(num_rows * each.num_token_ids)
+            self.num_token_ids_read.inc(num_rows * each.num_token_ids - each.num_padding)

@@ -57,7 +57,8 @@ def answer(prompt: ProcessedPrompt, params: SamplingParams) -> RequestOutput:
             ids = [tokens[row + 1], *params.prompt_token_ids_of(row)]
             prompt_readings.append_rows(rows_of([ids], [tokens[: row + 1]]))
     following = FlatLogprobs(has_sampled=False)
-    following.append_rows(rows_of([[0, *params.logprob_token_ids]], [tokens]))
+    row = rows_of([[0, *params.logprob_token_ids]], [tokens])
+    following.append((row.lists, 0), row.num_token_ids)
     completion = CompletionOutput(0, "", [], logprobs=following, finish_reason="length")
     return RequestOutput("0", None, tokens, prompt_readings, [completion], finished=True)
 

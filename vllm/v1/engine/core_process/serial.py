@@ -111,7 +111,7 @@ def encode_outputs(outputs: Sequence[EngineCoreOutput], extra: Any = None) -> li
             output.error,
             None
             if output.prompt_logprobs is None
-            else [(number_of(r.lists), r.rows.start, r.rows.stop, r.num_token_ids) for r in output.prompt_logprobs],
+            else [(number_of(r.lists), r.rows.start, r.rows.stop, *r[2:]) for r in output.prompt_logprobs],
             output.scheduled_time,
             None if output.pooling_output is None else _encode_tensor(output.pooling_output),
             output.allowed_mass,
@@ -151,7 +151,7 @@ def _decode_output(row: list[Any], lists: Sequence[LogprobsLists]) -> EngineCore
         error,
         None
         if prompt is None
-        else [LogprobsRows(lists[number], slice(start, stop), count) for number, start, stop, count in prompt],
+        else [LogprobsRows(lists[number], slice(start, stop), *counts) for number, start, stop, *counts in prompt],
         scheduled,
         None if pooled is None else torch.frombuffer(bytearray(pooled[1]), dtype=torch.float32).view(pooled[0]),
         allowed_mass,

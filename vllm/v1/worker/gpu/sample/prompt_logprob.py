@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vllm.logprobs.id_rows import PackedRows, pack
+from vllm.logprobs.id_rows import IdRows, readable
 from vllm.logprobs.lists import LogprobsRows
 from vllm.ops.linear_readings import has_linear_readings, linear_readings
 from vllm.sampling_params import SamplingParams
@@ -32,6 +32,8 @@ NON_FINITE_PROMPT = "the model's logits are not finite (NaN or infinity) at a pr
 _WIDE = 128
 _NONE = np.iinfo(np.int64).max
 _FUSED_ROWS = 8192  # read at once where no logits are kept
+# For each the fused kernel takes as much as for 128 tokens of the vocabulary, and counts logits one id at a time.
+_MOST_FUSED_IDS = 512
 
 
 def num_tile_rows(vocab_size: int) -> int:
@@ -46,10 +48,11 @@ class PromptRows(NamedTuple):
     sources: np.ndarray  # int64 [N], row of the matrix of hidden states
 
 
-class _Run(NamedTuple):  # rows of a tile that belong to one request and hold equally many ids
+class _Run(NamedTuple):  # rows of a tile that belong to one request
     req_id: str
     rows: slice
-    num_ids: int
+    num_ids: int  # of the row that has most
+    num_padding: int
 
 
 @dataclass
@@ -84,7 +87,7 @@ class PromptReadings:
             lists = wait().tolists()
             finite = np.isfinite(lists.lse)
             for run in runs:
-                self.rows.setdefault(run.req_id, []).append(LogprobsRows(lists, run.rows, run.num_ids))
+                self.rows.setdefault(run.req_id, []).append(LogprobsRows(lists, *run[1:]))
                 if not finite[run.rows].all():
                     self.non_finite.add(run.req_id)
         self._tiles.clear()
@@ -94,18 +97,19 @@ class _Kind(NamedTuple):  # requests of one kind are read together
     many_topk: bool
     many_ids: bool
     entropy: bool
+    ranks: bool
 
 
 class _Request(NamedTuple):
     req_id: str
-    ids: PackedRows  # to read; one row: the same at all positions
+    ids: IdRows  # to read; one row: the same at all positions
     first_row: int  # position of the first row
     num_topk: int
     kind: _Kind
 
-    def ids_at(self, positions: np.ndarray) -> PackedRows:
+    def ids_at(self, positions: np.ndarray) -> IdRows:
         rows = positions - self.first_row if len(self.ids.ids) > 1 else np.zeros_like(positions)
-        return PackedRows(*(column[rows] for column in self.ids))
+        return IdRows(*(column[rows] for column in self.ids))
 
 
 class PromptLogprobsState:
@@ -132,8 +136,8 @@ class PromptLogprobsState:
             return
         num_topk = params.prompt_logprobs or 0
         num_topk = self.vocab_size if num_topk == -1 else min(num_topk, self.vocab_size)
-        ids = pack(params.prompt_ids_np)
-        kind = _Kind(num_topk > _WIDE, ids.ids.shape[1] > _WIDE, params.logprob_entropy)
+        ids = readable(params.prompt_ids_np)
+        kind = _Kind(num_topk > _WIDE, ids.ids.shape[1] > _WIDE, params.logprob_entropy, params.logprob_ranks)
         self._requests[slot] = _Request(req_id, ids, params.first_prompt_row or 0, num_topk, kind)
         self._first[slot] = self._next[slot] = next_prompt_row
         self._end[slot] = prompt_len - 1
@@ -174,8 +178,10 @@ class PromptLogprobsState:
     ) -> None:
         """Read positions from final hidden states, [M, H], and add them to `readings`. `compute_logits` returns this
         rank's logits; `head_weight`, [V, H], is given where they are its plain product with hidden states."""
-        for part, num_topk, kind in self._groups(rows):
-            weight = head_weight if not (num_topk or any(kind)) and has_linear_readings(hidden) else None
+        for part, num_topk, num_ids, kind in self._groups(rows):
+            reads_ids = not (num_topk or kind.entropy) and num_ids <= _MOST_FUSED_IDS
+            is_fused = reads_ids and has_linear_readings(hidden)
+            weight = head_weight if is_fused else None
             size = num_tile_rows(self.vocab_size) if weight is None else _FUSED_ROWS
             for first in range(0, len(part.slots), size):
                 tile = PromptRows(*(column[first : first + size] for column in part))
@@ -183,22 +189,23 @@ class PromptLogprobsState:
                 chosen = hidden.index_select(0, upload(tile.sources, hidden.device))
                 # No variable holds the logits here: they are freed before the next tile's are computed.
                 tensors = self._read_tile(
-                    compute_logits(chosen) if weight is None else chosen, weight, ids, counts, num_topk, kind.entropy
+                    compute_logits(chosen) if weight is None else chosen, weight, ids, counts, num_topk, kind
                 )
                 readings.add(tensors, self._runs(tile.slots, counts))
 
-    def _groups(self, rows: PromptRows) -> Iterator[tuple[PromptRows, int, _Kind]]:
-        """Rows of requests that are read together, with the greatest top-k among them."""
+    def _groups(self, rows: PromptRows) -> Iterator[tuple[PromptRows, int, int, _Kind]]:
+        """Rows of requests that are read together, with the greatest top-k and number of ids among them."""
         members: dict[_Kind, list[int]] = {}
         for slot in dict.fromkeys(rows.slots.tolist()):
             members.setdefault(self._requests[slot].kind, []).append(slot)
         for kind, slots in members.items():
             num_topk = max(self._requests[slot].num_topk for slot in slots)
+            num_ids = max(self._requests[slot].ids.ids.shape[1] for slot in slots)
             part = rows
             if len(members) > 1:
                 mine = np.isin(rows.slots, slots)
                 part = PromptRows(*(column[mine] for column in rows))
-            yield part, num_topk, kind
+            yield part, num_topk, num_ids, kind
 
     def _ids_to_read(self, tile: PromptRows, states: RequestStates) -> tuple[np.ndarray, np.ndarray]:
         """int32 [L, 1 + M]: each row's prompt token, then its requested ids; int32 [L]: how many of those it has."""
@@ -216,7 +223,7 @@ class PromptLogprobsState:
         return ids, counts
 
     def _read_tile(
-        self, source: Tensor, weight: Tensor | None, ids: np.ndarray, counts: np.ndarray, num_topk: int, entropy: bool
+        self, source: Tensor, weight: Tensor | None, ids: np.ndarray, counts: np.ndarray, num_topk: int, kind: _Kind
     ) -> LogprobsTensors:
         """Readings [L, 1 + K + M] of a tile: the prompt token, the K most likely ones, the requested ids. `source` is
         the logits, or with the head's weight [V, H], and without K and entropy, hidden states [L, H]."""
@@ -228,15 +235,17 @@ class PromptLogprobsState:
             if counts.min() < ids.shape[1] - 1:
                 num_valid = upload(counts + np.int32(1 + num_topk), source.device)
             if weight is None:
-                readings = self._vocab.read(source, columns, num_topk, num_valid, entropy, named[:, 0])
+                readings = self._vocab.read(source, columns, num_topk, num_valid, kind.entropy, named[:, 0], kind.ranks)
             else:
-                readings = linear_readings(source, weight, columns, num_valid)._replace(token_ids=columns)
+                readings = linear_readings(source, weight, columns, num_valid, kind.ranks)._replace(token_ids=columns)
             return as_tensors(readings, num_valid, num_topk)
 
     def _runs(self, slots: np.ndarray, counts: np.ndarray) -> list[_Run]:
-        borders = np.flatnonzero((slots[1:] != slots[:-1]) | (counts[1:] != counts[:-1])) + 1
-        starts = [0, *borders.tolist()]
-        return [
-            _Run(self._requests[int(slots[start])].req_id, slice(start, stop), int(counts[start]))
-            for start, stop in zip(starts, [*starts[1:], len(slots)], strict=True)
-        ]
+        starts = [0, *(np.flatnonzero(slots[1:] != slots[:-1]) + 1).tolist()]
+        runs = []
+        for start, stop in zip(starts, [*starts[1:], len(slots)], strict=True):
+            own = counts[start:stop]
+            most = int(own.max())
+            padding = most * len(own) - int(own.sum())
+            runs.append(_Run(self._requests[int(slots[start])].req_id, slice(start, stop), most, padding))
+        return runs

@@ -56,20 +56,26 @@ class WholeVocab:
         num_valid: Tensor | None,
         entropy: bool = False,
         first: Tensor | None = None,
+        ranks: bool = True,
     ) -> RowReadings:
         """Read each row's first token (`first`, int32 [R]; None: the most likely one), its K = `num_topk` most likely
         ones by descending logit, K in [0, V], and M requested ids: the last M of `columns`, int32 [R, 1 + K + M], of
         which the others are ignored. Of a row's columns the first `num_valid`, int32 [R], count (None: all); the others
-        are padding. The readings have all the columns as their `token_ids`."""
-        if num_topk or first is not None:
+        are padding. The readings have all the columns as their `token_ids`. Without `ranks` those are 0."""
+        if first is not None:
             columns = columns.clone()
-        if num_topk:
-            columns[:, 1 : 1 + num_topk] = topk(logits, num_topk)[1]
-        table = columns.shape[1] <= WIDEST_TABLE
-        if first is None:
-            return token_readings(logits, columns, num_valid, entropy=entropy, greedy=True, table=table)
-        columns[:, 0] = first
-        return token_readings(logits, columns, num_valid, entropy=entropy, table=table)._replace(token_ids=columns)
+            columns[:, 0] = first
+        readings = token_readings(
+            logits,
+            columns,
+            num_valid,
+            entropy=entropy,
+            greedy=first is None,
+            table=columns.shape[1] <= WIDEST_TABLE,
+            num_topk=num_topk,
+            ranks=ranks,
+        )
+        return readings if readings.token_ids is not None else readings._replace(token_ids=columns)
 
     def highest(self, logits: Tensor) -> Tensor:
         """[R], the greatest logits; NaN where there is one."""

@@ -75,9 +75,11 @@ class SlicedVocab(WholeVocab):
         num_valid: Tensor | None,
         entropy: bool = False,
         first: Tensor | None = None,
+        ranks: bool = True,
     ) -> RowReadings:
         if self._is_wide(columns.shape[1] + num_topk):
-            return super().read(self.slice.gather_rows(logits), columns, num_topk, num_valid, entropy, first)
+            whole = self.slice.gather_rows(logits)
+            return super().read(whole, columns, num_topk, num_valid, entropy, first, ranks)
         # Tokens given by id; top-k and argmax come with their logits.
         named = columns[:, 1 + num_topk :]
         num_first = 0
@@ -93,17 +95,19 @@ class SlicedVocab(WholeVocab):
         argmax = self._argmax(maxima, all_argmax[..., 0])
         top_values, top_ids = _merge(all_top, all_top_ids, num_topk)
         num_named = None if num_valid is None else num_valid - (1 + num_topk - num_first)
-        named_logits, named_ranks = self._rank(logits, self.slice.of_owners(all_named, named), num_named)
+        named_logits, named_ranks = self._rank(logits, self.slice.of_owners(all_named, named), num_named, ranks)
         highest = maxima.amax(dim=0)
         first_ids = (argmax if first is None else first)[:, None]
         first_logits = highest[:, None] if first is None else named_logits[:, :1]
         first_ranks = torch.ones_like(first_ids) if first is None else named_ranks[:, :1]
         read = torch.cat((first_logits, top_values, named_logits[:, num_first:]), dim=1)
-        ranks = torch.cat((first_ranks, _ranks_in_order(top_values), named_ranks[:, num_first:]), dim=1)
+        all_ranks = torch.cat((first_ranks, _ranks_in_order(top_values), named_ranks[:, num_first:]), dim=1)
+        if not ranks:
+            all_ranks.zero_()
         token_ids = torch.cat((first_ids, top_ids, named[:, num_first:]), dim=1)
         row_entropy = _join_entropies(lses, entropies[0]) if entropy else None
         lse = lses.double().logsumexp(dim=0).float()
-        return RowReadings(read, ranks, lse, argmax, highest, row_entropy, token_ids=token_ids)
+        return RowReadings(read, all_ranks, lse, argmax, highest, row_entropy, token_ids=token_ids)
 
     def highest(self, logits: Tensor) -> Tensor:
         return self._group.all_gather(logits.amax(dim=-1)).amax(dim=0)
@@ -181,11 +185,17 @@ class SlicedVocab(WholeVocab):
         """int32 [R] from the ranks' maxima and their ids, both [N, R]. A valid id even where there is NaN."""
         return torch.where(maxima == maxima.amax(dim=0), token_ids, self._vocab_size - 1).amin(dim=0)
 
-    def _rank(self, logits: Tensor, values: Tensor, num_valid: Tensor | None) -> tuple[Tensor, Tensor]:
-        """float32 [R, W] values, of which a row's first `num_valid` count, and their ranks int32 [R, W]."""
+    def _rank(self, logits: Tensor, values: Tensor, num_valid: Tensor | None, counts: bool) -> tuple[Tensor, Tensor]:
+        (
+            """float32 [R, W] values, of which a row's first `num_valid` count, and their ranks int32 [R, W];
+        0 unless it `counts`."""
+            ""
+        )
         if not values.shape[1]:
             return values, values.to(torch.int32)
-        ranks = 1 + self._group.all_reduce(count_above(logits, values, num_valid))
+        ranks = torch.zeros_like(values, dtype=torch.int32)
+        if counts:
+            ranks = 1 + self._group.all_reduce(count_above(logits, values, num_valid))
         if num_valid is None:
             return values, ranks
         padding = torch.arange(values.shape[1], device=values.device) >= num_valid[:, None]
