@@ -48,8 +48,9 @@ constexpr bool is_compiled(Isa level) {
   }
 }
 
+#if !defined(VLLM_EMULATED)
 // Asks Linux for the memory of this process's tiles, which no process has unasked.
-bool may_use_tiles() {
+[[maybe_unused]] bool may_use_tiles() {
 #if defined(__linux__) && defined(__x86_64__)
   constexpr long kRequestPermission = 0x1023, kTileData = 18;
   return syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
@@ -57,6 +58,7 @@ bool may_use_tiles() {
   return false;
 #endif
 }
+#endif
 
 // Whether the CPU has the instructions that a level adds to those of the levels below it.
 bool cpu_adds(Isa level) {
