@@ -43,6 +43,7 @@ class EngineProcess:
 
     Attributes:
         startup_seconds: from the start of the process until its first score.
+        startup_cpu_seconds, startup_peak_mib: processor time and memory of its tree until then.
         hello: its first message: version, notes, the first score, our model's shape.
     """
 
@@ -72,6 +73,7 @@ class EngineProcess:
         try:
             self.hello = self._answer(limit)
             self.startup_seconds = time.perf_counter() - began
+            self.startup_cpu_seconds, self.startup_peak_mib = self.cpu_seconds(), peak_mib(self._process.pid)
             rest(self._process.pid)
         except BaseException:
             self.close(timeout=0)

@@ -183,7 +183,7 @@ class SamplingParams(Struct, dict=True):
         lambda value: False, "bound the whole output by max_tokens", ((-1,), _NO_EFFORT))] = None
     repetition_detection: Annotated[RepetitionDetectionParams | None, _repetition()] = None
     routed_experts_prompt_start: Annotated[int, row.refused(
-        row.is_zero, "routed experts are not returned", ((0,), "mixtures of experts are not implemented"))] = 0
+        row.is_zero, "routed experts are not returned", ((0,), "nothing reads which experts a token had"))] = 0
     trace_decode_token_ids: Annotated[list[int] | None, row.id_sequence(
         at=At.IDS, in_vocabulary=True,
         about="Tokens to generate whatever the model says, with their readings; max_tokens is their number.")] = None

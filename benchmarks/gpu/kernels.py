@@ -17,10 +17,12 @@ from gpu.setting import Case, Setting, make_row
 from gpu.timing import time_in_turns
 from vllm.ops._dispatch import force
 from vllm.ops.count_above import count_above
+from vllm.ops.experts import ExpertActivation, PackedExperts, experts
 from vllm.ops.fill_token_ids import fill_logprob_token_ids
 from vllm.ops.fp8_linear import fp8_linear, takes_fp8
 from vllm.ops.gate_and_mul import ACTIVATIONS, gate_and_mul
 from vllm.ops.gumbel_sample import gumbel_sample
+from vllm.ops.packed_linear import pack_linear, packed_linear
 from vllm.ops.quantized_linear import pack_quantized, quantized_linear
 from vllm.ops.quantized_tensor import QuantizedTensor
 from vllm.ops.rms_norm import fused_add_rms_norm_, rms_norm
@@ -71,6 +73,7 @@ def _all_checks(setting: Setting) -> Iterator[tuple[str, Callable[[], dict[str, 
     for model, shape in setting.sizes.models.items():
         yield f"linear_readings {model}", lambda shape=shape: _linear_readings(setting, shape)
         yield f"quantized_linear {model}", lambda shape=shape: _quantized_linear(setting, shape)
+        yield f"experts {model}", lambda shape=shape: _experts(setting, shape)
     yield "fp8_linear", lambda: _fp8_linear(setting)
     yield from attention_checks(setting)
 
@@ -267,6 +270,50 @@ def _quantized_linear(setting: Setting, shape: ModelShape) -> None:
             added = x.double().abs() @ (dense.abs() + 16 * scales.abs().max()).T
             # Float32 sums of codes' products, whose offsets are taken back; tables are kept to 16 bits.
             assert ((got.double() - x.double() @ dense.T).abs() <= 2e-5 * added).all()
+
+
+def _experts(setting: Setting, shape: ModelShape) -> None:
+    """Alone and in a batch, of which a graph's replay with other tokens has the bits."""
+    make, width, size, count, top_k = _Inputs(setting), shape.hidden_size, max(16, shape.intermediate_size // 4), 16, 4
+    first, second = PackedExperts.empty(count, gated=True), PackedExperts.empty(count)
+    for index in range(count):
+        matrices = [make.normal(2 * size, width) / width**0.5, make.normal(width, size) / size**0.5]
+        for packed, matrix in zip((first, second), matrices, strict=True):
+            packed.put(index, pack_linear(matrix.bfloat16(), make.normal(len(matrix)).bfloat16()), packed_linear)
+
+    def choices(rows: int) -> list[Tensor]:
+        ids = make.normal(rows, count).topk(top_k).indices.int()
+        return [make.normal(rows, width, dtype=torch.bfloat16), ids, make.normal(rows, top_k)]
+
+    def run(inputs: list[Tensor]) -> Tensor:
+        return experts(*inputs, first, second, ExpertActivation())
+
+    for rows in (1, setting.sizes.reading_rows):
+        inputs = choices(rows)
+        got, (truth, allowed) = run(inputs), _experts_truth(inputs, first, second)
+        assert ((got.double() - truth).abs() <= allowed).all()
+        if setting.device.type != "cuda":
+            continue
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            out = run(inputs)
+        for own, other in zip(inputs, choices(rows), strict=True):
+            own.copy_(other)
+        graph.replay()
+        assert torch.equal(out, run(inputs)), "a replay differs"
+
+
+def _experts_truth(inputs: list[Tensor], first: PackedExperts, second: PackedExperts) -> tuple[Tensor, Tensor]:
+    """In float64, and what rounding between the products and at the end may add."""
+    hidden, ids, weights = inputs
+    truth, allowed = (torch.zeros(hidden.shape, dtype=torch.float64, device=hidden.device) for _ in range(2))
+    for index, (one, other) in enumerate(zip(first.packed, second.packed, strict=True)):
+        gate, up = (hidden.double() @ one.weight.double().T + one.bias.double()).chunk(2, -1)
+        inner = torch.nn.functional.silu(gate) * up
+        own = torch.where(ids == index, weights, 0.0).double().sum(1, keepdim=True)
+        truth += own * (inner @ other.weight.double().T + other.bias.double())
+        allowed += own.abs() * (inner.abs() @ other.weight.double().abs().T)
+    return truth, 2**-8 * (truth.abs() + allowed) + 1e-5
 
 
 def _fp8_linear(setting: Setting) -> dict[str, Any]:

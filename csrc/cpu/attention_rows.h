@@ -1,11 +1,10 @@
-// What attention by tiles of rows has in common, wherever keys and values lie: the rows' memory, their chunks, the merging
-// of segments, and results.
+// What attention by tiles of rows has in common, wherever keys and values lie: the rows' memory, how they attend a chunk, the
+// merging of segments, and results.
 //
 // Include only from kernels/*.cpp.
 #pragma once
 
 #include <algorithm>
-#include <initializer_list>
 
 #include "attention_plan.h"
 #include "attention_tile.h"
@@ -16,10 +15,13 @@ namespace VLLM_ISA {
 
 constexpr int64_t kItemsPerThread = 4;
 
+// Floats of an item's partial: whole cache lines.
+inline int64_t partial_size(int64_t rows, int64_t dim) { return (rows * (dim + 2) + 15) / 16 * 16; }
+
 // Where an item that is one segment leaves its rows.
 inline Partial partial_of(const AttentionArgs& a, const Plan& plan, int64_t item) {
   const int64_t index = find_tile(plan, &item), rows = plan.tiles[index].rows;
-  float* at = plan.partials + plan.first_partial[index] + item * rows * (a.value_dim + 2);
+  float* at = plan.partials + plan.first_partial[index] + item * partial_size(rows, a.value_dim);
   return {at, at + rows * a.value_dim, at + rows * (a.value_dim + 1)};
 }
 
@@ -69,30 +71,30 @@ void write_rows(const AttentionArgs& a, const Plan& plan, const Tile& tile, int6
   }
 }
 
-// The rows of the tile that a thread is at, and how they attend, which does not depend on the dtypes of queries and results.
+// The rows of the tile that a thread is at. `own` floats in front of their memory are for the kernel that attends.
 class TileRows {
  protected:
-  TileRows(const AttentionArgs& a, const Plan& plan)
+  TileRows(const AttentionArgs& a, const Plan& plan, int64_t own)
       : a_(a),
         plan_(plan),
         dim_(a.head_dim),
         value_dim_(a.value_dim),
-        memory_(kChunk * (dim_ + value_dim_) + kRows * kChunk +
-                plan.most_rows * (dim_ + 2 * value_dim_ + kLanes + 4)),
-        last_(plan.most_rows) {
-    float* at = memory_.get();
+        memory_(own + plan.most_rows * (2 * value_dim_ + kLanes + 4)),
+        last_(plan.most_rows),
+        own_(memory_.get()) {
+    float* at = own_ + own;
     const auto take = [&](int64_t size) { return (at += size) - size; };
-    keys_ = take(kChunk * dim_);
-    values_ = take(kChunk * value_dim_);
-    scores_ = take(kRows * kChunk);
     sums_ = take(plan.most_rows * kLanes);
-    q_ = take(plan.most_rows * dim_);
+    total_.out = take(plan.most_rows * value_dim_);
+    part_.out = take(plan.most_rows * value_dim_);
     for (Partial* each : {&total_, &part_}) {
-      each->out = take(plan.most_rows * value_dim_);
       each->max = take(plan.most_rows);
       each->sum = take(plan.most_rows);
     }
   }
+
+  // Of the kernel's memory.
+  float* take(int64_t size) { return (own_ += size) - size; }
 
   const Member& member_of(const Step& step) const { return plan_.members[step.tile->first_member + step.member]; }
 
@@ -104,6 +106,25 @@ class TileRows {
 
   // The first token that any row of the step sees, in the tile whose only member it is of.
   int64_t first_token(const Step& step) const { return first_seen(a_, member_of(step).position); }
+
+  // Whether rows have no sums yet when they come to the step.
+  bool is_fresh(const Step& step) const { return !a_.window && step.start % kSegment == 0; }
+
+  // Of `rows` rows from `row` on the tokens of the step's chunk that they see, from[r] to valid[r] of it; up to which one
+  // sees any.
+  int find_seen(const Step& step, int64_t row, int rows, int* from, int* valid) const {
+    for (int r = 0; r < rows; ++r) {
+      from[r] = a_.window ? static_cast<int>(greatest(first_seen(a_, last_[row + r]) - step.start, 0)) : 0;
+      valid[r] = static_cast<int>(least(kChunk, last_[row + r] - step.start + 1));
+    }
+    return valid[rows - 1];
+  }
+
+  // The rows that see some of the step's chunk.
+  int64_t first_row(const Step& step) const { return first_seeing(plan_, member_of(step), step.start); }
+  int64_t end_row(const Step& step) const {
+    return last_seeing(a_, plan_, *(&member_of(step) + step.members - 1), step.start + kChunk);
+  }
 
   // No row has seen anything of the step's segment.
   void clear_segment(const Step& step) {
@@ -117,36 +138,13 @@ class TileRows {
   // Of the scores: exp(x) = 2^(x log2 e).
   float factor() const { return a_.scale * 1.44269504f; }
 
-  template <typename Some>
-  void attend_rows(const Step& step, const Some& chunk, int64_t row, int64_t end) {
-    const Partial to = target(step);
-    const bool fresh = !a_.window && step.start % kSegment == 0;
-    const bool adjusts = a_.softcap > 0 || a_.alibi_slopes;
-    for (; row < end; row += kRows) {
-      const int rows = static_cast<int>(least(kRows, end - row));
-      const int tokens = static_cast<int>(least(kChunk, last_[row + rows - 1] - step.start + 1));
-      int from[kRows] = {}, valid[kRows];
-      for (int r = 0; r < rows; ++r) {
-        if (a_.window) from[r] = static_cast<int>(greatest(first_seen(a_, last_[row + r]) - step.start, 0));
-        valid[r] = static_cast<int>(least(kChunk, last_[row + r] - step.start + 1));
-      }
-      with_rows<kRows>(rows, [&]<int R>() {
-        score_chunk<R>(chunk, q_ + row * dim_, scores_, dim_, tokens);
-        if (adjusts) adjust(step, row, R, tokens);
-        float* out = to.out + row * value_dim_;
-        soften<R>(scores_, from, valid, tokens, out, to.max + row, sums_ + row * kLanes, value_dim_, fresh);
-        add_chunk<R>(chunk, scores_, out, value_dim_, from[0], tokens, fresh);
-      });
-    }
-  }
+  bool adjusts() const { return a_.softcap > 0 || a_.alibi_slopes; }
 
-  // Soft-cap and ALiBi of the scores of rows.
-  void adjust(const Step& step, int64_t row, int64_t rows, int tokens) {
-    for (int64_t r = 0; r < rows; ++r) {
-      const int64_t head = step.head * plan_.group + (row + r) % plan_.group;
-      const float slope = a_.alibi_slopes ? a_.alibi_slopes[head] * 1.44269504f : 0.0f;
-      adjust_scores(scores_ + r * kChunk, tokens, a_.softcap * 1.44269504f, slope, step.start - last_[row + r]);
-    }
+  // Soft-cap and ALiBi of a row's scores, in units of log2.
+  void adjust(const Step& step, int64_t row, int tokens, float* scores) const {
+    const int64_t head = step.head * plan_.group + row % plan_.group;
+    const float slope = a_.alibi_slopes ? a_.alibi_slopes[head] * 1.44269504f : 0.0f;
+    adjust_scores(scores, tokens, a_.softcap * 1.44269504f, slope, step.start - last_[row]);
   }
 
   void end_segment(const Step& step) {
@@ -168,9 +166,41 @@ class TileRows {
   const int64_t dim_, value_dim_;
   Scratch<float> memory_;
   Scratch<int64_t> last_;  // position of each row's token, the last one that it sees
-  float *keys_, *values_;  // of a widened chunk
-  float *scores_, *sums_, *q_;
+  float *own_, *sums_;
   Partial total_, part_;
+};
+
+// Rows that attend chunks by vectors.
+class VectorRows : protected TileRows {
+ protected:
+  VectorRows(const AttentionArgs& a, const Plan& plan)
+      : TileRows(a, plan, (kChunk + plan.most_rows) * a.head_dim + kChunk * (a.value_dim + kRows)) {
+    keys_ = take(kChunk * dim_);
+    values_ = take(kChunk * value_dim_);
+    scores_ = take(kRows * kChunk);
+    q_ = take(plan.most_rows * dim_);
+  }
+
+  template <typename Some>
+  void attend_rows(const Step& step, const Some& chunk, int64_t row, int64_t end) {
+    const Partial to = target(step);
+    const bool fresh = is_fresh(step);
+    for (; row < end; row += kRows) {
+      const int rows = static_cast<int>(least(kRows, end - row));
+      int from[kRows], valid[kRows];
+      const int tokens = find_seen(step, row, rows, from, valid);
+      with_rows<kRows>(rows, [&]<int R>() {
+        score_chunk<R>(chunk, q_ + row * dim_, scores_, dim_, tokens);
+        for (int r = 0; r < R && adjusts(); ++r) adjust(step, row + r, tokens, scores_ + r * kChunk);
+        float* out = to.out + row * value_dim_;
+        soften<R>(scores_, from, valid, tokens, out, to.max + row, sums_ + row * kLanes, value_dim_, fresh);
+        add_chunk<R>(chunk, scores_, out, value_dim_, from[0], tokens, fresh);
+      });
+    }
+  }
+
+  float *keys_, *values_;  // of a widened chunk
+  float *scores_, *q_;
 };
 
 // Segments of a tile's key head, merged in order into the first.
@@ -205,14 +235,14 @@ void run_plan(const Args& a, const Plan& plan) {
   }
 }
 
-// Calls `run` with a plan whose tiles have up to `tile_rows` rows, at least those of one token.
+// Calls `run` with a plan whose tiles have up to `most_rows` rows, at least those of one token.
 template <typename F>
-void with_plan(const AttentionArgs& a, int64_t tile_rows, const F& run) {
+void with_plan(const AttentionArgs& a, int64_t most_rows, int64_t least_rows, const F& run) {
   const int64_t group = a.q.num_heads / a.num_kv_heads, heads = a.num_kv_heads;
   const int64_t wanted = kItemsPerThread * max_threads();
   const int64_t rows = a.query_start_loc[a.requests] * group;
-  // Few rows are cut small enough to keep all threads busy.
-  const int64_t most_rows = least(tile_rows, greatest(rows * heads / wanted, kRows));
+  // Few rows are cut small enough to keep all threads busy, but not below `least_rows`.
+  most_rows = least(most_rows, greatest(rows * heads / wanted, least_rows));
   const int64_t tokens = greatest(most_rows / group, 1);
   int64_t most = 0;
   for (int64_t r = 0; r < a.requests; ++r) most += (queries_of(a, r) + tokens - 1) / tokens;
@@ -225,12 +255,11 @@ void with_plan(const AttentionArgs& a, int64_t tile_rows, const F& run) {
   for (int64_t i = 0; i < count; ++i) {
     const int64_t items = heads * (split ? (tiles[i].end - tiles[i].begin + kSegment - 1) / kSegment : 1);
     first_item[i + 1] = first_item[i] + items;
-    first_partial[i + 1] = first_partial[i] + (split ? items * tiles[i].rows * (a.value_dim + 2) : 0);
+    first_partial[i + 1] = first_partial[i] + (split ? items * partial_size(tiles[i].rows, a.value_dim) : 0);
   }
   Scratch<float> partials(first_partial[count]);
-  const Plan plan{members.get(), tiles.get(), first_item.get(), count, group, greatest(most_rows, group),
-                  split ? partials.get() : nullptr, first_partial.get()};
-  run(plan);
+  run(Plan{members.get(), tiles.get(), first_item.get(), count, group, greatest(most_rows, group),
+           split ? partials.get() : nullptr, first_partial.get()});
 }
 
 }  // namespace VLLM_ISA

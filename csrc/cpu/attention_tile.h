@@ -236,6 +236,32 @@ inline void scale_into(To* to, const From* from, Vec factor, int64_t size) {
   store_n(to + i, load_n(from + i, n) * factor, n);
 }
 
+// Before a chunk's weights: hides a row's scores outside of [from, valid), of those up to `tokens`, and moves the row's
+// maximum, and with it its sums, if these scores are higher. `factor` times the scores are in units of log2.
+[[gnu::always_inline]] inline void raise_top(float* row, int from, int valid, int tokens, Vec factor, float* out, float* row_max,
+                                             Vec* total, int64_t dim, bool fresh) {
+  for (int t = valid / kLanes * kLanes; t < tokens; t += kLanes) {
+    const Mask in = lanes_below(valid - t > 0 ? static_cast<int>(least(kLanes, valid - t)) : 0);
+    store(row + t, select(in, load(row + t), set1(-__builtin_inff())));
+  }
+  for (int t = 0; t < from; t += kLanes) {
+    const Mask out_of_window = lanes_below(static_cast<int>(least(kLanes, from - t)));
+    store(row + t, select(out_of_window, set1(-__builtin_inff()), load(row + t)));
+  }
+  Vec high = load(row);
+  for (int t = kLanes; t < tokens; t += kLanes) high = max(high, load(row + t));
+  high = high * factor;
+  if (fresh) {
+    *row_max = reduce_max(high);
+  } else if (any(gt(high, set1(*row_max + kLag)))) {
+    const float greatest = reduce_max(high);
+    const float shrink = first_lane(exp2(set1(*row_max - greatest)));
+    *row_max = greatest;
+    *total = *total * set1(shrink);
+    scale_into(out, out, set1(shrink), dim);
+  }
+}
+
 // Turns R rows' scores, in units of log2, into weights, of each row those in [from[r], valid[r]); the others, up to
 // `tokens`, become 0. `sums` are the rows' sums by lane. Rows go side by side: an exponential is a long chain of
 // operations.
@@ -245,27 +271,8 @@ template <int R>
   Vec top[R], total[R];
 #pragma GCC unroll 6
   for (int r = 0; r < R; ++r) {
-    float* row = scores + r * kChunk;
-    for (int t = valid[r] / kLanes * kLanes; t < tokens; t += kLanes) {
-      const Mask in = lanes_below(valid[r] - t > 0 ? static_cast<int>(least(kLanes, valid[r] - t)) : 0);
-      store(row + t, select(in, load(row + t), set1(-__builtin_inff())));
-    }
-    for (int t = 0; t < from[r]; t += kLanes) {
-      const Mask out_of_window = lanes_below(static_cast<int>(least(kLanes, from[r] - t)));
-      store(row + t, select(out_of_window, set1(-__builtin_inff()), load(row + t)));
-    }
-    Vec high = load(row);
-    for (int t = kLanes; t < tokens; t += kLanes) high = max(high, load(row + t));
     total[r] = fresh ? zero() : load(sums + r * kLanes);
-    if (fresh) {
-      row_max[r] = reduce_max(high);
-    } else if (any(gt(high, set1(row_max[r] + kLag)))) {
-      const float greatest = reduce_max(high);
-      const float shrink = first_lane(exp2(set1(row_max[r] - greatest)));
-      row_max[r] = greatest;
-      total[r] = total[r] * set1(shrink);
-      scale_into(out + r * dim, out + r * dim, set1(shrink), dim);
-    }
+    raise_top(scores + r * kChunk, from[r], valid[r], tokens, set1(1.0f), out + r * dim, row_max + r, &total[r], dim, fresh);
     top[r] = set1(row_max[r]);
   }
   for (int t = 0; t < tokens; t += kLanes) {

@@ -324,6 +324,7 @@ void linear(const LinearArgs& args);
 void linear_int8(const LinearArgs& args);
 void linear_quantized(const LinearArgs& args);
 void linear_quantized_int8(const LinearArgs& args);
+void paged_attention(const AttentionArgs& args);
 }  // namespace amx
 }  // namespace vllm_cpu
 #endif

@@ -58,3 +58,11 @@ struct ActivationArgs {
   }                                                       \
   }
 VLLM_FOR_EACH_ISA(VLLM_DECLARE_ENCODER_KERNELS)
+
+#ifdef VLLM_HAVE_AMX
+namespace vllm_cpu {
+namespace amx {
+void packed_attention(const PackedAttentionArgs& args);
+}  // namespace amx
+}  // namespace vllm_cpu
+#endif

@@ -20,6 +20,8 @@ namespace VLLM_ISA {
 
 constexpr int kTileRows = 16;
 constexpr int kTileBytes = 64;
+// Values of k that a tile of bfloat16 holds.
+constexpr int kTileInner = 32;
 
 // The shapes of a thread's tiles, as the CPU reads them.
 struct alignas(64) TileShapes {

@@ -12,9 +12,6 @@
 namespace vllm_cpu {
 namespace VLLM_ISA {
 
-// Values of k that a tile of bfloat16 holds.
-constexpr int kTileInner = 32;
-
 // Tiles 0 to 3 are sums: of two of rows by two of columns, or of one of rows by those of two panels; 4 and 5 rows of x, 6 and 7
 // columns of weights. The calling thread's tiles have these shapes for `rows` until it changes or releases them.
 class RowTiles {

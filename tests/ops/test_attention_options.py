@@ -85,8 +85,8 @@ def check(backend: str, batch: Batch, options: dict[str, Any], slack: float = 4e
     truth = attend(batch, torch.float64, **options)
     got = call(batch, backend, options)
     assert got.dtype == batch.q.dtype
-    # The compiled kernels round the softmax to 16 bits before it meets the values.
-    if got.dtype != torch.float32:
+    # The Triton kernels round the softmax to 16 bits before it meets the values.
+    if got.dtype != torch.float32 and backend == "triton":
         slack = torch.finfo(got.dtype).eps
     assert_accurate(backend, got, truth, slack=slack)
 
@@ -169,7 +169,7 @@ def test_requests_that_share_a_prefix(backend: str) -> None:
 @pytest.mark.parametrize("names", ["window", "window softcap alibi_slopes sinks", "alibi_slopes", "sinks"])
 def test_a_row_does_not_depend_on_its_batch_or_cut(backend: str, names: str) -> None:
     batch, options = (
-        make_batch([(600, 650), (1, 400), (30, 90)], torch.bfloat16, HEADS, 24),
+        make_batch([(600, 650), (1, 400), (30, 90)], torch.bfloat16, HEADS, 48),
         make_options(names, window=77),
     )
     together, starts = call(batch, backend, options), batch.query_start_loc.tolist()

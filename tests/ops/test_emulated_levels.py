@@ -21,12 +21,21 @@ from vllm.ops._dispatch import ISA_LEVELS, cpu_ops
 from vllm.ops.packed_linear import pack_linear, packed_linear
 
 HERE = Path(__file__).parent
-# Of what the levels' kernels are for.
-FILES = (
+# Of what the levels' kernels are for, and which of their tests are of emulated levels: attention is the widest's alone.
+_PRODUCTS = (
     *("test_packed_linear.py", "test_quantized_linear.py", "test_normed_products.py", "test_large_beside_small.py"),
     *("test_int8_linear.py", "test_int8_activations.py", "test_tile_products.py"),
 )
-EMULATED = "(cpp-avx512_fp16 or not (cpp-portable or cpp-avx)) and not reference and not triton"
+_ATTENTION = (
+    "test_paged_attention.py",
+    "test_attention_options.py",
+    "test_packed_attention.py",
+    "test_tile_attention.py",
+)
+RUNS = {
+    "products": (_PRODUCTS, "(cpp-avx512_fp16 or not (cpp-portable or cpp-avx)) and not reference and not triton"),
+    "attention": (_ATTENTION, "not cpp-portable and not cpp-avx and not reference and not triton"),
+}
 
 
 @pytest.fixture(scope="module")
@@ -40,15 +49,17 @@ def library(request: pytest.FixtureRequest) -> Path:
 
 
 @needs_kernels
-def test_products_of_emulated_levels(request: pytest.FixtureRequest) -> None:
+@pytest.mark.parametrize("run", RUNS)
+def test_emulated_levels(run: str, request: pytest.FixtureRequest) -> None:
     operators = cpu_ops()
     assert operators is not None
     if ISA_LEVELS[operators.set_isa(-1)] != "avx512_bf16":
         pytest.skip("for CPUs of the level avx512_bf16, by whose instructions the wider ones are emulated")
     request.getfixturevalue("library")
-    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "--emulated", "-k", EMULATED]
-    run = subprocess.run([*command, *(HERE / name for name in FILES)], capture_output=True, text=True)
-    assert run.returncode == 0, run.stdout[-8000:] + run.stderr[-2000:]
+    files, levels = RUNS[run]
+    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "--emulated", "-k", levels]
+    done = subprocess.run([*command, *(HERE / name for name in files)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout[-8000:] + done.stderr[-2000:]
 
 
 def products_in_float16() -> Tensor:

@@ -105,7 +105,7 @@ def test_alibi_and_softcap(backend: str, dtype: torch.dtype, options: dict[str, 
 @pytest.mark.parametrize("options", [{}, {"window": (20, 3)}, {"window": (5, 0), "softcap": 3.0}])
 def test_keys_that_nobody_sees(backend: str, dtype: torch.dtype, options: dict[str, Any]) -> None:
     torch.manual_seed(4)
-    rows = rows_of(sum(LENGTHS), (2, 1), 24, dtype)
+    rows = rows_of(sum(LENGTHS), (2, 1), 48, dtype)
     seen = torch.tensor([1, 30, 0, 64, 2, 7, 3, 65], dtype=torch.int32)
     check(backend, rows, LENGTHS, seqused_k=seen, **options)
 
@@ -123,7 +123,7 @@ def test_no_texts_and_empty_ones(backend: str) -> None:
 def test_a_text_does_not_depend_on_the_others(backend: str, dtype: torch.dtype, options: dict[str, Any]) -> None:
     """Not even on whether they hold what is no number."""
     torch.manual_seed(3)
-    rows = rows_of(sum(LENGTHS), (3, 1), 40, dtype)
+    rows = rows_of(sum(LENGTHS), (3, 1), 48, dtype)
     attend = partial(packed_attention, **options)
     together = run(backend, attend, *rows, starts_of(LENGTHS), 0.2)
     end = 0

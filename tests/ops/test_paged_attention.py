@@ -121,8 +121,8 @@ def check(backend: str, batch: Batch, slack: float = 2e-6) -> None:
     got, truth = batch.run(backend), attend(batch)
     assert got.dtype == batch.q.dtype
     plain = attend(batch, batch.q.dtype)
-    # The compiled kernels round the softmax to 16 bits before it meets the values.
-    if got.dtype != torch.float32:
+    # The Triton kernels round the softmax to 16 bits before it meets the values.
+    if got.dtype != torch.float32 and backend == "triton":
         slack = torch.finfo(got.dtype).eps
     assert_accurate(backend, got, truth, plain, slack)
 
@@ -220,9 +220,11 @@ def test_peaks_late_in_a_long_context(backend: str) -> None:
 
 @pytest.mark.parametrize("backend", COMPILED)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("block_size", [16, 5])
-def test_a_row_does_not_depend_on_how_its_prompt_was_cut(backend: str, dtype: torch.dtype, block_size: int) -> None:
-    batch = make_batch([(600, 650)], dtype, (6, 2), 24, block_size)
+@pytest.mark.parametrize(("head_dim", "block_size"), [(24, 16), (48, 16), (48, 5)])
+def test_a_row_does_not_depend_on_how_its_prompt_was_cut(
+    backend: str, dtype: torch.dtype, head_dim: int, block_size: int
+) -> None:
+    batch = make_batch([(600, 650)], dtype, (6, 2), head_dim, block_size)
     whole = batch.run(backend)
     cuts = [0, 1, 4, 77, 206, 207, 462, 599, 600]
     pieces = [batch.part(0, first, last).run(backend) for first, last in pairwise(cuts)]
@@ -232,7 +234,7 @@ def test_a_row_does_not_depend_on_how_its_prompt_was_cut(backend: str, dtype: to
 @pytest.mark.parametrize("backend", COMPILED)
 @pytest.mark.parametrize("lengths", [[(1, 1500)], [(3, 300), (1, 900)], LONG], ids=["one", "two", "many"])
 def test_a_row_does_not_depend_on_the_threads(backend: str, lengths: list[tuple[int, int]]) -> None:
-    batch = make_batch(lengths, torch.bfloat16, (6, 2), 24)
+    batch = make_batch(lengths, torch.bfloat16, (6, 2), 48)
     with threads(1):
         alone = batch.run(backend)
     for count in (2, 5):

@@ -21,6 +21,7 @@ from torch import Tensor
 from vllm.ops._dispatch import force
 from vllm.ops.block_copies import block_parts, copy_blocks_
 from vllm.ops.count_above import count_above
+from vllm.ops.experts import ExpertActivation, PackedExperts, experts
 from vllm.ops.fill_token_ids import fill_logprob_token_ids
 from vllm.ops.gate_and_mul import ACTIVATIONS, gate_and_mul
 from vllm.ops.gumbel_sample import gumbel_sample
@@ -29,6 +30,7 @@ from vllm.ops.kv_cache import FLOAT8, kv_rows_shape, reshape_and_cache_
 from vllm.ops.latent_attention import latent_attention, write_latent_
 from vllm.ops.layer_norm import layer_norm
 from vllm.ops.linear_readings import linear_readings
+from vllm.ops.packed_linear import pack_linear, packed_linear
 from vllm.ops.paged_attention import paged_attention
 from vllm.ops.quantized_linear import pack_quantized, quantized_linear
 from vllm.ops.quantized_tensor import QuantizedTensor
@@ -216,6 +218,27 @@ def _copy_calls() -> Iterator[tuple[str, Call]]:
         yield f"copy_blocks_ of {size}", run
 
 
+def _experts_calls(dtype: torch.dtype) -> Iterator[tuple[str, Call]]:
+    """Of experts whose memory is found by a table; one of them no token chooses."""
+    hidden, ids, weights = (
+        torch.randn(5, 40).to(dtype),
+        torch.tensor([[0, 2], [2, 1], [2, 0], [4, 2], [2, 1]]),
+        torch.randn(5, 2),
+    )
+    for activation in (ExpertActivation(), ExpertActivation(limit=1.0, slope=1.702, offset=1.0)):
+        stored = [[torch.randn(2 * 24, 40).to(dtype), torch.randn(40, 24).to(dtype)] for _ in range(4)]
+
+        def run(activation: ExpertActivation = activation, stored: list[list[Tensor]] = stored) -> Tensor:
+            packed = PackedExperts.empty(4, gated=True), PackedExperts.empty(4)
+            for index, matrices in enumerate(stored):
+                reachable.extend(matrices)
+                for each, matrix in zip(packed, matrices, strict=True):
+                    each.put(index, pack_linear(matrix, matrix[:, 0].clone()), packed_linear)
+            return experts(hidden, ids.int(), weights, *packed, activation)
+
+        yield f"experts {activation.slope}", run
+
+
 def _attention_calls(dtype: torch.dtype, count: int) -> Iterator[tuple[str, Call]]:
     """The first ones, which are of all kernels from the second on."""
     every = (
@@ -265,6 +288,7 @@ def _calls(capability: int) -> Iterator[tuple[str, Call]]:
         yield from _quantized_calls()
         x, weight, bias = (torch.randn(*shape).to(half) for shape in ((3, 40), (70, 40), (70,)))
         yield "invariant_linear", lambda: invariant_linear(x, weight, bias, float_out=True)
+        yield from _experts_calls(half)
 
 
 def _largest_error(got: Any, wanted: Any) -> float:

@@ -26,6 +26,7 @@ from triton.runtime.jit import JITFunction
 from vllm.ops._dispatch import force
 from vllm.ops.block_copies import block_parts, copy_blocks_
 from vllm.ops.count_above import count_above
+from vllm.ops.experts import ExpertActivation, PackedExperts, experts
 from vllm.ops.fill_token_ids import fill_logprob_token_ids
 from vllm.ops.gate_and_mul import ACTIVATIONS, gate_and_mul
 from vllm.ops.gumbel_sample import gumbel_sample
@@ -34,6 +35,7 @@ from vllm.ops.kv_cache import kv_rows_shape, reshape_and_cache_
 from vllm.ops.latent_attention import latent_attention, write_latent_
 from vllm.ops.layer_norm import fused_add_layer_norm_, layer_norm
 from vllm.ops.linear_readings import linear_readings
+from vllm.ops.packed_linear import pack_linear, packed_linear
 from vllm.ops.paged_attention import paged_attention
 from vllm.ops.quantized_linear import pack_quantized, quantized_linear
 from vllm.ops.quantized_tensor import QuantizedTensor
@@ -61,6 +63,7 @@ def _product_calls(capability: int) -> Iterator[Callable[[], Any]]:
         # Few rows and many of integers, 3 bits, and 8-bit floats; all formats where they take the most registers.
         yield from (*quantized[:3], quantized[-1]) if capability == 90 else quantized
         yield from _invariant_calls(half)
+        yield from _experts_calls(half)
     yield from _attention_calls(half, 32, 8, 128)
     yield from _latent_calls(half)
     # float32 needs no tensor cores, so it is much the same on every generation, and the slowest to compile.
@@ -68,6 +71,7 @@ def _product_calls(capability: int) -> Iterator[Callable[[], Any]]:
         yield from _attention_calls(torch.float32, 32, 8, 128)
         yield from _latent_calls(torch.float32)
         yield from _invariant_calls(torch.float32)
+        yield from _experts_calls(torch.float32)
 
 
 def _linear_readings_calls(dtype: torch.dtype, capability: int) -> Iterator[Callable[[], Any]]:
@@ -88,6 +92,18 @@ def _linear_readings_calls(dtype: torch.dtype, capability: int) -> Iterator[Call
 
 def _invariant_calls(dtype: torch.dtype) -> Iterator[Callable[[], Any]]:
     yield lambda: invariant_linear(torch.empty(8, 1024, dtype=dtype), torch.empty(512, 1024, dtype=dtype))
+
+
+def _experts_calls(dtype: torch.dtype) -> Iterator[Callable[[], Any]]:
+    """Of Qwen3-MoE's experts, and of gpt-oss': with biases and what they do to gates."""
+    hidden, ids, weights = torch.empty(8, 512, dtype=dtype), _int32(8, 4), torch.empty(8, 4)
+    for activation, bias in ((ExpertActivation(), None), (ExpertActivation(limit=7.0, slope=1.702, offset=1.0), True)):
+        packed = PackedExperts.empty(16, gated=True), PackedExperts.empty(16)
+        for each, shape in zip(packed, ((512, 512), (512, 256)), strict=True):
+            own_bias = None if bias is None else torch.empty(shape[0], dtype=dtype)
+            for index in range(16):
+                each.put(index, pack_linear(torch.empty(shape, dtype=dtype), own_bias), packed_linear)
+        yield lambda packed=packed, activation=activation: experts(hidden, ids, weights, *packed, activation)
 
 
 def _other_calls(capability: int) -> Iterator[Callable[[], Any]]:

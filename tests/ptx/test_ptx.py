@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 from ptx_memory import Memory
 from ptx_races import Races
-from test_triton_cubins import KERNELS
+from test_triton_cubins import EXPERTS_KERNELS, KERNELS
 
 FOLDER = Path(__file__).parent
 
@@ -61,7 +61,7 @@ def test_every_kernel_is_run(reports: list[dict[str, Any]]) -> None:
         for capability in (75, 80, 90)
     }
     products = {"_linear_readings_kernel", "_chosen_logits_kernel", "_quantized_linear_kernel"}
-    products.add("_invariant_linear_kernel")
+    products |= {"_invariant_linear_kernel", *EXPERTS_KERNELS}
     attention = {"_decode_kernel", "_merge_splits_kernel", "_prefill_kernel", "_write_cache_kernel"}
     assert by_capability[90] == set(KERNELS)
     assert by_capability[80] == products | attention

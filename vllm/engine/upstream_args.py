@@ -21,7 +21,7 @@ _GRAMMARS = "reasoning parsers are not implemented"
 _GRAMMAR_REQUESTS = "grammars run by llguidance, and requests say what their white space may be"
 _TP = "use tensor_parallel_size, or replicas by data_parallel_size"
 _REPLICAS = "replicas are started by one server (data_parallel_size)"
-_EXPERTS = "mixtures of experts are not implemented"
+_EXPERTS = "each rank has an equal part of a mixture's experts"
 _EXPERTS_ONLY = "it is of mixtures of experts"
 _ONE_MACHINE = "one machine has nothing to meet over, or the choice is made here"
 _TIMEOUT = "VLLM_WORKER_TIMEOUT_S bounds how long ranks wait for each other"
@@ -183,7 +183,7 @@ class UpstreamArgs:
     elastic_ep_max_dp_size: int | None = refused(None, _EXPERTS)
     enable_eplb: bool = refused(False, _EXPERTS)
     eplb_config: dict[str, Any] | None = refused(None, _EXPERTS)
-    enable_return_routed_experts: bool = refused(False, _EXPERTS)
+    enable_return_routed_experts: bool = refused(False, "nothing reads which experts a token had")
 
     expert_placement_strategy: str = unused("linear", _EXPERTS_ONLY)
     all2all_backend: str = unused("allgather_reducescatter", _EXPERTS_ONLY)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from vllm.distributed.parallel_state import get_tp_group
 from vllm.layers.linear_method import PARTS, QUANTIZED, UNQUANTIZED, LinearMethod, keeps_quantized, pack_expert
 from vllm.layers.sharding import Shard, WeightSlot
-from vllm.ops.experts import ExpertActivation, PackedExperts, experts
+from vllm.ops.experts import ExpertActivation, PackedExperts, experts, takes_all_experts
 from vllm.ops.packed_linear import PackedLinear
 from vllm.quantization.weight import QuantizedStack, QuantizedWeight
 from vllm.utils.host_memory import return_freed_memory
@@ -149,6 +149,11 @@ class Experts(nn.Module):
                         return f"{self.experts.held[index]}.{name}.{kind}"
         return None
 
+    @property
+    def asks_for_counts(self) -> bool:
+        """Whether its loaded experts are multiplied one by one."""
+        return not takes_all_experts(self._like, self.first, self.second, self.activation)
+
     def begin_update(self) -> bool:
         """See LinearBase.begin_update: an expert is packed anew when its tensors have come."""
         if any(apply in (QUANTIZED.apply, PARTS.apply) for apply in (*self.first.applies, *self.second.applies)):
@@ -158,4 +163,4 @@ class Experts(nn.Module):
 
 def asks_for_counts(model: nn.Module) -> bool:
     """Whether steps on a GPU wait for it, to learn how many tokens each expert has: graphs cannot hold them."""
-    return any(isinstance(module, Experts) for module in model.modules())
+    return any(isinstance(module, Experts) and module.asks_for_counts for module in model.modules())

@@ -98,6 +98,11 @@ class ConfigReader:
             raise ValueError(f"{self._where} has no {names[0]}")
         return value
 
+    def only(self, name: str, *values: Any) -> None:
+        """Refuse the option `name` unless it has one of these values, or is not there."""
+        if (value := self.get(name)) is not None and value not in values:
+            raise self.refuse(name, f"it must be {' or '.join(map(repr, values))}")
+
     def refuse(self, name: str, reason: str) -> ValueError:
         """The error for an option whose value is not supported."""
         return ValueError(f"{self._where}: {name}={self._raw.get(name)!r} is not supported: {reason}")
@@ -212,8 +217,8 @@ class ConfigReader:
         family's defaults. `fields` are those of MoeSpec and of ExpertChoice, beside them `shared_size`: width of the
         MLP that all tokens take, 0 = none, and
         `own_activation`: the experts', whatever config.json says."""
-        num_experts = self.integer(*_EXPERTS, default=experts)
-        num_chosen = self.integer(*_CHOSEN, default=chosen)
+        num_experts = self._of_all_layers(*_EXPERTS, default=experts)
+        num_chosen = self._of_all_layers(*_CHOSEN, default=chosen)
         if num_chosen > num_experts:
             raise ValueError(f"{self._where}: a token cannot have {num_chosen} of {num_experts} experts")
         act = self._activation(fields.pop("activation", "silu"), _ACTIVATIONS)
@@ -228,6 +233,14 @@ class ConfigReader:
                 f"{choice.num_groups} groups of {num_experts}"
             )
         return MoeSpec(num_experts, size, choice, fields.pop("own_activation", act), **fields)
+
+    def _of_all_layers(self, *names: str, default: int | None) -> int:
+        """A positive integer, or the one that a list has for each layer."""
+        value = self.get(*names)
+        if isinstance(value, list) and value and value == value[:1] * self.num_layers and isinstance(value[0], int):
+            return value[0]
+        given = [name for name in names if self._raw.get(name) is not None]
+        return self.integer(*given, *names, default=default)
 
     def mixed(self, mixture: MoeSpec, mlp: MlpSpec, kinds: Sequence[str]) -> tuple[MlpSpec | MoeSpec, ...]:
         """Of each layer `mixture`, or `mlp` where mlp_layer_types, by default `kinds`, says "dense", not "sparse"."""

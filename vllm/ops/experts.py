@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vllm.ops._dispatch import implementation, of_device
+from vllm.ops._dispatch import implementation, of_device, triton_function
 from vllm.ops.activation import ACTIVATIONS, activation_
 from vllm.ops.int8_linear import Int8Linear
 from vllm.ops.packed_linear import OWN, PackedLinear, separate_gate
@@ -99,12 +99,14 @@ class PackedExperts:
         packed: of each expert, what `pack_linear`, `pack_int8_linear`, `pack_quantized` or another `pack` gave.
         applies: of each expert, the product by that method: (x [T, K], packed, float_out=True) -> float32 [T, N].
         handle: for the C++ operator; None: it is made with the first weight, or a weight is not of the operator's.
+        tables: of the Triton kernels.
     """
 
     gated: bool
     packed: list[Any]
     applies: list[Callable[..., Tensor]]
     handle: _Handle | None = None
+    tables: Any = None
 
     @classmethod
     def empty(cls, num_experts: int, gated: bool = False) -> PackedExperts:
@@ -120,7 +122,7 @@ class PackedExperts:
         if packed.gated and not self.gated:
             raise ValueError("the weight was packed with a gate, but these experts have none")
         is_first = self.handle is None and all(each is None for each in self.packed)
-        self.packed[index], self.applies[index] = packed, apply
+        self.packed[index], self.applies[index], self.tables = packed, apply, None
         if is_first and of_device("cpu") == "cpp":
             columns, inner = packed.shape
             self.handle = _Handle(len(self), columns // 2 if self.gated else columns, inner, self.gated)
@@ -157,8 +159,8 @@ def experts(
     w second_e(activation(first_e(hidden))).
 
     Products are summed in float32, what is between them is rounded to the dtype of `hidden` once, and the sum over
-    experts is in float32, in the order of their ids, and rounded once. A token's bits do not depend on other tokens:
-    NaN in a row of `hidden` stays in that row.
+    experts is in float32, in an order that follows the token's own ids, and rounded once. A token's bits do not depend
+    on other tokens: NaN in a row of `hidden` stays in that row.
 
     Args:
         hidden: [T, H], float32, bfloat16 or float16; the last dimension contiguous.
@@ -170,15 +172,51 @@ def experts(
         first_expert: the id of the rank's first expert.
         weigh_inputs: tokens are multiplied by their weights, and rounded, before the first product; results are not.
     """
-    handles = first.handle, second.handle
-    if not isinstance(activation, ExpertActivation) or None in handles or implementation(hidden) != "cpp":
-        return _by_expert(hidden, ids, weights, first, second, activation, first_expert, weigh_inputs)
-    if activation.gated != first.gated:
+    if isinstance(activation, ExpertActivation) and activation.gated != first.gated:
         raise ValueError(f"activation has gated={activation.gated}, but the first products gated={first.gated}")
-    numbers = [each.number for each in handles if each is not None]
+    arguments = hidden, ids, weights, first, second, activation, first_expert, weigh_inputs
+    if not takes_all_experts(hidden, first, second, activation):
+        may_wait = not (hidden.is_cuda and torch.cuda.is_current_stream_capturing())
+        return (_by_expert if may_wait else _of_all_tokens)(*arguments)
+    if implementation(hidden) == "cpp":
+        return _by_kernel(*arguments)
+    return triton_function("experts", __name__)(*arguments)
+
+
+def takes_all_experts(
+    like: Tensor,
+    first: PackedExperts,
+    second: PackedExperts,
+    activation: ExpertActivation | Callable[[Tensor], Tensor],
+) -> bool:
+    """Whether a kernel multiplies tokens of the dtype and device of `like` with all experts; else the host does so one
+    by one, for which it has to learn how many tokens each has."""
+    if not isinstance(activation, ExpertActivation):
+        return False
+    which = implementation(like)
+    if which == "cpp":
+        return first.handle is not None and second.handle is not None
+    if which == "reference":
+        return False
+    can_multiply = triton_function("can_multiply", __name__)
+    return can_multiply(like, first) and can_multiply(like, second)
+
+
+def _by_kernel(
+    hidden: Tensor,
+    ids: Tensor,
+    weights: Tensor,
+    first: PackedExperts,
+    second: PackedExperts,
+    activation: Any,
+    first_expert: int,
+    weigh_inputs: bool,
+) -> Tensor:
+    assert first.handle is not None and second.handle is not None
     limit = math.inf if activation.limit is None else activation.limit
     curve = ACTIVATIONS.index(activation.curve), limit, activation.slope, activation.offset
-    return torch.ops.vllm_cpu.experts(hidden, ids, weights, *numbers, *curve, first_expert, weigh_inputs)
+    handles = first.handle.number, second.handle.number
+    return torch.ops.vllm_cpu.experts(hidden, ids, weights, *handles, *curve, first_expert, weigh_inputs)
 
 
 def _by_expert(
@@ -205,6 +243,29 @@ def _by_expert(
         inner = activation(inner if isinstance(activation, ExpertActivation) else inner.to(hidden.dtype))
         result = second.multiply(index, inner.to(hidden.dtype).contiguous())
         out.index_add_(0, tokens, result if weigh_inputs else result * own)
+    return out.to(hidden.dtype)
+
+
+def _of_all_tokens(
+    hidden: Tensor,
+    ids: Tensor,
+    weights: Tensor,
+    first: PackedExperts,
+    second: PackedExperts,
+    activation: Callable[[Tensor], Tensor],
+    first_expert: int,
+    weigh_inputs: bool,
+) -> Tensor:
+    """As `_by_expert`, where the host may not wait for the choice, as in a CUDA graph: each expert takes all tokens."""
+    out = torch.zeros(hidden.shape, dtype=torch.float32, device=hidden.device)
+    for index in range(len(first)):
+        is_own = ids == first_expert + index
+        own = torch.where(is_own, weights, 0.0).sum(1, keepdim=True)
+        x = (hidden.float() * own).to(hidden.dtype) if weigh_inputs else hidden
+        inner = first.multiply(index, x)
+        inner = activation(inner if isinstance(activation, ExpertActivation) else inner.to(hidden.dtype))
+        result = second.multiply(index, inner.to(hidden.dtype))
+        out += torch.where(is_own.any(1, keepdim=True), result if weigh_inputs else result * own, 0.0)
     return out.to(hidden.dtype)
 
 

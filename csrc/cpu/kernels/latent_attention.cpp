@@ -18,11 +18,11 @@ namespace {
 constexpr int64_t kTileRows = 96;
 
 template <typename T, typename C, bool kDots>
-class Worker : TileRows {
+class Worker : VectorRows {
   using Wide = typename ChunksOf<C, kDots>::Wide;
 
  public:
-  Worker(const LatentAttentionArgs& a, const Plan& plan) : TileRows(a, plan), a_(a) {
+  Worker(const LatentAttentionArgs& a, const Plan& plan) : VectorRows(a, plan), a_(a) {
     wide_.keys = reinterpret_cast<decltype(wide_.keys)>(keys_);
     wide_.values = values_;
     if constexpr (kDots) wide_.scale = factor();
@@ -129,7 +129,7 @@ class Worker : TileRows {
 
 template <typename T>
 void attend_all(const LatentAttentionArgs& a) {
-  with_plan(a, kTileRows, [&](const Plan& plan) {
+  with_plan(a, kTileRows, kRows, [&](const Plan& plan) {
 #if defined(__AVX512BF16__)
     if constexpr (__is_same(T, BF16)) {
       if (a.dots) return run_plan<BF16, Worker<BF16, BF16, true>>(a, plan);

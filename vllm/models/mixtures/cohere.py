@@ -15,6 +15,8 @@ class Cohere2MoeForCausalLM(DecoderForCausalLM):
 
     @classmethod
     def describe(cls, reader: ConfigReader) -> DecoderSpec:
+        reader.ignore("order_of_interleaved_layers", "position_embedding_type", "rotary_pct", "use_embedding_sharing")
+        reader.ignore("use_gated_activation", "use_parallel_block", "use_parallel_embedding")
         eps = reader.optional_number("rms_norm_eps")
         norm = reader.layer_norm(bias=False) if eps is None else reader.norm()
         reader.ignore("layer_norm_eps")

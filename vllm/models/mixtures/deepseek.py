@@ -17,9 +17,13 @@ def deepseek_mixture(
 ) -> MoeSpec:
     """The mixture; sizes, counts, `groups` (how many there are and how many are kept) and the `scale` are the family's
     defaults."""
+    reader.ignore("seq_aux", "ep_size")
     groups, kept = fields.pop("groups", (1, 1))
     scale = fields.pop("scale", 1.0)
     common = {"scores": "sigmoid", "correction": True}
+    if "scores" not in fields:
+        reader.only("scoring_func", "sigmoid", "noaux_tc")
+        reader.only("topk_method", "noaux_tc")
     return reader.mixture(
         reader.integer("moe_intermediate_size", default=size),
         experts,

@@ -23,6 +23,8 @@ class Ernie4_5_MoeForCausalLM(DecoderForCausalLM):
 
     @classmethod
     def describe(cls, reader: ConfigReader) -> DecoderSpec:
+        reader.ignore("moe_capacity", "moe_use_aux_free", "num_nextn_predict_layers")
+        reader.only("moe_gate", "topk", "top2_fused")
         bias = reader.boolean("use_bias", default=False)
         rotary = reader.rotary(reader.head_dim, theta=500000.0, interleaved=True)
         attention = reader.attention(bias=bias, rotary=rotary)

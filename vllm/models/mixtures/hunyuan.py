@@ -22,6 +22,15 @@ class HunYuanMoEV1ForCausalLM(DecoderForCausalLM):
 
     @classmethod
     def describe(cls, reader: ConfigReader) -> DecoderSpec:
+        # Latent attention's, and what belongs to other heads and to pictures.
+        reader.ignore("q_lora_rank", "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
+        reader.ignore("attention_head_dim", "cla_share_factor", "class_num", "dense_list", "mask_init_id", "pool_type")
+        reader.ignore("im_start_id", "im_end_id", "im_newline_id", "pad_id", "sep_id", "eod_id")
+        reader.ignore("text_start_id", "text_end_id", "moe_intermediate_size", "routed_scaling_factor")
+        reader.only("norm_type", "rms")
+        for name in ("norm_topk_prob", "use_mixed_mlp_moe", "use_qk_norm", "use_rotary_pos_emb"):
+            reader.only(name, True)
+        reader.only("num_shared_expert", 1, [1] * reader.num_layers)
         norm = reader.norm(eps=1e-5)
         attention = reader.attention(qk_norm=norm, qk_norm_after_rotary=True)
         size = reader.integer("intermediate_size", default=11008)

@@ -52,7 +52,8 @@ class Llama4ForCausalLM(DecoderForCausalLM):
         rotating = reader.attention(head_dim=head_dim, rotary=rotary, qk_norm=norm, qk_norm_after_rotary=True)
         growth = reader.number("attn_scale", default=0.1), reader.number("floor_scale", default=8192)
         other = replace(rotating, rotary=None, qk_norm=None, qk_norm_after_rotary=False)
-        if reader.boolean("attn_temperature_tuning", default=True):
+        # The first checkpoints have a number.
+        if reader.get("attn_temperature_tuning", default=True):
             other = replace(other, query_growth=growth, growth_start=1)
         interval = reader.integer("no_rope_layer_interval", default=4)
         # 1 for a layer with positions.

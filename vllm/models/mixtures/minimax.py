@@ -13,12 +13,20 @@ from vllm.models.spec import DecoderSpec
 
 class MiniMaxM2ForCausalLM(DecoderForCausalLM):
     names = CheckpointNames(
-        (*BLOCK_SPARSE, (r"\.mlp\.e_score_correction_bias", ".mlp.gate.e_score_correction_bias")), (split_experts(),)
+        (*BLOCK_SPARSE, (r"\.mlp\.e_score_correction_bias", ".mlp.gate.e_score_correction_bias")),
+        (split_experts(),),
+        r".*\.mtp\..*",
     )
 
     @classmethod
     def describe(cls, reader: ConfigReader) -> DecoderSpec:
-        reader.ignore("router_jitter_noise")
+        reader.ignore("router_jitter_noise", "mlp_intermediate_size", "shared_moe_mode")
+        reader.ignore("num_mtp_modules", "mtp_transformer_layers", "use_mtp")
+        reader.only("attn_type_list", [1] * reader.num_layers)
+        reader.only("qk_norm_type", "per_layer")
+        reader.only("scoring_func", "sigmoid")
+        for name in ("use_qk_norm", "use_routing_bias"):
+            reader.only(name, True)
         head_dim = reader.head_dim_or(128)
         rotary = reader.rotary(head_dim, theta=5000000.0, partial=1.0)
         rotated, raw = reader.get("rotary_dim"), reader.config.raw

@@ -20,7 +20,7 @@ from vllm.layers.weight_update import UpdatableModel
 from vllm.logger import init_logger
 from vllm.models.checkpoint_names import gates_are_halves
 from vllm.models.transformers.build import build, refusal
-from vllm.models.transformers.experts import PackedExperts, is_experts
+from vllm.models.transformers.experts import StackedExperts, is_experts
 from vllm.models.transformers.layers import (
     Head,
     PagedLayer,
@@ -110,7 +110,7 @@ class TransformersForCausalLM(UpdatableModel):
                         "VLLM_BATCH_INVARIANT=1 cannot be kept: PyTorch chooses its tokens' experts by products whose "
                         "order of sums follows the shape of the batch"
                     )
-                own = PackedExperts(module) if torch.get_default_device().type == "cpu" else None
+                own = StackedExperts(module) if torch.get_default_device().type == "cpu" else None
             elif module not in (embedding_module, head_module):
                 own = make_norm(module)
             if own is not None:

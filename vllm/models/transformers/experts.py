@@ -1,22 +1,28 @@
-"""Mixtures of experts of transformers' modules: the experts' products, by our packed linears on the CPU."""
+"""Mixtures of experts of transformers' modules: their experts by our operation on the CPU."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from functools import partial
+from itertools import product
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from vllm.distributed.parallel_state import get_tp_group
-from vllm.layers.linear_method import PARTS, QUANTIZED, UNQUANTIZED, LinearMethod, PackedPart, pack_parts
+from vllm.layers.linear_method import PARTS, QUANTIZED, UNQUANTIZED, LinearMethod, pack_expert
 from vllm.layers.sharding import Shard, WeightSlot
-from vllm.quantization.weight import QuantizedStack
+from vllm.ops.activation import ACTIVATIONS
+from vllm.ops.experts import ExpertActivation, PackedExperts, experts
+from vllm.quantization.weight import QuantizedStack, QuantizedWeight
 
 EXPERTS = "vllm"
 """Our implementation's name among transformers'."""
 
 _WEIGHTS = ("gate_up_proj", "up_proj", "down_proj")
+# What modules call the numbers of a gate.
+_LIMITS, _SLOPES = ("limit", "swiglu_limit"), ("alpha", "swiglu_alpha")
 
 
 def is_experts(module: nn.Module) -> bool:
@@ -24,7 +30,7 @@ def is_experts(module: nn.Module) -> bool:
     return hasattr(module, "is_transposed") and hasattr(module, "has_gate") and hasattr(module, "down_proj")
 
 
-class PackedExperts(nn.Module):
+class StackedExperts(nn.Module):
     """The experts of one layer; a rank of a tensor-parallel group holds an equal part of them, and the ranks add up."""
 
     def __init__(self, source: Any) -> None:
@@ -44,10 +50,9 @@ class PackedExperts(nn.Module):
             self.register_parameter(name, nn.Parameter(own, requires_grad=False))
         self._shapes = {name: parameter.shape for name, parameter in self.named_parameters()}
         self._like = torch.empty(0)
-        self._first: list[PackedPart] = []
-        self._second: list[PackedPart] = []
-        # Of each expert, where its gate's and up's outputs are among those of the product, if they are not in order.
-        self._orders: list[Tensor | None] = []
+        self.activation, self._alternates = _activation(source)
+        count = len(self.experts.held)
+        self._first, self._second = PackedExperts.empty(count, source.has_gate), PackedExperts.empty(count)
         # By name, what came quantised from the checkpoint, until it is packed.
         self._quantized: dict[str, QuantizedStack] = {}
 
@@ -73,7 +78,7 @@ class PackedExperts(nn.Module):
 
     def begin_update(self) -> bool:
         """See LinearBase.begin_update."""
-        if any(part.method in (QUANTIZED, PARTS) for part in (*self._first, *self._second)):
+        if any(apply in (QUANTIZED.apply, PARTS.apply) for apply in (*self._first.applies, *self._second.applies)):
             raise ValueError("load_weights: the experts are quantised in the checkpoint and keep their weights")
         for name, shape in self._shapes.items():
             self.register_parameter(name, nn.Parameter(self._like.new_empty(shape), requires_grad=False))
@@ -86,49 +91,69 @@ class PackedExperts(nn.Module):
         for name, packed in ((first, self._first), ("down_proj", self._second)):
             plain = getattr(self, name).data
             biases = getattr(self, f"{name}_bias").data if source.has_bias else [None] * len(plain)
-            packed.clear()
             stack = self._quantized.get(name)
-            orders = [None if stack is None else stack.order(index) for index in range(len(plain))]
-            if packed is self._first:
-                self._orders = [None if order is None else order.argsort() for order in orders]
-            for index, (bias, order) in enumerate(zip(biases, orders, strict=True)):
-                weights: list[Any] = [plain[index].T.contiguous() if source.is_transposed else plain[index].clone()]
-                if stack is not None:
-                    weights = stack.weights[index]
-                if bias is not None:
-                    bias = bias.clone() if order is None else bias[order]
-                packed.append(PackedPart(*pack_parts(weights, bias, method)))
+            for index, (weight, bias) in enumerate(zip(plain, biases, strict=True)):
+                # The places of gates, then of what they are multiplied with.
+                rows = torch.arange(weight.shape[1] if source.is_transposed else weight.shape[0])
+                if packed is self._first and self._alternates:
+                    rows = torch.cat([rows[::2], rows[1::2]])
+                weights: list[Any]
+                if stack is None:
+                    weights = [(weight.T if source.is_transposed else weight)[rows]]
+                else:
+                    order = stack.order(index)
+                    weights = _taken(stack.weights[index], rows if order is None else order.argsort()[rows])
+                pack_expert(packed, index, weights, None if bias is None else bias[rows], method)
         self._quantized.clear()
         for name in self._shapes:
             self.register_parameter(name, None)
 
     def forward(self, hidden: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
         """The experts' weighted sum: hidden [T, H], the experts of each token [T, K] and their weights [T, K]."""
-        (source,) = self._source
-        out = torch.zeros_like(hidden)
-        places, tokens, bounds = self._by_expert(top_k_index)
-        for index, expert in enumerate(self.experts.held):
-            start, end = bounds[expert], bounds[expert + 1]
-            if start == end:
-                continue
-            rows = tokens[start:end]
-            first, second = self._first[index], self._second[index]
-            inner = first.method.apply(hidden.index_select(0, rows), first.packed)
-            if (order := self._orders[index]) is not None:
-                inner = inner.index_select(1, order)
-            inner = source._apply_gate(inner) if source.has_gate else source.act_fn(inner)
-            result = second.method.apply(inner, second.packed)
-            weights = top_k_weights.flatten().index_select(0, places[start:end])
-            out.index_add_(0, rows, (result * weights[:, None]).to(out.dtype))
-        return self.group.all_reduce(out)
+        ids, weights = top_k_index.contiguous(), top_k_weights.float().contiguous()
+        start = self.experts.held.start
+        return self.group.all_reduce(
+            experts(hidden.contiguous(), ids, weights, self._first, self._second, self.activation, start)
+        )
 
-    def _by_expert(self, top_k_index: Tensor) -> tuple[Tensor, Tensor, list[int]]:
-        """Places in the flattened [T, K] sorted by expert, their tokens, and where each expert's begin."""
-        flat = top_k_index.flatten()
-        order = flat.argsort(stable=True)
-        counts = torch.bincount(flat, minlength=self.experts.size + 1)
-        bounds = [0, *counts.cumsum(0).tolist()]
-        return order, order // top_k_index.shape[1], bounds
+
+def _taken(weights: list[QuantizedWeight], rows: Tensor) -> list[QuantizedWeight]:
+    """Rows of weights that stand below each other, in as few parts as there are in this order."""
+    starts = torch.tensor([0, *(weight.shape[0] for weight in weights)]).cumsum(0)
+    owners, counts = torch.unique_consecutive(torch.searchsorted(starts, rows, right=True) - 1, return_counts=True)
+    pieces = zip(owners.tolist(), rows.split(counts.tolist()), strict=True)
+    return [weights[owner].take_rows(own - starts[owner]) for owner, own in pieces]
+
+
+def _activation(source: Any) -> tuple[ExpertActivation | Callable[[Tensor], Tensor], bool]:
+    """What the module does between its products, and whether gates alternate with what they are multiplied with. It is
+    found by what comes out of it: modules say it in code. One that the operation does not know stays as it is."""
+    function: Callable[[Tensor], Tensor] = source._apply_gate if source.has_gate else source.act_fn
+    if any(isinstance(value, nn.Module) and [*value.parameters()] for value in vars(source).values()):
+        return function, False
+    generator = torch.Generator().manual_seed(0)
+    # Up to where curves end, and limits cut.
+    inner = torch.randn(64, 32, generator=generator, dtype=torch.float32, device="cpu") * 8
+    wanted = function(inner)
+    for activation in _known_activations(source):
+        for alternates in (False, True) if activation.gated else (False,):
+            own = torch.cat([inner[:, ::2], inner[:, 1::2]], 1) if alternates else inner
+            if wanted.shape == (64, own.shape[1] // (2 if activation.gated else 1)) and torch.allclose(
+                activation(own), wanted, rtol=1e-5, atol=1e-5
+            ):
+                return activation, alternates
+    return function, False
+
+
+def _known_activations(source: Any) -> Iterator[ExpertActivation]:
+    """What the operation could do with the module's numbers."""
+    if not source.has_gate:
+        yield from (ExpertActivation(curve, gated=False) for curve in ACTIVATIONS)
+        return
+    limits, slopes = ({getattr(source, name, None) for name in names} - {None} for names in (_LIMITS, _SLOPES))
+    for curve, limit, slope, offset in product(ACTIVATIONS, (None, *limits), (1.0, *slopes), (0.0, 1.0)):
+        if slope == 1 or curve == "silu":
+            yield ExpertActivation(curve, limit=limit, slope=slope, offset=offset)
 
 
 def _run_experts(module: Any, hidden: Tensor, *routing: Tensor) -> Tensor:

@@ -17,6 +17,7 @@ from vllm.v1.core.sched.async_scheduling import StepInFlight, can_schedule_ahead
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.core.sched.whole_requests import WholeRequestScheduler
+from vllm.v1.engine.compiling import CompilingRequests
 from vllm.v1.engine.upstream_calls import SLEEP_TAGS, check_sleep_level, check_sleep_tags
 from vllm.v1.executor.select import Executor, make_executor
 from vllm.v1.messages import EngineCoreOutput, EngineCoreRequest
@@ -37,6 +38,7 @@ class EngineCore:
         self._weights_version = self.executor.worker.weights_version
         self._asleep: set[str] = set()
         self._settled: list[EngineCoreOutput] = []
+        self._compiling = CompilingRequests(config.model_config)
         self.is_paused = False
 
     def _make_scheduler(self, config: VllmConfig) -> Scheduler | WholeRequestScheduler:
@@ -55,10 +57,33 @@ class EngineCore:
         fields = dict(vars(request))
         if request.pooling_params is not None:
             fields["sampling_params"] = reads_for(request.pooling_params, self._model_config)
-        self.scheduler.add_request(Request(**fields))
+        made = Request(**fields)
+        if made.request_id in self._compiling:
+            raise ValueError(f"request_id {made.request_id!r} is in use by an unfinished request")
+        has_grammar = made.sampling_params.grammar is not None and not self.scheduler.has_request(made.request_id)
+        if not (has_grammar and self._compiling.add(made)):
+            self.scheduler.add_request(made)
+
+    def has_request(self, request_id: str) -> bool:
+        return request_id in self._compiling or self.scheduler.has_request(request_id)
 
     def abort_requests(self, request_ids: Iterable[str]) -> None:
-        self.scheduler.abort_requests(request_ids)
+        ids = list(request_ids)
+        self._compiling.drop(ids)
+        self.scheduler.abort_requests(ids)
+
+    def _queue_compiled(self) -> list[EngineCoreOutput]:
+        """Queue requests whose grammars are compiled; the ends of those that cannot be queued."""
+        failed = []
+        for request, error in self._compiling.take(is_idle=not self.scheduler.has_unfinished_requests()):
+            if error is None:
+                try:
+                    self.scheduler.add_request(request)
+                except ValueError as problem:
+                    error = str(problem)
+            if error is not None:
+                failed.append(EngineCoreOutput(request.request_id, [], finish_reason="error", error=error))
+        return failed
 
     def step(self) -> list[EngineCoreOutput]:
         """Run one step of the batch; with async_scheduling begin the one after it before waiting for its results.
@@ -69,10 +94,14 @@ class EngineCore:
             settled, self._settled = self._settled, []
             return settled
         if self.is_paused or self._asleep:
-            if self.scheduler.has_unfinished_requests():
+            if self.has_unfinished_requests():
                 self.check_awake()
                 raise RuntimeError("the engine is paused: its requests wait until it goes on")
             return []
+        if self._compiling:
+            failed = self._queue_compiled()
+            if failed or not self.scheduler.has_unfinished_requests():
+                return failed
         if self._runs_ahead:
             return self._step_ahead()
         self._check_weights()
@@ -148,7 +177,7 @@ class EngineCore:
 
     def has_work(self) -> bool:
         """Whether `step` has something to do: there are requests, and the engine is neither paused nor asleep."""
-        can_run = self.scheduler.has_unfinished_requests() and not self.is_paused and not self._asleep
+        can_run = self.has_unfinished_requests() and not self.is_paused and not self._asleep
         return can_run or bool(self._settled)
 
     def pause(self, is_paused: bool = True) -> None:
@@ -199,7 +228,7 @@ class EngineCore:
             raise RuntimeError(f"the engine sleeps ({parts}): call wake_up() first")
 
     def has_unfinished_requests(self) -> bool:
-        return self.scheduler.has_unfinished_requests()
+        return bool(self._compiling) or self.scheduler.has_unfinished_requests()
 
     @property
     def engine_core(self) -> EngineCore:

@@ -188,7 +188,7 @@ class LLMEngine:
         try:
             outputs = self.engine_core.step()
         except BaseException:
-            self.output_processor.forget_missing(self.engine_core.scheduler.has_request)
+            self.output_processor.forget_missing(self.engine_core.has_request)
             raise
         processed = self.output_processor.process_outputs(outputs)
         if processed.requests_to_abort:

@@ -1,0 +1,66 @@
+// packed_attention of bfloat16 by matrix tiles (see tile_attention.h). Others attend as on the levels below.
+#include "../packed_attention_worker.h"
+#include "../tile_attention.h"
+
+#if defined(VLLM_HAS_TILES)
+namespace vllm_cpu {
+namespace VLLM_ISA {
+namespace {
+
+class MatrixRows : public ItemRows<BF16> {
+ protected:
+  MatrixRows(const PackedAttentionArgs& a, int64_t group, int64_t most_rows)
+      : ItemRows(a, group, most_rows,
+                 (kChunk + most_rows) * tile_inner(a.head_dim) / 2 + kChunk / 2 * a.head_dim + kTileRows * kChunk),
+        inner_(tile_inner(a.head_dim)) {
+    keys_ = take(inner_ / 2 * kChunk);
+    chunk_.keys = reinterpret_cast<uint32_t*>(keys_);
+    chunk_.values = reinterpret_cast<uint32_t*>(take(kChunk / 2 * dim_));
+    scores_ = take(kTileRows * kChunk);
+    q_ = reinterpret_cast<BF16*>(take(most_rows * inner_ / 2));
+    // What stays zero beyond head_dim.
+    std::memset(keys_, 0, inner_ / 2 * kChunk * sizeof(float));
+    std::memset(q_, 0, most_rows * inner_ * sizeof(BF16));
+  }
+
+  void read_row(int64_t row, const BF16* q) { std::memcpy(q_ + row * inner_, q, dim_ * sizeof(BF16)); }
+
+  void pack(const Item& item, int64_t start, int64_t tokens) {
+    pack_key_pairs(item, start, tokens, keys_);
+    for (int64_t begin = 0; begin < tokens; begin += kTileTokens) {
+      pack_values(chunk_, begin, dim_, [&](int64_t t) VLLM_INLINE -> const BF16* {
+        return begin + t < tokens ? of_token(a_.v, item.start + start + begin + t, item.head) : nullptr;
+      });
+    }
+  }
+
+  void attend_rows(const Item& item, int64_t start) {
+    const int64_t end = end_row(item, start);
+    for (int64_t row = first_row(item, start); row < end; row += kTileRows) {
+      const int rows = static_cast<int>(least(kTileRows, end - row));
+      int from[kTileRows], valid[kTileRows];
+      const int tokens = find_seen(item, start, row, rows, from, valid);
+      const auto adjusted = [&](float* scores, int64_t r, int count) VLLM_INLINE { adjust(item, row + r, start, count, scores); };
+      tiles_.attend(chunk_, q_ + row * inner_, rows, dim_, from, valid, tokens, factor(), adjusts(), adjusted, scores_,
+                    out_ + row * dim_, max_ + row, sums_ + row * kLanes, is_fresh(start));
+    }
+  }
+
+ private:
+  const int64_t inner_;
+  float *keys_, *scores_;
+  TileChunk chunk_;
+  BF16* q_;
+  AttentionTiles tiles_;
+};
+
+}  // namespace
+
+void packed_attention(const PackedAttentionArgs& a) {
+  if (a.dtype != DType::bf16 || a.head_dim % kTileRows) return avx512_fp16::packed_attention(a);
+  run_items<MatrixRows>(a, kTileRows);
+}
+
+}  // namespace VLLM_ISA
+}  // namespace vllm_cpu
+#endif

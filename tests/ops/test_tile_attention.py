@@ -1,0 +1,72 @@
+"""Attention of bfloat16 in matrix tiles, which take up to 16 rows: the same bits for any number of them.
+
+`test_emulated_levels.py` runs these tests, and those of attention, on CPUs that have no such tiles.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from layouts import needs_kernels, needs_tiles
+from test_emulated_levels import library
+from test_packed_attention import starts_of
+from test_paged_attention import Batch, make_batch
+from torch import Tensor
+
+from vllm.ops.packed_attention import packed_attention
+
+__all__ = ["library"]
+HERE = Path(__file__).parent
+pytestmark = needs_kernels
+
+
+def one_request(queries: int, tokens: int, head_dim: int = 48, heads: tuple[int, int] = (1, 1)) -> Batch:
+    return make_batch([(queries, tokens)], torch.bfloat16, heads, head_dim)
+
+
+@pytest.mark.parametrize("head_dim", [16, 80, 144])
+def test_any_number_of_rows(head_dim: int) -> None:
+    batch = one_request(40, 100, head_dim)
+    whole = batch.run("cpp")
+    for rows in range(1, 40):
+        assert torch.equal(batch.part(0, 40 - rows).run("cpp"), whole[40 - rows :])
+
+
+@pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
+def test_rows_that_are_no_numbers_stay_alone(value: float) -> None:
+    batch = one_request(40, 100)
+    whole = batch.run("cpp")
+    batch.q[7] = value
+    assert batch.run("cpp")[7].isnan().all()
+    others = torch.arange(40) != 7
+    assert torch.equal(batch.run("cpp")[others], whole[others])
+
+
+def attended() -> Tensor:
+    """Rows over parts of chunks, whole ones and several segments."""
+    torch.manual_seed(0)
+    results = []
+    for tokens in (1, 40, 64, 300):
+        results.append(one_request(min(tokens, 35), tokens, 80, (3, 1)).run("cpp"))
+        rows = (torch.randn(tokens, heads, 80).bfloat16() for heads in (3, 1, 1))
+        results.append(packed_attention(*rows, starts_of([tokens]), 0.1))
+    return torch.cat(results)
+
+
+@needs_tiles
+def test_the_emulation_gives_the_bits_of_the_instructions(library: Path, tmp_path: Path) -> None:
+    code = f"""
+import sys, torch
+from pathlib import Path
+sys.path[:0] = {[str(HERE), str(HERE.parent / "support")]}
+from vllm.ops import _dispatch
+_dispatch.LIBRARY = Path({str(library)!r})
+from test_tile_attention import attended
+torch.save(attended(), {str(tmp_path / "attended.pt")!r})
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)
+    assert torch.equal(attended(), torch.load(tmp_path / "attended.pt"))
