@@ -85,9 +85,6 @@ def _linear_readings_calls(dtype: torch.dtype, capability: int) -> Iterator[Call
         args = torch.empty(300, size, dtype=dtype), torch.empty(49152, size, dtype=dtype), _int32(300, 5)
         yield lambda args=args: linear_readings(*args)
         yield lambda args=args: without_descriptors(*args)
-        # A teacher's ids a position.
-        rows = args[0], args[1], _int32(300, 256), _int32(300)
-        yield lambda rows=rows: linear_readings(*rows, ranks=False)
 
 
 def _invariant_calls(dtype: torch.dtype) -> Iterator[Callable[[], Any]]:
