@@ -312,12 +312,14 @@ class GPUModelRunner:
     def _replay_greedy(self, batch: InputBatch, slots: np.ndarray) -> SamplerOutput | None:
         """Sample a replayed step by another replay; None: this step or its sampling cannot be replayed."""
         graphs, steps = self._greedy_graphs, self._recorded_decode
-        if steps is None or len(slots) < len(batch.req_ids) or not steps.takes(batch):
+        if steps is None or not steps.takes(batch):
+            return None
+        if self.sampler.is_followed or len(slots) < len(batch.req_ids):
             return None
         if isinstance(steps, RecordedDecode):
             step = steps.step_for(batch)
             return None if step is None or self._recorded_greedy is None else self._recorded_greedy(step, slots)
-        if graphs is None or self.sampler.is_followed:
+        if graphs is None:
             return None
         widths = graphs.widths(slots)
         return None if widths is None else graphs(steps.step_for(batch), slots, widths)

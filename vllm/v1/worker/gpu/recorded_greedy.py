@@ -86,7 +86,7 @@ class RecordedGreedy:
     def _plan_for(self, hidden: Tensor, slots: np.ndarray) -> _Plan | None:
         """What these rows read; None: they cannot be replayed. A row that is plain stays so until its slot changes."""
         sampler = self._sampler
-        if sampler.is_followed or not sampler.is_plain(slots, self._states).all():
+        if not sampler.is_plain(slots, self._states).all():
             return None
         (kind, *others) = (kind for _, kind in sampler.states.reading_groups(slots, by_mode=False))
         if others or kind & Reads.ENTROPY:
