@@ -44,7 +44,6 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
         ([], "COMMAND"),
         (["dance"], "dance"),
         (["score"], "FILE"),
-        (["score", "a.jsonl"], "--labels --label-ids"),
         (["score", "a.jsonl", "--labels", "x", "--label-ids", "1"], "not allowed with"),
         (["score", "a.jsonl", "--label-ids", "1.5"], "1.5"),
         (["score", "a.jsonl", "--labels"], "--labels"),
@@ -63,6 +62,11 @@ def test_bad_usage_is_exit_code_2(arguments: list[str], message: str, capsys: py
     error = capsys.readouterr().err
     assert message in error
     assert error.count("\n") == 1
+
+
+def test_a_run_without_a_task_says_which_there_are(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["score", "a.jsonl"]) == 2
+    assert "one of --labels, --label-ids, --prompt-logprobs" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

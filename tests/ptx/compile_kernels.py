@@ -25,6 +25,7 @@ from triton.runtime.jit import JITFunction
 
 from vllm.ops._dispatch import force
 from vllm.ops.block_copies import block_parts, copy_blocks_
+from vllm.ops.choose_experts import ExpertChoice, choose_experts
 from vllm.ops.count_above import count_above
 from vllm.ops.experts import ExpertActivation, PackedExperts, experts
 from vllm.ops.fill_token_ids import fill_logprob_token_ids
@@ -65,7 +66,7 @@ def _product_calls(capability: int) -> Iterator[Callable[[], Any]]:
         yield from _invariant_calls(half)
         yield from _experts_calls(half)
     yield from _attention_calls(half, 32, 8, 128)
-    yield from _latent_calls(half)
+    yield from _latent_calls(half, 512 if capability >= 80 else 192)
     # float32 needs no tensor cores, so it is much the same on every generation, and the slowest to compile.
     if capability == 80:
         yield from _attention_calls(torch.float32, 32, 8, 128)
@@ -103,7 +104,15 @@ def _experts_calls(dtype: torch.dtype) -> Iterator[Callable[[], Any]]:
         yield lambda packed=packed, activation=activation: experts(hidden, ids, weights, *packed, activation)
 
 
+def _choice_calls() -> Iterator[Callable[[], Any]]:
+    """Of Qwen3-MoE's router, and of DeepSeek V3's: by groups, with a correction."""
+    yield lambda: choose_experts(torch.empty(8, 128), ExpertChoice(8, renormalised=True))
+    grouped = ExpertChoice(8, "sigmoid", num_groups=8, num_groups_kept=4, group_best=2, renormalised=True)
+    yield lambda: choose_experts(torch.empty(8, 256), grouped, torch.empty(256))
+
+
 def _other_calls(capability: int) -> Iterator[Callable[[], Any]]:
+    yield from _choice_calls()
     half = torch.bfloat16 if capability >= 80 else torch.float16
     for dtype in (torch.float32, half) if capability == 80 else (half,):
         logits = torch.empty(4, 49152, dtype=dtype)
@@ -166,12 +175,13 @@ def _attention_calls(dtype: torch.dtype, heads: int, kv_heads: int, head_dim: in
         yield lambda: paged_attention(q, *codes, *arguments)
 
 
-def _latent_calls(dtype: torch.dtype) -> Iterator[Callable[[], Any]]:
-    """DeepSeek's rows, plain and of 8 bits, written and read."""
-    q = torch.empty(8, 32, 576, dtype=dtype).split((512, 64), dim=2)
-    rows, slots = torch.empty(8, 576, dtype=dtype).split((512, 64), dim=1), torch.zeros(8, dtype=torch.int64)
+def _latent_calls(dtype: torch.dtype, latent: int = 512) -> Iterator[Callable[[], Any]]:
+    """Rows such as DeepSeek's, plain and of 8 bits, written and read; the widest are left to PyTorch on Turing."""
+    parts = latent, 64
+    q = torch.empty(8, 32, sum(parts), dtype=dtype).split(parts, dim=2)
+    rows, slots = torch.empty(8, sum(parts), dtype=dtype).split(parts, dim=1), torch.zeros(8, dtype=torch.int64)
     for kind in (dtype, torch.float8_e4m3fn) if dtype != torch.float32 else (dtype,):
-        cache = torch.empty(64, 16, 576).to(kind)
+        cache = torch.empty(64, 16, sum(parts)).to(kind)
         yield lambda cache=cache: write_latent_(*rows, cache, slots)
         yield lambda cache=cache: latent_attention(*q, cache, _int32(2, 64), _int32(3), _int32(2), 0.125)
 

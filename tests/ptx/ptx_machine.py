@@ -28,6 +28,8 @@ _DTYPES: dict[str, np.dtype[Any]] = {
     "bf16": np.dtype(np.uint16),
     "bf16x2": np.dtype(np.uint32),
     "f16x2": np.dtype(np.uint32),
+    "s16x2": np.dtype(np.uint32),
+    "u16x2": np.dtype(np.uint32),
     "pred": np.dtype(np.bool_),
 }
 _COMPARE: dict[str, Callable[[Any, Any], Any]] = {
@@ -166,6 +168,9 @@ class Block(MatrixInstructions):
         if kind in ("bf16", "bf16x2", "f16x2"):
             wide = [from_16_bit(value, kind) for value in values]
             result = to_16_bit(np.asarray(compute(*wide), dtype=np.float32), kind).view(_DTYPES[kind]).reshape(-1)
+        elif kind in ("s16x2", "u16x2"):
+            halves = [np.ascontiguousarray(value).view(_DTYPES[kind[:3]]) for value in values]
+            result = np.asarray(compute(*halves), dtype=_DTYPES[kind[:3]]).view(np.uint32)
         else:
             result = np.asarray(compute(*values), dtype=_DTYPES[kind])
         self._put(operands[0], result, mask)

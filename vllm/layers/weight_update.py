@@ -144,7 +144,7 @@ class WeightUpdater:
             ValueError: such a layer is quantised, so that its former values are not known.
         """
         # Once a step, in which nothing is pending.
-        if self._pending:
+        if self._pending or self._experts:
             self._complete()
 
     @torch.inference_mode()

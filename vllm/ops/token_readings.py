@@ -35,10 +35,10 @@ def token_readings(
     num_token_ids: Tensor | None = None,
     *,
     entropy: bool = False,
+    ranks: bool = True,
     greedy: bool = False,
     table: bool = False,
     num_topk: int = 0,
-    ranks: bool = True,
 ) -> RowReadings:
     """Read chosen tokens of each row.
 

@@ -101,7 +101,7 @@ ANSWERING = {
     "sleep": lambda engine: engine.sleep(1, mode="keep"),
 }
 # They end the engine, wake it, need a profiler's folder, or are refused.
-OTHERS = {"add_lora", "encode", "shutdown", "start_profile", "stop_profile", "wait_dead", "wake_up"}
+OTHERS = {"add_lora", "compile_grammar", "encode", "shutdown", "start_profile", "stop_profile", "wait_dead", "wake_up"}
 
 
 async def is_held(*tasks):

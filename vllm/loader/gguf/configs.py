@@ -8,7 +8,6 @@ from vllm.loader.gguf.encoders import classifier
 from vllm.loader.gguf.file import GGUFFile
 from vllm.loader.gguf.header import GGUFHeader
 from vllm.loader.gguf.special import special_ids
-from vllm.models.registry import ModelRegistry
 
 
 def hf_config(file: GGUFFile, dtype: str) -> Config:
@@ -34,8 +33,6 @@ def hf_config(file: GGUFFile, dtype: str) -> Config:
         **special_ids(file),
     }
     _check_rotated(header, config)
-    if ModelRegistry.find(config["architectures"]) is None:
-        _rename_factors(header, config)
     config = classifier(header, config)
     if row.is_causal and header.get("attention.causal", True) is False:
         config["is_causal"] = False
@@ -49,12 +46,3 @@ def _check_rotated(h: GGUFHeader, config: Config) -> None:
     is_whole = "rope_type" in rope and "partial_rotary_factor" not in rope and "qk_rope_head_dim" not in config
     if is_whole and rotated != h.head_dim:
         raise h.wrong("rope.dimension_count", f"must be the size of a head, {h.head_dim}, got {rotated!r}")
-
-
-def _rename_factors(h: GGUFHeader, config: Config) -> None:
-    """transformers' modules know divisors of frequencies as those of long contexts and of short ones."""
-    rope = config.get("rope_parameters") or {}
-    if rope.get("rope_type") == "factors":
-        divisors = rope.pop("factors")
-        rope |= {"rope_type": "longrope", "long_factor": divisors, "short_factor": divisors, "attention_factor": 1.0}
-        rope["original_max_position_embeddings"] = h.context
