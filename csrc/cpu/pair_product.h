@@ -12,16 +12,11 @@ namespace VLLM_ISA {
 
 constexpr int kRunPairs = kRun / 2;
 
-// Whether a tile of R rows is the only one, as with several none is so low: weights are read once.
+// How weights are fetched for soon (__builtin_prefetch's locality). A tile of so few rows is the only one, as with several
+// none is so low: what it reads once displaces less of what Python and the other operators have in the caches. Not a
+// function that prefetches: GCC takes one for free of effects, and drops it.
 template <int R, int kMaxRows>
-constexpr bool kOnce = R < (kMaxRows + 1) / 2;
-
-// Fetches weights for soon. What is read once displaces less of what Python and the other operators have in the caches,
-// which a step of few rows would otherwise fetch from memory again.
-template <bool kOnceOnly>
-inline void prefetch_weights(const void* at) {
-  __builtin_prefetch(at, 0, kOnceOnly ? 0 : 3);
-}
+constexpr int kWeightLocality = R < (kMaxRows + 1) / 2 ? 0 : 3;
 
 struct PairChain {
   // Two neighbours of a row.
@@ -42,8 +37,8 @@ struct PairChain {
         unroll<P>([&](int p) VLLM_INLINE {
           const BF16* at = panel + p * panel_size;
           if (kGroups == 1 || group == 0) {
-            prefetch_weights<kOnce<R, kMaxRows>>(at + kAhead * 2 * kPanel);
-            prefetch_weights<kOnce<R, kMaxRows>>(at + kAhead * 2 * kPanel + kPanel);
+            __builtin_prefetch(at + kAhead * 2 * kPanel, 0, kWeightLocality<R, kMaxRows>);
+            __builtin_prefetch(at + kAhead * 2 * kPanel + kPanel, 0, kWeightLocality<R, kMaxRows>);
           }
           weights[p] = load_weights(at, group);
         });

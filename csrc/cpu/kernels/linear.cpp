@@ -16,10 +16,10 @@ namespace {
 // Rows of a panel to fetch ahead: what the hardware fetches by itself stops at each page, and weights come from memory.
 constexpr int kAhead = 48;
 
-template <bool kOnceOnly, typename T>
+template <int kLocality, typename T>
 inline void prefetch_row(const T* row) {
   const char* bytes = reinterpret_cast<const char*>(row);
-  for (unsigned i = 0; i < kPanel * sizeof(T); i += 64) prefetch_weights<kOnceOnly>(bytes + i);
+  for (unsigned i = 0; i < kPanel * sizeof(T); i += 64) __builtin_prefetch(bytes + i, 0, kLocality);
 }
 
 inline int64_t padded_inner(const LinearArgs& a) { return num_runs(a) * kRun; }
@@ -43,7 +43,7 @@ struct FloatChain {
         Vec low[P], high[P];
         unroll<P>([&](int p) VLLM_INLINE {
           if (kGroups == 1 || group == 0) {
-            prefetch_row<kOnce<R, kMaxRows>>(panel + p * panel_size + kAhead * kPanel);
+            prefetch_row<kWeightLocality<R, kMaxRows>>(panel + p * panel_size + kAhead * kPanel);
           }
           load_pair(panel + p * panel_size, group, &low[p], &high[p]);
         });

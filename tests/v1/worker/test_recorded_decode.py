@@ -168,10 +168,23 @@ def test_large_logits_are_left_to_the_sampler(folder, monkeypatch):
 def test_a_head_that_cannot_be_recorded_is_left_to_the_sampler(folder, monkeypatch):
     llm = make_llm(folder)
     model = llm.llm_engine.model_executor.driver_worker.model_runner.model
-    monkeypatch.setattr(model, "compute_logits", lambda hidden, own=model.compute_logits: own(hidden) + 0)
+    own = type(model).compute_logits
+    monkeypatch.setattr(type(model), "compute_logits", lambda self, hidden: own(self, hidden) + 0)
     found = greedy(llm, [{}])
     assert found[0].token_ids == greedy(make_llm(folder, enforce_eager=True), [{}])[0].token_ids
     assert recordings(llm)[1].sampling == {None: None}
+
+
+def test_another_head_is_called_in_every_step(folder, monkeypatch):
+    llm = make_llm(folder)
+    greedy(llm, [{}])
+    model = llm.llm_engine.model_executor.driver_worker.model_runner.model
+    calls = []
+    monkeypatch.setattr(
+        model, "compute_logits", lambda hidden, own=model.compute_logits: calls.append(1) or own(hidden)
+    )
+    greedy(llm, [{}])
+    assert len(calls) == 8
 
 
 def test_a_step_of_single_tokens_is_built_as_any_other(folder, monkeypatch):
