@@ -20,6 +20,7 @@ from torch import Tensor
 
 from vllm.ops._dispatch import force
 from vllm.ops.block_copies import block_parts, copy_blocks_
+from vllm.ops.choose_experts import ExpertChoice, choose_experts
 from vllm.ops.count_above import count_above
 from vllm.ops.experts import ExpertActivation, PackedExperts, experts
 from vllm.ops.fill_token_ids import fill_logprob_token_ids
@@ -218,6 +219,13 @@ def _copy_calls() -> Iterator[tuple[str, Call]]:
         yield f"copy_blocks_ of {size}", run
 
 
+def _choice_calls() -> Iterator[tuple[str, Call]]:
+    logits, correction = torch.randn(3, 16), torch.randn(16)
+    yield "choose_experts", lambda: choose_experts(logits, ExpertChoice(4, renormalised=True))
+    grouped = ExpertChoice(4, "sigmoid", num_groups=4, num_groups_kept=2, group_best=2, renormalised=True)
+    yield "choose_experts of groups", lambda: choose_experts(logits, grouped, correction)
+
+
 def _experts_calls(dtype: torch.dtype) -> Iterator[tuple[str, Call]]:
     """Of experts whose memory is found by a table; one of them no token chooses."""
     hidden, ids, weights = (
@@ -275,6 +283,7 @@ def _calls(capability: int) -> Iterator[tuple[str, Call]]:
             for name, call in (*_reading_calls(dtype, is_hopper), *_layer_calls(dtype)):
                 yield f"{name} {dtype}", call
         yield from _copy_calls()
+        yield from _choice_calls()
         yield "fill_logprob_token_ids", _fill_call()
     # Without tensor cores, and so always on Turing, products are much the same.
     counts = {torch.float32: 3 if is_hopper else 0, torch.bfloat16: 4 if is_hopper else 2, torch.float16: 2}

@@ -66,7 +66,7 @@ def _product_calls(capability: int) -> Iterator[Callable[[], Any]]:
         yield from _invariant_calls(half)
         yield from _experts_calls(half)
     yield from _attention_calls(half, 32, 8, 128)
-    yield from _latent_calls(half, 512 if capability >= 80 else 192)
+    yield from _latent_calls(half)
     # float32 needs no tensor cores, so it is much the same on every generation, and the slowest to compile.
     if capability == 80:
         yield from _attention_calls(torch.float32, 32, 8, 128)
@@ -175,9 +175,9 @@ def _attention_calls(dtype: torch.dtype, heads: int, kv_heads: int, head_dim: in
         yield lambda: paged_attention(q, *codes, *arguments)
 
 
-def _latent_calls(dtype: torch.dtype, latent: int = 512) -> Iterator[Callable[[], Any]]:
-    """Rows such as DeepSeek's, plain and of 8 bits, written and read; the widest are left to PyTorch on Turing."""
-    parts = latent, 64
+def _latent_calls(dtype: torch.dtype) -> Iterator[Callable[[], Any]]:
+    """DeepSeek's rows, plain and of 8 bits, written and read; on Turing PyTorch reads them."""
+    parts = 512, 64
     q = torch.empty(8, 32, sum(parts), dtype=dtype).split(parts, dim=2)
     rows, slots = torch.empty(8, sum(parts), dtype=dtype).split(parts, dim=1), torch.zeros(8, dtype=torch.int64)
     for kind in (dtype, torch.float8_e4m3fn) if dtype != torch.float32 else (dtype,):

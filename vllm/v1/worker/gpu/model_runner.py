@@ -390,6 +390,6 @@ def _backend_name(name: str, model: Any) -> str:
 
 
 def _can_capture_layers(model: Any, device: torch.device) -> bool:
-    """Turing runs the widest latents in PyTorch, which waits for the device."""
-    is_wide = any(layer.is_latent and layer.head_dim > 256 for layer in attention_layers(model))
-    return not is_wide or device.type != "cuda" or torch.cuda.get_device_capability(device) >= (8, 0)
+    """Turing attends to latents in PyTorch, which waits for the device."""
+    is_latent = any(layer.is_latent for layer in attention_layers(model))
+    return not is_latent or device.type != "cuda" or torch.cuda.get_device_capability(device) >= (8, 0)
