@@ -8,6 +8,7 @@ anything to the host, an operation whose result's shape depends on values, a cop
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
+from dataclasses import fields, is_dataclass, replace
 from typing import Any
 
 import torch
@@ -221,7 +222,7 @@ class PretendMode(TorchDispatchMode):
         for each in tree_leaves((args, kwargs)):
             if isinstance(each, Tensor) and not isinstance(each, PretendTensor):
                 raise MixesDevices(f"a kernel is given {tuple(each.shape)} {each.dtype} on the CPU")
-        held_args, held_kwargs = tree_map(held, args), tree_map(held, kwargs)
+        held_args, held_kwargs = _with_parts(args), _with_parts(kwargs)
         by_held = {id(held(each)): each for each in args if isinstance(each, Tensor)}
 
         def run() -> Any:
@@ -295,6 +296,21 @@ class PretendMode(TorchDispatchMode):
 def held(tensor: Any) -> Any:
     """The CPU tensor that a pretended one holds; anything else as it is."""
     return tensor.held if isinstance(tensor, PretendTensor) else tensor
+
+
+def _is_parts(value: Any) -> bool:
+    return is_dataclass(value) and not isinstance(value, type)
+
+
+def _with_parts(value: Any) -> Any:
+    """As `held`, also of tensors in data classes."""
+
+    def of(each: Any) -> Any:
+        if not _is_parts(each):
+            return held(each)
+        return replace(each, **{item.name: _with_parts(getattr(each, item.name)) for item in fields(each) if item.init})
+
+    return tree_map(of, value, is_leaf=_is_parts)
 
 
 def there(tensor: Any) -> Any:
