@@ -65,6 +65,15 @@ class ServerArgs(UpstreamServerArgs):
     )
     score_labels: list[str] | None = arg(None, "the answers to it that are read, the positive one first")
     response_role: str = arg("assistant", "role of answers in chat")
+    enable_auto_tool_choice: bool = arg(False, "changes nothing: requests with tools may call them in any case")
+    tool_call_parser: str | None = arg(
+        None, "how the model writes calls of tools; auto, the default: the format whose marks its chat template has"
+    )
+    tool_parser_plugin: str = arg("", "Python file that registers further tool parsers")
+    reasoning_parser: str | None = arg(
+        None, "how the model marks its reasoning, which answers then have apart; auto: as its chat template does"
+    )
+    reasoning_parser_plugin: str | None = arg(None, "Python file that registers further reasoning parsers")
     exclude_tools_when_tool_choice_none: bool = arg(
         False, 'keep the tools of requests with tool_choice "none" from the template'
     )

@@ -33,7 +33,7 @@ _SAMPLING = refused_at(At.TEXTS)
 # OpenAI's fields without effect here.
 ACCEPTED_FIELDS = (
     "user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "prompt_cache_retention",
-    "parallel_tool_calls", "session_id",
+    "session_id",
 )  # fmt: skip
 
 REFUSED_FIELDS: Refusals = {
