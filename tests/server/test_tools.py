@@ -218,7 +218,7 @@ BAD = [
     ({"tools": TOOLS, "tool_choice": {"type": "custom", "custom": {"name": "g"}}}, "tool_choice", "invalid_value"),
     ({"tool_choice": "required"}, "tool_choice", "invalid_value"),
     ({"tools": [], "tool_choice": "required"}, "tool_choice", "invalid_value"),
-    ({"tools": TOOLS, "tool_choice": "required", "response_format": {"type": "json_object"}}, "tool_choice", "invalid_value"),
+    ({"tools": TOOLS, "tool_choice": "required", "guided_regex": "a"}, "tool_choice", "invalid_value"),
     ({"tools": TOOLS, "guided_regex": "a"}, "tools", "unsupported_field"),
     ({"functions": [{}]}, "functions", "invalid_value"),
 ]  # fmt: skip

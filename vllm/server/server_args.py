@@ -112,6 +112,22 @@ class ServerArgs(UpstreamServerArgs):
         is_wanted = self.access_log and not self.disable_uvicorn_access_log
         return is_wanted and self.uvicorn_log_level in ("info", "debug", "trace")
 
+    def check_parsers(self) -> None:
+        """Load the parsers of plugins.
+
+        Raises:
+            ValueError: a plugin that cannot be loaded, or a parser that is not known.
+        """
+        from vllm.chat.answers import AnswerFormat
+        from vllm.reasoning import ReasoningParserManager
+        from vllm.tool_parsers import ToolParserManager
+
+        if self.tool_parser_plugin:
+            ToolParserManager.import_tool_parser(self.tool_parser_plugin)
+        if self.reasoning_parser_plugin:
+            ReasoningParserManager.import_reasoning_parser(self.reasoning_parser_plugin)
+        AnswerFormat.of(None, self.tool_call_parser or None, self.reasoning_parser or None)
+
     @staticmethod
     def add_cli_args(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
         """Add one flag per field to `parser`."""

@@ -19,12 +19,10 @@ from vllm.entrypoints.async_llm import AsyncLLM
 from vllm.exceptions import shown
 from vllm.pooling.pairs import check_score_args, score_type
 from vllm.pooling.score_templates import ScoreTemplate, default_template, score_template
-from vllm.reasoning import ReasoningParserManager
 from vllm.server.errors import ApiError
 from vllm.server.http_metrics import HttpMetrics
 from vllm.server.server_args import ServerArgs
 from vllm.tokenizers.tokenizer import Tokenizer
-from vllm.tool_parsers import ToolParserManager
 from vllm.tracing import RequestTracer
 from vllm.version import __version__
 
@@ -76,12 +74,9 @@ class ServerState:
 
     def __post_init__(self) -> None:
         self._formats: dict[str, AnswerFormat] = {}
-        if self.args.tool_parser_plugin:
-            ToolParserManager.import_tool_parser(self.args.tool_parser_plugin)
-        if self.args.reasoning_parser_plugin:
-            ReasoningParserManager.import_reasoning_parser(self.args.reasoning_parser_plugin)
-        # A parser that is not there is an error at start.
-        AnswerFormat.of(None, self.args.tool_call_parser, self.args.reasoning_parser or None)
+        args = self.args
+        if args.tool_call_parser or args.tool_parser_plugin or args.reasoning_parser or args.reasoning_parser_plugin:
+            args.check_parsers()
         if self.args.calibration is not None:
             self.calibration = Calibration.load(self.args.calibration)
         # A template that is not there is an error at start.

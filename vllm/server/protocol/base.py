@@ -17,7 +17,7 @@ from vllm.sampling_params import FIELDS
 from vllm.server.errors import ApiError
 from vllm.utils.checks import whole
 
-_TOOLS = "this server calls no tools"
+_TOOLS = "tools are called in chat: /v1/chat/completions"
 
 Refusals = dict[str, tuple[tuple[Any, ...], str]]
 """Fields of unsupported features: name -> (accepted neutral values, why others are refused)."""
@@ -33,7 +33,7 @@ _SAMPLING = refused_at(At.TEXTS)
 # OpenAI's fields without effect here.
 ACCEPTED_FIELDS = (
     "user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "prompt_cache_retention",
-    "session_id",
+    "parallel_tool_calls", "session_id",
 )  # fmt: skip
 
 REFUSED_FIELDS: Refusals = {
@@ -146,6 +146,8 @@ def _document(schema: dict[str, Any], model: type[RequestModel]) -> None:
                 if name == "truncate_prompt_tokens":
                     branch["not"] = {"const": 0}
     for name in model.ACCEPTED:
+        if name in model.model_fields:
+            continue
         properties[name] = {"title": name, "description": "Accepted; changes nothing here."}
     for name, (neutral, reason) in model.REFUSED.items():
         description = f"Only as a value that asks for nothing: {reason}."

@@ -137,8 +137,8 @@ class AnswerPlan:
     """
 
     def __init__(self, body: ChatCompletionRequest, state: ServerState, parts_reasoning: bool = False) -> None:
-        """`parts_reasoning`: also without --reasoning-parser. Errors are those of ToolChoice.of, and ApiError where calls
-        cannot be parsed."""
+        """`parts_reasoning`: also without --reasoning-parser. Errors are those of ToolChoice.of, and ApiError where
+        calls cannot be parsed."""
         self._body, self._state = body, state
         self.choice = choice = ToolChoice.of(body)
         self.is_older = choice.field == "functions"
