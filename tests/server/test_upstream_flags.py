@@ -179,8 +179,8 @@ def server(tmp_path_factory) -> Iterator[LiveServer]:
         "--uds", str(folder / "socket"), "--middleware", "our_middleware.Header", "--middleware=our_middleware.header",
         "--chat_template", "{{ messages[0].content }}", "--disable-fastapi-docs", "--enable-log-requests",
         "--enable_log_outputs", "--max-log-len", "3", "--disable-access-log-for-endpoints", "/version,/load",
-        "--fingerprint-mode=custom", "--fingerprint-value", "mine", "--response-role", "model", "--enable_force_include_usage",
-        "--allowed-methods", '["GET"]',
+        "--fingerprint-mode=custom", "--fingerprint-value", "mine", "--response-role", "model",
+        "--enable_force_include_usage", "--allowed-methods", '["GET"]',
     ]  # fmt: skip
     with LiveServer(folder, *flags, env={"PYTHONPATH": str(folder), "OMP_NUM_THREADS": "1"}, wait=False) as server:
         deadline = time.monotonic() + 180
