@@ -216,7 +216,7 @@ class ChatCompletionRequest(ToolFields, GenerationFields):
     REFUSED: ClassVar[Refusals] = {
         name: each
         for name, each in REFUSED_FIELDS.items()
-        if name not in (*ToolFields.model_fields, "documents", "reasoning_effort", "include_reasoning")
+        if name not in (*ToolFields.model_fields, "documents", "reasoning_effort", "include_reasoning", "verbosity")
     }
 
     messages: Messages
@@ -226,6 +226,7 @@ class ChatCompletionRequest(ToolFields, GenerationFields):
     documents: Annotated[list[dict[str, Any]], UNREAD_LIST] | None = Field(None, description="For the template.")
     reasoning_effort: str | None = Field(None, description="For the template.")
     include_reasoning: bool | None = Field(None, description="false: leave the reasoning out of the answer.")
+    verbosity: str | None = Field(None, description='For a template that knows it; otherwise only "medium".')
     chat_template: str | None = None
     chat_template_kwargs: Object | None = None
     add_generation_prompt: bool | None = None
@@ -304,6 +305,17 @@ class PromptLogprob(ResponseModel):
 PromptLogprobs = list[dict[str, PromptLogprob] | None]
 
 
+class ValueReading(ResponseModel):
+    """A value that the form allows, after what the answer has before it."""
+
+    value: Any = Field(description="As JSON has it; a choice is a text.")
+    text: str = Field(description="What was read: it may begin with what stands between the last token and the value.")
+    token_ids: list[int]
+    logprob: float | None = Field(description="Of the text; null where it is impossible or the context was too short.")
+    share: float | None = Field(description="Its part of the probability of all values.")
+    chosen: bool = Field(description="Whether the answer has it.")
+
+
 class ChoiceFields(ResponseModel):
     """Optional fields of a choice, present when the request asked for them."""
 
@@ -318,6 +330,12 @@ class ChoiceFields(ResponseModel):
         None, description="With grammar_readings: the model's probability of what the form allowed, one a token."
     )
     allowed_mass_total: float | None = Field(None, description="Sum of their logarithms so far.")
+    choice_readings: list[ValueReading] | None = Field(
+        None, description="With choice_readings: each choice, in the form's order. In a stream with the last chunk."
+    )
+    field_readings: dict[str, list[ValueReading]] | None = Field(
+        None, description="With field_readings: by path ($.items[0].kind), each value. In a stream with the last chunk."
+    )
 
 
 class CompletionLogprobs(ResponseModel):

@@ -11,6 +11,7 @@ from starlette.responses import Response
 
 from vllm.chat import normal_messages, render_conversations
 from vllm.chat.answers import AnswerParser
+from vllm.exceptions import shown
 from vllm.outputs import CompletionOutput, RequestOutput
 from vllm.parser.events import Content, Event, collect
 from vllm.parser.messages import delta_fields, whole_call
@@ -60,7 +61,11 @@ def render(
     args = state.args
     variables = dict(args.default_chat_template_kwargs or {})
     if isinstance(body, ChatCompletionRequest):
-        own = {"reasoning_effort": body.reasoning_effort, "documents": body.documents}
+        own = {
+            "reasoning_effort": body.reasoning_effort,
+            "documents": body.documents,
+            "verbosity": _known_verbosity(state, body),
+        }
         variables |= {name: value for name, value in own.items() if value}
         if body.reasoning_effort == "none":
             # What templates of models that may think call it.
@@ -84,6 +89,17 @@ def render(
 def _begins_answer(body: ChatCompletionRequest | TokenizeRequest | PoolingFields) -> bool:
     """Whether the prompt ends with the beginning of an answer; otherwise the last message goes on."""
     return not body.continue_final_message if body.add_generation_prompt is None else body.add_generation_prompt
+
+
+def _known_verbosity(state: ServerState, body: ChatCompletionRequest) -> str | None:
+    """The verbosity, for a template that has the variable. Raises ApiError for one that would change nothing."""
+    template = body.chat_template or state.chat_template or state.tokenizer.chat_template
+    if "verbosity" in str(template):
+        return body.verbosity
+    if body.verbosity not in (None, "medium"):
+        message = f"verbosity cannot be honoured: the chat template knows none; got {shown(body.verbosity)}"
+        raise ApiError(400, message, "verbosity", "unsupported_field")
+    return None
 
 
 class ChatAnswer(Answer):
