@@ -1,9 +1,9 @@
-"""The channels of gpt-oss (vllm.parser.harmony)."""
+"""The channels of gpt-oss (vllm.parser.channels)."""
 
 from collections.abc import Iterator
 
 from vllm.parser.calls import Calls
-from vllm.parser.harmony import CHANNEL, MESSAGE, START, read_harmony
+from vllm.parser.channels import CHANNEL, MESSAGE, START, read_harmony
 from vllm.parser.reader import Reader, Step
 from vllm.reasoning.abs_reasoning_parsers import ReasoningParser
 

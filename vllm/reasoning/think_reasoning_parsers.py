@@ -1,5 +1,7 @@
-"""<think> ... </think>, as most models mark it. They differ in whether an answer may leave the beginning out, and in what
-else ends it."""
+"""<think> ... </think>, as most models mark it. They differ in whether an answer may leave the beginning out, and in
+what else ends it."""
+
+from typing import ClassVar
 
 from vllm.reasoning.abs_reasoning_parsers import ReasoningParser
 
@@ -17,11 +19,11 @@ class Qwen3ReasoningParser(ReasoningParser):
 class DeepSeekR1ReasoningParser(ReasoningParser):
     """Answers always reason; the beginning may be missing."""
 
-    names = ("deepseek_r1", "olmo3", "step3p5")
+    names: ClassVar[tuple[str, ...]] = ("deepseek_r1", "olmo3", "step3p5")
     begins = ("<think>",)
     ends = ("</think>",)
     is_implicit = True
-    template_marks = ("<｜Assistant｜><think>",)
+    template_marks: ClassVar[tuple[str, ...]] = ("<｜Assistant｜><think>",)
 
 
 class MiniMaxM2ReasoningParser(DeepSeekR1ReasoningParser):

@@ -2,6 +2,7 @@
 one in tags."""
 
 from collections.abc import Iterator
+from typing import ClassVar
 
 from vllm.parser.calls import Calls
 from vllm.parser.json_calls import json_arguments
@@ -18,7 +19,7 @@ class DeepSeekV31ToolParser(ToolParser):
 
     names = ("deepseek_v31",)
     begins = (_SECTION, _CALL)
-    template_marks = (_SECTION, _SEPARATOR)
+    template_marks: ClassVar[tuple[str, ...]] = (_SECTION, _SEPARATOR)
     call_text = CallText(_CALL, _SEPARATOR, _CALL_END, "", _SECTION, _SECTION_END)
 
     def read_calls(self, reader: Reader, calls: Calls, marker: str) -> Iterator[Step]:

@@ -3,7 +3,7 @@
 
 import json
 from collections.abc import Generator, Iterator
-from typing import Any
+from typing import Any, ClassVar
 
 from vllm.parser.calls import Calls
 from vllm.parser.json_calls import json_value, parsed_json
@@ -18,7 +18,7 @@ _QUOTES = ('<|"|>', "<escape>")
 class Gemma4ToolParser(ToolParser):
     """A call's events come when all of it is read."""
 
-    names = ("gemma4", "gemma")
+    names: ClassVar[tuple[str, ...]] = ("gemma4", "gemma")
     begins = tuple(_ENDS)
     template_marks = ("<|tool_call>",)
 

@@ -1,4 +1,4 @@
-"""<|tool_call|>[{"name": ..., "arguments": {...}}, ...], as Granite 3 writes it; <function_call>{...} of Granite 20B."""
+"""<|tool_call|>[{"name": ..., "arguments": {...}}, ...], as Granite 3 writes it; <function_call>{...}."""
 
 from collections.abc import Iterator
 

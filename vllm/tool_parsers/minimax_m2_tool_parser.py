@@ -1,4 +1,4 @@
-"""<invoke name="..."><parameter name="key">value</parameter></invoke> in <minimax:tool_call>, as MiniMax M2 writes it."""
+"""<invoke name="..."><parameter name="key">value</parameter></invoke> in <minimax:tool_call>: MiniMax M2."""
 
 from collections.abc import Iterator
 

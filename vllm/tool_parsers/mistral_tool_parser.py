@@ -1,4 +1,4 @@
-"""[TOOL_CALLS]name[ARGS]{...} for each call, or, of older models, [TOOL_CALLS][{"name": ..., "arguments": {...}}, ...]."""
+"""[TOOL_CALLS]name[ARGS]{...} for each call; of older models [TOOL_CALLS][{"name": ..., "arguments": {...}}, ...]."""
 
 import random
 import string

@@ -1,9 +1,9 @@
-"""Calls of gpt-oss: messages to functions (vllm.parser.harmony)."""
+"""Calls of gpt-oss: messages to functions (vllm.parser.channels)."""
 
 from collections.abc import Iterator
 
 from vllm.parser.calls import Calls
-from vllm.parser.harmony import CALL, CHANNEL, MESSAGE, START, read_harmony
+from vllm.parser.channels import CALL, CHANNEL, MESSAGE, START, read_harmony
 from vllm.parser.reader import Reader, Step
 from vllm.tool_parsers.abstract_tool_parser import CallText, ToolParser
 
