@@ -20,6 +20,7 @@ from vllm import LLM, SamplingParams
 from vllm.exceptions import VLLMValidationError
 from vllm.outputs import ValueReadings
 from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
+from vllm.v1.engine.core import EngineCore
 
 pytest.importorskip("llguidance")
 
@@ -217,6 +218,17 @@ def test_an_aborted_request_leaves_nothing(llm: LLM) -> None:
     engine.abort_request(["gone"])
     assert not engine.has_unfinished_requests() and not engine.output_processor._read_for
     assert is_empty(llm)
+
+
+def test_values_are_read_together(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not by a request each, nor anew for each answer."""
+    choices = [f"stop{index:02}" for index in range(40)]
+    add, added = EngineCore.add_request, []
+    monkeypatch.setattr(EngineCore, "add_request", lambda core, each: (added.append(each), add(core, each)))
+    params = choosing(n=3, temperature=1)
+    params.structured_outputs = StructuredOutputsParams(choice=choices)
+    (output,) = llm.generate(["hello"], params, use_tqdm=False)
+    assert len(output.outputs) == 3 and len(added) == 3 + 4
 
 
 def test_requests_that_cannot_be_read_are_refused(llm: LLM) -> None:
