@@ -58,7 +58,7 @@ Tensor short_conv(Tensor x, Tensor weight, std::optional<Tensor> bias, Tensor ta
   check_same_dtype(weight, "weight", x, "x");
   args.width = weight.size(0);
   args.channels = weight.size(1);
-  STD_TORCH_CHECK(args.width >= 2 && args.width <= 4, "weight must have 2 to 4 rows, got ", args.width);
+  STD_TORCH_CHECK(args.width >= 2 && args.width <= 8, "weight must have 2 to 8 rows, got ", args.width);
   const int64_t tokens = x.size(0);
   args.dtype = dtype_of(x, "x");
   args.x = columns(x, "x", tokens, args.channels, x, &args.x_stride);

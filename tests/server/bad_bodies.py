@@ -229,6 +229,7 @@ CHATS = [
     *bad("max_completion_tokens", -1, "1", True, 1.5, MAX_MODEL_LEN, 2**62, max_tokens=LEFT_OUT),
     *bad("echo", "yes", 1),
     *bad("reasoning_effort", 3, ["high"]),
+    *bad("verbosity", 3, "high", "low"),
     *bad("tools", "x", [1], tool_choice="none"),
     *bad("documents", "x", ["x"]),
     *bad("logprobs", 1, "true", 0),

@@ -133,6 +133,15 @@ def test_fields_for_the_template(server):
     assert with_args(server, "POST", path, {**body, **fields}, **defaults).json()["prompt"] == "highdm"
 
 
+def test_verbosity_is_for_templates_that_know_it(server):
+    knows = "{{ verbosity | default('-') }}"
+    assert rendered(server, chat_template=knows, verbosity="low")["prompt"] == "low"
+    assert rendered(server, chat_template=knows)["prompt"] == "-"
+    assert rendered(server, chat_template="x", verbosity="medium")["prompt"] == "x"
+    error = chat(server, chat_template="x", verbosity="low").json()["error"]
+    assert (error["param"], error["code"]) == ("verbosity", "unsupported_field")
+
+
 def test_templates_may_get_contents_as_parts(server):
     body = {**CHAT, "chat_template": "{{ messages[0].content[0].text }}"}
     path = "/v1/chat/completions/render"

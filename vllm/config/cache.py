@@ -49,6 +49,9 @@ class CacheConfig:
             that had to make room, so that they are copied back instead of computed again; needs prefix caching.
         num_host_blocks: how many blocks that is, on every rank; set when the engine starts.
         group_windows: tokens that the layers of each KV group see, None = all; set when the engine starts.
+        num_states: requests that can have a state at once, for models with recurrent states; None: the model has none.
+            Set when the engine starts.
+        num_snapshots: of states, kept for prefixes to come; set when the engine starts.
         cache_dtype: "auto", the model's, or one of FLOAT8_DTYPES.
     """
 
@@ -63,6 +66,8 @@ class CacheConfig:
     memory_bytes: int | None = None
     num_host_blocks: int = 0
     group_windows: tuple[int | None, ...] = (None,)
+    num_states: int | None = None
+    num_snapshots: int = 0
     cache_dtype: str = "auto"
 
     @property

@@ -27,7 +27,7 @@ def short_conv_(
 
     Args:
         x: float32, bfloat16 or float16 [T, C], the last dimension contiguous.
-        weight: of x's dtype [K, C], contiguous; K is 2, 3 or 4, and the last row belongs to the token itself.
+        weight: of x's dtype [K, C], contiguous; K is 2 to 8, and the last row belongs to the token itself.
         bias: of x's dtype [C], or None.
         tail: of x's dtype [slots, K - 1, C], each slot contiguous: the inputs before these, the oldest first. Changed in
             place.

@@ -14,7 +14,7 @@ _HTTP_ONLY = "the server speaks HTTP; clients of gRPC need one in front of it"
 _ONE_SERVER = "one process serves all replicas; start one server a machine (data_parallel_size)"
 _NO_SUPERVISOR = "replicas are started by the server itself"
 _MEDIA = "inputs are text only"
-_LOG = "only requests are logged, by enable_log_requests"
+_LOG = "what was generated is logged when it is complete, also of streams"
 _OTHER_API = "there are no routes of that API"
 _HTTPTOOLS = "requests are parsed by httptools, whose limits are its own"
 
@@ -34,7 +34,6 @@ class UpstreamServerArgs:
     reasoning_effort_map: dict[str, str] | None = refused(None, _REASONING)
 
     sse_keep_alive_interval: int = refused(0, "streams hold answers only; let the proxy wait longer")
-    enable_log_outputs: bool = refused(False, _LOG)
     enable_offline_docs: bool = refused(False, "the pages of /docs load their scripts; /openapi.json needs none")
 
     grpc_port: int | None = refused(None, _HTTP_ONLY)
@@ -42,6 +41,7 @@ class UpstreamServerArgs:
 
     headless: bool = refused(False, _ONE_SERVER)
     api_server_count: int | None = refused(1, _ONE_SERVER, "-asc")
+    disable_frontend_multiprocessing: bool = unused(False, "the engine has a process of its own in any case")
     data_parallel_supervisor_port: int = unused(9256, _NO_SUPERVISOR)
     dp_supervisor_probe_interval_s: float = unused(5.0, _NO_SUPERVISOR)
     dp_supervisor_probe_timeout_s: float = unused(5.0, _NO_SUPERVISOR)

@@ -66,6 +66,14 @@ void of_width(const ShortConvArgs& a) {
       return all_rows<T, 3>(a);
     case 4:
       return all_rows<T, 4>(a);
+    case 5:
+      return all_rows<T, 5>(a);
+    case 6:
+      return all_rows<T, 6>(a);
+    case 7:
+      return all_rows<T, 7>(a);
+    case 8:
+      return all_rows<T, 8>(a);
   }
 }
 

@@ -1,5 +1,4 @@
-"""Triton implementation of `short_conv_`: a program has a block of a row's channels, with their last inputs in
-registers."""
+"""Triton implementation of `short_conv_`: a program has a block of a row's channels."""
 
 from __future__ import annotations
 
@@ -24,8 +23,8 @@ def short_conv_(
     after: Tensor | None,
 ) -> Tensor:
     width, channels = weight.shape
-    if width not in (2, 3, 4):
-        raise ValueError(f"weight must have 2 to 4 rows, got {width}")
+    if not 2 <= width <= 8:
+        raise ValueError(f"weight must have 2 to 8 rows, got {width}")
     out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     block = min(256, triton.next_power_of_2(channels))
     grid = (len(state_slots), triton.cdiv(channels, block))
@@ -54,6 +53,22 @@ def short_conv_(
     return out
 
 
+# A row's input at a place, which may be one of those before its first token, in the tail.
+@triton.jit
+def _input(
+    x_ptr, x_stride, before_ptr, before_stride, tail_ptr, place, first, before, at, channels, WIDTH: tl.constexpr
+):
+    in_row = at < tl.where(place >= first, channels, 0)
+    value = tl.load(x_ptr + place * x_stride + at, mask=in_row, other=0.0)
+    if before_ptr is not None:
+        factor = tl.load(before_ptr + place * before_stride + at, mask=in_row, other=0.0)
+        value = (value.to(tl.float32) * factor.to(tl.float32)).to(x_ptr.dtype.element_ty)
+    # A sequence that begins has nothing before it.
+    in_tail = at < tl.where((place < first) & (before > 0), channels, 0)
+    kept = tl.load(tail_ptr + (place - first + WIDTH - 1) * channels + at, mask=in_tail, other=0.0)
+    return tl.where(in_row, value, kept)
+
+
 @triton.jit
 def _short_conv_kernel(
     x_ptr,  # [T, C]
@@ -78,44 +93,24 @@ def _short_conv_kernel(
     first, last, before, slot = row_of(slots_ptr, starts_ptr, lengths_ptr, tl.program_id(0), slot_stride)
     at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = at < channels
-    dtype: tl.constexpr = x_ptr.dtype.element_ty
-    # A sequence that begins has nothing before it.
-    kept = at < tl.where(before > 0, channels, 0)
-    # The oldest first; a narrower convolution has no use for the first ones.
-    old = tl.zeros((BLOCK,), dtype)
-    middle = tl.zeros((BLOCK,), dtype)
-    if WIDTH > 3:
-        old = tl.load(tail_ptr + slot + at, mask=kept, other=0.0)
-    if WIDTH > 2:
-        middle = tl.load(tail_ptr + slot + (WIDTH - 3) * channels + at, mask=kept, other=0.0)
-    new = tl.load(tail_ptr + slot + (WIDTH - 2) * channels + at, mask=kept, other=0.0)
+    tail_ptr += slot
     for token in range(first, last):
-        value = tl.load(x_ptr + token * x_stride + at, mask=inside, other=0.0)
-        if before_ptr is not None:
-            factor = tl.load(before_ptr + token * before_stride + at, mask=inside, other=0.0)
-            value = (value.to(tl.float32) * factor.to(tl.float32)).to(dtype)
         total = tl.zeros((BLOCK,), tl.float32)
         if bias_ptr is not None:
             total = tl.load(bias_ptr + at, mask=inside, other=0.0).to(tl.float32)
-        if WIDTH > 3:
-            total += tl.load(weight_ptr + at, mask=inside, other=0.0).to(tl.float32) * old.to(tl.float32)
-        if WIDTH > 2:
-            taps = tl.load(weight_ptr + (WIDTH - 3) * channels + at, mask=inside, other=0.0)
-            total += taps.to(tl.float32) * middle.to(tl.float32)
-        taps = tl.load(weight_ptr + (WIDTH - 2) * channels + at, mask=inside, other=0.0)
-        total += taps.to(tl.float32) * new.to(tl.float32)
-        taps = tl.load(weight_ptr + (WIDTH - 1) * channels + at, mask=inside, other=0.0)
-        total += taps.to(tl.float32) * value.to(tl.float32)
-        old = middle
-        middle = new
-        new = value
+        for k in tl.static_range(WIDTH):
+            place = token + (k + 1 - WIDTH)
+            value = _input(
+                x_ptr, x_stride, before_ptr, before_stride, tail_ptr, place, first, before, at, channels, WIDTH
+            )
+            total += tl.load(weight_ptr + k * channels + at, mask=inside, other=0.0).to(tl.float32) * value.to(tl.float32)
         if SILU:
             total = total * sigmoid(total)
         if after_ptr is not None:
             total *= tl.load(after_ptr + token * after_stride + at, mask=inside, other=0.0).to(tl.float32)
-        tl.store(out_ptr + token * channels + at, total.to(dtype), mask=inside)
-    if WIDTH > 3:
-        tl.store(tail_ptr + slot + at, old, mask=inside)
-    if WIDTH > 2:
-        tl.store(tail_ptr + slot + (WIDTH - 3) * channels + at, middle, mask=inside)
-    tl.store(tail_ptr + slot + (WIDTH - 2) * channels + at, new, mask=inside)
+        tl.store(out_ptr + token * channels + at, total.to(out_ptr.dtype.element_ty), mask=inside)
+    # Each comes from behind itself.
+    for k in tl.static_range(WIDTH - 1):
+        place = last + (k + 1 - WIDTH)
+        value = _input(x_ptr, x_stride, before_ptr, before_stride, tail_ptr, place, first, before, at, channels, WIDTH)
+        tl.store(tail_ptr + k * channels + at, value, mask=inside)

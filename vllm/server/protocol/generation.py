@@ -215,7 +215,7 @@ class ChatCompletionRequest(GenerationFields):
     REFUSED: ClassVar[Refusals] = {
         name: each
         for name, each in REFUSED_FIELDS.items()
-        if name not in ("tools", "tool_choice", "documents", "reasoning_effort")
+        if name not in ("tools", "tool_choice", "documents", "reasoning_effort", "verbosity")
     }
 
     messages: Messages
@@ -228,6 +228,7 @@ class ChatCompletionRequest(GenerationFields):
     tool_choice: Annotated[Literal["none", "auto"] | None, UNREAD] = None
     documents: Annotated[list[dict[str, Any]], UNREAD_LIST] | None = Field(None, description="For the template.")
     reasoning_effort: str | None = Field(None, description="For the template.")
+    verbosity: str | None = Field(None, description='For a template that knows it; otherwise only "medium".')
     chat_template: str | None = None
     chat_template_kwargs: Object | None = None
     add_generation_prompt: bool | None = None

@@ -54,7 +54,11 @@ def render(state: ServerState, body: ChatCompletionRequest | TokenizeRequest | P
     variables = dict(args.default_chat_template_kwargs or {})
     tools = None
     if isinstance(body, ChatCompletionRequest):
-        own = {"reasoning_effort": body.reasoning_effort, "documents": body.documents}
+        own = {
+            "reasoning_effort": body.reasoning_effort,
+            "documents": body.documents,
+            "verbosity": _known_verbosity(state, body),
+        }
         variables |= {name: value for name, value in own.items() if value}
         tools = None if args.exclude_tools_when_tool_choice_none else body.tools or None
     (prompt,) = render_conversations(
@@ -76,6 +80,17 @@ def render(state: ServerState, body: ChatCompletionRequest | TokenizeRequest | P
 def _begins_answer(body: ChatCompletionRequest | TokenizeRequest | PoolingFields) -> bool:
     """Whether the prompt ends with the beginning of an answer; otherwise the last message goes on."""
     return not body.continue_final_message if body.add_generation_prompt is None else body.add_generation_prompt
+
+
+def _known_verbosity(state: ServerState, body: ChatCompletionRequest) -> str | None:
+    """The verbosity, for a template that has the variable. Raises ApiError for one that would change nothing."""
+    template = body.chat_template or state.chat_template or state.tokenizer.chat_template
+    if "verbosity" in str(template):
+        return body.verbosity
+    if body.verbosity not in (None, "medium"):
+        message = f"verbosity cannot be honoured: the chat template knows none; got {shown(body.verbosity)}"
+        raise ApiError(400, message, "verbosity", "unsupported_field")
+    return None
 
 
 def _calls_no_tools(field: str, value: Any) -> ApiError:

@@ -48,7 +48,8 @@ class Scheduler:
                 f"max_num_batched_tokens must be at least max_model_len={max_model_len} when chunked prefill "
                 f"is off, got {scheduler_config.max_num_batched_tokens}"
             )
-        self.config = scheduler_config
+        self.config, self.cache_config = scheduler_config, cache_config
+        self._max_running = min(scheduler_config.max_num_seqs, cache_config.num_states or scheduler_config.max_num_seqs)
         self.max_model_len = max_model_len
         self.kv = make_kv_cache_manager(cache_config)
         self.requests: dict[str, Request] = {}
@@ -195,7 +196,7 @@ class Scheduler:
 
     def _admit_waiting(self, step: SchedulerOutput) -> None:
         budget = self.config.max_num_batched_tokens - step.total_num_scheduled_tokens
-        while self.waiting and budget > 0 and len(self.running) < self.config.max_num_seqs:
+        while self.waiting and budget > 0 and len(self.running) < self._max_running:
             request = self.waiting.peek()
             prefix = self.kv.find_prefix(request)
             num_cached = prefix.num_tokens
