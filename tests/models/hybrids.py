@@ -15,6 +15,16 @@ _SIZES: dict[str, Any] = {
 _EXPERTS = {"num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 24}
 _CONVS = {"layer_types": ["conv", "full_attention", "conv", "conv"]}
 
+_LINEAR = {
+    "layer_types": ["linear_attention", "full_attention", "linear_attention", "linear_attention"],
+    "head_dim": 16,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 12,
+    "linear_value_head_dim": 10,
+}
+_SHARED = {"shared_expert_intermediate_size": 24}
+
 # By a name of its own: transformers' model type and what differs from its usual fields.
 HYBRIDS: dict[str, tuple[str, dict[str, Any]]] = {
     "lfm2": ("lfm2", _SIZES | _CONVS | {"block_multiple_of": 16}),
@@ -33,4 +43,7 @@ HYBRIDS: dict[str, tuple[str, dict[str, Any]]] = {
         "lfm3",
         _SIZES | _CONVS | {"head_dim": 8, "use_sandwich_norm": False, "use_attention_gate": False},
     ),
+    "qwen3_next": ("qwen3_next", _SIZES | _LINEAR | _EXPERTS | _SHARED | {"mlp_only_layers": [2]}),
+    "qwen3_5": ("qwen3_5_text", _SIZES | _LINEAR | {"linear_conv_kernel_dim": 3}),
+    "qwen3_5_moe": ("qwen3_5_moe_text", _SIZES | _LINEAR | _EXPERTS | _SHARED),
 }

@@ -78,6 +78,7 @@ _MIXTURES = {
 # Those with recurrent states, by their module in `hybrids/`.
 _HYBRIDS = {
     "lfm2": "Lfm2ForCausalLM Lfm2MoeForCausalLM Lfm3ForCausalLM",
+    "qwen": "Qwen3NextForCausalLM Qwen3_5ForCausalLM Qwen3_5MoeForCausalLM",
 }
 # Other names of these.
 _SYNONYMS = {

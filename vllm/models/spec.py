@@ -164,6 +164,32 @@ class ShortConvSpec(StateSpec):
         return self.size
 
 
+@dataclass(frozen=True)
+class DeltaRuleSpec(StateSpec):
+    """Linear attention by the gated delta rule (arXiv:2412.06464): projections to queries, keys and values go through a
+    convolution by channel and SiLU, and what is read is normalised by head and gated by SiLU of a further projection.
+
+    Attributes:
+        key_heads: of queries and keys, each of which serves heads / key_heads heads of values.
+        key_dim, value_dim: of a head.
+        kernel_size: of the convolution.
+        norm_eps: of the norm.
+        beta_scale: factor on how much is written.
+    """
+
+    key_heads: int
+    heads: int
+    key_dim: int
+    value_dim: int
+    kernel_size: int
+    norm_eps: float
+    beta_scale: float = 1.0
+
+    @property
+    def split_size(self) -> int:
+        return self.key_heads
+
+
 AnyMixer = AnyAttention | StateSpec
 
 

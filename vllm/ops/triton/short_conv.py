@@ -103,7 +103,9 @@ def _short_conv_kernel(
             value = _input(
                 x_ptr, x_stride, before_ptr, before_stride, tail_ptr, place, first, before, at, channels, WIDTH
             )
-            total += tl.load(weight_ptr + k * channels + at, mask=inside, other=0.0).to(tl.float32) * value.to(tl.float32)
+            total += tl.load(weight_ptr + k * channels + at, mask=inside, other=0.0).to(tl.float32) * value.to(
+                tl.float32
+            )
         if SILU:
             total = total * sigmoid(total)
         if after_ptr is not None:
