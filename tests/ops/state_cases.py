@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -107,4 +108,4 @@ def _assert_same(backend: str, got: Tensor, expected: Tensor) -> None:
 def _parts(first: int, last: int) -> list[tuple[int, int]]:
     """One token, then a few, then the rest."""
     borders = sorted({first, min(first + 1, last), min(first + 4, last), last})
-    return list(zip(borders[:-1], borders[1:], strict=True))
+    return list(itertools.pairwise(borders))

@@ -168,9 +168,7 @@ def test_every_form_has_the_models_readings(server, reference, path):
     assert_true(as_json(server, path, prompt_tables=names, **READ), reference, num_topk=2, is_json=True)
 
 
-@pytest.mark.parametrize(
-    "fields", [{"tensor_parallel_size": 2}, {"num_gpu_blocks_override": 9}], ids=["ranks", "tight"]
-)
+@pytest.mark.parametrize("fields", [{"tensor_parallel_size": 2}, {"num_gpu_blocks_override": 9}], ids=["two", "tight"])
 def test_over_ranks_and_after_preemption(folder, reference, fields):
     engine = make_engine(folder, max_num_batched_tokens=16, max_num_seqs=8, enable_prefix_caching=False, **fields)
     with AppThread(engine) as server:

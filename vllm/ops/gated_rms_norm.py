@@ -13,8 +13,8 @@ from vllm.ops._dispatch import dispatched
 def gated_rms_norm(
     x: Tensor, gate: Tensor, weight: Tensor, eps: float, width: int, sigmoid: bool = False, gate_first: bool = False
 ) -> Tensor:
-    """norm(x) * weight * act(gate), or norm(x * act(gate)) * weight if `gate_first`, in float32 and rounded once: [T, C],
-    contiguous. norm divides by the root of the mean square + eps of each `width` neighbouring values.
+    """norm(x) * weight * act(gate), or norm(x * act(gate)) * weight if `gate_first`, in float32 and rounded once:
+    [T, C], contiguous. norm divides by the root of the mean square + eps of each `width` neighbouring values.
 
     Args:
         x: float32, bfloat16 or float16 [T, C], the last dimension contiguous.

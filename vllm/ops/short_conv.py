@@ -29,12 +29,12 @@ def short_conv_(
         x: float32, bfloat16 or float16 [T, C], the last dimension contiguous.
         weight: of x's dtype [K, C], contiguous; K is 2 to 8, and the last row belongs to the token itself.
         bias: of x's dtype [C], or None.
-        tail: of x's dtype [slots, K - 1, C], each slot contiguous: the inputs before these, the oldest first. Changed in
-            place.
+        tail: of x's dtype [slots, K - 1, C], each slot contiguous: the inputs before these, the oldest first. Changed
+            in place.
         state_slots: int64 [R], which of them a row has; all different.
         query_start_loc: int32 [R + 1]: row r has the tokens from its r-th number up to the next one.
-        seq_lens: int32 [R], tokens of a row's sequence up to its last one here. Where these are all, it begins, and there
-            is nothing before it.
+        seq_lens: int32 [R], tokens of a row's sequence up to its last one here. Where these are all, it begins, and
+            there is nothing before it.
         silu: act, else the identity.
         before, after: as x, or None: factors on the inputs (rounded to x's dtype then) and on the results.
     """

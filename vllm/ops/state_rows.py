@@ -14,8 +14,8 @@ def clear_new(pool: Tensor, state_slots: Tensor, query_start_loc: Tensor, seq_le
 
 
 def steps(state_slots: Tensor, query_start_loc: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-    """(tokens, slots), both int64: the first token of each row and where its state is, then of the rows that have one the
-    second, and so on."""
+    """(tokens, slots), both int64: the first token of each row and where its state is, then of the rows that have one
+    the second, and so on."""
     lengths = query_start_loc.diff()
     for step in range(int(lengths.max()) if len(lengths) else 0):
         rows = torch.nonzero(lengths > step)[:, 0]

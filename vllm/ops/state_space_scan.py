@@ -28,12 +28,12 @@ def state_space_scan_(
 
         S = e^(-rate * d) S + B (d x);  y = C S + skip * x
 
-    with d = softplus(dt + bias), clamped to [dt_min, dt_max]. Returns y, [T, H * P], rounded to xbc's dtype. `pool` gets
-    each row's S. A token's result depends only on its sequence, bit for bit, wherever it is cut.
+    with d = softplus(dt + bias), clamped to [dt_min, dt_max]. Returns y, [T, H * P], rounded to xbc's dtype. `pool`
+    gets each row's S. A token's result depends only on its sequence, bit for bit, wherever it is cut.
 
     Args:
-        xbc: float32, bfloat16 or float16 [T, H * P + 2 * G * N], the last dimension contiguous: all heads' x, all groups'
-            B and their C. A group serves H / G heads.
+        xbc: float32, bfloat16 or float16 [T, H * P + 2 * G * N], the last dimension contiguous: all heads' x, all
+            groups' B and their C. A group serves H / G heads.
         dt: of xbc's dtype [T, H].
         rate: float32 [H], not negative.
         bias: float32 [H].

@@ -1,4 +1,4 @@
-"""Qwen3-Next and Qwen3.5: linear attention by the gated delta rule in most layers, and gated attention in the others."""
+"""Qwen3-Next and Qwen3.5: linear attention by the gated delta rule in most layers, gated attention in the others."""
 
 from __future__ import annotations
 

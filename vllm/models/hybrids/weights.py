@@ -26,8 +26,8 @@ def delta_rule_of(spec: DecoderSpec) -> DeltaRuleSpec:
 
 
 def conv_parts(name: str, tensor: Tensor, sizes: Iterable[tuple[str, int]]) -> Parts:
-    """The convolution's weight [channels, 1, taps] as [taps, channels] of each part, and its bias; other tensors as they
-    are."""
+    """The convolution's weight [channels, 1, taps] as [taps, channels] of each part, and its bias; other tensors as
+    they are."""
     match = _CONV.fullmatch(name)
     if match is None:
         yield name, tensor

@@ -1,4 +1,4 @@
-"""What layers with recurrent states have in common: a convolution of some of their projections, and numbers of heads."""
+"""What layers with recurrent states have in common: a convolution of their projections, numbers of heads, a norm."""
 
 from __future__ import annotations
 
@@ -60,8 +60,8 @@ class Decays(nn.Module):
 
 
 class GatedNorm(nn.Module):
-    """RMSNorm of groups of `width` values, with a gate. `rows`: which weights the rank holds, where each value has one of
-    its own; None: all groups share theirs."""
+    """RMSNorm of groups of `width` values, with a gate. `rows`: which weights the rank holds, where each value has
+    one of its own; None: all groups share theirs."""
 
     def __init__(
         self, width: int, eps: float, rows: Shard | None = None, sigmoid: bool = False, gate_first: bool = False
