@@ -9,10 +9,21 @@ from typing import TypeVar
 from torch import Tensor
 
 from vllm.models.checkpoint_names import Parts
-from vllm.models.spec import DecoderSpec, DeltaRuleSpec, StateSpec
+from vllm.models.spec import DecoderSpec, DeltaRuleSpec, Mamba2Spec, MambaSpec, StateSpec
 
 S = TypeVar("S", bound=StateSpec)
+_IN_PROJ = re.compile(r"(.+)\.in_proj\.(weight|bias)")
 _CONV = re.compile(r"(.+\.conv)\.(weight|bias)")
+
+# Of Mamba 1 and 2, in layers that have it beside attention.
+MAMBA_RENAMES = (
+    (r"\.mamba\.conv1d\.", ".self_attn.conv."),
+    (r"\.mamba\.(A_log|dt_bias|D)$", r".self_attn.decays.\1"),
+    (r"\.mamba\.dt_proj\.bias$", ".self_attn.decays.dt_bias"),
+    (r"\.mamba\.x_proj\.", ".self_attn.inputs_proj."),
+    *((rf"\.mamba\.{part}_layernorm\.", f".self_attn.norms.{i}.") for i, part in enumerate(("dt", "b", "c"))),
+    (r"\.mamba\.", ".self_attn."),
+)
 
 
 def spec_of(kind: type[S], spec: DecoderSpec) -> S:
@@ -42,3 +53,30 @@ def split_delta_conv(name: str, tensor: Tensor, spec: DecoderSpec) -> Parts:
     layer = delta_rule_of(spec)
     keys = layer.key_heads * layer.key_dim
     yield from conv_parts(name, tensor, (("q", keys), ("k", keys), ("v", layer.heads * layer.value_dim)))
+
+
+def split_mamba2(name: str, tensor: Tensor, spec: DecoderSpec) -> Parts:
+    """Mamba 2's in_proj, which has gates, x, B, C and steps one after another, and its convolution of x, B and C."""
+    layer = spec_of(Mamba2Spec, spec)
+    inner, shared = layer.heads * layer.head_dim, layer.groups * layer.state_dim
+    convolved = {"x": inner, "b": shared, "c": shared}
+    match = _IN_PROJ.fullmatch(name)
+    if match is None:
+        yield from conv_parts(name, tensor, convolved.items())
+        return
+    parts = {"z": inner} | convolved | {"dt": layer.heads}
+    for part, rows in zip(parts, tensor.split(list(parts.values())), strict=True):
+        yield f"{match[1]}.{part}_proj.{match[2]}", rows
+
+
+def split_mamba(name: str, tensor: Tensor, spec: DecoderSpec) -> Parts:
+    """Mamba 1's in_proj, which has x, then gates, its convolution, and A_log [channels, values]."""
+    channels = spec_of(MambaSpec, spec).channels
+    match = _IN_PROJ.fullmatch(name)
+    if match is not None:
+        for part, rows in zip("xz", tensor.split(channels), strict=True):
+            yield f"{match[1]}.{part}_proj.{match[2]}", rows
+    elif name.endswith(".decays.A_log"):
+        yield name, tensor.t()
+    else:
+        yield from conv_parts(name, tensor, (("x", channels),))
