@@ -227,8 +227,8 @@ class Mamba2Spec(StateSpec):
 
 @dataclass(frozen=True)
 class MambaSpec(StateSpec):
-    """The selective scan of Mamba (arXiv:2312.00752), gated by SiLU of a further projection: steps, B and C are projected
-    from what a convolution by channel and SiLU give, steps through `step_rank` values.
+    """The selective scan of Mamba (arXiv:2312.00752), gated by SiLU of a further projection: steps, B and C are
+    projected from what a convolution by channel and SiLU give, steps through `step_rank` values.
 
     Attributes:
         channels: of the scan.
