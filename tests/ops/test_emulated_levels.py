@@ -21,8 +21,8 @@ from vllm.ops._dispatch import ISA_LEVELS, cpu_ops
 from vllm.ops.packed_linear import pack_linear, packed_linear
 
 HERE = Path(__file__).parent
-# Of what the levels' kernels are for, and which of their tests are of emulated levels: attention is the widest's alone, and
-# experts take the products that the others test.
+# Of what the levels' kernels are for, and which of their tests are of emulated levels: attention is the widest's alone,
+# and experts take the products that the others test.
 _PRODUCTS = (
     *("test_packed_linear.py", "test_quantized_linear.py", "test_normed_products.py", "test_large_beside_small.py"),
     *("test_int8_linear.py", "test_int8_activations.py", "test_tile_products.py"),
