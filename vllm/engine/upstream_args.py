@@ -17,6 +17,7 @@ _TEXT_ONLY = "inputs are text only"
 _MERGE_LORA = "LoRA adapters are not implemented; merge the adapter into the checkpoint"
 _LORA = "LoRA adapters are not implemented"
 NO_SPECULATION = "speculative decoding is not implemented"
+_SERVER_PARTS = "the server parts reasoning from answers: vllm serve --reasoning-parser"
 _GRAMMARS = "reasoning parsers are not implemented"
 _GRAMMAR_REQUESTS = "grammars run by llguidance, and requests say what their white space may be"
 _TP = "use tensor_parallel_size, or replicas by data_parallel_size"
@@ -40,6 +41,7 @@ _WEIGHTS = "new weights come by load_weights or collective_rpc, not over a group
 _COMPILE = "nothing is compiled; CUDA graphs follow enforce_eager and max_seq_len_to_capture"
 _KERNELS = "kernels are chosen by what the device can do"
 _LAYERS = "no model here has such layers"
+_STATES = "recurrences are float32, convolutions of the model's dtype, and states are kept as mamba_block_size says"
 _HASH = "blocks are hashed with SHA-256"
 _MISSING = "not implemented"
 _REPLAY = "requests may have trace_decode_token_ids in any case"
@@ -147,8 +149,8 @@ class UpstreamArgs:
     spec_tokens: int | None = refused(None, NO_SPECULATION)
     per_request_spec_decode_metrics: str = refused("none", NO_SPECULATION)
 
-    reasoning_parser: str = refused("", _GRAMMARS)
-    reasoning_parser_plugin: str | None = refused(None, _GRAMMARS)
+    reasoning_parser: str = unused("", _SERVER_PARTS, flag=False)
+    reasoning_parser_plugin: str | None = unused(None, _SERVER_PARTS, flag=False)
     reasoning_config: dict[str, Any] | None = refused(None, _GRAMMARS)
 
     structured_outputs_config: dict[str, Any] | None = unused(None, _GRAMMAR_REQUESTS)
@@ -278,18 +280,17 @@ class UpstreamArgs:
     use_fp64_gumbel: bool = unused(False, _KERNELS)
 
     disable_hybrid_kv_cache_manager: bool | None = unused(None, _LAYERS)
-    mamba_config: dict[str, Any] | None = unused(None, _LAYERS)
-    mamba_cache_dtype: str = unused("auto", _LAYERS)
-    mamba_ssm_cache_dtype: str = unused("auto", _LAYERS)
-    mamba_block_size: int | None = unused(None, _LAYERS)
-    mamba_cache_mode: str | None = unused(None, _LAYERS)
-    enable_mamba_shared_prefix_checkpoint: bool = unused(False, _LAYERS)
-    replayssm_buffer_len: int = unused(16, _LAYERS)
-    use_replayssm: bool = unused(False, _LAYERS)
-    mamba_backend: str = unused("triton", _LAYERS)
-    mamba_ssu_algorithm: str | None = unused(None, _LAYERS)
-    enable_mamba_cache_stochastic_rounding: bool = unused(False, _LAYERS)
-    mamba_cache_philox_rounds: int = unused(0, _LAYERS)
+    mamba_config: dict[str, Any] | None = unused(None, _STATES)
+    mamba_cache_dtype: str = unused("auto", _STATES)
+    mamba_ssm_cache_dtype: str = unused("auto", _STATES)
+    mamba_cache_mode: str | None = unused(None, _STATES)
+    enable_mamba_shared_prefix_checkpoint: bool = unused(False, _STATES)
+    replayssm_buffer_len: int = unused(16, _STATES)
+    use_replayssm: bool = unused(False, _STATES)
+    mamba_backend: str = unused("triton", _STATES)
+    mamba_ssu_algorithm: str | None = unused(None, _STATES)
+    enable_mamba_cache_stochastic_rounding: bool = unused(False, _STATES)
+    mamba_cache_philox_rounds: int = unused(0, _STATES)
     kv_sharing_fast_prefill: bool = unused(False, _LAYERS)
     swa_bounded_replay: bool = unused(True, _LAYERS)
     engram_config: dict[str, Any] | None = unused(None, _LAYERS)
