@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from vllm.config import CacheConfig
 from vllm.v1.core.block_pool import extend_block_hashes
 from vllm.v1.core.kv_cache_manager import CachedPrefix, KVCacheManager
@@ -11,14 +9,6 @@ from vllm.v1.request import Request
 
 NO_BLOCK = -1
 """In place of a block that a group no longer needs or never needed."""
-
-
-def make_kv_cache_manager(config: CacheConfig) -> KVCacheManager:
-    """The manager for the config's groups."""
-    if config.num_states is not None:
-        # Blocks without the state at their end begin nothing.
-        config = replace(config, enable_prefix_caching=False)
-    return KVCacheManager(config) if config.group_windows == (None,) else GroupedKVCacheManager(config)
 
 
 def first_needed_block(num_computed: int, window: int | None, block_size: int) -> int:

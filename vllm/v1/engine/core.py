@@ -51,6 +51,7 @@ class EngineCore:
             group_windows=self.executor.worker.kv_group_windows,
             num_states=self.executor.state_slots.num_requests or None,
             num_snapshots=self.executor.state_slots.num_snapshots,
+            snapshot_interval=self.executor.state_slots.snapshot_interval or None,
         )
         return Scheduler(config.scheduler_config, cache_config, config.model_config.max_model_len)
 

@@ -7,6 +7,8 @@ from typing import NamedTuple
 from vllm.config import VllmConfig
 
 _MOST_SNAPSHOTS = 512
+# A step for a share of a prompt that ends at a snapshot must be long enough to be efficient.
+_LEAST_INTERVAL = 512
 
 
 class StateSlots(NamedTuple):
@@ -14,6 +16,7 @@ class StateSlots(NamedTuple):
 
     num_requests: int = 0  # that can have a state at once
     num_snapshots: int = 0  # kept for prefixes to come
+    snapshot_interval: int = 0  # tokens after which one is made
 
     def num_bytes(self, state_bytes: int) -> int:
         """Of all, with the row of padding."""
@@ -23,10 +26,12 @@ class StateSlots(NamedTuple):
 NO_STATES = StateSlots()
 
 
-def plan_states(config: VllmConfig, state_bytes: int, budget: int) -> StateSlots:
+def plan_states(config: VllmConfig, state_bytes: int, budget: int, block_bytes: int) -> StateSlots:
     """The rows for a model with `state_bytes` of state a request: of `budget` bytes, which the KV cache is part of, at
     most half is for the states of up to max_num_seqs requests, and a quarter for snapshots. Where the number of KV
-    blocks is set, it says nothing of memory: then each request has a state. ValueError: the budget does not hold one.
+    blocks is set, it says nothing of memory: then each request has a state. Unless the config says how often one is
+    kept, it is where keys and values, of `block_bytes` a block, are as large as a state. ValueError: the budget does
+    not hold one state.
     """
     cache, most = config.cache_config, config.scheduler_config.max_num_seqs
     if not state_bytes:
@@ -42,4 +47,6 @@ def plan_states(config: VllmConfig, state_bytes: int, budget: int) -> StateSlots
             f"{state_bytes / 2**30:.3f} GiB, beside keys and values. Raise kv_cache_memory_bytes, "
             "VLLM_CPU_KVCACHE_SPACE or gpu_memory_utilization."
         )
-    return StateSlots(num_requests, num_snapshots if cache.enable_prefix_caching else 0)
+    blocks = max(-(-state_bytes // block_bytes) if block_bytes else 0, _LEAST_INTERVAL // cache.block_size, 1)
+    interval = cache.snapshot_interval or blocks * cache.block_size
+    return StateSlots(num_requests, num_snapshots if cache.enable_prefix_caching else 0, interval)

@@ -115,7 +115,8 @@ class Worker:
             budget = max(int(cache.gpu_memory_utilization * self._memory_at_start.total) - taken, 0)
         else:
             budget = self._cpu_cache_bytes()
-        self._state_slots = plan_states(self.config, self._state_bytes, budget) if self._has_cache else NO_STATES
+        if self._has_cache:
+            self._state_slots = plan_states(self.config, self._state_bytes, budget, self._kv_block_bytes())
         return self._state_slots
 
     @property
@@ -165,7 +166,7 @@ class Worker:
             return
         logger.info("KV cache: %d blocks of %d tokens", num_blocks, self.config.cache_config.block_size)
         if state_slots.num_requests:
-            logger.info("States: of %d requests, and %d snapshots", *state_slots)
+            logger.info("States: of %d requests, and %d snapshots, every %d tokens", *state_slots)
         self._num_blocks = (num_blocks, num_host_blocks, state_slots)
         if compiles_while_running(self.device):
             warm_up(self.model_runner, self.config)

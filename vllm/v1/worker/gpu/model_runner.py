@@ -41,6 +41,7 @@ from vllm.v1.worker.gpu.sample.prompt_logprob import (
 )
 from vllm.v1.worker.gpu.sample.sampler import Sampler
 from vllm.v1.worker.gpu.sample.vocab_parallel import vocab_of
+from vllm.v1.worker.gpu.state_pools import StatePools
 from vllm.v1.worker.gpu.states import BlockTables, KVCaches, Places, RequestStates
 from vllm.v1.worker.state_memory import NO_STATES, StateSlots
 
@@ -160,7 +161,7 @@ class GPUModelRunner:
         self.kv_caches: KVCaches = []
         self._num_blocks = 0
         self.has_states = bool(state_layers(model))
-        self._state_slots = NO_STATES
+        self._state_pools: StatePools | None = None
         records = self.records_steps and not model_config.enforce_eager
         captures = records and self._backend.can_be_captured and _can_capture_layers(model, device)
         captures = captures and not asks_for_counts(model) and not self.has_states
@@ -185,17 +186,16 @@ class GPUModelRunner:
     ) -> None:
         """Allocate the paged KV cache of every layer, the states of requests and the host blocks, untouched unless
         pinned. On CUDA, capture decode steps."""
-        self._num_blocks, self._state_slots = num_blocks, state_slots
+        self._num_blocks = num_blocks
         if self.has_states:
-            # After the requests' rows one is for padding.
-            allocate_states(self.model, sum(state_slots) + 1, self.device)
+            self._state_pools = StatePools(self.model, state_slots, self.device)
         self.kv_caches = self._make_kv_caches(num_blocks + self.num_extra_blocks)
         self.kv_swap = KVSwap(self.kv_caches, num_host_blocks)
         self._record_decode()
 
     def release_kv_cache(self) -> None:
         """Free the KV cache and what depends on it, until initialize_kv_cache. No request may have a slot."""
-        self.kv_caches, self.kv_swap, self._hidden_cache = [], None, None
+        self.kv_caches, self.kv_swap, self._hidden_cache, self._state_pools = [], None, None, None
         allocate_states(self.model, 0, self.device)
         self._recorded_decode = self._greedy_graphs = self._recorded_greedy = self._pieces = None
 
@@ -275,9 +275,13 @@ class GPUModelRunner:
         self._update_states(scheduler_output)
         if not scheduler_output.total_num_scheduled_tokens:
             return StepResult([], [], self.states, None, None, self._reading_clocks)
+        if self._state_pools is not None:
+            self._state_pools.load(scheduler_output, self.states)
         tables = self.block_tables, self.prompt_logprobs, self.other_block_tables
         batch = build_input_batch(scheduler_output, self.states, *tables)
         hidden = self._forward(batch)
+        if self._state_pools is not None:
+            self._state_pools.save(scheduler_output, self.states)
         self.states.num_computed_tokens[batch.idx_mapping_np] += batch.num_scheduled_np
         return self._finish_step(batch, hidden)
 
@@ -308,7 +312,8 @@ class GPUModelRunner:
         if self._recorded_decode is not None and decodes:
             return self._recorded_decode(batch)
         inputs = batch.to_device(self.states)
-        if self.has_states and not self._state_slots.num_requests and inputs.attn.state_slots is not None:
+        if self.has_states and self._state_pools is None and inputs.attn.state_slots is not None:
+            # In a scratch cache.
             inputs.attn.state_slots.zero_()
         if self._pieces is not None and is_replayed:
             return self._pieces(inputs)
