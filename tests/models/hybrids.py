@@ -89,4 +89,14 @@ HYBRIDS: dict[str, tuple[str, dict[str, Any]]] = {
             "mamba_proj_bias": True,
         },
     ),
+    "falcon_h1": (
+        "falcon_h1",
+        _SIZES
+        | {"head_dim": 8, "mamba_d_ssm": 48, "mamba_n_heads": 6, "mamba_d_state": 10, "mamba_n_groups": 2}
+        | {"mamba_rms_norm": True, "mamba_norm_before_gate": False, "mamba_proj_bias": True, "projectors_bias": True}
+        | {"key_multiplier": 0.6, "attention_in_multiplier": 1.3, "attention_out_multiplier": 0.7}
+        | {"ssm_in_multiplier": 1.2, "ssm_out_multiplier": 0.8, "ssm_multipliers": [0.9, 1.1, 0.8, 1.2, 0.7]}
+        | {"mlp_multipliers": [0.8, 1.2], "embedding_multiplier": 2.0, "lm_head_multiplier": 0.6},
+    ),
+    "falcon_h1-plain": ("falcon_h1", _SIZES | {"mamba_d_ssm": 32, "mamba_n_heads": 4, "mamba_d_state": 6}),
 }

@@ -27,7 +27,8 @@ from vllm.models.latent_attention import DecoderLatentAttention
 from vllm.models.moe import make_mlp
 from vllm.models.norms import Norm, make_norm
 from vllm.models.per_layer_inputs import LayerInput, PerLayerInputs
-from vllm.models.spec import AnyMixer, DecoderSpec, LatentAttentionSpec, StateSpec
+from vllm.models.spec import AnyMixer, BesideSpec, DecoderSpec, LatentAttentionSpec, StateSpec
+from vllm.models.states.beside import AttentionBeside
 from vllm.models.states.make import make_state_layer
 from vllm.ops.elementwise import added, scaled
 from vllm.ops.embedding import embedding
@@ -142,6 +143,8 @@ class DecoderLayer(nn.Module):
 def _make_mixer(mixer: AnyMixer, spec: DecoderSpec, tables: RotaryTables) -> nn.Module:
     if isinstance(mixer, StateSpec):
         return make_state_layer(mixer, spec.hidden_size)
+    if isinstance(mixer, BesideSpec):
+        return AttentionBeside(mixer, spec.hidden_size, tables)
     if isinstance(mixer, LatentAttentionSpec):
         return DecoderLatentAttention(mixer, spec.hidden_size, tables)
     return DecoderAttention(mixer, spec.hidden_size, tables)
@@ -337,7 +340,7 @@ class DecoderForCausalLM(CausalLM):
             # What ranks that share each layer's MLP or state have to divide.
             intermediate_size=math.gcd(
                 *(mlp.split_size for mlp in spec.mlps if mlp is not None),
-                *(layer.split_size for layer in spec.layers if isinstance(layer, StateSpec)),
+                *(layer.split_size for layer in spec.layers if isinstance(layer, StateSpec | BesideSpec)),
             ),
             max_context_len=spec.max_positions,
             tie_word_embeddings=spec.tie_word_embeddings,

@@ -78,6 +78,7 @@ _MIXTURES = {
 # Those with recurrent states, by their module in `hybrids/`.
 _HYBRIDS = {
     "bamba": "BambaForCausalLM",
+    "falcon": "FalconH1ForCausalLM",
     "granite": "GraniteMoeHybridForCausalLM",
     "lfm2": "Lfm2ForCausalLM Lfm2MoeForCausalLM Lfm3ForCausalLM",
     "jamba": "JambaForCausalLM",

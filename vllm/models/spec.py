@@ -5,6 +5,7 @@ a line where DecoderLayer builds its parts."""
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -251,7 +252,26 @@ class MambaSpec(StateSpec):
         return self.channels
 
 
-AnyMixer = AnyAttention | StateSpec
+@dataclass(frozen=True)
+class BesideSpec:
+    """Attention and a state that take the same input; their results are added."""
+
+    attention: AttentionSpec
+    state: StateSpec
+
+    @property
+    def split_size(self) -> int:
+        """What the number of ranks has to divide."""
+        return self.state.split_size
+
+
+AnyMixer = AnyAttention | StateSpec | BesideSpec
+
+
+def attentions_of(layers: Iterable[AnyMixer | None]) -> tuple[AnyAttention, ...]:
+    """What has keys and values, in order."""
+    own = (layer.attention if isinstance(layer, BesideSpec) else layer for layer in layers)
+    return tuple(layer for layer in own if isinstance(layer, AttentionSpec | LatentAttentionSpec))
 
 
 @dataclass(frozen=True)
@@ -386,9 +406,9 @@ class DecoderSpec:
     @property
     def attentions(self) -> tuple[AttentionSpec, ...]:
         """Those of `layers` that are attention, but not latent."""
-        return tuple(layer for layer in self.layers if isinstance(layer, AttentionSpec))
+        return tuple(layer for layer in self.cached if isinstance(layer, AttentionSpec))
 
     @property
     def cached(self) -> tuple[AnyAttention, ...]:
-        """Those of `layers` that have keys and values."""
-        return tuple(layer for layer in self.layers if layer is not None and not isinstance(layer, StateSpec))
+        """Of `layers` what has keys and values."""
+        return attentions_of(self.layers)

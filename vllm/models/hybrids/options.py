@@ -37,11 +37,16 @@ def time_step_limits(reader: ConfigReader) -> tuple[float, float]:
     raise reader.refuse("time_step_limit", "it must have two numbers")
 
 
-def mamba2_of_hybrid(reader: ConfigReader, **fields: Any) -> Mamba2Spec:
-    """By the options of Bamba and its kin, whose names begin with mamba; `fields` are those of Mamba2Spec."""
+def mamba2_of_hybrid(reader: ConfigReader, inner: int | None = None, **fields: Any) -> Mamba2Spec:
+    """By the options of Bamba and its kin, whose names begin with mamba; `inner` is the family's default of
+    mamba_d_ssm, `fields` are those of Mamba2Spec."""
     reader.ignore("mamba_chunk_size")
     reader.only("hidden_act", "silu")
-    inner = reader.integer("mamba_d_ssm", default=reader.integer("mamba_expand", default=2) * reader.hidden_size)
+    expanded = reader.integer("mamba_expand", default=2) * reader.hidden_size
+    if inner is not None:
+        inner = reader.integer("mamba_d_ssm", default=expanded if reader.is_given("mamba_d_ssm") else inner)
+    else:
+        inner = expanded
     heads = reader.integer("mamba_n_heads", default=128)
     head_dim = reader.get("mamba_d_head", default="auto")
     if inner % heads or head_dim not in ("auto", inner // heads):

@@ -9,7 +9,7 @@ from typing import TypeVar
 from torch import Tensor
 
 from vllm.models.checkpoint_names import Parts
-from vllm.models.spec import DecoderSpec, DeltaRuleSpec, Mamba2Spec, MambaSpec, StateSpec
+from vllm.models.spec import BesideSpec, DecoderSpec, DeltaRuleSpec, Mamba2Spec, MambaSpec, StateSpec
 
 S = TypeVar("S", bound=StateSpec)
 _IN_PROJ = re.compile(r"(.+)\.in_proj\.(weight|bias)")
@@ -28,7 +28,8 @@ MAMBA_RENAMES = (
 
 def spec_of(kind: type[S], spec: DecoderSpec) -> S:
     """Of the layers with a state of this kind, which are alike."""
-    return next(layer for layer in spec.layers if isinstance(layer, kind))
+    layers = (layer.state if isinstance(layer, BesideSpec) else layer for layer in spec.layers)
+    return next(layer for layer in layers if isinstance(layer, kind))
 
 
 def delta_rule_of(spec: DecoderSpec) -> DeltaRuleSpec:
