@@ -25,6 +25,7 @@ _LINEAR = {
 }
 # With four of them float32 itself, transformers' too, is off by more than what tests allow.
 _THREE_LAYERS = {"num_hidden_layers": 3, "layer_types": ["linear_attention", "full_attention", "linear_attention"]}
+_ROPE = {"rope_type": "default", "rope_theta": 1000.0}
 _KINDS = {"layer_types": ["linear_attention", "full_attention", "linear_attention", "linear_attention"]}
 _MAMBA2 = {"mamba_n_heads": 8, "mamba_d_state": 10, "mamba_n_groups": 2}
 _GRANITE = {"embedding_multiplier": 3.0, "residual_multiplier": 0.4, "attention_multiplier": 0.2, "logits_scaling": 1.5}
@@ -99,4 +100,15 @@ HYBRIDS: dict[str, tuple[str, dict[str, Any]]] = {
         | {"mlp_multipliers": [0.8, 1.2], "embedding_multiplier": 2.0, "lm_head_multiplier": 0.6},
     ),
     "falcon_h1-plain": ("falcon_h1", _SIZES | {"mamba_d_ssm": 32, "mamba_n_heads": 4, "mamba_d_state": 6}),
+    "olmo_hybrid": (
+        "olmo_hybrid",
+        # transformers splits a convolution into equal parts as it saves it.
+        _SIZES | _LINEAR | {"linear_num_key_heads": 4, "linear_value_head_dim": 12, "rope_parameters": None},
+    ),
+    "olmo_hybrid-rope": (
+        "olmo_hybrid",
+        _SIZES
+        | _THREE_LAYERS
+        | {"linear_value_head_dim": 6, "linear_allow_neg_eigval": False, "rope_parameters": _ROPE},
+    ),
 }

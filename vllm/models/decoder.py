@@ -44,19 +44,20 @@ class DecoderLayer(nn.Module):
         mixer, mlp = spec.layers[index], spec.mlps[index]
         self.self_attn = None if mixer is None else _make_mixer(mixer, spec, tables)
         self.mlp = None if mlp is None else make_mlp(mlp, spec.hidden_size)
-        assert spec.block == "pre" or (mixer is not None and mlp is not None), "a layer without one of its parts"
-        self.block, self.residual_scale = spec.block, spec.residual_scale
+        block = spec.block if spec.blocks is None else spec.blocks[index]
+        assert block == "pre" or (mixer is not None and mlp is not None), "a layer without one of its parts"
+        self.block, self.residual_scale = block, spec.residual_scale
         self.residual_of_norm = spec.residual_of_norm
         self.input_layernorm: Norm | None = None
         self.post_attention_layernorm: Norm | None = None
         self.attention_output_norm: Norm | None = None
         self.mlp_output_norm: Norm | None = None
-        if spec.block != "output":
+        if block != "output":
             if mixer is not None:
                 self.input_layernorm = make_norm(spec.norm, spec.hidden_size)
-            if spec.block != "parallel" and mlp is not None:
+            if block != "parallel" and mlp is not None:
                 self.post_attention_layernorm = make_norm(spec.norm, spec.hidden_size)
-        if spec.block in ("output", "both"):
+        if block in ("output", "both"):
             self.attention_output_norm = make_norm(spec.norm, spec.hidden_size)
             self.mlp_output_norm = make_norm(spec.norm, spec.hidden_size)
         self.layer_input: LayerInput | None = None

@@ -84,6 +84,7 @@ _HYBRIDS = {
     "jamba": "JambaForCausalLM",
     "mamba": "FalconMambaForCausalLM Mamba2ForCausalLM MambaForCausalLM",
     "nemotron": "NemotronHForCausalLM",
+    "olmo": "OlmoHybridForCausalLM",
     "qwen": "Qwen3NextForCausalLM Qwen3_5ForCausalLM Qwen3_5MoeForCausalLM",
 }
 # Other names of these.

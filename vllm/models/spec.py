@@ -372,6 +372,7 @@ class DecoderSpec:
         block: where they stand. "pre": before attention and MLP. "output": after each, before it is added to the
             residual stream. "both": before and after each. "post": on the stream, after each was added. "parallel":
             attention and MLP take the same norm's result; "parallel_two": each has a norm of the stream.
+        blocks: of each layer, where they differ.
         final_norm: None = none.
         embedding_size: width of the embeddings, projected to and from hidden_size where it differs.
         embedding_scale, residual_scale, logits_scale: factors on embeddings, on what a block adds to the residual
@@ -390,6 +391,7 @@ class DecoderSpec:
     norm: NormSpec
     final_norm: NormSpec | None
     block: Block = "pre"
+    blocks: tuple[Block, ...] | None = None
     tie_word_embeddings: bool = False
     embedding_size: int | None = None
     embedding_scale: float = 1.0

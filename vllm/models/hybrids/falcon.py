@@ -72,7 +72,11 @@ def _factors(reader: ConfigReader) -> dict[str, float]:
 
     def numbers(name: str, count: int) -> list[float]:
         found = reader.get(name, default=[1.0] * count)
-        if not isinstance(found, list) or len(found) != count or not all(isinstance(each, int | float) for each in found):
+        if (
+            not isinstance(found, list)
+            or len(found) != count
+            or not all(isinstance(each, int | float) for each in found)
+        ):
             raise reader.refuse(name, f"it must have {count} numbers")
         return found
 

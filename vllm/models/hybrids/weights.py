@@ -13,6 +13,7 @@ from vllm.models.spec import BesideSpec, DecoderSpec, DeltaRuleSpec, Mamba2Spec,
 
 S = TypeVar("S", bound=StateSpec)
 _IN_PROJ = re.compile(r"(.+)\.in_proj\.(weight|bias)")
+_SINGLE_CONV = re.compile(r"(.+)\.([qkv])_conv1d\.weight")
 _CONV = re.compile(r"(.+\.conv)\.(weight|bias)")
 
 # Of Mamba 1 and 2, in layers that have it beside attention.
@@ -50,7 +51,11 @@ def conv_parts(name: str, tensor: Tensor, sizes: Iterable[tuple[str, int]]) -> P
 
 
 def split_delta_conv(name: str, tensor: Tensor, spec: DecoderSpec) -> Parts:
-    """The convolution of queries, keys and values."""
+    """The convolution of queries, keys and values, or those of each."""
+    single = _SINGLE_CONV.fullmatch(name)
+    if single is not None:
+        yield f"{single[1]}.conv.{single[2]}.weight", tensor.squeeze(1).t()
+        return
     layer = delta_rule_of(spec)
     keys = layer.key_heads * layer.key_dim
     yield from conv_parts(name, tensor, (("q", keys), ("k", keys), ("v", layer.heads * layer.value_dim)))
