@@ -1,5 +1,4 @@
-"""Falcon-H1 (arXiv:2507.22448): attention and Mamba 2 beside each other in every layer, and factors on what products give.
-"""
+"""Falcon-H1 (arXiv:2507.22448): attention and Mamba 2 beside each other in every layer, and factors on most products."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""OLMo hybrid: OLMo 3's attention in some layers; in the others linear attention by the gated delta rule, in blocks like
-Llama's."""
+"""OLMo hybrid: OLMo 3's attention in some layers, and linear attention by the gated delta rule in the others, in blocks
+like Llama's."""
 
 from __future__ import annotations
 
