@@ -1,4 +1,4 @@
-"""Falcon-H1 (arXiv:2507.22448): attention and Mamba 2 beside each other in every layer, and factors on most products."""
+"""Falcon-H1 (arXiv:2507.22448): attention and Mamba 2 beside each other in every layer, and factors on its products."""
 
 from __future__ import annotations
 
