@@ -16,6 +16,7 @@ from typing import Any
 import torch
 import triton
 from ptx_launches import reachable, running_ptx
+from state_calls import state_calls
 from torch import Tensor
 
 from vllm.ops._dispatch import force
@@ -304,6 +305,7 @@ def _calls(capability: int) -> Iterator[tuple[str, Call]]:
                 yield f"{name} {dtype}", call
         yield from _copy_calls()
         yield from _choice_calls()
+        yield from state_calls(half, 2, 24, 40)
         yield "fill_logprob_token_ids", _fill_call()
     # Without tensor cores, and so always on Turing, products are much the same.
     counts = {torch.float32: 3 if is_hopper else 0, torch.bfloat16: 4 if is_hopper else 2, torch.float16: 2}

@@ -21,6 +21,7 @@ from unittest import mock
 import torch
 import triton
 from ptx_launches import pretend_capability
+from state_calls import state_calls
 from triton.runtime.jit import JITFunction
 
 from vllm.ops._dispatch import force
@@ -117,6 +118,8 @@ def _choice_calls() -> Iterator[Callable[[], Any]]:
 def _other_calls(capability: int) -> Iterator[Callable[[], Any]]:
     yield from _choice_calls()
     half = torch.bfloat16 if capability >= 80 else torch.float16
+    # Of Qwen3-Next's heads.
+    yield from (call for _, call in state_calls(half, 2, 128, 128))
     for dtype in (torch.float32, half) if capability == 80 else (half,):
         logits = torch.empty(4, 49152, dtype=dtype)
         yield lambda x=logits: token_readings(x, _int32(4, 20), _int32(4))
