@@ -307,6 +307,17 @@ class PromptLogprob(ResponseModel):
 PromptLogprobs = list[dict[str, PromptLogprob] | None]
 
 
+class ValueReading(ResponseModel):
+    """A value that the form allows, after what the answer has before it."""
+
+    value: Any = Field(description="As JSON has it; a choice is a text.")
+    text: str = Field(description="What was read: it may begin with what stands between the last token and the value.")
+    token_ids: list[int]
+    logprob: float | None = Field(description="Of the text; null where it is impossible or the context was too short.")
+    share: float | None = Field(description="Its part of the probability of all values.")
+    chosen: bool = Field(description="Whether the answer has it.")
+
+
 class ChoiceFields(ResponseModel):
     """Optional fields of a choice, present when the request asked for them."""
 
@@ -321,6 +332,12 @@ class ChoiceFields(ResponseModel):
         None, description="With grammar_readings: the model's probability of what the form allowed, one a token."
     )
     allowed_mass_total: float | None = Field(None, description="Sum of their logarithms so far.")
+    choice_readings: list[ValueReading] | None = Field(
+        None, description="With choice_readings: each choice, in the form's order. In a stream with the last chunk."
+    )
+    field_readings: dict[str, list[ValueReading]] | None = Field(
+        None, description="With field_readings: by path ($.items[0].kind), each value. In a stream with the last chunk."
+    )
 
 
 class CompletionLogprobs(ResponseModel):

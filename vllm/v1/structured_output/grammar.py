@@ -40,6 +40,11 @@ def grammar_text(params: StructuredOutputsParams) -> str:
     return text
 
 
+def schema_of(params: StructuredOutputsParams) -> Any:
+    """The JSON schema of a form of that kind. ValueError: it is a text that is no JSON."""
+    return json.loads(params.json) if isinstance(params.json, str) else params.json
+
+
 def _of_schema(value: Any, params: StructuredOutputsParams) -> str:
     from llguidance import LLMatcher
 
