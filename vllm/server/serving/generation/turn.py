@@ -7,12 +7,13 @@ import re
 from collections.abc import AsyncGenerator, Iterator, Mapping
 from contextlib import aclosing, contextmanager
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 from fastapi import Request
 
 from vllm.exceptions import VLLMValidationError
 from vllm.outputs import RequestOutput
+from vllm.parser.events import Event
 from vllm.server.errors import ApiError
 from vllm.server.http.request_body import parse_body
 from vllm.server.protocol.generation import ChatCompletionRequest
@@ -22,26 +23,19 @@ from vllm.server.serving.usage import UsageCount
 from vllm.server.state import ServerState
 
 
-class Content(NamedTuple):
-    """A piece of the answer's text."""
-
-    text: str
-    kind: str = "content"
-
-
 @dataclass(frozen=True)
 class Step:
     """What an output adds to the answer.
 
     Attributes:
-        events: of vllm.parser.events.
+        events: what it adds, part by part.
         logprobs: chat's entries for the step's tokens; None: not asked for.
         fields: what else a choice of chat has, as `readings`.
         finish_reason: chat's, of the last step.
         stop_reason: the stop text or token that ended it, if one did.
     """
 
-    events: list[Any]
+    events: list[Event]
     logprobs: list[dict[str, Any]] | None
     fields: dict[str, Any]
     finish_reason: str | None
@@ -61,7 +55,7 @@ class ChatTurn:
         self._state, self._names = state, names
         with renamed(names):
             self.body: ChatCompletionRequest = parse_body(fields, ChatCompletionRequest, False)
-            self.answer = ChatAnswer(self.body, state, answer_id)
+            self.answer = ChatAnswer(self.body, state, answer_id, parts_reasoning=True)
         self.usage = UsageCount(request)
         self.prompt_fields: dict[str, Any] = {}
         self._has_begun = False
@@ -74,7 +68,7 @@ class ChatTurn:
     async def prompt_length(self) -> int:
         """Tokens of the prompt."""
         with renamed(self._names):
-            prompt = await asyncio.to_thread(render, self._state, self.body)
+            prompt = await asyncio.to_thread(render, self._state, self.body, self.answer.template_tools)
         ids = prompt.get("prompt_token_ids")
         return len(self._state.tokenizer.encode(prompt["prompt"]) if ids is None else ids)
 
@@ -104,7 +98,7 @@ class ChatTurn:
         logprobs = fields.pop("logprobs")
         reason, stop = fields.pop("finish_reason"), fields.pop("stop_reason")
         del fields["index"]
-        events = [Content(completion.text)]
+        events = self.answer.parsed(completion)
         return Step(events, None if logprobs is None else logprobs["content"], fields, reason, stop)
 
 

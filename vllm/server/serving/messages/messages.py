@@ -9,6 +9,7 @@ from typing import Any
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
+from vllm.chat.answers import AUTO, AnswerFormat
 from vllm.logger import init_logger
 from vllm.server.errors import ApiError, as_api_error, json_response
 from vllm.server.http.routes import post
@@ -17,6 +18,7 @@ from vllm.server.protocol.messages import (
     MessageEvent,
     MessageObject,
     MessagesCountRequest,
+    MessagesError,
     MessagesRequest,
     MessageTokens,
 )
@@ -33,7 +35,7 @@ logger = init_logger(__name__)
 router = APIRouter()
 
 
-@post(router, "/v1/messages", MessagesRequest, MessageObject, MessageEvent)
+@post(router, "/v1/messages", MessagesRequest, MessageObject, MessageEvent, error=MessagesError)
 async def create_message(request: Request, state: ServerState, body: MessagesRequest) -> Response:
     """Answer a conversation in Anthropic's shape."""
     answer = MessageAnswer(request, state, body)
@@ -51,11 +53,22 @@ async def create_message(request: Request, state: ServerState, body: MessagesReq
     return PartsResponse(await while_connected(request, whole()))
 
 
-@post(router, "/v1/messages/count_tokens", MessagesCountRequest, MessageTokens)
+@post(router, "/v1/messages/count_tokens", MessagesCountRequest, MessageTokens, error=MessagesError)
 async def count_tokens(request: Request, state: ServerState, body: MessagesCountRequest) -> Response:
     """How many tokens a message's prompt would have."""
-    turn = ChatTurn(request, state, chat_fields(body), request_id_of(request, "msg", body.request_id), CHAT_NAMES)
+    turn = ChatTurn(request, state, _fields(state, body), request_id_of(request, "msg", body.request_id), CHAT_NAMES)
     return json_response({"input_tokens": await while_connected(request, turn.prompt_length())})
+
+
+def _fields(state: ServerState, body: MessagesCountRequest) -> dict[str, Any]:
+    """See `chat_fields`. A model that does not think keeps within any budget of it."""
+    fields, template = chat_fields(body), body.chat_template
+    thinks = (
+        AnswerFormat.of(state.template_text(template), None, AUTO).reasoning or state.answer_format(template).reasoning
+    )
+    if thinks is None:
+        fields.pop("thinking_token_budget", None)
+    return fields
 
 
 class MessageAnswer:
@@ -64,7 +77,7 @@ class MessageAnswer:
     def __init__(self, request: Request, state: ServerState, body: MessagesRequest) -> None:
         self._request, self._state, self._body = request, state, body
         self._id = request_id_of(request, "msg", body.request_id)
-        self._fields = chat_fields(body)
+        self._fields = _fields(state, body)
         self._is_cut_by_context = False
         self.writer = MessageWriter(self._id, state.model_names[0])
 

@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable
 from typing import Any, ClassVar
 
+from vllm.parser.events import CallArguments, CallEnd, CallStart, Content, Reasoning
 from vllm.server.serving.generation.turn import Step
 
 Event = dict[str, Any]
@@ -69,10 +70,10 @@ class MessageWriter:
         self.message |= {**ended, "usage": usage, **own}
         return [*events, {"type": "message_delta", "delta": ended, "usage": usage, **own}, {"type": "message_stop"}]
 
-    def _content(self, event: Any) -> list[Event]:
+    def _content(self, event: Content) -> list[Event]:
         return self._text("text", "text", event.text) if event.text else []
 
-    def _reasoning(self, event: Any) -> list[Event]:
+    def _reasoning(self, event: Reasoning) -> list[Event]:
         return self._text("thinking", "thinking", event.text) if event.text else []
 
     def _text(self, kind: str, name: str, text: str) -> list[Event]:
@@ -84,15 +85,15 @@ class MessageWriter:
         self._open[name] += text
         return [*events, self._delta({"type": f"{kind}_delta", name: text})]
 
-    def _call_start(self, event: Any) -> list[Event]:
+    def _call_start(self, event: CallStart) -> list[Event]:
         self._arguments = ""
         return [*self._closed(), *self._opened({"type": "tool_use", "id": event.id, "name": event.name, "input": {}})]
 
-    def _call_arguments(self, event: Any) -> list[Event]:
+    def _call_arguments(self, event: CallArguments) -> list[Event]:
         self._arguments += event.text
         return [self._delta({"type": "input_json_delta", "partial_json": event.text})]
 
-    def _call_end(self, event: Any) -> list[Event]:
+    def _call_end(self, event: CallEnd) -> list[Event]:
         return self._closed()
 
     _EVENTS: ClassVar[dict[str, Callable[[MessageWriter, Any], list[Event]]]] = {

@@ -11,14 +11,12 @@ from starlette.responses import Response
 from vllm.exceptions import shown
 from vllm.server.errors import ApiError, json_response
 from vllm.server.http.request_body import read_body
-from vllm.server.http.routes import error_answers, post
+from vllm.server.http.routes import post
 from vllm.server.protocol.base import RequestModel
 from vllm.server.protocol.responses import (
     ConversationItemsRequest,
     ConversationObject,
     ConversationRequest,
-    Deleted,
-    ItemList,
 )
 from vllm.server.rendering.written_json import PartsResponse
 from vllm.server.response_store import Conversation, Item
@@ -29,6 +27,7 @@ from vllm.server.state import ServerState, server_state
 router = APIRouter()
 
 _PATH = "/v1/conversations/{conversation_id}"
+_UNDESCRIBED: Any = {"include_in_schema": False, "response_model": None}
 
 
 @post(router, "/v1/conversations", ConversationRequest, ConversationObject)
@@ -45,15 +44,13 @@ async def create_conversation(request: Request, state: ServerState, body: Conver
     return json_response(state.responses.conversation(name).head)
 
 
-@router.get(
-    _PATH, responses={200: {"model": ConversationObject}, **error_answers(401, 404)}, response_model=None
-)  # fmt: skip
+@router.get(_PATH, **_UNDESCRIBED)
 async def get_conversation(request: Request, conversation_id: str) -> Response:
     """A conversation, without its items."""
     return json_response(server_state(request).responses.conversation(conversation_id).head)
 
 
-@router.post(_PATH, include_in_schema=False)
+@router.post(_PATH, **_UNDESCRIBED)
 async def update_conversation(request: Request, conversation_id: str) -> Response:
     """Replace a conversation's metadata."""
     body = await _read(request, ConversationRequest)
@@ -67,7 +64,7 @@ async def update_conversation(request: Request, conversation_id: str) -> Respons
     return json_response(conversation.head)
 
 
-@router.delete(_PATH, responses={200: {"model": Deleted}, **error_answers(401, 404)}, response_model=None)
+@router.delete(_PATH, **_UNDESCRIBED)
 async def delete_conversation(request: Request, conversation_id: str) -> Response:
     """Forget a conversation."""
     store = server_state(request).responses
@@ -76,13 +73,13 @@ async def delete_conversation(request: Request, conversation_id: str) -> Respons
     return json_response({"id": conversation_id, "object": "conversation.deleted", "deleted": True})
 
 
-@router.get(f"{_PATH}/items", responses={200: {"model": ItemList}, **error_answers(400, 401, 404)}, response_model=None)
+@router.get(f"{_PATH}/items", **_UNDESCRIBED)
 async def list_items(request: Request, conversation_id: str) -> Response:
     """A conversation's items."""
     return listed(request, server_state(request).responses.conversation(conversation_id).items)
 
 
-@router.post(f"{_PATH}/items", include_in_schema=False)
+@router.post(f"{_PATH}/items", **_UNDESCRIBED)
 async def add_items(request: Request, conversation_id: str) -> Response:
     """Add items to a conversation."""
     body = await _read(request, ConversationItemsRequest)
@@ -94,13 +91,13 @@ async def add_items(request: Request, conversation_id: str) -> Response:
     return PartsResponse(item_list(added))
 
 
-@router.get(f"{_PATH}/items/{{item_id}}", include_in_schema=False)
+@router.get(f"{_PATH}/items/{{item_id}}", **_UNDESCRIBED)
 async def get_item(request: Request, conversation_id: str, item_id: str) -> Response:
     """One item."""
     return PartsResponse(_item(server_state(request).responses.conversation(conversation_id), item_id))
 
 
-@router.delete(f"{_PATH}/items/{{item_id}}", include_in_schema=False)
+@router.delete(f"{_PATH}/items/{{item_id}}", **_UNDESCRIBED)
 async def delete_item(request: Request, conversation_id: str, item_id: str) -> Response:
     """Remove one item; returns the conversation."""
     store = server_state(request).responses

@@ -33,7 +33,7 @@ def bad_item(place: str, problem: str, code: str = "invalid_value") -> ApiError:
 
 
 def normal_items(given: Any, find: FindItem, field: str = "input") -> list[Item]:
-    """The items of a text or of a list, each with its type and an id; what is kept and listed.
+    """The items of a list, each with its type and an id; what is kept and listed. An `input` may be a text.
 
     Args:
         find: the item of an id, for references.
@@ -42,7 +42,7 @@ def normal_items(given: Any, find: FindItem, field: str = "input") -> list[Item]
     Raises:
         ApiError: an item that no text model takes, or a malformed one; names its place.
     """
-    if isinstance(given, str):
+    if isinstance(given, str) and field == "input":
         given = [{"role": "user", "content": given}]
     if not isinstance(given, list):
         raise ApiError(400, f"{field} must be a text or a list of items, got {shown(given)}", field, "invalid_type")

@@ -100,7 +100,8 @@ class ResponseAnswer:
                 async for step in steps:
                     for event in writer.take(step):
                         yield event
-            last = writer.end(_usage(usage.fields()), **self.turn.last_fields())
+            counts = _usage(usage.fields(), self._count(writer.reasoning_text))
+            last = writer.end(counts, **self.turn.last_fields())
             self._keep()
             for event in last:
                 yield event
@@ -142,6 +143,9 @@ class ResponseAnswer:
             else:
                 low = middle + 1
         return items[starts[low] :]
+
+    def _count(self, reasoning: str) -> int:
+        return len(self._state.tokenizer.encode(reasoning, add_special_tokens=False)) if reasoning else 0
 
     def _keep(self) -> None:
         """Put the response, and what it adds to a conversation, where later requests find them."""
@@ -203,14 +207,13 @@ def _conversation(state: ServerState, body: ResponsesRequest) -> Conversation | 
     return state.responses.conversation(name, "conversation")
 
 
-def _usage(counts: dict[str, Any]) -> dict[str, Any]:
-    """Chat's usage as a response's."""
+def _usage(counts: dict[str, Any], num_reasoning: int) -> dict[str, Any]:
+    """Chat's usage as a response's. The reasoning's tokens are counted from its text."""
     cached = counts["prompt_tokens_details"]["cached_tokens"]
-    reasoning = (counts.get("completion_tokens_details") or {}).get("reasoning_tokens", 0)
     return {
         "input_tokens": counts["prompt_tokens"],
         "input_tokens_details": {"cached_tokens": cached, "cache_write_tokens": 0},
         "output_tokens": counts["completion_tokens"],
-        "output_tokens_details": {"reasoning_tokens": reasoning},
+        "output_tokens_details": {"reasoning_tokens": min(num_reasoning, counts["completion_tokens"])},
         "total_tokens": counts["total_tokens"],
     }

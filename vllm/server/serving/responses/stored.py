@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from fastapi import APIRouter, Request
+from starlette.convertors import StringConvertor, register_url_convertor
 from starlette.responses import Response
 
 from vllm.exceptions import shown
@@ -17,7 +18,16 @@ from vllm.server.state import server_state
 
 router = APIRouter()
 
-_PATH = "/v1/responses/{response_id}"
+
+class _IdConvertor(StringConvertor):
+    """A part of a path that is no other route's."""
+
+    regex = "(?!input_tokens$)[^/]+"
+
+
+register_url_convertor("response", _IdConvertor())
+
+_PATH = "/v1/responses/{response_id:response}"
 _MOST_ITEMS, _ITEMS = 100, 20
 
 

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import time
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable
+from itertools import accumulate
 from typing import Any, ClassVar
 
+from vllm.parser.events import CallArguments, CallEnd, CallStart, Content, Reasoning
 from vllm.server.serving.generation.turn import Step
 from vllm.server.serving.responses.input_items import new_id
 
@@ -23,6 +26,7 @@ class ResponseWriter:
         self._number = 0
         self._open: dict[str, Any] | None = None  # the item that grows, the last one
         self._new_logprobs: list[dict[str, Any]] = []  # of tokens whose text is still to come
+        self._is_followed = False
         self._finish_reason: str | None = None
         self._stop_reason: int | str | None = None
 
@@ -38,7 +42,9 @@ class ResponseWriter:
             known = self.response.get(name)
             self.response[name] = known + value if isinstance(known, list) and value is not None else value
         events: list[Event] = []
-        for each in step.events:
+        for index, each in enumerate(step.events):
+            # Tokens of a call that is known already are none of the text's.
+            self._is_followed = any(isinstance(later, CallStart) for later in step.events[index + 1 :])
             events += self._EVENTS[each.kind](self, each)
         if step.finish_reason is not None:
             self._finish_reason, self._stop_reason = step.finish_reason, step.stop_reason
@@ -47,6 +53,8 @@ class ResponseWriter:
     def end(self, usage: dict[str, Any], **fields: Any) -> list[Event]:
         """The events after the last step; `fields` are further ones of the response."""
         events = [] if self.response["output"] else self._opened("message")
+        if self._open is not None and self._open["type"] == "message":
+            self._part()["logprobs"] += self._new_logprobs
         status = _STATUSES.get(self._finish_reason or "", "incomplete")
         events += self._closed("completed" if status == "completed" else "incomplete")
         self.response |= {**fields, "status": status, "usage": usage}
@@ -65,36 +73,42 @@ class ResponseWriter:
         error = {"code": "server_error", "message": message}
         return [self._event("response.failed", response={**self.response, "status": "failed", "error": error})]
 
-    def _content(self, event: Any) -> list[Event]:
+    @property
+    def reasoning_text(self) -> str:
+        """All of it."""
+        items = (item for item in self.response["output"] if item["type"] == "reasoning")
+        return "".join(part["text"] for item in items for part in item["content"])
+
+    def _content(self, event: Content) -> list[Event]:
         if not event.text:
             return []
         events = self._opened("message")
         part = self._part()
         part["text"] += event.text
-        logprobs = self._taken_logprobs(part)
+        logprobs = self._taken_logprobs(part, event.text)
         delta = self._event("response.output_text.delta", **self._place(), delta=event.text, logprobs=logprobs)
         return [*events, delta]
 
-    def _reasoning(self, event: Any) -> list[Event]:
+    def _reasoning(self, event: Reasoning) -> list[Event]:
         if not event.text:
             return []
         events = self._opened("reasoning")
         self._part()["text"] += event.text
         return [*events, self._event("response.reasoning_text.delta", **self._place(), delta=event.text)]
 
-    def _call_start(self, event: Any) -> list[Event]:
+    def _call_start(self, event: CallStart) -> list[Event]:
         events = self._closed("completed")
         item = {"type": "function_call", "id": new_id("fc"), "call_id": event.id, "name": event.name, "arguments": ""}
         return events + self._added(item)
 
-    def _call_arguments(self, event: Any) -> list[Event]:
+    def _call_arguments(self, event: CallArguments) -> list[Event]:
         if self._open is None:
             return []
         self._open["arguments"] += event.text
         place = self._item_place()
         return [self._event("response.function_call_arguments.delta", **place, delta=event.text)]
 
-    def _call_end(self, event: Any) -> list[Event]:
+    def _call_end(self, event: CallEnd) -> list[Event]:
         # The last one's status follows from how the answer ends.
         return []
 
@@ -146,7 +160,6 @@ class ResponseWriter:
             part = self._part()
             more = {}
             if item["type"] == "message":
-                self._taken_logprobs(part)
                 more = {"logprobs": list(part["logprobs"])}
             kind = part["type"]
             events.append(self._event(f"response.{kind}.done", **self._place(), text=part["text"], **more))
@@ -157,8 +170,17 @@ class ResponseWriter:
         self._open = None
         return events
 
-    def _taken_logprobs(self, part: dict[str, Any]) -> list[dict[str, Any]]:
-        taken, self._new_logprobs = self._new_logprobs, []
+    def _taken_logprobs(self, part: dict[str, Any], text: str) -> list[dict[str, Any]]:
+        """Those of a piece of a message, without what stands before the message and, if a call follows, behind."""
+        new, wanted = self._new_logprobs, text.encode()
+        ends = list(accumulate(len(each["bytes"] or ()) for each in new))
+        start = b"".join(bytes(each["bytes"] or ()) for each in new).rfind(wanted)
+        first, last = 0, len(new)
+        if start >= 0 and len(self.response["output"]) > 1 and not part["logprobs"]:
+            first = bisect_right(ends, start)
+        if start >= 0 and self._is_followed:
+            last = bisect_left(ends, start + len(wanted)) + 1
+        taken, self._new_logprobs = new[first:last], new[last:]
         part["logprobs"] += taken
         return taken
 
