@@ -186,7 +186,7 @@ class ChatAnswer(Answer):
         choices = []
         for completion in output.outputs:
             message = {"role": self._role, **self._message(completion), "refusal": None}
-            choices.append({"message": message, **await self._choice(completion, is_first=True)})
+            choices.append({"message": message, **await self.choice_fields(completion, is_first=True)})
         return choices
 
     def _message(self, completion: CompletionOutput) -> dict[str, Any]:
@@ -263,7 +263,7 @@ class ChatAnswer(Answer):
                 }
                 yield {"choices": [choice], **once}
                 role, once = {}, {}
-            choice = {"delta": {**role, **last}, **await self._choice(completion, is_first)}
+            choice = {"delta": {**role, **last}, **await self.choice_fields(completion, is_first)}
             yield {"choices": [choice], **once}
 
     def _deltas(self, completion: CompletionOutput) -> list[dict[str, Any]]:
@@ -277,7 +277,7 @@ class ChatAnswer(Answer):
             deltas = [_older_delta(each) for each in deltas]
         return deltas or [{}]
 
-    async def _choice(self, completion: CompletionOutput, is_first: bool) -> dict[str, Any]:
+    async def choice_fields(self, completion: CompletionOutput, is_first: bool) -> dict[str, Any]:
         """Fields beside the text, for what `completion` adds to the choice."""
         return {
             "index": completion.index,

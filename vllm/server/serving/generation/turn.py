@@ -93,12 +93,13 @@ class ChatTurn:
         if not self._has_begun:
             self.prompt_fields = await self.answer.prompt_fields(output)
         (completion,) = output.outputs
-        fields = await self.answer._choice(completion, is_first=not self._has_begun)
+        # Whether it ends with calls is known once it is parsed.
+        events = self.answer.parsed(completion)
+        fields = await self.answer.choice_fields(completion, is_first=not self._has_begun)
         self._has_begun = True
         logprobs = fields.pop("logprobs")
         reason, stop = fields.pop("finish_reason"), fields.pop("stop_reason")
         del fields["index"]
-        events = self.answer.parsed(completion)
         return Step(events, None if logprobs is None else logprobs["content"], fields, reason, stop)
 
 
