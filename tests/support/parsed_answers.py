@@ -83,7 +83,7 @@ def parse_cut(text: str, tools: str | None = None, reasoning: str | None = None,
             if own is None:
                 break
             assert own.name == whole.name
-            assert whole.arguments.startswith(own.arguments) or own.arguments == "{}"
+            assert whole.arguments.startswith(own.arguments)
 
 
 def _loaded(arguments: str) -> Any:

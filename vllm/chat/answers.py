@@ -115,7 +115,7 @@ class AnswerParser:
     def _read(self, reader: Reader) -> Iterator[Step]:
         whole = next((each for each in (self._tools, self._reasoning) if hasattr(each, "read_whole")), None)
         if whole is not None:
-            yield from whole.read_whole(reader, self._reasoning is not None)  # type: ignore[union-attr]
+            yield from whole.read_whole(reader)  # type: ignore[union-attr]
             return
         if self._reasoning is not None:
             yield from self._reasoning.read_reasoning(reader, self._is_inside)

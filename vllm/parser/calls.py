@@ -50,11 +50,11 @@ class Calls:
         self._is_empty = self._is_empty and not text
         return CallArguments(self.count - 1, text)
 
-    def end(self) -> Iterator[Event]:
-        """It has ended; one without arguments gets an empty object."""
+    def end(self, is_cut: bool = False) -> Iterator[Event]:
+        """It has ended; one without arguments gets an empty object, unless the text was cut within it."""
         if not self.is_open:
             return
-        if self._is_empty:
+        if self._is_empty and not is_cut:
             yield self.arguments("{}")
         self.is_open = False
         self._reader.mark()
@@ -124,7 +124,7 @@ def content_and_calls(
         except (NotACall, Ended):
             if calls.is_open:
                 # What was read of it are its arguments.
-                yield from calls.end()
+                yield from calls.end(is_cut=True)
             else:
                 reader.put_back(reader.since_mark())
                 if calls.count == count:

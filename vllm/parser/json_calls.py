@@ -84,7 +84,8 @@ def json_value(reader: Reader) -> Generator[Step, None, str]:
     return "".join(pieces)
 
 
-def _parsed(text: str) -> Any:
+def parsed_json(text: str) -> Any:
+    """The value of a text of JSON. Raises NotACall if it is none."""
     try:
         return json.loads(text, strict=False)
     except ValueError:
@@ -96,7 +97,7 @@ def _as_arguments(text: str) -> str:
     if text == "null":
         return "{}"
     if text.startswith('"'):
-        inner = _parsed(text)
+        inner = parsed_json(text)
         return inner.strip() or "{}"
     return text
 
@@ -126,7 +127,7 @@ def _object(reader: Reader, calls: Calls) -> Iterator[Step]:
         if (yield from reader.skip("}")):
             return
         yield from _expect_key(reader)
-        key = _parsed((yield from json_value(reader)))
+        key = parsed_json((yield from json_value(reader)))
         yield from reader.skip_space()
         yield from reader.expect(":")
         yield from reader.skip_space()
@@ -134,7 +135,7 @@ def _object(reader: Reader, calls: Calls) -> Iterator[Step]:
         if key == "function" and first == "{" and not calls.is_open:
             yield from _object(reader, calls)
         elif key in ("name", "function") and not calls.is_open:
-            name = _parsed((yield from json_value(reader)))
+            name = parsed_json((yield from json_value(reader)))
             if not isinstance(name, str):
                 raise NotACall
             yield calls.start(name)

@@ -49,6 +49,10 @@ class Reader:
         self._read.append(taken)
         return taken
 
+    def untake(self) -> None:
+        """Let what was read last be read next."""
+        self.unread = self._read.pop() + self.unread
+
     def more(self) -> Iterator[None]:
         """Wait for more text. Raises Ended if there is none."""
         if self.is_ended:
@@ -115,11 +119,18 @@ class Reader:
             start = max(len(self.unread) - longest + 1, 0)
             yield from self.more()
 
+    def skip_end(self, *markers: str) -> Iterator[None]:
+        """Read one of `markers` that may come after white space, which stays unread if none does."""
+        self.mark()
+        yield from self.skip_space()
+        if not (yield from self.skip(*markers)):
+            self.put_back(self.since_mark())
+
     def text_until(
-        self, markers: Sequence[str], make: Callable[[str], Iterator[Event]]
+        self, markers: Sequence[str], make: Callable[[str], Iterator[Event]], is_part: bool = False
     ) -> Generator[Step, None, str | None]:
         """Read up to and with the first of `markers`, which is returned, and yield what `make` makes of the text before
-        it, as it comes; None: the text has ended."""
+        it, as it comes; None: the text has ended. `is_part`: the beginning of a marker at the text's end is dropped."""
         while True:
             found = _first(self.unread, markers, 0) if markers else None
             if found is not None:
@@ -127,10 +138,12 @@ class Reader:
                 if place:
                     yield from make(self.take(place))
                 return self.take(len(marker))
-            count = len(self.unread) - (0 if self.is_ended else longest_beginning(self.unread, markers))
+            is_whole = self.is_ended and not is_part
+            count = len(self.unread) - (0 if is_whole else longest_beginning(self.unread, markers))
             if count:
                 yield from make(self.take(count))
             if self.is_ended:
+                self.unread = ""
                 return None
             yield None
 

@@ -31,5 +31,4 @@ class Llama4PythonicToolParser(ToolParser):
         yield from reader.skip_space()
         yield from reader.expect("[")
         yield from python_calls(reader, calls, "]")
-        yield from reader.skip_space()
-        yield from reader.skip("<|python_end|>")
+        yield from reader.skip_end("<|python_end|>")

@@ -195,7 +195,7 @@ class ChatAnswer(Answer):
         fields: dict[str, Any] = {"content": self._echo + (answer.content or "")}
         if answer.content is None and (answer.calls or answer.reasoning):
             fields["content"] = self._echo or None
-        if self._parts.form.reasoning is not None and self._body.include_reasoning is not False:
+        if (answer.reasoning or self._parts.form.reasoning is not None) and self._body.include_reasoning is not False:
             fields |= {"reasoning": answer.reasoning, "reasoning_content": answer.reasoning}
         calls = [whole_call(each) for each in answer.calls]
         if calls and self._parts.is_older:
