@@ -23,8 +23,8 @@ def client(server: LiveServer):
 
 def test_create_and_stream(client) -> None:
     own = {
-        "model": "tiny", "messages": USER, "max_tokens": 8, "temperature": 0.0, "system": "Be brief.",
-        "extra_body": {"ignore_eos": True},
+        "model": "tiny", "messages": USER, "max_tokens": 8, "system": "Be brief.",
+        "extra_body": {"ignore_eos": True, "temperature": 0.0},
     }  # fmt: skip
     message = client.messages.create(**own)
     assert (message.stop_reason, message.usage.output_tokens) == ("max_tokens", 8)

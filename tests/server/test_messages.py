@@ -8,6 +8,8 @@ import pytest
 from asgi import AppThread, make_engine
 from tiny_llm import make_tiny_model
 
+from vllm.server.protocol.messages import MessageEvent, MessageObject
+
 pytestmark = pytest.mark.usefixtures("engines_of_one_thread")
 
 TEMPLATE = (
@@ -34,7 +36,9 @@ def chat(server, messages=USER, **fields):
 
 
 def message(server, messages=USER, **fields):
-    return server.post(PATH, messages=messages, **{**GREEDY, **fields})
+    answer = server.post(PATH, messages=messages, **{**GREEDY, **fields})
+    MessageObject.model_validate(answer)
+    return answer
 
 
 def text_of(answer):
@@ -55,6 +59,7 @@ def events_of(server, **fields):
         name, data = event.split("\n")
         events.append(json.loads(data.removeprefix("data: ")))
         assert name == f"event: {events[-1]['type']}"
+        MessageEvent.model_validate(events[-1])
     return events
 
 

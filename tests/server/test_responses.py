@@ -8,6 +8,8 @@ import pytest
 from asgi import AppThread, make_engine
 from tiny_llm import make_tiny_model
 
+from vllm.server.protocol.responses import ResponseEvent, ResponseObject
+
 pytestmark = pytest.mark.usefixtures("engines_of_one_thread")
 
 TEMPLATE = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}<assistant>"
@@ -30,7 +32,9 @@ def chat(server, messages, **fields):
 
 
 def respond(server, given="hello", **fields):
-    return server.post(PATH, input=given, **{**GREEDY, **fields})
+    response = server.post(PATH, input=given, **{**GREEDY, **fields})
+    ResponseObject.model_validate(response)
+    return response
 
 
 def text_of(response):
@@ -46,6 +50,7 @@ def events_of(server, **fields):
     for event in answer.text.removesuffix("\n\n").split("\n\n"):
         name, data = event.split("\n")
         events.append((name.removeprefix("event: "), json.loads(data.removeprefix("data: "))))
+        ResponseEvent.model_validate(events[-1][1])
     return events
 
 

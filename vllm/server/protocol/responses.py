@@ -183,6 +183,8 @@ class ResponseObject(ResponseModel):
     logits_values_per_token: list[dict[str, float | None]] | None = None
     allowed_mass: list[float] | None = None
     allowed_mass_total: float | None = None
+    choice_readings: list[dict[str, Any]] | None = None
+    field_readings: dict[str, list[dict[str, Any]]] | None = None
     stop_reason: int | str | None = None
     token_ids: list[int] | None = None
     prompt_token_ids: list[int] | None = None
