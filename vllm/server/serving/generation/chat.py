@@ -25,10 +25,12 @@ from vllm.server.protocol.generation import (
 from vllm.server.protocol.pooling import PoolingFields
 from vllm.server.protocol.tokenization import TokenizeRequest
 from vllm.server.rendering.logprobs import chat_logprobs
+from vllm.server.rendering.token_texts import TokenPieces
 from vllm.server.serving.engine_requests import request_id_of
 from vllm.server.serving.generation.answers import Answer, respond
 from vllm.server.serving.generation.completion_choices import ChoiceWriter
 from vllm.server.serving.generation.parts import AnswerPlan
+from vllm.server.serving.generation.position_parts import PositionParts
 from vllm.server.serving.generation.sampling import PreparedPrompts, named_as, prepare_prompts, sampling_params
 from vllm.server.serving.usage import UsageCount, answer_frame
 from vllm.server.state import ServerState
@@ -116,6 +118,7 @@ class ChatAnswer(Answer):
             raise wrong_type("documents", body.documents, "a list of objects")
         self._parts = AnswerPlan(body, state, parts_reasoning)
         self._parsers: dict[int, AnswerParser] = {}
+        self._positions: dict[int, PositionParts] = {}
         self._prompt: str | None = None
         if body.top_logprobs and not body.logprobs:
             message = f"top_logprobs={body.top_logprobs} needs logprobs=true"
@@ -152,6 +155,8 @@ class ChatAnswer(Answer):
         with named_as({"messages": "chat_template"} if self._body.chat_template else {}):
             prompt = await asyncio.to_thread(render, self._state, self._body, self._parts.template_tools)
         self._prompt = prompt["prompt"]
+        params = self._params
+        params.structured_outputs = self._parts.after_reasoning(params.structured_outputs, self._prompt)
         if self._is_echoed:
             self._echo = normal_messages(self._body.messages[-1:])[0]["content"]
         with named_as(self._own_names):
@@ -279,12 +284,26 @@ class ChatAnswer(Answer):
 
     async def choice_fields(self, completion: CompletionOutput, is_first: bool) -> dict[str, Any]:
         """Fields beside the text, for what `completion` adds to the choice."""
-        return {
-            "index": completion.index,
-            "logprobs": await self.logprobs(completion),
-            **await self._writer.fields(completion, is_first),
-            "finish_reason": self.finish_reason(completion),
-        }
+        logprobs = await self.logprobs(completion)
+        fields = await self._writer.fields(completion, is_first)
+        self._write_parts(completion, logprobs, fields)
+        reason = self.finish_reason(completion)
+        return {"index": completion.index, "logprobs": logprobs, **fields, "finish_reason": reason}
+
+    def _write_parts(
+        self, completion: CompletionOutput, logprobs: dict[str, Any] | None, fields: dict[str, Any]
+    ) -> None:
+        """Write into the positions that are read which part of the answer they belong to."""
+        parser, tokenizer = self._parsers.get(completion.index), self._state.engine.tokenizer
+        lists = {"logprobs": logprobs["content"]} if logprobs is not None else {}
+        lists |= {"readings": fields["readings"]} if "readings" in fields else {}
+        if parser is None or tokenizer is None or not lists:
+            return
+        if completion.index not in self._positions:
+            skips = self._params.skip_special_tokens
+            spaces = self._params.spaces_between_special_tokens
+            self._positions[completion.index] = PositionParts(parser, TokenPieces(tokenizer, 0, skips, spaces))
+        self._positions[completion.index].write(completion, lists)
 
 
 def _older_delta(delta: dict[str, Any]) -> dict[str, Any]:
