@@ -98,8 +98,10 @@ def test_defaults_are_taken_and_ask_for_nothing():
     ("flags", "message"),
     [
         (["--lora-modules", "a=b"], "lora_modules=['a=b'] is not supported: LoRA adapters are not implemented"),
-        (["--enable-auto-tool-choice"], "enable_auto_tool_choice=True is not supported: tool calls are not parsed"),
-        (["--tool-call-parser", "hermes"], "tool_call_parser='hermes' is not supported"),
+        (["--tool-server", "demo"], "tool_server='demo' is not supported: this server calls no tools"),
+        (["--tool-call-parser", "nobody"], "tool parser 'nobody' is not known; there are "),
+        (["--reasoning-parser", "nobody"], "reasoning parser 'nobody' is not known; there are "),
+        (["--tool-parser-plugin", "/none/such.py"], "the tool parsers of /none/such.py cannot be loaded"),
         (["--headless"], "headless=True is not supported: one process serves all replicas"),
         (["--api-server-count", "4"], "api_server_count=4 is not supported"),
         (["-asc", "2"], "api_server_count=2 is not supported"),

@@ -8,8 +8,8 @@ from typing import Any
 from vllm.engine.arguments import check_neutral, refused, unused
 
 _LORA = "LoRA adapters are not implemented; merge the adapter into the checkpoint"
-_TOOLS = "tool calls are not parsed from answers; leave it out and parse the text that the model writes"
-_REASONING = "the model's reasoning, if it does any, is in its text"
+_TOOLS = "arguments fit their schemas where a tool says strict"
+_REASONING = "efforts reach the template under their own names"
 _HTTP_ONLY = "the server speaks HTTP; clients of gRPC need one in front of it"
 _ONE_SERVER = "one process serves all replicas; start one server a machine (data_parallel_size)"
 _NO_SUPERVISOR = "replicas are started by the server itself"
@@ -25,9 +25,6 @@ class UpstreamServerArgs:
 
     lora_modules: list[str] | None = refused(None, _LORA)
 
-    enable_auto_tool_choice: bool = refused(False, _TOOLS)
-    tool_call_parser: str | None = refused(None, _TOOLS)
-    tool_parser_plugin: str = refused("", _TOOLS)
     tool_strict_level: str | None = refused(None, _TOOLS)
     tool_server: str | None = refused(None, "this server calls no tools")
 

@@ -12,9 +12,9 @@ from vllm.params.structured import StructuredOutputsParams
 MAX_GRAMMAR_CHARS = 2**19
 """Limit of a schema, regular expression or grammar: a larger one would take seconds to compile."""
 
-# Between JSON's parts, unless a request says otherwise: a blank, or the end of a line and an indentation. Without a
-# bound small models fill their answers with it.
-_WHITE_SPACE = r"( |\n{1,2}[ \t]{0,20})"
+WHITE_SPACE = r"( |\n{1,2}[ \t]{0,20})"
+"""Between JSON's parts, unless a request says otherwise: a blank, or the end of a line and an indentation. Without a
+bound small models fill their answers with it."""
 
 # Objects of a schema whose values are schemas, and its keys whose value is a schema or a list of them.
 _MAPS = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
@@ -52,24 +52,24 @@ def _of_schema(value: Any, params: StructuredOutputsParams) -> str:
     if not isinstance(schema, (dict, bool)):
         raise ValueError(f"a JSON schema is an object, got {type(schema).__name__}")
     if params.disable_additional_properties:
-        schema = _closed(schema)
-    options: Any = {"whitespace_pattern": params.whitespace_pattern or _WHITE_SPACE}
+        schema = closed_schema(schema)
+    options: Any = {"whitespace_pattern": params.whitespace_pattern or WHITE_SPACE}
     if params.disable_any_whitespace:
         options = {"whitespace_flexible": False}
     return LLMatcher.grammar_from_json_schema(json.dumps(schema), overrides=options)
 
 
-def _closed(schema: Any) -> Any:
+def closed_schema(schema: Any) -> Any:
     """The schema with no further properties where an object does not say whether it has any."""
     if isinstance(schema, list):
-        return [_closed(each) for each in schema]
+        return [closed_schema(each) for each in schema]
     if not isinstance(schema, dict):
         return schema
     closed = dict(schema)
     for name in _MAPS:
         if isinstance(closed.get(name), dict):
-            closed[name] = {key: _closed(each) for key, each in closed[name].items()}
-    closed |= {name: _closed(closed[name]) for name in _INNER if name in closed}
+            closed[name] = {key: closed_schema(each) for key, each in closed[name].items()}
+    closed |= {name: closed_schema(closed[name]) for name in _INNER if name in closed}
     if "properties" in closed or closed.get("type") == "object":
         closed.setdefault("additionalProperties", False)
     return closed
@@ -98,10 +98,12 @@ def _literal(character: str) -> str:
 
 
 def _of_grammar(value: str, params: StructuredOutputsParams) -> str:
-    """Lark's dialect, or EBNF as GBNF has it."""
+    """Lark's dialect, which a first line may say, or EBNF as GBNF has it."""
     from llguidance import LLMatcher
     from llguidance.gbnf_to_lark import any_to_lark
 
+    if value.startswith("%llguidance"):
+        return LLMatcher.grammar_from_lark(value)
     try:
         lark = any_to_lark(value)
     except Exception as error:
