@@ -111,4 +111,12 @@ HYBRIDS: dict[str, tuple[str, dict[str, Any]]] = {
         | _THREE_LAYERS
         | {"linear_value_head_dim": 6, "linear_allow_neg_eigval": False, "rope_parameters": _ROPE},
     ),
+    "kimi_linear": (
+        "kimi_linear",
+        _SIZES
+        | {"num_hidden_layers": 3, "layer_types": ["linear_attention", "full_attention", "linear_attention"]}
+        | {"linear_head_dim": 12, "linear_num_heads": 4, "kv_lora_rank": 20, "qk_nope_head_dim": 10}
+        | {"num_key_value_heads": 4, "qk_rope_head_dim": 6, "v_head_dim": 12, "num_experts": 6}
+        | {"num_experts_per_token": 3, "moe_intermediate_size": 24},
+    ),
 }

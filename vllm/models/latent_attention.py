@@ -65,7 +65,7 @@ def _rotated_apart(
 ) -> dict[str, WeightSlot]:
     """`slots`, of which those of `part` put pairs that rotate together, from row `first` of each head on, half of them
     apart."""
-    if not spec.rotary.interleaved:
+    if spec.rotary is None or not spec.rotary.interleaved:
         return slots
 
     def prepare(rows: Tensor) -> Tensor:
@@ -95,7 +95,7 @@ class DecoderLatentAttention(nn.Module):
         self.kv_a_layernorm = make_norm(spec.norm, spec.latent_dim)
         self.kv_b_proj = LatentHeads(spec.num_heads, spec.nope_dim, spec.value_dim, spec.latent_dim)
         self.o_proj = RowParallelLinear(spec.num_heads * spec.value_dim, hidden_size, spec.bias, "o_proj")
-        self.rotary = tables.get(spec.rotary)
+        self.rotary = None if spec.rotary is None else tables.get(spec.rotary)
         self.attn = LatentAttention(spec.latent_dim + spec.rope_dim, spec.scale)
 
     def forward(
@@ -118,7 +118,8 @@ class DecoderLatentAttention(nn.Module):
             q = q * (1 + beta * torch.log1p(positions.div(length, rounding_mode="floor")))[:, None, None].to(q.dtype)
         q_nope, q_rope = q.split((spec.nope_dim, spec.rope_dim), dim=2)
         latent, rope = row.split((spec.latent_dim, spec.rope_dim), dim=1)
-        rotary_embedding_(positions, q_rope, rope[:, None], self.rotary.cos_sin_cache)
+        if self.rotary is not None:
+            rotary_embedding_(positions, q_rope, rope[:, None], self.rotary.cos_sin_cache)
         q_latent = self.kv_b_proj.queries_to_latent(q_nope)
         out = self.attn(q_latent, q_rope, self.kv_a_layernorm(latent), rope, kv_cache, attn, rows)
         return self.o_proj(self.kv_b_proj.latent_to_values(out))

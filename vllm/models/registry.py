@@ -80,6 +80,7 @@ _HYBRIDS = {
     "bamba": "BambaForCausalLM",
     "falcon": "FalconH1ForCausalLM",
     "granite": "GraniteMoeHybridForCausalLM",
+    "kimi": "KimiLinearForCausalLM",
     "lfm2": "Lfm2ForCausalLM Lfm2MoeForCausalLM Lfm3ForCausalLM",
     "jamba": "JambaForCausalLM",
     "mamba": "FalconMambaForCausalLM Mamba2ForCausalLM MambaForCausalLM",

@@ -103,7 +103,7 @@ class LatentAttentionSpec:
         value_dim: of each head's values.
         latent_dim: of the latent that keys and values are made of.
         query_dim: of the latent that queries are made of; None = queries come from the hidden states.
-        rotary: of the rotated values, all `rope_dim` of them.
+        rotary: of the rotated values, all `rope_dim` of them; None = they are not rotated.
         scale: factor on the scores.
         norm: normalisation of both latents.
         bias: of what makes the latents, and of the output projection.
@@ -116,7 +116,7 @@ class LatentAttentionSpec:
     value_dim: int
     latent_dim: int
     query_dim: int | None
-    rotary: RotarySpec
+    rotary: RotarySpec | None
     scale: float
     norm: NormSpec
     bias: bool = False
@@ -190,6 +190,27 @@ class DeltaRuleSpec(StateSpec):
     @property
     def split_size(self) -> int:
         return self.key_heads
+
+
+@dataclass(frozen=True)
+class ChannelDeltaSpec(StateSpec):
+    """Linear attention by the delta rule of which each key's channel decays by itself (Kimi Linear, arXiv:2510.26692):
+    as DeltaRuleSpec, but that decays and gates, by sigmoids, are projected through head_dim values.
+
+    Attributes:
+        heads, head_dim: of queries, keys and values alike.
+        kernel_size: of the convolution.
+        norm_eps: of the norm.
+    """
+
+    heads: int
+    head_dim: int
+    kernel_size: int
+    norm_eps: float
+
+    @property
+    def split_size(self) -> int:
+        return self.heads
 
 
 @dataclass(frozen=True)
