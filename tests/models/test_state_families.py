@@ -24,16 +24,19 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 FAMILIES = ("qwen3_5", "granite_hybrid", "nemotron_h", "jamba", "mamba2", "kimi_linear", "falcon_h1")
 # Fewer than a convolution takes, one more than a tile of tokens, and many.
 LENGTHS = (1, 2, 3, 65, 300)
+# Over more layers, and so many tokens, float32 itself is off by more than is allowed, transformers' too.
+_TWO_LAYERS = {"num_hidden_layers": 2, "layer_types": ["linear_attention", "full_attention"]}
 
 
 @pytest.fixture(scope="module", params=FAMILIES)
-def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any, str]:
+def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
     folder = tmp_path_factory.mktemp(request.param)
-    return folder, make_architecture(request.param, folder, max_position_embeddings=512), request.param
+    fields = _TWO_LAYERS if request.param == "qwen3_5" else {}
+    return folder, make_architecture(request.param, folder, max_position_embeddings=512, **fields)
 
 
-def test_prompts_of_all_lengths(model: tuple[Path, Any, str]) -> None:
-    folder, hf_model, name = model
+def test_prompts_of_all_lengths(model: tuple[Path, Any]) -> None:
+    folder, hf_model = model
     prompts = random_prompts(LENGTHS)
     whole = run(make_llm(folder, max_model_len=400, enable_prefix_caching=False), prompts)
     assert_near_transformers(hf_model, prompts, whole)
@@ -42,8 +45,8 @@ def test_prompts_of_all_lengths(model: tuple[Path, Any, str]) -> None:
 
 
 @pytest.mark.parametrize("model", ["qwen3_5", "kimi_linear", "falcon_h1", "jamba"], indirect=True)
-def test_two_ranks(model: tuple[Path, Any, str]) -> None:
-    folder, hf_model, _ = model
+def test_two_ranks(model: tuple[Path, Any]) -> None:
+    folder, hf_model = model
     prompts = random_prompts((1, 3, 65))
     llm = make_thread_llm(folder, 2, max_model_len=128, skip_tokenizer_init=True)
     assert_near_transformers(hf_model, prompts, run(llm, prompts))

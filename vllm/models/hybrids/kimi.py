@@ -1,5 +1,5 @@
-"""Kimi Linear (arXiv:2510.26692): linear attention in most layers, latent attention without positions in the others, and
-DeepSeek V3's mixture."""
+"""Kimi Linear (arXiv:2510.26692): linear attention in most layers, latent attention without positions in the others,
+and DeepSeek V3's mixture."""
 
 from __future__ import annotations
 
