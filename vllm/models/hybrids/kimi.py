@@ -23,7 +23,7 @@ _RENAMES = (
 )
 
 
-def _own_names(name: str, tensor: Tensor, spec: DecoderSpec) -> Parts:
+def own_names(name: str, tensor: Tensor, spec: DecoderSpec) -> Parts:
     """Of linear attention o_proj, and A_log [1, 1, heads, 1]."""
     if name.endswith(".decays.A_log"):
         tensor = tensor.flatten()
@@ -35,7 +35,7 @@ def _own_names(name: str, tensor: Tensor, spec: DecoderSpec) -> Parts:
 
 
 class KimiLinearForCausalLM(DecoderForCausalLM):
-    names = CheckpointNames(_RENAMES, (split_delta_conv, _own_names, split_experts()), has_further_layers=True)
+    names = CheckpointNames(_RENAMES, (split_delta_conv, own_names, split_experts()), has_further_layers=True)
 
     @classmethod
     def describe(cls, reader: ConfigReader) -> DecoderSpec:

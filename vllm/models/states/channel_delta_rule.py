@@ -28,11 +28,16 @@ class ChannelDeltaRule(StateLayer):
         super().__init__((conv.state_shape, matrix))
         self.conv, self.heads = conv, len(heads.held)
         parts = dict.fromkeys(("q_proj", "k_proj", "v_proj"), channels)
-        parts |= {"b_proj": heads, "f_a_proj": inner, "g_a_proj": inner}
+        between = inner if spec.low_rank else channels
+        parts |= {"b_proj": heads, "f_a_proj": between, "g_a_proj": between}
         self.in_proj = LinearBase(Shard.whole(hidden_size), parts, False)
-        self.widths = [conv.channels, self.heads, spec.head_dim, spec.head_dim]
-        self.f_b_proj = ColumnParallelLinear(spec.head_dim, width, False, "f_b_proj")
-        self.g_b_proj = ColumnParallelLinear(spec.head_dim, width, False, "g_b_proj")
+        self.widths = [conv.channels, self.heads, len(between.held), len(between.held)]
+        self.f_b_proj: ColumnParallelLinear | None = None
+        self.g_b_proj: ColumnParallelLinear | None = None
+        if spec.low_rank:
+            self.f_b_proj = ColumnParallelLinear(spec.head_dim, width, False, "f_b_proj")
+            self.g_b_proj = ColumnParallelLinear(spec.head_dim, width, False, "g_b_proj")
+        self.bound = spec.bound
         self.decays = Decays((heads,), channels)
         self.norm = GatedNorm(spec.head_dim, spec.norm_eps, sigmoid=True)
         self.out_proj = RowParallelLinear(width, hidden_size, False, "out_proj")
@@ -50,9 +55,13 @@ class ChannelDeltaRule(StateLayer):
         tail, pool = self.state
         qkv, b, f, g = self.in_proj(hidden, norm).split(self.widths, dim=1)
         qkv = self.conv(qkv, tail, attn)
+        if self.f_b_proj is not None:
+            f = self.f_b_proj(f)
         assert self.decays.bias is not None
-        decays = self.decays.rate, self.decays.bias
-        out = gated_delta_rule_(qkv, self.f_b_proj(f), b, *decays, pool, *step_rows(attn), self.heads)
+        numbers = f, b, self.decays.rate, self.decays.bias
+        out = gated_delta_rule_(qkv, *numbers, pool, *step_rows(attn), self.heads, bound=self.bound)
         if rows is not None:
             out, g = out.index_select(0, rows), g.index_select(0, rows)
-        return self.out_proj(self.norm(out, self.g_b_proj(g)))
+        if self.g_b_proj is not None:
+            g = self.g_b_proj(g)
+        return self.out_proj(self.norm(out, g))
