@@ -18,7 +18,7 @@ _MERGE_LORA = "LoRA adapters are not implemented; merge the adapter into the che
 _LORA = "LoRA adapters are not implemented"
 NO_SPECULATION = "speculative decoding is not implemented"
 _GRAMMARS = "reasoning parsers are not implemented"
-_GRAMMAR_REQUESTS = "grammars run by llguidance, and requests say what their white space may be"
+_ONE_LIBRARY = "grammars are compiled by one library, llguidance"
 _TP = "use tensor_parallel_size, or replicas by data_parallel_size"
 _REPLICAS = "replicas are started by one server (data_parallel_size)"
 _EXPERTS = "each rank has an equal part of a mixture's experts"
@@ -72,9 +72,7 @@ class UpstreamArgs:
     tokenizer_pool_type: str = unused("ray", _ONE_WAY)
     tokenizer_pool_extra_config: dict[str, Any] | None = unused(None, _ONE_WAY)
     worker_use_ray: bool = refused(False, 'distributed_executor_backend="ray" does it')
-    guided_decoding_backend: str = unused("auto", _GRAMMAR_REQUESTS)
-    guided_decoding_disable_fallback: bool = unused(False, _GRAMMAR_REQUESTS)
-    guided_decoding_disable_any_whitespace: bool = unused(False, _GRAMMAR_REQUESTS)
+    guided_decoding_disable_fallback: bool = unused(False, _ONE_LIBRARY)
     enable_reasoning: bool = unused(False, "a model's thoughts are not parted from its answer")
     disable_mm_preprocessor_cache: bool = unused(False, _TEXT_ONLY)
     calculate_kv_scales: bool = refused(False, "scales of an 8-bit KV cache are the checkpoint's, or 1")
@@ -150,8 +148,6 @@ class UpstreamArgs:
     reasoning_parser: str = refused("", _GRAMMARS)
     reasoning_parser_plugin: str | None = refused(None, _GRAMMARS)
     reasoning_config: dict[str, Any] | None = refused(None, _GRAMMARS)
-
-    structured_outputs_config: dict[str, Any] | None = unused(None, _GRAMMAR_REQUESTS)
 
     pipeline_parallel_size: int = refused(1, _TP, "-pp")
     prefill_context_parallel_size: int = refused(1, _TP)

@@ -64,6 +64,7 @@ class InputProcessor:
     def __init__(self, config: VllmConfig, tokenizer: Tokenizer | None) -> None:
         self.model_config = config.model_config
         self._policy = config.scheduler_config.policy
+        self._forms = config.structured_outputs_config
         self.tokenizer = tokenizer
         self.eos_token_ids = frozenset(self.model_config.hf_config.eos_token_ids)
         self._generation_config = {"eos_token_id": sorted(self.eos_token_ids)}
@@ -173,7 +174,7 @@ class InputProcessor:
         Raises:
             VLLMValidationError: it does not compile, or the model's tokenizer cannot be bound to one.
         """
-        grammar = grammar_text(form)
+        grammar = grammar_text(self._forms.applied(form))
         try:
             grammars_of(self.model_config).start(grammar)
         except VLLMValidationError:

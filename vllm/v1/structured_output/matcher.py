@@ -105,7 +105,7 @@ def grammars_of(config: ModelConfig) -> Grammars:
     if config.skip_tokenizer_init:
         raise _unusable("skip_tokenizer_init left the tokenizer out")
     ends = tuple(sorted(config.hf_config.eos_token_ids))
-    options = config.tokenizer, config.tokenizer_mode, config.trust_remote_code, config.revision
+    options = config.tokenizer, config.tokenizer_mode, config.trust_remote_code, config.tokenizer_revision
     return _grammars(options, config.vocab_size, ends)
 
 
