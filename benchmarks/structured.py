@@ -1,7 +1,8 @@
 """What answers bound to a JSON schema cost, against free text.
 
     python benchmarks/structured.py                                         # the embedded model
-    python benchmarks/structured.py --model FOLDER --upstream ENVIRONMENT --transformers --llama-cpp ENVIRONMENT --gguf FILE
+    python benchmarks/structured.py --model FOLDER --upstream ENVIRONMENT --transformers
+    python benchmarks/structured.py --llama-cpp ENVIRONMENT --gguf FILE     # the same model
 
 free64, json64              64 requests of 60 to 80 fresh tokens decode 64 tokens each, greedily
 free64_drawn, json64_drawn  the same at temperature 1

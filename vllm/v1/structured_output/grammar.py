@@ -21,6 +21,10 @@ _MAPS = ("properties", "patternProperties", "$defs", "definitions", "dependentSc
 _INNER = ("items", "prefixItems", "additionalProperties", "anyOf", "oneOf", "allOf", "not", "if", "then", "else")
 
 
+# Values of "format" whose texts are bound.
+_FORMATS = "date-time time date duration email hostname ipv4 ipv6 uuid uri".split()
+
+
 def grammar_text(params: StructuredOutputsParams) -> str:
     """The grammar of the answers that `params` allow; whether it compiles is not known yet.
 
@@ -46,28 +50,41 @@ def _of_schema(value: Any, params: StructuredOutputsParams) -> str:
     schema = json.loads(value) if isinstance(value, str) else value
     if not isinstance(schema, (dict, bool)):
         raise ValueError(f"a JSON schema is an object, got {type(schema).__name__}")
+    # llguidance applies options to objects only.
+    schema = _changed({} if schema is True else {"not": {}} if schema is False else schema, _without_annotation)
     if params.disable_additional_properties:
-        schema = _closed(schema)
+        schema = _changed(schema, _closed)
     options: Any = {"whitespace_pattern": params.whitespace_pattern or _WHITE_SPACE}
     if params.disable_any_whitespace:
         options = {"whitespace_flexible": False}
     return LLMatcher.grammar_from_json_schema(json.dumps(schema), overrides=options)
 
 
-def _closed(schema: Any) -> Any:
-    """The schema with no further properties where an object does not say whether it has any."""
+def _changed(schema: Any, change: Callable[[dict[str, Any]], None]) -> Any:
+    """A copy of the schema with `change` made, in place, to it and to all schemas in it."""
     if isinstance(schema, list):
-        return [_closed(each) for each in schema]
+        return [_changed(each, change) for each in schema]
     if not isinstance(schema, dict):
         return schema
-    closed = dict(schema)
+    changed = dict(schema)
     for name in _MAPS:
-        if isinstance(closed.get(name), dict):
-            closed[name] = {key: _closed(each) for key, each in closed[name].items()}
-    closed |= {name: _closed(closed[name]) for name in _INNER if name in closed}
-    if "properties" in closed or closed.get("type") == "object":
-        closed.setdefault("additionalProperties", False)
-    return closed
+        if isinstance(changed.get(name), dict):
+            changed[name] = {key: _changed(each, change) for key, each in changed[name].items()}
+    changed |= {name: _changed(changed[name], change) for name in _INNER if name in changed}
+    change(changed)
+    return changed
+
+
+def _closed(schema: dict[str, Any]) -> None:
+    """No further properties where an object does not say whether it has any."""
+    if "properties" in schema or schema.get("type") == "object":
+        schema.setdefault("additionalProperties", False)
+
+
+def _without_annotation(schema: dict[str, Any]) -> None:
+    """A format that llguidance does not know is what JSON Schema says of all: a remark."""
+    if schema.get("format") not in (None, *_FORMATS):
+        del schema["format"]
 
 
 def _of_object(value: Any, params: StructuredOutputsParams) -> str:
