@@ -22,6 +22,8 @@ ORDER = """
     selftest scoring
     entrypoints
     pooling decisions chat
+    tool_parsers reasoning
+    parser
     v1.engine engine v1.metrics
     v1.executor v1.worker v1.sample v1.core v1
     loader models layers quantization
@@ -32,7 +34,12 @@ ORDER = """
 MAX_FILE_LINES, MAX_FUNCTION_LINES = 500, 60
 MAX_FOLDER_FILES = 20
 # Folders that are lists: a file a row, found by its name.
-LISTS = {"ops": "an operation", "ops/triton": "an operation's kernel", "models/dense": "a family of models"}
+LISTS = {
+    "tool_parsers": "a format",
+    "ops": "an operation",
+    "ops/triton": "an operation's kernel",
+    "models/dense": "a family of models",
+}
 
 
 PUBLIC = set(re.findall(r'"(\w+)": "vllm\.', (ROOT / "vllm/__init__.py").read_text(encoding="utf-8")))

@@ -14,10 +14,8 @@ from vllm.distributed.device_communicators.pynccl import PyNcclCommunicator
 from vllm.multimodal import MULTIMODAL_REGISTRY
 from vllm.multimodal.inputs import PlaceholderRange
 from vllm.multimodal.utils import encode_image_url, fetch_audio, fetch_image, fetch_video
-from vllm.reasoning import ReasoningParser, ReasoningParserManager
 from vllm.sequence import IntermediateTensors, Logprob
 from vllm.tokenizers.mistral import MistralTokenizer
-from vllm.tool_parsers import ToolParser, ToolParserManager
 from vllm.upstream.refusals import Unserved
 from vllm.upstream.table import table
 from vllm.usage.usage_lib import UsageContext, is_usage_stats_enabled
@@ -32,28 +30,12 @@ from vllm.usage.usage_lib import UsageContext, is_usage_stats_enabled
         lambda: fetch_image("file:///a.png"),
         lambda: fetch_audio("file:///a.wav"),
         lambda: fetch_video("file:///a.mp4"),
-        lambda: ReasoningParserManager.import_reasoning_parser("plugin.py"),
-        lambda: ToolParserManager.import_tool_parser("plugin.py"),
     ],
 )
 def test_they_say_so_when_used(use):
     with pytest.raises(NotImplementedError) as caught:
         use()
     assert len(str(caught.value)) > 40
-
-
-def test_parsers_of_callers_are_taken_and_not_found():
-    @ToolParserManager.register_module("mine")
-    class Mine(ToolParser):
-        pass
-
-    assert ReasoningParserManager.register_module("other", module=ReasoningParser) is ReasoningParser
-    assert ToolParserManager.list_registered() == ReasoningParserManager.list_registered() == []
-    with pytest.raises(KeyError, match="tool parser 'mine'"):
-        ToolParserManager.get_tool_parser("mine")
-    with pytest.raises(KeyError, match="reasoning parser 'other'"):
-        ReasoningParserManager.get_reasoning_parser("other")
-    assert isinstance(Mine(None), ToolParser)
 
 
 def test_media():

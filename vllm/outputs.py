@@ -44,6 +44,10 @@ class CompletionOutput:
         allowed_mass: one number a position, the model's probability of all tokens that `structured_outputs` allowed
             there; None unless `grammar_readings` requested it.
         allowed_mass_total: sum of their logarithms: the logprob that free sampling would have kept the form so far.
+        choice_readings: how likely each choice of the form is after the prompt, once it has ended; None unless
+            requested.
+        field_readings: by path (`$.items[0].kind`), how likely each value of a field is after the text before it, once
+            it has ended; None unless requested.
     """
 
     index: int
@@ -61,6 +65,8 @@ class CompletionOutput:
     error: str | None = None
     allowed_mass: list[float] | None = None
     allowed_mass_total: float | None = None
+    choice_readings: ValueReadings | None = None
+    field_readings: dict[str, ValueReadings] | None = None
 
     def finished(self) -> bool:
         """Whether this sequence has ended."""
@@ -90,7 +96,30 @@ _LATEST = (
     "weight_versions",
     "error",
     "allowed_mass_total",
+    "choice_readings",
+    "field_readings",
 )
+
+
+@dataclass
+class ValueReadings:
+    """How likely each of V values continues what stands before it; the model's own readings, whatever was drawn.
+
+    Attributes:
+        values: as JSON has them; choices are texts.
+        texts: what was read: the value as JSON, after what the token across its beginning has before it.
+        token_ids: of each text, as the tokenizer spells it.
+        logprobs: float64 [V], natural-log probability of each text's tokens; NaN where the context did not hold them.
+        shares: float64 [V], softmax of `logprobs` over the values.
+        chosen: index of the value that the answer has; None if it breaks off before.
+    """
+
+    values: list[Any]
+    texts: list[str] = field(repr=False)
+    token_ids: list[list[int]] = field(repr=False)
+    logprobs: np.ndarray
+    shares: np.ndarray
+    chosen: int | None
 
 
 @dataclass

@@ -105,7 +105,9 @@ class SamplingParams(Struct, dict=True):
     array [rows, K] is the same, with -1 as padding. Prompt readings are always of the model's logits.
 
     `structured_outputs` binds the answer to a form, whose readings stay the model's; with `grammar_readings` each
-    position's `allowed_mass` says how much probability the model gave to all that the form allowed.
+    position's `allowed_mass` says how much probability the model gave to all that the form allowed. `choice_readings`
+    adds the logprob of every text of its `choice`, `field_readings` those of the values of each field of its `json`
+    whose values the schema counts (enum, const, boolean, null), whatever was drawn.
 
     `max_tokens=0` samples nothing: it gives the prompt's readings and, where `logprobs` or `logprob_token_ids` ask
     for them, the readings of the next position.
@@ -204,6 +206,10 @@ class SamplingParams(Struct, dict=True):
     guided_decoding: Annotated[GuidedDecodingParams | None, _form(at=At.NONE)] = None
     grammar_readings: Annotated[bool, row.boolean(
         about="The model's probability of all tokens that structured_outputs allows, at each position.")] = False
+    choice_readings: Annotated[bool, row.boolean(
+        about="The model's logprob of each text of structured_outputs.choice.")] = False
+    field_readings: Annotated[bool, row.boolean(
+        about="The model's logprob of each value of a field of structured_outputs.json that has few.")] = False
     # fmt: on
     # Set when the request is queued.
     _bad_words_token_ids: list[list[int]] | None = None
@@ -234,6 +240,9 @@ class SamplingParams(Struct, dict=True):
             self.structured_outputs, self.guided_decoding = self.guided_decoding, None  # type: ignore[assignment]
         if self.grammar_readings and self.structured_outputs is None:
             raise VLLMValidationError("grammar_readings need structured_outputs", "grammar_readings", True)
+        for name, kind in (("choice_readings", "choice"), ("field_readings", "json")):
+            if getattr(self, name) and getattr(self.structured_outputs, kind, None) is None:
+                raise VLLMValidationError(f"{name} need structured_outputs.{kind}", name, True)
         if self.prompt_logprob_start is not None and not self.reads_prompt:
             raise VLLMValidationError(
                 "prompt_logprob_start needs prompt_logprobs or prompt_logprob_token_ids",
@@ -346,6 +355,11 @@ class SamplingParams(Struct, dict=True):
     @bad_words_token_ids.setter
     def bad_words_token_ids(self, value: list[list[int]] | None) -> None:
         self._bad_words_token_ids = value
+
+    @property
+    def reads_form(self) -> bool:
+        """Whether the values that the form allows are read when the answers are there."""
+        return self.choice_readings or self.field_readings
 
     @property
     def grammar(self) -> str | None:

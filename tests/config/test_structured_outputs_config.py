@@ -44,7 +44,7 @@ def test_what_changes_nothing_passes(value: Any) -> None:
         *[({"backend": name}, f"backend='{name}'.*llguidance") for name in ("xgrammar", "outlines")],
         ({"backend": "lm-format-enforcer"}, "backend='lm-format-enforcer'"),
         ({"backend": "other"}, "backend must be one of auto"),
-        ({"reasoning_parser": "qwen3"}, "reasoning_parser='qwen3'.*not implemented"),
+        ({"reasoning_parser": "qwen3"}, "reasoning_parser='qwen3'.*whole text"),
         ({"no_such_field": 1}, "has no field 'no_such_field'"),
         (3, "must be a StructuredOutputsConfig"),
     ],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import json
 import threading
 from collections.abc import AsyncIterator, Coroutine
@@ -72,7 +73,11 @@ class AppThread:
 
     def request(self, method: str, url: str, **options: Any) -> httpx.Response:
         """Send one request; options are httpx's."""
-        return self.run(self._client.request(method, url, **options))
+        return self.begin(method, url, **options).result(timeout=120)
+
+    def begin(self, method: str, url: str, **options: Any) -> concurrent.futures.Future[httpx.Response]:
+        """Send one request without waiting for its answer."""
+        return asyncio.run_coroutine_threadsafe(self._client.request(method, url, **options), self._loop)
 
     def post(self, url: str, **body: Any) -> Any:
         """The JSON answer to a request for the served model, which must succeed."""

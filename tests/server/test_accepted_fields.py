@@ -74,6 +74,21 @@ def test_openai_fields_change_nothing(server, path):
 
 
 @pytest.mark.parametrize("path", GENERATING)
+def test_what_would_change_something_is_refused_by_name(server, path):
+    for name, value in (("audio", {"voice": "alloy"}), ("web_search_options", {}), ("modalities", ["text", "audio"])):
+        body = {"model": "tiny", **BODIES[path], name: value}
+        error = server.request("POST", path, json=body).json()["error"]
+        assert (error["param"], error["code"]) == (name, "unsupported_field")
+
+
+@pytest.mark.parametrize("path", GENERATING)
+def test_streams_may_ask_for_obfuscation(server, path):
+    for wanted in (True, False):
+        chunks = server.stream(path, **BODIES[path], stream_options={"include_obfuscation": wanted})
+        assert "obfuscation" not in chunks[0] and "usage" not in chunks[-1]
+
+
+@pytest.mark.parametrize("path", GENERATING)
 def test_what_asks_for_nothing_is_no_fault(server, path):
     for name, (neutral, _) in REFUSED_FIELDS.items():
         for value in (*neutral, None):

@@ -98,14 +98,15 @@ def test_defaults_are_taken_and_ask_for_nothing():
     ("flags", "message"),
     [
         (["--lora-modules", "a=b"], "lora_modules=['a=b'] is not supported: LoRA adapters are not implemented"),
-        (["--enable-auto-tool-choice"], "enable_auto_tool_choice=True is not supported: tool calls are not parsed"),
-        (["--tool-call-parser", "hermes"], "tool_call_parser='hermes' is not supported"),
+        (["--tool-server", "demo"], "tool_server='demo' is not supported: this server calls no tools"),
+        (["--tool-call-parser", "nobody"], "tool parser 'nobody' is not known; there are "),
+        (["--reasoning-parser", "nobody"], "reasoning parser 'nobody' is not known; there are "),
+        (["--tool-parser-plugin", "/none/such.py"], "the tool parsers of /none/such.py cannot be loaded"),
         (["--headless"], "headless=True is not supported: one process serves all replicas"),
         (["--api-server-count", "4"], "api_server_count=4 is not supported"),
         (["-asc", "2"], "api_server_count=2 is not supported"),
         (["--grpc-port", "50051"], "grpc_port=50051 is not supported: the server speaks HTTP"),
         (["--sse-keep-alive-interval", "5"], "sse_keep_alive_interval=5 is not supported"),
-        (["--enable-log-outputs"], "enable_log_outputs=True is not supported"),
         (["--fingerprint-mode", "custom"], "--fingerprint-mode custom and --fingerprint-value VALUE need each other"),
         (["--fingerprint-value", "x"], "--fingerprint-mode custom and --fingerprint-value VALUE need each other"),
         (["--max-log-len", "-1"], "--max-log-len must be at least 0"),
@@ -134,6 +135,7 @@ def test_spellings():
     args = parse("--max_model_len", "4k", "-tp", "2", "-O3", "--chat_template=a_b", "--disable-log-requests", "M_x")
     assert (args.max_model_len, args.tensor_parallel_size, args.optimization_level) == (4000, 2, "3")
     assert (args.chat_template, args.model, args.enable_log_requests) == ("a_b", "M_x", False)
+    assert parse("--task", "generate", "--disable-frontend-multiprocessing", "--model", "m").model == "m"
     assert parse("--enable-prefix-caching").enable_prefix_caching is True
     assert parse("--disable-prefix-caching").enable_prefix_caching is False
     assert parse("--no_enable_prefix_caching").enable_prefix_caching is False
@@ -178,9 +180,9 @@ def server(tmp_path_factory) -> Iterator[LiveServer]:
     flags = [
         "--uds", str(folder / "socket"), "--middleware", "our_middleware.Header", "--middleware=our_middleware.header",
         "--chat_template", "{{ messages[0].content }}", "--disable-fastapi-docs", "--enable-log-requests",
-        "--max-log-len", "3", "--disable-access-log-for-endpoints", "/version,/load", "--fingerprint-mode=custom",
-        "--fingerprint-value", "mine", "--response-role", "model", "--enable_force_include_usage",
-        "--allowed-methods", '["GET"]',
+        "--enable_log_outputs", "--max-log-len", "3", "--disable-access-log-for-endpoints", "/version,/load",
+        "--fingerprint-mode=custom", "--fingerprint-value", "mine", "--response-role", "model",
+        "--enable_force_include_usage", "--allowed-methods", '["GET"]',
     ]  # fmt: skip
     with LiveServer(folder, *flags, env={"PYTHONPATH": str(folder), "OMP_NUM_THREADS": "1"}, wait=False) as server:
         deadline = time.monotonic() + 180
@@ -225,6 +227,18 @@ def test_answers_behind_these_flags(server, client):
     log = server.log()
     assert "'hel'" in log and "hello" not in log
     assert "max_tokens=2" in log
+    # Of the whole answer and of the stream alike.
+    shown, ids = first_output(log), [line.rpartition(": ")[2] for line in log.splitlines() if "output chatcmpl" in line]
+    assert ids == [shown, shown]
+    assert shown == f"{answer['choices'][0]['message']['content'][:3]!r}, ids {shown_ids(shown)} of 2, length"
+
+
+def first_output(log: str) -> str:
+    return next(line.rpartition(": ")[2] for line in log.splitlines() if "output chatcmpl" in line)
+
+
+def shown_ids(line: str) -> str:
+    return line.partition(", ids ")[2].partition(" of ")[0]
 
 
 @pytest.mark.skipif(shutil.which("curl") is None, reason="there is no curl")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import tokenizers
@@ -31,13 +32,14 @@ def token_bytes(token: str) -> bytes:
     return bytes(byte for character in token for byte in range(256) if _char_of(byte) == character)
 
 
-def make_byte_tokenizer(folder: Path) -> Tokenizer:
-    """Write tokenizer.json and its tokenizer_config.json into `folder` and load it."""
+def make_byte_tokenizer(folder: Path, more: Sequence[tuple[str, str]] = ()) -> Tokenizer:
+    """Write tokenizer.json and its tokenizer_config.json into `folder` and load it. `more`: pairs of tokens that are
+    merged into further ones, whose ids come last."""
     vocab = {"<pad>": PAD, "<s>": BOS, "</s>": EOS}
-    for token in (*_alphabet(), *WORDS):
+    for token in (*_alphabet(), *WORDS, *map("".join, more)):
         vocab[token] = len(vocab)
     merges = [("t", "h"), ("th", "e"), ("Ġ", "the"), ("s", "t"), ("o", "p"), ("st", "op"), ("Ġ", "stop")]
-    merges += [("ð", "Ł"), ("ðŁ", "ĺ")]
+    merges += [("ð", "Ł"), ("ðŁ", "ĺ"), *more]
     backend = tokenizers.Tokenizer(models.BPE(vocab=vocab, merges=merges))
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = decoders.ByteLevel()

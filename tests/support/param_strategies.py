@@ -189,6 +189,8 @@ SOUND: dict[str, st.SearchStrategy[Any]] = {
     "structured_outputs": st.none(),
     "guided_decoding": st.none(),
     "grammar_readings": st.just(False),
+    "choice_readings": st.just(False),
+    "field_readings": st.just(False),
     "thinking_token_budget": st.none(),
     "routed_experts_prompt_start": st.just(0),
 }

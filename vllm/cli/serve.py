@@ -176,6 +176,8 @@ def check_args(args: ServerArgs) -> None:
             from vllm.decisions.calibration import Calibration
 
             Calibration.load(args.calibration)
+        if args.tool_call_parser or args.tool_parser_plugin or args.reasoning_parser or args.reasoning_parser_plugin:
+            args.check_parsers()
     except ValueError as error:
         raise CliError(str(error)) from None
     if not 0 <= args.port <= 65535:

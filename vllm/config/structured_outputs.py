@@ -22,13 +22,13 @@ class StructuredOutputsConfig(UnservedConfig):
         backend: "auto" or "guidance": llguidance. It is named otherwise only to be refused.
         disable_any_whitespace: JSON has no white space between its parts, unless a request says what may stand there.
         disable_additional_properties: JSON objects have their schema's properties only.
-        reasoning_parser: of thoughts before an answer; refused.
+        reasoning_parser: of thoughts that a form is to leave free; refused.
         reasoning_parser_plugin: as that.
         enable_in_reasoning: as it is: an answer has its form from its first token on.
         disable_fallback: as it is: there is one library to try.
     """
 
-    instead: ClassVar[str] = "reasoning parsers are not implemented: a form binds the whole answer; leave it out"
+    instead: ClassVar[str] = "a form binds the whole text; the server's --reasoning-parser parts thoughts from answers"
     harmless: ClassVar[frozenset[str]] = frozenset(
         {
             "backend",

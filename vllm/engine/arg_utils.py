@@ -64,7 +64,7 @@ class EngineArgs(UpstreamArgs):
         "auto", "pooling for embeddings, classes and rewards; auto: by architecture and modules.json"
     )
     convert: str = arg("auto", "embed or classify: what a model is served as, if not as what its architecture says")
-    task: str | None = arg(None, "an older name for both: generate, embed, classify, score or reward", flag=False)
+    task: str | None = arg(None, "an older name for both: generate, embed, classify, score or reward")
     pooler_config: Any = arg(None, "how a model pools: a PoolerConfig or a dict of its fields")
     model_impl: Literal["auto", "vllm", "transformers"] = arg(
         "auto",

@@ -17,6 +17,7 @@ _TEXT_ONLY = "inputs are text only"
 _MERGE_LORA = "LoRA adapters are not implemented; merge the adapter into the checkpoint"
 _LORA = "LoRA adapters are not implemented"
 NO_SPECULATION = "speculative decoding is not implemented"
+_SERVER_PARTS = "the server parts reasoning from answers: vllm serve --reasoning-parser"
 _GRAMMARS = "reasoning parsers are not implemented"
 _ONE_LIBRARY = "grammars are compiled by one library, llguidance"
 _TP = "use tensor_parallel_size, or replicas by data_parallel_size"
@@ -145,8 +146,8 @@ class UpstreamArgs:
     spec_tokens: int | None = refused(None, NO_SPECULATION)
     per_request_spec_decode_metrics: str = refused("none", NO_SPECULATION)
 
-    reasoning_parser: str = refused("", _GRAMMARS)
-    reasoning_parser_plugin: str | None = refused(None, _GRAMMARS)
+    reasoning_parser: str = unused("", _SERVER_PARTS, flag=False)
+    reasoning_parser_plugin: str | None = unused(None, _SERVER_PARTS, flag=False)
     reasoning_config: dict[str, Any] | None = refused(None, _GRAMMARS)
 
     pipeline_parallel_size: int = refused(1, _TP, "-pp")

@@ -13,7 +13,7 @@ from vllm.distributed.parallel_state import get_tp_group
 from vllm.layers.linear_method import PARTS, QUANTIZED, UNQUANTIZED, LinearMethod, keeps_quantized, pack_expert
 from vllm.layers.sharding import Shard, WeightSlot
 from vllm.ops.experts import ExpertActivation, PackedExperts, experts, takes_all_experts
-from vllm.ops.packed_linear import PackedLinear
+from vllm.ops.packed_linear import PackedLinear, unpack_linear
 from vllm.quantization.weight import QuantizedStack, QuantizedWeight
 from vllm.utils.host_memory import return_freed_memory
 
@@ -153,6 +153,21 @@ class Experts(nn.Module):
     def asks_for_counts(self) -> bool:
         """Whether its loaded experts are multiplied one by one."""
         return not takes_all_experts(self._like, self.first, self.second, self.activation)
+
+    def restore_lacking(self) -> None:
+        """Pack what lacks tensors with the former ones, where their values are kept."""
+        for (index, is_first), read in list(self._read.items()):
+            packed = (self.first if is_first else self.second).packed[index]
+            if not isinstance(packed, PackedLinear):
+                continue
+            names = _FIRST if is_first else ("down_proj",)
+            weight, bias = unpack_linear(packed, self._like.dtype)
+            given = {f"{name}.weight" for name in read.weights} | {f"{name}.bias" for name in read.biases}
+            former = {f"{name}.weight": rows for name, rows in zip(names, weight.chunk(len(names)), strict=True)}
+            if bias is not None:
+                former |= {f"{name}.bias": rows for name, rows in zip(names, bias.chunk(len(names)), strict=True)}
+            for name in former.keys() - given:
+                self._take(index, name, former[name])
 
     def begin_update(self) -> bool:
         """See LinearBase.begin_update: an expert is packed anew when its tensors have come."""

@@ -165,12 +165,16 @@ class LinearBase(nn.Module):
 
     @property
     def keeps_values(self) -> bool:
-        """Whether the packed weight has the values that were given, so that `former_weight` does."""
+        """Whether the packed weight has the values that were given, so that `restore_values` can."""
         return isinstance(self.packed, PackedLinear)
 
-    def former_weight(self) -> tuple[Tensor, Tensor | None]:
-        """The weight and the bias that are packed now, after `begin_update` too."""
-        return unpack_linear(self.packed, self._empty.dtype)
+    def restore_values(self) -> None:
+        """Give the memory of `begin_update` the values that are packed now."""
+        assert self.weight is not None
+        weight, bias = unpack_linear(self.packed, self._empty.dtype)
+        self.weight.data.copy_(weight)
+        if self.bias is not None and bias is not None:
+            self.bias.data.copy_(bias)
 
     def use_quant_method(self, quant_method: QuantizeMethodBase) -> None:
         """Let a user's method hold the weight and multiply, in the model's dtype."""

@@ -82,6 +82,23 @@ def _stack_parts(
         yield from _quantized_parts(read, f"{module}.{index}.{kind}.weight", weight)
 
 
+@dataclass(frozen=True)
+class _Owner:
+    """Of a checkpoint's tensor, the module that has it, and what it must be. No memory: that is freed when packed."""
+
+    module: nn.Module
+    name: str
+    shape: tuple[int, ...]
+    is_floating: bool
+
+    def check(self, name: str, values: Value) -> None:
+        """ValueError: `values`, a part of the tensor called `name`, cannot be the module's."""
+        if self.shape != tuple(values.shape):
+            raise ValueError(f"load_weights: {name} must have shape {self.shape}, got {tuple(values.shape)}")
+        if self.is_floating and isinstance(values, Tensor) and not values.is_floating_point():
+            raise ValueError(f"load_weights: {name} must have a floating-point dtype, got {values.dtype}")
+
+
 @dataclass
 class _Pending:
     """A module that is packed anew when its missing slots are filled."""
@@ -96,15 +113,19 @@ class WeightUpdater:
     Attributes:
         version: how often weights were given; what was computed with others is out of date.
         packing_version: how often a layer's packed weight went to another place in memory.
+        lacking: what else must come before the next step, where the model itself waits for the rest of a merged tensor.
     """
+
+    lacking: str | None = None
 
     def __init__(self, model: nn.Module, method: LinearMethod) -> None:
         """`model`: with its weights not packed yet."""
         self.version = self.packing_version = 0
         self._model, self._method = model, method
-        # By checkpoint name, the module and its own name.
         self._owners = {
-            key: (module, name) for name, module in model.named_modules() for key in module_slots(module, name)
+            key: _Owner(module, name, slot.shape, slot.target.is_floating_point())
+            for name, module in model.named_modules()
+            for key, slot in module_slots(module, name).items()
         }
         self._tied_heads = {
             module.tied_to: module
@@ -122,20 +143,44 @@ class WeightUpdater:
         in several calls, or before the next step: those that have not come stay as they are.
 
         Raises:
-            ValueError: a name that the model does not have, or a tensor of another shape; those before it were taken.
+            ValueError: a name that the model does not have, or a tensor of another shape or kind: it changes nothing;
+                those before it were taken.
         """
         taken = set()
         for name, tensor in weights:
+            parts = list(self._owned_parts(name, tensor))
+            self._check_stacks(name, tensor, [key for key, _ in parts])
             self.version += 1
             taken.add(name)
-            for part, values in checkpoint_parts(self._model, name, tensor):
-                if part == HEAD and HEAD not in self._owners:
-                    continue
-                key = part if part in self._owners else BASE_PREFIX + part
-                if key not in self._owners:
-                    raise ValueError(f"load_weights: the model has no weight {name}")
-                self._fill(key, name, values)
+            for key, values in parts:
+                self._fill(key, values)
         return taken
+
+    def _owned_parts(self, name: str, tensor: Value) -> Iterator[tuple[str, Value]]:
+        for part, values in checkpoint_parts(self._model, name, tensor):
+            if part == HEAD and HEAD not in self._owners:
+                continue
+            key = part if part in self._owners else BASE_PREFIX + part
+            if key not in self._owners:
+                raise ValueError(f"load_weights: the model has no weight {name}")
+            self._owners[key].check(name, values)
+            yield key, values
+
+    def _check_stacks(self, name: str, tensor: Value, keys: list[str]) -> None:
+        """ValueError: it is a stack of fewer experts than the layer has."""
+        given: dict[Experts, set[str]] = {}
+        for key in keys:
+            owner = self._owners[key]
+            if isinstance(owner.module, Experts):
+                index = key.removeprefix(f"{owner.name}.").partition(".")[0]
+                given.setdefault(owner.module, set()).add(index)
+        for module, indices in given.items():
+            is_stack = len(indices) > 1 or len(tensor.shape) > 2
+            if is_stack and len(indices) < module.experts.size:
+                raise ValueError(
+                    f"load_weights: {name} must have {module.experts.size} experts, got {len(indices)} in "
+                    f"{tuple(tensor.shape)}"
+                )
 
     def complete(self) -> None:
         """Pack the layers that have got some of their tensors, with the former values of the others.
@@ -144,13 +189,15 @@ class WeightUpdater:
             ValueError: such a layer is quantised, so that its former values are not known.
         """
         # Once a step, in which nothing is pending.
-        if self._pending or self._experts:
+        if self._pending or self._experts or self.lacking is not None:
             self._complete()
 
     @torch.inference_mode()
     def _complete(self) -> None:
+        if self.lacking is not None:
+            raise ValueError(f"load_weights was given a part of a layer, without {self.lacking}: give all of it")
         for module, pending in list(self._pending.items()):
-            if isinstance(module, LinearBase) and module.keeps_values:
+            if getattr(module, "keeps_values", False):
                 self._fill_up(module, pending)
                 continue
             given, lacking = set(pending.slots) - pending.missing, pending.missing
@@ -159,26 +206,26 @@ class WeightUpdater:
                 "all of them"
             )
         for experts in self._experts:
+            experts.restore_lacking()
             if experts.lacking is not None:
                 raise ValueError(
                     f"load_weights was given a part of an expert, without {experts.lacking}: give all of it"
                 )
         self._experts.clear()
 
-    def _fill(self, key: str, name: str, tensor: Value) -> None:
-        module, module_name = self._owners[key]
+    def _fill(self, key: str, values: Value) -> None:
+        owner = self._owners[key]
+        module = owner.module
         if isinstance(module, Experts):
-            self._fill_expert(module, key.removeprefix(f"{module_name}."), name, tensor)
+            self._fill_expert(module, key.removeprefix(f"{owner.name}."), values)
             return
         pending = self._pending.get(module)
         if pending is None:
             begin = getattr(module, "begin_update", None)
             is_new = begin is not None and begin()
-            slots = module_slots(module, module_name)
+            slots = module_slots(module, owner.name)
             pending = _Pending(slots, set(slots) if is_new else set())
-        slot = pending.slots[key]
-        _check_shape(name, slot, tensor)
-        slot.fill(tensor)
+        pending.slots[key].fill(values)
         if pending.missing:
             self._pending[module] = pending
             pending.missing.discard(key)
@@ -188,21 +235,16 @@ class WeightUpdater:
             self.packing_version += 1
         self._pack(module)
 
-    def _fill_expert(self, experts: Experts, key: str, name: str, tensor: Value) -> None:
+    def _fill_expert(self, experts: Experts, key: str, values: Value) -> None:
         experts.begin_update()
-        slot = experts.checkpoint_slots()[key]
-        _check_shape(name, slot, tensor)
-        slot.fill(tensor)
+        # It waits for others, while the caller may reuse its memory.
+        experts.checkpoint_slots()[key].fill(values.clone() if isinstance(values, Tensor) else values)
         self._experts.add(experts)
         self.packing_version += 1
 
-    def _fill_up(self, module: LinearBase, pending: _Pending) -> None:
+    def _fill_up(self, module: Any, pending: _Pending) -> None:
         given = {name: slot.target.clone() for name, slot in pending.slots.items() if name not in pending.missing}
-        weight, bias = module.former_weight()
-        assert module.weight is not None
-        module.weight.data.copy_(weight)
-        if module.bias is not None and bias is not None:
-            module.bias.data.copy_(bias)
+        module.restore_values()
         for name, values in given.items():
             pending.slots[name].target.copy_(values)
         del self._pending[module]
@@ -210,16 +252,11 @@ class WeightUpdater:
         self._pack(module)
 
     def _pack(self, module: nn.Module) -> None:
-        packs = self._tied_heads.get(module, module)  # type: ignore[call-overload]
-        if isinstance(packs, (LinearBase, ParallelLMHead)):
+        packs: Any = self._tied_heads.get(module, module)  # type: ignore[call-overload]
+        if hasattr(packs, "process_weights_after_loading"):
             packs.process_weights_after_loading(self._method)
             if not packs.is_plain:
                 self.packing_version += 1
-
-
-def _check_shape(name: str, slot: WeightSlot, tensor: Value) -> None:
-    if slot.shape != tuple(tensor.shape):
-        raise ValueError(f"load_weights: {name} must have shape {slot.shape}, got {tuple(tensor.shape)}")
 
 
 class UpdatableModel(nn.Module):

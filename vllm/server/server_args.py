@@ -65,6 +65,15 @@ class ServerArgs(UpstreamServerArgs):
     )
     score_labels: list[str] | None = arg(None, "the answers to it that are read, the positive one first")
     response_role: str = arg("assistant", "role of answers in chat")
+    enable_auto_tool_choice: bool = arg(False, "changes nothing: requests with tools may call them in any case")
+    tool_call_parser: str | None = arg(
+        None, "how the model writes calls of tools; auto, the default: the format whose marks its chat template has"
+    )
+    tool_parser_plugin: str = arg("", "Python file that registers further tool parsers")
+    reasoning_parser: str | None = arg(
+        None, "how the model marks its reasoning, which answers then have apart; auto: as its chat template does"
+    )
+    reasoning_parser_plugin: str | None = arg(None, "Python file that registers further reasoning parsers")
     exclude_tools_when_tool_choice_none: bool = arg(
         False, 'keep the tools of requests with tool_choice "none" from the template'
     )
@@ -84,7 +93,8 @@ class ServerArgs(UpstreamServerArgs):
     enable_request_id_headers: bool = arg(False, "changes nothing: answers have X-Request-Id in any case")
     log_error_stack: bool = arg(False, "changes nothing: unexpected errors are logged with their traceback")
     enable_log_requests: bool = arg(False, "log the prompt and the parameters of each request")
-    max_log_len: int | None = arg(None, "longest prompt in that log, in characters or ids")
+    enable_log_outputs: bool = arg(False, "log what was generated for each request")
+    max_log_len: int | None = arg(None, "longest prompt or output in these logs, in characters or ids")
     access_log: bool = arg(True, "log each request")
     disable_uvicorn_access_log: bool = arg(False, "the same as --no-access-log")
     disable_access_log_for_endpoints: str | None = arg(None, "paths that the access log leaves out, with commas")
@@ -102,6 +112,22 @@ class ServerArgs(UpstreamServerArgs):
         """Whether there is an access log."""
         is_wanted = self.access_log and not self.disable_uvicorn_access_log
         return is_wanted and self.uvicorn_log_level in ("info", "debug", "trace")
+
+    def check_parsers(self) -> None:
+        """Load the parsers of plugins.
+
+        Raises:
+            ValueError: a plugin that cannot be loaded, or a parser that is not known.
+        """
+        from vllm.chat.answers import AnswerFormat
+        from vllm.reasoning import ReasoningParserManager
+        from vllm.tool_parsers import ToolParserManager
+
+        if self.tool_parser_plugin:
+            ToolParserManager.import_tool_parser(self.tool_parser_plugin)
+        if self.reasoning_parser_plugin:
+            ReasoningParserManager.import_reasoning_parser(self.reasoning_parser_plugin)
+        AnswerFormat.of(None, self.tool_call_parser or None, self.reasoning_parser or None)
 
     @staticmethod
     def add_cli_args(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:

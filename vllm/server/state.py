@@ -13,6 +13,7 @@ from typing import Any
 
 from fastapi import Request
 
+from vllm.chat.answers import AUTO, AnswerFormat
 from vllm.decisions.calibration import Calibration
 from vllm.entrypoints.async_llm import AsyncLLM
 from vllm.exceptions import shown
@@ -59,7 +60,7 @@ class ServerState:
 
     Raises:
         VLLMValidationError: a file of a calibration that cannot be used.
-        ValueError: see `check_engine`.
+        ValueError: see `check_engine`; or a parser that is not known or cannot be loaded.
     """
 
     engine_client: AsyncLLM | None
@@ -72,6 +73,10 @@ class ServerState:
     http_metrics: HttpMetrics = field(default_factory=HttpMetrics)
 
     def __post_init__(self) -> None:
+        self._formats: dict[str, AnswerFormat] = {}
+        args = self.args
+        if args.tool_call_parser or args.tool_parser_plugin or args.reasoning_parser or args.reasoning_parser_plugin:
+            args.check_parsers()
         if self.args.calibration is not None:
             self.calibration = Calibration.load(self.args.calibration)
         # A template that is not there is an error at start.
@@ -104,6 +109,22 @@ class ServerState:
             return self.args.served_model_name
         config = self.engine.model_config
         return list(config.served_model_name) or [config.model]
+
+    def template_text(self, own: str | None = None) -> str:
+        """The chat template: a request's `own`, the server's or the model's; "" without one."""
+        found: Any = own or self.chat_template or getattr(self.engine.tokenizer, "chat_template", None) or ""
+        return "\n".join(found.values()) if isinstance(found, dict) else found
+
+    def answer_format(self, own_template: str | None = None) -> AnswerFormat:
+        """How answers are parsed, as the arguments say, or the template: a request's own, or else the server's."""
+        template = self.template_text(own_template)
+        if template not in self._formats:
+            # Of others' templates, none are kept.
+            kept = {} if own_template else self._formats
+            reasoning = self.args.reasoning_parser or None
+            kept[template] = AnswerFormat.of(template, self.args.tool_call_parser or AUTO, reasoning)
+            return kept[template]
+        return self._formats[template]
 
     @cached_property
     def fingerprint(self) -> str | None:

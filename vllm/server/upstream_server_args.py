@@ -8,13 +8,13 @@ from typing import Any
 from vllm.engine.arguments import check_neutral, refused, unused
 
 _LORA = "LoRA adapters are not implemented; merge the adapter into the checkpoint"
-_TOOLS = "tool calls are not parsed from answers; leave it out and parse the text that the model writes"
-_REASONING = "the model's reasoning, if it does any, is in its text"
+_TOOLS = "arguments fit their schemas where a tool says strict"
+_REASONING = "efforts reach the template under their own names"
 _HTTP_ONLY = "the server speaks HTTP; clients of gRPC need one in front of it"
 _ONE_SERVER = "one process serves all replicas; start one server a machine (data_parallel_size)"
 _NO_SUPERVISOR = "replicas are started by the server itself"
 _MEDIA = "inputs are text only"
-_LOG = "only requests are logged, by enable_log_requests"
+_LOG = "what was generated is logged when it is complete, also of streams"
 _OTHER_API = "there are no routes of that API"
 _HTTPTOOLS = "requests are parsed by httptools, whose limits are its own"
 
@@ -25,16 +25,12 @@ class UpstreamServerArgs:
 
     lora_modules: list[str] | None = refused(None, _LORA)
 
-    enable_auto_tool_choice: bool = refused(False, _TOOLS)
-    tool_call_parser: str | None = refused(None, _TOOLS)
-    tool_parser_plugin: str = refused("", _TOOLS)
     tool_strict_level: str | None = refused(None, _TOOLS)
     tool_server: str | None = refused(None, "this server calls no tools")
 
     reasoning_effort_map: dict[str, str] | None = refused(None, _REASONING)
 
     sse_keep_alive_interval: int = refused(0, "streams hold answers only; let the proxy wait longer")
-    enable_log_outputs: bool = refused(False, _LOG)
     enable_offline_docs: bool = refused(False, "the pages of /docs load their scripts; /openapi.json needs none")
 
     grpc_port: int | None = refused(None, _HTTP_ONLY)
@@ -42,6 +38,7 @@ class UpstreamServerArgs:
 
     headless: bool = refused(False, _ONE_SERVER)
     api_server_count: int | None = refused(1, _ONE_SERVER, "-asc")
+    disable_frontend_multiprocessing: bool = unused(False, "the engine has a process of its own in any case")
     data_parallel_supervisor_port: int = unused(9256, _NO_SUPERVISOR)
     dp_supervisor_probe_interval_s: float = unused(5.0, _NO_SUPERVISOR)
     dp_supervisor_probe_timeout_s: float = unused(5.0, _NO_SUPERVISOR)

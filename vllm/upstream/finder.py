@@ -17,6 +17,7 @@ _WITH_MORE = {
     "vllm.config",
     "vllm.distributed",
     "vllm.inputs",
+    "vllm.parser",
     "vllm.tokenizers",
     "vllm.utils",
     "vllm.v1.core.kv_cache_manager",

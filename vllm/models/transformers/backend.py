@@ -141,12 +141,16 @@ class TransformersForCausalLM(UpdatableModel):
         _set(hf, name, head)
         return head
 
-    def convert_checkpoint(self, tensors: Iterable[tuple[str, Value]]) -> Iterator[tuple[str, Value]]:
-        """The tensors of a checkpoint as this model's slots take them; buffers are filled here."""
+    def convert_checkpoint(
+        self, tensors: Iterable[tuple[str, Value]], is_update: bool = False
+    ) -> Iterator[tuple[str, Value]]:
+        """The tensors of a checkpoint as this model's slots take them; buffers are filled here. Those of an update may
+        lack some."""
         if self._is_text_part:
             named = ((text_tensor_name(name), tensor) for name, tensor in tensors)
             tensors = ((name, tensor) for name, tensor in named if name is not None)
-        for name, tensor in self._names.convert(tensors):
+        convert = self._names.convert_update if is_update else self._names.convert
+        for name, tensor in convert(tensors):
             if name in self._kept and isinstance(tensor, Tensor):
                 self._kept[name].copy_(tensor)
                 continue
@@ -155,7 +159,10 @@ class TransformersForCausalLM(UpdatableModel):
                 yield self._copied[name], tensor
 
     def load_weights(self, weights: Iterable[tuple[str, Value]]) -> set[str]:
-        return super().load_weights(self.convert_checkpoint(weights))
+        """As WeightUpdater.update; the names that are returned are the module's."""
+        taken = super().load_weights(self.convert_checkpoint(weights, is_update=True))
+        self.weight_updater.lacking = self._names.lacking
+        return taken
 
     def forward(
         self,

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator
 from functools import partial
-from itertools import product
 from typing import Any
 
 import torch
@@ -15,6 +15,7 @@ from vllm.layers.linear_method import PARTS, QUANTIZED, UNQUANTIZED, LinearMetho
 from vllm.layers.sharding import Shard, WeightSlot
 from vllm.ops.activation import ACTIVATIONS
 from vllm.ops.experts import ExpertActivation, PackedExperts, experts
+from vllm.ops.packed_linear import PackedLinear, unpack_linear
 from vllm.quantization.weight import QuantizedStack, QuantizedWeight
 
 EXPERTS = "vllm"
@@ -32,6 +33,9 @@ def is_experts(module: nn.Module) -> bool:
 
 class StackedExperts(nn.Module):
     """The experts of one layer; a rank of a tensor-parallel group holds an equal part of them, and the ranks add up."""
+
+    # See LinearBase.is_plain: an expert has memory of its own.
+    is_plain = False
 
     def __init__(self, source: Any) -> None:
         """`source`: transformers' module, on the meta device. ValueError: it does what is not implemented."""
@@ -84,19 +88,42 @@ class StackedExperts(nn.Module):
             self.register_parameter(name, nn.Parameter(self._like.new_empty(shape), requires_grad=False))
         return True
 
+    @property
+    def keeps_values(self) -> bool:
+        """See LinearBase.keeps_values."""
+        return all(isinstance(each, PackedLinear) for each in (*self._first.packed, *self._second.packed))
+
+    def restore_values(self) -> None:
+        """See LinearBase.restore_values."""
+        for name, packed in self._products().items():
+            weights = getattr(self, name).data
+            biases = getattr(self, f"{name}_bias").data if self._source[0].has_bias else None
+            for index, rows in enumerate(self._rows(name)):
+                weight, bias = unpack_linear(packed.packed[index], self._like.dtype)
+                (weights[index].T if self._source[0].is_transposed else weights[index])[rows] = weight
+                if biases is not None and bias is not None:
+                    biases[index][rows] = bias
+
+    def _products(self) -> dict[str, PackedExperts]:
+        """By the names of their weights."""
+        return {"gate_up_proj" if self._source[0].has_gate else "up_proj": self._first, "down_proj": self._second}
+
+    def _rows(self, name: str) -> Iterator[Tensor]:
+        """Of each expert the places of gates, then of what they are multiplied with."""
+        count, *shape = self._shapes[name]
+        rows = torch.arange(shape[1] if self._source[0].is_transposed else shape[0])
+        if name != "down_proj" and self._alternates:
+            rows = torch.cat([rows[::2], rows[1::2]])
+        return itertools.repeat(rows, count)
+
     def process_weights_after_loading(self, method: LinearMethod = UNQUANTIZED) -> None:
         """Pack each expert's weights by `method` and free the plain ones."""
         (source,) = self._source
-        first = "gate_up_proj" if source.has_gate else "up_proj"
-        for name, packed in ((first, self._first), ("down_proj", self._second)):
+        for name, packed in self._products().items():
             plain = getattr(self, name).data
             biases = getattr(self, f"{name}_bias").data if source.has_bias else [None] * len(plain)
             stack = self._quantized.get(name)
-            for index, (weight, bias) in enumerate(zip(plain, biases, strict=True)):
-                # The places of gates, then of what they are multiplied with.
-                rows = torch.arange(weight.shape[1] if source.is_transposed else weight.shape[0])
-                if packed is self._first and self._alternates:
-                    rows = torch.cat([rows[::2], rows[1::2]])
+            for index, (rows, weight, bias) in enumerate(zip(self._rows(name), plain, biases, strict=True)):
                 weights: list[Any]
                 if stack is None:
                     weights = [(weight.T if source.is_transposed else weight)[rows]]
@@ -151,7 +178,7 @@ def _known_activations(source: Any) -> Iterator[ExpertActivation]:
         yield from (ExpertActivation(curve, gated=False) for curve in ACTIVATIONS)
         return
     limits, slopes = ({getattr(source, name, None) for name in names} - {None} for names in (_LIMITS, _SLOPES))
-    for curve, limit, slope, offset in product(ACTIVATIONS, (None, *limits), (1.0, *slopes), (0.0, 1.0)):
+    for curve, limit, slope, offset in itertools.product(ACTIVATIONS, (None, *limits), (1.0, *slopes), (0.0, 1.0)):
         if slope == 1 or curve == "silu":
             yield ExpertActivation(curve, limit=limit, slope=slope, offset=offset)
 

@@ -17,6 +17,8 @@ from vllm.quantization.weight import QuantizedStack, QuantizedWeight
 from vllm.utils.host_memory import is_out_of_memory
 
 _Named = tuple[str, Value]
+# The pattern that took a tensor, and the tensor.
+_Part = tuple[str, Value]
 
 
 class CheckpointNames:
@@ -39,27 +41,67 @@ class CheckpointNames:
         self._buffers = {name for name, _ in model.named_buffers()}
         patterns = getattr(model, "_keys_to_ignore_on_load_unexpected", None) or ()
         self._ignored = [re.compile(pattern) for pattern in patterns]
+        # By target, how many tensors of the checkpoint made it, and those of an update until all have come.
+        self._num_parts: dict[str, int] = {}
+        self._waiting: dict[str, dict[str, _Part]] = {}
 
     def convert(self, tensors: Iterable[_Named]) -> Iterator[_Named]:
-        """The tensors as the module names them. Merged ones come last, when all of their parts are there; a tied one
-        comes under its source's name."""
-        merged: dict[str, list[tuple[str, str, Value]]] = {}
+        """A checkpoint's tensors as the module names them. Merged ones come last; a tied one comes under its source's
+        name."""
+        yield from self._convert(tensors, is_whole=True)
+
+    def convert_update(self, tensors: Iterable[_Named]) -> Iterator[_Named]:
+        """As `convert`, of tensors that come in several calls: what is merged waits for the others, as a copy."""
+        yield from self._convert(tensors, is_whole=False)
+
+    @property
+    def lacking(self) -> str | None:
+        """What an update still lacks, in words."""
+        for target, parts in self._waiting.items():
+            count = self._count(target, parts)
+            return f"{count - len(parts)} of the {count} tensors of {target}"
+        return None
+
+    def _count(self, target: str, parts: dict[str, _Part]) -> int:
+        """How many tensors make the target."""
+        from transformers.core_model_loading import MergeModulelist
+
+        if target in self._num_parts:
+            return self._num_parts[target]
+        converter = self._by_pattern[next(iter(parts.values()))[0]]
+        is_stack = any(isinstance(step, MergeModulelist) for step in converter.operations)
+        return len(converter.source_patterns) * (len(self._state[target]) if is_stack else 1)
+
+    def _convert(self, tensors: Iterable[_Named], is_whole: bool) -> Iterator[_Named]:
+        merged = {target: dict(parts) for target, parts in self._waiting.items()}
         tied: dict[str, Value] = {}
         seen: set[str] = set()
         for name, tensor in tensors:
             renamed, pattern = self._rename(name)
             if pattern is not None and renamed in self._state:
-                merged.setdefault(renamed, []).append((name, pattern, tensor))
+                merged.setdefault(renamed, {})[name] = (pattern, tensor)
             elif renamed in self._tied:
                 tied[self._tied[renamed]] = tensor
             elif not self._is_ignored(renamed):
                 seen.add(renamed)
                 yield renamed, tensor
         for target, parts in merged.items():
-            for renamed, tensor in self._merge(target, parts):
+            if is_whole:
+                self._num_parts[target] = len(parts)
+            elif len(parts) < self._count(target, parts):
+                self._wait(target, parts)
+                continue
+            self._waiting.pop(target, None)
+            for renamed, tensor in self._merge(target, [(name, *part) for name, part in parts.items()]):
                 seen.add(renamed)
                 yield renamed, tensor
         yield from ((source, tensor) for source, tensor in tied.items() if source not in seen)
+
+    def _wait(self, target: str, parts: dict[str, _Part]) -> None:
+        held = self._waiting.setdefault(target, {})
+        for name, (pattern, value) in parts.items():
+            if name not in held or held[name][1] is not value:
+                held[name] = (pattern, value.clone() if isinstance(value, Tensor) else value)
 
     def _rename(self, name: str) -> tuple[str, str | None]:
         from transformers.core_model_loading import rename_source_key

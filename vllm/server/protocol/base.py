@@ -17,7 +17,7 @@ from vllm.sampling_params import FIELDS
 from vllm.server.errors import ApiError
 from vllm.utils.checks import whole
 
-_TOOLS = "this server calls no tools"
+_TOOLS = "tools are called in chat: /v1/chat/completions"
 
 Refusals = dict[str, tuple[tuple[Any, ...], str]]
 """Fields of unsupported features: name -> (accepted neutral values, why others are refused)."""
@@ -146,6 +146,8 @@ def _document(schema: dict[str, Any], model: type[RequestModel]) -> None:
                 if name == "truncate_prompt_tokens":
                     branch["not"] = {"const": 0}
     for name in model.ACCEPTED:
+        if name in model.model_fields:
+            continue
         properties[name] = {"title": name, "description": "Accepted; changes nothing here."}
     for name, (neutral, reason) in model.REFUSED.items():
         description = f"Only as a value that asks for nothing: {reason}."

@@ -25,6 +25,7 @@ from vllm.server.protocol.generation import (
     StreamOptions,
     Timings,
     Usage,
+    ValueReading,
 )
 from vllm.server.protocol.prompt_tables import PromptTableFields, PromptTables
 from vllm.server.protocol.sampling import sampling_body
@@ -103,6 +104,8 @@ class GenerateChoice(ResponseModel):
     logprobs: GenerateLogprobs | None
     allowed_mass: list[float] | None = None
     allowed_mass_total: float | None = None
+    choice_readings: list[ValueReading] | None = None
+    field_readings: dict[str, list[ValueReading]] | None = None
     finish_reason: FinishReason | None
     stop_reason: int | str | None
     text: str | None = Field(None, description="With output_mode text.")

@@ -28,6 +28,7 @@ from vllm.server.protocol.base import (
 from vllm.server.protocol.forms import FormFields
 from vllm.server.protocol.prompt_tables import PromptTableFields, PromptTables
 from vllm.server.protocol.sampling import sampling_body
+from vllm.server.protocol.tools import ToolFields
 from vllm.utils.checks import check_token_ids
 
 __all__ = [
@@ -48,7 +49,7 @@ def _check_prompt(prompt: Any) -> Any:
     return prompt
 
 
-FinishReason = Literal["stop", "length", "repetition", "abort", "error"]
+FinishReason = Literal["stop", "length", "tool_calls", "function_call", "repetition", "abort", "error"]
 
 PromptIds = Annotated[list[TokenId], NOT_EMPTY]
 Prompt = Annotated[
@@ -209,25 +210,23 @@ class CompletionRequest(GenerationFields, PromptTableFields):
         return (self.logprobs or 0) if self.echo and reads else None
 
 
-class ChatCompletionRequest(GenerationFields):
+class ChatCompletionRequest(ToolFields, GenerationFields):
     """POST /v1/chat/completions"""
 
     REFUSED: ClassVar[Refusals] = {
         name: each
         for name, each in REFUSED_FIELDS.items()
-        if name not in ("tools", "tool_choice", "documents", "reasoning_effort")
+        if name not in (*ToolFields.model_fields, "documents", "reasoning_effort", "include_reasoning", "verbosity")
     }
 
     messages: Messages
     logprobs: bool | None = None
     top_logprobs: Annotated[int | None, AfterValidator(lambda value: value or 0)] = 0
     max_completion_tokens: int | None = Field(None, description="Wins over max_tokens.")
-    tools: Annotated[list[dict[str, Any]], UNREAD_LIST] | None = Field(
-        None, description='For the template; only with tool_choice "none".'
-    )
-    tool_choice: Annotated[Literal["none", "auto"] | None, UNREAD] = None
     documents: Annotated[list[dict[str, Any]], UNREAD_LIST] | None = Field(None, description="For the template.")
     reasoning_effort: str | None = Field(None, description="For the template.")
+    include_reasoning: bool | None = Field(None, description="false: leave the reasoning out of the answer.")
+    verbosity: str | None = Field(None, description='For a template that knows it; otherwise only "medium".')
     chat_template: str | None = None
     chat_template_kwargs: Object | None = None
     add_generation_prompt: bool | None = None
@@ -306,6 +305,17 @@ class PromptLogprob(ResponseModel):
 PromptLogprobs = list[dict[str, PromptLogprob] | None]
 
 
+class ValueReading(ResponseModel):
+    """A value that the form allows, after what the answer has before it."""
+
+    value: Any = Field(description="As JSON has it; a choice is a text.")
+    text: str = Field(description="What was read: it may begin with what stands between the last token and the value.")
+    token_ids: list[int]
+    logprob: float | None = Field(description="Of the text; null where it is impossible or the context was too short.")
+    share: float | None = Field(description="Its part of the probability of all values.")
+    chosen: bool = Field(description="Whether the answer has it.")
+
+
 class ChoiceFields(ResponseModel):
     """Optional fields of a choice, present when the request asked for them."""
 
@@ -320,6 +330,12 @@ class ChoiceFields(ResponseModel):
         None, description="With grammar_readings: the model's probability of what the form allowed, one a token."
     )
     allowed_mass_total: float | None = Field(None, description="Sum of their logarithms so far.")
+    choice_readings: list[ValueReading] | None = Field(
+        None, description="With choice_readings: each choice, in the form's order. In a stream with the last chunk."
+    )
+    field_readings: dict[str, list[ValueReading]] | None = Field(
+        None, description="With field_readings: by path ($.items[0].kind), each value. In a stream with the last chunk."
+    )
 
 
 class CompletionLogprobs(ResponseModel):
@@ -376,7 +392,32 @@ class ChatLogprobs(ResponseModel):
     refusal: None = None
 
 
-class ChatMessage(ResponseModel):
+class FunctionCallFields(ResponseModel):
+    """A function that is called; `arguments` is a text of JSON, in a stream a piece of it."""
+
+    name: str | None = None
+    arguments: str
+
+
+class ToolCallFields(ResponseModel):
+    """A call; in a stream what is new of it, by its index."""
+
+    index: int | None = None
+    id: str | None = None
+    type: Literal["function"] | None = None
+    function: FunctionCallFields
+
+
+class MessageParts(ResponseModel):
+    """What an answer may have beside its content."""
+
+    reasoning: str | None = Field(None, description="With --reasoning-parser.")
+    reasoning_content: str | None = Field(None, description="The same.")
+    tool_calls: list[ToolCallFields] | None = None
+    function_call: FunctionCallFields | None = Field(None, description="Where the request has `functions`.")
+
+
+class ChatMessage(MessageParts):
     role: str
     content: str | None
     refusal: None = None
@@ -408,9 +449,9 @@ class ChatCompletionResponse(ChatFields):
     choices: list[ChatChoice]
 
 
-class ChatDelta(ResponseModel):
+class ChatDelta(MessageParts):
     role: str | None = None
-    content: str
+    content: str | None = None
 
 
 class ChatChunkChoice(ChoiceFields):

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field
+
+from vllm.server.protocol.base import UNREAD, UNREAD_LIST
 
 
 class FunctionDefinition(BaseModel):
@@ -33,3 +35,19 @@ class ChatCompletionNamedToolChoiceParam(BaseModel):
 
     function: ChatCompletionNamedFunction
     type: Literal["function"] = Field(default="function")
+
+
+class ToolFields(BaseModel):
+    """A part of a body: what an answer may call."""
+
+    tools: Annotated[list[dict[str, Any]], UNREAD_LIST] | None = Field(
+        None, description='Functions that the model may call: {"type": "function", "function": {name, parameters ...}}.'
+    )
+    tool_choice: Annotated[Literal["none", "auto", "required"] | dict[str, Any] | None, UNREAD] = Field(
+        None, description="Whether it calls some; an object names the one that it must call, or those it may."
+    )
+    parallel_tool_calls: bool | None = Field(None, description="false: one call at most.")
+    functions: Annotated[list[dict[str, Any]], UNREAD_LIST] | None = Field(None, description="An older name of tools.")
+    function_call: Annotated[Literal["none", "auto"] | dict[str, Any] | None, UNREAD] = Field(
+        None, description="An older name of tool_choice."
+    )

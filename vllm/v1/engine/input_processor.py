@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -22,6 +23,7 @@ from vllm.v1.sample.contradictions import check_a_token_is_left
 from vllm.v1.sample.logits_processor import validate_params
 from vllm.v1.structured_output.grammar import grammar_text
 from vllm.v1.structured_output.matcher import grammars_of
+from vllm.v1.structured_output.readable import check_readable
 
 logger = init_logger(__name__)
 
@@ -162,6 +164,7 @@ class InputProcessor:
             own.bad_words_token_ids = spell_bad_words(own.bad_words, self.tokenizer, config.vocab_size)
         if own.structured_outputs is not None:
             own.grammar = self.compile_grammar(own.structured_outputs)
+            check_readable(config, own, prompt_len)
         validate_params(config.logits_processors, own)
         reads_processed = own.num_logprobs is not None and (own.logprobs_mode or "").startswith("processed")
         if own.trace_decode_token_ids is None and (own.max_tokens != 0 or reads_processed):
@@ -215,6 +218,14 @@ class InputProcessor:
                     # A decoder's tokens do not see those after them.
                     request.prompt_token_ids = ids[: classified_length(ids, self.model_config.class_padding_id)]
             yield request
+
+    def further_requests(
+        self, requests: Iterable[tuple[str, ProcessedPrompt, SamplingParams, int]]
+    ) -> Iterator[EngineCoreRequest]:
+        """For an output processor that asks for them: the id, prompt, parameters and priority of each."""
+        now = time.monotonic()
+        for core_id, prompt, params, priority in requests:
+            yield from self.core_requests([(core_id, params)], prompt, now, priority)
 
     def _parse(self, prompt: Any) -> tuple[str | None, list[int] | None, str | None]:
         """(text, token ids, cache salt); without ids, the text is to be tokenised."""

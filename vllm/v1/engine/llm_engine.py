@@ -87,7 +87,7 @@ class LLMEngine:
 
                 self._metrics = OfflineMetrics(self.vllm_config)
             counts = None if self._metrics is None else self._metrics.counts
-            self.output_processor = OutputProcessor(tokenizer, counts, self.tracer)
+            self.output_processor = OutputProcessor(tokenizer, counts, self.tracer, self.model_config)
 
     @classmethod
     def from_vllm_config(
@@ -174,7 +174,9 @@ class LLMEngine:
         try:
             for request_id, prompt, own, priority in zip(request_ids, prompts, params, priorities, strict=True):
                 self.input_processor.check_request(request_id, own, priority)
-                children = self.output_processor.add_request(request_id, prompt.text, prompt.token_ids, own, now)
+                children = self.output_processor.add_request(
+                    request_id, prompt.text, prompt.token_ids, own, now, prompt.cache_salt, priority
+                )
                 added.append(request_id)
                 for request in self.input_processor.core_requests(children, prompt, now, priority):
                     self.engine_core.add_request(request)
@@ -193,6 +195,8 @@ class LLMEngine:
         processed = self.output_processor.process_outputs(outputs)
         if processed.requests_to_abort:
             self.engine_core.abort_requests(processed.requests_to_abort)
+        for request in self.input_processor.further_requests(processed.to_queue):
+            self.engine_core.add_request(request)
         return processed.request_outputs
 
     def abort_request(self, request_ids: Iterable[str], internal: bool = False) -> None:

@@ -14,11 +14,14 @@ from vllm.outputs import CompletionOutput, RequestMetrics, RequestOutput
 from vllm.sampling_params import RequestOutputKind, SamplingParams
 from vllm.tokenizers.tokenizer import Tokenizer
 from vllm.v1.engine.detokenizer import Detokenizer
+from vllm.v1.engine.input_processor import ProcessedPrompt
 from vllm.v1.engine.logprobs import LogprobsProcessor, PromptLogprobsProcessor
 from vllm.v1.messages import EngineCoreOutput
 
 if TYPE_CHECKING:
+    from vllm.config import ModelConfig
     from vllm.tracing import RequestTracer
+    from vllm.v1.engine.plans.form_readings import FormReadings
     from vllm.v1.metrics.engine_metrics import EngineMetrics, News, SequenceRecord
 
 
@@ -30,6 +33,8 @@ class ProcessedOutputs:
     requests_to_abort: list[str] = field(default_factory=list)  # core ids ended by a stop string
     begun: list[str] = field(default_factory=list)  # requests that got their first token or reading
     ended: list[str] = field(default_factory=list)  # requests that are finished
+    # For the core, by the id, prompt, parameters and priority of each: they read the forms of answers.
+    to_queue: list[tuple[str, ProcessedPrompt, SamplingParams, int]] = field(default_factory=list)
 
 
 class _Sequence:
@@ -50,6 +55,7 @@ class _Sequence:
         self.finish_reason: str | None = None
         self.stop_reason: int | str | None = None
         self.error: str | None = None
+        self.form_readings: tuple[Any, Any] = (None, None)  # of choices and of fields
         self._num_sent = 0
         self._allowed_mass: list[float] | None = [] if params.grammar_readings else None
 
@@ -97,12 +103,22 @@ class _Sequence:
             new = self._allowed_mass[self._num_sent if delta else 0 :]
             completion.allowed_mass = [math.exp(each) for each in new]
             completion.allowed_mass_total = math.fsum(self._allowed_mass)
+        completion.choice_readings, completion.field_readings = self.form_readings
         self._num_sent = len(self.token_ids)
         processor = self.logprobs_processor
         if processor is not None:
             completion.cumulative_logprob = processor.cumulative_logprob
             completion.logprobs = processor.take() if delta else processor.readings()
         return completion
+
+
+@dataclass
+class _FormReading:
+    """Answers whose form is being read."""
+
+    plan: FormReadings
+    sequences: list[_Sequence]
+    outputs: dict[str, RequestOutput | None] = field(default_factory=dict)  # of the requests that read it, by id
 
 
 @dataclass
@@ -123,10 +139,13 @@ class _RequestState:
     num_cached_tokens: int = 0
     changed: dict[_Sequence, None] = field(default_factory=dict)  # since the last output, in that order
     caller: Any = None  # the trace that the request is part of
+    cache_salt: str | None = None
+    priority: int = 0
+    reading: _FormReading | None = None  # while all answers are there, and their form is read
 
     @property
     def finished(self) -> bool:
-        return self.num_running == 0
+        return self.num_running == 0 and self.reading is None
 
     def make_output(self) -> RequestOutput | None:
         """The output to return now; None when output_kind defers it."""
@@ -150,6 +169,14 @@ class _RequestState:
             metrics=self.metrics,
             num_cached_tokens=self.num_cached_tokens,
         )
+
+    def end_reading(self) -> None:
+        """Give the answers what their form's readers have found."""
+        assert self.reading is not None
+        outputs: Any = list(self.reading.outputs.values())
+        for sequence, found in zip(self.reading.sequences, self.reading.plan.results(outputs), strict=True):
+            sequence.form_readings = found
+        self.reading, self.changed = None, dict.fromkeys(self.sequences)
 
     def prompt_part(self) -> RequestOutput:
         """What was read of the prompt since the last part."""
@@ -190,13 +217,22 @@ class OutputProcessor:
     """The user-side state of all unfinished requests. Without a tokenizer texts stay empty."""
 
     def __init__(
-        self, tokenizer: Tokenizer | None, metrics: EngineMetrics | None = None, tracer: RequestTracer | None = None
+        self,
+        tokenizer: Tokenizer | None,
+        metrics: EngineMetrics | None = None,
+        tracer: RequestTracer | None = None,
+        config: ModelConfig | None = None,
     ) -> None:
+        """`config`: of the model, without which no form can be read."""
         self.tokenizer = tokenizer
+        self._config = config
         self._metrics = metrics
         self._tracer = tracer
         self._requests: dict[str, _RequestState] = {}
         self._by_core_id: dict[str, tuple[_RequestState, _Sequence]] = {}
+        # The requests that read the forms of answers, and for whom.
+        self._readers: OutputProcessor | None = None
+        self._read_for: dict[str, _RequestState] = {}
 
     @property
     def unfinished_request_ids(self) -> list[str]:
@@ -210,8 +246,11 @@ class OutputProcessor:
         prompt_token_ids: list[int],
         params: SamplingParams,
         arrival_time: float,
+        cache_salt: str | None = None,
+        priority: int = 0,
     ) -> list[tuple[str, SamplingParams]]:
-        """Register a request; returns (core id, parameters) of each sequence. VLLMValidationError: an id is in use."""
+        """Register a request; returns (core id, parameters) of each sequence. VLLMValidationError: an id is in use.
+        `cache_salt`, `priority`: for the requests that read the form of its answers."""
         if params.num_distinct == 1:
             children = [(request_id, params.child(0) if params.num_sequences > 1 else params)]
         else:
@@ -226,6 +265,7 @@ class OutputProcessor:
         ]
         metrics = RequestMetrics(arrival_time)
         state = _RequestState(request_id, prompt, prompt_token_ids, params, metrics, sequences, len(sequences))
+        state.cache_salt, state.priority = cache_salt, priority
         if params.num_distinct == 1:
             state.num_copies = params.n
         elif params.num_sequences > params.n:
@@ -251,18 +291,20 @@ class OutputProcessor:
 
     @property
     def num_unfinished_sequences(self) -> int:
-        return len(self._by_core_id)
+        return len(self._by_core_id) + len(self._read_for)
 
     def process_outputs(self, outputs: list[EngineCoreOutput], step_time: float | None = None) -> ProcessedOutputs:
         """Take one step's outputs of the core. `step_time`: its end, in seconds on the monotonic clock; None: now."""
         result = ProcessedOutputs()
         news: list[News] = []
         changed: dict[str, _RequestState] = {}
+        of_readers: list[EngineCoreOutput] = []
         now = time.monotonic()
         for output in outputs:
             entry = self._by_core_id.get(output.request_id)
             if entry is None:
-                continue  # aborted while the step ran
+                of_readers.append(output)  # or of one that was aborted while the step ran
+                continue
             state, sequence = entry
             if output.prompt_logprobs is not None and state.prompt_logprobs is not None:
                 state.prompt_logprobs.append(output.prompt_logprobs)
@@ -284,10 +326,22 @@ class OutputProcessor:
             if sequence.finish_reason is not None:
                 state.num_running -= 1
                 del self._by_core_id[sequence.core_id]
+                if state.params.reads_form:
+                    # It waits for its readings.
+                    state.changed.pop(sequence, None)
+                    if state.num_running == 0 and not self._read_form(state, result, now):
+                        changed[state.request_id] = state
+                    continue
             state.changed[sequence] = None
             changed[state.request_id] = state
+        if self._readers is not None:
+            changed |= {state.request_id: state for state in self._take_readings(of_readers)}
         if self._metrics is not None:
             self._metrics.observe_step(news, now if step_time is None else step_time, now)
+        self._return_changed(changed, result)
+        return result
+
+    def _return_changed(self, changed: dict[str, _RequestState], result: ProcessedOutputs) -> None:
         for request_id, state in changed.items():
             request_output = state.make_output()
             if request_output is not None:
@@ -298,7 +352,40 @@ class OutputProcessor:
                 self._trace(state)
                 if self._metrics is not None:
                     self._metrics.observe_request(state.params.n, max(len(each.token_ids) for each in state.sequences))
-        return result
+
+    def _read_form(self, state: _RequestState, result: ProcessedOutputs, now: float) -> bool:
+        """Queue what reads the form of a request's answers, which are all there; False: nothing is to be read."""
+        assert self._config is not None and self.tokenizer is not None, "forms need both"
+        # Offline most requests have no form.
+        from vllm.v1.engine.plans.form_readings import FormReadings
+
+        prompt = ProcessedPrompt(state.prompt, state.prompt_token_ids, state.cache_salt)
+        whole = [sequence for sequence in state.sequences if sequence.error is None]
+        answers = [sequence.token_ids for sequence in whole]
+        plan = FormReadings(self._config, self.tokenizer, prompt, state.params, answers)
+        state.reading = _FormReading(plan, whole)
+        if self._readers is None:
+            self._readers = OutputProcessor(None)
+        for index, (own, params) in enumerate(plan.requests()):
+            name = f"{state.request_id}#{index}"
+            self._readers.add_request(name, None, own.token_ids, params, now)
+            self._read_for[name] = state
+            state.reading.outputs[name] = None
+            result.to_queue.append((name, own, params, state.priority))
+        if not state.reading.outputs:
+            state.end_reading()
+        return state.reading is not None
+
+    def _take_readings(self, outputs: list[EngineCoreOutput]) -> Iterable[_RequestState]:
+        """Take a step's outputs of readers; returns the requests whose answers are read now."""
+        assert self._readers is not None
+        for output in self._readers.process_outputs(outputs).request_outputs:
+            state = self._read_for.pop(output.request_id)
+            assert state.reading is not None, "it is read"
+            state.reading.outputs[output.request_id] = output
+            if None not in state.reading.outputs.values():
+                state.end_reading()
+                yield state
 
     def outputs_so_far(self, request_ids: Iterable[str]) -> list[RequestOutput]:
         """A last output of each of these requests, which are to be aborted; sequences that run end by "abort"."""
@@ -309,7 +396,11 @@ class OutputProcessor:
                     sequence.finish_reason = "abort"
                     state.changed[sequence] = None
             state.num_running = 0
+            if state.params.reads_form:
+                state.changed = dict.fromkeys(state.sequences)
+            reading, state.reading = state.reading, None
             output = state.make_output()
+            state.reading = reading
             assert output is not None, "it is finished"
             outputs.append(output)
         return outputs
@@ -317,6 +408,7 @@ class OutputProcessor:
     def abort_requests(self, request_ids: Iterable[str], reason: str = "abort") -> list[str]:
         """Drop requests, which count as ended by `reason`; returns the core ids of their unfinished sequences."""
         core_ids: list[str] = []
+        readers: list[str] = []
         for request_id in list(request_ids):
             state = self._requests.pop(request_id, None)
             if state is None:
@@ -324,9 +416,14 @@ class OutputProcessor:
             for sequence in state.sequences:
                 if self._by_core_id.pop(sequence.core_id, None) is not None:
                     core_ids.append(sequence.core_id)
+            readers += state.reading.outputs if state.reading is not None else ()
             self._trace(state, reason)
         if self._metrics is not None:
             self._metrics.observe_dropped(len(core_ids), reason)
+        if self._readers is not None:
+            core_ids += self._readers.abort_requests(readers)
+            for name in readers:
+                self._read_for.pop(name, None)
         return core_ids
 
     def _trace(self, state: _RequestState, reason: str = "abort") -> None:
@@ -345,6 +442,7 @@ class OutputProcessor:
     def forget_missing(self, is_known: Callable[[str], bool]) -> None:
         """Drop every request with a running sequence whose core id is not known."""
         lost = {state.request_id for core_id, (state, _) in self._by_core_id.items() if not is_known(core_id)}
+        lost |= {state.request_id for name, state in self._read_for.items() if not is_known(name)}
         self.abort_requests(lost)
 
 

@@ -27,7 +27,14 @@ class PoolingOutputProcessor:
         self._records: dict[str, SequenceRecord] = {}  # none without metrics
 
     def add_request(
-        self, request_id: str, prompt: str | None, prompt_token_ids: list[int], params: PoolingParams, arrival: float
+        self,
+        request_id: str,
+        prompt: str | None,
+        prompt_token_ids: list[int],
+        params: PoolingParams,
+        arrival: float,
+        cache_salt: str | None = None,
+        priority: int = 0,
     ) -> list[tuple[str, PoolingParams]]:
         if request_id in self._token_ids:
             raise id_in_use_error(request_id, request_id)

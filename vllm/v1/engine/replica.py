@@ -28,7 +28,8 @@ class Replica:
         self.stats: dict[str, Any] = {}  # EngineCore.stats as of the last step; empty before the first
         self.output_processor: Any = PoolingOutputProcessor(self.metrics)
         if input_processor.model_config.runner_type != "pooling":
-            self.output_processor = OutputProcessor(input_processor.tokenizer, self.metrics, tracer)
+            tokenizer, config = input_processor.tokenizer, input_processor.model_config
+            self.output_processor = OutputProcessor(tokenizer, self.metrics, tracer, config)
         self.streams: dict[str, RequestStream] = {}
         self._input_processor = input_processor
 
@@ -50,7 +51,9 @@ class Replica:
     ) -> RequestStream:
         """See AsyncLLM.add_checked."""
         now = time.monotonic()
-        children = self.output_processor.add_request(request_id, processed.text, processed.token_ids, checked, now)
+        children = self.output_processor.add_request(
+            request_id, processed.text, processed.token_ids, checked, now, processed.cache_salt, priority
+        )
         stream = RequestStream(request_id, checked.output_kind is RequestOutputKind.DELTA, changed)
         self.streams[request_id] = stream
         try:
@@ -86,6 +89,8 @@ class Replica:
                     del self.streams[output.request_id]
         if processed.requests_to_abort:
             self.core.abort_requests(processed.requests_to_abort)
+        for request in self._input_processor.further_requests(processed.to_queue):
+            self.core.add_request(request)
         return processed
 
     def fail(self, error: EngineDeadError) -> list[str]:

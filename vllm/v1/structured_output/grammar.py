@@ -12,9 +12,9 @@ from vllm.params.structured import StructuredOutputsParams
 MAX_GRAMMAR_CHARS = 2**19
 """Limit of a schema, regular expression or grammar: a larger one would take seconds to compile."""
 
-# Between JSON's parts, unless a request says otherwise: a blank, or the end of a line and an indentation. Without a
-# bound small models fill their answers with it.
-_WHITE_SPACE = r"( |\n{1,2}[ \t]{0,20})"
+WHITE_SPACE = r"( |\n{1,2}[ \t]{0,20})"
+"""Between JSON's parts, unless a request says otherwise: a blank, or the end of a line and an indentation. Without a
+bound small models fill their answers with it."""
 
 # Objects of a schema whose values are schemas, and its keys whose value is a schema or a list of them.
 _MAPS = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
@@ -44,17 +44,21 @@ def grammar_text(params: StructuredOutputsParams) -> str:
     return text
 
 
+def schema_of(params: StructuredOutputsParams) -> Any:
+    """The JSON schema of a form of that kind. ValueError: it is a text that is no JSON."""
+    return json.loads(params.json) if isinstance(params.json, str) else params.json
+
+
 def _of_schema(value: Any, params: StructuredOutputsParams) -> str:
     from llguidance import LLMatcher
 
     schema = json.loads(value) if isinstance(value, str) else value
     if not isinstance(schema, (dict, bool)):
         raise ValueError(f"a JSON schema is an object, got {type(schema).__name__}")
-    # llguidance applies options to objects only.
-    schema = _changed({} if schema is True else {"not": {}} if schema is False else schema, _without_annotation)
+    schema = known_formats(schema)
     if params.disable_additional_properties:
-        schema = _changed(schema, _closed)
-    options: Any = {"whitespace_pattern": params.whitespace_pattern or _WHITE_SPACE}
+        schema = closed_schema(schema)
+    options: Any = {"whitespace_pattern": params.whitespace_pattern or WHITE_SPACE}
     if params.disable_any_whitespace:
         options = {"whitespace_flexible": False}
     return LLMatcher.grammar_from_json_schema(json.dumps(schema), overrides=options)
@@ -75,14 +79,23 @@ def _changed(schema: Any, change: Callable[[dict[str, Any]], None]) -> Any:
     return changed
 
 
-def _closed(schema: dict[str, Any]) -> None:
-    """No further properties where an object does not say whether it has any."""
+def known_formats(schema: Any) -> Any:
+    """The schema as an object without formats that llguidance does not know: those are remarks, as JSON Schema says of
+    all."""
+    return _changed({} if schema is True else {"not": {}} if schema is False else schema, _drop_format)
+
+
+def closed_schema(schema: Any) -> Any:
+    """The schema with no further properties where an object does not say whether it has any."""
+    return _changed(schema, _close)
+
+
+def _close(schema: dict[str, Any]) -> None:
     if "properties" in schema or schema.get("type") == "object":
         schema.setdefault("additionalProperties", False)
 
 
-def _without_annotation(schema: dict[str, Any]) -> None:
-    """A format that llguidance does not know is what JSON Schema says of all: a remark."""
+def _drop_format(schema: dict[str, Any]) -> None:
     if schema.get("format") not in (None, *_FORMATS):
         del schema["format"]
 
@@ -110,10 +123,12 @@ def _literal(character: str) -> str:
 
 
 def _of_grammar(value: str, params: StructuredOutputsParams) -> str:
-    """Lark's dialect, or EBNF as GBNF has it."""
+    """Lark's dialect, which a first line may say, or EBNF as GBNF has it."""
     from llguidance import LLMatcher
     from llguidance.gbnf_to_lark import any_to_lark
 
+    if value.startswith("%llguidance"):
+        return LLMatcher.grammar_from_lark(value)
     try:
         lark = any_to_lark(value)
     except Exception as error:

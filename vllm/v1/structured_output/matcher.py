@@ -83,6 +83,13 @@ class Grammars:
             compiled = self._compile(grammar)
         return Matcher(compiled.deep_copy())
 
+    def spell(self, text: str) -> list[int]:
+        """The tokenizer's ids of a text that continues another; texts of special tokens are texts like any other."""
+        ids = self._tokenizer.tokenize_str(text)
+        if any(map(self._tokenizer.is_special_token, ids)):
+            return self._tokenizer.greedy_tokenize(text)
+        return ids
+
     def _compile(self, grammar: str) -> Any:
         from llguidance import LLMatcher
 

@@ -16,6 +16,7 @@ from vllm.server.http.streaming import EventStream
 from vllm.server.rendering.written_json import PartsResponse
 from vllm.server.serving.engine_requests import Submission, while_connected
 from vllm.server.serving.generation.beam_search import BeamSubmission
+from vllm.server.serving.generation.output_log import OutputLog
 from vllm.server.serving.generation.prompt_tables import TableAnswer
 from vllm.server.serving.generation.sampling import PreparedPrompts, named_as
 from vllm.server.serving.usage import UsageCount
@@ -36,6 +37,7 @@ class Answer(ABC):
         """`frame`: what every chunk begins with. `tables`: what is answered of the prompt as arrays."""
         self._body, self._state, self._id, self._frame = body, state, answer_id, frame
         self.tables = tables
+        self.log = OutputLog(state, answer_id)
 
     @abstractmethod
     async def prepare(self) -> PreparedPrompts:
@@ -70,6 +72,7 @@ class Answer(ABC):
         async with aclosing(submission.events()) as events:
             async for index, output in events:
                 usage.add(index, output)
+                self.log.add(index, output)
                 async for piece in self.pieces(index, output):
                     yield {**self._frame, **piece, **usage.so_far()}
         if usage.is_wanted_last:
@@ -90,6 +93,7 @@ async def respond(request: Request, answer: Answer, stream: bool) -> Response:
         outputs, usage = await submission.results(), UsageCount(request)
         for index, output in enumerate(outputs):
             usage.add(index, output)
+            answer.log.add(index, output)
         return await answer.whole(outputs, usage)
 
     return PartsResponse(await while_connected(request, whole()))

@@ -10,8 +10,11 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from vllm.chat import normal_messages, render_conversations
+from vllm.chat.answers import AnswerParser
 from vllm.exceptions import shown
 from vllm.outputs import CompletionOutput, RequestOutput
+from vllm.parser.events import Content, Event, collect
+from vllm.parser.messages import delta_fields, whole_call
 from vllm.server.errors import ApiError
 from vllm.server.http.routes import post
 from vllm.server.protocol.generation import (
@@ -25,6 +28,7 @@ from vllm.server.rendering.logprobs import chat_logprobs
 from vllm.server.serving.engine_requests import request_id_of
 from vllm.server.serving.generation.answers import Answer, respond
 from vllm.server.serving.generation.completion_choices import ChoiceWriter
+from vllm.server.serving.generation.parts import AnswerPlan
 from vllm.server.serving.generation.sampling import PreparedPrompts, named_as, prepare_prompts, sampling_params
 from vllm.server.serving.usage import UsageCount, answer_frame
 from vllm.server.state import ServerState
@@ -42,8 +46,12 @@ async def create_chat_completion(request: Request, state: ServerState, body: Cha
     return await respond(request, answer, bool(body.stream))
 
 
-def render(state: ServerState, body: ChatCompletionRequest | TokenizeRequest | PoolingFields) -> dict[str, Any]:
-    """The prompt of the request's conversation; see `render_conversations`."""
+def render(
+    state: ServerState,
+    body: ChatCompletionRequest | TokenizeRequest | PoolingFields,
+    tools: list[dict[str, Any]] | None = None,
+) -> dict[str, Any]:
+    """The prompt of the request's conversation, whose template gets `tools`; see `render_conversations`."""
     if body.chat_template is not None and not state.args.trust_request_chat_template:
         message = (
             "chat_template: a template is a program, and this server runs those of requests only with "
@@ -52,11 +60,16 @@ def render(state: ServerState, body: ChatCompletionRequest | TokenizeRequest | P
         raise ApiError(400, message, "chat_template", "unsupported_field")
     args = state.args
     variables = dict(args.default_chat_template_kwargs or {})
-    tools = None
     if isinstance(body, ChatCompletionRequest):
-        own = {"reasoning_effort": body.reasoning_effort, "documents": body.documents}
+        own = {
+            "reasoning_effort": body.reasoning_effort,
+            "documents": body.documents,
+            "verbosity": _known_verbosity(state, body),
+        }
         variables |= {name: value for name, value in own.items() if value}
-        tools = None if args.exclude_tools_when_tool_choice_none else body.tools or None
+        if body.reasoning_effort == "none":
+            # What templates of models that may think call it.
+            variables |= {"enable_thinking": False, "thinking": False}
     (prompt,) = render_conversations(
         body.messages,
         state.tokenizer,
@@ -78,9 +91,15 @@ def _begins_answer(body: ChatCompletionRequest | TokenizeRequest | PoolingFields
     return not body.continue_final_message if body.add_generation_prompt is None else body.add_generation_prompt
 
 
-def _calls_no_tools(field: str, value: Any) -> ApiError:
-    reason = 'this server calls no tools; tool_choice "none" shows them to the template'
-    return ApiError(400, f"{field} cannot be honoured: {reason}; got {shown(value)}", field, "unsupported_field")
+def _known_verbosity(state: ServerState, body: ChatCompletionRequest) -> str | None:
+    """The verbosity, for a template that has the variable. Raises ApiError for one that would change nothing."""
+    template = body.chat_template or state.chat_template or state.tokenizer.chat_template
+    if "verbosity" in str(template):
+        return body.verbosity
+    if body.verbosity not in (None, "medium"):
+        message = f"verbosity cannot be honoured: the chat template knows none; got {shown(body.verbosity)}"
+        raise ApiError(400, message, "verbosity", "unsupported_field")
+    return None
 
 
 class ChatAnswer(Answer):
@@ -90,14 +109,11 @@ class ChatAnswer(Answer):
         super().__init__(body, state, answer_id, {**answer_frame(state, answer_id), "object": "chat.completion.chunk"})
         self._max_tokens_field = "max_tokens" if body.max_completion_tokens is None else "max_completion_tokens"
         max_tokens = getattr(body, self._max_tokens_field)
-        if body.tool_choice not in (None, "none", "auto"):
-            raise _calls_no_tools("tool_choice", body.tool_choice)
-        if body.tools and body.tool_choice != "none":
-            raise _calls_no_tools("tools", body.tools)
-        for name in ("documents", "tools"):
-            value = getattr(body, name)
-            if not all(isinstance(each, dict) for each in value or ()):
-                raise wrong_type(name, value, "a list of objects")
+        if not all(isinstance(each, dict) for each in body.documents or ()):
+            raise wrong_type("documents", body.documents, "a list of objects")
+        self._parts = AnswerPlan(body, state)
+        self._parsers: dict[int, AnswerParser] = {}
+        self._prompt: str | None = None
         if body.top_logprobs and not body.logprobs:
             message = f"top_logprobs={body.top_logprobs} needs logprobs=true"
             raise ApiError(400, message, "top_logprobs", "invalid_value")
@@ -112,12 +128,22 @@ class ChatAnswer(Answer):
         self._plan = self._writer.plan
         self._own_names = {**_OWN_NAMES, "max_tokens": self._max_tokens_field}
         with named_as(self._own_names):
-            self._params = sampling_params(body, state, self._plan, max_tokens=max_tokens, logprobs=self._num_topk)
+            self._params = sampling_params(
+                body, state, self._plan, max_tokens=max_tokens, logprobs=self._num_topk, **self._bound_fields()
+            )
+
+    def _bound_fields(self) -> dict[str, Any]:
+        """Fields of SamplingParams that tools and reasoning decide."""
+        given = self._body.form(self._body.structured_outputs)
+        fields = {"structured_outputs": self._parts.structured_outputs(given)}
+        skips = self._parts.skip_special_tokens
+        return fields if skips is None else {**fields, "skip_special_tokens": skips}
 
     async def prepare(self) -> PreparedPrompts:
         # In a thread: templates and their library may be slow.
         with named_as({"messages": "chat_template"} if self._body.chat_template else {}):
-            prompt = await asyncio.to_thread(render, self._state, self._body)
+            prompt = await asyncio.to_thread(render, self._state, self._body, self._parts.template_tools)
+        self._prompt = prompt["prompt"]
         if self._is_echoed:
             self._echo = normal_messages(self._body.messages[-1:])[0]["content"]
         with named_as(self._own_names):
@@ -151,9 +177,54 @@ class ChatAnswer(Answer):
         """The choices of a whole answer."""
         choices = []
         for completion in output.outputs:
-            message = {"role": self._role, "content": self._echo + completion.text, "refusal": None}
+            message = {"role": self._role, **self._message(completion), "refusal": None}
             choices.append({"message": message, **await self._choice(completion, is_first=True)})
         return choices
+
+    def _message(self, completion: CompletionOutput) -> dict[str, Any]:
+        """The parts of a whole answer's message."""
+        answer = collect(self.parsed(completion))
+        fields: dict[str, Any] = {"content": self._echo + (answer.content or "")}
+        if answer.content is None and (answer.calls or answer.reasoning):
+            fields["content"] = self._echo or None
+        if (answer.reasoning or self._parts.form.reasoning is not None) and self._body.include_reasoning is not False:
+            fields |= {"reasoning": answer.reasoning, "reasoning_content": answer.reasoning}
+        calls = [whole_call(each) for each in answer.calls]
+        if calls and self._parts.is_older:
+            fields["function_call"] = calls[0]["function"]
+        elif calls:
+            fields["tool_calls"] = calls
+        return fields
+
+    def parsed(self, completion: CompletionOutput) -> list[Event]:
+        """What `completion` adds to its choice, part by part."""
+        index = completion.index
+        if index not in self._parsers:
+            parser = self._parts.parser(self._prompt)
+            if parser is None:
+                return [Content(completion.text)] if completion.text else []
+            self._parsers[index] = parser
+        events = self._parsers[index].feed(completion.text, completion.token_ids)
+        if completion.finish_reason is not None:
+            events += self._parsers[index].finish()
+        return events
+
+    def finish_reason(self, completion: CompletionOutput) -> str | None:
+        """Why the choice has ended; None: it has not."""
+        parser = self._parsers.get(completion.index)
+        if completion.finish_reason != "stop" or parser is None or not parser.num_calls:
+            return completion.finish_reason
+        return "function_call" if self._parts.is_older else "tool_calls"
+
+    async def logprobs(self, completion: CompletionOutput) -> dict[str, Any] | None:
+        """Chat's `logprobs` of what `completion` adds; None: they are not asked for."""
+        readings, ids = completion.logprobs, self._plan.engine_ids
+        if self._num_topk is None and not ids:
+            return None
+        content: list[dict[str, Any]] = []
+        if readings is not None and readings.has_sampled:
+            content = await chat_logprobs(readings, self._writer.names, self._num_topk or 0, ids)
+        return {"content": content, "refusal": None}
 
     async def prompt_fields(self, output: RequestOutput) -> dict[str, Any]:
         """The prompt's ids and logprobs, as far as requested."""
@@ -174,16 +245,43 @@ class ChatAnswer(Answer):
                 choice = {"index": completion.index, "delta": delta, "logprobs": None, "finish_reason": None}
                 yield {"choices": [choice], **once}
                 role, once = {}, {}
-            choice = {"delta": {**role, "content": completion.text}, **await self._choice(completion, is_first)}
+            *before, last = self._deltas(completion)
+            for delta in before:
+                choice = {
+                    "index": completion.index,
+                    "delta": {**role, **delta},
+                    "logprobs": None,
+                    "finish_reason": None,
+                }
+                yield {"choices": [choice], **once}
+                role, once = {}, {}
+            choice = {"delta": {**role, **last}, **await self._choice(completion, is_first)}
             yield {"choices": [choice], **once}
+
+    def _deltas(self, completion: CompletionOutput) -> list[dict[str, Any]]:
+        """The deltas of a stream for what `completion` adds: one or more, of which the last may be empty."""
+        events = self.parsed(completion)
+        if completion.index not in self._parsers:
+            return [{"content": completion.text}]
+        shows = self._body.include_reasoning is not False
+        deltas = [delta for each in events if (delta := delta_fields(each, shows)) is not None]
+        if self._parts.is_older:
+            deltas = [_older_delta(each) for each in deltas]
+        return deltas or [{}]
 
     async def _choice(self, completion: CompletionOutput, is_first: bool) -> dict[str, Any]:
         """Fields beside the text, for what `completion` adds to the choice."""
-        readings, ids = completion.logprobs, self._plan.engine_ids
-        logprobs = None
-        if self._num_topk is not None or ids:
-            content: list[dict[str, Any]] = []
-            if readings is not None and readings.has_sampled:
-                content = await chat_logprobs(readings, self._writer.names, self._num_topk or 0, ids)
-            logprobs = {"content": content, "refusal": None}
-        return {"index": completion.index, "logprobs": logprobs, **await self._writer.fields(completion, is_first)}
+        return {
+            "index": completion.index,
+            "logprobs": await self.logprobs(completion),
+            **await self._writer.fields(completion, is_first),
+            "finish_reason": self.finish_reason(completion),
+        }
+
+
+def _older_delta(delta: dict[str, Any]) -> dict[str, Any]:
+    """A call as `functions` have it."""
+    if "tool_calls" not in delta:
+        return delta
+    (call,) = delta["tool_calls"]
+    return {"function_call": call["function"]}

@@ -42,6 +42,7 @@ async def create_batch_chat_completion(
         choices: list[dict[str, Any]] = []
         for index, (answer, output) in enumerate(zip(answers, await submission.results(), strict=True)):
             usage.add(index, output)
+            answer.log.add(0, output)
             prompt_fields = await answer.prompt_fields(output)
             choices += [{**each, **prompt_fields} for each in await answer.choices(output)]
         numbered = [{**each, "index": index} for index, each in enumerate(choices)]

@@ -7,7 +7,7 @@ from bisect import bisect_right
 from dataclasses import dataclass
 from typing import Any
 
-from vllm.outputs import CompletionOutput, RequestOutput
+from vllm.outputs import CompletionOutput, RequestOutput, ValueReadings
 from vllm.server.protocol.generation import CompletionRequest, GenerationFields
 from vllm.server.rendering.logprobs import (
     ClassicLogprobs,
@@ -21,13 +21,37 @@ from vllm.server.state import ServerState
 from vllm.tokenizers.tokenizer import Tokenizer
 
 
-def allowed_mass_fields(completion: CompletionOutput) -> dict[str, Any]:
-    """What the answer's form allowed, where it was read. A mass of 0 has no logarithm in JSON."""
-    if completion.allowed_mass is None:
-        return {}
-    total = completion.allowed_mass_total
-    is_number = total is not None and math.isfinite(total)
-    return {"allowed_mass": completion.allowed_mass, "allowed_mass_total": total if is_number else None}
+def form_fields(completion: CompletionOutput) -> dict[str, Any]:
+    """What the answer's form allowed, where it was read."""
+    fields: dict[str, Any] = {}
+    if completion.allowed_mass is not None:
+        fields["allowed_mass"] = completion.allowed_mass
+        fields["allowed_mass_total"] = _number(completion.allowed_mass_total)
+    if completion.choice_readings is not None:
+        fields["choice_readings"] = _value_entries(completion.choice_readings)
+    if completion.field_readings is not None:
+        fields["field_readings"] = {path: _value_entries(each) for path, each in completion.field_readings.items()}
+    return fields
+
+
+def _value_entries(readings: ValueReadings) -> list[dict[str, Any]]:
+    columns = readings.values, readings.texts, readings.token_ids, readings.logprobs.tolist(), readings.shares.tolist()
+    return [
+        {
+            "value": value,
+            "text": text,
+            "token_ids": token_ids,
+            "logprob": _number(logprob),
+            "share": _number(share),
+            "chosen": index == readings.chosen,
+        }
+        for index, (value, text, token_ids, logprob, share) in enumerate(zip(*columns, strict=True))
+    ]
+
+
+def _number(value: float | None) -> float | None:
+    """The logarithm of 0 is none in JSON."""
+    return value if value is not None and math.isfinite(value) else None
 
 
 @dataclass(frozen=True)
@@ -51,7 +75,7 @@ class ChoiceWriter:
         fields: dict[str, Any] = {"finish_reason": completion.finish_reason, "stop_reason": completion.stop_reason}
         if self.body.return_token_ids:
             fields["token_ids"] = completion.token_ids
-        fields |= allowed_mass_fields(completion)
+        fields |= form_fields(completion)
         return {**fields, **await self.plan.choice_fields(completion.logprobs, self.names, is_first)}
 
     async def prompt_fields(self, output: RequestOutput) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from vllm.server.rendering.logprobs import prompt_logprobs, token_logprobs
 from vllm.server.rendering.token_texts import TokenNames
 from vllm.server.serving.engine_requests import Submission, request_id_of
 from vllm.server.serving.generation.answers import Answer, respond
-from vllm.server.serving.generation.completion_choices import allowed_mass_fields
+from vllm.server.serving.generation.completion_choices import form_fields
 from vllm.server.serving.generation.prompt_tables import BODY_TYPES, TableAnswer
 from vllm.server.serving.generation.sampling import PreparedPrompts, named_as, prepare_prompts
 from vllm.server.serving.usage import UsageCount
@@ -120,7 +120,7 @@ class GenerateAnswer(Answer):
         elif self._mode == "derender":
             role = self._state.args.response_role
             fields["message"] = {"role": role, "content": completion.text, "refusal": None}
-        fields |= allowed_mass_fields(completion)
+        fields |= form_fields(completion)
         return {**fields, "finish_reason": completion.finish_reason, "stop_reason": completion.stop_reason}
 
     async def _prompt_fields(self, output: RequestOutput) -> dict[str, Any]:

@@ -31,11 +31,13 @@ def sampling_params(
     max_tokens: int | None,
     logprobs: int | None,
     prompt_logprobs: int | None = None,
+    **more: Any,
 ) -> SamplingParams:
     """The parameters of the request's prompts. Fields left out have the model's defaults, or else vLLM's.
 
     `logprobs` and `prompt_logprobs` are top-k at generated and prompt positions; without the latter, the request's own
-    field counts. Raises VLLMValidationError for a value out of its range.
+    field counts. `more` are further fields in place of the request's. Raises VLLMValidationError for a value out of its
+    range.
     """
     fields = request.sampling_fields(state.engine.model_config.default_sampling_params)
     if max_tokens is not None:
@@ -44,7 +46,7 @@ def sampling_params(
         fields["prompt_logprobs"] = prompt_logprobs
     fields |= {"logprobs": logprobs, "logprob_token_ids": plan.engine_ids or None}
     return SamplingParams(
-        **{"max_tokens": None, **fields},
+        **{"max_tokens": None, **fields, **more},
         detokenize=state.engine.tokenizer is not None,
         extra_args=request.vllm_xargs,
         output_kind=RequestOutputKind.DELTA if request.stream else RequestOutputKind.FINAL_ONLY,

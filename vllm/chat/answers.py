@@ -1,0 +1,195 @@
+"""Answers to messages: the parts of a text that a model has generated."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from vllm.parser.calls import random_id
+from vllm.parser.events import CallArguments, CallEnd, CallStart, Content, Event, Reasoning
+from vllm.parser.reader import Machine, Reader, Step
+from vllm.reasoning import ReasoningParser, ReasoningParserManager
+from vllm.tokenizers.tokenizer import Tokenizer
+from vllm.tool_parsers import ToolParser, ToolParserManager
+
+AUTO = "auto"
+"""In place of a parser's name: the one whose marks the chat template has."""
+
+
+@dataclass(frozen=True)
+class AnswerFormat:
+    """The parsers of a model's answers; None: that part is not looked for."""
+
+    tools: type[ToolParser] | None = None
+    reasoning: type[ReasoningParser] | None = None
+
+    @classmethod
+    def of(cls, template: str | None, tool_parser: str | None, reasoning_parser: str | None) -> AnswerFormat:
+        """By the parsers' names, or "auto".
+
+        Raises:
+            ValueError: a name that no parser has.
+        """
+        tools, reasoning = None, None
+        try:
+            if tool_parser == AUTO:
+                tools = ToolParserManager.of_template(template or "")
+            elif tool_parser is not None:
+                tools = ToolParserManager.get_tool_parser(tool_parser)
+            if reasoning_parser == AUTO:
+                reasoning = ReasoningParserManager.of_template(template or "")
+            elif reasoning_parser is not None:
+                reasoning = ReasoningParserManager.get_reasoning_parser(reasoning_parser)
+        except KeyError as error:
+            raise ValueError(error.args[0]) from None
+        return cls(tools, reasoning)
+
+    @property
+    def asks_tokenizer(self) -> bool:
+        """Whether a parser is not one of ours, and may ask its tokenizer for anything."""
+        return any(is_foreign(each) for each in (self.tools, self.reasoning) if each is not None)
+
+    def has_special_markers(self, tokenizer: Tokenizer) -> bool:
+        """Whether a marker is a special token, which texts leave out unless asked not to."""
+        markers: list[str] = []
+        if self.tools is not None:
+            markers += [*self.tools.begins, *self.tools.begins_at_start]
+            # What others' parsers look for is not known.
+            markers += ["<"] if is_foreign(self.tools) else []
+        if self.reasoning is not None:
+            markers += [*self.reasoning.begins, *self.reasoning.ends]
+        special = [tokenizer.id_to_token(token_id) or "" for token_id in tokenizer.all_special_ids]
+        return any(text and (text in marker or marker in text) for text in special for marker in markers)
+
+
+def is_foreign(parser: type[ToolParser] | type[ReasoningParser]) -> bool:
+    """Whether the class parses by upstream's methods, in place of a program for a Reader."""
+    if issubclass(parser, ToolParser):
+        return parser.read is ToolParser.read and parser.read_calls is ToolParser.read_calls
+    return parser.extract_reasoning_streaming is not ReasoningParser.extract_reasoning_streaming
+
+
+class AnswerParser:
+    """Parses one choice of an answer, as its text comes."""
+
+    def __init__(
+        self,
+        form: AnswerFormat,
+        tokenizer: Any = None,
+        tools: list[dict[str, Any]] | None = None,
+        prompt: str | None = None,
+        is_streamed: bool = True,
+        most_calls: int | None = None,
+        request: Any = None,
+    ) -> None:
+        """
+        Args:
+            form: what is looked for.
+            tokenizer: of the model, for parsers of others.
+            tools: of the request, in chat's form; their schemas say which arguments are texts.
+            prompt: the text that the answer follows, which may have begun its reasoning.
+            is_streamed: events are wanted as the text comes, which parsers of others need to know.
+            most_calls: further calls are left out.
+            request: for parsers of others.
+        """
+        self.num_calls = 0
+        self._most_calls = most_calls
+        self._tools = None if form.tools is None else form.tools(tokenizer, tools)
+        self._reasoning = None if form.reasoning is None else form.reasoning(tokenizer)
+        self._is_inside = None if form.reasoning is None or prompt is None else form.reasoning.begins_inside(prompt)
+        self._foreign = None
+        if form.tools is not None and is_foreign(form.tools):
+            assert self._tools is not None
+            self._foreign = _ForeignTools(self._tools, request, is_streamed)
+        self._machine = Machine(self._read)
+
+    def feed(self, text: str, token_ids: Sequence[int] = ()) -> list[Event]:
+        """The events of the next piece of the text; `token_ids` are its tokens, for parsers of others."""
+        return self._counted(self._machine.feed(text), token_ids, is_last=False)
+
+    def finish(self) -> list[Event]:
+        """The last events: the text has ended."""
+        return self._counted(self._machine.finish(), (), is_last=True)
+
+    def _read(self, reader: Reader) -> Iterator[Step]:
+        whole = next((each for each in (self._tools, self._reasoning) if hasattr(each, "read_whole")), None)
+        if whole is not None:
+            yield from whole.read_whole(reader)  # type: ignore[union-attr]
+            return
+        if self._reasoning is not None:
+            yield from self._reasoning.read_reasoning(reader, self._is_inside)
+        if self._tools is not None and self._foreign is None:
+            yield from self._tools.read(reader)
+        else:
+            yield from reader.text_until((), lambda text: iter((Content(text),)))
+
+    def _counted(self, events: Iterable[Event], token_ids: Sequence[int], is_last: bool) -> list[Event]:
+        if self._foreign is not None:
+            events = self._foreign.events(events, token_ids, is_last)
+        kept = []
+        for event in events:
+            if not isinstance(event, (Content, Reasoning)) and event.index >= (self._most_calls or event.index + 1):
+                continue
+            self.num_calls += isinstance(event, CallStart)
+            kept.append(event)
+        return kept
+
+
+class _ForeignTools:
+    """Asks a parser that was written for upstream: deltas while the answer comes, or the whole text at its end."""
+
+    def __init__(self, parser: ToolParser, request: Any, is_streamed: bool) -> None:
+        self._parser, self._request, self._is_streamed = parser, request, is_streamed
+        self._text = ""
+        self._ids: list[int] = []
+        self._open: int | None = None
+
+    def events(self, events: Iterable[Event], token_ids: Sequence[int], is_last: bool) -> Iterator[Event]:
+        """What becomes of the content among `events`."""
+        for event in events:
+            if not isinstance(event, Content):
+                yield event
+            elif not self._is_streamed:
+                self._text += event.text
+            else:
+                yield from self._streamed(event.text, list(token_ids))
+                token_ids = ()
+        if is_last and not self._is_streamed:
+            yield from self._whole()
+        if is_last:
+            yield from self._end()
+
+    def _streamed(self, text: str, ids: list[int]) -> Iterator[Event]:
+        before, ids_before = self._text, self._ids
+        self._text, self._ids = before + text, ids_before + ids
+        delta = self._parser.extract_tool_calls_streaming(
+            before, self._text, text, ids_before, self._ids, ids, self._request
+        )
+        if delta is None:
+            return
+        if delta.content:
+            yield Content(delta.content)
+        for call in delta.tool_calls:
+            function = call.function
+            if function is not None and function.name:
+                yield from self._end()
+                self._open = call.index
+                yield CallStart(call.index, call.id or random_id(function.name, call.index), function.name)
+            if function is not None and function.arguments:
+                yield CallArguments(call.index, function.arguments)
+
+    def _whole(self) -> Iterator[Event]:
+        found = self._parser.extract_tool_calls(self._text, self._request)
+        if found.content:
+            yield Content(found.content)
+        for index, call in enumerate(found.tool_calls):
+            yield from self._end()
+            self._open = index
+            yield CallStart(index, call.id, call.function.name)
+            yield CallArguments(index, call.function.arguments)
+
+    def _end(self) -> Iterator[Event]:
+        if self._open is not None:
+            yield CallEnd(self._open)
+        self._open = None

@@ -1,0 +1,109 @@
+"""Grammars of answers that hold calls: those that must, and those whose arguments must fit their schemas."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
+from vllm.tokenizers.tokenizer import Tokenizer
+from vllm.tool_parsers.abstract_tool_parser import CallText
+from vllm.v1.structured_output.grammar import WHITE_SPACE, closed_schema, known_formats
+
+_FREE_TEXT = r"/(.|\n)*/"
+
+
+class CallableFunction(NamedTuple):
+    """A function that an answer may call."""
+
+    name: str
+    schema: dict[str, Any]  # of its arguments
+    is_bound: bool = True  # to the schema; otherwise its arguments are any object
+
+
+class CallForms:
+    """Writes grammars in Lark's dialect, for one tokenizer and one way to write calls."""
+
+    def __init__(self, tokenizer: Tokenizer, text: CallText, begins: Iterable[str]) -> None:
+        """`begins`: the markers that calls begin with, of a parser."""
+        self._text = text
+        added = tokenizer.backend.get_added_tokens_decoder()
+        self._ids = {token.content: token_id for token_id, token in added.items()}
+        longest_first = sorted(self._ids, key=len, reverse=True)
+        self._tokens = re.compile("|".join(map(re.escape, longest_first))) if longest_first else None
+        begin = text.first or text.before
+        self._marker = next((each for each in sorted(begins, key=len, reverse=True) if begin.startswith(each)), "")
+
+    def forced(self, functions: Sequence[CallableFunction], many: bool) -> str:
+        """An answer of one call, or of one or more."""
+        rules = ["start: calls", *self._calls(functions, many, "")]
+        return _grammar([*rules, *self._functions(functions)])
+
+    def free(self, functions: Sequence[CallableFunction], many: bool, schema: dict[str, Any] | bool | None) -> str:
+        """An answer of text with calls in it, or, with a schema, either JSON of that schema or calls."""
+        if schema is not None:
+            rules = [f"start: form | calls\nform: %json {_schema(schema)}", *self._calls(functions, many, "")]
+        elif self._marker:
+            rules = [
+                f"start: {'(before calls)*' if many else '(before calls)?'} rest",
+                *self._before(),
+                f"rest: REST\nREST: {_FREE_TEXT}",
+                *self._calls(functions, bool(self._text.first) and many, self._marker),
+            ]
+        else:
+            first = re.escape((self._text.first or self._text.before)[0])
+            rules = [
+                f"start: calls | rest?\nrest: REST\nREST: /[^{first}](.|\\n)*/",
+                *self._calls(functions, many, ""),
+            ]
+        return _grammar([*rules, *self._functions(functions)])
+
+    def _before(self) -> list[str]:
+        """The text up to and with the marker."""
+        if self._marker in self._ids:
+            return [f"before: BEFORE <[{self._ids[self._marker]}]>\nBEFORE: {_FREE_TEXT}"]
+        return [f"before[suffix={json.dumps(self._marker)}]: {_FREE_TEXT}"]
+
+    def _calls(self, functions: Sequence[CallableFunction], many: bool, without: str) -> list[str]:
+        """The rules `calls` and `call`, `without` a marker that stands before."""
+        text = self._text
+        first, before = text.first, text.before
+        if without:
+            first, before = (first.removeprefix(without), before) if first else ("", before.removeprefix(without))
+        between = " ".join(part for part in (self._literal(text.separator), "call") if part)
+        parts = [self._literal(first), "call", f"({between})*" if many else "", self._literal(text.last)]
+        choice = " | ".join(f"call_{index}" for index in range(len(functions)))
+        return [
+            "calls: " + " ".join(part for part in parts if part),
+            "call: "
+            + " ".join(part for part in (self._literal(before), f"({choice})", self._literal(text.after)) if part),
+        ]
+
+    def _functions(self, functions: Sequence[CallableFunction]) -> list[str]:
+        rules = []
+        for index, each in enumerate(functions):
+            schema = closed_schema(known_formats(each.schema or {"type": "object", "properties": {}}))
+            arguments = _schema(schema if each.is_bound else {"type": "object"})
+            rules.append(f"call_{index}: {self._literal(each.name + self._text.between)} %json {arguments}")
+        return rules
+
+    def _literal(self, text: str) -> str:
+        """The text, with tokens of their own by their ids."""
+        parts: list[str] = []
+        start = 0
+        for found in self._tokens.finditer(text) if self._tokens is not None else ():
+            parts += [json.dumps(text[start : found.start()], ensure_ascii=False)] if found.start() > start else []
+            parts.append(f"<[{self._ids[found[0]]}]>")
+            start = found.end()
+        parts += [json.dumps(text[start:], ensure_ascii=False)] if start < len(text) else []
+        return " ".join(parts)
+
+
+def _schema(schema: dict[str, Any] | bool) -> str:
+    own = schema if isinstance(schema, dict) else {}
+    return json.dumps({**own, "x-guidance": {"whitespace_pattern": WHITE_SPACE}})
+
+
+def _grammar(rules: Iterable[str]) -> str:
+    return "\n".join(["%llguidance {}", *rules, ""])

@@ -1,0 +1,188 @@
+"""What a parser of reasoning is, and the names that it is chosen by."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from types import ModuleType
+from typing import Any, ClassVar
+
+from vllm.parser.events import Content, Event, Reasoning, collect
+from vllm.parser.messages import DeltaMessage, as_delta
+from vllm.parser.reader import Machine, Reader, Step
+from vllm.parser.registry import Registry
+
+
+def _as_reasoning(text: str) -> Iterator[Event]:
+    yield Reasoning(text)
+
+
+def _as_content(text: str) -> Iterator[Event]:
+    yield Content(text)
+
+
+class ReasoningParser:
+    """Reads one answer. A format is its markers; classes that others have written override `extract_reasoning` and
+    `extract_reasoning_streaming` instead.
+
+    Attributes:
+        names: that --reasoning-parser knows it by.
+        begins: markers, one of which begins the reasoning.
+        ends: markers, one of which ends it.
+        also_ends: further ones, which belong to what follows.
+        drops: a text after the beginning that is none of the reasoning.
+        is_implicit: an answer without a beginning begins with reasoning.
+        template_marks: texts that chat templates of such models hold, each of them; for the choice by template.
+    """
+
+    names: ClassVar[tuple[str, ...]] = ()
+    begins: ClassVar[tuple[str, ...]] = ()
+    ends: ClassVar[tuple[str, ...]] = ()
+    also_ends: ClassVar[tuple[str, ...]] = ()
+    drops: ClassVar[str] = ""
+    is_implicit: ClassVar[bool] = False
+    template_marks: ClassVar[tuple[str, ...]] = ()
+
+    def __init__(self, tokenizer: Any = None, *args: Any, **kwargs: Any) -> None:
+        """`tokenizer`: of the model; formats here do without, but for what asks about token ids."""
+        self.model_tokenizer = tokenizer
+        self._machine: Machine | None = None
+
+    @property
+    def vocab(self) -> dict[str, int]:
+        """The tokenizer's vocabulary."""
+        return self.model_tokenizer.get_vocab()
+
+    @classmethod
+    def begins_inside(cls, prompt: str) -> bool | None:
+        """Whether an answer to the prompt begins within reasoning, as the prompt has its beginning; False: the prompt
+        has its end, too; None: it has neither."""
+        end = prompt.rstrip()
+        if any(end.endswith(marker.rstrip()) for marker in cls.ends):
+            return False
+        begun = max((prompt.rfind(marker) for marker in cls.begins), default=-1)
+        if any(end.endswith((marker + cls.drops).rstrip()) for marker in cls.begins):
+            return True
+        # A message that goes on.
+        is_open = begun >= 0 and begun > max(prompt.rfind(marker) for marker in cls.ends)
+        return True if is_open and not _has_turn_after(prompt[begun:]) else None
+
+    def read_reasoning(self, reader: Reader, is_inside: bool | None) -> Iterator[Step]:
+        """Read up to where the content begins. `is_inside`: see `begins_inside`."""
+        reader.mark()
+        if is_inside is None or not is_inside:
+            yield from reader.skip_space()
+            leading = reader.since_mark()
+            found = yield from reader.skip(*self.begins)
+            if found is None and (is_inside is False or not self.is_implicit):
+                reader.put_back(leading)
+                return
+            if found is None:
+                reader.put_back(leading)
+        else:
+            yield from reader.skip(*self.begins)
+        if self.drops:
+            yield from reader.skip(self.drops)
+        found = yield from reader.text_until((*self.ends, *self.also_ends), _as_reasoning)
+        if found in self.also_ends:
+            reader.put_back(found)
+        reader.mark()
+
+    def read(self, reader: Reader, is_inside: bool | None = None) -> Iterator[Step]:
+        """Read a whole answer: reasoning and content."""
+        yield from self.read_reasoning(reader, is_inside)
+        yield from reader.text_until((), _as_content)
+
+    def extract_reasoning(self, model_output: str, request: Any) -> tuple[str | None, str | None]:
+        """The reasoning and the content of a whole answer; None for a part that it does not have."""
+        has_end = any(marker in model_output for marker in self.ends)
+        is_begun = model_output.lstrip().startswith(self.begins) if self.begins else False
+        machine = Machine(lambda reader: self.read(reader, True if has_end and not is_begun else None))
+        answer = collect([*machine.feed(model_output), *machine.finish()])
+        return answer.reasoning, answer.content
+
+    def extract_reasoning_streaming(
+        self,
+        previous_text: str,
+        current_text: str,
+        delta_text: str,
+        previous_token_ids: Sequence[int],
+        current_token_ids: Sequence[int],
+        delta_token_ids: Sequence[int],
+    ) -> DeltaMessage | None:
+        """What the next piece of the answer adds; None: nothing yet."""
+        if self._machine is None or not previous_text:
+            self._machine = Machine(self.read)
+        return as_delta(self._machine.feed(delta_text))
+
+    def is_reasoning_end(self, input_ids: Sequence[int]) -> bool:
+        """Whether the last marker among the ids ends the reasoning."""
+        text = self._text(input_ids)
+        end = max((text.rfind(marker) for marker in self.ends), default=-1)
+        return end >= 0 and end >= max((text.rfind(marker) for marker in self.begins), default=-1)
+
+    def is_reasoning_end_streaming(self, input_ids: Sequence[int], delta_ids: Iterable[int]) -> bool:
+        """Whether the newest ids end it."""
+        return self.is_reasoning_end(list(delta_ids))
+
+    def extract_content_ids(self, input_ids: list[int]) -> list[int]:
+        """The ids after the end of the reasoning; none without one."""
+        for place in range(len(input_ids)):
+            if self.is_reasoning_end(input_ids[: place + 1]):
+                return input_ids[place + 1 :]
+        return []
+
+    def _text(self, ids: Sequence[int]) -> str:
+        return self.model_tokenizer.decode(list(ids), skip_special_tokens=False)
+
+
+def _has_turn_after(text: str) -> bool:
+    """Whether another turn begins after a marker, which was a user's text then."""
+    return any(mark in text for mark in ("<|im_end|>", "<|im_start|>", "<|eot_id|>", "<end_of_turn>", "[/INST]"))
+
+
+_registry: Registry[ReasoningParser] = Registry("vllm.reasoning", "ReasoningParser", "reasoning parser")
+
+
+class ReasoningParserManager:
+    """The parsers by name."""
+
+    @classmethod
+    def list_registered(cls) -> list[str]:
+        """Their names."""
+        return _registry.names()
+
+    @classmethod
+    def get_reasoning_parser(cls, name: str) -> type[ReasoningParser]:
+        """
+        Raises:
+            KeyError: no parser has the name; it says which names there are.
+        """
+        return _registry.get(name)
+
+    @classmethod
+    def register_module(
+        cls,
+        name: str | Sequence[str] | None = None,
+        force: bool = True,
+        module: type[ReasoningParser] | None = None,
+    ) -> type[ReasoningParser] | Callable[[type[ReasoningParser]], type[ReasoningParser]]:
+        """Take a class under one name or several; without a class, a decorator that does.
+
+        Raises:
+            KeyError: the name is taken, with `force` False.
+        """
+        return _registry.register(name, force, module)
+
+    @classmethod
+    def import_reasoning_parser(cls, plugin_path: str) -> ModuleType:
+        """Run a Python file that registers parsers.
+
+        Raises:
+            ValueError: it cannot be run.
+        """
+        return _registry.import_file(plugin_path)
+
+    @classmethod
+    def of_template(cls, template: str) -> type[ReasoningParser] | None:
+        """The parser whose marks a chat template has; of several, the one with more of them."""
+        return _registry.of_template(template)

@@ -1,0 +1,24 @@
+"""The channels of gpt-oss (vllm.parser.channels)."""
+
+from collections.abc import Iterator
+
+from vllm.parser.calls import Calls
+from vllm.parser.channels import CHANNEL, MESSAGE, START, read_harmony
+from vllm.parser.reader import Reader, Step
+from vllm.reasoning.abs_reasoning_parsers import ReasoningParser
+
+
+class GptOssReasoningParser(ReasoningParser):
+    """Reads calls, too."""
+
+    names = ("openai_gptoss",)
+    begins = (f"{CHANNEL}analysis{MESSAGE}",)
+    ends = (f"{CHANNEL}final{MESSAGE}",)
+    template_marks = (START, CHANNEL, MESSAGE)
+
+    def read(self, reader: Reader, is_inside: bool | None = None) -> Iterator[Step]:
+        return self.read_whole(reader)
+
+    def read_whole(self, reader: Reader) -> Iterator[Step]:
+        """Read a whole answer, with its calls."""
+        return read_harmony(reader, Calls(reader))

@@ -1,0 +1,224 @@
+"""What a chat request asks of the parts of its answers: which tools they may or must call, and how they are parsed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from vllm.chat.answers import AUTO, AnswerFormat, AnswerParser
+from vllm.chat.call_forms import CallableFunction, CallForms
+from vllm.exceptions import shown
+from vllm.server.errors import ApiError
+from vllm.server.protocol.generation import ChatCompletionRequest
+from vllm.server.state import ServerState
+from vllm.tool_parsers import ToolParser, ToolParserManager
+from vllm.utils.checks import wrong_type
+
+_ANY_CALL = "required"
+_MODES = ("none", "auto", _ANY_CALL)
+
+
+@dataclass(frozen=True)
+class ToolChoice:
+    """Which tools an answer may call.
+
+    Attributes:
+        mode: "none", "auto" or "required".
+        tools: those that it may call, in chat's form; of "none" all of the request's.
+        most: calls; None: any number.
+        field, choice_field: names of the request's fields, for errors.
+    """
+
+    mode: str = "none"
+    tools: tuple[dict[str, Any], ...] = ()
+    most: int | None = None
+    field: str = "tools"
+    choice_field: str = "tool_choice"
+
+    @classmethod
+    def of(cls, body: ChatCompletionRequest) -> ToolChoice:
+        """
+        Raises:
+            ApiError: a tool or a choice that cannot be honoured.
+            VLLMValidationError: fields of a wrong type.
+        """
+        is_older = bool(body.functions) and not body.tools
+        field, choice_field = ("functions", "function_call") if is_older else ("tools", "tool_choice")
+        given: Any = (body.functions if is_older else body.tools) or []
+        if not all(isinstance(each, dict) for each in given):
+            raise wrong_type(field, given, "a list of objects")
+        choice: Any = body.function_call if is_older else body.tool_choice
+        if choice is None and not is_older and body.function_call is not None:
+            choice, choice_field = body.function_call, "function_call"
+        tools = [{"type": "function", "function": each} for each in given] if is_older else list(given)
+        most = 1 if is_older or body.parallel_tool_calls is False else None
+        own = cls("auto" if tools else "none", tuple(tools), most, field, choice_field)
+        return own._chosen(choice)
+
+    def _chosen(self, choice: Any) -> ToolChoice:
+        if choice == "none" or (choice in (None, "auto") and not self.tools):
+            return replace(self, mode="none")
+        mode, names = self._read(choice)
+        if not self.tools:
+            message = f"{self.choice_field}={shown(choice)} needs {self.field}"
+            raise ApiError(400, message, self.choice_field, "invalid_value")
+        known = [self._check(index, tool) for index, tool in enumerate(self.tools)]
+        for name in names or ():
+            if name not in known:
+                message = f"{self.choice_field} names {shown(name)}, and {self.field} have {', '.join(known)}"
+                raise ApiError(400, message, self.choice_field, "invalid_value")
+        tools = self.tools if names is None else tuple(t for t in self.tools if t["function"]["name"] in names)
+        is_named = isinstance(choice, dict) and choice.get("type") != "allowed_tools"
+        return replace(self, mode=mode, tools=tools, most=1 if is_named else self.most)
+
+    def _read(self, choice: Any) -> tuple[str, list[Any] | None]:
+        """The mode, and the names of the tools that it leaves; None: all."""
+        if choice is None or choice in _MODES:
+            return choice or "auto", None
+        if isinstance(choice, dict):
+            kind = choice.get("type", "function")
+            if kind == "function":
+                inner = choice.get("function", choice)
+                name = inner.get("name") if isinstance(inner, dict) else None
+                if isinstance(name, str):
+                    return _ANY_CALL, [name]
+            elif kind == "allowed_tools":
+                allowed = choice.get("allowed_tools", choice)
+                mode, tools = (
+                    (allowed.get("mode", "auto"), allowed.get("tools")) if isinstance(allowed, dict) else ("", 0)
+                )
+                if mode in ("auto", _ANY_CALL) and isinstance(tools, list) and tools:
+                    return mode, [self._allowed_name(each) for each in tools]
+        message = (
+            f'{self.choice_field} must be "none", "auto", "required", an object with a function\'s name, or '
+            f"allowed_tools with a mode and a list of functions, got {shown(choice)}"
+        )
+        raise ApiError(400, message, self.choice_field, "invalid_value")
+
+    @staticmethod
+    def _allowed_name(tool: Any) -> Any:
+        inner = tool.get("function", tool) if isinstance(tool, dict) else None
+        return inner.get("name") if isinstance(inner, dict) else None
+
+    def _check(self, index: int, tool: dict[str, Any]) -> str:
+        """The name of a tool that can be called."""
+        place = f"{self.field}[{index}]"
+        if tool.get("type") != "function":
+            message = f"{place}.type cannot be honoured: only functions are called; got {shown(tool.get('type'))}"
+            raise ApiError(400, message, self.field, "unsupported_field")
+        function = tool.get("function")
+        name = function.get("name") if isinstance(function, dict) else None
+        if not isinstance(name, str) or not name.strip():
+            raise ApiError(400, f"{place} has no function with a name", self.field, "invalid_value")
+        assert isinstance(function, dict)
+        if not isinstance(function.get("parameters") or {}, dict):
+            raise ApiError(400, f"{place}.function.parameters must be a JSON schema", self.field, "invalid_value")
+        return name
+
+    @property
+    def functions(self) -> list[CallableFunction]:
+        """What may be called, all bound to their schemas if calls are forced; else those that are `strict`."""
+        is_forced = self.mode == _ANY_CALL
+        functions = [each["function"] for each in self.tools]
+        return [
+            CallableFunction(each["name"], each.get("parameters") or {}, is_forced or bool(each.get("strict")))
+            for each in functions
+        ]
+
+
+class AnswerPlan:
+    """How the answers to a request are bound and parsed.
+
+    Attributes:
+        choice: which tools they may call.
+        form: the parsers.
+        is_older: the request has `functions`, and answers have `function_call`.
+    """
+
+    def __init__(self, body: ChatCompletionRequest, state: ServerState, parts_reasoning: bool = False) -> None:
+        """`parts_reasoning`: also without --reasoning-parser. Errors are those of ToolChoice.of, and ApiError where
+        calls cannot be parsed."""
+        self._body, self._state = body, state
+        self.choice = choice = ToolChoice.of(body)
+        self.is_older = choice.field == "functions"
+        form = state.answer_format(body.chat_template)
+        if parts_reasoning and form.reasoning is None:
+            form = AnswerFormat.of(state.template_text(body.chat_template), None, AUTO)
+            form = replace(state.answer_format(body.chat_template), reasoning=form.reasoning)
+        if choice.mode == "none":
+            form = replace(form, tools=None)
+        elif form.tools is None and choice.mode == "auto":
+            message = (
+                f"{choice.field}: the chat template does not show how this model writes calls; name its format by "
+                f"--tool-call-parser: {', '.join(ToolParserManager.list_registered())}"
+            )
+            raise ApiError(400, message, choice.field, "unsupported_field")
+        elif choice.mode == _ANY_CALL and (form.tools is None or form.tools.call_text is None):
+            form = replace(form, tools=ToolParserManager.get_tool_parser("json_array"))
+        self.form = form
+
+    @property
+    def template_tools(self) -> list[dict[str, Any]] | None:
+        """For the chat template."""
+        is_hidden = self.choice.mode == "none" and self._state.args.exclude_tools_when_tool_choice_none
+        return None if is_hidden else list(self.choice.tools) or None
+
+    def structured_outputs(self, given: Any) -> Any:
+        """The form of answers: `given`, the one of the request's other fields, or a grammar of calls.
+
+        Raises:
+            ApiError: both are asked for, and cannot be had at once.
+        """
+        choice, parser = self.choice, self.form.tools
+        functions = choice.functions if choice.mode != "none" else []
+        needs_grammar = choice.mode == _ANY_CALL or given is not None or any(each.is_bound for each in functions)
+        if not functions or not needs_grammar:
+            return given
+        many = choice.most is None
+        if choice.mode == _ANY_CALL:
+            if given is not None:
+                message = f"{choice.choice_field} and the form of the answer exclude each other: give one of them"
+                raise ApiError(400, message, choice.choice_field, "invalid_value")
+            return {"grammar": self._forms(parser).forced(functions, many)}
+        if parser is None or parser.call_text is None:
+            if given is None:
+                return None
+            message = f"{choice.field} and the form of the answer exclude each other for this model's format of calls"
+            raise ApiError(400, message, choice.field, "unsupported_field")
+        return {"grammar": self._forms(parser).free(functions, many, self._schema(given))}
+
+    def _schema(self, given: Any) -> dict[str, Any] | bool | None:
+        if given is None:
+            return None
+        if given.keys() == {"json_object"}:
+            return {"type": "object"}
+        if given.keys() == {"json"} and isinstance(given["json"], (dict, bool)):
+            return given["json"]
+        message = f"beside {self.choice.field} the form of an answer may be a JSON schema alone, got {shown(given)}"
+        raise ApiError(400, message, self.choice.field, "unsupported_field")
+
+    def _forms(self, parser: type[ToolParser] | None) -> CallForms:
+        tokenizer = self._state.tokenizer
+        assert parser is not None and parser.call_text is not None
+        return CallForms(tokenizer, parser.call_text, (*parser.begins, *parser.begins_at_start))
+
+    @property
+    def skip_special_tokens(self) -> bool | None:
+        """What the engine shall do with special tokens: leave those that mark parts in the text."""
+        given = self._body.skip_special_tokens
+        if given is None and self.form.has_special_markers(self._state.tokenizer):
+            return False
+        return given
+
+    def parser(self, prompt: str | None) -> AnswerParser | None:
+        """A parser of one choice of the answer to a prompt; None: all is content."""
+        if self.form.tools is None and self.form.reasoning is None:
+            return None
+        body = self._body
+        tokenizer = self._state.engine.tokenizer
+        hf_tokenizer = getattr(tokenizer, "hf_tokenizer", None) if self.form.asks_tokenizer else tokenizer
+        tools: Sequence[Mapping[str, Any]] = self.choice.tools
+        return AnswerParser(
+            self.form, hf_tokenizer, [dict(each) for each in tools], prompt, bool(body.stream), self.choice.most, body
+        )

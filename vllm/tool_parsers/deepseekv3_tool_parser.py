@@ -1,0 +1,93 @@
+"""Calls of DeepSeek between tokens of their own: V3 has the arguments in a block of code, V3.1 as they are, V3.2 one by
+one in tags."""
+
+from collections.abc import Iterator
+from typing import ClassVar
+
+from vllm.parser.calls import Calls
+from vllm.parser.json_calls import json_arguments
+from vllm.parser.reader import NotACall, Reader, Step
+from vllm.parser.tag_calls import Tags, tag_arguments
+from vllm.tool_parsers.abstract_tool_parser import CallText, ToolParser
+
+_SECTION, _SECTION_END = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
+_CALL, _CALL_END, _SEPARATOR = "<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>", "<｜tool▁sep｜>"
+
+
+class DeepSeekV31ToolParser(ToolParser):
+    """The name before the separator, the arguments after it."""
+
+    names = ("deepseek_v31",)
+    begins = (_SECTION, _CALL)
+    template_marks: ClassVar[tuple[str, ...]] = (_SECTION, _SEPARATOR)
+    call_text = CallText(_CALL, _SEPARATOR, _CALL_END, "", _SECTION, _SECTION_END)
+
+    def read_calls(self, reader: Reader, calls: Calls, marker: str) -> Iterator[Step]:
+        is_in_call = marker == _CALL
+        while True:
+            yield from reader.skip_space()
+            if not is_in_call:
+                found = yield from reader.close(_CALL, _SECTION_END)
+                if found == _SECTION_END:
+                    return
+            is_in_call = False
+            yield from self.read_call(reader, calls)
+            yield from reader.close(_CALL_END)
+
+    def read_call(self, reader: Reader, calls: Calls) -> Iterator[Step]:
+        """Read what stands between a call's markers."""
+        name, _ = yield from reader.until(_SEPARATOR)
+        yield calls.start(name)
+        yield from reader.skip_space()
+        yield from json_arguments(reader, calls)
+        yield from calls.end()
+
+
+class DeepSeekV3ToolParser(DeepSeekV31ToolParser):
+    """A type before the separator, the name on the rest of the line, the arguments as a block of code."""
+
+    names = ("deepseek_v3",)
+    template_marks = (_SECTION, _SEPARATOR, "```json")
+    call_text = CallText(
+        f"{_CALL}function{_SEPARATOR}", "\n```json\n", f"\n```{_CALL_END}", "\n", _SECTION, _SECTION_END
+    )
+
+    def read_call(self, reader: Reader, calls: Calls) -> Iterator[Step]:
+        yield from reader.until(_SEPARATOR)
+        name, _ = yield from reader.until("\n")
+        yield calls.start(name)
+        yield from reader.skip_space()
+        yield from reader.skip("```json", "```")
+        yield from reader.skip_space()
+        yield from json_arguments(reader, calls)
+        yield from reader.skip_space()
+        yield from reader.skip("```")
+        yield from calls.end()
+
+
+class DeepSeekV32ToolParser(ToolParser):
+    """A function in a tag, its arguments in tags that say whether they are texts."""
+
+    names = ("deepseek_v32",)
+    begins = ("<｜DSML｜function_calls>",)
+    template_marks = ("<｜DSML｜function_calls>",)
+
+    def read_calls(self, reader: Reader, calls: Calls, marker: str) -> Iterator[Step]:
+        tags = Tags(
+            "<｜DSML｜parameter name=",
+            ">",
+            "</｜DSML｜parameter>",
+            ("</｜DSML｜invoke>",),
+            quoted=True,
+            text_sign='string="true"',
+        )
+        while True:
+            found = yield from reader.close("<｜DSML｜invoke name=", "</｜DSML｜function_calls>")
+            if found.startswith("</"):
+                return
+            name, _ = yield from reader.until(">")
+            name = name.strip().strip('"')
+            if "\n" in name:
+                raise NotACall
+            yield calls.start(name)
+            yield from tag_arguments(reader, calls, name, tags)

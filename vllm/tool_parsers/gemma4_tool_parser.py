@@ -1,0 +1,97 @@
+"""call:name{key:value} between tokens of their own, as Gemma 4 and FunctionGemma write it; texts stand between <|"|> or
+<escape>, and keys without quotes."""
+
+import json
+from collections.abc import Generator, Iterator
+from typing import Any, ClassVar
+
+from vllm.parser.calls import Calls
+from vllm.parser.json_calls import json_value, parsed_json
+from vllm.parser.reader import Ended, NotACall, Reader, Step
+from vllm.parser.typed_values import as_json, dumps
+from vllm.tool_parsers.abstract_tool_parser import ToolParser
+
+_ENDS = {"<|tool_call>": "<tool_call|>", "<start_function_call>": "<end_function_call>"}
+_QUOTES = ('<|"|>', "<escape>")
+
+
+class Gemma4ToolParser(ToolParser):
+    """A call's events come when all of it is read."""
+
+    names: ClassVar[tuple[str, ...]] = ("gemma4", "gemma")
+    begins = tuple(_ENDS)
+    template_marks = ("<|tool_call>",)
+
+    def read_calls(self, reader: Reader, calls: Calls, marker: str) -> Iterator[Step]:
+        yield from reader.skip_space()
+        yield from reader.expect("call:")
+        name, _ = yield from reader.until("{")
+        if not name.strip() or any(char.isspace() or char in "<>" for char in name.strip()):
+            raise NotACall
+        arguments = yield from _object(reader)
+        yield calls.start(name)
+        yield calls.arguments(dumps(arguments))
+        yield from calls.end()
+        yield from reader.close(_ENDS[marker])
+
+
+class FunctionGemmaToolParser(Gemma4ToolParser):
+    """For the choice by template: the markers of the other."""
+
+    names = ("functiongemma",)
+    template_marks = ("<start_function_call>",)
+
+
+def _object(reader: Reader) -> Generator[Step, None, dict[str, Any]]:
+    """Read up to and with the closing brace."""
+    found: dict[str, Any] = {}
+    while True:
+        yield from reader.skip_space()
+        if (yield from reader.skip("}")):
+            return found
+        quote = yield from reader.skip(*_QUOTES)
+        key, _ = yield from reader.until(quote or ":")
+        key = key if quote else key.strip().strip('"')
+        if quote:
+            yield from reader.skip_space()
+            yield from reader.expect(":")
+        found[key] = yield from _value(reader)
+        yield from reader.skip_space()
+        if not (yield from reader.skip(",")):
+            yield from reader.expect("}")
+            return found
+
+
+def _value(reader: Reader) -> Generator[Step, None, Any]:
+    yield from reader.skip_space()
+    quote = yield from reader.skip(*_QUOTES)
+    if quote:
+        text, _ = yield from reader.until(quote)
+        return text
+    if (yield from reader.has('"')):
+        return parsed_json((yield from json_value(reader)))
+    if (yield from reader.skip("{")):
+        return (yield from _object(reader))
+    if (yield from reader.skip("[")):
+        return (yield from _list(reader))
+    text = ""
+    while True:
+        char = yield from reader.peek()
+        if not char:
+            raise Ended
+        if char in ",}]":
+            return json.loads(as_json(text, None))
+        text += reader.take(1)
+
+
+def _list(reader: Reader) -> Generator[Step, None, list[Any]]:
+    found: list[Any] = []
+    while True:
+        yield from reader.skip_space()
+        if (yield from reader.skip("]")):
+            return found
+        found.append((yield from _value(reader)))
+        yield from reader.skip_space()
+        if not (yield from reader.skip(",")):
+            yield from reader.expect("]")
+            return found

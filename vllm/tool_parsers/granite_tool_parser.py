@@ -1,0 +1,21 @@
+"""<|tool_call|>[{"name": ..., "arguments": {...}}, ...], as Granite 3 writes it; <function_call>{...}."""
+
+from collections.abc import Iterator
+
+from vllm.parser.calls import Calls
+from vllm.parser.json_calls import json_calls
+from vllm.parser.reader import Reader, Step
+from vllm.tool_parsers.abstract_tool_parser import CallText, ToolParser
+
+
+class GraniteToolParser(ToolParser):
+    """See ToolParser."""
+
+    names = ("granite", "granite-20b-fc")
+    begins = ("<|tool_call|>", "<tool_call>", "<function_call>")
+    template_marks = ("<|tool_call|>", "granite")
+    call_text = CallText('{"name": "', '", "arguments": ', "}", ", ", "<|tool_call|>[", "]")
+
+    def read_calls(self, reader: Reader, calls: Calls, marker: str) -> Iterator[Step]:
+        yield from json_calls(reader, calls)
+        yield from reader.skip_end("</tool_call>")

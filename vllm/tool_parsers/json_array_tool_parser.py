@@ -1,0 +1,20 @@
+"""[{"name": ..., "parameters": {...}}, ...]: how forced calls are written where a format's own way is no JSON, and the
+way of some models."""
+
+from collections.abc import Iterator
+
+from vllm.parser.calls import Calls
+from vllm.parser.json_calls import json_calls
+from vllm.parser.reader import Reader, Step
+from vllm.tool_parsers.abstract_tool_parser import CallText, ToolParser
+
+
+class JsonArrayToolParser(ToolParser):
+    """See ToolParser."""
+
+    names = ("json_array", "xlam")
+    begins_at_start = ("[",)
+    call_text = CallText('{"name": "', '", "parameters": ', "}", ", ", "[", "]")
+
+    def read_calls(self, reader: Reader, calls: Calls, marker: str) -> Iterator[Step]:
+        yield from json_calls(reader, calls)

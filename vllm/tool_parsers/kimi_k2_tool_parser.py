@@ -1,0 +1,39 @@
+"""<|tool_call_begin|>functions.name:0<|tool_call_argument_begin|>{...}<|tool_call_end|> in a section, as Kimi K2 writes
+it. What stands before the arguments is the call's id, too."""
+
+from collections.abc import Iterator
+
+from vllm.parser.calls import Calls
+from vllm.parser.json_calls import json_arguments
+from vllm.parser.reader import NotACall, Reader, Step
+from vllm.tool_parsers.abstract_tool_parser import ToolParser
+
+_SECTIONS = ("<|tool_calls_section_begin|>", "<|tool_call_section_begin|>")
+_SECTION_ENDS = ("<|tool_calls_section_end|>", "<|tool_call_section_end|>")
+
+
+class KimiK2ToolParser(ToolParser):
+    """See ToolParser."""
+
+    names = ("kimi_k2",)
+    begins = _SECTIONS
+    template_marks = ("<|tool_calls_section_begin|>",)
+
+    def make_id(self, name: str, index: int) -> str:
+        return f"functions.{name}:{index}"
+
+    def read_calls(self, reader: Reader, calls: Calls, marker: str) -> Iterator[Step]:
+        while True:
+            found = yield from reader.close("<|tool_call_begin|>", *_SECTION_ENDS)
+            if found in _SECTION_ENDS:
+                return
+            call_id, _ = yield from reader.until("<|tool_call_argument_begin|>")
+            call_id = call_id.strip()
+            if "<|" in call_id:
+                raise NotACall
+            name = call_id.rpartition(":")[0] or call_id
+            yield calls.start(name.removeprefix("functions."), call_id)
+            yield from reader.skip_space()
+            yield from json_arguments(reader, calls)
+            yield from reader.close("<|tool_call_end|>")
+            yield from calls.end()

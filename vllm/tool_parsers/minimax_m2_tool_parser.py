@@ -1,0 +1,30 @@
+"""<invoke name="..."><parameter name="key">value</parameter></invoke> in <minimax:tool_call>: MiniMax M2."""
+
+from collections.abc import Iterator
+
+from vllm.parser.calls import Calls
+from vllm.parser.reader import NotACall, Reader, Step
+from vllm.parser.tag_calls import Tags, tag_arguments
+from vllm.tool_parsers.abstract_tool_parser import ToolParser
+
+_TAGS = Tags("<parameter name=", ">", "</parameter>", ("</invoke>",), quoted=True)
+
+
+class MinimaxM2ToolParser(ToolParser):
+    """See ToolParser."""
+
+    names = ("minimax_m2",)
+    begins = ("<minimax:tool_call>",)
+    template_marks = ("<minimax:tool_call>",)
+
+    def read_calls(self, reader: Reader, calls: Calls, marker: str) -> Iterator[Step]:
+        while True:
+            found = yield from reader.close("<invoke name=", "</minimax:tool_call>")
+            if found.startswith("</"):
+                return
+            name, _ = yield from reader.until(">")
+            name = name.strip().strip("\"'")
+            if "\n" in name:
+                raise NotACall
+            yield calls.start(name)
+            yield from tag_arguments(reader, calls, name, _TAGS)

@@ -1,0 +1,19 @@
+"""<function_calls>name(argument=value)</function_calls>, a call a line, as OLMo 3 writes it."""
+
+from collections.abc import Iterator
+
+from vllm.parser.calls import Calls
+from vllm.parser.python_calls import python_calls
+from vllm.parser.reader import Reader, Step
+from vllm.tool_parsers.abstract_tool_parser import ToolParser
+
+
+class Olmo3PythonicToolParser(ToolParser):
+    """See ToolParser."""
+
+    names = ("olmo3",)
+    begins = ("<function_calls>",)
+    template_marks = ("<function_calls>",)
+
+    def read_calls(self, reader: Reader, calls: Calls, marker: str) -> Iterator[Step]:
+        yield from python_calls(reader, calls, "</function_calls>")

@@ -1,0 +1,24 @@
+"""Calls of gpt-oss: messages to functions (vllm.parser.channels)."""
+
+from collections.abc import Iterator
+
+from vllm.parser.calls import Calls
+from vllm.parser.channels import CALL, CHANNEL, MESSAGE, START, read_harmony
+from vllm.parser.reader import Reader, Step
+from vllm.tool_parsers.abstract_tool_parser import CallText, ToolParser
+
+
+class OpenAIToolParser(ToolParser):
+    """Reads reasoning, too."""
+
+    names = ("openai",)
+    begins = (START, CHANNEL)
+    template_marks = (START, CHANNEL, MESSAGE)
+    call_text = CallText(f"{CHANNEL}commentary to=functions.", f" <|constrain|>json{MESSAGE}", CALL)
+
+    def read(self, reader: Reader) -> Iterator[Step]:
+        return self.read_whole(reader)
+
+    def read_whole(self, reader: Reader) -> Iterator[Step]:
+        """Read a whole answer, with its reasoning."""
+        return read_harmony(reader, Calls(reader, make_id=self.make_id))

@@ -1,0 +1,22 @@
+"""functools[{"name": ..., "arguments": {...}}, ...], as Phi-4 mini writes it."""
+
+from collections.abc import Iterator
+
+from vllm.parser.calls import Calls
+from vllm.parser.json_calls import json_calls
+from vllm.parser.reader import Reader, Step
+from vllm.tool_parsers.abstract_tool_parser import CallText, ToolParser
+
+
+class Phi4MiniJsonToolParser(ToolParser):
+    """Also between <|tool_call|> and <|/tool_call|>."""
+
+    names = ("phi4_mini_json",)
+    begins = ("functools", "<|tool_call|>")
+    template_marks = ("<|tool|>", "<|/tool|>")
+    call_text = CallText('{"name": "', '", "arguments": ', "}", ", ", "functools[", "]")
+
+    def read_calls(self, reader: Reader, calls: Calls, marker: str) -> Iterator[Step]:
+        yield from json_calls(reader, calls)
+        if marker != "functools":
+            yield from reader.close("<|/tool_call|>")
