@@ -171,6 +171,10 @@ class InputProcessor:
             check_a_token_is_left(own, self.eos_token_ids, config.vocab_size)
         return own
 
+    def read_grammars(self) -> None:
+        """What all grammars need, read once, which may take seconds; errors as compile_grammar's of the tokenizer."""
+        grammars_of(self.model_config)
+
     def compile_grammar(self, form: StructuredOutputsParams) -> str:
         """The form as a grammar that compiles. It may take seconds the first time; threads may call it.
 

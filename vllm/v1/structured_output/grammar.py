@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from decimal import Decimal
+from math import lcm
 from typing import Any
 
 from vllm.exceptions import VLLMValidationError
@@ -15,6 +17,9 @@ MAX_GRAMMAR_CHARS = 2**19
 WHITE_SPACE = r"( |\n{1,2}[ \t]{0,20})"
 """Between JSON's parts, unless a request says otherwise: a blank, or the end of a line and an indentation. Without a
 bound small models fill their answers with it."""
+
+_MAX_REMAINDERS = 100_000
+"""Limit of the least common multiple of a schema's `multipleOf`: automata grow with it, and their time faster."""
 
 # Objects of a schema whose values are schemas, and its keys whose value is a schema or a list of them.
 _MAPS = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
@@ -56,6 +61,7 @@ def _of_schema(value: Any, params: StructuredOutputsParams) -> str:
     if not isinstance(schema, (dict, bool)):
         raise ValueError(f"a JSON schema is an object, got {type(schema).__name__}")
     schema = known_formats(schema)
+    _check_multiples(schema)
     if params.disable_additional_properties:
         schema = closed_schema(schema)
     options: Any = {"whitespace_pattern": params.whitespace_pattern or WHITE_SPACE}
@@ -83,6 +89,20 @@ def known_formats(schema: Any) -> Any:
     """The schema as an object without formats that llguidance does not know: those are remarks, as JSON Schema says of
     all."""
     return _changed({} if schema is True else {"not": {}} if schema is False else schema, _drop_format)
+
+
+def _check_multiples(schema: Any) -> None:
+    found: set[int] = set()
+
+    def note(part: dict[str, Any]) -> None:
+        value = part.get("multipleOf")
+        if isinstance(value, (int, float)) and 0 < value < float("inf"):
+            # Zeros at its end are remainders of digits, not of the number.
+            found.add(int("".join(map(str, Decimal(str(value)).normalize().as_tuple().digits))))
+
+    _changed(schema, note)
+    if lcm(*found) > _MAX_REMAINDERS:
+        raise ValueError(f"multipleOf: the least common multiple of all must have at most {_MAX_REMAINDERS} remainders")
 
 
 def closed_schema(schema: Any) -> Any:
