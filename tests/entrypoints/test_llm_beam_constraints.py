@@ -3,19 +3,24 @@ without normalising them again, and cumulative logprobs are the model's."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from beam_search_reference import EOS_IDS, beam_params, make_llm, make_model, transformers_search
-from byte_tokenizer import EOS, byte_ids
+from byte_tokenizer import EOS, PAD, byte_ids
 from models_util import random_prompts
 from tiny_llm import is_empty, make_tiny_llm, make_tiny_model
 from transformers import AutoModelForCausalLM
 
 from vllm import BeamSearchParams, SamplingParams
 from vllm.exceptions import VLLMValidationError
+from vllm.sampling_params import StructuredOutputsParams
 from vllm.v1.sample.logits_processor import AdapterLogitsProcessor
+from vllm.v1.structured_output.grammar import grammar_text
+from vllm.v1.structured_output.matcher import grammars_of
 
 VOCAB_SIZE = 199
 LENGTH = 8
@@ -120,6 +125,35 @@ class TestAllowedTokens:
         assert [each.cum_logprob for each in own.sequences] == [each.cum_logprob for each in plain.sequences]
         with pytest.raises(VLLMValidationError, match="allowed_token_ids"):
             llm.beam_search([prompts[2]], BeamSearchParams(3, 4, allowed_token_ids=[VOCAB_SIZE]), use_tqdm=False)
+
+
+@pytest.mark.parametrize(
+    "form", [{"regex": "(ab|b[0-9]{1,3}){1,3}"}, {"choice": ["the", "them", "stop it", "a"]}], ids=["regex", "choice"]
+)
+def test_a_form_leaves_what_it_allows(tmp_path: Path, form: dict[str, Any]) -> None:
+    pytest.importorskip("llguidance")
+    llm = make_tiny_llm(make_tiny_model(tmp_path))
+    model = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32).eval()
+    prompt = llm.get_tokenizer().encode("hello")
+    own = StructuredOutputsParams(**form)
+    grammar, grammars = grammar_text(own), grammars_of(llm.model_config)
+
+    def allowed(_: int, ids: torch.Tensor) -> list[int]:
+        matcher, mask = grammars.start(grammar), np.zeros(-(-llm.model_config.vocab_size // 32), np.int32)
+        generated = [each for each in ids[len(prompt) :].tolist() if each != PAD]
+        # transformers asks for beams that have ended or were ruled out, too.
+        if matcher.take(generated) is not None or matcher.fill_mask(mask) is not None:
+            return [EOS]
+        return np.flatnonzero(np.unpackbits(mask.view(np.uint8), bitorder="little")).tolist()
+
+    options = {"structured_outputs": own, "max_tokens": 14}
+    (output,) = llm.generate([prompt], params(**options), use_tqdm=False)
+    expected = transformers_search(model, [prompt], 4, [EOS], max_new_tokens=14, prefix_allowed_tokens_fn=allowed)[0]
+    assert_same(output, [each for each in expected if each[1] > -1e4], model, prompt)
+    assert len(output.outputs) == 4 and all(each.finish_reason == "stop" for each in output.outputs)
+    (found,) = llm.beam_search([prompt], BeamSearchParams(4, 14, structured_outputs=own), use_tqdm=False)
+    assert [each.tokens[len(prompt) :] for each in found.sequences] == [each.token_ids for each in output.outputs]
+    assert is_empty(llm)
 
 
 @pytest.mark.parametrize("bias", [{0: -100.0, 7: -100.0, 30: -100.0}, {5: 4.0, 70: 3.0, 31: 5.0, 0: -1.5}])

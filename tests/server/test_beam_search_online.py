@@ -11,7 +11,7 @@ from tiny_llm import make_tiny_llm, make_tiny_model
 
 from vllm import LLM, SamplingParams
 from vllm.exceptions import VLLMValidationError
-from vllm.sampling_params import BeamSearchParams, StructuredOutputsParams
+from vllm.sampling_params import BeamSearchParams
 
 pytestmark = pytest.mark.usefixtures("engines_of_one_thread")
 
@@ -94,7 +94,7 @@ def test_beam_parameters_that_cannot_be_are_refused_by_name(llm):
         ("allowed_token_ids", []),
         ("allowed_token_ids", [-1]),
         ("watermarking", True),
-        ("structured_outputs", StructuredOutputsParams(regex="a")),
+        ("structured_outputs", "a"),
     ):
         with pytest.raises(VLLMValidationError, match=name):
             BeamSearchParams(beam_width=2, max_tokens=2, **{name: value})

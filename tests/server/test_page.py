@@ -258,6 +258,42 @@ def test_the_code_of_a_decision_is_the_request(seen, server):
     assert json.loads(run_code([sys.executable, "-c", found["code"]["python"]]))["answers"] == given
 
 
+@pytest.mark.parametrize(("name", "kind"), [("schema", "field"), ("choices", "choice")])
+def test_the_values_of_a_form_are_shown(name, kind, seen, server):
+    pytest.importorskip("llguidance")
+    found = scenario(seen, "fields", server)
+    body = next(each for each in found["log"]["bodies"] if f"{kind}_readings" in each)
+    (choice,) = post(server, "v1/completions", whole(body))["choices"]
+    expected = choice["field_readings"] if kind == "field" else {"choices": choice["choice_readings"]}
+    assert [each["path"] for each in found[name]] == list(expected)
+    for shown, entries in zip(found[name], expected.values(), strict=True):
+        for row, entry in zip(shown["values"], entries, strict=True):
+            value = entry["value"]
+            assert row["name"] == (dotted(value) if isinstance(value, str) else "null true false".split()[
+                [None, True, False].index(value)
+            ])  # fmt: skip
+            assert row["elements"] == 1, "texts are never markup"
+            assert row["best"] == entry["chosen"]
+            assert row["value"] == pytest.approx(entry["share"], abs=1e-4)
+            assert row["drawn"] == pytest.approx(entry["share"], abs=0.02)
+            assert number(row["cells"][0]) == pytest.approx(100 * entry["share"], abs=0.01)
+            assert number(row["cells"][1]) == pytest.approx(entry["logprob"], abs=1e-3)
+    assert found["refused"]["focused"] == "schema" and "Not JSON" in found["refused"]["text"]
+    assert found["hidden"], "without a form there is no card"
+
+
+def test_the_code_of_a_form_is_the_request(seen, server, monkeypatch):
+    found = scenario(seen, "fields", server)
+    captured: list[dict[str, Any]] = []
+    monkeypatch.setitem(sys.modules, "openai", recording_sdk(captured))
+    for name, body in zip(("schema", "choices"), found["log"]["bodies"][-2:], strict=True):
+        code = found[f"{name}Code"].replace(server.url, "http://127.0.0.1:1")
+        with pytest.raises(RequestMade):
+            exec(compile(code.replace('os.environ["OPENAI_API_KEY"]', '"none"'), "shown", "exec"), {})
+        sent = captured.pop()
+        assert sent | sent.pop("extra_body") == whole(body)
+
+
 def test_documents_are_shown_by_their_scores(seen, server):
     found = scenario(seen, "rerank", server)
     (body,) = found["log"]["bodies"]

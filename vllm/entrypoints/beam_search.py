@@ -293,8 +293,8 @@ def as_sampling_params(params: BeamSearchParams) -> SamplingParams:
     if not isinstance(params, BeamSearchParams):
         raise wrong_type("params", params, "BeamSearchParams")
     fields = {**asdict(params), "use_beam_search": True, "n": params.beam_width, "temperature": 0.0}
-    # Neutral by now; asdict makes a dict of the former.
-    for name in ("beam_width", "structured_outputs", "watermarking"):
+    fields["structured_outputs"] = params.structured_outputs
+    for name in ("beam_width", "watermarking"):
         del fields[name]
     own = SamplingParams(**fields, detokenize=False)
     # SamplingParams refuses a temperature beside use_beam_search, where it would most often be a forgotten default.

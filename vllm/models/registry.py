@@ -75,6 +75,10 @@ _MIXTURES = {
     "phi": "PhimoeForCausalLM",
     "qwen": "FlintForCausalLM MellumForCausalLM Qwen2MoeForCausalLM Qwen3MoeForCausalLM",
 }
+# Those with recurrent states, by their module in `hybrids/`.
+_HYBRIDS = {
+    "lfm2": "Lfm2ForCausalLM Lfm2MoeForCausalLM Lfm3ForCausalLM",
+}
 # Other names of these.
 _SYNONYMS = {
     "BaiChuanForCausalLM": "BaichuanForCausalLM",
@@ -85,7 +89,7 @@ _SYNONYMS = {
 }
 _NATIVE = {
     name: f"vllm.models.{folder}.{module}:{name}"
-    for folder, table in (("dense", _DENSE), ("mixtures", _MIXTURES))
+    for folder, table in (("dense", _DENSE), ("mixtures", _MIXTURES), ("hybrids", _HYBRIDS))
     for module, names in table.items()
     for name in names.split()
 }

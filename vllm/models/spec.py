@@ -136,6 +136,38 @@ AnyAttention = AttentionSpec | LatentAttentionSpec
 
 
 @dataclass(frozen=True)
+class StateSpec:
+    """What mixes tokens through a recurrent state in place of attention; each kind derives from it."""
+
+    @property
+    def split_size(self) -> int:
+        """What the number of ranks has to divide."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class ShortConvSpec(StateSpec):
+    """out(c * conv(b * x)) of the projections b, c and x of the input, where conv is causal and by channel, over the
+    last `kernel_size` tokens (LFM2, arXiv:2511.23404, section 2.1).
+
+    Attributes:
+        size: channels.
+        bias: of the convolution and both projections.
+    """
+
+    size: int
+    kernel_size: int
+    bias: bool = False
+
+    @property
+    def split_size(self) -> int:
+        return self.size
+
+
+AnyMixer = AnyAttention | StateSpec
+
+
+@dataclass(frozen=True)
 class MlpSpec:
     """down(act(gate(x)) * up(x)), or down(act(up(x))) when not `gated`; `inner_norm` comes before down. `sparsity`: of
     a token's gates, taken as normally distributed, about this share becomes 0: those below a bound that is subtracted
@@ -228,7 +260,7 @@ class DecoderSpec:
 
     Attributes:
         max_positions: tokens of context that the model was made for.
-        layers, mlps: the attention of each layer, and its MLP or mixture.
+        layers, mlps: what mixes tokens in each layer, and its MLP or mixture; None: the layer has none.
         norm: the blocks' norms.
         block: where they stand. "pre": before attention and MLP. "output": after each, before it is added to the
             residual stream. "both": before and after each. "post": on the stream, after each was added. "parallel":
@@ -246,8 +278,8 @@ class DecoderSpec:
     vocab_size: int
     hidden_size: int
     max_positions: int
-    layers: tuple[AnyAttention, ...]
-    mlps: tuple[MlpSpec | MoeSpec, ...]
+    layers: tuple[AnyMixer | None, ...]
+    mlps: tuple[MlpSpec | MoeSpec | None, ...]
     norm: NormSpec
     final_norm: NormSpec | None
     block: Block = "pre"
@@ -266,5 +298,10 @@ class DecoderSpec:
 
     @property
     def attentions(self) -> tuple[AttentionSpec, ...]:
-        """`layers` of a decoder that has no latent attention."""
+        """Those of `layers` that are attention, but not latent."""
         return tuple(layer for layer in self.layers if isinstance(layer, AttentionSpec))
+
+    @property
+    def cached(self) -> tuple[AnyAttention, ...]:
+        """Those of `layers` that have keys and values."""
+        return tuple(layer for layer in self.layers if layer is not None and not isinstance(layer, StateSpec))

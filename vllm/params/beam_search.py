@@ -8,7 +8,7 @@ from typing import Literal
 
 from vllm.exceptions import VLLMValidationError
 from vllm.logprobs import FlatLogprobs
-from vllm.params.structured import StructuredOutputsParams
+from vllm.params.structured import StructuredOutputsParams, check_structured
 from vllm.utils.checks import (
     check_boolean,
     check_integer,
@@ -40,12 +40,12 @@ class BeamSearchParams:
 
     Sequences are ranked by `beam_search_score` of the logprobs that their tokens have in the model, over the whole
     vocabulary. `temperature` divides the logits first; 0 leaves them unchanged, and others are at least 0.01. Sequences
-    are made of `allowed_token_ids` alone; what the engine's logits processors add to a logit adds to the rank.
+    are made of `allowed_token_ids` alone, and have the form of `structured_outputs`; what the engine's logits
+    processors add to a logit adds to the rank.
     `include_stop_str_in_output` concerns the text; the tokens always include the one that ended the sequence.
 
     Raises:
-        VLLMValidationError: a field's type or range is wrong, or `structured_outputs` or `watermarking` ask for
-            something.
+        VLLMValidationError: a field's type or range is wrong, or `watermarking` asks for something.
     """
 
     beam_width: int
@@ -69,9 +69,7 @@ class BeamSearchParams:
             check_boolean(name, getattr(self, name))
         if self.early_stopping != "never" and not isinstance(self.early_stopping, bool):
             raise wrong_type("early_stopping", self.early_stopping, "True, False or 'never'")
-        if self.structured_outputs is not None and not self.structured_outputs.all_constraints_none():
-            message = "structured_outputs cannot be honoured by a beam search; allowed_token_ids are"
-            raise VLLMValidationError(message, "structured_outputs", self.structured_outputs)
+        self.structured_outputs = check_structured("structured_outputs", self.structured_outputs)
         if self.watermarking:
             message = "watermarking cannot be honoured: texts are not watermarked"
             raise VLLMValidationError(message, "watermarking", self.watermarking)

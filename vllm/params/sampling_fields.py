@@ -274,7 +274,9 @@ BEAM_SEARCH_NEEDS: dict[str, tuple[Any, ...]] = {
     "logprob_token_ids": (None,),
     "prompt_logprobs": (None,),
     "prompt_logprob_token_ids": (None,),
-    "structured_outputs": (None,),
+    "grammar_readings": (False,),
+    "choice_readings": (False,),
+    "field_readings": (False,),
 }
 
 # The same for a given continuation: it is the one sequence there is, and nothing may end or change it.

@@ -101,6 +101,16 @@ const DECISION = {
   ],
 };
 
+const FORMS = {
+  schema: {
+    type: "object",
+    properties: { mood: { enum: ["the <b>stop</b>", "the", null] }, sure: { type: "boolean" } },
+    required: ["mood", "sure"],
+    additionalProperties: false,
+  },
+  choices: [" the", " stop", "A b"],
+};
+
 const RANKING = { query: "Where is <b>it</b>?", documents: ["the stop", "<i>on</i> the roof \u{1f600}", "no"] };
 
 // Answers are replaced by replacing fetch(): after page.route(), the next request of an open page may still pass.
@@ -163,6 +173,41 @@ const scenarios = {
     await page.fill("#system", "Be brief.");
     await submit(page);
     return { bars: await visibleBars(page) };
+  },
+
+  async fields(page) {
+    const seen = {};
+    await page.fill("#schema", "{");
+    await page.keyboard.press("Control+Enter");
+    await status(page, "^Failed$");
+    seen.refused = { text: await page.textContent("#schema-error"), focused: await focused(page) };
+    for (const [name, form] of Object.entries(FORMS)) {
+      await typeRequest(page, { ...REQUEST, labels: [], maxTokens: 60 });
+      await page.fill("#schema", JSON.stringify(form));
+      await submit(page);
+      await page.waitForTimeout(300); // bars glide
+      seen[name] = await page.$$eval("#fields article", (nodes) =>
+        nodes.map((node) => ({
+          path: node.querySelector("h3").textContent,
+          values: [...node.querySelectorAll("tbody tr")].map((row) => {
+            const meter = row.querySelector("[role=meter]");
+            return {
+              name: row.querySelector("th").innerText,
+              elements: row.querySelectorAll("th *").length,
+              best: row.classList.contains("best"),
+              value: Number(meter.getAttribute("aria-valuenow")),
+              drawn: meter.firstElementChild.getBoundingClientRect().width / meter.getBoundingClientRect().width,
+              cells: [...row.querySelectorAll("td.num")].map((cell) => cell.innerText),
+            };
+          }),
+        })),
+      );
+      await page.check("input[name=language][value=python]", { force: true });
+      seen[`${name}Code`] = await page.textContent("#code");
+    }
+    await page.fill("#schema", "");
+    seen.hidden = await page.isHidden("#fields-card");
+    return seen;
   },
 
   async rerank(page) {

@@ -20,6 +20,7 @@ from vllm import LLM, SamplingParams
 from vllm.exceptions import VLLMValidationError
 from vllm.outputs import ValueReadings
 from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
+from vllm.v1.engine.core import EngineCore
 
 pytest.importorskip("llguidance")
 
@@ -217,6 +218,43 @@ def test_an_aborted_request_leaves_nothing(llm: LLM) -> None:
     engine.abort_request(["gone"])
     assert not engine.has_unfinished_requests() and not engine.output_processor._read_for
     assert is_empty(llm)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"tensor_parallel_size": 2},
+        {"async_scheduling": True},
+        {"enable_prefix_caching": False},
+        {"num_gpu_blocks_override": 24, "max_num_seqs": 3},
+    ],
+    ids=lambda fields: next(iter(fields)),
+)
+def test_other_engines_read_the_same(folder: Path, llm: LLM, fields: dict[str, Any]) -> None:
+    other = make_tiny_llm(folder, max_model_len=256, **fields)
+    requests = [filling(seed=5, n=2), choosing(seed=1), filling(seed=7)]
+    found, expected = (each.generate(["hello", "a", "stop"], requests, use_tqdm=False) for each in (other, llm))
+    for one, wanted in zip(found, expected, strict=True):
+        for own, reference in zip(one.outputs, wanted.outputs, strict=True):
+            assert own.token_ids == reference.token_ids
+            pairs = [(own.choice_readings, reference.choice_readings)]
+            if own.field_readings is not None:
+                pairs = list(zip(own.field_readings.values(), reference.field_readings.values(), strict=True))
+            for mine, theirs in pairs:
+                assert (mine.values, mine.texts, mine.chosen) == (theirs.values, theirs.texts, theirs.chosen)
+                assert mine.logprobs.tolist() == pytest.approx(theirs.logprobs.tolist(), abs=1e-4)
+    assert is_empty(other)
+
+
+def test_values_are_read_together(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not by a request each, nor anew for each answer."""
+    choices = [f"stop{index:02}" for index in range(40)]
+    add, added = EngineCore.add_request, []
+    monkeypatch.setattr(EngineCore, "add_request", lambda core, each: (added.append(each), add(core, each)))
+    params = choosing(n=3, temperature=1)
+    params.structured_outputs = StructuredOutputsParams(choice=choices)
+    (output,) = llm.generate(["hello"], params, use_tqdm=False)
+    assert len(output.outputs) == 3 and len(added) == 3 + 4
 
 
 def test_requests_that_cannot_be_read_are_refused(llm: LLM) -> None:

@@ -16,7 +16,7 @@ from models_util import random_prompts
 from readings_reference import assert_same_readings
 from tiny_llm import make_tiny_llm, make_tiny_model
 
-from vllm import LLM, AsyncEngineArgs, AsyncLLM, EngineArgs, SamplingParams
+from vllm import LLM, AsyncEngineArgs, AsyncLLM, EngineArgs, RequestOutput, SamplingParams
 from vllm.config import ParallelConfig
 from vllm.exceptions import EngineDeadError, VLLMValidationError
 from vllm.utils.device import usable_cores
@@ -100,6 +100,30 @@ def test_everything_equals_the_offline_engine(folder, engine):
     after = num_finished(engine, "length")
     assert all(new - old > 5 for new, old in zip(after, before, strict=True))
     run(assert_empty(engine))
+
+
+def test_forms_hold_and_are_read_on_both(folder, engine):
+    pytest.importorskip("llguidance")
+    own, run = engine
+    schema = {"properties": {"a": {"enum": ["the", "stop"]}}, "required": ["a"], "additionalProperties": False}
+    form = {"json": {"type": "object", **schema}, "disable_any_whitespace": True}
+    params = SamplingParams(
+        temperature=1, seed=2, max_tokens=40, structured_outputs=form, field_readings=True, grammar_readings=True
+    )
+    prompts = [f"prompt {index}" for index in range(8)]
+    expected = make_tiny_llm(folder).generate(prompts, params, use_tqdm=False)
+
+    async def all_of() -> list[RequestOutput]:
+        return await asyncio.gather(*(last_of(own, prompt, params, f"form-{prompt}") for prompt in prompts))
+
+    for found, wanted in zip(run(all_of()), expected, strict=True):
+        (one,), (other,) = found.outputs, wanted.outputs
+        assert (one.text, one.finish_reason) == (other.text, "stop")
+        assert one.allowed_mass == pytest.approx(other.allowed_mass, abs=1e-5)
+        mine, theirs = one.field_readings["$.a"], other.field_readings["$.a"]
+        assert (mine.texts, mine.chosen) == (theirs.texts, theirs.chosen)
+        assert mine.logprobs.tolist() == pytest.approx(theirs.logprobs.tolist(), abs=1e-4)
+    run(assert_empty(own))
 
 
 def test_requests_follow_their_prefix(engine):

@@ -213,9 +213,12 @@ def test_a_form_that_does_not_compile_is_refused_before_anything_runs(llm: LLM, 
 
 def test_what_cannot_be_had_together_is_refused(folder: Path, llm: LLM) -> None:
     form = StructuredOutputsParams(regex="a")
-    for fields in ({"use_beam_search": True, "n": 2, "temperature": 0}, {"trace_decode_token_ids": [3]}):
-        with pytest.raises(VLLMValidationError, match="needs structured_outputs=None"):
-            SamplingParams(structured_outputs=form, **fields)
+    with pytest.raises(VLLMValidationError, match="needs structured_outputs=None"):
+        SamplingParams(structured_outputs=form, trace_decode_token_ids=[3])
+    for name, own in (("grammar", form), ("choice", {"choice": ["a"]}), ("field", {"json": {"const": 1}})):
+        beams = {"use_beam_search": True, "n": 2, "temperature": 0, f"{name}_readings": True}
+        with pytest.raises(VLLMValidationError, match=f"needs {name}_readings=False"):
+            SamplingParams(structured_outputs=own, **beams)
     bare = make_tiny_llm(folder, skip_tokenizer_init=True)
     with pytest.raises(VLLMValidationError, match="skip_tokenizer_init left the tokenizer out"):
         bare.generate([[3, 4]], SamplingParams(structured_outputs=form), use_tqdm=False)

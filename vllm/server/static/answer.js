@@ -12,6 +12,8 @@ export class Answer {
   labels = [];
   usage = null;
   finishReason = null;
+  /** {path: entries} of the values that the answer's form leaves to its places; null until the answer has ended. */
+  places = null;
   #decoder = new TextDecoder();
 
   add(chunk) {
@@ -20,6 +22,8 @@ export class Answer {
     for (const choice of chunk.choices) {
       if (choice.logprobs) this.tokens.push(...this.#tokensOf(choice.logprobs));
       if (choice.readings) this.readings.push(...choice.readings);
+      if (choice.field_readings) this.places = choice.field_readings;
+      if (choice.choice_readings) this.places = { choices: choice.choice_readings };
       if (choice.finish_reason) this.finishReason = choice.finish_reason;
     }
   }

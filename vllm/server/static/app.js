@@ -6,6 +6,7 @@ import { Bars } from "./bars.js";
 import { askForKey, clearComplaints, complain } from "./complaints.js";
 import { Answers, Questions } from "./decisions.js";
 import { byId, copyText, el, perFrame } from "./dom.js";
+import { FieldTables, FormField } from "./fields.js";
 import { count, plural, seconds, visible } from "./format.js";
 import { IdsPanel } from "./ids.js";
 import { LabelEditor } from "./labels.js";
@@ -28,6 +29,8 @@ const tokens = new TokenList(select);
 const ids = new IdsPanel();
 const questions = new Questions();
 const answers = new Answers();
+const formField = new FormField();
+const fields = new FieldTables();
 const documents = new Documents();
 const ranking = new Ranking();
 
@@ -36,9 +39,10 @@ const TASKS = { completion: "generate", chat: "generate", decision: "generate", 
 
 const chosen = (name) => document.querySelector(`input[name=${name}]:checked`).value;
 
-/** Throws an Error with `param` for questions that are not JSON. */
+/** Throws an Error with `param` for questions or a form that are not JSON. */
 function currentRequest() {
   const mode = chosen("mode");
+  const isGenerated = mode === "completion" || mode === "chat";
   return requestOf({
     mode,
     questions: mode === "decision" ? questions.value : null,
@@ -49,6 +53,7 @@ function currentRequest() {
     labels: labels.labels,
     maxTokens: byId("max-tokens").valueAsNumber,
     temperature: byId("temperature").valueAsNumber,
+    form: isGenerated ? formField.fields : {},
   });
 }
 
@@ -135,6 +140,8 @@ const draw = perFrame(() => {
   byId("legend").hidden = answer.tokens.length === 0;
   showEmpty("text-empty", answer.tokens.length, "Every token appears here as it comes, with its rank and logprob.");
   showEmpty("labels-empty", answer.readings.length, "The labels' probabilities appear here, position by position.");
+  showEmpty("fields-empty", Object.keys(answer.places ?? {}).length, "The values of the form's fields appear here.");
+  fields.draw(answer.places);
   showEmpty("answers-empty", byId("answers").children.length, "Each question's options appear here.");
   showEmpty("ranking-empty", byId("ranking").children.length, "The documents appear here, the best first.");
   byId("labels-body").hidden = answer.readings.length === 0;
@@ -170,7 +177,7 @@ function drawCode() {
   try {
     request = currentRequest();
   } catch {
-    return; // while questions are typed, the last ones that were JSON stay
+    return; // while JSON is typed, the last that was whole stays
   }
   byId("code").textContent = write(request, BASE, { stream: isStream, needsKey: apiKey.get() !== "" });
 }
@@ -180,9 +187,11 @@ function drawMode() {
   byId("system-field").hidden = mode !== "chat";
   const names = { completion: "Prompt", chat: "User message", decision: "Input", rerank: "Query" };
   byId("prompt-label").textContent = names[mode];
-  for (const id of ["labels-field", "sampling", "labels-card", "text-card", "code-stream-field"]) {
-    byId(id).hidden = mode === "decision" || mode === "rerank";
+  const isWhole = mode === "decision" || mode === "rerank";
+  for (const id of ["labels-field", "sampling", "schema-field", "labels-card", "text-card", "code-stream-field"]) {
+    byId(id).hidden = isWhole;
   }
+  byId("fields-card").hidden = isWhole || byId("schema").value.trim() === "";
   for (const id of ["questions-field", "answers-card"]) byId(id).hidden = mode !== "decision";
   for (const id of ["documents-field", "ranking-card"]) byId(id).hidden = mode !== "rerank";
 }

@@ -44,8 +44,7 @@ export class Bars {
 function makeRow(label, id, index) {
   const cell = (kind) => el("td", { class: kind });
   const name = visible(label);
-  const meter = { role: "meter", "aria-valuemin": 0, "aria-valuemax": 1, "aria-label": `Probability of ${name}` };
-  const track = el("span", { class: "track", ...meter }, el("span", { class: "fill" }));
+  const track = emptyMeter(`Probability of ${name}`);
   const row = {
     track,
     probability: cell("num strong"),
@@ -71,4 +70,16 @@ export function setMeter(track, value, text) {
   track.setAttribute("aria-valuenow", value);
   track.setAttribute("aria-valuetext", text);
   track.firstElementChild.style.width = `${100 * value}%`;
+}
+
+/** A track with the bar of a probability; null: it has none. */
+export function meter(value, label) {
+  const track = emptyMeter(label);
+  setMeter(track, value ?? 0, percent(value));
+  return track;
+}
+
+function emptyMeter(label) {
+  const attributes = { class: "track", role: "meter", "aria-valuemin": 0, "aria-valuemax": 1, "aria-label": label };
+  return el("span", attributes, el("span", { class: "fill" }));
 }

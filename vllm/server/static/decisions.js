@@ -1,6 +1,6 @@
 // Decisions: the questions of the form, and their answers with the options' probabilities as bars.
 
-import { colour, setMeter } from "./bars.js";
+import { colour, meter } from "./bars.js";
 import { byId, el } from "./dom.js";
 import { count, log, percent, plural, visible } from "./format.js";
 
@@ -116,14 +116,4 @@ function table(answer) {
 function massOf(mass, title) {
   const track = meter(mass ?? 0, `Label mass of ${title}`);
   return el("p", { class: "mass" }, el("span", {}, "Label mass"), track, el("output", {}, percent(mass)));
-}
-
-function meter(value, label) {
-  const track = el(
-    "span",
-    { class: "track", role: "meter", "aria-valuemin": 0, "aria-valuemax": 1, "aria-label": label },
-    el("span", { class: "fill" }),
-  );
-  setMeter(track, value ?? 0, percent(value));
-  return track;
 }

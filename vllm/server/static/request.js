@@ -2,8 +2,11 @@
 
 import { TOP } from "./answer.js";
 
-/** A route and the body for it, from {mode, model, system, prompt, labels, maxTokens, temperature}, of a decision
- *  {mode, model, prompt, questions}, of a ranking {mode, model, prompt, documents}; numbers that are NaN are left out,
+// Fields that OpenAI's SDK does not know.
+const OF_THIS_SERVER = new Set(["labels", "diagnostics", "structured_outputs", "choice_readings", "field_readings"]);
+
+/** A route and the body for it, from {mode, model, system, prompt, labels, maxTokens, temperature, form}, with the form's
+ *  own fields, of a decision {mode, model, prompt, questions}, of a ranking {mode, model, prompt, documents}; numbers that are NaN are left out,
  *  so that the server's defaults hold. */
 export function requestOf(form) {
   const body = { model: form.model };
@@ -26,6 +29,7 @@ export function requestOf(form) {
   if (!Number.isNaN(form.temperature)) body.temperature = form.temperature;
   if (form.maxTokens !== 0) Object.assign(body, chat ? { logprobs: true, top_logprobs: TOP } : { logprobs: TOP });
   if (form.labels.length) body.labels = form.labels;
+  Object.assign(body, form.form);
   return { path: chat ? "v1/chat/completions" : "v1/completions", body };
 }
 
@@ -46,7 +50,10 @@ export function curlOf({ path, body }, base, { stream, needsKey }) {
 
 /** A program for OpenAI's SDK. */
 export function pythonOf({ path, body }, base, { stream, needsKey }) {
-  const { labels, diagnostics, ...own } = stream ? streamed(body) : body;
+  const all = Object.entries(stream ? streamed(body) : body);
+  const own = Object.fromEntries(all.filter(([name]) => !OF_THIS_SERVER.has(name)));
+  const extra = Object.fromEntries(all.filter(([name]) => OF_THIS_SERVER.has(name)));
+  const { labels } = body;
   const [, ...names] = path.split("/");
   const isRanking = "documents" in body;
   // The SDK has no method of its own for rankings.
@@ -54,8 +61,7 @@ export function pythonOf({ path, body }, base, { stream, needsKey }) {
   const fields = isRanking
     ? ['    "/rerank",', "    cast_to=object,", `    body=${python(own, 1)},`]
     : Object.entries(own).map(([name, value]) => `    ${name}=${python(value, 1)},`);
-  if (labels) fields.push(`    extra_body={"labels": ${python(labels, 1)}},`);
-  if (diagnostics) fields.push('    extra_body={"diagnostics": True},');
+  if (Object.keys(extra).length) fields.push(`    extra_body=${python(extra, 1)},`);
   const chat = "messages" in body;
   const key = needsKey ? 'os.environ["OPENAI_API_KEY"]' : '"none"';
   return [

@@ -34,7 +34,7 @@ class Schema:
         """The scalars that may stand here, in the schema's order; None: others may, too."""
         found: dict[str, Any] | None = None
         for values in (values for part in self._parts for values in self._values_of(part)):
-            own = {json_text(each): each for each in values}
+            own = _distinct(values)
             found = own if found is None else {text: each for text, each in found.items() if text in own}
         if found is None:
             return None
@@ -139,6 +139,14 @@ def longest_enum(schema: Any) -> int:
     return max([own, *map(longest_enum, schema.values())])
 
 
+def _distinct(values: list[Any]) -> dict[str, Any]:
+    """By their texts; of equal ones, the first."""
+    found: dict[str, Any] = {}
+    for each in values:
+        found.setdefault(json_text(each), each)
+    return found
+
+
 def _list_of(part: Mapping[str, Any], name: str) -> list[Any]:
     value = part.get(name)
     return value if isinstance(value, list) else []
@@ -157,4 +165,4 @@ def union(lists: list[list[Any] | None]) -> list[Any] | None:
     """The scalars of all lists, each once; None: one of them is None, or there is none."""
     if not lists or None in lists:
         return None
-    return list({json_text(value): value for values in lists for value in values or ()}.values())
+    return list(_distinct([value for values in lists for value in values or ()]).values())

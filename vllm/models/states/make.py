@@ -1,0 +1,17 @@
+"""Which module a StateSpec means."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from vllm.layers.state import StateLayer
+from vllm.models.spec import ShortConvSpec, StateSpec
+from vllm.models.states.short_conv import ShortConv
+
+_KINDS: dict[type[StateSpec], Callable[[Any, int], StateLayer]] = {ShortConvSpec: ShortConv}
+
+
+def make_state_layer(spec: StateSpec, hidden_size: int) -> StateLayer:
+    """The module of `spec`."""
+    return _KINDS[type(spec)](spec, hidden_size)

@@ -1,0 +1,65 @@
+// An answer's form: the field where it is given, and how likely each value is that it leaves to a place.
+
+import { colour, meter } from "./bars.js";
+import { byId, el } from "./dom.js";
+import { log, percent, visible } from "./format.js";
+
+/** The field of the form. */
+export class FormField {
+  #field = byId("schema");
+
+  /** The fields of a request; throws an Error whose `param` is the field, if the text is not JSON. */
+  get fields() {
+    const text = this.#field.value;
+    if (text.trim() === "") return {};
+    try {
+      const form = JSON.parse(text);
+      if (Array.isArray(form)) return { structured_outputs: { choice: form }, choice_readings: true };
+      return { structured_outputs: { json: form }, field_readings: true };
+    } catch (error) {
+      throw Object.assign(new Error(`Not JSON: ${error.message}`), { param: "structured_outputs" });
+    }
+  }
+}
+
+/** The values of one answer's places, a table a place. */
+export class FieldTables {
+  #body = byId("fields");
+  #drawn = null;
+
+  /** `places`: {path: entries}, as the server answers them; null: none yet. */
+  draw(places) {
+    if (places === this.#drawn) return;
+    this.#drawn = places;
+    this.#body.replaceChildren(...Object.entries(places ?? {}).map(([path, entries], i) => article(path, entries, i)));
+  }
+}
+
+function article(path, entries, index) {
+  const id = `field-${index}`;
+  const head = (name, kind) => el("th", { scope: "col", class: kind }, name);
+  const columns = [head("Value"), head(el("span", { class: "hidden" }, "Bar")), head("Share", "num")];
+  return el(
+    "article",
+    { class: "answer", "aria-labelledby": id },
+    el("h3", { id }, visible(path)),
+    el(
+      "table",
+      { class: "bars" },
+      el("thead", {}, el("tr", {}, ...columns, head("Logprob", "num"))),
+      el("tbody", {}, ...entries.map((entry, i) => row(path, entry, i))),
+    ),
+  );
+}
+
+function row(path, { value, text, logprob, share, chosen }, index) {
+  const name = typeof value === "string" ? visible(value) : String(value);
+  return el(
+    "tr",
+    { class: `${colour(index)}${chosen ? " best" : ""}` },
+    el("th", { scope: "row", title: `read as ${visible(text)}` }, el("i", { class: "swatch" }), name),
+    el("td", { class: "bar" }, meter(share, `Share of ${name} at ${path}`)),
+    el("td", { class: "num strong" }, percent(share)),
+    el("td", { class: "num" }, log(logprob)),
+  );
+}
