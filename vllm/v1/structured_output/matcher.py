@@ -105,7 +105,8 @@ class Grammars:
             word = int(np.flatnonzero(mask)[0])
             bit = (int(mask[word]) & -int(mask[word])).bit_length() - 1
             if (reason := matcher.take([32 * word + bit])) is not None:
-                return reason
+                # A special token's text may be an answer's, whose mask allows what is not taken then.
+                return None if "doesn't satisfy" in reason else reason
         return None
 
     def _compile(self, grammar: str) -> Any:
