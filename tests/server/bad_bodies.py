@@ -22,6 +22,8 @@ CHAT = {"model": "tiny", "messages": [{"role": "user", "content": "ab"}], "max_t
 SCORING = {"model": "tiny", "query": "ab", "items": ["c", "d"], "labels": ["x", "y"]}
 DECISION = {"model": "tiny", "input": "ab", "questions": [{"type": "predicate", "instructions": "c"}]}
 SYSTEM_ONE = {"model": "tiny", "state": "ab", "questions": {"q": {"type": "noul", "instructions": "c"}}}
+MESSAGE = {"model": "tiny", "messages": [{"role": "user", "content": "ab"}], "max_tokens": 1}
+RESPONSE = {"model": "tiny", "input": "ab", "max_output_tokens": 1}
 TOKENIZE = {"model": "tiny", "prompt": "ab"}
 DETOKENIZE = {"model": "tiny", "tokens": [70, 71]}
 
@@ -234,6 +236,8 @@ CHATS = [
     *bad("tools", [{"type": "custom"}], [{"type": "function", "function": {"name": "f"}}], says="tools"),
     *bad("parallel_tool_calls", "yes", 1),
     *bad("include_reasoning", "yes", 1),
+    *bad("thinking_token_budget", "5", True, 1.5, -2, 2**70),
+    *bad("thinking_token_budget", 5, says="--reasoning-parser"),
     *bad("documents", "x", ["x"]),
     *bad("logprobs", 1, "true", 0),
     *bad("top_logprobs", 1, says="logprobs=true"),

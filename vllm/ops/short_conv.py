@@ -1,9 +1,13 @@
-"""A causal convolution by channel over few tokens, whose last inputs are kept for the tokens to come."""
+"""Convolution of each channel over its last inputs, of which a sequence's last ones are kept."""
 
 from __future__ import annotations
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
+
+from vllm.ops._dispatch import implementation, triton_function
+from vllm.ops.state_rows import clear_new, steps
 
 
 def short_conv_(
@@ -15,20 +19,32 @@ def short_conv_(
     query_start_loc: Tensor,
     seq_lens: Tensor,
     silu: bool = False,
+    before: Tensor | None = None,
+    after: Tensor | None = None,
 ) -> Tensor:
-    """[T, C]: of each token and channel, sum over k of weight[k] * (the input K - 1 - k tokens before) + bias, in
-    float32 in the order of k; its SiLU with `silu`. What a sequence has before its first token is 0.
+    """act(bias + sum over k of weight[k] * the input K - 1 - k tokens ago), in float32 and rounded once: [T, C],
+    contiguous. `tail` gets the last inputs of each row. A token's result depends only on its sequence's inputs.
 
-    The tokens of R requests stand one after another; of request r they are x[query_start_loc[r] : query_start_loc[r +
-    1]], the last of its seq_lens[r] ones. Its K - 1 inputs before these are row state_slots[r] of `tail`, the oldest
-    first, unless it has none before: then the row may hold anything. Afterwards the row has the last K - 1 inputs.
-
-    `x` is float32, bfloat16 or float16, its last dimension contiguous; `weight` [K, C], `bias` [C] and `tail` [slots,
-    K - 1, C] have its dtype. `state_slots` are int64 [R], distinct, `query_start_loc` int32 [R + 1] and `seq_lens`
-    int32 [R].
+    Args:
+        x: float32, bfloat16 or float16 [T, C], the last dimension contiguous.
+        weight: of x's dtype [K, C], contiguous; K is 2 to 8, and the last row belongs to the token itself.
+        bias: of x's dtype [C], or None.
+        tail: of x's dtype [slots, K - 1, C], each slot contiguous: the inputs before these, the oldest first. Changed
+            in place.
+        state_slots: int64 [R], which of them a row has; all different.
+        query_start_loc: int32 [R + 1]: row r has the tokens from its r-th number up to the next one.
+        seq_lens: int32 [R], tokens of a row's sequence up to its last one here. Where these are all, it begins, and
+            there is nothing before it.
+        silu: act, else the identity.
+        before, after: as x, or None: factors on the inputs (rounded to x's dtype then) and on the results.
     """
-    sums = _convolve(x, weight, bias, tail, state_slots, query_start_loc, seq_lens)
-    return (torch.nn.functional.silu(sums) if silu else sums).to(x.dtype)
+    arguments = x, weight, bias, tail, state_slots, query_start_loc, seq_lens, silu, before, after
+    which = implementation(x)
+    if which == "cpp":
+        return torch.ops.vllm_cpu.short_conv_(*arguments)
+    if which == "triton":
+        return triton_function("short_conv_", __name__)(*arguments)
+    return _reference(*arguments)
 
 
 def gated_short_conv_(
@@ -40,13 +56,12 @@ def gated_short_conv_(
     query_start_loc: Tensor,
     seq_lens: Tensor,
 ) -> Tensor:
-    """[T, C]: c * conv(b * x), where b, c and x are the thirds of `bcx`, [T, 3 * C]. The convolution's inputs are
-    rounded to the dtype of `bcx`, its sums are not; the other arguments are those of `short_conv_`."""
-    b, c, x = bcx.chunk(3, dim=1)
-    return (c * _convolve(b * x, weight, bias, tail, state_slots, query_start_loc, seq_lens)).to(bcx.dtype)
+    """C * short_conv_(B * x), of `bcx` [T, 3C], which has B, C and x side by side."""
+    b, c, x = bcx.chunk(3, dim=-1)
+    return short_conv_(x, weight, bias, tail, state_slots, query_start_loc, seq_lens, False, b, c)
 
 
-def _convolve(
+def _reference(
     x: Tensor,
     weight: Tensor,
     bias: Tensor | None,
@@ -54,31 +69,20 @@ def _convolve(
     state_slots: Tensor,
     query_start_loc: Tensor,
     seq_lens: Tensor,
+    silu: bool,
+    before: Tensor | None,
+    after: Tensor | None,
 ) -> Tensor:
-    """The sums in float32; renews the tails."""
-    num_before = tail.shape[1]
-    counts = (query_start_loc[1:] - query_start_loc[:-1]).long()
-    is_new = seq_lens == counts
-    # [R, K - 1, C]: what comes before each request's tokens.
-    before = tail.index_select(0, state_slots).masked_fill_(is_new[:, None, None], 0)
-    starts = query_start_loc[:-1].long()
-    tokens = torch.arange(len(x), device=x.device)
-    rows = torch.searchsorted(query_start_loc[1:].long(), tokens, right=True)
-    sums = torch.zeros(x.shape, dtype=torch.float32, device=x.device)
-    for k in range(num_before + 1):
-        sums += weight[k].float() * _inputs_at(tokens - starts[rows] + k - num_before, rows, x, before, starts)
+    clear_new(tail, state_slots, query_start_loc, seq_lens)
+    if before is not None:
+        x = x * before
+    out = torch.empty(x.shape, dtype=torch.float32, device=x.device)
+    for tokens, slots in steps(state_slots, query_start_loc):
+        inputs = torch.cat([tail[slots], x[tokens, None]], dim=1)
+        tail[slots] = inputs[:, 1:]
+        out[tokens] = (inputs.float() * weight.float()).sum(1)
     if bias is not None:
-        sums += bias.float()
-    places = counts[:, None] + torch.arange(-num_before, 0, device=x.device)
-    of_rows = torch.arange(len(counts), device=x.device)[:, None].expand_as(places)
-    tail.index_copy_(0, state_slots, _inputs_at(places, of_rows, x, before, starts).to(tail.dtype))
-    return sums
-
-
-def _inputs_at(places: Tensor, rows: Tensor, x: Tensor, before: Tensor, starts: Tensor) -> Tensor:
-    """[..., C]: inputs by place among their request's tokens of this step, below 0 before it."""
-    own = x[(starts[rows] + places).clamp(0, len(x) - 1)]
-    if not before.shape[1]:
-        return own
-    earlier = before[rows, (places + before.shape[1]).clamp(0, before.shape[1] - 1)]
-    return torch.where((places >= 0)[..., None], own, earlier)
+        out += bias.float()
+    if silu:
+        out = F.silu(out)
+    return (out if after is None else out * after.float()).to(x.dtype)

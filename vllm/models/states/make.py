@@ -6,10 +6,18 @@ from collections.abc import Callable
 from typing import Any
 
 from vllm.layers.state import StateLayer
-from vllm.models.spec import ShortConvSpec, StateSpec
+from vllm.models.spec import DeltaRuleSpec, Mamba2Spec, MambaSpec, ShortConvSpec, StateSpec
+from vllm.models.states.delta_rule import DeltaRule
+from vllm.models.states.mamba import Mamba
+from vllm.models.states.mamba2 import Mamba2
 from vllm.models.states.short_conv import ShortConv
 
-_KINDS: dict[type[StateSpec], Callable[[Any, int], StateLayer]] = {ShortConvSpec: ShortConv}
+_KINDS: dict[type[StateSpec], Callable[[Any, int], StateLayer]] = {
+    DeltaRuleSpec: DeltaRule,
+    Mamba2Spec: Mamba2,
+    MambaSpec: Mamba,
+    ShortConvSpec: ShortConv,
+}
 
 
 def make_state_layer(spec: StateSpec, hidden_size: int) -> StateLayer:

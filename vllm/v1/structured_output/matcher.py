@@ -13,6 +13,7 @@ import numpy as np
 from vllm.config import ModelConfig
 from vllm.exceptions import VLLMValidationError
 from vllm.tokenizers.tokenizer import get_tokenizer
+from vllm.v1.structured_output.thinking import ThinkingMatcher, split_thinking
 
 MAX_CACHED_CHARS = 2**20
 """Grammars are kept up to so many characters in all. They compile to 50 to 150 bytes a character."""
@@ -74,13 +75,20 @@ class Grammars:
             if not isinstance(error, ValueError) and type(error).__name__ != "PanicException":
                 raise
             raise _unusable(f"llguidance does not read this model's tokenizer: {error}") from None
-        self._num_words = -(-vocab_size // 32)
+        self._vocab_size, self._eos_token_ids = vocab_size, ends
         self._compiled: OrderedDict[str, Any] = OrderedDict()
         self._num_chars = 0
         self._lock = threading.Lock()
 
-    def start(self, grammar: str) -> Matcher:
+    def start(self, grammar: str) -> Matcher | ThinkingMatcher:
         """A matcher at the beginning of an answer. ValueError: why the grammar does not compile."""
+        thinking, grammar = split_thinking(grammar)
+        if thinking is None:
+            return self._start_form(grammar)
+        form = self._start_form(grammar) if grammar else None
+        return ThinkingMatcher(thinking, form, self._tokenizer, self._vocab_size, self._eos_token_ids)
+
+    def _start_form(self, grammar: str) -> Matcher:
         with self._lock:
             compiled = self._compiled.get(grammar)
             if compiled is not None:
@@ -98,7 +106,7 @@ class Grammars:
 
     def _first_error(self, matcher: Matcher) -> str | None:
         """Why an answer cannot go on at its beginning: some grammars are found to be too large only there."""
-        mask = np.zeros(self._num_words, dtype=np.int32)
+        mask = np.zeros(-(-self._vocab_size // 32), dtype=np.int32)
         for _ in range(2):
             if (reason := matcher.fill_mask(mask)) is not None or not mask.any():
                 return reason
