@@ -10,7 +10,7 @@ from typing import Any, Literal
 from vllm.config.checkpoint.config import HFConfig, scaled_context
 from vllm.layers.activation import ACTIVATION_NAMES
 from vllm.models.rope_options import RopeDefaults, read_rope
-from vllm.models.spec import AnyMixer, AttentionSpec, DecoderSpec, MlpSpec, MoeSpec, NormSpec, RotarySpec, StateSpec
+from vllm.models.spec import AnyMixer, AttentionSpec, DecoderSpec, MlpSpec, MoeSpec, NormSpec, RotarySpec, attentions_of
 from vllm.ops.choose_experts import ExpertChoice
 
 # Options that do not change what a decoder computes: names of things, training, generation, other heads.
@@ -57,6 +57,10 @@ class ConfigReader:
         """The value of the first of `names` that is there and not null; all of them count as read."""
         self._read.update(names)
         return next((self._raw[name] for name in names if self._raw.get(name) is not None), default)
+
+    def is_given(self, name: str) -> bool:
+        """Whether config.json has the option, be it null."""
+        return name in self._raw
 
     def ignore(self, *names: str) -> None:
         """Options that do not change what this family computes."""
@@ -282,8 +286,7 @@ class ConfigReader:
 
     def _max_positions(self, layers: Sequence[AnyMixer | None], given: int | None) -> int:
         names = "max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "n_ctx"
-        attentions = [layer for layer in layers if layer is not None and not isinstance(layer, StateSpec)]
-        ropes = [layer.rotary.rope for layer in attentions if layer.rotary is not None]
+        ropes = [layer.rotary.rope for layer in attentions_of(layers) if layer.rotary is not None]
         trained = given or self.integer(*names)
         if given is None and ropes and all(rope == ropes[0] for rope in ropes):
             trained = max(trained, scaled_context(trained, ropes[0].params | {"rope_type": ropes[0].rope_type}))

@@ -78,11 +78,13 @@ _MIXTURES = {
 # Those with recurrent states, by their module in `hybrids/`.
 _HYBRIDS = {
     "bamba": "BambaForCausalLM",
+    "falcon": "FalconH1ForCausalLM",
     "granite": "GraniteMoeHybridForCausalLM",
     "lfm2": "Lfm2ForCausalLM Lfm2MoeForCausalLM Lfm3ForCausalLM",
     "jamba": "JambaForCausalLM",
     "mamba": "FalconMambaForCausalLM Mamba2ForCausalLM MambaForCausalLM",
     "nemotron": "NemotronHForCausalLM",
+    "olmo": "OlmoHybridForCausalLM",
     "qwen": "Qwen3NextForCausalLM Qwen3_5ForCausalLM Qwen3_5MoeForCausalLM",
 }
 # Other names of these.

@@ -5,6 +5,7 @@ a line where DecoderLayer builds its parts."""
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -251,7 +252,26 @@ class MambaSpec(StateSpec):
         return self.channels
 
 
-AnyMixer = AnyAttention | StateSpec
+@dataclass(frozen=True)
+class BesideSpec:
+    """Attention and a state that take the same input; their results are added."""
+
+    attention: AttentionSpec
+    state: StateSpec
+
+    @property
+    def split_size(self) -> int:
+        """What the number of ranks has to divide."""
+        return self.state.split_size
+
+
+AnyMixer = AnyAttention | StateSpec | BesideSpec
+
+
+def attentions_of(layers: Iterable[AnyMixer | None]) -> tuple[AnyAttention, ...]:
+    """What has keys and values, in order."""
+    own = (layer.attention if isinstance(layer, BesideSpec) else layer for layer in layers)
+    return tuple(layer for layer in own if isinstance(layer, AttentionSpec | LatentAttentionSpec))
 
 
 @dataclass(frozen=True)
@@ -352,6 +372,7 @@ class DecoderSpec:
         block: where they stand. "pre": before attention and MLP. "output": after each, before it is added to the
             residual stream. "both": before and after each. "post": on the stream, after each was added. "parallel":
             attention and MLP take the same norm's result; "parallel_two": each has a norm of the stream.
+        blocks: of each layer, where they differ.
         final_norm: None = none.
         embedding_size: width of the embeddings, projected to and from hidden_size where it differs.
         embedding_scale, residual_scale, logits_scale: factors on embeddings, on what a block adds to the residual
@@ -370,6 +391,7 @@ class DecoderSpec:
     norm: NormSpec
     final_norm: NormSpec | None
     block: Block = "pre"
+    blocks: tuple[Block, ...] | None = None
     tie_word_embeddings: bool = False
     embedding_size: int | None = None
     embedding_scale: float = 1.0
@@ -386,9 +408,9 @@ class DecoderSpec:
     @property
     def attentions(self) -> tuple[AttentionSpec, ...]:
         """Those of `layers` that are attention, but not latent."""
-        return tuple(layer for layer in self.layers if isinstance(layer, AttentionSpec))
+        return tuple(layer for layer in self.cached if isinstance(layer, AttentionSpec))
 
     @property
     def cached(self) -> tuple[AnyAttention, ...]:
-        """Those of `layers` that have keys and values."""
-        return tuple(layer for layer in self.layers if layer is not None and not isinstance(layer, StateSpec))
+        """Of `layers` what has keys and values."""
+        return attentions_of(self.layers)
