@@ -28,7 +28,7 @@ def weather(city: str) -> str:
     Args:
         city: its name.
     """
-    assert city == "Oslo"
+    assert city == "Oslo", repr(city)
     return RESULT
 
 
