@@ -107,13 +107,16 @@ def _known_verbosity(state: ServerState, body: ChatCompletionRequest) -> str | N
 class ChatAnswer(Answer):
     """See `Answer`."""
 
-    def __init__(self, body: ChatCompletionRequest, state: ServerState, answer_id: str) -> None:
+    def __init__(
+        self, body: ChatCompletionRequest, state: ServerState, answer_id: str, parts_reasoning: bool = False
+    ) -> None:
+        """`parts_reasoning`: also without --reasoning-parser, where the template has its marks."""
         super().__init__(body, state, answer_id, {**answer_frame(state, answer_id), "object": "chat.completion.chunk"})
         self._max_tokens_field = "max_tokens" if body.max_completion_tokens is None else "max_completion_tokens"
         max_tokens = getattr(body, self._max_tokens_field)
         if not all(isinstance(each, dict) for each in body.documents or ()):
             raise wrong_type("documents", body.documents, "a list of objects")
-        self._parts = AnswerPlan(body, state)
+        self._parts = AnswerPlan(body, state, parts_reasoning)
         self._parsers: dict[int, AnswerParser] = {}
         self._positions: dict[int, PositionParts] = {}
         self._prompt: str | None = None
@@ -134,6 +137,11 @@ class ChatAnswer(Answer):
             self._params = sampling_params(
                 body, state, self._plan, max_tokens=max_tokens, logprobs=self._num_topk, **self._bound_fields()
             )
+
+    @property
+    def template_tools(self) -> list[dict[str, Any]] | None:
+        """What the chat template gets of the tools."""
+        return self._parts.template_tools
 
     def _bound_fields(self) -> dict[str, Any]:
         """Fields of SamplingParams that tools and reasoning decide."""
@@ -183,7 +191,7 @@ class ChatAnswer(Answer):
         choices = []
         for completion in output.outputs:
             message = {"role": self._role, **self._message(completion), "refusal": None}
-            choices.append({"message": message, **await self._choice(completion, is_first=True)})
+            choices.append({"message": message, **await self.choice_fields(completion, is_first=True)})
         return choices
 
     def _message(self, completion: CompletionOutput) -> dict[str, Any]:
@@ -260,7 +268,7 @@ class ChatAnswer(Answer):
                 }
                 yield {"choices": [choice], **once}
                 role, once = {}, {}
-            choice = {"delta": {**role, **last}, **await self._choice(completion, is_first)}
+            choice = {"delta": {**role, **last}, **await self.choice_fields(completion, is_first)}
             yield {"choices": [choice], **once}
 
     def _deltas(self, completion: CompletionOutput) -> list[dict[str, Any]]:
@@ -274,7 +282,7 @@ class ChatAnswer(Answer):
             deltas = [_older_delta(each) for each in deltas]
         return deltas or [{}]
 
-    async def _choice(self, completion: CompletionOutput, is_first: bool) -> dict[str, Any]:
+    async def choice_fields(self, completion: CompletionOutput, is_first: bool) -> dict[str, Any]:
         """Fields beside the text, for what `completion` adds to the choice."""
         logprobs = await self.logprobs(completion)
         fields = await self._writer.fields(completion, is_first)
