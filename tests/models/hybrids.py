@@ -25,6 +25,7 @@ _LINEAR = {
 }
 # With four of them float32 itself, transformers' too, is off by more than what tests allow.
 _THREE_LAYERS = {"num_hidden_layers": 3, "layer_types": ["linear_attention", "full_attention", "linear_attention"]}
+_ROPE = {"rope_type": "default", "rope_theta": 1000.0}
 _KINDS = {"layer_types": ["linear_attention", "full_attention", "linear_attention", "linear_attention"]}
 _MAMBA2 = {"mamba_n_heads": 8, "mamba_d_state": 10, "mamba_n_groups": 2}
 _GRANITE = {"embedding_multiplier": 3.0, "residual_multiplier": 0.4, "attention_multiplier": 0.2, "logits_scaling": 1.5}
@@ -88,5 +89,26 @@ HYBRIDS: dict[str, tuple[str, dict[str, Any]]] = {
             "attn_layer_offset": 1,
             "mamba_proj_bias": True,
         },
+    ),
+    "falcon_h1": (
+        "falcon_h1",
+        _SIZES
+        | {"head_dim": 8, "mamba_d_ssm": 48, "mamba_n_heads": 6, "mamba_d_state": 10, "mamba_n_groups": 2}
+        | {"mamba_rms_norm": True, "mamba_norm_before_gate": False, "mamba_proj_bias": True, "projectors_bias": True}
+        | {"key_multiplier": 0.6, "attention_in_multiplier": 1.3, "attention_out_multiplier": 0.7}
+        | {"ssm_in_multiplier": 1.2, "ssm_out_multiplier": 0.8, "ssm_multipliers": [0.9, 1.1, 0.8, 1.2, 0.7]}
+        | {"mlp_multipliers": [0.8, 1.2], "embedding_multiplier": 2.0, "lm_head_multiplier": 0.6},
+    ),
+    "falcon_h1-plain": ("falcon_h1", _SIZES | {"mamba_d_ssm": 32, "mamba_n_heads": 4, "mamba_d_state": 6}),
+    "olmo_hybrid": (
+        "olmo_hybrid",
+        # transformers splits a convolution into equal parts as it saves it.
+        _SIZES | _LINEAR | {"linear_num_key_heads": 4, "linear_value_head_dim": 12, "rope_parameters": None},
+    ),
+    "olmo_hybrid-rope": (
+        "olmo_hybrid",
+        _SIZES
+        | _THREE_LAYERS
+        | {"linear_value_head_dim": 6, "linear_allow_neg_eigval": False, "rope_parameters": _ROPE},
     ),
 }

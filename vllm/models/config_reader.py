@@ -10,7 +10,7 @@ from typing import Any, Literal
 from vllm.config.checkpoint.config import HFConfig, scaled_context
 from vllm.layers.activation import ACTIVATION_NAMES
 from vllm.models.rope_options import RopeDefaults, read_rope
-from vllm.models.spec import AnyMixer, AttentionSpec, DecoderSpec, MlpSpec, MoeSpec, NormSpec, RotarySpec, StateSpec
+from vllm.models.spec import AnyMixer, AttentionSpec, DecoderSpec, MlpSpec, MoeSpec, NormSpec, RotarySpec, attentions_of
 from vllm.ops.choose_experts import ExpertChoice
 
 # Options that do not change what a decoder computes: names of things, training, generation, other heads.
@@ -33,7 +33,7 @@ _IRRELEVANT = re.compile(
 
 _RMS_EPS = ("rms_norm_eps", "layernorm_epsilon", "norm_eps", "layer_norm_epsilon")
 _EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
-_CHOSEN = ("num_experts_per_tok", "moe_k", "moe_topk")
+_CHOSEN = ("num_experts_per_tok", "moe_k", "moe_topk", "top_k_experts")
 _ACTIVATIONS = ("hidden_act", "activation_function", "activation")
 _LAYER_EPS = ("layer_norm_eps", "layer_norm_epsilon", "norm_epsilon", "norm_eps", "layernorm_epsilon")
 
@@ -57,6 +57,10 @@ class ConfigReader:
         """The value of the first of `names` that is there and not null; all of them count as read."""
         self._read.update(names)
         return next((self._raw[name] for name in names if self._raw.get(name) is not None), default)
+
+    def is_given(self, name: str) -> bool:
+        """Whether config.json has the option, be it null."""
+        return name in self._raw
 
     def ignore(self, *names: str) -> None:
         """Options that do not change what this family computes."""
@@ -218,13 +222,14 @@ class ConfigReader:
     def mixture(self, size: int, experts: int | None, chosen: int | None, **fields: Any) -> MoeSpec:
         """A mixture of experts of this size; `experts` and `chosen`, their number and that of a token's, are the
         family's defaults. `fields` are those of MoeSpec and of ExpertChoice, beside them `shared_size`: width of the
-        MLP that all tokens take, 0 = none, and
-        `own_activation`: the experts', whatever config.json says."""
+        MLP that all tokens take, 0 = none, `activation_names`: those of that option, and `own_activation`: the
+        experts', whatever config.json says."""
         num_experts = self._of_all_layers(*_EXPERTS, default=experts)
         num_chosen = self._of_all_layers(*_CHOSEN, default=chosen)
         if num_chosen > num_experts:
             raise ValueError(f"{self._where}: a token cannot have {num_chosen} of {num_experts} experts")
-        act = self._activation(fields.pop("activation", "silu"), _ACTIVATIONS)
+        names = fields.pop("activation_names", _ACTIVATIONS)
+        act = self._activation(fields.pop("activation", "silu"), names)
         bias = fields.pop("mlp_bias", False)
         if shared_size := fields.pop("shared_size", 0):
             fields["shared"] = MlpSpec(shared_size, act, up_bias=bias, down_bias=bias)
@@ -282,8 +287,7 @@ class ConfigReader:
 
     def _max_positions(self, layers: Sequence[AnyMixer | None], given: int | None) -> int:
         names = "max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "n_ctx"
-        attentions = [layer for layer in layers if layer is not None and not isinstance(layer, StateSpec)]
-        ropes = [layer.rotary.rope for layer in attentions if layer.rotary is not None]
+        ropes = [layer.rotary.rope for layer in attentions_of(layers) if layer.rotary is not None]
         trained = given or self.integer(*names)
         if given is None and ropes and all(rope == ropes[0] for rope in ropes):
             trained = max(trained, scaled_context(trained, ropes[0].params | {"rope_type": ropes[0].rope_type}))

@@ -24,10 +24,11 @@ from vllm.models.attention import DecoderAttention, RotaryTables
 from vllm.models.checkpoint_names import CheckpointNames
 from vllm.models.config_reader import ConfigReader
 from vllm.models.latent_attention import DecoderLatentAttention
-from vllm.models.moe import make_mlp
+from vllm.models.moe import BranchedMixture, make_mlp
 from vllm.models.norms import Norm, make_norm
 from vllm.models.per_layer_inputs import LayerInput, PerLayerInputs
-from vllm.models.spec import AnyMixer, DecoderSpec, LatentAttentionSpec, StateSpec
+from vllm.models.spec import AnyMixer, BesideSpec, DecoderSpec, LatentAttentionSpec, StateSpec
+from vllm.models.states.beside import AttentionBeside
 from vllm.models.states.make import make_state_layer
 from vllm.ops.elementwise import added, scaled
 from vllm.ops.embedding import embedding
@@ -43,19 +44,20 @@ class DecoderLayer(nn.Module):
         mixer, mlp = spec.layers[index], spec.mlps[index]
         self.self_attn = None if mixer is None else _make_mixer(mixer, spec, tables)
         self.mlp = None if mlp is None else make_mlp(mlp, spec.hidden_size)
-        assert spec.block == "pre" or (mixer is not None and mlp is not None), "a layer without one of its parts"
-        self.block, self.residual_scale = spec.block, spec.residual_scale
+        block = spec.block if spec.blocks is None else spec.blocks[index]
+        assert block == "pre" or (mixer is not None and mlp is not None), "a layer without one of its parts"
+        self.block, self.residual_scale = block, spec.residual_scale
         self.residual_of_norm = spec.residual_of_norm
         self.input_layernorm: Norm | None = None
         self.post_attention_layernorm: Norm | None = None
         self.attention_output_norm: Norm | None = None
         self.mlp_output_norm: Norm | None = None
-        if spec.block != "output":
+        if block != "output":
             if mixer is not None:
                 self.input_layernorm = make_norm(spec.norm, spec.hidden_size)
-            if spec.block != "parallel" and mlp is not None:
+            if block != "parallel" and mlp is not None:
                 self.post_attention_layernorm = make_norm(spec.norm, spec.hidden_size)
-        if spec.block in ("output", "both"):
+        if block in ("output", "both"):
             self.attention_output_norm = make_norm(spec.norm, spec.hidden_size)
             self.mlp_output_norm = make_norm(spec.norm, spec.hidden_size)
         self.layer_input: LayerInput | None = None
@@ -91,10 +93,15 @@ class DecoderLayer(nn.Module):
             stream, pending = self._leave(stream, pending, self.attention_output_norm, self.input_layernorm)
         if self.mlp is None:
             return stream, pending
-        stream, x, norm = enter(norms[1], stream, pending)
-        if self.residual_of_norm:
-            stream = x
-        stream, out = self._leave(stream, self.mlp(x, norm), self.mlp_output_norm, self.post_attention_layernorm)
+        if isinstance(self.mlp, BranchedMixture) and norms[1] is not None:
+            stream = stream if pending is None else added(stream, pending)
+            out = self.mlp(norms[1](stream), stream)
+        else:
+            stream, x, norm = enter(norms[1], stream, pending)
+            if self.residual_of_norm:
+                stream = x
+            out = self.mlp(x, norm)
+        stream, out = self._leave(stream, out, self.mlp_output_norm, self.post_attention_layernorm)
         if out is None or (given is None and self.layer_scalar is None):
             return stream, out
         return self._finish(stream + out, given), None
@@ -142,6 +149,8 @@ class DecoderLayer(nn.Module):
 def _make_mixer(mixer: AnyMixer, spec: DecoderSpec, tables: RotaryTables) -> nn.Module:
     if isinstance(mixer, StateSpec):
         return make_state_layer(mixer, spec.hidden_size)
+    if isinstance(mixer, BesideSpec):
+        return AttentionBeside(mixer, spec.hidden_size, tables)
     if isinstance(mixer, LatentAttentionSpec):
         return DecoderLatentAttention(mixer, spec.hidden_size, tables)
     return DecoderAttention(mixer, spec.hidden_size, tables)
@@ -337,7 +346,7 @@ class DecoderForCausalLM(CausalLM):
             # What ranks that share each layer's MLP or state have to divide.
             intermediate_size=math.gcd(
                 *(mlp.split_size for mlp in spec.mlps if mlp is not None),
-                *(layer.split_size for layer in spec.layers if isinstance(layer, StateSpec)),
+                *(layer.split_size for layer in spec.layers if isinstance(layer, StateSpec | BesideSpec)),
             ),
             max_context_len=spec.max_positions,
             tie_word_embeddings=spec.tie_word_embeddings,

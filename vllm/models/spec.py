@@ -5,6 +5,7 @@ a line where DecoderLayer builds its parts."""
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -251,7 +252,26 @@ class MambaSpec(StateSpec):
         return self.channels
 
 
-AnyMixer = AnyAttention | StateSpec
+@dataclass(frozen=True)
+class BesideSpec:
+    """Attention and a state that take the same input; their results are added."""
+
+    attention: AttentionSpec
+    state: StateSpec
+
+    @property
+    def split_size(self) -> int:
+        """What the number of ranks has to divide."""
+        return self.state.split_size
+
+
+AnyMixer = AnyAttention | StateSpec | BesideSpec
+
+
+def attentions_of(layers: Iterable[AnyMixer | None]) -> tuple[AnyAttention, ...]:
+    """What has keys and values, in order."""
+    own = (layer.attention if isinstance(layer, BesideSpec) else layer for layer in layers)
+    return tuple(layer for layer in own if isinstance(layer, AttentionSpec | LatentAttentionSpec))
 
 
 @dataclass(frozen=True)
@@ -295,6 +315,11 @@ class MoeSpec:
         shared: an MLP that every token takes.
         shared_gate: its result is multiplied by the sigmoid of a product of x.
         sum_scale: factor on the sum of all.
+        correction_may_lack: a checkpoint may have none, which is one of zeros.
+        output_norm: normalisation of the sum of all.
+        branch_norm: the experts take the residual stream by a norm of their own, while `shared` takes the block's, and
+            the result of either is normalised before the two are added. The router takes the stream normalised by a
+            weight of its own, and each expert has a number that its weights are multiplied by.
     """
 
     num_experts: int
@@ -311,6 +336,9 @@ class MoeSpec:
     shared: MlpSpec | None = None
     shared_gate: bool = False
     sum_scale: float = 1.0
+    correction_may_lack: bool = False
+    output_norm: NormSpec | None = None
+    branch_norm: NormSpec | None = None
 
     @property
     def split_size(self) -> int:
@@ -352,6 +380,7 @@ class DecoderSpec:
         block: where they stand. "pre": before attention and MLP. "output": after each, before it is added to the
             residual stream. "both": before and after each. "post": on the stream, after each was added. "parallel":
             attention and MLP take the same norm's result; "parallel_two": each has a norm of the stream.
+        blocks: of each layer, where they differ.
         final_norm: None = none.
         embedding_size: width of the embeddings, projected to and from hidden_size where it differs.
         embedding_scale, residual_scale, logits_scale: factors on embeddings, on what a block adds to the residual
@@ -370,6 +399,7 @@ class DecoderSpec:
     norm: NormSpec
     final_norm: NormSpec | None
     block: Block = "pre"
+    blocks: tuple[Block, ...] | None = None
     tie_word_embeddings: bool = False
     embedding_size: int | None = None
     embedding_scale: float = 1.0
@@ -386,9 +416,9 @@ class DecoderSpec:
     @property
     def attentions(self) -> tuple[AttentionSpec, ...]:
         """Those of `layers` that are attention, but not latent."""
-        return tuple(layer for layer in self.layers if isinstance(layer, AttentionSpec))
+        return tuple(layer for layer in self.cached if isinstance(layer, AttentionSpec))
 
     @property
     def cached(self) -> tuple[AnyAttention, ...]:
-        """Those of `layers` that have keys and values."""
-        return tuple(layer for layer in self.layers if layer is not None and not isinstance(layer, StateSpec))
+        """Of `layers` what has keys and values."""
+        return attentions_of(self.layers)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from vllm.models.config_reader import ConfigReader
-from vllm.models.spec import Mamba2Spec
+from vllm.models.spec import DeltaRuleSpec, Mamba2Spec
 
 UNBOUNDED = 32768
 """Context of models without attention, which config.json does not bound."""
@@ -37,11 +37,16 @@ def time_step_limits(reader: ConfigReader) -> tuple[float, float]:
     raise reader.refuse("time_step_limit", "it must have two numbers")
 
 
-def mamba2_of_hybrid(reader: ConfigReader, **fields: Any) -> Mamba2Spec:
-    """By the options of Bamba and its kin, whose names begin with mamba; `fields` are those of Mamba2Spec."""
+def mamba2_of_hybrid(reader: ConfigReader, inner: int | None = None, **fields: Any) -> Mamba2Spec:
+    """By the options of Bamba and its kin, whose names begin with mamba; `inner` is the family's default of
+    mamba_d_ssm, `fields` are those of Mamba2Spec."""
     reader.ignore("mamba_chunk_size")
     reader.only("hidden_act", "silu")
-    inner = reader.integer("mamba_d_ssm", default=reader.integer("mamba_expand", default=2) * reader.hidden_size)
+    expanded = reader.integer("mamba_expand", default=2) * reader.hidden_size
+    if inner is not None:
+        inner = reader.integer("mamba_d_ssm", default=expanded if reader.is_given("mamba_d_ssm") else inner)
+    else:
+        inner = expanded
     heads = reader.integer("mamba_n_heads", default=128)
     head_dim = reader.get("mamba_d_head", default="auto")
     if inner % heads or head_dim not in ("auto", inner // heads):
@@ -65,3 +70,23 @@ def mamba2_of_hybrid(reader: ConfigReader, **fields: Any) -> Mamba2Spec:
         reader.integer("mamba_d_conv", default=4),
         **(usual | fields),
     )
+
+
+def delta_rule(
+    reader: ConfigReader, key_heads: int, heads: int, key_dim: int, value_dim: int, eps: float, scale: float = 1.0
+) -> DeltaRuleSpec:
+    """By the options whose names begin with linear; sizes are the family's defaults, `eps` is the norm's and `scale` of
+    what is written."""
+    reader.only("hidden_act", "silu")
+    spec = DeltaRuleSpec(
+        key_heads=reader.integer("linear_num_key_heads", default=key_heads),
+        heads=reader.integer("linear_num_value_heads", default=heads),
+        key_dim=reader.integer("linear_key_head_dim", default=key_dim),
+        value_dim=reader.integer("linear_value_head_dim", default=value_dim),
+        kernel_size=reader.integer("linear_conv_kernel_dim", default=4),
+        norm_eps=eps,
+        beta_scale=scale,
+    )
+    if spec.heads % spec.key_heads:
+        raise reader.refuse("linear_num_value_heads", f"it must be a multiple of linear_num_key_heads={spec.key_heads}")
+    return spec

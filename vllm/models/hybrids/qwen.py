@@ -7,9 +7,10 @@ from torch import Tensor
 from vllm.models.checkpoint_names import CheckpointNames, Parts, split_experts
 from vllm.models.config_reader import ConfigReader
 from vllm.models.decoder import DecoderForCausalLM
+from vllm.models.hybrids.options import delta_rule
 from vllm.models.hybrids.weights import delta_rule_of, split_delta_conv
 from vllm.models.mixtures.qwen import mlps
-from vllm.models.spec import AnyMixer, DecoderSpec, DeltaRuleSpec, MlpSpec, MoeSpec
+from vllm.models.spec import AnyMixer, DecoderSpec, MlpSpec, MoeSpec
 
 _RENAMES = (
     (r"\.linear_attn\.conv1d\.", ".self_attn.conv."),
@@ -113,15 +114,5 @@ def _layers(reader: ConfigReader) -> list[AnyMixer]:
     every = reader.integer("full_attention_interval", default=4)
     default = ["linear_attention" if (i + 1) % every else "full_attention" for i in range(reader.num_layers)]
     kinds = reader.kinds("layer_types", default, "linear_attention", "full_attention")
-    linear = DeltaRuleSpec(
-        key_heads=reader.integer("linear_num_key_heads", default=16),
-        heads=reader.integer("linear_num_value_heads", default=32),
-        key_dim=reader.integer("linear_key_head_dim", default=128),
-        value_dim=reader.integer("linear_value_head_dim", default=128),
-        kernel_size=reader.integer("linear_conv_kernel_dim", default=4),
-        norm_eps=reader.norm().eps,
-    )
-    reader.only("hidden_act", "silu")
-    if linear.heads % linear.key_heads:
-        raise reader.refuse("linear_num_value_heads", "it must be a multiple of linear_num_key_heads")
+    linear = delta_rule(reader, 16, 32, 128, 128, reader.norm().eps)
     return [linear if kind == "linear_attention" else attention for kind in kinds]

@@ -9,10 +9,11 @@ from typing import TypeVar
 from torch import Tensor
 
 from vllm.models.checkpoint_names import Parts
-from vllm.models.spec import DecoderSpec, DeltaRuleSpec, Mamba2Spec, MambaSpec, StateSpec
+from vllm.models.spec import BesideSpec, DecoderSpec, DeltaRuleSpec, Mamba2Spec, MambaSpec, StateSpec
 
 S = TypeVar("S", bound=StateSpec)
 _IN_PROJ = re.compile(r"(.+)\.in_proj\.(weight|bias)")
+_SINGLE_CONV = re.compile(r"(.+)\.([qkv])_conv1d\.weight")
 _CONV = re.compile(r"(.+\.conv)\.(weight|bias)")
 
 # Of Mamba 1 and 2, in layers that have it beside attention.
@@ -28,7 +29,8 @@ MAMBA_RENAMES = (
 
 def spec_of(kind: type[S], spec: DecoderSpec) -> S:
     """Of the layers with a state of this kind, which are alike."""
-    return next(layer for layer in spec.layers if isinstance(layer, kind))
+    layers = (layer.state if isinstance(layer, BesideSpec) else layer for layer in spec.layers)
+    return next(layer for layer in layers if isinstance(layer, kind))
 
 
 def delta_rule_of(spec: DecoderSpec) -> DeltaRuleSpec:
@@ -49,7 +51,11 @@ def conv_parts(name: str, tensor: Tensor, sizes: Iterable[tuple[str, int]]) -> P
 
 
 def split_delta_conv(name: str, tensor: Tensor, spec: DecoderSpec) -> Parts:
-    """The convolution of queries, keys and values."""
+    """The convolution of queries, keys and values, or those of each."""
+    single = _SINGLE_CONV.fullmatch(name)
+    if single is not None:
+        yield f"{single[1]}.conv.{single[2]}.weight", tensor.squeeze(1).t()
+        return
     layer = delta_rule_of(spec)
     keys = layer.key_heads * layer.key_dim
     yield from conv_parts(name, tensor, (("q", keys), ("k", keys), ("v", layer.heads * layer.value_dim)))
