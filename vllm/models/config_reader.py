@@ -33,7 +33,7 @@ _IRRELEVANT = re.compile(
 
 _RMS_EPS = ("rms_norm_eps", "layernorm_epsilon", "norm_eps", "layer_norm_epsilon")
 _EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
-_CHOSEN = ("num_experts_per_tok", "moe_k", "moe_topk", "top_k_experts")
+_CHOSEN = ("num_experts_per_tok", "num_experts_per_token", "moe_k", "moe_topk", "top_k_experts")
 _ACTIVATIONS = ("hidden_act", "activation_function", "activation")
 _LAYER_EPS = ("layer_norm_eps", "layer_norm_epsilon", "norm_epsilon", "norm_eps", "layernorm_epsilon")
 

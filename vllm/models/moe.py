@@ -35,10 +35,11 @@ class Mixture(nn.Module):
             spec.num_experts,
             hidden_size,
             spec.expert_size,
-            get_expert_activation(spec.activation, spec.clamp),
+            get_expert_activation(spec.activation, spec.clamp, spec.gated),
             spec.expert_bias,
             spec.weighs_inputs,
             spec.alternates,
+            spec.gated,
         )
         self.shared_experts = None if spec.shared is None else MLP(spec.shared, hidden_size, is_summed=False)
         self.shared_expert_gate: Router | None = None

@@ -77,11 +77,14 @@ _MIXTURES = {
 }
 # Those with recurrent states, by their module in `hybrids/`.
 _HYBRIDS = {
+    "bailing": "BailingHybridForCausalLM",
     "bamba": "BambaForCausalLM",
     "falcon": "FalconH1ForCausalLM",
     "granite": "GraniteMoeHybridForCausalLM",
+    "kimi": "KimiLinearForCausalLM",
     "lfm2": "Lfm2ForCausalLM Lfm2MoeForCausalLM Lfm3ForCausalLM",
     "jamba": "JambaForCausalLM",
+    "minimax": "MiniMaxForCausalLM",
     "mamba": "FalconMambaForCausalLM Mamba2ForCausalLM MambaForCausalLM",
     "nemotron": "NemotronHForCausalLM",
     "olmo": "OlmoHybridForCausalLM",
