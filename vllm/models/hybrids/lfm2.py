@@ -56,6 +56,7 @@ class Lfm2ForCausalLM(DecoderForCausalLM):
     def layers(reader: ConfigReader) -> list[AnyMixer]:
         """By layer_types, or full_attn_idxs, attention or a convolution."""
         _ignore_names(reader)
+        reader.only("head_dim", reader.hidden_size // reader.num_heads)
         attention = reader.attention(
             head_dim=reader.hidden_size // reader.num_heads,
             bias=False,
