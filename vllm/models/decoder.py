@@ -24,7 +24,7 @@ from vllm.models.attention import DecoderAttention, RotaryTables
 from vllm.models.checkpoint_names import CheckpointNames
 from vllm.models.config_reader import ConfigReader
 from vllm.models.latent_attention import DecoderLatentAttention
-from vllm.models.moe import make_mlp
+from vllm.models.moe import BranchedMixture, make_mlp
 from vllm.models.norms import Norm, make_norm
 from vllm.models.per_layer_inputs import LayerInput, PerLayerInputs
 from vllm.models.spec import AnyMixer, BesideSpec, DecoderSpec, LatentAttentionSpec, StateSpec
@@ -94,10 +94,15 @@ class DecoderLayer(nn.Module):
             stream, pending = self._leave(stream, pending, self.attention_output_norm, self.input_layernorm)
         if self.mlp is None:
             return stream, pending
-        stream, x, norm = enter(norms[1], stream, pending)
-        if self.residual_of_norm:
-            stream, x, norm = self._of_norm(x, norm, self.stream_scales[1])
-        stream, out = self._leave(stream, self.mlp(x, norm), self.mlp_output_norm, self.post_attention_layernorm)
+        if isinstance(self.mlp, BranchedMixture) and norms[1] is not None:
+            stream = stream if pending is None else added(stream, pending)
+            out = self.mlp(norms[1](stream), stream)
+        else:
+            stream, x, norm = enter(norms[1], stream, pending)
+            if self.residual_of_norm:
+                stream, x, norm = self._of_norm(x, norm, self.stream_scales[1])
+            out = self.mlp(x, norm)
+        stream, out = self._leave(stream, out, self.mlp_output_norm, self.post_attention_layernorm)
         if out is None or (given is None and self.layer_scalar is None):
             return stream, out
         return self._finish(stream + out, given), None

@@ -363,6 +363,11 @@ class MoeSpec:
         shared: an MLP that every token takes.
         shared_gate: its result is multiplied by the sigmoid of a product of x.
         sum_scale: factor on the sum of all.
+        correction_may_lack: a checkpoint may have none, which is one of zeros.
+        output_norm: normalisation of the sum of all.
+        branch_norm: the experts take the residual stream by a norm of their own, while `shared` takes the block's, and
+            the result of either is normalised before the two are added. The router takes the stream normalised by a
+            weight of its own, and each expert has a number that its weights are multiplied by.
     """
 
     num_experts: int
@@ -379,6 +384,9 @@ class MoeSpec:
     shared: MlpSpec | None = None
     shared_gate: bool = False
     sum_scale: float = 1.0
+    correction_may_lack: bool = False
+    output_norm: NormSpec | None = None
+    branch_norm: NormSpec | None = None
     gated: bool = True
 
     @property
