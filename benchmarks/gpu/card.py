@@ -1,4 +1,4 @@
-"""The GPU, and its measured copy bandwidth and bfloat16 rate."""
+"""The GPU, its measured copy bandwidth and bfloat16 rate, and that of its host."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ import torch
 from common import describe_machine
 
 from gpu.setting import Case, Setting
-from gpu.timing import time_in_turns
+from gpu.timing import Call, time_in_turns
+from vllm.ops._dispatch import ISA_LEVELS, cpu_ops
+from vllm.ops.packed_linear import PackedLinear, pack_linear, packed_linear
 
 _QUERY = "name,driver_version,clocks.sm,clocks.mem,clocks.max.sm,clocks.max.mem,power.limit,temperature.gpu"
 
@@ -23,6 +25,7 @@ def make_cases(setting: Setting) -> dict[str, Case]:
         "facts": lambda: describe_card(setting.device),
         "copy": lambda: _copy_rate(setting),
         "matrix": lambda: _matrix_rate(setting),
+        "host": lambda: _host_rates(setting),
     }
 
 
@@ -74,3 +77,34 @@ def _matrix_rate(setting: Setting) -> dict[str, Any]:
     rate = {"matrix_flops_per_second": 2 * size**3 / seconds, "seconds": seconds}
     # At once, so that the clocks are those under load.
     return {**rate, "nvidia_smi": _ask_driver()} if setting.device.type == "cuda" else rate
+
+
+def _host_rates(setting: Setting) -> dict[str, Any]:
+    """Operations of bfloat16 products on the host's cores a second, by instruction-set level; nothing where our kernels
+    are not built."""
+    operators = cpu_ops()
+    if operators is None:
+        return {}
+    (columns, inner), rows = setting.sizes.shape.matrices()["gate_up"], setting.sizes.reading_rows
+    weight, x = torch.randn(columns, inner).bfloat16(), torch.randn(rows, inner).bfloat16()
+
+    def product(level: int, packed: PackedLinear) -> Call:
+        def call() -> None:
+            operators.set_isa(level)
+            packed_linear(x, packed)
+
+        return call
+
+    widest = operators.set_isa(-1)
+    try:
+        # The portable level would take most of the time.
+        levels = [level for level in range(1, widest + 1) if operators.set_isa(level) == level]
+        calls: dict[str, list[Call]] = {}
+        for level in levels:
+            operators.set_isa(level)
+            calls[ISA_LEVELS[level]] = [product(level, pack_linear(weight, None))]
+        seconds = time_in_turns(calls, torch.device("cpu"), setting.sizes.repeats)
+    finally:
+        operators.set_isa(widest)
+    rates = {level: 2 * rows * columns * inner / each for level, each in seconds.items()}
+    return {"host": str(describe_machine()["cpu"]), "host_flops": rates}

@@ -83,6 +83,9 @@ def _facts(result: dict[str, Any]) -> str:
         sentences.append(f"Copy bandwidth {rates['copy_bytes_per_second'] / 1e12:.3g} TB/s.")
     if "matrix_flops_per_second" in rates:
         sentences.append(f"bfloat16 products {rates['matrix_flops_per_second'] / 1e12:.3g} TFLOP/s.")
+    if host := rates.get("host_flops"):
+        each = ", ".join(f"{level} {value / 1e12:.3g}" for level, value in host.items())
+        sentences.append(f"bfloat16 products of the host, {rates['host']}, by level: {each} TFLOP/s.")
     if checks := result["parts"].get("kernels"):
         sound = sum("error" not in case for case in checks.values())
         sentences.append(f"Kernels against float64: {sound} of {len(checks)} checks hold (seed {result['seed']}).")

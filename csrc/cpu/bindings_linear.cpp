@@ -180,6 +180,7 @@ Tensor head_linear(Tensor x, Tensor packed, int64_t columns) {
   STD_TORCH_CHECK(!pairs || inner % 2 == 0, "x must have an even width for a weight in pairs, got ", inner);
   Tensor out = new_result(x, {x.size(0), heads.num_heads, columns});
   HeadLinearArgs args{};
+  args.multiply = VLLM_KERNEL(linear);
   args.heads = heads.num_heads;
   args.x_bytes = heads.head_stride * x.element_size();
   args.weight_bytes = panels * inner * 32 * packed.element_size();

@@ -16,6 +16,10 @@
 //   prepared_size(args)           floats that a thread needs for kPanelsAtATime panels
 //   prepare(args, panel, stop)    panels [panel, stop)
 //
+// and, if that takes long beside a block of rows times them, so that panels are prepared once for all rows:
+//
+//   panels_at_a_time(args)        in place of kPanelsAtATime: as many as are in memory at once
+//
 // and, if it leaves rows to another product:
 //
 //   leave_row(args, x, row)       marks row `row`, whose values are x, if it does
@@ -48,6 +52,8 @@ constexpr int64_t kBlockBytes = 512 * 1024;
 // Results that outgrow the second-level cache are written past it: fetching each line before it is overwritten took a
 // tenth of the time of a product with a vocabulary.
 constexpr int64_t kStreamedBytes = 4 * 1024 * 1024;
+// Packed rows that panels are prepared for once.
+constexpr int64_t kPreparedForBytes = 16 * 1024 * 1024;
 
 inline int64_t num_runs(const LinearArgs& a) { return (a.inner + kRun - 1) / kRun; }
 
@@ -64,6 +70,9 @@ struct Ahead {
 
 template <typename Product>
 concept PreparesPanels = requires(const LinearArgs& a) { Product::prepared_size(a); };
+
+template <typename Product>
+concept PreparesOnce = requires(const LinearArgs& a) { Product::panels_at_a_time(a); };
 
 template <typename Product>
 concept LeavesRows = requires(const LinearArgs& a, const typename Product::Row* x) { Product::leave_row(a, x, 0); };
@@ -93,10 +102,12 @@ class Gemm {
     if (a.alone) return by_this_thread(a);
     a.streams = kStreamsLines && a.float_out && a.rows * a.out_columns * int64_t{sizeof(float)} >= kStreamedBytes &&
                 a.out_stride == a.out_columns && a.out_columns % kLanes == 0 && reinterpret_cast<uintptr_t>(a.out) % 64 == 0;
-    if (a.rows >= max_threads() * 4 * kMaxRows) {
-      by_rows(a, rows_of_block(a));
-    } else {
+    if (a.rows < max_threads() * 4 * kMaxRows) {
       by_panels(a);
+    } else if constexpr (PreparesOnce<Product>) {
+      by_prepared_panels(a);
+    } else {
+      by_rows(a, rows_of_block(a));
     }
   }
 
@@ -108,9 +119,18 @@ class Gemm {
 
   static int64_t num_panels(const LinearArgs& a) { return (a.columns + kPanel - 1) / kPanel; }
 
-  static int64_t rows_of_block(const LinearArgs& a) {
-    const int64_t most = kBlockBytes / (Product::packed_row(a) * static_cast<int64_t>(sizeof(Element)));
+  // Whose packed rows take up to `bytes`, or of one tile.
+  static int64_t rows_of_block(const LinearArgs& a, int64_t bytes = kBlockBytes) {
+    const int64_t most = bytes / (Product::packed_row(a) * static_cast<int64_t>(sizeof(Element)));
     return most / kMaxRows > 1 ? most / kMaxRows * kMaxRows : kMaxRows;
+  }
+
+  static int64_t panels_at_a_time(const LinearArgs& a) {
+    if constexpr (PreparesOnce<Product>) {
+      return Product::panels_at_a_time(a);
+    } else {
+      return Product::kPanelsAtATime;
+    }
   }
 
   // How rows [first, last) fall into tiles of about equal height.
@@ -177,8 +197,9 @@ class Gemm {
   // after the last of them.
   static void multiply_block(const LinearArgs& a, const Tiles& tiles, int64_t begin, int64_t end, int64_t next,
                              const Element* packed) {
-    for (int64_t panel = begin; panel < end; panel += Product::kPanelsAtATime) {
-      const int64_t stop = least(panel + Product::kPanelsAtATime, end);
+    const int64_t together = panels_at_a_time(a);
+    for (int64_t panel = begin; panel < end; panel += together) {
+      const int64_t stop = least(panel + together, end);
       const int64_t then = stop < end ? stop : next;
       if constexpr (PreparesPanels<Product>) Product::prepare(a, panel, stop);
       // While the first tile passes, the panels themselves come from memory.
@@ -215,6 +236,30 @@ class Gemm {
       int64_t turn = 0;
       for (int64_t part = shares.claim(&turn); part < blocks; part = shares.claim(&turn)) {
         multiply_rows(own.args, a.rows * part / blocks, a.rows * (part + 1) / blocks, packer, packed.get());
+      }
+      if (a.streams) finish_streams();
+    }
+  }
+
+  // The same where panels are prepared: each thread takes some of them, and all rows.
+  static void by_prepared_panels(const LinearArgs& a) {
+    const int64_t panels = num_panels(a), threads = max_threads(), together = panels_at_a_time(a);
+    // A whole number of rounds of them, too.
+    const int64_t groups = (panels + together * threads - 1) / (together * threads) * threads;
+    const int64_t block = rows_of_block(a, kPreparedForBytes), blocks = (a.rows + block - 1) / block;
+    const Packer packer(a);
+    const Scratch<Element> packed((a.rows / blocks + 1) * Product::packed_row(a));
+#pragma omp parallel
+    {
+      const ThreadArgs<Product> own(a);
+      for (int64_t part = 0; part < blocks; ++part) {
+        const Tiles tiles(a.rows * part / blocks, a.rows * (part + 1) / blocks);
+#pragma omp for schedule(static)
+        for (int64_t row = tiles.first; row < tiles.last; ++row) packer.pack(row, tiles, packed.get());
+#pragma omp for schedule(dynamic)
+        for (int64_t group = 0; group < groups; ++group) {
+          multiply_block(own.args, tiles, panels * group / groups, panels * (group + 1) / groups, panels, packed.get());
+        }
       }
       if (a.streams) finish_streams();
     }

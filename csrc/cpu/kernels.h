@@ -215,6 +215,7 @@ struct LinearArgs {
 // A product for each head.
 struct HeadLinearArgs {
   LinearArgs first;  // of head 0
+  void (*multiply)(const LinearArgs&);
   int64_t heads, x_bytes, weight_bytes, out_bytes;  // from a head to the next
 };
 
@@ -325,6 +326,7 @@ void linear_int8(const LinearArgs& args);
 void linear_quantized(const LinearArgs& args);
 void linear_quantized_int8(const LinearArgs& args);
 void paged_attention(const AttentionArgs& args);
+void latent_attention(const LatentAttentionArgs& args);
 }  // namespace amx
 }  // namespace vllm_cpu
 #endif

@@ -36,7 +36,7 @@ inline __m512i pairs_of_neighbours(const BF16* values) {
 // A chunk as right tiles.
 struct TileChunk {
   uint32_t* keys;    // [inner / 2][kChunk] of two neighbouring dimensions; those beyond head_dim are zeros
-  uint32_t* values;  // [kChunk / 2][head_dim] of two tokens: row 16 i + t has tokens 32 i + t and 32 i + t + 16
+  uint32_t* values;  // [kChunk / 2][dim] of two tokens: row 16 i + t has tokens 32 i + t and 32 i + t + 16
 
   // The value of a token is at [0], [2] and so on.
   BF16* value(int64_t token, int64_t dim) const {
@@ -146,14 +146,15 @@ class AttentionTiles {
     if (rows_) release_tiles();
   }
 
-  // Lets up to 16 rows attend a chunk: q [rows][inner], scores [16][kChunk] to work in; the others as in attention_tile.h.
+  // Lets up to 16 rows attend a chunk: q [rows][inner], scores [16][kChunk] to work in; the others as in attention_tile.h, with
+  // values of `dim`.
   // Where it `adjusts`, adjust(scores, r, tokens) changes those of row r, which are in units of log2 then.
   template <typename Adjust>
-  void attend(const TileChunk& chunk, const BF16* q, int rows, int64_t dim, const int* from, const int* valid, int tokens,
-              float factor, bool adjusts, const Adjust& adjust, float* scores, float* out, float* row_max, float* sums, bool fresh) {
+  void attend(const TileChunk& chunk, const BF16* q, int rows, int64_t inner, int64_t dim, const int* from, const int* valid,
+              int tokens, float factor, bool adjusts, const Adjust& adjust, float* scores, float* out, float* row_max, float* sums,
+              bool fresh) {
     shape(rows);
     tokens = (tokens + kTileTokens - 1) / kTileTokens * kTileTokens;
-    const int64_t inner = tile_inner(dim);
     if (tokens > kTileTokens) {
       score_tiles<4>(chunk.keys, q, inner, scores);
     } else {

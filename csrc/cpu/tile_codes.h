@@ -31,13 +31,19 @@ using WidenUnits = void (*)(const LinearArgs&, const uint8_t* codes, int64_t uni
 template <typename Form>
 struct CodesInTiles {
   static constexpr int kMaxRows = 2 * kTileRows;
-  static constexpr int64_t kPanelsAtATime = 2;
-
   static constexpr int panels_at_once(int) { return 1; }
 
   static int64_t panel_size(const LinearArgs& a) { return a.quant.at.size; }
 
-  static int64_t prepared_size(const LinearArgs& a) { return kPanelsAtATime * Prepared::size(a); }
+  // Rows pass by all of them: the more these are, the less often rows come from memory.
+  static int64_t panels_at_a_time(const LinearArgs& a) {
+    constexpr int64_t kLeast = 2, kMost = 16, kBytes = 1024 * 1024;
+    if (!is_widened_once(a)) return kLeast;
+    const int64_t panels = kBytes / (Prepared::size(a) * static_cast<int64_t>(sizeof(float)));
+    return panels < kLeast ? kLeast : least(panels, kMost);
+  }
+
+  static int64_t prepared_size(const LinearArgs& a) { return panels_at_a_time(a) * Prepared::size(a); }
 
   static void prepare(const LinearArgs& a, int64_t panel, int64_t stop) {
     for (; panel < stop; ++panel) {
@@ -63,7 +69,7 @@ struct CodesInTiles {
     float *scales, *offsets;
     uint8_t* codes;
     Prepared(const LinearArgs& a, int64_t panel) {
-      scales = a.prepared + panel % kPanelsAtATime * size(a);
+      scales = a.prepared + panel % panels_at_a_time(a) * size(a);
       offsets = scales + a.quant.groups * kPanel;
       codes = reinterpret_cast<uint8_t*>(offsets + a.quant.groups * kPanel);
     }

@@ -82,7 +82,7 @@ def test_the_command(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     result = json.loads(done.stdout.splitlines()[-1])
     assert result == json.loads(output.read_text())
-    assert set(result["parts"]["card"]) == {"facts", "copy", "matrix"}
+    assert set(result["parts"]["card"]) == {"facts", "copy", "matrix", "host"}
     assert "Copy bandwidth" in done.stdout
     assert str(tmp_path) not in done.stdout
     report = [sys.executable, "benchmarks/gpu_check.py", "--from", output, "--docs"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import random
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,10 +19,12 @@ from torch import nn
 
 from vllm import LLM, SamplingParams
 from vllm.attention.backend import PagedAttention
+from vllm.layers import latent_attention as layers
 from vllm.layers.kv_cache_spec import KVCacheSpec, kv_cache_specs
 from vllm.layers.latent_attention import LatentAttention
 from vllm.models.registry import resolve_model_class
 from vllm.ops.kv_cache import as_cached
+from vllm.selftest.invariance import InvarianceTest
 
 PARAMS = SamplingParams(max_tokens=12, temperature=0, logprobs=3, ignore_eos=True, detokenize=False)
 
@@ -106,6 +109,58 @@ def test_a_cache_of_eight_bits_holds_rounded_rows(made: Any) -> None:
         got = torch.tensor([entries[token].logprob for token in range(VOCAB_SIZE)])
         torch.testing.assert_close(got, rounded, atol=1e-4, rtol=0)
         assert (plain - rounded).abs().max() > 1e-2
+
+
+@needs_kernels
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("chunk", [None, 16])
+def test_long_prompts_are_widened(made: Any, monkeypatch: pytest.MonkeyPatch, chunk: int | None, dtype: str) -> None:
+    """Those of a step with many tokens, of former steps too; beside others that are not."""
+    folder, model = made
+    widened: list[int] = []
+    attend = LatentAttention._attend_request
+
+    def count(self: LatentAttention, q: Any, *args: Any) -> Any:
+        widened.append(len(q))
+        return attend(self, q, *args)
+
+    monkeypatch.setattr(layers, "WIDENS_FROM", 8)
+    monkeypatch.setattr(LatentAttention, "_attend_request", count)
+    ours, config = load_model(folder, dtype, max_model_len=128)
+    config = resolve_model_class(config.architectures).resolve_config(config)
+    prompts = random_prompts(VOCAB_SIZE, (3, 40, 37, 7))
+    got = torch.cat(paged_logits(ours, config, prompts, chunk, dtype=dtype))
+    truth = torch.cat(hf_logits(model, prompts))
+    # Each of four layers: chunks of 16 but the last ones of 8 and 5 tokens, or both long prompts at once.
+    assert sorted(widened) == sorted(4 * ([16, 16, 8, 16, 16] if chunk else [40, 37]))
+    if dtype == "float32":
+        torch.testing.assert_close(got, truth, rtol=0, atol=1e-5 * float(truth.std()) + 1e-5)
+        return
+    half = copy.deepcopy(model).bfloat16()
+    theirs = (torch.cat(hf_logits(half, prompts)).float() - truth).abs().amax(-1).median()
+    assert (got.float() - truth).abs().amax(-1).median() <= 1.2 * theirs
+
+
+@needs_kernels
+def test_no_prompt_is_widened_where_bits_may_not_follow_the_batch(made: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VLLM_BATCH_INVARIANT", "1")
+    monkeypatch.setattr(layers, "WIDENS_FROM", 8)
+    folder, _ = made
+    llm = make_llm(folder, max_logprobs=-1, max_logprob_token_ids=-1)
+    checks = list(InvarianceTest(llm.llm_engine).run())
+    assert len(checks) > 3 and [check.name for check in checks if not check.passed] == []
+
+
+@needs_kernels
+def test_rows_of_eight_bits_are_widened_as_they_are(made: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder, _ = made
+    expected = read(make_llm(folder, kv_cache_dtype="fp8"), make_prompts())
+    monkeypatch.setattr(layers, "WIDENS_FROM", 8)
+    for (tokens, logprobs), (others, wanted) in zip(
+        read(make_llm(folder, kv_cache_dtype="fp8"), make_prompts()), expected, strict=True
+    ):
+        assert tokens == others
+        np.testing.assert_allclose(logprobs, wanted, atol=1e-4)
 
 
 def test_every_rank_has_whole_rows_and_its_heads(made: Any) -> None:

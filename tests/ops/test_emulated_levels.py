@@ -21,20 +21,23 @@ from vllm.ops._dispatch import ISA_LEVELS, cpu_ops
 from vllm.ops.packed_linear import pack_linear, packed_linear
 
 HERE = Path(__file__).parent
-# Of what the levels' kernels are for, and which of their tests are of emulated levels: attention is the widest's alone.
+# Of what the levels' kernels are for, and which of their tests are of emulated levels: attention is the widest's alone,
+# and experts take the products that the others test.
 _PRODUCTS = (
     *("test_packed_linear.py", "test_quantized_linear.py", "test_normed_products.py", "test_large_beside_small.py"),
     *("test_int8_linear.py", "test_int8_activations.py", "test_tile_products.py"),
 )
-_ATTENTION = (
+_OTHERS = (
     "test_paged_attention.py",
     "test_attention_options.py",
     "test_packed_attention.py",
+    "test_latent_attention.py",
     "test_tile_attention.py",
+    "test_experts_bits.py",
 )
 RUNS = {
     "products": (_PRODUCTS, "(cpp-avx512_fp16 or not (cpp-portable or cpp-avx)) and not reference and not triton"),
-    "attention": (_ATTENTION, "not cpp-portable and not cpp-avx and not reference and not triton"),
+    "attention and experts": (_OTHERS, "not cpp-portable and not cpp-avx and not reference and not triton"),
 }
 
 

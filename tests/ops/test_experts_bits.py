@@ -54,6 +54,24 @@ def test_a_token_does_not_depend_on_its_batch(
 
 
 @pytest.mark.parametrize("backend", CPP_LEVELS)
+def test_rows_of_8_bit_integers(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VLLM_CPU_INT8_ACTIVATIONS", "1")
+    hidden, ids, weights = inputs(300, 2, torch.bfloat16, hidden=128)
+    with chosen(backend):
+        made = mixture(torch.bfloat16, method=INT4, hidden=128, inner=64)
+        together = experts(hidden, ids, weights, made.first, made.second, SILU)
+        for rows in (slice(0, 1), slice(7, 12), slice(100, 164)):
+            some = hidden[rows], ids[rows].contiguous(), weights[rows].contiguous()
+            assert torch.equal(experts(*some, made.first, made.second, SILU), together[rows])
+        monkeypatch.setenv("VLLM_CPU_INT8_ACTIVATIONS", "0")
+        made = mixture(torch.bfloat16, method=INT4, hidden=128, inner=64)
+        exact = experts(hidden, ids, weights, made.first, made.second, SILU)
+    assert not torch.equal(together, exact)
+    # Two roundings to 8 bits, one of each product's rows.
+    assert (together - exact).float().norm() < 2 / 128 * exact.float().norm()
+
+
+@pytest.mark.parametrize("backend", CPP_LEVELS)
 def test_tokens_that_are_taken_in_turns(backend: str) -> None:
     """What is between their products would take more memory than it may."""
     hidden, ids, weights = inputs(700, 2, num_experts=2, hidden=8)
@@ -88,7 +106,6 @@ def test_a_replay_follows_its_inputs(backend: str) -> None:
 @pytest.mark.parametrize("layout", BFLOAT16_LAYOUTS)
 @pytest.mark.parametrize("tokens", [2, 90])
 def test_layouts_of_bfloat16(backend: str, layout: str, tokens: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """oneDNN's is not among those of our kernels."""
     monkeypatch.setenv("VLLM_CPU_GEMM", layout)
     hidden, ids, weights = inputs(tokens, 2, torch.bfloat16)
     with chosen(backend):

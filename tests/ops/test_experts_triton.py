@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import pytest
 import torch
 from backends import DTYPES, assert_accurate, chosen
 from test_experts import ACTIVATIONS, EXPERTS, GPT_OSS, SILU, Mixture, assert_near, inputs, loop, mixture, taken
+from test_quantized_linear import EACH_KIND, float8_weight, random_weight
+from test_quantized_linear_triton import on_device
 from torch import Tensor
 
 from vllm.layers.linear_method import INT8, UNQUANTIZED, pack_expert
 from vllm.ops import experts as module
 from vllm.ops.experts import ExpertActivation, PackedExperts, experts, takes_all_experts
 from vllm.ops.triton.experts import can_multiply
+from vllm.quantization.weight import QuantizedWeight
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 TRITON = pytest.mark.parametrize("backend", ["triton"])
@@ -159,3 +163,72 @@ def test_all_tokens_of_each_expert(weigh_inputs: bool) -> None:
         got, expected = module._of_all_tokens(*arguments), module._by_expert(*arguments)
     torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-5, equal_nan=True)
     assert got[4].isnan().all() and not got[5:].isnan().any()
+
+
+FEW = 3
+# Every kind of part, and of planes.
+QUANTIZED = [("float8", 8), *((kind, bits) for kind, bits in EACH_KIND if bits == 4), ("zeros", 3), ("super", 6)]
+
+
+def quantized_mixture(kind: str, bits: int, dtype: torch.dtype, bias: bool = False) -> Mixture:
+    """Of what a kind of format stores; the plain weights are what it means."""
+    torch.manual_seed(3)
+    made = Mixture([[], []], PackedExperts.empty(FEW, gated=True), PackedExperts.empty(FEW))
+    shapes = (2 * 48, 64), (64, 48)
+    for packed, plain, (rows, columns) in zip((made.first, made.second), made.plain, shapes, strict=True):
+        for index in range(FEW):
+            if kind == "float8":
+                weight = float8_weight(rows, columns, 16, torch.float8_e4m3fn)
+            else:
+                weight = random_weight(rows, columns, 16, kind, bits)
+            own_bias = torch.randn(rows).to(dtype) if bias else None
+            plain.append((weight.dequantize(), own_bias))
+            there = None if own_bias is None else own_bias.to(DEVICE)
+            pack_expert(packed, index, [QuantizedWeight(on_device(weight), "w")], there, UNQUANTIZED)
+    return made
+
+
+def small_inputs(tokens: int, dtype: torch.dtype) -> list[Tensor]:
+    """Of which the products do not overflow; on the device."""
+    hidden, ids, weights = inputs(tokens, 2, dtype, num_experts=FEW, hidden=64)
+    return [each.to(DEVICE) for each in (hidden / 1024, ids, weights)]
+
+
+@TRITON
+@pytest.mark.parametrize(("kind", "bits"), QUANTIZED)
+def test_quantized_weights(backend: str, kind: str, bits: int) -> None:
+    parts = small_inputs(12, torch.float16)
+    with chosen(backend), warnings.catch_warnings():
+        # The interpreter's NumPy remarks on NaN, which codes beyond the last one may stand for.
+        warnings.simplefilter("ignore", RuntimeWarning)
+        made = quantized_mixture(kind, bits, torch.float16, bias=kind == "zeros")
+        assert takes_all_experts(parts[0], made.first, made.second, SILU) == (kind != "sparse")
+        if kind == "sparse":
+            return
+        got = experts(*parts, made.first, made.second, SILU).cpu()
+    truth, plain = (loop(made, *(each.cpu() for each in parts), dtype=each) for each in (torch.float64, torch.float16))
+    assert_near(backend, got, truth, plain)
+
+
+@pytest.mark.parametrize("weigh_inputs", [False, True])
+def test_a_token_of_quantized_weights_does_not_depend_on_its_batch(weigh_inputs: bool) -> None:
+    parts = small_inputs(90, torch.bfloat16)
+    with chosen("triton"):
+        made = quantized_mixture("zeros", 4, torch.bfloat16, bias=True)
+        together, some = (
+            experts(*(each[rows] for each in parts), made.first, made.second, SILU, 0, weigh_inputs).cpu()
+            for rows in (slice(None), slice(20, 23))
+        )
+    assert_same(some, together[20:23])
+    own = [each[20:23].cpu() for each in parts]
+    truth = loop(made, *own, weigh_inputs=weigh_inputs)
+    torch.testing.assert_close(some.double(), truth, rtol=2e-2, atol=float(2e-2 * truth.abs().max()))
+
+
+def test_quantized_weights_that_are_not_alike_are_left_to_the_loop() -> None:
+    hidden = torch.randn(3, 64).half()
+    with chosen("triton"):
+        made, other = (quantized_mixture(kind, 4, torch.float16) for kind in ("zeros", "offsets"))
+        assert can_multiply(hidden, made.first) and not can_multiply(hidden.float(), made.first)
+        made.first.put(2, other.first.packed[2], other.first.applies[2])
+        assert not can_multiply(hidden, made.first)

@@ -158,3 +158,11 @@ def test_nothing_heavy_is_loaded():
 def test_one_at_a_time_on_a_thread():
     with Recording(), pytest.raises(RuntimeError, match="records already"):
         Recording().__enter__()
+
+
+def test_a_copy_that_may_be_a_view_is_missed():
+    wide = torch.randn(3, 64)
+    for columns, copies in ((64, False), (8, True)):
+        with Recording() as recording:
+            wide[:, :columns].contiguous()
+        assert bool(recording.missed) == copies

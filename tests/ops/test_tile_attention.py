@@ -13,6 +13,7 @@ import pytest
 import torch
 from layouts import needs_kernels, needs_tiles
 from test_emulated_levels import library
+from test_latent_attention import make_batch as make_latent_batch
 from test_packed_attention import starts_of
 from test_paged_attention import Batch, make_batch
 from torch import Tensor
@@ -36,6 +37,14 @@ def test_any_number_of_rows(head_dim: int) -> None:
         assert torch.equal(batch.part(0, 40 - rows).run("cpp"), whole[40 - rows :])
 
 
+@pytest.mark.parametrize("dims", [(16, 16), (48, 2), (80, 48)], ids=str)
+def test_any_number_of_rows_of_latents(dims: tuple[int, int]) -> None:
+    batch = make_latent_batch([(40, 100)], torch.bfloat16, 1, dims)
+    whole = batch.run("cpp")
+    for rows in range(1, 40):
+        assert torch.equal(batch.part(0, 40 - rows, 40).run("cpp"), whole[40 - rows :])
+
+
 @pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
 def test_rows_that_are_no_numbers_stay_alone(value: float) -> None:
     batch = one_request(40, 100)
@@ -54,6 +63,7 @@ def attended() -> Tensor:
         results.append(one_request(min(tokens, 35), tokens, 80, (3, 1)).run("cpp"))
         rows = (torch.randn(tokens, heads, 80).bfloat16() for heads in (3, 1, 1))
         results.append(packed_attention(*rows, starts_of([tokens]), 0.1))
+        results.append(make_latent_batch([(min(tokens, 35), tokens)], torch.bfloat16, 3, (80, 48)).run("cpp"))
     return torch.cat(results)
 
 

@@ -88,6 +88,18 @@ def test_a_row_depends_on_no_other_and_on_no_thread(name: str, int8_activations:
             torch.set_num_threads(threads)
 
 
+@pytest.mark.parametrize("name", ["4 bits", "8 bits, long groups"])
+def test_rows_that_do_not_fit_beside_prepared_panels(name: str, int8_activations: bool) -> None:
+    """Whose panels are prepared for one part of the rows after the other."""
+    torch.manual_seed(0)
+    kind, bits, group = {"4 bits": ("zeros", 4, 32), "8 bits, long groups": ("zero", 8, 4096)}[name]
+    weight = pack_quantized(random_weight(33, 4096, group, kind, bits), None)
+    x = rows_of(4200, 4096, torch.bfloat16)
+    together = quantized_linear(x, weight, float_out=True)
+    for rows in (slice(0, 3), slice(1300, 1440), slice(2090, 2110), slice(4190, 4200)):
+        assert torch.equal(quantized_linear(x[rows], weight, float_out=True), together[rows])
+
+
 @pytest.mark.parametrize("name", PRODUCTS)
 def test_rows_that_are_not_finite_spoil_no_other(name: str, int8_activations: bool) -> None:
     torch.manual_seed(1)

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 import triton
 from ptx_launches import reachable, running_ptx
+from state_calls import state_calls
 from torch import Tensor
 
 from vllm.ops._dispatch import force
@@ -245,6 +246,26 @@ def _experts_calls(dtype: torch.dtype) -> Iterator[tuple[str, Call]]:
             return experts(hidden, ids.int(), weights, *packed, activation)
 
         yield f"experts {activation.slope}", run
+    # A nucleus that ends between two equal sums is another one: those after this one have the numbers that they had.
+    with torch.random.fork_rng():
+        rows = torch.randn(5, 48).to(dtype)
+        quantized = [[_four_bits(2 * 32, 48), _four_bits(48, 32)] for _ in range(4)]
+
+    def run_quantized() -> Tensor:
+        packed = PackedExperts.empty(4, gated=True), PackedExperts.empty(4)
+        for index, matrices in enumerate(quantized):
+            for each, matrix in zip(packed, matrices, strict=True):
+                own = pack_quantized(matrix, matrix.scales[:, 0].to(dtype))
+                reachable.extend((*own.parts[0].planes, own.parts[0].rest.scales, own.bias))
+                each.put(index, own, quantized_linear)
+        return experts(rows, ids.int(), weights, *packed, ExpertActivation())
+
+    yield "experts of 4 bits", run_quantized
+
+
+def _four_bits(columns: int, inner: int) -> QuantizedTensor:
+    codes = torch.randint(0, 16, (columns, inner), dtype=torch.uint8)
+    return QuantizedTensor(codes, 4, torch.rand(columns, inner // 16).half() / 16, 16, zero_points=8)
 
 
 def _attention_calls(dtype: torch.dtype, count: int) -> Iterator[tuple[str, Call]]:
@@ -284,6 +305,7 @@ def _calls(capability: int) -> Iterator[tuple[str, Call]]:
                 yield f"{name} {dtype}", call
         yield from _copy_calls()
         yield from _choice_calls()
+        yield from state_calls(half, 2, 24, 40)
         yield "fill_logprob_token_ids", _fill_call()
     # Without tensor cores, and so always on Turing, products are much the same.
     counts = {torch.float32: 3 if is_hopper else 0, torch.bfloat16: 4 if is_hopper else 2, torch.float16: 2}

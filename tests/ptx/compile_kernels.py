@@ -21,6 +21,7 @@ from unittest import mock
 import torch
 import triton
 from ptx_launches import pretend_capability
+from state_calls import state_calls
 from triton.runtime.jit import JITFunction
 
 from vllm.ops._dispatch import force
@@ -38,7 +39,7 @@ from vllm.ops.layer_norm import fused_add_layer_norm_, layer_norm
 from vllm.ops.linear_readings import linear_readings
 from vllm.ops.packed_linear import pack_linear, packed_linear
 from vllm.ops.paged_attention import paged_attention
-from vllm.ops.quantized_linear import pack_quantized, quantized_linear
+from vllm.ops.quantized_linear import concatenate, pack_quantized, quantized_linear
 from vllm.ops.quantized_tensor import QuantizedTensor
 from vllm.ops.rms_norm import fused_add_rms_norm_, rms_norm
 from vllm.ops.rotary import rotary_and_cache_, rotary_embedding_
@@ -65,6 +66,9 @@ def _product_calls(capability: int) -> Iterator[Callable[[], Any]]:
         yield from (*quantized[:3], quantized[-1]) if capability == 90 else quantized
         yield from _invariant_calls(half)
         yield from _experts_calls(half)
+        # Of integers; on the oldest and the newest also of the formats that take the most registers.
+        gptq, *_, q6_k, _, floats = _weights(512)
+        yield from _quantized_experts_calls(half, [gptq] if capability == 90 else [gptq, q6_k, floats])
     yield from _attention_calls(half, 32, 8, 128)
     yield from _latent_calls(half)
     # float32 needs no tensor cores, so it is much the same on every generation, and the slowest to compile.
@@ -114,6 +118,8 @@ def _choice_calls() -> Iterator[Callable[[], Any]]:
 def _other_calls(capability: int) -> Iterator[Callable[[], Any]]:
     yield from _choice_calls()
     half = torch.bfloat16 if capability >= 80 else torch.float16
+    # Of Qwen3-Next's heads.
+    yield from (call for _, call in state_calls(half, 2, 128, 128))
     for dtype in (torch.float32, half) if capability == 80 else (half,):
         logits = torch.empty(4, 49152, dtype=dtype)
         yield lambda x=logits: token_readings(x, _int32(4, 20), _int32(4))
@@ -145,20 +151,42 @@ def _other_calls(capability: int) -> Iterator[Callable[[], Any]]:
     yield lambda: fill_logprob_token_ids(_int32(4, 21), 1, slots, _int32(9, 32), _int32(8), _int32(8))
 
 
-def _quantized_calls(dtype: torch.dtype) -> Iterator[Callable[[], Any]]:
-    """Few rows times GPTQ's weights, and many times those, those of 3 bits, nf4's, Q6_K's, Q4_K's and 8-bit floats."""
-    codes, ones, groups = torch.zeros(128, 1024, dtype=torch.uint8), torch.ones(128, 1), torch.ones(128, 32)
+def _weights(inner: int) -> list[QuantizedTensor]:
+    """Of 128 columns: GPTQ's, those of 3 bits, MXFP4's, Q6_K's, Q4_K's and 8-bit floats."""
+    codes, ones, groups = torch.zeros(128, inner, dtype=torch.uint8), torch.ones(128, 1), torch.ones(128, inner // 32)
     sub = groups.to(torch.uint8)
-    gptq = QuantizedTensor(codes, 4, groups[:, :8].half(), 128, zero_points=sub[:, :8])
-    weights = [
+    gptq = QuantizedTensor(codes, 4, groups[:, ::4].half(), 128, zero_points=sub[:, ::4])
+    sixteenths = torch.ones(128, inner // 16).to(torch.int8)
+    return [
         gptq,
         replace(gptq, bits=3),
-        QuantizedTensor(codes, 4, groups[:, :16], 64, values=torch.zeros(16)),
-        QuantizedTensor(codes, 6, torch.ones(128, 64).to(torch.int8), 16, zero_points=32, super_scales=ones.half()),
+        QuantizedTensor(codes, 4, sub.view(torch.float8_e8m0fnu), 32, values=torch.zeros(16)),
+        QuantizedTensor(codes, 6, sixteenths, 16, zero_points=32, super_scales=ones.half()),
         QuantizedTensor(codes, 4, sub, 32, offsets=sub, super_scales=ones.half(), super_offsets=ones.half()),
-        QuantizedTensor(codes.to(torch.float8_e4m3fn), 8, ones, 1024),
+        QuantizedTensor(codes.to(torch.float8_e4m3fn), 8, ones, inner),
     ]
-    for rows, weight in [(1, gptq), *((100, weight) for weight in weights)]:
+
+
+def _quantized_experts_calls(dtype: torch.dtype, weights: Sequence[QuantizedTensor]) -> Iterator[Callable[[], Any]]:
+    """Both products of 16 experts, of whose rows each is a gate or what it is multiplied with."""
+    hidden, ids, token_weights = torch.empty(8, 512, dtype=dtype), _int32(8, 4), torch.empty(8, 4)
+    for weight in weights:
+        down = concatenate([weight.take_columns(0, 128)] * 4) if weight.group_size < 512 else _weights(128)[-1]
+
+        def run(first: QuantizedTensor = weight, second: QuantizedTensor = down) -> Any:
+            packed = PackedExperts.empty(16, gated=True), PackedExperts.empty(16)
+            for each, own in zip(packed, (concatenate([first, first]), second), strict=True):
+                for index in range(16):
+                    each.put(index, pack_quantized(own, torch.empty(own.shape[0], dtype=dtype)), quantized_linear)
+            return experts(hidden, ids, token_weights, *packed, ExpertActivation())
+
+        yield run
+
+
+def _quantized_calls(dtype: torch.dtype) -> Iterator[Callable[[], Any]]:
+    """Few rows times GPTQ's weights, and many times all."""
+    weights = _weights(1024)
+    for rows, weight in [(1, weights[0]), *((100, weight) for weight in weights)]:
         x = torch.empty(rows, 1024, dtype=dtype)
         yield lambda x=x, weight=weight: quantized_linear(x, pack_quantized(weight, None))
 

@@ -15,6 +15,7 @@ from kernel_names import kernel_names
 FOLDER = Path(__file__).parent
 KERNELS = kernel_names()
 EXPERTS_KERNELS = {"_sort_kernel", "_first_kernel", "_second_kernel", "_sum_kernel"}
+EXPERTS_KERNELS |= {"_grouped_quantized_kernel", "_activate_kernel"}
 
 
 @pytest.fixture(scope="module")

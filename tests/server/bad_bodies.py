@@ -234,6 +234,8 @@ CHATS = [
     *bad("tools", [{"type": "custom"}], [{"type": "function", "function": {"name": "f"}}], says="tools"),
     *bad("parallel_tool_calls", "yes", 1),
     *bad("include_reasoning", "yes", 1),
+    *bad("thinking_token_budget", "5", True, 1.5, -2, 2**70),
+    *bad("thinking_token_budget", 5, says="--reasoning-parser"),
     *bad("documents", "x", ["x"]),
     *bad("logprobs", 1, "true", 0),
     *bad("top_logprobs", 1, says="logprobs=true"),

@@ -16,6 +16,7 @@ from vllm.config.checkpoint.config import HFConfig, load_hf_config
 from vllm.distributed.communicator import ALONE
 from vllm.layers.attention import use_backend
 from vllm.layers.kv_cache_spec import kv_cache_specs
+from vllm.layers.state import allocate_states
 from vllm.loader import get_model
 
 ARCHITECTURES = ("llama", "mistral", "qwen2", "qwen3", "opt")
@@ -141,12 +142,14 @@ def paged_logits(
     """
     tables = _scrambled_tables(prompts)
     caches = _make_caches(model, config, sum(len(table) for table in tables), getattr(torch, dtype), device)
+    allocate_states(model, len(prompts), torch.device(device))
     results: list[list[Tensor]] = [[] for _ in prompts]
     done = [0] * len(prompts)
     while any(count < len(prompt) for count, prompt in zip(done, prompts, strict=True)):
         rows = [r for r, prompt in enumerate(prompts) if done[r] < len(prompt)]
         spans = [(done[r], min(len(prompts[r]), done[r] + (chunk or len(prompts[r])))) for r in rows]
         ids, positions, attn = _step_inputs([prompts[r] for r in rows], [tables[r] for r in rows], spans, device)
+        attn.state_slots = torch.tensor(rows, device=device)
         ends = attn.query_start_loc[1:].long() - 1
         finished = [i for i, r in enumerate(rows) if spans[i][1] == len(prompts[r])]
         hidden = model(ids, positions, caches, attn, ends[finished] if last_only else None)

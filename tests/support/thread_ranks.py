@@ -22,6 +22,7 @@ from vllm.distributed.shared_memory import SharedMemoryCommunicator, make_links
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.executor.multiproc import sendable
 from vllm.v1.outputs import ModelRunnerOutput
+from vllm.v1.worker.state_memory import StateSlots
 from vllm.v1.worker.worker import Worker, call_worker
 
 Result = TypeVar("Result")
@@ -85,9 +86,11 @@ class ThreadExecutor:
         for worker in self.workers:
             # One after another: a model is built under torch's default dtype, which all threads share.
             worker.load_model()
+        slots = self.collective_rpc("determine_state_slots")
+        self.state_slots = StateSlots(*map(min, zip(*slots, strict=True)))
         self.num_blocks = min(self.collective_rpc("determine_num_blocks"))
         self.num_host_blocks = min(self.collective_rpc("determine_num_host_blocks"))
-        self.collective_rpc("initialize_kv_cache", (self.num_blocks, self.num_host_blocks))
+        self.collective_rpc("initialize_kv_cache", (self.num_blocks, self.num_host_blocks, self.state_slots))
         self.outputs: list[ModelRunnerOutput] = []
 
     def execute_model(self, scheduler_output: SchedulerOutput) -> ModelRunnerOutput:

@@ -53,6 +53,8 @@ class AttentionMetadata:
     # None where a step is captured.
     host: HostStep | None = None
     group: int = 0  # the KV group's number
+    # int64 [R], of layers with a state the pools' row of each request; None: the model has no such layers.
+    state_slots: Tensor | None = None
 
 
 class AttentionBackend(ABC):

@@ -49,6 +49,11 @@ class CacheConfig:
             that had to make room, so that they are copied back instead of computed again; needs prefix caching.
         num_host_blocks: how many blocks that is, on every rank; set when the engine starts.
         group_windows: tokens that the layers of each KV group see, None = all; set when the engine starts.
+        num_states: requests that can have a state at once, for models with recurrent states; None: the model has none.
+            Set when the engine starts.
+        num_snapshots: of states, kept for prefixes to come; set when the engine starts.
+        snapshot_interval: tokens after which a state is kept, a multiple of block_size; None = chosen by the sizes of
+            states and keys when the engine starts.
         cache_dtype: "auto", the model's, or one of FLOAT8_DTYPES.
     """
 
@@ -63,6 +68,9 @@ class CacheConfig:
     memory_bytes: int | None = None
     num_host_blocks: int = 0
     group_windows: tuple[int | None, ...] = (None,)
+    num_states: int | None = None
+    num_snapshots: int = 0
+    snapshot_interval: int | None = None
     cache_dtype: str = "auto"
 
     @property
@@ -76,5 +84,11 @@ class CacheConfig:
             at_least("num_gpu_blocks_override", self.num_blocks, 1)
         if self.memory_bytes is not None:
             at_least("kv_cache_memory_bytes", self.memory_bytes, 1)
+        if self.snapshot_interval is not None:
+            at_least("mamba_block_size", self.snapshot_interval, self.block_size)
+            if self.snapshot_interval % self.block_size:
+                raise ValueError(
+                    f"mamba_block_size must be a multiple of block_size={self.block_size}, got {self.snapshot_interval}"
+                )
         check_number("gpu_memory_utilization", self.gpu_memory_utilization, 0, 1, open_low=True)
         check_number("swap_space", self.swap_space, 0, math.inf)

@@ -177,6 +177,12 @@ class EngineArgs(UpstreamArgs):
         None, "KV blocks in the pool, instead of sizing it from memory", to="cache_config.num_blocks"
     )
     enable_prefix_caching: bool | None = arg(True, "share KV blocks between prompts that begin alike")
+    mamba_block_size: int | None = arg(
+        None,
+        "tokens after which recurrent states are kept for prompts that begin alike, a multiple of block_size; by "
+        "default 512, or as many as have keys and values of a state's size",
+        to="cache_config.snapshot_interval",
+    )
     cache_hidden_states: bool | None = arg(
         None, "read prompts that begin alike without computing them again, for 3 to 6 percent of the KV cache (CPU: on)"
     )

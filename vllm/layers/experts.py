@@ -120,9 +120,9 @@ class Experts(nn.Module):
         if isinstance(value, QuantizedWeight):
             read.weights[part] = value.to(self._like.device)
         elif kind == "weight":
-            read.weights[part] = value.to(self._like).contiguous()
+            read.weights[part] = value.to(self._like.device, self._like.dtype).contiguous()
         else:
-            read.biases[part] = value.to(self._like)
+            read.biases[part] = value.to(self._like.device, self._like.dtype)
         names = _FIRST if is_first else ("down_proj",)
         if len(read.weights) == len(names) and len(read.biases) == (len(names) if self.has_bias else 0):
             del self._read[index, is_first]

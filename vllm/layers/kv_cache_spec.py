@@ -12,6 +12,7 @@ from vllm.attention.options import LayerKind
 from vllm.config.checkpoint.config import HFConfig
 from vllm.distributed.communicator import Communicator, split_kv_heads
 from vllm.layers.attention import attention_layers
+from vllm.layers.state import state_layers
 
 
 class KVCacheSpec(NamedTuple):
@@ -46,8 +47,10 @@ def kv_cache_specs(model: nn.Module, config: HFConfig, group: Communicator) -> l
     Raises:
         ValueError: a layer shares the cache of one that is not before it, or that shares one itself.
     """
-    heads = len(split_kv_heads(config.num_key_value_heads, group.world_size)[group.rank])
     layers = attention_layers(model)
+    if not layers and state_layers(model):
+        return []
+    heads = len(split_kv_heads(config.num_key_value_heads, group.world_size)[group.rank])
     if not layers:
         return [KVCacheSpec(heads, config.head_dim)] * config.num_hidden_layers
     specs: list[KVCacheSpec] = []
@@ -94,7 +97,10 @@ class KVCacheLayout(NamedTuple):
 
 
 def kv_cache_layout(specs: list[KVCacheSpec], max_model_len: int) -> KVCacheLayout:
-    """Groups of layers. A window of max_model_len or more is none."""
+    """Groups of layers. A window of max_model_len or more is none. Without layers there is a group, whose blocks hold
+    nothing and count tokens."""
+    if not specs:
+        return KVCacheLayout((None,), [], [], [])
     kinds: dict[int | None, list[int]] = {}
     for index, spec in enumerate(specs):
         if spec.shared_with is None:

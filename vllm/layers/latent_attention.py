@@ -8,14 +8,25 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from vllm import envs
 from vllm.attention.backend import AttentionMetadata
 from vllm.attention.options import AttentionOptions
 from vllm.layers.attention import Attention
 from vllm.layers.linear import UNQUANTIZED, ColumnParallelLinear
 from vllm.layers.linear_method import LinearMethod
 from vllm.layers.sharding import WeightSlot
+from vllm.ops._dispatch import of_device
 from vllm.ops.head_linear import PackedHeads, head_linear, pack_heads
+from vllm.ops.kv_cache import kv_cache_shape, reshape_and_cache_
 from vllm.ops.latent_attention import latent_attention, write_latent_
+from vllm.ops.packed_linear import PackedLinear, pack_linear, packed_linear
+from vllm.ops.paged_attention import paged_attention
+
+# Of a request's tokens in a step from which on keys and values of heads are cheaper to attend to, although those of
+# former tokens are made anew.
+WIDENS_FROM = 256
+# Of keys and values that are made for a request; with more, latents are attended to.
+_MOST_BYTES = 256 * 2**20
 
 
 class LatentAttention(Attention):
@@ -34,45 +45,119 @@ class LatentAttention(Attention):
 
     def forward(  # type: ignore[override]
         self,
-        q_latent: Tensor,
-        q_rope: Tensor,
+        q: Tensor,
         latent: Tensor,
         rope: Tensor,
+        heads: LatentHeads,
         kv_cache: tuple[Tensor, ...],
         attn: AttentionMetadata,
         rows: Tensor | None = None,
     ) -> Tensor:
-        """Store this step's rows, then attend: weighted latents [T or L, H, latent_dim].
+        """Store this step's rows, then attend: [T or L, H * value_dim].
 
         Args:
-            q_latent, q_rope: [T, H, latent_dim] and [T, H, rope_dim], rotated.
+            q: [T, H, nope_dim + rope_dim], rotated.
             latent, rope: [T, latent_dim] and [T, rope_dim], rotated.
+            heads: what widens latents.
             rows: int64 [L], tokens whose result is returned; None = all.
         """
         if self.kv_group:
             attn = attn.groups[self.kv_group - 1]
         (cache,) = kv_cache
-        cache_scale, scale = self.options.k_scale, self.options.scale
-        assert scale is not None
+        cache_scale = self.options.k_scale
         write_latent_(latent, rope, cache, attn.slot_mapping, cache_scale)
         if attn.shared is not None:
             tokens, slots = attn.shared
             write_latent_(latent.index_select(0, tokens), rope.index_select(0, tokens), cache, slots, cache_scale)
         if rows is not None and not rows.shape[0]:
-            return q_latent.new_empty(0, *q_latent.shape[1:])
+            return q.new_empty(0, q.shape[1] * heads.value_dim)
         requests = attn.block_table, attn.query_start_loc, attn.seq_lens
-        out = latent_attention(q_latent, q_rope, cache, *requests, scale, cache_scale)
+        if attn.max_query_len >= WIDENS_FROM and heads.widens and heads.value_dim <= q.shape[2]:
+            out = self._attend_widened(q, heads, cache, *requests)
+        else:
+            out = self._attend_latents(q, heads, cache, *requests)
         return out if rows is None else out.index_select(0, rows)
+
+    def _attend_latents(
+        self,
+        q: Tensor,
+        heads: LatentHeads,
+        cache: Tensor,
+        block_table: Tensor,
+        query_start_loc: Tensor,
+        seq_lens: Tensor,
+    ) -> Tensor:
+        """Queries are taken to the latents' space, and the result from there to values."""
+        q_nope, q_rope = q.tensor_split((heads.nope_dim,), dim=2)
+        requests = block_table, query_start_loc, seq_lens
+        scale = self.options.scale
+        assert scale is not None
+        latents = latent_attention(
+            heads.queries_to_latent(q_nope), q_rope, cache, *requests, scale, self.options.k_scale
+        )
+        return heads.latent_to_values(latents)
+
+    def _attend_widened(
+        self,
+        q: Tensor,
+        heads: LatentHeads,
+        cache: Tensor,
+        block_table: Tensor,
+        query_start_loc: Tensor,
+        seq_lens: Tensor,
+    ) -> Tensor:
+        """Of requests with many tokens keys and values are made; others attend to latents."""
+        starts, lens = query_start_loc.tolist(), seq_lens.tolist()
+        counts = query_start_loc.diff()
+        are_widened = [
+            starts[r + 1] - starts[r] >= WIDENS_FROM and heads.widened_bytes(length) <= _MOST_BYTES
+            for r, length in enumerate(lens)
+        ]
+        out = q.new_empty(len(q), q.shape[1] * heads.value_dim)
+        for r, is_widened in enumerate(are_widened):
+            if is_widened:
+                tokens = slice(starts[r], starts[r + 1])
+                out[tokens] = self._attend_request(q[tokens], heads, cache, block_table[r], lens[r])
+        others = ~torch.tensor(are_widened)
+        if others.any():
+            taken = others.repeat_interleave(counts.long()).nonzero().flatten()
+            own_starts = torch.cat([counts.new_zeros(1), counts[others].cumsum(0, dtype=torch.int32)])
+            requests = block_table[others], own_starts, seq_lens[others]
+            out[taken] = self._attend_latents(q.index_select(0, taken), heads, cache, *requests)
+        return out
+
+    def _attend_request(self, q: Tensor, heads: LatentHeads, cache: Tensor, blocks: Tensor, seq_len: int) -> Tensor:
+        """[T, H * value_dim] of the queries [T, H, nope_dim + rope_dim], the last ones of `seq_len` tokens."""
+        block_size, (num_heads, head_dim) = cache.shape[1], q.shape[1:]
+        num_blocks = -(-seq_len // block_size)
+        rows = cache[blocks[:num_blocks].long()].flatten(0, 1)[:seq_len]
+        if rows.dtype != q.dtype:
+            rows = (rows.float() * self.options.k_scale).to(q.dtype)
+        latent, rope = rows.split((heads.latent_dim, rows.shape[1] - heads.latent_dim), dim=1)
+        k_nope, values = heads.widen(latent.contiguous())
+        keys = torch.cat((k_nope, rope[:, None].expand(-1, num_heads, -1)), dim=2)
+        values = torch.nn.functional.pad(values, (0, head_dim - heads.value_dim))
+        caches = [q.new_empty(kv_cache_shape(num_blocks, block_size, num_heads, head_dim)) for _ in range(2)]
+        reshape_and_cache_(keys, values, *caches, torch.arange(seq_len))
+        table = torch.arange(num_blocks, dtype=torch.int32)[None]
+        starts = torch.tensor([0, len(q)], dtype=torch.int32)
+        scale = self.options.scale
+        assert scale is not None
+        out = paged_attention(q, *caches, table, starts, torch.tensor([seq_len], dtype=torch.int32), scale)
+        return out[:, :, : heads.value_dim].flatten(1)
 
 
 class LatentHeads(ColumnParallelLinear):
-    """What widens a latent to each head's keys [nope_dim] and values [value_dim], the checkpoint's `kv_b_proj`. It is
-    never multiplied with latents: queries go through the keys' part to latents, and weighted latents through the
-    values' part. So a quantised weight is de-quantised, as no layout multiplies by both of its dimensions."""
+    """What widens a latent to each head's keys [nope_dim] and values [value_dim], the checkpoint's `kv_b_proj`. Queries
+    go through the keys' part to latents, and weighted latents through the values' part; on the CPU, it is also held as
+    it is for latents of long prompts. So a quantised weight is de-quantised, as no layout multiplies by both of its
+    dimensions."""
 
     def __init__(self, num_heads: int, nope_dim: int, value_dim: int, latent_dim: int) -> None:
         super().__init__(latent_dim, num_heads * (nope_dim + value_dim), False, "kv_b_proj")
-        self._sizes = nope_dim, value_dim
+        self._sizes = self.nope_dim, self.value_dim = nope_dim, value_dim
+        self.latent_dim = latent_dim
+        self._whole: PackedLinear | None = None
         self.keys: PackedHeads
         self.values: PackedHeads
 
@@ -88,6 +173,21 @@ class LatentHeads(ColumnParallelLinear):
     def latent_to_values(self, latent: Tensor) -> Tensor:
         """[T, H, latent_dim] -> [T, H * value_dim]."""
         return head_linear(latent, self.values).flatten(1)
+
+    @property
+    def widens(self) -> bool:
+        """Whether latents can be widened: not where all tokens of a request must take one way."""
+        return self._whole is not None and not envs.batch_invariant()
+
+    def widen(self, latent: Tensor) -> tuple[Tensor, Tensor]:
+        """[S, latent_dim] -> keys [S, H, nope_dim] and values [S, H, value_dim]."""
+        assert self._whole is not None
+        keys, values = packed_linear(latent, self._whole).unflatten(1, (self.num_heads, -1)).split(self._sizes, dim=2)
+        return keys, values
+
+    def widened_bytes(self, num_tokens: int) -> int:
+        """Of that many tokens' keys and values, and their copies in a cache."""
+        return 4 * num_tokens * self.num_heads * sum(self._sizes) * self._empty.element_size()
 
     def checkpoint_slots(self) -> dict[str, WeightSlot]:
         if self._is_own:
@@ -106,6 +206,8 @@ class LatentHeads(ColumnParallelLinear):
         self._quantized.clear()
         keys, values = weight.unflatten(0, (self.num_heads, -1)).split(self._sizes, dim=1)
         self.keys, self.values = pack_heads(keys.transpose(1, 2)), pack_heads(values)
+        if of_device(weight.device.type) == "cpp":
+            self._whole = pack_linear(weight, None)
         self.weight = None
 
     def begin_update(self) -> bool:

@@ -284,6 +284,15 @@ class ReplicatedLinear(LinearBase):
         super().__init__(Shard.whole(input_size), {name: Shard.whole(output_size)}, bias)
 
 
+class StackedLinear(LinearBase):
+    """Linears of the same input as one product, outputs side by side; `sizes` are their outputs by checkpoint name,
+    and each one's are split over the ranks."""
+
+    def __init__(self, input_size: int, sizes: dict[str, int], bias: bool) -> None:
+        parts = {name: Shard.even(size, get_tp_group()) for name, size in sizes.items()}
+        super().__init__(Shard.whole(input_size), parts, bias)
+
+
 class GatedLinear(LinearBase):
     """The first layer of a gated MLP: act(x G^T) * (x U^T), with the checkpoint's gate_proj and up_proj; the outputs
     are split over the ranks. ValueError for an unknown activation."""

@@ -111,7 +111,7 @@ def split_qkv(name: str, tensor: Tensor, spec: DecoderSpec) -> Parts:
     if not _of(name, "qkv_proj"):
         yield name, tensor
         return
-    layer = spec.layers[0]
+    layer = spec.cached[0]
     sizes = [count * layer.head_dim for count in (layer.num_heads, layer.num_kv_heads, layer.num_kv_heads)]
     for part, rows in zip(("q_proj", "k_proj", "v_proj"), tensor.split(sizes), strict=True):
         yield name.replace("qkv_proj", part), rows
@@ -122,7 +122,7 @@ def split_grouped_qkv(name: str, tensor: Tensor, spec: DecoderSpec) -> Parts:
     if not _of(name, "qkv_proj"):
         yield name, tensor
         return
-    layer = spec.layers[0]
+    layer = spec.cached[0]
     num_queries = layer.num_heads // layer.num_kv_heads
     groups = tensor.unflatten(0, (layer.num_kv_heads, num_queries + 2, layer.head_dim))
     for part, heads in zip(("q_proj", "k_proj", "v_proj"), groups.split([num_queries, 1, 1], dim=1), strict=True):
@@ -134,8 +134,13 @@ def split_gate_up(name: str, tensor: Tensor, spec: DecoderSpec) -> Parts:
     if not _of(name, "gate_up_proj"):
         yield name, tensor
         return
-    for part, rows in zip(("gate_proj", "up_proj"), tensor.split(spec.mlps[0].split_size), strict=True):
+    for part, rows in zip(("gate_proj", "up_proj"), tensor.split(_mlp_size(spec)), strict=True):
         yield name.replace("gate_up_proj", part), rows
+
+
+def _mlp_size(spec: DecoderSpec) -> int:
+    """Width of the first layer's MLP of those that have one."""
+    return next(mlp.split_size for mlp in spec.mlps if mlp is not None)
 
 
 def split_experts(is_transposed: bool = False, alternates: bool = False) -> Transform:

@@ -10,7 +10,7 @@ from typing import Any, Literal
 from vllm.config.checkpoint.config import HFConfig, scaled_context
 from vllm.layers.activation import ACTIVATION_NAMES
 from vllm.models.rope_options import RopeDefaults, read_rope
-from vllm.models.spec import AnyAttention, AttentionSpec, DecoderSpec, MlpSpec, MoeSpec, NormSpec, RotarySpec
+from vllm.models.spec import AnyMixer, AttentionSpec, DecoderSpec, MlpSpec, MoeSpec, NormSpec, RotarySpec, attentions_of
 from vllm.ops.choose_experts import ExpertChoice
 
 # Options that do not change what a decoder computes: names of things, training, generation, other heads.
@@ -48,12 +48,19 @@ class ConfigReader:
         self._read: set[str] = set()
         self.hidden_size = self.integer("hidden_size", "n_embd", "d_model", "dim")
         self.num_layers = self.integer("num_hidden_layers", "n_layer", "num_layers", "n_layers")
-        self.num_heads = self.integer("num_attention_heads", "n_head", "num_heads", "n_heads", "attention_heads")
+
+    @property
+    def num_heads(self) -> int:
+        return self.integer("num_attention_heads", "n_head", "num_heads", "n_heads", "attention_heads")
 
     def get(self, *names: str, default: Any = None) -> Any:
         """The value of the first of `names` that is there and not null; all of them count as read."""
         self._read.update(names)
         return next((self._raw[name] for name in names if self._raw.get(name) is not None), default)
+
+    def is_given(self, name: str) -> bool:
+        """Whether config.json has the option, be it null."""
+        return name in self._raw
 
     def ignore(self, *names: str) -> None:
         """Options that do not change what this family computes."""
@@ -258,13 +265,14 @@ class ConfigReader:
 
     def decoder(
         self,
-        attention: AnyAttention | Sequence[AnyAttention],
-        mlp: MlpSpec | MoeSpec | Sequence[MlpSpec | MoeSpec],
+        attention: AnyMixer | Sequence[AnyMixer | None],
+        mlp: MlpSpec | MoeSpec | Sequence[MlpSpec | MoeSpec | None],
         norm: NormSpec,
         tied: bool = False,
         **fields: Any,
     ) -> DecoderSpec:
-        """The whole; one `attention` or `mlp` stands for all layers, `tied` is the family's default."""
+        """The whole; one `attention` (or what is in its place) or `mlp` stands for all layers, `tied` is the family's
+        default."""
         layers = tuple(attention) if isinstance(attention, Sequence) else (attention,) * self.num_layers
         mlps = (mlp,) * self.num_layers if isinstance(mlp, MlpSpec | MoeSpec) else tuple(mlp)
         common: dict[str, Any] = {
@@ -276,9 +284,9 @@ class ConfigReader:
         }
         return DecoderSpec(layers=layers, mlps=mlps, norm=norm, **(common | fields))
 
-    def _max_positions(self, layers: Sequence[AnyAttention], given: int | None) -> int:
+    def _max_positions(self, layers: Sequence[AnyMixer | None], given: int | None) -> int:
         names = "max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "n_ctx"
-        ropes = [layer.rotary.rope for layer in layers if layer.rotary is not None]
+        ropes = [layer.rotary.rope for layer in attentions_of(layers) if layer.rotary is not None]
         trained = given or self.integer(*names)
         if given is None and ropes and all(rope == ropes[0] for rope in ropes):
             trained = max(trained, scaled_context(trained, ropes[0].params | {"rope_type": ropes[0].rope_type}))
@@ -292,15 +300,15 @@ class ConfigReader:
 
     def layer_kinds(self, default: Sequence[str]) -> list[str]:
         """ "full_attention" or "sliding_attention" of each layer, by layer_types."""
-        kinds = self.get("layer_types", default=list(default))
-        if (
-            not isinstance(kinds, list)
-            or len(kinds) != self.num_layers
-            or set(kinds) - {"full_attention", "sliding_attention"}
-        ):
+        return self.kinds("layer_types", default, "full_attention", "sliding_attention")
+
+    def kinds(self, name: str, default: Sequence[str], *known: str) -> list[str]:
+        """One of `known` for each layer, by the option `name`."""
+        kinds = self.get(name, default=list(default))
+        if not isinstance(kinds, list) or len(kinds) != self.num_layers or set(kinds) - set(known):
             raise ValueError(
-                f"{self._where}: layer_types must name full_attention or sliding_attention for each of "
-                f"{self.num_layers} layers, got {kinds}"
+                f"{self._where}: {name} must name {' or '.join(known)} for each of {self.num_layers} layers, "
+                f"got {kinds}"
             )
         return kinds
 

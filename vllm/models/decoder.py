@@ -1,7 +1,8 @@
-"""The dense decoder: one block, composed as a DecoderSpec says."""
+"""The decoder: one block, composed as a DecoderSpec says."""
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator
 from dataclasses import replace
@@ -14,6 +15,7 @@ from torch import Tensor, nn
 from vllm.attention.backend import AttentionMetadata, KVCache
 from vllm.config.checkpoint.config import HFConfig
 from vllm.config.checkpoint.text_part import MARK, text_tensor_name
+from vllm.layers.attention import attention_layers
 from vllm.layers.layernorm import LayerNorm, RMSNorm
 from vllm.layers.linear import ReplicatedLinear
 from vllm.layers.vocab_parallel_embedding import Embedding, ParallelLMHead, VocabParallelEmbedding
@@ -25,7 +27,9 @@ from vllm.models.latent_attention import DecoderLatentAttention
 from vllm.models.moe import make_mlp
 from vllm.models.norms import Norm, make_norm
 from vllm.models.per_layer_inputs import LayerInput, PerLayerInputs
-from vllm.models.spec import AnyAttention, DecoderSpec, LatentAttentionSpec
+from vllm.models.spec import AnyMixer, BesideSpec, DecoderSpec, LatentAttentionSpec, StateSpec
+from vllm.models.states.beside import AttentionBeside
+from vllm.models.states.make import make_state_layer
 from vllm.ops.elementwise import added, scaled
 from vllm.ops.embedding import embedding
 from vllm.ops.rms_norm import AddedNorm
@@ -37,19 +41,23 @@ class DecoderLayer(nn.Module):
 
     def __init__(self, spec: DecoderSpec, index: int, tables: RotaryTables) -> None:
         super().__init__()
-        self.self_attn = _make_attention(spec.layers[index], spec.hidden_size, tables)
-        self.mlp = make_mlp(spec.mlps[index], spec.hidden_size)
-        self.block, self.residual_scale = spec.block, spec.residual_scale
+        mixer, mlp = spec.layers[index], spec.mlps[index]
+        self.self_attn = None if mixer is None else _make_mixer(mixer, spec, tables)
+        self.mlp = None if mlp is None else make_mlp(mlp, spec.hidden_size)
+        block = spec.block if spec.blocks is None else spec.blocks[index]
+        assert block == "pre" or (mixer is not None and mlp is not None), "a layer without one of its parts"
+        self.block, self.residual_scale = block, spec.residual_scale
         self.residual_of_norm = spec.residual_of_norm
         self.input_layernorm: Norm | None = None
         self.post_attention_layernorm: Norm | None = None
         self.attention_output_norm: Norm | None = None
         self.mlp_output_norm: Norm | None = None
-        if spec.block != "output":
-            self.input_layernorm = make_norm(spec.norm, spec.hidden_size)
-            if spec.block != "parallel":
+        if block != "output":
+            if mixer is not None:
+                self.input_layernorm = make_norm(spec.norm, spec.hidden_size)
+            if block != "parallel" and mlp is not None:
                 self.post_attention_layernorm = make_norm(spec.norm, spec.hidden_size)
-        if spec.block in ("output", "both"):
+        if block in ("output", "both"):
             self.attention_output_norm = make_norm(spec.norm, spec.hidden_size)
             self.mlp_output_norm = make_norm(spec.norm, spec.hidden_size)
         self.layer_input: LayerInput | None = None
@@ -72,15 +80,20 @@ class DecoderLayer(nn.Module):
         if self.block.startswith("parallel"):
             return self._parallel(positions, stream, pending, kv_cache, attn, rows)
         norms = (None, None) if self.block == "post" else (self.input_layernorm, self.post_attention_layernorm)
-        stream, x, norm = enter(norms[0], stream, pending)
-        if self.residual_of_norm:
-            stream = x
-        out = self.self_attn(positions, x, kv_cache, attn, rows, norm)
-        if rows is not None:
-            stream = stream.index_select(0, rows)
-            given = None if given is None else given.index_select(0, rows)
-        stream, out = self._leave(stream, out, self.attention_output_norm, self.input_layernorm)
-        stream, x, norm = enter(norms[1], stream, out)
+        if self.self_attn is None:
+            if rows is not None:
+                stream, pending = stream.index_select(0, rows), _selected(pending, rows)
+        else:
+            stream, x, norm = enter(norms[0], stream, pending)
+            if self.residual_of_norm:
+                stream = x
+            pending = self.self_attn(positions, x, kv_cache, attn, rows, norm)
+            if rows is not None:
+                stream, given = stream.index_select(0, rows), _selected(given, rows)
+            stream, pending = self._leave(stream, pending, self.attention_output_norm, self.input_layernorm)
+        if self.mlp is None:
+            return stream, pending
+        stream, x, norm = enter(norms[1], stream, pending)
         if self.residual_of_norm:
             stream = x
         stream, out = self._leave(stream, self.mlp(x, norm), self.mlp_output_norm, self.post_attention_layernorm)
@@ -117,6 +130,7 @@ class DecoderLayer(nn.Module):
         if pending is not None:
             stream = added(stream, pending)
         assert self.input_layernorm is not None
+        assert self.self_attn is not None and self.mlp is not None
         normed = self.input_layernorm(stream)
         attended = self.self_attn(positions, normed, kv_cache, attn, rows, None)
         if rows is not None:
@@ -127,12 +141,18 @@ class DecoderLayer(nn.Module):
         return stream, out if self.residual_scale == 1.0 else scaled(out, self.residual_scale)
 
 
-def _make_attention(
-    spec: AnyAttention, hidden_size: int, tables: RotaryTables
-) -> DecoderAttention | DecoderLatentAttention:
-    if isinstance(spec, LatentAttentionSpec):
-        return DecoderLatentAttention(spec, hidden_size, tables)
-    return DecoderAttention(spec, hidden_size, tables)
+def _make_mixer(mixer: AnyMixer, spec: DecoderSpec, tables: RotaryTables) -> nn.Module:
+    if isinstance(mixer, StateSpec):
+        return make_state_layer(mixer, spec.hidden_size)
+    if isinstance(mixer, BesideSpec):
+        return AttentionBeside(mixer, spec.hidden_size, tables)
+    if isinstance(mixer, LatentAttentionSpec):
+        return DecoderLatentAttention(mixer, spec.hidden_size, tables)
+    return DecoderAttention(mixer, spec.hidden_size, tables)
+
+
+def _selected(values: Tensor | None, rows: Tensor) -> Tensor | None:
+    return None if values is None else values.index_select(0, rows)
 
 
 def enter(norm: Norm | None, stream: Tensor, pending: Tensor | None) -> tuple[Tensor, Tensor, AddedNorm | None]:
@@ -170,6 +190,7 @@ class Decoder(nn.Module):
         self.embed_norm = None if spec.embedding_norm is None else make_norm(spec.embedding_norm, hidden)
         tables = RotaryTables(max_model_len)
         self.layers = nn.ModuleList(self.layer_class(spec, index, tables) for index in range(len(spec.layers)))
+        self.caches_of_layer = _caches_of_layers(self.layers)
         self.layer_inputs: PerLayerInputs | None = None
         if spec.per_layer_input is not None:
             self.layer_inputs = PerLayerInputs(spec.per_layer_input, len(spec.layers), hidden, spec.norm)
@@ -203,17 +224,36 @@ class Decoder(nn.Module):
         stream = self.spread(stream)
         for index, layer in enumerate(self.layers):
             layer_rows = rows if index == last else None
-            stream, pending = layer(positions, stream, pending, kv_caches[index], attn, layer_rows, given[index])
+            cache = self.caches_of_layer[index]
+            kv_cache = () if cache is None else kv_caches[cache]
+            stream, pending = layer(positions, stream, pending, kv_cache, attn, layer_rows, given[index])
         stream, hidden, norm = enter(self.norm, self.join(stream), pending)
         if norm is not None:
             hidden = norm(hidden)
         return hidden if self.project_out is None else self.project_out(hidden)
 
 
+def _caches_of_layers(layers: nn.ModuleList) -> list[int | None]:
+    """Of each layer the index among those that have keys and values; None: it has none."""
+    count = itertools.count()
+    return [next(count) if attention_layers(layer) else None for layer in layers]
+
+
 @cache
 def _rounded(scale: float, dtype: torch.dtype) -> float:
     """As a tensor of this dtype holds it; a number may be multiplied with while a graph is captured."""
     return float(torch.tensor(scale, dtype=dtype, device="cpu"))
+
+
+def _head_sizes(spec: DecoderSpec) -> dict[str, Any]:
+    """The sizes of attention in `HFConfig`; without attention there is nothing to split and no cache."""
+    if not spec.cached:
+        return {"num_attention_heads": 0, "num_key_value_heads": 0, "head_dim": 0}
+    return {
+        "num_attention_heads": spec.cached[0].num_heads,
+        "num_key_value_heads": max(layer.num_kv_heads for layer in spec.cached),
+        "head_dim": max(layer.head_dim for layer in spec.cached),
+    }
 
 
 class SinusoidalPositions(nn.Module):
@@ -297,11 +337,12 @@ class DecoderForCausalLM(CausalLM):
         spec = cls.spec_of(config)
         return replace(
             config,
-            num_attention_heads=spec.layers[0].num_heads,
-            num_key_value_heads=max(layer.num_kv_heads for layer in spec.layers),
-            head_dim=max(layer.head_dim for layer in spec.layers),
-            # What ranks that share each layer's MLP have to divide.
-            intermediate_size=math.gcd(*(mlp.split_size for mlp in spec.mlps)),
+            **_head_sizes(spec),
+            # What ranks that share each layer's MLP or state have to divide.
+            intermediate_size=math.gcd(
+                *(mlp.split_size for mlp in spec.mlps if mlp is not None),
+                *(layer.split_size for layer in spec.layers if isinstance(layer, StateSpec | BesideSpec)),
+            ),
             max_context_len=spec.max_positions,
             tie_word_embeddings=spec.tie_word_embeddings,
         )

@@ -79,9 +79,7 @@ def _rotated_apart(
 
 
 class DecoderLatentAttention(nn.Module):
-    """Self-attention over latents. Queries are taken to the latents' space, and attention's result from there to each
-    head's values: keys and values are never widened. So a token's result does not depend on how many tokens a step
-    computes."""
+    """Self-attention over latents, of which the cache holds one a token: see LatentAttention."""
 
     def __init__(self, spec: LatentAttentionSpec, hidden_size: int, tables: RotaryTables) -> None:
         super().__init__()
@@ -116,9 +114,7 @@ class DecoderLatentAttention(nn.Module):
         if spec.query_growth is not None:
             beta, length = spec.query_growth
             q = q * (1 + beta * torch.log1p(positions.div(length, rounding_mode="floor")))[:, None, None].to(q.dtype)
-        q_nope, q_rope = q.split((spec.nope_dim, spec.rope_dim), dim=2)
+        q_rope = q[:, :, spec.nope_dim :]
         latent, rope = row.split((spec.latent_dim, spec.rope_dim), dim=1)
         rotary_embedding_(positions, q_rope, rope[:, None], self.rotary.cos_sin_cache)
-        q_latent = self.kv_b_proj.queries_to_latent(q_nope)
-        out = self.attn(q_latent, q_rope, self.kv_a_layernorm(latent), rope, kv_cache, attn, rows)
-        return self.o_proj(self.kv_b_proj.latent_to_values(out))
+        return self.o_proj(self.attn(q, self.kv_a_layernorm(latent), rope, self.kv_b_proj, kv_cache, attn, rows))

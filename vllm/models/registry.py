@@ -75,6 +75,18 @@ _MIXTURES = {
     "phi": "PhimoeForCausalLM",
     "qwen": "FlintForCausalLM MellumForCausalLM Qwen2MoeForCausalLM Qwen3MoeForCausalLM",
 }
+# Those with recurrent states, by their module in `hybrids/`.
+_HYBRIDS = {
+    "bamba": "BambaForCausalLM",
+    "falcon": "FalconH1ForCausalLM",
+    "granite": "GraniteMoeHybridForCausalLM",
+    "lfm2": "Lfm2ForCausalLM Lfm2MoeForCausalLM Lfm3ForCausalLM",
+    "jamba": "JambaForCausalLM",
+    "mamba": "FalconMambaForCausalLM Mamba2ForCausalLM MambaForCausalLM",
+    "nemotron": "NemotronHForCausalLM",
+    "olmo": "OlmoHybridForCausalLM",
+    "qwen": "Qwen3NextForCausalLM Qwen3_5ForCausalLM Qwen3_5MoeForCausalLM",
+}
 # Other names of these.
 _SYNONYMS = {
     "BaiChuanForCausalLM": "BaichuanForCausalLM",
@@ -85,7 +97,7 @@ _SYNONYMS = {
 }
 _NATIVE = {
     name: f"vllm.models.{folder}.{module}:{name}"
-    for folder, table in (("dense", _DENSE), ("mixtures", _MIXTURES))
+    for folder, table in (("dense", _DENSE), ("mixtures", _MIXTURES), ("hybrids", _HYBRIDS))
     for module, names in table.items()
     for name in names.split()
 }

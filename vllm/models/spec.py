@@ -4,6 +4,8 @@ a line where DecoderLayer builds its parts."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -136,6 +138,143 @@ AnyAttention = AttentionSpec | LatentAttentionSpec
 
 
 @dataclass(frozen=True)
+class StateSpec:
+    """What mixes tokens through a recurrent state in place of attention; each kind derives from it."""
+
+    @property
+    def split_size(self) -> int:
+        """What the number of ranks has to divide."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class ShortConvSpec(StateSpec):
+    """out(c * conv(b * x)) of the projections b, c and x of the input, where conv is causal and by channel, over the
+    last `kernel_size` tokens (LFM2, arXiv:2511.23404, section 2.1).
+
+    Attributes:
+        size: channels.
+        bias: of the convolution and both projections.
+    """
+
+    size: int
+    kernel_size: int
+    bias: bool = False
+
+    @property
+    def split_size(self) -> int:
+        return self.size
+
+
+@dataclass(frozen=True)
+class DeltaRuleSpec(StateSpec):
+    """Linear attention by the gated delta rule (arXiv:2412.06464): projections to queries, keys and values go through a
+    convolution by channel and SiLU, and what is read is normalised by head and gated by SiLU of a further projection.
+
+    Attributes:
+        key_heads: of queries and keys, each of which serves heads / key_heads heads of values.
+        key_dim, value_dim: of a head.
+        kernel_size: of the convolution.
+        norm_eps: of the norm.
+        beta_scale: factor on how much is written.
+    """
+
+    key_heads: int
+    heads: int
+    key_dim: int
+    value_dim: int
+    kernel_size: int
+    norm_eps: float
+    beta_scale: float = 1.0
+
+    @property
+    def split_size(self) -> int:
+        return self.key_heads
+
+
+@dataclass(frozen=True)
+class Mamba2Spec(StateSpec):
+    """The state space of Mamba 2 (arXiv:2405.21060): a convolution by channel and SiLU of inputs x, B and C, and what
+    is read is gated by SiLU of a further projection.
+
+    Attributes:
+        head_dim, state_dim: P and N, of the matrix that a head keeps.
+        groups: of B and C, each of which serves heads / groups heads.
+        kernel_size: of the convolution.
+        norm_groups: what is read is normalised in so many parts; 0: not at all.
+        norm_eps: of that norm.
+        gate_first: the gate comes before the norm.
+        conv_bias, in_bias, out_bias: of the convolution and the projections.
+        dt_limits: the least and the greatest step.
+    """
+
+    heads: int
+    head_dim: int
+    state_dim: int
+    groups: int
+    kernel_size: int
+    norm_groups: int
+    norm_eps: float
+    gate_first: bool = True
+    conv_bias: bool = True
+    in_bias: bool = False
+    out_bias: bool = False
+    dt_limits: tuple[float, float] = (0.0, math.inf)
+
+    @property
+    def split_size(self) -> int:
+        return math.gcd(self.heads, self.norm_groups)
+
+
+@dataclass(frozen=True)
+class MambaSpec(StateSpec):
+    """The selective scan of Mamba (arXiv:2312.00752), gated by SiLU of a further projection: steps, B and C are
+    projected from what a convolution by channel and SiLU give, steps through `step_rank` values.
+
+    Attributes:
+        channels: of the scan.
+        state_dim: values that a channel keeps.
+        kernel_size: of the convolution.
+        norm: of the values that steps are made of, B and C; None: none.
+        conv_bias, bias: of the convolution, and of the first and the last projection.
+    """
+
+    channels: int
+    state_dim: int
+    step_rank: int
+    kernel_size: int
+    norm: NormSpec | None = None
+    conv_bias: bool = True
+    bias: bool = False
+
+    @property
+    def split_size(self) -> int:
+        return self.channels
+
+
+@dataclass(frozen=True)
+class BesideSpec:
+    """Attention and a state that take the same input; their results are added."""
+
+    attention: AttentionSpec
+    state: StateSpec
+
+    @property
+    def split_size(self) -> int:
+        """What the number of ranks has to divide."""
+        return self.state.split_size
+
+
+AnyMixer = AnyAttention | StateSpec | BesideSpec
+
+
+def attentions_of(layers: Iterable[AnyMixer | None]) -> tuple[AnyAttention, ...]:
+    """What has keys and values, in order."""
+    own = (layer.attention if isinstance(layer, BesideSpec) else layer for layer in layers)
+    return tuple(layer for layer in own if isinstance(layer, AttentionSpec | LatentAttentionSpec))
+
+
+@dataclass(frozen=True)
 class MlpSpec:
     """down(act(gate(x)) * up(x)), or down(act(up(x))) when not `gated`; `inner_norm` comes before down. `sparsity`: of
     a token's gates, taken as normally distributed, about this share becomes 0: those below a bound that is subtracted
@@ -228,11 +367,12 @@ class DecoderSpec:
 
     Attributes:
         max_positions: tokens of context that the model was made for.
-        layers, mlps: the attention of each layer, and its MLP or mixture.
+        layers, mlps: what mixes tokens in each layer, and its MLP or mixture; None: the layer has none.
         norm: the blocks' norms.
         block: where they stand. "pre": before attention and MLP. "output": after each, before it is added to the
             residual stream. "both": before and after each. "post": on the stream, after each was added. "parallel":
             attention and MLP take the same norm's result; "parallel_two": each has a norm of the stream.
+        blocks: of each layer, where they differ.
         final_norm: None = none.
         embedding_size: width of the embeddings, projected to and from hidden_size where it differs.
         embedding_scale, residual_scale, logits_scale: factors on embeddings, on what a block adds to the residual
@@ -246,11 +386,12 @@ class DecoderSpec:
     vocab_size: int
     hidden_size: int
     max_positions: int
-    layers: tuple[AnyAttention, ...]
-    mlps: tuple[MlpSpec | MoeSpec, ...]
+    layers: tuple[AnyMixer | None, ...]
+    mlps: tuple[MlpSpec | MoeSpec | None, ...]
     norm: NormSpec
     final_norm: NormSpec | None
     block: Block = "pre"
+    blocks: tuple[Block, ...] | None = None
     tie_word_embeddings: bool = False
     embedding_size: int | None = None
     embedding_scale: float = 1.0
@@ -266,5 +407,10 @@ class DecoderSpec:
 
     @property
     def attentions(self) -> tuple[AttentionSpec, ...]:
-        """`layers` of a decoder that has no latent attention."""
-        return tuple(layer for layer in self.layers if isinstance(layer, AttentionSpec))
+        """Those of `layers` that are attention, but not latent."""
+        return tuple(layer for layer in self.cached if isinstance(layer, AttentionSpec))
+
+    @property
+    def cached(self) -> tuple[AnyAttention, ...]:
+        """Of `layers` what has keys and values."""
+        return attentions_of(self.layers)

@@ -46,9 +46,17 @@ class _Observer(TorchDispatchMode):
         kwargs = kwargs or {}
         if func in _ALLOCATIONS:
             return _allocate(*args, **kwargs)
-        if func.namespace != "vllm_cpu" and not func.is_view:
+        result = func(*args, **kwargs)
+        if func.namespace != "vllm_cpu" and not (func.is_view and _shares_memory(result, args[0])):
             self.missed.add(str(func))
-        return func(*args, **kwargs)
+        return result
+
+
+def _shares_memory(result: Any, source: Any) -> bool:
+    """Whether a view's result, a tensor or several, is one: `contiguous` and others copy where they have to."""
+    tensors = [result] if isinstance(result, Tensor) else result
+    start = source.untyped_storage().data_ptr()
+    return all(each.untyped_storage().data_ptr() == start for each in tensors)
 
 
 def _allocate(*args: Any, dtype: torch.dtype | None = None, **_: Any) -> Tensor:

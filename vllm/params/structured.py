@@ -36,8 +36,33 @@ def _wrong_value(name: str, value: Any, expected: str) -> VLLMValidationError:
 
 
 @dataclass
+class Thinking:
+    """Free text that an answer may hold before its form.
+
+    Attributes:
+        end: the text that ends it.
+        begin: the text that begins it; an answer that begins otherwise has none. "": the prompt has begun it.
+        budget: the most tokens that it may have, after which its end is forced; None: any number.
+
+    Raises:
+        VLLMValidationError: a value of the wrong type, no end, or a budget below 0.
+    """
+
+    end: str
+    begin: str = ""
+    budget: int | None = None
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.end, str) or not self.end or not isinstance(self.begin, str):
+            raise _wrong_value("thinking", self.end, "an end and a beginning that are texts")
+        if self.budget is not None:
+            check_integer("structured_outputs.thinking.budget", self.budget, 0)
+
+
+@dataclass
 class StructuredOutputsParams:
-    """The shape of an answer: exactly one of json, regex, choice, grammar, json_object and structural_tag.
+    """The shape of an answer: exactly one of json, regex, choice, grammar, json_object and structural_tag; or, with
+    `thinking`, none of them.
 
     Attributes:
         json: a JSON schema, as a text or an object.
@@ -49,6 +74,7 @@ class StructuredOutputsParams:
         disable_additional_properties: JSON objects have the schema's properties only.
         whitespace_pattern: a regular expression of the white space between JSON's parts.
         structural_tag: tags and the schemas of what they hold, as a text of JSON.
+        thinking: what comes before the form; or its fields in a mapping.
 
     Raises:
         VLLMValidationError: none of the kinds, or several, or a value of the wrong type.
@@ -63,9 +89,18 @@ class StructuredOutputsParams:
     disable_additional_properties: bool = False
     whitespace_pattern: str | None = None
     structural_tag: str | None = None
+    thinking: Thinking | None = None
 
     def __post_init__(self) -> None:
+        if isinstance(self.thinking, Mapping):
+            if not {"end"} <= self.thinking.keys() <= {"end", "begin", "budget"}:
+                raise _wrong_value("thinking", self.thinking, "an object with end, begin and budget")
+            self.thinking = Thinking(**self.thinking)
+        if not isinstance(self.thinking, (Thinking, NoneType)):
+            raise _wrong_value("thinking", self.thinking, "a Thinking")
         given = [name for name in _KINDS if getattr(self, name) is not None]
+        if not given and self.thinking is not None:
+            return
         if len(given) != 1:
             found = " and ".join(given) if given else "none"
             raise VLLMValidationError(
@@ -88,8 +123,9 @@ class StructuredOutputsParams:
 
     @property
     def kind(self) -> tuple[str, Any]:
-        """The kind of constraint that is set, and its value."""
-        return next((name, value) for name in _KINDS if (value := getattr(self, name)) is not None)
+        """The kind of constraint that is set, and its value; "thinking" where there is no other."""
+        kinds = (*_KINDS, "thinking")
+        return next((name, value) for name in kinds if (value := getattr(self, name)) is not None)
 
     def all_constraints_none(self) -> bool:
         """Whether no kind of constraint is set."""
@@ -233,4 +269,4 @@ def check_structured(name: str, value: Any) -> StructuredOutputsParams | None:
     given = {key: each for key, each in value.items() if each is not None}
     if given.get("json_object") is False:
         del given["json_object"]
-    return StructuredOutputsParams(**given) if any(kind in given for kind in _KINDS) else None
+    return StructuredOutputsParams(**given) if any(kind in given for kind in (*_KINDS, "thinking")) else None

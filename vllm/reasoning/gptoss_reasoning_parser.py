@@ -13,7 +13,7 @@ class GptOssReasoningParser(ReasoningParser):
 
     names = ("openai_gptoss",)
     begins = (f"{CHANNEL}analysis{MESSAGE}",)
-    ends = (f"{CHANNEL}final{MESSAGE}",)
+    ends = (f"<|end|>{START}assistant{CHANNEL}final{MESSAGE}",)
     template_marks = (START, CHANNEL, MESSAGE)
 
     def read(self, reader: Reader, is_inside: bool | None = None) -> Iterator[Step]:

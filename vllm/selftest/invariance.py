@@ -177,11 +177,7 @@ class InvarianceTest:
         blocks = min(num_blocks or before.kv.pool.num_blocks, before.kv.pool.num_blocks)
         core.scheduler = Scheduler(
             replace(before.config, **changes),
-            replace(
-                self.engine.vllm_config.cache_config,
-                num_blocks=blocks,
-                group_windows=self._windows,
-            ),
+            replace(before.cache_config, num_blocks=blocks, num_host_blocks=0),
             self._max_model_len,
         )
         try:

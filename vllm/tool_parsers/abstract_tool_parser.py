@@ -34,6 +34,7 @@ class ToolParser:
         begins: markers that begin a call, or several.
         begins_at_start: further ones, which begin a call only where the answer begins.
         template_marks: texts that chat templates of such models hold, each of them; for the choice by template.
+        calls_follow_reasoning: calls are marked as such, and reasoning is not marked as they are.
         call_text: how grammars write calls; None: where a call is forced, the answer is JSON.
     """
 
@@ -42,6 +43,7 @@ class ToolParser:
     begins_at_start: ClassVar[tuple[str, ...]] = ()
     template_marks: ClassVar[tuple[str, ...]] = ()
     call_text: ClassVar[CallText | None] = None
+    calls_follow_reasoning: ClassVar[bool] = True
 
     def __init__(self, tokenizer: Any = None, tools: list[Any] | None = None) -> None:
         """

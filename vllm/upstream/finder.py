@@ -20,6 +20,7 @@ _WITH_MORE = {
     "vllm.parser",
     "vllm.tokenizers",
     "vllm.utils",
+    "vllm.v1.core.kv_cache_groups",
     "vllm.v1.core.kv_cache_manager",
     "vllm.v1.engine",
     "vllm.v1.engine.core",

@@ -41,7 +41,7 @@ class MatrixRows : public ItemRows<BF16> {
       int from[kTileRows], valid[kTileRows];
       const int tokens = find_seen(item, start, row, rows, from, valid);
       const auto adjusted = [&](float* scores, int64_t r, int count) VLLM_INLINE { adjust(item, row + r, start, count, scores); };
-      tiles_.attend(chunk_, q_ + row * inner_, rows, dim_, from, valid, tokens, factor(), adjusts(), adjusted, scores_,
+      tiles_.attend(chunk_, q_ + row * inner_, rows, inner_, dim_, from, valid, tokens, factor(), adjusts(), adjusted, scores_,
                     out_ + row * dim_, max_ + row, sums_ + row * kLanes, is_fresh(start));
     }
   }

@@ -42,7 +42,7 @@ class MatrixRows : protected TileRows {
       int from[kTileRows], valid[kTileRows];
       const int tokens = find_seen(step, row, rows, from, valid);
       const auto adjusted = [&](float* scores, int64_t r, int count) VLLM_INLINE { adjust(step, row + r, count, scores); };
-      tiles_.attend(chunk_, q_ + row * inner_, rows, dim_, from, valid, tokens, factor(), adjusts(), adjusted, scores_,
+      tiles_.attend(chunk_, q_ + row * inner_, rows, inner_, dim_, from, valid, tokens, factor(), adjusts(), adjusted, scores_,
                     to.out + row * dim_, to.max + row, sums_ + row * kLanes, fresh);
     }
   }

@@ -3,8 +3,8 @@
 // A row is one thread's, whose order of sums follows the number of experts alone.
 #include "../kernels_routing.h"
 
+#include "../gates.h"
 #include "../scratch.h"
-#include "../vec.h"
 
 namespace vllm_cpu {
 namespace VLLM_ISA {
@@ -30,7 +30,7 @@ void softmax(float* x, int64_t n) {
 }
 
 void sigmoid(float* x, int64_t n) {
-  for (int64_t i = 0; i < n; i += kLanes) store(x + i, set1(1.0f) / (set1(1.0f) + exp(zero() - load(x + i))));
+  for (int64_t i = 0; i < n; i += kLanes) store(x + i, sigmoid(load(x + i)));
 }
 
 void softcapped(float* x, int64_t n, float cap) {
@@ -162,14 +162,8 @@ void added_gated_rows(const AddedGatedArgs& a) {
   }
 }
 
-// ln(1 + e^x) = max(x, 0) + ln(1 + e), e = e^-|x|; a series where 1 + e would lose e's digits.
 void softplus(float* x, int64_t n) {
-  for (int64_t i = 0; i < n; i += kLanes) {
-    const Vec value = load(x + i), e = exp(min(value, zero() - value));
-    const Vec series = e * fma(e, fma(e, set1(1.0f / 3.0f), set1(-0.5f)), set1(1.0f));
-    const Vec tail = select(lt(e, set1(0.004f)), series, log(set1(1.0f) + e));
-    store(x + i, max(value, zero()) + tail);
-  }
+  for (int64_t i = 0; i < n; i += kLanes) store(x + i, softplus(load(x + i)));
 }
 
 template <typename T>

@@ -77,10 +77,15 @@ def linear_layout(name: str, value: Tensor, config: Any) -> Tensor:
     return value.T.contiguous() if is_conv1d else value
 
 
+def taps(name: str, value: Tensor, config: Any) -> Tensor:
+    return value.squeeze(1) if name.endswith("conv.conv.weight") else value
+
+
 MODERN = COMMON | rope() | {"head_dim": WIDTH}
 # GGUF's name: transformers' class, its options, what the header has beside the usual, what happens to the weights.
 Case = tuple[str, str, dict[str, Any], Header, Callable[[str, Tensor, Any], Tensor] | None]
 WINDOW = {"attention.sliding_window": 8}
+CONVS = ["conv", "conv", "full_attention", "conv", "full_attention", "conv", "conv"]
 CASES: dict[str, Case] = {
     "qwen2": ("qwen2", "Qwen2ForCausalLM", COMMON | rope(), {}, None),
     "qwen3": ("qwen3", "Qwen3ForCausalLM", MODERN, {}, None),
@@ -313,6 +318,16 @@ CASES |= {
         },
         None,
     ),
+    "lfm2": (
+        "lfm2",
+        "Lfm2ForCausalLM",
+        COMMON
+        | rope()
+        | {"layer_types": CONVS, "conv_L_cache": 4, "block_auto_adjust_ff_dim": False, "tie_word_embeddings": True},
+        {"attention.head_count_kv": [GROUPS * (kind != "conv") for kind in CONVS], "shortconv.l_cache": 4}
+        | {"attention.layer_norm_rms_epsilon": 1e-5},
+        taps,
+    ),
     "gemma4-e2b": (
         "gemma4",
         "Gemma4ForCausalLM",
@@ -400,7 +415,8 @@ def write(path: Path, arch: str, model: Any, header: Header, change: Any, kind: 
             found = f"blk.{stem.rpartition('.')[2]}.{SCALES[own]}"
         assert found is not None, name
         array = np.ascontiguousarray(value.numpy())
-        if kind is not None and array.ndim > 1 and "gate_inp" not in found and not found.endswith(".bias"):
+        is_plain = found.endswith(".bias") or "gate_inp" in found or "shortconv.conv" in found
+        if kind is not None and array.ndim > 1 and not is_plain:
             writer.add_tensor(found, gguf.quants.quantize(array, kind), raw_dtype=kind)
         else:
             writer.add_tensor(found, array)

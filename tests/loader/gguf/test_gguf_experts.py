@@ -11,6 +11,7 @@ import torch
 from quantized_models import assert_reads, generate, make_llm
 from test_gguf_architectures import (
     COMMON,
+    CONVS,
     GEMMA4,
     GEMMA4_HEADER,
     GEMMA_HEADER,
@@ -27,6 +28,7 @@ from test_gguf_architectures import (
     make,
     neighbours,
     rope,
+    taps,
     write,
 )
 from torch import Tensor
@@ -212,6 +214,23 @@ MORE |= {
         None,
         SHARED_HEADER | SCALED_HEADER | {"attention.sliding_window_pattern": SLIDES},
     ),
+    "lfm2moe": (
+        "lfm2moe",
+        "Lfm2MoeForCausalLM",
+        COMMON
+        | rope()
+        | EXPERTS
+        | {
+            "num_experts": 4,
+            "moe_intermediate_size": 32,
+            "num_dense_layers": 1,
+            "layer_types": CONVS,
+            "tie_word_embeddings": True,
+        },
+        taps,
+        {"attention.head_count_kv": [GROUPS * (kind != "conv") for kind in CONVS], "shortconv.l_cache": 3}
+        | {"leading_dense_block_count": 1, "attention.layer_norm_rms_epsilon": 1e-5},
+    ),
     "phimoe": (
         "phimoe",
         "PhimoeForCausalLM",
@@ -350,7 +369,10 @@ def _renamed(name: str) -> str:
     return f"{name}.weight" if name.endswith("sinks") else name
 
 
-ROUTERS = ("gate.weight", "router.proj.weight", "router.weight", "gate.wg.weight", "correction_bias", "expert_bias")
+ROUTERS = (
+    *("conv.conv.weight", "gate.weight", "router.proj.weight", "router.weight"),
+    *("gate.wg.weight", "correction_bias", "expert_bias"),
+)
 
 
 def round_to(kind: Any, model: Any, splits_latent: bool = False) -> None:

@@ -13,6 +13,7 @@ from test_scheduler_properties import Run, assert_reached, random_workload
 
 from vllm.config import CacheConfig, SchedulerConfig
 from vllm.v1.engine.core import EngineCore
+from vllm.v1.worker.state_memory import NO_STATES
 
 
 class Fault(Exception):
@@ -78,7 +79,11 @@ class FakeWorker:
 
 def make_core(worker: FakeWorker, scheduler, monkeypatch: pytest.MonkeyPatch) -> EngineCore:
     executor = SimpleNamespace(
-        worker=worker, begin_step=lambda step: worker.begin_step(step), num_blocks=1, num_host_blocks=0
+        worker=worker,
+        begin_step=lambda step: worker.begin_step(step),
+        num_blocks=1,
+        num_host_blocks=0,
+        state_slots=NO_STATES,
     )
     monkeypatch.setattr("vllm.v1.engine.core.make_executor", lambda *_: executor)
     config = SimpleNamespace(

@@ -13,7 +13,8 @@ from core_harness import BLOCK_SIZE, VOCAB, FakeRunner, make_request, make_sched
 from vllm.config import CacheConfig
 from vllm.exceptions import VLLMValidationError
 from vllm.v1.core.block_pool import hash_full_blocks
-from vllm.v1.core.kv_cache_groups import NO_BLOCK, GroupedKVCacheManager, blocks_needed, make_kv_cache_manager
+from vllm.v1.core.kv_cache_groups import NO_BLOCK, GroupedKVCacheManager, blocks_needed
+from vllm.v1.core.make_manager import make_kv_cache_manager
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.outputs import NO_TOKEN, ModelRunnerOutput
 

@@ -167,6 +167,14 @@ def _check_head_dtype(value: Any, where: str) -> None:
         )
 
 
+def _with_layer_count(raw: dict[str, Any]) -> dict[str, Any]:
+    """With the number of layers of a model whose file names the kind of each, and only that."""
+    kinds = raw.get("layers_block_type") or raw.get("hybrid_override_pattern")
+    if not kinds or any(raw.get(name) is not None for name in _SIZE_NAMES["num_hidden_layers"]):
+        return raw
+    return raw | {"num_hidden_layers": len(kinds)}
+
+
 def parse_hf_config(raw: dict[str, Any], generation: dict[str, Any], where: str = "config.json") -> HFConfig:
     """Build the configuration from the contents of config.json (`where` in errors) and generation_config.json.
 
@@ -174,10 +182,11 @@ def parse_hf_config(raw: dict[str, Any], generation: dict[str, Any], where: str 
         ValueError: a missing or unusable field.
     """
     _check_head_dtype(raw.get("head_dtype"), where)
-    raw = {name: value for name, value in raw.items() if name != "head_dtype"}
+    raw = _with_layer_count({name: value for name, value in raw.items() if name != "head_dtype"})
     fields = _Fields(raw, where)
     hidden_size = fields.size("hidden_size")
-    num_heads = fields.size("num_attention_heads")
+    # State spaces have none.
+    num_heads = fields.size("num_attention_heads", 1 if "state_size" in raw else None)
     num_kv_heads = fields.size("num_key_value_heads", num_heads)
     if num_heads % num_kv_heads:
         raise ValueError(

@@ -64,6 +64,22 @@ _LLAMA_4 = {
     "num_key_value_heads": 8,
     "max_position_embeddings": 131072,
 }
+_QWEN_3_5 = {
+    "model_type": "qwen3_5_text",
+    "vocab_size": 248320,
+    "hidden_size": 4096,
+    "intermediate_size": 12288,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 4,
+    "max_position_embeddings": 32768,
+}
+_QWEN_3_5_MOE = _QWEN_3_5 | {
+    "model_type": "qwen3_5_moe_text",
+    "hidden_size": 2048,
+    "num_hidden_layers": 40,
+    "num_key_value_heads": 2,
+}
 # By architecture, what its text_config leaves out.
 _DEFAULTS: dict[str, dict[str, Any]] = {
     "Gemma3ForConditionalGeneration": _GEMMA_3,
@@ -73,6 +89,8 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
     | {"model_type": "gemma4_unified_text", "max_position_embeddings": 262144, "sliding_window": 1024},
     "Llama4ForConditionalGeneration": _LLAMA_4,
     "Mistral3ForConditionalGeneration": _MISTRAL_3,
+    "Qwen3_5ForConditionalGeneration": _QWEN_3_5,
+    "Qwen3_5MoeForConditionalGeneration": _QWEN_3_5_MOE,
 }
 WITH_TEXT_PART = frozenset(_DEFAULTS)
 """The architectures whose text decoder runs here."""
@@ -85,6 +103,8 @@ _ARCHITECTURES = {
     "llama4_text": "Llama4ForCausalLM",
     "mistral": "MistralForCausalLM",
     "ministral3": "Ministral3ForCausalLM",
+    "qwen3_5_text": "Qwen3_5ForCausalLM",
+    "qwen3_5_moe_text": "Qwen3_5MoeForCausalLM",
 }
 # Of the whole model's options, those of its text decoder, if that does not have them itself.
 _INHERITED = ("dtype", "torch_dtype", "bos_token_id", "eos_token_id", "quantization_config")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
-from vllm.loader.gguf import changes, dense, encoders, experts, gemma, mla, names
+from vllm.loader.gguf import changes, dense, encoders, experts, gemma, hybrids, mla, names
 from vllm.loader.gguf.changes import LATENT, ONE_PLUS, ROTARY, Change, Weight
 from vllm.loader.gguf.config_parts import FULL, Config, entries, every, partial_rope, with_head_dim
 from vllm.loader.gguf.header import GGUFHeader
@@ -358,6 +358,10 @@ ARCHITECTURES: dict[str, Architecture] = {
     "eurobert": Architecture(
         "EuroBertModel", "eurobert", encoders.euro_bert, names.EURO_BERT, is_causal=False, keeps_blocks=False
     ),
+    "lfm2": Architecture("Lfm2ForCausalLM", "lfm2", hybrids.lfm2, names.LFM2, {"shortconv.conv": changes.taps}),
+    "lfm2moe": Architecture(
+        "Lfm2MoeForCausalLM", "lfm2_moe", hybrids.lfm2_moe, names.LFM2, {"shortconv.conv": changes.taps}
+    ),
     "gemma-embedding": Architecture(
         "Gemma3TextModel",
         "gemma3_text",
@@ -375,7 +379,7 @@ ARCHITECTURES: dict[str, Architecture] = {
 REFUSED = {
     **dict.fromkeys(
         (
-            *("arwkv7", "falcon-h1", "granitehybrid", "jamba", "kimi-linear", "lfm2", "lfm2moe", "mamba", "mamba2"),
+            *("arwkv7", "falcon-h1", "granitehybrid", "jamba", "kimi-linear", "mamba", "mamba2"),
             *("nemotron_h", "nemotron_h_moe", "plamo2", "qwen35", "qwen35moe", "qwen3next", "rwkv6", "rwkv6qwen2"),
             "rwkv7",
         ),

@@ -116,6 +116,11 @@ def difference(header: GGUFHeader, weight: Weight) -> list[Weight]:
     return [replace(weight, shape=shape, change=lambda value: value[:1] - value[1:], keeps_rows=False)]
 
 
+def taps(header: GGUFHeader, weight: Weight) -> list[Weight]:
+    """A convolution by channel, [C, K], whose checkpoint has the dimension of its one input."""
+    return [replace(weight, shape=(weight.shape[0], 1, weight.shape[-1]), keeps_rows=False)]
+
+
 def as_row(header: GGUFHeader, weight: Weight) -> list[Weight]:
     """A matrix of one row, which files have as a vector."""
     return [replace(weight, shape=(rows_of(weight.shape), weight.shape[-1]))]

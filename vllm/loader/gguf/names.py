@@ -164,6 +164,24 @@ LATENT = {
     "attn_k_b": "self_attn.kv_b_proj",
     "attn_v_b": "self_attn.kv_b_proj",
 }
+LFM2 = MODERN.but(
+    {
+        f"ffn_{kind}_exps": f"feed_forward.experts.{{}}.{name}"
+        for kind, name in (("gate", "w1"), ("up", "w3"), ("down", "w2"))
+    },
+    {"exp_probs_b.bias": "feed_forward.expert_bias", "shortconv.conv": "conv.conv"},
+    {"shortconv.in_proj": "conv.in_proj", "shortconv.out_proj": "conv.out_proj"},
+    token_embd_norm="model.embedding_norm",
+    attn_norm="operator_norm",
+    attn_output="self_attn.out_proj",
+    attn_q_norm="self_attn.q_layernorm",
+    attn_k_norm="self_attn.k_layernorm",
+    ffn_norm="ffn_norm",
+    ffn_gate="feed_forward.w1",
+    ffn_up="feed_forward.w3",
+    ffn_down="feed_forward.w2",
+    ffn_gate_inp="feed_forward.gate",
+)
 FUSED_MLP = MODERN.but(ffn_up="mlp.gate_up_proj")
 GEMMA4 = BOTH_NORMS.but(
     _stacks("experts"),

@@ -21,7 +21,7 @@ from vllm.models.spec import DecoderSpec, MlpSpec, RotarySpec
 
 def split_query_key_value(name: str, tensor: Tensor, spec: DecoderSpec) -> Parts:
     """Head by head, unless key heads are shared: then all queries, all keys, all values."""
-    is_shared = spec.layers[0].num_kv_heads < spec.layers[0].num_heads
+    is_shared = spec.cached[0].num_kv_heads < spec.cached[0].num_heads
     return (split_qkv if is_shared else split_grouped_qkv)(name, tensor, spec)
 
 

@@ -108,6 +108,7 @@ class Gemma3nLayer(DecoderLayer):
         norms = self.input_layernorm, self.attention_output_norm, self.post_attention_layernorm, self.mlp_output_norm
         before, after, before_mlp, after_mlp = norms
         assert before and after and before_mlp and after_mlp and self.layer_input and given is not None
+        assert self.self_attn is not None and self.mlp is not None
         predicted = self.altup.predict(stream)
         normed = before(predicted[self.altup.active])
         attended = self.self_attn(positions, normed, kv_cache, attn, rows, None)

@@ -10,7 +10,7 @@ from typing import ClassVar
 from vllm.models.checkpoint_names import CheckpointNames
 from vllm.models.config_reader import ConfigReader
 from vllm.models.decoder import DecoderForCausalLM
-from vllm.models.spec import AttentionSpec, DecoderSpec, MlpSpec, MoeSpec
+from vllm.models.spec import AnyMixer, AttentionSpec, DecoderSpec, MlpSpec, MoeSpec
 
 
 class GraniteForCausalLM(DecoderForCausalLM):
@@ -18,8 +18,8 @@ class GraniteForCausalLM(DecoderForCausalLM):
     is_tied: ClassVar[bool] = False
 
     @classmethod
-    def layers(cls, reader: ConfigReader) -> Sequence[AttentionSpec]:
-        """The attention of each layer."""
+    def layers(cls, reader: ConfigReader) -> Sequence[AnyMixer]:
+        """The attention of each layer, or what it has in its place."""
         return (reader.attention(scale=reader.number("attention_multiplier", default=1.0)),) * reader.num_layers
 
     @classmethod
@@ -49,6 +49,7 @@ class GraniteSWAForCausalLM(GraniteForCausalLM):
     @classmethod
     def layers(cls, reader: ConfigReader) -> Sequence[AttentionSpec]:
         (attention, *_) = super().layers(reader)
+        assert isinstance(attention, AttentionSpec)
         kinds = reader.every_nth_full(4, is_first=True)
         layers = reader.windowed(replace(attention, sinks=True), default_window=128, default_kinds=kinds)
         assert attention.rotary is not None

@@ -37,10 +37,10 @@ class Ministral3ForCausalLM(MistralForCausalLM):
     def describe(cls, reader: ConfigReader) -> DecoderSpec:
         reader.need("rope_parameters", "rope_scaling")
         spec = super().describe(reader)
-        rotary = spec.layers[0].rotary
+        rotary = spec.cached[0].rotary
         assert rotary is not None
         params = rotary.rope.params
         if params.get("llama_4_scaling_beta") is None:
             return spec
         growth = float(params["llama_4_scaling_beta"]), float(params["original_max_position_embeddings"])
-        return replace(spec, layers=tuple(replace(layer, query_growth=growth) for layer in spec.layers))
+        return replace(spec, layers=tuple(replace(layer, query_growth=growth) for layer in spec.cached))

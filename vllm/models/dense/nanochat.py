@@ -16,7 +16,7 @@ from vllm.models.spec import DecoderSpec
 def turn_back(name: str, tensor: Tensor, spec: DecoderSpec) -> Parts:
     """Its rotation is by the negative angle: ours of heads whose halves are exchanged, in queries and keys alike."""
     if re.search(r"self_attn\.[qk]_proj", name):
-        first, second = tensor.unflatten(0, (-1, 2, spec.layers[0].head_dim // 2)).unbind(1)
+        first, second = tensor.unflatten(0, (-1, 2, spec.cached[0].head_dim // 2)).unbind(1)
         tensor = torch.stack((second, first), dim=1).flatten(0, 2)
     yield name, tensor
 

@@ -8,7 +8,7 @@ from vllm.models.config_reader import ConfigReader
 from vllm.models.dense.granite import GraniteForCausalLM, GraniteSWAForCausalLM
 from vllm.models.spec import MoeSpec
 
-_RENAMES = (
+RENAMES = (
     (r"\.block_sparse_moe\.input_linear\.weight", ".mlp.experts.gate_up_proj"),
     (r"\.block_sparse_moe\.output_linear\.weight", ".mlp.experts.down_proj"),
     (r"\.block_sparse_moe\.router\.(layer\.)?", ".mlp.gate."),
@@ -17,10 +17,12 @@ _RENAMES = (
     (r"\.shared_mlp\.output_linear\.", ".mlp.shared_experts.down_proj."),
 )
 _SHARED = [f"shared_experts.{part}_proj" for part in ("gate_up", "gate", "up")]
-_NAMES = CheckpointNames(_RENAMES, (split_experts(), split_evenly(*_SHARED)))
+TRANSFORMS = split_experts(), split_evenly(*_SHARED)
+_NAMES = CheckpointNames(RENAMES, TRANSFORMS)
 
 
-def _mixture(reader: ConfigReader, shared_size: int = 0) -> MoeSpec:
+def mixture(reader: ConfigReader, shared_size: int = 0) -> MoeSpec:
+    """Granite's, with an MLP of this size that all tokens take; 0: none."""
     size = reader.integer("intermediate_size", default=11008)
     return reader.mixture(size, 8, 2, compares_logits=True, shared_size=shared_size)
 
@@ -30,7 +32,7 @@ class GraniteMoeForCausalLM(GraniteForCausalLM):
 
     @classmethod
     def mlp(cls, reader: ConfigReader) -> MoeSpec:
-        return _mixture(reader)
+        return mixture(reader)
 
 
 class GraniteMoeSharedForCausalLM(GraniteForCausalLM):
@@ -38,7 +40,7 @@ class GraniteMoeSharedForCausalLM(GraniteForCausalLM):
 
     @classmethod
     def mlp(cls, reader: ConfigReader) -> MoeSpec:
-        return _mixture(reader, reader.count("shared_intermediate_size", default=0))
+        return mixture(reader, reader.count("shared_intermediate_size", default=0))
 
 
 class GraniteMoeSWAForCausalLM(GraniteSWAForCausalLM):

@@ -1,12 +1,12 @@
-"""Triton implementation of `experts` of plain weights: four launches, whatever was chosen, and no word to the host.
+"""Triton implementation of `experts`: four launches, whatever was chosen, and no word to the host.
 
 1. A program an expert finds its choices and where they begin among all that are sorted by expert.
-2. First products, by tiles of rows of one expert, with what is between the products done to their sums.
+2. First products, by tiles of rows of one expert, with what is between the products done to their sums; of quantised
+   weights (quantized_experts.py) that is a launch of its own.
 3. Second products, by tiles as well, times the tokens' weights; a row is written to its choice's place.
 4. The sum of each token's rows.
 
-Tiles are of one size, whatever the number of tokens, so that a token's bits do not depend on the others. Tiles of few
-rows take no longer than small ones would: what takes time then is to fetch the weights.
+Tiles of few rows take no longer than small ones would: what takes time then is to fetch the weights.
 """
 
 from __future__ import annotations
@@ -21,8 +21,10 @@ from torch import Tensor
 from vllm.ops.activation import ACTIVATIONS
 from vllm.ops.experts import ExpertActivation, PackedExperts
 from vllm.ops.packed_linear import PackedLinear
+from vllm.ops.quantized_linear import PackedQuantized
+from vllm.ops.triton import quantized_experts
+from vllm.ops.triton.expert_tiles import COLUMNS, ROWS, num_tiles, rows_of_tile
 
-_ROWS, _COLUMNS = 64, 64
 # Elements that weights begin at multiples of.
 _ALIGNED = 16
 # Choices that a program looks at at a time.
@@ -47,8 +49,10 @@ class Tables(NamedTuple):
 
 
 def can_multiply(hidden: Tensor, packed: PackedExperts) -> bool:
-    """Whether all weights are plain, and of the tokens' dtype, and the device multiplies tiles: Triton uses no matrix
-    units on Turing."""
+    """Whether all weights are plain and of the tokens' dtype, or quantised alike by a format that its kernel takes, and
+    the device multiplies tiles: Triton uses no matrix units on Turing."""
+    if isinstance(packed.packed[0], PackedQuantized):
+        return quantized_experts.can_multiply(hidden, packed)
     return _tables(packed).offsets is not None and _tables(packed).dtype == hidden.dtype
 
 
@@ -113,62 +117,88 @@ def _some_experts(
     out: Tensor,
 ) -> None:
     num_experts, count, top_k, width = len(first), ids.numel(), ids.shape[1], hidden.shape[1]
-    size = first.packed[0].shape[0] // (2 if first.gated else 1)
     starts = torch.empty(num_experts + 1, dtype=torch.int32, device=ids.device)
     places = torch.empty(count, dtype=torch.int32, device=ids.device)
     _sort_kernel[(num_experts,)](ids, starts, places, count, first_expert, num_experts, BLOCK=_SEARCHED)
-    # Each expert's rows may fill one tile up less than whole.
-    tiles = min(count, count // _ROWS + num_experts)
+    rows = starts, places, num_experts
+    size = first.packed[0].shape[0] // (2 if first.gated else 1)
     inner = torch.empty((count, size), dtype=hidden.dtype, device=hidden.device)
     results = torch.empty((count, width), dtype=torch.float32, device=hidden.device)
-    widen = triton.knobs.runtime.interpret and hidden.dtype == torch.bfloat16
-    # Deeper tiles of float32, which has no matrix units, spill registers.
-    depth = 64 if hidden.element_size() == 2 else 16
-    common = dict(
-        TOP_K=top_k,
-        ROWS=_ROWS,
-        COLUMNS=_COLUMNS,
-        DEPTH=depth,
-        EXPERTS_BLOCK=triton.next_power_of_2(num_experts),
-        ALIGNED=_ALIGNED,
-        WIDEN=widen,
-        num_warps=4,
-        num_stages=3,
-    )
-    rows = starts, places, num_experts
-    _first_kernel[(tiles, triton.cdiv(size, _COLUMNS))](
-        hidden,
-        hidden.stride(0),
-        weights,
-        first.packed[0].weight,
-        *_tables(first)[2:],
-        *rows,
-        inner,
-        width,
-        size,
-        0.0 if activation.limit is None else activation.limit,
-        activation.slope,
-        activation.offset,
-        GATED=first.gated,
-        CURVE=ACTIVATIONS.index(activation.curve),
-        LIMITED=activation.limit is not None,
-        WEIGHED=weigh_inputs,
-        **common,
-    )
-    _second_kernel[(tiles, triton.cdiv(width, _COLUMNS))](
-        inner,
-        weights,
-        second.packed[0].weight,
-        *_tables(second)[2:],
-        *rows,
-        results,
-        size,
-        width,
-        WEIGHED=not weigh_inputs,
-        **common,
-    )
+    if isinstance(first.packed[0], PackedQuantized):
+        products = quantized_experts.first_products(hidden, weights if weigh_inputs else None, top_k, first, rows)
+        _activate_kernel[(count, triton.cdiv(size, 1024))](
+            products, inner, size, *_numbers(activation), **_constants(activation), BLOCK=1024
+        )
+    else:
+        _first_products(hidden, weights, top_k, first, rows, activation, weigh_inputs, inner)
+    if isinstance(second.packed[0], PackedQuantized):
+        quantized_experts.second_products(inner, None if weigh_inputs else weights, second, rows, results)
+    else:
+        _second_products(inner, weights, top_k, second, rows, weigh_inputs, results)
     _sum_kernel[(len(ids), triton.cdiv(width, 1024))](
         results, ids, out, width, first_expert, num_experts, TOP_K=top_k, BLOCK=1024
+    )
+
+
+def _numbers(activation: ExpertActivation) -> tuple[float, float, float]:
+    return 0.0 if activation.limit is None else activation.limit, activation.slope, activation.offset
+
+
+def _constants(activation: ExpertActivation) -> dict[str, Any]:
+    curve = ACTIVATIONS.index(activation.curve)
+    return {"GATED": activation.gated, "CURVE": curve, "LIMITED": activation.limit is not None}
+
+
+def _options(x: Tensor, top_k: int, num_experts: int) -> dict[str, Any]:
+    """What the kernels of both plain products take."""
+    return {
+        "TOP_K": top_k,
+        "ROWS": ROWS,
+        "COLUMNS": COLUMNS,
+        # Deeper tiles of float32, which has no matrix units, spill registers.
+        "DEPTH": 64 if x.element_size() == 2 else 16,
+        "EXPERTS_BLOCK": triton.next_power_of_2(num_experts),
+        "ALIGNED": _ALIGNED,
+        "WIDEN": triton.knobs.runtime.interpret and x.dtype == torch.bfloat16,
+        "num_warps": 4,
+        "num_stages": 3,
+    }
+
+
+def _first_products(
+    hidden: Tensor,
+    weights: Tensor,
+    top_k: int,
+    first: PackedExperts,
+    rows: tuple[Tensor, Tensor, int],
+    activation: ExpertActivation,
+    weigh_inputs: bool,
+    inner: Tensor,
+) -> None:
+    count, size = inner.shape
+    _first_kernel[(num_tiles(count, len(first)), triton.cdiv(size, COLUMNS))](
+        *(hidden, hidden.stride(0), weights, first.packed[0].weight, *_tables(first)[2:], *rows),
+        *(inner, hidden.shape[1], size, *_numbers(activation)),
+        WEIGHED=weigh_inputs,
+        **_constants(activation),
+        **_options(hidden, top_k, len(first)),
+    )
+
+
+def _second_products(
+    inner: Tensor,
+    weights: Tensor,
+    top_k: int,
+    second: PackedExperts,
+    rows: tuple[Tensor, Tensor, int],
+    weigh_inputs: bool,
+    results: Tensor,
+) -> None:
+    count, width = results.shape
+    _second_kernel[(num_tiles(count, len(second)), triton.cdiv(width, COLUMNS))](
+        *(inner, weights, second.packed[0].weight, *_tables(second)[2:], *rows, results, inner.shape[1], width),
+        WEIGHED=not weigh_inputs,
+        **_options(inner, top_k, len(second)),
     )
 
 
@@ -193,23 +223,6 @@ def _sort_kernel(ids_ptr, starts_ptr, places_ptr, count, first_expert, num_exper
         tl.store(starts_ptr + num_experts, below)
 
 
-# The expert of a tile, its first row among those that are sorted, and where that expert's end: none are left of a tile
-# behind the last one.
-@triton.jit
-def _rows_of_tile(tile, starts_ptr, num_experts, ROWS: tl.constexpr, EXPERTS_BLOCK: tl.constexpr):
-    experts = tl.arange(0, EXPERTS_BLOCK)
-    inside = experts < num_experts
-    begins = tl.load(starts_ptr + experts, mask=inside, other=0)
-    ends = tl.load(starts_ptr + experts + 1, mask=inside, other=0)
-    tiles = (ends - begins + ROWS - 1) // ROWS
-    tile_ends = tl.cumsum(tiles, axis=0)
-    expert = tl.sum((inside & (tile_ends <= tile)).to(tl.int32), axis=0)
-    is_own = experts == expert
-    row = tl.sum(tl.where(is_own, begins + (tile - tile_ends + tiles) * ROWS, 0), axis=0)
-    end = tl.sum(tl.where(is_own, ends, 0), axis=0)
-    return expert, row, end
-
-
 # x sigmoid(slope x), or what CURVE numbers in ops/activation.py.
 @triton.jit
 def _curve(x, slope, CURVE: tl.constexpr):
@@ -226,6 +239,42 @@ def _curve(x, slope, CURVE: tl.constexpr):
     if CURVE == 4:
         return positive * positive
     return positive
+
+
+# What is between the products, of float32 sums.
+@triton.jit
+def _activated(gate, up, limit, slope, offset, GATED: tl.constexpr, CURVE: tl.constexpr, LIMITED: tl.constexpr):
+    if LIMITED:
+        gate = tl.minimum(gate, limit, propagate_nan=tl.PropagateNan.ALL)
+        up = tl.maximum(up, -limit, propagate_nan=tl.PropagateNan.ALL)
+        up = tl.minimum(up, limit, propagate_nan=tl.PropagateNan.ALL)
+    value = _curve(gate, slope, CURVE)
+    if GATED:
+        value = value * (up + offset)
+    return value
+
+
+# products float32 [n, I or 2 I], inner [n, I]
+@triton.jit(do_not_specialize=["limit", "slope", "offset"])
+def _activate_kernel(
+    products_ptr,
+    inner_ptr,
+    num_columns,
+    limit,
+    slope,
+    offset,
+    GATED: tl.constexpr,
+    CURVE: tl.constexpr,
+    LIMITED: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    row = tl.program_id(0).to(tl.int64)
+    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    at = products_ptr + row * num_columns * (2 if GATED else 1) + column
+    gate = tl.load(at, mask=column < num_columns, other=0.0)
+    up = tl.load(at + num_columns, mask=column < num_columns, other=0.0) if GATED else gate
+    value = _activated(gate, up, limit, slope, offset, GATED, CURVE, LIMITED)
+    tl.store(inner_ptr + row * num_columns + column, value.to(inner_ptr.dtype.element_ty), mask=column < num_columns)
 
 
 # hidden [T, H], weights [T, K], offsets [E] of weights [N, H], biases [E, N], inner [n, I]
@@ -258,7 +307,7 @@ def _first_kernel(
     ALIGNED: tl.constexpr,
     WIDEN: tl.constexpr,
 ):
-    expert, first_row, end = _rows_of_tile(tl.program_id(0), starts_ptr, num_experts, ROWS, EXPERTS_BLOCK)
+    expert, first_row, end = rows_of_tile(tl.program_id(0), starts_ptr, num_experts, ROWS, EXPERTS_BLOCK)
     if first_row >= end:
         return
     row = first_row + tl.arange(0, ROWS)
@@ -296,13 +345,7 @@ def _first_kernel(
         gate += tl.load(bias_ptr).to(tl.float32)[None, :]
         if GATED:
             up += tl.load(bias_ptr + num_columns).to(tl.float32)[None, :]
-    if LIMITED:
-        gate = tl.minimum(gate, limit, propagate_nan=tl.PropagateNan.ALL)
-        up = tl.maximum(up, -limit, propagate_nan=tl.PropagateNan.ALL)
-        up = tl.minimum(up, limit, propagate_nan=tl.PropagateNan.ALL)
-    value = _curve(gate, slope, CURVE)
-    if GATED:
-        value = value * (up + offset)
+    value = _activated(gate, up, limit, slope, offset, GATED, CURVE, LIMITED)
     at = inner_ptr + row.to(tl.int64)[:, None] * num_columns + column[None, :]
     tl.store(at, value.to(inner_ptr.dtype.element_ty), mask=(row < end)[:, None] & (column < num_columns)[None, :])
 
@@ -330,7 +373,7 @@ def _second_kernel(
     ALIGNED: tl.constexpr,
     WIDEN: tl.constexpr,
 ):
-    expert, first_row, end = _rows_of_tile(tl.program_id(0), starts_ptr, num_experts, ROWS, EXPERTS_BLOCK)
+    expert, first_row, end = rows_of_tile(tl.program_id(0), starts_ptr, num_experts, ROWS, EXPERTS_BLOCK)
     if first_row >= end:
         return
     row = first_row + tl.arange(0, ROWS)

@@ -8,6 +8,7 @@ multiplied with the group's scales, so that no weight is rounded.
 from __future__ import annotations
 
 from functools import lru_cache
+from typing import Any
 
 import torch
 import triton
@@ -18,11 +19,14 @@ from vllm.ops.code_planes import PLANES
 from vllm.ops.quantized_tensor import QuantizedTensor
 from vllm.ops.triton import descriptors
 
-_COLUMNS = 64
+COLUMNS = 64
+"""Of a tile of a product."""
 # Inputs of a block; the first is too many for the registers where values are split, or codes lie in two planes.
 _DEPTHS = (64, 32, 16)
 _INTEGERS, _TABLE, _TABLES, _E4M3, _E5M2 = range(5)
 _FLOAT8 = {torch.float8_e4m3fn: _E4M3, torch.float8_e5m2: _E5M2}
+# What the kernels call SCALE_KIND; 0: what Triton reads itself.
+_SCALES = {torch.float8_e4m3fn: 1, torch.float8_e8m0fnu: 2}
 
 
 def can_multiply(x: Tensor, weight: QuantizedTensor) -> bool:
@@ -30,12 +34,55 @@ def can_multiply(x: Tensor, weight: QuantizedTensor) -> bool:
     in_blocks = weight.group_size == weight.shape[1] or weight.group_size % _DEPTHS[-1] == 0
     # Matrix units round float32 inputs to TF32, and Triton uses none on Turing.
     has_units = x.dtype in (torch.bfloat16, torch.float16) and _multiplies_tiles(x.device)
-    return has_units and in_blocks and weight.sparse is None and not weight.is_plain and 0 not in x.shape
+    has_kernel = weight.sparse is None and not weight.is_plain and getattr(weight.offsets, "dtype", None) not in _SCALES
+    return has_units and in_blocks and has_kernel and 0 not in x.shape
 
 
 @lru_cache(maxsize=8)
 def _multiplies_tiles(device: torch.device) -> bool:
     return device.type != "cuda" or torch.cuda.get_device_capability(device) >= (8, 0)
+
+
+def parts_of(planes: tuple[Tensor, ...], weight: QuantizedTensor) -> tuple[Tensor | None, ...]:
+    """What `add_block` reads, contiguous, in its order from `low` on; what the weight does not have is None."""
+    zeros = weight.zero_points if isinstance(weight.zero_points, Tensor) else None
+    values = None if weight.values is None else weight.values.float()
+    parts = (values, weight.scales, weight.offsets, zeros, weight.super_scales, weight.super_offsets)
+    low, high = planes[0].view(torch.uint8), planes[-1].view(torch.uint8)
+    return (low, high, *(None if part is None else _readable(part).contiguous() for part in parts))
+
+
+def numbers_of(planes: tuple[Tensor, ...], weight: QuantizedTensor) -> tuple[int, ...]:
+    """The numbers of `add_block`, in its order from `low_stride` on."""
+    supers = [part for part in (weight.super_scales, weight.super_offsets) if part is not None]
+    num_supers = supers[0].shape[1] if supers else 1
+    values_stride = 0 if weight.values is None or weight.values.dim() == 1 else weight.values.shape[1]
+    zero = weight.zero_points if isinstance(weight.zero_points, int) else 0
+    strides = planes[0].stride(0), planes[-1].stride(0), values_stride
+    return (*strides, weight.num_groups, weight.group_size, weight.num_groups // num_supers, num_supers, zero)
+
+
+def options_of(x: Tensor, weight: QuantizedTensor) -> dict[str, Any]:
+    """The constants of `add_block` for such rows."""
+    widths = (*PLANES[weight.bits], 0)
+    depths = _DEPTHS if weight.values is None and not widths[1] else _DEPTHS[1:]
+    kind = _FLOAT8.get(weight.codes.dtype, _INTEGERS)
+    if weight.values is not None:
+        kind = _TABLE if weight.values.dim() == 1 else _TABLES
+    return {
+        "KIND": kind,
+        "LOW_BITS": widths[0],
+        "HIGH_BITS": widths[1],
+        "SCALE_KIND": _SCALES.get(weight.scales.dtype, 0),
+        "HAS_OFFSETS": weight.offsets is not None,
+        "HAS_ZEROS": isinstance(weight.zero_points, Tensor),
+        "HAS_SUPER_SCALES": weight.super_scales is not None,
+        "HAS_SUPER_OFFSETS": weight.super_offsets is not None,
+        "IS_SPLIT": kind in (_TABLE, _TABLES),
+        "DEPTH": next((d for d in depths if weight.group_size % d == 0), depths[0]),
+        # The interpreter computes with NumPy, which has no bfloat16.
+        "WIDEN": triton.knobs.runtime.interpret and x.dtype == torch.bfloat16,
+    }
 
 
 def plain_product(x: Tensor, planes: tuple[Tensor, ...], weight: QuantizedTensor) -> Tensor:
@@ -45,39 +92,14 @@ def plain_product(x: Tensor, planes: tuple[Tensor, ...], weight: QuantizedTensor
     num_rows, inner = x.shape
     columns = weight.shape[0]
     out = torch.empty(num_rows, columns, dtype=torch.float32, device=x.device)
-    widths = (*PLANES[weight.bits], 0)
-    depths = _DEPTHS if weight.values is None and not widths[1] else _DEPTHS[1:]
-    depth = next((d for d in depths if weight.group_size % d == 0), depths[0])
-    low, high = planes[0].view(torch.uint8), planes[-1].view(torch.uint8)
-    scales, offsets, zeros = (_readable(part) for part in (weight.scales, weight.offsets, weight.zero_points))
-    values, values_stride = x, 0
-    kind = _FLOAT8.get(weight.codes.dtype, _INTEGERS)
-    if weight.values is not None:
-        values = weight.values.float().contiguous()
-        kind, values_stride = (_TABLE, 0) if values.dim() == 1 else (_TABLES, values.shape[1])
     rows = 16 if num_rows <= 16 else 64
-    supers = [part for part in (weight.super_scales, weight.super_offsets) if part is not None]
-    _quantized_linear_kernel[triton.cdiv(columns, _COLUMNS), triton.cdiv(num_rows, rows)](
-        *(x, num_rows, inner, low, high, low.stride(0), high.stride(0), values, values_stride),
-        *(x if scales is None else scales, x if offsets is None else offsets, x if zeros is None else zeros),
-        *(x if weight.super_scales is None else weight.super_scales.contiguous(),),
-        *(x if weight.super_offsets is None else weight.super_offsets.contiguous(),),
-        *(out, columns, weight.num_groups, weight.group_size),
-        *(weight.num_groups // supers[0].shape[1] if supers else 1, supers[0].shape[1] if supers else 1),
-        weight.zero_points if isinstance(weight.zero_points, int) else 0,
-        KIND=kind,
-        LOW_BITS=widths[0],
-        HIGH_BITS=widths[1],
-        HAS_OFFSETS=offsets is not None,
-        HAS_ZEROS=zeros is not None,
-        HAS_SUPER_SCALES=weight.super_scales is not None,
-        HAS_SUPER_OFFSETS=weight.super_offsets is not None,
-        IS_SPLIT=kind in (_TABLE, _TABLES),
+    _quantized_linear_kernel[triton.cdiv(columns, COLUMNS), triton.cdiv(num_rows, rows)](
+        *(x, num_rows, inner, out, columns),
+        *(x if part is None else part for part in parts_of(planes, weight)),
+        *numbers_of(planes, weight),
+        **options_of(x, weight),
         ROWS=rows,
-        COLUMNS=_COLUMNS,
-        DEPTH=depth,
-        # The interpreter computes with NumPy, which has no bfloat16.
-        WIDEN=triton.knobs.runtime.interpret and x.dtype == torch.bfloat16,
+        COLUMNS=COLUMNS,
         num_warps=8 if rows == 64 and _is_blackwell() else 4,
     )
     return out
@@ -88,13 +110,9 @@ def _is_blackwell() -> bool:
     return not triton.knobs.runtime.interpret and descriptors.architecture() // 10 == 10
 
 
-def _readable(part: Tensor | int | None) -> Tensor | None:
-    """Contiguous; 8-bit floats, which old GPUs do not read, as 16-bit ones, exactly."""
-    if part is None or isinstance(part, int):
-        return None
-    if part.dtype in (torch.float8_e4m3fn, torch.float8_e8m0fnu):
-        part = part.bfloat16()
-    return part.contiguous()
+def _readable(part: Tensor) -> Tensor:
+    """8-bit floats, which old GPUs do not read, as their bytes."""
+    return part.view(torch.uint8) if part.dtype in _SCALES else part
 
 
 @triton.jit(do_not_specialize=["num_rows"])
@@ -102,36 +120,37 @@ def _quantized_linear_kernel(
     x_ptr,  # [T, K]
     num_rows,
     inner,
-    low_ptr,  # uint8 [N, ceil(K LOW_BITS / 8)]
-    high_ptr,  # uint8 [N, ceil(K HIGH_BITS / 8)]
-    low_stride,
-    high_stride,
-    values_ptr,  # float32 [2^bits] or [N, 2^bits]
-    values_stride,
-    scales_ptr,  # [N, G], as are offsets and zeros
-    offsets_ptr,
-    zeros_ptr,
-    super_scales_ptr,  # [N, S]
-    super_offsets_ptr,
     out_ptr,  # float32 [T, N]
     num_columns,
+    low_ptr,
+    high_ptr,
+    values_ptr,
+    scales_ptr,
+    offsets_ptr,
+    zeros_ptr,
+    super_scales_ptr,
+    super_offsets_ptr,
+    low_stride,
+    high_stride,
+    values_stride,
     num_groups,
     group_size,
-    super_size,  # groups of a super-group
+    super_size,
     num_supers,
     zero,
     KIND: tl.constexpr,
     LOW_BITS: tl.constexpr,
     HIGH_BITS: tl.constexpr,
+    SCALE_KIND: tl.constexpr,
     HAS_OFFSETS: tl.constexpr,
     HAS_ZEROS: tl.constexpr,
     HAS_SUPER_SCALES: tl.constexpr,
     HAS_SUPER_OFFSETS: tl.constexpr,
     IS_SPLIT: tl.constexpr,
-    ROWS: tl.constexpr,
-    COLUMNS: tl.constexpr,
     DEPTH: tl.constexpr,
     WIDEN: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
 ):
     rows = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
     columns = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
@@ -143,45 +162,110 @@ def _quantized_linear_kernel(
         k = start + tl.arange(0, DEPTH)
         inside = k < inner
         x = tl.load(x_ptr + own_row[:, None] * inner + k[None, :], mask=inside[None, :], other=0.0)
-        codes = _codes(low_ptr, low_stride, own_column, k, inside, LOW_BITS)
-        if HIGH_BITS > 0:
-            codes |= _codes(high_ptr, high_stride, own_column, k, inside, HIGH_BITS) << LOW_BITS
-        if IS_SPLIT:
-            values = tl.load(values_ptr + own_column[None, :] * values_stride + codes)
-        elif KIND == 3:
-            # Beside the exponent's bias, which is 8 less than that of float16, a float16's bits.
-            halves = (((codes & 0x80) << 8) | ((codes & 0x7F) << 7)).to(tl.int16).to(tl.float16, bitcast=True)
-            values = tl.where((codes & 0x7F) == 0x7F, float("nan"), halves.to(tl.float32) * 256.0)
-        elif KIND == 4:
-            values = (codes << 8).to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32)
-        else:
-            values = codes.to(tl.float32)
-        # Beyond K they are not NaN.
-        values = tl.where(inside[:, None], values, 0.0)
-        if WIDEN:
-            products = tl.dot(x.to(tl.float32), values, input_precision="ieee")
-        else:
-            first = values.to(x.dtype)
-            products = tl.dot(x, first)
-            if IS_SPLIT:
-                products = tl.dot(x, (values - first.to(tl.float32)).to(x.dtype), products)
-        group = own_column * num_groups + start // group_size
-        super_group = own_column * num_supers + start // group_size // super_size
-        scale = tl.load(scales_ptr + group).to(tl.float32)
-        if HAS_SUPER_SCALES:
-            scale *= tl.load(super_scales_ptr + super_group).to(tl.float32)
-        sums += products * scale[None, :]
-        offset = -scale * zero
-        if HAS_OFFSETS:
-            own_offset = tl.load(offsets_ptr + group).to(tl.float32)
-            if HAS_SUPER_OFFSETS:
-                own_offset *= tl.load(super_offsets_ptr + super_group).to(tl.float32)
-            offset += own_offset
-        if HAS_ZEROS:
-            offset -= scale * tl.load(zeros_ptr + group).to(tl.float32)
-        sums += tl.sum(x.to(tl.float32), axis=1)[:, None] * offset[None, :]
+        sums = add_block(
+            sums, x, start, k, inside, own_column, low_ptr, high_ptr, values_ptr, scales_ptr, offsets_ptr, zeros_ptr,
+            super_scales_ptr, super_offsets_ptr, low_stride, high_stride, values_stride, num_groups, group_size,
+            super_size, num_supers, zero, KIND, LOW_BITS, HIGH_BITS, SCALE_KIND, HAS_OFFSETS, HAS_ZEROS,
+            HAS_SUPER_SCALES, HAS_SUPER_OFFSETS, IS_SPLIT, WIDEN,
+        )  # fmt: skip
     places = out_ptr + rows.to(tl.int64)[:, None] * num_columns + columns[None, :]
     tl.store(places, sums, mask=(rows < num_rows)[:, None] & (columns < num_columns)[None, :])
+
+
+# `sums` [ROWS, COLUMNS] and the product of x [ROWS, DEPTH] with the inputs k [DEPTH], from `start` on, of the weight's
+# `columns` [COLUMNS]; `inside` are those of the inputs that there are.
+@triton.jit
+def add_block(
+    sums,
+    x,
+    start,
+    k,
+    inside,
+    columns,
+    low_ptr,  # uint8 [N, ceil(K LOW_BITS / 8)]
+    high_ptr,  # uint8 [N, ceil(K HIGH_BITS / 8)]
+    values_ptr,  # float32 [2^bits] or [N, 2^bits]
+    scales_ptr,  # [N, G], as are offsets and zeros
+    offsets_ptr,
+    zeros_ptr,
+    super_scales_ptr,  # [N, S]
+    super_offsets_ptr,
+    low_stride,
+    high_stride,
+    values_stride,
+    num_groups,
+    group_size,
+    super_size,  # groups of a super-group
+    num_supers,
+    zero,
+    KIND: tl.constexpr,
+    LOW_BITS: tl.constexpr,
+    HIGH_BITS: tl.constexpr,
+    SCALE_KIND: tl.constexpr,
+    HAS_OFFSETS: tl.constexpr,
+    HAS_ZEROS: tl.constexpr,
+    HAS_SUPER_SCALES: tl.constexpr,
+    HAS_SUPER_OFFSETS: tl.constexpr,
+    IS_SPLIT: tl.constexpr,
+    WIDEN: tl.constexpr,
+):
+    codes = _codes(low_ptr, low_stride, columns, k, inside, LOW_BITS)
+    if HIGH_BITS > 0:
+        codes |= _codes(high_ptr, high_stride, columns, k, inside, HIGH_BITS) << LOW_BITS
+    if IS_SPLIT:
+        values = tl.load(values_ptr + columns[None, :] * values_stride + codes)
+    elif KIND == 3:
+        values = _of_e4m3(codes)
+    elif KIND == 4:
+        values = (codes << 8).to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32)
+    else:
+        values = codes.to(tl.float32)
+    # Beyond K they are not NaN.
+    values = tl.where(inside[:, None], values, 0.0)
+    if WIDEN:
+        products = tl.dot(x.to(tl.float32), values, input_precision="ieee")
+    else:
+        first = values.to(x.dtype)
+        products = tl.dot(x, first)
+        if IS_SPLIT:
+            products = tl.dot(x, (values - first.to(tl.float32)).to(x.dtype), products)
+    group = columns * num_groups + start // group_size
+    super_group = columns * num_supers + start // group_size // super_size
+    scale = _of_scale(tl.load(scales_ptr + group), SCALE_KIND)
+    if HAS_SUPER_SCALES:
+        scale *= tl.load(super_scales_ptr + super_group).to(tl.float32)
+    sums += products * scale[None, :]
+    offset = -scale * zero
+    if HAS_OFFSETS:
+        own_offset = tl.load(offsets_ptr + group).to(tl.float32)
+        if HAS_SUPER_OFFSETS:
+            own_offset *= tl.load(super_offsets_ptr + super_group).to(tl.float32)
+        offset += own_offset
+    if HAS_ZEROS:
+        offset -= scale * tl.load(zeros_ptr + group).to(tl.float32)
+    sums += tl.sum(x.to(tl.float32), axis=1)[:, None] * offset[None, :]
+    return sums
+
+
+# float32 of bytes, int32.
+@triton.jit
+def _of_e4m3(codes):
+    # Beside the exponent's bias, which is 8 less than that of float16, a float16's bits.
+    halves = (((codes & 0x80) << 8) | ((codes & 0x7F) << 7)).to(tl.int16).to(tl.float16, bitcast=True)
+    return tl.where((codes & 0x7F) == 0x7F, float("nan"), halves.to(tl.float32) * 256.0)
+
+
+@triton.jit
+def _of_scale(scale, SCALE_KIND: tl.constexpr):
+    if SCALE_KIND == 1:
+        return _of_e4m3(scale.to(tl.int32))
+    elif SCALE_KIND == 2:
+        # A float32's exponent; the least one is subnormal, the last NaN.
+        code = scale.to(tl.int32)
+        bits = tl.where(code == 0, 0x400000, code << 23)
+        return tl.where(code == 255, 0x7FC00000, bits).to(tl.float32, bitcast=True)
+    else:
+        return scale.to(tl.float32)
 
 
 @triton.jit

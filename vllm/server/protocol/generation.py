@@ -210,13 +210,15 @@ class CompletionRequest(GenerationFields, PromptTableFields):
         return (self.logprobs or 0) if self.echo and reads else None
 
 
+# What completions refuse.
+_CHAT_ALONE = ("documents", "reasoning_effort", "include_reasoning", "thinking_token_budget", "verbosity")
+
+
 class ChatCompletionRequest(ToolFields, GenerationFields):
     """POST /v1/chat/completions"""
 
     REFUSED: ClassVar[Refusals] = {
-        name: each
-        for name, each in REFUSED_FIELDS.items()
-        if name not in (*ToolFields.model_fields, "documents", "reasoning_effort", "include_reasoning", "verbosity")
+        name: each for name, each in REFUSED_FIELDS.items() if name not in (*ToolFields.model_fields, *_CHAT_ALONE)
     }
 
     messages: Messages
@@ -225,6 +227,9 @@ class ChatCompletionRequest(ToolFields, GenerationFields):
     max_completion_tokens: int | None = Field(None, description="Wins over max_tokens.")
     documents: Annotated[list[dict[str, Any]], UNREAD_LIST] | None = Field(None, description="For the template.")
     reasoning_effort: str | None = Field(None, description="For the template.")
+    thinking_token_budget: int | None = Field(
+        None, ge=-1, description="The most tokens of reasoning, with --reasoning-parser; -1: any number."
+    )
     include_reasoning: bool | None = Field(None, description="false: leave the reasoning out of the answer.")
     verbosity: str | None = Field(None, description='For a template that knows it; otherwise only "medium".')
     chat_template: str | None = None

@@ -11,11 +11,6 @@ NO_BLOCK = -1
 """In place of a block that a group no longer needs or never needed."""
 
 
-def make_kv_cache_manager(config: CacheConfig) -> KVCacheManager:
-    """The manager for the config's groups."""
-    return KVCacheManager(config) if config.group_windows == (None,) else GroupedKVCacheManager(config)
-
-
 def first_needed_block(num_computed: int, window: int | None, block_size: int) -> int:
     """The first block that the query at position `num_computed`, or a later one, sees a token of."""
     return 0 if window is None else max(num_computed - window + 1, 0) // block_size

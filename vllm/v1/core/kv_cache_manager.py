@@ -30,6 +30,7 @@ class CachedPrefix(NamedTuple):
     num_tokens: int = 0  # in the whole blocks and in the part of one
     part_of: int | None = None  # block to copy the tokens beyond the whole blocks from
     shared_with: str | None = None  # instead of part_of: request that computes them in the step being scheduled
+    snapshot: int | None = None  # of the state after it, for models with states
 
 
 class KVCacheManager:
@@ -43,6 +44,8 @@ class KVCacheManager:
     """
 
     num_groups = 1
+    cuts_shares = False
+    """Whether a step's share of a request may have to end early: the scheduler then asks `share` and `awaits`."""
 
     def __init__(self, config: CacheConfig) -> None:
         if config.num_blocks is None:
@@ -54,7 +57,8 @@ class KVCacheManager:
         max_evictable = None
         if config.max_idle_tokens is not None:
             max_evictable = config.max_idle_tokens // config.block_size * self.num_groups
-        self.pool = BlockPool(config.num_blocks, max_evictable, None if self.host is None else self._evicted)
+        on_evict = self._evicted if self.host is not None or self.cuts_shares else None
+        self.pool = BlockPool(config.num_blocks, max_evictable, on_evict)
         self._shares_parts = self.enable_caching and config.shares_parts_of_blocks
         self._step: SchedulerOutput  # the step being scheduled, which gets the copies
         # Blocks that the step will have written up to these tokens: (request, index among its blocks, block, tokens).
@@ -228,6 +232,28 @@ class KVCacheManager:
             self.host.forget_block(host_block)
         for _, block_id in swap_in:
             self.pool.unregister(block_id)
+
+    # Of models with states; see StateCacheManager.
+
+    def note_waiting(self, request: Request) -> None:
+        """A request waits to be admitted."""
+
+    def note_not_waiting(self, request: Request) -> None:
+        """It was admitted, or ended."""
+
+    def awaits(self, request: Request, prefix: CachedPrefix) -> bool:
+        """Whether the request should wait for a longer prefix than this one, which the step being scheduled makes."""
+        return False
+
+    def share(self, request: Request, start: int, num_new_tokens: int) -> int:
+        """How many of the request's next tokens, from `start` on, the step should compute."""
+        return num_new_tokens
+
+    def forget_saves(self, step: SchedulerOutput) -> None:
+        """The states that a step was to save may not have been."""
+
+    def forget_broken_states(self, request: Request) -> None:
+        """What was saved of the request's states may be corrupted."""
 
     def free(self, request: Request) -> None:
         """Free the request's blocks, the tail first, so that the common beginning stays cached longest."""

@@ -26,6 +26,7 @@ from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.executor.worker_monitor import WorkerHandle, WorkerMonitor
 from vllm.v1.executor.worker_proc import CALL, STEP, STOP, WorkerStart
 from vllm.v1.outputs import ModelRunnerOutput, PendingStep
+from vllm.v1.worker.state_memory import StateSlots
 from vllm.v1.worker.worker import call_worker, make_worker, worker_device
 
 _NUM_THREADS = torch.get_num_threads()  # before any engine reduced it
@@ -80,6 +81,7 @@ class MultiprocExecutor:
     Attributes:
         worker, group: rank 0's worker and communicator.
         num_blocks, num_host_blocks: KV blocks on the device and on the host that every rank has.
+        state_slots: rows of the state pools.
     """
 
     host = "127.0.0.1"  # this machine's address, where the ranks meet
@@ -107,9 +109,12 @@ class MultiprocExecutor:
             # Upstream's name; callers delete it when they are done.
             self.driver_worker = self.worker
             self.collective_rpc("load_model", (use_tqdm,))
+            slots = self.collective_rpc("determine_state_slots")
+            self.state_slots = StateSlots(*map(min, zip(*slots, strict=True)))
             self.num_blocks = min(self.collective_rpc("determine_num_blocks"))
             self.num_host_blocks = min(self.collective_rpc("determine_num_host_blocks"))
-            self.collective_rpc("initialize_kv_cache", (self.num_blocks, self.num_host_blocks))
+            sizes = self.num_blocks, self.num_host_blocks, self.state_slots
+            self.collective_rpc("initialize_kv_cache", sizes)
         except BaseException:
             self.shutdown()
             raise

@@ -9,6 +9,7 @@ from vllm.config import VllmConfig
 from vllm.distributed.communicator import ALONE, Communicator
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.outputs import ModelRunnerOutput, PendingStep
+from vllm.v1.worker.state_memory import StateSlots
 from vllm.v1.worker.worker import call_worker, make_worker
 
 
@@ -21,9 +22,10 @@ class UniProcExecutor:
         self.driver_worker = self.worker
         self.group = group
         self.worker.load_model(use_tqdm)
+        self.state_slots = StateSlots(*map(self._least, self.worker.determine_state_slots()))
         self.num_blocks = self._least(self.worker.determine_num_blocks())
         self.num_host_blocks = self._least(self.worker.determine_num_host_blocks())
-        self.worker.initialize_kv_cache(self.num_blocks, self.num_host_blocks)
+        self.worker.initialize_kv_cache(self.num_blocks, self.num_host_blocks, self.state_slots)
 
     def _least(self, number: int) -> int:
         return number

@@ -8,6 +8,7 @@ from typing import Any
 
 from vllm.exceptions import VLLMValidationError
 from vllm.params.structured import StructuredOutputsParams
+from vllm.v1.structured_output.thinking import with_thinking
 
 MAX_GRAMMAR_CHARS = 2**19
 """Limit of a schema, regular expression or grammar: a larger one would take seconds to compile."""
@@ -28,6 +29,8 @@ def grammar_text(params: StructuredOutputsParams) -> str:
         VLLMValidationError: a form that cannot be read, that is too long or that this engine does not know.
     """
     kind, value = params.kind
+    if kind == "thinking":
+        return with_thinking(params.thinking, "")
     try:
         text = _MAKERS[kind](value, params)
     except (ValueError, RecursionError) as error:
@@ -37,7 +40,7 @@ def grammar_text(params: StructuredOutputsParams) -> str:
     if len(text) > MAX_GRAMMAR_CHARS:
         message = f"structured_outputs.{kind} must have at most {MAX_GRAMMAR_CHARS} characters, got {len(text)}"
         raise VLLMValidationError(message, "structured_outputs", len(text))
-    return text
+    return with_thinking(params.thinking, text)
 
 
 def schema_of(params: StructuredOutputsParams) -> Any:

@@ -13,6 +13,7 @@ import numpy as np
 from vllm.config import ModelConfig
 from vllm.exceptions import VLLMValidationError
 from vllm.tokenizers.tokenizer import get_tokenizer
+from vllm.v1.structured_output.thinking import ThinkingMatcher, split_thinking
 
 MAX_CACHED_CHARS = 2**22
 """Grammars are kept up to so many characters in all: what they compile to grows with them."""
@@ -73,12 +74,20 @@ class Grammars:
             self._tokenizer = LLTokenizer(tokenizer_json, n_vocab=vocab_size, eos_token=ends)
         except ValueError as error:
             raise _unusable(f"llguidance does not read this model's tokenizer: {error}") from None
+        self._vocab_size, self._eos_token_ids = vocab_size, ends
         self._compiled: OrderedDict[str, Any] = OrderedDict()
         self._num_chars = 0
         self._lock = threading.Lock()
 
-    def start(self, grammar: str) -> Matcher:
+    def start(self, grammar: str) -> Matcher | ThinkingMatcher:
         """A matcher at the beginning of an answer. ValueError: why the grammar does not compile."""
+        thinking, grammar = split_thinking(grammar)
+        if thinking is None:
+            return self._start_form(grammar)
+        form = self._start_form(grammar) if grammar else None
+        return ThinkingMatcher(thinking, form, self._tokenizer, self._vocab_size, self._eos_token_ids)
+
+    def _start_form(self, grammar: str) -> Matcher:
         with self._lock:
             compiled = self._compiled.get(grammar)
             if compiled is not None:

@@ -17,6 +17,7 @@ from vllm.config import ModelConfig, VllmConfig
 from vllm.config.checkpoint.weight_files import iterate_tensors, shard_files
 from vllm.distributed.communicator import ALONE, Communicator
 from vllm.distributed.parallel_state import tensor_parallel
+from vllm.layers.state import state_bytes
 from vllm.layers.weight_update import move_weights
 from vllm.loader import get_model
 from vllm.logger import init_logger
@@ -31,6 +32,7 @@ from vllm.v1.worker.gpu.kv_swap import STAGING_BYTES
 from vllm.v1.worker.gpu.model_runner import GPUModelRunner
 from vllm.v1.worker.gpu.pool.decoder_runner import PoolingModelRunner
 from vllm.v1.worker.gpu.pool.encoder_runner import EncoderRunner
+from vllm.v1.worker.state_memory import NO_STATES, StateSlots, plan_states
 from vllm.v1.worker.warm_up import warm_up
 
 logger = init_logger(__name__)
@@ -55,7 +57,8 @@ class Worker:
             torch.cuda.set_device(self.device)
         self._runner: GPUModelRunner | None = None
         self._memory_at_start: memory.DeviceMemory | None = None
-        self._num_blocks = (0, 0)
+        self._num_blocks = (0, 0, NO_STATES)
+        self._state_slots = NO_STATES
         self._asleep: set[str] = set()  # of "weights", "kv_cache"
         self._num_reloads = 0
         self._kept_steps: deque[PendingStep] = deque()
@@ -88,13 +91,37 @@ class Worker:
             return cache.num_blocks
         most = self._blocks_of_longest * self.config.scheduler_config.max_num_seqs
         block_bytes = self._kv_block_bytes() + memory.hidden_block_bytes(self.config)
+        if not block_bytes:
+            return most
+        states = self._state_slots.num_bytes(self._state_bytes)
         if cache.memory_bytes is not None:
-            return min(self._blocks_within(cache.memory_bytes, block_bytes), most)
+            return min(self._blocks_within(cache.memory_bytes - states, block_bytes), most)
         if self.device.type == "cuda":
-            staging_bytes = STAGING_BYTES if cache.swap_space else 0
+            staging_bytes = states + (STAGING_BYTES if cache.swap_space else 0)
             sizes = block_bytes, staging_bytes, self.kv_group_windows
             return min(memory.device_block_count(self.config, self._profile_memory(), *sizes), most)
-        return min(self._blocks_within(self._cpu_cache_bytes(), block_bytes), most)
+        return min(self._blocks_within(self._cpu_cache_bytes() - states, block_bytes), most)
+
+    def determine_state_slots(self) -> StateSlots:
+        """How many states and snapshots of them there are; none where the model has no states. Before the number of
+        blocks is determined, which get the rest of the memory. ValueError: see `plan_states`."""
+        cache = self.config.cache_config
+        if not self._has_cache or not self._state_bytes or cache.num_blocks is not None:
+            budget = 0
+        elif cache.memory_bytes is not None:
+            budget = cache.memory_bytes
+        elif self._memory_at_start is not None:
+            taken = self._memory_at_start.free - memory.device_memory(self.device).free
+            budget = max(int(cache.gpu_memory_utilization * self._memory_at_start.total) - taken, 0)
+        else:
+            budget = self._cpu_cache_bytes()
+        if self._has_cache:
+            self._state_slots = plan_states(self.config, self._state_bytes, budget, self._kv_block_bytes())
+        return self._state_slots
+
+    @property
+    def _state_bytes(self) -> int:
+        return state_bytes(self.model_runner.model)
 
     def _blocks_within(self, budget: int, block_bytes: int) -> int:
         """How many blocks `budget` bytes hold; at least those of one request of max_model_len."""
@@ -131,15 +158,19 @@ class Worker:
     def _kv_block_bytes(self) -> int:
         return memory.kv_block_bytes(self.config, self.model_runner.kv_layout.caches)
 
-    def initialize_kv_cache(self, num_blocks: int, num_host_blocks: int = 0) -> None:
-        """Allocate the KV cache and the host blocks of its offload."""
+    def initialize_kv_cache(
+        self, num_blocks: int, num_host_blocks: int = 0, state_slots: StateSlots = NO_STATES
+    ) -> None:
+        """Allocate the KV cache, the host blocks of its offload, and the states."""
         if not self._has_cache:
             return
         logger.info("KV cache: %d blocks of %d tokens", num_blocks, self.config.cache_config.block_size)
-        self._num_blocks = (num_blocks, num_host_blocks)
+        if state_slots.num_requests:
+            logger.info("States: of %d requests, and %d snapshots, every %d tokens", *state_slots)
+        self._num_blocks = (num_blocks, num_host_blocks, state_slots)
         if compiles_while_running(self.device):
             warm_up(self.model_runner, self.config)
-        self.model_runner.initialize_kv_cache(num_blocks, num_host_blocks)
+        self.model_runner.initialize_kv_cache(*self._num_blocks)
 
     def execute_model(self, scheduler_output: SchedulerOutput) -> ModelRunnerOutput:
         return self.model_runner.execute_model(scheduler_output).result()

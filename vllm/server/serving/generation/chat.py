@@ -144,6 +144,8 @@ class ChatAnswer(Answer):
         with named_as({"messages": "chat_template"} if self._body.chat_template else {}):
             prompt = await asyncio.to_thread(render, self._state, self._body, self._parts.template_tools)
         self._prompt = prompt["prompt"]
+        params = self._params
+        params.structured_outputs = self._parts.after_reasoning(params.structured_outputs, self._prompt)
         if self._is_echoed:
             self._echo = normal_messages(self._body.messages[-1:])[0]["content"]
         with named_as(self._own_names):

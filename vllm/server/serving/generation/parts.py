@@ -9,6 +9,7 @@ from typing import Any
 from vllm.chat.answers import AUTO, AnswerFormat, AnswerParser
 from vllm.chat.call_forms import CallableFunction, CallForms
 from vllm.exceptions import shown
+from vllm.params.structured import StructuredOutputsParams, Thinking
 from vllm.server.errors import ApiError
 from vllm.server.protocol.generation import ChatCompletionRequest
 from vllm.server.state import ServerState
@@ -181,12 +182,37 @@ class AnswerPlan:
                 message = f"{choice.choice_field} and the form of the answer exclude each other: give one of them"
                 raise ApiError(400, message, choice.choice_field, "invalid_value")
             return {"grammar": self._forms(parser).forced(functions, many)}
-        if parser is None or parser.call_text is None:
+        if parser is None or parser.call_text is None or not parser.calls_follow_reasoning:
             if given is None:
                 return None
             message = f"{choice.field} and the form of the answer exclude each other for this model's format of calls"
             raise ApiError(400, message, choice.field, "unsupported_field")
         return {"grammar": self._forms(parser).free(functions, many, self._schema(given))}
+
+    def after_reasoning(
+        self, form: StructuredOutputsParams | None, prompt: str | None
+    ) -> StructuredOutputsParams | None:
+        """The form of answers to a prompt, which begins after their reasoning; with the budget of that, if any.
+
+        Raises:
+            ApiError: a budget that cannot be kept.
+        """
+        own, reasoning = self._body.thinking_token_budget, self.form.reasoning
+        budget = None if own in (None, -1) else own
+        if budget is not None and (reasoning is None or not reasoning.ends):
+            message = f"thinking_token_budget={budget} needs --reasoning-parser: the server does not know where it ends"
+            raise ApiError(400, message, "thinking_token_budget", "unsupported_field")
+        is_bound = form is not None or budget is not None
+        if reasoning is None or not reasoning.ends or not is_bound:
+            return form
+        if self.choice.mode == _ANY_CALL and not self.form.tools.calls_follow_reasoning:  # type: ignore[union-attr]
+            return form
+        is_inside = reasoning.begins_inside(prompt or "")
+        if is_inside is False:
+            return form
+        has_begun = is_inside or reasoning.is_implicit
+        thinking = Thinking(reasoning.ends[0], "" if has_begun else reasoning.begins[0], budget)
+        return StructuredOutputsParams(thinking=thinking) if form is None else replace(form, thinking=thinking)
 
     def _schema(self, given: Any) -> dict[str, Any] | bool | None:
         if given is None:

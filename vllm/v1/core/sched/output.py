@@ -62,6 +62,10 @@ class SchedulerOutput:
     block_copies: list[tuple[int, int]] = field(default_factory=list)
     swap_in: list[tuple[int, int]] = field(default_factory=list)  # (host block, device block), the latter distinct
     shared_tokens: list[SharedTokens] = field(default_factory=list)
+    # States of models that have them, copied before the forward pass (snapshot, request) and after it (request,
+    # snapshot); no snapshot is saved to twice.
+    state_loads: list[tuple[int, str]] = field(default_factory=list)
+    state_saves: list[tuple[str, int]] = field(default_factory=list)
 
     def begun_at(self) -> Iterator[tuple[str, int]]:
         """Each request of the step, and how many of its tokens were computed before."""

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from vllm.config import CacheConfig, SchedulerConfig
 from vllm.exceptions import VLLMValidationError
-from vllm.v1.core.kv_cache_groups import make_kv_cache_manager
+from vllm.v1.core.make_manager import make_kv_cache_manager
 from vllm.v1.core.sched.output import CachedRequestData, NewRequestData, SchedulerOutput
 from vllm.v1.core.sched.repetition import repeats_itself
 from vllm.v1.core.sched.request_queue import RequestQueue
@@ -48,7 +48,8 @@ class Scheduler:
                 f"max_num_batched_tokens must be at least max_model_len={max_model_len} when chunked prefill "
                 f"is off, got {scheduler_config.max_num_batched_tokens}"
             )
-        self.config = scheduler_config
+        self.config, self.cache_config = scheduler_config, cache_config
+        self._max_running = min(scheduler_config.max_num_seqs, cache_config.num_states or scheduler_config.max_num_seqs)
         self.max_model_len = max_model_len
         self.kv = make_kv_cache_manager(cache_config)
         self.requests: dict[str, Request] = {}
@@ -81,6 +82,7 @@ class Scheduler:
         request.length_limit = min(request.max_tokens, self.max_model_len - request.num_prompt_tokens)
         self.requests[request.request_id] = request
         self.waiting.add(request)
+        self.kv.note_waiting(request)
 
     def has_request(self, request_id: str) -> bool:
         return request_id in self.requests
@@ -94,6 +96,7 @@ class Scheduler:
                 continue
             if request.status is RequestStatus.WAITING:
                 self.waiting.remove(request)
+                self.kv.note_not_waiting(request)
             else:
                 aborted_running = True
             self._end(request)
@@ -139,6 +142,7 @@ class Scheduler:
         budget = self.config.max_num_batched_tokens
         cached, scheduled = step.scheduled_cached_reqs, step.num_scheduled_tokens
         running, grow, others = self.running, self.kv.grow, self.kv.added_to_others
+        cuts_shares = self.kv.cuts_shares
         index = 0
         # Preemption shortens the list during the loop.
         while index < len(running) and budget > 0:
@@ -153,6 +157,8 @@ class Scheduler:
                     continue
             if num_new > budget:
                 num_new = budget
+            if cuts_shares and num_new > 1:
+                num_new = self.kv.share(request, num_computed, num_new)
             added = grow(request, num_new)
             if added is None:
                 victim = max(running, key=Request.sort_key) if self._by_priority else running[-1]
@@ -191,23 +197,30 @@ class Scheduler:
         victim.num_preemptions += 1
         self.num_preemptions += 1
         self.waiting.add(victim)
+        self.kv.note_waiting(victim)
         step.preempted_req_ids.append(request_id)
         return num_scheduled
 
     def _admit_waiting(self, step: SchedulerOutput) -> None:
         budget = self.config.max_num_batched_tokens - step.total_num_scheduled_tokens
-        while self.waiting and budget > 0 and len(self.running) < self.config.max_num_seqs:
+        passed_over: list[Request] = []
+        while self.waiting and budget > 0 and len(self.running) < self._max_running:
             request = self.waiting.peek()
             prefix = self.kv.find_prefix(request)
+            if self.kv.awaits(request, prefix):
+                passed_over.append(self.waiting.pop())
+                continue
             num_cached = prefix.num_tokens
             num_new = request.num_tokens - num_cached
             if num_new > budget:
                 if not self.config.enable_chunked_prefill:
                     break
                 num_new = budget
+            num_new = self.kv.share(request, num_cached, num_new)
             if not self.kv.admit(request, prefix, num_new):
                 break
             self.waiting.pop()
+            self.kv.note_not_waiting(request)
             self.running.append(request)
             request.status = RequestStatus.RUNNING
             if request.num_cached_tokens < 0:
@@ -229,6 +242,8 @@ class Scheduler:
             )
             step.num_scheduled_tokens[request.request_id] = num_new
             budget -= num_new
+        for request in passed_over:
+            self.waiting.add(request)
         step.total_num_scheduled_tokens = self.config.max_num_batched_tokens - budget
 
     def update_from_output(
@@ -304,6 +319,7 @@ class Scheduler:
                 else:
                     # Its keys and values may be as corrupted as its logits.
                     self.kv.forget_broken_content(self.kv.all_blocks_of(request_id))
+                    self.kv.forget_broken_states(request)
                 self._end(request)
                 yield output
 
@@ -333,6 +349,7 @@ class Scheduler:
         it was to write. Returns the ids of the ended requests."""
         lost = []
         self.kv.forget_swaps(scheduler_output.swap_out, scheduler_output.swap_in)
+        self.kv.forget_saves(scheduler_output)
         for request_id, begun_at in scheduler_output.begun_at():
             request = self.requests.get(request_id)
             if request is None or request_id in stale:

@@ -109,7 +109,7 @@ class DecodeGraphs:
             token_ids = self._states.known(token_ids, slots)
         lengths = seq_lens, 1, self._max_seq_len, step.size, self._max_seq_len
         tables = [table.tensor.index_select(0, slots) for table in self._block_tables]
-        attn = AttentionMetadata(slot_mapping, tables[0], step.query_start_loc, *lengths)
+        attn = AttentionMetadata(slot_mapping, tables[0], step.query_start_loc, *lengths, state_slots=slots)
         attn.groups = tuple(
             replace(attn, block_table=table, slot_mapping=self._slot_mapping(table, positions)) for table in tables[1:]
         )

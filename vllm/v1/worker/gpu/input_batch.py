@@ -86,7 +86,7 @@ class InputBatch:
         tables = [table.rows(slots, self.max_seq_len) for table in self.block_tables]
         max_decode_len = int(self.seq_lens_np[: self.num_decodes].max(initial=0))
         lengths = seq_lens, self.max_query_len, self.max_seq_len, self.num_decodes, max_decode_len
-        attn = AttentionMetadata(slot_mappings[0], tables[0], query_start_loc, *lengths)
+        attn = AttentionMetadata(slot_mappings[0], tables[0], query_start_loc, *lengths, state_slots=slots)
         if self.shared_np is not None:
             tokens, other_slots = upload_all(list(self.shared_np), states.device)
             attn.shared = tokens, other_slots

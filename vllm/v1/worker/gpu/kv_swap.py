@@ -36,12 +36,13 @@ class KVSwap:
         # 2 * layers of [B, size of a block's keys or values]; layers that share a cache have it once.
         own = {cache.data_ptr(): cache for pair in kv_caches for cache in pair}
         # Bytes, where elements are 8-bit floats, which torch does not copy by index everywhere.
-        is_float8 = kv_caches[0][0].element_size() == 1
-        self._caches = [(c.view(torch.uint8) if is_float8 else c).view(len(c), -1) for c in own.values()]
+        self._caches = [(c.view(torch.uint8) if c.element_size() == 1 else c).view(len(c), -1) for c in own.values()]
+        self._pieces: list[Tensor] = []  # [blocks of the piece, E]
+        if not self._caches:
+            return
         first = self._caches[0]
         self._device = first.device
         self._stream: torch.cuda.Stream | None = None
-        self._pieces: list[Tensor] = []  # [blocks of the piece, E]
         self._parts = block_parts(self._caches)
         if not num_host_blocks:
             return
@@ -71,6 +72,8 @@ class KVSwap:
 
     def run(self, step: SchedulerOutput) -> None:
         """Make the step's copies, ordered after earlier work on the current stream and before later work on it."""
+        if not self._caches:
+            return
         if step.swap_out:
             self._swap_out(step.swap_out)
         if step.block_copies:

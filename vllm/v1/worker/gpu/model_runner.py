@@ -18,6 +18,7 @@ from vllm.distributed.parallel_state import get_tp_group
 from vllm.layers.attention import attention_layers, use_backend, use_kv_scales
 from vllm.layers.experts import asks_for_counts
 from vllm.layers.kv_cache_spec import kv_cache_layout, kv_cache_specs, layer_kinds
+from vllm.layers.state import allocate_states, state_layers
 from vllm.logprobs.lists import LogprobsRow
 from vllm.ops.recording import can_record
 from vllm.sampling_params import SamplingParams
@@ -43,7 +44,9 @@ from vllm.v1.worker.gpu.sample.prompt_logprob import (
 )
 from vllm.v1.worker.gpu.sample.sampler import Sampler
 from vllm.v1.worker.gpu.sample.vocab_parallel import vocab_of
+from vllm.v1.worker.gpu.state_pools import StatePools
 from vllm.v1.worker.gpu.states import BlockTables, KVCaches, Places, RequestStates
+from vllm.v1.worker.state_memory import NO_STATES, StateSlots
 
 
 @dataclass
@@ -172,9 +175,12 @@ class GPUModelRunner:
             BlockTables(max_num_reqs, max_model_len, self.block_size, device) for _ in self.kv_layout.windows[1:]
         ]
         self.kv_caches: KVCaches = []
+        self._num_blocks = 0
+        self.has_states = bool(state_layers(model))
+        self._state_pools: StatePools | None = None
         records = self.records_steps and not model_config.enforce_eager
         captures = records and self._backend.can_be_captured and _can_capture_layers(model, device)
-        captures = captures and not asks_for_counts(model)
+        captures = captures and not asks_for_counts(model) and not self.has_states
         self._graph_recorder = graph_recorder(device, self.group) if captures else None
         # On the CPU collectives cannot be recorded.
         self._records_kernels = records and self.group.world_size == 1 and device.type == "cpu"
@@ -191,22 +197,28 @@ class GPUModelRunner:
         cache = config.cache_config
         self._keeps_hidden = cache.enable_prefix_caching and cache.caches_hidden_states
 
-    def initialize_kv_cache(self, num_blocks: int, num_host_blocks: int = 0) -> None:
-        """Allocate the paged KV cache of every layer and the host blocks, untouched unless pinned. On CUDA, capture
-        decode steps."""
+    def initialize_kv_cache(
+        self, num_blocks: int, num_host_blocks: int = 0, state_slots: StateSlots = NO_STATES
+    ) -> None:
+        """Allocate the paged KV cache of every layer, the states of requests and the host blocks, untouched unless
+        pinned. On CUDA, capture decode steps."""
+        self._num_blocks = num_blocks
+        if self.has_states:
+            self._state_pools = StatePools(self.model, state_slots, self.device)
         self.kv_caches = self._make_kv_caches(num_blocks + self.num_extra_blocks)
         self.kv_swap = KVSwap(self.kv_caches, num_host_blocks)
         self._record_decode()
 
     def release_kv_cache(self) -> None:
         """Free the KV cache and what depends on it, until initialize_kv_cache. No request may have a slot."""
-        self.kv_caches, self.kv_swap, self._hidden_cache = [], None, None
+        self.kv_caches, self.kv_swap, self._hidden_cache, self._state_pools = [], None, None, None
+        allocate_states(self.model, 0, self.device)
         self._recorded_decode = self._greedy_graphs = self._recorded_greedy = self._pieces = None
 
     def _record_decode(self) -> None:
         if self._graph_recorder is not None:
-            self._record_graphs(len(self.kv_caches[0][0]) - self.num_extra_blocks, self._graph_recorder)
-        elif self._records_kernels and can_record(self.kv_caches[0][0]):
+            self._record_graphs(self._num_blocks, self._graph_recorder)
+        elif self._records_kernels and can_record(self.block_tables.tensor):
             self._recorded_decode = RecordedDecode(
                 self.model,
                 self.kv_caches,
@@ -248,14 +260,19 @@ class GPUModelRunner:
 
     @contextlib.contextmanager
     def scratch_cache(self) -> Iterator[None]:
-        """For steps whose results are discarded: a cache of one block, number 0; nothing is recorded or replayed."""
+        """For steps whose results are discarded, before `initialize_kv_cache`: a cache of one block, number 0, and one
+        request's state for all; nothing is recorded or replayed."""
         kept = self.kv_caches, self.kv_swap, self._recorded_decode, self._pieces, self._hidden_cache
         self.kv_caches, self.kv_swap = self._make_kv_caches(1), None
+        kept_blocks, self._num_blocks = self._num_blocks, 1
+        allocate_states(self.model, 1, self.device)
         self._recorded_decode = self._pieces = self._hidden_cache = None
         try:
             yield
         finally:
             self.kv_caches, self.kv_swap, self._recorded_decode, self._pieces, self._hidden_cache = kept
+            self._num_blocks = kept_blocks
+            allocate_states(self.model, 0, self.device)
 
     def max_logits_bytes(self) -> int:
         """The most bytes of logits in a step: a float32 row a sequence, a copy of it for processing, another in the
@@ -274,9 +291,13 @@ class GPUModelRunner:
         self._update_states(scheduler_output)
         if not scheduler_output.total_num_scheduled_tokens:
             return StepResult([], [], self.states, None, None, self._reading_clocks)
+        if self._state_pools is not None:
+            self._state_pools.load(scheduler_output, self.states)
         tables = self.block_tables, self.prompt_logprobs, self.other_block_tables, self.run_logprobs
         batch = build_input_batch(scheduler_output, self.states, *tables)
         hidden = self._forward(batch)
+        if self._state_pools is not None:
+            self._state_pools.save(scheduler_output, self.states)
         self.states.num_computed_tokens[batch.idx_mapping_np] += batch.num_scheduled_np
         return self._finish_step(batch, hidden)
 
@@ -334,6 +355,9 @@ class GPUModelRunner:
         if self._recorded_decode is not None and decodes:
             return self._recorded_decode(batch)
         inputs = batch.to_device(self.states)
+        if self.has_states and self._state_pools is None and inputs.attn.state_slots is not None:
+            # In a scratch cache.
+            inputs.attn.state_slots.zero_()
         if self._pieces is not None and is_replayed:
             return self._pieces(inputs)
         return self.model(inputs.input_ids, inputs.positions, self.kv_caches, inputs.attn, inputs.hidden_rows)
@@ -384,7 +408,7 @@ class GPUModelRunner:
         if not self._keeps_hidden:
             return
         if self._hidden_cache is None:
-            num_slots = self.kv_caches[0][0].shape[0] * self.block_size
+            num_slots = (self._num_blocks + self.num_extra_blocks) * self.block_size
             self._hidden_cache = hidden.new_empty((num_slots, hidden.shape[1]))
         kept_rows, kept_slots = upload(prompts.kept_rows, self.device), upload(prompts.kept_slots, self.device)
         self._hidden_cache.index_copy_(0, kept_slots, hidden.index_select(0, kept_rows))

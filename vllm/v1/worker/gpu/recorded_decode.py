@@ -33,8 +33,10 @@ class _Inputs:
         self._query_start_loc = torch.arange(num_rows + 1, dtype=torch.int32)
         self._seq_lens = torch.empty(num_rows, dtype=torch.int32)
         self._slot_mappings = [torch.empty(num_rows, dtype=torch.int64) for _ in range(num_groups)]
+        self._state_slots = torch.empty(num_rows, dtype=torch.int64)
         self._block_tables = [torch.zeros((num_rows, max_num_blocks), dtype=torch.int32) for _ in range(num_groups)]
-        self._numbers_np = [each.numpy() for each in (self._positions, self._seq_lens, *self._slot_mappings)]
+        numbers = self._positions, self._seq_lens, self._state_slots, *self._slot_mappings
+        self._numbers_np = [each.numpy() for each in numbers]
         self._input_ids_np = self._input_ids.numpy()
         self._block_tables_np = [each.numpy() for each in self._block_tables]
 
@@ -43,7 +45,8 @@ class _Inputs:
         num_rows = len(batch.req_ids)
         known = states.last_sampled is None
         self._input_ids_np[:num_rows] = batch.input_ids_np if known else batch.to_device(states).input_ids.numpy()
-        numbers = batch.positions_np, batch.seq_lens_np, batch.slot_mapping_np, *batch.other_slot_mappings_np
+        numbers = [batch.positions_np, batch.seq_lens_np, batch.idx_mapping_np, batch.slot_mapping_np]
+        numbers += batch.other_slot_mappings_np
         for kept, given in zip(self._numbers_np, numbers, strict=True):
             kept[:num_rows] = given
         for kept, table in zip(self._block_tables_np, batch.block_tables, strict=True):
@@ -65,6 +68,7 @@ class _Inputs:
             block_table=self._block_tables[index][:num_rows],
             query_start_loc=self._query_start_loc[: num_rows + 1],
             seq_lens=self._seq_lens[:num_rows],
+            state_slots=self._state_slots[:num_rows],
         )
 
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from vllm.config import ModelConfig
 from vllm.sampling_params import SamplingParams
-from vllm.v1.structured_output.matcher import Matcher, grammars_of
+from vllm.v1.structured_output.matcher import Matcher, ThinkingMatcher, grammars_of
 from vllm.v1.worker.gpu.buffer_utils import upload
 from vllm.v1.worker.gpu.sample.vocab import WHOLE, WholeVocab
 from vllm.v1.worker.gpu.states import RequestStates
@@ -29,7 +29,7 @@ class GrammarState:
     def __init__(self, config: ModelConfig, vocab: WholeVocab = WHOLE) -> None:
         self._config = config
         self._vocab = vocab
-        self._matchers: dict[int, Matcher] = {}
+        self._matchers: dict[int, Matcher | ThinkingMatcher] = {}
         self._reads: set[int] = set()
         # Slots to which forced tokens may be appended undrawn, and the tokens that they may generate.
         self._limits: dict[int, int] = {}

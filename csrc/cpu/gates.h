@@ -1,0 +1,23 @@
+// Functions of gates on vectors, one copy a level like vec.h.
+#pragma once
+
+#include "vec.h"
+
+namespace vllm_cpu {
+namespace VLLM_ISA {
+
+inline Vec sigmoid(Vec x) { return set1(1.0f) / (set1(1.0f) + exp(zero() - x)); }
+
+// ln(1 + e^x) = max(x, 0) + ln(1 + e), e = e^-|x|; a series where 1 + e would lose e's digits.
+inline Vec softplus(Vec x) {
+  const Vec e = exp(min(x, zero() - x));
+  const Vec series = e * fma(e, fma(e, set1(1.0f / 3.0f), set1(-0.5f)), set1(1.0f));
+  const Vec tail = select(lt(e, set1(0.004f)), series, log(set1(1.0f) + e));
+  return max(x, zero()) + tail;
+}
+
+// Of the values of a row from `i` on, how many a vector takes.
+inline int lanes_at(int64_t i, int64_t size) { return size - i < kLanes ? static_cast<int>(size - i) : kLanes; }
+
+}  // namespace VLLM_ISA
+}  // namespace vllm_cpu

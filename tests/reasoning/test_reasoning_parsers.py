@@ -1,0 +1,123 @@
+"""Each mark of reasoning: whole, and cut at every character; with calls after it; what prompts begin."""
+
+from __future__ import annotations
+
+import pytest
+from parsed_answers import parse, parse_cut
+
+from vllm.chat.answers import AnswerFormat
+from vllm.reasoning import ReasoningParserManager
+from vllm.tool_parsers import ToolParserManager
+
+CALL = '<tool_call>{"name": "now", "arguments": {}}</tool_call>'
+MARKS = {
+    "qwen3": ("<think>", "</think>"),
+    "deepseek_r1": ("<think>", "</think>"),
+    "deepseek_v3": ("<think>", "</think>"),
+    "glm45": ("<think>", "</think>"),
+    "olmo3": ("<think>", "</think>"),
+    "kimi_k2": ("<think>", "</think>"),
+    "minimax_m2": ("<think>", "</think>"),
+    "mistral": ("[THINK]", "[/THINK]"),
+    "granite": ("Here is my thought process:", "Here is my response:"),
+    "gemma4": ("<|channel>thought\n", "<channel|>"),
+    "seed_oss": ("<seed:think>", "</seed:think>"),
+}
+EACH = pytest.mark.parametrize("name", MARKS)
+IMPLICIT = ("deepseek_r1", "olmo3", "minimax_m2")
+
+
+@EACH
+def test_reasoning_and_content(name):
+    begin, end = MARKS[name]
+    text = f'{begin}\nLet me < see:\n{{"a"}}\n{end}\n\nYes < no.\n'
+    assert parse(text, None, name) == ('\nLet me < see:\n{"a"}\n', "\n\nYes < no.\n", [])
+    parse_cut(text, None, name)
+
+
+@EACH
+def test_reasoning_that_never_ends(name):
+    begin, _ = MARKS[name]
+    assert parse(f"{begin}Let me see", None, name) == ("Let me see", None, [])
+
+
+@EACH
+def test_an_answer_without_marks(name):
+    text = "Yes <b>no</b>."
+    expected = (text, None, []) if name in IMPLICIT else (None, text, [])
+    assert parse(text, None, name) == expected
+
+
+@EACH
+def test_a_prompt_that_begins_or_ends_it(name):
+    begin, end = MARKS[name]
+    for prompt in (f"user: x\nassistant: {begin}\n", f"{begin}a{end} user: x\nassistant: {begin}I go on"):
+        assert parse(f"Hm.{end}Yes.", None, name, prompt=prompt) == ("Hm.", "Yes.", [])
+    prompt = f"user: x\nassistant: {begin}\n\n{end}\n\n"
+    assert parse("Yes.", None, name, prompt=prompt) == (None, "Yes.", [])
+    parser = ReasoningParserManager.get_reasoning_parser(name)
+    assert parser.begins_inside("user: x\nassistant: ") is None
+
+
+def test_a_mark_in_the_users_text_is_none():
+    parser = ReasoningParserManager.get_reasoning_parser("qwen3")
+    prompt = "<|im_start|>user\nWhat does <think> mean?<|im_end|>\n<|im_start|>assistant\n"
+    assert parser.begins_inside(prompt) is None
+
+
+@pytest.mark.parametrize("name", ["qwen3", "glm45", "deepseek_r1"])
+def test_calls_after_reasoning(name):
+    text = f"<think>Hm.</think>\n\n{CALL}"
+    assert parse(text, "hermes", name) == ("Hm.", None, [("now", {})])
+    assert parse(f"<think>{CALL}</think>x{CALL}", "hermes", "deepseek_r1") == (CALL, "x", [("now", {})])
+
+
+def test_calls_in_reasoning_end_it_where_models_leave_the_end_out():
+    assert parse(f"<think>Hm.\n{CALL}", "hermes", "qwen3") == ("Hm.\n", None, [("now", {})])
+    section = "<|tool_calls_section_begin|><|tool_call_begin|>functions.now:0<|tool_call_argument_begin|>{}"
+    text = f"<think>Hm.{section}<|tool_call_end|><|tool_calls_section_end|>"
+    assert parse(text, "kimi_k2", "kimi_k2") == ("Hm.", None, [("now", {})])
+
+
+def test_upstreams_methods():
+    parser = ReasoningParserManager.get_reasoning_parser("qwen3")(None)
+    assert parser.extract_reasoning("<think>a</think>b", None) == ("a", "b")
+    assert parser.extract_reasoning("a</think>b", None) == ("a", "b")
+    assert parser.extract_reasoning("b", None) == (None, "b")
+    pieces, text = [], ""
+    for piece in ("<thi", "nk>a", "</think>", "b"):
+        pieces.append(parser.extract_reasoning_streaming(text, text + piece, piece, [], [], []))
+        text += piece
+    assert [each and (each.reasoning, each.content) for each in pieces] == [None, ("a", None), None, (None, "b")]
+
+
+TEMPLATES = {
+    # what a published template holds: the parsers of calls and of reasoning
+    '<tool_call>\\n{"name": <function-name>, "arguments": {}}\\n</tool_call> </think>': ("hermes", "qwen3"),
+    "<tool_call>\n<function=example_function_name>\n<parameter=x>": ("qwen3_coder", None),
+    "<tool_call>{function-name}\n<arg_key>{arg-key-1}</arg_key> </think>": ("glm45", "qwen3"),
+    '{"name": function name, "parameters": dictionary of argument name and its value}': ("llama3_json", None),
+    "[TOOL_CALLS] [THINK]": ("mistral", "mistral"),
+    "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>\n```json\n <｜Assistant｜><think>\\n": (
+        "deepseek_v3", "deepseek_r1",
+    ),
+    "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜> <｜tool▁sep｜>": ("deepseek_v31", None),
+    "<|tool_calls_section_begin|> <think></think>": ("kimi_k2", "kimi_k2"),
+    "<minimax:tool_call> <think> </think>": ("minimax_m2", "minimax_m2"),
+    "<|tool|> <|/tool|>": ("phi4_mini_json", None),
+    "<|tool_list_start|>[": ("lfm2", None),
+    "<|tool_call>call: <|channel>thought": ("gemma4", "gemma4"),
+    "<start_function_call>": ("functiongemma", None),
+    "<|start|>assistant<|channel|>final<|message|>": ("openai", "openai_gptoss"),
+    "<|tool_call|> granite": ("granite", None),
+    "<function_calls>": ("olmo3", None),
+    "{{ messages }}": (None, None),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("template", TEMPLATES)
+def test_the_template_shows_the_format(template):
+    form = AnswerFormat.of(template, "auto", "auto")
+    tools, reasoning = TEMPLATES[template]
+    assert form.tools is (None if tools is None else ToolParserManager.get_tool_parser(tools))
+    assert form.reasoning is (None if reasoning is None else ReasoningParserManager.get_reasoning_parser(reasoning))

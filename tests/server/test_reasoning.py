@@ -1,0 +1,132 @@
+"""Reasoning apart from the content of chat's answers, grammars after it, and its budget."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from asgi import AppThread, make_engine
+from forced_tokens import ForcedTokens
+from tiny_llm import make_tiny_model
+
+pytestmark = pytest.mark.usefixtures("engines_of_one_thread")
+
+TEMPLATE = (
+    "{% for m in messages %}{{ m.role }}: {{ m.content }} {{ m.reasoning_content }}\n{% endfor %}assistant:"
+    "{% if enable_thinking is defined and not enable_thinking %}<think>\n\n</think>\n\n{% endif %}"
+    "{% if inside %}<think>\n{% endif %}<tool_call>"
+)
+USER = [{"role": "user", "content": "?"}]
+TOOLS = [{"type": "function", "function": {"name": "now", "parameters": {"type": "object", "properties": {}}}}]
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory) -> Iterator[AppThread]:
+    folder = make_tiny_model(tmp_path_factory.mktemp("tiny"), max_position_embeddings=1024)
+    engine = make_engine(folder, max_model_len=1024, logits_processors=[ForcedTokens])
+    with AppThread(engine, access_log=False, reasoning_parser="qwen3") as app:
+        app.state.chat_template = TEMPLATE
+        yield app
+
+
+def bodied(server: AppThread, text: str | None, **body: Any) -> dict[str, Any]:
+    # Spelled as a model would, and as a grammar that forces a mark does.
+    ids = server.engine.tokenizer.encode(text or "", add_special_tokens=False)
+    forced = {"vllm_xargs": {"forced": ids}, "temperature": 0} if ids else {}
+    return {"model": "tiny", "messages": USER, "max_tokens": len(ids) or 80, **forced, **body}
+
+
+def ask(server: AppThread, text: str | None = None, **body: Any) -> dict[str, Any]:
+    return server.post("/v1/chat/completions", **bodied(server, text, **body))["choices"][0]
+
+
+def streamed(server: AppThread, text: str, **body: Any) -> list[dict[str, Any]]:
+    response = server.request("POST", "/v1/chat/completions", json=bodied(server, text, stream=True, **body))
+    lines = [line[6:] for line in response.text.splitlines() if line.startswith("data: ")]
+    return [choice for line in lines[:-1] for choice in json.loads(line)["choices"]]
+
+
+TEXT = "<think>\nHm.\n</think>\n\nYes."
+
+
+def test_reasoning_is_apart_from_the_content(server):
+    message = ask(server, TEXT)["message"]
+    assert (message["reasoning"], message["content"]) == ("\nHm.\n", "\n\nYes.")
+    assert message["reasoning_content"] == message["reasoning"]
+    deltas = [chunk["delta"] for chunk in streamed(server, TEXT)]
+    assert "".join(each.get("reasoning") or "" for each in deltas) == "\nHm.\n"
+    assert "".join(each.get("reasoning_content") or "" for each in deltas) == "\nHm.\n"
+    assert "".join(each.get("content") or "" for each in deltas) == "\n\nYes."
+
+
+def test_reasoning_may_be_left_out(server):
+    message = ask(server, TEXT, include_reasoning=False)["message"]
+    assert message == {"role": "assistant", "content": "\n\nYes.", "refusal": None}
+    deltas = [chunk["delta"] for chunk in streamed(server, TEXT, include_reasoning=False)]
+    assert not any("reasoning" in each for each in deltas)
+
+
+def test_prompts_begin_or_end_it(server):
+    assert ask(server, "Hm.</think>Yes.", chat_template_kwargs={"inside": True})["message"]["reasoning"] == "Hm."
+    for fields in ({"chat_template_kwargs": {"enable_thinking": False}}, {"reasoning_effort": "none"}):
+        message = ask(server, "Yes.", **fields)["message"]
+        assert (message["reasoning"], message["content"]) == (None, "Yes.")
+
+
+def test_calls_after_reasoning(server):
+    text = '<think>Hm.</think>\n\n<tool_call>{"name": "now", "arguments": {}}</tool_call>'
+    message = ask(server, text, tools=TOOLS)["message"]
+    assert (message["reasoning"], message["content"]) == ("Hm.", None)
+    assert message["tool_calls"][0]["function"] == {"name": "now", "arguments": "{}"}
+
+
+def test_history_reaches_the_template(server):
+    history = [*USER, {"role": "assistant", "content": "Yes.", "reasoning_content": "Hm."}, *USER]
+    prompt = server.post("/v1/chat/completions/render", messages=history)["prompt"]
+    assert "assistant: Yes. Hm.\n" in prompt
+
+
+def test_a_form_begins_after_the_reasoning(server):
+    form = {"structured_outputs": {"choice": ["left", "right"]}, "max_tokens": 60}
+    message = ask(server, "<think>x {</think>", **form)["message"]
+    assert message["reasoning"] == "x {" and message["content"] in ("left", "right")
+    # An answer that does without.
+    message = ask(server, "le", **form)["message"]
+    assert (message["reasoning"], message["content"]) == (None, "left")
+    inside = {"chat_template_kwargs": {"inside": True}}
+    message = ask(server, "x</think>", **form, **inside)["message"]
+    assert message["reasoning"] == "x" and message["content"] in ("left", "right")
+
+
+def test_forced_calls_come_after_the_reasoning(server):
+    message = ask(server, "<think>x</think>", tools=TOOLS, tool_choice="required", max_tokens=120)["message"]
+    assert message["reasoning"] == "x"
+    assert {call["function"]["name"] for call in message["tool_calls"]} == {"now"}
+
+
+@pytest.mark.parametrize("budget", [0, 1, 7])
+def test_a_spent_budget_ends_the_reasoning(server, budget):
+    options = {"thinking_token_budget": budget, "ignore_eos": True, "seed": 1, "temperature": 1}
+    message = ask(server, None, chat_template_kwargs={"inside": True}, **options)["message"]
+    # A token of this tokenizer is a byte, or a few.
+    reasoning = message["reasoning"] or ""
+    assert message["content"] and len(reasoning.encode()) <= 5 * budget + 5 and bool(reasoning) == bool(budget)
+    usage = ask(server, None, chat_template_kwargs={"inside": True}, **{**options, "thinking_token_budget": -1})
+    assert usage["message"]["content"] is None
+
+
+def test_a_budget_needs_a_parser(server):
+    body = {"model": "tiny", "messages": USER, "thinking_token_budget": 5}
+    server.state._formats.clear()
+    args = server.state.args
+    object.__setattr__(args, "reasoning_parser", None)
+    try:
+        response = server.request("POST", "/v1/chat/completions", json=body)
+        assert response.status_code == 400
+        assert response.json()["error"]["param"] == "thinking_token_budget"
+        assert ask(server, TEXT)["message"]["content"] == TEXT
+    finally:
+        object.__setattr__(args, "reasoning_parser", "qwen3")
+        server.state._formats.clear()

@@ -1,0 +1,1 @@
+"""Decoders with recurrent states, alone or beside attention, a file a family."""

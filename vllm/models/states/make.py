@@ -1,0 +1,25 @@
+"""Which module a StateSpec means."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from vllm.layers.state import StateLayer
+from vllm.models.spec import DeltaRuleSpec, Mamba2Spec, MambaSpec, ShortConvSpec, StateSpec
+from vllm.models.states.delta_rule import DeltaRule
+from vllm.models.states.mamba import Mamba
+from vllm.models.states.mamba2 import Mamba2
+from vllm.models.states.short_conv import ShortConv
+
+_KINDS: dict[type[StateSpec], Callable[[Any, int], StateLayer]] = {
+    DeltaRuleSpec: DeltaRule,
+    Mamba2Spec: Mamba2,
+    MambaSpec: Mamba,
+    ShortConvSpec: ShortConv,
+}
+
+
+def make_state_layer(spec: StateSpec, hidden_size: int) -> StateLayer:
+    """The module of `spec`."""
+    return _KINDS[type(spec)](spec, hidden_size)

@@ -1,0 +1,118 @@
+"""Triton implementation of `selective_scan_`: a program has a block of a row's channels, with their states in
+registers."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from vllm.ops.triton.state_rows import row_of, sigmoid, softplus
+
+# Values of states that a program holds.
+_STATE = 2048
+
+
+def selective_scan_(
+    x: Tensor,
+    dt: Tensor,
+    b: Tensor,
+    c: Tensor,
+    gate: Tensor | None,
+    rate: Tensor,
+    bias: Tensor | None,
+    skip: Tensor,
+    pool: Tensor,
+    state_slots: Tensor,
+    query_start_loc: Tensor,
+    seq_lens: Tensor,
+) -> Tensor:
+    _, size, channels = pool.shape
+    out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    if not len(state_slots):
+        return out
+    size_block = triton.next_power_of_2(size)
+    block = max(1, min(_STATE // size_block, triton.next_power_of_2(channels)))
+    _selective_scan_kernel[(len(state_slots), triton.cdiv(channels, block))](
+        x,
+        x.stride(0),
+        dt,
+        dt.stride(0),
+        b,
+        b.stride(0),
+        c,
+        c.stride(0),
+        gate,
+        0 if gate is None else gate.stride(0),
+        rate,
+        bias,
+        skip,
+        pool,
+        pool.stride(0),
+        state_slots,
+        query_start_loc,
+        seq_lens,
+        out,
+        channels,
+        SIZE=size,
+        SIZE_BLOCK=size_block,
+        BLOCK=block,
+    )
+    return out
+
+
+@triton.jit
+def _selective_scan_kernel(
+    x_ptr,  # [T, C]
+    x_stride,
+    dt_ptr,  # [T, C]
+    dt_stride,
+    b_ptr,  # [T, N]
+    b_stride,
+    c_ptr,  # [T, N]
+    c_stride,
+    gate_ptr,  # [T, C], or None
+    gate_stride,
+    rate_ptr,  # [N, C]
+    bias_ptr,  # [C], or None
+    skip_ptr,  # [C]
+    pool_ptr,  # [slots, N, C]
+    slot_stride,
+    slots_ptr,  # [R]
+    starts_ptr,  # [R + 1]
+    lengths_ptr,  # [R]
+    out_ptr,  # [T, C]
+    channels,
+    SIZE: tl.constexpr,
+    SIZE_BLOCK: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    first, last, before, slot = row_of(slots_ptr, starts_ptr, lengths_ptr, tl.program_id(0), slot_stride)
+    i = tl.arange(0, SIZE_BLOCK)
+    j = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    is_key = i < SIZE
+    # A sequence that begins has nothing before it.
+    is_kept = i < tl.where(before > 0, SIZE, 0)
+    is_channel = j < channels
+    inside = is_key[:, None] & is_channel[None, :]
+    at = i[:, None] * channels + j[None, :]
+    state = tl.load(pool_ptr + slot + at, mask=inside & is_kept[:, None], other=0.0)
+    rate = tl.load(rate_ptr + at, mask=inside, other=0.0)
+    skip = tl.load(skip_ptr + j, mask=is_channel, other=0.0)
+    for token in range(first, last):
+        x = tl.load(x_ptr + token * x_stride + j, mask=is_channel, other=0.0).to(tl.float32)
+        step = tl.load(dt_ptr + token * dt_stride + j, mask=is_channel, other=0.0).to(tl.float32)
+        if bias_ptr is not None:
+            step += tl.load(bias_ptr + j, mask=is_channel, other=0.0)
+        step = softplus(step)
+        b = tl.load(b_ptr + token * b_stride + i, mask=is_key, other=0.0).to(tl.float32)
+        c = tl.load(c_ptr + token * c_stride + i, mask=is_key, other=0.0).to(tl.float32)
+        state = state * tl.exp(-step[None, :] * rate) + (step * x)[None, :] * b[:, None]
+        result = tl.sum(state * c[:, None], axis=0) + skip * x
+        if gate_ptr is not None:
+            gate = tl.load(gate_ptr + token * gate_stride + j, mask=is_channel, other=0.0).to(tl.float32)
+            result *= gate * sigmoid(gate)
+        tl.store(out_ptr + token * channels + j, result.to(out_ptr.dtype.element_ty), mask=is_channel)
+    if first < last:
+        tl.store(pool_ptr + slot + at, state, mask=inside)
