@@ -76,9 +76,7 @@ class FormReadings:
                 thought, answer = tuple(token_ids[:start]), b"".join(pieces[start:])
                 self._choices.append(self._of_choices(form.choice or [], thought, answer))
 
-    def _of_choices(
-        self, choices: list[str], thought: tuple[int, ...], answer: bytes
-    ) -> tuple[_Reading, int | None]:
+    def _of_choices(self, choices: list[str], thought: tuple[int, ...], answer: bytes) -> tuple[_Reading, int | None]:
         texts = list(dict.fromkeys(choices))
         chosen = [index for index, each in enumerate(texts) if answer.startswith(each.encode())]
         longest = max(chosen, key=lambda index: len(texts[index]), default=None)
