@@ -30,6 +30,8 @@ TALK = {
     "messages": [{"role": "user", "content": "a"}],
     "chat_template": "{% for m in messages %}{{ m.content }}{% endfor %}",
 }
+RESPONSE = {name: value for name, value in TALK.items() if name not in ("messages", "max_tokens")}
+RESPONSE |= {"input": "a", "max_output_tokens": 200}
 
 
 @pytest.fixture(scope="module")
@@ -72,11 +74,17 @@ async def reset(client: RawClient) -> None:
     client.leave_abruptly()
 
 
+STREAMS = [
+    (COMPLETIONS, STREAM),
+    (CHAT, {**TALK, "stream": True}),
+    ("/v1/responses", {**RESPONSE, "stream": True}),
+    ("/v1/messages", {**TALK, "stream": True}),
+]
 WAYS = pytest.mark.parametrize("way", [RawClient.leave, reset, RawClient.fall_silent])
 
 
 @WAYS
-@pytest.mark.parametrize(("path", "body"), [(COMPLETIONS, STREAM), (CHAT, {**TALK, "stream": True})])
+@pytest.mark.parametrize(("path", "body"), STREAMS)
 def test_leaving_a_stream_after_its_first_chunks(run, gate, path, body, way):
     async def work(server):
         client = await RawClient.send(server.port, path, body)
@@ -100,9 +108,11 @@ def test_leaving_a_stream_after_its_first_chunks(run, gate, path, body, way):
         (COMPLETIONS, {**PROMPT, "prompt": [[5 + i] * 20 for i in range(30)], "n": 2, "seed": 1, "temperature": 1}),
         (COMPLETIONS, {**PROMPT, "prompt": [[5 + i] * 20 for i in range(30)], "stream": True}),
         (CHAT, TALK),
+        ("/v1/responses", RESPONSE),
+        ("/v1/messages", TALK),
         ("/generative_scoring", {"query": "a", "items": [f"item {i}" for i in range(30)], "labels": ["yes", "no"]}),
     ],
-    ids=["plain", "n", "best_of", "prompts", "streamed-prompts", "chat", "scoring"],
+    ids=["plain", "n", "best_of", "prompts", "streamed-prompts", "chat", "responses", "messages", "scoring"],
 )
 def test_leaving_before_the_answer(run, gate, path, body, way):
     """With two slots, most of the larger requests' sequences wait in the queue."""

@@ -117,6 +117,25 @@ def test_a_spent_budget_ends_the_reasoning(server, budget):
     assert usage["message"]["content"] is None
 
 
+def test_readings_say_which_part_they_belong_to(server):
+    text = '<think>Hm.</think>Yes.<tool_call>{"name": "now", "arguments": {}}</tool_call> a'
+    body = {"logprobs": True, "labels": ["a"], "tools": TOOLS}
+    choice = ask(server, text, **body)
+    marked: dict[str, str] = {}
+    for entry in choice["logprobs"]["content"]:
+        marked[entry["part"]] = marked.get(entry["part"], "") + entry["token"]
+    assert marked == {
+        "reasoning": "<think>Hm.</think>",
+        "content": "Yes. a",
+        "tool_call": '<tool_call>{"name": "now", "arguments": {}}</tool_call>',
+    }
+    parts = [entry["part"] for entry in choice["logprobs"]["content"]]
+    assert [each["part"] for each in choice["readings"]] == parts
+    chunks = streamed(server, text, **body)
+    assert [entry["part"] for chunk in chunks for entry in (chunk["logprobs"] or {}).get("content") or ()] == parts
+    assert [each["part"] for chunk in chunks for each in chunk.get("readings") or ()] == parts
+
+
 def test_a_budget_needs_a_parser(server):
     body = {"model": "tiny", "messages": USER, "thinking_token_budget": 5}
     server.state._formats.clear()

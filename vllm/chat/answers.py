@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -103,6 +104,18 @@ class AnswerParser:
             assert self._tools is not None
             self._foreign = _ForeignTools(self._tools, request, is_streamed)
         self._machine = Machine(self._read)
+        self._parts: list[tuple[int, str]] = []  # (offset of its end, part), ascending
+        self._is_finished = False
+
+    def part_at(self, offset: int) -> str | None:
+        """The part that the character there belongs to: "reasoning", "content" or "tool_call", markers included; None:
+        it is not known yet. After the end: the last part."""
+        index = bisect_right(self._parts, offset, key=lambda each: each[0])
+        if index < len(self._parts):
+            return self._parts[index][1]
+        if not self._is_finished:
+            return None
+        return self._parts[-1][1] if self._parts else "content"
 
     def feed(self, text: str, token_ids: Sequence[int] = ()) -> list[Event]:
         """The events of the next piece of the text; `token_ids` are its tokens, for parsers of others."""
@@ -110,6 +123,7 @@ class AnswerParser:
 
     def finish(self) -> list[Event]:
         """The last events: the text has ended."""
+        self._is_finished = True
         return self._counted(self._machine.finish(), (), is_last=True)
 
     def _read(self, reader: Reader) -> Iterator[Step]:
@@ -124,7 +138,17 @@ class AnswerParser:
         else:
             yield from reader.text_until((), lambda text: iter((Content(text),)))
 
+    def _note_parts(self, events: Iterable[Event]) -> None:
+        for event, place in zip(events, self._machine.places, strict=True):
+            part = event.kind if isinstance(event, (Content, Reasoning)) else "tool_call"
+            last = self._parts[-1][1] if self._parts else part
+            if isinstance(event, Content) and last != "content":
+                # The marker before it ended the other part.
+                self._parts.append((place - len(event.text), last))
+            self._parts.append((place, part))
+
     def _counted(self, events: Iterable[Event], token_ids: Sequence[int], is_last: bool) -> list[Event]:
+        self._note_parts(events)
         if self._foreign is not None:
             events = self._foreign.events(events, token_ids, is_last)
         kept = []

@@ -137,13 +137,14 @@ class LatentAttention(Attention):
         k_nope, values = heads.widen(latent.contiguous())
         keys = torch.cat((k_nope, rope[:, None].expand(-1, num_heads, -1)), dim=2)
         values = torch.nn.functional.pad(values, (0, head_dim - heads.value_dim))
-        caches = [q.new_empty(kv_cache_shape(num_blocks, block_size, num_heads, head_dim)) for _ in range(2)]
-        reshape_and_cache_(keys, values, *caches, torch.arange(seq_len))
+        shape = kv_cache_shape(num_blocks, block_size, num_heads, head_dim)
+        k_cache, v_cache = q.new_empty(shape), q.new_empty(shape)
+        reshape_and_cache_(keys, values, k_cache, v_cache, torch.arange(seq_len))
         table = torch.arange(num_blocks, dtype=torch.int32)[None]
         starts = torch.tensor([0, len(q)], dtype=torch.int32)
         scale = self.options.scale
         assert scale is not None
-        out = paged_attention(q, *caches, table, starts, torch.tensor([seq_len], dtype=torch.int32), scale)
+        out = paged_attention(q, k_cache, v_cache, table, starts, torch.tensor([seq_len], dtype=torch.int32), scale)
         return out[:, :, : heads.value_dim].flatten(1)
 
 
