@@ -262,3 +262,24 @@ def test_leaving_while_the_connection_takes_nothing_more(run, gate, num_sent):
         await server.empty()
 
     run(work)
+
+
+def test_a_response_that_is_cancelled_ends_with_what_it_has(run, gate):
+    async def work(server):
+        client = await RawClient.send(server.port, "/v1/responses", {**RESPONSE, "stream": True})
+        gate.permit(3)
+        await client.read_events(5)
+        ((name, running),) = server.state.responses.running.items()
+        assert running.response["status"] == "in_progress" and running.response["output"]
+        canceller = await RawClient.send(server.port, f"/v1/responses/{name}/cancel", {})
+        answer = await canceller.answer()
+        assert (answer["id"], answer["status"]) == (name, "cancelled")
+        gate.permit(FEW)
+        assert b"response.incomplete" in await client.read_rest()
+        await server.empty()
+        kept = server.state.responses.response(name).response
+        assert kept["status"] == "cancelled" and 0 < kept["usage"]["output_tokens"] < RESPONSE["max_output_tokens"]
+        assert not server.state.responses.running
+        await canceller.leave()
+
+    run(work)

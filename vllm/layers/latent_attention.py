@@ -15,7 +15,6 @@ from vllm.layers.attention import Attention
 from vllm.layers.linear import UNQUANTIZED, ColumnParallelLinear
 from vllm.layers.linear_method import LinearMethod
 from vllm.layers.sharding import WeightSlot
-from vllm.ops._dispatch import of_device
 from vllm.ops.head_linear import PackedHeads, head_linear, pack_heads
 from vllm.ops.kv_cache import kv_cache_shape, reshape_and_cache_
 from vllm.ops.latent_attention import latent_attention, write_latent_
@@ -207,7 +206,7 @@ class LatentHeads(ColumnParallelLinear):
         self._quantized.clear()
         keys, values = weight.unflatten(0, (self.num_heads, -1)).split(self._sizes, dim=1)
         self.keys, self.values = pack_heads(keys.transpose(1, 2)), pack_heads(values)
-        if of_device(weight.device.type) == "cpp":
+        if self.keys.packed:
             self._whole = pack_linear(weight, None)
         self.weight = None
 

@@ -178,8 +178,6 @@ class Machine:
 
     def feed(self, text: str) -> list[Event]:
         """The events of the next piece."""
-        if not text:
-            return []
         self._reader.unread += text
         self._num_fed += len(text)
         return self._run()
