@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from architectures import make_architecture
-from byte_tokenizer import VOCAB_SIZE, byte_id, make_byte_tokenizer
+from byte_tokenizer import byte_id
 from tiny_llm import is_empty, make_tiny_llm, make_tiny_model
 
 from vllm import LLM, SamplingParams
@@ -159,19 +158,6 @@ def test_other_engines_do_the_same(folder: Path, llm: LLM, fields: dict[str, Any
     assert_same(found, expected)
     if "num_gpu_blocks_override" in fields:
         assert other.llm_engine.engine_core.scheduler.num_preemptions > 0
-
-
-def test_states_follow(tmp_path: Path) -> None:
-    """Of a recurrent model."""
-    make_architecture("lfm2", tmp_path, vocab_size=VOCAB_SIZE)
-    make_byte_tokenizer(tmp_path)
-    llm = make_tiny_llm(tmp_path)
-    params = [drawing(index, **READS[reads]) for index, reads in enumerate(("nothing", "top", "ids", "mass"))]
-    found, num_steps = run(llm, params)
-    with one_by_one():
-        expected, num_single = run(llm, params)
-    assert_same(found, expected)
-    assert num_steps < num_single / 3
 
 
 @pytest.mark.parametrize("reads", ["nothing", "top"])

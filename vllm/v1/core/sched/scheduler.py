@@ -287,13 +287,8 @@ class Scheduler:
                 self._check_stop(request, token_id, output)
                 if output.finish_reason is not None:
                     self._end(request)
-            run = model_runner_output.forced.get(request_id)
-            if run is not None and output.finish_reason is None:
-                request.token_ids += run
-                if request.sampling_params.reads_generated:
-                    request.num_held = len(run)
-                else:
-                    output.new_token_ids += run
+            if request_id in model_runner_output.forced and output.finish_reason is None:
+                self._append_run(request, model_runner_output.forced[request_id], output)
             outputs.append(output)
         for request_id in list(model_runner_output.run_logprobs):
             if request_id in self.requests:
@@ -322,6 +317,14 @@ class Scheduler:
                     self.kv.forget_broken_states(request)
                 self._end(request)
                 yield output
+
+    def _append_run(self, request: Request, run: list[int], output: EngineCoreOutput) -> None:
+        """Add tokens that follow without a choice; those that are to be read are returned with their readings."""
+        request.token_ids += run
+        if request.sampling_params.reads_generated:
+            request.num_held = len(run)
+        else:
+            output.new_token_ids += run
 
     def _return_held(self, output: EngineCoreOutput, step: ModelRunnerOutput) -> None:
         """Move the held tokens that the step has read to the request's output."""
