@@ -34,6 +34,7 @@ test: $(VENV)/.test
 	$(BIN)/python -m pytest -q --numprocesses auto --maxprocesses 4 --dist loadfile $(TESTS)
 
 callers: $(CALLERS)/.callers
+	@if command -v npm >/dev/null; then npm ci --prefix tests/callers/node --no-audit --no-fund; fi
 	$(CALLERS)/bin/python -m pytest -q --durations=10 tests/callers
 
 lint: $(VENV)/.dev

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
+from structured_forms import SCHEMA
 from workloads import LABEL_IDS, STARTUP_PROMPT, EngineOptions, Workload
 
 _HERE = Path(__file__).resolve().parent
@@ -96,7 +97,11 @@ class VllmAdapter:
         prompts = [{"prompt_token_ids": ids} for ids in work.prompts]
         if work.teacher is not None:
             return self._teach(work, prompts)
-        outputs = self.llm.generate(prompts, self.sampling_params(work), use_tqdm=False)
+        params = self.sampling_params(work)
+        if work.one_by_one:
+            outputs = [self.llm.generate([prompt], params, use_tqdm=False)[0] for prompt in prompts]
+        else:
+            outputs = self.llm.generate(prompts, params, use_tqdm=False)
         lengths = {len(output.outputs[0].token_ids) for output in outputs}
         if lengths != {work.max_tokens}:
             raise RuntimeError(f"asked for {work.max_tokens} tokens a prompt, got {sorted(lengths)}")
@@ -153,7 +158,13 @@ class VllmAdapter:
             wanted["prompt_logprobs"] = 0
         elif work.read_ids:
             wanted["logprob_token_ids"] = list(work.read_ids)
-        return self._params(temperature=0.0, max_tokens=work.max_tokens, ignore_eos=True, **wanted)
+        if work.has_form:
+            from vllm.sampling_params import StructuredOutputsParams
+
+            wanted["structured_outputs"] = StructuredOutputsParams(json=SCHEMA)
+        if work.temperature:
+            wanted["seed"] = 0
+        return self._params(temperature=work.temperature, max_tokens=work.max_tokens, ignore_eos=True, **wanted)
 
     def _mean_of_prompt(self, output: Any) -> float:
         if self._ours:

@@ -95,21 +95,21 @@ def _make_models(folder: Path) -> None:
     torch.set_default_dtype(dtype)
     for name, model in made.items():
         model.save_pretrained(folder / name)
-        _save_tokenizer(folder / name)
+        save_tokenizer(folder / name, _SHAPE["vocab_size"])
 
 
-def _save_tokenizer(folder: Path) -> None:
+def save_tokenizer(folder: Path, vocab_size: int) -> None:
     """Bytes are tokens, and so are words that no text has, up to the vocabulary's size."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
     letters = sorted(pre_tokenizers.ByteLevel.alphabet())
     vocabulary = {token: number for number, token in enumerate(letters)}
-    vocabulary |= {f"<{number}>": number for number in range(len(letters), _SHAPE["vocab_size"])}
+    vocabulary |= {f"<{number}>": number for number in range(len(letters), vocab_size)}
     tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
-    last = f"<{_SHAPE['vocab_size'] - 1}>"
+    last = f"<{vocab_size - 1}>"
     PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=last, pad_token=last).save_pretrained(folder)
 
 

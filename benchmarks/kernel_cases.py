@@ -27,6 +27,7 @@ from vllm.ops.quantized_linear import pack_quantized, quantized_linear
 from vllm.ops.quantized_tensor import QuantizedTensor
 from vllm.ops.rms_norm import fused_add_rms_norm_, rms_norm
 from vllm.ops.rotary import rotary_and_cache_, rotary_embedding_
+from vllm.ops.token_bitmask import keep_bits_
 from vllm.ops.token_readings import token_readings
 from vllm.ops.top_p import keep_top_p_
 from vllm.ops.topk import topk
@@ -362,6 +363,13 @@ def _top_p(shape: ModelShape) -> Iterator[Case]:
         )
 
 
+def _keep_bits(shape: ModelShape) -> Iterator[Case]:
+    for rows in LOGITS_ROWS:
+        logits = torch.randn(rows, shape.vocab_size)
+        mask = torch.randint(-(2**31), 2**31 - 1, (rows, -(-shape.vocab_size // 32)), dtype=torch.int32)
+        yield Case(f"{rows}x{shape.vocab_size}", partial(keep_bits_, logits, mask), 2 * 4 * logits.numel())
+
+
 def _gumbel_sample(shape: ModelShape) -> Iterator[Case]:
     for rows in LOGITS_ROWS:
         logits = torch.randn(rows, shape.vocab_size)
@@ -405,6 +413,6 @@ def _caches(shape: ModelShape, num_blocks: int) -> tuple[Tensor, Tensor]:
 _CASES = (
     _linear, _linear_int8, _linear_quantized, _packed_rows, _rms_norm, _fused_add_rms_norm, _rotary, _embedding,
     _gate_and_mul, _write_cache, _rotary_and_cache, _attention_prefill, _attention_decode, _attention_shared,
-    _latent_attention, _token_readings, _count_above, _topk, _top_p, _gumbel_sample, _fill_token_ids,
+    _latent_attention, _token_readings, _count_above, _topk, _top_p, _keep_bits, _gumbel_sample, _fill_token_ids,
 )  # fmt: skip
 KERNELS: dict[str, Callable[[ModelShape], Iterator[Case]]] = {each.__name__.removeprefix("_"): each for each in _CASES}

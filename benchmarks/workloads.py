@@ -29,6 +29,15 @@ TEACHER_ROWS = {
     "likely256": (-256, None, True),
     "top256": (0, 256, True),
 }
+# What structured.py measures: whether answers are bound to a form, temperature, requests, tokens of each.
+STRUCTURED_ROWS = {
+    "free64": (False, 0.0, 64, 64),
+    "json64": (True, 0.0, 64, 64),
+    "free64_drawn": (False, 1.0, 64, 64),
+    "json64_drawn": (True, 1.0, 64, 64),
+    "free_first": (False, 0.0, 32, 1),
+    "json_first": (True, 0.0, 32, 1),
+}
 # In the order of the tables; `startup` and `peak_memory` are measured from outside the process.
 ROWS = ("startup", *WORK_ROWS, "peak_memory")
 
@@ -71,12 +80,15 @@ class Workload:
 
     Attributes:
         prompts: token ids, one list a request.
-        max_tokens: tokens to generate for each, greedily, ignoring the end token.
+        max_tokens: tokens to generate for each, ignoring the end token.
         unit: "req/s" or "tok/s".
         shared: number of leading ids that all prompts have in common.
         read_ids: ids whose logprobs are read at every generated position.
         full_vocabulary: read them from the whole vocabulary's logprobs.
         reads_prompt: read the logprob of every prompt token; the reading is their mean.
+        temperature: of the draws; 0 = the most likely token.
+        has_form: answers are bound to structured_forms.
+        one_by_one: each request is sent when the one before it has ended.
         teacher: of TEACHER_ROWS; other ids at each position, or as many of each position's most likely ones if < 0.
     """
 
@@ -87,6 +99,9 @@ class Workload:
     read_ids: tuple[int, ...] = ()
     full_vocabulary: bool = False
     reads_prompt: bool = False
+    temperature: float = 0.0
+    has_form: bool = False
+    one_by_one: bool = False
     teacher: tuple[int, int | None, bool] | None = None
 
     @property
@@ -137,10 +152,16 @@ def make_workload(row: str, repeat: int, scale: float = 1.0) -> Workload:
     if row == "prompt_logprobs":
         prompts = [_ids(rng, _scaled(rng.randint(900, 1100), scale)) for _ in range(_scaled(8, scale))]
         return Workload(prompts, 1, "req/s", reads_prompt=True)
+    if row in STRUCTURED_ROWS:
+        has_form, temperature, count, max_tokens = STRUCTURED_ROWS[row]
+        lengths = random.Random(f"structured lengths/{repeat}")
+        prompts = [_ids(rng, lengths.randint(60, 80)) for _ in range(_scaled(count, scale))]
+        fields = {"temperature": temperature, "has_form": has_form, "one_by_one": max_tokens == 1}
+        return Workload(prompts, max_tokens, "req/s" if max_tokens == 1 else "tok/s", **fields)
     if row in TEACHER_ROWS:
         prompts = [_ids(rng, _scaled(1024, scale)) for _ in range(_scaled(8, scale))]
         return Workload(prompts, 1, "tok/s", teacher=TEACHER_ROWS[row])
-    raise ValueError(f"unknown row {row!r}; known: {', '.join((*WORK_ROWS, *TEACHER_ROWS))}")
+    raise ValueError(f"unknown row {row!r}; known: {', '.join((*WORK_ROWS, *TEACHER_ROWS, *STRUCTURED_ROWS))}")
 
 
 def _ids(rng: random.Random, count: int) -> list[int]:

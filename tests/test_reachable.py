@@ -34,7 +34,8 @@ def starts(names: dict[str, Path]) -> set[str]:
 
 def reached_by(text: str, names: dict[str, Path], module: str) -> set[str]:
     """The modules that the text of `module` imports or, as strings, names: a whole path, `PATH:NAME` or `PATH.NAME`;
-    where it imports by name, also the end of a path, or what all that is imported begins with."""
+    where it imports by name, also the end of a path, or what all that is imported begins with. A Registry imports all
+    of its package."""
     found: set[str] = set()
     by_name = "import_module(" in text
     for node in ast.walk(ast.parse(text)):
@@ -47,6 +48,8 @@ def reached_by(text: str, names: dict[str, Path], module: str) -> set[str]:
             found |= {path, path.rpartition(".")[0]}
             if by_name and re.fullmatch(r"[\w.]+", path):
                 found |= {name for name in names if name.endswith(f".{path}")}
+        elif isinstance(node, ast.Call) and ast.unparse(node.func) == "Registry":
+            found |= {name for name in names if name.startswith(f"{ast.literal_eval(node.args[0])}.")}
         elif isinstance(node, ast.Call) and ast.unparse(node.func).endswith("import_module"):
             beginning = (
                 ast.unparse(node.args[0]).replace("{__name__}", module).partition("{")[0].removeprefix("f").strip("\"'")
@@ -82,3 +85,4 @@ def test_the_search_finds_what_nothing_imports():
     assert reached_by(text, names, "vllm.f") == {"vllm.a", "vllm.b", "vllm.e"}
     assert reached_by(f"{text}\nimport_module(f'{{other}}')", names, "vllm.f") == set(names)
     assert reached_by("import_module(f'{__name__}.{name}')", names, "vllm.c") == {"vllm.c.d"}
+    assert reached_by("_found = Registry('vllm.c', 'Base', 'what')", names, "vllm.f") == {"vllm.c.d"}

@@ -5,6 +5,7 @@
 
 #include "bindings.h"
 #include "kernels.h"
+#include "kernels_forms.h"
 #include "kernels_readings.h"
 #include "recording.h"
 
@@ -176,6 +177,37 @@ void keep_top_p_(Tensor logits, Tensor top_p) {
   VLLM_KERNEL(top_p)(args);
 }
 
+void keep_bits_(Tensor logits, Tensor mask, int64_t first, std::optional<Tensor> rows) {
+  KeepBitsArgs args{};
+  const Logits view = logits_of(logits);
+  check_dtype(logits, "logits", ScalarType::Float, "float32");
+  check_dtype(mask, "mask", ScalarType::Int, "int32");
+  check_shape(mask, "mask", {-1, -1});
+  check_contiguous(mask, "mask");
+  args.logits = data_of<float>(logits);
+  args.mask = data_of<const uint32_t>(mask);
+  args.rows = mask.size(0);
+  args.words = mask.size(1);
+  args.vocab = view.vocab;
+  args.stride = view.stride;
+  args.first = first;
+  STD_TORCH_CHECK(first >= 0 && first + view.vocab <= 32 * args.words, "mask has ", args.words, " words, too few for ",
+                  first + view.vocab, " tokens");
+  if (rows.has_value()) {
+    check_dtype(*rows, "rows", ScalarType::Long, "int64");
+    check_shape(*rows, "rows", {args.rows});
+    check_contiguous(*rows, "rows");
+    args.places = data_of<const int64_t>(*rows);
+    for (int64_t row = 0; row < args.rows; ++row) {
+      STD_TORCH_CHECK(args.places[row] >= 0 && args.places[row] < view.rows, "rows must be in [0, ", view.rows,
+                      "), got ", args.places[row]);
+    }
+  } else {
+    STD_TORCH_CHECK(args.rows == view.rows, "mask must have ", view.rows, " rows, got ", args.rows);
+  }
+  VLLM_KERNEL(keep_bits)(args);
+}
+
 // A copy of a few integers a row: no level of instructions matters.
 Tensor fill_logprob_token_ids(Tensor columns, int64_t first_column, Tensor expanded_idx_mapping, Tensor token_ids,
                               Tensor list_idx, Tensor num_token_ids) {
@@ -228,6 +260,7 @@ STABLE_TORCH_LIBRARY_FRAGMENT(vllm_cpu, m) {
       "gumbel_sample(Tensor logits, Tensor temperature, Tensor seeds, Tensor positions, Tensor idx_mapping, "
       "int first_id=0) -> (Tensor sampled, Tensor scores)");
   m.def("keep_top_p_(Tensor(a!) logits, Tensor top_p) -> ()");
+  m.def("keep_bits_(Tensor(a!) logits, Tensor mask, int first=0, Tensor? rows=None) -> ()");
   m.def(
       "fill_logprob_token_ids(Tensor(a!) columns, int first_column, Tensor expanded_idx_mapping, Tensor token_ids, "
       "Tensor list_idx, Tensor num_token_ids) -> Tensor");
@@ -239,5 +272,6 @@ STABLE_TORCH_LIBRARY_IMPL(vllm_cpu, CPU, m) {
   m.impl("topk", TORCH_BOX(&vllm_cpu::topk));
   m.impl("gumbel_sample", TORCH_BOX(&vllm_cpu::gumbel_sample));
   m.impl("keep_top_p_", TORCH_BOX(&vllm_cpu::keep_top_p_));
+  m.impl("keep_bits_", TORCH_BOX(&vllm_cpu::keep_bits_));
   m.impl("fill_logprob_token_ids", TORCH_BOX(&vllm_cpu::fill_logprob_token_ids));
 }

@@ -84,7 +84,7 @@ Tensor short_conv(Tensor x, Tensor weight, std::optional<Tensor> bias, Tensor ta
 }
 
 Tensor gated_delta_rule(Tensor qkv, Tensor decay, Tensor beta, Tensor rate, Tensor bias, Tensor pool, Tensor slots,
-                        Tensor starts, Tensor lengths, int64_t key_heads, double beta_scale, double least_log_decay,
+                        Tensor starts, Tensor lengths, int64_t key_heads, double beta_scale, double bound,
                         double eps) {
   DeltaRuleArgs args{};
   args.rows = rows_of(slots, starts, lengths);
@@ -107,7 +107,7 @@ Tensor gated_delta_rule(Tensor qkv, Tensor decay, Tensor beta, Tensor rate, Tens
   args.rate = floats(rate, "rate", {args.heads});
   args.bias = floats(bias, "bias", {decays});
   args.beta_scale = static_cast<float>(beta_scale);
-  args.least_log_decay = static_cast<float>(least_log_decay);
+  args.bound = static_cast<float>(bound);
   args.eps = static_cast<float>(eps);
   Tensor out = new_result(qkv, {tokens, args.heads * args.value_dim});
   args.out = out.data_ptr();
@@ -209,7 +209,7 @@ STABLE_TORCH_LIBRARY_FRAGMENT(vllm_cpu, m) {
   m.def(
       "gated_delta_rule_(Tensor qkv, Tensor decay, Tensor beta, Tensor rate, Tensor bias, Tensor(a!) pool, "
       "Tensor state_slots, Tensor query_start_loc, Tensor seq_lens, int key_heads, float beta_scale, "
-      "float least_log_decay, float eps) -> Tensor");
+      "float bound, float eps) -> Tensor");
   m.def(
       "state_space_scan_(Tensor xbc, Tensor dt, Tensor rate, Tensor bias, Tensor? skip, Tensor(a!) pool, "
       "Tensor state_slots, Tensor query_start_loc, Tensor seq_lens, int groups, float dt_min, float dt_max) -> Tensor");

@@ -46,7 +46,7 @@ struct DeltaRuleArgs {
   float* pool;           // [slots, heads, key_dim, value_dim]
   void* out;             // [tokens, heads * value_dim]
   int64_t heads, key_heads, key_dim, value_dim, qkv_stride, decay_stride, beta_stride, slot_stride;
-  float beta_scale, least_log_decay, eps;
+  float beta_scale, bound, eps;
   bool by_channel;
 };
 

@@ -32,7 +32,7 @@ def test_defaults_ask_for_nothing(kind):
         (config.KVTransferConfig, {"kv_connector": "Nixl", "kv_role": "kv_both"}, "kv_connector='Nixl'"),
         (config.SpeculativeConfig, {"method": "ngram", "num_speculative_tokens": 3}, "num_speculative_tokens=3"),
         (config.PoolerConfig, config.PoolerConfig(pooling_type="MEAN"), "pooling_type='MEAN'"),
-        (config.StructuredOutputsConfig, {"backend": "xgrammar"}, "backend='xgrammar'"),
+        (config.StructuredOutputsConfig, {"reasoning_parser": "qwen3"}, "reasoning_parser='qwen3'"),
         (config.CompilationConfig, {"mode": 3}, "mode=<CompilationMode.VLLM_COMPILE"),
         (config.LoadConfig, {"load_format": "tensorizer"}, "load_format='tensorizer'"),
         (config.OffloadConfig, config.OffloadConfig(uva=config.UVAOffloadConfig(cpu_offload_gb=4)), "cpu_offload_gb"),

@@ -26,6 +26,15 @@ _LINEAR = {
 # With four of them float32 itself, transformers' too, is off by more than what tests allow.
 _THREE_LAYERS = {"num_hidden_layers": 3, "layer_types": ["linear_attention", "full_attention", "linear_attention"]}
 _ROPE = {"rope_type": "default", "rope_theta": 1000.0}
+_LATENT = {
+    "kv_lora_rank": 20,
+    "qk_nope_head_dim": 10,
+    "qk_rope_head_dim": 6,
+    "v_head_dim": 12,
+    "num_key_value_heads": 4,
+    "num_experts_per_token": 3,
+    "moe_intermediate_size": 24,
+}
 _KINDS = {"layer_types": ["linear_attention", "full_attention", "linear_attention", "linear_attention"]}
 _MAMBA2 = {"mamba_n_heads": 8, "mamba_d_state": 10, "mamba_n_groups": 2}
 _GRANITE = {"embedding_multiplier": 3.0, "residual_multiplier": 0.4, "attention_multiplier": 0.2, "logits_scaling": 1.5}
@@ -72,6 +81,14 @@ HYBRIDS: dict[str, tuple[str, dict[str, Any]]] = {
         | {"layers_block_type": ["linear_attention", "mlp", "full_attention", "linear_attention", "mlp"]}
         | {"mamba_num_heads": 6, "mamba_head_dim": 8, "n_groups": 2, "ssm_state_size": 10, "mlp_bias": True},
     ),
+    "nemotron_h-mixture": (
+        "nemotron_h",
+        {"hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8}
+        | {"layers_block_type": ["linear_attention", "moe", "full_attention", "moe", "linear_attention"]}
+        | {"mamba_num_heads": 6, "mamba_head_dim": 8, "n_groups": 2, "ssm_state_size": 10, "n_routed_experts": 6}
+        | {"num_experts_per_tok": 3, "moe_intermediate_size": 24, "moe_shared_expert_intermediate_size": 40}
+        | {"routed_scaling_factor": 1.7},
+    ),
     "mamba2": (
         "mamba2",
         {"hidden_size": 32, "num_hidden_layers": 3, "num_heads": 8, "head_dim": 8, "state_size": 12, "n_groups": 2}
@@ -110,5 +127,27 @@ HYBRIDS: dict[str, tuple[str, dict[str, Any]]] = {
         _SIZES
         | _THREE_LAYERS
         | {"linear_value_head_dim": 6, "linear_allow_neg_eigval": False, "rope_parameters": _ROPE},
+    ),
+    "kimi_linear": (
+        "kimi_linear",
+        _SIZES | _THREE_LAYERS | _LATENT | {"linear_head_dim": 12, "linear_num_heads": 4, "num_experts": 6},
+    ),
+    "bailing_hybrid": (
+        "bailing_hybrid",
+        _SIZES | _THREE_LAYERS | _LATENT | {"head_dim": 12, "num_experts": 6, "n_group": 3, "topk_group": 2},
+    ),
+    "bailing_hybrid-free": (
+        "bailing_hybrid",
+        _SIZES
+        | _LATENT
+        | {"head_dim": 12, "num_experts": 4, "n_group": 1, "topk_group": 1, "num_hidden_layers": 2}
+        | {"kda_safe_gate": False, "layer_group_size": 2, "q_lora_rank": 14},
+    ),
+    "minimax": (
+        "minimax",
+        _SIZES
+        | _THREE_LAYERS
+        | {"num_local_experts": 4, "block_size": 16, "mlp_alpha_factor": 1.7}
+        | {"linear_attn_alpha_factor": 1.5, "full_attn_alpha_factor": 0.8},
     ),
 }

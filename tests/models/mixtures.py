@@ -164,4 +164,16 @@ MIXTURES: dict[str, tuple[str, dict[str, Any]]] = {
             | {"llama_4_scaling_beta": 0.1, "mscale_all_dim": 1.0, "partial_rotary_factor": 6 / 16}
         },
     ),
+    "axk1": (
+        "axk1",
+        _LATENT | _ROUTED | {"rope_parameters": _MSCALE, "mlp_layer_types": ["dense"] + ["sparse"] * 3},
+    ),
+    "gemma4-experts": (
+        "gemma4_text",
+        _USUAL
+        | _WINDOWS
+        | _KINDS
+        | {"enable_moe_block": True, "num_experts": 6, "top_k_experts": 3, "moe_intermediate_size": 24}
+        | {"global_head_dim": 16, "hidden_size_per_layer_input": 0},
+    ),
 }

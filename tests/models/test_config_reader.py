@@ -8,13 +8,11 @@ import pytest
 
 from vllm.config.checkpoint.config import RopeConfig, parse_hf_config
 from vllm.models.dense.gemma import Gemma3ForCausalLM, GemmaForCausalLM
-from vllm.models.dense.gemma4 import Gemma4ForCausalLM
 from vllm.models.dense.gpt_neox import GPTNeoXForCausalLM
 from vllm.models.dense.llama import LlamaForCausalLM
 from vllm.models.dense.mistral import MistralForCausalLM
 from vllm.models.dense.phi import PhiForCausalLM
 from vllm.models.dense.qwen import Qwen2ForCausalLM
-from vllm.models.registry import TRANSFORMERS, model_entry
 from vllm.models.spec import DecoderSpec
 
 MINIMAL: dict[str, Any] = {
@@ -59,14 +57,6 @@ def spec_of(family: Any = LlamaForCausalLM, /, **fields: Any) -> DecoderSpec:
 def test_what_is_not_supported_is_refused_by_name(field: str, value: Any, message: str) -> None:
     with pytest.raises(ValueError, match="some-model/config.json: " + message):
         spec_of(**{field: value})
-
-
-def test_experts_of_gemma_4_run_as_transformers_module() -> None:
-    names, raw = ["Gemma4ForCausalLM"], {"enable_moe_block": True}
-    assert model_entry(names, "auto", raw) == TRANSFORMERS
-    assert model_entry(names, "vllm", raw) == model_entry(names, "auto", {}) != TRANSFORMERS
-    with pytest.raises(ValueError, match="enable_moe_block=True is not supported: .*model_impl='transformers'"):
-        spec_of(Gemma4ForCausalLM, **raw)
 
 
 def test_an_unknown_activation_is_refused_by_name() -> None:

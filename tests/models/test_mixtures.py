@@ -11,6 +11,7 @@ import torch
 from architectures import make_architecture
 from mixtures import MIXTURES
 from models_util import hf_logits, load_model, paged_logits, random_prompts
+from safetensors.torch import load_file, save_file
 from thread_ranks import make_thread_llm
 from tiny_llm import make_tiny_llm
 
@@ -119,3 +120,21 @@ def test_bits_do_not_follow_the_batch(name: str, dtype: str, tmp_path: Path, mon
     llm = make_tiny_llm(tmp_path, dtype=dtype, skip_tokenizer_init=True, max_model_len=96, max_logprob_token_ids=-1)
     checks = list(InvarianceTest(llm.llm_engine).run())
     assert len(checks) > 3 and [check.name for check in checks if not check.passed] == []
+
+
+def test_published_checkpoints_of_a_x_k1(tmp_path: Path) -> None:
+    """They have no correction, and norms beside MLPs, too."""
+    model = make_architecture("axk1", tmp_path)
+    path = tmp_path / "model.safetensors"
+    tensors = {name: tensor for name, tensor in load_file(path).items() if "correction" not in name}
+    assert "model.layers.1.post_mlp_layernorm.weight" in tensors
+    save_file(tensors | {"model.layers.0.post_mlp_layernorm.weight": torch.ones(32)}, path)
+    with torch.no_grad():
+        for name, buffer in model.named_buffers():
+            if "correction" in name:
+                buffer.zero_()
+    ours, config = load_model(tmp_path, max_model_len=128)
+    config = resolve_model_class(config.architectures).resolve_config(config)
+    prompts = random_prompts(131, (5, 37))
+    for got, want in zip(paged_logits(ours, config, prompts, 7), hf_logits(model, prompts), strict=True):
+        torch.testing.assert_close(got, want, rtol=0, atol=1e-4)

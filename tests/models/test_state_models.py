@@ -146,17 +146,24 @@ def test_states_sleep_too(model, expected) -> None:
     assert_equal_bits(run(llm, random_prompts(LENGTHS)), expected)
 
 
-def test_bfloat16_is_as_near_as_transformers(model) -> None:
-    """Errors against float32: ours are at most those of transformers in bfloat16, with a margin for single tokens."""
-    folder, hf_model = model
-    prompts = random_prompts((200, 31), seed=8)
-    outputs = run(make_llm(folder, dtype="bfloat16"), prompts)
+def rounding_errors(folder: Path, hf_model: Any, prompts: list[list[int]]) -> tuple[float, float]:
+    """Mean errors of readings in bfloat16 against float32: ours, and transformers'."""
+    outputs = run(make_llm(folder, dtype="bfloat16", max_model_len=400), prompts)
     rounded = type(hf_model).from_pretrained(folder, dtype=torch.bfloat16)
+    ours, theirs = [], []
     for prompt, output in zip(prompts, outputs, strict=True):
         with torch.no_grad():
-            want, theirs = (
+            want, other = (
                 each(torch.tensor([prompt])).logits[0].float().log_softmax(-1) for each in (hf_model, rounded)
             )
         own = np.array([[output.prompt_logprobs[p][t].logprob for t in (3, 7)] for p in range(1, len(prompt))])
-        wanted, other = want[:-1, [3, 7]].numpy(), theirs[:-1, [3, 7]].numpy()
-        assert np.abs(own - wanted).mean() <= 1.1 * np.abs(other - wanted).mean()
+        wanted = want[:-1, [3, 7]].numpy()
+        ours.append(np.abs(own - wanted).mean())
+        theirs.append(np.abs(other[:-1, [3, 7]].numpy() - wanted).mean())
+    return float(np.mean(ours)), float(np.mean(theirs))
+
+
+def test_bfloat16_is_as_near_as_transformers(model) -> None:
+    ours, theirs = rounding_errors(*model, random_prompts((200, 31), seed=8))
+    # A margin for what one rounding more or less does to a small model.
+    assert ours <= 1.1 * theirs

@@ -12,7 +12,8 @@ from architectures import make_architecture
 from test_state_models import assert_equal_bits, make_llm, random_prompts, run
 from tiny_llm import is_empty
 
-from vllm import LLM, SamplingParams
+from vllm import LLM, BeamSearchParams, SamplingParams
+from vllm.selftest.invariance import InvarianceTest
 from vllm.v1.worker import state_memory
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -161,9 +162,29 @@ def test_random_requests_and_aborts_leak_nothing(folder, monkeypatch) -> None:
     assert_no_leak(llm)
 
 
-def test_beams_and_labels(folder, plain) -> None:
-    from vllm import BeamSearchParams
+def test_selftest_finds_the_same_bits_in_all_compositions(folder, monkeypatch) -> None:
+    monkeypatch.setenv("VLLM_BATCH_INVARIANT", "1")
+    llm = make_llm(folder, dtype="bfloat16", max_logprobs=-1, max_logprob_token_ids=-1, max_model_len=128)
+    checks = list(InvarianceTest(llm.llm_engine).run())
+    assert [check for check in checks if not check.passed] == [] and len(checks) > 10
+    assert_no_leak(llm)
 
+
+def test_pooled_tokens_come_from_the_cache_too(folder) -> None:
+    prompts = random_prompts((70, 40), seed=15)
+    prompts.append(prompts[0][:60] + prompts[1])
+    embeddings = []
+    for caches in (False, True):
+        llm = make_llm(folder, runner="pooling", enable_prefix_caching=caches)
+        for _ in range(2):
+            outputs = llm.encode([{"prompt_token_ids": each} for each in prompts], pooling_task="token_embed")
+            embeddings.append([output.outputs.data for output in outputs])
+        assert (max(output.num_cached_tokens for output in outputs) > 0) == caches
+    for others in embeddings[1:]:
+        assert all(own.equal(other) for own, other in zip(embeddings[0], others, strict=True))
+
+
+def test_beams(folder, plain) -> None:
     llm = make_llm(folder)
     prompts = [{"prompt_token_ids": prompt} for prompt in random_prompts((70, 5), seed=14)]
     beams = BeamSearchParams(beam_width=3, max_tokens=6, ignore_eos=True)

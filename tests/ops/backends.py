@@ -42,6 +42,7 @@ OPERATIONS = (
     "choose_experts",
     "gumbel_sample",
     "keep_top_p_",
+    "keep_bits_",
     "fill_logprob_token_ids",
 )
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import pytest
 import torch
 import torch.nn.functional as F
@@ -30,7 +28,7 @@ def truth(
     *options: float,
 ) -> tuple[Tensor, Tensor]:
     """Results, and the states after them."""
-    beta_scale, least = options
+    beta_scale, bound = options
     _, heads, keys, values = pool.shape
     out, states = torch.zeros(len(qkv), heads, values).double(), pool.double()
     slots, starts, seq_lens = rows.tensors()
@@ -43,7 +41,9 @@ def truth(
                 own = slice(head // (heads // key_heads) * keys, (head // (heads // key_heads) + 1) * keys)
                 query, key = (each[own] / (each[own].square().sum() + EPS).sqrt() for each in (q, k))
                 logit = (decay[t].double() + bias.double()).view(heads, -1)[head]
-                kept = torch.exp((-rate[head].double() * F.softplus(logit, threshold=100)).clamp(min=least))
+                rated = rate[head].double()
+                log = bound * (rated * logit).sigmoid() if bound else -rated * F.softplus(logit, threshold=100)
+                kept = torch.exp(log)
                 state = states[slot, head] * kept[:, None]
                 lacking = v.view(heads, values)[head] - key @ state
                 state += torch.outer(key, lacking * beta_scale * beta[t, head].double().sigmoid())
@@ -72,7 +72,7 @@ def test_gated_delta_rule(
     qkv = strided(torch.randn(rows.num_tokens, 2 * key_heads * keys + heads * values).to(dtype))
     decay, rate, bias = decays(rows, heads, keys if by_channel else 1, dtype)
     beta = (torch.randn(rows.num_tokens, heads) * 3).to(dtype)
-    options = (2.0, -5.0) if by_channel else (1.0, -math.inf)
+    options = (2.0, -5.0) if by_channel else (1.0, 0.0)
     pool = pool_of(rows, (heads, keys, values))
     expected, states = truth(qkv, decay, beta, rate, bias, pool, rows, key_heads, *options)
     after = copied(pool)

@@ -36,6 +36,7 @@ from vllm.ops.quantized_linear import pack_quantized, quantized_linear
 from vllm.ops.quantized_tensor import QuantizedTensor
 from vllm.ops.rms_norm import fused_add_rms_norm_, rms_norm
 from vllm.ops.rotary import rotary_and_cache_, rotary_embedding_
+from vllm.ops.token_bitmask import keep_bits_
 from vllm.ops.token_readings import token_readings
 from vllm.ops.top_p import keep_top_p_
 from vllm.ops.topk import topk
@@ -78,6 +79,13 @@ def _reading_calls(dtype: torch.dtype, are_all: bool) -> Iterator[tuple[str, Cal
         return own
 
     yield "keep_top_p_", keep_top_p
+
+    def keep_bits() -> Tensor:
+        own = logits[:, :301].float()
+        keep_bits_(own, torch.tensor([[0x5A5A0F37] * 10]).int(), 5, torch.tensor([1]))
+        return own
+
+    yield "keep_bits_", keep_bits
     slots, positions = torch.tensor([3, 1]).int(), torch.tensor([9, 1])
     temperature, seeds = torch.tensor([0.0, 0.7, 1.0, 1.3]), torch.tensor([5, -6, 7, 2**40 + 1])
     yield "gumbel_sample", lambda: gumbel_sample(logits.float(), temperature, seeds, positions, slots)

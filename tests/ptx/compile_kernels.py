@@ -43,6 +43,7 @@ from vllm.ops.quantized_linear import concatenate, pack_quantized, quantized_lin
 from vllm.ops.quantized_tensor import QuantizedTensor
 from vllm.ops.rms_norm import fused_add_rms_norm_, rms_norm
 from vllm.ops.rotary import rotary_and_cache_, rotary_embedding_
+from vllm.ops.token_bitmask import keep_bits_
 from vllm.ops.token_readings import token_readings
 from vllm.ops.top_p import keep_top_p_
 from vllm.ops.topk import topk
@@ -136,6 +137,8 @@ def _other_calls(capability: int) -> Iterator[Callable[[], Any]]:
     yield lambda: count_above(logits, torch.empty(4, 1))
     yield lambda: topk(logits, 20)
     yield lambda: keep_top_p_(logits.float(), torch.ones(4))
+    yield lambda: keep_bits_(logits.float(), _int32(4, 1571))
+    yield lambda: keep_bits_(logits.float(), _int32(2, 1600), 7, torch.zeros(2, dtype=torch.int64))
     yield lambda: rms_norm(x, weight, 1e-5)
     yield lambda: rms_norm(x.view(8, 32, 128), weight[:128], 1e-5)
     yield lambda: layer_norm(x, None, None, 1e-5)

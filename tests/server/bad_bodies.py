@@ -22,6 +22,8 @@ CHAT = {"model": "tiny", "messages": [{"role": "user", "content": "ab"}], "max_t
 SCORING = {"model": "tiny", "query": "ab", "items": ["c", "d"], "labels": ["x", "y"]}
 DECISION = {"model": "tiny", "input": "ab", "questions": [{"type": "predicate", "instructions": "c"}]}
 SYSTEM_ONE = {"model": "tiny", "state": "ab", "questions": {"q": {"type": "noul", "instructions": "c"}}}
+MESSAGE = {"model": "tiny", "messages": [{"role": "user", "content": "ab"}], "max_tokens": 1}
+RESPONSE = {"model": "tiny", "input": "ab", "max_output_tokens": 1}
 TOKENIZE = {"model": "tiny", "prompt": "ab"}
 DETOKENIZE = {"model": "tiny", "tokens": [70, 71]}
 

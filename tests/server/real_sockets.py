@@ -148,6 +148,10 @@ class RawClient:
                 return
             count -= line.startswith(b"data: ")
 
+    async def read_rest(self) -> bytes:
+        """The rest of a stream, in its chunks."""
+        return await self._reader.readuntil(b"\r\n0\r\n\r\n")
+
     async def read_some(self) -> bytes:
         """What comes next."""
         return await self._reader.read(1)

@@ -89,11 +89,13 @@ def check_error(server, answer, status, param, says):
     """The answer is this error, and the server is as it was before."""
     assert answer.status_code == status, answer.text[:1000]
     assert answer.headers["content-type"] == "application/json"
-    assert set(answer.json()) == {"error"}
+    is_of_messages = answer.json().get("type") == "error"
+    assert set(answer.json()) == ({"type", "error"} if is_of_messages else {"error"})
     error = answer.json()["error"]
     assert set(error) == {"message", "type", "param", "code"}
     assert error["message"] and isinstance(error["message"], str)
-    assert (error["type"], error["param"]) == (TYPES[status], param), error
+    kind = "invalid_request_error" if is_of_messages else TYPES[status]
+    assert (error["type"], error["param"]) == (kind, param), error
     assert isinstance(error["code"], str)
     assert says in error["message"]
     assert len(error["message"]) < 1000

@@ -30,6 +30,8 @@ TALK = {
     "messages": [{"role": "user", "content": "a"}],
     "chat_template": "{% for m in messages %}{{ m.content }}{% endfor %}",
 }
+RESPONSE = {name: value for name, value in TALK.items() if name not in ("messages", "max_tokens")}
+RESPONSE |= {"input": "a", "max_output_tokens": 200}
 
 
 @pytest.fixture(scope="module")
@@ -72,11 +74,17 @@ async def reset(client: RawClient) -> None:
     client.leave_abruptly()
 
 
+STREAMS = [
+    (COMPLETIONS, STREAM),
+    (CHAT, {**TALK, "stream": True}),
+    ("/v1/responses", {**RESPONSE, "stream": True}),
+    ("/v1/messages", {**TALK, "stream": True}),
+]
 WAYS = pytest.mark.parametrize("way", [RawClient.leave, reset, RawClient.fall_silent])
 
 
 @WAYS
-@pytest.mark.parametrize(("path", "body"), [(COMPLETIONS, STREAM), (CHAT, {**TALK, "stream": True})])
+@pytest.mark.parametrize(("path", "body"), STREAMS)
 def test_leaving_a_stream_after_its_first_chunks(run, gate, path, body, way):
     async def work(server):
         client = await RawClient.send(server.port, path, body)
@@ -100,9 +108,11 @@ def test_leaving_a_stream_after_its_first_chunks(run, gate, path, body, way):
         (COMPLETIONS, {**PROMPT, "prompt": [[5 + i] * 20 for i in range(30)], "n": 2, "seed": 1, "temperature": 1}),
         (COMPLETIONS, {**PROMPT, "prompt": [[5 + i] * 20 for i in range(30)], "stream": True}),
         (CHAT, TALK),
+        ("/v1/responses", RESPONSE),
+        ("/v1/messages", TALK),
         ("/generative_scoring", {"query": "a", "items": [f"item {i}" for i in range(30)], "labels": ["yes", "no"]}),
     ],
-    ids=["plain", "n", "best_of", "prompts", "streamed-prompts", "chat", "scoring"],
+    ids=["plain", "n", "best_of", "prompts", "streamed-prompts", "chat", "responses", "messages", "scoring"],
 )
 def test_leaving_before_the_answer(run, gate, path, body, way):
     """With two slots, most of the larger requests' sequences wait in the queue."""
@@ -250,5 +260,26 @@ def test_leaving_while_the_connection_takes_nothing_more(run, gate, num_sent):
         await noticed(server)
         gate.permit(FEW)
         await server.empty()
+
+    run(work)
+
+
+def test_a_response_that_is_cancelled_ends_with_what_it_has(run, gate):
+    async def work(server):
+        client = await RawClient.send(server.port, "/v1/responses", {**RESPONSE, "stream": True})
+        gate.permit(3)
+        await client.read_events(5)
+        ((name, running),) = server.state.responses.running.items()
+        assert running.response["status"] == "in_progress" and running.response["output"]
+        canceller = await RawClient.send(server.port, f"/v1/responses/{name}/cancel", {})
+        answer = await canceller.answer()
+        assert (answer["id"], answer["status"]) == (name, "cancelled")
+        gate.permit(FEW)
+        assert b"response.incomplete" in await client.read_rest()
+        await server.empty()
+        kept = server.state.responses.response(name).response
+        assert kept["status"] == "cancelled" and 0 < kept["usage"]["output_tokens"] < RESPONSE["max_output_tokens"]
+        assert not server.state.responses.running
+        await canceller.leave()
 
     run(work)

@@ -100,6 +100,16 @@ def test_a_form_begins_after_the_reasoning(server):
     assert message["reasoning"] == "x" and message["content"] in ("left", "right")
 
 
+def test_readings_of_a_form_leave_reasoning_out(server):
+    form = {"structured_outputs": {"choice": ["left", "right"]}, "max_tokens": 60, "choice_readings": True}
+    choice = ask(server, None, **form)
+    assert choice["message"]["content"] in ("left", "right") and choice["message"]["reasoning"] is None
+    assert len(choice["choice_readings"]) == 2
+    body = bodied(server, None, **form, chat_template_kwargs={"inside": True})
+    response = server.request("POST", "/v1/chat/completions", json=body)
+    assert (response.status_code, response.json()["error"]["param"]) == (400, "choice_readings")
+
+
 def test_forced_calls_come_after_the_reasoning(server):
     message = ask(server, "<think>x</think>", tools=TOOLS, tool_choice="required", max_tokens=120)["message"]
     assert message["reasoning"] == "x"
@@ -115,6 +125,25 @@ def test_a_spent_budget_ends_the_reasoning(server, budget):
     assert message["content"] and len(reasoning.encode()) <= 5 * budget + 5 and bool(reasoning) == bool(budget)
     usage = ask(server, None, chat_template_kwargs={"inside": True}, **{**options, "thinking_token_budget": -1})
     assert usage["message"]["content"] is None
+
+
+def test_readings_say_which_part_they_belong_to(server):
+    text = '<think>Hm.</think>Yes.<tool_call>{"name": "now", "arguments": {}}</tool_call> a'
+    body = {"logprobs": True, "labels": ["a"], "tools": TOOLS}
+    choice = ask(server, text, **body)
+    marked: dict[str, str] = {}
+    for entry in choice["logprobs"]["content"]:
+        marked[entry["part"]] = marked.get(entry["part"], "") + entry["token"]
+    assert marked == {
+        "reasoning": "<think>Hm.</think>",
+        "content": "Yes. a",
+        "tool_call": '<tool_call>{"name": "now", "arguments": {}}</tool_call>',
+    }
+    parts = [entry["part"] for entry in choice["logprobs"]["content"]]
+    assert [each["part"] for each in choice["readings"]] == parts
+    chunks = streamed(server, text, **body)
+    assert [entry["part"] for chunk in chunks for entry in (chunk["logprobs"] or {}).get("content") or ()] == parts
+    assert [each["part"] for chunk in chunks for each in chunk.get("readings") or ()] == parts
 
 
 def test_a_budget_needs_a_parser(server):

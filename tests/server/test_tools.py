@@ -43,7 +43,9 @@ def ask(server: AppThread, text: str | None = None, **body: Any) -> dict[str, An
     if text is not None:
         ids = byte_ids(text)
         body |= {"vllm_xargs": {"forced": ids}, "max_tokens": len(ids), "temperature": 0}
-    answer = server.post("/v1/chat/completions", **{"messages": USER, "max_tokens": 200, "tools": TOOLS, **body})
+    answer = server.post(
+        "/v1/chat/completions", **{"messages": USER, "max_tokens": 200, "tools": TOOLS, "seed": 0, **body}
+    )
     return answer["choices"][0]
 
 
@@ -52,7 +54,7 @@ def streamed(server: AppThread, text: str | None = None, **body: Any) -> list[di
     if text is not None:
         ids = byte_ids(text)
         body |= {"vllm_xargs": {"forced": ids}, "max_tokens": len(ids), "temperature": 0}
-    body = {"model": "tiny", "messages": USER, "max_tokens": 200, "tools": TOOLS, "stream": True, **body}
+    body = {"model": "tiny", "messages": USER, "max_tokens": 200, "tools": TOOLS, "seed": 0, "stream": True, **body}
     response = server.request("POST", "/v1/chat/completions", json=body)
     assert response.status_code == 200, response.text
     lines = [line[6:] for line in response.text.splitlines() if line.startswith("data: ")]
@@ -205,7 +207,7 @@ def test_allowed_tools_are_the_only_ones(server):
     choice = {"type": "allowed_tools", "allowed_tools": allowed}
     assert rendered(server, tools=TOOLS, tool_choice=choice).startswith("1 ")
     (call,) = ask(server, tool_choice=choice, parallel_tool_calls=False)["message"]["tool_calls"]
-    assert call["function"] == {"name": "now", "arguments": "{}"}
+    assert (call["function"]["name"], json.loads(call["function"]["arguments"])) == ("now", {})
 
 
 BAD = [

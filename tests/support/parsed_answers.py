@@ -33,7 +33,8 @@ TOOLS = [
 
 def _events(form: AnswerFormat, pieces: list[str], **options: Any) -> list[Event]:
     parser = AnswerParser(form, None, TOOLS, **options)
-    events = [event for piece in pieces for event in parser.feed(piece)] + parser.finish()
+    # A delta may be empty.
+    events = [event for piece in (*pieces, "") for event in parser.feed(piece)] + parser.finish()
     _check_order(events)
     return events
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -55,10 +56,10 @@ class AnswerFormat:
         markers: list[str] = []
         if self.tools is not None:
             markers += [*self.tools.begins, *self.tools.begins_at_start]
-            # What others' parsers look for is not known.
-            markers += ["<"] if is_foreign(self.tools) else []
         if self.reasoning is not None:
             markers += [*self.reasoning.begins, *self.reasoning.ends]
+        # What others' parsers look for is not known.
+        markers += ["<"] if self.asks_tokenizer else []
         special = [tokenizer.id_to_token(token_id) or "" for token_id in tokenizer.all_special_ids]
         return any(text and (text in marker or marker in text) for text in special for marker in markers)
 
@@ -96,21 +97,46 @@ class AnswerParser:
         self.num_calls = 0
         self._most_calls = most_calls
         self._tools = None if form.tools is None else form.tools(tokenizer, tools)
-        self._reasoning = None if form.reasoning is None else form.reasoning(tokenizer)
+        self._reasoning = None
+        self._foreign_reasoning = None
+        if form.reasoning is not None and is_foreign(form.reasoning):
+            self._foreign_reasoning = _ForeignReasoning(form.reasoning(tokenizer), request, is_streamed)
+        elif form.reasoning is not None:
+            self._reasoning = form.reasoning(tokenizer)
         self._is_inside = None if form.reasoning is None or prompt is None else form.reasoning.begins_inside(prompt)
         self._foreign = None
         if form.tools is not None and is_foreign(form.tools):
             assert self._tools is not None
             self._foreign = _ForeignTools(self._tools, request, is_streamed)
         self._machine = Machine(self._read)
+        self._parts: list[tuple[int, str]] = []  # (offset of its end, part), ascending
+        self._is_finished = False
+
+    def part_at(self, offset: int) -> str | None:
+        """The part that the character there belongs to: "reasoning", "content" or "tool_call", markers included; None:
+        it is not known yet. After the end: the last part."""
+        index = bisect_right(self._parts, offset, key=lambda each: each[0])
+        if index < len(self._parts):
+            return self._parts[index][1]
+        if not self._is_finished:
+            return None
+        return self._parts[-1][1] if self._parts else "content"
 
     def feed(self, text: str, token_ids: Sequence[int] = ()) -> list[Event]:
         """The events of the next piece of the text; `token_ids` are its tokens, for parsers of others."""
-        return self._counted(self._machine.feed(text), token_ids, is_last=False)
+        before: list[Event] = []
+        if self._foreign_reasoning is not None:
+            before, text = self._foreign_reasoning.split(text, token_ids)
+        return before + self._counted(self._machine.feed(text), token_ids, is_last=False)
 
     def finish(self) -> list[Event]:
         """The last events: the text has ended."""
-        return self._counted(self._machine.finish(), (), is_last=True)
+        self._is_finished = True
+        before: list[Event] = []
+        if self._foreign_reasoning is not None:
+            before, text = self._foreign_reasoning.finish()
+            before += self._counted(self._machine.feed(text), (), is_last=False)
+        return before + self._counted(self._machine.finish(), (), is_last=True)
 
     def _read(self, reader: Reader) -> Iterator[Step]:
         whole = next((each for each in (self._tools, self._reasoning) if hasattr(each, "read_whole")), None)
@@ -124,7 +150,17 @@ class AnswerParser:
         else:
             yield from reader.text_until((), lambda text: iter((Content(text),)))
 
+    def _note_parts(self, events: Iterable[Event]) -> None:
+        for event, place in zip(events, self._machine.places, strict=True):
+            part = event.kind if isinstance(event, (Content, Reasoning)) else "tool_call"
+            last = self._parts[-1][1] if self._parts else part
+            if isinstance(event, Content) and last != "content":
+                # The marker before it ended the other part.
+                self._parts.append((place - len(event.text), last))
+            self._parts.append((place, part))
+
     def _counted(self, events: Iterable[Event], token_ids: Sequence[int], is_last: bool) -> list[Event]:
+        self._note_parts(events)
         if self._foreign is not None:
             events = self._foreign.events(events, token_ids, is_last)
         kept = []
@@ -134,6 +170,33 @@ class AnswerParser:
             self.num_calls += isinstance(event, CallStart)
             kept.append(event)
         return kept
+
+
+class _ForeignReasoning:
+    """Asks a parser that was written for upstream: deltas while the answer comes, or the whole text at its end."""
+
+    def __init__(self, parser: ReasoningParser, request: Any, is_streamed: bool) -> None:
+        self._parser, self._request, self._is_streamed = parser, request, is_streamed
+        self._text = ""
+        self._ids: list[int] = []
+
+    def split(self, text: str, token_ids: Sequence[int]) -> tuple[list[Event], str]:
+        """The reasoning in the next piece, and its content."""
+        before, ids_before, ids = self._text, self._ids, list(token_ids)
+        self._text, self._ids = before + text, ids_before + ids
+        if not self._is_streamed or not text:
+            return [], ""
+        delta = self._parser.extract_reasoning_streaming(before, self._text, text, ids_before, self._ids, ids)
+        if delta is None:
+            return [], ""
+        return [Reasoning(delta.reasoning)] if delta.reasoning else [], delta.content or ""
+
+    def finish(self) -> tuple[list[Event], str]:
+        """Those of a whole answer."""
+        if self._is_streamed:
+            return [], ""
+        reasoning, content = self._parser.extract_reasoning(self._text, self._request)
+        return [Reasoning(reasoning)] if reasoning else [], content or ""
 
 
 class _ForeignTools:

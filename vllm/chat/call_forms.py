@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from vllm.tokenizers.tokenizer import Tokenizer
 from vllm.tool_parsers.abstract_tool_parser import CallText
-from vllm.v1.structured_output.grammar import WHITE_SPACE, closed_schema
+from vllm.v1.structured_output.grammar import WHITE_SPACE, closed_schema, known_formats
 
 _FREE_TEXT = r"/(.|\n)*/"
 
@@ -83,7 +83,7 @@ class CallForms:
     def _functions(self, functions: Sequence[CallableFunction]) -> list[str]:
         rules = []
         for index, each in enumerate(functions):
-            schema = closed_schema(each.schema or {"type": "object", "properties": {}})
+            schema = closed_schema(known_formats(each.schema or {"type": "object", "properties": {}}))
             arguments = _schema(schema if each.is_bound else {"type": "object"})
             rules.append(f"call_{index}: {self._literal(each.name + self._text.between)} %json {arguments}")
         return rules

@@ -187,6 +187,8 @@ def check_args(args: ServerArgs) -> None:
     for name, least in (("max_prompts_per_request", 1), ("max_num_queued_reqs", 0), ("shutdown_timeout", 0)):
         if not least <= getattr(args, name) < math.inf:
             raise CliError(f"{_flag(name)} must be at least {least}, got {getattr(args, name)}")
+    if not 0 <= args.response_store_mib < math.inf:
+        raise CliError(f"--response-store-mib must be at least 0, got {args.response_store_mib}")
     if not 0 < args.max_body_mib < math.inf:
         raise CliError(f"--max-body-mib must be positive, got {args.max_body_mib}")
     for name in ("api_key", "served_model_name", "allowed_origins", "allowed_methods", "allowed_headers"):

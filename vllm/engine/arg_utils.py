@@ -28,6 +28,7 @@ from vllm.config.pooler import runner_fields
 from vllm.config.profiler import ProfilerConfig
 from vllm.config.quantization import QUANTIZATIONS, quantization_error
 from vllm.config.scheduler import default_step_sizes
+from vllm.config.structured_outputs import StructuredOutputsConfig, as_structured_outputs_config
 from vllm.config.unserved import as_config
 from vllm.engine.arguments import add_flags, arg, passed_on
 from vllm.engine.upstream_args import UpstreamArgs
@@ -200,6 +201,11 @@ class EngineArgs(UpstreamArgs):
     hf_overrides: Overrides = arg(
         None, "values to replace in the model's config.json; in Python, a function of transformers' configuration, too"
     )
+    structured_outputs_config: dict[str, Any] | StructuredOutputsConfig | None = arg(
+        None, 'defaults of requests, as {"disable_any_whitespace": true, "disable_additional_properties": true}'
+    )
+    guided_decoding_backend: str = arg("auto", "older name of structured_outputs_config's backend")
+    guided_decoding_disable_any_whitespace: bool = arg(False, "older name of its disable_any_whitespace")
     profiler_config: dict[str, Any] | ProfilerConfig | None = arg(
         None, 'as {"profiler": "torch", "torch_profiler_dir": FOLDER}: where LLM.start_profile writes traces'
     )
@@ -230,6 +236,9 @@ class EngineArgs(UpstreamArgs):
 
         self.check_neutral()
         self._check_supported()
+        structured_outputs = as_structured_outputs_config(
+            self.structured_outputs_config, self.guided_decoding_backend, self.guided_decoding_disable_any_whitespace
+        )
         if headless:
             raise ValueError("headless=True is not supported: one server starts all replicas (data_parallel_size)")
         load_general_plugins()
@@ -266,6 +275,7 @@ class EngineArgs(UpstreamArgs):
             torch_profiler_dir=self._profiler_dir(),
             weight_transfer_config=self.weight_transfer_config,
             observability_config=ObservabilityConfig(otlp_traces_endpoint=self.otlp_traces_endpoint or None),
+            structured_outputs_config=structured_outputs,
         )
 
     def create_model_config(self) -> ModelConfig:

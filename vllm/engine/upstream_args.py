@@ -19,7 +19,7 @@ _LORA = "LoRA adapters are not implemented"
 NO_SPECULATION = "speculative decoding is not implemented"
 _SERVER_PARTS = "the server parts reasoning from answers: vllm serve --reasoning-parser"
 _GRAMMARS = "reasoning parsers are not implemented"
-_GRAMMAR_REQUESTS = "grammars run by llguidance, and requests say what their white space may be"
+_ONE_LIBRARY = "grammars are compiled by one library, llguidance"
 _TP = "use tensor_parallel_size, or replicas by data_parallel_size"
 _REPLICAS = "replicas are started by one server (data_parallel_size)"
 _EXPERTS = "each rank has an equal part of a mixture's experts"
@@ -74,9 +74,7 @@ class UpstreamArgs:
     tokenizer_pool_type: str = unused("ray", _ONE_WAY)
     tokenizer_pool_extra_config: dict[str, Any] | None = unused(None, _ONE_WAY)
     worker_use_ray: bool = refused(False, 'distributed_executor_backend="ray" does it')
-    guided_decoding_backend: str = unused("auto", _GRAMMAR_REQUESTS)
-    guided_decoding_disable_fallback: bool = unused(False, _GRAMMAR_REQUESTS)
-    guided_decoding_disable_any_whitespace: bool = unused(False, _GRAMMAR_REQUESTS)
+    guided_decoding_disable_fallback: bool = unused(False, _ONE_LIBRARY)
     enable_reasoning: bool = unused(False, "a model's thoughts are not parted from its answer")
     disable_mm_preprocessor_cache: bool = unused(False, _TEXT_ONLY)
     calculate_kv_scales: bool = refused(False, "scales of an 8-bit KV cache are the checkpoint's, or 1")
@@ -152,8 +150,6 @@ class UpstreamArgs:
     reasoning_parser: str = unused("", _SERVER_PARTS, flag=False)
     reasoning_parser_plugin: str | None = unused(None, _SERVER_PARTS, flag=False)
     reasoning_config: dict[str, Any] | None = refused(None, _GRAMMARS)
-
-    structured_outputs_config: dict[str, Any] | None = unused(None, _GRAMMAR_REQUESTS)
 
     pipeline_parallel_size: int = refused(1, _TP, "-pp")
     prefill_context_parallel_size: int = refused(1, _TP)

@@ -100,13 +100,15 @@ def get_act_and_mul_fn(name: str) -> Callable[[Tensor], Tensor]:
     return _GATES.get(_ACTIVATIONS.get(name)) or partial(_act_and_mul, get_act_fn(name))
 
 
-def get_expert_activation(name: str, clamp: tuple[float, float] | None = None) -> Any:
-    """What stands between an expert's products: see `experts`. `clamp`: see MoeSpec."""
+def get_expert_activation(name: str, clamp: tuple[float, float] | None = None, gated: bool = True) -> Any:
+    """What stands between an expert's products: see `experts`. `clamp` and `gated`: see MoeSpec."""
     if clamp is not None:
         slope, limit = clamp
         return ExpertActivation("silu", limit=limit, slope=slope, offset=1.0)
     curve = _IN_PLACE.get(_ACTIVATIONS.get(name))
-    return get_act_and_mul_fn(name) if curve is None else ExpertActivation(curve)
+    if curve is not None:
+        return ExpertActivation(curve, gated)
+    return get_act_and_mul_fn(name) if gated else get_act_fn(name)
 
 
 class SparseActAndMul:

@@ -51,9 +51,10 @@ def _of_alternating(activation: Callable[[Tensor], Tensor], inner: Tensor) -> Te
 
 
 class Experts(nn.Module):
-    """E gated MLPs, of which each token takes some: the sum of their results by weight. A rank of a tensor-parallel
+    """E MLPs, of which each token takes some: the sum of their results by weight. A rank of a tensor-parallel
     group holds an equal part of them, and its result is a part of the sum. With `alternates` the first products'
-    outputs are a gate, then what it is multiplied with, in turn, and gate_proj and up_proj are their halves.
+    outputs are a gate, then what it is multiplied with, in turn, and gate_proj and up_proj are their halves. Where
+    they are not `gated` there is up_proj alone.
 
     Raises:
         ValueError: the ranks cannot share them equally.
@@ -68,6 +69,7 @@ class Experts(nn.Module):
         bias: bool = False,
         weighs_inputs: bool = False,
         alternates: bool = False,
+        gated: bool = True,
     ) -> None:
         super().__init__()
         group = get_tp_group()
@@ -78,9 +80,11 @@ class Experts(nn.Module):
         self.weighs_inputs, self.has_bias = weighs_inputs, bias
         self.method: LinearMethod = UNQUANTIZED
         self._like = torch.empty(1)
-        self._shapes = {name: (size, hidden_size) for name in _FIRST} | {"down_proj": (hidden_size, size)}
+        self._first = _FIRST if gated else _FIRST[1:]
+        self._shapes = {name: (size, hidden_size) for name in self._first} | {"down_proj": (hidden_size, size)}
         count = len(self.experts.held)
-        self.first, self.second = PackedExperts.empty(count, gated=not alternates), PackedExperts.empty(count)
+        self.first = PackedExperts.empty(count, gated=gated and not alternates)
+        self.second = PackedExperts.empty(count)
         self._slots: dict[str, WeightSlot] = {}
         # By expert and whether it is the first product, those that lack tensors.
         self._read: dict[tuple[int, bool], _Read] = {}
@@ -115,7 +119,7 @@ class Experts(nn.Module):
 
     def _take(self, index: int, name: str, value: Tensor | QuantizedWeight) -> None:
         part, _, kind = name.partition(".")
-        is_first = part in _FIRST
+        is_first = part in self._first
         read = self._read.setdefault((index, is_first), _Read())
         if isinstance(value, QuantizedWeight):
             read.weights[part] = value.to(self._like.device)
@@ -123,7 +127,7 @@ class Experts(nn.Module):
             read.weights[part] = value.to(self._like.device, self._like.dtype).contiguous()
         else:
             read.biases[part] = value.to(self._like.device, self._like.dtype)
-        names = _FIRST if is_first else ("down_proj",)
+        names = self._first if is_first else ("down_proj",)
         if len(read.weights) == len(names) and len(read.biases) == (len(names) if self.has_bias else 0):
             del self._read[index, is_first]
             weights = [read.weights[name] for name in names]
@@ -143,7 +147,7 @@ class Experts(nn.Module):
     def lacking(self) -> str | None:
         """A tensor that an expert lacks of which others have been given."""
         for (index, is_first), read in self._read.items():
-            for name in _FIRST if is_first else ("down_proj",):
+            for name in self._first if is_first else ("down_proj",):
                 for kind, given in (("weight", read.weights), ("bias", read.biases if self.has_bias else {name: None})):
                     if name not in given:
                         return f"{self.experts.held[index]}.{name}.{kind}"
@@ -160,7 +164,7 @@ class Experts(nn.Module):
             packed = (self.first if is_first else self.second).packed[index]
             if not isinstance(packed, PackedLinear):
                 continue
-            names = _FIRST if is_first else ("down_proj",)
+            names = self._first if is_first else ("down_proj",)
             weight, bias = unpack_linear(packed, self._like.dtype)
             given = {f"{name}.weight" for name in read.weights} | {f"{name}.bias" for name in read.biases}
             former = {f"{name}.weight": rows for name, rows in zip(names, weight.chunk(len(names)), strict=True)}

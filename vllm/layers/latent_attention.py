@@ -15,7 +15,6 @@ from vllm.layers.attention import Attention
 from vllm.layers.linear import UNQUANTIZED, ColumnParallelLinear
 from vllm.layers.linear_method import LinearMethod
 from vllm.layers.sharding import WeightSlot
-from vllm.ops._dispatch import of_device
 from vllm.ops.head_linear import PackedHeads, head_linear, pack_heads
 from vllm.ops.kv_cache import kv_cache_shape, reshape_and_cache_
 from vllm.ops.latent_attention import latent_attention, write_latent_
@@ -137,13 +136,14 @@ class LatentAttention(Attention):
         k_nope, values = heads.widen(latent.contiguous())
         keys = torch.cat((k_nope, rope[:, None].expand(-1, num_heads, -1)), dim=2)
         values = torch.nn.functional.pad(values, (0, head_dim - heads.value_dim))
-        caches = [q.new_empty(kv_cache_shape(num_blocks, block_size, num_heads, head_dim)) for _ in range(2)]
-        reshape_and_cache_(keys, values, *caches, torch.arange(seq_len))
+        shape = kv_cache_shape(num_blocks, block_size, num_heads, head_dim)
+        k_cache, v_cache = q.new_empty(shape), q.new_empty(shape)
+        reshape_and_cache_(keys, values, k_cache, v_cache, torch.arange(seq_len))
         table = torch.arange(num_blocks, dtype=torch.int32)[None]
         starts = torch.tensor([0, len(q)], dtype=torch.int32)
         scale = self.options.scale
         assert scale is not None
-        out = paged_attention(q, *caches, table, starts, torch.tensor([seq_len], dtype=torch.int32), scale)
+        out = paged_attention(q, k_cache, v_cache, table, starts, torch.tensor([seq_len], dtype=torch.int32), scale)
         return out[:, :, : heads.value_dim].flatten(1)
 
 
@@ -206,7 +206,7 @@ class LatentHeads(ColumnParallelLinear):
         self._quantized.clear()
         keys, values = weight.unflatten(0, (self.num_heads, -1)).split(self._sizes, dim=1)
         self.keys, self.values = pack_heads(keys.transpose(1, 2)), pack_heads(values)
-        if of_device(weight.device.type) == "cpp":
+        if self.keys.packed:
             self._whole = pack_linear(weight, None)
         self.weight = None
 

@@ -45,6 +45,7 @@ class WeightSlot:
     keep: Callable[[QuantizedWeight], None] | None = None  # takes the held part of a quantised weight
     keep_stack: Callable[[QuantizedStack], None] | None = None  # the same for a stack, of which it gets all
     place: Callable[[], Tensor] | None = None  # `target`, in memory, where that may be on the meta device
+    may_lack: bool = False  # the checkpoint may have none: `target` stays as it is
 
     @property
     def shape(self) -> tuple[int, ...]:

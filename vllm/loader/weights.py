@@ -63,9 +63,10 @@ def load_weights(
                 _fill(slot, files, name, values)
                 bar.update()
     kv_scales.give()
+    lacking = [name for name, slot in slots.items() if not slot.may_lack]
     if quantization is None:
-        _refuse_quantized(folder, list(slots), unexpected)
-    _refuse(folder, "lacks", list(slots))
+        _refuse_quantized(folder, lacking, unexpected)
+    _refuse(folder, "lacks", lacking)
     _refuse(folder, "has unexpected", unexpected)
     if isinstance(head, Tensor) and embedding is not None and not module_slots(embedding, "")[".weight"].holds(head):
         raise ValueError(

@@ -33,7 +33,7 @@ _IRRELEVANT = re.compile(
 
 _RMS_EPS = ("rms_norm_eps", "layernorm_epsilon", "norm_eps", "layer_norm_epsilon")
 _EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
-_CHOSEN = ("num_experts_per_tok", "moe_k", "moe_topk")
+_CHOSEN = ("num_experts_per_tok", "num_experts_per_token", "moe_k", "moe_topk", "top_k_experts")
 _ACTIVATIONS = ("hidden_act", "activation_function", "activation")
 _LAYER_EPS = ("layer_norm_eps", "layer_norm_epsilon", "norm_epsilon", "norm_eps", "layernorm_epsilon")
 
@@ -222,13 +222,14 @@ class ConfigReader:
     def mixture(self, size: int, experts: int | None, chosen: int | None, **fields: Any) -> MoeSpec:
         """A mixture of experts of this size; `experts` and `chosen`, their number and that of a token's, are the
         family's defaults. `fields` are those of MoeSpec and of ExpertChoice, beside them `shared_size`: width of the
-        MLP that all tokens take, 0 = none, and
-        `own_activation`: the experts', whatever config.json says."""
+        MLP that all tokens take, 0 = none, `activation_names`: those of that option, and `own_activation`: the
+        experts', whatever config.json says."""
         num_experts = self._of_all_layers(*_EXPERTS, default=experts)
         num_chosen = self._of_all_layers(*_CHOSEN, default=chosen)
         if num_chosen > num_experts:
             raise ValueError(f"{self._where}: a token cannot have {num_chosen} of {num_experts} experts")
-        act = self._activation(fields.pop("activation", "silu"), _ACTIVATIONS)
+        names = fields.pop("activation_names", _ACTIVATIONS)
+        act = self._activation(fields.pop("activation", "silu"), names)
         bias = fields.pop("mlp_bias", False)
         if shared_size := fields.pop("shared_size", 0):
             fields["shared"] = MlpSpec(shared_size, act, up_bias=bias, down_bias=bias)

@@ -24,7 +24,7 @@ from vllm.models.attention import DecoderAttention, RotaryTables
 from vllm.models.checkpoint_names import CheckpointNames
 from vllm.models.config_reader import ConfigReader
 from vllm.models.latent_attention import DecoderLatentAttention
-from vllm.models.moe import make_mlp
+from vllm.models.moe import BranchedMixture, make_mlp
 from vllm.models.norms import Norm, make_norm
 from vllm.models.per_layer_inputs import LayerInput, PerLayerInputs
 from vllm.models.spec import AnyMixer, BesideSpec, DecoderSpec, LatentAttentionSpec, StateSpec
@@ -48,6 +48,7 @@ class DecoderLayer(nn.Module):
         assert block == "pre" or (mixer is not None and mlp is not None), "a layer without one of its parts"
         self.block, self.residual_scale = block, spec.residual_scale
         self.residual_of_norm = spec.residual_of_norm
+        self.stream_scales = (1.0, 1.0) if spec.stream_scales is None else spec.stream_scales[index]
         self.input_layernorm: Norm | None = None
         self.post_attention_layernorm: Norm | None = None
         self.attention_output_norm: Norm | None = None
@@ -86,17 +87,22 @@ class DecoderLayer(nn.Module):
         else:
             stream, x, norm = enter(norms[0], stream, pending)
             if self.residual_of_norm:
-                stream = x
+                stream, x, norm = self._of_norm(x, norm, self.stream_scales[0])
             pending = self.self_attn(positions, x, kv_cache, attn, rows, norm)
             if rows is not None:
                 stream, given = stream.index_select(0, rows), _selected(given, rows)
             stream, pending = self._leave(stream, pending, self.attention_output_norm, self.input_layernorm)
         if self.mlp is None:
             return stream, pending
-        stream, x, norm = enter(norms[1], stream, pending)
-        if self.residual_of_norm:
-            stream = x
-        stream, out = self._leave(stream, self.mlp(x, norm), self.mlp_output_norm, self.post_attention_layernorm)
+        if isinstance(self.mlp, BranchedMixture) and norms[1] is not None:
+            stream = stream if pending is None else added(stream, pending)
+            out = self.mlp(norms[1](stream), stream)
+        else:
+            stream, x, norm = enter(norms[1], stream, pending)
+            if self.residual_of_norm:
+                stream, x, norm = self._of_norm(x, norm, self.stream_scales[1])
+            out = self.mlp(x, norm)
+        stream, out = self._leave(stream, out, self.mlp_output_norm, self.post_attention_layernorm)
         if out is None or (given is None and self.layer_scalar is None):
             return stream, out
         return self._finish(stream + out, given), None
@@ -105,6 +111,13 @@ class DecoderLayer(nn.Module):
         if self.layer_input is not None and given is not None:
             stream = stream + self.layer_input(stream, given)
         return stream if self.layer_scalar is None else stream * self.layer_scalar
+
+    @staticmethod
+    def _of_norm(x: Tensor, norm: AddedNorm | None, scale: float) -> tuple[Tensor, Tensor, None]:
+        """`enter`'s result with the norm's, times `scale`, as the stream."""
+        if norm is not None:
+            x = norm(x)
+        return x if scale == 1.0 else scaled(x, scale), x, None
 
     def _leave(
         self, stream: Tensor, out: Tensor, output_norm: Norm | None, norm: Norm | None

@@ -15,6 +15,7 @@ from vllm.layers.sharding import Shard, WeightSlot
 from vllm.models.attention import RotaryTables
 from vllm.models.norms import make_norm
 from vllm.models.spec import LatentAttentionSpec
+from vllm.ops.elementwise import gated
 from vllm.ops.rms_norm import AddedNorm
 from vllm.ops.rotary import rotary_embedding_
 
@@ -65,7 +66,7 @@ def _rotated_apart(
 ) -> dict[str, WeightSlot]:
     """`slots`, of which those of `part` put pairs that rotate together, from row `first` of each head on, half of them
     apart."""
-    if not spec.rotary.interleaved:
+    if spec.rotary is None or not spec.rotary.interleaved:
         return slots
 
     def prepare(rows: Tensor) -> Tensor:
@@ -93,7 +94,10 @@ class DecoderLatentAttention(nn.Module):
         self.kv_a_layernorm = make_norm(spec.norm, spec.latent_dim)
         self.kv_b_proj = LatentHeads(spec.num_heads, spec.nope_dim, spec.value_dim, spec.latent_dim)
         self.o_proj = RowParallelLinear(spec.num_heads * spec.value_dim, hidden_size, spec.bias, "o_proj")
-        self.rotary = tables.get(spec.rotary)
+        self.gate_proj: ColumnParallelLinear | None = None
+        if spec.output_gate:
+            self.gate_proj = ColumnParallelLinear(hidden_size, spec.num_heads, False, "gate_proj")
+        self.rotary = None if spec.rotary is None else tables.get(spec.rotary)
         self.attn = LatentAttention(spec.latent_dim + spec.rope_dim, spec.scale)
 
     def forward(
@@ -107,6 +111,8 @@ class DecoderLatentAttention(nn.Module):
     ) -> Tensor:
         """[T, H], to which `norm` is applied first -> [T, H], or [L, H] for the tokens in `rows`."""
         spec = self.spec
+        if self.gate_proj is not None and norm is not None:
+            hidden, norm = norm(hidden), None
         q, row = self.qkv_a_proj(hidden, norm).tensor_split((-spec.latent_dim - spec.rope_dim,), dim=1)
         if self.q_a_layernorm is not None and self.q_b_proj is not None:
             q = self.q_b_proj(self.q_a_layernorm(q))
@@ -116,5 +122,9 @@ class DecoderLatentAttention(nn.Module):
             q = q * (1 + beta * torch.log1p(positions.div(length, rounding_mode="floor")))[:, None, None].to(q.dtype)
         q_rope = q[:, :, spec.nope_dim :]
         latent, rope = row.split((spec.latent_dim, spec.rope_dim), dim=1)
-        rotary_embedding_(positions, q_rope, rope[:, None], self.rotary.cos_sin_cache)
-        return self.o_proj(self.attn(q, self.kv_a_layernorm(latent), rope, self.kv_b_proj, kv_cache, attn, rows))
+        if self.rotary is not None:
+            rotary_embedding_(positions, q_rope, rope[:, None], self.rotary.cos_sin_cache)
+        out = self.attn(q, self.kv_a_layernorm(latent), rope, self.kv_b_proj, kv_cache, attn, rows)
+        if self.gate_proj is not None:
+            out = gated(out, self.gate_proj(hidden if rows is None else hidden.index_select(0, rows)))
+        return self.o_proj(out)

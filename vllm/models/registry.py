@@ -67,7 +67,7 @@ _MIXTURES = {
     "hunyuan": "HYV3ForCausalLM HunYuanMoEV1ForCausalLM",
     "kolibri": "Kolibri1ForCausalLM",
     "laguna": "LagunaForCausalLM",
-    "latent": "DeepseekV2ForCausalLM DeepseekV3ForCausalLM Glm4MoeLiteForCausalLM Mistral4ForCausalLM",
+    "latent": "AXK1ForCausalLM DeepseekV2ForCausalLM DeepseekV3ForCausalLM Glm4MoeLiteForCausalLM Mistral4ForCausalLM",
     "llama4": "Llama4ForCausalLM",
     "minimax": "MiniMaxM2ForCausalLM",
     "mixtral": "MixtralForCausalLM",
@@ -77,11 +77,14 @@ _MIXTURES = {
 }
 # Those with recurrent states, by their module in `hybrids/`.
 _HYBRIDS = {
+    "bailing": "BailingHybridForCausalLM",
     "bamba": "BambaForCausalLM",
     "falcon": "FalconH1ForCausalLM",
     "granite": "GraniteMoeHybridForCausalLM",
+    "kimi": "KimiLinearForCausalLM",
     "lfm2": "Lfm2ForCausalLM Lfm2MoeForCausalLM Lfm3ForCausalLM",
     "jamba": "JambaForCausalLM",
+    "minimax": "MiniMaxForCausalLM",
     "mamba": "FalconMambaForCausalLM Mamba2ForCausalLM MambaForCausalLM",
     "nemotron": "NemotronHForCausalLM",
     "olmo": "OlmoHybridForCausalLM",
@@ -102,9 +105,6 @@ _NATIVE = {
     for name in names.split()
 }
 _NATIVE |= {name: _NATIVE[known] for name, known in _SYNONYMS.items()}
-
-# Options with which transformers' module runs an architecture, unless model_impl says otherwise.
-_LEFT_TO_TRANSFORMERS = {"Gemma4ForCausalLM": "enable_moe_block"}
 
 # Encoders, whose requests are not sampled: of a family the class, and the endings of its architectures' names.
 _ENDINGS_OF_ENCODERS = ("Model", "ForMaskedLM", "ForSequenceClassification", "ForTokenClassification")
@@ -299,9 +299,6 @@ def model_entry(
     if (raw or {}).get("position_embedding_type") == "rotary":
         architectures = [_ROTARY.get(name, name) for name in architectures]
     found = None if model_impl == "transformers" else ModelRegistry.find(architectures)
-    options = {_LEFT_TO_TRANSFORMERS[name] for name in architectures if name in _LEFT_TO_TRANSFORMERS}
-    if model_impl == "auto" and any((raw or {}).get(option) for option in options):
-        return TRANSFORMERS
     if found is None and model_impl != "transformers":
         found = next((_POOLING[name] for name in architectures if name in _POOLING), None)
         found = found or ModelRegistry.find(with_causal_names(architectures))

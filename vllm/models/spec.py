@@ -103,9 +103,10 @@ class LatentAttentionSpec:
         value_dim: of each head's values.
         latent_dim: of the latent that keys and values are made of.
         query_dim: of the latent that queries are made of; None = queries come from the hidden states.
-        rotary: of the rotated values, all `rope_dim` of them.
+        rotary: of the rotated values, all `rope_dim` of them; None = they are not rotated.
         scale: factor on the scores.
         norm: normalisation of both latents.
+        output_gate: each head's output is multiplied by the sigmoid of a further projection of the input.
         bias: of what makes the latents, and of the output projection.
         query_growth: as in AttentionSpec.
     """
@@ -116,12 +117,13 @@ class LatentAttentionSpec:
     value_dim: int
     latent_dim: int
     query_dim: int | None
-    rotary: RotarySpec
+    rotary: RotarySpec | None
     scale: float
     norm: NormSpec
     bias: bool = False
     query_growth: tuple[float, float] | None = None
     growth_start: int = 0
+    output_gate: bool = False
 
     @property
     def head_dim(self) -> int:
@@ -190,6 +192,31 @@ class DeltaRuleSpec(StateSpec):
     @property
     def split_size(self) -> int:
         return self.key_heads
+
+
+@dataclass(frozen=True)
+class ChannelDeltaSpec(StateSpec):
+    """Linear attention by the delta rule of which each key's channel decays by itself (Kimi Linear, arXiv:2510.26692):
+    as DeltaRuleSpec, but that gates are by sigmoids.
+
+    Attributes:
+        heads, head_dim: of queries, keys and values alike.
+        kernel_size: of the convolution.
+        norm_eps: of the norm.
+        low_rank: decays and gates are projected through head_dim values.
+        bound: what decays' logarithms are above, by a sigmoid; 0: nothing, and they follow from a softplus.
+    """
+
+    heads: int
+    head_dim: int
+    kernel_size: int
+    norm_eps: float
+    low_rank: bool = True
+    bound: float = 0.0
+
+    @property
+    def split_size(self) -> int:
+        return self.heads
 
 
 @dataclass(frozen=True)
@@ -265,6 +292,27 @@ class BesideSpec:
         return self.state.split_size
 
 
+@dataclass(frozen=True)
+class LightningSpec(StateSpec):
+    """Linear attention whose memory decays at a constant rate (arXiv:2501.08313, section 2.2): projections to queries,
+    keys and values go through SiLU, and what is read is normalised as a whole and gated by a sigmoid.
+
+    Attributes:
+        rates: of each head: its memory keeps e^-rate from token to token.
+        head_dim: of queries, keys and values alike.
+        norm_eps: of the norm.
+    """
+
+    rates: tuple[float, ...]
+    head_dim: int
+    norm_eps: float
+
+    @property
+    def split_size(self) -> int:
+        # The norm is over all heads.
+        return 1
+
+
 AnyMixer = AnyAttention | StateSpec | BesideSpec
 
 
@@ -296,8 +344,8 @@ class MlpSpec:
 
 @dataclass(frozen=True)
 class MoeSpec:
-    """A mixture of experts, each a gated MLP down(act(gate(x)) * up(x)): the sum of some experts' results, which a
-    router chooses by a product of x and weighs, plus `shared`'s, if there is one.
+    """A mixture of experts, each an MLP down(act(gate(x)) * up(x)), or down(act(up(x))) where they are not `gated`: the
+    sum of some experts' results, which a router chooses by a product of x and weighs, plus `shared`'s, if there is one.
 
     Attributes:
         num_experts: E.
@@ -315,6 +363,12 @@ class MoeSpec:
         shared: an MLP that every token takes.
         shared_gate: its result is multiplied by the sigmoid of a product of x.
         sum_scale: factor on the sum of all.
+        correction_may_lack: a checkpoint may have none, which is one of zeros.
+        output_norm: normalisation of the sum of all.
+        branch_norm: the experts take the residual stream by a norm of their own, while `shared` takes the block's, and
+            the result of either is normalised before the two are added. The router takes the stream normalised by a
+            weight of its own, and each expert has a number that its weights are multiplied by.
+        gated: as in MlpSpec.
     """
 
     num_experts: int
@@ -331,6 +385,10 @@ class MoeSpec:
     shared: MlpSpec | None = None
     shared_gate: bool = False
     sum_scale: float = 1.0
+    correction_may_lack: bool = False
+    output_norm: NormSpec | None = None
+    branch_norm: NormSpec | None = None
+    gated: bool = True
 
     @property
     def split_size(self) -> int:
@@ -379,6 +437,8 @@ class DecoderSpec:
             stream, and on logits.
         logits_softcap: c of c * tanh(logit / c).
         residual_of_norm: what attention and MLP give is added to what they take, the norm's result.
+        stream_scales: by layer, with `residual_of_norm`: factors on what attention's and the MLP's results are added
+            to.
         per_layer_input: None = none.
         layer_scale: each block's result is multiplied by a number that the checkpoint has.
     """
@@ -404,6 +464,7 @@ class DecoderSpec:
     per_layer_input: PerLayerInputSpec | None = None
     layer_scale: bool = False
     residual_of_norm: bool = False
+    stream_scales: tuple[tuple[float, float], ...] | None = None
 
     @property
     def attentions(self) -> tuple[AttentionSpec, ...]:

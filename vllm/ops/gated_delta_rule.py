@@ -22,16 +22,17 @@ def gated_delta_rule_(
     seq_lens: Tensor,
     key_heads: int,
     beta_scale: float = 1.0,
-    least_log_decay: float = -torch.inf,
+    bound: float = 0.0,
     eps: float = 1e-6,
 ) -> Tensor:
     """Of each head, token after token and in float32 (arXiv:2412.06464, equation 10; by channel: arXiv:2510.26692):
 
         S = g S;  S = S + k ((v - k S) b);  o = (q / sqrt(Dk)) S
 
-    with g = e^max(-rate * softplus(decay + bias), least_log_decay), b = beta_scale * sigmoid(beta), and k and q divided
-    by the roots of their sums of squares + eps. Returns o, [T, Hv * Dv], rounded to qkv's dtype. `pool` gets each row's
-    S. A token's result depends only on its sequence, bit for bit, wherever it is cut.
+    with g = e^(-rate * softplus(decay + bias)), or, where `bound` is not 0, e^(bound * sigmoid(rate * (decay + bias))),
+    b = beta_scale * sigmoid(beta), and k and q divided by the roots of their sums of squares + eps. Returns o,
+    [T, Hv * Dv], rounded to qkv's dtype. `pool` gets each row's S. A token's result depends only on its sequence, bit
+    for bit, wherever it is cut.
 
     Args:
         qkv: float32, bfloat16 or float16 [T, 2 * Hk * Dk + Hv * Dv], the last dimension contiguous: all heads' queries,
@@ -43,9 +44,10 @@ def gated_delta_rule_(
         pool: float32 [slots, Hv, Dk, Dv], each slot contiguous. Changed in place.
         state_slots, query_start_loc, seq_lens: as of `short_conv_`.
         key_heads: Hk.
+        bound: not positive.
     """
     tensors = qkv, decay, beta, rate, bias, pool, state_slots, query_start_loc, seq_lens
-    numbers = key_heads, beta_scale, least_log_decay, eps
+    numbers = key_heads, beta_scale, bound, eps
     which = implementation(qkv)
     if which == "cpp":
         return torch.ops.vllm_cpu.gated_delta_rule_(*tensors, *numbers)
@@ -66,7 +68,7 @@ def _reference(
     seq_lens: Tensor,
     key_heads: int,
     beta_scale: float,
-    least_log_decay: float,
+    bound: float,
     eps: float,
 ) -> Tensor:
     _, heads, keys, values = pool.shape
@@ -76,8 +78,9 @@ def _reference(
         for part in parts[:2]
     )
     v = parts[2].unflatten(1, (heads, values))
-    logs = -rate[:, None] * F.softplus((decay.float() + bias).unflatten(1, (heads, -1)))
-    kept = logs.clamp(min=least_log_decay).exp()[..., None]
+    steps_of = (decay.float() + bias).unflatten(1, (heads, -1))
+    logs = bound * (rate[:, None] * steps_of).sigmoid() if bound else -rate[:, None] * F.softplus(steps_of)
+    kept = logs.exp()[..., None]
     written = beta_scale * beta.float().sigmoid()[..., None]
     clear_new(pool, state_slots, query_start_loc, seq_lens)
     out = torch.empty_like(v)

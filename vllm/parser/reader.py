@@ -172,12 +172,14 @@ class Machine:
     def __init__(self, parser: Callable[[Reader], Iterator[Step]]) -> None:
         self._reader = Reader()
         self._steps = parser(self._reader)
+        self._num_fed = 0
+        self.places: list[int] = []
+        """Of each of the last events: how many characters had been read when it came."""
 
     def feed(self, text: str) -> list[Event]:
         """The events of the next piece."""
-        if not text:
-            return []
         self._reader.unread += text
+        self._num_fed += len(text)
         return self._run()
 
     def finish(self) -> list[Event]:
@@ -187,8 +189,10 @@ class Machine:
 
     def _run(self) -> list[Event]:
         events = []
+        self.places = []
         for event in self._steps:
             if event is None:
                 break
             events.append(event)
+            self.places.append(self._num_fed - len(self._reader.unread))
         return events

@@ -94,7 +94,9 @@ class InvarianceTest:
         has_blocks = max(len(probe.prompt) for probe in self.probes) > self._block_size
         if self._caches and has_blocks:
             for share, words in ((0.0, "one block"), (0.5, "half the blocks"), (1.0, "every block")):
-                yield self._cached(share, words)
+                with self._scheduler():
+                    check = self._cached(share, words)
+                yield check
         if has_blocks:
             yield self._preempted()
         yield self._other_thread_count()
@@ -170,16 +172,15 @@ class InvarianceTest:
 
     @contextmanager
     def _scheduler(self, num_blocks: int | None = None, **changes: Any) -> Iterator[Scheduler]:
-        """Run under another scheduler, with a cache of fewer blocks or other fields of its configuration."""
+        """Run under another scheduler, with a cache of fewer blocks or other fields of its configuration. Recurrent
+        states are kept at every border of blocks."""
         core = self.engine.engine_core
         before = core.scheduler
         core.step()  # sends the finished requests' ids to the worker
         blocks = min(num_blocks or before.kv.pool.num_blocks, before.kv.pool.num_blocks)
-        core.scheduler = Scheduler(
-            replace(before.config, **changes),
-            replace(before.cache_config, num_blocks=blocks, num_host_blocks=0),
-            self._max_model_len,
-        )
+        cache = before.cache_config
+        cache = replace(cache, num_blocks=blocks, num_host_blocks=0, snapshot_interval=cache.block_size)
+        core.scheduler = Scheduler(replace(before.config, **changes), cache, self._max_model_len)
         try:
             yield core.scheduler
             core.step()

@@ -24,6 +24,10 @@ _ENDPOINTS = (
     "generation.completion",
     "generation.chat",
     "generation.chat_batch",
+    "responses.responses",
+    "responses.stored",
+    "responses.conversations",
+    "messages.messages",
     "generation.generate",
     "invocations",
     "generation.render",
@@ -68,7 +72,7 @@ def _router(name: str) -> APIRouter:
 
 
 def _answer_error(request: Request, error: Exception) -> Response:
-    return as_api_error(error).response()
+    return as_api_error(error).response(request.url.path)
 
 
 def _answer_http_exception(request: Request, error: Exception) -> Response:
@@ -83,7 +87,7 @@ def _answer_http_exception(request: Request, error: Exception) -> Response:
         answer = ApiError(405, f"{path} takes {headers['Allow']}, not {request.method}", code="method_not_allowed")
     else:
         answer = ApiError(status, str(error.detail), code="http_error")
-    response = answer.response()
+    response = answer.response(path)
     response.headers.update(headers)
     return response
 

@@ -24,6 +24,29 @@ _TYPES = {
 }
 
 
+# Of Anthropic's API.
+_MESSAGES_TYPES = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+}
+
+DONE = b"data: [DONE]\n\n"
+"""The last event of OpenAI's older streams."""
+
+
+def is_of_messages(path: str) -> bool:
+    """Whether the path is one of Anthropic's API."""
+    return path.endswith(("/v1/messages", "/v1/messages/count_tokens"))
+
+
+def _named_event(body: dict[str, Any]) -> bytes:
+    return b"event: error\ndata: " + msgspec.json.encode(body) + b"\n\n"
+
+
 class ApiError(Exception):
     """The answer to a request that fails.
 
@@ -48,19 +71,30 @@ class ApiError(Exception):
         self.code = code
         self.retry_after = retry_after
 
-    def body(self) -> dict[str, Any]:
-        """The JSON object to send."""
+    def body(self, path: str = "") -> dict[str, Any]:
+        """The JSON object to send, in the shape of the API that `path` belongs to."""
+        told = {"param": _clean(self.param), "code": self.code}
+        if is_of_messages(path):
+            kind = _MESSAGES_TYPES.get(self.status, "api_error" if self.status >= 500 else "invalid_request_error")
+            return {"type": "error", "error": {"type": kind, "message": _clean(self.message), **told}}
         kind = _TYPES.get(self.status, "internal_error" if self.status >= 500 else "invalid_request_error")
-        return {
-            "error": {"message": _clean(self.message), "type": kind, "param": _clean(self.param), "code": self.code}
-        }
+        return {"error": {"message": _clean(self.message), "type": kind, **told}}
 
-    def response(self) -> Response:
-        """The HTTP answer."""
+    def response(self, path: str = "") -> Response:
+        """The HTTP answer to a request at `path`."""
         headers = {} if self.retry_after is None else {"Retry-After": str(self.retry_after)}
         if self.status == 401:
             headers["WWW-Authenticate"] = "Bearer"
-        return json_response(self.body(), self.status, headers)
+        return json_response(self.body(path), self.status, headers)
+
+    def event(self, path: str, sequence_number: int = 0) -> bytes:
+        """The last event of a stream at `path`."""
+        if is_of_messages(path):
+            return _named_event(self.body(path))
+        if "/v1/responses" in path:
+            told = {"message": _clean(self.message), "param": _clean(self.param), "code": self.code}
+            return _named_event({"type": "error", "sequence_number": sequence_number, **told})
+        return b"data: " + msgspec.json.encode(self.body()) + b"\n\n" + DONE
 
 
 def json_response(content: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:

@@ -21,6 +21,7 @@ from vllm.pooling.pairs import check_score_args, score_type
 from vllm.pooling.score_templates import ScoreTemplate, default_template, score_template
 from vllm.server.errors import ApiError
 from vllm.server.http_metrics import HttpMetrics
+from vllm.server.response_store import ResponseStore
 from vllm.server.server_args import ServerArgs
 from vllm.tokenizers.tokenizer import Tokenizer
 from vllm.tracing import RequestTracer
@@ -57,6 +58,7 @@ class ServerState:
         in_flight: tasks of the requests to the engine's endpoints that are being answered.
         calibration: of decisions, from the arguments' file; None = none.
         http_metrics: of its requests by endpoint.
+        responses: what /v1/responses keeps for later requests.
 
     Raises:
         VLLMValidationError: a file of a calibration that cannot be used.
@@ -71,8 +73,10 @@ class ServerState:
     in_flight: set[asyncio.Task[Any]] = field(default_factory=set)
     calibration: Calibration | None = field(init=False, default=None)
     http_metrics: HttpMetrics = field(default_factory=HttpMetrics)
+    responses: ResponseStore = field(init=False)
 
     def __post_init__(self) -> None:
+        self.responses = ResponseStore(int(self.args.response_store_mib * 2**20))
         self._formats: dict[str, AnswerFormat] = {}
         args = self.args
         if args.tool_call_parser or args.tool_parser_plugin or args.reasoning_parser or args.reasoning_parser_plugin:

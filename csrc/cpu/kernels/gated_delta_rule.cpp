@@ -27,9 +27,10 @@ void normalised(const T* x, int64_t size, float eps, float scale, float* out) {
   }
 }
 
-// e^-(rate * softplus(x + bias)), at least e^least
-inline Vec decay_of(Vec x, Vec bias, float rate, float least) {
-  return exp(max(set1(least), zero() - set1(rate) * softplus(x + bias)));
+// e^-(rate * softplus(x)), or, with a bound, e^(bound * sigmoid(rate * x)).
+inline Vec decay_of(Vec x, float rate, float bound) {
+  if (bound < 0) return exp(set1(bound) * sigmoid(set1(rate) * x));
+  return exp(zero() - set1(rate) * softplus(x));
 }
 
 template <typename T>
@@ -47,12 +48,12 @@ void prepare(const DeltaRuleArgs& a, int64_t head, int64_t first, int64_t tokens
       for (int64_t i = 0; i < keys; i += kLanes) {
         const int n = lanes_at(i, keys);
         const int64_t at = head * keys + i;
-        const Vec kept = decay_of(load_n(decay + at, n), load_n(a.bias + at, n), a.rate[head], a.least_log_decay);
+        const Vec kept = decay_of(load_n(decay + at, n) + load_n(a.bias + at, n), a.rate[head], a.bound);
         store_n(tile.decay.get() + t * keys + i, kept, n);
         store_n(tile.decayed.get() + t * keys + i, kept * load_n(tile.k.get() + t * keys + i, n), n);
       }
     } else {
-      const Vec kept = decay_of(load_n(decay + head, 1), load_n(a.bias + head, 1), a.rate[head], a.least_log_decay);
+      const Vec kept = decay_of(load_n(decay + head, 1) + load_n(a.bias + head, 1), a.rate[head], a.bound);
       store_n(tile.decay.get() + t, kept, 1);
       const Vec all = set1(tile.decay[t]);
       for (int64_t i = 0; i < keys; i += kLanes) {

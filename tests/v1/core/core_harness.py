@@ -32,6 +32,8 @@ def make_scheduler(
     idle=None,
     host_blocks=0,
     parts=True,
+    snapshots=None,
+    interval=BLOCK_SIZE,
 ) -> Scheduler:
     return Scheduler(
         SchedulerConfig(max_num_seqs, budget, chunked, policy),
@@ -42,6 +44,9 @@ def make_scheduler(
             shares_parts_of_blocks=parts,
             max_idle_tokens=idle,
             num_host_blocks=host_blocks,
+            num_states=None if snapshots is None else max_num_seqs,
+            num_snapshots=snapshots or 0,
+            snapshot_interval=interval,
         ),
         max_model_len,
     )
@@ -252,7 +257,8 @@ def check_invariants(scheduler: Scheduler, step: SchedulerOutput | None = None) 
     for request in scheduler.running:
         held = len(scheduler.kv.blocks_of(request.request_id)) * BLOCK_SIZE
         assert request.num_computed_tokens <= held < request.num_computed_tokens + BLOCK_SIZE
-    if scheduler.config.policy == "fcfs":
+    # Those that wait for a snapshot let others pass.
+    if scheduler.config.policy == "fcfs" and not scheduler.kv.cuts_shares:
         line = [request.arrival_index for request in scheduler.running]
         line += sorted(scheduler.waiting._members)
         assert line == sorted(line), "somebody jumped the queue"

@@ -6,18 +6,9 @@ import json
 import re
 from typing import Any
 
-import numpy as np
 import pytest
-from byte_tokenizer import (
-    EOS,
-    FIRST_BYTE,
-    VOCAB_SIZE,
-    WORDS,
-    byte_id,
-    byte_ids,
-    make_byte_tokenizer,
-    token_bytes,
-)
+from byte_tokenizer import EOS, VOCAB_SIZE, byte_ids, make_byte_tokenizer
+from grammar_walks import accepts, byte_grammars
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -31,31 +22,12 @@ pytest.importorskip("llguidance")
 
 @pytest.fixture(scope="module")
 def grammars(tmp_path_factory: pytest.TempPathFactory) -> Grammars:
-    tokenizer = make_byte_tokenizer(tmp_path_factory.mktemp("bytes"))
-    return Grammars(tokenizer.backend.to_str(), VOCAB_SIZE, [EOS])
-
-
-TOKENS = {byte_id(byte): bytes([byte]) for byte in range(256)}
-TOKENS |= {FIRST_BYTE + 256 + index: text for index, text in enumerate(map(token_bytes, WORDS))}
+    return byte_grammars(tmp_path_factory.mktemp("bytes"))
 
 
 def allows(grammars: Grammars, text: str, *, longest: bool = False, **form: Any) -> bool:
-    """Whether a whole answer has the form: the tokens that spell it, the shortest or the longest that are allowed, and
-    then the end. Where only one text can follow, the grammar allows the tokenizer's own spelling alone."""
-    matcher = grammars.start(grammar_text(StructuredOutputsParams(**form)))
-    mask = np.zeros(-(-VOCAB_SIZE // 32), dtype=np.int32)
-    rest = text.encode()
-    while True:
-        assert matcher.fill_mask(mask) is None
-        allowed = np.flatnonzero(np.unpackbits(mask.view(np.uint8), bitorder="little"))
-        if not rest:
-            return EOS in allowed and matcher.take([EOS]) is None
-        fitting = [each for each in allowed.tolist() if each in TOKENS and rest.startswith(TOKENS[each])]
-        if not fitting:
-            return False
-        taken = (max if longest else min)(fitting, key=lambda each: len(TOKENS[each]))
-        assert matcher.take([taken]) is None
-        rest = rest[len(TOKENS[taken]) :]
+    """Whether a whole answer has the form; see `accepts`."""
+    return accepts(grammars.start(grammar_text(StructuredOutputsParams(**form))), text, longest=longest)
 
 
 SCHEMA = {
@@ -76,6 +48,7 @@ SCHEMA = {
         ({"json": SCHEMA, "disable_additional_properties": True}, ['{"name":"a"}'], ['{"name":"a","x":1}']),
         ({"json": SCHEMA, "disable_any_whitespace": True}, ['{"name":"a"}'], ['{"name": "a"}', '{ "name":"a"}']),
         ({"json": SCHEMA, "whitespace_pattern": "_"}, ['{_"name":_"a"_}'], ['{"name": "a"}']),
+        ({"json": True}, ["1", '{"a": [null]}'], ["x"]),
         ({"json_object": True}, ["{}", '{"a": [1, null]}'], ["[]", "1", '{"a"}']),
         ({"grammar": 'root ::= "a" root "b" | "c"'}, ["c", "aacbb"], ["acbb", "ab"]),
         ({"grammar": 'start: "x" NUMBER\nNUMBER: /[0-9]+/'}, ["x1", "x007"], ["x", "1"]),
@@ -149,6 +122,7 @@ def test_a_form_that_cannot_be_read(form: Any, says: str) -> None:
         ({"grammar": "start: other"}, "unknown name"),
         ({"json": {"unevaluatedProperties": False}}, "unevaluatedProperties"),
         ({"json": {"allOf": [{"type": "string"}, {"type": "number"}]}}, "Unsatisfiable"),
+        ({"json": False}, "not"),
     ],
 )
 def test_a_grammar_that_does_not_compile(grammars: Grammars, form: Any, says: str) -> None:

@@ -1,18 +1,22 @@
 """Gemma 4 (huggingface.co/google/gemma-4-E2B-it), the text decoder: heads of another size in layers without a window,
-keys that are values too, and layers that read earlier ones' keys. Its experts run as transformers' module."""
+keys that are values too, layers that read earlier ones' keys, and mixtures beside MLPs."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, ClassVar
 
+from torch import Tensor
+
 from vllm.config.checkpoint.config import RopeConfig
+from vllm.models.checkpoint_names import Parts, split_experts
 from vllm.models.config_reader import ConfigReader
 from vllm.models.decoder import DecoderForCausalLM
 from vllm.models.dense.gemma import describe
 from vllm.models.dense.gemma_shared import NAMES, kv_sources, per_layer_input
-from vllm.models.spec import AttentionSpec, DecoderSpec, MlpSpec, RotarySpec
+from vllm.models.spec import AttentionSpec, DecoderSpec, MlpSpec, MoeSpec, RotarySpec
 
 _ROPES = {
     "sliding_attention": RopeConfig("default", 10000.0),
@@ -20,16 +24,49 @@ _ROPES = {
 }
 
 
+def _mixture(reader: ConfigReader, mlp: Any) -> MoeSpec:
+    """The mixture beside a layer's MLP."""
+    return reader.mixture(
+        reader.integer("moe_intermediate_size"),
+        None,
+        None,
+        activation="gelu_pytorch_tanh",
+        activation_names=("hidden_activation",),
+        renormalised=True,
+        shared=mlp,
+        branch_norm=reader.norm(),
+    )
+
+
+def _of_mixture(name: str, tensor: Tensor, spec: DecoderSpec) -> Parts:
+    """The MLP beside a mixture, and the router's weight, which is divided by the root of the hidden size."""
+    if isinstance(spec.mlps[0], MoeSpec):
+        name = re.sub(r"\.mlp\.(gate|up|down)_proj\.", r".mlp.shared_experts.\1_proj.", name)
+        if name.endswith(".mlp.router_norm.weight"):
+            tensor = tensor * spec.hidden_size**-0.5
+    yield name, tensor
+
+
+_MIXTURE_NAMES = (
+    (r"(layers\.\d+)\.experts\.", r"\1.mlp.experts."),
+    (r"(layers\.\d+)\.router\.proj\.", r"\1.mlp.gate."),
+    (r"(layers\.\d+)\.router\.scale$", r"\1.mlp.router_norm.weight"),
+    (r"(layers\.\d+)\.router\.per_expert_scale$", r"\1.mlp.expert_scale"),
+    (r"\.post_feedforward_layernorm_1\.", ".mlp.shared_norm."),
+    (r"\.pre_feedforward_layernorm_2\.", ".mlp.input_norm."),
+    (r"\.post_feedforward_layernorm_2\.", ".mlp.output_norm."),
+)
+
+
 class Gemma4ForCausalLM(DecoderForCausalLM):
-    names = NAMES
+    names = replace(
+        NAMES, renames=(*NAMES.renames, *_MIXTURE_NAMES), transforms=(*NAMES.transforms, _of_mixture, split_experts())
+    )
     per_layer_size: ClassVar[int] = 256
     default_window: ClassVar[int] = 512
 
     @classmethod
     def describe(cls, reader: ConfigReader) -> DecoderSpec:
-        if reader.get("enable_moe_block"):
-            raise reader.refuse("enable_moe_block", "its experts run with model_impl='transformers'")
-        reader.ignore("num_experts", "top_k_experts", "moe_intermediate_size")
         kinds = reader.layer_kinds(reader.every_nth_full(6))
         kinds = [*kinds[:-1], "full_attention"]
         sources = kv_sources(reader, kinds, 0)
@@ -39,6 +76,9 @@ class Gemma4ForCausalLM(DecoderForCausalLM):
         if reader.boolean("use_double_wide_mlp", default=False):
             wide = replace(mlp, intermediate_size=2 * mlp.intermediate_size)
             spec = replace(spec, mlps=tuple(mlp if source is None else wide for source in sources))
+        if reader.boolean("enable_moe_block", default=False):
+            spec = replace(spec, mlps=tuple(_mixture(reader, each) for each in spec.mlps))
+        reader.ignore("num_experts", "top_k_experts", "moe_intermediate_size")
         given = per_layer_input(reader, cls.per_layer_size, mlp.activation)
         return replace(spec, layer_scale=True, per_layer_input=given)
 

@@ -1,24 +1,26 @@
-"""Nemotron-H (arXiv:2504.03624): each layer is Mamba 2, attention or an MLP alone."""
+"""Nemotron-H (arXiv:2504.03624) and Nemotron 3: each layer is Mamba 2, attention, an MLP or a mixture alone."""
 
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 from torch import Tensor
 
-from vllm.models.checkpoint_names import CheckpointNames, Parts
+from vllm.models.checkpoint_names import CheckpointNames, Parts, split_experts
 from vllm.models.config_reader import ConfigReader
 from vllm.models.decoder import DecoderForCausalLM
 from vllm.models.hybrids.options import layer_kinds
 from vllm.models.hybrids.weights import MAMBA_RENAMES, split_mamba2
-from vllm.models.spec import AnyMixer, DecoderSpec, Mamba2Spec, MlpSpec
+from vllm.models.mixtures.deepseek import deepseek_mixture
+from vllm.models.spec import AnyMixer, DecoderSpec, Mamba2Spec, MlpSpec, MoeSpec
 
-_OF_LETTERS = {"M": "linear_attention", "*": "full_attention", "-": "mlp"}
+_OF_LETTERS = {"M": "linear_attention", "*": "full_attention", "-": "mlp", "E": "moe"}
 _RENAMES = (
     (r"^backbone\.", "model."),
     (r"^model\.embeddings\.", "model.embed_tokens."),
     (r"^model\.norm_f\.", "model.norm."),
-    (r"\.mixer\.(up_proj|down_proj)\.", r".mlp.\1."),
+    (r"\.mixer\.(up_proj|down_proj|gate|experts|shared_experts)\.", r".mlp.\1."),
     (r"\.mixer\.", ".mamba."),
     *MAMBA_RENAMES,
 )
@@ -34,7 +36,7 @@ def _norm_of_layer(name: str, tensor: Tensor, spec: DecoderSpec) -> Parts:
 
 
 class NemotronHForCausalLM(DecoderForCausalLM):
-    names = CheckpointNames(_RENAMES, (split_mamba2, _norm_of_layer), r"mtp\..*")
+    names = CheckpointNames(_RENAMES, (split_mamba2, _norm_of_layer, split_experts()), r"mtp\..*")
 
     @classmethod
     def describe(cls, reader: ConfigReader) -> DecoderSpec:
@@ -43,7 +45,7 @@ class NemotronHForCausalLM(DecoderForCausalLM):
         reader.only("attention_bias", False)
         letters = reader.get("hybrid_override_pattern", default="")
         default = [_OF_LETTERS.get(letter, letter) for letter in letters]
-        kinds = layer_kinds(reader, default, "linear_attention", "full_attention", "mlp")
+        kinds = layer_kinds(reader, default, "linear_attention", "full_attention", "mlp", "moe")
         if "moe" not in kinds:
             # Of mixtures, which are not there.
             reader.ignore(*_OF_MIXTURES)
@@ -53,9 +55,11 @@ class NemotronHForCausalLM(DecoderForCausalLM):
         if "full_attention" in kinds:
             of_kind["full_attention"] = reader.attention(head_dim=reader.head_dim_or(128), rotary=False, bias=False)
         mlp = reader.mlp("relu2", activation_names=("mlp_hidden_act",), size=21504, gated=False)
+        mlp_of_kind: dict[str, MlpSpec | MoeSpec] = {"mlp": mlp}
+        if "moe" in kinds:
+            mlp_of_kind["moe"] = _mixture(reader, mlp)
         layers = [of_kind.get(kind) for kind in kinds]
-        mlps: list[MlpSpec | None] = [mlp if kind == "mlp" else None for kind in kinds]
-        return reader.decoder(layers, mlps, reader.norm(eps=1e-5))
+        return reader.decoder(layers, [mlp_of_kind.get(kind) for kind in kinds], reader.norm(eps=1e-5))
 
 
 _OF_MIXTURES = (
@@ -71,6 +75,26 @@ _OF_MIXTURES = (
     "topk_group",
     "norm_topk_prob",
 )
+
+
+def _mixture(reader: ConfigReader, mlp: MlpSpec) -> MoeSpec:
+    """Nemotron 3's (arXiv:2512.20848): experts without gates, chosen as in DeepSeek V3."""
+    reader.ignore("moe_shared_expert_overlap")
+    if reader.get("moe_latent_size") is not None:
+        raise reader.refuse("moe_latent_size", "experts over a latent are not implemented")
+    reader.only("mlp_bias", False)
+    reader.only("n_shared_experts", 1)
+    mixture = deepseek_mixture(
+        reader,
+        7688,
+        8,
+        2,
+        own_activation=mlp.activation,
+        gated=False,
+        router_is_float32=True,
+    )
+    width = reader.integer("moe_shared_expert_intermediate_size", default=7688)
+    return replace(mixture, shared=replace(mlp, intermediate_size=width))
 
 
 def _mamba(reader: ConfigReader) -> Mamba2Spec:

@@ -9,7 +9,7 @@ from typing import TypeVar
 from torch import Tensor
 
 from vllm.models.checkpoint_names import Parts
-from vllm.models.spec import BesideSpec, DecoderSpec, DeltaRuleSpec, Mamba2Spec, MambaSpec, StateSpec
+from vllm.models.spec import BesideSpec, ChannelDeltaSpec, DecoderSpec, DeltaRuleSpec, Mamba2Spec, MambaSpec, StateSpec
 
 S = TypeVar("S", bound=StateSpec)
 _IN_PROJ = re.compile(r"(.+)\.in_proj\.(weight|bias)")
@@ -56,9 +56,15 @@ def split_delta_conv(name: str, tensor: Tensor, spec: DecoderSpec) -> Parts:
     if single is not None:
         yield f"{single[1]}.conv.{single[2]}.weight", tensor.squeeze(1).t()
         return
-    layer = delta_rule_of(spec)
-    keys = layer.key_heads * layer.key_dim
-    yield from conv_parts(name, tensor, (("q", keys), ("k", keys), ("v", layer.heads * layer.value_dim)))
+    if _CONV.fullmatch(name) is None:
+        yield name, tensor
+        return
+    layer = next(layer for layer in spec.layers if isinstance(layer, DeltaRuleSpec | ChannelDeltaSpec))
+    if isinstance(layer, DeltaRuleSpec):
+        keys, values = layer.key_heads * layer.key_dim, layer.heads * layer.value_dim
+    else:
+        keys = values = layer.heads * layer.head_dim
+    yield from conv_parts(name, tensor, (("q", keys), ("k", keys), ("v", values)))
 
 
 def split_mamba2(name: str, tensor: Tensor, spec: DecoderSpec) -> Parts:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
-from vllm.models.checkpoint_names import CheckpointNames, split_experts
+from torch import Tensor
+
+from vllm.models.checkpoint_names import CheckpointNames, Parts, split_experts
 from vllm.models.config_reader import ConfigReader
 from vllm.models.decoder import DecoderForCausalLM
 from vllm.models.latent_options import read_latent_attention
@@ -83,6 +86,43 @@ class DeepseekV3ForCausalLM(DecoderForCausalLM):
         )
         attention = read_latent_attention(reader, interleaved=True, value_dim=128)
         return _latent_decoder(reader, attention, mixture, 18432, 3, 1e-6)
+
+
+def _without_norms_of_dense_layers(name: str, tensor: Tensor, spec: DecoderSpec) -> Parts:
+    """Published checkpoints have the norm in all layers."""
+    found = re.match(r"model\.layers\.(\d+)\.mlp\.output_norm\.", name)
+    if found is None or int(found[1]) >= len(spec.mlps) or isinstance(spec.mlps[int(found[1])], MoeSpec):
+        yield name, tensor
+
+
+class AXK1ForCausalLM(DecoderForCausalLM):
+    """A.X K1 (huggingface.co/skt/A.X-K1): a mixture's sum is normalised. Published checkpoints have no correction."""
+
+    names = CheckpointNames(
+        ((r"(layers\.\d+)(\.mlp)?\.post_mlp_layernorm\.", r"\1.mlp.output_norm."),),
+        (*_NAMES.transforms, _without_norms_of_dense_layers),
+        has_further_layers=True,
+    )
+
+    @classmethod
+    def describe(cls, reader: ConfigReader) -> DecoderSpec:
+        # Whether there is a correction is in the files.
+        reader.ignore("topk_method")
+        _expect(reader, "scoring_func", "sigmoid")
+        mixture = deepseek_mixture(
+            reader,
+            2048,
+            192,
+            8,
+            groups=(8, 4),
+            scale=2.5,
+            shared_size=shared_size(reader, "n_shared_experts", size=2048),
+            router_is_float32=True,
+            correction_may_lack=True,
+            output_norm=reader.norm(eps=1e-6),
+        )
+        attention = read_latent_attention(reader, interleaved=True, value_dim=128)
+        return _latent_decoder(reader, attention, mixture, 18432, 1, 1e-6)
 
 
 class Glm4MoeLiteForCausalLM(DecoderForCausalLM):

@@ -6,14 +6,26 @@ from collections.abc import Callable
 from typing import Any
 
 from vllm.layers.state import StateLayer
-from vllm.models.spec import DeltaRuleSpec, Mamba2Spec, MambaSpec, ShortConvSpec, StateSpec
+from vllm.models.spec import (
+    ChannelDeltaSpec,
+    DeltaRuleSpec,
+    LightningSpec,
+    Mamba2Spec,
+    MambaSpec,
+    ShortConvSpec,
+    StateSpec,
+)
+from vllm.models.states.channel_delta_rule import ChannelDeltaRule
 from vllm.models.states.delta_rule import DeltaRule
+from vllm.models.states.lightning import Lightning
 from vllm.models.states.mamba import Mamba
 from vllm.models.states.mamba2 import Mamba2
 from vllm.models.states.short_conv import ShortConv
 
 _KINDS: dict[type[StateSpec], Callable[[Any, int], StateLayer]] = {
+    ChannelDeltaSpec: ChannelDeltaRule,
     DeltaRuleSpec: DeltaRule,
+    LightningSpec: Lightning,
     Mamba2Spec: Mamba2,
     MambaSpec: Mamba,
     ShortConvSpec: ShortConv,

@@ -25,7 +25,7 @@ def gated_delta_rule_(
     seq_lens: Tensor,
     key_heads: int,
     beta_scale: float,
-    least_log_decay: float,
+    bound: float,
     eps: float,
 ) -> Tensor:
     _, heads, keys, values = pool.shape
@@ -52,16 +52,24 @@ def gated_delta_rule_(
         heads,
         key_heads,
         beta_scale,
-        least_log_decay,
+        bound,
         eps,
         keys**-0.5,
         BY_CHANNEL=decay.shape[1] != heads,
+        BOUNDED=bound < 0,
         KEYS=keys,
         VALUES=values,
         KEY_BLOCK=key_block,
         BLOCK=block,
     )
     return out
+
+
+@triton.jit
+def _decay(x, rate, bound, BOUNDED: tl.constexpr):
+    if BOUNDED:
+        return tl.exp(bound * sigmoid(rate * x))
+    return tl.exp(-rate * softplus(x))
 
 
 @triton.jit
@@ -83,10 +91,11 @@ def _gated_delta_rule_kernel(
     heads,
     key_heads,
     beta_scale,
-    least_log_decay,
+    bound,
     eps,
     query_scale,
     BY_CHANNEL: tl.constexpr,
+    BOUNDED: tl.constexpr,
     KEYS: tl.constexpr,
     VALUES: tl.constexpr,
     KEY_BLOCK: tl.constexpr,
@@ -118,11 +127,10 @@ def _gated_delta_rule_kernel(
         k = k / tl.sqrt(tl.sum(k * k, axis=0) + eps)
         if BY_CHANNEL:
             x = tl.load(decay_ptr + token * decay_stride + head * KEYS + i, mask=is_key, other=0.0).to(tl.float32)
-            kept = tl.exp(tl.maximum(-rate * softplus(x + bias), least_log_decay))
-            state = state * kept[:, None]
+            state = state * _decay(x + bias, rate, bound, BOUNDED)[:, None]
         else:
             x = tl.load(decay_ptr + token * decay_stride + head).to(tl.float32)
-            state = state * tl.exp(tl.maximum(-rate * softplus(x + bias), least_log_decay))
+            state = state * _decay(x + bias, rate, bound, BOUNDED)
         written = beta_scale * sigmoid(tl.load(beta_ptr + token * beta_stride + head).to(tl.float32))
         lacking = v - tl.sum(state * k[:, None], axis=0)
         state += k[:, None] * (lacking * written)[None, :]

@@ -14,7 +14,6 @@ import uuid
 from typing import Any, Literal
 from urllib.parse import quote
 
-import msgspec
 from fastapi import FastAPI
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.middleware.cors import CORSMiddleware
@@ -24,7 +23,6 @@ from vllm import envs
 from vllm.logger import init_logger
 from vllm.server.errors import ApiError, as_api_error
 from vllm.server.http.extra_middleware import install_middleware
-from vllm.server.http.streaming import DONE
 from vllm.server.http.trace_context import TraceContextMiddleware
 from vllm.server.state import ServerState
 
@@ -189,9 +187,14 @@ class AuthMiddleware:
         route = route_of(scope)
         if not self._keys or route in _OPEN_PATHS or _is_below(route, "/static"):
             return
-        scheme, _, key = Headers(scope=scope).get("authorization", "").partition(" ")
+        headers = Headers(scope=scope)
+        scheme, _, key = headers.get("authorization", "").partition(" ")
         if scheme.lower() != "bearer":
-            raise ApiError(401, "an API key is needed: Authorization: Bearer KEY", code="invalid_api_key")
+            # As Anthropic's clients send it.
+            key = headers.get("x-api-key", "")
+        if not key:
+            message = "an API key is needed: Authorization: Bearer KEY, or x-api-key: KEY"
+            raise ApiError(401, message, code="invalid_api_key")
         given = _digest(key.strip().encode("latin-1"))
         # All are compared, in constant time: timing reveals nothing about them.
         if not any([hmac.compare_digest(given, known) for known in self._keys]):
@@ -203,10 +206,9 @@ async def _fail(error: ApiError, scope: Scope, receive: Receive, send: Send) -> 
     connection closes, and the client sees that it is incomplete."""
     context: RequestContext = scope["state"]["context"]
     if not context.is_started:
-        await error.response()(scope, receive, send)
+        await error.response(scope["path"])(scope, receive, send)
     elif context.is_event_stream and not context.is_complete:
-        event = b"data: " + msgspec.json.encode(error.body()) + b"\n\n" + DONE
-        await send({"type": "http.response.body", "body": event, "more_body": False})
+        await send({"type": "http.response.body", "body": error.event(scope["path"]), "more_body": False})
 
 
 def route_of(scope: Scope) -> str:

@@ -69,15 +69,16 @@ def post(
     chunk: type[ResponseModel] | None = None,
     other: OtherBody | None = None,
     body_types: tuple[str, ...] = (),
+    error: type[ResponseModel] = ErrorResponse,
 ) -> Callable[[Endpoint], Endpoint]:
     """Decorator that adds an endpoint, called with the request, the server's state and the checked body. The schema
     describes the body by `model`, the answer by `answer`, and each event of a streamed answer by `chunk`; bodies of
-    another kind go to `other`. `body_types` are those of answers that are bytes."""
+    another kind go to `other`. `body_types` are those of answers that are bytes, `error` the shape of errors."""
     REQUEST_MODELS.extend(each for each in (model, other and other.model) if each and each not in REQUEST_MODELS)
     content: dict[str, Any] = {name: {"schema": {"type": "string", "format": "binary"}} for name in body_types}
     if chunk is not None:
         CHUNK_MODELS.append(chunk)
-        content["text/event-stream"] = {"schema": _event(chunk)}
+        content["text/event-stream"] = {"schema": _event(chunk, error)}
     body_schema: dict[str, Any] = {"schema": {"$ref": SCHEMA_REF + model.__name__}}
     if other is not None:
         schemas = [{"$ref": SCHEMA_REF + kind.__name__} for kind in (model, other.model)]
@@ -98,7 +99,7 @@ def post(
             return await endpoint(request, state, body)
 
         errors = (status for status in _ERRORS if status != 406 or body_types)
-        answers = {200: {"model": answer, "content": content}, **error_answers(*errors)}
+        answers = {200: {"model": answer, "content": content}, **error_answers(*errors, model=error)}
         _add(router, path, read_and_run, function.__name__, function.__doc__, body_schema, answers)
         return function
 
@@ -136,7 +137,11 @@ def post_by_field(router: APIRouter, path: str, description: str, kinds: Mapping
 
     every = list(dict.fromkeys(kind for possible in kinds.values() for kind in possible))
     schemas = [{"$ref": SCHEMA_REF + kind.model.__name__} for kind in every]
-    content = {"text/event-stream": {"schema": _event(*(kind.chunk for kind in every if kind.chunk is not None))}}
+    content = {
+        "text/event-stream": {
+            "schema": _event(*(kind.chunk for kind in every if kind.chunk is not None), ErrorResponse)
+        }
+    }
     answer = {"model": Union[tuple(kind.answer for kind in every)], "content": content}  # noqa: UP007
     answers: dict[int | str, dict[str, Any]] = {200: answer, **error_answers(*_ERRORS)}
     _add(router, path, endpoint, path.strip("/"), description, {"schema": {"oneOf": schemas}}, answers)
@@ -164,8 +169,7 @@ def _add(
     )
 
 
-def _event(*chunks: type[ResponseModel]) -> dict[str, Any]:
-    models: tuple[type[ResponseModel], ...] = (*chunks, ErrorResponse)
+def _event(*models: type[ResponseModel]) -> dict[str, Any]:
     kinds = [{"$ref": SCHEMA_REF + model.__name__} for model in models]
     data = {
         "type": "string",
@@ -175,9 +179,9 @@ def _event(*chunks: type[ResponseModel]) -> dict[str, Any]:
     return {"type": "object", "properties": {"data": data}, "required": ["data"]}
 
 
-def error_answers(*statuses: int) -> dict[int | str, dict[str, Any]]:
+def error_answers(*statuses: int, model: type[ResponseModel] = ErrorResponse) -> dict[int | str, dict[str, Any]]:
     """OpenAPI descriptions of errors with these statuses."""
-    return {status: {"model": ErrorResponse, "description": _ERRORS[status]} for status in statuses}
+    return {status: {"model": model, "description": _ERRORS[status]} for status in statuses}
 
 
 def document(app: FastAPI, state: ServerState, has_keys: bool) -> None:

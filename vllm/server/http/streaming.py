@@ -12,12 +12,10 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from vllm.logger import init_logger
-from vllm.server.errors import as_api_error
+from vllm.server.errors import DONE, as_api_error
 from vllm.server.rendering.written_json import encode_parts, send_parts
 
 logger = init_logger(__name__)
-
-DONE = b"data: [DONE]\n\n"
 
 
 class _LiveStream(Response):
@@ -79,6 +77,18 @@ class EventStream(_LiveStream):
         await send({"type": "http.response.body", "body": DONE, "more_body": False})
 
 
+class NamedEventStream(_LiveStream):
+    """Events that have names, their `type`, of a source that makes events of its errors, too; there is no [DONE]."""
+
+    media_type = "text/event-stream"
+
+    async def _send_all(self, send: Send) -> None:
+        await self._start(send)
+        async for event in self._pieces:
+            await _send_event(send, event, b"event: " + event["type"].encode() + b"\n")
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
 class ByteStream(_LiveStream):
     """Bytes. An error before the first is answered as any other; a later one leaves the body without its end."""
 
@@ -97,8 +107,8 @@ class ByteStream(_LiveStream):
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
-async def _send_event(send: Send, chunk: Any) -> None:
+async def _send_event(send: Send, chunk: Any, name: bytes = b"") -> None:
     first, *rest = encode_parts(chunk)
-    parts = [b"data: " + first, *rest]
+    parts = [name + b"data: " + first, *rest]
     parts[-1] += b"\n\n"
     await send_parts(send, parts, more_body=True)

@@ -290,6 +290,10 @@ class TokenReading(ResponseModel):
     probability: float | None = Field(description="Softmax over the requested tokens alone.")
 
 
+AnswerPart = Literal["reasoning", "content", "tool_call"]
+_PART = "What the token belongs to, where answers have parts: with tools or --reasoning-parser."
+
+
 class PositionReadings(ResponseModel):
     """The requested tokens at one generated position."""
 
@@ -298,6 +302,7 @@ class PositionReadings(ResponseModel):
     mass: float | None = Field(description="Probability of all requested tokens together.")
     lse: float | None = Field(description="Log of the sum of exp of the position's logits.")
     entropy: float | None = None
+    part: AnswerPart | None = Field(None, description=_PART)
 
 
 class PromptLogprob(ResponseModel):
@@ -390,6 +395,7 @@ class ChatPositionLogprobs(ChatLogprob):
     """A generated token, with the top-k and the requested ids."""
 
     top_logprobs: list[ChatLogprob]
+    part: AnswerPart | None = Field(None, description=_PART)
 
 
 class ChatLogprobs(ResponseModel):

@@ -16,7 +16,6 @@ from vllm.upstream.config.multimodal import MultiModalConfig
 from vllm.upstream.config.offload import OffloadBackend, OffloadConfig, PrefetchOffloadConfig, UVAOffloadConfig
 from vllm.upstream.config.reasoning import ReasoningConfig
 from vllm.upstream.config.speculative import SpeculativeConfig
-from vllm.upstream.config.structured_outputs import StructuredOutputsConfig
 from vllm.upstream.config.utils import replace, update_config
 from vllm.upstream.config.weight_transfer import WeightTransferConfig
 
@@ -37,7 +36,6 @@ __all__ = [
     "PrefetchOffloadConfig",
     "ReasoningConfig",
     "SpeculativeConfig",
-    "StructuredOutputsConfig",
     "UVAOffloadConfig",
     "WeightTransferConfig",
     "get_current_vllm_config",

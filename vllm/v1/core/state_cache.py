@@ -46,6 +46,7 @@ class StateCacheManager(GroupedKVCacheManager):
             self._num_waiting.update(hashes)
 
     def note_not_waiting(self, request: Request) -> None:
+        self._save_at.pop(request.request_id, None)
         for key in self._counted.pop(request.request_id, ()):
             self._num_waiting[key] -= 1
             if not self._num_waiting[key]:
@@ -148,7 +149,8 @@ class StateCacheManager(GroupedKVCacheManager):
 
     def free(self, request: Request) -> None:
         super().free(request)
-        self._last_saved.pop(request.request_id, None)
+        for held in (self._last_saved, self._save_at):
+            held.pop(request.request_id, None)
 
     def finish_step(self) -> None:
         super().finish_step()

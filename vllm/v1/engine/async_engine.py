@@ -34,6 +34,9 @@ from vllm.v1.engine.upstream_calls import (
     check_executor_class,
 )
 
+MAX_COMPILE_SECONDS = 5
+"""A form that takes longer is refused. Its compilation goes on, and is kept."""
+
 _LONG_TEXT = 4096  # characters; more are tokenised in a thread, so that the loop goes on meanwhile
 
 
@@ -245,8 +248,14 @@ class AsyncEngine(AsyncEngineControl):
         """Compile the form that `params` ask for in a thread, so that the input processor finds it ready; errors as its
         compile_grammar."""
         form = getattr(params, "structured_outputs", None)
-        if form is not None:
-            await asyncio.to_thread(self.input_processor.compile_grammar, form)
+        if form is None:
+            return
+        await asyncio.to_thread(self.input_processor.read_grammars)
+        try:
+            await asyncio.wait_for(asyncio.to_thread(self.input_processor.compile_grammar, form), MAX_COMPILE_SECONDS)
+        except asyncio.TimeoutError:
+            message = f"structured_outputs.{form.kind[0]} did not compile within {MAX_COMPILE_SECONDS} s"
+            raise VLLMValidationError(message, "structured_outputs") from None
 
     async def add_checked(
         self,

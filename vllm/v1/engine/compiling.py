@@ -33,7 +33,7 @@ class CompilingRequests:
         grammar = request.sampling_params.grammar
         assert grammar is not None
         if self._threads is None:
-            self._threads = ThreadPoolExecutor(1, "grammars")
+            self._threads = ThreadPoolExecutor(2, "grammars")
         compiled = self._threads.submit(lambda: grammars_of(self._config).start(grammar))
         # One that is kept takes a fraction of a millisecond.
         wait([compiled], timeout=0.001)

@@ -66,6 +66,7 @@ class InputProcessor:
     def __init__(self, config: VllmConfig, tokenizer: Tokenizer | None) -> None:
         self.model_config = config.model_config
         self._policy = config.scheduler_config.policy
+        self._forms = config.structured_outputs_config
         self.tokenizer = tokenizer
         self.eos_token_ids = frozenset(self.model_config.hf_config.eos_token_ids)
         self._generation_config = {"eos_token_id": sorted(self.eos_token_ids)}
@@ -170,13 +171,17 @@ class InputProcessor:
             check_a_token_is_left(own, self.eos_token_ids, config.vocab_size)
         return own
 
+    def read_grammars(self) -> None:
+        """What all grammars need, read once, which may take seconds; errors as compile_grammar's of the tokenizer."""
+        grammars_of(self.model_config)
+
     def compile_grammar(self, form: StructuredOutputsParams) -> str:
         """The form as a grammar that compiles. It may take seconds the first time; threads may call it.
 
         Raises:
             VLLMValidationError: it does not compile, or the model's tokenizer cannot be bound to one.
         """
-        grammar = grammar_text(form)
+        grammar = grammar_text(self._forms.applied(form))
         try:
             grammars_of(self.model_config).start(grammar)
         except VLLMValidationError:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from decimal import Decimal
+from math import lcm
 from typing import Any
 
 from vllm.exceptions import VLLMValidationError
@@ -17,9 +19,16 @@ WHITE_SPACE = r"( |\n{1,2}[ \t]{0,20})"
 """Between JSON's parts, unless a request says otherwise: a blank, or the end of a line and an indentation. Without a
 bound small models fill their answers with it."""
 
+_MAX_REMAINDERS = 100_000
+"""Limit of the least common multiple of a schema's `multipleOf`: automata grow with it, and their time faster."""
+
 # Objects of a schema whose values are schemas, and its keys whose value is a schema or a list of them.
 _MAPS = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
 _INNER = ("items", "prefixItems", "additionalProperties", "anyOf", "oneOf", "allOf", "not", "if", "then", "else")
+
+
+# Values of "format" whose texts are bound.
+_FORMATS = "date-time time date duration email hostname ipv4 ipv6 uuid uri".split()
 
 
 def grammar_text(params: StructuredOutputsParams) -> str:
@@ -54,6 +63,8 @@ def _of_schema(value: Any, params: StructuredOutputsParams) -> str:
     schema = json.loads(value) if isinstance(value, str) else value
     if not isinstance(schema, (dict, bool)):
         raise ValueError(f"a JSON schema is an object, got {type(schema).__name__}")
+    schema = known_formats(schema)
+    _check_multiples(schema)
     if params.disable_additional_properties:
         schema = closed_schema(schema)
     options: Any = {"whitespace_pattern": params.whitespace_pattern or WHITE_SPACE}
@@ -62,20 +73,54 @@ def _of_schema(value: Any, params: StructuredOutputsParams) -> str:
     return LLMatcher.grammar_from_json_schema(json.dumps(schema), overrides=options)
 
 
-def closed_schema(schema: Any) -> Any:
-    """The schema with no further properties where an object does not say whether it has any."""
+def _changed(schema: Any, change: Callable[[dict[str, Any]], None]) -> Any:
+    """A copy of the schema with `change` made, in place, to it and to all schemas in it."""
     if isinstance(schema, list):
-        return [closed_schema(each) for each in schema]
+        return [_changed(each, change) for each in schema]
     if not isinstance(schema, dict):
         return schema
-    closed = dict(schema)
+    changed = dict(schema)
     for name in _MAPS:
-        if isinstance(closed.get(name), dict):
-            closed[name] = {key: closed_schema(each) for key, each in closed[name].items()}
-    closed |= {name: closed_schema(closed[name]) for name in _INNER if name in closed}
-    if "properties" in closed or closed.get("type") == "object":
-        closed.setdefault("additionalProperties", False)
-    return closed
+        if isinstance(changed.get(name), dict):
+            changed[name] = {key: _changed(each, change) for key, each in changed[name].items()}
+    changed |= {name: _changed(changed[name], change) for name in _INNER if name in changed}
+    change(changed)
+    return changed
+
+
+def known_formats(schema: Any) -> Any:
+    """The schema as an object without formats that llguidance does not know: those are remarks, as JSON Schema says of
+    all."""
+    return _changed({} if schema is True else {"not": {}} if schema is False else schema, _drop_format)
+
+
+def _check_multiples(schema: Any) -> None:
+    found: set[int] = set()
+
+    def note(part: dict[str, Any]) -> None:
+        value = part.get("multipleOf")
+        if isinstance(value, (int, float)) and 0 < value < float("inf"):
+            # Zeros at its end are remainders of digits, not of the number.
+            found.add(int("".join(map(str, Decimal(str(value)).normalize().as_tuple().digits))))
+
+    _changed(schema, note)
+    if lcm(*found) > _MAX_REMAINDERS:
+        raise ValueError(f"multipleOf: the least common multiple of all must have at most {_MAX_REMAINDERS} remainders")
+
+
+def closed_schema(schema: Any) -> Any:
+    """The schema with no further properties where an object does not say whether it has any."""
+    return _changed(schema, _close)
+
+
+def _close(schema: dict[str, Any]) -> None:
+    if "properties" in schema or schema.get("type") == "object":
+        schema.setdefault("additionalProperties", False)
+
+
+def _drop_format(schema: dict[str, Any]) -> None:
+    if schema.get("format") not in (None, *_FORMATS):
+        del schema["format"]
 
 
 def _of_object(value: Any, params: StructuredOutputsParams) -> str:

@@ -15,8 +15,10 @@ from vllm.exceptions import VLLMValidationError
 from vllm.tokenizers.tokenizer import get_tokenizer
 from vllm.v1.structured_output.thinking import ThinkingMatcher, split_thinking
 
-MAX_CACHED_CHARS = 2**22
-"""Grammars are kept up to so many characters in all: what they compile to grows with them."""
+MAX_CACHED_CHARS = 2**20
+"""Grammars are kept up to so many characters in all. They compile to 50 to 150 bytes a character."""
+
+_HALF_REASON = 500  # characters that are shown of a reason's beginning and of its end
 
 
 class Matcher:
@@ -68,7 +70,10 @@ class Grammars:
             raise _unusable("the model has no end-of-sequence token to end an answer")
         try:
             self._tokenizer = LLTokenizer(tokenizer_json, n_vocab=vocab_size, eos_token=ends)
-        except ValueError as error:
+        except BaseException as error:
+            # A panic of the library's is no Exception: of a vocabulary with words of a thousand bytes.
+            if not isinstance(error, ValueError) and type(error).__name__ != "PanicException":
+                raise
             raise _unusable(f"llguidance does not read this model's tokenizer: {error}") from None
         self._vocab_size, self._eos_token_ids = vocab_size, ends
         self._compiled: OrderedDict[str, Any] = OrderedDict()
@@ -99,13 +104,30 @@ class Grammars:
             return self._tokenizer.greedy_tokenize(text)
         return ids
 
+    def _first_error(self, matcher: Matcher) -> str | None:
+        """Why an answer cannot go on at its beginning: some grammars are found to be too large only there."""
+        mask = np.zeros(-(-self._vocab_size // 32), dtype=np.int32)
+        for _ in range(2):
+            if (reason := matcher.fill_mask(mask)) is not None or not mask.any():
+                return reason
+            word = int(np.flatnonzero(mask)[0])
+            bit = (int(mask[word]) & -int(mask[word])).bit_length() - 1
+            if (reason := matcher.take([32 * word + bit])) is not None:
+                # A special token's text may be an answer's, whose mask allows what is not taken then.
+                return None if "doesn't satisfy" in reason else reason
+        return None
+
     def _compile(self, grammar: str) -> Any:
         from llguidance import LLMatcher
 
         # Without the interpreter's lock.
         compiled = LLMatcher(self._tokenizer, grammar, log_level=0)
-        if compiled.is_error():
-            raise ValueError(" ".join(compiled.get_error().split()))
+        reason = compiled.get_error() if compiled.is_error() else self._first_error(Matcher(compiled.deep_copy()))
+        if reason is not None:
+            reason = " ".join(reason.split())
+            if len(reason) > 2 * _HALF_REASON:
+                reason = f"{reason[:_HALF_REASON]} ... {reason[-_HALF_REASON:]}"
+            raise ValueError(reason)
         with self._lock:
             if grammar not in self._compiled:
                 self._compiled[grammar] = compiled
@@ -121,7 +143,7 @@ def grammars_of(config: ModelConfig) -> Grammars:
     if config.skip_tokenizer_init:
         raise _unusable("skip_tokenizer_init left the tokenizer out")
     ends = tuple(sorted(config.hf_config.eos_token_ids))
-    options = config.tokenizer, config.tokenizer_mode, config.trust_remote_code, config.revision
+    options = config.tokenizer, config.tokenizer_mode, config.trust_remote_code, config.tokenizer_revision
     return _grammars(options, config.vocab_size, ends)
 
 

@@ -39,6 +39,11 @@ class Answer(ABC):
         self.tables = tables
         self.log = OutputLog(state, answer_id)
 
+    @property
+    def params(self) -> SamplingParams:
+        """Of the answer."""
+        return self._params
+
     @abstractmethod
     async def prepare(self) -> PreparedPrompts:
         """See `prepare_prompts`."""

@@ -25,10 +25,12 @@ from vllm.server.protocol.generation import (
 from vllm.server.protocol.pooling import PoolingFields
 from vllm.server.protocol.tokenization import TokenizeRequest
 from vllm.server.rendering.logprobs import chat_logprobs
+from vllm.server.rendering.token_texts import TokenPieces
 from vllm.server.serving.engine_requests import request_id_of
 from vllm.server.serving.generation.answers import Answer, respond
 from vllm.server.serving.generation.completion_choices import ChoiceWriter
 from vllm.server.serving.generation.parts import AnswerPlan
+from vllm.server.serving.generation.position_parts import PositionParts
 from vllm.server.serving.generation.sampling import PreparedPrompts, named_as, prepare_prompts, sampling_params
 from vllm.server.serving.usage import UsageCount, answer_frame
 from vllm.server.state import ServerState
@@ -105,14 +107,18 @@ def _known_verbosity(state: ServerState, body: ChatCompletionRequest) -> str | N
 class ChatAnswer(Answer):
     """See `Answer`."""
 
-    def __init__(self, body: ChatCompletionRequest, state: ServerState, answer_id: str) -> None:
+    def __init__(
+        self, body: ChatCompletionRequest, state: ServerState, answer_id: str, parts_reasoning: bool = False
+    ) -> None:
+        """`parts_reasoning`: also without --reasoning-parser, where the template has its marks."""
         super().__init__(body, state, answer_id, {**answer_frame(state, answer_id), "object": "chat.completion.chunk"})
         self._max_tokens_field = "max_tokens" if body.max_completion_tokens is None else "max_completion_tokens"
         max_tokens = getattr(body, self._max_tokens_field)
         if not all(isinstance(each, dict) for each in body.documents or ()):
             raise wrong_type("documents", body.documents, "a list of objects")
-        self._parts = AnswerPlan(body, state)
+        self._parts = AnswerPlan(body, state, parts_reasoning)
         self._parsers: dict[int, AnswerParser] = {}
+        self._positions: dict[int, PositionParts] = {}
         self._prompt: str | None = None
         if body.top_logprobs and not body.logprobs:
             message = f"top_logprobs={body.top_logprobs} needs logprobs=true"
@@ -131,6 +137,11 @@ class ChatAnswer(Answer):
             self._params = sampling_params(
                 body, state, self._plan, max_tokens=max_tokens, logprobs=self._num_topk, **self._bound_fields()
             )
+
+    @property
+    def template_tools(self) -> list[dict[str, Any]] | None:
+        """What the chat template gets of the tools."""
+        return self._parts.template_tools
 
     def _bound_fields(self) -> dict[str, Any]:
         """Fields of SamplingParams that tools and reasoning decide."""
@@ -180,7 +191,7 @@ class ChatAnswer(Answer):
         choices = []
         for completion in output.outputs:
             message = {"role": self._role, **self._message(completion), "refusal": None}
-            choices.append({"message": message, **await self._choice(completion, is_first=True)})
+            choices.append({"message": message, **await self.choice_fields(completion, is_first=True)})
         return choices
 
     def _message(self, completion: CompletionOutput) -> dict[str, Any]:
@@ -257,7 +268,7 @@ class ChatAnswer(Answer):
                 }
                 yield {"choices": [choice], **once}
                 role, once = {}, {}
-            choice = {"delta": {**role, **last}, **await self._choice(completion, is_first)}
+            choice = {"delta": {**role, **last}, **await self.choice_fields(completion, is_first)}
             yield {"choices": [choice], **once}
 
     def _deltas(self, completion: CompletionOutput) -> list[dict[str, Any]]:
@@ -271,14 +282,28 @@ class ChatAnswer(Answer):
             deltas = [_older_delta(each) for each in deltas]
         return deltas or [{}]
 
-    async def _choice(self, completion: CompletionOutput, is_first: bool) -> dict[str, Any]:
+    async def choice_fields(self, completion: CompletionOutput, is_first: bool) -> dict[str, Any]:
         """Fields beside the text, for what `completion` adds to the choice."""
-        return {
-            "index": completion.index,
-            "logprobs": await self.logprobs(completion),
-            **await self._writer.fields(completion, is_first),
-            "finish_reason": self.finish_reason(completion),
-        }
+        logprobs = await self.logprobs(completion)
+        fields = await self._writer.fields(completion, is_first)
+        self._write_parts(completion, logprobs, fields)
+        reason = self.finish_reason(completion)
+        return {"index": completion.index, "logprobs": logprobs, **fields, "finish_reason": reason}
+
+    def _write_parts(
+        self, completion: CompletionOutput, logprobs: dict[str, Any] | None, fields: dict[str, Any]
+    ) -> None:
+        """Write into the positions that are read which part of the answer they belong to."""
+        parser, tokenizer = self._parsers.get(completion.index), self._state.engine.tokenizer
+        lists = {"logprobs": logprobs["content"]} if logprobs is not None else {}
+        lists |= {"readings": fields["readings"]} if "readings" in fields else {}
+        if parser is None or tokenizer is None or not lists or self._parts.form.asks_tokenizer:
+            return
+        if completion.index not in self._positions:
+            skips = self._params.skip_special_tokens
+            spaces = self._params.spaces_between_special_tokens
+            self._positions[completion.index] = PositionParts(parser, TokenPieces(tokenizer, 0, skips, spaces))
+        self._positions[completion.index].write(completion, lists)
 
 
 def _older_delta(delta: dict[str, Any]) -> dict[str, Any]:

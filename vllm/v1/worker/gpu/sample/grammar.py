@@ -68,15 +68,11 @@ class GrammarState:
                 errors[row] = f"structured_outputs: {error}"
         if not len(rows):
             return errors, None
-        index = upload(rows, logits.device)
-        part = logits[index]
         # On all ranks alike, as they exchange sums.
-        reads = bool(self._reads)
-        before = self._vocab.log_sums(part) if reads else None
-        self._vocab.keep_bits_(part, upload(masks, logits.device))
-        logits[index] = part
+        reading = [row for row in rows.tolist() if slots[row] in self._reads]
+        read = upload(np.asarray(reading, np.int64), logits.device)
+        before = self._vocab.log_sums(logits[read]) if reading else None
+        self._vocab.keep_bits_(logits, upload(masks, logits.device), upload(rows, logits.device))
         if before is None:
             return errors, None
-        mass = (self._vocab.log_sums(part) - before).clamp(max=0.0)
-        reading = [place for place, slot in enumerate(slots[rows].tolist()) if slot in self._reads]
-        return errors, AllowedMass(rows[reading].tolist(), mass[upload(np.asarray(reading, np.int64), logits.device)])
+        return errors, AllowedMass(reading, (self._vocab.log_sums(logits[read]) - before).clamp(max=0.0))

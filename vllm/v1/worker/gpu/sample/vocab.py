@@ -31,9 +31,9 @@ class WholeVocab:
         """The tokens' columns in a `workspace`."""
         return token_ids
 
-    def keep_bits_(self, logits: Tensor, mask: Tensor) -> None:
-        """Set a workspace's rows to -inf where a token's bit in `mask`, int32 [R, ceil(V / 32)], is 0."""
-        keep_bits_(logits, mask, 0)
+    def keep_bits_(self, logits: Tensor, mask: Tensor, rows: Tensor) -> None:
+        """Set a workspace's `rows`, int64 [R], to -inf where a token's bit in `mask`, int32 [R, ceil(V / 32)], is 0."""
+        keep_bits_(logits, mask, 0, rows)
 
     def workspace(self, logits: Tensor) -> Tensor:
         """The rows, float32, in a form in which every token id has a column."""

@@ -48,8 +48,8 @@ class SlicedVocab(WholeVocab):
     def columns(self, token_ids: Tensor) -> Tensor:
         return self.slice.columns(token_ids, elsewhere=self._num_own)
 
-    def keep_bits_(self, logits: Tensor, mask: Tensor) -> None:
-        keep_bits_(logits[:, : self._num_own], mask, self._first)
+    def keep_bits_(self, logits: Tensor, mask: Tensor, rows: Tensor) -> None:
+        keep_bits_(logits[:, : self._num_own], mask, self._first, rows)
 
     def workspace(self, logits: Tensor) -> Tensor:
         rows = logits.new_full((len(logits), self._num_own + 1), -torch.inf)

@@ -1,0 +1,143 @@
+"""Requests and answers of /v1/messages, Anthropic's shape of chat."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import AfterValidator, Field
+
+from vllm.server.protocol.base import (
+    ACCEPTED_FIELDS,
+    NOT_EMPTY,
+    REFUSED_FIELDS,
+    UNREAD,
+    UNREAD_LIST,
+    Object,
+    Refusals,
+    ResponseModel,
+    Text,
+    Texts,
+)
+from vllm.server.protocol.generation import ChatLogprobs, GenerationFields, PromptLogprobs, check_conversation
+
+_OWN_FIELDS = ("tools", "tool_choice", "parallel_tool_calls")
+# What Claude Code sends: an edit that leaves everything in.
+_KEEPS_ALL = {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]}
+
+
+class MessagesCountRequest(GenerationFields):
+    """POST /v1/messages/count_tokens"""
+
+    ACCEPTED: ClassVar[tuple[str, ...]] = (
+        *(name for name in ACCEPTED_FIELDS if name not in _OWN_FIELDS),
+        "cache_control", "inference_geo", "diagnostics", "user_profile_id", "workspace_id", "betas",
+    )  # fmt: skip
+    REFUSED: ClassVar[Refusals] = {
+        **{name: each for name, each in REFUSED_FIELDS.items() if name not in _OWN_FIELDS},
+        "container": ((), "nothing is run here"),
+        "mcp_servers": (([],), "this server calls no tools"),
+        "context_management": (({}, {"edits": []}, _KEEPS_ALL), "conversations are not edited"),
+        "speed": (("standard",), "there is one speed"),
+    }
+
+    messages: Annotated[list[dict[str, Any]], NOT_EMPTY, UNREAD_LIST, AfterValidator(check_conversation)]
+    system: Annotated[str | list[dict[str, Any]] | None, UNREAD] = None
+    tools: Annotated[list[dict[str, Any]], UNREAD_LIST] | None = None
+    tool_choice: Object | None = Field(None, description='{"type": "auto"}, "any", "none", or "tool" with `name`.')
+    thinking: Object | None = Field(
+        None, description='{"type": "enabled", "budget_tokens": n}, "adaptive" or "disabled".'
+    )
+    output_config: Object | None = Field(None, description="`effort`, for the template; `format`, a JSON schema.")
+    output_format: Object | None = Field(None, description="output_config.format")
+    stop_sequences: Texts | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
+    chat_template: str | None = None
+    chat_template_kwargs: Object | None = None
+
+    @property
+    def num_topk(self) -> int | None:
+        return (self.top_logprobs or 0) if self.logprobs else None
+
+
+class MessagesRequest(MessagesCountRequest):
+    """POST /v1/messages"""
+
+    max_tokens: int = Field(ge=1, description="Where the context ends before, the answer does, too.")
+
+
+class ContentBlock(ResponseModel):
+    """A text, a thought, or a call of a tool."""
+
+    type: Literal["text", "thinking", "tool_use"]
+    text: str | None = None
+    thinking: str | None = None
+    signature: str | None = None
+    id: str | None = None
+    name: str | None = None
+    input: dict[str, Any] | None = None
+
+
+class MessagesUsage(ResponseModel):
+    input_tokens: int = Field(description="Without cached ones.")
+    cache_read_input_tokens: int
+    cache_creation_input_tokens: int
+    output_tokens: int
+
+
+class MessageExtras(ResponseModel):
+    """Fields of our own, as in a choice of chat; a stream's last but one event has them."""
+
+    labels: list[dict[str, Any]] | None = None
+    logprobs: ChatLogprobs | None = None
+    readings: list[dict[str, Any]] | None = None
+    logits_values: dict[str, float | None] | None = None
+    logits_values_per_token: list[dict[str, float | None]] | None = None
+    allowed_mass: list[float] | None = None
+    allowed_mass_total: float | None = None
+    choice_readings: list[dict[str, Any]] | None = None
+    field_readings: dict[str, list[dict[str, Any]]] | None = None
+    token_ids: list[int] | None = None
+    prompt_token_ids: list[int] | None = None
+    prompt_logprobs: PromptLogprobs | None = None
+
+
+class MessageObject(MessageExtras):
+    id: Text
+    type: Literal["message"]
+    role: Literal["assistant"]
+    model: str
+    content: list[ContentBlock]
+    stop_reason: Literal["end_turn", "max_tokens", "stop_sequence", "tool_use", "model_context_window_exceeded"] | None
+    stop_sequence: str | None
+    usage: MessagesUsage
+
+
+class MessageEvent(MessageExtras):
+    """An event of a streamed message; `type` is also the event's name."""
+
+    type: Literal[
+        "message_start", "ping", "content_block_start", "content_block_delta", "content_block_stop", "message_delta",
+        "message_stop",
+    ]  # fmt: skip
+    message: MessageObject | None = None
+    index: int | None = None
+    content_block: ContentBlock | None = None
+    delta: dict[str, Any] | None = None
+    usage: MessagesUsage | None = None
+
+
+class MessagesErrorInfo(ResponseModel):
+    type: str
+    message: str = Field(min_length=1)
+    param: str | None
+    code: str | None
+
+
+class MessagesError(ResponseModel):
+    type: Literal["error"]
+    error: MessagesErrorInfo
+
+
+class MessageTokens(ResponseModel):
+    input_tokens: int
