@@ -6,22 +6,23 @@ each launch becomes a compilation, so types, constants and alignments are those 
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import io
 import json
 import os
 import re
-import subprocess
-import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 from unittest import mock
 
 import torch
+import triton
 from ptx_launches import KEPT, compiling_to_ptx, pretend_capability
 from state_calls import state_calls
-from triton.backends.nvidia.compiler import get_ptxas
+from triton.backends.compiler import GPUTarget
+from triton.backends.nvidia.compiler import CUDABackend, get_ptxas
 from triton.runtime.jit import JITFunction
 
 from vllm.ops._dispatch import force
@@ -50,6 +51,9 @@ from vllm.ops.topk import topk
 from vllm.ops.triton import descriptors
 
 CAPABILITIES = (75, 80, 90, 100)
+
+# Compiling itself stops before it.
+_make_cubin = CUDABackend.make_cubin
 
 
 def _int32(*shape: int) -> torch.Tensor:
@@ -229,30 +233,27 @@ def _cache_calls(dtype: torch.dtype, heads: int, kv_heads: int, head_dim: int) -
 
 def _assemble(kernel: str, compiled: Any, capability: int) -> dict[str, Any]:
     """A report on what was compiled for this generation or an earlier one, assembled for this one."""
-    source = compiled.asm["ptx"]
-    ptxas, target = get_ptxas(capability), re.search(rf"\.target (sm_{capability}\w*)", source)
-    options = "-v", f"--gpu-name={target[1] if target else f'sm_{capability}'}"
-    made_of = "\0".join((ptxas.version, *options, source))
+    source, options = compiled.asm["ptx"], compiled.metadata
+    versions = triton.__version__, get_ptxas(capability).version
+    made_of = "\0".join((*versions, str(capability), str(options.enable_fp_fusion), source))
     kept = KEPT / f"{hashlib.sha256(made_of.encode()).hexdigest()}.json"
     if kept.exists():
         return json.loads(kept.read_text())
-    with tempfile.TemporaryDirectory() as folder:
-        ptx, cubin = Path(folder, "kernel.ptx"), Path(folder, "kernel.cubin")
-        ptx.write_text(source)
-        command = [ptxas.path, *options, str(ptx), "-o", str(cubin)]
-        log = subprocess.run(command, check=True, capture_output=True, text=True).stderr
-        found = re.search(r"(\d+) bytes spill stores.*?Used (\d+) registers", log, re.DOTALL)
-        assert found, f"the assembler's log says nothing of spills: {log}"
-        report = {
-            "kernel": kernel,
-            "capability": capability,
-            "spilled_bytes": int(found[1]),
-            "registers": int(found[2]),
-            "shared_bytes": compiled.metadata.shared,
-            "num_warps": compiled.metadata.num_warps,
-            "cubin_bytes": cubin.stat().st_size,
-            "fetches_tiles": "cp.async.bulk.tensor" in source,
-        }
+    log = io.StringIO()
+    with contextlib.redirect_stdout(log):
+        cubin = _make_cubin(CUDABackend(GPUTarget("cuda", capability, 32)), source, {}, options, capability)
+    found = re.search(r"(\d+) bytes spill stores.*?Used (\d+) registers", log.getvalue(), re.DOTALL)
+    assert found, f"the assembler's log says nothing of spills: {log.getvalue()}"
+    report = {
+        "kernel": kernel,
+        "capability": capability,
+        "spilled_bytes": int(found[1]),
+        "registers": int(found[2]),
+        "shared_bytes": compiled.metadata.shared,
+        "num_warps": compiled.metadata.num_warps,
+        "cubin_bytes": len(cubin),
+        "fetches_tiles": "cp.async.bulk.tensor" in source,
+    }
     # Whole, whoever reads it meanwhile.
     written = kept.with_suffix(f".{os.getpid()}")
     written.write_text(json.dumps(report))
@@ -286,6 +287,7 @@ def _compile(
 
 def main() -> None:
     """Compile for all capabilities and print the reports."""
+    triton.knobs.nvidia.dump_ptxas_log = True
     KEPT.mkdir(parents=True, exist_ok=True)
     with compiling_to_ptx():
         for capability in CAPABILITIES:
