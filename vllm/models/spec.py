@@ -315,6 +315,27 @@ class LightningSpec(StateSpec):
         return 1
 
 
+@dataclass(frozen=True)
+class RgLruSpec(StateSpec):
+    """Griffin's recurrent block (arXiv:2402.19427, section 2.3): a convolution by channel and the real-gated linear
+    recurrent unit of one projection, times the activation of another one.
+
+    Attributes:
+        heads, width: of the channels, whose gates are products within a head.
+        kernel_size: of the convolution.
+        activation: of the other projection.
+    """
+
+    heads: int
+    width: int
+    kernel_size: int
+    activation: str
+
+    @property
+    def split_size(self) -> int:
+        return self.heads
+
+
 AnyMixer = AnyAttention | StateSpec | BesideSpec
 
 
@@ -370,6 +391,7 @@ class MoeSpec:
         branch_norm: the experts take the residual stream by a norm of their own, while `shared` takes the block's, and
             the result of either is normalised before the two are added. The router takes the stream normalised by a
             weight of its own, and each expert has a number that its weights are multiplied by.
+        gated: as in MlpSpec.
     """
 
     num_experts: int
