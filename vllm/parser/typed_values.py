@@ -20,7 +20,7 @@ def in_string(text: str) -> str:
 
 
 def parsed_python(text: str) -> ast.expr:
-    """An expression of Python. Raises SyntaxError or ValueError if it is none, and warns of nothing: it is a model's."""
+    """An expression of Python, without warnings: a model wrote it. Raises SyntaxError or ValueError if it is none."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return ast.parse(text.strip(), mode="eval").body
