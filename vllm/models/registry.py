@@ -80,6 +80,7 @@ _HYBRIDS = {
     "bailing": "BailingHybridForCausalLM",
     "bamba": "BambaForCausalLM",
     "falcon": "FalconH1ForCausalLM",
+    "gemma": "RecurrentGemmaForCausalLM",
     "granite": "GraniteMoeHybridForCausalLM",
     "kimi": "KimiLinearForCausalLM",
     "lfm2": "Lfm2ForCausalLM Lfm2MoeForCausalLM Lfm3ForCausalLM",

@@ -313,6 +313,27 @@ class LightningSpec(StateSpec):
         return 1
 
 
+@dataclass(frozen=True)
+class RgLruSpec(StateSpec):
+    """Griffin's recurrent block (arXiv:2402.19427, section 2.3): a convolution by channel and the real-gated linear
+    recurrent unit of one projection, times the activation of another one.
+
+    Attributes:
+        heads, width: of the channels, whose gates are products within a head.
+        kernel_size: of the convolution.
+        activation: of the other projection.
+    """
+
+    heads: int
+    width: int
+    kernel_size: int
+    activation: str
+
+    @property
+    def split_size(self) -> int:
+        return self.heads
+
+
 AnyMixer = AnyAttention | StateSpec | BesideSpec
 
 
