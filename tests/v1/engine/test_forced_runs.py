@@ -104,7 +104,8 @@ def test_everything_is_as_one_by_one(llm: LLM, reads: str, temperature: float) -
     assert_same(found, expected)
     assert all(each.finish_reason == "stop" for each in expected)
     if reads == "processed":
-        assert num_steps == num_single
+        # A request may wait for its grammar for a step.
+        assert num_steps > num_single / 2
     else:
         assert num_steps < num_single / 3
 
