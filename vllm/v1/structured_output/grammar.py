@@ -10,6 +10,7 @@ from typing import Any
 
 from vllm.exceptions import VLLMValidationError
 from vllm.params.structured import StructuredOutputsParams
+from vllm.v1.structured_output.gbnf import is_gbnf, lark_of_gbnf
 from vllm.v1.structured_output.thinking import with_thinking
 
 MAX_GRAMMAR_CHARS = 2**19
@@ -26,6 +27,8 @@ _MAX_REMAINDERS = 100_000
 _MAPS = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
 _INNER = ("items", "prefixItems", "additionalProperties", "anyOf", "oneOf", "allOf", "not", "if", "then", "else")
 
+
+_OPTIONS = "%llguidance"  # and an object: the first line of a grammar
 
 # Values of "format" whose texts are bound.
 _FORMATS = "date-time time date duration email hostname ipv4 ipv6 uuid uri".split()
@@ -146,17 +149,21 @@ def _literal(character: str) -> str:
 
 
 def _of_grammar(value: str, params: StructuredOutputsParams) -> str:
-    """Lark's dialect, which a first line may say, or EBNF as GBNF has it."""
+    """Lark's dialect, or EBNF as GBNF has it."""
     from llguidance import LLMatcher
-    from llguidance.gbnf_to_lark import any_to_lark
 
-    if value.startswith("%llguidance"):
-        return LLMatcher.grammar_from_lark(value)
-    try:
-        lark = any_to_lark(value)
-    except Exception as error:
-        raise ValueError(f"neither a grammar of Lark nor of EBNF: {error}") from None
-    return LLMatcher.grammar_from_lark(lark)
+    return LLMatcher.grammar_from_lark(_unforced(lark_of_gbnf(value) if is_gbnf(value) else value))
+
+
+def _unforced(lark: str) -> str:
+    """Without a search for what must follow: it does not end where only more of the same can (`A A "b"`, `A: /a+/`)."""
+    options: dict[str, Any] = {}
+    first, _, rest = lark.partition("\n")
+    if first.startswith(_OPTIONS):
+        options, lark = json.loads(first.removeprefix(_OPTIONS)), rest
+        if not isinstance(options, dict):
+            raise ValueError(f"{_OPTIONS} must be followed by an object, got {first}")
+    return f"{_OPTIONS} {json.dumps(options | {'no_forcing': True})}\n{lark}"
 
 
 def _of_tags(value: str, params: StructuredOutputsParams) -> str:

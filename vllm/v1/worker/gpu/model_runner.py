@@ -183,7 +183,7 @@ class GPUModelRunner:
         self._state_pools: StatePools | None = None
         records = self.records_steps and not model_config.enforce_eager
         captures = records and self._backend.can_be_captured and _can_capture_layers(model, device)
-        captures = captures and not asks_for_counts(model) and not self.has_states
+        captures = captures and not asks_for_counts(model)
         self._graph_recorder = graph_recorder(device, self.group) if captures else None
         # On the CPU collectives cannot be recorded.
         self._records_kernels = records and self.group.world_size == 1 and device.type == "cpu"
@@ -245,13 +245,17 @@ class GPUModelRunner:
         limit = min(self.model_config.max_seq_len_to_capture or max_model_len, max_model_len)
         sizes = ladder(self._max_decode_rows)
         tables = self.block_tables, *self.other_block_tables
-        graphs = DecodeGraphs(self.model, self.kv_caches, self.states, tables, sizes, scratch_block, limit)
+        scratch_state = 0 if self._state_pools is None else self._state_pools.padding_row
+        scratch = scratch_block, limit, scratch_state
+        graphs = DecodeGraphs(self.model, self.kv_caches, self.states, tables, sizes, *scratch)
         graphs.record(recorder)
         self._recorded_decode = graphs
         self._greedy_graphs = GreedyGraphs(self.model, self.sampler, self.states, recorder)
         self._greedy_graphs.record(graphs.steps)
-        self._pieces = PiecewiseGraphs(self.model, self._backend, self.kv_caches, self.device, self._max_tokens)
-        self._pieces.record(recorder, len(tables))
+        if self._state_pools is None:
+            # A step's rows, which states go by, are not those of a graph of some number of tokens.
+            self._pieces = PiecewiseGraphs(self.model, self._backend, self.kv_caches, self.device, self._max_tokens)
+            self._pieces.record(recorder, len(tables))
 
     def _make_kv_caches(self, num_blocks: int) -> KVCaches:
         """A pair for each layer, or one tensor; layers that lie in the same cache have the same ones."""
