@@ -48,6 +48,9 @@ from vllm.v1.worker.gpu.state_pools import StatePools
 from vllm.v1.worker.gpu.states import BlockTables, KVCaches, Places, RequestStates
 from vllm.v1.worker.state_memory import NO_STATES, StateSlots
 
+# On a CPU a token of a larger batch takes the same time in one step or in several.
+_MOST_ROWS_WITH_RUNS = 4
+
 
 @dataclass
 class Sampled:
@@ -320,6 +323,8 @@ class GPUModelRunner:
 
     def _append_runs(self, sampled: Sampled) -> dict[int, list[int]]:
         """See StepResult."""
+        if self.device.type == "cpu" and len(sampled.slots) > _MOST_ROWS_WITH_RUNS:
+            return {}
         # Of slots with other requests by now nothing is asked.
         rows = np.flatnonzero(sampled.draws & (self.states.owners[sampled.slots] == sampled.owners))
         runs = self.sampler.forced_runs(sampled.slots[rows], self.states)
