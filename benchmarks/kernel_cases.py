@@ -10,6 +10,7 @@ from functools import partial
 import torch
 import torch.nn.functional as F
 from bounds import ModelShape, available_kernels, pack_as
+from state_cases import state_calls
 from torch import Tensor
 
 from vllm.ops._dispatch import force
@@ -416,3 +417,20 @@ _CASES = (
     _latent_attention, _token_readings, _count_above, _topk, _top_p, _keep_bits, _gumbel_sample, _fill_token_ids,
 )  # fmt: skip
 KERNELS: dict[str, Callable[[ModelShape], Iterator[Case]]] = {each.__name__.removeprefix("_"): each for each in _CASES}
+
+
+def _of_states(kernel: str, shape: ModelShape) -> Iterator[Case]:
+    return (Case(*call) for call in state_calls(kernel, shape.num_attention_heads))
+
+
+KERNELS |= {
+    each: partial(_of_states, each)
+    for each in (
+        "short_conv",
+        "gated_delta_rule",
+        "state_space_scan",
+        "selective_scan",
+        "gated_recurrence",
+        "gated_rms_norm",
+    )
+}

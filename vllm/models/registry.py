@@ -69,6 +69,7 @@ _MIXTURES = {
     "laguna": "LagunaForCausalLM",
     "latent": "AXK1ForCausalLM DeepseekV2ForCausalLM DeepseekV3ForCausalLM Glm4MoeLiteForCausalLM Mistral4ForCausalLM",
     "llama4": "Llama4ForCausalLM",
+    "mimo": "MiMoV2FlashForCausalLM",
     "minimax": "MiniMaxM2ForCausalLM",
     "mixtral": "MixtralForCausalLM",
     "olmo": "FlexOlmoForCausalLM OlmoeForCausalLM",

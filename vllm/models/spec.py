@@ -63,6 +63,7 @@ class AttentionSpec:
         query_growth: (beta, length): queries are scaled by 1 + beta * log(1 + floor((position + growth_start) /
             length)).
         v_norm: normalisation of each head's values.
+        value_scale: factor on the values, which the family's checkpoint names put into their projection.
         value_is_key: the values are the keys' projection, before the keys' norm and rotation.
         kv_source: the earlier layer whose keys and values are read, in place of own ones.
     """
@@ -89,6 +90,7 @@ class AttentionSpec:
     query_growth: tuple[float, float] | None = None
     growth_start: int = 0
     v_norm: NormSpec | None = None
+    value_scale: float = 1.0
     value_is_key: bool = False
     kv_source: int | None = None
 

@@ -202,8 +202,16 @@ class Scheduler:
         return num_scheduled
 
     def _admit_waiting(self, step: SchedulerOutput) -> None:
-        budget = self.config.max_num_batched_tokens - step.total_num_scheduled_tokens
         passed_over: list[Request] = []
+        try:
+            self._admit_but(passed_over, step)
+        finally:
+            for request in passed_over:
+                self.waiting.add(request)
+
+    def _admit_but(self, passed_over: list[Request], step: SchedulerOutput) -> None:
+        """Admit waiting requests, or move them to `passed_over`: those that the next step can begin further on."""
+        budget = self.config.max_num_batched_tokens - step.total_num_scheduled_tokens
         while self.waiting and budget > 0 and len(self.running) < self._max_running:
             request = self.waiting.peek()
             prefix = self.kv.find_prefix(request)
@@ -242,8 +250,6 @@ class Scheduler:
             )
             step.num_scheduled_tokens[request.request_id] = num_new
             budget -= num_new
-        for request in passed_over:
-            self.waiting.add(request)
         step.total_num_scheduled_tokens = self.config.max_num_batched_tokens - budget
 
     def update_from_output(
