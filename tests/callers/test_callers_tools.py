@@ -28,7 +28,7 @@ def weather(city: str) -> str:
     Args:
         city: its name.
     """
-    assert city == "Oslo"
+    assert city == "Oslo", repr(city)
     return RESULT
 
 
@@ -150,7 +150,10 @@ def test_inspect_ai(url: str) -> None:
     from inspect_ai.model import ChatMessageUser, execute_tools, get_model
     from inspect_ai.tool import ToolDef
 
-    tool = ToolDef(weather, name="weather", description="Of a city.", parameters={"city": "its name"})
+    async def later(city: str) -> str:
+        return weather(city)
+
+    tool = ToolDef(later, name="weather", description="Of a city.", parameters={"city": "its name"})
     model = get_model("openai-api/tiny/tiny", base_url=url, api_key="unused")
 
     async def run() -> str:

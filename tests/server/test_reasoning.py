@@ -100,6 +100,16 @@ def test_a_form_begins_after_the_reasoning(server):
     assert message["reasoning"] == "x" and message["content"] in ("left", "right")
 
 
+def test_readings_of_a_form_leave_reasoning_out(server):
+    form = {"structured_outputs": {"choice": ["left", "right"]}, "max_tokens": 60, "choice_readings": True}
+    choice = ask(server, None, **form)
+    assert choice["message"]["content"] in ("left", "right") and choice["message"]["reasoning"] is None
+    assert len(choice["choice_readings"]) == 2
+    body = bodied(server, None, **form, chat_template_kwargs={"inside": True})
+    response = server.request("POST", "/v1/chat/completions", json=body)
+    assert (response.status_code, response.json()["error"]["param"]) == (400, "choice_readings")
+
+
 def test_forced_calls_come_after_the_reasoning(server):
     message = ask(server, "<think>x</think>", tools=TOOLS, tool_choice="required", max_tokens=120)["message"]
     assert message["reasoning"] == "x"

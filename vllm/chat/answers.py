@@ -56,10 +56,10 @@ class AnswerFormat:
         markers: list[str] = []
         if self.tools is not None:
             markers += [*self.tools.begins, *self.tools.begins_at_start]
-            # What others' parsers look for is not known.
-            markers += ["<"] if is_foreign(self.tools) else []
         if self.reasoning is not None:
             markers += [*self.reasoning.begins, *self.reasoning.ends]
+        # What others' parsers look for is not known.
+        markers += ["<"] if self.asks_tokenizer else []
         special = [tokenizer.id_to_token(token_id) or "" for token_id in tokenizer.all_special_ids]
         return any(text and (text in marker or marker in text) for text in special for marker in markers)
 
@@ -97,7 +97,12 @@ class AnswerParser:
         self.num_calls = 0
         self._most_calls = most_calls
         self._tools = None if form.tools is None else form.tools(tokenizer, tools)
-        self._reasoning = None if form.reasoning is None else form.reasoning(tokenizer)
+        self._reasoning = None
+        self._foreign_reasoning = None
+        if form.reasoning is not None and is_foreign(form.reasoning):
+            self._foreign_reasoning = _ForeignReasoning(form.reasoning(tokenizer), request, is_streamed)
+        elif form.reasoning is not None:
+            self._reasoning = form.reasoning(tokenizer)
         self._is_inside = None if form.reasoning is None or prompt is None else form.reasoning.begins_inside(prompt)
         self._foreign = None
         if form.tools is not None and is_foreign(form.tools):
@@ -119,12 +124,19 @@ class AnswerParser:
 
     def feed(self, text: str, token_ids: Sequence[int] = ()) -> list[Event]:
         """The events of the next piece of the text; `token_ids` are its tokens, for parsers of others."""
-        return self._counted(self._machine.feed(text), token_ids, is_last=False)
+        before: list[Event] = []
+        if self._foreign_reasoning is not None:
+            before, text = self._foreign_reasoning.split(text, token_ids)
+        return before + self._counted(self._machine.feed(text), token_ids, is_last=False)
 
     def finish(self) -> list[Event]:
         """The last events: the text has ended."""
         self._is_finished = True
-        return self._counted(self._machine.finish(), (), is_last=True)
+        before: list[Event] = []
+        if self._foreign_reasoning is not None:
+            before, text = self._foreign_reasoning.finish()
+            before += self._counted(self._machine.feed(text), (), is_last=False)
+        return before + self._counted(self._machine.finish(), (), is_last=True)
 
     def _read(self, reader: Reader) -> Iterator[Step]:
         whole = next((each for each in (self._tools, self._reasoning) if hasattr(each, "read_whole")), None)
@@ -158,6 +170,33 @@ class AnswerParser:
             self.num_calls += isinstance(event, CallStart)
             kept.append(event)
         return kept
+
+
+class _ForeignReasoning:
+    """Asks a parser that was written for upstream: deltas while the answer comes, or the whole text at its end."""
+
+    def __init__(self, parser: ReasoningParser, request: Any, is_streamed: bool) -> None:
+        self._parser, self._request, self._is_streamed = parser, request, is_streamed
+        self._text = ""
+        self._ids: list[int] = []
+
+    def split(self, text: str, token_ids: Sequence[int]) -> tuple[list[Event], str]:
+        """The reasoning in the next piece, and its content."""
+        before, ids_before, ids = self._text, self._ids, list(token_ids)
+        self._text, self._ids = before + text, ids_before + ids
+        if not self._is_streamed or not text:
+            return [], ""
+        delta = self._parser.extract_reasoning_streaming(before, self._text, text, ids_before, self._ids, ids)
+        if delta is None:
+            return [], ""
+        return [Reasoning(delta.reasoning)] if delta.reasoning else [], delta.content or ""
+
+    def finish(self) -> tuple[list[Event], str]:
+        """Those of a whole answer."""
+        if self._is_streamed:
+            return [], ""
+        reasoning, content = self._parser.extract_reasoning(self._text, self._request)
+        return [Reasoning(reasoning)] if reasoning else [], content or ""
 
 
 class _ForeignTools:

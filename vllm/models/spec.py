@@ -368,6 +368,7 @@ class MoeSpec:
         branch_norm: the experts take the residual stream by a norm of their own, while `shared` takes the block's, and
             the result of either is normalised before the two are added. The router takes the stream normalised by a
             weight of its own, and each expert has a number that its weights are multiplied by.
+        gated: as in MlpSpec.
     """
 
     num_experts: int

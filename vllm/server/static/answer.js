@@ -4,7 +4,8 @@ export const TOP = 5;
 
 export class Answer {
   /** Generated tokens: {text, name, id, logprob, rank, top: [{name, id, logprob}]}. `text` is what the token adds to
-   *  the text: nothing, while a character is incomplete. `rank` is null where only "beyond the top 5" is known. */
+   *  the text: nothing, while a character is incomplete. `rank` is null where only "beyond the top 5" is known.
+   *  `part`: reasoning, content or tool_call, where the server parts them. */
   tokens = [];
   /** The labels' readings, one a position. */
   readings = [];
@@ -57,6 +58,7 @@ export class Answer {
       id: entry.token_id,
       logprob: entry.logprob,
       rank: entry.rank,
+      part: entry.part ?? null,
       top: top.map((one) => ({ name: nameOf(one), id: one.token_id, logprob: one.logprob })),
     };
   }

@@ -108,6 +108,7 @@ function option(token) {
   const node = el("span", { class: "token", ...state });
   const surprise = Math.min(1, -token.logprob / MOST_SURPRISING);
   node.style.setProperty("--surprise", `${Math.round(100 * surprise)}%`);
+  if (token.part) node.dataset.part = token.part;
   if (token.text === "") {
     node.classList.add("part");
     node.append("◌");
@@ -127,6 +128,7 @@ function explanation(token) {
     ["logprob", log(token.logprob)],
     ["probability", percent(Math.exp(token.logprob))],
     ["rank", rankOf(token)],
+    ...(token.part ? [["part", token.part.replace("_", " ")]] : []),
   ];
   return [
     el("p", { class: "tip-name" }, visible(token.name)),

@@ -297,7 +297,7 @@ class ChatAnswer(Answer):
         parser, tokenizer = self._parsers.get(completion.index), self._state.engine.tokenizer
         lists = {"logprobs": logprobs["content"]} if logprobs is not None else {}
         lists |= {"readings": fields["readings"]} if "readings" in fields else {}
-        if parser is None or tokenizer is None or not lists:
+        if parser is None or tokenizer is None or not lists or self._parts.form.asks_tokenizer:
             return
         if completion.index not in self._positions:
             skips = self._params.skip_special_tokens

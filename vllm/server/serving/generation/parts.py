@@ -208,7 +208,9 @@ class AnswerPlan:
         if self.choice.mode == _ANY_CALL and not self.form.tools.calls_follow_reasoning:  # type: ignore[union-attr]
             return form
         is_inside = reasoning.begins_inside(prompt or "")
-        if is_inside is False:
+        # Readings of a form are of an answer that begins with it.
+        reads_form = bool(self._body.choice_readings or self._body.field_readings) and budget is None
+        if is_inside is False or (reads_form and not is_inside):
             return form
         has_begun = is_inside or reasoning.is_implicit
         thinking = Thinking(reasoning.ends[0], "" if has_begun else reasoning.begins[0], budget)
