@@ -2,12 +2,14 @@
 
     python benchmarks/experts.py                                       # ours alone
     python benchmarks/experts.py --upstream ENVIRONMENT --transformers --against CHECKOUT
+    python benchmarks/experts.py --formats Q4_K,Q8_0 --llama-cpp ENVIRONMENT
     python benchmarks/experts.py --gguf FILE.gguf --llama-cpp ENVIRONMENT   # of a mixture of your own
     python benchmarks/experts.py --processor-time    # for a busy machine: one thread, and its processor time
     python benchmarks/experts.py --quick
 
 The models are made here, of random weights in bfloat16: a Qwen3-MoE of 8 layers of 32 experts, of which a token takes
-4, and the Qwen3 whose MLPs are as wide as 4 experts. Rows: score, decode64, decode1 (see README.md), start (process to
+4, and the Qwen3 whose MLPs are as wide as 4 experts; `--formats` are also GGUF files of such a mixture, which llama.cpp
+runs. Rows: score, decode64, decode1 (see README.md), start (process to
 first score), memory (weights that stay, over the checkpoint's), peak (MiB, of the start and all rows). A round does a
 row's work once with each engine, in alternating order; printed are each engine's best round and the medians of the
 rounds' ratios. The last line is all of it as JSON.
@@ -26,9 +28,12 @@ from typing import Any
 
 from common import make_parser, print_result, say, some_of, usable_cores, utc_now
 from engines import Engine, EngineError, EngineProcess, find_python
+from gguf_mixture import make_gguf
 from workloads import EngineOptions
 
 RATES = ("score", "decode64", "decode1")
+PLAIN = "bfloat16"
+FORMATS = (PLAIN, "Q4_K", "Q8_0")
 ROWS = ("start", *RATES, "memory", "peak")
 OURS, DENSE, BEFORE = "ours", "ours, dense", "before"
 
@@ -52,10 +57,21 @@ def main() -> None:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("terminated"))
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        if not args.gguf:
-            _make_models(folder)
-        found = _measure(_engines(args, folder), args, folder)
-    print_result(date=utc_now(), processor_time=args.processor_time, found=found, ratios=_ratios(found))
+        found, ratios = {}, {}
+        for kind in [PLAIN] if args.gguf else args.formats:
+            if not args.gguf:
+                say(kind)
+                _make(kind, folder)
+            found[kind] = _measure(_engines(args, folder, kind), args, folder)
+            ratios[kind] = _ratios(found[kind])
+    print_result(date=utc_now(), processor_time=args.processor_time, found=found, ratios=ratios)
+
+
+def _make(kind: str, folder: Path) -> None:
+    if kind == PLAIN:
+        _make_models(folder)
+    else:
+        make_gguf(folder / f"{kind}.gguf", _SHAPE, _EXPERTS, _TOP_K, _EXPERT_WIDTH, kind)
 
 
 def _parse_args() -> argparse.Namespace:
@@ -64,15 +80,16 @@ def _parse_args() -> argparse.Namespace:
     parser.add_argument("--transformers", action="store_true", help="transformers, in this environment")
     parser.add_argument("--against", type=Path, metavar="CHECKOUT", help="another, built checkout of this package")
     parser.add_argument("--gguf", help="a mixture's file, in place of the models made here; for --llama-cpp, too")
-    parser.add_argument("--llama-cpp", metavar="ENV", help="the environment of llama_cpp, with --gguf")
+    parser.add_argument("--llama-cpp", metavar="ENV", help="the environment of llama_cpp, which runs GGUF files")
+    parser.add_argument("--formats", type=some_of(FORMATS, "format"), default=[PLAIN], help=",".join(FORMATS))
     parser.add_argument("--rows", type=some_of(ROWS, "row"), default=list(ROWS), help=",".join(ROWS))
     parser.add_argument("--rounds", type=int, default=5, help="default: %(default)s")
     parser.add_argument("--scale", type=float, default=1.0, help="of the work; default: %(default)s")
     parser.add_argument("--processor-time", action="store_true", help="one thread each, measured by processor time")
     parser.add_argument("--quick", action="store_true", help="one small round")
     args = parser.parse_args()
-    if args.llama_cpp and not args.gguf:
-        parser.error("--llama-cpp needs --gguf")
+    if args.llama_cpp and not args.gguf and args.formats == [PLAIN]:
+        parser.error("--llama-cpp needs --formats Q4_K,Q8_0 or --gguf")
     if args.gguf and (args.upstream or args.transformers):
         parser.error("--upstream and --transformers load the models made here, not --gguf")
     if args.quick:
@@ -113,23 +130,24 @@ def save_tokenizer(folder: Path, vocab_size: int) -> None:
     PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=last, pad_token=last).save_pretrained(folder)
 
 
-def _engines(args: argparse.Namespace, folder: Path) -> list[Engine]:
+def _engines(args: argparse.Namespace, folder: Path, kind: str) -> list[Engine]:
     cores = list(range(usable_cores()))[: 1 if args.processor_time else None]
 
     def engine(name: str, kind: str, python: str, model: str, **more: Any) -> Engine:
         return Engine(name, python, EngineOptions(kind, model, "bfloat16", cores, **more))
 
-    mixture = args.gguf or str(folder / "mixture")
+    is_file = args.gguf or kind != PLAIN
+    mixture = args.gguf or str(folder / (f"{kind}.gguf" if is_file else "mixture"))
     engines = [engine(OURS, "ours", sys.executable, mixture)]
-    if not args.gguf:
+    if not is_file:
         engines.append(engine(DENSE, "ours", sys.executable, str(folder / "dense")))
     if args.against:
         engines.append(engine(BEFORE, "ours", sys.executable, mixture, checkout=str(args.against.resolve())))
-    if args.upstream:
+    if args.upstream and not is_file:
         engines.append(engine("upstream", "upstream", find_python(args.upstream), mixture))
-    if args.transformers:
+    if args.transformers and not is_file:
         engines.append(engine("transformers", "transformers", sys.executable, mixture))
-    if args.llama_cpp:
+    if args.llama_cpp and is_file:
         engines.append(engine("llama.cpp", "llama.cpp", find_python(args.llama_cpp), mixture))
     return engines
 

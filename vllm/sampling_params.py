@@ -362,6 +362,11 @@ class SamplingParams(Struct, dict=True):
         return self.choice_readings or self.field_readings
 
     @property
+    def reads_generated(self) -> bool:
+        """Whether generated positions are read."""
+        return self.num_logprobs is not None or self.grammar_readings
+
+    @property
     def grammar(self) -> str | None:
         """`structured_outputs` as a grammar; None without, and until the request is queued."""
         return self._grammar

@@ -172,6 +172,30 @@ Tensor selective_scan(Tensor x, Tensor dt, Tensor b, Tensor c, std::optional<Ten
   return out;
 }
 
+Tensor gated_recurrence(Tensor x, Tensor input_gate, Tensor kept_gate, Tensor input_bias, Tensor kept_bias, Tensor rate,
+                        Tensor pool, Tensor slots, Tensor starts, Tensor lengths) {
+  GatedRecurrenceArgs args{};
+  args.rows = rows_of(slots, starts, lengths);
+  check_shape(pool, "pool", {-1, -1});
+  check_dtype(pool, "pool", ScalarType::Float, "float32");
+  args.slot_stride = slot_stride_of(pool);
+  args.pool = static_cast<float*>(pool.data_ptr());
+  args.channels = pool.size(1);
+  const int64_t tokens = x.size(0);
+  args.dtype = dtype_of(x, "x");
+  args.x = columns(x, "x", tokens, args.channels, x, &args.x_stride);
+  args.input_gate = columns(input_gate, "input_gate", tokens, args.channels, x, &args.input_stride);
+  args.kept_gate = columns(kept_gate, "kept_gate", tokens, args.channels, x, &args.kept_stride);
+  args.input_bias = floats(input_bias, "input_bias", {args.channels});
+  args.kept_bias = floats(kept_bias, "kept_bias", {args.channels});
+  args.rate = floats(rate, "rate", {args.channels});
+  Tensor out = new_result(x, {tokens, args.channels});
+  args.out = out.data_ptr();
+  launch([args, kernel = VLLM_KERNEL(gated_recurrence)] { kernel(args); }, x, input_gate, kept_gate, input_bias, kept_bias,
+         rate, pool, slots, starts, lengths, out);
+  return out;
+}
+
 Tensor gated_rms_norm(Tensor x, Tensor gate, Tensor weight, double eps, int64_t width, bool sigmoid, bool gate_first) {
   GatedNormArgs args{};
   check_shape(x, "x", {-1, -1});
@@ -217,6 +241,9 @@ STABLE_TORCH_LIBRARY_FRAGMENT(vllm_cpu, m) {
       "selective_scan_(Tensor x, Tensor dt, Tensor b, Tensor c, Tensor? gate, Tensor rate, Tensor? bias, Tensor skip, "
       "Tensor(a!) pool, Tensor state_slots, Tensor query_start_loc, Tensor seq_lens) -> Tensor");
   m.def(
+      "gated_recurrence_(Tensor x, Tensor input_gate, Tensor kept_gate, Tensor input_bias, Tensor kept_bias, "
+      "Tensor rate, Tensor(a!) pool, Tensor state_slots, Tensor query_start_loc, Tensor seq_lens) -> Tensor");
+  m.def(
       "gated_rms_norm(Tensor x, Tensor gate, Tensor weight, float eps, int width, bool sigmoid, bool gate_first) "
       "-> Tensor");
 }
@@ -226,5 +253,6 @@ STABLE_TORCH_LIBRARY_IMPL(vllm_cpu, CPU, m) {
   m.impl("gated_delta_rule_", TORCH_BOX(&vllm_cpu::gated_delta_rule));
   m.impl("state_space_scan_", TORCH_BOX(&vllm_cpu::state_space_scan));
   m.impl("selective_scan_", TORCH_BOX(&vllm_cpu::selective_scan));
+  m.impl("gated_recurrence_", TORCH_BOX(&vllm_cpu::gated_recurrence));
   m.impl("gated_rms_norm", TORCH_BOX(&vllm_cpu::gated_rms_norm));
 }

@@ -82,6 +82,21 @@ struct SelectiveScanArgs {
   int64_t channels, state_dim, x_stride, dt_stride, b_stride, c_stride, gate_stride, slot_stride;
 };
 
+// See ops/gated_recurrence.py.
+struct GatedRecurrenceArgs {
+  StateRows rows;
+  DType dtype;
+  const void* x;            // [tokens, channels]
+  const void* input_gate;   // [tokens, channels]
+  const void* kept_gate;    // [tokens, channels]
+  const float* input_bias;  // [channels]
+  const float* kept_bias;   // [channels]
+  const float* rate;        // [channels]
+  float* pool;              // [slots, channels]
+  void* out;                // [tokens, channels]
+  int64_t channels, x_stride, input_stride, kept_stride, slot_stride;
+};
+
 // See ops/gated_rms_norm.py.
 struct GatedNormArgs {
   DType dtype;
@@ -103,6 +118,7 @@ struct GatedNormArgs {
   void gated_delta_rule(const DeltaRuleArgs& args);        \
   void state_space_scan(const StateSpaceArgs& args);       \
   void selective_scan(const SelectiveScanArgs& args);      \
+  void gated_recurrence(const GatedRecurrenceArgs& args);  \
   void gated_rms_norm(const GatedNormArgs& args);          \
   }                                                        \
   }

@@ -150,4 +150,8 @@ HYBRIDS: dict[str, tuple[str, dict[str, Any]]] = {
         | {"num_local_experts": 4, "block_size": 16, "mlp_alpha_factor": 1.7}
         | {"linear_attn_alpha_factor": 1.5, "full_attn_alpha_factor": 0.8},
     ),
+    "recurrent_gemma": (
+        "recurrent_gemma",
+        _SIZES | {"lru_width": 48, "attention_window_size": WINDOW, "logits_soft_cap": 3.0},
+    ),
 }

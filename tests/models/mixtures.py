@@ -176,4 +176,8 @@ MIXTURES: dict[str, tuple[str, dict[str, Any]]] = {
         | {"enable_moe_block": True, "num_experts": 6, "top_k_experts": 3, "moe_intermediate_size": 24}
         | {"global_head_dim": 16, "hidden_size_per_layer_input": 0},
     ),
+    "mimo_v2_flash": (
+        "mimo_v2_flash",
+        _USUAL | _ROUTED | _WINDOWS | _KINDS | {"v_head_dim": 6, "num_key_value_heads": 1, "rope_parameters": _ROPES},
+    ),
 }

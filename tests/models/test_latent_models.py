@@ -96,7 +96,6 @@ def test_a_cache_of_eight_bits_holds_rounded_rows(made: Any) -> None:
             return super().update(*rounded, *args, **kwargs)
 
     folder, model = made
-    llm = make_llm(folder, kv_cache_dtype="fp8")
     prompts = random_prompts(VOCAB_SIZE, (5, 37))
     params = SamplingParams(max_tokens=1, temperature=0, logprobs=-1, detokenize=False)
     llm = make_llm(folder, kv_cache_dtype="fp8", max_logprobs=-1)

@@ -41,8 +41,10 @@ def assert_same(ours: list[Any], expected: list[Any], tolerance: float) -> None:
             assert got == pytest.approx(other.prompt_logprobs[position][token].logprob, abs=tolerance)
 
 
-# A shared MLP, and the same by a gate; biases; none of them; latent attention.
-@pytest.mark.parametrize("name", ["qwen2_moe", "glm4_moe", "gpt_oss", "mixtral", "deepseek_v3"])
+# A shared MLP, and the same by a gate; biases; none of them; latent attention; heads that differ by layer; branches.
+@pytest.mark.parametrize(
+    "name", ["qwen2_moe", "glm4_moe", "gpt_oss", "mixtral", "deepseek_v3", "mimo_v2_flash", "gemma4-experts"]
+)
 def test_ranks_share_the_experts(name: str, tmp_path: Path) -> None:
     make_architecture(name, tmp_path)
     fields = {"skip_tokenizer_init": True, "max_num_batched_tokens": 24, "max_model_len": 64}

@@ -184,6 +184,14 @@ def test_pooled_tokens_come_from_the_cache_too(folder) -> None:
         assert all(own.equal(other) for own, other in zip(embeddings[0], others, strict=True))
 
 
+def test_labels_of_several_tokens(folder, plain) -> None:
+    prompts, labels = random_prompts((70, 5, 70), seed=16), [[5], [5, 6], [5, 6, 7, 8], [9, 5]]
+    llm = make_llm(folder)
+    got, want = (each.score_labels(prompts, labels, use_tqdm=False) for each in (llm, plain))
+    assert [scores.logprobs.tolist() for scores in got] == [scores.logprobs.tolist() for scores in want]
+    assert_no_leak(llm)
+
+
 def test_beams(folder, plain) -> None:
     llm = make_llm(folder)
     prompts = [{"prompt_token_ids": prompt} for prompt in random_prompts((70, 5), seed=14)]

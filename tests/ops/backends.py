@@ -33,6 +33,7 @@ OPERATIONS = (
     "gated_delta_rule_",
     "state_space_scan_",
     "selective_scan_",
+    "gated_recurrence_",
     "gated_rms_norm",
     "packed_attention",
     "token_readings",

@@ -9,12 +9,10 @@ from __future__ import annotations
 import json
 import re
 import sys
-import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
-import triton
 from ptx_launches import reachable, running_ptx
 from state_calls import state_calls
 from torch import Tensor
@@ -375,17 +373,15 @@ def _check_racing(name: str, call: Call, change: Callable[[str], str]) -> None:
 def main() -> None:
     """Check for the capabilities named, or for all."""
     torch.manual_seed(0)
-    with tempfile.TemporaryDirectory() as folder:
-        triton.knobs.cache.dir = folder
-        for capability in [int(each) for each in sys.argv[1:]] or CAPABILITIES:
-            for name, call in _calls(capability):
-                _check(name, call, capability)
-        name, call = next(_reading_calls(torch.bfloat16, True))
-        # Equal logits count as greater: that must show.
-        _check(f"spoiled {name}", call, 90, lambda text: text.replace("set.gt.u32.bf16x2", "set.ge.u32.bf16x2"))
-        # The last program of a row reads what the others wrote.
-        _check_racing(f"relaxed {name}", call, lambda text: text.replace(".acq_rel", ".relaxed"))
-        _check_racing(f"without barriers {name}", call, lambda text: re.sub(r"\tbar\.sync[^;]*;", "", text))
+    for capability in [int(each) for each in sys.argv[1:]] or CAPABILITIES:
+        for name, call in _calls(capability):
+            _check(name, call, capability)
+    name, call = next(_reading_calls(torch.bfloat16, True))
+    # Equal logits count as greater: that must show.
+    _check(f"spoiled {name}", call, 90, lambda text: text.replace("set.gt.u32.bf16x2", "set.ge.u32.bf16x2"))
+    # The last program of a row reads what the others wrote.
+    _check_racing(f"relaxed {name}", call, lambda text: text.replace(".acq_rel", ".relaxed"))
+    _check_racing(f"without barriers {name}", call, lambda text: re.sub(r"\tbar\.sync[^;]*;", "", text))
 
 
 if __name__ == "__main__":

@@ -7,21 +7,22 @@ each launch becomes a compilation, so types, constants and alignments are those 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import io
 import json
+import os
 import re
-import subprocess
-import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 from unittest import mock
 
 import torch
 import triton
-from ptx_launches import pretend_capability
+from ptx_launches import KEPT, compiling_to_ptx, pretend_capability
 from state_calls import state_calls
+from triton.backends.compiler import GPUTarget
+from triton.backends.nvidia.compiler import CUDABackend, get_ptxas
 from triton.runtime.jit import JITFunction
 
 from vllm.ops._dispatch import force
@@ -50,6 +51,9 @@ from vllm.ops.topk import topk
 from vllm.ops.triton import descriptors
 
 CAPABILITIES = (75, 80, 90, 100)
+
+# Compiling itself stops before it.
+_make_cubin = CUDABackend.make_cubin
 
 
 def _int32(*shape: int) -> torch.Tensor:
@@ -227,29 +231,34 @@ def _cache_calls(dtype: torch.dtype, heads: int, kv_heads: int, head_dim: int) -
         yield lambda caches=caches: rotary_and_cache_(positions, q, k, v, table, *caches, positions)
 
 
-def _report(kernel: str, capability: int, log: str, compiled: Any, cubin_bytes: int) -> dict[str, Any]:
-    found = re.search(r"(\d+) bytes spill stores.*?Used (\d+) registers", log, re.DOTALL)
-    assert found, f"the assembler's log says nothing of spills: {log}"
-    return {
+def _assemble(kernel: str, compiled: Any, capability: int) -> dict[str, Any]:
+    """A report on what was compiled for this generation or an earlier one, assembled for this one."""
+    source, options = compiled.asm["ptx"], compiled.metadata
+    versions = triton.__version__, get_ptxas(capability).version
+    made_of = "\0".join((*versions, str(capability), str(options.enable_fp_fusion), source))
+    kept = KEPT / f"{hashlib.sha256(made_of.encode()).hexdigest()}.json"
+    if kept.exists():
+        return json.loads(kept.read_text())
+    log = io.StringIO()
+    with contextlib.redirect_stdout(log):
+        cubin = _make_cubin(CUDABackend(GPUTarget("cuda", capability, 32)), source, {}, options, capability)
+    found = re.search(r"(\d+) bytes spill stores.*?Used (\d+) registers", log.getvalue(), re.DOTALL)
+    assert found, f"the assembler's log says nothing of spills: {log.getvalue()}"
+    report = {
         "kernel": kernel,
         "capability": capability,
         "spilled_bytes": int(found[1]),
         "registers": int(found[2]),
         "shared_bytes": compiled.metadata.shared,
         "num_warps": compiled.metadata.num_warps,
-        "cubin_bytes": cubin_bytes,
-        "fetches_tiles": "cp.async.bulk.tensor" in compiled.asm["ptx"],
+        "cubin_bytes": len(cubin),
+        "fetches_tiles": "cp.async.bulk.tensor" in source,
     }
-
-
-def _assemble(kernel: str, compiled: Any, capability: int) -> dict[str, Any]:
-    """A report on what was compiled for an earlier generation, assembled for this one."""
-    with tempfile.TemporaryDirectory() as folder:
-        source, target = Path(folder, "kernel.ptx"), Path(folder, "kernel.cubin")
-        source.write_text(compiled.asm["ptx"])
-        command = [triton.knobs.nvidia.ptxas.path, "-v", f"--gpu-name=sm_{capability}", str(source), "-o", str(target)]
-        log = subprocess.run(command, check=True, capture_output=True, text=True).stderr
-        return _report(kernel, capability, log, compiled, target.stat().st_size)
+    # Whole, whoever reads it meanwhile.
+    written = kept.with_suffix(f".{os.getpid()}")
+    written.write_text(json.dumps(report))
+    written.replace(kept)
+    return report
 
 
 def _compile(
@@ -258,15 +267,11 @@ def _compile(
     """A report on each kernel that the calls launch on a device of this capability, each variant once; and on the same
     assembled for the capabilities `later`."""
     pretend_capability(capability)
-    reports: dict[str, list[dict[str, Any]]] = {}
+    found: dict[str, tuple[str, Any]] = {}
 
     def compile_only(kernel: JITFunction, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> None:
-        log = io.StringIO()
-        with contextlib.redirect_stdout(log):
-            compiled = run(kernel, *args, grid=grid, warmup=True, **kwargs)
-        if log.getvalue():
-            own = _report(kernel.__name__, capability, log.getvalue(), compiled, len(compiled.asm["cubin"]))
-            reports[compiled.hash] = [own, *(_assemble(kernel.__name__, compiled, each) for each in later)]
+        compiled = run(kernel, *args, grid=grid, warmup=True, **kwargs)
+        found[compiled.hash] = kernel.__name__, compiled
 
     run, JITFunction.run = JITFunction.run, compile_only
     try:
@@ -275,16 +280,16 @@ def _compile(
                 call()
     finally:
         JITFunction.run = run
-    for each in reports.values():
-        yield from each
+    for kernel, compiled in found.values():
+        for each in (capability, *later):
+            yield _assemble(kernel, compiled, each)
 
 
 def main() -> None:
     """Compile for all capabilities and print the reports."""
     triton.knobs.nvidia.dump_ptxas_log = True
-    with tempfile.TemporaryDirectory() as folder:
-        # A kernel found in a cache leaves no log.
-        triton.knobs.cache.dir = folder
+    KEPT.mkdir(parents=True, exist_ok=True)
+    with compiling_to_ptx():
         for capability in CAPABILITIES:
             for report in _compile(capability, _product_calls(capability)):
                 print(json.dumps(report), flush=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -21,6 +22,9 @@ from vllm.ops.triton.paged_tiles import shared_kib
 
 _SCALARS = {"i32": np.int32, "i64": np.int64, "u32": np.uint32, "u64": np.uint64, "fp32": np.float32, "i1": np.uint8}
 
+
+KEPT = Path(__file__).parents[2] / "build" / "triton"
+"""What is compiled, for later runs, by what it was made of: without cubins, which nothing here runs."""
 
 reachable: list[torch.Tensor] = []
 """What kernels may reach beside their arguments: by addresses in a table."""
@@ -47,6 +51,14 @@ def pretend_capability(capability: int) -> None:
     triton.runtime.driver.set_active(StandInDriver(capability))
     # By device, of which there is one here.
     shared_kib.cache_clear()
+
+
+@contextlib.contextmanager
+def compiling_to_ptx() -> Iterator[None]:
+    """While it lasts, Triton calls no assembler, and finds what it has compiled before in `KEPT`."""
+    triton.knobs.cache.dir = str(KEPT)
+    with mock.patch.object(CUDABackend, "make_cubin", lambda *_: b""):
+        yield
 
 
 @contextlib.contextmanager
@@ -86,7 +98,7 @@ def running_ptx(capability: int, change: Callable[[str], str] = str) -> Iterator
     with contextlib.ExitStack() as stack:
         stack.enter_context(mock.patch.object(JITFunction, "run", launch))
         # The assembler's work is not run here; test_triton_cubins.py holds it.
-        stack.enter_context(mock.patch.object(CUDABackend, "make_cubin", lambda *_: b""))
+        stack.enter_context(compiling_to_ptx())
         # The machine has no engine that fetches by descriptors.
         stack.enter_context(mock.patch.object(descriptors, "are_fetched", lambda: False))
         yield names

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from vllm.ops.gated_delta_rule import gated_delta_rule_
+from vllm.ops.gated_recurrence import gated_recurrence_
 from vllm.ops.gated_rms_norm import gated_rms_norm
 from vllm.ops.selective_scan import selective_scan_
 from vllm.ops.short_conv import gated_short_conv_, short_conv_
@@ -72,6 +73,11 @@ def state_calls(dtype: torch.dtype, heads: int, keys: int, values: int) -> Itera
             torch.randn(3, 16, channels),
             lambda pool: selective_scan_(x, step, b, c, gate, rates, *of_channels, pool, *where),
         ),
+    )
+    gates = random(tokens, channels), random(tokens, channels), *torch.randn(2, channels), torch.rand(channels)
+    yield (
+        "gated_recurrence_",
+        on(torch.randn(3, channels), lambda pool: gated_recurrence_(x, *gates, pool, *where)),
     )
     for first in (False, True):
         norm = random(tokens, heads * values), random(tokens, heads * values), random(values), 1e-5, values

@@ -8,7 +8,7 @@ import pytest
 from asgi import AppThread, make_engine
 from tiny_llm import make_tiny_model
 
-from vllm.server.protocol.messages import MessageEvent, MessageObject
+from vllm.server.protocol.messages import MessageEvent, MessageObject, MessagesRequest
 
 pytestmark = pytest.mark.usefixtures("engines_of_one_thread")
 
@@ -116,6 +116,15 @@ def test_the_context_may_end_before_max_tokens(server):
     answer = message(server, max_tokens=100_000)
     assert answer["stop_reason"] == "model_context_window_exceeded"
     assert sum(answer["usage"].values()) == SIZES["max_model_len"]
+
+
+def test_null_is_as_if_left_out(server):
+    optional = set(MessagesRequest.model_fields) - {"model", "messages", *GREEDY}
+    nulls = dict.fromkeys([*optional, *MessagesRequest.ACCEPTED, *MessagesRequest.REFUSED])
+    assert text_of(message(server, **nulls)) == text_of(message(server))
+    for name, (neutral, _) in MessagesRequest.REFUSED.items():
+        for value in neutral:
+            assert text_of(message(server, **{name: value})) == text_of(message(server)), (name, value)
 
 
 def test_readings_equal_those_of_chat(server):

@@ -8,7 +8,7 @@ import pytest
 from asgi import AppThread, make_engine
 from tiny_llm import make_tiny_model
 
-from vllm.server.protocol.responses import ResponseEvent, ResponseObject
+from vllm.server.protocol.responses import ResponseEvent, ResponseObject, ResponsesRequest
 
 pytestmark = pytest.mark.usefixtures("engines_of_one_thread")
 
@@ -160,6 +160,15 @@ def test_what_changes_nothing_is_taken(server):
     assert text_of(response) == text_of(respond(server))
     assert response["metadata"] == {"topic": "demo"}
     assert response["store"] is response["parallel_tool_calls"] is False
+
+
+def test_null_is_as_if_left_out(server):
+    optional = set(ResponsesRequest.model_fields) - {"model", "input", *GREEDY}
+    nulls = dict.fromkeys([*optional, *ResponsesRequest.ACCEPTED, *ResponsesRequest.REFUSED])
+    assert text_of(respond(server, **nulls)) == text_of(respond(server))
+    for name, (neutral, _) in ResponsesRequest.REFUSED.items():
+        for value in neutral:
+            assert text_of(respond(server, **{name: value})) == text_of(respond(server)), (name, value)
 
 
 def test_readings_equal_those_of_chat(server):

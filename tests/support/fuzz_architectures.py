@@ -70,6 +70,19 @@ _NUMBERS = {
     "laurel_rank": (4, 12),
     "altup_num_inputs": (1, 2, 3),
     "altup_active_idx": (0, 1),
+    "linear_conv_kernel_dim": (2, 3),
+    "short_conv_kernel_size": (2, 3),
+    "mamba_d_conv": (2, 3),
+    "mamba_d_state": (5, 16),
+    "mamba_chunk_size": (8, 32),
+    "conv_kernel": (2, 3),
+    "conv1d_width": (2, 3),
+    "conv_L_cache": (2, 4, 5),
+    "state_size": (5, 16),
+    "ssm_state_size": (6, 16),
+    "chunk_size": (8, 32),
+    "time_step_min": (0.001, 0.4),
+    "attention_window_size": (9, 12),
 }
 _HEADS = "num_attention_heads n_head num_heads n_heads attention_heads".split()
 
@@ -193,8 +206,12 @@ def _change_heads(trial: Trial, defaults: dict[str, Any], rng: random.Random) ->
 
 def _change_kinds(trial: Trial, defaults: dict[str, Any], rng: random.Random) -> None:
     if "layer_types" in defaults:
-        kinds = [rng.choice(("full_attention", "sliding_attention")) for _ in range(NUM_LAYERS)]
-        trial.put("layer_types", kinds)
+        own = trial.raw.get("layer_types") or defaults["layer_types"] or []
+        # Of a model with states, which may have fewer layers.
+        has_states = bool({"linear_attention", "conv"} & set(own))
+        known = sorted(set(own)) if has_states else ["full_attention", "sliding_attention"]
+        count = trial.raw.get("num_hidden_layers", NUM_LAYERS)
+        trial.put("layer_types", [rng.choice(known) for _ in range(count)])
     if "no_rope_layers" in defaults:
         trial.put("no_rope_layers", [rng.randint(0, 1) for _ in range(NUM_LAYERS)])
 

@@ -72,6 +72,12 @@ def parse(
     return whole[0], whole[1], [(name, _loaded(arguments)) for name, arguments in whole[2]]
 
 
+def parse_by_characters(text: str, tools: str | None = None, reasoning: str | None = None) -> None:
+    """A text by characters gives what it does as a whole."""
+    form = AnswerFormat.of(None, tools, reasoning)
+    assert parts(collect(_events(form, list(text)))) == parts(collect(_events(form, [text])))
+
+
 def parse_cut(text: str, tools: str | None = None, reasoning: str | None = None, **options: Any) -> None:
     """Every beginning of a text is an answer, too: nothing is raised, whole and by characters are the same, and no
     complete call is lost or invented."""

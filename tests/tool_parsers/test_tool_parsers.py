@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import random
+import re
 from collections.abc import Callable
 from typing import Any
 
 import pytest
-from parsed_answers import parse, parse_cut
+from parsed_answers import parse, parse_by_characters, parse_cut
 
 from vllm.tool_parsers import ToolParserManager
 
@@ -309,6 +311,24 @@ def test_after_a_broken_call_the_next_one_counts():
     text = '<tool_call>{"nam</tool_call> <tool_call>{"name": "now", "arguments": {}}</tool_call>'
     _, content, calls = parse(text, "hermes")
     assert (content, calls) == ('<tool_call>{"nam</tool_call>', [("now", {})])
+
+
+@EACH
+def test_damaged_texts(name):
+    """Whole and by characters they are the same, and nothing is raised."""
+    write, _ = FORMATS[name]
+    rng = random.Random(name)
+    pieces = re.findall(r"<[^<>]*>|\w+|\s+|.", write(("weather", {"city": 'x"\n</p', "days": [1]}), ("now", {})))
+    for _ in range(15):
+        text = list(pieces)
+        for _ in range(rng.randint(1, 4)):
+            place = rng.randrange(len(text))
+            more = rng.choice(
+                [[], [], [rng.choice(pieces)], [rng.choice(["hello ", "{", "}", "[", ")", '"', "\\", "<"])]]
+            )
+            text[place : place + rng.randint(0, 1)] = more
+            del text[rng.choice([len(text), len(text), rng.randrange(len(text) + 1)]) + 1 :]
+        parse_by_characters("".join(text), name)
 
 
 def test_names_of_parsers():

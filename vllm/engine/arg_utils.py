@@ -181,7 +181,7 @@ class EngineArgs(UpstreamArgs):
     mamba_block_size: int | None = arg(
         None,
         "tokens after which recurrent states are kept for prompts that begin alike, a multiple of block_size; by "
-        "default 512, or as many as have keys and values of a state's size",
+        "default the most of 512, a quarter of a step's, and as many as have keys and values of a state's size",
         to="cache_config.snapshot_interval",
     )
     cache_hidden_states: bool | None = arg(

@@ -63,6 +63,7 @@ class AttentionSpec:
         query_growth: (beta, length): queries are scaled by 1 + beta * log(1 + floor((position + growth_start) /
             length)).
         v_norm: normalisation of each head's values.
+        value_scale: factor on the values, which the family's checkpoint names put into their projection.
         value_is_key: the values are the keys' projection, before the keys' norm and rotation.
         kv_source: the earlier layer whose keys and values are read, in place of own ones.
     """
@@ -89,6 +90,7 @@ class AttentionSpec:
     query_growth: tuple[float, float] | None = None
     growth_start: int = 0
     v_norm: NormSpec | None = None
+    value_scale: float = 1.0
     value_is_key: bool = False
     kv_source: int | None = None
 
@@ -311,6 +313,27 @@ class LightningSpec(StateSpec):
     def split_size(self) -> int:
         # The norm is over all heads.
         return 1
+
+
+@dataclass(frozen=True)
+class RgLruSpec(StateSpec):
+    """Griffin's recurrent block (arXiv:2402.19427, section 2.3): a convolution by channel and the real-gated linear
+    recurrent unit of one projection, times the activation of another one.
+
+    Attributes:
+        heads, width: of the channels, whose gates are products within a head.
+        kernel_size: of the convolution.
+        activation: of the other projection.
+    """
+
+    heads: int
+    width: int
+    kernel_size: int
+    activation: str
+
+    @property
+    def split_size(self) -> int:
+        return self.heads
 
 
 AnyMixer = AnyAttention | StateSpec | BesideSpec

@@ -27,11 +27,15 @@ def read_harmony(reader: Reader, calls: Calls) -> Iterator[Step]:
         try:
             header, _ = yield from reader.until(MESSAGE)
         except Ended:
+            # The beginning of a header is markup; another text is for the user.
+            rest = reader.take(len(reader.unread))
+            if START not in rest and CHANNEL not in rest:
+                yield Content(rest)
             return
         recipient = _RECIPIENT.search(header)
         channel = header.rpartition(CHANNEL)[2].split()[:1]
         name = recipient[1] if recipient else ""
-        if name.startswith(_FUNCTIONS):
+        if name.startswith(_FUNCTIONS) and name != _FUNCTIONS:
             yield calls.start(name.removeprefix(_FUNCTIONS))
             end = yield from reader.text_until(_ENDS, lambda text: iter((calls.arguments(text),)), is_part=True)
             yield from calls.end(is_cut=end is None)

@@ -8,7 +8,7 @@ from typing import Any
 
 from vllm.parser.calls import Calls
 from vllm.parser.reader import Ended, NotACall, Reader, Step
-from vllm.parser.typed_values import dumps
+from vllm.parser.typed_values import dumps, parsed_python
 
 _NAMES = {"true": True, "false": False, "null": None}
 _CLOSING = {"(": ")", "[": "]", "{": "}"}
@@ -108,7 +108,7 @@ def _string(reader: Reader, char: str) -> Generator[None, None, str]:
 
 def _evaluated(text: str) -> Any:
     try:
-        return _value_of(ast.parse(text.strip(), mode="eval").body)
+        return _value_of(parsed_python(text))
     except (SyntaxError, ValueError, MemoryError, RecursionError):
         raise NotACall from None
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import json
+import warnings
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -16,6 +17,17 @@ def dumps(value: Any) -> str:
 def in_string(text: str) -> str:
     """The text within a string of JSON, without its quotes."""
     return dumps(text)[1:-1]
+
+
+def parsed_python(text: str) -> ast.expr:
+    """An expression of Python, without warnings: a model wrote it. Raises SyntaxError or ValueError if it is none."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return ast.parse(text.strip(), mode="eval").body
+
+
+def _literal(text: str) -> Any:
+    return ast.literal_eval(parsed_python(text))
 
 
 def _types(schema: Mapping[str, Any]) -> Iterator[str]:
@@ -42,7 +54,7 @@ def as_json(text: str, schema: Mapping[str, Any] | None) -> str:
     if is_text(schema):
         return dumps(text)
     types = set(_types(schema)) if schema else set()
-    for read in (json.loads, ast.literal_eval):
+    for read in (json.loads, _literal):
         try:
             value = read(text.strip())
             # Sets and bytes are no JSON, nor are infinities.

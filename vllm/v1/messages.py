@@ -61,4 +61,5 @@ class EngineCoreOutput:
     prompt_logprobs: list[LogprobsRows] | None = None  # further prompt positions that were read
     scheduled_time: float | None = None  # when it was first scheduled, in seconds on the monotonic clock
     pooling_output: torch.Tensor | None = None  # float32, on the CPU
-    allowed_mass: float | None = None  # logarithm of the probability of what the grammar allowed, where it is read
+    # One a new token, where it is read: logarithm of the probability of what the grammar allowed.
+    allowed_mass: list[float] | None = None

@@ -91,6 +91,9 @@ class ModelRunnerOutput:
     allowed_mass: dict[str, float] = field(default_factory=dict)
     # Readings of prompt positions, those of a request in order; also of requests whose prompt is not complete yet.
     prompt_logprobs: dict[str, list[LogprobsRows]] = field(default_factory=dict)
+    # Tokens that follow the sampled one without a choice, and the readings of such tokens of earlier steps, in order.
+    forced: dict[str, list[int]] = field(default_factory=dict)
+    run_logprobs: dict[str, list[LogprobsRows]] = field(default_factory=dict)
     readings_seconds: float = 0.0  # device time spent on reading logits for logprobs
     pooled: dict[str, torch.Tensor] = field(default_factory=dict)  # of pooling models: float32, on the CPU
 
@@ -104,6 +107,7 @@ class ModelRunnerOutput:
             logprobs=[self.logprobs[row] for row in kept],
             errors={req_id: message for req_id, message in self.errors.items() if req_id not in req_ids},
             prompt_logprobs={req_id: rows for req_id, rows in self.prompt_logprobs.items() if req_id not in req_ids},
+            run_logprobs={req_id: rows for req_id, rows in self.run_logprobs.items() if req_id not in req_ids},
             pooled={req_id: tensor for req_id, tensor in self.pooled.items() if req_id not in req_ids},
         )
 

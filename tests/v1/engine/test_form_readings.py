@@ -19,6 +19,7 @@ from transformers import AutoModelForCausalLM
 from vllm import LLM, SamplingParams
 from vllm.exceptions import VLLMValidationError
 from vllm.outputs import ValueReadings
+from vllm.params.structured import Thinking
 from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
 from vllm.v1.engine.core import EngineCore
 
@@ -267,3 +268,27 @@ def test_requests_that_cannot_be_read_are_refused(llm: LLM) -> None:
         llm.generate(["hello"], filling({"properties": {"a": many}, "type": "object"}))
     with pytest.raises(VLLMValidationError, match="an empty choice has no token"):
         llm.generate(["hello"], SamplingParams(choice_readings=True, structured_outputs={"choice": ["a", ""]}))
+
+
+@pytest.mark.parametrize("budget", [0, 3])
+def test_forms_are_read_after_the_thinking(llm: LLM, hf_model: Any, budget: int) -> None:
+    thinking = {"end": "</t>", "budget": budget}
+    params = [choosing(temperature=1, seed=3), filling(SCHEMA["properties"]["mood"], seed=3)]
+    for own in params:
+        own.structured_outputs.thinking = Thinking(**thinking)
+    chosen, filled = llm.generate(["hello"] * 2, params, use_tqdm=False)
+    for output, readings in (
+        (chosen, chosen.outputs[0].choice_readings),
+        (filled, filled.outputs[0].field_readings["$"]),
+    ):
+        (choice,) = output.outputs
+        answer = choice.text.partition("</t>")[2]
+        assert answer == readings.texts[readings.chosen] and len(readings.values) > 4
+        # The end is spelled by the byte.
+        size = budget + len("</t>")
+        assert llm.get_tokenizer().decode(choice.token_ids[size:-1]) == answer
+        check_values(hf_model, [*output.prompt_token_ids, *choice.token_ids[:size]], readings)
+    unfinished = choosing(max_tokens=2)
+    unfinished.structured_outputs.thinking = Thinking("</t>")
+    (output,) = llm.generate(["hello"], unfinished, use_tqdm=False)
+    assert output.outputs[0].choice_readings is None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from models_util import make_random_model
 from pretend_cuda import pretending
 from thread_ranks import make_thread_llm
 from tiny_llm import is_empty, make_tiny_llm, make_tiny_model
@@ -16,6 +17,7 @@ from vllm.ops._dispatch import cpu_ops
 from vllm.v1.worker.gpu.cuda import GraphRecorder
 from vllm.v1.worker.gpu.decode_graphs import DecodeGraphs, ladder
 from vllm.v1.worker.gpu.piecewise_graphs import PiecewiseGraphs
+from vllm.v1.worker.state_memory import StateSlots
 
 pytestmark = pytest.mark.skipif(cpu_ops() is None, reason="rows are computed alike by the C++ operators alone")
 
@@ -156,6 +158,27 @@ def test_every_bit_is_that_of_steps_that_are_not_recorded(make_llm, async_schedu
             assert results(llm, kinds, num_prompts) == results(eager, kinds, num_prompts), (name, num_prompts)
     mixed = [kind for kinds in KINDS.values() for kind in kinds]
     assert results(llm, mixed) == results(eager, mixed)
+
+
+def test_states_of_padding_are_nobodys(tmp_path, monkeypatch):
+    """With fewer states than slots, so that padding's number is none of a row."""
+    make_random_model("lfm2", "small", tmp_path, layer_types=["conv", "full_attention"], block_auto_adjust_ff_dim=False)
+    monkeypatch.setenv("VLLM_BATCH_INVARIANT", "1")
+    slots = StateSlots(num_requests=6, num_snapshots=4, snapshot_interval=16)
+    monkeypatch.setattr("vllm.v1.worker.worker.plan_states", lambda *args: slots)
+    found = []
+    for eager in (False, True):
+        with monkeypatch.context() as patch:
+            patch.setattr(f"{RUNNER}.graph_recorder", lambda device, group: Replays())
+            patch.setattr(f"{RUNNER}.host_copies", lambda device, group: LazyCopies())
+            fields = {"async_scheduling": True, "skip_tokenizer_init": True, "enforce_eager": eager}
+            llm = make_tiny_llm(tmp_path, **{**FIELDS, **fields})
+        own = [{**kind, "detokenize": False} for name in ("logprobs alone", "few ids", "drawn") for kind in KINDS[name]]
+        found.append([results(llm, own, count) for count in (1, 3, 6, 9, 9)])
+        if not eager:
+            runner = runner_of(llm)
+            assert runner._graph_recorder.num_replays > 20 and runner._pieces is None
+    assert found[0] == found[1]
 
 
 def test_one_replay_does_it_all_for_plain_rows(make_llm):

@@ -11,12 +11,13 @@ from vllm.models.checkpoint_names import CheckpointNames, Parts, split_experts
 from vllm.models.config_reader import ConfigReader
 from vllm.models.decoder import DecoderForCausalLM
 from vllm.models.hybrids.kimi import own_names
-from vllm.models.hybrids.weights import split_delta_conv
+from vllm.models.hybrids.weights import WITH_PREFIX, split_delta_conv
 from vllm.models.latent_options import read_latent_attention
 from vllm.models.mixtures.deepseek import deepseek_mixture
 from vllm.models.spec import AnyMixer, ChannelDeltaSpec, DecoderSpec
 
 _RENAMES = (
+    WITH_PREFIX,
     (r"^model\.word_embeddings\.", "model.embed_tokens."),
     (r"\.attention\.", ".self_attn."),
     (r"\.self_attn\.dense\.", ".self_attn.o_proj."),
@@ -43,6 +44,7 @@ class BailingHybridForCausalLM(DecoderForCausalLM):
     @classmethod
     def describe(cls, reader: ConfigReader) -> DecoderSpec:
         reader.ignore("num_mtp_layers", "num_nextn_predict_layers", "mtp_loss_scaling_factor", "linear_num_heads")
+        reader.only("hidden_act", "silu")
         reader.only("moe_router_activation_func", "sigmoid")
         every = reader.integer("layer_group_size", default=6)
         default = ["linear_attention" if (i + 1) % every else "full_attention" for i in range(reader.num_layers)]
@@ -56,7 +58,11 @@ class BailingHybridForCausalLM(DecoderForCausalLM):
             low_rank=False,
             bound=bound if reader.boolean("kda_safe_gate", default=True) else 0.0,
         )
-        attention = replace(read_latent_attention(reader, interleaved=True, value_dim=128), output_gate=True)
+        attention = read_latent_attention(reader, interleaved=True, value_dim=128)
+        rotary = reader.rotary(attention.rope_dim, reader.boolean("rope_interleave", default=True), theta=6000000.0)
+        if rotary.rope.params.get("original_max_position_embeddings", 0) is None:
+            raise reader.refuse("rope_parameters", "it must have original_max_position_embeddings")
+        attention = replace(attention, rotary=rotary, output_gate=True)
         layers: list[AnyMixer] = [delta if kind == "linear_attention" else attention for kind in kinds]
         size = reader.integer("moe_intermediate_size", default=768)
         mixture = deepseek_mixture(

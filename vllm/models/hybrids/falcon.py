@@ -38,7 +38,7 @@ class FalconH1ForCausalLM(DecoderForCausalLM):
         for own, value in super().checkpoint_tensors(name, tensor):
             layer_name = own.rpartition(".layers.")[2].partition(".")[2]
             factor = self._factors.get(layer_name, 1.0)
-            yield own, value if factor == 1.0 else (value.float() * factor).to(value.dtype)
+            yield own, value if factor == 1.0 else value.float() * factor
 
     @classmethod
     def describe(cls, reader: ConfigReader) -> DecoderSpec:

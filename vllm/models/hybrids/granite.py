@@ -34,7 +34,7 @@ class GraniteMoeHybridForCausalLM(GraniteForCausalLM):
             attention = replace(attention, rotary=None)
         default = ["linear_attention"] * reader.num_layers
         kinds = layer_kinds(reader, default, "linear_attention", "full_attention")
-        mamba = mamba2_of_hybrid(reader)
+        mamba = mamba2_of_hybrid(reader, norm_eps=reader.norm().eps)
         return [mamba if kind == "linear_attention" else attention for kind in kinds]
 
     @classmethod

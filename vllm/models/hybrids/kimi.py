@@ -10,11 +10,12 @@ from torch import Tensor
 from vllm.models.checkpoint_names import BLOCK_SPARSE, CheckpointNames, Parts, split_experts
 from vllm.models.config_reader import ConfigReader
 from vllm.models.decoder import DecoderForCausalLM
-from vllm.models.hybrids.weights import split_delta_conv
+from vllm.models.hybrids.weights import WITH_PREFIX, split_delta_conv
 from vllm.models.mixtures.deepseek import deepseek_mixture
 from vllm.models.spec import AnyMixer, ChannelDeltaSpec, DecoderSpec, LatentAttentionSpec, NormSpec
 
 _RENAMES = (
+    WITH_PREFIX,
     *BLOCK_SPARSE,
     (r"\.self_attn\.(forget_gate\.)?(A_log|dt_bias)$", r".self_attn.decays.\2"),
     (r"\.self_attn\.forget_gate\.", ".self_attn."),
@@ -49,6 +50,7 @@ class KimiLinearForCausalLM(DecoderForCausalLM):
         )
         attention = _attention(reader)
         layers: list[AnyMixer] = [delta if kind == "linear_attention" else attention for kind in kinds]
+        reader.only("hidden_act", "silu")
         reader.only("moe_router_activation_func", "sigmoid")
         reader.only("moe_layer_freq", 1)
         reader.ignore("use_grouped_topk", "num_nextn_predict_layers")

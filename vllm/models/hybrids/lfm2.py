@@ -6,18 +6,23 @@ from dataclasses import replace
 
 from torch import Tensor
 
+from vllm.config.checkpoint.config import RopeConfig
 from vllm.models.checkpoint_names import CheckpointNames, Parts, split_evenly, split_experts
 from vllm.models.config_reader import ConfigReader
 from vllm.models.decoder import DecoderForCausalLM
-from vllm.models.spec import AnyMixer, DecoderSpec, MlpSpec, ShortConvSpec
+from vllm.models.spec import AnyMixer, DecoderSpec, MlpSpec, RotarySpec, ShortConvSpec
 
+_LFM3_ROPES = {
+    "sliding_attention": RopeConfig("default", 10000.0),
+    "full_attention": RopeConfig("proportional", 1000000.0, {"share": 0.5}),
+}
 _RENAMES = (
     (r"\.self_attn\.out_proj\.", ".self_attn.o_proj."),
     (r"\.conv\.(in_proj|out_proj|conv)\.", r".self_attn.\1."),
     (r"\.self_attn\.([qk])_layernorm\.", r".self_attn.\1_norm."),
     (r"(layers\.\d+)\.operator_norm\.", r"\1.input_layernorm."),
     (r"(layers\.\d+)\.ffn_norm\.", r"\1.post_attention_layernorm."),
-    (r"\.embedding_norm\.", ".norm."),
+    (r"(^|\.)embedding_norm\.", r"\1norm."),
     (r"\.feed_forward\.(experts\.\d+\.)?w1\.", r".mlp.\1gate_proj."),
     (r"\.feed_forward\.(experts\.\d+\.)?w2\.", r".mlp.\1down_proj."),
     (r"\.feed_forward\.(experts\.\d+\.)?w3\.", r".mlp.\1up_proj."),
@@ -56,6 +61,7 @@ class Lfm2ForCausalLM(DecoderForCausalLM):
     def layers(reader: ConfigReader) -> list[AnyMixer]:
         """By layer_types, or full_attn_idxs, attention or a convolution."""
         _ignore_names(reader)
+        reader.only("head_dim", reader.hidden_size // reader.num_heads)
         attention = reader.attention(
             head_dim=reader.hidden_size // reader.num_heads,
             bias=False,
@@ -126,9 +132,10 @@ class Lfm3ForCausalLM(Lfm2ForCausalLM):
         window = reader.integer("sliding_window", default=256)
         by_kind: dict[str, AnyMixer] = {"conv": _conv(reader, 7)}
         for kind in {"full_attention", "sliding_attention"} & set(kinds):
-            is_full = kind == "full_attention"
-            rotary = reader.rotary(attention.head_dim, kind=kind, theta=1000000.0, partial=0.5 if is_full else 1.0)
-            by_kind[kind] = replace(attention, rotary=rotary, window=None if is_full else window)
+            rotary = RotarySpec(attention.head_dim, _LFM3_ROPES[kind])
+            if reader.get("rope_parameters", "rope_scaling") is not None:
+                rotary = reader.rotary(attention.head_dim, kind=kind, theta=1000000.0, partial=1.0)
+            by_kind[kind] = replace(attention, rotary=rotary, window=None if kind == "full_attention" else window)
         return [by_kind[kind] for kind in kinds]
 
 

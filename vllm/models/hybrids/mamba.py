@@ -7,13 +7,11 @@ from vllm.models.checkpoint_names import CheckpointNames
 from vllm.models.config_reader import ConfigReader
 from vllm.models.decoder import DecoderForCausalLM
 from vllm.models.hybrids.options import UNBOUNDED, time_step_limits
-from vllm.models.hybrids.weights import MAMBA_RENAMES, split_mamba, split_mamba2
+from vllm.models.hybrids.weights import BACKBONE, MAMBA_RENAMES, split_mamba, split_mamba2
 from vllm.models.spec import DecoderSpec, Mamba2Spec, MambaSpec, NormSpec
 
 _RENAMES = (
-    (r"^backbone\.", "model."),
-    (r"^model\.embeddings?\.", "model.embed_tokens."),
-    (r"^model\.norm_f\.", "model.norm."),
+    *BACKBONE,
     (r"(layers\.\d+)\.norm\.", r"\1.input_layernorm."),
     (r"\.mixer\.", ".mamba."),
     *MAMBA_RENAMES,

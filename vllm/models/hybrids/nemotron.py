@@ -11,15 +11,13 @@ from vllm.models.checkpoint_names import CheckpointNames, Parts, split_experts
 from vllm.models.config_reader import ConfigReader
 from vllm.models.decoder import DecoderForCausalLM
 from vllm.models.hybrids.options import layer_kinds
-from vllm.models.hybrids.weights import MAMBA_RENAMES, split_mamba2
+from vllm.models.hybrids.weights import BACKBONE, MAMBA_RENAMES, split_mamba2
 from vllm.models.mixtures.deepseek import deepseek_mixture
 from vllm.models.spec import AnyMixer, DecoderSpec, Mamba2Spec, MlpSpec, MoeSpec
 
 _OF_LETTERS = {"M": "linear_attention", "*": "full_attention", "-": "mlp", "E": "moe"}
 _RENAMES = (
-    (r"^backbone\.", "model."),
-    (r"^model\.embeddings\.", "model.embed_tokens."),
-    (r"^model\.norm_f\.", "model.norm."),
+    *BACKBONE,
     (r"\.mixer\.(up_proj|down_proj|gate|experts|shared_experts)\.", r".mlp.\1."),
     (r"\.mixer\.", ".mamba."),
     *MAMBA_RENAMES,

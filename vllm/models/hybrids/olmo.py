@@ -11,10 +11,11 @@ from vllm.models.checkpoint_names import CheckpointNames, Parts
 from vllm.models.config_reader import ConfigReader
 from vllm.models.decoder import DecoderForCausalLM
 from vllm.models.hybrids.options import delta_rule
-from vllm.models.hybrids.weights import split_delta_conv
+from vllm.models.hybrids.weights import WITH_PREFIX, split_delta_conv
 from vllm.models.spec import Block, DecoderSpec
 
 _RENAMES = (
+    WITH_PREFIX,
     (r"\.attention_layer_norm\.", ".input_layernorm."),
     (r"\.feedforward_layer_norm\.", ".post_attention_layernorm."),
     (r"\.linear_attn\.conv1d\.", ".self_attn.conv."),
@@ -42,8 +43,9 @@ class OlmoHybridForCausalLM(DecoderForCausalLM):
     def describe(cls, reader: ConfigReader) -> DecoderSpec:
         reader.ignore("linear_a_log_min", "linear_a_log_max", "linear_dt_min", "linear_dt_max", "linear_dt_init_floor")
         norm = reader.norm()
-        rope = reader.get("rope_parameters", "rope_scaling", default={})
-        has_positions = reader.get("rope_theta", default=rope.get("rope_theta")) is not None
+        # A base that is null stands for no positions, and none for the usual one.
+        rope = reader.get("rope_parameters", default={})
+        has_positions = rope.get("rope_theta", 10000.0) is not None
         attention = reader.attention(rotary=has_positions, qk_norm=norm, qk_norm_over="width")
         default = ["full_attention" if index % 4 == 3 else "linear_attention" for index in range(reader.num_layers)]
         if "full_attention" not in default:

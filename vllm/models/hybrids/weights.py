@@ -16,6 +16,14 @@ _IN_PROJ = re.compile(r"(.+)\.in_proj\.(weight|bias)")
 _SINGLE_CONV = re.compile(r"(.+)\.([qkv])_conv1d\.weight")
 _CONV = re.compile(r"(.+\.conv)\.(weight|bias)")
 
+# Of a model without a head, whose names lack the prefix.
+WITH_PREFIX = (r"^layers\.", "model.layers.")
+# Of models that are called a backbone.
+BACKBONE = (
+    (r"^(backbone\.|model\.)?embeddings?\.", "model.embed_tokens."),
+    (r"^(backbone\.|model\.)?norm_f\.", "model.norm."),
+    (r"^(backbone\.)?layers\.", "model.layers."),
+)
 # Of Mamba 1 and 2, in layers that have it beside attention.
 MAMBA_RENAMES = (
     (r"\.mamba\.conv1d\.", ".self_attn.conv."),

@@ -65,6 +65,26 @@ class DeepseekV2ForCausalLM(DecoderForCausalLM):
         return _latent_decoder(reader, attention, mixture, 11008, 0, 1e-6)
 
 
+def _sigmoid_decoder(
+    reader: ConfigReader,
+    size: int,
+    experts: int,
+    chosen: int,
+    mlp_size: int,
+    dense: int,
+    eps: float = 1e-6,
+    value_dim: int = 128,
+    **fields: Any,
+) -> DecoderSpec:
+    """DeepSeek V3's, with the family's defaults: width of an expert, how many there are and of a token, width of MLPs,
+    how many layers have those, the norms' epsilon and a head's values. `fields` are those of `deepseek_mixture`."""
+    _expect(reader, "scoring_func", "sigmoid")
+    shared = shared_size(reader, "n_shared_experts", size=size)
+    mixture = deepseek_mixture(reader, size, experts, chosen, shared_size=shared, router_is_float32=True, **fields)
+    attention = read_latent_attention(reader, interleaved=True, value_dim=value_dim)
+    return _latent_decoder(reader, attention, mixture, mlp_size, dense, eps)
+
+
 class DeepseekV3ForCausalLM(DecoderForCausalLM):
     """DeepSeek V3 and R1 (arXiv:2412.19437), Kimi K2 (arXiv:2507.20534)."""
 
@@ -73,19 +93,7 @@ class DeepseekV3ForCausalLM(DecoderForCausalLM):
     @classmethod
     def describe(cls, reader: ConfigReader) -> DecoderSpec:
         _expect(reader, "topk_method", "noaux_tc")
-        _expect(reader, "scoring_func", "sigmoid")
-        mixture = deepseek_mixture(
-            reader,
-            2048,
-            256,
-            8,
-            groups=(8, 4),
-            scale=2.5,
-            shared_size=shared_size(reader, "n_shared_experts", size=2048),
-            router_is_float32=True,
-        )
-        attention = read_latent_attention(reader, interleaved=True, value_dim=128)
-        return _latent_decoder(reader, attention, mixture, 18432, 3, 1e-6)
+        return _sigmoid_decoder(reader, 2048, 256, 8, mlp_size=18432, dense=3, groups=(8, 4), scale=2.5)
 
 
 def _without_norms_of_dense_layers(name: str, tensor: Tensor, spec: DecoderSpec) -> Parts:
@@ -108,21 +116,18 @@ class AXK1ForCausalLM(DecoderForCausalLM):
     def describe(cls, reader: ConfigReader) -> DecoderSpec:
         # Whether there is a correction is in the files.
         reader.ignore("topk_method")
-        _expect(reader, "scoring_func", "sigmoid")
-        mixture = deepseek_mixture(
+        return _sigmoid_decoder(
             reader,
             2048,
             192,
             8,
+            mlp_size=18432,
+            dense=1,
             groups=(8, 4),
             scale=2.5,
-            shared_size=shared_size(reader, "n_shared_experts", size=2048),
-            router_is_float32=True,
             correction_may_lack=True,
             output_norm=reader.norm(eps=1e-6),
         )
-        attention = read_latent_attention(reader, interleaved=True, value_dim=128)
-        return _latent_decoder(reader, attention, mixture, 18432, 1, 1e-6)
 
 
 class Glm4MoeLiteForCausalLM(DecoderForCausalLM):
@@ -133,18 +138,7 @@ class Glm4MoeLiteForCausalLM(DecoderForCausalLM):
     @classmethod
     def describe(cls, reader: ConfigReader) -> DecoderSpec:
         _expect(reader, "topk_method", "noaux_tc")
-        _expect(reader, "scoring_func", "sigmoid")
-        mixture = deepseek_mixture(
-            reader,
-            1536,
-            64,
-            4,
-            scale=1.8,
-            shared_size=shared_size(reader, "n_shared_experts", size=1536),
-            router_is_float32=True,
-        )
-        attention = read_latent_attention(reader, interleaved=True, value_dim=256)
-        return _latent_decoder(reader, attention, mixture, 10240, 1, 1e-5)
+        return _sigmoid_decoder(reader, 1536, 64, 4, mlp_size=10240, dense=1, eps=1e-5, value_dim=256, scale=1.8)
 
 
 class Mistral4ForCausalLM(DecoderForCausalLM):

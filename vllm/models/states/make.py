@@ -12,6 +12,7 @@ from vllm.models.spec import (
     LightningSpec,
     Mamba2Spec,
     MambaSpec,
+    RgLruSpec,
     ShortConvSpec,
     StateSpec,
 )
@@ -20,6 +21,7 @@ from vllm.models.states.delta_rule import DeltaRule
 from vllm.models.states.lightning import Lightning
 from vllm.models.states.mamba import Mamba
 from vllm.models.states.mamba2 import Mamba2
+from vllm.models.states.rg_lru import RgLru
 from vllm.models.states.short_conv import ShortConv
 
 _KINDS: dict[type[StateSpec], Callable[[Any, int], StateLayer]] = {
@@ -28,6 +30,7 @@ _KINDS: dict[type[StateSpec], Callable[[Any, int], StateLayer]] = {
     LightningSpec: Lightning,
     Mamba2Spec: Mamba2,
     MambaSpec: Mamba,
+    RgLruSpec: RgLru,
     ShortConvSpec: ShortConv,
 }
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, Field
+from typing_extensions import NotRequired, TypedDict
 
 from vllm.server.protocol.base import (
     ACCEPTED_FIELDS,
@@ -25,6 +26,40 @@ _OWN_FIELDS = ("tools", "tool_choice", "parallel_tool_calls")
 _KEEPS_ALL = {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]}
 
 
+class TextBlock(TypedDict):
+    type: Literal["text"]
+    text: str
+
+
+class ThinkingBlock(TypedDict):
+    type: Literal["thinking"]
+    thinking: str
+
+
+class RedactedThinkingBlock(TypedDict):
+    type: Literal["redacted_thinking"]
+
+
+class ToolUseBlock(TypedDict):
+    type: Literal["tool_use"]
+    id: str
+    name: str
+    input: dict[str, Any]
+
+
+class ToolResultBlock(TypedDict):
+    type: Literal["tool_result"]
+    tool_use_id: str
+    content: NotRequired[str | list[TextBlock] | None]
+
+
+class Message(TypedDict):
+    """What the schema says of a message; `chat_fields` checks it."""
+
+    role: Literal["user", "assistant", "system"]
+    content: str | list[TextBlock | ThinkingBlock | RedactedThinkingBlock | ToolUseBlock | ToolResultBlock]
+
+
 class MessagesCountRequest(GenerationFields):
     """POST /v1/messages/count_tokens"""
 
@@ -40,8 +75,8 @@ class MessagesCountRequest(GenerationFields):
         "speed": (("standard",), "there is one speed"),
     }
 
-    messages: Annotated[list[dict[str, Any]], NOT_EMPTY, UNREAD_LIST, AfterValidator(check_conversation)]
-    system: Annotated[str | list[dict[str, Any]] | None, UNREAD] = None
+    messages: Annotated[list[Message], NOT_EMPTY, UNREAD_LIST, AfterValidator(check_conversation)]
+    system: Annotated[str | list[TextBlock] | None, UNREAD] = None
     tools: Annotated[list[dict[str, Any]], UNREAD_LIST] | None = None
     tool_choice: Object | None = Field(None, description='{"type": "auto"}, "any", "none", or "tool" with `name`.')
     thinking: Object | None = Field(

@@ -40,6 +40,11 @@ class Detokenizer:
         self.text = ""
         self._hold_back = max(map(len, self._stop), default=1) - 1 if not params.include_stop_str_in_output else 0
 
+    @property
+    def has_stop(self) -> bool:
+        """Whether there are stop strings."""
+        return bool(self._stop)
+
     def update(self, new_token_ids: list[int], stopped_by_token: bool) -> str | None:
         """Take new ids; returns the stop string that ended the text, if one did. `stopped_by_token`: the last id is a
         stop id, whose text is excluded unless include_stop_str_in_output."""

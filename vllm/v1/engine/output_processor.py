@@ -67,21 +67,32 @@ class _Sequence:
 
     def update(self, output: EngineCoreOutput) -> bool:
         """Add a step's output; True when a stop string ended the sequence, which the core is to abort then."""
-        self.token_ids.extend(output.new_token_ids)
         self.finish_reason = output.finish_reason
         self.stop_reason = output.stop_reason
         self.error = output.error
+        count, stop = self._search(output)
+        self.token_ids.extend(output.new_token_ids[:count])
         if self.logprobs_processor is not None and output.logprobs is not None:
-            self.logprobs_processor.append(output.logprobs)
+            self.logprobs_processor.append(output.logprobs[:count] if count else output.logprobs)
         if self._allowed_mass is not None and output.allowed_mass is not None:
-            self._allowed_mass.append(output.allowed_mass)
-        if self.detokenizer is None:
-            return False
-        stop = self.detokenizer.update(output.new_token_ids, stopped_by_token=output.finish_reason == "stop")
+            self._allowed_mass += output.allowed_mass[:count]
         if stop is None:
             return False
         self.finish_reason, self.stop_reason = "stop", stop
         return output.finish_reason is None
+
+    def _search(self, output: EngineCoreOutput) -> tuple[int, str | None]:
+        """Decode the new tokens up to the one that completes a stop string; their number, and that string if any."""
+        ids, is_stopped = output.new_token_ids, output.finish_reason == "stop"
+        if self.detokenizer is None:
+            return len(ids), None
+        if len(ids) < 2 or not self.detokenizer.has_stop:
+            return len(ids), self.detokenizer.update(ids, stopped_by_token=is_stopped)
+        for count, token_id in enumerate(ids, start=1):
+            stop = self.detokenizer.update([token_id], stopped_by_token=is_stopped and count == len(ids))
+            if stop is not None:
+                return count, stop
+        return len(ids), None
 
     def is_due(self, interval: int) -> bool:
         """Whether its new tokens are to be returned: the first, `interval` of them, or the last."""

@@ -44,6 +44,10 @@ class Matcher:
         self._inner.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
         return self._error() if self._inner.is_error() else None
 
+    def forced(self) -> list[int]:
+        """The tokens that follow whatever is drawn, each the only one that its mask would allow."""
+        return self._inner.compute_ff_tokens()
+
     def _error(self) -> str:
         """Without the state and the grammar that follow it."""
         return (self._inner.get_error() or "no reason given").partition("\n")[0]

@@ -17,9 +17,6 @@ def check_readable(config: ModelConfig, params: SamplingParams, prompt_len: int)
     if form is None or not (params.choice_readings or params.field_readings):
         return
     name = "choice_readings" if params.choice_readings else "field_readings"
-    if form.thinking is not None:
-        message = f"{name} cannot be honoured beside reasoning: they are of an answer that begins with its form"
-        raise VLLMValidationError(message, name, True)
     choices = form.choice or []
     count = len(choices) if params.choice_readings else longest_enum(schema_of(form))
     if count > MAX_VALUES:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -25,6 +26,18 @@ def split_thinking(text: str) -> tuple[Thinking | None, str]:
         return None, text
     header, _, grammar = text.partition("\n")
     return Thinking(**json.loads(header.removeprefix(_HEADER))), grammar
+
+
+def num_thinking_tokens(thinking: Thinking | None, pieces: Sequence[bytes]) -> int | None:
+    """How many of an answer's tokens, given by their bytes, come before its form; None: it has not begun."""
+    if thinking is None:
+        return 0
+    text, begin, end = b"".join(pieces), thinking.begin.encode(), thinking.end.encode()
+    if not text.startswith(begin):
+        return 0
+    found = text.find(end, len(begin))
+    ends = itertools.accumulate(map(len, pieces))
+    return None if found < 0 else next(count for count, size in enumerate(ends, 1) if size >= found + len(end))
 
 
 class ThinkingMatcher:
@@ -69,6 +82,10 @@ class ThinkingMatcher:
         self._tail = (self._tail + self._tokenizer.decode_bytes([token_id]))[-(len(text) + 64) :]
         if self._num_ended == len(end) or text in self._tail:
             self._state = "after"
+
+    def forced(self) -> list[int]:
+        """See Matcher.forced."""
+        return self._form.forced() if self._state == "after" and self._form is not None else []
 
     def fill_mask(self, mask: np.ndarray) -> str | None:
         """See Matcher.fill_mask."""

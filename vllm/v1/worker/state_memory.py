@@ -7,8 +7,8 @@ from typing import NamedTuple
 from vllm.config import VllmConfig
 
 _MOST_SNAPSHOTS = 512
-# A step for a share of a prompt that ends at a snapshot must be long enough to be efficient.
-_LEAST_INTERVAL = 512
+# A step with a share of a prompt that ends at a snapshot must be large enough to be efficient.
+_LEAST_INTERVAL, _SHARES_OF_A_STEP = 512, 4
 
 
 class StateSlots(NamedTuple):
@@ -47,6 +47,7 @@ def plan_states(config: VllmConfig, state_bytes: int, budget: int, block_bytes: 
             f"{state_bytes / 2**30:.3f} GiB, beside keys and values. Raise kv_cache_memory_bytes, "
             "VLLM_CPU_KVCACHE_SPACE or gpu_memory_utilization."
         )
-    blocks = max(-(-state_bytes // block_bytes) if block_bytes else 0, _LEAST_INTERVAL // cache.block_size, 1)
+    least = max(_LEAST_INTERVAL, config.scheduler_config.max_num_batched_tokens // _SHARES_OF_A_STEP)
+    blocks = max(-(-state_bytes // block_bytes) if block_bytes else 0, -(-least // cache.block_size))
     interval = cache.snapshot_interval or blocks * cache.block_size
     return StateSlots(num_requests, num_snapshots if cache.enable_prefix_caching else 0, interval)

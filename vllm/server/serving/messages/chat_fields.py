@@ -68,7 +68,7 @@ def _messages(body: MessagesCountRequest) -> list[dict[str, Any]]:
         place, role = f"messages[{index}]", message.get("role")
         if not isinstance(role, str) or role not in _ADDERS:
             raise _bad(f"{place}.role", f"must be one of {', '.join(_ADDERS)}, got {shown(role)}")
-        content = message.get("content")
+        content: Any = message.get("content")
         blocks = [{"type": "text", "text": content}] if isinstance(content, str) else content
         if not isinstance(blocks, list) or not all(isinstance(block, dict) for block in blocks):
             raise _bad(f"{place}.content", f"must be a text or a list of blocks, got {shown(content)}")

@@ -41,7 +41,10 @@ class MessageWriter:
         """The events of a step."""
         for name, value in step.fields.items():
             known = self._fields.get(name)
-            self._fields[name] = known + value if isinstance(known, list) and value is not None else value
+            if isinstance(known, list) and isinstance(value, list):
+                known.extend(value)
+            else:
+                self._fields[name] = value
         if step.logprobs is not None:
             content = self._fields.setdefault("logprobs", {"content": [], "refusal": None})["content"]
             content.extend(step.logprobs)

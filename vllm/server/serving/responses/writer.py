@@ -40,7 +40,10 @@ class ResponseWriter:
         self._new_logprobs += step.logprobs or ()
         for name, value in step.fields.items():
             known = self.response.get(name)
-            self.response[name] = known + value if isinstance(known, list) and value is not None else value
+            if isinstance(known, list) and isinstance(value, list):
+                known.extend(value)
+            else:
+                self.response[name] = value
         events: list[Event] = []
         for index, each in enumerate(step.events):
             # Tokens of a call that is known already are none of the text's.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 
 from vllm.config import CacheConfig, SchedulerConfig
@@ -191,6 +191,7 @@ class Scheduler:
             self.kv.forget_step(victim, victim.num_computed_tokens - num_scheduled)
         self.running.remove(victim)
         self.kv.free(victim)
+        victim.drop_held(self.kv.block_size)
         victim.status = RequestStatus.WAITING
         victim.num_computed_tokens = 0
         victim.num_preemptions += 1
@@ -263,6 +264,8 @@ class Scheduler:
             output = EngineCoreOutput(
                 request_id, [], num_cached_tokens=request.num_cached_tokens, scheduled_time=request.scheduled_time
             )
+            if request.num_held:
+                self._return_held(output, model_runner_output)
             if token_id != NO_TOKEN:
                 request.token_ids.append(token_id)
                 output.new_token_ids.append(token_id)
@@ -271,11 +274,11 @@ class Scheduler:
             elif request.reads_logprobs:
                 row = logprobs[index]
                 assert row is not None
-                output.logprobs = [row]
+                output.logprobs = [*(output.logprobs or ()), row]
                 if request_id in beam_scores:
                     output.logprobs.append(beam_scores[request_id])
-            if allowed_mass:
-                output.allowed_mass = allowed_mass.get(request_id)
+            if request_id in allowed_mass:
+                output.allowed_mass = [*(output.allowed_mass or ()), allowed_mass[request_id]]
             if prompt_logprobs:
                 self._add_prompt_logprobs(output, model_runner_output)
             num_output_tokens = len(request.token_ids) - request.num_prompt_tokens
@@ -284,26 +287,58 @@ class Scheduler:
                 self._check_stop(request, token_id, output)
                 if output.finish_reason is not None:
                     self._end(request)
+            if request_id in model_runner_output.forced and output.finish_reason is None:
+                self._append_run(request, model_runner_output.forced[request_id], output)
             outputs.append(output)
+        for request_id in list(model_runner_output.run_logprobs):
+            if request_id in self.requests:
+                outputs.append(EngineCoreOutput(request_id, []))
+                self._return_held(outputs[-1], model_runner_output)
         for request_id in list(prompt_logprobs):
             if request_id in self.requests:
                 outputs.append(EngineCoreOutput(request_id, []))
                 self._add_prompt_logprobs(outputs[-1], model_runner_output)
-        for request_id, message in model_runner_output.errors.items():
+        outputs += self._end_failed(model_runner_output)
+        if self.num_ended > num_ended_before:
+            self._drop_finished_from_running()
+        return outputs
+
+    def _end_failed(self, step: ModelRunnerOutput) -> Iterator[EngineCoreOutput]:
+        """End the requests whose results are errors."""
+        for request_id, message in step.errors.items():
             request = self.requests.get(request_id)
             if request is not None:
                 output = EngineCoreOutput(request_id, [], finish_reason="error", error=message)
-                if request_id in model_runner_output.exhausted:
+                if request_id in step.exhausted:
                     output.stop_reason = NO_TOKEN_LEFT
                 else:
                     # Its keys and values may be as corrupted as its logits.
                     self.kv.forget_broken_content(self.kv.all_blocks_of(request_id))
                     self.kv.forget_broken_states(request)
-                outputs.append(output)
                 self._end(request)
-        if self.num_ended > num_ended_before:
-            self._drop_finished_from_running()
-        return outputs
+                yield output
+
+    def _append_run(self, request: Request, run: list[int], output: EngineCoreOutput) -> None:
+        """Add tokens that follow without a choice; those that are to be read are returned with their readings."""
+        request.token_ids += run
+        if request.sampling_params.reads_generated:
+            request.num_held = len(run)
+        else:
+            output.new_token_ids += run
+
+    def _return_held(self, output: EngineCoreOutput, step: ModelRunnerOutput) -> None:
+        """Move the held tokens that the step has read to the request's output."""
+        request = self.requests[output.request_id]
+        parts = step.run_logprobs.pop(output.request_id, [])
+        rows = [(part.lists, index) for part in parts for index in range(part.rows.start, part.rows.stop)]
+        start = len(request.token_ids) - request.num_held
+        output.new_token_ids += request.token_ids[start : start + len(rows)]
+        request.num_held -= len(rows)
+        if request.reads_logprobs:
+            output.logprobs = list(rows)
+        if request.sampling_params.grammar_readings:
+            # All that was allowed is the token itself.
+            output.allowed_mass = [lists.first_logprob(index) for lists, index in rows]
 
     def _add_prompt_logprobs(self, output: EngineCoreOutput, step: ModelRunnerOutput) -> None:
         """Move the step's readings of the request's prompt to its output."""

@@ -18,6 +18,7 @@ from vllm.v1.structured_output.fields import finite_fields
 from vllm.v1.structured_output.finite_values import json_text
 from vllm.v1.structured_output.grammar import schema_of
 from vllm.v1.structured_output.matcher import grammars_of
+from vllm.v1.structured_output.thinking import num_thinking_tokens
 
 _Requests = list[tuple[ProcessedPrompt, SamplingParams]]
 
@@ -60,35 +61,40 @@ class FormReadings:
         self._config, self._tokenizer, self._prompt = config, tokenizer, prompt
         # Answers have beginnings in common, whose readings are made once.
         self._readings: dict[tuple[Any, ...], _Reading] = {}
-        self._choices: list[tuple[_Reading, int | None]] = []
+        self._choices: list[tuple[_Reading, int | None] | None] = []
         self._fields: list[dict[str, tuple[_Reading, int | None]]] = []
         form = params.structured_outputs
         assert form is not None
         for token_ids in answers:
             pieces = [tokenizer.token_bytes(each) for each in token_ids]
-            if params.choice_readings:
-                self._choices.append(self._of_choices(form.choice or [], b"".join(pieces)))
+            start = num_thinking_tokens(form.thinking, pieces)
+            if params.field_readings:
+                self._fields.append({} if start is None else self._of_fields(schema_of(form), token_ids, pieces, start))
+            elif start is None:
+                self._choices.append(None)
             else:
-                self._fields.append(self._of_fields(schema_of(form), token_ids, pieces))
+                thought, answer = tuple(token_ids[:start]), b"".join(pieces[start:])
+                self._choices.append(self._of_choices(form.choice or [], thought, answer))
 
-    def _of_choices(self, choices: list[str], answer: bytes) -> tuple[_Reading, int | None]:
+    def _of_choices(self, choices: list[str], thought: tuple[int, ...], answer: bytes) -> tuple[_Reading, int | None]:
         texts = list(dict.fromkeys(choices))
         chosen = [index for index, each in enumerate(texts) if answer.startswith(each.encode())]
         longest = max(chosen, key=lambda index: len(texts[index]), default=None)
-        return self._reading((), texts, texts), longest
+        return self._reading(thought, texts, texts), longest
 
     def _of_fields(
-        self, schema: Any, token_ids: Sequence[int], pieces: list[bytes]
+        self, schema: Any, token_ids: Sequence[int], pieces: list[bytes], first: int
     ) -> dict[str, tuple[_Reading, int | None]]:
-        ends = list(itertools.accumulate(map(len, pieces)))
-        answer, found = b"".join(pieces), {}
+        """`first`: the token with which the form begins."""
+        ends = list(itertools.accumulate(map(len, pieces[first:])))
+        answer, found = b"".join(pieces[first:]), {}
         for field in finite_fields(schema, answer):
             # Of the token across the value's beginning, the part before it begins each text.
             count = sum(end <= field.start for end in ends)
             while (before := _text(answer[ends[count - 1] if count else 0 : field.start])) is None:
                 count -= 1
             texts = [before + json_text(each) for each in field.values]
-            found[field.path] = self._reading(tuple(token_ids[:count]), field.values, texts), field.chosen
+            found[field.path] = self._reading(tuple(token_ids[: first + count]), field.values, texts), field.chosen
         return found
 
     def _reading(self, generated: tuple[int, ...], values: list[Any], texts: list[str]) -> _Reading:
@@ -114,7 +120,7 @@ class FormReadings:
             return reading.values(parts[id(reading)], chosen)
 
         if self._choices:
-            return [(values(*each), None) for each in self._choices]
+            return [(None if each is None else values(*each), None) for each in self._choices]
         return [(None, {path: values(*each) for path, each in fields.items()}) for fields in self._fields]
 
 

@@ -76,9 +76,11 @@ class DecodeGraphs:
         sizes: list[int],
         scratch_block: int,
         max_seq_len: int,
+        scratch_state: int = 0,
     ) -> None:
         """Graphs keep the addresses of `kv_caches` and `block_tables`, one a KV group; batch `sizes` are ascending; no
-        request has `scratch_block`; contexts longer than `max_seq_len` are not replayed."""
+        request has `scratch_block`, nor the row `scratch_state` of state pools, which comes after all requests' rows;
+        contexts longer than `max_seq_len` are not replayed."""
         self._model = model
         self._kv_caches = kv_caches
         self._states = states
@@ -88,6 +90,7 @@ class DecodeGraphs:
             table.set_row(states.max_num_reqs, [scratch_block])
             table.apply_staged_writes()
         self._max_seq_len = max_seq_len
+        self._scratch_state = scratch_state
         self._block_size = block_tables[0].block_size
         scratch_slot = scratch_block * self._block_size
         self._padding = np.array([0, scratch_slot, states.max_num_reqs, 0, 1], dtype=np.int32)[:, None]
@@ -109,7 +112,9 @@ class DecodeGraphs:
             token_ids = self._states.known(token_ids, slots)
         lengths = seq_lens, 1, self._max_seq_len, step.size, self._max_seq_len
         tables = [table.tensor.index_select(0, slots) for table in self._block_tables]
-        attn = AttentionMetadata(slot_mapping, tables[0], step.query_start_loc, *lengths, state_slots=slots)
+        attn = AttentionMetadata(slot_mapping, tables[0], step.query_start_loc, *lengths)
+        # Padding has the number after the last slot, of which some may have no state.
+        attn.state_slots = slots.clamp(max=self._scratch_state)
         attn.groups = tuple(
             replace(attn, block_table=table, slot_mapping=self._slot_mapping(table, positions)) for table in tables[1:]
         )

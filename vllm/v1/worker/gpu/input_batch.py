@@ -50,6 +50,7 @@ class InputBatch:
     hidden_rows_np: np.ndarray  # int64 [M], increasing: tokens whose final hidden state is needed
     logits_rows_np: np.ndarray | None = None  # int64 [L], rows of the hidden states; None = all
     prompts: PromptBatch | None = None  # None: no request reads its prompt
+    runs: PromptRows | None = None  # positions of tokens that were appended undrawn; None: none are read
     # Tokens whose keys and values are written a second time, and the KV cache slots for that, both int64 [S].
     shared_np: tuple[np.ndarray, np.ndarray] | None = None
     other_slot_mappings_np: list[np.ndarray] = field(default_factory=list)  # of the KV groups from the second on
@@ -116,10 +117,13 @@ def build_input_batch(
     block_tables: BlockTables,
     prompt_logprobs: PromptLogprobsState,
     other_tables: Sequence[BlockTables] = (),
+    run_logprobs: PromptLogprobsState | None = None,
 ) -> InputBatch:
-    """Gather a step's inputs from the slots, vectorised over the step: nothing is built row by row."""
+    """Gather a step's inputs from the slots, vectorised over the step: nothing is built row by row. `run_logprobs`:
+    what is read of tokens that were appended undrawn."""
     req_ids = list(step.num_scheduled_tokens)
-    if len(req_ids) == step.total_num_scheduled_tokens and prompt_logprobs.is_idle and not step.shared_tokens:
+    is_read = not prompt_logprobs.is_idle or (run_logprobs is not None and not run_logprobs.is_idle)
+    if len(req_ids) == step.total_num_scheduled_tokens and not is_read and not step.shared_tokens:
         return _build_decodes(req_ids, states, (block_tables, *other_tables))
     counts = np.fromiter(step.num_scheduled_tokens.values(), dtype=np.int32, count=len(req_ids))
     num_decodes = int((counts == 1).sum())
@@ -158,8 +162,8 @@ def build_input_batch(
     )
     for table in other_tables:
         batch.other_slot_mappings_np.append(table.slot_mapping(token_slots, positions))
-    if not prompt_logprobs.is_idle:
-        _add_prompts(batch, prompt_logprobs, block_tables)
+    if is_read:
+        _add_readings(batch, prompt_logprobs, run_logprobs, block_tables)
     if step.shared_tokens:
         batch.shared_np = _shared(step.shared_tokens, batch, states, block_tables)
     return batch
@@ -205,14 +209,26 @@ def _build_decodes(req_ids: list[str], states: RequestStates, tables: Sequence[B
     )
 
 
-def _add_prompts(batch: InputBatch, prompt_logprobs: PromptLogprobsState, block_tables: BlockTables) -> None:
-    """Add the prompt positions that the step reads, and the rows of hidden states for them."""
+def _add_readings(
+    batch: InputBatch,
+    prompt_logprobs: PromptLogprobsState,
+    run_logprobs: PromptLogprobsState | None,
+    block_tables: BlockTables,
+) -> None:
+    """Add the positions that the step reads beside those that it samples, and the rows of hidden states for them."""
     kept = prompt_logprobs.keeps_hidden(batch.token_slots_np, batch.positions_np)
     needed = kept.copy()
+    if run_logprobs is not None:
+        needed |= run_logprobs.reads(batch.token_slots_np, batch.positions_np)
     needed[batch.hidden_rows_np] = True
     row_of_token = np.cumsum(needed) - 1
     batch.logits_rows_np, batch.hidden_rows_np = row_of_token[batch.hidden_rows_np], np.flatnonzero(needed)
     slots, computed = batch.idx_mapping_np, batch.num_computed_np
+    if run_logprobs is not None and not run_logprobs.is_idle:
+        index, positions = run_logprobs.take_rows(slots, computed, batch.seq_lens_np)
+        batch.runs = PromptRows(slots[index], positions, row_of_token[batch.origins_np[index] + positions])
+    if prompt_logprobs.is_idle:
+        return
     # The prefix cache has computed positions only of requests in their first step.
     index, positions = prompt_logprobs.take_rows(slots, np.zeros_like(computed), computed)
     cached = PromptRows(slots[index], positions, block_tables.slot_mapping(slots[index], positions))

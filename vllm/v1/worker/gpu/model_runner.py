@@ -21,6 +21,7 @@ from vllm.layers.kv_cache_spec import kv_cache_layout, kv_cache_specs, layer_kin
 from vllm.layers.state import allocate_states, state_layers
 from vllm.logprobs.lists import LogprobsRow
 from vllm.ops.recording import can_record
+from vllm.sampling_params import SamplingParams
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.outputs import NO_TOKEN, NO_TOKEN_MESSAGE, ModelRunnerOutput, PendingStep
 from vllm.v1.worker.gpu.buffer_utils import upload
@@ -35,8 +36,10 @@ from vllm.v1.worker.gpu.sample.logprob import ReadingClock
 from vllm.v1.worker.gpu.sample.output import SamplerOutput
 from vllm.v1.worker.gpu.sample.prompt_logprob import (
     NON_FINITE_PROMPT,
+    NON_FINITE_RUN,
     PromptLogprobsState,
     PromptReadings,
+    PromptRows,
     num_tile_rows,
 )
 from vllm.v1.worker.gpu.sample.sampler import Sampler
@@ -54,6 +57,7 @@ class Sampled:
     draws: np.ndarray  # bool [R], rows that need the token; the others need readings only
     take_output: Callable[[], SamplerOutput]  # waits until the output is on the host
     places: Places | None  # of reserved tokens; None: tokens are appended when they are known
+    owners: np.ndarray  # int64 [R], the numbers of the slots' requests
 
 
 @dataclass
@@ -66,6 +70,9 @@ class StepResult:
     sampled: Sampled | None
     readings: PromptReadings | None
     reading_clocks: Sequence[ReadingClock]
+    runs: PromptReadings | None = None  # of tokens that were appended undrawn
+    # Appends what follows the samples without a choice, by index into them; None: nothing is sampled.
+    append_runs: Callable[[Sampled], dict[int, list[int]]] | None = None
 
     def result(self) -> ModelRunnerOutput:
         """Wait for the results, once. A row with non-finite logits is an error of its request alone."""
@@ -89,6 +96,12 @@ class StepResult:
             self.readings.take()
             output.prompt_logprobs = self.readings.rows
             errors.update(dict.fromkeys(self.readings.non_finite, NON_FINITE_PROMPT))
+        if self.runs is not None:
+            self.runs.take()
+            output.run_logprobs = self.runs.rows
+            errors.update(dict.fromkeys(self.runs.non_finite, NON_FINITE_RUN))
+        if self.sampled is not None and self.append_runs is not None:
+            output.forced = {self.req_ids[row]: run for row, run in self.append_runs(self.sampled).items()}
         if errors:
             output = output.without(errors)
             output.exhausted = {req_id for req_id, message in errors.items() if message == NO_TOKEN_MESSAGE}
@@ -141,6 +154,9 @@ class GPUModelRunner:
         vocab = vocab_of(model_config.vocab_size, self.group)
         self.sampler = Sampler(config, device, vocab)
         self.prompt_logprobs = PromptLogprobsState(max_num_reqs, model_config.vocab_size, vocab)
+        self.run_logprobs = PromptLogprobsState(max_num_reqs, model_config.vocab_size, vocab)
+        # By slot, the requests that read what is appended undrawn.
+        self._run_readers: dict[int, tuple[str, SamplingParams]] = {}
         self._kv_dtype = getattr(torch, config.kv_cache_dtype)
         sizes = getattr(torch, model_config.dtype), model_config.hf_config.head_dim, self.block_size
         layers = layer_kinds(model, model_config.hf_config, self.group)
@@ -164,7 +180,7 @@ class GPUModelRunner:
         self._state_pools: StatePools | None = None
         records = self.records_steps and not model_config.enforce_eager
         captures = records and self._backend.can_be_captured and _can_capture_layers(model, device)
-        captures = captures and not asks_for_counts(model) and not self.has_states
+        captures = captures and not asks_for_counts(model)
         self._graph_recorder = graph_recorder(device, self.group) if captures else None
         # On the CPU collectives cannot be recorded.
         self._records_kernels = records and self.group.world_size == 1 and device.type == "cpu"
@@ -226,13 +242,17 @@ class GPUModelRunner:
         limit = min(self.model_config.max_seq_len_to_capture or max_model_len, max_model_len)
         sizes = ladder(self._max_decode_rows)
         tables = self.block_tables, *self.other_block_tables
-        graphs = DecodeGraphs(self.model, self.kv_caches, self.states, tables, sizes, scratch_block, limit)
+        scratch_state = 0 if self._state_pools is None else self._state_pools.padding_row
+        scratch = scratch_block, limit, scratch_state
+        graphs = DecodeGraphs(self.model, self.kv_caches, self.states, tables, sizes, *scratch)
         graphs.record(recorder)
         self._recorded_decode = graphs
         self._greedy_graphs = GreedyGraphs(self.model, self.sampler, self.states, recorder)
         self._greedy_graphs.record(graphs.steps)
-        self._pieces = PiecewiseGraphs(self.model, self._backend, self.kv_caches, self.device, self._max_tokens)
-        self._pieces.record(recorder, len(tables))
+        if self._state_pools is None:
+            # A step's rows, which states go by, are not those of a graph of some number of tokens.
+            self._pieces = PiecewiseGraphs(self.model, self._backend, self.kv_caches, self.device, self._max_tokens)
+            self._pieces.record(recorder, len(tables))
 
     def _make_kv_caches(self, num_blocks: int) -> KVCaches:
         """A pair for each layer, or one tensor; layers that lie in the same cache have the same ones."""
@@ -277,7 +297,7 @@ class GPUModelRunner:
             return StepResult([], [], self.states, None, None, self._reading_clocks)
         if self._state_pools is not None:
             self._state_pools.load(scheduler_output, self.states)
-        tables = self.block_tables, self.prompt_logprobs, self.other_block_tables
+        tables = self.block_tables, self.prompt_logprobs, self.other_block_tables, self.run_logprobs
         batch = build_input_batch(scheduler_output, self.states, *tables)
         hidden = self._forward(batch)
         if self._state_pools is not None:
@@ -293,7 +313,34 @@ class GPUModelRunner:
         req_ids, silent = (
             [batch.req_ids[row] for row in rows] for rows in (batch.sampling_rows_np, batch.silent_rows_np)
         )
-        return StepResult(req_ids, silent, self.states, sampled, readings, self._reading_clocks)
+        result = StepResult(req_ids, silent, self.states, sampled, readings, self._reading_clocks)
+        result.runs = None if batch.runs is None else self._read_runs(batch.runs, hidden)
+        result.append_runs = self._append_runs if self.sampler.grammars.in_use else None
+        return result
+
+    def _append_runs(self, sampled: Sampled) -> dict[int, list[int]]:
+        """See StepResult."""
+        # Of slots with other requests by now nothing is asked.
+        rows = np.flatnonzero(sampled.draws & (self.states.owners[sampled.slots] == sampled.owners))
+        runs = self.sampler.forced_runs(sampled.slots[rows], self.states)
+        found = {}
+        for index, run in runs.items():
+            slot = int(sampled.slots[rows[index]])
+            start = int(self.states.total_len[slot])
+            self.states.append_run(slot, run)
+            if slot in self._run_readers:
+                self.run_logprobs.add_run(slot, *self._run_readers[slot], start - 1, start - 1 + len(run))
+            found[int(rows[index])] = run
+        return found
+
+    def _read_runs(self, rows: PromptRows, hidden: Tensor) -> PromptReadings:
+        """Read tokens that were appended undrawn, like a prompt's."""
+        readings = PromptReadings(self._host_copies)
+        if len(rows.slots):
+            head = self.model.compute_logits, self.model.lm_head.plain_weight
+            self.run_logprobs.read(hidden, rows, *head, self.states, readings)
+            self.run_logprobs.remove_read(np.unique(rows.slots))
+        return readings
 
     def _check_weights(self) -> None:
         """Steps are recorded anew where weights have moved: a recording holds addresses."""
@@ -331,7 +378,7 @@ class GPUModelRunner:
         draws = self.states.samples[slots]
         places = None if self.states.last_sampled is None else self.states.reserve(slots[draws])
         take_output = (lambda: output) if self._host_copies is None else self._host_copies.start(output)
-        return Sampled(slots, draws, take_output, places)
+        return Sampled(slots, draws, take_output, places, self.states.owners[slots])
 
     def _replay_greedy(self, batch: InputBatch, slots: np.ndarray) -> SamplerOutput | None:
         """Sample a replayed step by another replay; None: this step or its sampling cannot be replayed."""
@@ -376,6 +423,8 @@ class GPUModelRunner:
             if slot is not None:
                 self.sampler.remove_request(slot)
                 self.prompt_logprobs.remove_request(slot)
+                self.run_logprobs.remove_request(slot)
+                self._run_readers.pop(slot, None)
         for new in step.scheduled_new_reqs:
             params = new.sampling_params
             samples = params.max_tokens != 0
@@ -389,6 +438,8 @@ class GPUModelRunner:
                 table.set_row(slot, ids)
             self.sampler.add_request(slot, params, new.req_id)
             self.prompt_logprobs.add_request(slot, new.req_id, params, new.num_prompt_tokens, new.next_prompt_row)
+            if params.grammar is not None and params.reads_generated:
+                self._run_readers[slot] = new.req_id, params
         cached = step.scheduled_cached_reqs
         for req_id, block_ids in zip(cached.req_ids, cached.new_block_ids, strict=True):
             if block_ids:

@@ -19,7 +19,8 @@ class StatePools:
 
     def __init__(self, model: Any, slots: StateSlots, device: torch.device) -> None:
         """Allocates the pools, untouched."""
-        self._first_snapshot = slots.num_requests + 1
+        self.padding_row = slots.num_requests
+        self._first_snapshot = self.padding_row + 1
         self._device = device
         allocate_states(model, self._first_snapshot + slots.num_snapshots, device)
         self._pools = [pool for layer in state_layers(model) for pool in layer.state]

@@ -89,6 +89,12 @@ class RequestStates:
         self.token_ids[slots, lengths] = sampled_token_ids
         self.total_len[slots] = lengths + 1
 
+    def append_run(self, slot: int, token_ids: list[int]) -> None:
+        """Add tokens that were not sampled."""
+        start = self.total_len[slot]
+        self.token_ids[slot, start : start + len(token_ids)] = token_ids
+        self.total_len[slot] += len(token_ids)
+
     def reserve(self, slots: np.ndarray) -> Places:
         """Append UNKNOWN to each of `slots` (int [R], distinct), to be replaced by `fill`."""
         places = Places(slots, self.total_len[slots], self.owners[slots])

@@ -31,6 +31,8 @@ class GrammarState:
         self._vocab = vocab
         self._matchers: dict[int, Matcher | ThinkingMatcher] = {}
         self._reads: set[int] = set()
+        # Slots to which forced tokens may be appended undrawn, and the tokens that they may generate.
+        self._limits: dict[int, int] = {}
 
     @property
     def in_use(self) -> bool:
@@ -40,11 +42,14 @@ class GrammarState:
         self.remove_request(slot)
         if params.grammar is not None:
             self._matchers[slot] = grammars_of(self._config).start(params.grammar)
+            if _takes_runs(params):
+                self._limits[slot] = params.max_tokens or 0
         if params.grammar_readings:
             self._reads.add(slot)
 
     def remove_request(self, slot: int) -> None:
         self._matchers.pop(slot, None)
+        self._limits.pop(slot, None)
         self._reads.discard(slot)
 
     def uses(self, slots: np.ndarray) -> np.ndarray:
@@ -61,9 +66,7 @@ class GrammarState:
         masks = np.zeros((len(rows), -(-self._config.vocab_size // 32)), dtype=np.int32)
         errors: dict[int, str] = {}
         for row, slot, mask in zip(rows.tolist(), slots[rows].tolist(), masks, strict=True):
-            matcher = self._matchers[slot]
-            generated = states.token_ids[slot, states.prompt_len[slot] : states.total_len[slot]]
-            error = matcher.take(generated[matcher.num_taken :].tolist()) or matcher.fill_mask(mask)
+            error = self._follow(slot, states) or self._matchers[slot].fill_mask(mask)
             if error is not None:
                 errors[row] = f"structured_outputs: {error}"
         if not len(rows):
@@ -76,3 +79,30 @@ class GrammarState:
         if before is None:
             return errors, None
         return errors, AllowedMass(reading, (self._vocab.log_sums(logits[read]) - before).clamp(max=0.0))
+
+    def forced_runs(self, slots: np.ndarray, states: RequestStates) -> dict[int, list[int]]:
+        """By index into `slots`, the tokens that follow the last one without a choice. One token is left to be drawn:
+        a request never ends within a run."""
+        runs = {}
+        for index, slot in enumerate(slots.tolist()):
+            if slot in self._limits and self._follow(slot, states) is None:
+                total, longest = int(states.total_len[slot]), states.token_ids.shape[1] - 1
+                left = min(int(states.prompt_len[slot]) + self._limits[slot], longest) - total
+                run = self._matchers[slot].forced()[: max(left - 1, 0)]
+                if run:
+                    runs[index] = run
+        return runs
+
+    def _follow(self, slot: int, states: RequestStates) -> str | None:
+        """Take the slot's tokens that its matcher has not seen; why it cannot, or None."""
+        matcher = self._matchers[slot]
+        generated = states.token_ids[slot, states.prompt_len[slot] : states.total_len[slot]]
+        return matcher.take(generated[matcher.num_taken :].tolist())
+
+
+def _takes_runs(params: SamplingParams) -> bool:
+    """Whether the grammar alone rules tokens out, none ends the answer, and readings are of the model's logits."""
+    rules_out = params.allowed_token_ids or params.bad_words or params.logits_processors
+    ends = params.stop_token_ids or params.repetition_detection or params._beam_length is not None
+    reads_processed = params.num_logprobs is not None and (params.logprobs_mode or "").startswith("processed")
+    return not (rules_out or ends or reads_processed)

@@ -28,6 +28,8 @@ memory to the system, and every page of the next tile would be a fault."""
 
 NON_FINITE_PROMPT = "the model's logits are not finite (NaN or infinity) at a prompt position, so it cannot be read"
 
+NON_FINITE_RUN = "the model's logits are not finite (NaN or infinity), so no token can be read"
+
 # Rows with more are read apart from the others, which would otherwise be read at their width.
 _WIDE = 128
 _NONE = np.iinfo(np.int64).max
@@ -142,6 +144,21 @@ class PromptLogprobsState:
         self._first[slot] = self._next[slot] = next_prompt_row
         self._end[slot] = prompt_len - 1
 
+    def add_run(self, slot: int, req_id: str, params: SamplingParams, start: int, end: int) -> None:
+        """Positions [start, end) of generated tokens are to be read, as the request reads those that it samples."""
+        num_topk = params.logprobs or 0
+        num_topk = self.vocab_size if num_topk == -1 else min(num_topk, self.vocab_size)
+        ids = readable(params.logprob_token_ids_np[None])
+        kind = _Kind(num_topk > _WIDE, ids.ids.shape[1] > _WIDE, params.logprob_entropy, params.logprob_ranks)
+        self._requests[slot] = _Request(req_id, ids, start, num_topk, kind)
+        self._first[slot] = self._next[slot] = start
+        self._end[slot] = end
+
+    def remove_read(self, slots: np.ndarray) -> None:
+        """Forget those of `slots` of which nothing is left to read."""
+        for slot in slots[self._next[slots] >= self._end[slots]].tolist():
+            self.remove_request(slot)
+
     def remove_request(self, slot: int) -> None:
         if self._requests.pop(slot, None) is not None:
             self._first[slot] = self._next[slot] = _NONE
@@ -160,6 +177,10 @@ class PromptLogprobsState:
         positions = np.arange(len(index), dtype=np.int64) + np.repeat(first - (np.cumsum(counts) - counts), counts)
         self._next[slots] = np.where(counts > 0, first + counts, self._next[slots])
         return index, positions
+
+    def reads(self, token_slots: np.ndarray, positions: np.ndarray) -> np.ndarray:
+        """bool [T]: tokens, given by slot and position, whose logits are still to be read."""
+        return (self._next[token_slots] <= positions) & (positions < self._end[token_slots])
 
     def keeps_hidden(self, token_slots: np.ndarray, positions: np.ndarray) -> np.ndarray:
         """bool [T]: prompt tokens, given by slot and position, whose final hidden states are needed: to be read now,

@@ -126,6 +126,10 @@ class Sampler:
             self._sample_processed(logits, slots, others, states, output)
         return output
 
+    def forced_runs(self, slots: np.ndarray, states: RequestStates) -> dict[int, list[int]]:
+        """See GrammarState.forced_runs; none where host code observes every sampled row."""
+        return {} if self.is_followed or not self.grammars.in_use else self.grammars.forced_runs(slots, states)
+
     def is_plain(self, slots: np.ndarray, states: RequestStates) -> np.ndarray:
         """bool [R]: greedy rows with unchanged logits."""
         changed = self.penalties.uses(slots) | self.logit_bias.uses(slots, states)
