@@ -11,6 +11,7 @@ import argparse
 import ctypes
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 try:
@@ -18,6 +19,7 @@ try:
 except ModuleNotFoundError:
     raise SystemExit(f"{__file__} needs an environment with llama-cpp-python") from None
 import numpy as np
+from structured_forms import GBNF
 from workloads import LABEL_IDS, STARTUP_PROMPT, EngineOptions, Workload
 
 BATCH_TOKENS = 2048
@@ -60,6 +62,8 @@ class LlamaCppAdapter:
             raise SystemExit(f"llama.cpp cannot load {options.model}")
         self._vocab = llama_cpp.llama_model_get_vocab(self._model)
         self._vocab_size = llama_cpp.llama_vocab_n_tokens(self._vocab)
+        self._compiled: list[Any] = []
+        self._rng = np.random.default_rng(0)
         self._contexts: dict[tuple[int, int, bool], Any] = {}
         self._batch = llama_cpp.llama_batch_init(BATCH_TOKENS, 0, 1)
         # Usable for requests of the model's full length, as ours is.
@@ -68,6 +72,10 @@ class LlamaCppAdapter:
         self._free_contexts()
 
     def run(self, work: Workload) -> np.ndarray | None:
+        if work.one_by_one:
+            for prompt in work.prompts:
+                self._generate(replace(work, prompts=[prompt]))
+            return None
         if work.max_tokens > 1:
             return self._generate(work)
         if work.reads_prompt:
@@ -130,9 +138,10 @@ class LlamaCppAdapter:
         ]
         tokens = np.empty((count, work.max_tokens), np.int32)
         readings = np.empty((count, work.max_tokens, len(work.read_ids)), np.float32)
+        grammars = self._grammars(count) if work.has_form else []
         for step in range(work.max_tokens):
             logits = self._decode(context, entries)
-            tokens[:, step] = logits.argmax(axis=1)
+            tokens[:, step] = self._drawn(logits, work, grammars)
             if work.read_ids:
                 readings[:, step] = _chosen(logits, work)
             entries = [
@@ -142,6 +151,37 @@ class LlamaCppAdapter:
         for row in tokens:
             self._text(row)
         return readings if work.read_ids else None
+
+    def _grammars(self, count: int) -> list[Any]:
+        """The form's grammar at the beginning of each answer; compiled once."""
+        if not self._compiled:
+            self._compiled.append(llama_cpp.llama_sampler_init_grammar(self._vocab, GBNF.encode(), b"root"))
+        while len(self._compiled) < count:
+            self._compiled.append(llama_cpp.llama_sampler_clone(self._compiled[0]))
+        for grammar in self._compiled[:count]:
+            llama_cpp.llama_sampler_reset(grammar)
+        return self._compiled[:count]
+
+    def _drawn(self, logits: np.ndarray, work: Workload, grammars: list[Any]) -> np.ndarray:
+        """A token of each row; as llama.cpp's own tools do, the whole vocabulary is tried only where a grammar does not
+        allow the one that was drawn freely."""
+        if work.temperature:
+            logits = logits / work.temperature + self._rng.gumbel(size=logits.shape)
+        tokens = logits.argmax(axis=1)
+        for row, grammar in enumerate(grammars):
+            if self._allowed(grammar, tokens[row : row + 1], logits[row])[0] == -np.inf:
+                tokens[row] = self._allowed(grammar, np.arange(self._vocab_size), logits[row]).argmax()
+            llama_cpp.llama_sampler_accept(grammar, int(tokens[row]))
+        return tokens
+
+    def _allowed(self, grammar: Any, ids: np.ndarray, logits: np.ndarray) -> np.ndarray:
+        """Logits of `ids`, -inf where the grammar forbids them."""
+        table = np.zeros(len(ids), dtype=[("id", np.int32), ("logit", np.float32), ("p", np.float32)])
+        table["id"], table["logit"] = ids, logits[ids]
+        data = ctypes.cast(table.ctypes.data, ctypes.POINTER(llama_cpp.llama_token_data))
+        array = llama_cpp.llama_token_data_array(data, len(ids), -1, False)
+        llama_cpp.llama_sampler_apply(grammar, ctypes.byref(array))
+        return table["logit"]
 
     def _decode(self, context: Any, entries: list[_Entry]) -> np.ndarray:
         """float32 [wanted, V], valid until the next call; the wanted tokens in the batch's order."""

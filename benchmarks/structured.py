@@ -1,7 +1,7 @@
 """What answers bound to a JSON schema cost, against free text.
 
     python benchmarks/structured.py                                         # the embedded model
-    python benchmarks/structured.py --model FOLDER --upstream ENVIRONMENT --transformers
+    python benchmarks/structured.py --model FOLDER --upstream ENVIRONMENT --outlines ENVIRONMENT
     python benchmarks/structured.py --llama-cpp ENVIRONMENT --gguf FILE     # the same model
 
 free64, json64              64 requests of 60 to 80 fresh tokens decode 64 tokens each, greedily
@@ -9,7 +9,7 @@ free64_drawn, json64_drawn  the same at temperature 1
 free_first, json_first      32 requests, one after another: time to the first token; the form is compiled already
 
 The form is a list of records (structured_forms.py), longer than what is generated; llama.cpp gets it as GBNF and
-transformers by outlines' logits processor, where that is installed. All engines run a row in turns, in alternating
+transformers by outlines' logits processor. All engines run a row in turns, in alternating
 order; a share is of the rates of one engine and repeat, form over free text. Prints a table of medians; the last line
 of stdout is JSON. On a busy machine the shares of processor time are the ones to go by.
 """
@@ -39,7 +39,7 @@ def main() -> None:
     add_counts(parser, repeats=(5, "measured runs a row"))
     parser.add_argument("--rows", type=some_of(STRUCTURED_ROWS, "row"), default=list(STRUCTURED_ROWS))
     parser.add_argument("--upstream", type=find_python, metavar="ENVIRONMENT", help="compare with upstream vLLM")
-    parser.add_argument("--transformers", action="store_true", help="compare with transformers and outlines")
+    parser.add_argument("--outlines", type=find_python, metavar="ENVIRONMENT", help="compare with it on transformers")
     parser.add_argument("--llama-cpp", type=find_python, metavar="ENVIRONMENT", help="compare with llama.cpp")
     parser.add_argument("--gguf", metavar="FILE", help="the model for llama.cpp")
     parser.add_argument("--scale", type=float, default=1.0, help="factor on the amount of work, for trying out")
@@ -47,8 +47,8 @@ def main() -> None:
     engines = [("ours", "ours", sys.executable, args.model)]
     if args.upstream:
         engines.append(("upstream", "upstream", args.upstream, args.model))
-    if args.transformers:
-        engines.append(("transformers", "transformers", sys.executable, args.model))
+    if args.outlines:
+        engines.append(("outlines", "transformers", args.outlines, args.model))
     if args.llama_cpp:
         engines.append(("llama.cpp", "llama.cpp", args.llama_cpp, args.gguf))
     cores = sorted(os.sched_getaffinity(0))

@@ -7,10 +7,13 @@ its keys and values are repeated for every batch. Decoding: `generate` on one ba
 from __future__ import annotations
 
 import copy
+import json
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import torch
+from structured_forms import SCHEMA
 from workloads import LABEL_IDS, STARTUP_PROMPT, EngineOptions, Workload
 
 SCORE_BATCH = 32
@@ -40,11 +43,16 @@ class TransformersAdapter:
         dtype = getattr(torch, options.dtype)
         self._model = transformers.AutoModelForCausalLM.from_pretrained(options.model, dtype=dtype).eval()
         self._model.generation_config.eos_token_id = None
+        self._form: Any = None
 
     @torch.inference_mode()
     def run(self, work: Workload) -> np.ndarray | None:
         if work.teacher is not None:
             return self._teach(work)
+        if work.one_by_one:
+            for prompt in work.prompts:
+                self._decode(replace(work, prompts=[prompt]))
+            return None
         if work.max_tokens > 1:
             return self._decode(work)
         if work.reads_prompt:
@@ -134,6 +142,16 @@ class TransformersAdapter:
             means.append(torch.cat(parts).mean().item() if parts else 0.0)
         return np.array(means, np.float32)[:, None, None] if reads else None
 
+    def _form_processors(self) -> list[Any]:
+        """outlines' processor of the form, at an answer's beginning; made once."""
+        if self._form is None:
+            import outlines
+
+            model = outlines.from_transformers(self._model, self._tokenizer)
+            self._form = outlines.Generator(model, outlines.json_schema(json.dumps(SCHEMA))).logits_processor
+        self._form.reset()
+        return [self._form]
+
     def _decode(self, work: Workload) -> np.ndarray | None:
         ids, mask = _left_padded(work.prompts)
         reader = _Reader(work.read_ids)
@@ -141,9 +159,9 @@ class TransformersAdapter:
             input_ids=ids,
             attention_mask=mask,
             max_new_tokens=work.max_tokens,
-            do_sample=False,
+            do_sample=work.temperature > 0,
             pad_token_id=0,
-            logits_processor=[reader] if work.read_ids else [],
+            logits_processor=[reader] if work.read_ids else self._form_processors() if work.has_form else [],
         )
         new = output[:, ids.shape[1] :]
         if new.shape[1] != work.max_tokens:

@@ -18,6 +18,7 @@ from vllm.v1.structured_output.thinking import ThinkingMatcher, split_thinking
 MAX_CACHED_CHARS = 2**20
 """Grammars are kept up to so many characters in all. They compile to 50 to 150 bytes a character."""
 
+_NOT_ALLOWED = "a token that the grammar does not allow was generated: "
 _HALF_REASON = 500  # characters that are shown of a reason's beginning and of its end
 
 
@@ -35,7 +36,7 @@ class Matcher:
         # One by one, as several are not taken after the answer's end.
         if all(map(self._inner.consume_token, token_ids)):
             return None
-        return f"a token that the grammar does not allow was generated: {self._error()}"
+        return _NOT_ALLOWED + self._error()
 
     def fill_mask(self, mask: np.ndarray) -> str | None:
         """Set the bits of allowed tokens, int32 [ceil(V / 32)], lowest first: the end tokens alone after the answer's
@@ -118,7 +119,7 @@ class Grammars:
             bit = (int(mask[word]) & -int(mask[word])).bit_length() - 1
             if (reason := matcher.take([32 * word + bit])) is not None:
                 # A special token's text may be an answer's, whose mask allows what is not taken then.
-                return None if "doesn't satisfy" in reason else reason
+                return None if "doesn't satisfy" in reason else reason.removeprefix(_NOT_ALLOWED)
         return None
 
     def _compile(self, grammar: str) -> Any:
