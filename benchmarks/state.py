@@ -52,6 +52,35 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
             "full_attn_idxs": [2, 5, 8, 10, 12, 14],
         },
     ),
+    # As Qwen3.5 0.8B: three layers of the delta rule before each of attention.
+    "qwen3_5": (
+        "qwen3_5_text",
+        {
+            "intermediate_size": 2048,
+            "num_hidden_layers": 12,
+            "num_attention_heads": 6,
+            "num_key_value_heads": 2,
+            "head_dim": 128,
+            "linear_num_key_heads": 8,
+            "linear_num_value_heads": 8,
+            "linear_key_head_dim": 128,
+            "linear_value_head_dim": 128,
+        },
+    ),
+    # As Granite 4.0 H 350M, which has no experts: Mamba 2 but for one layer in ten.
+    "granite_hybrid": (
+        "granitemoehybrid",
+        {
+            "num_hidden_layers": 20,
+            "layer_types": [("mamba", "attention")[index % 10 == 5] for index in range(20)],
+            "num_local_experts": 0,
+            "shared_intermediate_size": 2048,
+            "mamba_n_heads": 48,
+            "mamba_d_head": 32,
+            "mamba_d_state": 128,
+            "mamba_n_groups": 1,
+        },
+    ),
 }
 
 
