@@ -290,3 +290,15 @@ def test_readings_equal_the_original(case: str, tmp_path: Any, monkeypatch: pyte
     llm = make_llm(tmp_path / "m.gguf")
     assert llm.llm_engine.vllm_config.model_config.hf_config.architectures == (class_name,)
     assert_reads(generate(llm, PROMPTS), model, PROMPTS)
+
+
+def test_rates_above_0(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of files that have A_log as it is."""
+    monkeypatch.setenv("VLLM_CACHE_ROOT", str(tmp_path / "cache"))
+    arch, class_name, options, header = CASES["mamba2"]
+    model = converted("mamba2", make(class_name, options))
+    state = {name: -value if name.endswith("A_log") else value for name, value in model.state_dict().items()}
+    model.state_dict = lambda: state
+    write(tmp_path / "m.gguf", arch, model, header, None)
+    with pytest.raises(ValueError, match=r"m.gguf: tensor blk.0.ssm_a must have no values above 0"):
+        make_llm(tmp_path / "m.gguf")

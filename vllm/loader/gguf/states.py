@@ -37,7 +37,7 @@ def _logarithm(header: GGUFHeader, weight: Weight, value: Array) -> Array:
 
 def _in_turn(header: GGUFHeader) -> tuple[int, int, int]:
     """Heads of keys, of values for each of these, and the size of a value."""
-    keys, heads, inner = (header.need(f"ssm.{key}") for key in ("group_count", "time_step_rank", "inner_size"))
+    keys, heads, inner = (header.size(f"ssm.{key}") for key in ("group_count", "time_step_rank", "inner_size"))
     if heads % keys or inner % heads:
         raise header.wrong("ssm.time_step_rank", f"must divide ssm.inner_size={inner} and be a multiple of {keys}")
     return keys, heads // keys, inner // heads
