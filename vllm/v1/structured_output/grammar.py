@@ -11,6 +11,7 @@ from typing import Any
 from vllm.exceptions import VLLMValidationError
 from vllm.params.structured import StructuredOutputsParams
 from vllm.v1.structured_output.gbnf import is_gbnf, lark_of_gbnf
+from vllm.v1.structured_output.structural_tags import tag_text
 from vllm.v1.structured_output.thinking import with_thinking
 
 MAX_GRAMMAR_CHARS = 2**19
@@ -48,7 +49,8 @@ def grammar_text(params: StructuredOutputsParams) -> str:
     except (ValueError, RecursionError) as error:
         if isinstance(error, VLLMValidationError):
             raise
-        raise VLLMValidationError(f"structured_outputs.{kind}: {error}", "structured_outputs", value) from None
+        reason = "nested too deeply" if isinstance(error, RecursionError) else error
+        raise VLLMValidationError(f"structured_outputs.{kind}: {reason}", "structured_outputs") from None
     if len(text) > MAX_GRAMMAR_CHARS:
         message = f"structured_outputs.{kind} must have at most {MAX_GRAMMAR_CHARS} characters, got {len(text)}"
         raise VLLMValidationError(message, "structured_outputs", len(text))
@@ -64,6 +66,11 @@ def _of_schema(value: Any, params: StructuredOutputsParams) -> str:
     from llguidance import LLMatcher
 
     schema = json.loads(value) if isinstance(value, str) else value
+    return LLMatcher.grammar_from_json_schema(json.dumps(_schema(schema, params)))
+
+
+def _schema(schema: Any, params: StructuredOutputsParams) -> dict[str, Any]:
+    """The schema as llguidance is to compile it."""
     if not isinstance(schema, (dict, bool)):
         raise ValueError(f"a JSON schema is an object, got {type(schema).__name__}")
     schema = known_formats(schema)
@@ -73,7 +80,7 @@ def _of_schema(value: Any, params: StructuredOutputsParams) -> str:
     options: Any = {"whitespace_pattern": params.whitespace_pattern or WHITE_SPACE}
     if params.disable_any_whitespace:
         options = {"whitespace_flexible": False}
-    return LLMatcher.grammar_from_json_schema(json.dumps(schema), overrides=options)
+    return {**schema, "x-guidance": options}
 
 
 def _changed(schema: Any, change: Callable[[dict[str, Any]], None]) -> Any:
@@ -166,21 +173,9 @@ def _unforced(lark: str) -> str:
     return f"{_OPTIONS} {json.dumps(options | {'no_forcing': True})}\n{lark}"
 
 
-def _of_tags(value: str, params: StructuredOutputsParams) -> str:
-    """{"structures": [{"begin", "schema", "end"}, ...], "triggers": [...]}: free text, but after a trigger one of the
-    structures that begin with it."""
-    from llguidance import StructTag
-
-    tags = json.loads(value) if isinstance(value, str) else value
-    if not isinstance(tags, dict) or not {"structures", "triggers"} <= tags.keys():
-        raise ValueError('must be an object with "structures" and "triggers"; other structural tags are not supported')
-    structures = []
-    for each in tags["structures"]:
-        trigger = next((one for one in tags["triggers"] if each["begin"].startswith(one)), None)
-        if trigger is None:
-            raise ValueError(f"no trigger begins the structure {each['begin']!r}")
-        structures.append(StructTag(trigger=trigger, begin=each["begin"], grammar=each["schema"], end=each["end"]))
-    return StructTag.to_grammar(structures)
+def _of_tags(value: Any, params: StructuredOutputsParams) -> str:
+    tag = json.loads(value) if isinstance(value, str) else value
+    return tag_text(tag, lambda schema: _schema(schema, params))
 
 
 _MAKERS: dict[str, Callable[[Any, StructuredOutputsParams], str]] = {
