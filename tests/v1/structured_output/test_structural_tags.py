@@ -69,7 +69,11 @@ A, B = tag("<a>", INTEGER, "</a>"), tag("<b>", ANY, ["</b>", "</c>"])
         (WORD, ["ab"], ["", "a1"]),
         ({"type": "regex", "pattern": r"a/b\/[\n]"}, ["a/b/\n"], ["a/b"]),
         (INTEGER, ["12"], ["x", "1.5"]),
-        ({"type": "json_schema", "json_schema": {"type": "array", "items": {"type": "integer"}}}, ["[1, 2]"], ["[1,  2]"]),
+        (
+            {"type": "json_schema", "json_schema": {"type": "array", "items": {"type": "integer"}}},
+            ["[1, 2]"],
+            ["[1,  2]"],
+        ),
         (ANY, ["", "a\n<b>"], []),
         ({"type": "any_text", "excludes": ["no", "a.b"]}, ["axb n o"], ["a.b", "know"]),
         ({"type": "grammar", "grammar": 'root ::= "a" root "b" | "c"'}, ["c", "aacbb"], ["ac"]),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from decimal import Decimal
 from math import lcm
@@ -29,6 +30,11 @@ _MAPS = ("properties", "patternProperties", "$defs", "definitions", "dependentSc
 _INNER = ("items", "prefixItems", "additionalProperties", "anyOf", "oneOf", "allOf", "not", "if", "then", "else")
 
 
+_INVALID = {
+    "grammar": "Invalid grammar specification: ",
+    "structural_tag": "Invalid structured_outputs structural_tag: ",
+}
+
 _OPTIONS = "%llguidance"  # and an object: the first line of a grammar
 
 # Values of "format" whose texts are bound.
@@ -49,12 +55,19 @@ def grammar_text(params: StructuredOutputsParams) -> str:
     except (ValueError, RecursionError) as error:
         if isinstance(error, VLLMValidationError):
             raise
-        reason = "nested too deeply" if isinstance(error, RecursionError) else error
-        raise VLLMValidationError(f"structured_outputs.{kind}: {reason}", "structured_outputs") from None
+        raise wrong_form(kind, f": {error}", value) from None
     if len(text) > MAX_GRAMMAR_CHARS:
         message = f"structured_outputs.{kind} must have at most {MAX_GRAMMAR_CHARS} characters, got {len(text)}"
         raise VLLMValidationError(message, "structured_outputs", len(text))
     return with_thinking(params.thinking, text)
+
+
+def wrong_form(kind: str, reason: str, value: Any = None) -> VLLMValidationError:
+    """What is said of a form that cannot be honoured, with the words that callers look for."""
+    if re.search("recursion (depth|limit)", reason):
+        reason, value = ": it is nested too deeply", None
+    message = f"{_INVALID.get(kind, '')}structured_outputs.{kind}{reason}"
+    return VLLMValidationError(message, "structured_outputs", value)
 
 
 def schema_of(params: StructuredOutputsParams) -> Any:

@@ -153,6 +153,13 @@ class Grammars:
         return compiled
 
 
+def all_bits_but(token_ids: Iterable[int], vocab_size: int) -> np.ndarray:
+    """A mask, as Matcher.fill_mask has it, of all tokens but these."""
+    allowed = np.ones(32 * -(-vocab_size // 32), dtype=bool)
+    allowed[[*token_ids, *range(vocab_size, len(allowed))]] = False
+    return np.packbits(allowed, bitorder="little").view(np.int32)
+
+
 def grammars_of(config: ModelConfig) -> Grammars:
     """The model's, one for all of this process. Errors as those of Grammars, and without a tokenizer."""
     if config.skip_tokenizer_init:
