@@ -155,8 +155,8 @@ class Grammars:
 
 def all_bits_but(token_ids: Iterable[int], vocab_size: int) -> np.ndarray:
     """A mask, as Matcher.fill_mask has it, of all tokens but these."""
-    allowed = np.ones(32 * -(-vocab_size // 32), dtype=bool)
-    allowed[[*token_ids, *range(vocab_size, len(allowed))]] = False
+    allowed = np.arange(32 * -(-vocab_size // 32)) < vocab_size
+    allowed[[each for each in token_ids if each < vocab_size]] = False
     return np.packbits(allowed, bitorder="little").view(np.int32)
 
 

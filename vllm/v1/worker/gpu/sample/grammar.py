@@ -67,12 +67,12 @@ class GrammarState:
     ) -> tuple[dict[int, str], AllowedMass | None]:
         """Set what the grammars forbid to -inf, in place, before anything else has changed the logits. Returns row ->
         why its grammar cannot go on, and what they allow of rows that read it."""
+        self._ending.clear()
         if not self.in_use:
             return {}, None
         rows = np.flatnonzero(self.uses(slots))
         masks = np.zeros((len(rows), -(-self._config.vocab_size // 32)), dtype=np.int32)
         errors: dict[int, str] = {}
-        self._ending.clear()
         for row, slot, mask in zip(rows.tolist(), slots[rows].tolist(), masks, strict=True):
             error = self._follow(slot, states) or self._matchers[slot].fill_mask(mask)
             if error is not None:
