@@ -357,6 +357,10 @@ CASES |= {
 }
 
 
+# Matrices that llama.cpp does not store in blocks.
+PLAIN = "gate_inp", "shortconv.conv", "ssm_conv1d"
+
+
 def make(class_name: str, options: dict[str, Any]) -> Any:
     torch.manual_seed(0)
     model_class = getattr(transformers, class_name)
@@ -415,7 +419,7 @@ def write(path: Path, arch: str, model: Any, header: Header, change: Any, kind: 
             found = f"blk.{stem.rpartition('.')[2]}.{SCALES[own]}"
         assert found is not None, name
         array = np.ascontiguousarray(value.numpy())
-        is_plain = found.endswith(".bias") or "gate_inp" in found or "shortconv.conv" in found
+        is_plain = found.endswith((".bias", ".ssm_a", ".ssm_d", "norm.weight")) or any(name in found for name in PLAIN)
         if kind is not None and array.ndim > 1 and not is_plain:
             writer.add_tensor(found, gguf.quants.quantize(array, kind), raw_dtype=kind)
         else:

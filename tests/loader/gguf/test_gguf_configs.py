@@ -49,7 +49,12 @@ def file(arch: str, header: dict[str, Any], *tensors: str) -> Any:
         ("gemma4", GEMMA4 | {"feed_forward_length": [64, 128, 64, 128]}, "", "or twice that in the last 2, got"),
         ("gemma4", GEMMA4 | {"attention.head_count_kv": [1, 1]}, "", "head_count_kv must have 4 values, got 2"),
         ("gemma3n", COMMON, "", "m.gguf has no gemma3n.activation_sparsity_scale"),
-        ("mamba2", {}, "", "general.architecture=mamba2 is not supported: it has a recurrent state"),
+        (
+            "rwkv7",
+            {},
+            "",
+            "general.architecture=rwkv7 is not supported: its kind of recurrent state is not implemented",
+        ),
         ("llada", {}, "", "general.architecture=llada is not supported: it fills in masked tokens"),
         ("klingon", {}, "", "general.architecture must be one of afmoe, .*, xverse, got 'klingon'"),
         ("eurobert", COMMON, "cls.output.weight", "cls.output.weight of eurobert is not supported"),

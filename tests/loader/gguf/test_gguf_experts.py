@@ -371,7 +371,7 @@ def _renamed(name: str) -> str:
 
 ROUTERS = (
     *("conv.conv.weight", "gate.weight", "router.proj.weight", "router.weight"),
-    *("gate.wg.weight", "correction_bias", "expert_bias"),
+    *("gate.wg.weight", "correction_bias", "expert_bias", "conv1d.weight", "A_log"),
 )
 
 
@@ -384,13 +384,13 @@ def round_to(kind: Any, model: Any, splits_latent: bool = False) -> None:
         is_turned = "experts." in name and model.config.model_type == "gpt_oss"
         if splits_latent and name.endswith("kv_b_proj.weight"):
             heads, width = value.unflatten(0, (HEADS, -1)), model.config.qk_nope_head_dim
-            parts = _rounded(kind, heads[:, :width].mT).mT, _rounded(kind, heads[:, width:])
+            parts = rounded(kind, heads[:, :width].mT).mT, rounded(kind, heads[:, width:])
             parameter.data.copy_(torch.cat(parts, 1).flatten(0, 1))
         else:
-            parameter.data.copy_(_rounded(kind, value.mT).mT if is_turned else _rounded(kind, value))
+            parameter.data.copy_(rounded(kind, value.mT).mT if is_turned else rounded(kind, value))
 
 
-def _rounded(kind: Any, value: Tensor) -> Tensor:
+def rounded(kind: Any, value: Tensor) -> Tensor:
     blocks = gguf.quants.quantize(value.contiguous().numpy(), kind)
     return torch.from_numpy(gguf.quants.dequantize(blocks, kind))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
-from vllm.loader.gguf import changes, dense, encoders, experts, gemma, hybrids, mla, names
+from vllm.loader.gguf import changes, dense, encoders, experts, gemma, hybrids, mla, names, states
 from vllm.loader.gguf.changes import LATENT, ONE_PLUS, ROTARY, Change, Weight
 from vllm.loader.gguf.config_parts import FULL, Config, entries, every, partial_rope, with_head_dim
 from vllm.loader.gguf.header import GGUFHeader
@@ -362,6 +362,34 @@ ARCHITECTURES: dict[str, Architecture] = {
     "lfm2moe": Architecture(
         "Lfm2MoeForCausalLM", "lfm2_moe", hybrids.lfm2_moe, names.LFM2, {"shortconv.conv": changes.taps}
     ),
+    "mamba": Architecture("MambaForCausalLM", "mamba", hybrids.mamba, names.MAMBA, states.MAMBA),
+    "mamba2": Architecture("Mamba2ForCausalLM", "mamba2", hybrids.mamba2, names.MAMBA2, states.MAMBA2),
+    "jamba": Architecture("JambaForCausalLM", "jamba", hybrids.jamba, names.JAMBA, states.MAMBA),
+    "falcon-h1": Architecture("FalconH1ForCausalLM", "falcon_h1", hybrids.falcon_h1, names.FALCON_H1, states.MAMBA2),
+    **dict.fromkeys(
+        ("nemotron_h", "nemotron_h_moe"),
+        Architecture("NemotronHForCausalLM", "nemotron_h", hybrids.nemotron_h, names.NEMOTRON_H, states.MAMBA2),
+    ),
+    "granitehybrid": Architecture(
+        "GraniteMoeHybridForCausalLM",
+        "granitemoehybrid",
+        hybrids.granite,
+        names.GRANITE_HYBRID,
+        states.MAMBA2
+        | ROTARY
+        | dict.fromkeys(("ffn_gate", "ffn_gate_shexp"), changes.gate_and_up)
+        | dict.fromkeys(("ffn_up", "ffn_up_shexp"), changes.read_with_another),
+    ),
+    "qwen3next": Architecture(
+        "Qwen3NextForCausalLM", "qwen3_next", hybrids.qwen_next, names.QWEN_LINEAR, states.QWEN_NEXT
+    ),
+    "qwen35": Architecture("Qwen3_5ForCausalLM", "qwen3_5_text", hybrids.qwen, names.QWEN_LINEAR, states.QWEN),
+    "qwen35moe": Architecture(
+        "Qwen3_5MoeForCausalLM", "qwen3_5_moe_text", hybrids.qwen_moe, names.QWEN_LINEAR, states.QWEN
+    ),
+    "kimi-linear": Architecture(
+        "KimiLinearForCausalLM", "kimi_linear", hybrids.kimi, names.KIMI_LINEAR, LATENT | states.DELTA
+    ),
     "gemma-embedding": Architecture(
         "Gemma3TextModel",
         "gemma3_text",
@@ -378,12 +406,7 @@ ARCHITECTURES: dict[str, Architecture] = {
 # Known ones without a model here.
 REFUSED = {
     **dict.fromkeys(
-        (
-            *("arwkv7", "falcon-h1", "granitehybrid", "jamba", "kimi-linear", "mamba", "mamba2"),
-            *("nemotron_h", "nemotron_h_moe", "plamo2", "qwen35", "qwen35moe", "qwen3next", "rwkv6", "rwkv6qwen2"),
-            "rwkv7",
-        ),
-        "it has a recurrent state (state-space or linear attention, or convolutions)",
+        ("arwkv7", "plamo2", "rwkv6", "rwkv6qwen2", "rwkv7"), "its kind of recurrent state is not implemented"
     ),
     **dict.fromkeys(("dream", "llada", "llada-moe", "rnd1"), "it fills in masked tokens, and does not generate"),
     **dict.fromkeys(("clip", "wavtokenizer-dec"), "it is a part of a model, for images or sound"),

@@ -7,6 +7,7 @@ A change takes the header, and the tensor as one weight with the checkpoint's na
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
@@ -117,8 +118,10 @@ def difference(header: GGUFHeader, weight: Weight) -> list[Weight]:
 
 
 def taps(header: GGUFHeader, weight: Weight) -> list[Weight]:
-    """A convolution by channel, [C, K], whose checkpoint has the dimension of its one input."""
-    return [replace(weight, shape=(weight.shape[0], 1, weight.shape[-1]), keeps_rows=False)]
+    """A convolution by channel, [C, K], whose checkpoint has the dimension of its one input; or its bias."""
+    if weight.tensor.endswith(".bias"):
+        return [weight]
+    return [replace(weight, shape=(math.prod(weight.shape[:-1]), 1, weight.shape[-1]), keeps_rows=False)]
 
 
 def as_row(header: GGUFHeader, weight: Weight) -> list[Weight]:

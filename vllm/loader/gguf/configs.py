@@ -42,7 +42,6 @@ def hf_config(file: GGUFFile, dtype: str) -> Config:
 def _check_rotated(h: GGUFHeader, config: Config) -> None:
     """ValueError: the header rotates a part of each head in an architecture that rotates all of it."""
     rope = config.get("rope_parameters") or {}
-    rotated = h.get("rope.dimension_count", h.head_dim)
     is_whole = "rope_type" in rope and "partial_rotary_factor" not in rope and "qk_rope_head_dim" not in config
-    if is_whole and rotated != h.head_dim:
+    if is_whole and (rotated := h.get("rope.dimension_count", h.head_dim)) != h.head_dim:
         raise h.wrong("rope.dimension_count", f"must be the size of a head, {h.head_dim}, got {rotated!r}")

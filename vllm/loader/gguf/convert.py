@@ -42,8 +42,8 @@ _WEIGHTS = "model.safetensors"
 _NUM_THREADS = 2
 # Tensors that are added to others, not multiplied with.
 _ADDED = ("position_embd", "token_types")
-# Values that choose experts keep float32, as in checkpoints.
-_FLOAT32 = ".exp_probs_b."
+# Values that choose experts, and those of states, keep float32, as in checkpoints.
+_FLOAT32 = (".exp_probs_b.bias", ".ssm_a", ".ssm_d", ".ssm_dt.bias")
 
 
 def converted_folder(
@@ -112,7 +112,7 @@ class _Planned:
         self.kind = GGMLQuantizationType(ggml_type).name
         is_matrix = len(weight.shape) == 2 and not weight.tensor.startswith(_ADDED)
         self.name, self.shape = weight.name, weight.shape
-        self.dtype = dtype = torch.float32 if _FLOAT32 in weight.tensor else dtype
+        self.dtype = dtype = torch.float32 if weight.tensor.endswith(_FLOAT32) else dtype
         is_same = ggml_type in FLOATS and FLOATS[ggml_type][1] == dtype
         can_be_kept = is_same or (keeps_blocks and ggml_type in TYPES | FLOATS)
         self._is_kept = can_be_kept and is_matrix and weight.keeps_rows

@@ -20,9 +20,6 @@ class GGUFHeader:
         self._blocks = self._count("block_count", self.need("block_count"))
         self.layers = self._count("block_count", self._blocks - self.get("nextn_predict_layers", 0))
         self.hidden = self._count("embedding_length", self.need("embedding_length"))
-        self.heads = self._count("attention.head_count", self.uniform("attention.head_count"))
-        width = self.get("attention.key_length", self.hidden // self.heads)
-        self.head_dim = self._count("attention.key_length", width)
 
     def error(self, problem: str) -> ValueError:
         """An error that names the file."""
@@ -38,8 +35,20 @@ class GGUFHeader:
         return self._count("context_length", self.need("context_length"))
 
     @property
+    def heads(self) -> int:
+        """Number of query heads, of a model that has attention."""
+        return self._count("attention.head_count", self.uniform("attention.head_count"))
+
+    @property
+    def head_dim(self) -> int:
+        """Size of a query or key."""
+        return self._count("attention.key_length", self.get("attention.key_length", self.hidden // self.heads))
+
+    @property
     def kv_heads(self) -> int:
-        """Number of key/value heads, by layer."""
+        """Number of key/value heads of layers with attention; others may have 0."""
+        if isinstance(self.get("attention.head_count_kv"), list):
+            return self._count("attention.head_count_kv", self.of_some("attention.head_count_kv", self.heads))
         return self._count("attention.head_count_kv", self.uniform("attention.head_count_kv", self.heads))
 
     @property
@@ -84,6 +93,18 @@ class GGUFHeader:
         if len(values) != self._blocks:
             raise self.wrong(key, f"must have {self._blocks} values, got {len(values)}")
         return values[: self.layers]
+
+    def of_some(self, key: str, default: Any) -> Any:
+        """A value for each layer that is 0 in some and the same in the others; `default` where it is 0 in all."""
+        values = self.by_layer(key)
+        found = set(values) - {0}
+        if len(found) > 1:
+            raise self.wrong(key, f"must be the same in all layers that have any, got {values}")
+        return found.pop() if found else default
+
+    def having(self, part: str) -> list[bool]:
+        """For each layer, whether it has a tensor `part`."""
+        return [self.has(f"blk.{index}.{part}") for index in range(self.layers)]
 
     def has(self, tensor: str) -> bool:
         """Whether the file has a tensor."""

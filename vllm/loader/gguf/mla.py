@@ -47,12 +47,12 @@ def mistral4(h: GGUFHeader) -> Config:
 
 def minicpm3(h: GGUFHeader) -> Config:
     # What scales embeddings, layers and logits is the same in all its models: transformers' defaults.
-    config = _latent(h)
+    config = latent(h)
     config["v_head_dim"] = h.hidden // h.heads
     return config
 
 
-def _latent(h: GGUFHeader) -> Config:
+def latent(h: GGUFHeader) -> Config:
     rotated = h.need("rope.dimension_count")
     width = h.get("attention.key_length_mla") or h.need("attention.key_length")
     return modern(h) | {
@@ -65,7 +65,7 @@ def _latent(h: GGUFHeader) -> Config:
 
 
 def _deepseek(h: GGUFHeader) -> Config:
-    config = _latent(h) | {
+    config = latent(h) | {
         "v_head_dim": h.get("attention.value_length_mla") or h.need("attention.value_length"),
         "rope_parameters": _rope(h),
     }

@@ -14,8 +14,8 @@ class Names:
     Attributes:
         layer: what the names of block `{}` begin with.
         parts: by GGUF's names without their block, both without their ending ".weight" or ".bias". A name with `{}` is
-            that of several weights (changes.py), a key with it that of a single expert, and a key with its ending has
-            a name that is whole.
+            that of several weights (changes.py), a key with it that of a single expert, and a key with its ending (a
+            dot alone where there is none) has a name that is whole.
     """
 
     layer: str
@@ -29,7 +29,7 @@ class Names:
         """The checkpoint's name of a tensor; None: it has no such."""
         prefix = "" if layer is None else self.layer.format(layer)
         key = part if expert is None else f"{part}.{{}}"
-        if (whole := self.parts.get(f"{key}.{ending}")) is not None:
+        if (whole := self.parts.get(f"{key}.{ending or ''}")) is not None:
             return prefix + whole
         if key not in self.parts or ending not in ("weight", "bias"):
             return None
@@ -181,6 +181,85 @@ LFM2 = MODERN.but(
     ffn_up="feed_forward.w3",
     ffn_down="feed_forward.w2",
     ffn_gate_inp="feed_forward.gate",
+)
+
+
+def _mamba(module: str) -> dict[str, str]:
+    """What Mamba 1 and 2 have, in a module of this name."""
+    matrices = {"ssm_in": "in_proj", "ssm_conv1d": "conv1d", "ssm_out": "out_proj", "ssm_norm": "norm"}
+    return {part: f"{module}.{name}" for part, name in (matrices | {"ssm_a.": "A_log", "ssm_d.": "D"}).items()}
+
+
+def _mamba1(module: str) -> dict[str, str]:
+    return _mamba(module) | {"ssm_x": f"{module}.x_proj", "ssm_dt": f"{module}.dt_proj"}
+
+
+def _mamba2(module: str) -> dict[str, str]:
+    return _mamba(module) | {"ssm_dt.bias": f"{module}.dt_bias"}
+
+
+_BACKBONE = Names(
+    "backbone.layers.{}.",
+    {
+        "token_embd": "backbone.embeddings",
+        "output_norm": "backbone.norm_f",
+        "output": "lm_head",
+        "attn_norm": "norm",
+    },
+)
+MAMBA = _BACKBONE.but(_mamba1("mixer"))
+MAMBA2 = _BACKBONE.but(_mamba2("mixer"))
+NEMOTRON_H = MAMBA2.but(
+    {f"attn_{part}": f"mixer.{part}_proj" for part in "qkv"},
+    {"exp_probs_b.bias": "mixer.gate.e_score_correction_bias"},
+    attn_output="mixer.o_proj",
+    ffn_up="mixer.up_proj",
+    ffn_down="mixer.down_proj",
+    ffn_gate_inp="mixer.gate",
+    ffn_up_exps="mixer.experts.{}.up_proj",
+    ffn_down_exps="mixer.experts.{}.down_proj",
+    ffn_up_shexp="mixer.shared_experts.up_proj",
+    ffn_down_shexp="mixer.shared_experts.down_proj",
+)
+GRANITE_HYBRID = GRANITE_EXPERTS.but(
+    _mamba2("mamba"),
+    ffn_gate="shared_mlp.input_linear",
+    ffn_up="shared_mlp.input_linear",
+    ffn_down="shared_mlp.output_linear",
+)
+_FEED_FORWARD = MODERN.but(
+    {f"ffn_{kind}": f"feed_forward.{kind}_proj" for kind in ("gate", "up", "down")},
+    output_norm="model.final_layernorm",
+    ffn_norm="pre_ff_layernorm",
+)
+# The norm before the MLP has no ending in its files.
+FALCON_H1 = _FEED_FORWARD.but(_mamba2("mamba"), {"ffn_norm.": "pre_ff_layernorm.weight"})
+JAMBA = _FEED_FORWARD.but(
+    _mamba1("mamba"),
+    {f"ssm_{part}_norm": f"mamba.{part}_layernorm" for part in ("dt", "b", "c")},
+    _stacks("feed_forward.experts"),
+    ffn_gate_inp="feed_forward.router",
+)
+QWEN_LINEAR = EXPERTS.but(
+    {"ssm_a.": "linear_attn.A_log", "ssm_dt.bias": "linear_attn.dt_bias"},
+    attn_qkv="linear_attn.in_proj_qkv",
+    attn_gate="linear_attn.in_proj_z",
+    post_attention_norm="post_attention_layernorm",
+    ssm_in="linear_attn.in_proj_qkvz",
+    ssm_ba="linear_attn.in_proj_ba",
+    ssm_beta="linear_attn.in_proj_b",
+    ssm_alpha="linear_attn.in_proj_a",
+    ssm_conv1d="linear_attn.conv1d",
+    ssm_norm="linear_attn.norm",
+    ssm_out="linear_attn.out_proj",
+)
+KIMI_LINEAR = ROUTED.but(
+    LATENT,
+    {f"ssm_conv1d_{part}": f"self_attn.{part}_conv1d" for part in "qkv"},
+    {f"ssm_{part}": f"self_attn.{part}_proj" for part in ("f_a", "f_b", "g_a", "g_b")},
+    {"ssm_a.": "self_attn.A_log", "ssm_dt.bias": "self_attn.dt_bias"},
+    ssm_beta="self_attn.b_proj",
+    ssm_norm="self_attn.o_norm",
 )
 FUSED_MLP = MODERN.but(ffn_up="mlp.gate_up_proj")
 GEMMA4 = BOTH_NORMS.but(

@@ -61,7 +61,11 @@ def _split_projection(name: str, tensor: Tensor, spec: DecoderSpec) -> Parts:
 
 
 class Qwen3NextForCausalLM(DecoderForCausalLM):
-    names = CheckpointNames(_RENAMES, (_split_gates, _split_groups, split_delta_conv, split_experts()), _FURTHER)
+    """Its projections by heads of keys, or, in GGUF files, as those of Qwen3.5."""
+
+    names = CheckpointNames(
+        _RENAMES, (_split_gates, _split_groups, _split_projection, split_delta_conv, split_experts()), _FURTHER
+    )
 
     @classmethod
     def describe(cls, reader: ConfigReader) -> DecoderSpec:
