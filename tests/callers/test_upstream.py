@@ -15,7 +15,7 @@ from upstream_tables import AREAS, LACKING
 RESULT = """<testsuite>
 <testcase name="a"/>
 <testcase name="b[1]"><failure message="wrong"/></testcase>
-<testcase name="c"><skipped message="structured outputs"/></testcase>
+<testcase name="c"><skipped message="LoRA"/></testcase>
 <testcase name="d"><skipped message="needs a device"/></testcase>
 </testsuite>"""
 
@@ -31,7 +31,7 @@ def result(tmp_path: Path) -> upstream.Result:
 def test_the_page_counts_what_is_left_out_beside_what_passes(result: upstream.Result, tmp_path: Path) -> None:
     row = upstream.cells(result)
     assert row[:4] == ["4", "1", "1", "2"]
-    assert row[5] == "structured outputs: 1; a mark of the test's own, or of its devices: 1"
+    assert row[5] == "LoRA: 1; a mark of the test's own, or of its devices: 1"
     rows = {"test_one.py": row, "test_two.py": ["3", "3", "0", "0", "earlier", ""]}
     page = "\n".join(upstream.document(rows, [result]))
     assert "2 files have 7 tests (one for each set of parameters): 4 pass, 1 fail, and 2 are left out" in page

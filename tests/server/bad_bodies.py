@@ -143,6 +143,8 @@ GENERATION = [
     # The answer's form.
     *bad("response_format", "text", {}, {"type": "xml"}, {"type": "json_schema"}, says="response_format"),
     *bad("response_format", {"type": "json_schema", "json_schema": {"schema": "x"}}, says="response_format"),
+    *bad("response_format", {"type": "json_schema"}, says="json_schema must be provided"),
+    *bad("response_format", {"type": "structural_tag", "format": {}}, says="Invalid response_format structural_tag"),
     *bad("structured_outputs", "x", [], {"choice": []}, {"choice": "a"}, {"regex": 7}, {"regex": "("}, {"xml": "a"}),
     *bad("structured_outputs", {"choice": ["a"], "regex": "a"}, says="exactly one"),
     *bad("structured_outputs", {"json": {"unevaluatedProperties": False}}, says="unevaluatedProperties"),

@@ -72,6 +72,18 @@ def test_every_answer_has_the_form(llm: LLM, form: dict[str, Any], temperature: 
     assert is_empty(llm)
 
 
+def test_a_form_that_has_ended_ends_the_answer_before_min_tokens(llm: LLM) -> None:
+    params = drawing(seed=1, choice=["the", "them"])
+    params.min_tokens = 20
+    pattern = drawing(seed=1, regex="[ab]{2,60}")
+    pattern.min_tokens = 5
+    outputs = llm.generate(["a", "b"], [params, pattern], use_tqdm=False)
+    (ended,), (longer,) = (output.outputs for output in outputs)
+    assert ended.text in ("the", "them") and ended.finish_reason == "stop" and len(ended.token_ids) < 20
+    assert len(longer.token_ids) >= 5
+    assert is_empty(llm)
+
+
 def test_free_requests_beside_it_are_as_alone(llm: LLM) -> None:
     free = [drawing(seed=index) for index in range(3)]
     alone = llm.generate(["one", "two", "three"], free, use_tqdm=False)

@@ -66,12 +66,18 @@ def _of_response_format(value: dict[str, Any]) -> dict[str, Any] | None:
         return {"json_object": True}
     if kind == "json_schema":
         described = value.get("json_schema")
+        if described is None:
+            message = "response_format.json_schema must be provided where its type is json_schema"
+            raise VLLMValidationError(message, "response_format")
         schema = described.get("schema", described.get("json_schema")) if isinstance(described, dict) else None
         if not isinstance(schema, dict):
             message = "response_format.json_schema.schema must be a JSON schema"
             raise VLLMValidationError(message, "response_format", described)
         return {"json": schema}
     if kind == "structural_tag":
+        if not value.get("format") and "structures" not in value:
+            message = "Invalid response_format structural_tag: it needs a format, or structures and triggers"
+            raise VLLMValidationError(message, "response_format")
         return {"structural_tag": {name: each for name, each in value.items() if name != "type"}}
     message = f"response_format.type must be one of text, json_object, json_schema, structural_tag, got {shown(kind)}"
     raise VLLMValidationError(message, "response_format", kind)

@@ -21,7 +21,7 @@ from vllm.v1.messages import EngineCoreRequest
 from vllm.v1.sample.bad_words import spell_bad_words
 from vllm.v1.sample.contradictions import check_a_token_is_left
 from vllm.v1.sample.logits_processor import validate_params
-from vllm.v1.structured_output.grammar import grammar_text
+from vllm.v1.structured_output.grammar import grammar_text, wrong_form
 from vllm.v1.structured_output.matcher import grammars_of
 from vllm.v1.structured_output.readable import check_readable
 
@@ -187,8 +187,7 @@ class InputProcessor:
         except VLLMValidationError:
             raise
         except ValueError as error:
-            message = f"structured_outputs.{form.kind[0]} does not compile: {error}"
-            raise VLLMValidationError(message, "structured_outputs") from None
+            raise wrong_form(form.kind[0], f" does not compile: {error}") from None
         return grammar
 
     def check_request(self, request_id: Any, params: Any, priority: Any) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from decimal import Decimal
 from math import lcm
@@ -11,6 +12,7 @@ from typing import Any
 from vllm.exceptions import VLLMValidationError
 from vllm.params.structured import StructuredOutputsParams
 from vllm.v1.structured_output.gbnf import is_gbnf, lark_of_gbnf
+from vllm.v1.structured_output.structural_tags import tag_text
 from vllm.v1.structured_output.thinking import with_thinking
 
 MAX_GRAMMAR_CHARS = 2**19
@@ -27,6 +29,11 @@ _MAX_REMAINDERS = 100_000
 _MAPS = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
 _INNER = ("items", "prefixItems", "additionalProperties", "anyOf", "oneOf", "allOf", "not", "if", "then", "else")
 
+
+_INVALID = {
+    "grammar": "Invalid grammar specification: ",
+    "structural_tag": "Invalid structured_outputs structural_tag: ",
+}
 
 _OPTIONS = "%llguidance"  # and an object: the first line of a grammar
 
@@ -48,11 +55,19 @@ def grammar_text(params: StructuredOutputsParams) -> str:
     except (ValueError, RecursionError) as error:
         if isinstance(error, VLLMValidationError):
             raise
-        raise VLLMValidationError(f"structured_outputs.{kind}: {error}", "structured_outputs", value) from None
+        raise wrong_form(kind, f": {error}", value) from None
     if len(text) > MAX_GRAMMAR_CHARS:
         message = f"structured_outputs.{kind} must have at most {MAX_GRAMMAR_CHARS} characters, got {len(text)}"
         raise VLLMValidationError(message, "structured_outputs", len(text))
     return with_thinking(params.thinking, text)
+
+
+def wrong_form(kind: str, reason: str, value: Any = None) -> VLLMValidationError:
+    """What is said of a form that cannot be honoured, with the words that callers look for."""
+    if re.search("recursion (depth|limit)", reason):
+        reason, value = ": it is nested too deeply", None
+    message = f"{_INVALID.get(kind, '')}structured_outputs.{kind}{reason}"
+    return VLLMValidationError(message, "structured_outputs", value)
 
 
 def schema_of(params: StructuredOutputsParams) -> Any:
@@ -64,6 +79,11 @@ def _of_schema(value: Any, params: StructuredOutputsParams) -> str:
     from llguidance import LLMatcher
 
     schema = json.loads(value) if isinstance(value, str) else value
+    return LLMatcher.grammar_from_json_schema(json.dumps(_schema(schema, params)))
+
+
+def _schema(schema: Any, params: StructuredOutputsParams) -> dict[str, Any]:
+    """The schema as llguidance is to compile it."""
     if not isinstance(schema, (dict, bool)):
         raise ValueError(f"a JSON schema is an object, got {type(schema).__name__}")
     schema = known_formats(schema)
@@ -73,7 +93,7 @@ def _of_schema(value: Any, params: StructuredOutputsParams) -> str:
     options: Any = {"whitespace_pattern": params.whitespace_pattern or WHITE_SPACE}
     if params.disable_any_whitespace:
         options = {"whitespace_flexible": False}
-    return LLMatcher.grammar_from_json_schema(json.dumps(schema), overrides=options)
+    return {**schema, "x-guidance": options}
 
 
 def _changed(schema: Any, change: Callable[[dict[str, Any]], None]) -> Any:
@@ -166,21 +186,9 @@ def _unforced(lark: str) -> str:
     return f"{_OPTIONS} {json.dumps(options | {'no_forcing': True})}\n{lark}"
 
 
-def _of_tags(value: str, params: StructuredOutputsParams) -> str:
-    """{"structures": [{"begin", "schema", "end"}, ...], "triggers": [...]}: free text, but after a trigger one of the
-    structures that begin with it."""
-    from llguidance import StructTag
-
-    tags = json.loads(value) if isinstance(value, str) else value
-    if not isinstance(tags, dict) or not {"structures", "triggers"} <= tags.keys():
-        raise ValueError('must be an object with "structures" and "triggers"; other structural tags are not supported')
-    structures = []
-    for each in tags["structures"]:
-        trigger = next((one for one in tags["triggers"] if each["begin"].startswith(one)), None)
-        if trigger is None:
-            raise ValueError(f"no trigger begins the structure {each['begin']!r}")
-        structures.append(StructTag(trigger=trigger, begin=each["begin"], grammar=each["schema"], end=each["end"]))
-    return StructTag.to_grammar(structures)
+def _of_tags(value: Any, params: StructuredOutputsParams) -> str:
+    tag = json.loads(value) if isinstance(value, str) else value
+    return tag_text(tag, lambda schema: _schema(schema, params))
 
 
 _MAKERS: dict[str, Callable[[Any, StructuredOutputsParams], str]] = {

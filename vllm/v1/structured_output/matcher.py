@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
@@ -13,6 +14,7 @@ import numpy as np
 from vllm.config import ModelConfig
 from vllm.exceptions import VLLMValidationError
 from vllm.tokenizers.tokenizer import get_tokenizer
+from vllm.v1.structured_output.structural_tags import lark_of_tag, split_tag
 from vllm.v1.structured_output.thinking import ThinkingMatcher, split_thinking
 
 MAX_CACHED_CHARS = 2**20
@@ -81,6 +83,12 @@ class Grammars:
                 raise
             raise _unusable(f"llguidance does not read this model's tokenizer: {error}") from None
         self._vocab_size, self._eos_token_ids = vocab_size, ends
+        added = json.loads(tokenizer_json).get("added_tokens") or ()
+        self._special = {
+            each["content"]: each["id"]
+            for each in added
+            if each["id"] < vocab_size and self._tokenizer.is_special_token(each["id"])
+        }
         self._compiled: OrderedDict[str, Any] = OrderedDict()
         self._num_chars = 0
         self._lock = threading.Lock()
@@ -125,8 +133,10 @@ class Grammars:
     def _compile(self, grammar: str) -> Any:
         from llguidance import LLMatcher
 
+        tag = split_tag(grammar)
+        lark = grammar if tag is None else lark_of_tag(tag, self._special)
         # Without the interpreter's lock.
-        compiled = LLMatcher(self._tokenizer, grammar, log_level=0)
+        compiled = LLMatcher(self._tokenizer, lark, log_level=0)
         reason = compiled.get_error() if compiled.is_error() else self._first_error(Matcher(compiled.deep_copy()))
         if reason is not None:
             reason = " ".join(reason.split())
@@ -141,6 +151,13 @@ class Grammars:
                     dropped, _ = self._compiled.popitem(last=False)
                     self._num_chars -= len(dropped)
         return compiled
+
+
+def all_bits_but(token_ids: Iterable[int], vocab_size: int) -> np.ndarray:
+    """A mask, as Matcher.fill_mask has it, of all tokens but these."""
+    allowed = np.arange(32 * -(-vocab_size // 32)) < vocab_size
+    allowed[[each for each in token_ids if each < vocab_size]] = False
+    return np.packbits(allowed, bitorder="little").view(np.int32)
 
 
 def grammars_of(config: ModelConfig) -> Grammars:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from vllm.config import ModelConfig
 from vllm.sampling_params import SamplingParams
-from vllm.v1.structured_output.matcher import Matcher, ThinkingMatcher, grammars_of
+from vllm.v1.structured_output.matcher import Matcher, ThinkingMatcher, all_bits_but, grammars_of
 from vllm.v1.worker.gpu.buffer_utils import upload
 from vllm.v1.worker.gpu.sample.vocab import WHOLE, WholeVocab
 from vllm.v1.worker.gpu.states import RequestStates
@@ -31,6 +31,9 @@ class GrammarState:
         self._vocab = vocab
         self._matchers: dict[int, Matcher | ThinkingMatcher] = {}
         self._reads: set[int] = set()
+        # Of slots with min_tokens, the bits of all tokens but those that end them; and where only those are allowed.
+        self._others: dict[int, np.ndarray] = {}
+        self._ending: set[int] = set()
         # Slots to which forced tokens may be appended undrawn, and the tokens that they may generate.
         self._limits: dict[int, int] = {}
 
@@ -42,6 +45,9 @@ class GrammarState:
         self.remove_request(slot)
         if params.grammar is not None:
             self._matchers[slot] = grammars_of(self._config).start(params.grammar)
+            if params.min_tokens:
+                ends = [*self._config.hf_config.eos_token_ids, *(params.stop_token_ids or ())]
+                self._others[slot] = all_bits_but(ends, self._config.vocab_size)
             if _takes_runs(params):
                 self._limits[slot] = params.max_tokens or 0
         if params.grammar_readings:
@@ -50,6 +56,7 @@ class GrammarState:
     def remove_request(self, slot: int) -> None:
         self._matchers.pop(slot, None)
         self._limits.pop(slot, None)
+        self._others.pop(slot, None)
         self._reads.discard(slot)
 
     def uses(self, slots: np.ndarray) -> np.ndarray:
@@ -60,6 +67,7 @@ class GrammarState:
     ) -> tuple[dict[int, str], AllowedMass | None]:
         """Set what the grammars forbid to -inf, in place, before anything else has changed the logits. Returns row ->
         why its grammar cannot go on, and what they allow of rows that read it."""
+        self._ending.clear()
         if not self.in_use:
             return {}, None
         rows = np.flatnonzero(self.uses(slots))
@@ -69,6 +77,8 @@ class GrammarState:
             error = self._follow(slot, states) or self._matchers[slot].fill_mask(mask)
             if error is not None:
                 errors[row] = f"structured_outputs: {error}"
+            elif slot in self._others and not (mask & self._others[slot]).any():
+                self._ending.add(slot)
         if not len(rows):
             return errors, None
         # On all ranks alike, as they exchange sums.
@@ -79,6 +89,10 @@ class GrammarState:
         if before is None:
             return errors, None
         return errors, AllowedMass(reading, (self._vocab.log_sums(logits[read]) - before).clamp(max=0.0))
+
+    def ending(self, slots: np.ndarray) -> np.ndarray:
+        """bool [R]: rows that `apply` left nothing but an end, which min_tokens must not forbid, then."""
+        return np.fromiter(map(self._ending.__contains__, slots.tolist()), dtype=bool, count=len(slots))
 
     def forced_runs(self, slots: np.ndarray, states: RequestStates) -> dict[int, list[int]]:
         """By index into `slots`, the tokens that follow the last one without a choice. One token is left to be drawn:

@@ -84,11 +84,12 @@ class LogitBiasState:
     def _may_not_stop(self, slots: np.ndarray, states: RequestStates) -> np.ndarray:
         return states.total_len[slots] - states.prompt_len[slots] < self._min_tokens[slots]
 
-    def apply(self, logits: Tensor, slots: np.ndarray, states: RequestStates) -> None:
+    def apply(self, logits: Tensor, slots: np.ndarray, states: RequestStates, may_stop: np.ndarray) -> None:
+        """In place, [R, V]. `may_stop`: bool [R], rows that must stop whatever min_tokens says."""
         for rows, step in (
             (self._allowed_ids.count[slots] > 0, self._apply_allowed),
             (self._bias_ids.count[slots] > 0, self._apply_bias),
-            (self._may_not_stop(slots, states), self._apply_min_tokens),
+            (self._may_not_stop(slots, states) & ~may_stop, self._apply_min_tokens),
         ):
             if rows.any():
                 index = upload(np.flatnonzero(rows), logits.device)[:, None]

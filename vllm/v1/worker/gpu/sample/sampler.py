@@ -248,7 +248,7 @@ class Sampler:
     ) -> tuple[Tensor, dict[int, str], Tensor | None]:
         """Process a workspace, float32 [R, V], in place. Returns what the draw has still to divide by, float32 [R]; row
         -> how its logits processor failed; this rank's maxima after logits processors, float32 [R], None: none ran."""
-        self.logit_bias.apply(logits, slots, states)
+        self.logit_bias.apply(logits, slots, states, self.grammars.ending(slots))
         self.bad_words.apply(logits, slots, states)
         errors = self.request_processors.apply(logits, slots, states)
         if self.custom is not None:
