@@ -110,6 +110,7 @@ def test_a_stream_that_is_met_in_its_middle():
     before = "Here is my thought process: a"
     delta = parser.extract_reasoning_streaming(before, before + " b", " b", [], [], [])
     assert delta.reasoning == " b"
+    assert parser.extract_reasoning_streaming(None, "Here", "Here", [], [], []) is None
 
 
 def test_answers_in_markers():

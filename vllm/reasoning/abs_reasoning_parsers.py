@@ -126,7 +126,7 @@ class ReasoningParser:
         """What the next piece of the answer adds; None: nothing yet."""
         if self._machine is None or not previous_text:
             self._machine = Machine(lambda reader: self.read(reader, self._is_inside))
-            self._machine.feed(previous_text)
+            self._machine.feed(previous_text or "")
         return as_delta(self._machine.feed(delta_text))
 
     def adjust_request(self, request: Any) -> Any:
