@@ -117,6 +117,10 @@ def _take_ordered(tensor: QuantizedTensor, order: Tensor, columns: range) -> Qua
         for name, part in (("scales", tensor.scales), ("offsets", tensor.offsets), ("zero_points", tensor.zero_points))
         if isinstance(part, Tensor)
     }
+    # Neighbours may have been scaled together: each group takes what scales it along.
+    for name, part in (("super_scales", tensor.super_scales), ("super_offsets", tensor.super_offsets)):
+        if part is not None:
+            taken[name] = part[:, groups // (tensor.num_groups // part.shape[1])]
     return replace(
         tensor,
         codes=tensor.plain_codes()[:, places],

@@ -27,6 +27,7 @@ from vllm.ops.block_codes import BlockCodes
 from vllm.ops.quantized_panels import pack_panels
 from vllm.ops.quantized_tensor import concatenate
 from vllm.quantization.formats.gguf import FLOATS, TYPES, read_blocks, tensor_name
+from vllm.quantization.weight import QuantizedWeight
 
 gguf = pytest.importorskip("gguf", reason="gguf is not installed")
 
@@ -98,6 +99,18 @@ def test_blocks_are_packed_as_unpacked_codes_are(kind: str) -> None:
     if TYPES[NUMBERS[kind]][1] == 256:
         part = joined.take_columns(32, 288)
         assert torch.equal(part.dequantize(), joined.dequantize()[:, 32:288])
+
+
+@pytest.mark.parametrize("kind", NUMBERS)
+def test_ranks_share_blocks_of_inputs_in_another_order(kind: str) -> None:
+    """Of a block of 256 one has all inputs, or half of them."""
+    tensor = read_blocks(torch.from_numpy(random_blocks(kind, 3, 1024)), tensor_name(NUMBERS[kind]))
+    order = torch.arange(1024).view(4, 2, 128).transpose(0, 1).flatten()
+    weight = QuantizedWeight(replace(tensor, input_order=order), "m.gguf")
+    assert torch.equal(weight.tensor.dequantize()[:, order], tensor.dequantize())
+    for columns in (range(512), range(512, 1024), range(256)):
+        part = weight.take_columns(columns).tensor
+        assert torch.equal(part.dequantize(), weight.tensor.dequantize()[:, columns.start : columns.stop])
 
 
 def write(path: Path, kinds: dict[str, str], tied: bool = False, greatest: float = 0.0) -> LlamaForCausalLM:

@@ -34,6 +34,8 @@ LATENT |= {"attention.value_length": 16, "expert_count": 384, "expert_used_count
 MIMO = COMMON | {"attention.sliding_window": 8, "attention.sliding_window_pattern": [True, False, True, False]}
 YARN = COMMON | {"rope.scaling.type": "yarn", "rope.scaling.factor": 4.0}
 
+SSM = COMMON | {"ssm.inner_size": 64, "ssm.state_size": 16, "ssm.conv_kernel": 4, "ssm.time_step_rank": 2}
+
 
 def file(arch: str, header: dict[str, Any], *tensors: str) -> Any:
     metadata = {"general.architecture": arch} | {f"{arch}.{key}": value for key, value in header.items()}
@@ -55,6 +57,12 @@ def file(arch: str, header: dict[str, Any], *tensors: str) -> Any:
             "",
             "general.architecture=rwkv7 is not supported: its kind of recurrent state is not implemented",
         ),
+        ("mamba2", SSM | {"ssm.time_step_rank": 0}, "", "ssm.time_step_rank must be a positive integer, got 0"),
+        ("mamba2", SSM | {"ssm.time_step_rank": 3}, "", "ssm.inner_size must be a multiple of ssm.time_step_rank=3"),
+        ("granitehybrid", SSM | {"ssm.inner_size": 48}, "", "must be a multiple of embedding_length=32, got 48"),
+        ("granitehybrid", SSM | {"attention.head_count_kv": [0, 1, 2, 0]}, "", "the same in all layers that have any"),
+        ("nemotron_h", SSM, "blk.0.ssm_in.weight", r"layers must have one of ssm_in, .*, got \[''\]"),
+        ("kimi-linear", LATENT | {"expert_gating_func": 1}, "", "expert_gating_func must be 2, sigmoids"),
         ("llada", {}, "", "general.architecture=llada is not supported: it fills in masked tokens"),
         ("klingon", {}, "", "general.architecture must be one of afmoe, .*, xverse, got 'klingon'"),
         ("eurobert", COMMON, "cls.output.weight", "cls.output.weight of eurobert is not supported"),
@@ -74,6 +82,12 @@ def file(arch: str, header: dict[str, Any], *tensors: str) -> Any:
 def test_refusals(arch: str, header: dict[str, Any], tensor: str, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         hf_config(file(arch, header, *filter(None, [tensor])), "float32")
+
+
+def test_layers_at_no_one_distance() -> None:
+    tensors = [f"blk.{index}.attn_q.weight" for index in (0, 1, 3)]
+    with pytest.raises(ValueError, match=r"attn_layers must follow each other at one distance, got \[0, 1, 3\]"):
+        hf_config(file("jamba", SSM, *tensors), "float32")
 
 
 def test_heads_and_widths_by_layer() -> None:

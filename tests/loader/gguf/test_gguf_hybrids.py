@@ -165,7 +165,7 @@ CASES: dict[str, tuple[str, str, dict[str, Any], dict[str, Any]]] = {
         SIZES | DELTA,
         DELTA_HEADER | {"rope.dimension_sections": [2, 1, 1, 0]},
     ),
-    # A block of the file has values of two heads: that matrix is de-quantised.
+    # A block of the file has values of two heads.
     "qwen35-narrow": (
         "qwen35",
         "Qwen3_5ForCausalLM",
@@ -288,5 +288,22 @@ def test_readings_equal_the_original(case: str, tmp_path: Any, monkeypatch: pyte
     header = {"block_count": model.config.num_hidden_layers} | header
     write(tmp_path / "m.gguf", arch, converted(case, model), header, None, Q8_0)
     llm = make_llm(tmp_path / "m.gguf")
-    assert llm.llm_engine.vllm_config.model_config.hf_config.architectures == (class_name,)
+    config = llm.llm_engine.vllm_config.model_config.hf_config
+    assert config.architectures == (class_name,)
+    if arch.startswith("qwen35"):
+        # The order of heads is no reason to give blocks up.
+        heads = config.raw["quantization_config"]["input_heads"]
+        assert heads == {f"model.layers.{index}.linear_attn.out_proj": [2, 2] for index in (0, 2)}
     assert_reads(generate(llm, PROMPTS), model, PROMPTS)
+
+
+def test_rates_above_0(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of files that have A_log as it is."""
+    monkeypatch.setenv("VLLM_CACHE_ROOT", str(tmp_path / "cache"))
+    arch, class_name, options, header = CASES["mamba2"]
+    model = converted("mamba2", make(class_name, options))
+    state = {name: -value if name.endswith("A_log") else value for name, value in model.state_dict().items()}
+    model.state_dict = lambda: state
+    write(tmp_path / "m.gguf", arch, model, header, None)
+    with pytest.raises(ValueError, match=r"m.gguf: tensor blk.0.ssm_a must have no values above 0"):
+        make_llm(tmp_path / "m.gguf")

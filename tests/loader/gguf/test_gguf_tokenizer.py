@@ -122,6 +122,8 @@ def test_unigram_takes_the_likeliest_pieces(tmp_path: Path) -> None:
         ("llama-bpe", "It'S 1234 ok!\n\n x", ["It", "'S", " ", "123", "4", " ok", "!\n\n", " x"]),
         ("jais-2", "It's 1234       b   c\n", ["It", "'s", " ", "123", "4", "    ", "  ", " b", "  ", " c", "\n"]),
         ("qwen2", "a 12\n\n\nb  c", ["a", " ", "1", "2", "\n\n\n", "b", " ", " c"]),
+        ("qwen35", "a 12\nbe\u0301c!\n", ["a", " ", "1", "2", "\n", "be\u0301c", "!\n"]),
+        ("lfm2", "It'S 1234 ok!", ["It", "'S", " ", "123", "4", " ok", "!"]),
         ("tekken", "fooBar 12 a/\nb", ["foo", "Bar", " ", "1", "2", " a", "/\n", "b"]),
         ("gpt-4o", "fooBar's 1234", ["foo", "Bar's", " ", "123", "4"]),
         ("falcon", "a-b 12345", ["a", "-", "b", " ", "123", "45"]),
@@ -135,7 +137,7 @@ def test_unigram_takes_the_likeliest_pieces(tmp_path: Path) -> None:
     ],
 )
 def test_words_of_byte_level_vocabularies(name: str, text: str, words: list[str]) -> None:
-    bytes_of_space = {" ": "\u0120", "\n": "\u010a", "ö": "\u00c3\u00b6"}
+    bytes_of_space = {" ": "\u0120", "\n": "\u010a", "ö": "\u00c3\u00b6", "\u0301": "\u00cc\u0123"}
     got = [word for word, _ in pre_tokenizer(name).pre_tokenize_str(text)]
     assert got == ["".join(bytes_of_space.get(char, char) for char in word) for word in words]
 

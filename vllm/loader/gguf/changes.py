@@ -24,7 +24,8 @@ Array = np.ndarray[Any, Any]
 class Weight:
     """One tensor of the checkpoint: `tensor` of the file, its rows from `rows` if given (of a stack of matrices, the
     rows of all), then those of `others`, changed by `change`, which with `keeps_rows` only orders rows; or `value` from
-    the header."""
+    the header. `heads`: what `change` does is to order columns, which lie in the file as (heads of a group, groups,
+    size); blocks stay as they are, and their format is told."""
 
     name: str
     shape: tuple[int, ...]
@@ -34,6 +35,7 @@ class Weight:
     keeps_rows: bool = True
     value: float | None = None
     others: tuple[str, ...] = ()
+    heads: tuple[int, int] | None = None
 
     def ggml_type(self, file: GGUFFile) -> int:
         """Type of the file's tensor; F32 for a value from the header."""
@@ -51,7 +53,8 @@ class Weight:
     def blocks(self, file: GGUFFile) -> Array:
         """The file's bytes, uint8 [rows, bytes of a row], in the checkpoint's order."""
         assert self.keeps_rows
-        return self._changed(file, np.concatenate([file.blocks(tensor) for tensor in (self.tensor, *self.others)]))
+        value = np.concatenate([file.blocks(tensor) for tensor in (self.tensor, *self.others)])
+        return value if self.heads is not None else self._changed(file, value)
 
     def _changed(self, file: GGUFFile, value: Array) -> Array:
         if self.rows is not None:

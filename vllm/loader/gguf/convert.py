@@ -83,15 +83,16 @@ def _convert(
     file = GGUFFile(path)
     config = hf_config(file, dtype)
     has_blocks = keeps_blocks and ARCHITECTURES[file.metadata["general.architecture"]].keeps_blocks
+    planned = [_Planned(weight, file, getattr(torch, dtype), has_blocks) for weight in weights(file)]
     if has_blocks:
-        config["quantization_config"] = {"quant_method": "gguf"}
+        heads = dict(tensor.heads for tensor in planned if tensor.heads is not None)
+        config["quantization_config"] = {"quant_method": "gguf"} | ({"input_heads": heads} if heads else {})
     _write_json(folder / "config.json", config)
     _write_json(folder / "generation_config.json", special_ids(file))
     if not _copy_tokenizer(siblings, folder):
         with contextlib.nullcontext() if needs_tokenizer else contextlib.suppress(ValueError):
             _write_tokenizer(file, folder)
     write_pooling(file, folder)
-    planned = [_Planned(weight, file, getattr(torch, dtype), has_blocks) for weight in weights(file)]
     widened = sorted({tensor.kind for tensor in planned if keeps_blocks and tensor.is_widened})
     if widened:
         logger.warning("%s: tensors of %s are de-quantised to %s", path.name, ", ".join(widened), dtype)
@@ -125,10 +126,16 @@ class _Planned:
         if self.dtype != dtype:
             self.name = f"{weight.name.removesuffix('.weight')}.{tensor_name(ggml_type)}"
 
+    @property
+    def heads(self) -> tuple[str, tuple[int, int]] | None:
+        """A module whose blocks have inputs in the file's order, and the heads of these."""
+        heads = self._weight.heads if self._is_kept else None
+        return None if heads is None else (self._weight.name.removesuffix(".weight"), heads)
+
     def place(self, files: list[Path]) -> Place | None:
         """Where in one of the `files` it is as it is; None: nowhere, or where no tensor may begin."""
         weight = self._weight
-        if not self._is_kept or weight.change is not None or weight.others:
+        if not self._is_kept or (weight.change is not None and weight.heads is None) or weight.others:
             return None
         tensor, dtype = self._file.tensors[weight.tensor], str(self.dtype).removeprefix("torch.")
         row_bytes = tensor.num_bytes // math.prod(tensor.shape[:-1])

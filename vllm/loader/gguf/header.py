@@ -94,6 +94,10 @@ class GGUFHeader:
             raise self.wrong(key, f"must have {self._blocks} values, got {len(values)}")
         return values[: self.layers]
 
+    def size(self, key: str) -> int:
+        """A positive integer that must be there."""
+        return self._count(key, self.need(key))
+
     def of_some(self, key: str, default: Any) -> Any:
         """A value for each layer that is 0 in some and the same in the others; `default` where it is 0 in all."""
         values = self.by_layer(key)

@@ -36,7 +36,7 @@ def _attention(h: GGUFHeader) -> Config:
 
 def _expansion(h: GGUFHeader) -> int:
     """Channels of a state for each one of the model."""
-    inner = h.need("ssm.inner_size")
+    inner = h.size("ssm.inner_size")
     if inner % h.hidden:
         raise h.wrong("ssm.inner_size", f"must be a multiple of embedding_length={h.hidden}, got {inner}")
     return inner // h.hidden
@@ -44,7 +44,7 @@ def _expansion(h: GGUFHeader) -> int:
 
 def _head_dim(h: GGUFHeader) -> int:
     """Channels of a head of a state."""
-    inner, heads = h.need("ssm.inner_size"), h.need("ssm.time_step_rank")
+    inner, heads = h.size("ssm.inner_size"), h.size("ssm.time_step_rank")
     if inner % heads:
         raise h.wrong("ssm.inner_size", f"must be a multiple of ssm.time_step_rank={heads}, got {inner}")
     return inner // heads
@@ -76,10 +76,10 @@ def lfm2_moe(h: GGUFHeader) -> Config:
 def mamba(h: GGUFHeader) -> Config:
     """Mamba, or Falcon Mamba where steps, B and C are normalised."""
     config = _mixer(h, "layer_norm_epsilon") | {
-        "intermediate_size": h.need("ssm.inner_size"),
-        "state_size": h.need("ssm.state_size"),
-        "time_step_rank": h.need("ssm.time_step_rank"),
-        "conv_kernel": h.need("ssm.conv_kernel"),
+        "intermediate_size": h.size("ssm.inner_size"),
+        "state_size": h.size("ssm.state_size"),
+        "time_step_rank": h.size("ssm.time_step_rank"),
+        "conv_kernel": h.size("ssm.conv_kernel"),
         "use_bias": h.has("blk.0.ssm_in.bias"),
         "use_conv_bias": h.has("blk.0.ssm_conv1d.bias"),
     }
@@ -91,11 +91,11 @@ def mamba(h: GGUFHeader) -> Config:
 def mamba2(h: GGUFHeader) -> Config:
     return _mixer(h, "layer_norm_epsilon") | {
         "expand": _expansion(h),
-        "num_heads": h.need("ssm.time_step_rank"),
+        "num_heads": h.size("ssm.time_step_rank"),
         "head_dim": _head_dim(h),
-        "state_size": h.need("ssm.state_size"),
+        "state_size": h.size("ssm.state_size"),
         "n_groups": h.get("ssm.group_count", 1),
-        "conv_kernel": h.need("ssm.conv_kernel"),
+        "conv_kernel": h.size("ssm.conv_kernel"),
         "use_bias": h.has("blk.0.ssm_in.bias"),
         "use_conv_bias": h.has("blk.0.ssm_conv1d.bias"),
     }
@@ -105,11 +105,11 @@ def _mamba2(h: GGUFHeader) -> Config:
     """Mamba 2 of models that have attention, too."""
     first = next((index for index, has in enumerate(h.having("ssm_in.weight")) if has), 0)
     return {
-        "mamba_n_heads": h.need("ssm.time_step_rank"),
+        "mamba_n_heads": h.size("ssm.time_step_rank"),
         "mamba_d_head": _head_dim(h),
-        "mamba_d_state": h.need("ssm.state_size"),
+        "mamba_d_state": h.size("ssm.state_size"),
         "mamba_n_groups": h.get("ssm.group_count", 1),
-        "mamba_d_conv": h.need("ssm.conv_kernel"),
+        "mamba_d_conv": h.size("ssm.conv_kernel"),
         "mamba_conv_bias": h.has(f"blk.{first}.ssm_conv1d.bias"),
         "mamba_proj_bias": h.has(f"blk.{first}.ssm_in.bias"),
     }
@@ -145,7 +145,7 @@ def falcon_h1(h: GGUFHeader) -> Config:
         | {
             "intermediate_size": h.uniform("feed_forward_length"),
             "rope_parameters": rope_parameters(h),
-            "mamba_d_ssm": h.need("ssm.inner_size"),
+            "mamba_d_ssm": h.size("ssm.inner_size"),
             "mamba_rms_norm": h.has("blk.0.ssm_norm.weight"),
             "mamba_norm_before_gate": False,
             "projectors_bias": h.has("blk.0.ssm_out.bias"),
@@ -202,9 +202,9 @@ def _mamba1(h: GGUFHeader) -> Config:
     return {
         "intermediate_size": h.uniform("feed_forward_length"),
         "mamba_expand": _expansion(h),
-        "mamba_d_state": h.need("ssm.state_size"),
-        "mamba_d_conv": h.need("ssm.conv_kernel"),
-        "mamba_dt_rank": h.need("ssm.time_step_rank"),
+        "mamba_d_state": h.size("ssm.state_size"),
+        "mamba_d_conv": h.size("ssm.conv_kernel"),
+        "mamba_dt_rank": h.size("ssm.time_step_rank"),
         "mamba_conv_bias": h.has(f"blk.{first}.ssm_conv1d.bias"),
         "mamba_proj_bias": h.has(f"blk.{first}.ssm_in.bias"),
     }
@@ -224,11 +224,11 @@ def _delta_rule(h: GGUFHeader) -> Config:
     """Linear attention of Qwen's models."""
     return _attention(h) | {
         "rope_parameters": partial_rope(h),
-        "linear_num_key_heads": h.need("ssm.group_count"),
-        "linear_num_value_heads": h.need("ssm.time_step_rank"),
-        "linear_key_head_dim": h.need("ssm.state_size"),
+        "linear_num_key_heads": h.size("ssm.group_count"),
+        "linear_num_value_heads": h.size("ssm.time_step_rank"),
+        "linear_key_head_dim": h.size("ssm.state_size"),
         "linear_value_head_dim": _head_dim(h),
-        "linear_conv_kernel_dim": h.need("ssm.conv_kernel"),
+        "linear_conv_kernel_dim": h.size("ssm.conv_kernel"),
         "layer_types": _kinds(h, "attn_q.weight", _LINEAR),
     }
 
@@ -262,8 +262,8 @@ def kimi(h: GGUFHeader) -> Config:
         "v_head_dim": h.get("attention.value_length_mla") or h.need("attention.value_length"),
         "layer_types": _kinds(h, "attn_kv_a_mqa.weight", _LINEAR),
         "linear_num_heads": h.heads,
-        "linear_head_dim": h.need("kda.head_dim"),
-        "linear_conv_kernel_dim": h.need("ssm.conv_kernel"),
+        "linear_head_dim": h.size("kda.head_dim"),
+        "linear_conv_kernel_dim": h.size("ssm.conv_kernel"),
         "num_shared_experts": h.get("expert_shared_count", 0),
         "moe_renormalize": True,
     }

@@ -14,6 +14,11 @@ _LLAMA3 = rf"{_CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}{{1,3}}|{_RES
 _RUNS = "|".join(rf"\s{{{length}}}(?!\S)" for length in (512, 256, 128, 64, 32, 16, 8, 4))
 _JAIS2 = _LLAMA3.removesuffix(r"|\s+(?!\S)|\s+") + rf"|{_RUNS}|\s{{1,2}}(?!\S)|\s"
 _QWEN2 = rf"{_CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}|{_REST}"
+# Marks belong to words.
+_QWEN35 = (
+    rf"{_CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?[\p{{L}}\p{{M}}]+|\p{{N}}| ?[^\s\p{{L}}\p{{M}}\p{{N}}]+[\r\n]*|"
+    r"\s*[\r\n]+|\s+(?!\S)|\s+"
+)
 _UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
 _CASED_REST = r" ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 _TEKKEN = rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*|\p{{N}}|{_CASED_REST}"
@@ -51,9 +56,10 @@ _NAMES: dict[tuple[str, ...], str] = {
     (_GPT2,): "gpt-2 phi-2 mpt olmo jais trillion jina-es jina-de jina-v1-en jina-v2-es jina-v2-de jina-v2-code "
     "roberta-bpe gigachat exaone4 a.x-4.0 mellum modern-bert",
     (_DIGITS, _GPT2): "starcoder refact command-r smollm codeshell exaone minerva-7b",
-    (_LLAMA3,): "llama3 llama-v3 llama-bpe falcon3 falcon-h1 pixtral midm-2.0 dbrx smaug-bpe glm4 chatglm-bpe",
+    (_LLAMA3,): "llama3 llama-v3 llama-bpe falcon3 falcon-h1 pixtral midm-2.0 lfm2 dbrx smaug-bpe glm4 chatglm-bpe",
     (_JAIS2,): "jais-2",
     (_QWEN2,): "qwen2 stablelm2 deepseek-r1-qwen megrez kormo hunyuan grok-2 solar-open",
+    (_QWEN35,): "qwen35",
     (_TEKKEN,): "tekken",
     (_GPT4O,): "gpt-4o llama4 kanana2 minimax-m2",
     (_BLOOM,): "bloom poro-chat gpt3-finnish",
@@ -69,7 +75,7 @@ _NAMES: dict[tuple[str, ...], str] = {
 _STEPS = {name: steps for steps, names in _NAMES.items() for name in names.split()}
 
 # A word that is in the vocabulary is one token, whatever the merges; and a prompt begins with BOS unless told.
-WHOLE_WORDS = frozenset("llama3 llama-v3 llama-bpe falcon3 falcon-h1 pixtral midm-2.0 tekken".split())
+WHOLE_WORDS = frozenset("llama3 llama-v3 llama-bpe falcon3 falcon-h1 pixtral midm-2.0 lfm2 tekken".split())
 
 
 def pre_tokenizer(name: str) -> Any:

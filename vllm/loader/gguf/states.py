@@ -37,7 +37,7 @@ def _logarithm(header: GGUFHeader, weight: Weight, value: Array) -> Array:
 
 def _in_turn(header: GGUFHeader) -> tuple[int, int, int]:
     """Heads of keys, of values for each of these, and the size of a value."""
-    keys, heads, inner = (header.need(f"ssm.{key}") for key in ("group_count", "time_step_rank", "inner_size"))
+    keys, heads, inner = (header.size(f"ssm.{key}") for key in ("group_count", "time_step_rank", "inner_size"))
     if heads % keys or inner % heads:
         raise header.wrong("ssm.time_step_rank", f"must divide ssm.inner_size={inner} and be a multiple of {keys}")
     return keys, heads // keys, inner // heads
@@ -62,16 +62,15 @@ def _rows_by_key(width: Callable[[int], int], is_last: bool = False) -> Change:
 
 
 def _columns_by_key(header: GGUFHeader, weight: Weight) -> list[Weight]:
-    """As `_rows_by_key`, of the columns. Blocks can be kept where a value has whole ones."""
-    keys, share, size = _in_turn(header)
-    entry = header.file.tensors[weight.tensor]
-    block = TYPES[entry.ggml_type][1] if entry.ggml_type in TYPES else 1
+    """As `_rows_by_key`, of the columns."""
+    keys, share, _ = _in_turn(header)
 
     def reorder(value: Array) -> Array:
         heads = value.reshape(len(value), share, keys, -1)
         return np.ascontiguousarray(heads.swapaxes(1, 2)).reshape(value.shape)
 
-    return [replace(weight, change=reorder, keeps_rows=size % block == 0)]
+    is_stored = header.file.tensors[weight.tensor].ggml_type in TYPES
+    return [replace(weight, change=reorder, keeps_rows=is_stored, heads=(share, keys) if is_stored else None)]
 
 
 def _then(first: Change, second: Change) -> Change:

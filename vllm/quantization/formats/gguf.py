@@ -2,12 +2,14 @@
 
 A module with weight [N, K] has one tensor, named after GGML's type: uint8 [N, K / block * bytes of a block]. The blocks
 are defined by llama.cpp's ggml-common.h and its quants; what they stand for is gguf-py's `quants.dequantize`. Of 16-bit
-floats that are not the model's dtype it is [N, K] in theirs.
+floats that are not the model's dtype it is [N, K] in theirs. `input_heads` has modules whose inputs lie in the file as
+(heads of a group, groups, size of a head), where the model's are (groups, heads of a group, size): both counts.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -210,17 +212,26 @@ class GGUFConfig(StoredConfig):
     may_be_plain = True
     is_read_in_place = True
 
+    def __init__(self, config: dict[str, Any]) -> None:
+        super().__init__(config)
+        self._heads: dict[str, list[int]] = config.get("input_heads", {})
+
     def weight_format(self, module: str, stored: set[str]) -> WeightFormat:
         (name,) = stored & set(self.names)
-        return WeightFormat((name,), (), partial(self._read, name=name))
+        return WeightFormat((name,), (), partial(self._read, name=name, heads=self._heads.get(module)))
 
     @staticmethod
-    def _read(stored: StoredTensors, name: str) -> QuantizedWeight:
+    def _read(stored: StoredTensors, name: str, heads: list[int] | None) -> QuantizedWeight:
         if name in _FLOAT_BY_NAME:
             plain = plain_tensor(stored.take(name, _FLOAT_BY_NAME[name], None, None))
             return QuantizedWeight(plain, stored.name_of(name))
         data = stored.take(name, torch.uint8, None, None)
         try:
-            return QuantizedWeight(read_blocks(data, name), stored.name_of(name))
+            tensor = read_blocks(data, name)
+            if heads is not None:
+                share, groups = heads
+                order = torch.arange(tensor.codes.shape[1]).view(groups, share, -1).transpose(0, 1).flatten()
+                tensor = replace(tensor, input_order=order)
+            return QuantizedWeight(tensor, stored.name_of(name))
         except ValueError as error:
             raise stored.error(name, str(error)) from None
