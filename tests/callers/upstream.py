@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import upstream_survey
-from upstream_tables import ABSENT, DROPPED_FLAGS, FILES, MODELS, POOLING_MODELS, SKIPS
+from upstream_tables import ABSENT, ANY_TOKENIZER, DROPPED_FLAGS, FILES, MARKERS, MODELS, POOLING_MODELS, SKIPS
 
 HERE = Path(__file__).parent
 SUPPORT = HERE.parent / "support"
@@ -85,7 +85,7 @@ def prepare(tests: Path, work: Path) -> None:
     from pooling_models import make_pooling_models
     from word_model import make_word_model
 
-    model = make_word_model(work / "tiny", (file.read_text() for file in sorted(tests.rglob("*.py"))))
+    model = make_word_model(work / "tiny", (file.read_text() for file in sorted(tests.rglob("*.py"))), markers=MARKERS)
     pooling = make_pooling_models(work)
     places = {**dict.fromkeys(MODELS, model), **{name: pooling[kind] for name, kind in POOLING_MODELS.items()}}
     copy = work / "tests"
@@ -124,6 +124,8 @@ def run(work: Path, file: str, arguments: argparse.Namespace) -> Result:
     path = os.pathsep.join([str(ROOT), str(SUPPORT), str(work), *filter(None, [os.environ.get("PYTHONPATH")])])
     tables = {"SKIPS": SKIPS, "ABSENT": ABSENT, "DROPPED_FLAGS": DROPPED_FLAGS}
     env = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
+    if file.startswith(ANY_TOKENIZER):
+        env["UPSTREAM_TOKENIZER"] = str(work / "tiny")
     env |= {f"UPSTREAM_{name}": json.dumps(table) for name, table in tables.items()}
     xml = work / "result.xml"
     xml.unlink(missing_ok=True)

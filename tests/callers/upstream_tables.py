@@ -1,5 +1,7 @@
 """What runs of upstream's tests, over which model, and what does not run and why."""
 
+# ruff: noqa: RUF001  # markers of DeepSeek
+
 from __future__ import annotations
 
 FILES = (
@@ -38,6 +40,8 @@ FILES = (
     "utils_/test_func_utils.py",
     "utils_/test_hashing.py",
     "utils_/test_jsontree.py",
+    "reasoning",
+    "tool_parsers",
 )
 """What runs when no file is named, in this order: files, folders and patterns."""
 
@@ -73,6 +77,19 @@ MODELS = (
     "codellama/CodeLlama-7b-hf",
 )
 """Language models whose place the tiny one takes."""
+
+ANY_TOKENIZER = ("reasoning/", "tool_parsers/", "tool_use/", "parser/", "entrypoints/openai/", "entrypoints/anthropic/")
+"""Beginnings of files whose tests need some tokenizer: the tiny model's stands for all that are on the hub."""
+
+MARKERS = """
+    <think> </think> <tool_call> </tool_call> <tool_response> </tool_response> <|channel> <channel|>
+    <|tool_call> <tool_call|> <|turn> <turn|> <｜Assistant｜> <minimax:tool_call> </minimax:tool_call> <tool_calls>
+    </tool_calls> <|tool_calls_section_begin|> <|tool_calls_section_end|> <|tool_call_begin|> <|tool_call_end|>
+    <|tool_call_argument_begin|> <｜tool▁calls▁begin｜> <｜tool▁calls▁end｜> <｜tool▁call▁begin｜> <｜tool▁call▁end｜>
+    <｜tool▁sep｜> <|tool_call_start|> <|tool_call_end|> <|python_tag|> <|python_start|> <|python_end|> <|tool_call|>
+    <|tool_response> <tool_response|> <start_function_call> <end_function_call> <escape> <response> </response>
+""".split()
+"""Texts that are one token in the tokenizers whose place the tiny model's takes."""
 
 POOLING_MODELS = {
     "intfloat/multilingual-e5-small": "embed",
@@ -112,6 +129,8 @@ EMBEDS = "prompt embeddings"
 GUIDED = "structured outputs: limits of upstream's libraries"
 GRAMMARS = "libraries of grammars that are refused by name: llguidance is the one"
 TOOLS = "tool calls"
+FORMATS = "a format that is not parsed"
+HARMONY = "gpt-oss's format"
 BESIDE = "the top k stands beside the ids that are asked for, not in their place"
 ERRORS = "the words of an error"
 FLAG = "a limit that is a flag of the server here, not a variable"
@@ -171,8 +190,8 @@ SKIPS = (
     ("video", MULTIMODAL),
     ("prompt_embeds", EMBEDS),
     ("watermark", "watermarking"),
-    ("harmony", "gpt-oss's format"),
-    ("gpt_oss", "gpt-oss's format"),
+    ("harmony", HARMONY),
+    ("gpt_oss", HARMONY),
     ("mistralai/", "Mistral's own tokenizer"),
     ("test_mistral", "Mistral's own tokenizer"),
     ("TestCorrectDecodedToken", INTERNAL),
@@ -248,12 +267,6 @@ SKIPS = (
     ("test_extra_fields_allowed", "unknown fields are errors, unless a flag of the server lets them pass"),
     ("routed_experts", "the routes of mixtures of experts"),
     ("test_empty_prompt", EMBEDS),
-    ("include_reasoning", "reasoning parsers"),
-    ("thinking_token_budget", "reasoning parsers"),
-    ("reasoning_effort", "reasoning parsers"),
-    ("tool_calls", TOOLS),
-    ("tool_choice", TOOLS),
-    ("with_tools", TOOLS),
     ("mistral_format", "Mistral's own tokenizer"),
     ("registers_local_config", INTERNAL),
     ("translategemma", TEMPLATE),
@@ -281,13 +294,23 @@ SKIPS = (
     ("test_guidance_no_additional_properties", WORDS),
     ("kv_transfer", "transfer of the KV cache"),
     ("code_revision", HUB),
+    ("reasoning/test_gptoss", HARMONY),
+    ("reasoning/test_granite_thinking", FORMATS),
+    ("::test_parser_selection", INTERNAL),
+    ("thinking_disabled_with_close_tag", "a marker is never content"),
+    ("test_gemma4_reasoning[invalid_", "an end without a beginning: the text before it is no content"),
+    ("test_glm53_template", "whether the prompt begins the reasoning decides, not the template's text"),
+    ("force_nonempty_content", "reasoning is never moved into the content"),
+    ("test_kimi_k2_reasoning_parser.py::test_streaming", INTERNAL),
+    ("test_count_reasoning_tokens_stops_at_think_end", INTERNAL),
+    ("test_gemma4_adjust_request", INTERNAL),
     ("test_tokenizer_revision", HUB),
     ("test_special_tokens", HUB),
     ("test_config_mistral", "Mistral's own tokenizer"),
     ("test_tokenizer_like_protocol", "Mistral's own tokenizer"),
     ("chatglm", HUB),
     ("tokenizers_/test_mistral.py", "Mistral's own tokenizer"),
-    ("deepseek", TEMPLATE),
+    ("tokenizers_/test_deepseek", TEMPLATE),
     ("tensorizer", "the tensorizer loader"),
     ("detokenizer/test_stop_reason.py", WORDS),
     ("detokenizer/test_stop_strings.py", WORDS),
@@ -299,7 +322,6 @@ SKIPS = (
     ("test_logprobs_e2e.py::test_prompt_logprobs_e2e", "a data set"),
     ("test_accuracy.py", "a certain model's accuracy"),
     ("test_gpu_utilization.py", "GPUs"),
-    ("function_calling", TOOLS),
     ("speculat", SPECULATION),
     ("eagle", SPECULATION),
     ("dynamic_tokenizer", HUB),
@@ -309,8 +331,6 @@ SKIPS = (
         "test_rejects_custom_logitsprocs[CustomLogitprocSource.LOGITPROC_SOURCE_ENTRYPOINT",
         "a stand-in for entry points",
     ),
-    ("thinking_budget_holder", "reasoning parsers"),
-    ("thinking_budget_enforced", "reasoning parsers"),
 )
 """What is not run: a part of the test's id, at whose end stands a space, and why."""
 
@@ -320,9 +340,6 @@ DROPPED_FLAGS = {
     "--max-lora-rank": 1,
     "--max-cpu-loras": 1,
     "--limit-mm-per-prompt": 1,
-    "--enable-auto-tool-choice": 0,
-    "--tool-call-parser": 1,
-    "--reasoning-parser": 1,
     "--enable-prompt-embeds": 0,
     "--enable-watermarking": 0,
 }
@@ -341,7 +358,7 @@ ABSENT = {
     "vllm.entrypoints.openai.completion": INTERNAL,
     "vllm.entrypoints.openai.decisions": INTERNAL,
     "vllm.entrypoints.openai.models": INTERNAL,
-    "vllm.entrypoints.openai.parser": "gpt-oss's format",
+    "vllm.entrypoints.openai.parser": HARMONY,
     "vllm.entrypoints.openai.responses": "the Responses API",
     "vllm.entrypoints.pooling": POOLING,
     "vllm.entrypoints.scale_out": INTERNAL,
@@ -356,8 +373,9 @@ ABSENT = {
     "vllm.models": TEMPLATE,
     "vllm.multimodal": MULTIMODAL,
     "vllm.outputs:WeightVersionSpan": "versions of weights",
-    "vllm.parser": TOOLS,
-    "vllm.reasoning.abs_reasoning_parsers": TOOLS,
+    "vllm.parser": INTERNAL,
+    "vllm.reasoning": FORMATS,
+    "vllm.tool_parsers": FORMATS,
     "vllm.renderers": INTERNAL,
     "vllm.renderers.chat_utils:BaseMultiModalItemTracker": MULTIMODAL,
     "vllm.tokenizers.mistral": "Mistral's own tokenizer",
@@ -365,6 +383,7 @@ ABSENT = {
     "vllm.tokenizers.deepseek_v41": TEMPLATE,
     "vllm.tokenizers.deepseek_v41_encoding": TEMPLATE,
     "vllm.tokenizers.deepseek_v4_encoding": TEMPLATE,
+    "xgrammar": "a library of grammars that is not used here",
     "pybase64": INTERNAL,
     "mistral_common": "Mistral's own tokenizer",
     "vllm.tokenizers.hf:ThreadSafeHFTokenizerMixin": INTERNAL,

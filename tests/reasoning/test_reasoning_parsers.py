@@ -5,8 +5,11 @@ from __future__ import annotations
 import pytest
 from parsed_answers import parse, parse_cut
 
-from vllm.chat.answers import AnswerFormat
+from vllm.chat.answers import AnswerFormat, AnswerParser
+from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
+from vllm.parser.events import Content, Reasoning
 from vllm.reasoning import ReasoningParserManager
+from vllm.reasoning.basic_parsers import BaseThinkingReasoningParser
 from vllm.tool_parsers import ToolParserManager
 
 CALL = '<tool_call>{"name": "now", "arguments": {}}</tool_call>'
@@ -83,12 +86,84 @@ def test_upstreams_methods():
     parser = ReasoningParserManager.get_reasoning_parser("qwen3")(None)
     assert parser.extract_reasoning("<think>a</think>b", None) == ("a", "b")
     assert parser.extract_reasoning("a</think>b", None) == ("a", "b")
-    assert parser.extract_reasoning("b", None) == (None, "b")
+    assert parser.extract_reasoning("b", None) == ("b", None)
     pieces, text = [], ""
     for piece in ("<thi", "nk>a", "</think>", "b"):
         pieces.append(parser.extract_reasoning_streaming(text, text + piece, piece, [], [], []))
         text += piece
     assert [each and (each.reasoning, each.content) for each in pieces] == [None, ("a", None), None, (None, "b")]
+
+
+def test_thinking_that_is_switched_off():
+    kind = ReasoningParserManager.get_reasoning_parser("qwen3")
+    off = {"enable_thinking": False}
+    assert kind(None, chat_template_kwargs=off).extract_reasoning("b", None) == (None, "b")
+    request = ChatCompletionRequest(messages=[], model="m", chat_template_kwargs=off)
+    assert kind(None).extract_reasoning("b", request) == (None, "b")
+    kind = ReasoningParserManager.get_reasoning_parser("deepseek_v3")
+    assert kind(None).extract_reasoning("b", None) == (None, "b")
+    assert kind(None, chat_template_kwargs={"thinking": True}).extract_reasoning("b", None) == ("b", None)
+
+
+def test_a_stream_that_is_met_in_its_middle():
+    parser = ReasoningParserManager.get_reasoning_parser("granite")(None)
+    before = "Here is my thought process: a"
+    delta = parser.extract_reasoning_streaming(before, before + " b", " b", [], [], [])
+    assert delta.reasoning == " b"
+
+
+def test_answers_in_markers():
+    text = "<think>\na\n</think>\n<answer>\nb\n</answer>"
+    assert parse(text, None, "hunyuan_a13b") == ("a", "b", [])
+    parse_cut(text, None, "hunyuan_a13b")
+    assert parse("a</think>b", None, "minimax_m2_append_think") == (None, "<think>a</think>b", [])
+
+
+class Words:
+    """A tokenizer of four words."""
+
+    def get_vocab(self):
+        return {"<a>": 0, "</a>": 1, "x": 2, "y": 3}
+
+
+class TwoTokens(BaseThinkingReasoningParser):
+    """What plug-ins write."""
+
+    start_token, end_token = "<a>", "</a>"
+
+
+class MissingTokens(TwoTokens):
+    end_token = "</b>"
+
+
+class EmptyTokens(TwoTokens):
+    end_token = ""
+
+
+def test_a_parser_of_two_tokens():
+    parser = TwoTokens(Words())
+    assert (parser.start_token_id, parser.end_token_id) == (0, 1)
+    assert parser.extract_reasoning("<a>x</a>y", None) == ("x", "y")
+    assert parser.extract_reasoning("x", None) == ("x", None)
+    assert parser.extract_reasoning("", None) == ("", None)
+    assert parser.is_reasoning_end([0, 2, 1]) and not parser.is_reasoning_end([1, 0, 2])
+    assert parser.extract_content_ids([0, 2, 1, 3, 3]) == [3, 3]
+    assert parser.count_reasoning_tokens([0, 2, 0, 3, 1, 2, 1, 3]) == 3
+    assert parser.count_reasoning_tokens([2, 1, 3]) == 1
+    for kind, tokenizer, error in (
+        (TwoTokens, None, ValueError),
+        (EmptyTokens, Words(), ValueError),
+        (MissingTokens, Words(), RuntimeError),
+    ):
+        with pytest.raises(error):
+            kind(tokenizer)
+
+
+def test_a_parser_of_two_tokens_serves():
+    form = AnswerFormat(reasoning=TwoTokens)
+    parser = AnswerParser(form, Words(), prompt="user: x\nassistant: <a>")
+    events = [*parser.feed("x</"), *parser.feed("a>y"), *parser.finish()]
+    assert events == [Reasoning("x"), Content("y")]
 
 
 TEMPLATES = {

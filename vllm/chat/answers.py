@@ -147,6 +147,8 @@ class AnswerParser:
             yield from self._reasoning.read_reasoning(reader, self._is_inside)
         if self._tools is not None and self._foreign is None:
             yield from self._tools.read(reader)
+        elif self._reasoning is not None and self._foreign is None:
+            yield from self._reasoning.read_content(reader)
         else:
             yield from reader.text_until((), lambda text: iter((Content(text),)))
 

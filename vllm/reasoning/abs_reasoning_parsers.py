@@ -31,6 +31,7 @@ class ReasoningParser:
         also_ends: further ones, which belong to what follows.
         drops: a text after the beginning that is none of the reasoning.
         is_implicit: an answer without a beginning begins with reasoning.
+        thinks: the same where the prompt is not known, as in `extract_reasoning`, unless thinking is switched off.
         template_marks: texts that chat templates of such models hold, each of them; for the choice by template.
     """
 
@@ -40,12 +41,23 @@ class ReasoningParser:
     also_ends: ClassVar[tuple[str, ...]] = ()
     drops: ClassVar[str] = ""
     is_implicit: ClassVar[bool] = False
+    thinks: ClassVar[bool] = False
     template_marks: ClassVar[tuple[str, ...]] = ()
 
-    def __init__(self, tokenizer: Any = None, *args: Any, **kwargs: Any) -> None:
-        """`tokenizer`: of the model; formats here do without, but for what asks about token ids."""
+    def __init__(
+        self, tokenizer: Any = None, *args: Any, chat_template_kwargs: dict[str, Any] | None = None, **kwargs: Any
+    ) -> None:
+        """
+        Args:
+            tokenizer: of the model; formats here do without, but for what asks about token ids.
+            chat_template_kwargs: of the request; `enable_thinking` or `thinking` says whether answers reason.
+        """
         self.model_tokenizer = tokenizer
         self._machine: Machine | None = None
+        # As `is_inside` of `read_reasoning`.
+        self._is_inside = _switch(chat_template_kwargs)
+        if self._is_inside is None and self.thinks:
+            self._is_inside = True
 
     @property
     def vocab(self) -> dict[str, int]:
@@ -69,17 +81,13 @@ class ReasoningParser:
     def read_reasoning(self, reader: Reader, is_inside: bool | None) -> Iterator[Step]:
         """Read up to where the content begins. `is_inside`: see `begins_inside`."""
         reader.mark()
-        if is_inside is None or not is_inside:
-            yield from reader.skip_space()
-            leading = reader.since_mark()
-            found = yield from reader.skip(*self.begins)
-            if found is None and (is_inside is False or not self.is_implicit):
-                reader.put_back(leading)
+        yield from reader.skip_space()
+        leading = reader.since_mark()
+        found = yield from reader.skip(*self.begins)
+        if found is None:
+            reader.put_back(leading)
+            if not (self.is_implicit if is_inside is None else is_inside):
                 return
-            if found is None:
-                reader.put_back(leading)
-        else:
-            yield from reader.skip(*self.begins)
         if self.drops:
             yield from reader.skip(self.drops)
         found = yield from reader.text_until((*self.ends, *self.also_ends), _as_reasoning)
@@ -90,13 +98,19 @@ class ReasoningParser:
     def read(self, reader: Reader, is_inside: bool | None = None) -> Iterator[Step]:
         """Read a whole answer: reasoning and content."""
         yield from self.read_reasoning(reader, is_inside)
+        yield from self.read_content(reader)
+
+    def read_content(self, reader: Reader) -> Iterator[Step]:
+        """Read what follows the reasoning, where no calls are looked for."""
         yield from reader.text_until((), _as_content)
 
     def extract_reasoning(self, model_output: str, request: Any) -> tuple[str | None, str | None]:
         """The reasoning and the content of a whole answer; None for a part that it does not have."""
+        switch = _switch(getattr(request, "chat_template_kwargs", None))
+        alone = self._is_inside if switch is None else switch
         has_end = any(marker in model_output for marker in self.ends)
         is_begun = model_output.lstrip().startswith(self.begins) if self.begins else False
-        machine = Machine(lambda reader: self.read(reader, True if has_end and not is_begun else None))
+        machine = Machine(lambda reader: self.read(reader, True if has_end and not is_begun else alone))
         answer = collect([*machine.feed(model_output), *machine.finish()])
         return answer.reasoning, answer.content
 
@@ -111,11 +125,22 @@ class ReasoningParser:
     ) -> DeltaMessage | None:
         """What the next piece of the answer adds; None: nothing yet."""
         if self._machine is None or not previous_text:
-            self._machine = Machine(self.read)
+            self._machine = Machine(lambda reader: self.read(reader, self._is_inside))
+            self._machine.feed(previous_text)
         return as_delta(self._machine.feed(delta_text))
+
+    def adjust_request(self, request: Any) -> Any:
+        """The request as the parser wants it: markers that are special tokens must stand in the text."""
+        if self.ends and getattr(request, "skip_special_tokens", None) is not False:
+            request.skip_special_tokens = False
+        return request
 
     def is_reasoning_end(self, input_ids: Sequence[int]) -> bool:
         """Whether the last marker among the ids ends the reasoning."""
+        begins, ends = self._ids_of(self.begins), self._ids_of(self.ends)
+        if begins and ends:
+            last = next((each for each in reversed(input_ids) if each in begins or each in ends), None)
+            return last in ends
         text = self._text(input_ids)
         end = max((text.rfind(marker) for marker in self.ends), default=-1)
         return end >= 0 and end >= max((text.rfind(marker) for marker in self.begins), default=-1)
@@ -131,8 +156,36 @@ class ReasoningParser:
                 return input_ids[place + 1 :]
         return []
 
+    def count_reasoning_tokens(self, token_ids: Sequence[int]) -> int:
+        """Tokens between the markers, which count as none; 0 where the markers are no single tokens."""
+        begins, ends = self._ids_of(self.begins), self._ids_of(self.ends)
+        if not begins or not ends:
+            return 0
+        is_begun = any(each in begins for each in token_ids)
+        depth = 1 if self._is_inside and not is_begun else 0
+        count = 0
+        for each in token_ids:
+            if each in begins:
+                depth += 1
+            elif each in ends:
+                depth = max(depth - 1, 0)
+            else:
+                count += depth > 0
+        return count
+
+    def _ids_of(self, markers: Sequence[str]) -> set[int]:
+        """Ids of markers that are one token each; none if one is not."""
+        vocab = self.vocab
+        return {vocab[each] for each in markers} if all(each in vocab for each in markers) else set()
+
     def _text(self, ids: Sequence[int]) -> str:
         return self.model_tokenizer.decode(list(ids), skip_special_tokens=False)
+
+
+def _switch(variables: dict[str, Any] | None) -> bool | None:
+    """Whether the template's variables say that answers reason; None: they do not say."""
+    own = [bool(value) for name, value in (variables or {}).items() if name in ("enable_thinking", "thinking")]
+    return all(own) if own else None
 
 
 def _has_turn_after(text: str) -> bool:

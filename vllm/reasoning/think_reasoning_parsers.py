@@ -1,19 +1,37 @@
 """<think> ... </think>, as most models mark it. They differ in whether an answer may leave the beginning out, and in
 what else ends it."""
 
-from typing import ClassVar
+from collections.abc import Iterator
+from typing import Any, ClassVar
 
+from vllm.parser.events import Content
+from vllm.parser.reader import Reader, Step
 from vllm.reasoning.abs_reasoning_parsers import ReasoningParser
 
 
 class Qwen3ReasoningParser(ReasoningParser):
     """Answers begin the reasoning, or the prompt does. A call ends it, too."""
 
-    names = ("qwen3", "glm45", "deepseek_v3", "hunyuan_a13b", "ernie45", "holo2", "nemotron_v3", "step3")
+    names: ClassVar[tuple[str, ...]] = ("qwen3", "glm45", "nemotron_v3", "ernie45")
     begins = ("<think>",)
     ends = ("</think>",)
     also_ends = ("<tool_call>",)
-    template_marks = ("</think>",)
+    thinks: ClassVar[bool] = True
+    template_marks: ClassVar[tuple[str, ...]] = ("</think>",)
+
+
+class DeepSeekV3ReasoningWithThinkingParser(Qwen3ReasoningParser):
+    """Hybrids that think unless told not to."""
+
+    names: ClassVar[tuple[str, ...]] = ("holo2", "step3")
+    template_marks = ()
+
+
+class DeepSeekV3ReasoningParser(DeepSeekV3ReasoningWithThinkingParser):
+    """Hybrids that think if told to."""
+
+    names = ("deepseek_v3",)
+    thinks = False
 
 
 class DeepSeekR1ReasoningParser(ReasoningParser):
@@ -23,6 +41,7 @@ class DeepSeekR1ReasoningParser(ReasoningParser):
     begins = ("<think>",)
     ends = ("</think>",)
     is_implicit = True
+    thinks = True
     template_marks: ClassVar[tuple[str, ...]] = ("<｜Assistant｜><think>",)
 
 
@@ -41,4 +60,53 @@ class KimiK2ReasoningParser(ReasoningParser):
     begins = ("<think>",)
     ends = ("</think>",)
     also_ends = ("<|tool_calls_section_begin|>",)
+    thinks = True
     template_marks = ("</think>", "<|tool_calls_section_begin|>")
+
+
+class HunyuanA13BReasoningParser(ReasoningParser):
+    """The content has markers, too."""
+
+    names = ("hunyuan_a13b",)
+    begins = ("<think>\n",)
+    ends = ("\n</think>\n<answer>\n",)
+    template_marks = ("</think>", "<answer>")
+
+    def read_content(self, reader: Reader) -> Iterator[Step]:
+        """Read up to the end of the answer."""
+        yield from reader.text_until(("\n</answer>",), _as_content)
+        yield from reader.text_until((), _as_content)
+
+
+class MiniMaxM2AppendThinkReasoningParser(ReasoningParser):
+    """All is content, with the marker that the prompt has."""
+
+    names = ("minimax_m2_append_think",)
+    ends = ("</think>",)
+    is_implicit = True
+
+    def read_reasoning(self, reader: Reader, is_inside: bool | None) -> Iterator[Step]:
+        """Read nothing; the marker is the first of the content."""
+        reader.put_back("<think>")
+        reader.mark()
+        yield from ()
+
+
+class IdentityReasoningParser(ReasoningParser):
+    """All is content: of models that are told not to think."""
+
+    def read_reasoning(self, reader: Reader, is_inside: bool | None) -> Iterator[Step]:
+        """Read nothing."""
+        yield from ()
+
+    def is_reasoning_end(self, input_ids: Any) -> bool:
+        """Always."""
+        return True
+
+    def extract_content_ids(self, input_ids: list[int]) -> list[int]:
+        """All of them."""
+        return input_ids
+
+
+def _as_content(text: str) -> Iterator[Content]:
+    yield Content(text)

@@ -102,6 +102,7 @@ class ToolParser:
         """What the next piece of the answer adds; None: nothing yet."""
         if self._machine is None or not previous_text:
             self._machine = self._new_machine(request)
+            self._machine.feed(previous_text)
         return as_delta(self._machine.feed(delta_text))
 
     def _new_machine(self, request: Any) -> Machine:

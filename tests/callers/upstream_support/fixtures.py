@@ -13,7 +13,9 @@ from typing import Any
 import absent
 import pytest
 import torch
+import transformers
 
+import vllm.tokenizers.registry
 from vllm import LLM, SamplingParams
 from vllm.sampling_params import BeamSearchParams
 
@@ -21,6 +23,17 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 absent.install(json.loads(os.environ["UPSTREAM_ABSENT"]))
 if not torch.accelerator.is_available():
     torch.accelerator.empty_cache = lambda: None  # what tests call between two engines
+
+if _ANY_TOKENIZER := os.environ.get("UPSTREAM_TOKENIZER"):
+    _of_hub = transformers.AutoTokenizer.from_pretrained
+
+    def _some_tokenizer(name: Any = None, *args: Any, tokenizer_name: Any = None, **fields: Any) -> Any:
+        folder = name or tokenizer_name
+        return _of_hub(folder if Path(folder).is_dir() else _ANY_TOKENIZER)
+
+    transformers.AutoTokenizer.from_pretrained = _some_tokenizer
+    for _module in (vllm.tokenizers, vllm.tokenizers.registry):
+        _module.get_tokenizer = _some_tokenizer
 
 # The random model's logits lie so close together that two implementations in float16 take different tokens.
 _DTYPES = {"half": "float32", "float": "float32", "float16": "float32"}

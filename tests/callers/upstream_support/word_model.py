@@ -20,8 +20,9 @@ _CHAT = (
 )
 
 
-def make_word_model(folder: Path, texts: Iterable[str], context: int = 8192) -> Path:
-    """A Llama of two layers and `context` positions, with a tokenizer learnt from `texts`; adds no special tokens."""
+def make_word_model(folder: Path, texts: Iterable[str], context: int = 8192, markers: Iterable[str] = ()) -> Path:
+    """A Llama of two layers and `context` positions, with a tokenizer learnt from `texts`; adds no special tokens.
+    `markers`: further texts that are one token each."""
     make_random_model("llama", "small", folder, vocab_size=VOCAB_SIZE, max_position_embeddings=context)
     backend = tokenizers.Tokenizer(models.BPE())
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -33,6 +34,7 @@ def make_word_model(folder: Path, texts: Iterable[str], context: int = 8192) -> 
         show_progress=False,
     )
     backend.train_from_iterator(texts, trainer)
+    backend.add_tokens(list(markers))
     missing = VOCAB_SIZE - backend.get_vocab_size()
     backend.add_tokens([f"<filler{each}>" for each in range(missing)])
     backend.save(str(folder / "tokenizer.json"))

@@ -88,11 +88,21 @@ class ToolCallMessage(TypedDict):
     content: NotRequired[None]
 
 
+NOT_A_CONVERSATION = "must be a list of one or more objects with role and content"
+
+
+def check_messages(messages: list[Any]) -> list[Any]:
+    """The messages. ValueError: they are no objects."""
+    if not all(isinstance(message, dict) for message in messages):
+        raise ValueError(NOT_A_CONVERSATION)
+    return messages
+
+
 def check_conversation(messages: list[Any]) -> list[Any]:
     """The messages. ValueError: they are no objects, or there are none."""
-    if not messages or not all(isinstance(message, dict) for message in messages):
-        raise ValueError("must be a list of one or more objects with role and content")
-    return messages
+    if not messages:
+        raise ValueError(NOT_A_CONVERSATION)
+    return check_messages(messages)
 
 
 def check_conversations(conversations: list[Any]) -> list[Any]:
@@ -221,7 +231,8 @@ class ChatCompletionRequest(ToolFields, GenerationFields):
         name: each for name, each in REFUSED_FIELDS.items() if name not in (*ToolFields.model_fields, *_CHAT_ALONE)
     }
 
-    messages: Messages
+    # Requests that are made in Python, for a parser, may have none.
+    messages: Annotated[list[TextMessage | ToolCallMessage], NOT_EMPTY, UNREAD_LIST, AfterValidator(check_messages)]
     logprobs: bool | None = None
     top_logprobs: Annotated[int | None, AfterValidator(lambda value: value or 0)] = 0
     max_completion_tokens: int | None = Field(None, description="Wins over max_tokens.")

@@ -18,6 +18,7 @@ from vllm.parser.messages import delta_fields, whole_call
 from vllm.server.errors import ApiError
 from vllm.server.http.routes import post
 from vllm.server.protocol.generation import (
+    NOT_A_CONVERSATION,
     ChatCompletionChunk,
     ChatCompletionRequest,
     ChatCompletionResponse,
@@ -112,6 +113,8 @@ class ChatAnswer(Answer):
     ) -> None:
         """`parts_reasoning`: also without --reasoning-parser, where the template has its marks."""
         super().__init__(body, state, answer_id, {**answer_frame(state, answer_id), "object": "chat.completion.chunk"})
+        if not body.messages:
+            raise ApiError(400, f"messages {NOT_A_CONVERSATION}", "messages", "invalid_value")
         self._max_tokens_field = "max_tokens" if body.max_completion_tokens is None else "max_completion_tokens"
         max_tokens = getattr(body, self._max_tokens_field)
         if not all(isinstance(each, dict) for each in body.documents or ()):
