@@ -80,9 +80,9 @@ class Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
 
 def install(reasons: dict[str, str]) -> None:
-    """Look for modules here where they are nowhere else, and for names `module:name` of modules that lack them."""
+    """Look for modules here where they are nowhere else, and for names `module:name` in any case."""
     sys.meta_path.append(Finder({name: reason for name, reason in reasons.items() if ":" not in name}))
     for place, reason in reasons.items():
         path, _, name = place.partition(":")
-        if name and not hasattr(module := importlib.import_module(path), name):
-            setattr(module, name, _absent(name, path, reason))
+        if name:
+            setattr(importlib.import_module(path), name, _absent(name, path, reason))
