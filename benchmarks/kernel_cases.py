@@ -10,7 +10,7 @@ from functools import partial
 import torch
 import torch.nn.functional as F
 from bounds import ModelShape, available_kernels, pack_as
-from state_cases import state_calls
+from state_kernel_cases import state_calls
 from torch import Tensor
 
 from vllm.ops._dispatch import force

@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import pytest
 from asgi import AppThread, make_engine
-from bad_bodies import CHAT, COMPLETION, DECISION, DETOKENIZE, SCORING, SYSTEM_ONE, TOKENIZE
+from bad_bodies import CHAT, COMPLETION, DECISION, DETOKENIZE, MESSAGE, RESPONSE, SCORING, SYSTEM_ONE, TOKENIZE
 from tiny_llm import make_tiny_model
 
 pytestmark = pytest.mark.usefixtures("engines_of_one_thread")
@@ -26,6 +26,8 @@ REQUESTS: dict[str, dict[str, Any]] = {
     "/v1/chat/completions/batch": {**CHAT, **GREEDY, **TEMPLATE, "messages": [CHAT["messages"]]},
     "/inference/v1/generate": {"token_ids": [5, 6], "sampling_params": {"max_tokens": 1, **GREEDY}},
     "/invocations": {**COMPLETION, **GREEDY},
+    "/v1/responses": {**RESPONSE, **GREEDY, **TEMPLATE},
+    "/v1/messages": {**MESSAGE, **GREEDY, **TEMPLATE},
     "/rerank": PAIRS,
     "/v1/rerank": PAIRS,
     "/v2/rerank": PAIRS,
@@ -46,6 +48,12 @@ ANSWERING: dict[str, dict[str, Any] | None] = {
     "/inference/v1/abort_requests": {"request_ids": ["unknown"]},
     "/v1/completions/render": COMPLETION,
     "/v1/chat/completions/render": {**CHAT, **TEMPLATE},
+    "/v1/responses/input_tokens": {**RESPONSE, **TEMPLATE},
+    "/v1/responses/{response_id}": None,
+    "/v1/responses/{response_id}/input_items": None,
+    "/v1/responses/{response_id}/cancel": {},
+    "/v1/conversations": {},
+    "/v1/messages/count_tokens": {"model": "tiny", "messages": MESSAGE["messages"], **TEMPLATE},
     "/tokenize": TOKENIZE,
     "/detokenize": DETOKENIZE,
     "/tokenizer_info": None,
@@ -71,9 +79,11 @@ def app(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 
 def content(answer: Any) -> Any:
     """What is not the request's own: no id, no time."""
+    if isinstance(answer, list):
+        return [content(each) for each in answer]
     if not isinstance(answer, dict):
         return answer
-    varying = ("id", "created", "usage", "request_id")
+    varying = ("id", "created", "created_at", "completed_at", "usage", "request_id")
     return {name: content(value) for name, value in answer.items() if name not in varying}
 
 
@@ -86,7 +96,7 @@ def test_every_route(app: AppThread, level: int) -> None:
     awake = {path: app.request("POST", path, json=body) for path, body in REQUESTS.items()}
 
     async def send(path: str) -> httpx.Response:
-        body, client, url = ANSWERING[path], app._client, path.format(model="tiny")
+        body, client, url = ANSWERING[path], app._client, path.format(model="tiny", response_id="resp_unknown")
         return await (client.get(url) if body is None else client.post(url, json=body))
 
     assert sum(answer.status_code == 200 for answer in awake.values()) > 5

@@ -276,11 +276,14 @@ def test_a_full_queue(server, goes_on, path):
 
     async def ask_beside_a_long_request():
         await server.engine.add_request("long", "a", params)
+        # It may not end before it is compared with.
+        await server.engine.pause_generation(mode="keep", clear_cache=False)
         try:
             async with client_of(server.engine, max_num_queued_reqs=0, access_log=False) as client:
                 return await client.post(path, json=body)
         finally:
             await server.engine.abort("long")
+            await server.engine.resume_generation()
 
     answer = server.run(ask_beside_a_long_request())
     check_error(server, answer, 429, None, "--max-num-queued-reqs")

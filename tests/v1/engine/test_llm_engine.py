@@ -201,7 +201,8 @@ class TestEnds:
                     assert_same_readings(output, whole, 1e-5)
 
     def test_a_failed_step_takes_its_requests_only(self, engine, monkeypatch):
-        engine.engine_core.scheduler.config.__dict__["max_num_seqs"] = 1
+        scheduler = engine.engine_core.scheduler
+        usual, scheduler._max_running = scheduler._max_running, 1
         try:
             params = SamplingParams(temperature=0, max_tokens=3, ignore_eos=True)
             engine.add_request("first", "ab", params)
@@ -214,7 +215,7 @@ class TestEnds:
             assert engine.get_num_unfinished_requests() == 1
             assert set(run_all(engine)) == {"second"}
         finally:
-            engine.engine_core.scheduler.config.__dict__["max_num_seqs"] = 256
+            scheduler._max_running = usual
 
     def test_streams_add_up(self, engine):
         kinds = (RequestOutputKind.DELTA, RequestOutputKind.CUMULATIVE, RequestOutputKind.FINAL_ONLY)

@@ -15,6 +15,7 @@ from vllm.layers.pooler import Pooler
 from vllm.models.transformers.encoder import TransformersEncoder
 from vllm.v1.core.sched.output import NewRequestData, SchedulerOutput
 from vllm.v1.worker.gpu.pool.step import PooledStep
+from vllm.v1.worker.state_memory import NO_STATES, StateSlots
 
 
 def whole_sequences(model: Any) -> Callable[..., Sequence[Tensor]]:
@@ -71,7 +72,9 @@ class EncoderRunner:
         assert request.pooling_params is not None
         return self._pooler(hidden, request.prefill_token_ids, request.pooling_params)
 
-    def initialize_kv_cache(self, num_blocks: int, num_host_blocks: int = 0) -> None:
+    def initialize_kv_cache(
+        self, num_blocks: int, num_host_blocks: int = 0, state_slots: StateSlots = NO_STATES
+    ) -> None:
         """There is none."""
 
     def release_kv_cache(self) -> None:
