@@ -26,8 +26,9 @@ from pathlib import Path
 from typing import Any
 
 from common import add_counts, describe_machine, make_parser, say, some_of, utc_now
-from engines import Engine, EngineError, EngineProcess, find_python
+from engines import Engine, EngineProcess, find_python
 from report import markdown_table
+from teacher import measure
 from workloads import STRUCTURED_ROWS, EngineOptions
 
 PAIRS = {"json64": "free64", "json64_drawn": "free64_drawn", "json_first": "free_first"}
@@ -63,28 +64,6 @@ def main() -> None:
     columns = ["engine, row", "tok/s or req/s", "share of free text", "share of processor time", "ours over it"]
     print(markdown_table(columns, lines(found), num_text=1))
     print(json.dumps({"rows": found, "scale": args.scale, "date": utc_now(), "machine": describe_machine()}))
-
-
-def measure(
-    processes: dict[str, EngineProcess], rows: list[str], repeats: int, scale: float
-) -> dict[str, dict[str, list[dict[str, Any]]]]:
-    """Engine -> row -> its answers by repeat. A row that an engine fails is left out."""
-    found: dict[str, dict[str, list[dict[str, Any]]]] = {name: {row: [] for row in rows} for name in processes}
-    for repeat in range(-1, repeats):
-        for row in rows[:: -1 if repeat % 2 else 1]:
-            for name, process in processes.items():
-                if row not in found[name]:
-                    continue
-                try:
-                    answer = process.measure(row, repeat, scale)
-                except EngineError as error:
-                    say(str(error))
-                    del found[name][row]
-                    continue
-                say(f"{row} {repeat}: {name} {answer['seconds']:.2f} s")
-                if repeat >= 0:
-                    found[name][row].append(answer)
-    return found
 
 
 def lines(found: dict[str, dict[str, list[dict[str, Any]]]]) -> list[list[str]]:
