@@ -166,7 +166,7 @@ class Worker:
             return
         logger.info("KV cache: %d blocks of %d tokens", num_blocks, self.config.cache_config.block_size)
         if state_slots.num_requests:
-            logger.info("States: of %d requests, and %d snapshots, every %d tokens", *state_slots)
+            logger.info("States: of %d requests, and %d snapshots, every %d tokens", *state_slots[:3])
         self._num_blocks = (num_blocks, num_host_blocks, state_slots)
         if compiles_while_running(self.device):
             warm_up(self.model_runner, self.config)

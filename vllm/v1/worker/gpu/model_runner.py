@@ -219,6 +219,9 @@ class GPUModelRunner:
             self._state_pools.load(scheduler_output, self.states)
         tables = self.block_tables, self.prompt_logprobs, self.other_block_tables, self.run_logprobs
         batch = build_input_batch(scheduler_output, self.states, *tables)
+        if self._state_pools is not None and batch.expanded_np is not None:
+            rows, num_drafts = batch.expanded_np
+            self._state_pools.back_up(batch.idx_mapping_np[rows[num_drafts > 0]], self.states)
         hidden = self._forward(batch)
         if self._state_pools is not None:
             self._state_pools.save(scheduler_output, self.states)
@@ -244,7 +247,10 @@ class GPUModelRunner:
         """See StepResult."""
         assert self.speculator is not None
         if isinstance(sampled, VerifiedSamples):
-            self.speculator.observe(*sampled.judged())
+            slots, drafted, accepted = sampled.judged()
+            if self._state_pools is not None:
+                self._state_pools.restore(slots[accepted < drafted], self.states)
+            self.speculator.observe(slots, drafted, accepted)
         rows = np.flatnonzero(sampled.draws)
         return {int(rows[index]): draft for index, draft in self.speculator.propose(sampled.slots[rows]).items()}
 
