@@ -48,8 +48,8 @@ def ngram(least, most, num_slots=1):
     return NgramDrafter(config, num_slots)
 
 
-def suffix(num_slots=1, **options):
-    return SuffixDrafter(SpeculativeConfig(method="suffix", **options), num_slots)
+def suffix(**options):
+    return SuffixDrafter(SpeculativeConfig(method="suffix", **options))
 
 
 def last_place(text, least, most):
@@ -108,7 +108,7 @@ def test_a_slots_next_request_begins_anew():
     assert propose(drafter, states, room=2) == []
 
 
-@pytest.mark.parametrize("make", [lambda: ngram(1, 3, 3), lambda: suffix(3)], ids=["ngram", "suffix"])
+@pytest.mark.parametrize("make", [lambda: ngram(1, 3, 3), suffix], ids=["ngram", "suffix"])
 def test_requests_do_not_see_each_other(make):
     texts = [1, 2, 3, 1, 2], [3, 1, 7, 3, 1], [5, 6]
     drafter, states = make(), states_of(*texts)

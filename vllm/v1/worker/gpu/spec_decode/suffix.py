@@ -17,11 +17,11 @@ _SHORT, _MOST_PLACES = 8, 8
 
 class SuffixDrafter:
     """Finds the longest end of a request's tokens, of at most suffix_decoding_max_tree_depth tokens, that stands
-    anywhere else. The draft is what followed in most of these places, token by token, as long as the share of the places
-    that have all of it is at least suffix_decoding_min_token_prob; it has at most suffix_decoding_max_spec_factor tokens
-    for each of the match."""
+    anywhere else. The draft is what followed in most of these places, token by token, as long as the share of the
+    places that have all of it is at least suffix_decoding_min_token_prob; it has at most
+    suffix_decoding_max_spec_factor tokens for each of the match."""
 
-    def __init__(self, config: SpeculativeConfig, max_num_reqs: int) -> None:
+    def __init__(self, config: SpeculativeConfig) -> None:
         self._depth = config.suffix_decoding_max_tree_depth
         self._factor = config.suffix_decoding_max_spec_factor
         self._least_share = config.suffix_decoding_min_token_prob
