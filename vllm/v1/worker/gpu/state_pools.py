@@ -15,7 +15,7 @@ from vllm.v1.worker.state_memory import StateSlots
 
 
 class StatePools:
-    """Rows of a model's pools: first those of the requests' slots, then one for padding, then the snapshots, then, where
+    """Rows of a model's pools: first those of the requests' slots, then one for padding, the snapshots, and, where
     tokens are drafted, the backups of the slots."""
 
     def __init__(self, model: Any, slots: StateSlots, device: torch.device) -> None:
