@@ -16,7 +16,8 @@ _MEDIA = "inputs are text only; leave media out"
 _TEXT_ONLY = "inputs are text only"
 _MERGE_LORA = "LoRA adapters are not implemented; merge the adapter into the checkpoint"
 _LORA = "LoRA adapters are not implemented"
-NO_SPECULATION = "speculative decoding is not implemented"
+_DRAFTS = "CompletionOutput.spec_decode_metrics is there wherever tokens were drafted"
+NO_SPECULATION = "processors see the right history of drafted tokens, too"
 _SERVER_PARTS = "the server parts reasoning from answers: vllm serve --reasoning-parser"
 _GRAMMARS = "reasoning parsers are not implemented"
 _ONE_LIBRARY = "grammars are compiled by one library, llguidance"
@@ -141,7 +142,7 @@ class UpstreamArgs:
     enable_moe_shared_loras: bool = unused(False, _LORA)
     max_lora_cls_labels: int | None = unused(None, _LORA)
 
-    per_request_spec_decode_metrics: str = refused("none", NO_SPECULATION)
+    per_request_spec_decode_metrics: str = unused("none", _DRAFTS)
 
     reasoning_parser: str = unused("", _SERVER_PARTS, flag=False)
     reasoning_parser_plugin: str | None = unused(None, _SERVER_PARTS, flag=False)
