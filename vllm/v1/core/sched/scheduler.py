@@ -308,8 +308,7 @@ class Scheduler:
                 if output.finish_reason is not None:
                     self._end(request)
             if request_id in drafted:
-                following = model_runner_output.following.get(request_id, NOTHING_FOLLOWS)
-                self._append_following(request, following, output)
+                self._append_following(request, model_runner_output.following.get(request_id, NOTHING_FOLLOWS), output)
                 self.drafts.settle(request, scheduler_output, output)
             if request_id in model_runner_output.forced and output.finish_reason is None:
                 self._append_run(request, model_runner_output.forced[request_id], output)
