@@ -70,7 +70,7 @@ if TYPE_CHECKING:
 finder.install()
 
 # OpenMP's threads spin while they wait for one another, by default for some milliseconds; where other programs have
-# taken a core, every operator waits that long. The library reads this when torch loads it; processes of ours inherit it.
+# taken a core, every operator waits that long. The library reads this when torch loads it; our processes inherit it.
 if "OMP_WAIT_POLICY" not in os.environ:
     os.environ.setdefault("GOMP_SPINCOUNT", "2000")
 
