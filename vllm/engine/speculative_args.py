@@ -11,7 +11,6 @@ from vllm.logger import init_logger
 
 if TYPE_CHECKING:
     from vllm.config import ModelConfig, SchedulerConfig
-    from vllm.engine.arg_utils import EngineArgs
 
 logger = init_logger(__name__)
 
@@ -42,9 +41,9 @@ class SpeculativeArgs:
 
 
 def with_model_and_schedule(
-    config: SpeculativeConfig | None, args: EngineArgs, target: ModelConfig, schedule: SchedulerConfig
+    config: SpeculativeConfig | None, args: Any, target: ModelConfig, schedule: SchedulerConfig
 ) -> tuple[SpeculativeConfig | None, SchedulerConfig]:
-    """With a draft model's configuration; and the schedule without steps that begin before the last one's tokens are
+    """With a draft model's configuration, which follows the target's EngineArgs; and the schedule without steps that begin before the last one's tokens are
     known, which drafts follow.
 
     Raises:
@@ -58,7 +57,7 @@ def with_model_and_schedule(
     return _with_draft_model(config, args, target) if config.method == "draft_model" else config, schedule
 
 
-def _with_draft_model(config: SpeculativeConfig, args: EngineArgs, target: ModelConfig) -> SpeculativeConfig:
+def _with_draft_model(config: SpeculativeConfig, args: Any, target: ModelConfig) -> SpeculativeConfig:
     """The draft has its own context and weights, and the target's dtype."""
     draft = type(args)(
         model=config.model or "",
