@@ -43,8 +43,8 @@ class SpeculativeArgs:
 def with_model_and_schedule(
     config: SpeculativeConfig | None, args: Any, target: ModelConfig, schedule: SchedulerConfig
 ) -> tuple[SpeculativeConfig | None, SchedulerConfig]:
-    """With a draft model's configuration, which follows the target's EngineArgs; and the schedule without steps that begin before the last one's tokens are
-    known, which drafts follow.
+    """With a draft model's configuration, which follows the target's EngineArgs; and the schedule without steps that
+    begin before the last one's tokens are known, which drafts follow.
 
     Raises:
         ValueError: there is no such draft model, or its vocabulary is another.

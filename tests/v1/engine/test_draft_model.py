@@ -100,7 +100,7 @@ def test_its_cache_is_freed_and_made_again(folder: Path, plain: LLM) -> None:
 
 
 def test_its_cache_takes_part_of_the_memory(folder: Path) -> None:
-    memory = {"kv_cache_memory_bytes": 2**20, "max_num_seqs": 256}
+    memory = {"kv_cache_memory_bytes": 2**24, "max_num_seqs": 256}
     with_draft, without = drafting(folder, folder, **memory), make_tiny_llm(folder, **memory)
     num_blocks = [llm.llm_engine.engine_core.executor.num_blocks for llm in (with_draft, without)]
     runner = with_draft.llm_engine.engine_core.executor.worker.model_runner

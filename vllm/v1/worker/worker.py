@@ -91,18 +91,19 @@ class Worker:
             return cache.num_blocks
         most = self._blocks_of_longest * self.config.scheduler_config.max_num_seqs
         block_bytes = self._kv_block_bytes() + memory.hidden_block_bytes(self.config)
+        reserved = self._state_slots.num_bytes(self._state_bytes)
         if (draft := self.model_runner.draft_model) is not None:
             block_bytes += draft.block_bytes
+            reserved += draft.num_own_blocks * draft.block_bytes
         if not block_bytes:
             return most
-        states = self._state_slots.num_bytes(self._state_bytes)
         if cache.memory_bytes is not None:
-            return min(self._blocks_within(cache.memory_bytes - states, block_bytes), most)
+            return min(self._blocks_within(cache.memory_bytes - reserved, block_bytes), most)
         if self.device.type == "cuda":
-            staging_bytes = states + (STAGING_BYTES if cache.swap_space else 0)
+            staging_bytes = reserved + (STAGING_BYTES if cache.swap_space else 0)
             sizes = block_bytes, staging_bytes, self.kv_group_windows
             return min(memory.device_block_count(self.config, self._profile_memory(), *sizes), most)
-        return min(self._blocks_within(self._cpu_cache_bytes() - states, block_bytes), most)
+        return min(self._blocks_within(self._cpu_cache_bytes() - reserved, block_bytes), most)
 
     def determine_state_slots(self) -> StateSlots:
         """How many states and snapshots of them there are; none where the model has no states. Before the number of

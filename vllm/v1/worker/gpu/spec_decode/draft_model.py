@@ -55,8 +55,8 @@ class DraftModelDrafter:
         use_backend(self.model, self._backend)
         max_num_reqs = states.max_num_reqs
         # For as many tokens as are computed beyond the request's blocks.
-        self._num_own_blocks = -(-(speculative.num_speculative_tokens + 1) // tables.block_size)
-        room = self._num_own_blocks * tables.block_size
+        self._own_blocks_a_slot = -(-(speculative.num_speculative_tokens + 1) // tables.block_size)
+        room = self._own_blocks_a_slot * tables.block_size
         self._tables = BlockTables(max_num_reqs, states.token_ids.shape[1] + room, tables.block_size, self._device)
         self._kv_caches: KVCaches = []
         self._first_own_block = 0
@@ -65,6 +65,11 @@ class DraftModelDrafter:
         self._begun = np.zeros(max_num_reqs, dtype=np.int32)  # [S], the tokens that the last draft followed
         self._written = np.zeros(max_num_reqs, dtype=np.int32)  # [S], tokens with keys and values, its own included
         self._drafts = [NO_DRAFT] * max_num_reqs
+
+    @property
+    def num_own_blocks(self) -> int:
+        """Blocks of the draft's cache beyond the target's."""
+        return self._own_blocks_a_slot * self._states.max_num_reqs
 
     @property
     def block_bytes(self) -> int:
@@ -78,7 +83,7 @@ class DraftModelDrafter:
         if not num_blocks:
             return
         self._first_own_block = num_blocks
-        num_blocks += self._num_own_blocks * self._states.max_num_reqs
+        num_blocks += self.num_own_blocks
         caches = []
         for spec in self._layout.caches:
             shapes = spec.cache_shapes(self._backend, num_blocks, self._tables.block_size)
@@ -136,7 +141,7 @@ class DraftModelDrafter:
 
     def _map_blocks(self, slots: np.ndarray) -> None:
         """Bring the slots' rows of the table up to date: the request's blocks, then the slot's own."""
-        num_own = self._num_own_blocks
+        num_own = self._own_blocks_a_slot
         counts = self._target_tables.num_blocks[slots]
         for slot, count in zip(slots.tolist(), counts.tolist(), strict=True):
             if self._tables.num_blocks[slot] != count + num_own:
