@@ -260,7 +260,7 @@ def check_invariants(scheduler: Scheduler, step: SchedulerOutput | None = None) 
     # Those that wait for a snapshot let others pass.
     if scheduler.config.policy == "fcfs" and not scheduler.kv.cuts_shares:
         line = [request.arrival_index for request in scheduler.running]
-        line += sorted(scheduler.waiting._members)
+        line += sorted(number for lane in scheduler.waiting._lanes.values() for number in lane.members)
         assert line == sorted(line), "somebody jumped the queue"
     if step is not None:
         assert sum(step.num_scheduled_tokens.values()) == step.total_num_scheduled_tokens
