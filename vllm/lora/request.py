@@ -68,8 +68,11 @@ def check_lora_request(value: Any, is_enabled: bool, name: str = "lora_request")
     Raises:
         VLLMValidationError: something else, or adapters are not enabled.
     """
-    if value is None:
-        return None
+    return None if value is None else given_lora_request(value, is_enabled, name)
+
+
+def given_lora_request(value: Any, is_enabled: bool, name: str = "lora_request") -> LoRARequest:
+    """An adapter; errors as `check_lora_request`'s, also for None."""
     if not isinstance(value, LoRARequest):
         raise VLLMValidationError(f"{name} must be a LoRARequest, got {type(value).__name__}", name, value)
     if not is_enabled:

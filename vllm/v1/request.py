@@ -10,7 +10,7 @@ from vllm.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
     from vllm.lora.request import LoRARequest
-    from vllm.v1.core.adapters import Adapter
+    from vllm.v1.adapters import Adapter
 
 
 class RequestStatus(enum.Enum):

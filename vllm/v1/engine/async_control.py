@@ -8,7 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from vllm.exceptions import EngineDeadError, VLLMValidationError
-from vllm.lora.request import NOT_ENABLED, LoRARequest, check_lora_request
+from vllm.lora.request import NOT_ENABLED, LoRARequest, given_lora_request
 from vllm.v1.engine.core_process.client import CoreClient
 from vllm.v1.engine.replica import Replica
 from vllm.v1.engine.replica_router import ReplicaRouter
@@ -235,8 +235,7 @@ class AsyncEngineControl:
 
     async def add_lora(self, lora_request: LoRARequest) -> bool:
         """See LLMEngine.add_lora; every replica loads it, or none."""
-        request = check_lora_request(lora_request, self.vllm_config.lora_config is not None)
-        assert request is not None
+        request = given_lora_request(lora_request, self.vllm_config.lora_config is not None)
         error = next(filter(None, await self._call("try_add_lora", dict(vars(request)))), None)
         if error is not None:
             if len(self.replicas) > 1 and request.lora_int_id not in self._adapters:

@@ -11,7 +11,7 @@ from vllm.config import ModelConfig, VllmConfig
 from vllm.engine.arg_utils import EngineArgs
 from vllm.engine.usage import UsageContext
 from vllm.inputs.text_options import text_options
-from vllm.lora.request import LoRARequest, check_lora_request
+from vllm.lora.request import LoRARequest, given_lora_request
 from vllm.outputs import RequestOutput
 from vllm.sampling_params import SamplingParams
 from vllm.tokenizers.tokenizer import as_tokenizer
@@ -345,8 +345,7 @@ class LLMEngine:
         Raises:
             VLLMValidationError: adapters are not enabled, or one's files, or its id; nothing has changed then.
         """
-        request = check_lora_request(lora_request, self.input_processor.has_adapters)
-        assert request is not None
+        request = given_lora_request(lora_request, self.input_processor.has_adapters)
         self.engine_core.check_awake()
         return self.engine_core.add_lora(request)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Iterable
 
-from vllm.v1.core.adapters import Adapter
+from vllm.v1.adapters import Adapter
 from vllm.v1.request import Request
 
 

@@ -9,8 +9,9 @@ from dataclasses import dataclass
 
 from vllm.config import CacheConfig, SchedulerConfig
 from vllm.exceptions import VLLMValidationError
-from vllm.v1.core.adapters import AdapterPool, bind
+from vllm.v1.adapters import AdapterPool
 from vllm.v1.core.make_manager import make_kv_cache_manager
+from vllm.v1.core.sched.bound_adapters import bind, release
 from vllm.v1.core.sched.output import CachedRequestData, NewRequestData, SchedulerOutput
 from vllm.v1.core.sched.repetition import repeats_itself
 from vllm.v1.core.sched.request_queue import RequestQueue
@@ -443,10 +444,7 @@ class Scheduler:
         return True
 
     def _end(self, request: Request) -> None:
-        if (adapter := request.adapter) is not None:
-            if request.status is RequestStatus.RUNNING:
-                adapter.pool.end(adapter)
-            adapter.pool.release(adapter)
+        release(request)
         request.status = RequestStatus.FINISHED
         self.num_ended += 1
         del self.requests[request.request_id]

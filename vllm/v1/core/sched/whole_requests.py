@@ -7,7 +7,8 @@ import time
 from collections.abc import Collection, Iterable
 
 from vllm.config import SchedulerConfig
-from vllm.v1.core.adapters import Adapter, AdapterPool, bind
+from vllm.v1.adapters import Adapter, AdapterPool
+from vllm.v1.core.sched.bound_adapters import bind, release
 from vllm.v1.core.sched.output import CachedRequestData, NewRequestData, SchedulerOutput
 from vllm.v1.core.sched.request_queue import RequestQueue
 from vllm.v1.core.sched.scheduler import SchedulerStats
@@ -46,7 +47,7 @@ class WholeRequestScheduler:
             if request is not None:
                 if request.status is RequestStatus.WAITING:
                     self.waiting.remove(request)
-                _release(request)
+                release(request)
 
     def has_unfinished_requests(self) -> bool:
         return bool(self.requests)
@@ -102,7 +103,7 @@ class WholeRequestScheduler:
             adapter.pool.begin(adapter)
             return True
         del self.requests[request.request_id]
-        _release(request)
+        release(request)
         self.refused.append(EngineCoreOutput(request.request_id, [], finish_reason="error", error=error))
         return False
 
@@ -115,7 +116,7 @@ class WholeRequestScheduler:
             request = self.requests.pop(request_id, None)
             if request is None:
                 continue  # aborted while the step ran
-            _release(request)
+            release(request)
             output = EngineCoreOutput(request_id, [], finish_reason="stop", scheduled_time=request.scheduled_time)
             if error := model_runner_output.errors.get(request_id):
                 output.finish_reason, output.error = "error", error
@@ -129,11 +130,3 @@ class WholeRequestScheduler:
         lost = [request_id for request_id in scheduler_output.num_scheduled_tokens if request_id in self.requests]
         self.abort_requests(lost)
         return lost
-
-
-def _release(request: Request) -> None:
-    """The request has ended."""
-    if (adapter := request.adapter) is not None:
-        if request.status is RequestStatus.RUNNING:
-            adapter.pool.end(adapter)
-        adapter.pool.release(adapter)

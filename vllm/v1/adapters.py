@@ -10,7 +10,6 @@ from typing import Any
 from vllm.config.lora import LoRAConfig
 from vllm.exceptions import VLLMValidationError
 from vllm.lora.request import NOT_ENABLED, LoRARequest
-from vllm.v1.request import Request
 
 Call = Callable[[str, tuple], Any]
 
@@ -223,18 +222,6 @@ class AdapterPool:
                 return
             self._unload(victim)
             self._forget_unused(victim)
-
-
-def bind(request: Request, pool: AdapterPool | None) -> None:
-    """Give a request its adapter, before it is queued.
-
-    Raises:
-        VLLMValidationError: as AdapterPool.bind.
-    """
-    if request.lora_request is not None:
-        assert pool is not None, "the input processor refuses adapters that are not enabled"
-        request.adapter = pool.bind(request.lora_request)
-        request.adapter_number = request.adapter.number or -1
 
 
 def enabled(pool: AdapterPool | None) -> AdapterPool:
