@@ -24,6 +24,7 @@ from vllm.ops.short_conv import short_conv_
 class _HeadGates(ColumnParallelLinear):
     """A product of each head's values with a matrix of its own, [T, H * W] -> [T, H * W]."""
 
+    takes_adapters = False
     packed_heads: PackedHeads
 
     def __init__(self, heads: int, width: int, name: str) -> None:
