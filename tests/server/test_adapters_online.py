@@ -148,7 +148,9 @@ def test_load_and_unload(server, made):
     assert (answer.status_code, answer.text) == (200, "Success: LoRA adapter 'third' added successfully.")
     assert names(server)[-1] == "third"
     made.models["third"] = made.models["three"]
-    assert complete(server, "third")["choices"][0]["token_ids"] == made.tokens("third", server.engine.tokenizer.encode(PROMPT))
+    assert complete(server, "third")["choices"][0]["token_ids"] == made.tokens(
+        "third", server.engine.tokenizer.encode(PROMPT)
+    )
     assert "loaded already" in refused(server, 400, "/v1/load_lora_adapter", **body)["message"]
     assert server.request("POST", "/v1/load_lora_adapter", json={**body, "load_inplace": True}).status_code == 200
     assert "own name" in refused(server, 400, "/v1/load_lora_adapter", lora_name="tiny", lora_path=path)["message"]
@@ -199,7 +201,7 @@ def test_resolvers(server, made, tmp_path, monkeypatch):
 def test_metrics_name_adapters(server):
     complete(server, "one")
     text = server.request("GET", "/metrics").text
-    assert 'vllm:lora_requests_info{max_lora="2",running_lora_adapters="",waiting_lora_adapters=""}' in text
+    assert 'vllm:lora_requests_info{engine="0",max_lora="2",running_lora_adapters="",waiting_lora_adapters=""}' in text
 
 
 def test_modules():

@@ -34,7 +34,7 @@ class OfflineMetrics:
         """Of the counts and of the core, labelled with the model's name."""
         families: dict[str, Family] = {}
         add(families, [cache_info(core.executor.num_blocks, self._config.cache_config)], {"engine": "0"})
-        add(families, adapter_info(self._lora_config, core.stats()), {"engine": "0"})
+        add(families, adapter_info(self._config.lora_config, core.stats()), {"engine": "0"})
         add(families, core_metrics(_State(core.stats(), num_unfinished_sequences)), self._labels)
         add(families, self.counts.registry.collect(), self._labels)
         return snapshot(families.values())
