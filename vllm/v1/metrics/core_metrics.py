@@ -83,7 +83,7 @@ def cache_info(num_blocks: int, config: CacheConfig) -> Metric:
 
 
 def adapter_info(config: LoRAConfig | None, stats: Mapping[str, Any]) -> Iterator[Metric]:
-    """Whose requests run and wait, as labels; the value is when, in Unix seconds. Nothing where there are no adapters."""
+    """Whose requests run and wait, as labels; the value is when, in Unix seconds. None without adapters."""
     if config is None:
         return
     names = ("max_lora", "running_lora_adapters", "waiting_lora_adapters")
