@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 import torch
-import transformers
-from test_pooling_decoders import SIZES, config_of, save
+from test_pooling_decoders import config_of, save
 from tiny_adapters import make_adapter, merged
 
 from vllm import LLM
@@ -54,24 +51,3 @@ def test_embeddings_of_a_decoder(tmp_path):
         each = [requests[1], requests[2], None, requests[0]]
     with pytest.raises(VLLMValidationError, match="lora_request has 4 entries for 1 prompts"):
         llm.embed(ids_of(PROMPTS[:1]), lora_request=each)
-
-
-@torch.no_grad()
-def test_classes_of_an_encoder(tmp_path):
-    torch.manual_seed(0)
-    sizes = {name: value for name, value in SIZES.items() if name not in ("num_key_value_heads", "head_dim")}
-    config = transformers.BertConfig(**sizes, initializer_range=0.3, num_labels=3)
-    model = transformers.BertForSequenceClassification(config).eval()
-    model.save_pretrained(tmp_path / "model")
-    requests, models = adapters_of(tmp_path, model, 3)
-    llm = start(tmp_path / "model", max_model_len=100)
-    assert json.loads((tmp_path / "model" / "config.json").read_text())["architectures"] == [type(model).__name__]
-    each = [requests[0], None, requests[1], requests[2]]
-    outputs = llm.classify(ids_of(PROMPTS), lora_request=each)
-    for prompt, own, output in zip(PROMPTS, each, outputs, strict=True):
-        logits = models[own and own.lora_name](torch.tensor([prompt])).logits[0]
-        torch.testing.assert_close(torch.tensor(output.outputs.probs), logits.softmax(0), **TOLERANCE)
-    outputs = llm.classify(ids_of(PROMPTS), lora_request=requests[2])
-    for prompt, output in zip(PROMPTS, outputs, strict=True):
-        logits = models["a3"](torch.tensor([prompt])).logits[0]
-        torch.testing.assert_close(torch.tensor(output.outputs.probs), logits.softmax(0), **TOLERANCE)
