@@ -31,10 +31,10 @@ class VllmConfig:
     """As given: trainers ask a server for it."""
     observability_config: ObservabilityConfig = field(default_factory=ObservabilityConfig, repr=False, compare=False)
     structured_outputs_config: StructuredOutputsConfig = field(default_factory=StructuredOutputsConfig)
-    speculative_config: SpeculativeConfig | None = None
-    """None: each step computes one token of a request."""
     lora_config: LoRAConfig | None = None
     """None: no adapters."""
+    speculative_config: SpeculativeConfig | None = None
+    """None: each step computes one token of a request."""
     # Of what is not done; callers look whether it is configured.
     reasoning_config: ClassVar[None] = None
     kv_transfer_config: ClassVar[None] = None

@@ -360,7 +360,7 @@ class LLM(EngineControl, PoolingOfflineMixin):
         """The prompts with `adapter` or, each, with every one of `adapters`, and how many these are, if asked."""
         if adapters is None:
             return self.llm_engine.with_adapters(prompts, one_each("lora_request", adapter, len(prompts))), None
-        if adapter is not None or not isinstance(adapters, Sequence) or not adapters:
+        if adapter is not None or not isinstance(adapters, Sequence) or isinstance(adapters, str) or not adapters:
             message = "lora_requests must be a list of adapters, and comes in place of lora_request"
             raise VLLMValidationError(message, "lora_requests")
         repeated = [prompt for prompt in prompts for _ in adapters]
