@@ -33,6 +33,7 @@ from vllm.config.structured_outputs import StructuredOutputsConfig, as_structure
 from vllm.config.unserved import as_config
 from vllm.engine.arguments import add_flags, arg, passed_on
 from vllm.engine.speculative_args import SpeculativeArgs
+from vllm.engine.trainer_args import TrainerArgs
 from vllm.engine.upstream_args import UpstreamArgs
 from vllm.engine.usage import UsageContext
 from vllm.exceptions import shown
@@ -53,7 +54,7 @@ _DTYPE_ALIASES = {"half": "float16", "float": "float32"}
 
 
 @dataclass
-class EngineArgs(SpeculativeArgs, UpstreamArgs):
+class EngineArgs(SpeculativeArgs, TrainerArgs, UpstreamArgs):
     """Arguments of `LLM` and of the command line. Names and defaults are vLLM's unless the help says otherwise; None is
     the default of an argument. UpstreamArgs has the arguments of upstream's that this engine lacks.
 
