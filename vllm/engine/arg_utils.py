@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import MISSING, dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -270,6 +270,10 @@ class EngineArgs(SpeculativeArgs, TrainerArgs, UpstreamArgs):
             **runner_fields(self, source),
         )
         scheduler_config = self._scheduler_config(max_model_len, device, usage_context == UsageContext.LLM_CLASS)
+        if speculative is not None and scheduler_config.async_scheduling:
+            # Drafts follow known tokens.
+            logger.info("async_scheduling is off, as speculative_config is set")
+            scheduler_config = replace(scheduler_config, async_scheduling=False)
         return VllmConfig(
             model_config=model_config,
             cache_config=self._cache_config(device, source, scheduler_config, model_config),
