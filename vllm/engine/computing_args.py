@@ -1,4 +1,4 @@
-"""The engine's arguments for loops that train what they sample."""
+"""The engine's arguments that say whose code computes, and how."""
 
 from __future__ import annotations
 
@@ -9,9 +9,14 @@ from vllm.engine.arguments import arg
 
 
 @dataclass(kw_only=True)
-class TrainerArgs:
-    """How near the engine's logprobs are to a trainer's."""
+class ComputingArgs:
+    """Whose code runs a model, and where it rounds."""
 
+    model_impl: Literal["auto", "vllm", "transformers"] = arg(
+        "auto",
+        "whose code runs the model: vllm's, transformers', or, with auto, vllm's where it has the architecture",
+        to="model_config",
+    )
     rounding: Literal["vllm", "transformers", "autocast"] = arg(
         "vllm",
         "where values are rounded to half precision; transformers: wherever its modules with eager attention do; "
