@@ -21,7 +21,10 @@ from thread_ranks import make_thread_llm
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 # Of each kind of state one.
-FAMILIES = ("qwen3_5", "granite_hybrid", "nemotron_h", "jamba", "mamba2", "kimi_linear", "falcon_h1")
+FAMILIES = (
+    *("qwen3_5", "granite_hybrid", "nemotron_h", "jamba", "mamba2", "kimi_linear", "falcon_h1"),
+    *("rwkv", "xlstm", "zamba", "zamba2"),
+)
 # Fewer than a convolution takes, one more than a tile of tokens, and many.
 LENGTHS = (1, 2, 3, 65, 300)
 # Over more layers, and so many tokens, float32 itself is off by more than is allowed, transformers' too.
@@ -49,7 +52,10 @@ def test_prompts_of_all_lengths(model: tuple[Path, Any]) -> None:
         assert_equal_bits(in_chunks, whole)
 
 
-@pytest.mark.parametrize("model", ["qwen3_5", "kimi_linear", "falcon_h1", "jamba"], indirect=True)
+_SPLIT = ["qwen3_5", "kimi_linear", "falcon_h1", "jamba", "granite_hybrid-dense", "minimax", "rwkv", "xlstm"]
+
+
+@pytest.mark.parametrize("model", [*_SPLIT, "zamba", "zamba2"], indirect=True)
 def test_two_ranks(model: tuple[Path, Any]) -> None:
     folder, hf_model = model
     prompts = random_prompts((1, 3, 65))

@@ -91,6 +91,9 @@ _HYBRIDS = {
     "nemotron": "NemotronHForCausalLM",
     "olmo": "OlmoHybridForCausalLM",
     "qwen": "Qwen3NextForCausalLM Qwen3_5ForCausalLM Qwen3_5MoeForCausalLM",
+    "rwkv": "RwkvForCausalLM",
+    "xlstm": "XLSTMForCausalLM",
+    "zamba": "Zamba2ForCausalLM ZambaForCausalLM",
 }
 # Other names of these.
 _SYNONYMS = {
@@ -99,6 +102,7 @@ _SYNONYMS = {
     "MptForCausalLM": "MPTForCausalLM",
     "RWForCausalLM": "FalconForCausalLM",
     "StableLMEpochForCausalLM": "StableLmForCausalLM",
+    "xLSTMForCausalLM": "XLSTMForCausalLM",
 }
 _NATIVE = {
     name: f"vllm.models.{folder}.{module}:{name}"
