@@ -172,7 +172,6 @@ HYBRIDS: dict[str, tuple[str, dict[str, Any]]] = {
             "intermediate_size": 56,
         },
     ),
-    "rwkv-halved": ("rwkv", {"hidden_size": 32, "num_hidden_layers": 4, "rescale_every": 2}),
     "xlstm": ("xlstm", _XLSTM | {"gate_soft_cap": 4.0, "v_dim_factor": 1.5, "output_logit_soft_cap": 5.0}),
     "zamba": (
         "zamba",

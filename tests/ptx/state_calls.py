@@ -87,7 +87,7 @@ def state_calls(dtype: torch.dtype, heads: int, keys: int, values: int) -> Itera
     yield (
         "mlstm_",
         on(
-            torch.randn(3, heads, keys * values + keys + 1),
+            torch.rand(3, heads, keys * values + keys + 1),
             lambda pool: mlstm_(qkv, exponents, pool, *where, keys, 15.0, 1e-6),
         ),
     )

@@ -92,7 +92,7 @@ _HYBRIDS = {
     "olmo": "OlmoHybridForCausalLM",
     "qwen": "Qwen3NextForCausalLM Qwen3_5ForCausalLM Qwen3_5MoeForCausalLM",
     "rwkv": "RwkvForCausalLM",
-    "xlstm": "XLSTMForCausalLM",
+    "xlstm": "xLSTMForCausalLM",
     "zamba": "Zamba2ForCausalLM ZambaForCausalLM",
 }
 # Other names of these.
@@ -102,7 +102,6 @@ _SYNONYMS = {
     "MptForCausalLM": "MPTForCausalLM",
     "RWForCausalLM": "FalconForCausalLM",
     "StableLMEpochForCausalLM": "StableLmForCausalLM",
-    "xLSTMForCausalLM": "XLSTMForCausalLM",
 }
 _NATIVE = {
     name: f"vllm.models.{folder}.{module}:{name}"

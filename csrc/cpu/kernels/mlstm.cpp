@@ -13,13 +13,15 @@ struct Memory {
   Scratch<float> block, divisor;
 };
 
-// cap * tanh(x / cap)
-inline Vec capped(Vec x, Vec cap) {
-  const Vec e = exp(zero() - (x + x) / cap);
-  return cap * (set1(1.0f) - e) / (set1(1.0f) + e);
-}
-
 inline Vec absolute(Vec x) { return max(x, zero() - x); }
+
+// cap * tanh(x / cap), by a series where it is small.
+inline Vec capped(Vec x, Vec cap) {
+  const Vec y = x / cap, squared = y * y, e = min(set1(1e30f), exp(zero() - (y + y)));
+  const Vec inner = fma(squared, fma(squared, set1(-17.0f / 315.0f), set1(2.0f / 15.0f)), set1(-1.0f / 3.0f));
+  const Vec series = fma(y * squared, inner, y);
+  return cap * select(lt(absolute(y), set1(0.2f)), series, (set1(1.0f) - e) / (set1(1.0f) + e));
+}
 
 // `norm` is [keys], the sum of keys; `peak` is the logarithm of what both it and the matrix are divided by.
 template <typename T>

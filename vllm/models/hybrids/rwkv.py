@@ -34,8 +34,9 @@ def _layers_of_block(name: str, tensor: Tensor, spec: DecoderSpec) -> Parts:
         part, _, own = own.partition(".")
         prefix = f"model.layers.{index + (part == 'feed_forward')}.self_attn."
         if own.startswith("time_mix_"):
-            yield f"{prefix}shift.{own}", tensor.flatten()
-            yield f"{prefix}shift.{own.replace('time_mix_', 'time_rest_')}", 1 - tensor.flatten()
+            share = tensor.flatten().float()
+            yield f"{prefix}shift.{own}", share
+            yield f"{prefix}shift.{own.replace('time_mix_', 'time_rest_')}", 1 - share
         else:
             yield prefix + own, tensor
 

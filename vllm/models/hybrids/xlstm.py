@@ -36,7 +36,7 @@ def _of_heads(name: str, tensor: Tensor, spec: DecoderSpec) -> Parts:
     yield name, tensor
 
 
-class XLSTMForCausalLM(DecoderForCausalLM):
+class xLSTMForCausalLM(DecoderForCausalLM):
     names = CheckpointNames(_RENAMES, (_of_heads,))
 
     @classmethod

@@ -26,22 +26,22 @@ class _Shift(nn.Module):
     def __init__(self, size: int, names: tuple[str, ...]) -> None:
         super().__init__()
         self._names, self._size = names, size
-        self.taps = nn.Parameter(torch.empty(2, len(names) * size), requires_grad=False)
+        self.taps = nn.Parameter(torch.empty(len(names), 2, size), requires_grad=False)
         self.state_shape = StateShape((1, len(names) * size), torch.get_default_dtype())
 
     def checkpoint_slots(self) -> dict[str, WeightSlot]:
         """Where the shares of the token itself, and of the one before, go."""
         slots = {}
-        for index, name in enumerate(self._names):
-            own = slice(index * self._size, (index + 1) * self._size)
-            slots[f"time_mix_{name}"] = WeightSlot(self.taps.data[1, own], (Shard.whole(self._size),))
-            slots[f"time_rest_{name}"] = WeightSlot(self.taps.data[0, own], (Shard.whole(self._size),))
+        for name, (rest, own) in zip(self._names, self.taps.data, strict=True):
+            slots[f"time_mix_{name}"] = WeightSlot(own, (Shard.whole(self._size),))
+            slots[f"time_rest_{name}"] = WeightSlot(rest, (Shard.whole(self._size),))
         return slots
 
     def forward(self, x: Tensor, tail: Tensor, attn: AttentionMetadata) -> tuple[Tensor, ...]:
         """[T, H] -> each mixture, [T, H]."""
-        repeated = x.repeat(1, len(self._names))
-        return short_conv_(repeated, self.taps, None, tail, *step_rows(attn)).split(self._size, dim=1)
+        step = step_rows(attn)
+        tails = tail.split(self._size, dim=2)
+        return tuple(short_conv_(x, taps, None, own, *step) for taps, own in zip(self.taps, tails, strict=True))
 
 
 class TimeMix(StateLayer):

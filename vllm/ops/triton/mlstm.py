@@ -31,6 +31,8 @@ def mlstm_(
     if not len(state_slots):
         return out
     factors = torch.empty((len(qkv), heads, 3), dtype=torch.float32, device=qkv.device)
+    # Threads may still read what they would replace in the pool.
+    after = torch.empty((len(state_slots), heads, key_dim + 1), dtype=torch.float32, device=qkv.device)
     rows = state_slots, query_start_loc, seq_lens
     key_block = triton.next_power_of_2(key_dim)
     _factors_kernel[(len(state_slots), heads)](
@@ -42,6 +44,7 @@ def mlstm_(
         pool.stride(0),
         *rows,
         factors,
+        after,
         heads,
         cap,
         eps,
@@ -58,6 +61,7 @@ def mlstm_(
         pool.stride(0),
         *rows,
         factors,
+        after,
         out,
         heads,
         key_dim**-0.5,
@@ -71,7 +75,11 @@ def mlstm_(
 
 @triton.jit
 def _capped(x, cap):
-    return cap * (2.0 * sigmoid(2.0 * x / cap) - 1.0)
+    """cap * tanh(x / cap), by a series where it is small."""
+    y = x / cap
+    squared = y * y
+    series = y * (1.0 + squared * (-1.0 / 3.0 + squared * (2.0 / 15.0 - squared * (17.0 / 315.0))))
+    return cap * tl.where(tl.abs(y) < 0.2, series, 2.0 * sigmoid(2.0 * y) - 1.0)
 
 
 @triton.jit
@@ -86,6 +94,7 @@ def _factors_kernel(
     starts_ptr,  # [R + 1]
     lengths_ptr,  # [R]
     factors_ptr,  # [T, H, 3]
+    after_ptr,  # [R, H, K + 1]
     heads,
     cap,
     eps,
@@ -120,9 +129,9 @@ def _factors_kernel(
         tl.store(to, decay)
         tl.store(to + 1, scale)
         tl.store(to + 2, divisor)
-    if first < last:
-        tl.store(places + i, norm, mask=is_key)
-        tl.store(places + KEYS, peak)
+    to = after_ptr + (tl.program_id(0) * heads + head) * (KEYS + 1)
+    tl.store(to + i, norm, mask=is_key)
+    tl.store(to + KEYS, peak)
 
 
 @triton.jit
@@ -135,6 +144,7 @@ def _matrix_kernel(
     starts_ptr,  # [R + 1]
     lengths_ptr,  # [R]
     factors_ptr,  # [T, H, 3]
+    after_ptr,  # [R, H, K + 1]
     out_ptr,  # [T, H * V]
     heads,
     query_scale,
@@ -165,3 +175,8 @@ def _matrix_kernel(
         tl.store(to, result.to(out_ptr.dtype.element_ty), mask=is_value)
     if first < last:
         tl.store(places, state, mask=inside)
+        if tl.program_id(2) == 0:
+            after = after_ptr + (tl.program_id(0) * heads + head) * (KEYS + 1)
+            to = pool_ptr + slot + head * (KEYS * WIDTH + KEYS + 1) + KEYS * WIDTH
+            tl.store(to + i, tl.load(after + i, mask=is_key, other=0.0), mask=is_key)
+            tl.store(to + KEYS, tl.load(after + KEYS))
