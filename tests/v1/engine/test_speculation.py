@@ -158,8 +158,8 @@ def test_steps_with_drafts_are_recorded(folder: Path) -> None:
     expected, _ = both(llm, params, ["right", "often right", "sometimes", "wrong"])
     assert_same(run(eager, params)[0], expected)
     recorded = llm.llm_engine.engine_core.executor.worker.model_runner._recorded_decode._recorded
-    assert {(4, 4), (4, 20)} < set(recorded)
-    assert max(num_tokens for _, num_tokens in recorded) <= recorded_decode.MAX_DRAFTED_ROWS
+    assert {(4, 4, False), (4, 20, False)} < set(recorded)
+    assert max(num_tokens for _, num_tokens, _ in recorded) <= recorded_decode.MAX_DRAFTED_ROWS
 
 
 def test_many_prompts(llm: LLM) -> None:

@@ -43,9 +43,9 @@ def generate(llm, num_prompts):
 
 def recordings(llm):
     """Batch size -> recorded step."""
-    recorded = llm.llm_engine.engine_core.executor.worker.model_runner._recorded_decode._recorded
-    assert all(num_requests == num_tokens for num_requests, num_tokens in recorded)
-    return {num_requests: step for (num_requests, _), step in recorded.items()}
+    steps = llm.llm_engine.engine_core.executor.worker.model_runner._recorded_decode._recorded
+    assert all(num_rows == num_tokens for num_rows, num_tokens, _ in steps)
+    return {num_rows: step for (num_rows, _, _), step in steps.items()}
 
 
 def assert_same(ours, theirs):

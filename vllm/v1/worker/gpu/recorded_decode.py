@@ -114,8 +114,8 @@ class RecordedDecode:
         num_tokens = max(self._max_rows, MAX_DRAFTED_ROWS)
         self._inputs = _Inputs(self._max_rows, num_tokens, block_tables.table.shape[1], num_groups)
         self._memory = RecordedMemory()
-        # By number of requests and of tokens, least recently used first.
-        self._recorded: dict[tuple[int, int], RecordedStep] = {}
+        # By numbers of requests and of tokens, and whether some have adapters, least recently used first.
+        self._recorded: dict[tuple[int, int, bool], RecordedStep] = {}
         self._records = True
 
     def takes(self, batch: InputBatch) -> bool:
@@ -126,19 +126,20 @@ class RecordedDecode:
 
     def step_for(self, batch: InputBatch) -> RecordedStep | None:
         """The recording that a batch was replayed from, or made it; None: it cannot be recorded."""
-        return self._recorded.get(_size(batch))
+        return self._recorded.get(_key(batch))
 
     def __call__(self, batch: InputBatch) -> Tensor:
         """Final hidden states, [T, H]; valid until the next step."""
         self._inputs.fill(batch, self._states)
-        step = self._recorded.pop(_size(batch), None)
+        key = _key(batch)
+        step = self._recorded.pop(key, None)
         if step is not None:
             step.recording.replay()
         else:
             step = self._record(batch)
             if not self._records:
                 return step.hidden
-        self._recorded[_size(batch)] = step
+        self._recorded[key] = step
         if len(self._recorded) > _MAX_RECORDINGS:
             del self._recorded[next(iter(self._recorded))]
         return step.hidden
@@ -158,5 +159,5 @@ class RecordedDecode:
         return RecordedStep(recording, hidden)
 
 
-def _size(batch: InputBatch) -> tuple[int, int]:
-    return len(batch.req_ids), len(batch.input_ids_np)
+def _key(batch: InputBatch) -> tuple[int, int, bool]:
+    return len(batch.req_ids), len(batch.input_ids_np), batch.has_adapters
