@@ -162,7 +162,8 @@ class LlamaCppAdapter:
         context = self._context(count, count * (max(map(len, work.prompts)) + work.max_tokens + most), False)
         memory = llama_cpp.llama_get_memory(context)
         drafter = LlamaPromptLookupDecoding(self._lookups["prompt_lookup_max"], most)
-        texts, drafts = [list(prompt) for prompt in work.prompts], [[] for _ in range(count)]
+        texts: list[list[int]] = [list(prompt) for prompt in work.prompts]
+        drafts: list[list[int]] = [[] for _ in range(count)]
         ends = [len(prompt) + work.max_tokens for prompt in work.prompts]
         entries = [each for row, text in enumerate(texts) for each in _entries(text, 0, row, wants_last=True)]
         active = list(range(count))
@@ -170,9 +171,9 @@ class LlamaCppAdapter:
             drawn = iter(self._drawn(self._decode(context, entries), work, []).tolist())
             entries = []
             for row in active:
-                text, draft, rows = texts[row], drafts[row], []
+                text, draft = texts[row], drafts[row]
                 rows = [next(drawn) for _ in range(len(draft) + 1)]
-                num_right = next((i for i, pair in enumerate(zip(draft, rows)) if pair[0] != pair[1]), len(draft))
+                num_right = next((i for i, token in enumerate(draft) if token != rows[i]), len(draft))
                 llama_cpp.llama_memory_seq_rm(memory, row, len(text) + num_right, -1)
                 text += rows[: num_right + 1]
                 if len(text) < ends[row]:

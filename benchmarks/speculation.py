@@ -3,16 +3,16 @@
     python benchmarks/speculation.py                                            # the embedded model
     python benchmarks/speculation.py --model FOLDER --upstream ENVIRONMENT --llama-cpp ENVIRONMENT --gguf FILE
 
-copies1, copies16    3 requests one after another, 16 at once: answers that copy a passage of the prompt, 64 tokens each
-answers1, answers16  the same of questions whose answers do not copy; the most likely tokens, which may repeat themselves
+copies1, copies16    3 requests one after another, 16 at once: answers that copy a passage, 64 tokens each
+answers1, answers16  the same of questions whose answers do not copy; the most likely tokens, which may recur
 drawn1, drawn16      the same at temperature 1
 ..._ids              20 ids are read at every position
 
 Texts are in speculation_texts.py. Every engine runs with and without speculation, all of them in turns, in alternating
 order; a ratio is of one engine and repeat. Upstream and llama.cpp draft by n-grams; llama.cpp's own prompt lookup makes
 the drafts, and its C interface verifies them. Prints a table of medians; the last line of stdout is JSON, in which
-`answers` is a hash of our tokens: the same with and without. On a busy machine the ratios of processor time are the ones
-to go by.
+`answers` is a hash of our tokens: the same with and without. On a busy machine the ratios of processor time are the
+ones to go by.
 """
 
 from __future__ import annotations
