@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from dataclasses import MISSING, dataclass, fields, replace
+from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -32,7 +32,7 @@ from vllm.config.scheduler import default_step_sizes
 from vllm.config.structured_outputs import StructuredOutputsConfig, as_structured_outputs_config
 from vllm.config.unserved import as_config
 from vllm.engine.arguments import add_flags, arg, passed_on
-from vllm.engine.speculative_args import SpeculativeArgs
+from vllm.engine.speculative_args import SpeculativeArgs, with_model_and_schedule
 from vllm.engine.upstream_args import UpstreamArgs
 from vllm.engine.usage import UsageContext
 from vllm.exceptions import shown
@@ -269,10 +269,7 @@ class EngineArgs(SpeculativeArgs, UpstreamArgs):
             **runner_fields(self, source),
         )
         scheduler_config = self._scheduler_config(max_model_len, device, usage_context == UsageContext.LLM_CLASS)
-        if speculative is not None and scheduler_config.async_scheduling:
-            # Drafts follow known tokens.
-            logger.info("async_scheduling is off, as speculative_config is set")
-            scheduler_config = replace(scheduler_config, async_scheduling=False)
+        speculative, scheduler_config = with_model_and_schedule(speculative, self, model_config, scheduler_config)
         return VllmConfig(
             model_config=model_config,
             cache_config=self._cache_config(device, source, scheduler_config, model_config),

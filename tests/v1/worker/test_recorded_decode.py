@@ -43,7 +43,9 @@ def generate(llm, num_prompts):
 
 def recordings(llm):
     """Batch size -> recorded step."""
-    return llm.llm_engine.engine_core.executor.worker.model_runner._recorded_decode._recorded
+    recorded = llm.llm_engine.engine_core.executor.worker.model_runner._recorded_decode._recorded
+    assert all(num_requests == num_tokens for num_requests, num_tokens in recorded)
+    return {num_requests: step for (num_requests, _), step in recorded.items()}
 
 
 def assert_same(ours, theirs):

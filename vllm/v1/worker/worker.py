@@ -91,6 +91,8 @@ class Worker:
             return cache.num_blocks
         most = self._blocks_of_longest * self.config.scheduler_config.max_num_seqs
         block_bytes = self._kv_block_bytes() + memory.hidden_block_bytes(self.config)
+        if (draft := self.model_runner.draft_model) is not None:
+            block_bytes += draft.block_bytes
         if not block_bytes:
             return most
         states = self._state_slots.num_bytes(self._state_bytes)
@@ -166,7 +168,7 @@ class Worker:
             return
         logger.info("KV cache: %d blocks of %d tokens", num_blocks, self.config.cache_config.block_size)
         if state_slots.num_requests:
-            logger.info("States: of %d requests, and %d snapshots, every %d tokens", *state_slots)
+            logger.info("States: of %d requests, and %d snapshots, every %d tokens", *state_slots[:3])
         self._num_blocks = (num_blocks, num_host_blocks, state_slots)
         if compiles_while_running(self.device):
             warm_up(self.model_runner, self.config)
@@ -239,7 +241,7 @@ class Worker:
             self._runner = None
             self._asleep.add("weights")
         elif self.device.type == "cuda" and "weights" not in self._asleep:
-            move_weights(self.model_runner.model, torch.device("cpu"))
+            self._move_weights(torch.device("cpu"))
             self._asleep.add("weights")
         return_freed_memory()
         if self.device.type == "cuda":
@@ -253,12 +255,18 @@ class Worker:
             if self._runner is None:
                 self.load_model()
             else:
-                move_weights(self._runner.model, self.device)
+                self._move_weights(self.device)
         if "kv_cache" in woken:
             if self._runner is None:
                 raise ValueError("wake_up: the weights, which sleep(level=2) freed, must come before kv_cache")
             self._runner.initialize_kv_cache(*self._num_blocks)
         self._asleep -= woken
+
+    def _move_weights(self, device: torch.device) -> None:
+        runner = self.model_runner
+        for owner in (runner, runner.draft_model):
+            if owner is not None:
+                move_weights(owner.model, device)
 
     def profile(self, is_start: bool = True, profile_prefix: str | None = None) -> None:
         """Begin to record operators and kernels, or end it and write a trace into the profiler's folder; its

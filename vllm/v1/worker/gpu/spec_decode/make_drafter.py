@@ -5,21 +5,27 @@ from __future__ import annotations
 from vllm.config import SpeculativeConfig, VllmConfig
 from vllm.v1.worker.gpu.spec_decode.drafter import Drafter
 from vllm.v1.worker.gpu.spec_decode.speculator import Speculator
-from vllm.v1.worker.gpu.states import RequestStates
+from vllm.v1.worker.gpu.states import BlockTables, RequestStates
 
 
-def make_speculator(config: VllmConfig, states: RequestStates) -> Speculator | None:
-    """None: nothing is drafted."""
+def make_speculator(config: VllmConfig, states: RequestStates, tables: BlockTables) -> Speculator | None:
+    """None: nothing is drafted. `tables`: of the first KV group. ValueError: the draft model cannot be used."""
     speculative = config.speculative_config
     if speculative is None:
         return None
     # What no engine asks for is not imported.
     from vllm.v1.worker.gpu.spec_decode.adaptive import AdaptiveDrafter
 
-    drafter = _make_drafter(speculative, states.max_num_reqs)
-    drafter = AdaptiveDrafter(drafter, speculative, states.max_num_reqs, states.device.type)
     assert speculative.num_speculative_tokens is not None
-    return Speculator(drafter, speculative.num_speculative_tokens, config.model_config.vocab_size, states)
+    max_num_reqs, kind = states.max_num_reqs, states.device.type
+    speculator = Speculator(speculative.num_speculative_tokens, config.model_config.vocab_size, states)
+    if speculative.method == "draft_model":
+        from vllm.v1.worker.gpu.spec_decode.draft_model import DraftModelDrafter
+
+        speculator.draft_model = DraftModelDrafter(config, states, tables)
+    drafter = speculator.draft_model or _make_drafter(speculative, max_num_reqs)
+    speculator.drafter = AdaptiveDrafter(drafter, speculative, max_num_reqs, kind)
+    return speculator
 
 
 def _make_drafter(config: SpeculativeConfig, max_num_reqs: int) -> Drafter:
@@ -27,8 +33,6 @@ def _make_drafter(config: SpeculativeConfig, max_num_reqs: int) -> Drafter:
         from vllm.v1.worker.gpu.spec_decode.ngram import NgramDrafter
 
         return NgramDrafter(config, max_num_reqs)
-    if config.method == "suffix":
-        from vllm.v1.worker.gpu.spec_decode.suffix import SuffixDrafter
+    from vllm.v1.worker.gpu.spec_decode.suffix import SuffixDrafter
 
-        return SuffixDrafter(config)
-    raise ValueError(f"speculative_config: method={config.method!r} has no drafter")
+    return SuffixDrafter(config)
