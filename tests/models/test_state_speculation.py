@@ -54,3 +54,8 @@ def test_each_request_has_a_backup(folder: Path) -> None:
     llm: LLM = make_llm(folder, speculative_config=NGRAM, max_num_seqs=5)
     slots = llm.llm_engine.engine_core.executor.state_slots
     assert slots.num_backups == slots.num_requests == 5
+
+
+def test_a_model_with_states_does_not_draft(folder: Path) -> None:
+    with pytest.raises(ValueError, match="cannot draft, as its layers have recurrent states"):
+        make_llm(folder, speculative_config={"model": str(folder), "num_speculative_tokens": 2})

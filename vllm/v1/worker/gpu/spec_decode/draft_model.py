@@ -31,7 +31,7 @@ class DraftModelDrafter:
 
     def __init__(self, config: VllmConfig, states: RequestStates, tables: BlockTables) -> None:
         """Loads this rank's share of the draft. `tables`: of the target's first KV group, whose blocks stay as long as
-        the request. ValueError: the draft has states, or layers with windows."""
+        the request. ValueError: the draft has recurrent states."""
         speculative = config.speculative_config
         assert speculative is not None and speculative.num_speculative_tokens is not None
         self._config: ModelConfig = speculative.draft_model_config
@@ -40,18 +40,19 @@ class DraftModelDrafter:
         self._vocab = vocab_of(self._config.vocab_size, self._group)
         self._max_tokens = config.scheduler_config.max_num_batched_tokens
         self.model: Any = get_model(self._config, self._device)
-        hf_config = self._config.hf_config
-        longest = min(self._config.max_model_len, config.model_config.max_model_len)
-        layout = kv_cache_layout(kv_cache_specs(self.model, hf_config, self._group), longest)
-        if state_layers(self.model) or layout.windows != (None,):
+        if state_layers(self.model):
             raise ValueError(
-                f"speculative_config: model={speculative.model!r} cannot draft, as its layers have recurrent states or "
-                "see windows; take a draft whose layers see all tokens, or method='ngram' or 'suffix'"
+                f"speculative_config: model={speculative.model!r} cannot draft, as its layers have recurrent states; "
+                "take a draft without them, or method='ngram' or 'suffix'"
             )
-        self._layout, self._longest = layout, longest
+        hf_config = self._config.hf_config
+        self._longest = min(self._config.max_model_len, config.model_config.max_model_len)
+        # Layers with windows keep all tokens, too: they share the one table.
+        specs = [spec._replace(window=None) for spec in kv_cache_specs(self.model, hf_config, self._group)]
+        self._layout = kv_cache_layout(specs, self._longest)
         self._dtype = getattr(torch, self._config.dtype)
         sizes = self._dtype, hf_config.head_dim, tables.block_size, self._dtype
-        self._backend = select_backend("auto", self._device, *sizes, layer_kinds(self.model, hf_config, self._group))
+        self._backend = select_backend("paged", self._device, *sizes, layer_kinds(self.model, hf_config, self._group))
         use_backend(self.model, self._backend)
         max_num_reqs = states.max_num_reqs
         # For as many tokens as are computed beyond the request's blocks.
