@@ -64,7 +64,7 @@ class AdapterPool:
         """Load an adapter, unless it is loaded; with `load_inplace` again. Requests that run go on with the old one.
 
         Raises:
-            ValueError: its files, or another path under its id. Nothing has changed then.
+            VLLMValidationError: its files, or another path under its id. Nothing has changed then.
         """
         known = self._listed.get(request.lora_int_id)
         if known is not None and not request.load_inplace:
@@ -97,7 +97,7 @@ class AdapterPool:
         """Never unload it for another.
 
         Raises:
-            ValueError: it is not loaded, or as many are pinned as max_cpu_loras lets be.
+            VLLMValidationError: it is not loaded, or as many are pinned as max_cpu_loras lets be.
         """
         adapter = self._listed.get(lora_int_id)
         if adapter is None or not adapter.number:
@@ -158,7 +158,7 @@ class AdapterPool:
             try:
                 self._load(adapter)
             except ValueError as error:
-                return str(error)
+                return str(error.args[0])
             # Not the one that is to run.
             adapter.num_running += 1
             self._trim()
@@ -191,7 +191,13 @@ class AdapterPool:
 
     def _load(self, adapter: Adapter) -> None:
         number = next(self._numbers)
-        self._call("add_lora", (replace(adapter.request, lora_int_id=number, load_inplace=False),))
+        request = adapter.request
+        try:
+            self._call("add_lora", (replace(request, lora_int_id=number, load_inplace=False),))
+        except VLLMValidationError:
+            raise
+        except ValueError as error:
+            raise VLLMValidationError(str(error), "lora_request", request.lora_name) from error
         adapter.number = number
         self._use(adapter)
 

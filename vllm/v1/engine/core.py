@@ -285,7 +285,7 @@ class EngineCore:
         try:
             self.add_lora(LoRARequest(**fields))
         except ValueError as error:
-            return str(error) or type(error).__name__
+            return str(error.args[0])
         return ""
 
     def remove_lora(self, lora_id: int) -> bool:
