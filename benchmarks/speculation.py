@@ -74,7 +74,8 @@ def main() -> None:
 
 
 def make_prompts(model: str | None, rows: list[str], repeats: int) -> dict[str, list[list[list[int]]]]:
-    """Token ids by row, repeat (from the warm-up on) and request; no two prompts are alike."""
+    """Token ids by row, repeat (from the warm-up on) and request; no two prompts are alike, but those of
+    the same kind, repeat and number differ by a number only."""
     from vllm import EngineArgs
     from vllm.tokenizers.registry import cached_tokenizer_from_config
 
@@ -84,10 +85,11 @@ def make_prompts(model: str | None, rows: list[str], repeats: int) -> dict[str, 
     for row in rows:
         copies, _, count, _, _ = SPECULATION_ROWS[row]
         found[row] = []
-        for _ in range(repeats + 1):
+        for repeat in range(repeats + 1):
             texts = []
-            for _ in range(count):
-                text = f"{COPY_TASKS[number % 3]}\n\n{PASSAGES[number % 8]}" if copies else QUESTIONS[number % 16]
+            for request in range(count):
+                place = repeat * count + request
+                text = f"{COPY_TASKS[place % 3]}\n\n{PASSAGES[place % 8]}" if copies else QUESTIONS[place % 16]
                 texts.append(f"Task {number}. {text}")
                 number += 1
             found[row].append([chat_ids(tokenizer, text) for text in texts])

@@ -7,6 +7,9 @@ from vllm.v1.worker.gpu.spec_decode.drafter import Drafter
 from vllm.v1.worker.gpu.spec_decode.speculator import Speculator
 from vllm.v1.worker.gpu.states import BlockTables, RequestStates
 
+# A draft that is as large as its target is asked for all the same.
+_LARGEST_COST = 0.4
+
 
 def make_speculator(config: VllmConfig, states: RequestStates, tables: BlockTables) -> Speculator | None:
     """None: nothing is drafted. `tables`: of the first KV group. ValueError: the draft model cannot be used."""
@@ -24,8 +27,21 @@ def make_speculator(config: VllmConfig, states: RequestStates, tables: BlockTabl
 
         speculator.draft_model = DraftModelDrafter(config, states, tables)
     drafter = speculator.draft_model or _make_drafter(speculative, max_num_reqs)
-    speculator.drafter = AdaptiveDrafter(drafter, speculative, max_num_reqs, kind)
+    token_cost = _relative_size(config) if speculator.draft_model else 0.0
+    speculator.drafter = AdaptiveDrafter(drafter, speculative, max_num_reqs, kind, token_cost)
     return speculator
+
+
+def _relative_size(config: VllmConfig) -> float:
+    """Of the draft model's weights to the target's, near enough."""
+    assert config.speculative_config is not None
+    draft, target = config.speculative_config.draft_model_config.hf_config, config.model_config.hf_config
+    sizes = [
+        each.num_hidden_layers * each.hidden_size * (4 * each.hidden_size + 3 * each.intermediate_size)
+        + each.vocab_size * each.hidden_size
+        for each in (draft, target)
+    ]
+    return min(sizes[0] / sizes[1], _LARGEST_COST)
 
 
 def _make_drafter(config: SpeculativeConfig, max_num_reqs: int) -> Drafter:
