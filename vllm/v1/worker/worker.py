@@ -215,7 +215,9 @@ class Worker:
         """The checkpoint's weights again. A quantised one is read as at the start, and the KV cache is emptied."""
         config = self.config.model_config
         if find_settings(Path(config.path), config.hf_config.raw) is None:
-            self.load_weights(iterate_tensors(shard_files(Path(config.path))))
+            # They fit: there is no need to hold all of them before the first one is taken.
+            for pair in iterate_tensors(shard_files(Path(config.path))):
+                self.load_weights([pair])
             return
         awake = {"kv_cache"} - self._asleep
         self.sleep(level=2)
