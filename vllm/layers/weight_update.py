@@ -148,8 +148,9 @@ class WeightUpdater:
         """
         checked = [(name, self._checked_parts(name, tensor)) for name, tensor in weights]
         for module in dict.fromkeys(self._owners[key].module for _, parts in checked for key, _ in parts):
-            if hasattr(module, "check_update"):
-                module.check_update()
+            check: Any = getattr(module, "check_update", None)
+            if check is not None:
+                check()
         for _, parts in checked:
             self.version += 1
             for key, values in parts:

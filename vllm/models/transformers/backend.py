@@ -155,8 +155,8 @@ class TransformersForCausalLM(UpdatableModel):
     def convert_checkpoint(
         self, tensors: Iterable[tuple[str, Value]], is_update: bool = False
     ) -> Iterator[tuple[str, Value]]:
-        """The tensors of a checkpoint as this model's slots take them; buffers are filled here, those of an update, which
-        may lack some, in `load_weights`."""
+        """The tensors of a checkpoint as this model's slots take them; buffers are filled here. Those of an update may
+        lack some; its buffers are filled in `load_weights`."""
         if self._is_text_part:
             named = ((text_tensor_name(name), tensor) for name, tensor in tensors)
             tensors = ((name, tensor) for name, tensor in named if name is not None)
