@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 from vllm import envs
 from vllm.config.cache import CacheConfig
 from vllm.config.device import DeviceConfig
+from vllm.config.lora import LoRAConfig
 from vllm.config.model import ModelConfig
 from vllm.config.observability import ObservabilityConfig
 from vllm.config.parallel import ParallelConfig
@@ -31,10 +32,11 @@ class VllmConfig:
     """As given: trainers ask a server for it."""
     observability_config: ObservabilityConfig = field(default_factory=ObservabilityConfig, repr=False, compare=False)
     structured_outputs_config: StructuredOutputsConfig = field(default_factory=StructuredOutputsConfig)
+    lora_config: LoRAConfig | None = None
+    """None: no adapters."""
     speculative_config: SpeculativeConfig | None = None
     """None: each step computes one token of a request."""
     # Of what is not done; callers look whether it is configured.
-    lora_config: ClassVar[None] = None
     reasoning_config: ClassVar[None] = None
     kv_transfer_config: ClassVar[None] = None
     kv_events_config: ClassVar[None] = None
@@ -53,6 +55,8 @@ class VllmConfig:
 
     def __post_init__(self) -> None:
         self.parallel_config.check_divides(self.model_config.hf_config)
+        if self.lora_config is not None:
+            self.lora_config.check_dtype(self.model_config.dtype)
         if self.model_config.rounding != "vllm":
             self._check_rounding()
 
