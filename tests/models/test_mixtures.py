@@ -41,9 +41,14 @@ def assert_same(ours: list[Any], expected: list[Any], tolerance: float) -> None:
             assert got == pytest.approx(other.prompt_logprobs[position][token].logprob, abs=tolerance)
 
 
-# A shared MLP, and the same by a gate; biases; none of them; latent attention; heads that differ by layer; branches.
+# A shared MLP, and the same by a gate; biases; none of them; latent attention; heads that differ by layer; branches;
+# chunks; mixtures of heads; experts that give what they take.
 @pytest.mark.parametrize(
-    "name", ["qwen2_moe", "glm4_moe", "gpt_oss", "mixtral", "deepseek_v3", "mimo_v2_flash", "gemma4-experts"]
+    "name",
+    [
+        *("qwen2_moe", "glm4_moe", "gpt_oss", "mixtral", "deepseek_v3", "mimo_v2_flash", "gemma4-experts"),
+        *("llama4", "jetmoe", "longcat_flash"),
+    ],
 )
 def test_ranks_share_the_experts(name: str, tmp_path: Path) -> None:
     make_architecture(name, tmp_path)
@@ -115,7 +120,7 @@ def test_experts_are_rounded_when_they_are_loaded(quantization: str, tmp_path: P
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("name", ["qwen2_moe", "exaone_moe", "deepseek_v3"])
+@pytest.mark.parametrize("name", ["qwen2_moe", "exaone_moe", "deepseek_v3", "jetmoe", "longcat_flash"])
 def test_bits_do_not_follow_the_batch(name: str, dtype: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("VLLM_BATCH_INVARIANT", "1")
     make_architecture(name, tmp_path)

@@ -6,7 +6,8 @@ from collections.abc import Callable
 from typing import Any
 
 from vllm.layers.state import StateLayer
-from vllm.models.spec import (
+from vllm.models.spec import StateSpec
+from vllm.models.state_spec import (
     ChannelDeltaSpec,
     DeltaRuleSpec,
     LightningSpec,
@@ -14,7 +15,6 @@ from vllm.models.spec import (
     MambaSpec,
     RgLruSpec,
     ShortConvSpec,
-    StateSpec,
 )
 from vllm.models.states.channel_delta_rule import ChannelDeltaRule
 from vllm.models.states.delta_rule import DeltaRule

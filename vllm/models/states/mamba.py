@@ -11,7 +11,7 @@ from vllm.layers.linear import ColumnParallelLinear, RowParallelLinear, StackedL
 from vllm.layers.sharding import Shard
 from vllm.layers.state import StateLayer, StateShape
 from vllm.models.norms import make_norm
-from vllm.models.spec import MambaSpec
+from vllm.models.state_spec import MambaSpec
 from vllm.models.states.parts import Convolution, Decays, step_rows
 from vllm.ops.rms_norm import AddedNorm
 from vllm.ops.selective_scan import selective_scan_

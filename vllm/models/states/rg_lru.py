@@ -13,7 +13,7 @@ from vllm.layers.linear import UNQUANTIZED, ColumnParallelLinear, RowParallelLin
 from vllm.layers.linear_method import LinearMethod
 from vllm.layers.sharding import Shard, WeightSlot
 from vllm.layers.state import StateLayer, StateShape
-from vllm.models.spec import RgLruSpec
+from vllm.models.state_spec import RgLruSpec
 from vllm.models.states.parts import step_rows
 from vllm.ops.gated_recurrence import gated_recurrence_
 from vllm.ops.head_linear import PackedHeads, head_linear, pack_heads
