@@ -30,7 +30,7 @@ def test_defaults_ask_for_nothing(kind):
     [
         (config.LoRAConfig, config.LoRAConfig(), "merge the adapter"),
         (config.KVTransferConfig, {"kv_connector": "Nixl", "kv_role": "kv_both"}, "kv_connector='Nixl'"),
-        (config.SpeculativeConfig, {"method": "ngram", "num_speculative_tokens": 3}, "num_speculative_tokens=3"),
+        (config.SpeculativeConfig, {"parallel_drafting": True}, "parallel_drafting=True"),
         (config.PoolerConfig, config.PoolerConfig(pooling_type="MEAN"), "pooling_type='MEAN'"),
         (config.StructuredOutputsConfig, {"reasoning_parser": "qwen3"}, "reasoning_parser='qwen3'"),
         (config.CompilationConfig, {"mode": 3}, "mode=<CompilationMode.VLLM_COMPILE"),

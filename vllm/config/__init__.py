@@ -11,6 +11,7 @@ from vllm.config.pooler import PoolerConfig
 from vllm.config.profiler import ProfilerConfig
 from vllm.config.quantization import QUANTIZATIONS
 from vllm.config.scheduler import POLICIES, SchedulerConfig
+from vllm.config.speculative import SpeculativeConfig
 from vllm.config.structured_outputs import StructuredOutputsConfig
 from vllm.config.vllm import VllmConfig
 
@@ -32,6 +33,7 @@ __all__ = [
     "ProfilerConfig",
     "QUANTIZATIONS",
     "SchedulerConfig",
+    "SpeculativeConfig",
     "StructuredOutputsConfig",
     "VllmConfig",
 ]

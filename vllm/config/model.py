@@ -212,3 +212,16 @@ class ModelConfig:
 
     def _fill(self, name: str, value: Any) -> None:
         object.__setattr__(self, name, value)
+
+
+def one_capture_length(older: int | None, newer: int | None) -> int | None:
+    """max_seq_len_to_capture of its two arguments.
+
+    Raises:
+        ValueError: they are given, and differ.
+    """
+    if older is not None and newer is not None and older != newer:
+        raise ValueError(
+            f"max_context_len_to_capture={older} and max_seq_len_to_capture={newer} are one setting: give one"
+        )
+    return older if newer is None else newer

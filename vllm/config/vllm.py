@@ -11,6 +11,7 @@ from vllm.config.model import ModelConfig
 from vllm.config.observability import ObservabilityConfig
 from vllm.config.parallel import ParallelConfig
 from vllm.config.scheduler import SchedulerConfig
+from vllm.config.speculative import SpeculativeConfig
 from vllm.config.structured_outputs import StructuredOutputsConfig
 
 
@@ -29,9 +30,10 @@ class VllmConfig:
     """As given: trainers ask a server for it."""
     observability_config: ObservabilityConfig = field(default_factory=ObservabilityConfig, repr=False, compare=False)
     structured_outputs_config: StructuredOutputsConfig = field(default_factory=StructuredOutputsConfig)
+    speculative_config: SpeculativeConfig | None = None
+    """None: each step computes one token of a request."""
     # Of what is not done; callers look whether it is configured.
     lora_config: ClassVar[None] = None
-    speculative_config: ClassVar[None] = None
     reasoning_config: ClassVar[None] = None
     kv_transfer_config: ClassVar[None] = None
     kv_events_config: ClassVar[None] = None

@@ -85,8 +85,8 @@ class UpstreamArgs:
     max_prompt_adapter_token: int = unused(0, _ADAPTERS)
     lora_extra_vocab_size: int = unused(256, _LORA)
     long_lora_scaling_factors: list[float] | None = refused(None, _LORA)
-    speculative_model: str | None = refused(None, NO_SPECULATION)
-    num_speculative_tokens: int | None = unused(None, NO_SPECULATION)
+    speculative_model: str | None = refused(None, "spec_model is its name")
+    num_speculative_tokens: int | None = refused(None, "spec_tokens is its name")
     override_neuron_config: dict[str, Any] | None = unused(None, "it is of another device")
     override_pooler_config: dict[str, Any] | None = refused(None, "pooler_config is its name")
 
@@ -141,10 +141,6 @@ class UpstreamArgs:
     enable_moe_shared_loras: bool = unused(False, _LORA)
     max_lora_cls_labels: int | None = unused(None, _LORA)
 
-    speculative_config: dict[str, Any] | None = refused(None, NO_SPECULATION)
-    spec_method: str | None = refused(None, NO_SPECULATION)
-    spec_model: str | None = refused(None, NO_SPECULATION)
-    spec_tokens: int | None = refused(None, NO_SPECULATION)
     per_request_spec_decode_metrics: str = refused("none", NO_SPECULATION)
 
     reasoning_parser: str = unused("", _SERVER_PARTS, flag=False)

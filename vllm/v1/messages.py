@@ -63,3 +63,5 @@ class EngineCoreOutput:
     pooling_output: torch.Tensor | None = None  # float32, on the CPU
     # One a new token, where it is read: logarithm of the probability of what the grammar allowed.
     allowed_mass: list[float] | None = None
+    num_drafted: int = 0  # tokens that a step computed as drafts
+    num_accepted: int = 0  # of these, those that were right

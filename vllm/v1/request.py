@@ -60,6 +60,7 @@ class Request:
         self.num_preemptions = 0
         # Last known tokens that were appended undrawn and are not returned yet, as they are still to be read.
         self.num_held = 0
+        self.draft_token_ids: list[int] = []  # guesses of what follows the known tokens, for the next step
         # First prompt position whose logits are still to be read for the next token's logprobs; None: no such position.
         self.next_prompt_row: int | None = None
         self._advance_to(sampling_params.first_prompt_row)

@@ -15,7 +15,6 @@ from vllm.upstream.config.lora import LoRAConfig
 from vllm.upstream.config.multimodal import MultiModalConfig
 from vllm.upstream.config.offload import OffloadBackend, OffloadConfig, PrefetchOffloadConfig, UVAOffloadConfig
 from vllm.upstream.config.reasoning import ReasoningConfig
-from vllm.upstream.config.speculative import SpeculativeConfig
 from vllm.upstream.config.utils import replace, update_config
 from vllm.upstream.config.weight_transfer import WeightTransferConfig
 
@@ -35,7 +34,6 @@ __all__ = [
     "PassConfig",
     "PrefetchOffloadConfig",
     "ReasoningConfig",
-    "SpeculativeConfig",
     "UVAOffloadConfig",
     "WeightTransferConfig",
     "get_current_vllm_config",

@@ -62,6 +62,8 @@ class SchedulerOutput:
     block_copies: list[tuple[int, int]] = field(default_factory=list)
     swap_in: list[tuple[int, int]] = field(default_factory=list)  # (host block, device block), the latter distinct
     shared_tokens: list[SharedTokens] = field(default_factory=list)
+    # The last tokens of these requests are drafts, which follow all that are known.
+    scheduled_spec_decode_tokens: dict[str, list[int]] = field(default_factory=dict)
     # States of models that have them, copied before the forward pass (snapshot, request) and after it (request,
     # snapshot); no snapshot is saved to twice.
     state_loads: list[tuple[int, str]] = field(default_factory=list)

@@ -5,16 +5,17 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Collection, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from vllm.config import CacheConfig, SchedulerConfig
 from vllm.exceptions import VLLMValidationError
 from vllm.v1.core.make_manager import make_kv_cache_manager
+from vllm.v1.core.sched.drafted_tokens import DraftedTokens
 from vllm.v1.core.sched.output import CachedRequestData, NewRequestData, SchedulerOutput
 from vllm.v1.core.sched.repetition import repeats_itself
 from vllm.v1.core.sched.request_queue import RequestQueue
 from vllm.v1.messages import EngineCoreOutput
-from vllm.v1.outputs import NO_TOKEN, NO_TOKEN_LEFT, ModelRunnerOutput
+from vllm.v1.outputs import NO_TOKEN, NO_TOKEN_LEFT, NOTHING_FOLLOWS, FollowingTokens, ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
 
 
@@ -31,6 +32,10 @@ class SchedulerStats:
     num_swapped_out_blocks: int  # copied to the host's memory since the start
     num_swapped_in_blocks: int  # and back
     host_cache_usage: float  # share of the host's blocks that hold content, in [0, 1]
+    num_drafts: int = 0  # since the start, times that tokens drafted for a request were verified
+    num_draft_tokens: int = 0  # of those, all tokens
+    num_accepted_tokens: int = 0  # and the right ones
+    num_accepted_tokens_per_pos: list[int] = field(default_factory=list)  # these by their place in the draft
 
 
 class Scheduler:
@@ -57,6 +62,7 @@ class Scheduler:
         self.waiting = RequestQueue(self._by_priority)
         self.running: list[Request] = []
         self.num_preemptions = 0
+        self.drafts = DraftedTokens(self.kv)
         self.num_ended = 0  # requests that ended, for any reason
         self._finished_req_ids: list[str] = []
         self._arrivals = itertools.count()
@@ -125,6 +131,7 @@ class Scheduler:
             num_preemptions=self.num_preemptions,
             host_cache_usage=0.0 if self.kv.host is None else self.kv.host.usage,
             **vars(self.kv.stats),
+            **self.drafts.counts(),
         )
 
     def schedule(self) -> SchedulerOutput:
@@ -159,7 +166,12 @@ class Scheduler:
                 num_new = budget
             if cuts_shares and num_new > 1:
                 num_new = self.kv.share(request, num_computed, num_new)
-            added = grow(request, num_new)
+            if request.draft_token_ids:
+                # Drafts leave a token to each request that comes after this one.
+                room = budget - (len(running) - index - 1)
+                num_new, added = self.drafts.grow(step, request, num_new, room)
+            else:
+                added = grow(request, num_new)
             if added is None:
                 victim = max(running, key=Request.sort_key) if self._by_priority else running[-1]
                 position = running.index(victim)
@@ -182,6 +194,8 @@ class Scheduler:
         """Free the victim's slot and blocks; returns the tokens that were scheduled for it in this step."""
         request_id = victim.request_id
         num_scheduled = step.num_scheduled_tokens.pop(request_id, 0)
+        step.scheduled_spec_decode_tokens.pop(request_id, None)
+        victim.draft_token_ids = []
         if num_scheduled:
             cached = step.scheduled_cached_reqs
             where = cached.req_ids.index(request_id)
@@ -260,7 +274,7 @@ class Scheduler:
         num_ended_before = self.num_ended
         logprobs = model_runner_output.logprobs
         prompt_logprobs, beam_scores = model_runner_output.prompt_logprobs, model_runner_output.beam_scores
-        allowed_mass = model_runner_output.allowed_mass
+        allowed_mass, drafted = model_runner_output.allowed_mass, scheduler_output.scheduled_spec_decode_tokens
         token_ids = model_runner_output.sampled_token_ids.tolist()
         for index, request_id in enumerate(model_runner_output.req_ids):
             request = self.requests.get(request_id)
@@ -293,6 +307,9 @@ class Scheduler:
                 self._check_stop(request, token_id, output)
                 if output.finish_reason is not None:
                     self._end(request)
+            if request_id in drafted:
+                following = model_runner_output.following.get(request_id, NOTHING_FOLLOWS)
+                self._settle_drafts(request, drafted[request_id], following, output)
             if request_id in model_runner_output.forced and output.finish_reason is None:
                 self._append_run(request, model_runner_output.forced[request_id], output)
             outputs.append(output)
@@ -305,9 +322,29 @@ class Scheduler:
                 outputs.append(EngineCoreOutput(request_id, []))
                 self._add_prompt_logprobs(outputs[-1], model_runner_output)
         outputs += self._end_failed(model_runner_output)
+        self.drafts.take(self.requests, model_runner_output.drafts)
         if self.num_ended > num_ended_before:
             self._drop_finished_from_running()
         return outputs
+
+    def _settle_drafts(
+        self, request: Request, drafts: list[int], following: FollowingTokens, output: EngineCoreOutput
+    ) -> None:
+        """Add the tokens that a step drew after the first one of a request with drafts, up to one that ends it."""
+        count = 0
+        while count < len(following.token_ids) and output.finish_reason is None:
+            request.token_ids.append(following.token_ids[count])
+            self._check_stop(request, following.token_ids[count], output)
+            count += 1
+            if output.finish_reason is not None:
+                self._end(request)
+        output.new_token_ids += following.token_ids[:count]
+        if output.logprobs is not None:
+            output.logprobs += following.logprobs[:count]
+        if output.allowed_mass is not None:
+            output.allowed_mass += following.allowed_mass[:count]
+        output.num_drafted, output.num_accepted = len(drafts), len(following.token_ids)
+        self.drafts.settle(request, output)
 
     def _end_failed(self, step: ModelRunnerOutput) -> Iterator[EngineCoreOutput]:
         """End the requests whose results are errors."""
