@@ -128,6 +128,17 @@ MIXTURES: dict[str, tuple[str, dict[str, Any]]] = {
         | {"num_local_experts": 6, "num_experts_per_tok": 2, "intermediate_size_mlp": 40, "attention_chunk_size": 16}
         | {"no_rope_layer_interval": 2, "interleave_moe_layer_step": 2, "floor_scale": 8, "attn_scale": 0.3},
     ),
+    "deepseek_v32": (
+        "deepseek_v32",
+        _LATENT | _ROUTED | {"first_k_dense_replace": 1, "index_topk": 128, "index_head_dim": 8, "index_n_heads": 2},
+    ),
+    "glm_moe_dsa": (
+        "glm_moe_dsa",
+        _LATENT
+        | _ROUTED
+        | {"first_k_dense_replace": 1, "index_topk": 128, "index_head_dim": 8, "index_n_heads": 2}
+        | {"indexer_types": ["full", "shared", "full", "shared"]},
+    ),
     "jetmoe": (
         "jetmoe",
         {"hidden_size": 32, "intermediate_size": 24, "num_hidden_layers": 4, "num_key_value_heads": 2}

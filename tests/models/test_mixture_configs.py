@@ -58,6 +58,11 @@ PUBLISHED: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         | {"num_hidden_layers": 4, "router_bias": False, "rope_theta": 1e7},
         {"zero_expert_type": "zero"},
     ),
+    "deepseek_v32": (
+        {"scoring_func": "sigmoid", "topk_method": "noaux_tc", "num_nextn_predict_layers": 1, "ep_size": 1},
+        {"layer_types": ["indexed_attention", "full_attention"] * 2},
+    ),
+    "glm_moe_dsa": ({"index_topk_freq": 4, "index_skip_topk_offset": 2}, {"index_topk": 0}),
     "llama4": ({"attn_temperature_tuning": 4, "for_llm_compressor": False}, {"layer_types": ["other"] * 4}),
 }
 

@@ -145,3 +145,10 @@ def test_published_checkpoints_of_a_x_k1(tmp_path: Path) -> None:
     prompts = random_prompts(131, (5, 37))
     for got, want in zip(paged_logits(ours, config, prompts, 7), hf_logits(model, prompts), strict=True):
         torch.testing.assert_close(got, want, rtol=0, atol=1e-4)
+
+
+def test_contexts_end_where_an_indexer_leaves_positions_out(tmp_path: Path) -> None:
+    make_architecture("deepseek_v32", tmp_path, index_topk=32)
+    load_model(tmp_path, max_model_len=32)
+    with pytest.raises(ValueError, match="max_model_len must be at most index_topk, 32"):
+        load_model(tmp_path, max_model_len=33)

@@ -65,6 +65,7 @@ _MIXTURES = {
     "gpt_oss": "GptOssForCausalLM",
     "granite": "GraniteMoeForCausalLM GraniteMoeSWAForCausalLM GraniteMoeSharedForCausalLM",
     "hunyuan": "HYV3ForCausalLM HunYuanMoEV1ForCausalLM",
+    "indexed": "DeepseekV32ForCausalLM GlmMoeDsaForCausalLM",
     "jetmoe": "JetMoeForCausalLM",
     "kolibri": "Kolibri1ForCausalLM",
     "laguna": "LagunaForCausalLM",
