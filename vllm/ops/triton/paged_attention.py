@@ -63,8 +63,8 @@ def paged_attention(
     if len(q) and len(seq_lens):
         keys, values = cache_rows(k_cache, v_cache, q.shape[-1])
         requests = block_table, query_start_loc, seq_lens
-        options = window, softcap, alibi_slopes, sinks, k_scale, v_scale, chunk
-        inputs = Inputs(q, keys, values, *requests, scale, out, *options)
+        inputs = Inputs(q, keys, values, *requests, scale, out, window, softcap, alibi_slopes, sinks, k_scale, v_scale)
+        inputs = inputs._replace(chunk=chunk)
         if envs.batch_invariant():
             # A position's bits are the same as a prompt's and as an output's.
             _prefill(inputs, 0, takes_all=True)
