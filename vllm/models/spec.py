@@ -1,6 +1,6 @@
 """What a decoder is, as data: its config.json says which; `decoder.py` builds it. A layer has what mixes tokens
 (`attention.py`) and what follows (`mlp.py`): another kind of either is a class of specs here, a module beside these and
-a line where DecoderLayer builds its parts. Kinds of states are in `state_spec.py`."""
+a line where DecoderLayer builds its parts. Kinds of states are in `states/specs.py`."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from vllm.models.config_reader import ConfigReader
 from vllm.models.decoder import DecoderForCausalLM
 from vllm.models.hybrids.weights import WITH_PREFIX, conv_parts, spec_of
 from vllm.models.spec import AnyMixer, DecoderSpec
-from vllm.models.state_spec import RgLruSpec
+from vllm.models.states.specs import RgLruSpec
 
 _RENAMES = (
     WITH_PREFIX,

@@ -7,7 +7,7 @@ from vllm.models.config_reader import ConfigReader
 from vllm.models.decoder import DecoderForCausalLM
 from vllm.models.hybrids.weights import MAMBA_RENAMES, split_mamba
 from vllm.models.spec import AnyMixer, DecoderSpec
-from vllm.models.state_spec import MambaSpec
+from vllm.models.states.specs import MambaSpec
 
 _RENAMES = (
     *MAMBA_RENAMES,

@@ -11,7 +11,7 @@ from vllm.models.checkpoint_names import CheckpointNames, Parts, split_evenly, s
 from vllm.models.config_reader import ConfigReader
 from vllm.models.decoder import DecoderForCausalLM
 from vllm.models.spec import AnyMixer, DecoderSpec, MlpSpec, RotarySpec
-from vllm.models.state_spec import ShortConvSpec
+from vllm.models.states.specs import ShortConvSpec
 
 _LFM3_ROPES = {
     "sliding_attention": RopeConfig("default", 10000.0),

@@ -8,7 +8,7 @@ from vllm.models.checkpoint_names import BLOCK_SPARSE, CheckpointNames, Parts, s
 from vllm.models.config_reader import ConfigReader
 from vllm.models.decoder import DecoderForCausalLM
 from vllm.models.spec import AnyMixer, DecoderSpec
-from vllm.models.state_spec import LightningSpec
+from vllm.models.states.specs import LightningSpec
 
 _RENAMES = (*BLOCK_SPARSE, (r"\.self_attn\.output_gate\.", ".self_attn.gate_proj."))
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from vllm.models.checkpoint_names import Parts
 from vllm.models.spec import BesideSpec, DecoderSpec, StateSpec
-from vllm.models.state_spec import ChannelDeltaSpec, DeltaRuleSpec, Mamba2Spec, MambaSpec
+from vllm.models.states.specs import ChannelDeltaSpec, DeltaRuleSpec, Mamba2Spec, MambaSpec
 
 S = TypeVar("S", bound=StateSpec)
 _IN_PROJ = re.compile(r"(.+)\.in_proj\.(weight|bias)")

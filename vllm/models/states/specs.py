@@ -1,4 +1,4 @@
-"""The kinds of recurrent states that a decoder's layers may have in place of attention, as data."""
+"""Kinds of recurrent states, as data; the module of each is beside this."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ class Mamba2Spec(StateSpec):
 
     @property
     def split_size(self) -> int:
-        return math.gcd(self.heads, self.norm_groups)
+        return self.heads
 
 
 @dataclass(frozen=True)
@@ -123,6 +123,7 @@ class MambaSpec(StateSpec):
         kernel_size: of the convolution.
         norm: of the values that steps are made of, B and C; None: none.
         conv_bias, bias: of the convolution, and of the first and the last projection.
+        heads: of channels, each of which has steps, B and C of its own.
     """
 
     channels: int
@@ -132,10 +133,11 @@ class MambaSpec(StateSpec):
     norm: NormSpec | None = None
     conv_bias: bool = True
     bias: bool = False
+    heads: int = 1
 
     @property
     def split_size(self) -> int:
-        return self.channels
+        return self.channels if self.heads == 1 else self.heads
 
 
 @dataclass(frozen=True)
@@ -155,8 +157,7 @@ class LightningSpec(StateSpec):
 
     @property
     def split_size(self) -> int:
-        # The norm is over all heads.
-        return 1
+        return len(self.rates)
 
 
 @dataclass(frozen=True)
@@ -174,6 +175,62 @@ class RgLruSpec(StateSpec):
     width: int
     kernel_size: int
     activation: str
+
+    @property
+    def split_size(self) -> int:
+        return self.heads
+
+
+@dataclass(frozen=True)
+class WkvSpec(StateSpec):
+    """RWKV 4's time mixing (arXiv:2305.13048, section 3.1): keys, values and gates are products of a token's input and
+    the one before, each mixed in its own way, and what is read is a mean of values whose weights decay.
+
+    Attributes:
+        channels: of keys, values and gates.
+    """
+
+    channels: int
+
+    @property
+    def split_size(self) -> int:
+        return self.channels
+
+
+@dataclass(frozen=True)
+class ChannelMixSpec(StateSpec):
+    """RWKV 4's channel mixing: an MLP with squared ReLU, times a gate, both of a token's input and the one before, each
+    mixed in its own way.
+
+    Attributes:
+        intermediate_size: of the MLP.
+    """
+
+    intermediate_size: int
+
+    @property
+    def split_size(self) -> int:
+        return self.intermediate_size
+
+
+@dataclass(frozen=True)
+class MlstmSpec(StateSpec):
+    """The matrix memory of xLSTM (arXiv:2405.04517, section 2.3), whose reads go through LayerNorm by head and are
+    gated by a sigmoid.
+
+    Attributes:
+        key_dim, value_dim: of a head.
+        cap: of the gates' soft-cap.
+        eps: added to what is divided by.
+        norm_eps: of the norm.
+    """
+
+    heads: int
+    key_dim: int
+    value_dim: int
+    cap: float
+    eps: float
+    norm_eps: float
 
     @property
     def split_size(self) -> int:
