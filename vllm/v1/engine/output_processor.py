@@ -58,6 +58,7 @@ class _Sequence:
         self.error: str | None = None
         self.form_readings: tuple[Any, Any] = (None, None)  # of choices and of fields
         self.drafts: RequestSpecDecodeMetrics | None = None
+        self.weight_versions: list[int | str] = []  # of the weights that its tokens are of
         self._num_sent = 0
         self._allowed_mass: list[float] | None = [] if params.grammar_readings else None
 
@@ -115,6 +116,7 @@ class _Sequence:
             stop_reason=self.stop_reason,
             spec_decode_metrics=self.drafts,
             error=self.error,
+            weight_versions=list(self.weight_versions),
         )
         if self._allowed_mass is not None:
             new = self._allowed_mass[self._num_sent if delta else 0 :]
@@ -256,6 +258,8 @@ class OutputProcessor:
         self._tracer = tracer
         self._requests: dict[str, _RequestState] = {}
         self._by_core_id: dict[str, tuple[_RequestState, _Sequence]] = {}
+        # Of the weights that the outputs to be processed next are of.
+        self.weight_version: int | str = 0
         # The requests that read the forms of answers, and for whom.
         self._readers: OutputProcessor | None = None
         self._read_for: dict[str, _RequestState] = {}
@@ -346,6 +350,8 @@ class OutputProcessor:
                 state.metrics.first_token_time = now
                 state.num_cached_tokens = output.num_cached_tokens
                 result.begun.append(state.request_id)
+            if output.error is None and self.weight_version not in sequence.weight_versions[-1:]:
+                sequence.weight_versions.append(self.weight_version)
             if sequence.update(output):
                 result.requests_to_abort.append(sequence.core_id)
             if sequence.record is not None:

@@ -63,6 +63,8 @@ class Worker:
         self._state_slots = NO_STATES
         self._asleep: set[str] = set()  # of "weights", "kv_cache"
         self._num_reloads = 0
+        self._staged: list[tuple[str, torch.Tensor]] | None = None  # None: no update has begun
+        self._named_version: tuple[int, str] | None = None  # of the weights of a weights_version
         self._adapters: dict[int, LoRARequest] = {}  # loaded ones, by number
         self._kept_steps: deque[PendingStep] = deque()
         self._profiler: Any = None
@@ -219,13 +221,51 @@ class Worker:
         """New values for weights, by their checkpoint names; see WeightUpdater.update."""
         self.get_model().load_weights(weights)  # type: ignore[operator]
 
-    update_weights = load_weights
+    def start_weight_update(self) -> None:
+        """Keep what `update_weights` brings, until `finish_weight_update` takes all of it at once."""
+        self._staged = []
+
+    def update_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
+        """As load_weights; after start_weight_update a part of what is taken in the end."""
+        if self._staged is None:
+            self.load_weights(weights)
+            return
+        # The caller may reuse its memory.
+        self._staged += [(name, tensor.detach().clone()) for name, tensor in list(weights)]
+
+    def update_weights_from_file(self, path: str) -> None:
+        """`update_weights` of a safetensors file's; one in /dev/shm is memory that processes share.
+
+        Raises:
+            ValueError: it is no such file.
+        """
+        file = Path(path)
+        if file.suffix != ".safetensors" or not file.is_file():
+            raise ValueError(f"update_weights: {path} is not a safetensors file on the engine's machine")
+        self.update_weights(iterate_tensors([file]))
+
+    def finish_weight_update(self, weight_version: str | None = None) -> None:
+        """Take what has come since start_weight_update, if anything has, all or, on a ValueError, none. Results of the
+        weights that there are then are of `weight_version`."""
+        staged, self._staged = self._staged, None
+        if staged:
+            self.load_weights(staged)
+        self._named_version = None if weight_version is None else (self.weights_version, weight_version)
+
+    @property
+    def weight_version(self) -> str | None:
+        """What finish_weight_update called the weights; None: they have no name."""
+        if self._named_version is None or self._named_version[0] != self.weights_version:
+            return None
+        return self._named_version[1]
 
     def reload_weights(self) -> None:
         """The checkpoint's weights again. A quantised one is read as at the start, and the KV cache is emptied."""
         config = self.config.model_config
         if find_settings(Path(config.path), config.hf_config.raw) is None:
-            self.load_weights(iterate_tensors(shard_files(Path(config.path))))
+            # They fit: there is no need to hold all of them before the first one is taken.
+            for pair in iterate_tensors(shard_files(Path(config.path))):
+                self.load_weights([pair])
             return
         awake = {"kv_cache"} - self._asleep
         self.sleep(level=2)
