@@ -94,12 +94,7 @@ class GPUModelRunner:
         self.other_block_tables = [
             BlockTables(max_num_reqs, max_model_len, self.block_size, device) for _ in self.kv_layout.windows[1:]
         ]
-        self.speculator = make_speculator(config, self.states, self.block_tables)
-        if self.draft_model is not None and self.kv_layout.windows[0] is not None:
-            raise ValueError(
-                "speculative_config: a draft model needs a target with layers that see all tokens, whose blocks "
-                "it shares; take method='ngram' or 'suffix'"
-            )
+        self.speculator = make_speculator(config, self.states, self.block_tables, self.kv_layout.windows[0])
         self.kv_caches: KVCaches = []
         self._num_blocks = 0
         self.has_states = bool(state_layers(model))

@@ -11,8 +11,11 @@ from vllm.v1.worker.gpu.states import BlockTables, RequestStates
 _LARGEST_COST = 0.4
 
 
-def make_speculator(config: VllmConfig, states: RequestStates, tables: BlockTables) -> Speculator | None:
-    """None: nothing is drafted. `tables`: of the first KV group. ValueError: the draft model cannot be used."""
+def make_speculator(
+    config: VllmConfig, states: RequestStates, tables: BlockTables, window: int | None = None
+) -> Speculator | None:
+    """None: nothing is drafted. `tables` and `window` are the first KV group's. ValueError: a draft model cannot be
+    used, or cannot be used with this target."""
     speculative = config.speculative_config
     if speculative is None:
         return None
@@ -25,6 +28,11 @@ def make_speculator(config: VllmConfig, states: RequestStates, tables: BlockTabl
     if speculative.method == "draft_model":
         from vllm.v1.worker.gpu.spec_decode.draft_model import DraftModelDrafter
 
+        if window is not None:
+            raise ValueError(
+                "speculative_config: a draft model needs a target with layers that see all tokens, whose blocks it "
+                "shares; take method='ngram' or 'suffix'"
+            )
         speculator.draft_model = DraftModelDrafter(config, states, tables)
     drafter = speculator.draft_model or _make_drafter(speculative, max_num_reqs)
     token_cost = _relative_size(config) if speculator.draft_model else 0.0
