@@ -141,9 +141,11 @@ def both(
 def test_requests_of_all_kinds_in_a_batch(llm: LLM, reads: str) -> None:
     params = [drawing(index, **own, **READS[reads]) for index, own in enumerate(SAMPLING.values())]
     prompts = ["hello", "a", "the stop", "x y", "hello", "one more"]
-    _, num_steps = both(llm, params, list(guesses([])), prompts)
+    names = list(guesses([])) if reads in ("top", "prompt") else ["right", "often right"]
+    _, num_steps = both(llm, params, names, prompts)
     assert num_steps["right"] <= num_steps["plain"] / 4
-    assert num_steps["wrong"] == num_steps["empty"] == num_steps["plain"]
+    if "wrong" in names:
+        assert num_steps["wrong"] == num_steps["empty"] == num_steps["plain"]
 
 
 @pytest.mark.parametrize("sampling", SAMPLING)
