@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from vllm.exceptions import VLLMValidationError
 from vllm.lora.request import LoRARequest
-from vllm.outputs import CompletionOutput, RequestMetrics, RequestOutput
+from vllm.outputs import CompletionOutput, RequestMetrics, RequestOutput, RequestSpecDecodeMetrics
 from vllm.sampling_params import RequestOutputKind, SamplingParams
 from vllm.tokenizers.tokenizer import Tokenizer
 from vllm.v1.engine.detokenizer import Detokenizer
@@ -58,6 +58,7 @@ class _Sequence:
         self.error: str | None = None
         self.form_readings: tuple[Any, Any] = (None, None)  # of choices and of fields
         self.weight_versions: list[int | str] = []  # of the weights that its tokens are of
+        self.drafts: RequestSpecDecodeMetrics | None = None
         self._num_sent = 0
         self._allowed_mass: list[float] | None = [] if params.grammar_readings else None
 
@@ -72,6 +73,9 @@ class _Sequence:
         self.finish_reason = output.finish_reason
         self.stop_reason = output.stop_reason
         self.error = output.error
+        if output.num_drafted:
+            self.drafts = self.drafts or RequestSpecDecodeMetrics()
+            self.drafts.observe(output.num_drafted, output.num_accepted)
         count, stop = self._search(output)
         self.token_ids.extend(output.new_token_ids[:count])
         if self.logprobs_processor is not None and output.logprobs is not None:
@@ -110,6 +114,7 @@ class _Sequence:
             token_ids=self.token_ids[self._num_sent if delta else 0 :],
             finish_reason=self.finish_reason,
             stop_reason=self.stop_reason,
+            spec_decode_metrics=self.drafts,
             error=self.error,
             weight_versions=list(self.weight_versions),
         )

@@ -14,6 +14,7 @@ import torch
 
 from vllm import envs
 from vllm.config import ModelConfig, VllmConfig
+from vllm.config.cache import Window
 from vllm.config.checkpoint.weight_files import iterate_tensors, shard_files
 from vllm.distributed.communicator import ALONE, Communicator
 from vllm.distributed.parallel_state import tensor_parallel
@@ -100,16 +101,19 @@ class Worker:
             return cache.num_blocks
         most = self._blocks_of_longest * self.config.scheduler_config.max_num_seqs
         block_bytes = self._kv_block_bytes() + memory.hidden_block_bytes(self.config)
+        reserved = self._state_slots.num_bytes(self._state_bytes)
+        if (draft := self.model_runner.draft_model) is not None:
+            block_bytes += draft.block_bytes
+            reserved += draft.num_own_blocks * draft.block_bytes
         if not block_bytes:
             return most
-        states = self._state_slots.num_bytes(self._state_bytes)
         if cache.memory_bytes is not None:
-            return min(self._blocks_within(cache.memory_bytes - states, block_bytes), most)
+            return min(self._blocks_within(cache.memory_bytes - reserved, block_bytes), most)
         if self.device.type == "cuda":
-            staging_bytes = states + (STAGING_BYTES if cache.swap_space else 0)
+            staging_bytes = reserved + (STAGING_BYTES if cache.swap_space else 0)
             sizes = block_bytes, staging_bytes, self.kv_group_windows
             return min(memory.device_block_count(self.config, self._profile_memory(), *sizes), most)
-        return min(self._blocks_within(self._cpu_cache_bytes() - states, block_bytes), most)
+        return min(self._blocks_within(self._cpu_cache_bytes() - reserved, block_bytes), most)
 
     def determine_state_slots(self) -> StateSlots:
         """How many states and snapshots of them there are; none where the model has no states. Before the number of
@@ -156,7 +160,7 @@ class Worker:
         return self.model_config.attn_type != "encoder_only"
 
     @property
-    def kv_group_windows(self) -> tuple[int | None, ...]:
+    def kv_group_windows(self) -> tuple[Window, ...]:
         """Tokens that the layers of each KV group see; None = all."""
         return self.model_runner.kv_layout.windows
 
@@ -175,7 +179,7 @@ class Worker:
             return
         logger.info("KV cache: %d blocks of %d tokens", num_blocks, self.config.cache_config.block_size)
         if state_slots.num_requests:
-            logger.info("States: of %d requests, and %d snapshots, every %d tokens", *state_slots)
+            logger.info("States: of %d requests, and %d snapshots, every %d tokens", *state_slots[:3])
         self._num_blocks = (num_blocks, num_host_blocks, state_slots)
         if compiles_while_running(self.device):
             warm_up(self.model_runner, self.config)
@@ -308,7 +312,7 @@ class Worker:
             self._runner = None
             self._asleep.add("weights")
         elif self.device.type == "cuda" and "weights" not in self._asleep:
-            move_weights(self.model_runner.model, torch.device("cpu"))
+            self._move_weights(torch.device("cpu"))
             self._asleep.add("weights")
         return_freed_memory()
         if self.device.type == "cuda":
@@ -322,12 +326,18 @@ class Worker:
             if self._runner is None:
                 self.load_model()
             else:
-                move_weights(self._runner.model, self.device)
+                self._move_weights(self.device)
         if "kv_cache" in woken:
             if self._runner is None:
                 raise ValueError("wake_up: the weights, which sleep(level=2) freed, must come before kv_cache")
             self._runner.initialize_kv_cache(*self._num_blocks)
         self._asleep -= woken
+
+    def _move_weights(self, device: torch.device) -> None:
+        runner = self.model_runner
+        for owner in (runner, runner.draft_model):
+            if owner is not None:
+                move_weights(owner.model, device)
 
     def profile(self, is_start: bool = True, profile_prefix: str | None = None) -> None:
         """Begin to record operators and kernels, or end it and write a trace into the profiler's folder; its
