@@ -187,11 +187,10 @@ class Experts(nn.Module):
             for name in former.keys() - given:
                 self._take(index, name, former[name])
 
-    def begin_update(self) -> bool:
-        """See LinearBase.begin_update: an expert is packed anew when its tensors have come."""
+    def check_update(self) -> None:
+        """See LinearBase.check_update."""
         if any(apply in (QUANTIZED.apply, PARTS.apply) for apply in (*self.first.applies, *self.second.applies)):
             raise keeps_quantized("a mixture's experts")
-        return False
 
 
 def asks_for_counts(model: nn.Module) -> bool:
