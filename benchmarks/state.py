@@ -48,6 +48,10 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
         {
             "intermediate_size": 2304,
             "block_auto_adjust_ff_dim": False,
+            # Of published checkpoints, and what upstream reads.
+            "block_dim": 768,
+            "conv_dim": 768,
+            "conv_dim_out": 768,
             "num_hidden_layers": 16,
             "full_attn_idxs": [2, 5, 8, 10, 12, 14],
         },

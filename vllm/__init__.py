@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 from typing import TYPE_CHECKING, Any
 
 from vllm.upstream import finder
@@ -67,6 +68,11 @@ if TYPE_CHECKING:
     from vllm.v1.executor.ray_utils import initialize_ray_cluster
 
 finder.install()
+
+# OpenMP's threads spin while they wait for one another, by default for some milliseconds; where other programs have
+# taken a core, every operator waits that long. The library reads this when torch loads it; our processes inherit it.
+if "OMP_WAIT_POLICY" not in os.environ:
+    os.environ.setdefault("GOMP_SPINCOUNT", "2000")
 
 
 def __getattr__(name: str) -> Any:

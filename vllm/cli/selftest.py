@@ -10,6 +10,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
+from vllm.cli import selftest_trainer
 from vllm.cli.bench.run import check_json_path, print_about, write_json
 from vllm.cli.collect_env import cpu_model
 from vllm.cli.generation import add_engine_arguments, load_engine
@@ -145,4 +146,7 @@ def _measure_cost(args: argparse.Namespace) -> dict[str, Any]:
 
 
 _ABOUT = {"HELP": "no request's result depends on the batch composition", "__doc__": _INVARIANCE}
-COMMANDS = (SimpleNamespace(NAME="invariance", **_ABOUT, add_arguments=_add_arguments, run=_run),)
+COMMANDS = (
+    SimpleNamespace(NAME="invariance", **_ABOUT, add_arguments=_add_arguments, run=_run),
+    selftest_trainer,
+)

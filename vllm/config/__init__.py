@@ -4,6 +4,7 @@ from vllm.config.attention import AttentionConfig
 from vllm.config.cache import CacheConfig
 from vllm.config.device import DeviceConfig
 from vllm.config.load import LOAD_FORMATS, LoadConfig
+from vllm.config.lora import LoRAConfig
 from vllm.config.model import ATTENTION_BACKENDS, DTYPES, MODEL_IMPLS, ModelConfig
 from vllm.config.observability import ObservabilityConfig
 from vllm.config.parallel import EXECUTOR_BACKENDS, ParallelConfig
@@ -11,6 +12,7 @@ from vllm.config.pooler import PoolerConfig
 from vllm.config.profiler import ProfilerConfig
 from vllm.config.quantization import QUANTIZATIONS
 from vllm.config.scheduler import POLICIES, SchedulerConfig
+from vllm.config.speculative import SpeculativeConfig
 from vllm.config.structured_outputs import StructuredOutputsConfig
 from vllm.config.vllm import VllmConfig
 
@@ -23,6 +25,7 @@ __all__ = [
     "EXECUTOR_BACKENDS",
     "LOAD_FORMATS",
     "MODEL_IMPLS",
+    "LoRAConfig",
     "LoadConfig",
     "ModelConfig",
     "ObservabilityConfig",
@@ -32,6 +35,7 @@ __all__ = [
     "ProfilerConfig",
     "QUANTIZATIONS",
     "SchedulerConfig",
+    "SpeculativeConfig",
     "StructuredOutputsConfig",
     "VllmConfig",
 ]

@@ -47,6 +47,9 @@ class UnservedConfig:
                 raise VLLMValidationError(
                     f"{name} must be one of {', '.join(map(str, choices))}", parameter=item.name, value=value
                 )
+            if low is not None and (isinstance(value, bool) or not isinstance(value, (int, float))):
+                message = f"{name} must be a number, got {type(value).__name__}"
+                raise VLLMValidationError(message, parameter=item.name, value=value)
             if low is not None and not value >= low:
                 raise VLLMValidationError(f"{name} must be at least {low}", parameter=item.name, value=value)
 

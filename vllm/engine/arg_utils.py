@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import MISSING, dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -24,6 +24,7 @@ from vllm.config.attention import AttentionConfig
 from vllm.config.cache import FLOAT8_DTYPES, resolve_cache_dtype
 from vllm.config.checkpoint.overrides import Overrides, extended
 from vllm.config.load import resolve_load_format
+from vllm.config.model import one_capture_length
 from vllm.config.pooler import runner_fields
 from vllm.config.profiler import ProfilerConfig
 from vllm.config.quantization import QUANTIZATIONS, quantization_error
@@ -31,6 +32,10 @@ from vllm.config.scheduler import default_step_sizes
 from vllm.config.structured_outputs import StructuredOutputsConfig, as_structured_outputs_config
 from vllm.config.unserved import as_config
 from vllm.engine.arguments import add_flags, arg, passed_on
+from vllm.engine.computing_args import ComputingArgs
+from vllm.engine.env_checks import check_variables
+from vllm.engine.lora_args import LoRAArgs
+from vllm.engine.speculative_args import SpeculativeArgs
 from vllm.engine.upstream_args import UpstreamArgs
 from vllm.engine.usage import UsageContext
 from vllm.exceptions import shown
@@ -51,7 +56,7 @@ _DTYPE_ALIASES = {"half": "float16", "float": "float32"}
 
 
 @dataclass
-class EngineArgs(UpstreamArgs):
+class EngineArgs(LoRAArgs, SpeculativeArgs, ComputingArgs, UpstreamArgs):
     """Arguments of `LLM` and of the command line. Names and defaults are vLLM's unless the help says otherwise; None is
     the default of an argument. UpstreamArgs has the arguments of upstream's that this engine lacks.
 
@@ -66,11 +71,6 @@ class EngineArgs(UpstreamArgs):
     convert: str = arg("auto", "embed or classify: what a model is served as, if not as what its architecture says")
     task: str | None = arg(None, "an older name for both: generate, embed, classify, score or reward")
     pooler_config: Any = arg(None, "how a model pools: a PoolerConfig or a dict of its fields")
-    model_impl: Literal["auto", "vllm", "transformers"] = arg(
-        "auto",
-        "whose code runs the model: vllm's, transformers', or, with auto, vllm's where it has the architecture",
-        to="model_config",
-    )
     config_format: Literal["auto", "hf"] = arg("auto", "format of the model's configuration: config.json")
     tokenizer: str | None = arg(None, "tokenizer folder or hub name; the model's when left out")
     tokenizer_mode: Literal["auto", "slow"] = arg(
@@ -239,13 +239,13 @@ class EngineArgs(UpstreamArgs):
         structured_outputs = as_structured_outputs_config(
             self.structured_outputs_config, self.guided_decoding_backend, self.guided_decoding_disable_any_whitespace
         )
+        speculative = self.create_speculative_config(self.tensor_parallel_size)
         if headless:
             raise ValueError("headless=True is not supported: one server starts all replicas (data_parallel_size)")
         load_general_plugins()
         logits_processors = tuple(load_logits_processors(self.logits_processors))
-        parallel_config = self.create_parallel_config()
-        device = self._resolve_device(parallel_config)
-        self._check_variables(device)
+        device = self._resolve_device(parallel_config := self.create_parallel_config())
+        check_variables(device, self.tensor_parallel_size, self.disable_custom_all_reduce)
         source = self._find_model(device, self.hf_overrides)
         max_model_len = self._resolve_max_model_len(source.longest_prompt(self.max_model_len))
         model_config = ModelConfig(
@@ -259,13 +259,17 @@ class EngineArgs(UpstreamArgs):
             quantization=source.quantization,
             load_format=resolve_load_format(self.load_format, source.quantization),
             logits_processors=logits_processors,
-            max_seq_len_to_capture=self._max_seq_len_to_capture(),
+            max_seq_len_to_capture=one_capture_length(self.max_context_len_to_capture, self.max_seq_len_to_capture),
             attention_backend=self._resolve_attention_backend(device, source),
             served_model_name=self._served_names(),
             default_sampling_params=self._default_sampling_params(source),
             **runner_fields(self, source),
         )
         scheduler_config = self._scheduler_config(max_model_len, device, usage_context == UsageContext.LLM_CLASS)
+        if speculative is not None and scheduler_config.async_scheduling:
+            # Drafts follow known tokens.
+            logger.info("async_scheduling is off, as speculative_config is set")
+            scheduler_config = replace(scheduler_config, async_scheduling=False)
         return VllmConfig(
             model_config=model_config,
             cache_config=self._cache_config(device, source, scheduler_config, model_config),
@@ -276,6 +280,8 @@ class EngineArgs(UpstreamArgs):
             weight_transfer_config=self.weight_transfer_config,
             observability_config=ObservabilityConfig(otlp_traces_endpoint=self.otlp_traces_endpoint or None),
             structured_outputs_config=structured_outputs,
+            lora_config=self.create_lora_config(),
+            speculative_config=speculative,
         )
 
     def create_model_config(self) -> ModelConfig:
@@ -386,14 +392,6 @@ class EngineArgs(UpstreamArgs):
             async_scheduling=device == "cuda" if self.async_scheduling is None else self.async_scheduling,
         )
 
-    def _max_seq_len_to_capture(self) -> int | None:
-        older, newer = self.max_context_len_to_capture, self.max_seq_len_to_capture
-        if older is not None and newer is not None and older != newer:
-            raise ValueError(
-                f"max_context_len_to_capture={older} and max_seq_len_to_capture={newer} are one setting: give one"
-            )
-        return older if newer is None else newer
-
     def _check_supported(self) -> None:
         self._check_quantization()
         resolve_load_format(self.load_format)
@@ -417,19 +415,6 @@ class EngineArgs(UpstreamArgs):
         name = canonical_quantization(self.quantization)
         if name not in QUANTIZATIONS and not is_registered(name):
             raise quantization_error(self.quantization)
-
-    def _check_variables(self, device: str) -> None:
-        from vllm.ops.cpu_kernels import check_batch_invariance
-
-        if envs.batch_invariant():
-            check_batch_invariance(device)
-            if self.tensor_parallel_size > 2 - (device == "cuda") and (
-                device == "cuda" or self.disable_custom_all_reduce
-            ):
-                asked = "tensor_parallel_size" if device == "cuda" else "disable_custom_all_reduce"
-                raise ValueError(f"VLLM_BATCH_INVARIANT=1 rules out {asked}: gloo and NCCL add in no one order")
-        if device == "cpu":
-            envs.cpu_gemm()  # an error if it is no layout
 
     def _requested_dtype(self) -> str:
         import torch

@@ -77,6 +77,17 @@ class LogprobsTensors(NamedTuple):
         )
 
 
+class FollowingTokens(NamedTuple):
+    """What a step drew for a request after its first token: N tokens, of which all but the last were drafted."""
+
+    token_ids: list[int]
+    logprobs: list[LogprobsRow]  # N, or none where nothing is read
+    allowed_mass: list[float]  # the same, of ModelRunnerOutput.allowed_mass
+
+
+NOTHING_FOLLOWS = FollowingTokens([], [], [])
+
+
 @dataclass
 class ModelRunnerOutput:
     """What one step produced, for the R requests whose known tokens all have KV after it, in batch order."""
@@ -94,6 +105,9 @@ class ModelRunnerOutput:
     # Tokens that follow the sampled one without a choice, and the readings of such tokens of earlier steps, in order.
     forced: dict[str, list[int]] = field(default_factory=dict)
     run_logprobs: dict[str, list[LogprobsRows]] = field(default_factory=dict)
+    # Of requests with drafts that were right, what follows `sampled_token_ids`; and new drafts, for the next step.
+    following: dict[str, FollowingTokens] = field(default_factory=dict)
+    drafts: dict[str, list[int]] = field(default_factory=dict)
     readings_seconds: float = 0.0  # device time spent on reading logits for logprobs
     pooled: dict[str, torch.Tensor] = field(default_factory=dict)  # of pooling models: float32, on the CPU
 

@@ -11,11 +11,9 @@ from vllm.upstream.config.eplb import EPLBConfig
 from vllm.upstream.config.kernel import KernelConfig
 from vllm.upstream.config.kv_events import KVEventsConfig
 from vllm.upstream.config.kv_transfer import KVTransferConfig
-from vllm.upstream.config.lora import LoRAConfig
 from vllm.upstream.config.multimodal import MultiModalConfig
 from vllm.upstream.config.offload import OffloadBackend, OffloadConfig, PrefetchOffloadConfig, UVAOffloadConfig
 from vllm.upstream.config.reasoning import ReasoningConfig
-from vllm.upstream.config.speculative import SpeculativeConfig
 from vllm.upstream.config.utils import replace, update_config
 from vllm.upstream.config.weight_transfer import WeightTransferConfig
 
@@ -28,14 +26,12 @@ __all__ = [
     "KVEventsConfig",
     "KVTransferConfig",
     "KernelConfig",
-    "LoRAConfig",
     "MultiModalConfig",
     "OffloadBackend",
     "OffloadConfig",
     "PassConfig",
     "PrefetchOffloadConfig",
     "ReasoningConfig",
-    "SpeculativeConfig",
     "UVAOffloadConfig",
     "WeightTransferConfig",
     "get_current_vllm_config",

@@ -44,7 +44,6 @@ class LocalWorker:
         # A fresh interpreter rather than a fork or a spawn: no thread is copied, and no main module is run again.
         environment = {
             "OMP_NUM_THREADS": str(_threads_per_rank(start.config.parallel_config)),
-            "GOMP_SPINCOUNT": "10000",  # see core_process/start.py
             **os.environ,
             "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
         }

@@ -5,16 +5,19 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Collection, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from vllm.config import CacheConfig, SchedulerConfig
 from vllm.exceptions import VLLMValidationError
+from vllm.v1.adapters import AdapterPool
 from vllm.v1.core.make_manager import make_kv_cache_manager
+from vllm.v1.core.sched.bound_adapters import bind, release
+from vllm.v1.core.sched.drafted_tokens import DraftedTokens
 from vllm.v1.core.sched.output import CachedRequestData, NewRequestData, SchedulerOutput
 from vllm.v1.core.sched.repetition import repeats_itself
 from vllm.v1.core.sched.request_queue import RequestQueue
 from vllm.v1.messages import EngineCoreOutput
-from vllm.v1.outputs import NO_TOKEN, NO_TOKEN_LEFT, ModelRunnerOutput
+from vllm.v1.outputs import NO_TOKEN, NO_TOKEN_LEFT, NOTHING_FOLLOWS, FollowingTokens, ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
 
 
@@ -31,6 +34,12 @@ class SchedulerStats:
     num_swapped_out_blocks: int  # copied to the host's memory since the start
     num_swapped_in_blocks: int  # and back
     host_cache_usage: float  # share of the host's blocks that hold content, in [0, 1]
+    running_adapters: tuple[str, ...] = ()  # names of LoRA adapters with running requests
+    waiting_adapters: tuple[str, ...] = ()  # and with waiting ones
+    num_drafts: int = 0  # since the start, times that tokens drafted for a request were verified
+    num_draft_tokens: int = 0  # of those, all tokens
+    num_accepted_tokens: int = 0  # and the right ones
+    num_accepted_tokens_per_pos: list[int] = field(default_factory=list)  # these by their place in the draft
 
 
 class Scheduler:
@@ -42,7 +51,13 @@ class Scheduler:
     registered in the same step. A preempted request starts again, with what the cache still has of it.
     """
 
-    def __init__(self, scheduler_config: SchedulerConfig, cache_config: CacheConfig, max_model_len: int) -> None:
+    def __init__(
+        self,
+        scheduler_config: SchedulerConfig,
+        cache_config: CacheConfig,
+        max_model_len: int,
+        adapters: AdapterPool | None = None,
+    ) -> None:
         if not scheduler_config.enable_chunked_prefill and scheduler_config.max_num_batched_tokens < max_model_len:
             raise ValueError(
                 f"max_num_batched_tokens must be at least max_model_len={max_model_len} when chunked prefill "
@@ -52,11 +67,14 @@ class Scheduler:
         self._max_running = min(scheduler_config.max_num_seqs, cache_config.num_states or scheduler_config.max_num_seqs)
         self.max_model_len = max_model_len
         self.kv = make_kv_cache_manager(cache_config)
+        self.adapters = adapters
+        self.refused: list[EngineCoreOutput] = []  # of requests whose adapters could not be read; taken by the core
         self.requests: dict[str, Request] = {}
         self._by_priority = scheduler_config.policy == "priority"
         self.waiting = RequestQueue(self._by_priority)
         self.running: list[Request] = []
         self.num_preemptions = 0
+        self.drafts = DraftedTokens(self.kv)
         self.num_ended = 0  # requests that ended, for any reason
         self._finished_req_ids: list[str] = []
         self._arrivals = itertools.count()
@@ -78,6 +96,8 @@ class Scheduler:
                 f"max_tokens {request.max_tokens}), but the cache holds {capacity}"
             )
             raise VLLMValidationError(message, "max_tokens", request.max_tokens)
+        if request.lora_request is not None:
+            bind(request, self.adapters)
         request.arrival_index = next(self._arrivals)
         request.length_limit = min(request.max_tokens, self.max_model_len - request.num_prompt_tokens)
         self.requests[request.request_id] = request
@@ -124,7 +144,10 @@ class Scheduler:
             kv_cache_usage=self.kv.usage,
             num_preemptions=self.num_preemptions,
             host_cache_usage=0.0 if self.kv.host is None else self.kv.host.usage,
+            running_adapters=() if self.adapters is None else tuple(self.adapters.running_names),
+            waiting_adapters=() if self.adapters is None else tuple(self.adapters.waiting_names),
             **vars(self.kv.stats),
+            **self.drafts.counts(),
         )
 
     def schedule(self) -> SchedulerOutput:
@@ -159,7 +182,12 @@ class Scheduler:
                 num_new = budget
             if cuts_shares and num_new > 1:
                 num_new = self.kv.share(request, num_computed, num_new)
-            added = grow(request, num_new)
+            if request.draft_token_ids:
+                # Drafts leave a token to each request that comes after this one.
+                room = budget - (len(running) - index - 1)
+                num_new, added = self.drafts.grow(step, request, num_new, room)
+            else:
+                added = grow(request, num_new)
             if added is None:
                 victim = max(running, key=Request.sort_key) if self._by_priority else running[-1]
                 position = running.index(victim)
@@ -182,6 +210,8 @@ class Scheduler:
         """Free the victim's slot and blocks; returns the tokens that were scheduled for it in this step."""
         request_id = victim.request_id
         num_scheduled = step.num_scheduled_tokens.pop(request_id, 0)
+        step.scheduled_spec_decode_tokens.pop(request_id, None)
+        victim.draft_token_ids = []
         if num_scheduled:
             cached = step.scheduled_cached_reqs
             where = cached.req_ids.index(request_id)
@@ -190,6 +220,8 @@ class Scheduler:
             cached.other_new_block_ids.pop(request_id, None)
             self.kv.forget_step(victim, victim.num_computed_tokens - num_scheduled)
         self.running.remove(victim)
+        if victim.adapter is not None:
+            victim.adapter.pool.end(victim.adapter)
         self.kv.free(victim)
         victim.drop_held(self.kv.block_size)
         victim.status = RequestStatus.WAITING
@@ -213,10 +245,15 @@ class Scheduler:
         """Admit waiting requests, or move them to `passed_over`: those that the next step can begin further on."""
         budget = self.config.max_num_batched_tokens - step.total_num_scheduled_tokens
         while self.waiting and budget > 0 and len(self.running) < self._max_running:
-            request = self.waiting.peek()
+            request = self._next_waiting()
+            if request is None:
+                break
+            if not self._make_ready(request):
+                continue
             prefix = self.kv.find_prefix(request)
             if self.kv.awaits(request, prefix):
-                passed_over.append(self.waiting.pop())
+                self.waiting.remove(request)
+                passed_over.append(request)
                 continue
             num_cached = prefix.num_tokens
             num_new = request.num_tokens - num_cached
@@ -227,9 +264,11 @@ class Scheduler:
             num_new = self.kv.share(request, num_cached, num_new)
             if not self.kv.admit(request, prefix, num_new):
                 break
-            self.waiting.pop()
+            self.waiting.remove(request)
             self.kv.note_not_waiting(request)
             self.running.append(request)
+            if request.adapter is not None:
+                request.adapter.pool.begin(request.adapter)
             request.status = RequestStatus.RUNNING
             if request.num_cached_tokens < 0:
                 request.num_cached_tokens = num_cached
@@ -246,6 +285,7 @@ class Scheduler:
                     pooling_params=request.pooling_params,
                     next_prompt_row=request.next_prompt_row,
                     other_block_ids=self.kv.other_blocks_of(request.request_id),
+                    lora_request=None if request.adapter is None else request.adapter.worker_request,
                 )
             )
             step.num_scheduled_tokens[request.request_id] = num_new
@@ -260,7 +300,7 @@ class Scheduler:
         num_ended_before = self.num_ended
         logprobs = model_runner_output.logprobs
         prompt_logprobs, beam_scores = model_runner_output.prompt_logprobs, model_runner_output.beam_scores
-        allowed_mass = model_runner_output.allowed_mass
+        allowed_mass, drafted = model_runner_output.allowed_mass, scheduler_output.scheduled_spec_decode_tokens
         token_ids = model_runner_output.sampled_token_ids.tolist()
         for index, request_id in enumerate(model_runner_output.req_ids):
             request = self.requests.get(request_id)
@@ -293,6 +333,9 @@ class Scheduler:
                 self._check_stop(request, token_id, output)
                 if output.finish_reason is not None:
                     self._end(request)
+            if request_id in drafted:
+                following = model_runner_output.following.get(request_id, NOTHING_FOLLOWS)
+                self._settle_drafts(request, drafted[request_id], following, output)
             if request_id in model_runner_output.forced and output.finish_reason is None:
                 self._append_run(request, model_runner_output.forced[request_id], output)
             outputs.append(output)
@@ -305,9 +348,29 @@ class Scheduler:
                 outputs.append(EngineCoreOutput(request_id, []))
                 self._add_prompt_logprobs(outputs[-1], model_runner_output)
         outputs += self._end_failed(model_runner_output)
+        self.drafts.take(self.requests, model_runner_output.drafts)
         if self.num_ended > num_ended_before:
             self._drop_finished_from_running()
         return outputs
+
+    def _settle_drafts(
+        self, request: Request, drafts: list[int], following: FollowingTokens, output: EngineCoreOutput
+    ) -> None:
+        """Add the tokens that a step drew after the first one of a request with drafts, up to one that ends it."""
+        count = 0
+        while count < len(following.token_ids) and output.finish_reason is None:
+            request.token_ids.append(following.token_ids[count])
+            self._check_stop(request, following.token_ids[count], output)
+            count += 1
+            if output.finish_reason is not None:
+                self._end(request)
+        output.new_token_ids += following.token_ids[:count]
+        if output.logprobs is not None:
+            output.logprobs += following.logprobs[:count]
+        if output.allowed_mass is not None:
+            output.allowed_mass += following.allowed_mass[:count]
+        output.num_drafted, output.num_accepted = len(drafts), len(following.token_ids)
+        self.drafts.settle(request, output)
 
     def _end_failed(self, step: ModelRunnerOutput) -> Iterator[EngineCoreOutput]:
         """End the requests whose results are errors."""
@@ -388,7 +451,37 @@ class Scheduler:
         ):
             output.finish_reason, output.stop_reason = "repetition", "repetition_detected"
 
+    def _next_waiting(self) -> Request | None:
+        """The next request whose adapter has its turn."""
+        if self.adapters is None or (adapters := self.adapters.open) is None:
+            return self.waiting.peek()
+        request = self.waiting.peek_among(adapters)
+        if request is not None and request.adapter is not None and self.waiting.peek() is not request:
+            self.adapters.num_passed += 1
+        return request
+
+    def _make_ready(self, request: Request) -> bool:
+        """Load the adapter of a request that is to be admitted; False: it cannot be read, and the request ends."""
+        adapter = request.adapter
+        if adapter is None:
+            return True
+        error = adapter.pool.make_ready(adapter)
+        if error is None and request.adapter_number == adapter.number:
+            return True
+        self.kv.note_not_waiting(request)
+        if error is not None:
+            self.waiting.remove(request)
+            self._end(request)
+            self.refused.append(EngineCoreOutput(request.request_id, [], finish_reason="error", error=error))
+            return False
+        # What was hashed of it is of another load.
+        request.adapter_number = adapter.number
+        request.block_hashes.clear()
+        self.kv.note_waiting(request)
+        return True
+
     def _end(self, request: Request) -> None:
+        release(request)
         request.status = RequestStatus.FINISHED
         self.num_ended += 1
         del self.requests[request.request_id]

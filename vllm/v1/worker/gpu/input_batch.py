@@ -54,6 +54,10 @@ class InputBatch:
     # Tokens whose keys and values are written a second time, and the KV cache slots for that, both int64 [S].
     shared_np: tuple[np.ndarray, np.ndarray] | None = None
     other_slot_mappings_np: list[np.ndarray] = field(default_factory=list)  # of the KV groups from the second on
+    has_adapters: bool = False  # whether a request runs with an adapter
+    # int64 [N], batch rows of the requests that have logits rows, and int32 [N], their drafts: each has one logits row
+    # more than drafts, its last. None: nothing is drafted.
+    expanded_np: tuple[np.ndarray, np.ndarray] | None = None
 
     @property
     def is_decode(self) -> bool:
@@ -136,12 +140,16 @@ def build_input_batch(
     np.cumsum(counts, out=query_start_loc[1:])
     computed = states.num_computed_tokens[slots]
     seq_lens = computed + counts
-    max_seq_len = int(seq_lens.max(initial=0))
     token_slots = np.repeat(slots, counts)
     # Position = tokens already computed + index within the request's share of this step.
     positions = np.arange(query_start_loc[-1], dtype=np.int64) + np.repeat(computed - query_start_loc[:-1], counts)
-    complete, reads_next = seq_lens == states.total_len[slots], states.reads_next[slots]
+    num_drafts = _num_drafts(step, req_ids)
+    complete, reads_next = seq_lens == states.total_len[slots] + num_drafts, states.reads_next[slots]
     sampling_rows = np.flatnonzero(complete & reads_next)
+    expanded, hidden_rows = None, query_start_loc[1:][sampling_rows].astype(np.int64) - 1
+    if isinstance(num_drafts, np.ndarray):
+        expanded = sampling_rows, num_drafts[sampling_rows]
+        sampling_rows, hidden_rows = _expand(*expanded, hidden_rows)
     batch = InputBatch(
         req_ids=req_ids,
         idx_mapping_np=slots,
@@ -153,20 +161,34 @@ def build_input_batch(
         slot_mapping_np=block_tables.slot_mapping(token_slots, positions),
         input_ids_np=states.token_ids[token_slots, positions],
         max_query_len=int(counts.max(initial=0)),
-        max_seq_len=max_seq_len,
+        max_seq_len=int(seq_lens.max(initial=0)),
         num_decodes=num_decodes,
         block_tables=(block_tables, *other_tables),
         sampling_rows_np=sampling_rows,
         silent_rows_np=np.flatnonzero(complete & ~reads_next),
-        hidden_rows_np=query_start_loc[1:][sampling_rows].astype(np.int64) - 1,
+        hidden_rows_np=hidden_rows,
+        other_slot_mappings_np=[table.slot_mapping(token_slots, positions) for table in other_tables],
+        expanded_np=expanded,
     )
-    for table in other_tables:
-        batch.other_slot_mappings_np.append(table.slot_mapping(token_slots, positions))
     if is_read:
         _add_readings(batch, prompt_logprobs, run_logprobs, block_tables)
     if step.shared_tokens:
         batch.shared_np = _shared(step.shared_tokens, batch, states, block_tables)
     return batch
+
+
+def _num_drafts(step: SchedulerOutput, req_ids: list[str]) -> np.ndarray | int:
+    """int32 [R], or 0 where there are none."""
+    drafts = step.scheduled_spec_decode_tokens
+    return np.fromiter((len(drafts.get(each, ())) for each in req_ids), np.int32, len(req_ids)) if drafts else 0
+
+
+def _expand(rows: np.ndarray, num_drafts: np.ndarray, last: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The batch row and the token, both int64 [L], of each logits row; `last`: the last tokens of batch `rows`."""
+    counts = num_drafts.astype(np.int64) + 1
+    ends = np.cumsum(counts)
+    before_last = np.repeat(ends, counts) - 1 - np.arange(ends[-1] if len(ends) else 0)
+    return np.repeat(rows, counts), np.repeat(last, counts) - before_last
 
 
 @lru_cache(maxsize=256)

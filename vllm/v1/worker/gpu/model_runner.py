@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from itertools import repeat
+from collections.abc import Callable, Iterator
 from typing import Any, ClassVar
 
 import numpy as np
@@ -19,11 +17,11 @@ from vllm.layers.attention import attention_layers, use_backend, use_kv_scales
 from vllm.layers.experts import asks_for_counts
 from vllm.layers.kv_cache_spec import kv_cache_layout, kv_cache_specs, layer_kinds
 from vllm.layers.state import allocate_states, state_layers
-from vllm.logprobs.lists import LogprobsRow
+from vllm.lora.manager import AdapterManager
 from vllm.ops.recording import can_record
 from vllm.sampling_params import SamplingParams
 from vllm.v1.core.sched.output import SchedulerOutput
-from vllm.v1.outputs import NO_TOKEN, NO_TOKEN_MESSAGE, ModelRunnerOutput, PendingStep
+from vllm.v1.outputs import PendingStep
 from vllm.v1.worker.gpu.buffer_utils import upload
 from vllm.v1.worker.gpu.cuda import GraphRecorder, graph_recorder, host_copies
 from vllm.v1.worker.gpu.decode_graphs import DecodeGraphs, GreedyGraphs, ladder
@@ -32,11 +30,8 @@ from vllm.v1.worker.gpu.kv_swap import KVSwap
 from vllm.v1.worker.gpu.piecewise_graphs import PiecewiseGraphs
 from vllm.v1.worker.gpu.recorded_decode import RecordedDecode
 from vllm.v1.worker.gpu.recorded_greedy import RecordedGreedy
-from vllm.v1.worker.gpu.sample.logprob import ReadingClock
 from vllm.v1.worker.gpu.sample.output import SamplerOutput
 from vllm.v1.worker.gpu.sample.prompt_logprob import (
-    NON_FINITE_PROMPT,
-    NON_FINITE_RUN,
     PromptLogprobsState,
     PromptReadings,
     PromptRows,
@@ -44,96 +39,15 @@ from vllm.v1.worker.gpu.sample.prompt_logprob import (
 )
 from vllm.v1.worker.gpu.sample.sampler import Sampler
 from vllm.v1.worker.gpu.sample.vocab_parallel import vocab_of
+from vllm.v1.worker.gpu.spec_decode.make_drafter import make_speculator
+from vllm.v1.worker.gpu.spec_decode.verify import VerifiedSamples, expand, verify
 from vllm.v1.worker.gpu.state_pools import StatePools
-from vllm.v1.worker.gpu.states import BlockTables, KVCaches, Places, RequestStates
+from vllm.v1.worker.gpu.states import BlockTables, KVCaches, RequestStates
+from vllm.v1.worker.gpu.step_result import Sampled, StepResult
 from vllm.v1.worker.state_memory import NO_STATES, StateSlots
 
 # On a CPU a token of a larger batch takes the same time in one step or in several.
 _MOST_ROWS_WITH_RUNS = 4
-
-
-@dataclass
-class Sampled:
-    """Samples and readings of R requests."""
-
-    slots: np.ndarray  # int64 [R]
-    draws: np.ndarray  # bool [R], rows that need the token; the others need readings only
-    take_output: Callable[[], SamplerOutput]  # waits until the output is on the host
-    places: Places | None  # of reserved tokens; None: tokens are appended when they are known
-    owners: np.ndarray  # int64 [R], the numbers of the slots' requests
-
-
-@dataclass
-class StepResult:
-    """A dispatched step; see PendingStep."""
-
-    req_ids: list[str]  # of `sampled`, in its order
-    silent_req_ids: list[str]  # of requests that are complete and not in `sampled`
-    states: RequestStates
-    sampled: Sampled | None
-    readings: PromptReadings | None
-    reading_clocks: Sequence[ReadingClock]
-    runs: PromptReadings | None = None  # of tokens that were appended undrawn
-    # Appends what follows the samples without a choice, by index into them; None: nothing is sampled.
-    append_runs: Callable[[Sampled], dict[int, list[int]]] | None = None
-
-    def result(self) -> ModelRunnerOutput:
-        """Wait for the results, once. A row with non-finite logits is an error of its request alone."""
-        req_ids = self.req_ids + self.silent_req_ids
-        token_ids = np.full(len(req_ids), NO_TOKEN, dtype=np.int32)
-        logprobs: list[LogprobsRow | None] = [None] * len(req_ids)
-        errors: dict[str, str] = {}
-        beam_scores: dict[str, LogprobsRow] = {}
-        if self.sampled is not None:
-            sampled = self.sampled.take_output()
-            for rows, tensors in sampled.beam_scores:
-                lists = tensors.tolists()
-                beam_scores.update({self.req_ids[row]: (lists, index) for index, row in enumerate(rows)})
-            self._take_sampled(self.sampled, sampled, token_ids, logprobs)
-            errors = {self.req_ids[row]: message for row, message in sampled.errors().items()}
-        output = ModelRunnerOutput(req_ids, token_ids, logprobs, beam_scores=beam_scores)
-        if self.sampled is not None and (allowed := sampled.allowed_mass) is not None:
-            of_rows = zip(allowed.rows, allowed.logs.tolist(), strict=True)
-            output.allowed_mass = {self.req_ids[row]: log_mass for row, log_mass in of_rows}
-        if self.readings is not None:
-            self.readings.take()
-            output.prompt_logprobs = self.readings.rows
-            errors.update(dict.fromkeys(self.readings.non_finite, NON_FINITE_PROMPT))
-        if self.runs is not None:
-            self.runs.take()
-            output.run_logprobs = self.runs.rows
-            errors.update(dict.fromkeys(self.runs.non_finite, NON_FINITE_RUN))
-        if self.sampled is not None and self.append_runs is not None:
-            output.forced = {self.req_ids[row]: run for row, run in self.append_runs(self.sampled).items()}
-        if errors:
-            output = output.without(errors)
-            output.exhausted = {req_id for req_id, message in errors.items() if message == NO_TOKEN_MESSAGE}
-            output.errors = {req_id: f"request {req_id}: {message}" for req_id, message in errors.items()}
-        # The results are on the host, so all timed work is done.
-        output.readings_seconds = sum(clock.take() for clock in self.reading_clocks)
-        return output
-
-    def _take_sampled(
-        self, sampled: Sampled, output: SamplerOutput, token_ids: np.ndarray, logprobs: list[LogprobsRow | None]
-    ) -> None:
-        """Put the tokens into the request states and, with the readings, into the step's output."""
-        drawn, draws, states = output.sampled_token_ids.numpy(), sampled.draws, self.states
-        all_draw = draws.all()
-        token_ids[: len(drawn)] = drawn if all_draw else np.where(draws, drawn, np.int32(NO_TOKEN))
-        for rows, tensors in output.logprobs:
-            readings = zip(repeat(tensors.tolists()), range(len(rows)), strict=False)
-            if isinstance(rows, range):
-                logprobs[rows.start : rows.stop] = readings
-                continue
-            for row, reading in zip(rows, readings, strict=True):
-                if row >= 0:
-                    logprobs[row] = reading
-        if sampled.places is not None:
-            states.fill(sampled.places, drawn[draws])
-        elif all_draw:
-            states.append_sampled(sampled.slots, drawn)
-        else:
-            states.append_sampled(sampled.slots[draws], drawn[draws])
 
 
 class GPUModelRunner:
@@ -158,6 +72,7 @@ class GPUModelRunner:
         self.sampler = Sampler(config, device, vocab)
         self.prompt_logprobs = PromptLogprobsState(max_num_reqs, model_config.vocab_size, vocab)
         self.run_logprobs = PromptLogprobsState(max_num_reqs, model_config.vocab_size, vocab)
+        self.speculator = make_speculator(config, self.states)
         # By slot, the requests that read what is appended undrawn.
         self._run_readers: dict[int, tuple[str, SamplingParams]] = {}
         self._kv_dtype = getattr(torch, config.kv_cache_dtype)
@@ -197,6 +112,9 @@ class GPUModelRunner:
         self.kv_swap: KVSwap | None = None
         # [blocks * block size, H], final hidden states of cached prompts; allocated at the first prompt readings.
         self._hidden_cache: Tensor | None = None
+        self.adapters: AdapterManager | None = None
+        if config.lora_config is not None:
+            self.adapters = AdapterManager(model, config.lora_config, max_num_reqs, self._max_decode_rows)
         cache = config.cache_config
         self._keeps_hidden = cache.enable_prefix_caching and cache.caches_hidden_states
 
@@ -285,7 +203,10 @@ class GPUModelRunner:
         """The most bytes of logits in a step: a float32 row a sequence, a copy of it for processing, another in the
         order of custom processors' batch if there are any, and a tile of prompt positions."""
         num_copies = 3 if self.model_config.logits_processors else 2
-        num_rows = num_copies * self.states.max_num_reqs + num_tile_rows(self.model_config.vocab_size)
+        num_rows = num_copies * self.states.max_num_reqs
+        if self.speculator is not None:
+            num_rows *= 1 + self.speculator.num_tokens
+        num_rows += num_tile_rows(self.model_config.vocab_size)
         return 4 * self.model_config.vocab_size * num_rows
 
     @torch.inference_mode()
@@ -310,18 +231,28 @@ class GPUModelRunner:
 
     def _finish_step(self, batch: InputBatch, hidden: Tensor) -> PendingStep:
         """From the final hidden states of `batch.hidden_rows_np`, [M, H], to results."""
-        slots = batch.idx_mapping_np[batch.sampling_rows_np]
-        sampled = self._sample(batch, slots, hidden) if len(slots) else None
+        rows = batch.sampling_rows_np if batch.expanded_np is None else batch.expanded_np[0]
+        slots = batch.idx_mapping_np[rows]
+        sampled: Sampled | VerifiedSamples | None = None
+        if len(slots):
+            sampled = (self._sample if batch.expanded_np is None else self._verify)(batch, slots, hidden)
         readings = None if batch.prompts is None else self._read_prompts(batch.prompts, hidden)
-        req_ids, silent = (
-            [batch.req_ids[row] for row in rows] for rows in (batch.sampling_rows_np, batch.silent_rows_np)
-        )
+        req_ids, silent = ([batch.req_ids[row] for row in each] for each in (rows, batch.silent_rows_np))
         result = StepResult(req_ids, silent, self.states, sampled, readings, self._reading_clocks)
         result.runs = None if batch.runs is None else self._read_runs(batch.runs, hidden)
         result.append_runs = self._append_runs if self.sampler.grammars.in_use else None
+        result.draft = None if self.speculator is None else self._draft
         return result
 
-    def _append_runs(self, sampled: Sampled) -> dict[int, list[int]]:
+    def _draft(self, sampled: Sampled | VerifiedSamples) -> dict[int, list[int]]:
+        """See StepResult."""
+        assert self.speculator is not None
+        if isinstance(sampled, VerifiedSamples):
+            self.speculator.observe(*sampled.judged())
+        rows = np.flatnonzero(sampled.draws)
+        return {int(rows[index]): draft for index, draft in self.speculator.propose(sampled.slots[rows]).items()}
+
+    def _append_runs(self, sampled: Sampled | VerifiedSamples) -> dict[int, list[int]]:
         """See StepResult."""
         if self.device.type == "cpu" and len(sampled.slots) > _MOST_ROWS_WITH_RUNS:
             return {}
@@ -342,22 +273,36 @@ class GPUModelRunner:
         """Read tokens that were appended undrawn, like a prompt's."""
         readings = PromptReadings(self._host_copies)
         if len(rows.slots):
-            head = self.model.compute_logits, self.model.lm_head.plain_weight
-            self.run_logprobs.read(hidden, rows, *head, self.states, readings)
+            self.run_logprobs.read(hidden, rows, *self._head(), self.states, readings)
             self.run_logprobs.remove_read(np.unique(rows.slots))
         return readings
+
+    def _head(self) -> tuple[Callable[[Tensor, np.ndarray], Tensor], Tensor | None]:
+        """What gives the logits of hidden states [L, H] and their requests' slots, int64 [L]; and the weight that
+        suffices for them."""
+        if self.adapters is None or not self.adapters.changes_head:
+            return lambda hidden, _: self.model.compute_logits(hidden), self.model.lm_head.plain_weight
+        return self._adapted_logits, None
+
+    def _adapted_logits(self, hidden: Tensor, slots: np.ndarray) -> Tensor:
+        assert self.adapters is not None
+        self.adapters.use(slots)
+        return self.model.compute_logits(hidden)
 
     def _check_weights(self) -> None:
         """Steps are recorded anew where weights have moved: a recording holds addresses."""
         updater = self.model.weight_updater
         updater.complete()
-        if updater.packing_version != self._packing_version:
-            self._packing_version = updater.packing_version
+        version = updater.packing_version + (0 if self.adapters is None else self.adapters.version)
+        if version != self._packing_version:
+            self._packing_version = version
             self._record_decode()
 
     def _forward(self, batch: InputBatch) -> Tensor:
-        decodes = self._recorded_decode is not None and self._recorded_decode.takes(batch)
-        is_replayed = decodes or (self._pieces is not None and self._pieces.takes(batch))
+        if self.adapters is not None:
+            self._use_adapters(self.adapters, batch)
+        decodes = self._replays_decode(batch)
+        is_replayed = decodes or (self._pieces is not None and self._pieces.takes(batch) and not batch.has_adapters)
         if is_replayed and self._host_copies is not None:
             # Graphs share memory: this one may overwrite the last one's results.
             self._host_copies.fence()
@@ -371,13 +316,29 @@ class GPUModelRunner:
             return self._pieces(inputs)
         return self.model(inputs.input_ids, inputs.positions, self.kv_caches, inputs.attn, inputs.hidden_rows)
 
+    def _use_adapters(self, adapters: AdapterManager, batch: InputBatch) -> None:
+        """Say which adapters the step's rows go through."""
+        if self._records_kernels and batch.is_decode and len(batch.req_ids) <= self._max_decode_rows:
+            batch.has_adapters = adapters.use_recorded(batch.idx_mapping_np)
+        else:
+            hidden_slots = batch.token_slots_np[batch.hidden_rows_np]
+            logits_slots = hidden_slots if batch.logits_rows_np is None else hidden_slots[batch.logits_rows_np]
+            batch.has_adapters = adapters.use(batch.token_slots_np, hidden_slots, logits_slots)
+
+    def _replays_decode(self, batch: InputBatch) -> bool:
+        """Whether the step is one that was recorded. CUDA graphs have no adapters."""
+        steps = self._recorded_decode
+        if steps is None or not steps.takes(batch):
+            return False
+        if not batch.has_adapters or self.adapters is None:
+            return True
+        return isinstance(steps, RecordedDecode) and self.adapters.can_record(batch.idx_mapping_np)
+
     def _sample(self, batch: InputBatch, slots: np.ndarray, hidden: Tensor) -> Sampled:
         """Sample the requests of `slots` and start the copy of the results to the host."""
         output = self._replay_greedy(batch, slots)
         if output is None:
-            rows = batch.logits_rows_np
-            chosen = hidden if rows is None else hidden.index_select(0, upload(rows, self.device))
-            output = self.sampler(self.model.compute_logits(chosen), slots, self.states)
+            output = self.sampler(self._logits(batch, hidden), slots, self.states)
             if self.states.last_sampled is not None:
                 self.states.keep_sampled(upload(slots, self.device), output.sampled_token_ids)
         draws = self.states.samples[slots]
@@ -385,10 +346,21 @@ class GPUModelRunner:
         take_output = (lambda: output) if self._host_copies is None else self._host_copies.start(output)
         return Sampled(slots, draws, take_output, places, self.states.owners[slots])
 
+    def _logits(self, batch: InputBatch, hidden: Tensor) -> Tensor:
+        rows = batch.logits_rows_np
+        return self.model.compute_logits(hidden if rows is None else hidden.index_select(0, upload(rows, self.device)))
+
+    def _verify(self, batch: InputBatch, slots: np.ndarray, hidden: Tensor) -> VerifiedSamples:
+        """As `_sample`, where requests have drafts."""
+        assert batch.expanded_np is not None
+        rows = expand(slots, batch.expanded_np[1], self.states)
+        start = None if self._host_copies is None else self._host_copies.start
+        return verify(self.sampler, self._logits(batch, hidden), rows, self.states, start)
+
     def _replay_greedy(self, batch: InputBatch, slots: np.ndarray) -> SamplerOutput | None:
         """Sample a replayed step by another replay; None: this step or its sampling cannot be replayed."""
         graphs, steps = self._greedy_graphs, self._recorded_decode
-        if steps is None or not steps.takes(batch):
+        if steps is None or not self._replays_decode(batch):
             return None
         if self.sampler.is_followed or len(slots) < len(batch.req_ids):
             return None
@@ -408,8 +380,7 @@ class GPUModelRunner:
         for source, rows in ((self._hidden_cache, prompts.cached), (hidden, prompts.computed)):
             if len(rows.slots):
                 assert source is not None, "a cached prefix without the cache"
-                head = self.model.compute_logits, self.model.lm_head.plain_weight
-                self.prompt_logprobs.read(source, rows, *head, self.states, readings)
+                self.prompt_logprobs.read(source, rows, *self._head(), self.states, readings)
         return readings
 
     def _keep_hidden(self, prompts: PromptBatch, hidden: Tensor) -> None:
@@ -430,6 +401,10 @@ class GPUModelRunner:
                 self.prompt_logprobs.remove_request(slot)
                 self.run_logprobs.remove_request(slot)
                 self._run_readers.pop(slot, None)
+                if self.adapters is not None:
+                    self.adapters.remove_request(slot)
+                if self.speculator is not None:
+                    self.speculator.remove_request(slot)
         for new in step.scheduled_new_reqs:
             params = new.sampling_params
             samples = params.max_tokens != 0
@@ -438,6 +413,8 @@ class GPUModelRunner:
             slot = self.states.add_request(
                 new.req_id, new.prefill_token_ids, prompt_len, new.num_computed_tokens, samples, reads_next
             )
+            if self.adapters is not None:
+                self.adapters.add_request(slot, new.lora_request)
             self.block_tables.set_row(slot, new.block_ids)
             for table, ids in zip(self.other_block_tables, new.other_block_ids, strict=True):
                 table.set_row(slot, ids)
@@ -445,6 +422,10 @@ class GPUModelRunner:
             self.prompt_logprobs.add_request(slot, new.req_id, params, new.num_prompt_tokens, new.next_prompt_row)
             if params.grammar is not None and params.reads_generated:
                 self._run_readers[slot] = new.req_id, params
+            if self.speculator is not None:
+                self.speculator.add_request(slot, params)
+        for req_id, drafts in step.scheduled_spec_decode_tokens.items():
+            self.states.place_drafts(self.states.req_id_to_slot[req_id], drafts)
         cached = step.scheduled_cached_reqs
         for req_id, block_ids in zip(cached.req_ids, cached.new_block_ids, strict=True):
             if block_ids:

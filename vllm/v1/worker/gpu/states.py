@@ -95,6 +95,11 @@ class RequestStates:
         self.token_ids[slot, start : start + len(token_ids)] = token_ids
         self.total_len[slot] += len(token_ids)
 
+    def place_drafts(self, slot: int, token_ids: list[int]) -> None:
+        """Write guesses after the known tokens. They do not count until they are appended."""
+        start = self.total_len[slot]
+        self.token_ids[slot, start : start + len(token_ids)] = token_ids
+
     def reserve(self, slots: np.ndarray) -> Places:
         """Append UNKNOWN to each of `slots` (int [R], distinct), to be replaced by `fill`."""
         places = Places(slots, self.total_len[slots], self.owners[slots])

@@ -79,9 +79,10 @@ class LogitBiasState:
 
     def uses(self, slots: np.ndarray, states: RequestStates) -> np.ndarray:
         listed = (self._allowed_ids.count[slots] > 0) | (self._bias_ids.count[slots] > 0)
-        return listed | self._may_not_stop(slots, states)
+        return listed | self.may_not_stop(slots, states)
 
-    def _may_not_stop(self, slots: np.ndarray, states: RequestStates) -> np.ndarray:
+    def may_not_stop(self, slots: np.ndarray, states: RequestStates) -> np.ndarray:
+        """bool [R]: rows that have not reached their min_tokens."""
         return states.total_len[slots] - states.prompt_len[slots] < self._min_tokens[slots]
 
     def apply(self, logits: Tensor, slots: np.ndarray, states: RequestStates, may_stop: np.ndarray) -> None:
@@ -89,7 +90,7 @@ class LogitBiasState:
         for rows, step in (
             (self._allowed_ids.count[slots] > 0, self._apply_allowed),
             (self._bias_ids.count[slots] > 0, self._apply_bias),
-            (self._may_not_stop(slots, states) & ~may_stop, self._apply_min_tokens),
+            (self.may_not_stop(slots, states) & ~may_stop, self._apply_min_tokens),
         ):
             if rows.any():
                 index = upload(np.flatnonzero(rows), logits.device)[:, None]

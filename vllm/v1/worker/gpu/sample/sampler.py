@@ -100,15 +100,18 @@ class Sampler:
         for state in (self.states, self.penalties, self.logit_bias, self.token_ids):
             state.apply_staged_writes()
 
-    def __call__(self, logits: Tensor, slots: np.ndarray, states: RequestStates) -> SamplerOutput:
+    def __call__(
+        self, logits: Tensor, slots: np.ndarray, states: RequestStates, lengths: np.ndarray | None = None
+    ) -> SamplerOutput:
         """Sample. Does not wait for the device, except, where ranks share the vocabulary, for rows with top-p alone or
         with processors. `logits` are this rank's, [L, V] where it is alone, in float32, bfloat16 or float16, and not
-        changed; `slots`, int64 [L], are each row's, distinct; a row samples the token at position `total_len`."""
+        changed; `slots`, int64 [L], are each row's. A row samples the token at position `lengths`, int32 [L]; None:
+        `total_len`. Slots of rows that depend on history are distinct, and these sample at `total_len`."""
         if self.custom is None:
-            return self._sample(logits, slots, states)
+            return self._sample(logits, slots, states, lengths)
         try:
             self.custom.update_state(slots, states)
-            return self._sample(logits, slots, states)
+            return self._sample(logits, slots, states, lengths)
         except BaseException as error:
             # Some processors may have seen the step and others not, or only part of it.
             self.custom.discard()
@@ -116,15 +119,27 @@ class Sampler:
                 return SamplerOutput.failed(len(slots), logits.device, str(error))
             raise
 
-    def _sample(self, logits: Tensor, slots: np.ndarray, states: RequestStates) -> SamplerOutput:
+    def _sample(
+        self, logits: Tensor, slots: np.ndarray, states: RequestStates, lengths: np.ndarray | None
+    ) -> SamplerOutput:
         token_ids = torch.empty(len(slots), dtype=torch.int32, device=logits.device)
         output = SamplerOutput(token_ids, torch.empty_like(token_ids, dtype=torch.float32))
         plain = self.is_plain(slots, states)
         self._sample_plain(logits, slots, np.flatnonzero(plain), output)
         others = np.flatnonzero(~plain)
         if others.size:
-            self._sample_processed(logits, slots, others, states, output)
+            if lengths is None:
+                lengths = states.total_len[slots]
+            self._sample_processed(logits, slots, others, lengths[others], states, output)
         return output
+
+    def depends_on_history(self, slots: np.ndarray, states: RequestStates) -> np.ndarray:
+        """bool [R]: rows whose processing depends on the request's tokens or on their number, the noise apart."""
+        depends = self.penalties.uses(slots) | self.logit_bias.may_not_stop(slots, states)
+        for state in (self.bad_words, self.request_processors, self.grammars, self.trace):
+            if state.in_use:
+                depends |= state.uses(slots)
+        return depends
 
     def forced_runs(self, slots: np.ndarray, states: RequestStates) -> dict[int, list[int]]:
         """See GrammarState.forced_runs; none where host code observes every sampled row."""
@@ -170,8 +185,15 @@ class Sampler:
             _put(output.health, rows, health)
 
     def _sample_processed(
-        self, logits: Tensor, slots: np.ndarray, rows: np.ndarray, states: RequestStates, output: SamplerOutput
+        self,
+        logits: Tensor,
+        slots: np.ndarray,
+        rows: np.ndarray,
+        lengths: np.ndarray,
+        states: RequestStates,
+        output: SamplerOutput,
     ) -> None:
+        """`lengths`, int32, are those of `rows`."""
         device = logits.device
         own_slots = slots[rows]
         processed = self.vocab.workspace(_float32_copy(logits, rows))
@@ -184,7 +206,7 @@ class Sampler:
         errors |= grammar_errors
         if highest_processed is not None:
             maxima.append(highest_processed)
-        positions = upload(states.total_len[own_slots].astype(np.int64), device)
+        positions = upload(lengths.astype(np.int64), device)
         drawn = self.vocab.draw(processed, temperature, self.states.seeds.of(own_slots), positions, maxima)
         token_ids, (highest, *later) = drawn.token_ids, drawn.maxima
         if self.trace.in_use:

@@ -1,0 +1,157 @@
+"""When drafts are made: where they pay, and again after a time where they did not."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from vllm.config import SpeculativeConfig
+from vllm.v1.worker.gpu.spec_decode.adaptive import AdaptiveDrafter
+from vllm.v1.worker.gpu.states import RequestStates
+
+MOST = 8
+
+
+class Guesser:
+    """Drafts as much as it may, or the tokens that it is told; notes its calls."""
+
+    def __init__(self):
+        self.calls = []
+        self.most = MOST
+
+    def add_request(self, slot, states):
+        self.calls.append(("add", slot))
+
+    def remove_request(self, slot):
+        self.calls.append(("remove", slot))
+
+    def observe(self, slots, drafted, accepted):
+        self.calls.append(("observe", slots.tolist()))
+
+    def propose(self, slots, states, room):
+        return [np.zeros(min(most, self.most), dtype=np.int32) for most in room.tolist()]
+
+
+def adaptive(num_slots=1, **options):
+    config = SpeculativeConfig(method="ngram", num_speculative_tokens=MOST, **options)
+    drafter = AdaptiveDrafter(Guesser(), config, num_slots)
+    states = RequestStates(num_slots, 64, torch.device("cpu"))
+    for slot in range(num_slots):
+        drafter.add_request(slot, states)
+    return drafter, states
+
+
+def run(drafter, states, right, num_steps, slots=(0,), room=MOST):
+    """The numbers of tokens drafted in each step, of which the first `right` (by slot) are right."""
+    slots, steps = np.array(slots), []
+    for _ in range(num_steps):
+        drafts = drafter.propose(slots, states, np.full(len(slots), room, dtype=np.int32))
+        drafted = np.array([len(draft) for draft in drafts])
+        steps.append(drafted.tolist())
+        rows = np.flatnonzero(drafted)
+        if len(rows):
+            accepted = np.minimum(drafted, [right(slot) for slot in slots.tolist()])[rows]
+            drafter.observe(slots[rows], drafted[rows].astype(np.int32), accepted.astype(np.int32))
+    return np.array(steps)
+
+
+def test_drafts_grow_while_they_are_right():
+    steps = run(*adaptive(), lambda slot: MOST, 12)[:, 0]
+    assert 0 < steps[0] < MOST
+    assert (np.diff(steps) >= 0).all()
+    assert steps[-1] == MOST
+
+
+def test_drafts_stop_while_they_are_wrong_and_are_tried_again():
+    steps = run(*adaptive(), lambda slot: 0, 600)[:, 0]
+    assert steps[:3].all()
+    late = steps[200:]
+    assert 0 < np.count_nonzero(late) <= len(late) / 50
+    assert late.max() <= 2
+
+
+def test_a_text_that_begins_to_copy_is_noticed():
+    drafter, states = adaptive()
+    run(drafter, states, lambda slot: 0, 300)
+    steps = run(drafter, states, lambda slot: MOST, 90)[:, 0]
+    assert (steps[-10:] == MOST).all()
+
+
+def test_a_text_that_copies_now_and_then():
+    # Half of the drafts are wrong from their first token on, the others right: with one request, that pays.
+    drafter, states = adaptive()
+    coin = iter(np.random.RandomState(0).randint(0, 2, 1000).tolist())
+    steps = run(drafter, states, lambda slot: MOST * next(coin), 200)[:, 0]
+    assert np.count_nonzero(steps) > 150
+
+
+@pytest.mark.parametrize("num_slots", [16, 64])
+def test_rows_of_a_large_batch_have_to_be_worth_more(num_slots):
+    middling = lambda slot: 1  # noqa: E731
+    alone = run(*adaptive(), middling, 100).mean()
+    many = run(*adaptive(num_slots), middling, 100, range(num_slots)).mean()
+    assert alone > 1.5
+    assert many <= 1.5
+
+
+def test_a_large_batch_whose_drafts_are_wrong_is_left_alone():
+    steps = run(*adaptive(16), lambda slot: 0, 640, range(16))
+    rows = 16 + steps.sum(axis=1)
+    # By the model of costs: 12 rows double a step.
+    cost = ((12 + rows) / 28).mean()
+    assert cost < 1.02
+
+
+def test_a_large_batch_that_copies_drafts():
+    steps = run(*adaptive(16), lambda slot: MOST, 100, range(16))
+    assert (steps[-20:] == MOST).all()
+
+
+def test_each_request_by_itself():
+    drafter, states = adaptive(2)
+    steps = run(drafter, states, lambda slot: MOST * slot, 100, (0, 1))
+    assert (steps[-20:, 1] == MOST).all()
+    assert np.count_nonzero(steps[-40:, 0]) <= 2
+
+
+def test_a_slots_next_request_begins_anew():
+    drafter, states = adaptive()
+    run(drafter, states, lambda slot: 0, 100)
+    drafter.remove_request(0)
+    drafter.add_request(0, states)
+    assert run(drafter, states, lambda slot: 0, 1)[0, 0] > 0
+
+
+def test_room_and_batch_sizes_are_kept():
+    drafter, states = adaptive(4, disable_by_batch_size=4, num_speculative_tokens_per_batch_size=[(3, 3, 2)])
+    right = lambda slot: MOST  # noqa: E731
+    assert run(drafter, states, right, 20)[-1, 0] == MOST
+    assert run(drafter, states, right, 20, room=5).max() == 5
+    assert run(drafter, states, right, 20, (0, 1, 2)).max() == 2
+    assert run(drafter, states, right, 20, (0, 1, 2, 3)).max() == 0
+
+
+def test_a_lone_draft_in_a_large_batch_is_dropped():
+    drafter, states = adaptive(32)
+    run(drafter, states, lambda slot: MOST, 60, range(32))
+    drafter.drafter.most = 0
+    assert run(drafter, states, lambda slot: MOST, 1, range(32)).max() == 0
+    told = drafter.drafter
+    told.propose = lambda slots, states, room: [np.zeros(int(slot == 3), dtype=np.int32) for slot in slots.tolist()]
+    assert run(drafter, states, lambda slot: MOST, 1, range(32)).max() == 0
+
+
+def test_the_drafter_is_told_everything():
+    drafter, states = adaptive()
+    run(drafter, states, lambda slot: 1, 1)
+    drafter.remove_request(0)
+    assert drafter.drafter.calls == [("add", 0), ("observe", [0]), ("remove", 0)]
+
+
+def test_the_same_history_gives_the_same_drafts():
+    runs = []
+    for _ in range(2):
+        outcomes = np.random.RandomState(3)
+        runs.append(run(*adaptive(5), lambda slot, outcomes=outcomes: outcomes.randint(0, 5), 300, range(5)))
+    assert (runs[0] == runs[1]).all()

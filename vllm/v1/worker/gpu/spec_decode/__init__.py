@@ -1,0 +1,1 @@
+"""Speculation: tokens that are drafted, and computed and verified several a step."""
