@@ -42,7 +42,8 @@ def shared(tmp_path_factory):
     gate = Gate(tmp_path_factory.mktemp("gate") / "permits")
     gate.permit(1000)
     folder = make_tiny_model(tmp_path_factory.mktemp("tiny"))
-    loop = EngineLoop(make_engine(folder, max_model_len=256, max_num_seqs=2, logits_processors=[Gate.NAME, ForcedTokens]))
+    options = {"max_model_len": 256, "max_num_seqs": 2, "logits_processors": [Gate.NAME, ForcedTokens]}
+    loop = EngineLoop(make_engine(folder, **options))
     yield loop, gate
     gate.permit(1000)
     loop.close()
