@@ -81,9 +81,9 @@ class CompletionOutput:
         finish_reason: "stop", "length", "repetition", "abort" or "error"; None while running.
         stop_reason: the stop string or stop token id; None for the end-of-sequence token. "no_token_left" beside
             "error": the request's constraints ruled out every token, and what there is was generated before.
-        spec_decode_metrics: what became of drafted tokens; None where none were.
         weight_versions: of the weights that the tokens so far are of, in order, each change once: how often an engine's
             weights have changed, or what `finish_weight_update` called them.
+        spec_decode_metrics: what became of drafted tokens; None where none were.
         routed_experts, lora_request, sampling_mask: never set by this engine; for callers that read them.
         error: the message if finish_reason is "error".
         allowed_mass: one number a position, the model's probability of all tokens that `structured_outputs` allowed

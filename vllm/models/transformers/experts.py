@@ -133,7 +133,8 @@ class StackedExperts(nn.Module):
                 else:
                     order = stack.order(index)
                     weights = _taken(stack.weights[index], rows if order is None else order.argsort()[rows])
-                pack_expert(packed, index, weights, None if bias is None else bias[rows], method)
+                own, result = pack_expert(packed, weights, None if bias is None else bias[rows], method)
+                packed.put(index, result, own.apply)
         self._quantized.clear()
         for name in self._shapes:
             self.register_parameter(name, None)

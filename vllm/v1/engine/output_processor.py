@@ -57,8 +57,8 @@ class _Sequence:
         self.stop_reason: int | str | None = None
         self.error: str | None = None
         self.form_readings: tuple[Any, Any] = (None, None)  # of choices and of fields
-        self.drafts: RequestSpecDecodeMetrics | None = None
         self.weight_versions: list[int | str] = []  # of the weights that its tokens are of
+        self.drafts: RequestSpecDecodeMetrics | None = None
         self._num_sent = 0
         self._allowed_mass: list[float] | None = [] if params.grammar_readings else None
 

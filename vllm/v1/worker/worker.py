@@ -14,6 +14,7 @@ import torch
 
 from vllm import envs
 from vllm.config import ModelConfig, VllmConfig
+from vllm.config.cache import Window
 from vllm.config.checkpoint.weight_files import iterate_tensors, shard_files
 from vllm.distributed.communicator import ALONE, Communicator
 from vllm.distributed.parallel_state import tensor_parallel
@@ -159,7 +160,7 @@ class Worker:
         return self.model_config.attn_type != "encoder_only"
 
     @property
-    def kv_group_windows(self) -> tuple[int | None, ...]:
+    def kv_group_windows(self) -> tuple[Window, ...]:
         """Tokens that the layers of each KV group see; None = all."""
         return self.model_runner.kv_layout.windows
 
