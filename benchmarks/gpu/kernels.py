@@ -159,7 +159,7 @@ def _gate_and_mul(setting: Setting, shape: ModelShape, dtype: torch.dtype) -> No
 
 def _add_lora(setting: Setting, dtype: torch.dtype) -> None:
     """Three adapters of rank 16 on rows in turn, every fourth row without one."""
-    make, shape, rows = _Inputs(setting), setting.sizes.shape, setting.sizes.reading_rows
+    make, shape, rows = Inputs(setting), setting.sizes.shape, setting.sizes.reading_rows
     width, rank = shape.hidden_size, 16
     x, out = make.normal(rows, width, dtype=dtype), make.normal(rows, width, dtype=dtype)
     a, b = make.normal(3, rank, width, dtype=dtype, scale=0.1), make.normal(3, rank, width, dtype=dtype, scale=0.1)
