@@ -253,39 +253,54 @@ void expand_block(const AddLoraArgs& a, const Tile& tile, const Inner<T>* inner,
   });
 }
 
+// The first product of a tile, of one group of ranks.
+template <typename T>
+void shrink_group(const AddLoraArgs& a, const Tile& tile, int64_t group, float* wide, Inner<T>* inner) {
+  const int64_t part_groups = a.groups / a.parts;
+  const int64_t rank = a.ranks[tile.adapter * a.parts + group / part_groups];
+  if (group % part_groups * kRankGroup >= rank) return;
+  if (a.x == nullptr) return look_up<T>(a, tile, group, inner);
+  with_rows(tile.count, [&](auto rows) { shrink<T, rows>(a, tile, group, wide, inner); });
+}
+
 template <typename T, typename Out>
 void add(const AddLoraArgs& a) {
   const Tiles tiles(a);
   if (tiles.count == 0) return;
-  const int64_t part_groups = a.groups / a.parts, width = a.groups * kRankGroup;
+  const int64_t width = a.groups * kRankGroup;
   Scratch<Inner<T>> inner(a.rows * width);
   int64_t blocks = 0;
   for (int64_t part = 0, from = 0; part < a.parts; from = a.ends[part++]) {
     blocks += (a.ends[part] - from + kColumns - 1) / kColumns;
   }
+  const auto expand_task = [&](int64_t task) {
+    int64_t block = task % blocks, part = 0, from = 0;
+    for (; block * kColumns >= a.ends[part] - from; from = a.ends[part++]) {
+      block -= (a.ends[part] - from + kColumns - 1) / kColumns;
+    }
+    from += block * kColumns;
+    expand_block<T, Out>(a, tiles.all[task / blocks], inner.get(), part, from, least(from + kColumns, a.ends[part]));
+  };
+  // Whole tiles a thread, without waiting between the products, where there are enough of them.
+  const bool by_tile = tiles.count >= 2 * max_threads();
 #pragma omp parallel if (a.rows * (a.inner + a.columns) > kLeastParallel)
   {
     Scratch<float> wide(a.x == nullptr || kPairs<T> ? 0 : kMaxRows * a.inner);
-#pragma omp for schedule(static)
-    for (int64_t task = 0; task < tiles.count * a.groups; ++task) {
-      const Tile& tile = tiles.all[task / a.groups];
-      const int64_t group = task % a.groups;
-      const int64_t rank = a.ranks[tile.adapter * a.parts + group / part_groups];
-      if (group % part_groups * kRankGroup >= rank) continue;
-      if (a.x == nullptr) {
-        look_up<T>(a, tile, group, inner.get());
-        continue;
+    if (by_tile) {
+#pragma omp for schedule(dynamic)
+      for (int64_t tile = 0; tile < tiles.count; ++tile) {
+        for (int64_t group = 0; group < a.groups; ++group) {
+          shrink_group<T>(a, tiles.all[tile], group, wide.get(), inner.get());
+        }
+        for (int64_t block = 0; block < blocks; ++block) expand_task(tile * blocks + block);
       }
-      with_rows(tile.count, [&](auto rows) { shrink<T, rows>(a, tile, group, wide.get(), inner.get()); });
-    }
+    } else {
 #pragma omp for schedule(static)
-    for (int64_t task = 0; task < tiles.count * blocks; ++task) {
-      int64_t block = task % blocks, part = 0, from = 0;
-      for (; block * kColumns >= a.ends[part] - from; from = a.ends[part++]) {
-        block -= (a.ends[part] - from + kColumns - 1) / kColumns;
+      for (int64_t task = 0; task < tiles.count * a.groups; ++task) {
+        shrink_group<T>(a, tiles.all[task / a.groups], task % a.groups, wide.get(), inner.get());
       }
-      from += block * kColumns;
-      expand_block<T, Out>(a, tiles.all[task / blocks], inner.get(), part, from, least(from + kColumns, a.ends[part]));
+#pragma omp for schedule(static)
+      for (int64_t task = 0; task < tiles.count * blocks; ++task) expand_task(task);
     }
   }
 }
