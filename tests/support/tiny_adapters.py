@@ -60,19 +60,41 @@ def make_adapter(
 def merged(model: Any, folder: Path) -> Any:
     """A copy of the model with W + s B A in place of each W that the adapter names, and its saved tensors."""
     model = copy.deepcopy(model)
+    if "lm_head" in dict(model.named_modules()):
+        # A change of one leaves the other.
+        model.lm_head.weight = nn.Parameter(model.lm_head.weight.clone())
     config = json.loads((folder / "adapter_config.json").read_text(encoding="utf-8"))
     tensors = load_file(folder / "adapter_model.safetensors")
     modules = dict(model.named_modules())
     with torch.no_grad():
         for key, a in tensors.items():
-            if not key.endswith(".lora_A.weight"):
-                continue
-            name = key.removeprefix(PREFIX).removesuffix(".lora_A.weight")
-            b = tensors[key.replace("lora_A", "lora_B")]
-            change = scale_of(config, name) * b.double() @ a.double()
-            weight = modules[name].weight
-            weight.add_((change if isinstance(modules[name], nn.Linear) else change.T).to(weight))
+            name, _, kind = key.removeprefix(PREFIX).rpartition(".lora_")
+            if kind == "A.weight":
+                b = tensors[key.replace("lora_A", "lora_B")]
+                change = scale_of(config, name) * b.double() @ a.double()
+                magnitude = tensors.get(f"{PREFIX}{name}.lora_magnitude_vector")
+                is_turned = not isinstance(modules[name], nn.Linear)
+                _add(modules[name].weight, change, magnitude, is_turned)
+            elif kind == "embedding_A":
+                b = tensors[key.replace("lora_embedding_A", "lora_embedding_B")]
+                _add(modules[name].weight, scale_of(config, name) * (b.double() @ a.double()).T, None, False)
+            elif not name:
+                _replace(model, key.removeprefix(PREFIX), a)
     return model
+
+
+def _add(weight: Tensor, change: Tensor, magnitude: Tensor | None, is_turned: bool) -> None:
+    """`change` is [outputs, inputs], which the weight is unless it `is_turned`."""
+    whole = (weight.T if is_turned else weight).double() + change
+    if magnitude is not None:
+        whole *= (magnitude.double() / whole.square().sum(1).sqrt())[:, None]
+    weight.copy_(whole.T if is_turned else whole)
+
+
+def _replace(model: nn.Module, name: str, value: Tensor) -> None:
+    """A parameter, which may be a bias that there was none of."""
+    module, _, kind = name.rpartition(".")
+    setattr(model.get_submodule(module), kind, nn.Parameter(value.clone()))
 
 
 def scale_of(config: dict[str, Any], name: str) -> float:

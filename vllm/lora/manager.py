@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -10,20 +9,14 @@ import numpy as np
 import torch
 
 from vllm.config.lora import LoRAConfig
-from vllm.layers.adapted import AdaptedProduct, AdapterPart, AdapterRows, StepAdapters
-from vllm.layers.linear import LinearBase
+from vllm.layers.adapted import AdaptedEmbedding, AdaptedProduct, AdapterRows, LayerChange, StepAdapters, WideLinear
+from vllm.layers.vocab_parallel_embedding import ParallelLMHead, VocabParallelEmbedding
 from vllm.lora.adapter import read_adapter
+from vllm.lora.changes import layer_changes
 from vllm.lora.modules import ModuleMap
 from vllm.lora.request import LoRARequest
 
 NO_ADAPTER = -1
-
-
-@dataclass
-class _Loaded:
-    """An adapter in the host's memory: by layer, its parts."""
-
-    parts: dict[LinearBase, dict[int, AdapterPart]]
 
 
 class AdapterManager:
@@ -41,35 +34,28 @@ class AdapterManager:
         self._max_rank, self._num_rows = config.max_lora_rank, config.max_loras
         self._step = StepAdapters()
         self._map = ModuleMap(model, model.adapter_places)
-        self._loaded: dict[int, _Loaded] = {}
+        self._loaded: dict[int, dict[Any, LayerChange]] = {}
         self._numbers: list[int | None] = [None] * self._num_rows  # of the adapter in each row, the last used last
         self._slots: list[set[int]] = [set() for _ in range(self._num_rows)]  # that use each row
         self._used_last: list[int] = list(range(self._num_rows))
-        self._products: dict[LinearBase, AdaptedProduct] = {}
+        self._products: dict[Any, AdaptedProduct | AdaptedEmbedding] = {}
         for place in model.adapter_places.values():
-            layer = place.module
-            if layer not in self._products:
-                product = AdaptedProduct(layer, self._step, self._num_rows, self._max_rank)
-                layer.adapters = self._products[layer] = product
+            if place.module not in self._products:
+                self._products[place.module] = place.module.adapters = self._product(place.module)
         # Where recorded steps find their rows.
         self._order = torch.zeros(max_tokens, dtype=torch.int32)
         self._starts = torch.zeros(self._num_rows + 1, dtype=torch.int32)
         self._device = next(iter(self._products)).empty.device
+        # The rows whose adapters have weights that recorded steps lack.
+        self._unrecorded: set[int] = set()
 
     def add(self, request: LoRARequest) -> bool:
         """Read an adapter into memory; False: it is there. ValueError, and nothing changes: see `read_adapter` and
-        `ModuleMap.parts`."""
+        `layer_changes`."""
         if request.lora_int_id in self._loaded:
             return False
         found = read_adapter(Path(request.lora_path), self._max_rank)
-        parts: dict[LinearBase, dict[int, AdapterPart]] = {}
-        for name in found.saved:
-            raise ValueError(f"{found.name}: {name} is a tensor of the base model's own, which is not supported")
-        for module, tensors in found.modules.items():
-            for place, part in self._map.parts(found.name, module, tensors):
-                part.a, part.b = part.a.to(place.module.empty.dtype), part.b.to(place.module.empty.dtype)
-                parts.setdefault(place.module, {})[place.part] = part
-        self._loaded[request.lora_int_id] = _Loaded(parts)
+        self._loaded[request.lora_int_id] = layer_changes(found, self._map)
         return True
 
     def remove(self, number: int) -> bool:
@@ -100,6 +86,21 @@ class AdapterManager:
             self._slots[row].discard(slot)
             self.row_of_slot[slot] = NO_ADAPTER
 
+    def _product(self, layer: Any) -> AdaptedProduct | AdaptedEmbedding:
+        common = layer.empty, self._step, self._num_rows, self._max_rank
+        if isinstance(layer, VocabParallelEmbedding):
+            return AdaptedEmbedding([layer.width], len(layer.vocab_range), *common)
+        if isinstance(layer, ParallelLMHead):
+            return AdaptedProduct([len(layer.vocab_range)], layer.width, *common)
+        if isinstance(layer, WideLinear):
+            return AdaptedProduct([len(layer.weight)], layer.width, *common)
+        return AdaptedProduct([len(rows.held) for rows in layer.parts.values()], len(layer.inputs.held), *common)
+
+    def use_one(self, slot: int) -> None:
+        """Before layers that take rows of the request in `slot` alone."""
+        row = int(self.row_of_slot[slot])
+        self._step.use_one(None if row == NO_ADAPTER else row, self._num_rows)
+
     def use(self, *slots_of_rows: np.ndarray) -> bool:
         """Before a step: the slot of each row, of all rows that layers may have in it. Returns whether one has an
         adapter."""
@@ -127,6 +128,15 @@ class AdapterManager:
         self._step.use({len(slots): AdapterRows(self._order[: len(slots)], self._starts)})
         return True
 
+    def can_record(self, slots: np.ndarray) -> bool:
+        """Whether a step of these slots may be recorded."""
+        return not self._unrecorded or not self._unrecorded & set(self.row_of_slot[slots].tolist())
+
+    @property
+    def changes_head(self) -> bool:
+        """Whether an adapter's logits are others than the head's product."""
+        return any(product.is_used for layer, product in self._products.items() if isinstance(layer, ParallelLMHead))
+
     def _grouped(self, adapters: np.ndarray) -> AdapterRows:
         order, starts = (torch.from_numpy(each).to(self._device) for each in _sorted(adapters, self._num_rows))
         return AdapterRows(order, starts)
@@ -138,11 +148,12 @@ class AdapterManager:
         row = next((row for row in self._used_last if not self._slots[row]), None)
         if row is None:
             raise RuntimeError(f"all {self._num_rows} rows of adapters are used by requests (max_loras)")
-        parts = self._loaded[number].parts
+        changes = self._loaded[number]
         for layer, product in self._products.items():
-            was_used = product.is_used
-            product.put(row, parts.get(layer, {}))
-            self.version += product.is_used and not was_used
+            self.version += product.put(row, changes.get(layer))
+        self._unrecorded.discard(row)
+        if any(change.weights for layer, change in changes.items() if not isinstance(layer, ParallelLMHead)):
+            self._unrecorded.add(row)
         self._numbers[row] = number
         return row
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, ClassVar
 
 import numpy as np
@@ -273,10 +273,21 @@ class GPUModelRunner:
         """Read tokens that were appended undrawn, like a prompt's."""
         readings = PromptReadings(self._host_copies)
         if len(rows.slots):
-            head = self.model.compute_logits, self.model.lm_head.plain_weight
-            self.run_logprobs.read(hidden, rows, *head, self.states, readings)
+            self.run_logprobs.read(hidden, rows, *self._head(), self.states, readings)
             self.run_logprobs.remove_read(np.unique(rows.slots))
         return readings
+
+    def _head(self) -> tuple[Callable[[Tensor, np.ndarray], Tensor], Tensor | None]:
+        """What gives the logits of hidden states [L, H] and their requests' slots, int64 [L]; and the weight that
+        suffices for them."""
+        if self.adapters is None or not self.adapters.changes_head:
+            return lambda hidden, _: self.model.compute_logits(hidden), self.model.lm_head.plain_weight
+        return self._adapted_logits, None
+
+    def _adapted_logits(self, hidden: Tensor, slots: np.ndarray) -> Tensor:
+        assert self.adapters is not None
+        self.adapters.use(slots)
+        return self.model.compute_logits(hidden)
 
     def _check_weights(self) -> None:
         """Steps are recorded anew where weights have moved: a recording holds addresses."""
@@ -310,14 +321,18 @@ class GPUModelRunner:
         if self._records_kernels and batch.is_decode and len(batch.req_ids) <= self._max_decode_rows:
             batch.has_adapters = adapters.use_recorded(batch.idx_mapping_np)
         else:
-            batch.has_adapters = adapters.use(batch.token_slots_np, batch.token_slots_np[batch.hidden_rows_np])
+            hidden_slots = batch.token_slots_np[batch.hidden_rows_np]
+            logits_slots = hidden_slots if batch.logits_rows_np is None else hidden_slots[batch.logits_rows_np]
+            batch.has_adapters = adapters.use(batch.token_slots_np, hidden_slots, logits_slots)
 
     def _replays_decode(self, batch: InputBatch) -> bool:
         """Whether the step is one that was recorded. CUDA graphs have no adapters."""
         steps = self._recorded_decode
-        if steps is None or (batch.has_adapters and not isinstance(steps, RecordedDecode)):
+        if steps is None or not steps.takes(batch):
             return False
-        return steps.takes(batch)
+        if not batch.has_adapters or self.adapters is None:
+            return True
+        return isinstance(steps, RecordedDecode) and self.adapters.can_record(batch.idx_mapping_np)
 
     def _sample(self, batch: InputBatch, slots: np.ndarray, hidden: Tensor) -> Sampled:
         """Sample the requests of `slots` and start the copy of the results to the host."""
@@ -365,8 +380,7 @@ class GPUModelRunner:
         for source, rows in ((self._hidden_cache, prompts.cached), (hidden, prompts.computed)):
             if len(rows.slots):
                 assert source is not None, "a cached prefix without the cache"
-                head = self.model.compute_logits, self.model.lm_head.plain_weight
-                self.prompt_logprobs.read(source, rows, *head, self.states, readings)
+                self.prompt_logprobs.read(source, rows, *self._head(), self.states, readings)
         return readings
 
     def _keep_hidden(self, prompts: PromptBatch, hidden: Tensor) -> None:
