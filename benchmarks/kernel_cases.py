@@ -431,6 +431,8 @@ KERNELS |= {
         "state_space_scan",
         "selective_scan",
         "gated_recurrence",
+        "wkv",
+        "mlstm",
         "gated_rms_norm",
     )
 }

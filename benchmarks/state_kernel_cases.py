@@ -11,9 +11,11 @@ from torch import Tensor
 from vllm.ops.gated_delta_rule import gated_delta_rule_
 from vllm.ops.gated_recurrence import gated_recurrence_
 from vllm.ops.gated_rms_norm import gated_rms_norm
+from vllm.ops.mlstm import mlstm_
 from vllm.ops.selective_scan import selective_scan_
 from vllm.ops.short_conv import short_conv_
 from vllm.ops.state_space_scan import state_space_scan_
+from vllm.ops.wkv import wkv_
 
 Call = tuple[str, Callable[[], Tensor], int, int]
 _BATCHES = ([512], [1], [1] * 64)
@@ -52,6 +54,13 @@ def state_calls(kernel: str, heads: int) -> Iterator[Call]:
             numbers, states = torch.rand(3, channels), torch.randn(rows, channels)
             call = partial(gated_recurrence_, x, gate, gate, *numbers, states, *where)
             yield label, call, 4 * width, 0
+        elif kernel == "wkv":
+            states = torch.rand(rows, 3, channels)
+            yield label, partial(wkv_, x, gate, gate, *torch.rand(2, channels), states, *where), 4 * width, 0
+        elif kernel == "mlstm":
+            states, gates = torch.randn(rows, heads, size * size + size + 1), _random(tokens, 2 * heads)
+            call = partial(mlstm_, qkv, gates, states, *where, size, 15.0, 1e-6)
+            yield label, call, moved + 4 * width, 5 * tokens * channels * size
         else:
             yield label, partial(gated_rms_norm, x, gate, _random(size), 1e-6, size), 3 * width, 0
 

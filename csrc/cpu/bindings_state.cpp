@@ -159,8 +159,10 @@ Tensor selective_scan(Tensor x, Tensor dt, Tensor b, Tensor c, std::optional<Ten
   args.dtype = dtype_of(x, "x");
   args.x = columns(x, "x", tokens, args.channels, x, &args.x_stride);
   args.dt = columns(dt, "dt", tokens, args.channels, x, &args.dt_stride);
-  args.b = columns(b, "b", tokens, args.state_dim, x, &args.b_stride);
-  args.c = columns(c, "c", tokens, args.state_dim, x, &args.c_stride);
+  args.groups = args.state_dim == 0 ? 1 : b.size(1) / args.state_dim;
+  STD_TORCH_CHECK(args.groups > 0 && args.channels % args.groups == 0, "b's groups must divide ", args.channels);
+  args.b = columns(b, "b", tokens, args.groups * args.state_dim, x, &args.b_stride);
+  args.c = columns(c, "c", tokens, args.groups * args.state_dim, x, &args.c_stride);
   if (gate.has_value()) args.gate = columns(*gate, "gate", tokens, args.channels, x, &args.gate_stride);
   args.rate = floats(rate, "rate", {args.state_dim, args.channels});
   args.bias = bias.has_value() ? floats(*bias, "bias", {args.channels}) : nullptr;
@@ -193,6 +195,54 @@ Tensor gated_recurrence(Tensor x, Tensor input_gate, Tensor kept_gate, Tensor in
   args.out = out.data_ptr();
   launch([args, kernel = VLLM_KERNEL(gated_recurrence)] { kernel(args); }, x, input_gate, kept_gate, input_bias, kept_bias,
          rate, pool, slots, starts, lengths, out);
+  return out;
+}
+
+Tensor wkv(Tensor key, Tensor value, Tensor gate, Tensor rate, Tensor bonus, Tensor pool, Tensor slots, Tensor starts,
+           Tensor lengths) {
+  WkvArgs args{};
+  args.rows = rows_of(slots, starts, lengths);
+  check_shape(pool, "pool", {-1, 3, -1});
+  check_dtype(pool, "pool", ScalarType::Float, "float32");
+  args.slot_stride = slot_stride_of(pool);
+  args.pool = static_cast<float*>(pool.data_ptr());
+  args.channels = pool.size(2);
+  const int64_t tokens = key.size(0);
+  args.dtype = dtype_of(key, "key");
+  args.key = columns(key, "key", tokens, args.channels, key, &args.key_stride);
+  args.value = columns(value, "value", tokens, args.channels, key, &args.value_stride);
+  args.gate = columns(gate, "gate", tokens, args.channels, key, &args.gate_stride);
+  args.rate = floats(rate, "rate", {args.channels});
+  args.bonus = floats(bonus, "bonus", {args.channels});
+  Tensor out = new_result(key, {tokens, args.channels});
+  args.out = out.data_ptr();
+  launch([args, kernel = VLLM_KERNEL(wkv)] { kernel(args); }, key, value, gate, rate, bonus, pool, slots, starts, lengths,
+         out);
+  return out;
+}
+
+Tensor mlstm(Tensor qkv, Tensor gates, Tensor pool, Tensor slots, Tensor starts, Tensor lengths, int64_t key_dim,
+             double cap, double eps) {
+  MlstmArgs args{};
+  args.rows = rows_of(slots, starts, lengths);
+  check_shape(pool, "pool", {-1, -1, -1});
+  check_dtype(pool, "pool", ScalarType::Float, "float32");
+  args.slot_stride = slot_stride_of(pool);
+  args.pool = static_cast<float*>(pool.data_ptr());
+  args.heads = pool.size(1);
+  args.key_dim = key_dim;
+  STD_TORCH_CHECK(key_dim > 0, "key_dim must be positive, got ", key_dim);
+  args.value_dim = (pool.size(2) - key_dim - 1) / key_dim;
+  check_shape(pool, "pool", {-1, -1, key_dim * args.value_dim + key_dim + 1});
+  const int64_t tokens = qkv.size(0), width = args.heads * (2 * key_dim + args.value_dim);
+  args.dtype = dtype_of(qkv, "qkv");
+  args.qkv = columns(qkv, "qkv", tokens, width, qkv, &args.qkv_stride);
+  args.gates = columns(gates, "gates", tokens, 2 * args.heads, qkv, &args.gates_stride);
+  args.cap = static_cast<float>(cap);
+  args.eps = static_cast<float>(eps);
+  Tensor out = new_result(qkv, {tokens, args.heads * args.value_dim});
+  args.out = out.data_ptr();
+  launch([args, kernel = VLLM_KERNEL(mlstm)] { kernel(args); }, qkv, gates, pool, slots, starts, lengths, out);
   return out;
 }
 
@@ -244,6 +294,12 @@ STABLE_TORCH_LIBRARY_FRAGMENT(vllm_cpu, m) {
       "gated_recurrence_(Tensor x, Tensor input_gate, Tensor kept_gate, Tensor input_bias, Tensor kept_bias, "
       "Tensor rate, Tensor(a!) pool, Tensor state_slots, Tensor query_start_loc, Tensor seq_lens) -> Tensor");
   m.def(
+      "wkv_(Tensor key, Tensor value, Tensor gate, Tensor rate, Tensor bonus, Tensor(a!) pool, Tensor state_slots, "
+      "Tensor query_start_loc, Tensor seq_lens) -> Tensor");
+  m.def(
+      "mlstm_(Tensor qkv, Tensor gates, Tensor(a!) pool, Tensor state_slots, Tensor query_start_loc, Tensor seq_lens, "
+      "int key_dim, float cap, float eps) -> Tensor");
+  m.def(
       "gated_rms_norm(Tensor x, Tensor gate, Tensor weight, float eps, int width, bool sigmoid, bool gate_first) "
       "-> Tensor");
 }
@@ -254,5 +310,7 @@ STABLE_TORCH_LIBRARY_IMPL(vllm_cpu, CPU, m) {
   m.impl("state_space_scan_", TORCH_BOX(&vllm_cpu::state_space_scan));
   m.impl("selective_scan_", TORCH_BOX(&vllm_cpu::selective_scan));
   m.impl("gated_recurrence_", TORCH_BOX(&vllm_cpu::gated_recurrence));
+  m.impl("wkv_", TORCH_BOX(&vllm_cpu::wkv));
+  m.impl("mlstm_", TORCH_BOX(&vllm_cpu::mlstm));
   m.impl("gated_rms_norm", TORCH_BOX(&vllm_cpu::gated_rms_norm));
 }

@@ -8,11 +8,13 @@ namespace VLLM_ISA {
 
 inline Vec sigmoid(Vec x) { return set1(1.0f) / (set1(1.0f) + exp(zero() - x)); }
 
-// ln(1 + e^x) = max(x, 0) + ln(1 + e), e = e^-|x|; a series where 1 + e would lose e's digits.
+// ln(1 + e^x) = max(x, 0) + ln(1 + e), e = e^-|x|; a series where 1 + e would lose e's digits. Elsewhere e divided by what
+// 1 + e has of it makes up for those that are lost: decays of long memories follow from small steps.
 inline Vec softplus(Vec x) {
   const Vec e = exp(min(x, zero() - x));
   const Vec series = e * fma(e, fma(e, set1(1.0f / 3.0f), set1(-0.5f)), set1(1.0f));
-  const Vec tail = select(lt(e, set1(0.004f)), series, log(set1(1.0f) + e));
+  const Vec above = set1(1.0f) + e;
+  const Vec tail = select(lt(e, set1(0.004f)), series, log(above) * (e / (above - set1(1.0f))));
   return max(x, zero()) + tail;
 }
 

@@ -71,15 +71,15 @@ struct SelectiveScanArgs {
   DType dtype;
   const void* x;       // [tokens, channels]
   const void* dt;      // [tokens, channels]
-  const void* b;       // [tokens, state_dim]
-  const void* c;       // [tokens, state_dim]
+  const void* b;       // [tokens, groups * state_dim]
+  const void* c;       // [tokens, groups * state_dim]
   const void* gate;    // [tokens, channels], or null
   const float* rate;   // [state_dim, channels]
   const float* bias;   // [channels], or null
   const float* skip;   // [channels]
   float* pool;         // [slots, state_dim, channels]
   void* out;           // [tokens, channels]
-  int64_t channels, state_dim, x_stride, dt_stride, b_stride, c_stride, gate_stride, slot_stride;
+  int64_t channels, state_dim, groups, x_stride, dt_stride, b_stride, c_stride, gate_stride, slot_stride;
 };
 
 // See ops/gated_recurrence.py.
@@ -95,6 +95,32 @@ struct GatedRecurrenceArgs {
   float* pool;              // [slots, channels]
   void* out;                // [tokens, channels]
   int64_t channels, x_stride, input_stride, kept_stride, slot_stride;
+};
+
+// See ops/wkv.py.
+struct WkvArgs {
+  StateRows rows;
+  DType dtype;
+  const void* key;     // [tokens, channels]
+  const void* value;   // [tokens, channels]
+  const void* gate;    // [tokens, channels]
+  const float* rate;   // [channels]
+  const float* bonus;  // [channels]
+  float* pool;         // [slots, 3, channels]
+  void* out;           // [tokens, channels]
+  int64_t channels, key_stride, value_stride, gate_stride, slot_stride;
+};
+
+// See ops/mlstm.py.
+struct MlstmArgs {
+  StateRows rows;
+  DType dtype;
+  const void* qkv;    // [tokens, heads * (2 * key_dim + value_dim)]
+  const void* gates;  // [tokens, 2 * heads]
+  float* pool;        // [slots, heads, key_dim * value_dim + key_dim + 1]
+  void* out;          // [tokens, heads * value_dim]
+  int64_t heads, key_dim, value_dim, qkv_stride, gates_stride, slot_stride;
+  float cap, eps;
 };
 
 // See ops/gated_rms_norm.py.
@@ -119,6 +145,8 @@ struct GatedNormArgs {
   void state_space_scan(const StateSpaceArgs& args);       \
   void selective_scan(const SelectiveScanArgs& args);      \
   void gated_recurrence(const GatedRecurrenceArgs& args);  \
+  void wkv(const WkvArgs& args);                           \
+  void mlstm(const MlstmArgs& args);                       \
   void gated_rms_norm(const GatedNormArgs& args);          \
   }                                                        \
   }

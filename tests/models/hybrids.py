@@ -39,6 +39,18 @@ _KINDS = {"layer_types": ["linear_attention", "full_attention", "linear_attentio
 _MAMBA2 = {"mamba_n_heads": 8, "mamba_d_state": 10, "mamba_n_groups": 2}
 _GRANITE = {"embedding_multiplier": 3.0, "residual_multiplier": 0.4, "attention_multiplier": 0.2, "logits_scaling": 1.5}
 _MAMBA = {"hidden_size": 32, "num_hidden_layers": 3, "state_size": 6}
+# Its cache takes widths that are multiples of 64.
+_XLSTM = {
+    "use_cache": False,
+    "hidden_size": 32,
+    "num_hidden_layers": 3,
+    "num_heads": 4,
+    "ffn_round_up_to_multiple_of": 16,
+}
+_ZAMBA = _SIZES | {
+    "num_hidden_layers": 6,
+    "layers_block_type": ["linear_attention", "hybrid", "hybrid", "linear_attention", "hybrid", "hybrid"],
+}
 _SHARED = {"shared_expert_intermediate_size": 24}
 
 # By a name of its own: transformers' model type and what differs from its usual fields.
@@ -150,6 +162,28 @@ HYBRIDS: dict[str, tuple[str, dict[str, Any]]] = {
         | {"num_local_experts": 4, "block_size": 16, "mlp_alpha_factor": 1.7}
         | {"linear_attn_alpha_factor": 1.5, "full_attn_alpha_factor": 0.8},
     ),
+    "rwkv": (
+        "rwkv",
+        {
+            "use_cache": False,
+            "hidden_size": 32,
+            "num_hidden_layers": 3,
+            "attention_hidden_size": 48,
+            "intermediate_size": 56,
+        },
+    ),
+    "xlstm": ("xlstm", _XLSTM | {"gate_soft_cap": 4.0, "v_dim_factor": 1.5, "output_logit_soft_cap": 5.0}),
+    "zamba": (
+        "zamba",
+        _ZAMBA | {"n_mamba_heads": 2, "mamba_d_state": 6, "mamba_dt_rank": 5, "mamba_proj_bias": True},
+    ),
+    "zamba2": (
+        "zamba2",
+        _ZAMBA
+        | {"num_key_value_heads": 4, "n_mamba_heads": 8, "mamba_ngroups": 2, "mamba_d_state": 10, "adapter_rank": 6}
+        | {"num_mem_blocks": 2, "use_shared_attention_adapter": True, "use_mem_rope": True, "add_bias_linear": True},
+    ),
+    "zamba2-plain": ("zamba2", _ZAMBA | {"n_mamba_heads": 8, "mamba_d_state": 10, "adapter_rank": 6}),
     "recurrent_gemma": (
         "recurrent_gemma",
         _SIZES | {"lru_width": 48, "attention_window_size": WINDOW, "logits_soft_cap": 3.0},

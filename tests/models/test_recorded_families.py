@@ -23,7 +23,7 @@ FAMILIES = (
     # Mixtures: with an MLP of all tokens, and a gate of it; routers in float32; biases; LayerNorms.
     *("qwen2_moe", "glm4_moe", "gpt_oss", "phimoe", "laguna", "deepseek_v3"),
     # Recurrent states, alone in their layers.
-    *("lfm2", "lfm3"),
+    *("lfm2", "lfm3", "rwkv", "xlstm"),
 )
 
 

@@ -21,7 +21,10 @@ from thread_ranks import make_thread_llm
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 # Of each kind of state one.
-FAMILIES = ("qwen3_5", "granite_hybrid", "nemotron_h", "jamba", "mamba2", "kimi_linear", "falcon_h1")
+FAMILIES = (
+    *("qwen3_5", "granite_hybrid", "nemotron_h", "jamba", "mamba2", "kimi_linear", "falcon_h1"),
+    *("rwkv", "xlstm", "zamba", "zamba2"),
+)
 # Fewer than a convolution takes, one more than a tile of tokens, and many.
 LENGTHS = (1, 2, 3, 65, 300)
 # Over more layers, and so many tokens, float32 itself is off by more than is allowed, transformers' too.
@@ -49,7 +52,10 @@ def test_prompts_of_all_lengths(model: tuple[Path, Any]) -> None:
         assert_equal_bits(in_chunks, whole)
 
 
-@pytest.mark.parametrize("model", ["qwen3_5", "kimi_linear", "falcon_h1", "jamba"], indirect=True)
+_SPLIT = ["qwen3_5", "kimi_linear", "falcon_h1", "jamba", "granite_hybrid-dense", "minimax", "rwkv", "xlstm"]
+
+
+@pytest.mark.parametrize("model", [*_SPLIT, "zamba", "zamba2"], indirect=True)
 def test_two_ranks(model: tuple[Path, Any]) -> None:
     folder, hf_model = model
     prompts = random_prompts((1, 3, 65))
@@ -65,3 +71,10 @@ def test_bfloat16_is_as_near_as_transformers(tmp_path: Path) -> None:
         errors.append(rounding_errors(tmp_path / name, hf_model, random_prompts((120, 31), seed=8)))
     ours, theirs = np.array(errors).T
     assert (ours / theirs).mean() <= 1.1, f"{ours} against {theirs}"
+
+
+def test_rwkv_reads_as_if_its_stream_were_halved(tmp_path: Path) -> None:
+    # transformers' model halves its weights in place, so that no family's usual tests can run it twice.
+    hf_model = make_architecture("rwkv", tmp_path, num_hidden_layers=5, rescale_every=2)
+    prompts = random_prompts((1, 40))
+    assert_near_transformers(hf_model, prompts, run(make_llm(tmp_path, max_model_len=64), prompts))

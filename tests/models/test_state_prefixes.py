@@ -142,7 +142,7 @@ def test_random_requests_and_aborts_leak_nothing(folder, monkeypatch) -> None:
     rng = random.Random(3)
     llm = make_llm(folder, num_gpu_blocks_override=40, max_model_len=192, max_num_batched_tokens=64, max_num_seqs=8)
     engine, bases, alive = llm.llm_engine, random_prompts((100, 60, 30), seed=13), []
-    for number in range(300):
+    for number in range(1000):
         base = rng.choice(bases)
         prompt = base[: rng.randrange(1, len(base))] + random_prompts((rng.randrange(1, 20),), seed=number)[0]
         params = rng.choice((READS, READS_PROMPT)).clone()

@@ -34,6 +34,8 @@ OPERATIONS = (
     "state_space_scan_",
     "selective_scan_",
     "gated_recurrence_",
+    "wkv_",
+    "mlstm_",
     "gated_rms_norm",
     "packed_attention",
     "token_readings",

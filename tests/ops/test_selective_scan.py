@@ -33,10 +33,13 @@ def truth(
         for t in range(starts[row], starts[row + 1]):
             step = dt[t].double() if bias is None else dt[t].double() + bias.double()
             step = F.softplus(step, threshold=100)
-            states[slot] = states[slot] * torch.exp(-rate.double() * step) + torch.outer(
-                b[t].double(), step * x[t].double()
+            # [N, C] of each channel's group.
+            b_t, c_t = (
+                each[t].double().unflatten(0, (-1, len(rate))).t().repeat_interleave(rate.numel() // each.shape[1], 1)
+                for each in (b, c)
             )
-            out[t] = c[t].double() @ states[slot] + skip.double() * x[t].double()
+            states[slot] = states[slot] * torch.exp(-rate.double() * step) + b_t * (step * x[t].double())
+            out[t] = (c_t * states[slot]).sum(0) + skip.double() * x[t].double()
             if gate is not None:
                 out[t] *= F.silu(gate[t].double())
     return out, states
@@ -44,12 +47,14 @@ def truth(
 
 @pytest.mark.parametrize("backend", backends("selective_scan_"))
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize(("size", "channels", "gated"), [(1, 5, False), (16, 64, True), (7, 35, True)])
-def test_selective_scan(backend: str, dtype: torch.dtype, size: int, channels: int, gated: bool) -> None:
+@pytest.mark.parametrize(
+    ("size", "channels", "gated", "groups"), [(1, 5, False, 1), (16, 64, True, 1), (7, 35, True, 1), (3, 60, True, 3)]
+)
+def test_selective_scan(backend: str, dtype: torch.dtype, size: int, channels: int, gated: bool, groups: int) -> None:
     torch.manual_seed(channels)
     rows = ragged(backend)
     x, gate = (strided(torch.randn(rows.num_tokens, channels).to(dtype)) for _ in range(2))
-    b, c = (strided(torch.randn(rows.num_tokens, size).to(dtype)) for _ in range(2))
+    b, c = (strided(torch.randn(rows.num_tokens, groups * size).to(dtype)) for _ in range(2))
     dt = torch.randn(rows.num_tokens, channels) * 3
     # Decays near 1, and near 0.
     dt[::3] -= 12

@@ -10,9 +10,11 @@ from torch import Tensor
 from vllm.ops.gated_delta_rule import gated_delta_rule_
 from vllm.ops.gated_recurrence import gated_recurrence_
 from vllm.ops.gated_rms_norm import gated_rms_norm
+from vllm.ops.mlstm import mlstm_
 from vllm.ops.selective_scan import selective_scan_
 from vllm.ops.short_conv import gated_short_conv_, short_conv_
 from vllm.ops.state_space_scan import state_space_scan_
+from vllm.ops.wkv import wkv_
 
 Call = Callable[[], tuple[Tensor, Tensor]]
 
@@ -78,6 +80,16 @@ def state_calls(dtype: torch.dtype, heads: int, keys: int, values: int) -> Itera
     yield (
         "gated_recurrence_",
         on(torch.randn(3, channels), lambda pool: gated_recurrence_(x, *gates, pool, *where)),
+    )
+    decays = torch.rand(channels), torch.randn(channels)
+    yield "wkv_", on(torch.rand(3, 3, channels), lambda pool: wkv_(x, step, gate, *decays, pool, *where))
+    qkv, exponents = random(tokens, heads * (2 * keys + values)), random(tokens, 2 * heads)
+    yield (
+        "mlstm_",
+        on(
+            torch.rand(3, heads, keys * values + keys + 1),
+            lambda pool: mlstm_(qkv, exponents, pool, *where, keys, 15.0, 1e-6),
+        ),
     )
     for first in (False, True):
         norm = random(tokens, heads * values), random(tokens, heads * values), random(values), 1e-5, values

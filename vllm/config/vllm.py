@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
+from vllm import envs
 from vllm.config.cache import CacheConfig
 from vllm.config.device import DeviceConfig
 from vllm.config.lora import LoRAConfig
@@ -56,3 +57,21 @@ class VllmConfig:
         self.parallel_config.check_divides(self.model_config.hf_config)
         if self.lora_config is not None:
             self.lora_config.check_dtype(self.model_config.dtype)
+        if self.model_config.rounding != "vllm":
+            self._check_rounding()
+
+    def _check_rounding(self) -> None:
+        """ValueError: an option with which nothing computes as transformers does."""
+        model = self.model_config
+        for problem, option in (
+            (model.model_impl != "transformers", "model_impl='transformers'"),
+            (model.runner_type == "pooling", "runner='generate'"),
+            (model.quantization is not None, "an unquantised checkpoint and no quantization"),
+            (self.kv_cache_dtype != model.dtype, "kv_cache_dtype='auto'"),
+            (self.device_config.device != "cpu", "device='cpu'"),
+            (self.parallel_config.tensor_parallel_size > 1, "tensor_parallel_size=1"),
+            (model.rounding == "autocast" and model.dtype != "float32", "dtype='float32'"),
+            (envs.batch_invariant(), "VLLM_BATCH_INVARIANT=0, as PyTorch's sums may follow the batch"),
+        ):
+            if problem:
+                raise ValueError(f"rounding={model.rounding!r} needs {option}")

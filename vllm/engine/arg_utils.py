@@ -32,6 +32,7 @@ from vllm.config.scheduler import default_step_sizes
 from vllm.config.structured_outputs import StructuredOutputsConfig, as_structured_outputs_config
 from vllm.config.unserved import as_config
 from vllm.engine.arguments import add_flags, arg, passed_on
+from vllm.engine.computing_args import ComputingArgs
 from vllm.engine.env_checks import check_variables
 from vllm.engine.lora_args import LoRAArgs
 from vllm.engine.speculative_args import SpeculativeArgs
@@ -55,7 +56,7 @@ _DTYPE_ALIASES = {"half": "float16", "float": "float32"}
 
 
 @dataclass
-class EngineArgs(LoRAArgs, SpeculativeArgs, UpstreamArgs):
+class EngineArgs(LoRAArgs, SpeculativeArgs, ComputingArgs, UpstreamArgs):
     """Arguments of `LLM` and of the command line. Names and defaults are vLLM's unless the help says otherwise; None is
     the default of an argument. UpstreamArgs has the arguments of upstream's that this engine lacks.
 
@@ -70,11 +71,6 @@ class EngineArgs(LoRAArgs, SpeculativeArgs, UpstreamArgs):
     convert: str = arg("auto", "embed or classify: what a model is served as, if not as what its architecture says")
     task: str | None = arg(None, "an older name for both: generate, embed, classify, score or reward")
     pooler_config: Any = arg(None, "how a model pools: a PoolerConfig or a dict of its fields")
-    model_impl: Literal["auto", "vllm", "transformers"] = arg(
-        "auto",
-        "whose code runs the model: vllm's, transformers', or, with auto, vllm's where it has the architecture",
-        to="model_config",
-    )
     config_format: Literal["auto", "hf"] = arg("auto", "format of the model's configuration: config.json")
     tokenizer: str | None = arg(None, "tokenizer folder or hub name; the model's when left out")
     tokenizer_mode: Literal["auto", "slow"] = arg(

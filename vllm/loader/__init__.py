@@ -32,6 +32,7 @@ from vllm.loader.resolve import (
 from vllm.loader.weights import fill_with_noise, load_weights
 from vllm.models.pooling import use_pooling_head
 from vllm.models.registry import TRANSFORMERS, import_model_class, model_entry
+from vllm.models.transformers.eager import PRODUCTS
 from vllm.models.transformers.encoder import TransformersEncoder
 from vllm.ops.packing import packing_in_background
 from vllm.quantization.base_config import QuantizationConfig
@@ -83,6 +84,8 @@ def get_model(
             model = _build(model_config, quantization, torch.device(device))
             # "fp8" is also the name of a checkpoint's format.
             method = linear_method(model_config.quantization if quantization is None else None)
+            if model_config.rounding != "vllm":
+                method = PRODUCTS
             model.weight_updater = WeightUpdater(model, method)
             if takes_adapters:
                 model.adapter_places = adapter_places(model)

@@ -203,8 +203,8 @@ class Decoder(nn.Module):
         self.embed_norm = None if spec.embedding_norm is None else make_norm(spec.embedding_norm, hidden)
         tables = RotaryTables(max_model_len)
         self.layers = nn.ModuleList(self.layer_class(spec, index, tables) for index in range(len(spec.layers)))
-        self.caches_of_layer = _caches_of_layers(self.layers)
-        self.layer_inputs: PerLayerInputs | None = None
+        self.caches_of_layer = caches_of_layers(self.layers)
+        self.layer_inputs: nn.Module | None = None
         if spec.per_layer_input is not None:
             self.layer_inputs = PerLayerInputs(spec.per_layer_input, len(spec.layers), hidden, spec.norm)
         self.norm = None if spec.final_norm is None else make_norm(spec.final_norm, hidden)
@@ -246,7 +246,7 @@ class Decoder(nn.Module):
         return hidden if self.project_out is None else self.project_out(hidden)
 
 
-def _caches_of_layers(layers: nn.ModuleList) -> list[int | None]:
+def caches_of_layers(layers: nn.ModuleList) -> list[int | None]:
     """Of each layer the index among those that have keys and values; None: it has none."""
     count = itertools.count()
     return [next(count) if attention_layers(layer) else None for layer in layers]

@@ -91,6 +91,9 @@ _HYBRIDS = {
     "nemotron": "NemotronHForCausalLM",
     "olmo": "OlmoHybridForCausalLM",
     "qwen": "Qwen3NextForCausalLM Qwen3_5ForCausalLM Qwen3_5MoeForCausalLM",
+    "rwkv": "RwkvForCausalLM",
+    "xlstm": "xLSTMForCausalLM",
+    "zamba": "Zamba2ForCausalLM ZambaForCausalLM",
 }
 # Other names of these.
 _SYNONYMS = {

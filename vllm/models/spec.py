@@ -4,7 +4,6 @@ a line where DecoderLayer builds its parts."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
@@ -152,136 +151,6 @@ class StateSpec:
 
 
 @dataclass(frozen=True)
-class ShortConvSpec(StateSpec):
-    """out(c * conv(b * x)) of the projections b, c and x of the input, where conv is causal and by channel, over the
-    last `kernel_size` tokens (LFM2, arXiv:2511.23404, section 2.1).
-
-    Attributes:
-        size: channels.
-        bias: of the convolution and both projections.
-    """
-
-    size: int
-    kernel_size: int
-    bias: bool = False
-
-    @property
-    def split_size(self) -> int:
-        return self.size
-
-
-@dataclass(frozen=True)
-class DeltaRuleSpec(StateSpec):
-    """Linear attention by the gated delta rule (arXiv:2412.06464): projections to queries, keys and values go through a
-    convolution by channel and SiLU, and what is read is normalised by head and gated by SiLU of a further projection.
-
-    Attributes:
-        key_heads: of queries and keys, each of which serves heads / key_heads heads of values.
-        key_dim, value_dim: of a head.
-        kernel_size: of the convolution.
-        norm_eps: of the norm.
-        beta_scale: factor on how much is written.
-    """
-
-    key_heads: int
-    heads: int
-    key_dim: int
-    value_dim: int
-    kernel_size: int
-    norm_eps: float
-    beta_scale: float = 1.0
-
-    @property
-    def split_size(self) -> int:
-        return self.key_heads
-
-
-@dataclass(frozen=True)
-class ChannelDeltaSpec(StateSpec):
-    """Linear attention by the delta rule of which each key's channel decays by itself (Kimi Linear, arXiv:2510.26692):
-    as DeltaRuleSpec, but that gates are by sigmoids.
-
-    Attributes:
-        heads, head_dim: of queries, keys and values alike.
-        kernel_size: of the convolution.
-        norm_eps: of the norm.
-        low_rank: decays and gates are projected through head_dim values.
-        bound: what decays' logarithms are above, by a sigmoid; 0: nothing, and they follow from a softplus.
-    """
-
-    heads: int
-    head_dim: int
-    kernel_size: int
-    norm_eps: float
-    low_rank: bool = True
-    bound: float = 0.0
-
-    @property
-    def split_size(self) -> int:
-        return self.heads
-
-
-@dataclass(frozen=True)
-class Mamba2Spec(StateSpec):
-    """The state space of Mamba 2 (arXiv:2405.21060): a convolution by channel and SiLU of inputs x, B and C, and what
-    is read is gated by SiLU of a further projection.
-
-    Attributes:
-        head_dim, state_dim: P and N, of the matrix that a head keeps.
-        groups: of B and C, each of which serves heads / groups heads.
-        kernel_size: of the convolution.
-        norm_groups: what is read is normalised in so many parts; 0: not at all.
-        norm_eps: of that norm.
-        gate_first: the gate comes before the norm.
-        conv_bias, in_bias, out_bias: of the convolution and the projections.
-        dt_limits: the least and the greatest step.
-    """
-
-    heads: int
-    head_dim: int
-    state_dim: int
-    groups: int
-    kernel_size: int
-    norm_groups: int
-    norm_eps: float
-    gate_first: bool = True
-    conv_bias: bool = True
-    in_bias: bool = False
-    out_bias: bool = False
-    dt_limits: tuple[float, float] = (0.0, math.inf)
-
-    @property
-    def split_size(self) -> int:
-        return math.gcd(self.heads, self.norm_groups)
-
-
-@dataclass(frozen=True)
-class MambaSpec(StateSpec):
-    """The selective scan of Mamba (arXiv:2312.00752), gated by SiLU of a further projection: steps, B and C are
-    projected from what a convolution by channel and SiLU give, steps through `step_rank` values.
-
-    Attributes:
-        channels: of the scan.
-        state_dim: values that a channel keeps.
-        kernel_size: of the convolution.
-        norm: of the values that steps are made of, B and C; None: none.
-        conv_bias, bias: of the convolution, and of the first and the last projection.
-    """
-
-    channels: int
-    state_dim: int
-    step_rank: int
-    kernel_size: int
-    norm: NormSpec | None = None
-    conv_bias: bool = True
-    bias: bool = False
-
-    @property
-    def split_size(self) -> int:
-        return self.channels
-
-
-@dataclass(frozen=True)
 class BesideSpec:
     """Attention and a state that take the same input; their results are added."""
 
@@ -292,48 +161,6 @@ class BesideSpec:
     def split_size(self) -> int:
         """What the number of ranks has to divide."""
         return self.state.split_size
-
-
-@dataclass(frozen=True)
-class LightningSpec(StateSpec):
-    """Linear attention whose memory decays at a constant rate (arXiv:2501.08313, section 2.2): projections to queries,
-    keys and values go through SiLU, and what is read is normalised as a whole and gated by a sigmoid.
-
-    Attributes:
-        rates: of each head: its memory keeps e^-rate from token to token.
-        head_dim: of queries, keys and values alike.
-        norm_eps: of the norm.
-    """
-
-    rates: tuple[float, ...]
-    head_dim: int
-    norm_eps: float
-
-    @property
-    def split_size(self) -> int:
-        # The norm is over all heads.
-        return 1
-
-
-@dataclass(frozen=True)
-class RgLruSpec(StateSpec):
-    """Griffin's recurrent block (arXiv:2402.19427, section 2.3): a convolution by channel and the real-gated linear
-    recurrent unit of one projection, times the activation of another one.
-
-    Attributes:
-        heads, width: of the channels, whose gates are products within a head.
-        kernel_size: of the convolution.
-        activation: of the other projection.
-    """
-
-    heads: int
-    width: int
-    kernel_size: int
-    activation: str
-
-    @property
-    def split_size(self) -> int:
-        return self.heads
 
 
 AnyMixer = AnyAttention | StateSpec | BesideSpec

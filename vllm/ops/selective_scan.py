@@ -34,7 +34,7 @@ def selective_scan_(
     Args:
         x: float32, bfloat16 or float16 [T, C], the last dimension contiguous, as that of all that have x's dtype.
         dt: of x's dtype [T, C].
-        b, c: of x's dtype [T, N].
+        b, c: of x's dtype [T, G * N], of G groups of channels; a group's channels follow one another.
         gate: of x's dtype [T, C]; None = no factor.
         rate: float32 [N, C], not negative.
         bias: float32 [C]; None = 0.
@@ -66,12 +66,18 @@ def _reference(
     seq_lens: Tensor,
 ) -> Tensor:
     step = F.softplus(dt.float() if bias is None else dt.float() + bias)
+    size, channels = pool.shape[1:]
+    # [T, N, C]
+    b, c = (
+        each.float().unflatten(1, (-1, size)).transpose(1, 2).repeat_interleave(channels * size // each.shape[1], 2)
+        for each in (b, c)
+    )
     clear_new(pool, state_slots, query_start_loc, seq_lens)
     out = torch.empty(x.shape, dtype=torch.float32, device=x.device)
     for tokens, slots in steps(state_slots, query_start_loc):
         d = step[tokens, None]
-        state = pool[slots] * (-rate * d).exp() + b[tokens, :, None].float() * (d * x[tokens, None].float())
+        state = pool[slots] * (-rate * d).exp() + b[tokens] * (d * x[tokens, None].float())
         pool[slots] = state
-        out[tokens] = (state * c[tokens, :, None].float()).sum(1)
+        out[tokens] = (state * c[tokens]).sum(1)
     out += skip * x.float()
     return (out if gate is None else out * F.silu(gate.float())).to(x.dtype)

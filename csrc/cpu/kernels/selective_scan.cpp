@@ -10,7 +10,7 @@ namespace VLLM_ISA {
 namespace {
 
 template <typename T>
-void through_row(const SelectiveScanArgs& a, int64_t row, int64_t at, int n, float* states, float* rates,
+void through_row(const SelectiveScanArgs& a, int64_t row, int64_t group, int64_t at, int n, float* states, float* rates,
                  float* inputs) {
   const int64_t size = a.state_dim;
   float* pool = a.pool + a.rows.slots[row] * a.slot_stride + at;
@@ -24,7 +24,8 @@ void through_row(const SelectiveScanArgs& a, int64_t row, int64_t at, int n, flo
     const Vec x = load_n(static_cast<const T*>(a.x) + t * a.x_stride + at, n);
     const Vec dt = softplus(load_n(static_cast<const T*>(a.dt) + t * a.dt_stride + at, n) + bias);
     const Vec input = dt * x, negative = zero() - dt;
-    const T *b = static_cast<const T*>(a.b) + t * a.b_stride, *c = static_cast<const T*>(a.c) + t * a.c_stride;
+    const T* b = static_cast<const T*>(a.b) + t * a.b_stride + group * size;
+    const T* c = static_cast<const T*>(a.c) + t * a.c_stride + group * size;
     for (int64_t i = 0; i < size; i += kLanes) {
       const int values = lanes_at(i, size);
       store_n(inputs + i, load_n(b + i, values), values);
@@ -45,17 +46,16 @@ void through_row(const SelectiveScanArgs& a, int64_t row, int64_t at, int n, flo
 
 template <typename T>
 void all_rows(const SelectiveScanArgs& a) {
-  const int64_t blocks = (a.channels + kLanes - 1) / kLanes;
+  const int64_t width = a.channels / a.groups, blocks = (width + kLanes - 1) / kLanes;
   const int64_t tokens = a.rows.starts[a.rows.rows] - a.rows.starts[0];
 #pragma omp parallel if (tokens * a.channels * a.state_dim > 16384)
   {
     Scratch<float> states(a.state_dim * kLanes), rates(a.state_dim * kLanes), inputs(2 * a.state_dim);
 #pragma omp for schedule(static)
-    for (int64_t task = 0; task < a.rows.rows * blocks; ++task) {
-      const int64_t row = task / blocks, at = task % blocks * kLanes;
+    for (int64_t task = 0; task < a.rows.rows * a.groups * blocks; ++task) {
+      const int64_t row = task / (a.groups * blocks), group = task / blocks % a.groups, at = task % blocks * kLanes;
       if (a.rows.starts[row] == a.rows.starts[row + 1]) continue;
-      through_row<T>(a, row, at, lanes_at(at, a.channels), states.get(), rates.get(),
-                     inputs.get());
+      through_row<T>(a, row, group, group * width + at, lanes_at(at, width), states.get(), rates.get(), inputs.get());
     }
   }
 }

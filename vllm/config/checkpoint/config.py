@@ -185,8 +185,9 @@ def parse_hf_config(raw: dict[str, Any], generation: dict[str, Any], where: str 
     raw = _with_layer_count({name: value for name, value in raw.items() if name != "head_dtype"})
     fields = _Fields(raw, where)
     hidden_size = fields.size("hidden_size")
-    # State spaces have none.
-    num_heads = fields.size("num_attention_heads", 1 if "state_size" in raw else None)
+    # State spaces have none, and RWKV.
+    has_none = "state_size" in raw or raw.get("model_type") == "rwkv"
+    num_heads = fields.size("num_attention_heads", 1 if has_none else None)
     num_kv_heads = fields.size("num_key_value_heads", num_heads)
     if num_heads % num_kv_heads:
         raise ValueError(

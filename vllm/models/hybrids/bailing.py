@@ -14,7 +14,8 @@ from vllm.models.hybrids.kimi import own_names
 from vllm.models.hybrids.weights import WITH_PREFIX, split_delta_conv
 from vllm.models.latent_options import read_latent_attention
 from vllm.models.mixtures.deepseek import deepseek_mixture
-from vllm.models.spec import AnyMixer, ChannelDeltaSpec, DecoderSpec
+from vllm.models.spec import AnyMixer, DecoderSpec
+from vllm.models.states.specs import ChannelDeltaSpec
 
 _RENAMES = (
     WITH_PREFIX,

@@ -11,7 +11,8 @@ from vllm.models.checkpoint_names import CheckpointNames, Parts
 from vllm.models.config_reader import ConfigReader
 from vllm.models.decoder import DecoderForCausalLM
 from vllm.models.hybrids.weights import WITH_PREFIX, conv_parts, spec_of
-from vllm.models.spec import AnyMixer, DecoderSpec, RgLruSpec
+from vllm.models.spec import AnyMixer, DecoderSpec
+from vllm.models.states.specs import RgLruSpec
 
 _RENAMES = (
     WITH_PREFIX,

@@ -6,7 +6,8 @@ from vllm.models.checkpoint_names import CheckpointNames, split_experts
 from vllm.models.config_reader import ConfigReader
 from vllm.models.decoder import DecoderForCausalLM
 from vllm.models.hybrids.weights import MAMBA_RENAMES, split_mamba
-from vllm.models.spec import AnyMixer, DecoderSpec, MambaSpec
+from vllm.models.spec import AnyMixer, DecoderSpec
+from vllm.models.states.specs import MambaSpec
 
 _RENAMES = (
     *MAMBA_RENAMES,

@@ -12,7 +12,8 @@ from vllm.models.config_reader import ConfigReader
 from vllm.models.decoder import DecoderForCausalLM
 from vllm.models.hybrids.weights import WITH_PREFIX, split_delta_conv
 from vllm.models.mixtures.deepseek import deepseek_mixture
-from vllm.models.spec import AnyMixer, ChannelDeltaSpec, DecoderSpec, LatentAttentionSpec, NormSpec
+from vllm.models.spec import AnyMixer, DecoderSpec, LatentAttentionSpec, NormSpec
+from vllm.models.states.specs import ChannelDeltaSpec
 
 _RENAMES = (
     WITH_PREFIX,

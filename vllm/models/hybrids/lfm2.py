@@ -10,7 +10,8 @@ from vllm.config.checkpoint.config import RopeConfig
 from vllm.models.checkpoint_names import CheckpointNames, Parts, split_evenly, split_experts
 from vllm.models.config_reader import ConfigReader
 from vllm.models.decoder import DecoderForCausalLM
-from vllm.models.spec import AnyMixer, DecoderSpec, MlpSpec, RotarySpec, ShortConvSpec
+from vllm.models.spec import AnyMixer, DecoderSpec, MlpSpec, RotarySpec
+from vllm.models.states.specs import ShortConvSpec
 
 _LFM3_ROPES = {
     "sliding_attention": RopeConfig("default", 10000.0),

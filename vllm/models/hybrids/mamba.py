@@ -8,7 +8,8 @@ from vllm.models.config_reader import ConfigReader
 from vllm.models.decoder import DecoderForCausalLM
 from vllm.models.hybrids.options import UNBOUNDED, time_step_limits
 from vllm.models.hybrids.weights import BACKBONE, MAMBA_RENAMES, split_mamba, split_mamba2
-from vllm.models.spec import DecoderSpec, Mamba2Spec, MambaSpec, NormSpec
+from vllm.models.spec import DecoderSpec, NormSpec
+from vllm.models.states.specs import Mamba2Spec, MambaSpec
 
 _RENAMES = (
     *BACKBONE,

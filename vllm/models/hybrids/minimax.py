@@ -7,7 +7,8 @@ from torch import Tensor
 from vllm.models.checkpoint_names import BLOCK_SPARSE, CheckpointNames, Parts, split_experts
 from vllm.models.config_reader import ConfigReader
 from vllm.models.decoder import DecoderForCausalLM
-from vllm.models.spec import AnyMixer, DecoderSpec, LightningSpec
+from vllm.models.spec import AnyMixer, DecoderSpec
+from vllm.models.states.specs import LightningSpec
 
 _RENAMES = (*BLOCK_SPARSE, (r"\.self_attn\.output_gate\.", ".self_attn.gate_proj."))
 

@@ -13,7 +13,8 @@ from vllm.models.decoder import DecoderForCausalLM
 from vllm.models.hybrids.options import layer_kinds
 from vllm.models.hybrids.weights import BACKBONE, MAMBA_RENAMES, split_mamba2
 from vllm.models.mixtures.deepseek import deepseek_mixture
-from vllm.models.spec import AnyMixer, DecoderSpec, Mamba2Spec, MlpSpec, MoeSpec
+from vllm.models.spec import AnyMixer, DecoderSpec, MlpSpec, MoeSpec
+from vllm.models.states.specs import Mamba2Spec
 
 _OF_LETTERS = {"M": "linear_attention", "*": "full_attention", "-": "mlp", "E": "moe"}
 _RENAMES = (

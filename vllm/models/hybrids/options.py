@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from vllm.models.config_reader import ConfigReader
-from vllm.models.spec import DeltaRuleSpec, Mamba2Spec
+from vllm.models.states.specs import DeltaRuleSpec, Mamba2Spec
 
 UNBOUNDED = 32768
 """Context of models without attention, which config.json does not bound."""

@@ -9,7 +9,8 @@ from typing import TypeVar
 from torch import Tensor
 
 from vllm.models.checkpoint_names import Parts
-from vllm.models.spec import BesideSpec, ChannelDeltaSpec, DecoderSpec, DeltaRuleSpec, Mamba2Spec, MambaSpec, StateSpec
+from vllm.models.spec import BesideSpec, DecoderSpec, StateSpec
+from vllm.models.states.specs import ChannelDeltaSpec, DeltaRuleSpec, Mamba2Spec, MambaSpec
 
 S = TypeVar("S", bound=StateSpec)
 _IN_PROJ = re.compile(r"(.+)\.in_proj\.(weight|bias)")

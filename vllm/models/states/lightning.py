@@ -11,8 +11,8 @@ from vllm.layers.activation import get_inplace_act_fn
 from vllm.layers.linear import ColumnParallelLinear, RowParallelLinear, StackedLinear
 from vllm.layers.sharding import Shard
 from vllm.layers.state import StateLayer, StateShape
-from vllm.models.spec import LightningSpec
 from vllm.models.states.parts import GatedNorm, step_rows
+from vllm.models.states.specs import LightningSpec
 from vllm.ops.rms_norm import AddedNorm
 from vllm.ops.state_space_scan import state_space_scan_
 
@@ -34,7 +34,7 @@ class Lightning(StateLayer):
         self.zero: Tensor
         self.register_buffer("rate", rates, persistent=False)
         self.register_buffer("zero", torch.zeros_like(rates), persistent=False)
-        self.norm = GatedNorm(width, spec.norm_eps, sigmoid=True)
+        self.norm = GatedNorm(width, spec.norm_eps, Shard.even(width, get_tp_group()), sigmoid=True)
         self.out_proj = RowParallelLinear(width, hidden_size, False, "out_proj")
 
     def forward(

@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vllm.attention.backend import AttentionMetadata
+from vllm.distributed.parallel_state import get_tp_group
+from vllm.layers.linear import UNQUANTIZED, ColumnParallelLinear
+from vllm.layers.linear_method import LinearMethod
 from vllm.layers.sharding import Shard, WeightSlot
 from vllm.layers.state import StateShape
 from vllm.ops.gated_rms_norm import gated_rms_norm
+from vllm.ops.head_linear import PackedHeads, head_linear, pack_heads
+from vllm.ops.rms_norm import AddedNorm
 from vllm.ops.short_conv import short_conv_
 
 
@@ -61,7 +67,7 @@ class Decays(nn.Module):
 
 class GatedNorm(nn.Module):
     """RMSNorm of groups of `width` values, with a gate. `rows`: which weights the rank holds, where each value has
-    one of its own; None: all groups share theirs."""
+    one of its own; None: all groups share theirs. A group may be shared by several ranks."""
 
     def __init__(
         self, width: int, eps: float, rows: Shard | None = None, sigmoid: bool = False, gate_first: bool = False
@@ -70,6 +76,9 @@ class GatedNorm(nn.Module):
         self.width, self.eps, self.sigmoid, self.gate_first = width, eps, sigmoid, gate_first
         self._rows = Shard.whole(width) if rows is None else rows
         self.weight = nn.Parameter(torch.empty(len(self._rows.held)), requires_grad=False)
+        self._group, held = get_tp_group(), len(self._rows.held)
+        if held % width and width % held:
+            raise ValueError(f"the ranks' {held} values do not fit a norm's groups of {width}")
 
     def checkpoint_slots(self) -> dict[str, WeightSlot]:
         """Where the weight goes."""
@@ -77,7 +86,58 @@ class GatedNorm(nn.Module):
 
     def forward(self, x: Tensor, gate: Tensor) -> Tensor:
         """[T, C] and its gate [T, C] -> [T, C]."""
+        if len(self._rows.held) < self.width:
+            return self._of_part(x, gate)
         return gated_rms_norm(x, gate, self.weight, self.eps, self.width, self.sigmoid, self.gate_first)
+
+    def _of_part(self, x: Tensor, gate: Tensor) -> Tensor:
+        """`forward` where a group's squares are summed over ranks."""
+        factor = gate.float().sigmoid() if self.sigmoid else F.silu(gate.float())
+        wide = x.float() * factor if self.gate_first else x.float()
+        squares = wide.new_zeros(len(x), self._rows.size // self.width)
+        own = self._rows.held.start // self.width
+        squares[:, own] = wide.square().sum(1)
+        scale = torch.rsqrt(self._group.all_reduce(squares)[:, own, None] / self.width + self.eps)
+        normed = wide * scale * self.weight.float()
+        return (normed if self.gate_first else normed * factor).to(x.dtype)
+
+
+class HeadLinear(ColumnParallelLinear):
+    """A product of each head's values with a matrix of its own, [T, H * inputs] -> [T, H * outputs]; heads are split
+    over the ranks."""
+
+    takes_adapters = False
+    packed_heads: PackedHeads
+
+    def __init__(self, heads: int, inputs: int, outputs: int, name: str) -> None:
+        super().__init__(inputs, heads * outputs, False, name)
+        self.width, self.height = inputs, outputs
+
+    def forward(self, x: Tensor, norm: AddedNorm | None = None) -> Tensor:
+        return head_linear(x.unflatten(1, (-1, self.width)), self.packed_heads).flatten(1)
+
+    def process_weights_after_loading(self, method: LinearMethod = UNQUANTIZED, gated: bool = False) -> None:
+        """Pack the loaded weight by head, whatever the method."""
+        assert self.weight is not None
+        weight = self.weight.data
+        for quantized in self._quantized.values():
+            weight = quantized.dequantize().to(self._empty)
+        self._quantized.clear()
+        self.packed_heads = pack_heads(weight.unflatten(0, (-1, self.height)))
+        self.weight = None
+
+    def begin_update(self) -> bool:
+        """See LinearBase."""
+        self.weight = nn.Parameter(self._empty.new_empty(self._shape), requires_grad=False)
+        return True
+
+    @property
+    def is_plain(self) -> bool:
+        return False
+
+    @property
+    def keeps_values(self) -> bool:
+        return False
 
 
 def heads_of(shard: Shard, width: int) -> Shard:

@@ -9,53 +9,14 @@ from torch import Tensor, nn
 from vllm.attention.backend import AttentionMetadata, KVCache
 from vllm.distributed.parallel_state import get_tp_group
 from vllm.layers.activation import get_inplace_act_fn
-from vllm.layers.linear import UNQUANTIZED, ColumnParallelLinear, RowParallelLinear, StackedLinear
-from vllm.layers.linear_method import LinearMethod
+from vllm.layers.linear import RowParallelLinear, StackedLinear
 from vllm.layers.sharding import Shard, WeightSlot
 from vllm.layers.state import StateLayer, StateShape
-from vllm.models.spec import RgLruSpec
-from vllm.models.states.parts import step_rows
+from vllm.models.states.parts import HeadLinear, step_rows
+from vllm.models.states.specs import RgLruSpec
 from vllm.ops.gated_recurrence import gated_recurrence_
-from vllm.ops.head_linear import PackedHeads, head_linear, pack_heads
 from vllm.ops.rms_norm import AddedNorm
 from vllm.ops.short_conv import short_conv_
-
-
-class _HeadGates(ColumnParallelLinear):
-    """A product of each head's values with a matrix of its own, [T, H * W] -> [T, H * W]."""
-
-    takes_adapters = False
-    packed_heads: PackedHeads
-
-    def __init__(self, heads: int, width: int, name: str) -> None:
-        super().__init__(width, heads * width, False, name)
-        self.width = width
-
-    def forward(self, x: Tensor, norm: AddedNorm | None = None) -> Tensor:
-        return head_linear(x.unflatten(1, (-1, self.width)), self.packed_heads).flatten(1)
-
-    def process_weights_after_loading(self, method: LinearMethod = UNQUANTIZED, gated: bool = False) -> None:
-        """Pack the loaded weight by head, whatever the method."""
-        assert self.weight is not None
-        weight = self.weight.data
-        for quantized in self._quantized.values():
-            weight = quantized.dequantize().to(self._empty)
-        self._quantized.clear()
-        self.packed_heads = pack_heads(weight.unflatten(0, (-1, self.width)))
-        self.weight = None
-
-    def begin_update(self) -> bool:
-        """See LinearBase."""
-        self.weight = nn.Parameter(self._empty.new_empty(self._shape), requires_grad=False)
-        return True
-
-    @property
-    def is_plain(self) -> bool:
-        return False
-
-    @property
-    def keeps_values(self) -> bool:
-        return False
 
 
 class RgLru(StateLayer):
@@ -71,8 +32,8 @@ class RgLru(StateLayer):
         self.act_fn = get_inplace_act_fn(spec.activation)
         self.conv_weight = nn.Parameter(torch.empty(spec.kernel_size, count), requires_grad=False)
         self.conv_bias = nn.Parameter(torch.empty(count), requires_grad=False)
-        self.input_gate = _HeadGates(spec.heads, spec.width, "input_gate")
-        self.recurrent_gate = _HeadGates(spec.heads, spec.width, "recurrent_gate")
+        self.input_gate = HeadLinear(spec.heads, spec.width, spec.width, "input_gate")
+        self.recurrent_gate = HeadLinear(spec.heads, spec.width, spec.width, "recurrent_gate")
         # Biases of both gates, then the rate.
         self.numbers = nn.Parameter(torch.empty(3, count, dtype=torch.float32), requires_grad=False)
         self.out_proj = RowParallelLinear(channels.size, hidden_size, True, "linear_out")

@@ -10,7 +10,7 @@ from vllm.distributed.parallel_state import get_tp_group
 from vllm.layers.linear import RowParallelLinear, StackedLinear
 from vllm.layers.sharding import Shard, WeightSlot
 from vllm.layers.state import StateLayer, StateShape
-from vllm.models.spec import ShortConvSpec
+from vllm.models.states.specs import ShortConvSpec
 from vllm.ops.rms_norm import AddedNorm
 from vllm.ops.short_conv import gated_short_conv_
 

@@ -33,8 +33,10 @@ def selective_scan_(
     if not len(state_slots):
         return out
     size_block = triton.next_power_of_2(size)
-    block = max(1, min(_STATE // size_block, triton.next_power_of_2(channels)))
-    _selective_scan_kernel[(len(state_slots), triton.cdiv(channels, block))](
+    groups = b.shape[1] // size
+    width = channels // groups
+    block = max(1, min(_STATE // size_block, triton.next_power_of_2(width)))
+    _selective_scan_kernel[(len(state_slots), triton.cdiv(width, block), groups)](
         x,
         x.stride(0),
         dt,
@@ -55,6 +57,7 @@ def selective_scan_(
         seq_lens,
         out,
         channels,
+        width,
         SIZE=size,
         SIZE_BLOCK=size_block,
         BLOCK=block,
@@ -68,9 +71,9 @@ def _selective_scan_kernel(
     x_stride,
     dt_ptr,  # [T, C]
     dt_stride,
-    b_ptr,  # [T, N]
+    b_ptr,  # [T, G * N]
     b_stride,
-    c_ptr,  # [T, N]
+    c_ptr,  # [T, G * N]
     c_stride,
     gate_ptr,  # [T, C], or None
     gate_stride,
@@ -84,17 +87,20 @@ def _selective_scan_kernel(
     lengths_ptr,  # [R]
     out_ptr,  # [T, C]
     channels,
+    width,
     SIZE: tl.constexpr,
     SIZE_BLOCK: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
     first, last, before, slot = row_of(slots_ptr, starts_ptr, lengths_ptr, tl.program_id(0), slot_stride)
     i = tl.arange(0, SIZE_BLOCK)
-    j = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    group = tl.program_id(2)
+    of_group = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    j = group * width + of_group
     is_key = i < SIZE
     # A sequence that begins has nothing before it.
     is_kept = i < tl.where(before > 0, SIZE, 0)
-    is_channel = j < channels
+    is_channel = of_group < width
     inside = is_key[:, None] & is_channel[None, :]
     at = i[:, None] * channels + j[None, :]
     state = tl.load(pool_ptr + slot + at, mask=inside & is_kept[:, None], other=0.0)
@@ -106,8 +112,8 @@ def _selective_scan_kernel(
         if bias_ptr is not None:
             step += tl.load(bias_ptr + j, mask=is_channel, other=0.0)
         step = softplus(step)
-        b = tl.load(b_ptr + token * b_stride + i, mask=is_key, other=0.0).to(tl.float32)
-        c = tl.load(c_ptr + token * c_stride + i, mask=is_key, other=0.0).to(tl.float32)
+        b = tl.load(b_ptr + token * b_stride + group * SIZE + i, mask=is_key, other=0.0).to(tl.float32)
+        c = tl.load(c_ptr + token * c_stride + group * SIZE + i, mask=is_key, other=0.0).to(tl.float32)
         state = state * tl.exp(-step[None, :] * rate) + (step * x)[None, :] * b[:, None]
         result = tl.sum(state * c[:, None], axis=0) + skip * x
         if gate_ptr is not None:

@@ -18,10 +18,10 @@ def row_of(slots_ptr, starts_ptr, lengths_ptr, row, slot_stride):
 
 @triton.jit
 def softplus(x):
-    """ln(1 + e^x), by a series where 1 + e^-|x| would lose digits."""
+    """ln(1 + e^x), by a series where 1 + e^-|x| would lose digits; elsewhere by a factor for those that are lost."""
     e = tl.exp(-tl.abs(x))
     series = e * (1.0 + e * (-0.5 + e * (1.0 / 3.0)))
-    return tl.maximum(x, 0.0) + tl.where(e < 0.004, series, tl.log(1.0 + e))
+    return tl.maximum(x, 0.0) + tl.where(e < 0.004, series, tl.log(1.0 + e) * (e / ((1.0 + e) - 1.0)))
 
 
 @triton.jit
