@@ -26,7 +26,7 @@ ORDER = """
     parser
     v1.engine engine v1.metrics
     v1.executor v1.worker v1.sample v1.core v1
-    lora.manager lora.modules lora.adapter
+    lora.manager lora.changes lora.modules lora.adapter
     loader models layers quantization
     attention distributed ops
     tokenizers tracing config outputs pooling_outputs inputs pooling_params sampling_params params lora logprobs
@@ -39,6 +39,7 @@ LISTS = {
     "tool_parsers": "a format",
     "ops": "an operation",
     "ops/triton": "an operation's kernel",
+    "models/mixtures": "a family of models",
     "models/dense": "a family of models",
 }
 
