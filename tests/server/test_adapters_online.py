@@ -16,7 +16,7 @@ from vllm import SamplingParams
 from vllm.exceptions import VLLMValidationError
 from vllm.lora.request import LoRARequest
 from vllm.lora.resolver import LoRAResolver, LoRAResolverRegistry
-from vllm.server.adapters import LoRAModulePath, parse_modules
+from vllm.server.lora_modules import LoRAModulePath, parse_modules
 from vllm.utils.device import usable_cores
 
 PROMPT = "the cat sat on the mat"
