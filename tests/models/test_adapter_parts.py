@@ -1,4 +1,4 @@
-"""What an adapter may hold beside products of linears: embeddings, the head, magnitudes (DoRA), biases, whole weights."""
+"""What an adapter may hold beside products of linears: embeddings, the head, DoRA, biases, whole weights."""
 
 from __future__ import annotations
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from vllm.config import SpeculativeConfig, VllmConfig
+from vllm.config.cache import Window
 from vllm.v1.worker.gpu.spec_decode.drafter import Drafter
 from vllm.v1.worker.gpu.spec_decode.speculator import Speculator
 from vllm.v1.worker.gpu.states import BlockTables, RequestStates
@@ -12,7 +13,7 @@ _LARGEST_COST = 0.4
 
 
 def make_speculator(
-    config: VllmConfig, states: RequestStates, tables: BlockTables, window: int | None = None
+    config: VllmConfig, states: RequestStates, tables: BlockTables, window: Window = None
 ) -> Speculator | None:
     """None: nothing is drafted. `tables` and `window` are the first KV group's. ValueError: a draft model cannot be
     used, or cannot be used with this target."""
