@@ -6,10 +6,10 @@
 decode   64 requests of 64 fresh tokens generate 64 tokens each, greedily
 score    256 requests of 128 fresh tokens, a logprob of one token each
 
-With adapters, request i has adapter i mod 8: random ones of rank 16 on every linear of the blocks. `plain` is our engine
-without enable_lora. Each engine is a process of its own; they take turns, in alternating order. A share is of the rates
-of one repeat, adapters over none; the table has medians. On a busy machine the shares of processor time are the ones to go
-by. peft is timed by the first repeat only: it runs requests by adapter through transformers' generate.
+With adapters, request i has adapter i mod 8: random ones of rank 16 on every linear of the blocks. `plain` is ours
+without enable_lora. Each engine is a process of its own; they take turns, in alternating order. A share is of the
+rates of one repeat, adapters over none; the table has medians. On a busy machine the shares of processor time are the
+ones to go by. peft is timed by the first repeat only: it runs requests by adapter through transformers' generate.
 The last line of stdout is JSON.
 """
 

@@ -16,6 +16,7 @@ from gpu.attention_checks import attention_checks
 from gpu.setting import Case, Setting, make_row
 from gpu.timing import time_in_turns
 from vllm.ops._dispatch import force
+from vllm.ops.add_lora import add_lora_, grouped_ranks
 from vllm.ops.count_above import count_above
 from vllm.ops.experts import ExpertActivation, PackedExperts, experts
 from vllm.ops.fill_token_ids import fill_logprob_token_ids
@@ -66,6 +67,7 @@ def _all_checks(setting: Setting) -> Iterator[tuple[str, Callable[[], dict[str, 
         for model, shape in setting.sizes.models.items():
             yield f"rms_norm {model} {name}", lambda dtype=dtype, shape=shape: _rms_norm(setting, shape, dtype)
             yield f"gate_and_mul {model} {name}", lambda dtype=dtype, shape=shape: _gate_and_mul(setting, shape, dtype)
+        yield f"add_lora {name}", lambda dtype=dtype: _add_lora(setting, dtype)
         yield f"rotary {name}", lambda dtype=dtype: _rotary(setting, dtype)
     yield "gumbel_sample", lambda: _gumbel_sample(setting)
     yield "keep_top_p", lambda: _keep_top_p(setting)
@@ -166,6 +168,27 @@ def _gate_and_mul(setting: Setting, shape: ModelShape, dtype: torch.dtype) -> No
     gate, up = x.double().chunk(2, dim=1)
     for name, activation in ACTIVATIONS.items():
         assert_accurate("triton", gate_and_mul(x, name), activation(gate) * up)
+
+
+def _add_lora(setting: Setting, dtype: torch.dtype) -> None:
+    """Three adapters of rank 16 on rows in turn, every fourth row without one."""
+    make, shape, rows = _Inputs(setting), setting.sizes.shape, setting.sizes.reading_rows
+    width, rank = shape.hidden_size, 16
+    x, out = make.normal(rows, width, dtype=dtype), make.normal(rows, width, dtype=dtype)
+    a, b = make.normal(3, rank, width, dtype=dtype, scale=0.1), make.normal(3, rank, width, dtype=dtype, scale=0.1)
+    adapters = torch.arange(rows, device=x.device) % 4
+    order, counts = adapters.argsort(stable=True), torch.bincount(adapters, minlength=4)[:3]
+    inner = torch.einsum("tk,lrk->tlr", x.double(), a.double())
+    products = torch.einsum("tlr,lrn->tln", inner, b.double())
+    wanted = out.double()
+    for adapter in range(3):
+        wanted[adapters == adapter] += 0.5 * products[adapters == adapter, adapter]
+    starts = torch.nn.functional.pad(counts.cumsum(0), (1, 0)).int()
+    ranks = torch.full((3, 1), rank, dtype=torch.int32, device=x.device)
+    borders = torch.tensor([0, width], dtype=torch.int32, device=x.device)
+    wide = torch.stack([grouped_ranks(each, 1) for each in a])
+    add_lora_(out, x, order.int(), starts, wide, b, ranks, torch.full_like(ranks, 0.5, dtype=torch.float32), borders)
+    assert_accurate("triton", out, wanted)
 
 
 def _rotary(setting: Setting, dtype: torch.dtype) -> None:
