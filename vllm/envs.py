@@ -142,6 +142,11 @@ def attention_backend() -> str | None:
     return os.environ.get("VLLM_ATTENTION_BACKEND") or None
 
 
+def rounding() -> str:
+    """VLLM_ROUNDING: what the engine's `rounding` of "auto" is; "vllm" when unset."""
+    return os.environ.get("VLLM_ROUNDING") or "vllm"
+
+
 def _positive(name: str, unit: str) -> float | None:
     text = os.environ.get(name)
     if not text:

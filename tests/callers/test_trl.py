@@ -1,6 +1,7 @@
 """trl: GRPO with the engine in the trainer's process, and its client of the server that it starts.
 
-Its server cannot be given weights here: trl sends them over NCCL, and refuses to where there is no GPU.
+Its server cannot be given weights here: trl sends them over NCCL, and refuses to where there is no GPU
+(`test_trl_refuses_to_train_over_a_server_without_a_gpu`).
 """
 
 from __future__ import annotations
@@ -42,37 +43,44 @@ def environment() -> Iterator[None]:
             os.environ[name] = value
 
 
-def trainer_of(folder: Path, output: Path, **options: Any) -> Any:
-    """A trainer whose reward is how often a letter stands in the answer: two steps of four answers."""
+def trainer_of(
+    folder: Path, output: Path, prompts: list[str] = PROMPTS, peft_config: Any = None, **options: Any
+) -> Any:
+    """A trainer whose reward is the share of even ids in the answer: two steps of four answers."""
     from datasets import Dataset
 
-    config = trl.GRPOConfig(
-        output_dir=str(output),
-        use_vllm=True,
-        vllm_mode="colocate",
-        use_cpu=True,
-        bf16=False,
-        gradient_checkpointing=False,
-        model_init_kwargs={"dtype": "float32"},
-        per_device_train_batch_size=4,
-        num_generations=4,
-        max_completion_length=12,
-        max_steps=2,
-        learning_rate=1e-2,
-        lr_scheduler_type="constant",
-        logging_steps=1,
-        save_strategy="no",
-        report_to=[],
-        disable_tqdm=True,
-        seed=1,
-        **options,
-    )
+    usual = {
+        "use_vllm": True,
+        "vllm_mode": "colocate",
+        "use_cpu": True,
+        "bf16": False,
+        "gradient_checkpointing": False,
+        "model_init_kwargs": {"dtype": "float32"},
+        "per_device_train_batch_size": 4,
+        "num_generations": 4,
+        "max_completion_length": 8,
+        "max_steps": 2,
+        "learning_rate": 1e-2,
+        "lr_scheduler_type": "constant",
+        "logging_steps": 1,
+        "save_strategy": "no",
+        "report_to": [],
+        "disable_tqdm": True,
+        "seed": 1,
+    }
     return trl.GRPOTrainer(
         model=str(folder),
-        reward_funcs=lambda completions, **_: [float(len(set(text))) for text in completions],
-        args=config,
-        train_dataset=Dataset.from_list([{"prompt": prompt} for prompt in PROMPTS]),
+        reward_funcs=lambda completion_ids, **_: [
+            sum(token % 2 == 0 for token in ids) / len(ids) for ids in completion_ids
+        ],
+        args=trl.GRPOConfig(output_dir=str(output), **{**usual, **options}),
+        train_dataset=Dataset.from_list([{"prompt": prompt} for prompt in prompts]),
+        peft_config=peft_config,
     )
+
+
+def steps_of(trainer: Any) -> list[dict[str, float]]:
+    return [row for row in trainer.state.log_history if "loss" in row]
 
 
 def readings(llm: Any) -> list[float]:
@@ -100,7 +108,7 @@ def test_grpo_trains_and_the_engine_follows(tiny_model: Path, tmp_path: Path, sl
         assert readings(llm) == pytest.approx(before, abs=TOLERANCE)
     trainer.train()
 
-    steps = [row for row in trainer.state.log_history if "loss" in row]
+    steps = steps_of(trainer)
     assert len(steps) == 2
     for row in steps:  # the engine sampled with the weights that the step trains
         assert row["sampling/sampling_logp_difference/max"] < TOLERANCE
@@ -112,6 +120,56 @@ def test_grpo_trains_and_the_engine_follows(tiny_model: Path, tmp_path: Path, sl
     after = readings(llm)
     assert after == pytest.approx(reference_readings(trainer.model), abs=TOLERANCE)
     assert max(abs(new - old) for new, old in zip(after, before, strict=True)) > 100 * TOLERANCE
+
+
+@pytest.mark.usefixtures("environment")
+@pytest.mark.parametrize("with_adapter", [False, True], ids=["all weights", "an adapter"])
+def test_the_reward_rises(tiny_model: Path, tmp_path: Path, with_adapter: bool) -> None:
+    options: dict[str, Any] = {"vllm_enable_sleep_mode": True}
+    if with_adapter:
+        peft = pytest.importorskip("peft")
+        # Targets of all sizes: the adapter is merged for the engine, and taken out again.
+        options = {
+            "peft_config": peft.LoraConfig(r=16, lora_alpha=64, target_modules="all-linear"),
+            "learning_rate": 0.1,
+        }
+    sizes = {"per_device_train_batch_size": 16, "num_generations": 8, "max_steps": 30}
+    trainer = trainer_of(tiny_model, tmp_path, **sizes, **options)
+    trainer.train()
+    steps = steps_of(trainer)
+    assert len(steps) == 30
+    # Half of the ids are even.
+    assert sum(row["reward"] for row in steps[:5]) / 5 < 0.6
+    assert sum(row["reward"] for row in steps[-5:]) / 5 > (0.65 if with_adapter else 0.8)
+    # What is merged into weights, and taken out of them later, rounds them each time.
+    tolerance = TOLERANCE * (5 if with_adapter else 1)
+    assert all(row["sampling/sampling_logp_difference/max"] < tolerance for row in steps)
+
+
+# Of 7 tokens each: a batch that trl pads on the left moves the positions of its own forward.
+EVEN_PROMPTS = ["abcdefg", "hijklmn", "bcdfghj"]
+
+
+@pytest.mark.usefixtures("environment")
+@pytest.mark.parametrize("rounding", ["vllm", "autocast"])
+def test_a_trainer_under_autocast_and_the_engines_rounding(
+    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rounding: str
+) -> None:
+    monkeypatch.setenv("VLLM_ROUNDING", rounding)
+    trainer = trainer_of(
+        tiny_model,
+        tmp_path,
+        EVEN_PROMPTS,
+        bf16=True,
+        model_init_kwargs={"dtype": "float32", "attn_implementation": "eager"},
+        vllm_model_impl="transformers",
+        per_device_train_batch_size=8,
+        max_steps=5,
+    )
+    trainer.train()
+    # Of 5 steps the third: PyTorch may add the few products of so small a model in another order once in a while.
+    middle = sorted(row["sampling/sampling_logp_difference/max"] for row in steps_of(trainer))[2]
+    assert middle < 1e-5 if rounding == "autocast" else middle > 1e-3
 
 
 @pytest.fixture(scope="module")
@@ -181,6 +239,13 @@ def test_server_reads_sequences(client: Any, reference: Any) -> None:
     assert listed
     assert all(got == pytest.approx(want, abs=TOLERANCE) for got, want in listed)
     assert all(len(row) == 100 and row == sorted(row, reverse=True) for row in answer["logprobs"][0])
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="trl sends weights from a GPU")
+@pytest.mark.usefixtures("environment")
+def test_trl_refuses_to_train_over_a_server_without_a_gpu(client: Any, tiny_model: Path, tmp_path: Path) -> None:
+    with pytest.raises(NotImplementedError, match="NCCL weight-transfer engine, which needs a CUDA device"):
+        trainer_of(tiny_model, tmp_path, vllm_mode="server", vllm_server_base_url=client.base_url)
 
 
 def test_server_tells_the_trainer_what_it_asks(client: Any) -> None:

@@ -95,6 +95,7 @@ def test_new_weights_are_a_trainers_too(tmp_path: Path) -> None:
         ("transformers", {"model_impl": "auto"}, "model_impl='transformers'"),
         ("transformers", {"quantization": "int8"}, "an unquantised checkpoint"),
         ("transformers", {"kv_cache_dtype": "fp8"}, "kv_cache_dtype='auto'"),
+        ("transformers", {"enable_lora": True}, "enable_lora=False"),
         ("autocast", {"dtype": "bfloat16"}, "dtype='float32'"),
     ],
 )

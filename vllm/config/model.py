@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from vllm import envs
 from vllm.config.checkpoint.late_interaction import LateInteraction
 from vllm.config.checkpoint.sentence_transformers import SentencePooling
 from vllm.config.checks import at_least, one_of
@@ -45,7 +46,7 @@ class ModelConfig:
         model_impl: whose code runs the model: "vllm" (ours, or a registered one), "transformers" (transformers' module
             with our attention, linears and head) or "auto": ours where there is one, else transformers'.
         rounding: "vllm"; "transformers": activations and logits are rounded to `dtype` wherever its modules do;
-            "autocast": wherever these do under torch.autocast with bfloat16.
+            "autocast": wherever these do under torch.autocast with bfloat16. "auto" becomes VLLM_ROUNDING's value.
         load_format: "auto" loads the folder's weights, "dummy" makes random ones up.
         max_model_len: longest prompt plus output, in tokens.
         max_logprobs: cap on `logprobs`; -1 = the vocabulary.
@@ -82,7 +83,7 @@ class ModelConfig:
     quantization: str | None = None
     load_format: str = "auto"
     model_impl: str = "auto"
-    rounding: str = "vllm"
+    rounding: str = "auto"
     logits_processors: tuple[type, ...] = ()
     max_seq_len_to_capture: int | None = None
     attention_backend: str = "auto"
@@ -102,6 +103,8 @@ class ModelConfig:
         one_of("logprobs_mode", self.logprobs_mode, LOGPROBS_MODES)
         one_of("load_format", self.load_format, LOAD_FORMATS)
         one_of("tokenizer_mode", self.tokenizer_mode, ("auto", "slow"))
+        if self.rounding == "auto":
+            object.__setattr__(self, "rounding", envs.rounding())
         one_of("rounding", self.rounding, ("vllm", "transformers", "autocast"))
         one_of("attention_backend", self.attention_backend, ATTENTION_BACKENDS)
         at_least("max_model_len", self.max_model_len, 1)

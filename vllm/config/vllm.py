@@ -68,6 +68,7 @@ class VllmConfig:
             (model.runner_type == "pooling", "runner='generate'"),
             (model.quantization is not None, "an unquantised checkpoint and no quantization"),
             (self.kv_cache_dtype != model.dtype, "kv_cache_dtype='auto'"),
+            (self.lora_config is not None, "enable_lora=False"),
             (self.device_config.device != "cpu", "device='cpu'"),
             (self.parallel_config.tensor_parallel_size > 1, "tensor_parallel_size=1"),
             (model.rounding == "autocast" and model.dtype != "float32", "dtype='float32'"),

@@ -17,10 +17,10 @@ class ComputingArgs:
         "whose code runs the model: vllm's, transformers', or, with auto, vllm's where it has the architecture",
         to="model_config",
     )
-    rounding: Literal["vllm", "transformers", "autocast"] = arg(
-        "vllm",
+    rounding: Literal["auto", "vllm", "transformers", "autocast"] = arg(
+        "auto",
         "where values are rounded to half precision; transformers: wherever its modules with eager attention do; "
         "autocast: wherever these do under torch.autocast with bfloat16, of float32 weights. Slow, and of "
-        "model_impl=transformers alone",
+        "model_impl=transformers alone; auto: VLLM_ROUNDING, else vllm",
         to="model_config",
     )

@@ -18,6 +18,8 @@ from vllm.ops.rms_norm import AddedNorm
 
 # Of float32 numbers: PyTorch adds those of a softmax that fill none in another order.
 _VECTOR = 16
+# PyTorch adds in another order in products of a single row, or of few numbers, which a trainer's forward has none of.
+_FEWEST_ROWS = 16
 
 
 def _pack(weight: Tensor, bias: Tensor | None, float_out: bool = False, gated: bool = False) -> PackedLinear:
@@ -27,10 +29,10 @@ def _pack(weight: Tensor, bias: Tensor | None, float_out: bool = False, gated: b
 def _apply(x: Tensor, packed: PackedLinear, float_out: bool = False, norm: AddedNorm | None = None) -> Tensor:
     """In x's dtype, logits too."""
     x = x if norm is None else norm(x)
-    if x.shape[0] > 1:
-        return F.linear(x, packed.weight, packed.bias)
-    # PyTorch may add in another order in the product of a single row, which a trainer's forward has none of.
-    return F.linear(torch.cat((x, x)), packed.weight, packed.bias)[:1]
+    count = x.shape[0]
+    if 0 < count < _FEWEST_ROWS:
+        x = torch.cat((x, x[-1:].expand(_FEWEST_ROWS - count, -1)))
+    return F.linear(x, packed.weight, packed.bias)[:count]
 
 
 PRODUCTS = LinearMethod(_pack, _apply, take_packed_rows)
@@ -71,8 +73,11 @@ class EagerLayer(PagedLayer):
             seen_keys = _gather(keys, blocks, first, seq_len)[..., : self.call.key_dim]
             seen_values = _gather(values, blocks, first, seq_len)[..., : self.call.value_dim]
             mask = _mask(count, seq_len, self.call.window, query.dtype)
-            if count == 1:
-                own, mask = own.expand(-1, -1, 2, -1), mask.expand(-1, -1, 2, -1)
+            if count < _FEWEST_ROWS:
+                # More of the last one's.
+                more = -1, -1, _FEWEST_ROWS - count, -1
+                own = torch.cat((own, own[:, :, -1:].expand(*more)), dim=2)
+                mask = torch.cat((mask, mask[:, :, -1:].expand(*more)), dim=2)
             attended, _ = function(module, own, seen_keys, seen_values, mask, **arguments)
             out.append(attended[:, :count])
         return torch.cat(out, dim=1)

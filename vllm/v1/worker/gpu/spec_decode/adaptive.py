@@ -9,16 +9,21 @@ from vllm.v1.worker.gpu.spec_decode.drafter import Drafter
 from vllm.v1.worker.gpu.spec_decode.ngram import NO_DRAFT
 from vllm.v1.worker.gpu.states import RequestStates
 
-# Rows of a step at which it takes twice the time of one row: reading the weights, and computing with them.
-_ROWS_TO_FILL = {"cpu": 12}
-_ROWS_TO_FILL_ELSEWHERE = 128
-# What a step with drafts costs beyond its rows, as a share of the step.
-_OVERHEAD = 0.04
+# Rows of a step that take as long to compute as the weights take to read.
+_FREE_ROWS = {"cpu": 8}
+_FREE_ROWS_ELSEWHERE = 128
+# What drafts are to bring at least, as a share of the tokens: they cost something beyond their rows.
+_LEAST_GAIN = 0.04
 # Drafts some time ago count for less: a text that did not copy may begin to.
 _DECAY = 0.75
 # What a request is taken to have drafted before it did: half of it right.
 _PRIOR_RIGHT, _PRIOR_ENDED = 0.5, 0.5
 _FIRST_WAIT, _LONGEST_WAIT = 8, 64
+# Of a text that copies: nothing is tried where that would not pay.
+_BEST_CHANCE = 0.97
+# Of which drafts are cut to those tokens that are right with at least this probability, the one that yields most is
+# taken.
+_LEAST_CHANCES = np.array([0.02, 0.05, 0.1, 0.2, 0.35, 0.5, 0.65, 0.8, 0.9, 0.95])[:, None]
 
 
 class AdaptiveDrafter:
@@ -26,9 +31,9 @@ class AdaptiveDrafter:
     right. A request whose drafts do not pay has none for a number of steps, twice as many each time that one then fails
     again. Times are not measured, so that ranks agree and a run can be repeated: costs are those of a device's kind.
 
-    A step with n requests yields n tokens; with c rows to fill the device, each further row costs n / (n + c) of a
-    token's time, and drafting a token `token_cost`, which is its share of a step's time. A draft of k tokens, each
-    right with probability p if those before it are, yields p + p^2 .. + p^k.
+    A step of n rows takes the time sqrt(c^2 + n^2), with c rows that are as good as free, and drafting a token
+    `token_cost` of a step. A draft of k tokens, each right with probability p if those before it are, yields
+    p + p^2 .. + p^k. What is maximised is the step's tokens over its time.
     """
 
     def __init__(
@@ -42,7 +47,7 @@ class AdaptiveDrafter:
         self.drafter = drafter
         self._token_cost = token_cost
         self._config = config
-        self._rows_to_fill = _ROWS_TO_FILL.get(device, _ROWS_TO_FILL_ELSEWHERE)
+        self._free_rows = _FREE_ROWS.get(device, _FREE_ROWS_ELSEWHERE)
         self._step = 0
         self._right = np.zeros(max_num_reqs)  # [S], drafted tokens that were right, the older ones for less
         self._ended = np.zeros(max_num_reqs)  # [S], drafts that ended in a wrong token, likewise
@@ -61,8 +66,8 @@ class AdaptiveDrafter:
         """See Drafter."""
         self._right[slots] = self._right[slots] * _DECAY + accepted
         self._ended[slots] = self._ended[slots] * _DECAY + (accepted < drafted)
-        longer = np.minimum(self._wait[slots] * 2, _LONGEST_WAIT)
-        self._wait[slots] = np.where(accepted > 0, _FIRST_WAIT, longer)
+        longer = np.clip(self._wait[slots] * 2, _FIRST_WAIT, _LONGEST_WAIT)
+        self._wait[slots] = np.where(accepted > 0, np.where(accepted == drafted, 1, _FIRST_WAIT), longer)
         self.drafter.observe(slots, drafted, accepted)
 
     def propose(self, slots: np.ndarray, states: RequestStates, room: np.ndarray) -> list[np.ndarray]:
@@ -70,18 +75,30 @@ class AdaptiveDrafter:
         self._step += 1
         num_reqs = len(slots)
         most = np.minimum(room, self._config.tokens_at(num_reqs))
-        row_cost = num_reqs / (num_reqs + self._rows_to_fill) + self._token_cost
         chance = self._chance(slots)
-        wanted = np.minimum(_tokens_that_pay(chance, row_cost), most)
-        wanted[_gain(chance, wanted, row_cost) <= _OVERHEAD] = 0
-        tries = (wanted == 0) & (self._step % self._wait[slots] == 0)
-        wanted[tries] = np.minimum(most[tries], 1 if row_cost > 0.25 else 2)
+        choices = np.minimum(np.floor(np.log(_LEAST_CHANCES) / np.log(chance)), most)
+        gains = self._gain(chance, choices)
+        best = int(gains.argmax())
+        wanted = choices[best].astype(np.int64) if gains[best] > _LEAST_GAIN else np.zeros(num_reqs, dtype=np.int64)
+        tries = np.flatnonzero((wanted == 0) & (most > 0) & (self._step % self._wait[slots] == 0))
+        if len(tries) and self._gain(np.full(num_reqs, _BEST_CHANCE), most[None])[0] > _LEAST_GAIN:
+            # A few at a time, others at another time.
+            tries = np.roll(tries, self._step // _FIRST_WAIT)[: 1 + num_reqs // 8]
+            wanted[tries] = np.minimum(most[tries], 2 if num_reqs < self._free_rows else 1)
+            return self._drafts(slots, states, wanted)
         drafts = self._drafts(slots, states, wanted)
-        if tries.any():
-            return drafts
         lengths = np.fromiter(map(len, drafts), np.int64, num_reqs)
-        is_worth_it = _gain(chance, lengths, row_cost).sum() > _OVERHEAD * num_reqs
+        is_worth_it = lengths.any() and self._gain(chance, lengths[None])[0] > _LEAST_GAIN
         return drafts if is_worth_it else [NO_DRAFT] * num_reqs
+
+    def _gain(self, chance: np.ndarray, num_tokens: np.ndarray) -> np.ndarray:
+        """float [C]: the step's tokens over its time, with drafts of `num_tokens`, int [C, R], above that without."""
+        num_reqs = len(chance)
+        right = (chance * (1 - chance**num_tokens) / (1 - chance)).sum(axis=1)
+        plain = np.hypot(self._free_rows, num_reqs)
+        seconds = np.hypot(self._free_rows, num_reqs + num_tokens.sum(axis=1)) / plain
+        seconds = seconds + self._token_cost * num_tokens.max(axis=1)
+        return (1 + right / num_reqs) / seconds - 1
 
     def _drafts(self, slots: np.ndarray, states: RequestStates, wanted: np.ndarray) -> list[np.ndarray]:
         """The drafter's, of those that are to have any."""
@@ -95,16 +112,5 @@ class AdaptiveDrafter:
 
     def _chance(self, slots: np.ndarray) -> np.ndarray:
         """float [R] in (0, 1): that a drafted token is right if those before it are."""
-        right = self._right[slots]
+        right = self._right[slots] + 0.01
         return right / (right + self._ended[slots] + 0.05)
-
-
-def _tokens_that_pay(chance: np.ndarray, row_cost: float) -> np.ndarray:
-    """int [R]: as long as the last token's chance of being reached and right is above a row's cost."""
-    num_tokens = np.floor(np.log(row_cost) / np.log(np.maximum(chance, 1e-6)))
-    return np.maximum(num_tokens, 0).astype(np.int64)
-
-
-def _gain(chance: np.ndarray, num_tokens: np.ndarray, row_cost: float) -> np.ndarray:
-    """Tokens that drafts are expected to yield, float [R], less what their rows cost."""
-    return chance * (1 - chance**num_tokens) / (1 - chance) - row_cost * num_tokens
