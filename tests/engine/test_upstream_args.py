@@ -172,7 +172,9 @@ def test_flags_of_a_callers_parser_stay_its_own():
     parser = FlexibleArgumentParser()
     parser.add_argument("--log-level", default="debug", choices=["debug"])
     args = AsyncEngineArgs.add_cli_args(parser).parse_args(["--model", "x", "--enable-log-requests", "-tp", "2"])
+    args.reasoning_parser = "qwen3"
     given = AsyncEngineArgs.from_cli_args(args)
+    assert given.reasoning_parser == "", "the server's flag"
     assert (args.log_level, given.enable_log_requests, given.tensor_parallel_size) == ("debug", True, 2)
     assert (
         not AsyncEngineArgs.add_cli_args(FlexibleArgumentParser(), async_args_only=True)

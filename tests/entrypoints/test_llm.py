@@ -17,6 +17,7 @@ from tiny_llm import is_empty, make_tiny_llm, make_tiny_model
 from vllm import LLM, SamplingParams, TokensPrompt
 from vllm.entrypoints.interrupts import InterruptsBetweenSteps
 from vllm.exceptions import VLLMValidationError
+from vllm.tool_parsers import ToolParserManager
 
 GREEDY = SamplingParams(temperature=0, max_tokens=4, ignore_eos=True)
 
@@ -328,3 +329,26 @@ class TestFinish:
             assert (completion.finish_reason, completion.stop_reason) == ("stop", stop)
             assert len(completion.token_ids) == where + 4
         assert is_empty(llm)
+
+
+def test_chat_renders_tools_and_calls_and_its_answers_are_parsed(llm):
+    template = (
+        "{% for tool in tools or [] %}{{ tool.function.name }}({{ tool.function.parameters.properties | join(',') }});"
+        "{% endfor %}{% for m in messages %}{{ m.role }}:{{ m.content or '' }}"
+        "{% for call in m.tool_calls or [] %}{{ call.function.arguments.city }}{% endfor %}|{% endfor %}"
+    )
+    parameters = {"type": "object", "properties": {"city": {"type": "string"}}}
+    tools = [{"type": "function", "function": {"name": "weather", "parameters": parameters}}]
+    call = {"id": "c", "type": "function", "function": {"name": "weather", "arguments": '{"city": "Oslo"}'}}
+    messages = [
+        {"role": "user", "content": "?"},
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "c", "content": "cold"},
+    ]
+    (output,) = llm.chat(messages, GREEDY, chat_template=template, tools=tools, use_tqdm=False)
+    assert output.prompt == "weather(city);user:?|assistant:Oslo|tool:cold|"
+    (plain,) = llm.chat(messages, GREEDY, chat_template=template, use_tqdm=False)
+    assert plain.prompt == output.prompt.removeprefix("weather(city);")
+    text = '<tool_call>{"name": "weather", "arguments": {"city": "Rome"}}</tool_call>'
+    found = ToolParserManager.get_tool_parser("hermes")(llm.get_tokenizer()).extract_tool_calls(text, None)
+    assert [each.function.arguments for each in found.tool_calls] == ['{"city": "Rome"}']

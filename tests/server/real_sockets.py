@@ -148,6 +148,14 @@ class RawClient:
                 return
             count -= line.startswith(b"data: ")
 
+    async def reads(self, part: bytes) -> bool:
+        """Read lines until one holds `part`; False: the answer has ended before."""
+        while (line := await self._reader.readline()) not in (b"", _DONE):
+            assert b"application/json" not in line, await self._reader.read(2000)
+            if part in line:
+                return True
+        return False
+
     async def read_rest(self) -> bytes:
         """The rest of a stream, in its chunks."""
         return await self._reader.readuntil(b"\r\n0\r\n\r\n")

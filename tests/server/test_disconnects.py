@@ -12,6 +12,8 @@ import logging
 
 import pytest
 from asgi import make_engine
+from byte_tokenizer import byte_ids
+from forced_tokens import ForcedTokens
 from gated_steps import Gate
 from real_sockets import EngineLoop, RawClient, SocketServer, listening
 from tiny_llm import make_tiny_model
@@ -40,7 +42,8 @@ def shared(tmp_path_factory):
     gate = Gate(tmp_path_factory.mktemp("gate") / "permits")
     gate.permit(1000)
     folder = make_tiny_model(tmp_path_factory.mktemp("tiny"))
-    loop = EngineLoop(make_engine(folder, max_model_len=256, max_num_seqs=2, logits_processors=[Gate.NAME]))
+    options = {"max_model_len": 256, "max_num_seqs": 2, "logits_processors": [Gate.NAME, ForcedTokens]}
+    loop = EngineLoop(make_engine(folder, **options))
     yield loop, gate
     gate.permit(1000)
     loop.close()
@@ -96,6 +99,37 @@ def test_leaving_a_stream_after_its_first_chunks(run, gate, path, body, way):
         await server.empty()
 
     run(work)
+
+
+CALL = '<tool_call>{"name": "look", "arguments": {"at": "' + "a" * 150
+TOOL = {"name": "look", "parameters": {"type": "object", "properties": {"at": {"type": "string"}}}}
+FORCED = {"vllm_xargs": {"forced": byte_ids(CALL)}, "stream": True}
+
+
+@WAYS
+@pytest.mark.parametrize(
+    ("path", "body", "begins"),
+    [
+        (CHAT, {**TALK, **FORCED, "tools": [{"type": "function", "function": TOOL}]}, b'"arguments"'),
+        ("/v1/responses", {**RESPONSE, **FORCED, "tools": [{"type": "function", **TOOL}]}, b"arguments.delta"),
+        (
+            "/v1/messages",
+            {**TALK, **FORCED, "tools": [{"name": "look", "input_schema": TOOL["parameters"]}]},
+            b"input_json_delta",
+        ),
+    ],
+)
+def test_leaving_in_the_middle_of_a_call(run, gate, path, body, begins, way):
+    async def work(server):
+        client = await RawClient.send(server.port, path, body)
+        gate.permit(len(byte_ids(CALL)) - 50)
+        assert await client.reads(begins), "the call has begun"
+        await way(client)
+        await noticed(server)
+        gate.permit(FEW)
+        await server.empty()
+
+    run(work, tool_call_parser="hermes")
 
 
 @WAYS

@@ -62,7 +62,8 @@ def find_tools() -> dict[str, str]:
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
     folder = make_tiny_model(tmp_path_factory.mktemp("page"), max_position_embeddings=65536)
     (folder / "template.jinja").write_text(TEMPLATE, encoding="utf-8")
-    with LiveServer(folder, "--api-key", KEY, "--chat-template", str(folder / "template.jinja")) as server:
+    flags = ["--chat-template", str(folder / "template.jinja"), "--tool-call-parser", "hermes"]
+    with LiveServer(folder, "--api-key", KEY, *flags) as server:
         yield server
 
 
@@ -292,6 +293,25 @@ def test_the_code_of_a_form_is_the_request(seen, server, monkeypatch):
             exec(compile(code.replace('os.environ["OPENAI_API_KEY"]', '"none"'), "shown", "exec"), {})
         sent = captured.pop()
         assert sent | sent.pop("extra_body") == whole(body)
+
+
+def test_tools_are_sent_as_they_are_written(seen, server, monkeypatch):
+    found = scenario(seen, "tools", server)
+    assert found["hidden"], "only chat has tools"
+    assert found["refused"]["focused"] == "tools" and "Not JSON" in found["refused"]["text"]
+    one, two, none = map(whole, found["log"]["bodies"])
+    (tool,) = one["tools"]
+    assert tool["type"] == "function" and tool["function"]["name"] == "weather", "a function is a tool"
+    assert two["tools"] == [tool, {**tool, "function": {**tool["function"], "name": "now"}}]
+    assert none == {name: value for name, value in one.items() if name != "tools"}
+    captured: list[dict[str, Any]] = []
+    monkeypatch.setitem(sys.modules, "openai", recording_sdk(captured))
+    with pytest.raises(RequestMade):
+        code = found["code"].replace(server.url, "http://127.0.0.1:1")
+        code = code.replace('os.environ["OPENAI_API_KEY"]', '"none"')
+        exec(compile(code, "shown", "exec"), {})
+    sent = captured.pop()
+    assert sent | sent.pop("extra_body") == one
 
 
 def test_documents_are_shown_by_their_scores(seen, server):

@@ -313,6 +313,40 @@ def test_after_a_broken_call_the_next_one_counts():
     assert (content, calls) == ('<tool_call>{"nam</tool_call>', [("now", {})])
 
 
+def test_a_broken_call_does_not_take_the_next_one():
+    begin, arguments, end = "<|tool_call_begin|>", "<|tool_call_argument_begin|>", "<|tool_call_end|>"
+    text = f'{begin}functions.f:0{arguments}{{"a": "b"{end}{begin}functions.g:1{arguments}{{}}{end}'
+    _, _, calls = parse(f"<|tool_calls_section_begin|>{text}<|tool_calls_section_end|>", "kimi_k2")
+    assert calls == [("f", '{"a": "b"'), ("g", {})]
+
+
+@pytest.mark.parametrize(
+    ("written", "arguments"),
+    [
+        ("tags={'a', 'b'}", {"tags": ["a", "b"]}),
+        ("month=07, day=-05", {"month": 7, "day": -5}),
+        ("at='07'", {"at": "07"}),
+        ("run='sed -n '3,4p' f'", {"run": "sed -n '3,4p' f"}),
+        ("run='print('a')', n=1", {"run": "print('a')", "n": 1}),
+        ('run="say "a, b" twice"', {"run": 'say "a, b" twice'}),
+        ("a=['it's', 'x'], b={'k': 'v'}", {"a": ["it's", "x"], "b": {"k": "v"}}),
+        ("run='a\0b'", {"run": "a\0b"}),
+        (r"run='\ud83d\ude00'", {"run": "\U0001f600"}),
+        ("a='x' , b='y',", {"a": "x", "b": "y"}),
+    ],
+)
+def test_python_that_is_none(written, arguments):
+    assert parse(f"[f({written})]", "pythonic") == (None, None, [("f", arguments)])
+    assert parse(f"[f({written}), g()]", "pythonic")[2] == [("f", arguments), ("g", {})]
+
+
+def test_calls_of_llama_in_a_text():
+    call = '{"name": "now", "parameters": {}}'
+    assert parse(f"Look: {call} Yes.", "llama3_json") == (None, "Look: Yes.", [("now", {})])
+    for text in ('Look: {"name": "Ann"} Yes.', '{"name": "Ann"}', 'a {"name"'):
+        assert parse(text, "llama3_json") == (None, text, [])
+
+
 @EACH
 def test_damaged_texts(name):
     """Whole and by characters they are the same, and nothing is raised."""

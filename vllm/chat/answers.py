@@ -110,6 +110,7 @@ class AnswerParser:
             self._foreign = _ForeignTools(self._tools, request, is_streamed)
         self._machine = Machine(self._read)
         self._parts: list[tuple[int, str]] = []  # (offset of its end, part), ascending
+        self._reasoning_end = 0  # offset behind its marker, once it is known
         self._is_finished = False
 
     def part_at(self, offset: int) -> str | None:
@@ -145,6 +146,7 @@ class AnswerParser:
             return
         if self._reasoning is not None:
             yield from self._reasoning.read_reasoning(reader, self._is_inside)
+            self._reasoning_end = reader.place
         if self._tools is not None and self._foreign is None:
             yield from self._tools.read(reader)
         elif self._reasoning is not None and self._foreign is None:
@@ -155,7 +157,10 @@ class AnswerParser:
     def _note_parts(self, events: Iterable[Event]) -> None:
         for event, place in zip(events, self._machine.places, strict=True):
             part = event.kind if isinstance(event, (Content, Reasoning)) else "tool_call"
-            last = self._parts[-1][1] if self._parts else part
+            end, last = self._parts[-1] if self._parts else (0, part)
+            if end < self._reasoning_end < place and part != "reasoning":
+                last = "reasoning"
+                self._parts.append((self._reasoning_end, last))
             if isinstance(event, Content) and last != "content":
                 # The marker before it ended the other part.
                 self._parts.append((place - len(event.text), last))

@@ -7,8 +7,9 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
+from vllm.chat.argument_forms import ArgumentForms
 from vllm.tokenizers.tokenizer import Tokenizer
-from vllm.tool_parsers.abstract_tool_parser import CallText
+from vllm.tool_parsers.abstract_tool_parser import ANY_NUMBER, ArgumentText, CallText
 from vllm.v1.structured_output.grammar import WHITE_SPACE, closed_schema, known_formats
 
 _FREE_TEXT = r"/(.|\n)*/"
@@ -73,23 +74,43 @@ class CallForms:
             first, before = (first.removeprefix(without), before) if first else ("", before.removeprefix(without))
         between = " ".join(part for part in (self._literal(text.separator), "call") if part)
         parts = [self._literal(first), "call", f"({between})*" if many else "", self._literal(text.last)]
+        after = "" if text.arguments is not None else self._literal(text.after)
         choice = " | ".join(f"call_{index}" for index in range(len(functions)))
         return [
             "calls: " + " ".join(part for part in parts if part),
-            "call: "
-            + " ".join(part for part in (self._literal(before), f"({choice})", self._literal(text.after)) if part),
+            "call: " + " ".join(part for part in (self._literal(before), f"({choice})", after) if part),
         ]
 
     def _functions(self, functions: Sequence[CallableFunction]) -> list[str]:
         rules = []
         for index, each in enumerate(functions):
             schema = closed_schema(known_formats(each.schema or {"type": "object", "properties": {}}))
+            if self._text.arguments is not None:
+                rules += self._one_by_one(index, each, schema, self._text.arguments)
+                continue
             arguments = _schema(schema if each.is_bound else {"type": "object"})
             rules.append(f"call_{index}: {self._literal(each.name + self._text.between)} %json {arguments}")
         return rules
 
+    def _one_by_one(
+        self, index: int, function: CallableFunction, schema: dict[str, Any], text: ArgumentText
+    ) -> list[str]:
+        """The rules of a call and of its arguments, with the call's end."""
+        forms, name = ArgumentForms(text, self._literal, _schema, self._ids), f"arguments_{index}"
+        end = self._text.after
+        if function.is_bound:
+            rules = forms.bound(name, schema)
+        else:
+            rules, end = forms.unbound(name, end)
+        return [
+            *rules,
+            f"call_{index}: {self._literal(function.name + self._text.between)} {name} {self._literal(end)}",
+        ]
+
     def _literal(self, text: str) -> str:
-        """The text, with tokens of their own by their ids."""
+        """The text, with tokens of their own by their ids, and numbers for ANY_NUMBER."""
+        if ANY_NUMBER in text:
+            return " /[0-9]+/ ".join(map(self._literal, text.split(ANY_NUMBER)))
         parts: list[str] = []
         start = 0
         for found in self._tokens.finditer(text) if self._tokens is not None else ():

@@ -464,7 +464,9 @@ class EngineArgs(LoRAArgs, SpeculativeArgs, ComputingArgs, UpstreamArgs):
     @classmethod
     def from_cli_args(cls, args: argparse.Namespace) -> Self:
         """Read the flags back from a parsed command line."""
-        return cls(**{item.name: getattr(args, item.name) for item in fields(cls) if hasattr(args, item.name)})
+        # What is unused without a flag may be a flag of the server, which heeds it.
+        own = [item for item in fields(cls) if item.metadata.get("flag", True) or "why" not in item.metadata]
+        return cls(**{item.name: getattr(args, item.name) for item in own if hasattr(args, item.name)})
 
 
 @dataclass

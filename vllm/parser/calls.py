@@ -106,13 +106,22 @@ ReadCalls = Callable[[Reader, Calls, str], Iterator[Step]]
 
 
 def content_and_calls(
-    reader: Reader, calls: Calls, markers: tuple[str, ...], read: ReadCalls, at_start: tuple[str, ...] = ()
+    reader: Reader,
+    calls: Calls,
+    markers: tuple[str, ...],
+    read: ReadCalls,
+    at_start: tuple[str, ...] = (),
+    left: tuple[str, ...] = (),
 ) -> Iterator[Step]:
     """Content up to one of `markers`, or of `at_start` where the answer begins, then what `read` reads, and so on. What
-    is not a call is content."""
+    is not a call is content. `left`: markers that `read` finds unread, as it does those of `at_start`."""
+    markers += left
     text = _Text()
     marker, is_read, leading = yield from _first_marker(reader, markers, at_start, text)
     while marker is not None:
+        if is_read and marker in left:
+            reader.untake()
+            is_read = False
         reader.mark()
         count = calls.count
         try:
@@ -129,7 +138,7 @@ def content_and_calls(
                 reader.put_back(reader.since_mark())
                 if calls.count == count:
                     yield from text.add(marker if is_read else leading + reader.take(len(marker)))
-        is_read = True
+        is_read, leading = True, ""
         reader.mark()
         marker = yield from reader.text_until(markers, text.add)
     yield from text.end()

@@ -41,7 +41,8 @@ def read_harmony(reader: Reader, calls: Calls) -> Iterator[Step]:
             yield from calls.end(is_cut=end is None)
         else:
             is_content = channel in (["final"], ["commentary"]) and not name
-            yield from reader.text_until(_ENDS, _content if is_content else _reasoning, is_part=True)
+            # Markers are single tokens: the beginning of one at the end is text.
+            yield from reader.text_until(_ENDS, _content if is_content else _reasoning)
 
 
 def _content(text: str) -> Iterator[Event]:

@@ -16,7 +16,7 @@ _BESIDE = ("id", "type", "index")
 
 def _value_end(text: str) -> Generator[tuple[int, bool], str, None]:
     """Follows a value of JSON: sent a piece, yields how many of its characters belong to the value, and whether it ends
-    there."""
+    there. A marker in the middle of it ends it, too."""
     depth, in_string, is_escaped, is_scalar = 0, False, False, False
     while True:
         count, is_done = len(text), False
@@ -35,6 +35,9 @@ def _value_end(text: str) -> Generator[tuple[int, bool], str, None]:
                     break
             elif char == '"':
                 in_string = True
+            elif char == "<":
+                count, is_done = place, True
+                break
             elif char in "{[":
                 depth += 1
             elif char in "}]":
@@ -111,17 +114,19 @@ def json_arguments(reader: Reader, calls: Calls) -> Iterator[Step]:
         yield calls.arguments(_as_arguments((yield from json_value(reader))))
 
 
-def json_object_call(reader: Reader, calls: Calls) -> Iterator[Step]:
-    """Read an object with the call's name and its arguments, in any order. Raises NotACall for another object."""
-    yield from _object(reader, calls)
+def json_object_call(reader: Reader, calls: Calls, needs_arguments: bool = False) -> Iterator[Step]:
+    """Read an object with the call's name and its arguments, in any order. Raises NotACall for another object, and
+    for one without arguments with `needs_arguments`."""
+    yield from _object(reader, calls, needs_arguments)
     if not calls.is_open:
         raise NotACall
     yield from calls.end()
 
 
-def _object(reader: Reader, calls: Calls) -> Iterator[Step]:
+def _object(reader: Reader, calls: Calls, needs_arguments: bool) -> Iterator[Step]:
     yield from reader.expect("{")
     held: str | None = None  # arguments that came before the name
+    named: str | None = None  # the name that waits for arguments
     while True:
         yield from reader.skip_space()
         if (yield from reader.skip("}")):
@@ -133,15 +138,20 @@ def _object(reader: Reader, calls: Calls) -> Iterator[Step]:
         yield from reader.skip_space()
         first = yield from reader.peek()
         if key == "function" and first == "{" and not calls.is_open:
-            yield from _object(reader, calls)
+            yield from _object(reader, calls, needs_arguments)
         elif key in ("name", "function") and not calls.is_open:
             name = parsed_json((yield from json_value(reader)))
             if not isinstance(name, str):
                 raise NotACall
-            yield calls.start(name)
+            if held is None and needs_arguments:
+                named = name
+            else:
+                yield calls.start(name)
             if held is not None:
                 yield calls.arguments(_as_arguments(held))
-        elif key in _ARGUMENTS and calls.is_open:
+        elif key in _ARGUMENTS and (calls.is_open or named is not None):
+            if not calls.is_open:
+                yield calls.start(named or "")
             yield from json_arguments(reader, calls)
         elif key in _ARGUMENTS:
             held = yield from json_value(reader)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator, Sequence
 
-from vllm.parser.events import Event
+from vllm.parser.events import Content, Event
 
 Step = Event | None
 """What parsers yield; None: more text, please."""
@@ -28,7 +28,20 @@ class Reader:
     def __init__(self) -> None:
         self.unread = ""
         self.is_ended = False
+        self._num_fed = 0
+        self.trailing_space = 0
+        """How much white space what was taken last ends with."""
         self._read: list[str] = []
+
+    def feed(self, text: str) -> None:
+        """More text."""
+        self.unread += text
+        self._num_fed += len(text)
+
+    @property
+    def place(self) -> int:
+        """How many characters of the text are read."""
+        return self._num_fed - len(self.unread)
 
     def mark(self) -> None:
         """Forget what was read so far."""
@@ -41,12 +54,14 @@ class Reader:
     def put_back(self, text: str) -> None:
         """Let `text` be read next, and mark."""
         self.unread = text + self.unread
+        self.trailing_space = 0
         self._read.clear()
 
     def take(self, count: int) -> str:
         """Read so many characters of the unread text."""
         taken, self.unread = self.unread[:count], self.unread[count:]
         self._read.append(taken)
+        self.trailing_space = len(taken) - len(taken.rstrip())
         return taken
 
     def untake(self) -> None:
@@ -172,14 +187,13 @@ class Machine:
     def __init__(self, parser: Callable[[Reader], Iterator[Step]]) -> None:
         self._reader = Reader()
         self._steps = parser(self._reader)
-        self._num_fed = 0
         self.places: list[int] = []
-        """Of each of the last events: how many characters had been read when it came."""
+        """Of each of the last events: how many characters had been read when it came, without white space that is kept
+        back of a text."""
 
     def feed(self, text: str) -> list[Event]:
         """The events of the next piece."""
-        self._reader.unread += text
-        self._num_fed += len(text)
+        self._reader.feed(text)
         return self._run()
 
     def finish(self) -> list[Event]:
@@ -194,5 +208,9 @@ class Machine:
             if event is None:
                 break
             events.append(event)
-            self.places.append(self._num_fed - len(self._reader.unread))
+            self.places.append(self._place_of(event))
         return events
+
+    def _place_of(self, event: Event) -> int:
+        is_trimmed = isinstance(event, Content) and not event.text[-1:].isspace()
+        return self._reader.place - (self._reader.trailing_space if is_trimmed else 0)

@@ -48,6 +48,12 @@ def is_text(schema: Mapping[str, Any] | None) -> bool:
     return types == {"string"}
 
 
+def may_be_text(schema: Mapping[str, Any] | None) -> bool:
+    """Whether some value that the schema allows is a text."""
+    types = set(_types(schema)) if schema else set()
+    return not types or "string" in types
+
+
 def as_json(text: str, schema: Mapping[str, Any] | None) -> str:
     """The value that `text` stands for, as JSON: a text where the schema wants one, else what JSON or Python reads.
     What neither reads, or a type that the schema does not allow, is a text."""

@@ -109,7 +109,8 @@ class ReasoningParser:
         switch = _switch(getattr(request, "chat_template_kwargs", None))
         alone = self._is_inside if switch is None else switch
         has_end = any(marker in model_output for marker in self.ends)
-        is_begun = model_output.lstrip().startswith(self.begins) if self.begins else False
+        first = min((place for each in self.ends if (place := model_output.find(each)) >= 0), default=0)
+        is_begun = any(marker in model_output[:first] for marker in self.begins)
         machine = Machine(lambda reader: self.read(reader, True if has_end and not is_begun else alone))
         answer = collect([*machine.feed(model_output), *machine.finish()])
         return answer.reasoning, answer.content
@@ -124,9 +125,10 @@ class ReasoningParser:
         delta_token_ids: Sequence[int],
     ) -> DeltaMessage | None:
         """What the next piece of the answer adds; None: nothing yet."""
-        if self._machine is None or not previous_text:
+        if self._machine is None or current_text == delta_text:
             self._machine = Machine(lambda reader: self.read(reader, self._is_inside))
-            self._machine.feed(previous_text or "")
+            if previous_text:
+                self._machine.feed(previous_text)
         return as_delta(self._machine.feed(delta_text))
 
     def adjust_request(self, request: Any) -> Any:
@@ -157,9 +159,10 @@ class ReasoningParser:
         return []
 
     def count_reasoning_tokens(self, token_ids: Sequence[int]) -> int:
-        """Tokens between the markers, which count as none; 0 where the markers are no single tokens."""
+        """Tokens between the markers, which count as none; 0 where the markers are no single tokens, or thinking is
+        switched off."""
         begins, ends = self._ids_of(self.begins), self._ids_of(self.ends)
-        if not begins or not ends:
+        if not begins or not ends or self._is_inside is False:
             return 0
         is_begun = any(each in begins for each in token_ids)
         depth = 1 if self._is_inside and not is_begun else 0

@@ -30,7 +30,7 @@ class DeepSeekV3ReasoningWithThinkingParser(Qwen3ReasoningParser):
 class DeepSeekV3ReasoningParser(DeepSeekV3ReasoningWithThinkingParser):
     """Hybrids that think if told to."""
 
-    names = ("deepseek_v3",)
+    names = ("deepseek_v3", "deepseek_v31", "deepseek_v32", "deepseek_v4")
     thinks = False
 
 

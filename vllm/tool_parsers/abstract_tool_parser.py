@@ -13,9 +13,25 @@ from vllm.parser.reader import Machine, Reader, Step
 from vllm.parser.registry import Registry
 
 
+class ArgumentText(NamedTuple):
+    """How one argument is written: `before` name `between` value `after`, with `separator` to the next one.
+    `between_text` stands in the place of `between` before texts. A value is JSON, a text as it is; with `is_python`
+    texts are strings, and True, False and None what Python calls so; with `quote` texts on every level stand between
+    such."""
+
+    before: str
+    between: str
+    after: str
+    between_text: str
+    separator: str = ""
+    is_python: bool = False
+    quote: str = ""
+
+
 class CallText(NamedTuple):
-    """How a call with arguments in JSON is written: `before` name `between` arguments `after`. Calls have `separator`
-    between them, and all of them stand between `first` and `last`. It begins with what `begins` of a parser has."""
+    """How a call is written: `before` name `between` arguments `after`. Calls have `separator` between them, and all of
+    them stand between `first` and `last`. It begins with what `begins` of a parser has. Arguments are JSON, or written
+    one by one as `arguments` says."""
 
     before: str
     between: str
@@ -23,6 +39,14 @@ class CallText(NamedTuple):
     separator: str = ""
     first: str = ""
     last: str = ""
+    arguments: ArgumentText | None = None
+
+
+ANY_NUMBER = "\0"
+"""In a CallText: digits."""
+
+PYTHON_ARGUMENTS = ArgumentText("", "=", "", "=", ", ", is_python=True)
+"""Arguments of a call in Python."""
 
 
 class ToolParser:
@@ -33,14 +57,17 @@ class ToolParser:
         names: that --tool-call-parser knows it by.
         begins: markers that begin a call, or several.
         begins_at_start: further ones, which begin a call only where the answer begins.
+        begins_unread: further ones, which `read_calls` reads itself, as it does those of the answer's beginning.
         template_marks: texts that chat templates of such models hold, each of them; for the choice by template.
         calls_follow_reasoning: calls are marked as such, and reasoning is not marked as they are.
-        call_text: how grammars write calls; None: where a call is forced, the answer is JSON.
+        call_text: how grammars write calls; None: where a call is forced, the answer is JSON. So it is where arguments
+            are not.
     """
 
     names: ClassVar[tuple[str, ...]] = ()
     begins: ClassVar[tuple[str, ...]] = ()
     begins_at_start: ClassVar[tuple[str, ...]] = ()
+    begins_unread: ClassVar[tuple[str, ...]] = ()
     template_marks: ClassVar[tuple[str, ...]] = ()
     call_text: ClassVar[CallText | None] = None
     calls_follow_reasoning: ClassVar[bool] = True
@@ -76,11 +103,12 @@ class ToolParser:
     def read(self, reader: Reader) -> Iterator[Step]:
         """Read a whole answer: content and calls."""
         calls = Calls(reader, argument_schemas(_plain(self.tools)), self.make_id)
-        return content_and_calls(reader, calls, self.begins, self.read_calls, self.begins_at_start)
+        return content_and_calls(reader, calls, self.begins, self.read_calls, self.begins_at_start, self.begins_unread)
 
     def adjust_request(self, request: Any) -> Any:
         """The request as the parser wants it: markers that are special tokens must stand in the text."""
-        if self.begins and getattr(request, "skip_special_tokens", None) is not False:
+        calls_any = bool(getattr(request, "tools", None)) and getattr(request, "tool_choice", None) != "none"
+        if calls_any and self.begins and getattr(request, "skip_special_tokens", None) is not False:
             request.skip_special_tokens = False
         return request
 
@@ -100,9 +128,10 @@ class ToolParser:
         request: Any,
     ) -> DeltaMessage | None:
         """What the next piece of the answer adds; None: nothing yet."""
-        if self._machine is None or not previous_text:
+        if self._machine is None or current_text == delta_text:
             self._machine = self._new_machine(request)
-            self._machine.feed(previous_text or "")
+            if previous_text:
+                self._machine.feed(previous_text)
         return as_delta(self._machine.feed(delta_text))
 
     def _new_machine(self, request: Any) -> Machine:

@@ -8,7 +8,7 @@ from vllm.parser.calls import Calls
 from vllm.parser.json_calls import json_arguments
 from vllm.parser.reader import NotACall, Reader, Step
 from vllm.parser.tag_calls import Tags, tag_arguments
-from vllm.tool_parsers.abstract_tool_parser import CallText, ToolParser
+from vllm.tool_parsers.abstract_tool_parser import ArgumentText, CallText, ToolParser
 
 _SECTION, _SECTION_END = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
 _CALL, _CALL_END, _SEPARATOR = "<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>", "<｜tool▁sep｜>"
@@ -71,6 +71,16 @@ class DeepSeekV32ToolParser(ToolParser):
     names = ("deepseek_v32",)
     begins = ("<｜DSML｜function_calls>",)
     template_marks = ("<｜DSML｜function_calls>",)
+    call_text = CallText(
+        '<｜DSML｜invoke name="',
+        '">\n',
+        "</｜DSML｜invoke>\n",
+        first="<｜DSML｜function_calls>\n",
+        last="</｜DSML｜function_calls>",
+        arguments=ArgumentText(
+            '<｜DSML｜parameter name="', '" string="false">', "</｜DSML｜parameter>\n", '" string="true">'
+        ),
+    )
 
     def read_calls(self, reader: Reader, calls: Calls, marker: str) -> Iterator[Step]:
         tags = Tags(

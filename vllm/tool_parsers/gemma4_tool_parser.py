@@ -9,7 +9,7 @@ from vllm.parser.calls import Calls
 from vllm.parser.json_calls import json_value, parsed_json
 from vllm.parser.reader import Ended, NotACall, Reader, Step
 from vllm.parser.typed_values import as_json, dumps
-from vllm.tool_parsers.abstract_tool_parser import ToolParser
+from vllm.tool_parsers.abstract_tool_parser import ArgumentText, CallText, ToolParser
 
 _ENDS = {"<|tool_call>": "<tool_call|>", "<start_function_call>": "<end_function_call>"}
 _QUOTES = ('<|"|>', "<escape>")
@@ -21,6 +21,9 @@ class Gemma4ToolParser(ToolParser):
     names: ClassVar[tuple[str, ...]] = ("gemma4", "gemma")
     begins = tuple(_ENDS)
     template_marks = ("<|tool_call>",)
+    call_text = CallText(
+        "<|tool_call>call:", "{", "}<tool_call|>", arguments=ArgumentText("", ":", "", ":", ",", quote='<|"|>')
+    )
 
     def read_calls(self, reader: Reader, calls: Calls, marker: str) -> Iterator[Step]:
         yield from reader.skip_space()
@@ -40,6 +43,12 @@ class FunctionGemmaToolParser(Gemma4ToolParser):
 
     names = ("functiongemma",)
     template_marks = ("<start_function_call>",)
+    call_text = CallText(
+        "<start_function_call>call:",
+        "{",
+        "}<end_function_call>",
+        arguments=ArgumentText("", ":", "", ":", ",", quote="<escape>"),
+    )
 
 
 def _object(reader: Reader) -> Generator[Step, None, dict[str, Any]]:

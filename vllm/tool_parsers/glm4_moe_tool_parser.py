@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from vllm.parser.calls import Calls
 from vllm.parser.reader import NotACall, Reader, Step
 from vllm.parser.tag_calls import Tags, tag_arguments
-from vllm.tool_parsers.abstract_tool_parser import ToolParser
+from vllm.tool_parsers.abstract_tool_parser import ArgumentText, CallText, ToolParser
 
 _TAGS = Tags("<arg_key>", "</arg_key>", "</arg_value>", ("</tool_call>",), value_begin="<arg_value>")
 
@@ -16,6 +16,13 @@ class Glm4MoeModelToolParser(ToolParser):
     names = ("glm45", "glm47")
     begins = ("<tool_call>",)
     template_marks = ("<tool_call>", "<arg_key>")
+    call_text = CallText(
+        "<tool_call>",
+        "\n",
+        "</tool_call>",
+        "\n",
+        arguments=ArgumentText("<arg_key>", "</arg_key>\n<arg_value>", "</arg_value>\n", "</arg_key>\n<arg_value>"),
+    )
 
     def read_calls(self, reader: Reader, calls: Calls, marker: str) -> Iterator[Step]:
         name, found = yield from reader.until("\n", "<arg_key>", "</tool_call>")

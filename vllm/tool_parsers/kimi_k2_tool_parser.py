@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from vllm.parser.calls import Calls
 from vllm.parser.json_calls import json_arguments
 from vllm.parser.reader import NotACall, Reader, Step
-from vllm.tool_parsers.abstract_tool_parser import ToolParser
+from vllm.tool_parsers.abstract_tool_parser import ANY_NUMBER, CallText, ToolParser
 
 _SECTIONS = ("<|tool_calls_section_begin|>", "<|tool_call_section_begin|>")
 _SECTION_ENDS = ("<|tool_calls_section_end|>", "<|tool_call_section_end|>")
@@ -18,6 +18,13 @@ class KimiK2ToolParser(ToolParser):
     names = ("kimi_k2",)
     begins = _SECTIONS
     template_marks = ("<|tool_calls_section_begin|>",)
+    call_text = CallText(
+        "<|tool_call_begin|>functions.",
+        f":{ANY_NUMBER}<|tool_call_argument_begin|>",
+        "<|tool_call_end|>",
+        first=_SECTIONS[0],
+        last=_SECTION_ENDS[0],
+    )
 
     def make_id(self, name: str, index: int) -> str:
         return f"functions.{name}:{index}"

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from vllm.parser.calls import Calls
 from vllm.parser.python_calls import python_calls
 from vllm.parser.reader import Reader, Step
-from vllm.tool_parsers.abstract_tool_parser import ToolParser
+from vllm.tool_parsers.abstract_tool_parser import PYTHON_ARGUMENTS, CallText, ToolParser
 
 
 class Lfm2ToolParser(ToolParser):
@@ -14,6 +14,7 @@ class Lfm2ToolParser(ToolParser):
     names = ("lfm2",)
     begins = ("<|tool_call_start|>",)
     template_marks = ("<|tool_list_start|>",)
+    call_text = CallText("", "(", ")", ", ", "<|tool_call_start|>[", "]<|tool_call_end|>", PYTHON_ARGUMENTS)
 
     def read_calls(self, reader: Reader, calls: Calls, marker: str) -> Iterator[Step]:
         yield from reader.skip_space()

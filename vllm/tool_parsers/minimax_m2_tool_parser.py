@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from vllm.parser.calls import Calls
 from vllm.parser.reader import NotACall, Reader, Step
 from vllm.parser.tag_calls import Tags, tag_arguments
-from vllm.tool_parsers.abstract_tool_parser import ToolParser
+from vllm.tool_parsers.abstract_tool_parser import ArgumentText, CallText, ToolParser
 
 _TAGS = Tags("<parameter name=", ">", "</parameter>", ("</invoke>",), quoted=True)
 
@@ -16,6 +16,14 @@ class MinimaxM2ToolParser(ToolParser):
     names = ("minimax_m2",)
     begins = ("<minimax:tool_call>",)
     template_marks = ("<minimax:tool_call>",)
+    call_text = CallText(
+        '<invoke name="',
+        '">\n',
+        "</invoke>\n",
+        first="<minimax:tool_call>\n",
+        last="</minimax:tool_call>",
+        arguments=ArgumentText('<parameter name="', '">', "</parameter>\n", '">'),
+    )
 
     def read_calls(self, reader: Reader, calls: Calls, marker: str) -> Iterator[Step]:
         while True:

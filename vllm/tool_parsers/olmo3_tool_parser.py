@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from vllm.parser.calls import Calls
 from vllm.parser.python_calls import python_calls
 from vllm.parser.reader import Reader, Step
-from vllm.tool_parsers.abstract_tool_parser import ToolParser
+from vllm.tool_parsers.abstract_tool_parser import PYTHON_ARGUMENTS, CallText, ToolParser
 
 
 class Olmo3PythonicToolParser(ToolParser):
@@ -14,6 +14,7 @@ class Olmo3PythonicToolParser(ToolParser):
     names = ("olmo3",)
     begins = ("<function_calls>",)
     template_marks = ("<function_calls>",)
+    call_text = CallText("", "(", ")", "\n", "<function_calls>\n", "\n</function_calls>", PYTHON_ARGUMENTS)
 
     def read_calls(self, reader: Reader, calls: Calls, marker: str) -> Iterator[Step]:
         yield from python_calls(reader, calls, "</function_calls>")

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from vllm.parser.calls import Calls
 from vllm.parser.python_calls import python_calls
 from vllm.parser.reader import Reader, Step
-from vllm.tool_parsers.abstract_tool_parser import ToolParser
+from vllm.tool_parsers.abstract_tool_parser import PYTHON_ARGUMENTS, CallText, ToolParser
 
 
 class PythonicToolParser(ToolParser):
@@ -13,6 +13,7 @@ class PythonicToolParser(ToolParser):
 
     names = ("pythonic",)
     begins_at_start = ("[",)
+    call_text = CallText("", "(", ")", ", ", "[", "]", PYTHON_ARGUMENTS)
 
     def read_calls(self, reader: Reader, calls: Calls, marker: str) -> Iterator[Step]:
         yield from reader.expect("[")
@@ -26,6 +27,7 @@ class Llama4PythonicToolParser(ToolParser):
     begins = ("<|python_start|>",)
     begins_at_start = ("[",)
     template_marks = ("<|python_start|>",)
+    call_text = CallText("", "(", ")", ", ", "<|python_start|>[", "]<|python_end|>", PYTHON_ARGUMENTS)
 
     def read_calls(self, reader: Reader, calls: Calls, marker: str) -> Iterator[Step]:
         yield from reader.skip_space()

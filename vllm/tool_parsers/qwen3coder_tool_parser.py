@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from vllm.parser.calls import Calls
 from vllm.parser.reader import NotACall, Reader, Step
 from vllm.parser.tag_calls import Tags, tag_arguments
-from vllm.tool_parsers.abstract_tool_parser import ToolParser
+from vllm.tool_parsers.abstract_tool_parser import ArgumentText, CallText, ToolParser
 
 _TAGS = Tags("<parameter=", ">", "</parameter>", ("</function>", "</tool_call>"), on_lines=True)
 
@@ -16,6 +16,13 @@ class Qwen3CoderToolParser(ToolParser):
     names = ("qwen3_coder", "qwen3_xml", "step3p5", "nemotron_v3")
     begins = ("<tool_call>", "<function=")
     template_marks = ("<tool_call>", "<function=")
+    call_text = CallText(
+        "<tool_call>\n<function=",
+        ">\n",
+        "</function>\n</tool_call>",
+        "\n",
+        arguments=ArgumentText("<parameter=", ">\n", "\n</parameter>\n", ">\n"),
+    )
 
     def read_calls(self, reader: Reader, calls: Calls, marker: str) -> Iterator[Step]:
         yield from reader.skip_space()

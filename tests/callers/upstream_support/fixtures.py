@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import traceback
@@ -27,9 +28,12 @@ if not torch.accelerator.is_available():
 if _ANY_TOKENIZER := os.environ.get("UPSTREAM_TOKENIZER"):
     _of_hub = transformers.AutoTokenizer.from_pretrained
 
+    # A file has hundreds of tests, and they leave tokenizers as they are.
+    _read_once = functools.cache(_of_hub)
+
     def _some_tokenizer(name: Any = None, *args: Any, tokenizer_name: Any = None, **fields: Any) -> Any:
         folder = name or tokenizer_name
-        return _of_hub(folder if Path(folder).is_dir() else _ANY_TOKENIZER)
+        return _read_once(str(folder) if Path(folder).is_dir() else _ANY_TOKENIZER)
 
     transformers.AutoTokenizer.from_pretrained = _some_tokenizer
     for _module in (vllm.tokenizers, vllm.tokenizers.registry):

@@ -23,12 +23,13 @@ _CHAT = (
 def make_word_model(folder: Path, texts: Iterable[str], context: int = 8192, markers: Iterable[str] = ()) -> Path:
     """A Llama of two layers and `context` positions, with a tokenizer learnt from `texts`; adds no special tokens.
     `markers`: further texts that are one token each."""
+    markers = list(markers)
     make_random_model("llama", "small", folder, vocab_size=VOCAB_SIZE, max_position_embeddings=context)
     backend = tokenizers.Tokenizer(models.BPE())
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
-        vocab_size=VOCAB_SIZE,
+        vocab_size=VOCAB_SIZE - len(set(markers)),
         special_tokens=[*_SPECIAL.values(), "<|im_start|>", "<|im_end|>"],
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,

@@ -111,6 +111,12 @@ const FORMS = {
   choices: [" the", " stop", "A b"],
 };
 
+const WEATHER = {
+  name: "weather",
+  description: "Of <b>today</b>",
+  parameters: { type: "object", properties: { city: { type: "string" } }, required: ["city"] },
+};
+
 const RANKING = { query: "Where is <b>it</b>?", documents: ["the stop", "<i>on</i> the roof \u{1f600}", "no"] };
 
 // Answers are replaced by replacing fetch(): after page.route(), the next request of an open page may still pass.
@@ -173,6 +179,25 @@ const scenarios = {
     await page.fill("#system", "Be brief.");
     await submit(page);
     return { bars: await visibleBars(page) };
+  },
+
+  async tools(page) {
+    const seen = { hidden: await page.isHidden("#tools-field") };
+    await page.check("input[name=mode][value=chat]", { force: true });
+    await typeRequest(page, REQUEST);
+    await page.fill("#tools", "[");
+    await page.keyboard.press("Control+Enter");
+    await status(page, "^Failed$");
+    seen.refused = { text: await page.textContent("#tools-error"), focused: await focused(page) };
+    const tool = { type: "function", function: WEATHER };
+    for (const given of [WEATHER, [tool, { ...WEATHER, name: "now" }], ""]) {
+      await page.fill("#tools", given && JSON.stringify(given));
+      await submit(page);
+    }
+    await page.fill("#tools", JSON.stringify(WEATHER));
+    await page.check("input[name=language][value=python]", { force: true });
+    seen.code = await page.textContent("#code");
+    return seen;
   },
 
   async fields(page) {

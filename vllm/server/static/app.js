@@ -6,7 +6,7 @@ import { Bars } from "./bars.js";
 import { askForKey, clearComplaints, complain } from "./complaints.js";
 import { Answers, Questions } from "./decisions.js";
 import { byId, copyText, el, perFrame } from "./dom.js";
-import { FieldTables, FormField } from "./fields.js";
+import { FieldTables, FormField, ToolsField } from "./fields.js";
 import { count, plural, seconds, visible } from "./format.js";
 import { IdsPanel } from "./ids.js";
 import { LabelEditor } from "./labels.js";
@@ -30,6 +30,7 @@ const ids = new IdsPanel();
 const questions = new Questions();
 const answers = new Answers();
 const formField = new FormField();
+const toolsField = new ToolsField();
 const fields = new FieldTables();
 const documents = new Documents();
 const ranking = new Ranking();
@@ -39,7 +40,7 @@ const TASKS = { completion: "generate", chat: "generate", decision: "generate", 
 
 const chosen = (name) => document.querySelector(`input[name=${name}]:checked`).value;
 
-/** Throws an Error with `param` for questions or a form that are not JSON. */
+/** Throws an Error with `param` for questions, tools or a form that are not JSON. */
 function currentRequest() {
   const mode = chosen("mode");
   const isGenerated = mode === "completion" || mode === "chat";
@@ -50,6 +51,7 @@ function currentRequest() {
     model: byId("model").value,
     system: byId("system").value,
     prompt: byId("prompt").value,
+    tools: mode === "chat" ? toolsField.fields : {},
     labels: labels.labels,
     maxTokens: byId("max-tokens").valueAsNumber,
     temperature: byId("temperature").valueAsNumber,
@@ -184,7 +186,7 @@ function drawCode() {
 
 function drawMode() {
   const mode = chosen("mode");
-  byId("system-field").hidden = mode !== "chat";
+  for (const id of ["system-field", "tools-field"]) byId(id).hidden = mode !== "chat";
   const names = { completion: "Prompt", chat: "User message", decision: "Input", rerank: "Query" };
   byId("prompt-label").textContent = names[mode];
   const isWhole = mode === "decision" || mode === "rerank";

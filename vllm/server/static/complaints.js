@@ -7,6 +7,7 @@ const CONTROLS = {
   model: "model",
   prompt: "prompt",
   messages: "prompt",
+  tools: "tools",
   labels: "label-input",
   max_tokens: "max-tokens",
   temperature: "temperature",

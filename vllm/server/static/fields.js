@@ -1,4 +1,4 @@
-// An answer's form: the field where it is given, and how likely each value is that it leaves to a place.
+// An answer's form: the fields where it and tools are given, and how likely each value is that it leaves to a place.
 
 import { colour, meter } from "./bars.js";
 import { byId, el } from "./dom.js";
@@ -10,15 +10,34 @@ export class FormField {
 
   /** The fields of a request; throws an Error whose `param` is the field, if the text is not JSON. */
   get fields() {
-    const text = this.#field.value;
-    if (text.trim() === "") return {};
-    try {
-      const form = JSON.parse(text);
-      if (Array.isArray(form)) return { structured_outputs: { choice: form }, choice_readings: true };
-      return { structured_outputs: { json: form }, field_readings: true };
-    } catch (error) {
-      throw Object.assign(new Error(`Not JSON: ${error.message}`), { param: "structured_outputs" });
-    }
+    const form = parsed(this.#field.value, "structured_outputs");
+    if (form === undefined) return {};
+    if (Array.isArray(form)) return { structured_outputs: { choice: form }, choice_readings: true };
+    return { structured_outputs: { json: form }, field_readings: true };
+  }
+}
+
+/** The field of the tools: a list, one tool, or one function. */
+export class ToolsField {
+  #field = byId("tools");
+
+  /** As of FormField. */
+  get fields() {
+    const given = parsed(this.#field.value, "tools");
+    if (given === undefined) return {};
+    const isFunction = (tool) => typeof tool?.name === "string" && tool.function === undefined;
+    const whole = (tool) => (isFunction(tool) ? { type: "function", function: tool } : tool);
+    return { tools: [given].flat().map(whole) };
+  }
+}
+
+/** What a field's text stands for; undefined: it is empty. */
+function parsed(text, param) {
+  if (text.trim() === "") return undefined;
+  try {
+    return JSON.parse(text);
+  } catch (error) {
+    throw Object.assign(new Error(`Not JSON: ${error.message}`), { param });
   }
 }
 

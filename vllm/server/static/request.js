@@ -5,8 +5,8 @@ import { TOP } from "./answer.js";
 // Fields that OpenAI's SDK does not know.
 const OF_THIS_SERVER = new Set(["labels", "diagnostics", "structured_outputs", "choice_readings", "field_readings"]);
 
-/** A route and the body for it, from {mode, model, system, prompt, labels, maxTokens, temperature, form}, with the form's
- *  own fields, of a decision {mode, model, prompt, questions}, of a ranking {mode, model, prompt, documents}; numbers that are NaN are left out,
+/** A route and the body for it, from {mode, model, system, prompt, tools, labels, maxTokens, temperature, form}, with the
+ *  tools' and the form's own fields, of a decision {mode, model, prompt, questions}, of a ranking {mode, model, prompt, documents}; numbers that are NaN are left out,
  *  so that the server's defaults hold. */
 export function requestOf(form) {
   const body = { model: form.model };
@@ -22,6 +22,7 @@ export function requestOf(form) {
   if (chat) {
     body.messages = [{ role: "user", content: form.prompt }];
     if (form.system) body.messages.unshift({ role: "system", content: form.system });
+    Object.assign(body, form.tools);
   } else {
     body.prompt = form.prompt;
   }

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from vllm.chat.answers import AUTO, AnswerFormat, AnswerParser
+from vllm.chat.argument_forms import UnwritableSchema
 from vllm.chat.call_forms import CallableFunction, CallForms
 from vllm.exceptions import shown
 from vllm.params.structured import StructuredOutputsParams, Thinking
@@ -128,6 +129,10 @@ class ToolChoice:
         ]
 
 
+def _writes_json(parser: type[ToolParser]) -> bool:
+    return parser.call_text is not None and parser.call_text.arguments is None
+
+
 class AnswerPlan:
     """How the answers to a request are bound and parsed.
 
@@ -155,7 +160,7 @@ class AnswerPlan:
                 f"--tool-call-parser: {', '.join(ToolParserManager.list_registered())}"
             )
             raise ApiError(400, message, choice.field, "unsupported_field")
-        elif choice.mode == _ANY_CALL and (form.tools is None or form.tools.call_text is None):
+        elif choice.mode == _ANY_CALL and (form.tools is None or not _writes_json(form.tools)):
             form = replace(form, tools=ToolParserManager.get_tool_parser("json_array"))
         self.form = form
 
@@ -183,11 +188,21 @@ class AnswerPlan:
                 raise ApiError(400, message, choice.choice_field, "invalid_value")
             return {"grammar": self._forms(parser).forced(functions, many)}
         if parser is None or parser.call_text is None or not parser.calls_follow_reasoning:
-            if given is None:
+            if given is None and parser is not None and not parser.calls_follow_reasoning:
                 return None
+            if given is None:
+                message = (
+                    f"{choice.field}: strict cannot be kept for this model's format of calls with tool_choice auto; "
+                    "leave it out, or force a call"
+                )
+                raise ApiError(400, message, choice.field, "unsupported_field")
             message = f"{choice.field} and the form of the answer exclude each other for this model's format of calls"
             raise ApiError(400, message, choice.field, "unsupported_field")
-        return {"grammar": self._forms(parser).free(functions, many, self._schema(given))}
+        try:
+            return {"grammar": self._forms(parser).free(functions, many, self._schema(given))}
+        except UnwritableSchema as error:
+            message = f"{choice.field}: strict cannot be kept for this model's format of calls: {error}"
+            raise ApiError(400, message, choice.field, "unsupported_field") from None
 
     def after_reasoning(
         self, form: StructuredOutputsParams | None, prompt: str | None
@@ -227,7 +242,7 @@ class AnswerPlan:
     def _forms(self, parser: type[ToolParser] | None) -> CallForms:
         tokenizer = self._state.tokenizer
         assert parser is not None and parser.call_text is not None
-        return CallForms(tokenizer, parser.call_text, (*parser.begins, *parser.begins_at_start))
+        return CallForms(tokenizer, parser.call_text, (*parser.begins, *parser.begins_unread))
 
     @property
     def skip_special_tokens(self) -> bool | None:

@@ -1,0 +1,141 @@
+"""Grammars of calls whose arguments are no JSON: they hold what chat templates write, and nothing that the schema does
+not."""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+import pytest
+import tokenizers
+from test_tool_parsers import FORMATS
+from tokenizers import AddedToken, decoders, models, pre_tokenizers
+
+from vllm.chat.argument_forms import UnwritableSchema
+from vllm.chat.call_forms import CallableFunction, CallForms
+from vllm.tokenizers.tokenizer import Tokenizer
+from vllm.tool_parsers import ToolParserManager
+from vllm.v1.structured_output.matcher import Grammars
+
+pytest.importorskip("llguidance")
+
+NAMES = (
+    "qwen3_coder", "glm45", "minimax_m2", "deepseek_v32", "lfm2", "olmo3", "pythonic", "llama4_pythonic", "gemma4",
+    "kimi_k2",
+)  # fmt: skip
+ALPHABET = sorted(pre_tokenizers.ByteLevel.alphabet())
+PLACE = {
+    "type": "object",
+    "properties": {"x": {"enum": [1, 2]}, "tags": {"type": "array", "items": {"enum": ["u", "v w"]}}},
+    "required": ["x"],
+    "additionalProperties": False,
+}
+SCHEMA = {
+    "type": "object",
+    "$defs": {"kind": {"enum": ["a b", "c"]}},
+    "properties": {
+        "city": {"type": "string"},
+        "kind": {"$ref": "#/$defs/kind"},
+        "days": {"type": "integer", "minimum": 2, "maximum": 3},
+        "exact": {"type": "boolean"},
+        "place": PLACE,
+    },
+    "required": ["kind", "days"],
+    "additionalProperties": False,
+}
+WEATHER, OTHER = CallableFunction("weather", SCHEMA), CallableFunction("now", {}, is_bound=False)
+HELD = [
+    {"kind": "a b", "days": 2},
+    {"city": "São {x} <b> (y)\nz", "kind": "c", "days": 3, "exact": True, "place": {"x": 2, "tags": ["v w", "u"]}},
+    {"city": "", "kind": "c", "days": 3, "exact": False, "place": {"x": 1}},
+]
+OTHERS = [
+    {"days": 2},
+    {"kind": "c", "days": 4},
+    {"kind": "d", "days": 2},
+    {"kind": "c", "days": 2, "exact": "no"},
+    {"kind": "c", "days": 2, "place": {"tags": []}},
+    {"kind": "c", "days": 2, "more": 1},
+    {},
+]
+
+
+class Forms:
+    """Over a tokenizer of bytes, in which `markers` are one token each."""
+
+    def __init__(self, markers: list[str]) -> None:
+        made = tokenizers.Tokenizer(models.BPE({char: index for index, char in enumerate(ALPHABET)}, []))
+        made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+        made.decoder = decoders.ByteLevel()
+        made.add_special_tokens(["<eos>"])
+        made.add_tokens([AddedToken(each, special=False, normalized=False) for each in markers])
+        self._tokenizer = made
+        self._grammars = Grammars(made.to_str(), made.get_vocab_size(), [made.token_to_id("<eos>")])
+
+    def of(self, name: str) -> CallForms:
+        parser = ToolParserManager.get_tool_parser(name)
+        tokenizer = Tokenizer.__new__(Tokenizer)
+        tokenizer.backend = self._tokenizer
+        return CallForms(tokenizer, parser.call_text, (*parser.begins, *parser.begins_unread))
+
+    def holds(self, grammar: str, text: str) -> bool:
+        matcher, size = self._grammars.start(grammar), self._tokenizer.get_vocab_size()
+        mask = np.zeros(-(-size // 32), dtype=np.int32)
+        for token in [*self._tokenizer.encode(text, add_special_tokens=False).ids, size_of_end(self._tokenizer)]:
+            assert matcher.fill_mask(mask) is None
+            if not np.unpackbits(mask.view(np.uint8), bitorder="little")[token]:
+                return False
+            assert matcher.take([token]) is None
+        return True
+
+
+def size_of_end(tokenizer: tokenizers.Tokenizer) -> int:
+    return tokenizer.token_to_id("<eos>")
+
+
+@pytest.fixture(scope="module", params=["texts", "tokens"])
+def forms(request) -> Forms:
+    """Markers as texts, and as tokens where models have them."""
+    texts = [write(("f", {"a": "b"})) for write, _ in (FORMATS[name] for name in NAMES)]
+    found = {each for text in texts for each in re.findall(r"</?[|\w｜▁:]+\|?>", text)} | {'<|"|>'}
+    plain = {"<parameter", "</parameter>", "</function>", "</invoke>", "<invoke>"}
+    return Forms(sorted(found - plain) if request.param == "tokens" else [])
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_strict_calls_in_text(name, forms):
+    write, has_text = FORMATS[name]
+    grammar = forms.of(name).free([WEATHER, OTHER], True, None)
+    before = "I look.\n" if has_text else ""
+    for arguments in HELD:
+        text = before + write(("weather", arguments))
+        assert forms.holds(grammar, text), text
+    assert forms.holds(grammar, before + write(("weather", HELD[0]), ("weather", HELD[1])))
+    assert forms.holds(grammar, before + write(("now", {"any": "thing", "n": [1]})))
+    assert forms.holds(grammar, "Only text.") and forms.holds(grammar, "")
+    for arguments in OTHERS:
+        text = before + write(("weather", arguments))
+        assert not forms.holds(grammar, text), text
+    assert not forms.holds(grammar, before + write(("never", {})))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_calls_beside_a_form(name, forms):
+    grammar = forms.of(name).free([WEATHER], False, {"enum": [7]})
+    write, _ = FORMATS[name]
+    assert forms.holds(grammar, "7") and forms.holds(grammar, write(("weather", HELD[0])))
+    assert not forms.holds(grammar, "8") and not forms.holds(grammar, write(("weather", OTHERS[0])))
+
+
+@pytest.mark.parametrize(
+    ("schema", "says"),
+    [
+        ({"anyOf": [{"type": "object"}]}, "anyOf"),
+        ({"type": "object", "properties": {"a": {"type": "string", "pattern": "x"}}}, "pattern of the text a"),
+        ({"type": "object", "properties": {}, "required": ["b"]}, "no property describes .b."),
+        ({"type": "object", "additionalProperties": True}, "additionalProperties"),
+    ],
+)
+def test_what_cannot_be_kept_is_said(schema, says):
+    with pytest.raises(UnwritableSchema, match=says):
+        Forms([]).of("qwen3_coder").free([CallableFunction("f", schema)], True, None)
