@@ -26,6 +26,7 @@ ORDER = """
     parser
     v1.engine engine v1.metrics
     v1.executor v1.worker v1.sample v1.core v1
+    lora.manager lora.changes lora.modules lora.adapter
     loader models layers quantization
     attention distributed ops
     tokenizers tracing config outputs pooling_outputs inputs pooling_params sampling_params params lora logprobs

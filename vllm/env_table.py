@@ -100,6 +100,7 @@ _READERS: dict[str, Callable[[str, str | None], Any]] = {
     "VLLM_HTTP_TIMEOUT_KEEP_ALIVE": _number(int, 5),
     "VLLM_RPC_TIMEOUT": _number(int, 10_000),
     "VLLM_ALLOW_RUNTIME_LORA_UPDATING": _flag(False),
+    "VLLM_LORA_RESOLVER_CACHE_DIR": _text(None),
     "VLLM_ALLOW_INSECURE_SERIALIZATION": _flag(False),
     "VLLM_MAX_N_SEQUENCES": _number(int, 16_384),
     # The engine.

@@ -28,7 +28,6 @@ def test_defaults_ask_for_nothing(kind):
 @pytest.mark.parametrize(
     ("kind", "value", "named"),
     [
-        (config.LoRAConfig, config.LoRAConfig(), "merge the adapter"),
         (config.KVTransferConfig, {"kv_connector": "Nixl", "kv_role": "kv_both"}, "kv_connector='Nixl'"),
         (config.SpeculativeConfig, {"parallel_drafting": True}, "parallel_drafting=True"),
         (config.PoolerConfig, config.PoolerConfig(pooling_type="MEAN"), "pooling_type='MEAN'"),
@@ -63,7 +62,6 @@ def test_what_changes_nothing_passes(kind, value):
 @pytest.mark.parametrize(
     ("kind", "fields", "parameter"),
     [
-        (config.LoRAConfig, {"max_lora_rank": 7}, "max_lora_rank"),
         (config.SpeculativeConfig, {"num_speculative_tokens": 0}, "num_speculative_tokens"),
         (config.CompilationConfig, {"mode": 9}, "mode"),
         (config.CompilationConfig, {"cudagraph_mode": "SOME"}, "cudagraph_mode"),
@@ -77,12 +75,12 @@ def test_bad_values_are_named(kind, fields, parameter):
 
 
 def test_as_config():
-    assert as_config("lora_config", config.LoRAConfig, None) is None
+    assert as_config("load_config", config.LoadConfig, None) is None
     assert as_config("load_config", config.LoadConfig, {"device": "cpu"}) == config.LoadConfig(device="cpu")
     with pytest.raises(VLLMValidationError, match="has no field 'rank'"):
-        as_config("lora_config", config.LoRAConfig, {"rank": 8})
-    with pytest.raises(VLLMValidationError, match="must be a LoRAConfig or a dict of its fields, got int"):
-        as_config("lora_config", config.LoRAConfig, 8)
+        as_config("load_config", config.LoadConfig, {"rank": 8})
+    with pytest.raises(VLLMValidationError, match="must be a LoadConfig or a dict of its fields, got int"):
+        as_config("load_config", config.LoadConfig, 8)
 
 
 def test_cuda_graph_modes():

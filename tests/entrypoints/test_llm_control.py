@@ -71,8 +71,8 @@ def test_arguments_at_their_neutral_values(llm):
 @pytest.mark.parametrize(
     ("arguments", "problem"),
     [
-        ({"lora_request": LoRARequest("a", 1, "b")}, "lora_request is not supported"),
-        ({"lora_request": [None, LoRARequest("a", 1, "b")]}, "lora_request is not supported"),
+        ({"lora_request": LoRARequest("a", 1, "b")}, "lora_request: LoRA adapters are not enabled"),
+        ({"lora_request": [None, LoRARequest("a", 1, "b")]}, "lora_request: LoRA adapters are not enabled"),
         ({"mm_processor_kwargs": {"a": 1}}, "mm_processor_kwargs is not supported"),
         ({"tokenization_kwargs": {"max_length": 3}}, "truncate_prompt_tokens"),
         ({"prompt_token_ids": [1]}, "two ways"),
@@ -129,7 +129,7 @@ def test_an_engine_has_what_the_llm_has(llm):
         llm.get_metrics()
     assert engine.do_log_stats() is None
     engine.abort_request(["unknown"], internal=True)
-    with pytest.raises(VLLMValidationError, match="add_lora is not supported: .*merge"):
+    with pytest.raises(VLLMValidationError, match="enable_lora=True"):
         engine.add_lora(LoRARequest("mine", 1, "/adapter"))
     with pytest.raises(VLLMValidationError, match="stat_loggers"):
         type(engine).from_vllm_config(engine.vllm_config, stat_loggers=[object])

@@ -1,4 +1,4 @@
-"""A LoRARequest is a value with a name; it is refused with what to do instead."""
+"""A LoRARequest is a value with a name; it is refused where adapters are not enabled."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import pickle
 import pytest
 
 from vllm.exceptions import VLLMValidationError
-from vllm.lora.request import LoRARequest, refuse_lora
+from vllm.lora.request import LoRARequest, check_lora_request
 
 
 def test_positional_fields_and_older_names():
@@ -30,7 +30,11 @@ def test_bad_values_are_named(fields, parameter):
     assert caught.value.parameter == parameter
 
 
-def test_the_refusal_says_what_to_do_instead():
-    with pytest.raises(VLLMValidationError, match="merge") as caught:
-        refuse_lora("lora_request", LoRARequest("sql", 1, "/a"))
+def test_what_is_no_adapter_or_not_enabled_is_refused():
+    request = LoRARequest("sql", 1, "/a")
+    assert check_lora_request(None, False) is None and check_lora_request(request, True) is request
+    with pytest.raises(VLLMValidationError, match="enable_lora=True") as caught:
+        check_lora_request(request, False)
     assert caught.value.parameter == "lora_request"
+    with pytest.raises(VLLMValidationError, match="must be a LoRARequest, got str"):
+        check_lora_request("sql", True)

@@ -47,6 +47,8 @@ OPERATIONS = (
     "keep_top_p_",
     "keep_bits_",
     "fill_logprob_token_ids",
+    "add_lora_",
+    "add_lora_embedding_",
 )
 
 # Beyond the level before it only products differ, which test_packed_linear.py tests.

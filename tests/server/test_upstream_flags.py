@@ -97,7 +97,6 @@ def test_defaults_are_taken_and_ask_for_nothing():
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (["--lora-modules", "a=b"], "lora_modules=['a=b'] is not supported: LoRA adapters are not implemented"),
         (["--tool-server", "demo"], "tool_server='demo' is not supported: this server calls no tools"),
         (["--tool-call-parser", "nobody"], "tool parser 'nobody' is not known; there are "),
         (["--reasoning-parser", "nobody"], "reasoning parser 'nobody' is not known; there are "),

@@ -44,6 +44,8 @@ class ModelConfig:
         default_sampling_params: what requests that name no value sample with, beside SamplingParams' defaults.
         model_impl: whose code runs the model: "vllm" (ours, or a registered one), "transformers" (transformers' module
             with our attention, linears and head) or "auto": ours where there is one, else transformers'.
+        rounding: "vllm"; "transformers": activations and logits are rounded to `dtype` wherever its modules do;
+            "autocast": wherever these do under torch.autocast with bfloat16.
         load_format: "auto" loads the folder's weights, "dummy" makes random ones up.
         max_model_len: longest prompt plus output, in tokens.
         max_logprobs: cap on `logprobs`; -1 = the vocabulary.
@@ -80,6 +82,7 @@ class ModelConfig:
     quantization: str | None = None
     load_format: str = "auto"
     model_impl: str = "auto"
+    rounding: str = "vllm"
     logits_processors: tuple[type, ...] = ()
     max_seq_len_to_capture: int | None = None
     attention_backend: str = "auto"
@@ -99,6 +102,7 @@ class ModelConfig:
         one_of("logprobs_mode", self.logprobs_mode, LOGPROBS_MODES)
         one_of("load_format", self.load_format, LOAD_FORMATS)
         one_of("tokenizer_mode", self.tokenizer_mode, ("auto", "slow"))
+        one_of("rounding", self.rounding, ("vllm", "transformers", "autocast"))
         one_of("attention_backend", self.attention_backend, ATTENTION_BACKENDS)
         at_least("max_model_len", self.max_model_len, 1)
         if self.max_seq_len_to_capture is not None:

@@ -5,8 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
+from vllm import envs
 from vllm.config.cache import CacheConfig
 from vllm.config.device import DeviceConfig
+from vllm.config.lora import LoRAConfig
 from vllm.config.model import ModelConfig
 from vllm.config.observability import ObservabilityConfig
 from vllm.config.parallel import ParallelConfig
@@ -30,10 +32,11 @@ class VllmConfig:
     """As given: trainers ask a server for it."""
     observability_config: ObservabilityConfig = field(default_factory=ObservabilityConfig, repr=False, compare=False)
     structured_outputs_config: StructuredOutputsConfig = field(default_factory=StructuredOutputsConfig)
+    lora_config: LoRAConfig | None = None
+    """None: no adapters."""
     speculative_config: SpeculativeConfig | None = None
     """None: each step computes one token of a request."""
     # Of what is not done; callers look whether it is configured.
-    lora_config: ClassVar[None] = None
     reasoning_config: ClassVar[None] = None
     kv_transfer_config: ClassVar[None] = None
     kv_events_config: ClassVar[None] = None
@@ -52,3 +55,23 @@ class VllmConfig:
 
     def __post_init__(self) -> None:
         self.parallel_config.check_divides(self.model_config.hf_config)
+        if self.lora_config is not None:
+            self.lora_config.check_dtype(self.model_config.dtype)
+        if self.model_config.rounding != "vllm":
+            self._check_rounding()
+
+    def _check_rounding(self) -> None:
+        """ValueError: an option with which nothing computes as transformers does."""
+        model = self.model_config
+        for problem, option in (
+            (model.model_impl != "transformers", "model_impl='transformers'"),
+            (model.runner_type == "pooling", "runner='generate'"),
+            (model.quantization is not None, "an unquantised checkpoint and no quantization"),
+            (self.kv_cache_dtype != model.dtype, "kv_cache_dtype='auto'"),
+            (self.device_config.device != "cpu", "device='cpu'"),
+            (self.parallel_config.tensor_parallel_size > 1, "tensor_parallel_size=1"),
+            (model.rounding == "autocast" and model.dtype != "float32", "dtype='float32'"),
+            (envs.batch_invariant(), "VLLM_BATCH_INVARIANT=0, as PyTorch's sums may follow the batch"),
+        ):
+            if problem:
+                raise ValueError(f"rounding={model.rounding!r} needs {option}")

@@ -32,6 +32,9 @@ from vllm.config.scheduler import default_step_sizes
 from vllm.config.structured_outputs import StructuredOutputsConfig, as_structured_outputs_config
 from vllm.config.unserved import as_config
 from vllm.engine.arguments import add_flags, arg, passed_on
+from vllm.engine.computing_args import ComputingArgs
+from vllm.engine.env_checks import check_variables
+from vllm.engine.lora_args import LoRAArgs
 from vllm.engine.speculative_args import SpeculativeArgs
 from vllm.engine.upstream_args import UpstreamArgs
 from vllm.engine.usage import UsageContext
@@ -53,7 +56,7 @@ _DTYPE_ALIASES = {"half": "float16", "float": "float32"}
 
 
 @dataclass
-class EngineArgs(SpeculativeArgs, UpstreamArgs):
+class EngineArgs(LoRAArgs, SpeculativeArgs, ComputingArgs, UpstreamArgs):
     """Arguments of `LLM` and of the command line. Names and defaults are vLLM's unless the help says otherwise; None is
     the default of an argument. UpstreamArgs has the arguments of upstream's that this engine lacks.
 
@@ -68,11 +71,6 @@ class EngineArgs(SpeculativeArgs, UpstreamArgs):
     convert: str = arg("auto", "embed or classify: what a model is served as, if not as what its architecture says")
     task: str | None = arg(None, "an older name for both: generate, embed, classify, score or reward")
     pooler_config: Any = arg(None, "how a model pools: a PoolerConfig or a dict of its fields")
-    model_impl: Literal["auto", "vllm", "transformers"] = arg(
-        "auto",
-        "whose code runs the model: vllm's, transformers', or, with auto, vllm's where it has the architecture",
-        to="model_config",
-    )
     config_format: Literal["auto", "hf"] = arg("auto", "format of the model's configuration: config.json")
     tokenizer: str | None = arg(None, "tokenizer folder or hub name; the model's when left out")
     tokenizer_mode: Literal["auto", "slow"] = arg(
@@ -246,9 +244,8 @@ class EngineArgs(SpeculativeArgs, UpstreamArgs):
             raise ValueError("headless=True is not supported: one server starts all replicas (data_parallel_size)")
         load_general_plugins()
         logits_processors = tuple(load_logits_processors(self.logits_processors))
-        parallel_config = self.create_parallel_config()
-        device = self._resolve_device(parallel_config)
-        self._check_variables(device)
+        device = self._resolve_device(parallel_config := self.create_parallel_config())
+        check_variables(device, self.tensor_parallel_size, self.disable_custom_all_reduce)
         source = self._find_model(device, self.hf_overrides)
         max_model_len = self._resolve_max_model_len(source.longest_prompt(self.max_model_len))
         model_config = ModelConfig(
@@ -283,6 +280,7 @@ class EngineArgs(SpeculativeArgs, UpstreamArgs):
             weight_transfer_config=self.weight_transfer_config,
             observability_config=ObservabilityConfig(otlp_traces_endpoint=self.otlp_traces_endpoint or None),
             structured_outputs_config=structured_outputs,
+            lora_config=self.create_lora_config(),
             speculative_config=speculative,
         )
 
@@ -417,19 +415,6 @@ class EngineArgs(SpeculativeArgs, UpstreamArgs):
         name = canonical_quantization(self.quantization)
         if name not in QUANTIZATIONS and not is_registered(name):
             raise quantization_error(self.quantization)
-
-    def _check_variables(self, device: str) -> None:
-        from vllm.ops.cpu_kernels import check_batch_invariance
-
-        if envs.batch_invariant():
-            check_batch_invariance(device)
-            if self.tensor_parallel_size > 2 - (device == "cuda") and (
-                device == "cuda" or self.disable_custom_all_reduce
-            ):
-                asked = "tensor_parallel_size" if device == "cuda" else "disable_custom_all_reduce"
-                raise ValueError(f"VLLM_BATCH_INVARIANT=1 rules out {asked}: gloo and NCCL add in no one order")
-        if device == "cpu":
-            envs.cpu_gemm()  # an error if it is no layout
 
     def _requested_dtype(self) -> str:
         import torch

@@ -14,8 +14,7 @@ _ADAPTERS = "prompt adapters are not implemented"
 _PROMPTS = "prompts are text or token ids"
 _MEDIA = "inputs are text only; leave media out"
 _TEXT_ONLY = "inputs are text only"
-_MERGE_LORA = "LoRA adapters are not implemented; merge the adapter into the checkpoint"
-_LORA = "LoRA adapters are not implemented"
+_LORA = "an adapter adds no words, and its scale is lora_alpha"
 NO_SPECULATION = "speculative decoding is not implemented"
 _SERVER_PARTS = "the server parts reasoning from answers: vllm serve --reasoning-parser"
 _GRAMMARS = "reasoning parsers are not implemented"
@@ -125,21 +124,6 @@ class UpstreamArgs:
     mm_device_do_normalize: bool | None = unused(True, _TEXT_ONLY)
     disable_chunked_mm_input: bool = unused(False, _TEXT_ONLY)
     renderer_num_workers: int = unused(1, _TEXT_ONLY)
-
-    enable_lora: bool = refused(False, _MERGE_LORA)
-    default_mm_loras: dict[str, Any] | None = refused(None, _MERGE_LORA)
-
-    max_loras: int = unused(1, _LORA)
-    max_lora_rank: int = unused(16, _LORA)
-    fully_sharded_loras: bool = unused(False, _LORA)
-    max_cpu_loras: int | None = unused(None, _LORA)
-    lora_dtype: str | None = unused("auto", _LORA)
-    lora_target_modules: list[str] | None = unused(None, _LORA)
-    enable_tower_connector_lora: bool = unused(False, _LORA)
-    specialize_active_lora: bool = unused(False, _LORA)
-    enable_mixed_moe_lora_format: bool = unused(False, _LORA)
-    enable_moe_shared_loras: bool = unused(False, _LORA)
-    max_lora_cls_labels: int | None = unused(None, _LORA)
 
     per_request_spec_decode_metrics: str = refused("none", NO_SPECULATION)
 

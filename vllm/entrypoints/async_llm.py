@@ -10,6 +10,7 @@ from vllm.decisions.params import DecisionParams
 from vllm.decisions.plan import DecisionPlan
 from vllm.decisions.types import Decision
 from vllm.exceptions import GenerationError
+from vllm.lora.request import LoRARequest
 from vllm.outputs import RequestOutput
 from vllm.v1.engine.async_engine import AsyncEngine
 from vllm.v1.engine.request_stream import RequestStream
@@ -19,14 +20,21 @@ class AsyncLLM(AsyncEngine):
     """See AsyncEngine."""
 
     async def decide(
-        self, input: Any, questions: Any, request_id: str | None = None, *, priority: int = 0, **options: Any
+        self,
+        input: Any,
+        questions: Any,
+        request_id: str | None = None,
+        *,
+        priority: int = 0,
+        lora_request: LoRARequest | None = None,
+        **options: Any,
     ) -> Decision:
         """Answer typed questions about one input; a cancelled call aborts its requests.
 
         Args:
             input: a text, or a list of OpenAI's messages and tool calls.
             questions, **options: as for LLM.decide.
-            request_id, priority: as for `add_request`; None makes an id.
+            request_id, priority, lora_request: as for `add_request`; without an id one is made.
 
         Raises:
             VLLMValidationError: as for LLM.decide, or a bad id or priority.
@@ -40,11 +48,12 @@ class AsyncLLM(AsyncEngine):
             request_id = f"decision-{uuid.uuid4().hex}"
         for _, own in requests:
             self.input_processor.check_request(request_id, own, priority)
+        prompts = await self.with_adapters([prompt for prompt, _ in requests], [lora_request] * len(requests))
         names = [f"{request_id}-{index}" for index in range(len(requests))]
         try:
             streams = [
                 await self.add_checked(name, prompt, own, priority)
-                for name, (prompt, own) in zip(names, requests, strict=True)
+                for name, prompt, (_, own) in zip(names, prompts, requests, strict=True)
             ]
             outputs = [await _last(stream) for stream in streams]
         except BaseException:

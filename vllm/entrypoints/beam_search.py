@@ -204,7 +204,7 @@ class Search:
 
     def next_queries(self) -> tuple[list[str], list[ProcessedPrompt]]:
         """The next step's queries, with an id each; `query_params` are theirs."""
-        prompts = [ProcessedPrompt(None, ids, self.prompt.cache_salt) for ids in self.beams.queries()]
+        prompts = [self.prompt.with_ids(ids) for ids in self.beams.queries()]
         self.query_params = self.query_params.clone()
         self.query_params._beam_length = len(prompts[0].token_ids) - len(self.prompt.token_ids)
         self.pending = [f"{self.request_id}.beam{next(self._query_numbers)}" for _ in prompts]

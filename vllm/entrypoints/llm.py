@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
-from numbers import Integral
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,7 @@ from vllm.decisions.params import DecisionParams
 from vllm.decisions.plan import DecisionPlan
 from vllm.decisions.types import Decision
 from vllm.engine.arg_utils import EngineArgs
+from vllm.entrypoints.arguments import as_input_list, as_prompt_list, one_each, progress_bar
 from vllm.entrypoints.beam_search import BeamSearches, as_beam_search_output, as_sampling_params
 from vllm.entrypoints.interrupts import InterruptsBetweenSteps
 from vllm.entrypoints.llm_control import EngineControl
@@ -22,7 +22,8 @@ from vllm.entrypoints.llm_pooling import PoolingOfflineMixin
 from vllm.exceptions import VLLMValidationError
 from vllm.inputs import PromptType, TokensPrompt
 from vllm.inputs.text_options import DEFAULT_TEXT_OPTIONS, TextOptions, text_options
-from vllm.outputs import LabelScores, RequestOutput
+from vllm.lora.request import LoRARequest
+from vllm.outputs import RequestOutput
 from vllm.params.beam_search import BeamSearchOutput, BeamSearchParams
 from vllm.pooling.late_chunking import late_chunks
 from vllm.pooling.long_texts import in_parts, joined
@@ -32,7 +33,6 @@ from vllm.utils.checks import check_integer, check_neutral
 from vllm.v1.engine.input_processor import ProcessedPrompt
 from vllm.v1.engine.llm_engine import LLMEngine
 from vllm.v1.engine.plans.label_scoring import LabelScorer, encode_labels
-from vllm.v1.engine.upstream_calls import NO_LORA
 
 
 class LLM(EngineControl, PoolingOfflineMixin):
@@ -80,7 +80,7 @@ class LLM(EngineControl, PoolingOfflineMixin):
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         use_tqdm: bool | Callable[..., Any] = True,
-        lora_request: Any = None,
+        lora_request: LoRARequest | Sequence[LoRARequest | None] | None = None,
         priority: int | Sequence[int] | None = None,
         tokenization_kwargs: Mapping[str, Any] | None = None,
         mm_processor_kwargs: Mapping[str, Any] | None = None,
@@ -94,7 +94,8 @@ class LLM(EngineControl, PoolingOfflineMixin):
                 dict.
             sampling_params: one for all prompts, or one a prompt; None = get_default_sampling_params().
             use_tqdm: show a progress bar; or a callable that is used in place of tqdm.
-            lora_request, mm_processor_kwargs: None; adapters and media are not implemented.
+            lora_request: an adapter for all prompts, or one a prompt (None: none); what is new is loaded.
+            mm_processor_kwargs: None; media are not implemented.
             priority: one for all, or one a prompt, lower first, for scheduling_policy="priority".
             tokenization_kwargs: of texts, as transformers' tokenizers take them: add_special_tokens; truncation with
                 max_length, or truncate_prompt_tokens, in place of the parameters'; truncation_side.
@@ -105,26 +106,26 @@ class LLM(EngineControl, PoolingOfflineMixin):
             VLLMValidationError: a prompt or parameter that cannot be honoured. Nothing was queued then, and
                 the engine stays usable.
         """
-        check_neutral("lora_request", lora_request, NO_LORA)
         check_neutral("mm_processor_kwargs", mm_processor_kwargs, "inputs are text only")
         if prompt_token_ids is not None:
             if prompts is not None:
                 raise VLLMValidationError("prompts and prompt_token_ids are two ways to give the same", "prompts")
             prompts = prompt_token_ids
-        prompt_list = _as_prompt_list(prompts)
+        prompt_list = as_prompt_list(prompts)
         if sampling_params is None:
             sampling_params = self.get_default_sampling_params()
-        params_list = _one_each("sampling_params", sampling_params, len(prompt_list))
-        priorities = _one_each("priority", 0 if priority is None else priority, len(prompt_list))
+        params_list = one_each("sampling_params", sampling_params, len(prompt_list))
+        priorities = one_each("priority", 0 if priority is None else priority, len(prompt_list))
+        adapters = one_each("lora_request", lora_request, len(prompt_list))
         options = text_options(tokenization_kwargs)
         with continued(self.llm_engine.tracer, trace_headers):
-            return self._generate(prompt_list, params_list, priorities, use_tqdm, options=options)
+            return self._generate(prompt_list, params_list, priorities, adapters, use_tqdm, options=options)
 
     def enqueue(
         self,
         prompts: PromptType | Sequence[PromptType],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
-        lora_request: Any = None,
+        lora_request: LoRARequest | Sequence[LoRARequest | None] | None = None,
         priority: int | Sequence[int] | None = None,
         use_tqdm: bool | Callable[..., Any] = True,
         tokenization_kwargs: Mapping[str, Any] | None = None,
@@ -132,16 +133,17 @@ class LLM(EngineControl, PoolingOfflineMixin):
     ) -> list[str]:
         """Queue prompts for `wait_for_completion`; returns the requests' ids. Arguments and errors are those of
         `generate`."""
-        check_neutral("lora_request", lora_request, NO_LORA)
         check_neutral("mm_processor_kwargs", mm_processor_kwargs, "inputs are text only")
-        prompt_list = _as_prompt_list(prompts)
-        params_list = _one_each(
+        prompt_list = as_prompt_list(prompts)
+        params_list = one_each(
             "sampling_params", sampling_params or self.get_default_sampling_params(), len(prompt_list)
         )
-        priorities = _one_each("priority", 0 if priority is None else priority, len(prompt_list))
+        priorities = one_each("priority", 0 if priority is None else priority, len(prompt_list))
+        adapters = one_each("lora_request", lora_request, len(prompt_list))
         processed, checked = self._check(prompt_list, params_list, text_options(tokenization_kwargs))
         if any(each.use_beam_search for each in checked):
             raise VLLMValidationError("use_beam_search needs LLM.generate or LLM.beam_search", "use_beam_search", True)
+        processed = self.llm_engine.with_adapters(processed, adapters)
         request_ids = [str(next(self.request_counter)) for _ in processed]
         self.llm_engine.add_processed(request_ids, processed, checked, priorities=priorities)
         self._enqueued += request_ids
@@ -161,7 +163,7 @@ class LLM(EngineControl, PoolingOfflineMixin):
         self,
         prompts: PromptType | Sequence[PromptType],
         params: BeamSearchParams | Sequence[BeamSearchParams],
-        lora_request: Any = None,
+        lora_request: LoRARequest | Sequence[LoRARequest | None] | None = None,
         use_tqdm: bool | Callable[..., Any] = False,
         concurrency_limit: int | None = None,
         priority: int | Sequence[int] | None = None,
@@ -179,10 +181,10 @@ class LLM(EngineControl, PoolingOfflineMixin):
         Raises:
             VLLMValidationError: a prompt or parameter that cannot be honoured; as in `generate`.
         """
-        check_neutral("lora_request", lora_request, NO_LORA)
-        prompt_list = _as_prompt_list(prompts)
-        params_list = _one_each("params", params, len(prompt_list))
-        priorities = _one_each("priority", 0 if priority is None else priority, len(prompt_list))
+        prompt_list = as_prompt_list(prompts)
+        adapters = one_each("lora_request", lora_request, len(prompt_list))
+        params_list = one_each("params", params, len(prompt_list))
+        priorities = one_each("priority", 0 if priority is None else priority, len(prompt_list))
         checked = [as_sampling_params(each) for each in params_list]
         size = len(prompt_list) or 1
         if concurrency_limit is not None:
@@ -190,7 +192,8 @@ class LLM(EngineControl, PoolingOfflineMixin):
         outputs: list[RequestOutput] = []
         for start in range(0, len(prompt_list), size):
             part = slice(start, start + size)
-            outputs += self._generate(prompt_list[part], checked[part], priorities[part], use_tqdm, beam_logprobs=True)
+            lists = prompt_list[part], checked[part], priorities[part], adapters[part]
+            outputs += self._generate(*lists, use_tqdm, beam_logprobs=True)
         tokenizer = self.llm_engine.tokenizer
         return [as_beam_search_output(*each, tokenizer) for each in zip(outputs, params_list, strict=True)]
 
@@ -199,12 +202,14 @@ class LLM(EngineControl, PoolingOfflineMixin):
         prompts: list[Any],
         params_list: list[SamplingParams],
         priorities: list[int],
+        adapters: list[Any],
         use_tqdm: bool | Callable[..., Any],
         beam_logprobs: bool = False,
         options: TextOptions = DEFAULT_TEXT_OPTIONS,
     ) -> list[RequestOutput]:
         """Check and run; one of each list a prompt. `beam_logprobs`: beam searches return their readings."""
         processed, checked = self._check(prompts, params_list, options)
+        processed = self.llm_engine.with_adapters(processed, adapters)
         if not any(params.use_beam_search for params in checked):
             return self._complete(processed, checked, priorities, use_tqdm)
         request_ids = [str(next(self.request_counter)) for _ in processed]
@@ -243,7 +248,7 @@ class LLM(EngineControl, PoolingOfflineMixin):
         messages: Sequence[Any],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         use_tqdm: bool | Callable[..., Any] = True,
-        lora_request: Any = None,
+        lora_request: LoRARequest | Sequence[LoRARequest | None] | None = None,
         priority: int | Sequence[int] | None = None,
         chat_template: str | None = None,
         chat_template_content_format: str = "auto",
@@ -318,7 +323,9 @@ class LLM(EngineControl, PoolingOfflineMixin):
         labels: Sequence[str] | Sequence[int] | Sequence[Sequence[int]],
         *,
         use_tqdm: bool | Callable[..., Any] = True,
-    ) -> list[LabelScores]:
+        lora_request: LoRARequest | Sequence[LoRARequest | None] | None = None,
+        lora_requests: Sequence[LoRARequest | None] | None = None,
+    ) -> list[Any]:
         """How likely each label continues each prompt, exactly; results come in the order of the prompts.
 
         Args:
@@ -326,6 +333,9 @@ class LLM(EngineControl, PoolingOfflineMixin):
             labels: texts of any number of tokens (tokenised by themselves: mind a leading space), or token ids, or
                 lists of token ids; any number of them.
             use_tqdm: as in `generate`; it counts the labels' branches.
+            lora_request: as in `generate`.
+            lora_requests: adapters that each score every prompt (None: the model without one): a prompt's result is
+                a list then, of a LabelScores for each of them.
 
         Raises:
             VLLMValidationError: a bad prompt, as in `generate`; no labels, one without a token, two of the same
@@ -333,21 +343,44 @@ class LLM(EngineControl, PoolingOfflineMixin):
         """
         config, processor = self.llm_engine.model_config, self.llm_engine.input_processor
         scorer = LabelScorer(encode_labels(labels, processor.tokenizer, config.vocab_size), config.max_model_len)
-        prompt_list = _as_prompt_list(prompts)
+        prompt_list = as_prompt_list(prompts)
         processed = processor.process_prompts(prompt_list, [SamplingParams(max_tokens=0)] * len(prompt_list))
         scorer.check_prompts(processed)
+        processed, count = self._with_each(processed, lora_request, lora_requests)
         requests = [request for prompt in processed for request in scorer.requests(prompt)]
         outputs = iter(
             self._complete([own for own, _ in requests], [own for _, own in requests], [0] * len(requests), use_tqdm)
         )
-        return [scorer.scores(prompt, list(itertools.islice(outputs, scorer.num_requests))) for prompt in processed]
+        scores = [scorer.scores(prompt, list(itertools.islice(outputs, scorer.num_requests))) for prompt in processed]
+        return scores if count is None else [scores[at : at + count] for at in range(0, len(scores), count)]
 
-    def _pool(self, prompts: Any, params: Any, use_tqdm: Any, options: TextOptions = DEFAULT_TEXT_OPTIONS) -> list[Any]:
-        prompt_list = _as_prompt_list(prompts)
+    def _with_each(
+        self, prompts: list[ProcessedPrompt], adapter: Any, adapters: Any
+    ) -> tuple[list[ProcessedPrompt], int | None]:
+        """The prompts with `adapter` or, each, with every one of `adapters`, and how many these are, if asked."""
+        if adapters is None:
+            return self.llm_engine.with_adapters(prompts, one_each("lora_request", adapter, len(prompts))), None
+        if adapter is not None or not isinstance(adapters, Sequence) or isinstance(adapters, str) or not adapters:
+            message = "lora_requests must be a list of adapters, and comes in place of lora_request"
+            raise VLLMValidationError(message, "lora_requests")
+        repeated = [prompt for prompt in prompts for _ in adapters]
+        return self.llm_engine.with_adapters(repeated, list(adapters) * len(prompts)), len(adapters)
+
+    def _pool(
+        self,
+        prompts: Any,
+        params: Any,
+        use_tqdm: Any,
+        options: TextOptions = DEFAULT_TEXT_OPTIONS,
+        lora_request: Any = None,
+    ) -> list[Any]:
+        prompt_list = as_prompt_list(prompts)
         processed, checked = self._check(
-            prompt_list, _one_each("pooling_params", params, len(prompt_list)), options, in_parts=True
+            prompt_list, one_each("pooling_params", params, len(prompt_list)), options, in_parts=True
         )
         tokenizer = self.llm_engine.tokenizer
+        adapters = one_each("lora_request", lora_request, len(prompt_list))
+        processed = self.llm_engine.with_adapters(processed, adapters)
         chunks = [
             late_chunks(tokenizer, prompt, own, options.add_special_tokens)
             for prompt, own in zip(processed, checked, strict=True)
@@ -365,6 +398,7 @@ class LLM(EngineControl, PoolingOfflineMixin):
         *,
         use_tqdm: bool | Callable[..., Any] = True,
         priority: int | Sequence[int] | None = None,
+        lora_request: LoRARequest | Sequence[LoRARequest | None] | None = None,
         **options: Any,
     ) -> list[Decision]:
         """Answer typed questions about each input by the probabilities of their options; one Decision an input.
@@ -374,7 +408,7 @@ class LLM(EngineControl, PoolingOfflineMixin):
                 such lists.
             questions: 1 to 200 of OpenAI's question objects (type predicate, choice or score), or `Question`s; the same
                 for all inputs. See docs/decisions.md.
-            use_tqdm, priority: as in `generate`.
+            use_tqdm, priority, lora_request: as in `generate`.
             **options: fields of DecisionParams (read, permutations, min_label_mass, calibration ...).
 
         Raises:
@@ -385,8 +419,8 @@ class LLM(EngineControl, PoolingOfflineMixin):
         params = DecisionParams(**{"chat_template": self._chat_template, **options})
         processor = self.llm_engine.input_processor
         config, tokenizer = self.llm_engine.model_config, processor.tokenizer
-        plans = [DecisionPlan(config, tokenizer, each, questions, params) for each in _as_input_list(inputs)]
-        return self.decide_plans(plans, use_tqdm=use_tqdm, priority=priority)
+        plans = [DecisionPlan(config, tokenizer, each, questions, params) for each in as_input_list(inputs)]
+        return self.decide_plans(plans, use_tqdm=use_tqdm, priority=priority, lora_request=lora_request)
 
     def decide_plans(
         self,
@@ -394,14 +428,17 @@ class LLM(EngineControl, PoolingOfflineMixin):
         *,
         use_tqdm: bool | Callable[..., Any] = True,
         priority: int | Sequence[int] | None = None,
+        lora_request: LoRARequest | Sequence[LoRARequest | None] | None = None,
     ) -> list[Decision]:
         """The second half of `decide`: run what was checked before."""
-        priorities = _one_each("priority", 0 if priority is None else priority, len(plans))
+        priorities = one_each("priority", 0 if priority is None else priority, len(plans))
         requests = [request for plan in plans for request in plan.requests()]
         each_priority = [own for own, plan in zip(priorities, plans, strict=True) for _ in range(plan.num_requests)]
-        outputs = iter(
-            self._complete([own for own, _ in requests], [own for _, own in requests], each_priority, use_tqdm)
+        adapters = zip(one_each("lora_request", lora_request, len(plans)), plans, strict=True)
+        prompts = self.llm_engine.with_adapters(
+            [own for own, _ in requests], [own for own, plan in adapters for _ in range(plan.num_requests)]
         )
+        outputs = iter(self._complete(prompts, [own for _, own in requests], each_priority, use_tqdm))
         return [plan.decision(list(itertools.islice(outputs, plan.num_requests))) for plan in plans]
 
     def _run(
@@ -415,7 +452,7 @@ class LLM(EngineControl, PoolingOfflineMixin):
         own = set(request_ids)  # the engine may hold requests of others, too
         bar = None
         try:
-            bar = _progress_bar(use_tqdm, len(request_ids))
+            bar = progress_bar(use_tqdm, len(request_ids))
             while len(finished) < len(own):
                 if not self.llm_engine.has_unfinished_requests():
                     raise RuntimeError("the engine lost requests: " + ", ".join(own - set(finished)))
@@ -434,44 +471,3 @@ class LLM(EngineControl, PoolingOfflineMixin):
             if bar is not None:
                 bar.close()
         return [finished[request_id] for request_id in request_ids]
-
-
-def _as_prompt_list(prompts: Any) -> list[Any]:
-    """One prompt or many, as a list. A flat list of integers is one prompt."""
-    if isinstance(prompts, (str, Mapping)):
-        return [prompts]
-    if hasattr(prompts, "tolist"):
-        prompts = prompts.tolist()
-    if not isinstance(prompts, Sequence):
-        raise VLLMValidationError(
-            f"prompts must be a prompt or a list of prompts, got {type(prompts).__name__}", "prompts"
-        )
-    if prompts and isinstance(prompts[0], Integral):
-        return [prompts]
-    return list(prompts)
-
-
-def _as_input_list(inputs: Any) -> list[Any]:
-    """One input of a decision or many, as a list. A flat list of messages is one input."""
-    if isinstance(inputs, str) or not isinstance(inputs, Sequence):
-        return [inputs]
-    return [inputs] if inputs and isinstance(inputs[0], Mapping) else list(inputs)
-
-
-def _one_each(name: str, values: Any, count: int) -> list[Any]:
-    """`values`, or the one value for each."""
-    if not isinstance(values, Sequence):
-        return [values] * count
-    if len(values) != count:
-        raise VLLMValidationError(f"{name} has {len(values)} entries for {count} prompts", name, len(values))
-    return list(values)
-
-
-def _progress_bar(use_tqdm: bool | Callable[..., Any], total: int) -> Any:
-    if not use_tqdm:
-        return None
-    if callable(use_tqdm):
-        return use_tqdm(total=total, desc="Processed prompts", unit="req")
-    from tqdm import tqdm
-
-    return tqdm(total=total, desc="Processed prompts", unit="req", dynamic_ncols=True)

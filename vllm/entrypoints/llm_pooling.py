@@ -31,7 +31,6 @@ from vllm.pooling_outputs import (
 from vllm.pooling_params import PoolingParams
 from vllm.utils.checks import check_integer, check_neutral
 from vllm.v1.engine.plans.label_scoring import LabelScorer, encode_labels
-from vllm.v1.engine.upstream_calls import NO_LORA
 
 if TYPE_CHECKING:
     from vllm.inputs import DataPrompt, PromptType
@@ -68,7 +67,7 @@ class PairScoring:
             data_2: a document or a list of them.
             use_tqdm: as in `generate`.
             pooling_params: of a pooling model; otherwise None. extra_kwargs={"max_tokens_per_doc": N} cuts documents.
-            lora_request: None.
+            lora_request: an adapter for all pairs, or one a pair.
             tokenization_kwargs: {"truncation": True} or {"truncate_prompt_tokens": -1} lets the ends of texts that are
                 too long go; max_length or that number says how long they may be.
             chat_template: a name in score_templates.TEMPLATES ("none": query and document are the whole prompt), a file
@@ -79,7 +78,6 @@ class PairScoring:
                 that scores no pairs.
             ValueError: no such template.
         """
-        check_neutral("lora_request", lora_request, NO_LORA)
         options = text_options(tokenization_kwargs, of_pairs=True)
         check_neutral("add_special_tokens=False", not options.add_special_tokens, "pairs are joined by special tokens")
         raw = self.llm_engine.model_config.hf_config.raw
@@ -89,6 +87,7 @@ class PairScoring:
             truncate_to=options.truncate_to,
             pooling_params=options.applied(pooling_params),
             use_tqdm=use_tqdm,
+            lora_request=lora_request,
         )
 
     def score_pairs(
@@ -101,6 +100,7 @@ class PairScoring:
         max_document_tokens: int | None = None,
         pooling_params: PoolingParams | None = None,
         use_tqdm: Any = True,
+        lora_request: list[LoRARequest] | LoRARequest | None = None,
     ) -> list[ScoringRequestOutput]:
         """As `score`.
 
@@ -123,7 +123,8 @@ class PairScoring:
             limits = PairLimits(longest_text(config), truncate_to, max_document_tokens)
             pooled = PooledPairs(config, tokenizer, pairs, params, limits, template, instruction, names)
             prompts, own_params = zip(*pooled.requests, strict=True)
-            outputs = self._pool([{"prompt_token_ids": each.token_ids} for each in prompts], own_params, use_tqdm)
+            own_prompts = [{"prompt_token_ids": each.token_ids} for each in prompts]
+            outputs = self._pool(own_prompts, own_params, use_tqdm, lora_request=lora_request)
             return [
                 ScoringRequestOutput(str(index), ScoringOutput(score), pooled.token_ids(index, outputs), 0, True)
                 for index, score in enumerate(pooled.scores(outputs))
@@ -138,7 +139,10 @@ class PairScoring:
         encoder = PairPrompts(template, tokenizer, room, truncate_to, max_document_tokens, instruction)
         ids = encoder.encode(pairs, names)
         scores = self.score_labels(
-            [{"prompt_token_ids": each} for each in ids], list(template.labels), use_tqdm=use_tqdm
+            [{"prompt_token_ids": each} for each in ids],
+            list(template.labels),
+            use_tqdm=use_tqdm,
+            lora_request=lora_request,
         )
         return [
             ScoringRequestOutput(
@@ -174,7 +178,6 @@ class PoolingOfflineMixin(PairScoring):
                 text that is embedded; None: that of default_prompt_name, before texts that do not begin with it. Of a
                 model of late interaction "query" or "document": texts are read as such; None: as they are.
         """
-        check_neutral("lora_request", lora_request, NO_LORA)
         options = text_options(tokenization_kwargs)
         params = self._with_task(pooling_params, pooling_task)
         if options.has_truncation:
@@ -185,8 +188,8 @@ class PoolingOfflineMixin(PairScoring):
                 "truncation_side='left'", options.truncation_side == "left", f"{prompt_name} texts lose their ends"
             )
             prompts, params = _as_side(texts, prompts, params, prompt_name)  # type: ignore[arg-type]
-            return self._pool(prompts, params, use_tqdm)
-        return self._pool(self._with_prompts(prompts, params, prompt_name), params, use_tqdm, options)
+            return self._pool(prompts, params, use_tqdm, lora_request=lora_request)
+        return self._pool(self._with_prompts(prompts, params, prompt_name), params, use_tqdm, options, lora_request)
 
     def _late_texts(self, params: Any, name: str | None) -> LateTexts | None:
         """None: texts are not read as queries or documents of late interaction."""

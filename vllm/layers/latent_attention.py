@@ -153,6 +153,8 @@ class LatentHeads(ColumnParallelLinear):
     it is for latents of long prompts. So a quantised weight is de-quantised, as no layout multiplies by both of its
     dimensions."""
 
+    takes_adapters = False
+
     def __init__(self, num_heads: int, nope_dim: int, value_dim: int, latent_dim: int) -> None:
         super().__init__(latent_dim, num_heads * (nope_dim + value_dim), False, "kv_b_proj")
         self._sizes = self.nope_dim, self.value_dim = nope_dim, value_dim

@@ -7,10 +7,10 @@ methods the rank's own.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -89,8 +89,15 @@ class LinearBase(nn.Module):
         parts: by checkpoint name, which rows of each stacked matrix the rank holds.
     """
 
+    takes_adapters: ClassVar[bool] = True
+    """Whether the layer's result is the product, to which an adapter's can be added."""
+
     def __init__(self, inputs: Shard, parts: dict[str, Shard], bias: bool) -> None:
         super().__init__()
+        # Set before weights are packed: a gate is then applied behind the product.
+        self.is_adapted = False
+        # What adds adapters' products: AdaptedProduct.
+        self.adapters: Callable[..., Tensor] | None = None
         self.inputs = inputs
         self.parts = parts
         self.prefix = ""
@@ -113,7 +120,18 @@ class LinearBase(nn.Module):
 
     def forward(self, x: Tensor, norm: AddedNorm | None = None) -> Tensor:
         """[T, inputs held] -> [T, sum of the parts' rows held], of norm(x) where there is a norm."""
-        return self.method.apply(x, self.packed, norm=norm)
+        return self.product(self.method.apply, x, norm)
+
+    def product(self, apply: Callable[..., Tensor], x: Tensor, norm: AddedNorm | None) -> Tensor:
+        """apply(x, packed, norm=norm), and what adapters add to it."""
+        if self.adapters is None:
+            return apply(x, self.packed, norm=norm)
+        return self.adapters(apply, x, self.packed, norm)
+
+    @property
+    def empty(self) -> Tensor:
+        """[0], of the dtype and on the device of what is multiplied with."""
+        return self._empty
 
     def checkpoint_slots(self) -> dict[str, WeightSlot]:
         """Where each checkpoint tensor goes, by its name within the parent module."""
@@ -211,6 +229,7 @@ class LinearBase(nn.Module):
 
     def process_weights_after_loading(self, method: LinearMethod = UNQUANTIZED, gated: bool = False) -> None:
         """Pack the loaded weight by `method` and free the plain one."""
+        gated = gated and not self.is_adapted
         if self._is_own:
             self.quant_method.process_weights_after_loading(self)
             self.method, self.packed = replace(method, apply=self._multiply), _Own()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from torch import Tensor, nn
 
 from vllm.layers.linear import ReplicatedLinear
@@ -33,4 +35,4 @@ class Router(ReplicatedLinear):
     def forward(self, x: Tensor, norm: AddedNorm | None = None) -> Tensor:
         if x.dtype != self._empty.dtype:
             x = widened(x)
-        return self.method.apply(x, self.packed, float_out=True, norm=norm)
+        return self.product(partial(self.method.apply, float_out=True), x, norm)

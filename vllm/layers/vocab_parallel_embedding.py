@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -40,8 +41,10 @@ class VocabShard(nn.Module):
         self.vocab_size = vocab_size
         self.vocab_range = split_vocab(vocab_size, self.group.world_size)[self.group.rank]
         self.weight: nn.Parameter | None = None
-        self._hidden_size = hidden_size
-        self._like = torch.empty(0)
+        self._hidden_size = self.width = hidden_size
+        self._like = self.empty = torch.empty(0)
+        # What adds adapters' products: AdaptedProduct, AdaptedEmbedding.
+        self.adapters: Callable[..., Tensor] | None = None
         if has_weight:
             self._use_weight(self._new_weight())
 
@@ -92,11 +95,12 @@ class VocabParallelEmbedding(VocabShard):
 
     def forward(self, input_ids: Tensor) -> Tensor:
         if self.group.world_size == 1:
-            return self._rows(input_ids)
+            rows = self._rows(input_ids)
+            return rows if self.adapters is None else self.adapters(rows, input_ids)
         local = input_ids - self.vocab_range.start
         is_elsewhere = (local < 0) | (local >= len(self.vocab_range))
-        rows = self._rows(local.masked_fill_(is_elsewhere, 0))
-        return self.group.all_reduce(rows.masked_fill_(is_elsewhere[:, None], 0))
+        rows = self._rows(local.masked_fill(is_elsewhere, 0)).masked_fill_(is_elsewhere[:, None], 0)
+        return self.group.all_reduce(rows if self.adapters is None else self.adapters(rows, local))
 
     def _rows(self, indices: Tensor) -> Tensor:
         if self.quantized is not None:
@@ -135,7 +139,13 @@ class ParallelLMHead(VocabShard):
 
     def forward(self, hidden: Tensor) -> Tensor:
         """[L, H] -> float32 [L, V_rank], whatever the model's dtype: rounding would make ties."""
-        return self.bound(self.method.apply(hidden, self.packed, float_out=True))
+        if self.adapters is None:
+            return self.bound(self.method.apply(hidden, self.packed, float_out=True))
+        return self.bound(self.adapters(self.multiply, hidden, self.packed))
+
+    def multiply(self, hidden: Tensor, packed: Any, norm: None = None) -> Tensor:
+        """float32 sums, before they are bound."""
+        return self.method.apply(hidden, packed, float_out=True)
 
     def bound(self, logits: Tensor) -> Tensor:
         """Sums of this head, float32 and the caller's own, as logits: scaled and bounded."""

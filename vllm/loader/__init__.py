@@ -16,6 +16,7 @@ import vllm.models.dense.llama  # noqa: F401
 from vllm import envs
 from vllm.config.checkpoint.mapped_tensors import block_bytes
 from vllm.distributed.parallel_state import get_tp_group
+from vllm.layers.adapted import adapter_places
 from vllm.layers.attention import Attention
 from vllm.layers.experts import Experts
 from vllm.layers.linear import LinearBase, UnquantizedLinearMethod
@@ -31,6 +32,7 @@ from vllm.loader.resolve import (
 from vllm.loader.weights import fill_with_noise, load_weights
 from vllm.models.pooling import use_pooling_head
 from vllm.models.registry import TRANSFORMERS, import_model_class, model_entry
+from vllm.models.transformers.eager import PRODUCTS
 from vllm.models.transformers.encoder import TransformersEncoder
 from vllm.ops.packing import packing_in_background
 from vllm.quantization.base_config import QuantizationConfig
@@ -45,13 +47,20 @@ if TYPE_CHECKING:
 __all__ = ["NO_EMBEDDED_MODEL", "ResolvedModel", "embedded_model_path", "get_model", "resolve_model"]
 
 
-def get_model(model_config: ModelConfig, device: torch.device | str, use_tqdm: bool = False) -> nn.Module:
+def get_model(
+    model_config: ModelConfig, device: torch.device | str, use_tqdm: bool = False, takes_adapters: bool = False
+) -> nn.Module:
     """Build the model of `model_config` on `device`, with its weights loaded (random with load_format="dummy") and
-    packed. Its methods are those of LlamaForCausalLM. ValueError for an architecture that is not supported, or weights
-    that are missing, unexpected or of another shape."""
+    packed. Its methods are those of LlamaForCausalLM; one that `takes_adapters` has `adapter_places`. ValueError for
+    an architecture that is not supported, or weights that are missing, unexpected or of another shape."""
     config = model_config.hf_config
     entry = model_entry(config.architectures, model_config.model_impl, config.raw)
     if config.is_encoder and entry == TRANSFORMERS:
+        if takes_adapters:
+            raise ValueError(
+                f"enable_lora=True: {model_config.architecture} runs as transformers' own module, which takes no "
+                "adapters"
+            )
         return TransformersEncoder(model_config, torch.device(device))
     quantization = load_quantization(model_config.quantization, Path(model_config.path), config.raw)
     if (
@@ -75,7 +84,11 @@ def get_model(model_config: ModelConfig, device: torch.device | str, use_tqdm: b
             model = _build(model_config, quantization, torch.device(device))
             # "fp8" is also the name of a checkpoint's format.
             method = linear_method(model_config.quantization if quantization is None else None)
+            if model_config.rounding != "vllm":
+                method = PRODUCTS
             model.weight_updater = WeightUpdater(model, method)
+            if takes_adapters:
+                model.adapter_places = adapter_places(model)
             for module in model.modules():
                 if isinstance(module, Experts):
                     module.method = method

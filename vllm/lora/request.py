@@ -1,9 +1,9 @@
-"""What a request for a LoRA adapter looks like. The engine serves none yet."""
+"""What a request for a LoRA adapter looks like."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NoReturn
+from typing import Any
 
 from vllm.exceptions import VLLMValidationError
 
@@ -59,14 +59,22 @@ class LoRARequest:
         return hash(self.lora_name)
 
 
-def refuse_lora(parameter: str, value: object) -> NoReturn:
-    """
+NOT_ENABLED = "LoRA adapters are not enabled: start the engine with enable_lora=True (--enable-lora)"
+
+
+def check_lora_request(value: Any, is_enabled: bool, name: str = "lora_request") -> LoRARequest | None:
+    """A request's adapter, or None.
+
     Raises:
-        VLLMValidationError: always: says what to do instead.
+        VLLMValidationError: something else, or adapters are not enabled.
     """
-    raise VLLMValidationError(
-        "LoRA adapters are not served: merge the adapter into its model's weights "
-        "(peft: merge_and_unload) and load the merged folder",
-        parameter,
-        value,
-    )
+    return None if value is None else given_lora_request(value, is_enabled, name)
+
+
+def given_lora_request(value: Any, is_enabled: bool, name: str = "lora_request") -> LoRARequest:
+    """An adapter; errors as `check_lora_request`'s, also for None."""
+    if not isinstance(value, LoRARequest):
+        raise VLLMValidationError(f"{name} must be a LoRARequest, got {type(value).__name__}", name, value)
+    if not is_enabled:
+        raise VLLMValidationError(f"{name}: {NOT_ENABLED}", name, value.lora_name)
+    return value

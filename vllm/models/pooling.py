@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vllm.config.checkpoint.weight_files import shard_files, tensor_files
 from vllm.distributed.vocab_slice import VocabSlice
+from vllm.layers.adapted import WideLinear
 from vllm.layers.logits_processor_ext import LogitsProcessorWithIndexedOutput
 from vllm.tokenizers.tokenizer import get_tokenizer
 
@@ -22,18 +22,6 @@ if TYPE_CHECKING:
 # transformers' names of a decoder's classifier, and those of published reward models.
 _CLASSIFIER = re.compile(r"^(score|classifier|v_head|value_head)\.")
 _HEAD = re.compile(r"^(score|classifier|v_head|value_head)\.(\d+\.)?(?:summary\.)?(weight|bias)$")
-
-
-class WideLinear(nn.Module):
-    """x W^T + b in float32, whatever the model's dtype."""
-
-    def __init__(self, inputs: int, outputs: int, bias: bool) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.empty(outputs, inputs, dtype=torch.float32), requires_grad=False)
-        self.bias = nn.Parameter(torch.empty(outputs, dtype=torch.float32), requires_grad=False) if bias else None
-
-    def forward(self, x: Tensor) -> Tensor:
-        return F.linear(x.float(), self.weight, self.bias)
 
 
 class TokenClassifier(nn.Module):

@@ -54,6 +54,8 @@ def build_app(state: ServerState) -> FastAPI:
         app.include_router(_router(name))
     if state.args.page:
         app.include_router(page.router)
+    if envs.VLLM_ALLOW_RUNTIME_LORA_UPDATING:
+        app.include_router(_router("adapters"))
     if envs.VLLM_SERVER_DEV_MODE:
         app.include_router(_router("development"))
     for kind in (ApiError, VLLMValidationError, EngineDeadError):

@@ -160,6 +160,7 @@ async def serve_app(
     signals = _Signals(state.engine.core_pids)
     try:
         check_signals()
+        await state.load_adapters()
         return await _serve_until_end(state, server, listener, signals, ends_process)
     finally:
         if not ends_process:

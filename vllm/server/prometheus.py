@@ -10,7 +10,7 @@ from prometheus_client import CollectorRegistry, ProcessCollector
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
-from vllm.v1.metrics.core_metrics import add, cache_info, core_metrics
+from vllm.v1.metrics.core_metrics import adapter_info, add, cache_info, core_metrics
 
 if TYPE_CHECKING:
     from vllm.entrypoints.async_llm import AsyncLLM
@@ -30,6 +30,7 @@ class EngineCollector(Collector):
             engine = {"engine": str(index)}
             labels = {"model_name": self._model_name, **engine}
             add(families, [cache_info(replica.core.num_blocks, cache_config)], engine)
+            add(families, adapter_info(self._engine.vllm_config.lora_config, replica.stats), engine)
             add(families, core_metrics(replica), labels)
             add(families, replica.metrics.registry.collect(), labels)
         add(families, ProcessCollector(registry=None).collect(), {})

@@ -169,6 +169,7 @@ async def run_batch(
         state = ServerState(engine, own, chat_template)
     except ValueError as error:
         raise CliError(str(error)) from None
+    await state.load_adapters()
     app = build_app(state)
     # Enough for full steps at any time, and a bound for what is held.
     most = 2 * engine.vllm_config.scheduler_config.max_num_seqs

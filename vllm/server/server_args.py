@@ -21,6 +21,11 @@ class ServerArgs(UpstreamServerArgs):
     served_model_name: list[str] | None = arg(
         None, "names that requests may give as `model`; the first one stands in answers (default: MODEL)"
     )
+    lora_modules: list[str] | None = arg(
+        None,
+        'LoRA adapters, which requests name as their model: NAME=PATH, or {"name": ..., "path": ...}',
+        action="extend",
+    )
     api_key: list[str] | None = arg(None, "keys that clients must show one of; also VLLM_API_KEY")
     root_path: str = arg("", "path that a proxy in front takes away")
     ssl_keyfile: str | None = arg(None, "TLS key, PEM")

@@ -13,12 +13,14 @@ from typing import Any
 
 from fastapi import Request
 
+from vllm import envs
 from vllm.chat.answers import AUTO, AnswerFormat
 from vllm.decisions.calibration import Calibration
 from vllm.entrypoints.async_llm import AsyncLLM
 from vllm.exceptions import shown
 from vllm.pooling.pairs import check_score_args, score_type
 from vllm.pooling.score_templates import ScoreTemplate, default_template, score_template
+from vllm.server.adapters import ServedAdapters, chosen, parse_modules
 from vllm.server.errors import ApiError
 from vllm.server.http_metrics import HttpMetrics
 from vllm.server.response_store import ResponseStore
@@ -59,6 +61,7 @@ class ServerState:
         calibration: of decisions, from the arguments' file; None = none.
         http_metrics: of its requests by endpoint.
         responses: what /v1/responses keeps for later requests.
+        adapters: LoRA adapters, which requests name as their model.
 
     Raises:
         VLLMValidationError: a file of a calibration that cannot be used.
@@ -74,9 +77,11 @@ class ServerState:
     calibration: Calibration | None = field(init=False, default=None)
     http_metrics: HttpMetrics = field(default_factory=HttpMetrics)
     responses: ResponseStore = field(init=False)
+    adapters: ServedAdapters = field(init=False)
 
     def __post_init__(self) -> None:
         self.responses = ResponseStore(int(self.args.response_store_mib * 2**20))
+        self.adapters = ServedAdapters(parse_modules(self.args.lora_modules))
         self._formats: dict[str, AnswerFormat] = {}
         args = self.args
         if args.tool_call_parser or args.tool_parser_plugin or args.reasoning_parser or args.reasoning_parser_plugin:
@@ -90,6 +95,7 @@ class ServerState:
 
     def check_engine(self, engine: AsyncLLM) -> None:
         """ValueError: an argument that the engine's model has no use for."""
+        self.adapters.check_engine(engine)
         if self.args.score_template is None and self.args.score_labels is None:
             return
         check_score_args(engine.model_config, self.args.score_template, self.args.score_labels)
@@ -113,6 +119,33 @@ class ServerState:
             return self.args.served_model_name
         config = self.engine.model_config
         return list(config.served_model_name) or [config.model]
+
+    @property
+    def answer_name(self) -> str:
+        """The model's name in answers: the adapter's that the request names, or else the first of `model_names`."""
+        adapter = chosen.get()
+        return self.model_names[0] if adapter is None else adapter.lora_name
+
+    @property
+    def listed_names(self) -> list[str] | None:
+        """All that a request may name; None: further adapters may come."""
+        if envs.VLLM_ALLOW_RUNTIME_LORA_UPDATING:
+            return None
+        return [*self.model_names, *self.adapters.by_name]
+
+    async def load_adapters(self) -> None:
+        """Load those of --lora-modules; VLLMValidationError: one that cannot be loaded."""
+        await self.adapters.load_modules(self.engine, self.model_names)
+
+    async def choose_model(self, name: str | None) -> None:
+        """Have the HTTP request answered by the model of this name, or by an adapter. Raises ApiError 404 if there is
+        no such model, VLLMValidationError for an adapter that a resolver knows and that cannot be loaded."""
+        adapter = None
+        if name is not None and not self._is_base(name):
+            adapter = await self.adapters.find(self.engine, self.model_names, name)
+        chosen.set(adapter)
+        if adapter is None:
+            self.check_model(name)
 
     def template_text(self, own: str | None = None) -> str:
         """The chat template: a request's `own`, the server's or the model's; "" without one."""
@@ -178,13 +211,16 @@ class ServerState:
         """The name as the server lists it; the first for None and for the last part of a path. Raises ApiError 404 if
         there is no such model."""
         names = self.model_names
-        model = self.engine.model_config.model
-        if name is None or (names == [model] and name == Path(model).name):
+        if name is None or (name not in names and self._is_base(name)):
             return names[0]
-        if name not in names:
+        if name not in (names := [*names, *self.adapters.by_name]):
             message = f"there is no model {shown(name)} here; there is {', '.join(map(repr, names))}"
             raise ApiError(404, message, "model", "model_not_found")
         return name
+
+    def _is_base(self, name: str) -> bool:
+        names, model = self.model_names, self.engine.model_config.model
+        return name in names or (names == [model] and name == Path(model).name)
 
     @cached_property
     def tasks(self) -> tuple[str, ...]:

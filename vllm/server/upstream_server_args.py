@@ -7,7 +7,6 @@ from typing import Any
 
 from vllm.engine.arguments import check_neutral, refused, unused
 
-_LORA = "LoRA adapters are not implemented; merge the adapter into the checkpoint"
 _TOOLS = "arguments fit their schemas where a tool says strict"
 _REASONING = "efforts reach the template under their own names"
 _HTTP_ONLY = "the server speaks HTTP; clients of gRPC need one in front of it"
@@ -22,8 +21,6 @@ _HTTPTOOLS = "requests are parsed by httptools, whose limits are its own"
 @dataclass(frozen=True, kw_only=True)
 class UpstreamServerArgs:
     """The arguments, with upstream's names and defaults; see UpstreamArgs."""
-
-    lora_modules: list[str] | None = refused(None, _LORA)
 
     tool_strict_level: str | None = refused(None, _TOOLS)
     tool_server: str | None = refused(None, "this server calls no tools")

@@ -94,15 +94,6 @@ class BaseModelPath:
     model_path: str
 
 
-@dataclass
-class LoRAModulePath:
-    """An adapter. None is served."""
-
-    name: str
-    path: str
-    base_model_name: str | None = None
-
-
 def with_cancellation(
     handler_func: Callable[..., Coroutine[Any, Any, Any]],
 ) -> Callable[..., Coroutine[Any, Any, Any]]:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from vllm.exceptions import VLLMValidationError
 from vllm.logprobs.lists import LogprobsRow, LogprobsRows
+from vllm.lora.request import LoRARequest
 from vllm.pooling_params import PoolingParams
 from vllm.sampling_params import SamplingParams
 
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 class EngineCoreRequest:
     """One sequence to generate, tokenised and validated; the fields are the arguments of Request.
 
-    Callers of upstream's may pass mm_features, lora_request and data_parallel_rank as None.
+    Callers of upstream's may pass mm_features and data_parallel_rank as None.
 
     Raises:
         VLLMValidationError: one of these is not None.
@@ -33,15 +34,11 @@ class EngineCoreRequest:
     cache_salt: str | None = None
     mm_features: InitVar[Any] = None
     pooling_params: PoolingParams | None = None  # a pooling model's requests have these, and no sampling_params
-    lora_request: InitVar[Any] = None
+    lora_request: LoRARequest | None = None
     data_parallel_rank: InitVar[Any] = None
 
-    def __post_init__(self, mm_features: Any, lora_request: Any, data_parallel_rank: Any) -> None:
-        asked = {
-            "mm_features": mm_features,
-            "lora_request": lora_request,
-            "data_parallel_rank": data_parallel_rank,
-        }
+    def __post_init__(self, mm_features: Any, data_parallel_rank: Any) -> None:
+        asked = {"mm_features": mm_features, "data_parallel_rank": data_parallel_rank}
         for name, value in asked.items():
             if value is not None:
                 raise VLLMValidationError(f"{name} must be None here: requests are of text, without it", name, value)

@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import enum
+from typing import TYPE_CHECKING
 
 from vllm.pooling_params import PoolingParams
 from vllm.sampling_params import SamplingParams
+
+if TYPE_CHECKING:
+    from vllm.lora.request import LoRARequest
+    from vllm.v1.adapters import Adapter
 
 
 class RequestStatus(enum.Enum):
@@ -29,12 +34,17 @@ class Request:
         priority: int = 0,
         cache_salt: str | None = None,
         pooling_params: PoolingParams | None = None,
+        lora_request: LoRARequest | None = None,
     ) -> None:
         if sampling_params.max_tokens is None:
             raise ValueError(f"request {request_id}: max_tokens must be set when it reaches the scheduler")
         self.request_id = request_id
         self.sampling_params = sampling_params  # of a pooling model's: what its tokens are read for
         self.pooling_params = pooling_params
+        self.lora_request = lora_request
+        self.adapter: Adapter | None = None  # of lora_request, set before it is queued
+        # Of the load that computes it: part of its block hashes. -1: its adapter is not loaded yet.
+        self.adapter_number = 0 if lora_request is None else -1
         self.eos_token_ids = frozenset() if sampling_params.ignore_eos else eos_token_ids
         self.stop_token_ids = frozenset(sampling_params.stop_token_ids or ())
         self.end_token_ids = self.eos_token_ids | self.stop_token_ids  # these end it, from min_tokens on

@@ -257,10 +257,10 @@ def check_invariants(scheduler: Scheduler, step: SchedulerOutput | None = None) 
     for request in scheduler.running:
         held = len(scheduler.kv.blocks_of(request.request_id)) * BLOCK_SIZE
         assert request.num_computed_tokens <= held < request.num_computed_tokens + BLOCK_SIZE
-    # Those that wait for a snapshot let others pass.
-    if scheduler.config.policy == "fcfs" and not scheduler.kv.cuts_shares:
+    # Those that wait for a snapshot, or for their adapter's turn, let others pass.
+    if scheduler.config.policy == "fcfs" and not scheduler.kv.cuts_shares and scheduler.adapters is None:
         line = [request.arrival_index for request in scheduler.running]
-        line += sorted(scheduler.waiting._members)
+        line += sorted(number for lane in scheduler.waiting._lanes.values() for number in lane.members)
         assert line == sorted(line), "somebody jumped the queue"
     if step is not None:
         assert sum(step.num_scheduled_tokens.values()) == step.total_num_scheduled_tokens

@@ -90,6 +90,7 @@ def make_core(worker: FakeWorker, scheduler, monkeypatch: pytest.MonkeyPatch) ->
         scheduler_config=SchedulerConfig(async_scheduling=True),
         cache_config=CacheConfig(),
         model_config=SimpleNamespace(max_model_len=1, attn_type="decoder"),
+        lora_config=None,
     )
     core = EngineCore(config)
     core.scheduler = worker.scheduler = scheduler

@@ -21,7 +21,7 @@ def test_requests_that_left_are_not_kept():
         queue.add(leaving)
         queue.remove(leaving)
     assert len(queue) == 1 and queue.peek() is first
-    assert len(queue._heap) <= 2
+    assert len(queue._lanes[None].heap) <= 2
 
 
 @pytest.mark.parametrize("by_priority", [True, False])
@@ -47,7 +47,7 @@ def test_the_order_is_that_of_a_sorted_list(seed, by_priority):
         else:
             queue.remove(expected.pop(draw.randrange(len(expected))))
         assert len(queue) == len(expected)
-        assert len(queue._heap) <= 2 * len(expected)
+        assert sum(len(lane.heap) for lane in queue._lanes.values()) <= 2 * len(expected)
         if expected:
             assert queue.peek() is expected[0]
     while expected:
@@ -60,6 +60,6 @@ def test_requests_aborted_while_they_wait_are_not_kept():
         scheduler.add_request(make_request(f"r{number}", [1] * 3, priority=300 - number))
     assert list(scheduler.schedule().num_scheduled_tokens) == ["r299"]
     scheduler.abort_requests([f"r{number}" for number in range(1, 299)])
-    assert len(scheduler.waiting) == 1 and len(scheduler.waiting._heap) <= 2
+    assert len(scheduler.waiting) == 1 and len(scheduler.waiting._lanes[None].heap) <= 2
     scheduler.abort_requests(["r299"])
     assert list(scheduler.schedule().num_scheduled_tokens) == ["r0"]

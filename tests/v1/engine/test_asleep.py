@@ -93,7 +93,8 @@ CONTROL: dict[str, Callable[[Any], Any]] = {
 }
 # The worker says itself that its weights are gone: tests/layers/test_weight_update.py.
 WORKERS = {"apply_model"}
-OTHERS = {"wait_for_completion", "from_engine_args", "from_vllm_config", "sleep", "wake_up", "add_lora"}
+OTHERS = {"wait_for_completion", "from_engine_args", "from_vllm_config", "sleep", "wake_up"}
+OTHERS |= {"add_lora", "remove_lora", "list_loras", "pin_lora", "with_adapters"}  # test_llm_adapters.py
 
 
 def public_methods(kind: type) -> set[str]:

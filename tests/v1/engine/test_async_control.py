@@ -101,7 +101,8 @@ ANSWERING = {
     "sleep": lambda engine: engine.sleep(1, mode="keep"),
 }
 # They end the engine, wake it, need a profiler's folder, or are refused.
-OTHERS = {"add_lora", "compile_grammar", "encode", "shutdown", "start_profile", "stop_profile", "wait_dead", "wake_up"}
+OTHERS = {"compile_grammar", "encode", "shutdown", "start_profile", "stop_profile", "wait_dead", "wake_up"}
+OTHERS |= {"add_lora", "remove_lora", "list_loras", "pin_lora", "with_adapters"}  # test_adapters_async.py
 
 
 async def is_held(*tasks):
@@ -250,7 +251,7 @@ def test_small_questions(folder):
         assert not await engine.is_tracing_enabled()
         await engine.do_log_stats()
         await engine.abort("unknown", internal=True)
-        with pytest.raises(VLLMValidationError, match="add_lora"):
+        with pytest.raises(VLLMValidationError, match="must be a LoRARequest"):
             await engine.add_lora(None)
         with pytest.raises(VLLMValidationError, match="delay_iterations"):
             await engine.start_profile("mine", delay_iterations=2)

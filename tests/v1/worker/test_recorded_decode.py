@@ -43,7 +43,8 @@ def generate(llm, num_prompts):
 
 def recordings(llm):
     """Batch size -> recorded step."""
-    return llm.llm_engine.engine_core.executor.worker.model_runner._recorded_decode._recorded
+    steps = llm.llm_engine.engine_core.executor.worker.model_runner._recorded_decode._recorded
+    return {num_rows: step for (num_rows, _), step in steps.items()}
 
 
 def assert_same(ours, theirs):

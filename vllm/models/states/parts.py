@@ -106,6 +106,7 @@ class HeadLinear(ColumnParallelLinear):
     """A product of each head's values with a matrix of its own, [T, H * inputs] -> [T, H * outputs]; heads are split
     over the ranks."""
 
+    takes_adapters = False
     packed_heads: PackedHeads
 
     def __init__(self, heads: int, inputs: int, outputs: int, name: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +21,7 @@ from vllm.layers.weight_update import UpdatableModel
 from vllm.logger import init_logger
 from vllm.models.checkpoint_names import gates_are_halves
 from vllm.models.transformers.build import build, refusal
+from vllm.models.transformers.eager import EagerLayer, eager_attention
 from vllm.models.transformers.experts import StackedExperts, is_experts
 from vllm.models.transformers.layers import (
     Head,
@@ -58,6 +60,8 @@ class TransformersForCausalLM(UpdatableModel):
         hf, self.plan = build(auto, config.raw, folder, model_config.trust_remote_code)
         self._names = CheckpointNames(hf, gates_are_halves(config.raw))
         self._is_text_part = MARK in config.raw
+        self._is_eager = model_config.rounding != "vllm"
+        self._is_autocast = model_config.rounding == "autocast"
         persistent = set(hf.state_dict())
         # The tied weights and biases that are held twice, by their sources' names.
         self._copied: dict[str, str] = {}
@@ -99,11 +103,13 @@ class TransformersForCausalLM(UpdatableModel):
             own: nn.Module | None = None
             if name.startswith(tuple(fused)):
                 continue
-            if (mlp := make_mlp(module, name, plan)) is not None:
+            if not self._is_eager and (mlp := make_mlp(module, name, plan)) is not None:
                 own = mlp
                 fused.append(f"{name}.")
             elif type(module) is nn.Linear and module is not head_module:
                 own = make_linear(module, name.rpartition(".")[2], parallel_style(name, plan))
+            elif self._is_eager:
+                continue
             elif is_experts(module):
                 if envs.batch_invariant():
                     raise ValueError(
@@ -121,7 +127,9 @@ class TransformersForCausalLM(UpdatableModel):
             # As a submodule it is found by whoever sets the backend.
             if not hasattr(caller, "paged_layers"):
                 caller.add_module("paged_layers", PagedLayers(self._step))
-            caller.paged_layers.append(PagedLayer(call, self._step))
+            if self._is_eager:
+                eager_attention(caller)
+            caller.paged_layers.append((EagerLayer if self._is_eager else PagedLayer)(call, self._step))
         # Caches are in the order of modules.
         for index, layer in enumerate(each for each in hf.modules() if isinstance(each, PagedLayer)):
             layer.index = index
@@ -134,6 +142,7 @@ class TransformersForCausalLM(UpdatableModel):
         source = tied.get(f"{name}.weight")
         is_tied = source is not None and source == f"{embedding_name}.weight"
         head = Head(linear, embedding if is_tied else None)
+        head.is_rounded = self._is_eager
         if source is not None and head.tied_to is None:
             self._copied[source] = f"{name}.weight"
         if (source := tied.get(f"{name}.bias")) is not None:
@@ -177,15 +186,19 @@ class TransformersForCausalLM(UpdatableModel):
             self._is_unchecked = False
             self._check_tokens()
         self._step.begin(kv_caches, attn)
-        output = self._base[0](input_ids=input_ids[None], position_ids=positions[None], use_cache=False)
+        with self._rounding():
+            output = self._base[0](input_ids=input_ids[None], position_ids=positions[None], use_cache=False)
         hidden = output[0][0]
         return hidden if logits_rows is None else hidden.index_select(0, logits_rows)
 
     def compute_logits(self, hidden: Tensor) -> Tensor:
         """[L, H] -> this rank's logits, float32 [L, V_rank], those of `lm_head.vocab_range`."""
-        if self.lm_head.is_final:
-            return self.lm_head(hidden)
-        return self._finish(hidden).float()
+        with self._rounding():
+            logits = self.lm_head(hidden) if self.lm_head.is_final else self._finish(hidden)
+        return logits.float()
+
+    def _rounding(self) -> AbstractContextManager[Any]:
+        return torch.autocast(self._like.device.type, torch.bfloat16) if self._is_autocast else nullcontext()
 
     def drop_head(self) -> str:
         """See CausalLM.drop_head. ValueError: there are other layers after the hidden states."""

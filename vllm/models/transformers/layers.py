@@ -6,7 +6,7 @@ import copy
 import fnmatch
 import inspect
 from dataclasses import replace
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -165,19 +165,19 @@ class TokenEmbedding(VocabParallelEmbedding):
 
 
 class Head(ParallelLMHead):
-    """The output layer. `is_final`: its logits are the model's."""
+    """The output layer. `is_final`: its logits are the model's. `is_rounded`: they have the model's dtype."""
 
     def __init__(self, linear: nn.Linear, tied_to: VocabParallelEmbedding | None) -> None:
         super().__init__(linear.out_features, linear.in_features, tied_to, linear.bias is not None)
-        self.is_final = False
+        self.is_final = self.is_rounded = False
 
     def forward(self, hidden: Tensor) -> Tensor:
-        """[..., H] -> float32 [..., V_rank]."""
+        """[..., H] -> float32 [..., V_rank], or rounded ones."""
         return super().forward(hidden.reshape(-1, hidden.shape[-1])).unflatten(0, hidden.shape[:-1])
 
     @property
     def plain_weight(self) -> Tensor | None:
-        return super().plain_weight if self.is_final else None
+        return super().plain_weight if self.is_final and not self.is_rounded else None
 
 
 class Step:
@@ -198,6 +198,8 @@ class Step:
 class PagedLayer(nn.Module):
     """One attention layer over the paged cache. Keys or values that are narrower than the others are filled up with
     zeros, which changes no result."""
+
+    is_eager: ClassVar[bool] = False
 
     def __init__(self, call: AttentionCall, step: Step) -> None:
         """ValueError: the ranks cannot share the heads equally."""
@@ -257,7 +259,7 @@ class PagedLayers(nn.ModuleList):
         super().append(module)
         return self
 
-    def next(self) -> nn.Module:
+    def next(self) -> Any:
         """The layer whose turn it is."""
         if len(self) == 1:
             return self[0]
@@ -280,8 +282,11 @@ def paged_attention_forward(
     value: Tensor,
     attention_mask: Tensor | None,
     s_aux: Tensor | None = None,
-    **_: Any,
+    **others: Any,
 ) -> tuple[Tensor, None]:
     """Attention as transformers calls it, by the module's PagedLayers. What else it is given was checked in the run
     without data."""
-    return module.paged_layers.next()(query, key, value, s_aux), None
+    layer = module.paged_layers.next()
+    if layer.is_eager and layer.step.attn is not None:
+        return layer.attend(module, query, key, value, others if s_aux is None else {**others, "s_aux": s_aux}), None
+    return layer(query, key, value, s_aux), None

@@ -94,7 +94,7 @@ def post(
                 kind, endpoint = other.model, other.endpoint
             body = parse_body(value, kind, args.ignore_unknown_fields)
             if "model" in kind.model_fields:
-                state.check_model(body.model)
+                await state.choose_model(body.model)
             state.check_task(kind.TASK)
             return await endpoint(request, state, body)
 
@@ -131,7 +131,7 @@ def post_by_field(router: APIRouter, path: str, description: str, kinds: Mapping
         possible = kinds[given[0]]
         kind = next((each for each in possible if state.can(each.model.TASK)), possible[0])
         body = parse_body(value, kind.model, args.ignore_unknown_fields)
-        state.check_model(body.model)
+        await state.choose_model(body.model)
         state.check_task(kind.model.TASK)
         return await kind.endpoint(request, state, body)
 
@@ -188,10 +188,10 @@ def document(app: FastAPI, state: ServerState, has_keys: bool) -> None:
     """Complete `app.openapi` of an application that has all its routes: bodies, names accepted as `model`, API keys."""
     make_schema = app.openapi
 
-    app.openapi = lambda: app.openapi_schema or _complete(make_schema(), state.model_names, has_keys)  # type: ignore[method-assign]
+    app.openapi = lambda: app.openapi_schema or _complete(make_schema(), state.listed_names, has_keys)  # type: ignore[method-assign]
 
 
-def _complete(schema: dict[str, Any], model_names: list[str], has_keys: bool) -> dict[str, Any]:
+def _complete(schema: dict[str, Any], model_names: list[str] | None, has_keys: bool) -> dict[str, Any]:
     components = schema["components"]
     models = [(model, "validation") for model in (*REQUEST_MODELS, *CHUNK_MODELS)]
     _, definitions = models_json_schema(models, ref_template=SCHEMA_REF + "{model}")  # type: ignore[arg-type]
@@ -201,7 +201,8 @@ def _complete(schema: dict[str, Any], model_names: list[str], has_keys: bool) ->
             continue
         field = components["schemas"][model.__name__]["properties"]["model"]
         own = next(each for each in field.get("anyOf", [field]) if each["type"] == "string")
-        own["enum"] = model_names
+        if model_names is not None:
+            own["enum"] = model_names
     # FastAPI's errors never occur: request_body.py checks the bodies, and path parameters are strings.
     for name in ("HTTPValidationError", "ValidationError"):
         components["schemas"].pop(name, None)

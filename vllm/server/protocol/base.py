@@ -64,7 +64,7 @@ REFUSED_FIELDS: Refusals = {
     "return_weight_versions": ((False,), "weights have no versions here"),
     "return_token_offsets": ((False,), "/tokenize with return_token_strs shows the tokens' texts"),
     "return_prompt_text": ((False,), "the render routes answer with the prompt's text"),
-    "lora_request": ((), "there are no adapters"),
+    "lora_request": ((), "an adapter is named as the model"),
     "moderation": ((), "texts are not moderated"),
     "prompt_cache_options": (
         ({}, {"mode": "implicit"}, {"ttl": "30m"}, {"mode": "implicit", "ttl": "30m"}),

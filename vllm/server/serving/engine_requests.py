@@ -13,6 +13,7 @@ from fastapi import Request
 
 from vllm.outputs import CompletionOutput, RequestOutput
 from vllm.pooling_outputs import PoolingRequestOutput
+from vllm.server.adapters import chosen
 from vllm.server.errors import ApiError
 from vllm.server.state import ServerState
 from vllm.v1.engine.input_processor import ProcessedPrompt
@@ -79,6 +80,8 @@ class Submission:
         priority: int = 0,
     ) -> Submission:
         """`queue` without its checks, for which there is room."""
+        if (adapter := chosen.get()) is not None:
+            prompts = await state.engine.with_adapters(prompts, [adapter] * len(prompts))
         submission = cls(state, request_id)
         submission._generates = all(getattr(own, "max_tokens", 0) != 0 for own in params)
         _submissions.add(submission)

@@ -28,7 +28,7 @@ class ModelCard(ResponseModel):
     created: int
     owned_by: str
     root: str
-    parent: None = None
+    parent: str | None = None
     max_model_len: int
     tasks: list[str] = Field(
         description='"generate", or a pooling model\'s ("embed", "classify" ...) and "pool"; "score" is of pairs'
@@ -50,16 +50,17 @@ class LoadResponse(ResponseModel):
 
 @router.get("/v1/models", responses={200: {"model": ModelList}, **error_answers(401)}, response_model=None)
 async def list_models(request: Request) -> Response:
-    """The served model, once by each of its names."""
+    """The served model, once by each of its names, and its LoRA adapters."""
     state = server_state(request)
-    return json_response({"object": "list", "data": [_card(state, name) for name in state.model_names]})
+    names = (*state.model_names, *state.adapters.by_name)
+    return json_response({"object": "list", "data": [_card(state, name) for name in names]})
 
 
 @router.get(
     "/v1/models/{model:path}", responses={200: {"model": ModelCard}, **error_answers(401, 404)}, response_model=None
 )
 async def retrieve_model(model: str, request: Request) -> Response:
-    """One served model."""
+    """One served model, or an adapter."""
     state = server_state(request)
     return json_response(_card(state, state.check_model(model)))
 
@@ -109,13 +110,15 @@ async def metrics(request: Request) -> Response:
 
 
 def _card(state: ServerState, name: str) -> dict[str, Any]:
+    """Of an adapter `root` is its path as it was given, and `parent` its model."""
+    adapter = None if name in state.model_names else state.adapters.by_name.get(name)
     return {
         "id": name,
         "object": "model",
         "created": state.created,
         "owned_by": "vllm",
-        "root": name,
-        "parent": None,
+        "root": name if adapter is None else adapter.lora_path,
+        "parent": None if adapter is None else adapter.base_model_name or state.model_names[0],
         "max_model_len": state.engine.model_config.max_model_len,
         "tasks": state.tasks,
     }

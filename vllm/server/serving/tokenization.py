@@ -72,7 +72,7 @@ def _info(state: ServerState) -> dict[str, Any]:
     special = {"bos_token": tokenizer.bos_token_id, "eos_token": tokenizer.eos_token_id}
     special["pad_token"] = tokenizer.pad_token_id
     return {
-        "model": state.model_names[0],
+        "model": state.answer_name,
         "vocab_size": tokenizer.vocab_size,
         "max_model_len": state.engine.model_config.max_model_len,
         **{name: None if token_id is None else tokenizer.id_to_token(token_id) for name, token_id in special.items()},

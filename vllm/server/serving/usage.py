@@ -23,13 +23,13 @@ def cached_tokens_shown(output: RequestOutput) -> int:
 
 def answer_frame(state: ServerState, answer_id: str) -> dict[str, Any]:
     """First fields of every chunk and every whole answer."""
-    frame = {"id": answer_id, "created": int(time.time()), "model": state.model_names[0]}
+    frame = {"id": answer_id, "created": int(time.time()), "model": state.answer_name}
     return frame if state.fingerprint is None else {**frame, "system_fingerprint": state.fingerprint}
 
 
 def list_frame(state: ServerState, answer_id: str) -> dict[str, Any]:
     """Fields of a list of results beside the results and `usage`."""
-    return {"id": answer_id, "object": "list", "created": int(time.time()), "model": state.model_names[0]}
+    return {"id": answer_id, "object": "list", "created": int(time.time()), "model": state.answer_name}
 
 
 def timings(times: RequestMetrics, num_tokens: int) -> dict[str, float | None]:

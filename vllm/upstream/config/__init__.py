@@ -11,7 +11,6 @@ from vllm.upstream.config.eplb import EPLBConfig
 from vllm.upstream.config.kernel import KernelConfig
 from vllm.upstream.config.kv_events import KVEventsConfig
 from vllm.upstream.config.kv_transfer import KVTransferConfig
-from vllm.upstream.config.lora import LoRAConfig
 from vllm.upstream.config.multimodal import MultiModalConfig
 from vllm.upstream.config.offload import OffloadBackend, OffloadConfig, PrefetchOffloadConfig, UVAOffloadConfig
 from vllm.upstream.config.reasoning import ReasoningConfig
@@ -27,7 +26,6 @@ __all__ = [
     "KVEventsConfig",
     "KVTransferConfig",
     "KernelConfig",
-    "LoRAConfig",
     "MultiModalConfig",
     "OffloadBackend",
     "OffloadConfig",

@@ -72,6 +72,7 @@ async def init_app_state(
     server.chat_template = template_text(server.args.chat_template)
     server.check_engine(engine_client)
     server.engine_client = engine_client
+    await server.load_adapters()
     server.log_score_template()
     # For programs that add routes of their own.
     state.engine_client, state.vllm_config, state.args = engine_client, engine_client.vllm_config, args

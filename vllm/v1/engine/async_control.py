@@ -8,11 +8,11 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from vllm.exceptions import EngineDeadError, VLLMValidationError
+from vllm.lora.request import NOT_ENABLED, LoRARequest, given_lora_request
 from vllm.v1.engine.core_process.client import CoreClient
 from vllm.v1.engine.replica import Replica
 from vllm.v1.engine.replica_router import ReplicaRouter
 from vllm.v1.engine.upstream_calls import (
-    NO_LORA,
     check_pause_mode,
     check_profile_limits,
     check_sleep_level,
@@ -37,6 +37,7 @@ class AsyncEngineControl:
     tracer: RequestTracer | None
     _router: ReplicaRouter | None
     _receivers: list[asyncio.Task[None]]
+    _adapters: dict[int, str]  # paths of those that were loaded, by id; they may have been evicted since
     _resumed: asyncio.Event | None = None  # set while it is not paused; None = it never was
 
     async def abort(
@@ -232,9 +233,40 @@ class AsyncEngineControl:
         check_profile_limits(delay_iterations, max_iterations, profiler_kwargs)
         await self.collective_rpc("profile", args=(True, profile_prefix))
 
-    async def add_lora(self, lora_request: Any) -> bool:
-        """Refused: adapters are not implemented."""
-        raise VLLMValidationError(f"add_lora is not supported: {NO_LORA}", "lora_request", lora_request)
+    async def add_lora(self, lora_request: LoRARequest) -> bool:
+        """See LLMEngine.add_lora; every replica loads it, or none."""
+        request = given_lora_request(lora_request, self.vllm_config.lora_config is not None)
+        error = next(filter(None, await self._call("try_add_lora", dict(vars(request)))), None)
+        if error is not None:
+            if len(self.replicas) > 1 and request.lora_int_id not in self._adapters:
+                await self._call("remove_lora", request.lora_int_id)
+            raise VLLMValidationError(error, "lora_request", request.lora_name)
+        self._adapters[request.lora_int_id] = request.lora_path
+        return True
+
+    async def remove_lora(self, lora_id: int) -> bool:
+        """See LLMEngine.remove_lora."""
+        self._check_adapters()
+        self._adapters.pop(lora_id, None)
+        return any(await self._call("remove_lora", lora_id))
+
+    async def list_loras(self) -> set[int]:
+        """The ids of the adapters that every replica holds."""
+        self._check_adapters()
+        return set.intersection(*map(set, await self._call("list_loras")))
+
+    async def pin_lora(self, lora_id: int) -> bool:
+        """See LLMEngine.pin_lora."""
+        if lora_id not in await self.list_loras():
+            raise VLLMValidationError(f"no adapter has the id {lora_id}", "lora_id", lora_id)
+        try:
+            return all(await self._call("pin_lora", lora_id))
+        except RuntimeError as error:
+            raise VLLMValidationError(str(error).partition(": ")[2], "lora_id", lora_id) from None
+
+    def _check_adapters(self) -> None:
+        if self.vllm_config.lora_config is None:
+            raise VLLMValidationError(NOT_ENABLED, "lora_id")
 
     async def stop_profile(self) -> None:
         """See LLMEngine.stop_profile."""

@@ -21,6 +21,7 @@ from vllm.sampling_params import SamplingParams
 from vllm.tokenizers.tokenizer import Tokenizer
 from vllm.tracing import continued, make_tracer
 from vllm.utils.checks import check_neutral
+from vllm.v1.engine.adapters import distinct, once
 from vllm.v1.engine.async_control import AsyncEngineControl, close_cores
 from vllm.v1.engine.core_process.client import CoreClient
 from vllm.v1.engine.core_process.start import CoreProcessHandle
@@ -29,10 +30,7 @@ from vllm.v1.engine.output_processor import id_in_use_error
 from vllm.v1.engine.replica import Replica
 from vllm.v1.engine.replica_router import ReplicaRouter
 from vllm.v1.engine.request_stream import RequestStream
-from vllm.v1.engine.upstream_calls import (
-    NO_LORA,
-    check_executor_class,
-)
+from vllm.v1.engine.upstream_calls import check_executor_class
 
 MAX_COMPILE_SECONDS = 5
 """A form that takes longer is refused. Its compilation goes on, and is kept."""
@@ -97,6 +95,7 @@ class AsyncEngine(AsyncEngineControl):
             cache, num_blocks = config.cache_config, [core.num_blocks for core in cores]
             self._router = ReplicaRouter(num_blocks, cache.block_size, cache.enable_prefix_caching)
         self._receivers: list[asyncio.Task[None]] = []
+        self._adapters: dict[int, str] = {}
 
     @classmethod
     def from_vllm_config(
@@ -205,17 +204,17 @@ class AsyncEngine(AsyncEngineControl):
             request_id: a name that no unfinished request has.
             prompt: a string, a list of ids, a TextPrompt / TokensPrompt dict, or a ProcessedPrompt.
             params: what to do with it.
-            lora_request, data_parallel_rank: None; adapters are not implemented, and the engine chooses the replica.
+            lora_request: the adapter (a LoRARequest) that it is to run with; loaded if it is not yet.
+            data_parallel_rank: None; the engine chooses the replica.
             tokenization_kwargs: as in LLM.generate.
             trace_headers: W3C's, of the trace that the request's span is to be part of.
             priority: lower runs earlier under the "priority" policy.
 
         Raises:
-            VLLMValidationError: a bad prompt, parameter or id; nothing is queued then.
+            VLLMValidationError: a bad prompt, parameter, id or adapter; nothing is queued then.
             EngineDeadError: the engine is dead.
         """
         self._check_alive()
-        check_neutral("lora_request", lora_request, NO_LORA)
         if data_parallel_rank is not None:
             message = "data_parallel_rank is not supported: the engine chooses the replica"
             raise VLLMValidationError(message, "data_parallel_rank", data_parallel_rank)
@@ -232,8 +231,17 @@ class AsyncEngine(AsyncEngineControl):
             (processed,) = await self.process_prompts([prompt], [params], options=options)
         await self.compile_grammar(params)
         checked = self.input_processor.process_params(params, len(processed.token_ids))
+        (processed,) = await self.with_adapters([processed], [lora_request])
         with continued(self.tracer, trace_headers):
             return await self.add_checked(request_id, processed, checked, priority)
+
+    async def with_adapters(self, prompts: Sequence[ProcessedPrompt], adapters: Sequence[Any]) -> list[ProcessedPrompt]:
+        """See LLMEngine.with_adapters."""
+        made = self.input_processor.with_adapters(prompts, adapters)
+        for request in distinct(made):
+            if request.load_inplace or self._adapters.get(request.lora_int_id) != request.lora_path:
+                await self.add_lora(request)
+        return once(made)
 
     async def process_prompts(
         self, prompts: Sequence[Any], params: Sequence[Any], *, options: TextOptions = DEFAULT_TEXT_OPTIONS
@@ -278,7 +286,9 @@ class AsyncEngine(AsyncEngineControl):
             (1, 0) if isinstance(checked, PoolingParams) else (checked.num_distinct, checked.max_tokens)
         )
         assert max_tokens is not None, "the input processor sets max_tokens"
-        index = router.route(request_id, processed.token_ids, processed.cache_salt, num_sequences, max_tokens)
+        index = router.route(
+            request_id, processed.token_ids, processed.cache_salt, num_sequences, max_tokens, processed.adapter_id
+        )
         try:
             return self.replicas[index].add(request_id, processed, checked, priority, changed)
         except BaseException:

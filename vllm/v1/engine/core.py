@@ -10,9 +10,11 @@ from functools import cache
 from typing import Any, NoReturn
 
 from vllm.config import ModelConfig, VllmConfig
+from vllm.lora.request import LoRARequest
 from vllm.pooling_params import PoolingParams
 from vllm.sampling_params import SamplingParams
 from vllm.utils.unserved import refuse
+from vllm.v1.adapters import AdapterPool, enabled
 from vllm.v1.core.sched.async_scheduling import StepInFlight, can_schedule_ahead, complete, discard, dispatch
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.scheduler import Scheduler
@@ -30,6 +32,10 @@ class EngineCore:
 
     def __init__(self, config: VllmConfig, use_tqdm: bool = False) -> None:
         self.executor = make_executor(config, use_tqdm)
+        self.adapters: AdapterPool | None = None
+        if config.lora_config is not None:
+            patience = config.scheduler_config.max_num_seqs
+            self.adapters = AdapterPool(config.lora_config, self.executor.collective_rpc, patience)
         self.scheduler: Any = self._make_scheduler(config)
         self._model_config = config.model_config
         self._readings_seconds = 0.0
@@ -43,7 +49,7 @@ class EngineCore:
 
     def _make_scheduler(self, config: VllmConfig) -> Scheduler | WholeRequestScheduler:
         if config.model_config.attn_type == "encoder_only":
-            return WholeRequestScheduler(config.scheduler_config)
+            return WholeRequestScheduler(config.scheduler_config, self.adapters)
         cache_config = replace(
             config.cache_config,
             num_blocks=self.executor.num_blocks,
@@ -53,7 +59,7 @@ class EngineCore:
             num_snapshots=self.executor.state_slots.num_snapshots,
             snapshot_interval=self.executor.state_slots.snapshot_interval or None,
         )
-        return Scheduler(config.scheduler_config, cache_config, config.model_config.max_model_len)
+        return Scheduler(config.scheduler_config, cache_config, config.model_config.max_model_len, self.adapters)
 
     def add_request(self, request: EngineCoreRequest) -> None:
         """Queue a request; errors as Scheduler.add_request."""
@@ -93,8 +99,8 @@ class EngineCore:
         Raises the worker's error, after ending the step's requests; EngineDeadError: a rank of several failed;
         RuntimeError: requests wait, but the engine sleeps or is paused (they stay), or none can ever be scheduled (they
         end)."""
-        if self._settled:
-            settled, self._settled = self._settled, []
+        if self._settled or self.scheduler.refused:
+            settled, self._settled, self.scheduler.refused = self._settled + self.scheduler.refused, [], []
             return settled
         if self.is_paused or self._asleep:
             if self.has_unfinished_requests():
@@ -181,7 +187,7 @@ class EngineCore:
     def has_work(self) -> bool:
         """Whether `step` has something to do: there are requests, and the engine is neither paused nor asleep."""
         can_run = self.has_unfinished_requests() and not self.is_paused and not self._asleep
-        return can_run or bool(self._settled)
+        return can_run or bool(self._settled) or bool(self.scheduler.refused)
 
     def pause(self, is_paused: bool = True) -> None:
         """Leave all requests as they are, until told to go on."""
@@ -269,6 +275,30 @@ class EngineCore:
         if reset_running_requests:
             self._settle()
         return self.scheduler.reset_prefix_cache(reset_running_requests)
+
+    def add_lora(self, lora_request: LoRARequest) -> bool:
+        """See AdapterPool.add; VLLMValidationError: adapters are not enabled."""
+        return enabled(self.adapters).add(lora_request)
+
+    def try_add_lora(self, fields: dict[str, Any]) -> str:
+        """`add_lora` for another process: a LoRARequest's fields in, what is wrong with it out; "" = it is loaded."""
+        try:
+            self.add_lora(LoRARequest(**fields))
+        except ValueError as error:
+            return str(error.args[0])
+        return ""
+
+    def remove_lora(self, lora_id: int) -> bool:
+        """See AdapterPool.remove."""
+        return enabled(self.adapters).remove(lora_id)
+
+    def list_loras(self) -> set[int]:
+        """See AdapterPool.loaded_ids."""
+        return enabled(self.adapters).loaded_ids()
+
+    def pin_lora(self, lora_id: int) -> bool:
+        """See AdapterPool.pin."""
+        return enabled(self.adapters).pin(lora_id)
 
     def check_health(self) -> None:
         self.executor.check_health()

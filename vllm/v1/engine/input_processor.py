@@ -5,13 +5,14 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from vllm.config import ModelConfig, VllmConfig
 from vllm.exceptions import VLLMValidationError, shown
 from vllm.inputs.text_options import DEFAULT_TEXT_OPTIONS, TextOptions
 from vllm.logger import init_logger, warn_once
+from vllm.lora.request import LoRARequest, check_lora_request
 from vllm.pooling_params import PoolingParams, classified_length
 from vllm.sampling_params import SamplingParams, StructuredOutputsParams
 from vllm.tokenizers.tokenizer import Tokenizer, get_tokenizer
@@ -58,6 +59,16 @@ class ProcessedPrompt:
     text: str | None
     token_ids: list[int]
     cache_salt: str | None
+    lora_request: LoRARequest | None = None
+
+    @property
+    def adapter_id(self) -> int:
+        """Of its adapter; 0: there is none."""
+        return 0 if self.lora_request is None else self.lora_request.lora_int_id
+
+    def with_ids(self, token_ids: list[int]) -> ProcessedPrompt:
+        """Other tokens for the same model and cache, without a text."""
+        return ProcessedPrompt(None, token_ids, self.cache_salt, self.lora_request)
 
 
 class InputProcessor:
@@ -67,6 +78,7 @@ class InputProcessor:
         self.model_config = config.model_config
         self._policy = config.scheduler_config.policy
         self._forms = config.structured_outputs_config
+        self.has_adapters = config.lora_config is not None
         self.tokenizer = tokenizer
         self.eos_token_ids = frozenset(self.model_config.hf_config.eos_token_ids)
         self._generation_config = {"eos_token_id": sorted(self.eos_token_ids)}
@@ -128,6 +140,20 @@ class InputProcessor:
                 self._check_length(token_ids, room, longest)
             result.append(ProcessedPrompt(text, token_ids, cache_salt))
         return result
+
+    def with_adapters(self, prompts: Sequence[ProcessedPrompt], adapters: Sequence[Any]) -> list[ProcessedPrompt]:
+        """The prompts with an adapter each, or None.
+
+        Raises:
+            VLLMValidationError: something else than a LoRARequest, or adapters are not enabled.
+        """
+        if all(each is None for each in adapters):
+            return list(prompts)
+        pairs = zip(prompts, adapters, strict=True)
+        return [
+            replace(prompt, lora_request=check_lora_request(each, self.has_adapters)) if each is not None else prompt
+            for prompt, each in pairs
+        ]
 
     def check_params(self, params: Any) -> None:
         """Raises VLLMValidationError unless they are those of the model's runner."""
@@ -215,6 +241,7 @@ class InputProcessor:
         ids, salt, priority = prompt.token_ids, prompt.cache_salt, int(priority)
         for core_id, params in children:
             request = EngineCoreRequest(core_id, ids, params, self.eos_token_ids, arrival_time, priority, salt)
+            request.lora_request = prompt.lora_request
             if isinstance(params, PoolingParams):
                 request.pooling_params, request.sampling_params = params, None  # type: ignore[assignment]
                 if params.task == "classify" and self.model_config.attn_type == "decoder":

@@ -10,20 +10,20 @@ from typing import TYPE_CHECKING, Any
 from vllm.config import ModelConfig, VllmConfig
 from vllm.engine.arg_utils import EngineArgs
 from vllm.engine.usage import UsageContext
-from vllm.exceptions import VLLMValidationError
 from vllm.inputs.text_options import text_options
+from vllm.lora.request import LoRARequest, given_lora_request
 from vllm.outputs import RequestOutput
 from vllm.sampling_params import SamplingParams
 from vllm.tokenizers.tokenizer import as_tokenizer
 from vllm.tracing import continued, make_tracer
 from vllm.utils.checks import check_neutral
 from vllm.utils.loading_threads import meanwhile
+from vllm.v1.engine.adapters import loaded
 from vllm.v1.engine.core import EngineCore
 from vllm.v1.engine.input_processor import InputProcessor, ProcessedPrompt, load_tokenizer
 from vllm.v1.engine.output_processor import OutputProcessor
 from vllm.v1.engine.pooling_output_processor import PoolingOutputProcessor
 from vllm.v1.engine.upstream_calls import (
-    NO_LORA,
     check_executor_class,
     check_pause_mode,
     check_profile_limits,
@@ -139,7 +139,7 @@ class LLMEngine:
             request_id: a name that no unfinished request has.
             prompt: a string, a list of ids, or a TextPrompt / TokensPrompt dict.
             arrival_time: seconds on the monotonic clock; None = now.
-            lora_request: None; adapters are not implemented.
+            lora_request: the adapter that it is to run with.
             tokenization_kwargs: as in LLM.generate.
             trace_headers: W3C's, of the trace that the request's span is to be part of.
             priority: lower runs earlier under the "priority" policy.
@@ -148,14 +148,23 @@ class LLMEngine:
             VLLMValidationError: a bad prompt, parameter or id; nothing is queued then.
             RuntimeError: the engine sleeps.
         """
-        check_neutral("lora_request", lora_request, NO_LORA)
         options = text_options(tokenization_kwargs)
         params = options.applied(params)
         (processed,) = self.input_processor.process_prompts([prompt], [params], options=options)
         checked = self.input_processor.process_params(params, len(processed.token_ids))
+        (processed,) = self.with_adapters([processed], [lora_request])
         with continued(self.tracer, trace_headers):
             self.add_processed([request_id], [processed], [checked], arrival_time, [priority])
         return request_id
+
+    def with_adapters(self, prompts: Sequence[ProcessedPrompt], adapters: Sequence[Any]) -> list[ProcessedPrompt]:
+        """The prompts with an adapter (a LoRARequest) each, or None; those that are new are loaded.
+
+        Raises:
+            VLLMValidationError: adapters are not enabled, or one's files, or its id; nothing has changed then.
+        """
+        made = self.input_processor.with_adapters(prompts, adapters)
+        return loaded(made, self.add_lora)
 
     def add_processed(
         self,
@@ -175,7 +184,14 @@ class LLMEngine:
             for request_id, prompt, own, priority in zip(request_ids, prompts, params, priorities, strict=True):
                 self.input_processor.check_request(request_id, own, priority)
                 children = self.output_processor.add_request(
-                    request_id, prompt.text, prompt.token_ids, own, now, prompt.cache_salt, priority
+                    request_id,
+                    prompt.text,
+                    prompt.token_ids,
+                    own,
+                    now,
+                    prompt.cache_salt,
+                    priority,
+                    prompt.lora_request,
                 )
                 added.append(request_id)
                 for request in self.input_processor.core_requests(children, prompt, now, priority):
@@ -323,9 +339,31 @@ class LLMEngine:
         """End the recording; each worker writes a trace (for Perfetto, or chrome://tracing)."""
         self.collective_rpc("profile", args=(False,))
 
-    def add_lora(self, lora_request: Any) -> bool:
-        """Refused: adapters are not implemented."""
-        raise VLLMValidationError(f"add_lora is not supported: {NO_LORA}", "lora_request", lora_request)
+    def add_lora(self, lora_request: LoRARequest) -> bool:
+        """Load an adapter, unless it is loaded; with its `load_inplace` again.
+
+        Raises:
+            VLLMValidationError: adapters are not enabled, or one's files, or its id; nothing has changed then.
+        """
+        request = given_lora_request(lora_request, self.input_processor.has_adapters)
+        self.engine_core.check_awake()
+        return self.engine_core.add_lora(request)
+
+    def remove_lora(self, lora_id: int) -> bool:
+        """Unload an adapter, now or once the running requests of it end; False: it is not loaded."""
+        return self.engine_core.remove_lora(lora_id)
+
+    def list_loras(self) -> set[int]:
+        """The ids of the adapters that are loaded."""
+        return self.engine_core.list_loras()
+
+    def pin_lora(self, lora_id: int) -> bool:
+        """Keep an adapter loaded whatever others come.
+
+        Raises:
+            VLLMValidationError: it is not loaded, or max_cpu_loras of them are pinned.
+        """
+        return self.engine_core.pin_lora(lora_id)
 
 
 def _call_with_model(func: Callable[[nn.Module], Any], worker: Any) -> Any:

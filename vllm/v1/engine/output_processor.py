@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from vllm.exceptions import VLLMValidationError
+from vllm.lora.request import LoRARequest
 from vllm.outputs import CompletionOutput, RequestMetrics, RequestOutput
 from vllm.sampling_params import RequestOutputKind, SamplingParams
 from vllm.tokenizers.tokenizer import Tokenizer
@@ -152,6 +153,7 @@ class _RequestState:
     caller: Any = None  # the trace that the request is part of
     cache_salt: str | None = None
     priority: int = 0
+    lora_request: LoRARequest | None = None
     reading: _FormReading | None = None  # while all answers are there, and their form is read
 
     @property
@@ -179,6 +181,7 @@ class _RequestState:
             finished=self.finished,
             metrics=self.metrics,
             num_cached_tokens=self.num_cached_tokens,
+            lora_request=self.lora_request,
         )
 
     def end_reading(self) -> None:
@@ -193,7 +196,14 @@ class _RequestState:
         """What was read of the prompt since the last part."""
         assert self.prompt_logprobs is not None
         part = self.prompt_logprobs.take()
-        return RequestOutput(self.request_id, self.prompt, self.prompt_token_ids, part, metrics=self.metrics)
+        return RequestOutput(
+            self.request_id,
+            self.prompt,
+            self.prompt_token_ids,
+            part,
+            metrics=self.metrics,
+            lora_request=self.lora_request,
+        )
 
     def _must_wait(self) -> bool:
         if self.params.output_kind is RequestOutputKind.FINAL_ONLY or self.num_best is not None:
@@ -259,9 +269,10 @@ class OutputProcessor:
         arrival_time: float,
         cache_salt: str | None = None,
         priority: int = 0,
+        lora_request: LoRARequest | None = None,
     ) -> list[tuple[str, SamplingParams]]:
         """Register a request; returns (core id, parameters) of each sequence. VLLMValidationError: an id is in use.
-        `cache_salt`, `priority`: for the requests that read the form of its answers."""
+        `cache_salt`, `priority`, `lora_request`: for the requests that read the form of its answers, too."""
         if params.num_distinct == 1:
             children = [(request_id, params.child(0) if params.num_sequences > 1 else params)]
         else:
@@ -276,7 +287,7 @@ class OutputProcessor:
         ]
         metrics = RequestMetrics(arrival_time)
         state = _RequestState(request_id, prompt, prompt_token_ids, params, metrics, sequences, len(sequences))
-        state.cache_salt, state.priority = cache_salt, priority
+        state.cache_salt, state.priority, state.lora_request = cache_salt, priority, lora_request
         if params.num_distinct == 1:
             state.num_copies = params.n
         elif params.num_sequences > params.n:
@@ -370,7 +381,7 @@ class OutputProcessor:
         # Offline most requests have no form.
         from vllm.v1.engine.plans.form_readings import FormReadings
 
-        prompt = ProcessedPrompt(state.prompt, state.prompt_token_ids, state.cache_salt)
+        prompt = ProcessedPrompt(state.prompt, state.prompt_token_ids, state.cache_salt, state.lora_request)
         whole = [sequence for sequence in state.sequences if sequence.error is None]
         answers = [sequence.token_ids for sequence in whole]
         plan = FormReadings(self._config, self.tokenizer, prompt, state.params, answers)

@@ -35,6 +35,7 @@ class PoolingOutputProcessor:
         arrival: float,
         cache_salt: str | None = None,
         priority: int = 0,
+        lora_request: Any = None,
     ) -> list[tuple[str, PoolingParams]]:
         if request_id in self._token_ids:
             raise id_in_use_error(request_id, request_id)

@@ -52,7 +52,14 @@ class Replica:
         """See AsyncLLM.add_checked."""
         now = time.monotonic()
         children = self.output_processor.add_request(
-            request_id, processed.text, processed.token_ids, checked, now, processed.cache_salt, priority
+            request_id,
+            processed.text,
+            processed.token_ids,
+            checked,
+            now,
+            processed.cache_salt,
+            priority,
+            processed.lora_request,
         )
         stream = RequestStream(request_id, checked.output_kind is RequestOutputKind.DELTA, changed)
         self.streams[request_id] = stream

@@ -75,10 +75,19 @@ class ReplicaRouter:
         return [replica.load for replica in self._replicas]
 
     def route(
-        self, request_id: str, token_ids: list[int], cache_salt: str | None, num_sequences: int, max_tokens: int
+        self,
+        request_id: str,
+        token_ids: list[int],
+        cache_salt: str | None,
+        num_sequences: int,
+        max_tokens: int,
+        adapter_id: int = 0,
     ) -> int:
-        """Choose a request's replica and count the request there until its end. `max_tokens`: of each sequence."""
-        hashes = hash_full_blocks(token_ids, self._block_size, cache_salt, []) if self._caches_prefixes else []
+        """Choose a request's replica and count the request there until its end. `max_tokens`: of each sequence.
+        `adapter_id`: of its LoRA adapter, 0 = none."""
+        hashes: list[bytes] = []
+        if self._caches_prefixes:
+            hash_full_blocks(token_ids, self._block_size, cache_salt, hashes, adapter_id)
         # The last token is always computed: its logits are needed.
         reusable = hashes[: (len(token_ids) - 1) // self._block_size]
         missing = [len(token_ids) - each.count_known(reusable) * self._block_size for each in self._replicas]

@@ -9,7 +9,6 @@ from vllm.config import VllmConfig
 from vllm.exceptions import VLLMValidationError
 from vllm.utils.checks import check_integer, check_neutral
 
-NO_LORA = "adapters are not implemented; merge the adapter into the checkpoint"
 PAUSE_MODES = ("abort", "wait", "keep")
 SLEEP_TAGS = ("weights", "kv_cache")
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Protocol
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 
-from vllm.config import CacheConfig
+from vllm.config import CacheConfig, LoRAConfig
 
 
 class CoreState(Protocol):
@@ -79,3 +80,14 @@ def cache_info(num_blocks: int, config: CacheConfig) -> Metric:
     gauge = GaugeMetricFamily("vllm:cache_config_info", "The KV cache; always 1", labels=tuple(values))
     gauge.add_metric(tuple(map(str, values.values())), 1)
     return gauge
+
+
+def adapter_info(config: LoRAConfig | None, stats: Mapping[str, Any]) -> Iterator[Metric]:
+    """Whose requests run and wait, as labels; the value is when, in Unix seconds. None without adapters."""
+    if config is None:
+        return
+    names = ("max_lora", "running_lora_adapters", "waiting_lora_adapters")
+    gauge = GaugeMetricFamily("vllm:lora_requests_info", "LoRA adapters with requests, when seen", labels=names)
+    running, waiting = (",".join(stats.get(f"{kind}_adapters", ())) for kind in ("running", "waiting"))
+    gauge.add_metric((str(config.max_loras), running, waiting), time.time())
+    yield gauge

@@ -21,6 +21,8 @@ from vllm.layers.state import state_bytes
 from vllm.layers.weight_update import move_weights
 from vllm.loader import get_model
 from vllm.logger import init_logger
+from vllm.lora.manager import AdapterManager
+from vllm.lora.request import LoRARequest
 from vllm.ops.gpu_kernels import compiles_while_running
 from vllm.quantization.settings import find_settings
 from vllm.utils.host_memory import return_freed_memory
@@ -61,6 +63,7 @@ class Worker:
         self._state_slots = NO_STATES
         self._asleep: set[str] = set()  # of "weights", "kv_cache"
         self._num_reloads = 0
+        self._adapters: dict[int, LoRARequest] = {}  # loaded ones, by number
         self._kept_steps: deque[PendingStep] = deque()
         self._profiler: Any = None
         self._profile_prefix = ""
@@ -77,8 +80,12 @@ class Worker:
             self._memory_at_start = memory.device_memory(self.device, begin_peak=True)
             memory.check_free_memory(self._memory_at_start, cache.gpu_memory_utilization)
         with tensor_parallel(self.group):
-            model = get_model(self.config.model_config, self.device, use_tqdm=use_tqdm and not self.group.rank)
+            shows = use_tqdm and not self.group.rank
+            takes_adapters = self.config.lora_config is not None
+            model = get_model(self.config.model_config, self.device, shows, takes_adapters)
             self._runner = _runner_class(self.model_config)(self.config, model, self.device)
+            for request in self._adapters.values():
+                self.adapters.add(request)
 
     def determine_num_blocks(self) -> int:
         """How many KV blocks the pool gets: cache_config.num_blocks, else what the memory budget holds, at most what
@@ -225,6 +232,28 @@ class Worker:
     def weights_version(self) -> int:
         """Changes whenever the weights do."""
         return self._num_reloads + self.model_runner.model.weight_updater.version
+
+    @property
+    def adapters(self) -> AdapterManager:
+        """The adapters of its model. ValueError: the engine was started without them."""
+        if self.model_runner.adapters is None:
+            raise ValueError("adapters are served with enable_lora=True")
+        return self.model_runner.adapters
+
+    def add_lora(self, request: LoRARequest) -> bool:
+        """Read an adapter into memory; see AdapterManager.add. Those that are loaded stay so through `sleep`."""
+        is_new = self.adapters.add(request)
+        self._adapters[request.lora_int_id] = request
+        return is_new
+
+    def remove_lora(self, lora_id: int) -> bool:
+        """Free an adapter's memory. False: it was not loaded."""
+        self._adapters.pop(lora_id, None)
+        return self.adapters.remove(lora_id)
+
+    def list_loras(self) -> set[int]:
+        """The numbers of loaded adapters."""
+        return self.adapters.numbers()
 
     def sleep(self, level: int = 1) -> None:
         """Free the KV cache; at level 1 move a GPU's weights to the host, at level 2 free the weights, too. What sleeps

@@ -68,7 +68,7 @@ class Answer(ABC):
     def table_response(self, request: Request, submission: Submitted) -> Response:
         """The answer in the type that the Accept header names."""
         assert self.tables is not None and isinstance(submission, Submission)
-        metadata = {"request_id": self._id, "model": self._state.model_names[0]}
+        metadata = {"request_id": self._id, "model": self._state.answer_name}
         return self.tables.response(request, submission, metadata)
 
     async def chunks(self, submission: Submitted, request: Request) -> AsyncGenerator[dict[str, Any], None]:

@@ -81,7 +81,7 @@ def _fields(
     return [
         {
             "request_id": name,
-            "model": state.model_names[0],
+            "model": state.answer_name,
             "token_ids": list(prompt.token_ids),
             "prompt": prompt.text,
             "sampling_params": _params_fields(params),

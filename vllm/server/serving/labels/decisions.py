@@ -52,7 +52,7 @@ async def create_decision(request: Request, state: ServerState, body: DecisionRe
             decision_fields, decision, body.diagnostics is True, body.return_token_ids is True
         )
         request.state.usage = fields["usage"]
-        return {"model": state.model_names[0], **fields}
+        return {"model": state.answer_name, **fields}
 
     return json_response(await while_connected(request, whole()))
 
@@ -65,7 +65,7 @@ async def system_one(request: Request, state: ServerState, body: SystemOneReques
         "id": answer_id,
         "object": "structured_decision",
         "created": int(time.time()),
-        "model": state.model_names[0],
+        "model": state.answer_name,
     }
 
     async def whole() -> dict[str, Any]:

@@ -48,7 +48,7 @@ async def generative_scoring(request: Request, state: ServerState, body: Generat
 
 async def score(request: Request, state: ServerState, body: ScoringRequest) -> Response:
     """The same scores in SGLang's shape: a row of probabilities for each item."""
-    model = state.model_names[0]
+    model = state.answer_name
     if isinstance(body.items, str):
         body.items = [body.items]
     scored = await while_connected(request, score_items(state, body, request_id_of(request, "score", body.request_id)))

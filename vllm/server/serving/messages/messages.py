@@ -79,7 +79,7 @@ class MessageAnswer:
         self._id = request_id_of(request, "msg", body.request_id)
         self._fields = _fields(state, body)
         self._is_cut_by_context = False
-        self.writer = MessageWriter(self._id, state.model_names[0])
+        self.writer = MessageWriter(self._id, state.answer_name)
 
     async def submit(self) -> Submitted:
         """Check everything and queue it; errors as of `Answer.submit`."""

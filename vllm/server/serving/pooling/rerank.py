@@ -60,7 +60,7 @@ async def rerank(request: Request, state: ServerState, body: RerankRequest) -> R
         if body.return_documents is not False:
             result["document"] = {"text": documents[index]}
         results.append({**result, **scored.readings(index)})
-    return json_response({"id": answer_id, "model": state.model_names[0], "usage": scored.usage, "results": results})
+    return json_response({"id": answer_id, "model": state.answer_name, "usage": scored.usage, "results": results})
 
 
 for _path in ("/rerank", "/v1/rerank", "/v2/rerank"):

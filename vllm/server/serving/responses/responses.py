@@ -172,7 +172,7 @@ class ResponseAnswer:
             "instructions": body.instructions,
             "max_output_tokens": body.max_output_tokens,
             "max_tool_calls": body.max_tool_calls,
-            "model": self._state.model_names[0],
+            "model": self._state.answer_name,
             "parallel_tool_calls": body.parallel_tool_calls is not False,
             "previous_response_id": body.previous_response_id,
             "conversation": None if conversation is None else {"id": conversation.head["id"]},

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from vllm.lora.request import LoRARequest
 from vllm.pooling_params import PoolingParams
 from vllm.sampling_params import SamplingParams
 
@@ -24,6 +25,8 @@ class NewRequestData:
     # Blocks in the other KV groups, from the second on; 0 where a group needs none.
     other_block_ids: list[list[int]] = field(default_factory=list)
     pooling_params: PoolingParams | None = None  # of a pooling model's request
+    # Its adapter, which the workers hold; its lora_int_id is AdapterPool's number.
+    lora_request: LoRARequest | None = None
 
 
 @dataclass

@@ -3,44 +3,84 @@
 from __future__ import annotations
 
 import heapq
+from collections.abc import Iterable
 
+from vllm.v1.adapters import Adapter
 from vllm.v1.request import Request
 
 
 class RequestQueue:
-    """Requests by arrival, or, with `by_priority`, by Request.sort_key. A preempted one gets its old place again."""
+    """Requests by arrival, or, with `by_priority`, by Request.sort_key. A preempted one gets its old place again.
+
+    Those of an adapter have a lane of their own, so that others can pass them.
+    """
 
     def __init__(self, by_priority: bool) -> None:
         self._by_priority = by_priority
-        self._heap: list[tuple[int, float, int]] = []  # keys, which end with the request's arrival_index
-        self._members: dict[int, Request] = {}  # by arrival_index
+        self._lanes: dict[Adapter | None, _Lane] = {}
 
     def add(self, request: Request) -> None:
         """Add a request that has arrived or was preempted."""
-        self._members[request.arrival_index] = request
-        heapq.heappush(self._heap, request.sort_key() if self._by_priority else (0, 0.0, request.arrival_index))
+        lane = self._lanes.get(request.adapter)
+        if lane is None:
+            lane = self._lanes[request.adapter] = _Lane()
+        key = request.sort_key() if self._by_priority else (0, 0.0, request.arrival_index)
+        lane.add(request, key)
 
     def peek(self) -> Request:
         """The next request."""
-        # Removed requests stay in the heap until they are its first entry, or outnumber the others.
-        while self._heap[0][-1] not in self._members:
-            heapq.heappop(self._heap)
-        return self._members[self._heap[0][-1]]
+        request = self.peek_among(None)
+        assert request is not None, "none waits"
+        return request
+
+    def peek_among(self, adapters: Iterable[Adapter | None] | None) -> Request | None:
+        """The next request of these adapters (one of them None: of no adapter), or, if None, of all."""
+        lanes = self._lanes
+        if len(lanes) == 1 and adapters is None:
+            return next(iter(lanes.values())).first()[1]
+        heads = [lanes[each].first() for each in (lanes if adapters is None else adapters) if each in lanes]
+        return min(heads, key=lambda head: head[0])[1] if heads else None
 
     def pop(self) -> Request:
         """Remove and return the next request."""
         request = self.peek()
-        heapq.heappop(self._heap)
         self.remove(request)
         return request
 
     def remove(self, request: Request) -> None:
         """Remove any request."""
-        del self._members[request.arrival_index]
-        # In amortised constant time: the removals since the last time pay for it.
-        if len(self._heap) > 2 * len(self._members):
-            self._heap = [key for key in self._heap if key[-1] in self._members]
-            heapq.heapify(self._heap)
+        lane = self._lanes[request.adapter]
+        lane.remove(request)
+        if not lane.members:
+            del self._lanes[request.adapter]
 
     def __len__(self) -> int:
-        return len(self._members)
+        return sum(len(lane.members) for lane in self._lanes.values())
+
+
+_Key = tuple[int, float, int]  # ends with the request's arrival_index
+
+
+class _Lane:
+    """The waiting requests of an adapter."""
+
+    def __init__(self) -> None:
+        self.heap: list[_Key] = []
+        self.members: dict[int, Request] = {}  # by arrival_index
+
+    def add(self, request: Request, key: _Key) -> None:
+        self.members[request.arrival_index] = request
+        heapq.heappush(self.heap, key)
+
+    def first(self) -> tuple[_Key, Request]:
+        # Removed requests stay in the heap until they are its first entry, or outnumber the others.
+        while self.heap[0][-1] not in self.members:
+            heapq.heappop(self.heap)
+        return self.heap[0], self.members[self.heap[0][-1]]
+
+    def remove(self, request: Request) -> None:
+        del self.members[request.arrival_index]
+        # In amortised constant time: the removals since the last time pay for it.
+        if len(self.heap) > 2 * len(self.members):
+            self.heap = [key for key in self.heap if key[-1] in self.members]
+            heapq.heapify(self.heap)

@@ -9,7 +9,9 @@ from dataclasses import dataclass, field
 
 from vllm.config import CacheConfig, SchedulerConfig
 from vllm.exceptions import VLLMValidationError
+from vllm.v1.adapters import AdapterPool
 from vllm.v1.core.make_manager import make_kv_cache_manager
+from vllm.v1.core.sched.bound_adapters import bind, release
 from vllm.v1.core.sched.drafted_tokens import DraftedTokens
 from vllm.v1.core.sched.output import CachedRequestData, NewRequestData, SchedulerOutput
 from vllm.v1.core.sched.repetition import repeats_itself
@@ -32,6 +34,8 @@ class SchedulerStats:
     num_swapped_out_blocks: int  # copied to the host's memory since the start
     num_swapped_in_blocks: int  # and back
     host_cache_usage: float  # share of the host's blocks that hold content, in [0, 1]
+    running_adapters: tuple[str, ...] = ()  # names of LoRA adapters with running requests
+    waiting_adapters: tuple[str, ...] = ()  # and with waiting ones
     num_drafts: int = 0  # since the start, times that tokens drafted for a request were verified
     num_draft_tokens: int = 0  # of those, all tokens
     num_accepted_tokens: int = 0  # and the right ones
@@ -47,7 +51,13 @@ class Scheduler:
     registered in the same step. A preempted request starts again, with what the cache still has of it.
     """
 
-    def __init__(self, scheduler_config: SchedulerConfig, cache_config: CacheConfig, max_model_len: int) -> None:
+    def __init__(
+        self,
+        scheduler_config: SchedulerConfig,
+        cache_config: CacheConfig,
+        max_model_len: int,
+        adapters: AdapterPool | None = None,
+    ) -> None:
         if not scheduler_config.enable_chunked_prefill and scheduler_config.max_num_batched_tokens < max_model_len:
             raise ValueError(
                 f"max_num_batched_tokens must be at least max_model_len={max_model_len} when chunked prefill "
@@ -57,6 +67,8 @@ class Scheduler:
         self._max_running = min(scheduler_config.max_num_seqs, cache_config.num_states or scheduler_config.max_num_seqs)
         self.max_model_len = max_model_len
         self.kv = make_kv_cache_manager(cache_config)
+        self.adapters = adapters
+        self.refused: list[EngineCoreOutput] = []  # of requests whose adapters could not be read; taken by the core
         self.requests: dict[str, Request] = {}
         self._by_priority = scheduler_config.policy == "priority"
         self.waiting = RequestQueue(self._by_priority)
@@ -84,6 +96,8 @@ class Scheduler:
                 f"max_tokens {request.max_tokens}), but the cache holds {capacity}"
             )
             raise VLLMValidationError(message, "max_tokens", request.max_tokens)
+        if request.lora_request is not None:
+            bind(request, self.adapters)
         request.arrival_index = next(self._arrivals)
         request.length_limit = min(request.max_tokens, self.max_model_len - request.num_prompt_tokens)
         self.requests[request.request_id] = request
@@ -130,6 +144,8 @@ class Scheduler:
             kv_cache_usage=self.kv.usage,
             num_preemptions=self.num_preemptions,
             host_cache_usage=0.0 if self.kv.host is None else self.kv.host.usage,
+            running_adapters=() if self.adapters is None else tuple(self.adapters.running_names),
+            waiting_adapters=() if self.adapters is None else tuple(self.adapters.waiting_names),
             **vars(self.kv.stats),
             **self.drafts.counts(),
         )
@@ -204,6 +220,8 @@ class Scheduler:
             cached.other_new_block_ids.pop(request_id, None)
             self.kv.forget_step(victim, victim.num_computed_tokens - num_scheduled)
         self.running.remove(victim)
+        if victim.adapter is not None:
+            victim.adapter.pool.end(victim.adapter)
         self.kv.free(victim)
         victim.drop_held(self.kv.block_size)
         victim.status = RequestStatus.WAITING
@@ -227,10 +245,15 @@ class Scheduler:
         """Admit waiting requests, or move them to `passed_over`: those that the next step can begin further on."""
         budget = self.config.max_num_batched_tokens - step.total_num_scheduled_tokens
         while self.waiting and budget > 0 and len(self.running) < self._max_running:
-            request = self.waiting.peek()
+            request = self._next_waiting()
+            if request is None:
+                break
+            if not self._make_ready(request):
+                continue
             prefix = self.kv.find_prefix(request)
             if self.kv.awaits(request, prefix):
-                passed_over.append(self.waiting.pop())
+                self.waiting.remove(request)
+                passed_over.append(request)
                 continue
             num_cached = prefix.num_tokens
             num_new = request.num_tokens - num_cached
@@ -241,9 +264,11 @@ class Scheduler:
             num_new = self.kv.share(request, num_cached, num_new)
             if not self.kv.admit(request, prefix, num_new):
                 break
-            self.waiting.pop()
+            self.waiting.remove(request)
             self.kv.note_not_waiting(request)
             self.running.append(request)
+            if request.adapter is not None:
+                request.adapter.pool.begin(request.adapter)
             request.status = RequestStatus.RUNNING
             if request.num_cached_tokens < 0:
                 request.num_cached_tokens = num_cached
@@ -260,6 +285,7 @@ class Scheduler:
                     pooling_params=request.pooling_params,
                     next_prompt_row=request.next_prompt_row,
                     other_block_ids=self.kv.other_blocks_of(request.request_id),
+                    lora_request=None if request.adapter is None else request.adapter.worker_request,
                 )
             )
             step.num_scheduled_tokens[request.request_id] = num_new
@@ -425,7 +451,37 @@ class Scheduler:
         ):
             output.finish_reason, output.stop_reason = "repetition", "repetition_detected"
 
+    def _next_waiting(self) -> Request | None:
+        """The next request whose adapter has its turn."""
+        if self.adapters is None or (adapters := self.adapters.open) is None:
+            return self.waiting.peek()
+        request = self.waiting.peek_among(adapters)
+        if request is not None and request.adapter is not None and self.waiting.peek() is not request:
+            self.adapters.num_passed += 1
+        return request
+
+    def _make_ready(self, request: Request) -> bool:
+        """Load the adapter of a request that is to be admitted; False: it cannot be read, and the request ends."""
+        adapter = request.adapter
+        if adapter is None:
+            return True
+        error = adapter.pool.make_ready(adapter)
+        if error is None and request.adapter_number == adapter.number:
+            return True
+        self.kv.note_not_waiting(request)
+        if error is not None:
+            self.waiting.remove(request)
+            self._end(request)
+            self.refused.append(EngineCoreOutput(request.request_id, [], finish_reason="error", error=error))
+            return False
+        # What was hashed of it is of another load.
+        request.adapter_number = adapter.number
+        request.block_hashes.clear()
+        self.kv.note_waiting(request)
+        return True
+
     def _end(self, request: Request) -> None:
+        release(request)
         request.status = RequestStatus.FINISHED
         self.num_ended += 1
         del self.requests[request.request_id]

@@ -7,6 +7,8 @@ import time
 from collections.abc import Collection, Iterable
 
 from vllm.config import SchedulerConfig
+from vllm.v1.adapters import Adapter, AdapterPool
+from vllm.v1.core.sched.bound_adapters import bind, release
 from vllm.v1.core.sched.output import CachedRequestData, NewRequestData, SchedulerOutput
 from vllm.v1.core.sched.request_queue import RequestQueue
 from vllm.v1.core.sched.scheduler import SchedulerStats
@@ -19,8 +21,9 @@ class WholeRequestScheduler:
     """Methods as Scheduler's. A step takes the next requests, at most max_num_seqs with max_num_batched_tokens
     together, and at least one."""
 
-    def __init__(self, scheduler_config: SchedulerConfig) -> None:
-        self.config = scheduler_config
+    def __init__(self, scheduler_config: SchedulerConfig, adapters: AdapterPool | None = None) -> None:
+        self.config, self.adapters = scheduler_config, adapters
+        self.refused: list[EngineCoreOutput] = []  # of requests whose adapters could not be read; taken by the core
         self.requests: dict[str, Request] = {}
         self.waiting = RequestQueue(scheduler_config.policy == "priority")
         self._arrivals = itertools.count()
@@ -29,6 +32,7 @@ class WholeRequestScheduler:
         """Queue a request. ValueError: its id is in use."""
         if request.request_id in self.requests:
             raise ValueError(f"request_id {request.request_id!r} is in use by an unfinished request")
+        bind(request, self.adapters)
         request.arrival_index = next(self._arrivals)
         self.requests[request.request_id] = request
         self.waiting.add(request)
@@ -40,8 +44,10 @@ class WholeRequestScheduler:
         """Forget requests; unknown ids are ignored."""
         for request_id in list(request_ids):
             request = self.requests.pop(request_id, None)
-            if request is not None and request.status is RequestStatus.WAITING:
-                self.waiting.remove(request)
+            if request is not None:
+                if request.status is RequestStatus.WAITING:
+                    self.waiting.remove(request)
+                release(request)
 
     def has_unfinished_requests(self) -> bool:
         return bool(self.requests)
@@ -52,19 +58,27 @@ class WholeRequestScheduler:
     def stats(self) -> SchedulerStats:
         """There is no cache to count."""
         num_running = len(self.requests) - len(self.waiting)
-        return SchedulerStats(num_running, len(self.waiting), 0.0, 0, 0, 0, 0, 0, 0.0)
+        stats = SchedulerStats(num_running, len(self.waiting), 0.0, 0, 0, 0, 0, 0, 0.0)
+        if self.adapters is not None:
+            stats.running_adapters = tuple(self.adapters.running_names)
+            stats.waiting_adapters = tuple(self.adapters.waiting_names)
+        return stats
 
     def schedule(self) -> SchedulerOutput:
         """Choose the next step, in the order of lengths: neighbours of equal length are attended together."""
         budget, now = self.config.max_num_batched_tokens, time.monotonic()
         batch: list[Request] = []
         while len(self.waiting) and len(batch) < self.config.max_num_seqs:
-            budget -= self.waiting.peek().num_tokens
+            request = self.waiting.peek_among(None if self.adapters is None else self.adapters.open)
+            if request is None:
+                break
+            budget -= request.num_tokens
             if batch and budget < 0:
                 break
-            request = self.waiting.pop()
-            request.status, request.scheduled_time = RequestStatus.RUNNING, now
-            batch.append(request)
+            self.waiting.remove(request)
+            if request.adapter is None or self._begin_adapter(request, request.adapter):
+                request.status, request.scheduled_time = RequestStatus.RUNNING, now
+                batch.append(request)
         batch.sort(key=lambda request: request.num_tokens)
         new = [
             NewRequestData(
@@ -75,11 +89,23 @@ class WholeRequestScheduler:
                 block_ids=[],
                 num_computed_tokens=0,
                 pooling_params=request.pooling_params,
+                lora_request=None if request.adapter is None else request.adapter.worker_request,
             )
             for request in batch
         ]
         counts = {request.request_id: request.num_tokens for request in batch}
         return SchedulerOutput(new, CachedRequestData(), counts, sum(counts.values()), [], [])
+
+    def _begin_adapter(self, request: Request, adapter: Adapter) -> bool:
+        """False: it cannot be read, and the request ends."""
+        error = adapter.pool.make_ready(adapter)
+        if error is None:
+            adapter.pool.begin(adapter)
+            return True
+        del self.requests[request.request_id]
+        release(request)
+        self.refused.append(EngineCoreOutput(request.request_id, [], finish_reason="error", error=error))
+        return False
 
     def update_from_output(
         self, scheduler_output: SchedulerOutput, model_runner_output: ModelRunnerOutput
@@ -90,6 +116,7 @@ class WholeRequestScheduler:
             request = self.requests.pop(request_id, None)
             if request is None:
                 continue  # aborted while the step ran
+            release(request)
             output = EngineCoreOutput(request_id, [], finish_reason="stop", scheduled_time=request.scheduled_time)
             if error := model_runner_output.errors.get(request_id):
                 output.finish_reason, output.error = "error", error

@@ -12,6 +12,7 @@ import torch
 
 from vllm.exceptions import VLLMValidationError
 from vllm.logprobs.lists import LogprobsLists, LogprobsRows
+from vllm.lora.request import LoRARequest
 from vllm.pooling_params import LateChunkingParams, PoolingParams
 from vllm.sampling_params import FIELDS, SamplingParams
 from vllm.v1.messages import EngineCoreOutput, EngineCoreRequest
@@ -69,6 +70,8 @@ def decode_request(data: Frame) -> EngineCoreRequest:
     """The inverse of `encode_request`."""
     values = _decoder.decode(data)
     values["eos_token_ids"] = frozenset(values["eos_token_ids"])
+    if values["lora_request"] is not None:
+        values["lora_request"] = LoRARequest(**values["lora_request"])
     if values["pooling_params"] is not None:
         params = values["pooling_params"]
         if params["late_chunking_params"] is not None:

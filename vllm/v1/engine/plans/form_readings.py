@@ -101,7 +101,7 @@ class FormReadings:
         key = (generated, *texts)
         if key not in self._readings:
             ids = [*self._prompt.token_ids, *generated]
-            prompt = ProcessedPrompt(None, ids, self._prompt.cache_salt)
+            prompt = self._prompt.with_ids(ids)
             self._readings[key] = _Reading(self._config, prompt, values, texts)
         return self._readings[key]
 

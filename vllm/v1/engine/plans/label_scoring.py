@@ -176,7 +176,7 @@ class LabelScorer:
             params = shared_params.clone()
             if params.prompt_logprob_start is not None:
                 params.prompt_logprob_start += last_row
-            result.append((ProcessedPrompt(None, prompt.token_ids + token_ids, prompt.cache_salt), params))
+            result.append((prompt.with_ids(prompt.token_ids + token_ids), params))
         return result
 
     def scores(self, prompt: ProcessedPrompt, outputs: Sequence[RequestOutput]) -> LabelScores:

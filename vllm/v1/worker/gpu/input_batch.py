@@ -54,6 +54,7 @@ class InputBatch:
     # Tokens whose keys and values are written a second time, and the KV cache slots for that, both int64 [S].
     shared_np: tuple[np.ndarray, np.ndarray] | None = None
     other_slot_mappings_np: list[np.ndarray] = field(default_factory=list)  # of the KV groups from the second on
+    has_adapters: bool = False  # whether a request runs with an adapter
     # int64 [N], batch rows of the requests that have logits rows, and int32 [N], their drafts: each has one logits row
     # more than drafts, its last. None: nothing is drafted.
     expanded_np: tuple[np.ndarray, np.ndarray] | None = None

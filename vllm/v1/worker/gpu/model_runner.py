@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, ClassVar
 
 import numpy as np
@@ -17,6 +17,7 @@ from vllm.layers.attention import attention_layers, use_backend, use_kv_scales
 from vllm.layers.experts import asks_for_counts
 from vllm.layers.kv_cache_spec import kv_cache_layout, kv_cache_specs, layer_kinds
 from vllm.layers.state import allocate_states, state_layers
+from vllm.lora.manager import AdapterManager
 from vllm.ops.recording import can_record
 from vllm.sampling_params import SamplingParams
 from vllm.v1.core.sched.output import SchedulerOutput
@@ -111,6 +112,9 @@ class GPUModelRunner:
         self.kv_swap: KVSwap | None = None
         # [blocks * block size, H], final hidden states of cached prompts; allocated at the first prompt readings.
         self._hidden_cache: Tensor | None = None
+        self.adapters: AdapterManager | None = None
+        if config.lora_config is not None:
+            self.adapters = AdapterManager(model, config.lora_config, max_num_reqs, self._max_decode_rows)
         cache = config.cache_config
         self._keeps_hidden = cache.enable_prefix_caching and cache.caches_hidden_states
 
@@ -269,22 +273,36 @@ class GPUModelRunner:
         """Read tokens that were appended undrawn, like a prompt's."""
         readings = PromptReadings(self._host_copies)
         if len(rows.slots):
-            head = self.model.compute_logits, self.model.lm_head.plain_weight
-            self.run_logprobs.read(hidden, rows, *head, self.states, readings)
+            self.run_logprobs.read(hidden, rows, *self._head(), self.states, readings)
             self.run_logprobs.remove_read(np.unique(rows.slots))
         return readings
+
+    def _head(self) -> tuple[Callable[[Tensor, np.ndarray], Tensor], Tensor | None]:
+        """What gives the logits of hidden states [L, H] and their requests' slots, int64 [L]; and the weight that
+        suffices for them."""
+        if self.adapters is None or not self.adapters.changes_head:
+            return lambda hidden, _: self.model.compute_logits(hidden), self.model.lm_head.plain_weight
+        return self._adapted_logits, None
+
+    def _adapted_logits(self, hidden: Tensor, slots: np.ndarray) -> Tensor:
+        assert self.adapters is not None
+        self.adapters.use(slots)
+        return self.model.compute_logits(hidden)
 
     def _check_weights(self) -> None:
         """Steps are recorded anew where weights have moved: a recording holds addresses."""
         updater = self.model.weight_updater
         updater.complete()
-        if updater.packing_version != self._packing_version:
-            self._packing_version = updater.packing_version
+        version = updater.packing_version + (0 if self.adapters is None else self.adapters.version)
+        if version != self._packing_version:
+            self._packing_version = version
             self._record_decode()
 
     def _forward(self, batch: InputBatch) -> Tensor:
-        decodes = self._recorded_decode is not None and self._recorded_decode.takes(batch)
-        is_replayed = decodes or (self._pieces is not None and self._pieces.takes(batch))
+        if self.adapters is not None:
+            self._use_adapters(self.adapters, batch)
+        decodes = self._replays_decode(batch)
+        is_replayed = decodes or (self._pieces is not None and self._pieces.takes(batch) and not batch.has_adapters)
         if is_replayed and self._host_copies is not None:
             # Graphs share memory: this one may overwrite the last one's results.
             self._host_copies.fence()
@@ -297,6 +315,24 @@ class GPUModelRunner:
         if self._pieces is not None and is_replayed:
             return self._pieces(inputs)
         return self.model(inputs.input_ids, inputs.positions, self.kv_caches, inputs.attn, inputs.hidden_rows)
+
+    def _use_adapters(self, adapters: AdapterManager, batch: InputBatch) -> None:
+        """Say which adapters the step's rows go through."""
+        if self._records_kernels and batch.is_decode and len(batch.req_ids) <= self._max_decode_rows:
+            batch.has_adapters = adapters.use_recorded(batch.idx_mapping_np)
+        else:
+            hidden_slots = batch.token_slots_np[batch.hidden_rows_np]
+            logits_slots = hidden_slots if batch.logits_rows_np is None else hidden_slots[batch.logits_rows_np]
+            batch.has_adapters = adapters.use(batch.token_slots_np, hidden_slots, logits_slots)
+
+    def _replays_decode(self, batch: InputBatch) -> bool:
+        """Whether the step is one that was recorded. CUDA graphs have no adapters."""
+        steps = self._recorded_decode
+        if steps is None or not steps.takes(batch):
+            return False
+        if not batch.has_adapters or self.adapters is None:
+            return True
+        return isinstance(steps, RecordedDecode) and self.adapters.can_record(batch.idx_mapping_np)
 
     def _sample(self, batch: InputBatch, slots: np.ndarray, hidden: Tensor) -> Sampled:
         """Sample the requests of `slots` and start the copy of the results to the host."""
@@ -324,7 +360,7 @@ class GPUModelRunner:
     def _replay_greedy(self, batch: InputBatch, slots: np.ndarray) -> SamplerOutput | None:
         """Sample a replayed step by another replay; None: this step or its sampling cannot be replayed."""
         graphs, steps = self._greedy_graphs, self._recorded_decode
-        if steps is None or not steps.takes(batch):
+        if steps is None or not self._replays_decode(batch):
             return None
         if self.sampler.is_followed or len(slots) < len(batch.req_ids):
             return None
@@ -344,8 +380,7 @@ class GPUModelRunner:
         for source, rows in ((self._hidden_cache, prompts.cached), (hidden, prompts.computed)):
             if len(rows.slots):
                 assert source is not None, "a cached prefix without the cache"
-                head = self.model.compute_logits, self.model.lm_head.plain_weight
-                self.prompt_logprobs.read(source, rows, *head, self.states, readings)
+                self.prompt_logprobs.read(source, rows, *self._head(), self.states, readings)
         return readings
 
     def _keep_hidden(self, prompts: PromptBatch, hidden: Tensor) -> None:
@@ -366,6 +401,8 @@ class GPUModelRunner:
                 self.prompt_logprobs.remove_request(slot)
                 self.run_logprobs.remove_request(slot)
                 self._run_readers.pop(slot, None)
+                if self.adapters is not None:
+                    self.adapters.remove_request(slot)
                 if self.speculator is not None:
                     self.speculator.remove_request(slot)
         for new in step.scheduled_new_reqs:
@@ -376,6 +413,8 @@ class GPUModelRunner:
             slot = self.states.add_request(
                 new.req_id, new.prefill_token_ids, prompt_len, new.num_computed_tokens, samples, reads_next
             )
+            if self.adapters is not None:
+                self.adapters.add_request(slot, new.lora_request)
             self.block_tables.set_row(slot, new.block_ids)
             for table, ids in zip(self.other_block_tables, new.other_block_ids, strict=True):
                 table.set_row(slot, ids)

@@ -103,7 +103,8 @@ class RecordedDecode:
         self._max_rows = min(max_num_reqs, MAX_ROWS)
         self._inputs = _Inputs(self._max_rows, block_tables.table.shape[1], num_groups)
         self._memory = RecordedMemory()
-        self._recorded: dict[int, RecordedStep] = {}  # by number of requests, least recently used first
+        # By the number of requests and whether some have adapters, least recently used first.
+        self._recorded: dict[tuple[int, bool], RecordedStep] = {}
         self._records = True
 
     def takes(self, batch: InputBatch) -> bool:
@@ -112,19 +113,20 @@ class RecordedDecode:
 
     def step_for(self, batch: InputBatch) -> RecordedStep | None:
         """The recording that a batch was replayed from, or made it; None: it cannot be recorded."""
-        return self._recorded.get(len(batch.req_ids))
+        return self._recorded.get((len(batch.req_ids), batch.has_adapters))
 
     def __call__(self, batch: InputBatch) -> Tensor:
         """Final hidden states, [T, H]; valid until the next step."""
         self._inputs.fill(batch, self._states)
-        step = self._recorded.pop(len(batch.req_ids), None)
+        key = len(batch.req_ids), batch.has_adapters
+        step = self._recorded.pop(key, None)
         if step is not None:
             step.recording.replay()
         else:
             step = self._record(batch)
             if not self._records:
                 return step.hidden
-        self._recorded[len(batch.req_ids)] = step
+        self._recorded[key] = step
         if len(self._recorded) > _MAX_RECORDINGS:
             del self._recorded[next(iter(self._recorded))]
         return step.hidden

@@ -50,6 +50,8 @@ class PoolingModelRunner(GPUModelRunner):
             parts = self._parts.pop(slot)
             states = torch.cat([*parts, last]) if parts else last
             ids = self.states.token_ids[slot, : int(batch.seq_lens_np[index])]
+            if self.adapters is not None:
+                self.adapters.use_one(slot)
             pooled[batch.req_ids[index]] = self._pooler(states, ids, self._params[slot])
         return PooledStep(pooled)
 

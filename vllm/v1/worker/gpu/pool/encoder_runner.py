@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -12,6 +13,7 @@ from vllm.attention.packed import PackedAttention, PackedSequences
 from vllm.config import VllmConfig
 from vllm.layers.attention import attention_layers, use_backend
 from vllm.layers.pooler import Pooler
+from vllm.lora.manager import AdapterManager
 from vllm.models.transformers.encoder import TransformersEncoder
 from vllm.v1.core.sched.output import NewRequestData, SchedulerOutput
 from vllm.v1.worker.gpu.pool.step import PooledStep
@@ -48,6 +50,9 @@ class EncoderRunner:
         self.model, self.device = model, device
         self._forward = whole_sequences(model)
         self._pooler = Pooler(config.model_config, device, getattr(model, "classify", None))
+        self.adapters: AdapterManager | None = None
+        if config.lora_config is not None:
+            self.adapters = AdapterManager(model, config.lora_config, config.scheduler_config.max_num_seqs, 1)
 
     @torch.inference_mode()
     def execute_model(self, scheduler_output: SchedulerOutput) -> PooledStep:
@@ -65,8 +70,24 @@ class EncoderRunner:
         attended = [min(pair) for pair in zip(asked, lengths, strict=True)]
         # A model that a caller registered may not know of them.
         more = () if attended == lengths else (attended,)
+        self._use_adapters(requests)
         parts = self._forward(ids, positions, types, lengths, *more)
-        return PooledStep({each.req_id: self._pool(part, each) for part, each in zip(parts, requests, strict=True)})
+        pooled = {}
+        for slot, (part, each) in enumerate(zip(parts, requests, strict=True)):
+            if self.adapters is not None:
+                self.adapters.use_one(slot)
+            pooled[each.req_id] = self._pool(part, each)
+        return PooledStep(pooled)
+
+    def _use_adapters(self, requests: Sequence[NewRequestData]) -> None:
+        """A request's slot is its place in the step."""
+        if self.adapters is None:
+            return
+        for slot in range(len(self.adapters.row_of_slot)):
+            self.adapters.remove_request(slot)
+        for slot, each in enumerate(requests):
+            self.adapters.add_request(slot, each.lora_request)
+        self.adapters.use(np.repeat(np.arange(len(requests)), [each.num_prompt_tokens for each in requests]))
 
     def _pool(self, hidden: Tensor, request: NewRequestData) -> Tensor:
         assert request.pooling_params is not None

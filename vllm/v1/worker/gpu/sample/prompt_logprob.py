@@ -192,13 +192,14 @@ class PromptLogprobsState:
         self,
         hidden: Tensor,
         rows: PromptRows,
-        compute_logits: Callable[[Tensor], Tensor],
+        compute_logits: Callable[[Tensor, np.ndarray], Tensor],
         head_weight: Tensor | None,
         states: RequestStates,
         readings: PromptReadings,
     ) -> None:
         """Read positions from final hidden states, [M, H], and add them to `readings`. `compute_logits` returns this
-        rank's logits; `head_weight`, [V, H], is given where they are its plain product with hidden states."""
+        rank's logits, of rows with these slots; `head_weight`, [V, H], is given where they are its plain product with
+        hidden states."""
         for part, num_topk, num_ids, kind in self._groups(rows):
             reads_ids = not (num_topk or kind.entropy) and num_ids <= _MOST_FUSED_IDS
             is_fused = reads_ids and has_linear_readings(hidden)
@@ -210,7 +211,8 @@ class PromptLogprobsState:
                 chosen = hidden.index_select(0, upload(tile.sources, hidden.device))
                 # No variable holds the logits here: they are freed before the next tile's are computed.
                 tensors = self._read_tile(
-                    compute_logits(chosen) if weight is None else chosen, weight, ids, counts, num_topk, kind
+                    compute_logits(chosen, tile.slots) if weight is None else chosen,
+                    *(weight, ids, counts, num_topk, kind),
                 )
                 readings.add(tensors, self._runs(tile.slots, counts))
 

@@ -1,0 +1,267 @@
+"""Layers whose rows may go through adapters (LoRA), a different one each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from vllm.layers.linear import LinearBase
+from vllm.layers.sharding import Shard
+from vllm.layers.vocab_parallel_embedding import ParallelLMHead, VocabParallelEmbedding
+from vllm.ops.add_lora import RANK_GROUP, add_lora_, add_lora_embedding_, grouped_ranks, rank_groups
+from vllm.ops.rms_norm import AddedNorm
+
+
+class AdapterRows(NamedTuple):
+    """Rows by adapter, as `add_lora_` takes them."""
+
+    order: Tensor  # int32 [T]
+    starts: Tensor  # int32 [L + 1]
+
+    def of(self, adapter: int) -> Tensor:
+        """int64: the rows of one. Waits for the device."""
+        first, end = self.starts[adapter : adapter + 2].tolist()
+        return self.order[first:end].long()
+
+
+class StepAdapters:
+    """Which rows of a step go through which adapter: one for all layers of a model.
+
+    A layer's rows are the step's tokens or, behind the last block's attention, those whose results are needed, and
+    their number says which: where it is the same, so are the rows.
+    """
+
+    def __init__(self) -> None:
+        self._rows: Mapping[int, AdapterRows] = {}
+
+    def use_one(self, adapter: int | None, num_adapters: int) -> None:
+        """As `use`, where all rows go through one, however many there are."""
+        self._rows = {} if adapter is None else _AllRows(adapter, num_adapters)
+
+    def use(self, rows: Mapping[int, AdapterRows]) -> None:
+        """Until the next call, layers take these, by the number of rows; without any, no row has an adapter."""
+        self._rows = rows
+
+    def of(self, num_rows: int) -> AdapterRows | None:
+        """None: no row has an adapter."""
+        return self._rows[num_rows] if self._rows else None
+
+
+class _AllRows(dict[int, AdapterRows]):
+    """Of any number of rows all."""
+
+    def __init__(self, adapter: int, num_adapters: int) -> None:
+        super().__init__()
+        self._adapter, self._num_adapters = adapter, num_adapters
+        self[0] = self.__missing__(0)
+
+    def __missing__(self, num_rows: int) -> AdapterRows:
+        starts = torch.zeros(self._num_adapters + 1, dtype=torch.int32)
+        starts[self._adapter + 1 :] = num_rows
+        return AdapterRows(torch.arange(num_rows, dtype=torch.int32), starts)
+
+
+@dataclass(frozen=True)
+class AdapterPlace:
+    """Where a matrix of the checkpoint is in a model.
+
+    Attributes:
+        module: the layer that has it.
+        part: its index among those of which the layer is made.
+        rows, inputs: what this rank holds of its rows and columns.
+        prepare: puts its whole rows into the layer's order.
+    """
+
+    module: Any
+    part: int
+    rows: Shard
+    inputs: Shard
+    prepare: Callable[[Tensor], Tensor] | None = None
+
+    def held(self, rows: Tensor) -> Tensor:
+        """Of what each of the checkpoint's rows has, [rows] or [rows, ...], the rank's, in the layer's order."""
+        if self.prepare is not None:
+            rows = self.prepare(rows)
+        return rows[self.rows.held.start : self.rows.held.stop]
+
+
+@dataclass
+class AdapterPart:
+    """What an adapter adds to one matrix, of this rank's share: s (x A^T) B^T.
+
+    Attributes:
+        a: [r, inputs held].
+        b: [rows held, r], in the layer's order.
+        scale: s.
+    """
+
+    a: Tensor
+    b: Tensor
+    scale: float
+
+
+@dataclass
+class LayerChange:
+    """What an adapter does to a layer.
+
+    Attributes:
+        parts: by index, what is added.
+        gain, shift: float32 [outputs held], of out (1 + gain) + shift; None = 0.
+        weights: by index, a whole weight [rows held, inputs held] in place of the layer's, and its bias.
+    """
+
+    parts: dict[int, AdapterPart] = field(default_factory=dict)
+    gain: Tensor | None = None
+    shift: Tensor | None = None
+    weights: dict[int, tuple[Tensor, Tensor | None]] = field(default_factory=dict)
+
+
+def adapter_places(model: nn.Module) -> dict[str, AdapterPlace]:
+    """The places of a model's matrices, by the names of their weights. The model's weights are not packed yet, and
+    those of gated layers will be packed such that adapters can be added before the gate."""
+    places: dict[str, AdapterPlace] = {}
+    for name, module in model.named_modules():
+        if isinstance(module, LinearBase) and module.takes_adapters:
+            module.is_adapted = True
+            parent, slots = name.rpartition(".")[0], module.checkpoint_slots()
+            for index, (part, rows) in enumerate(module.parts.items()):
+                slot = slots.get(f"{part}.weight")
+                if slot is not None:
+                    own = f"{parent}.{part}.weight" if parent else f"{part}.weight"
+                    places[own] = AdapterPlace(module, index, rows, module.inputs, slot.prepare)
+        elif isinstance(module, ParallelLMHead | VocabParallelEmbedding):
+            rows = Shard(module.vocab_size, module.vocab_range)
+            places[f"{name}.weight"] = AdapterPlace(module, 0, rows, Shard.whole(module.width))
+        elif isinstance(module, WideLinear):
+            places[f"{name}.weight"] = AdapterPlace(
+                module, 0, Shard.whole(len(module.weight)), Shard.whole(module.width)
+            )
+    return places
+
+
+class WideLinear(nn.Module):
+    """x W^T + b in float32, whatever the model's dtype."""
+
+    def __init__(self, inputs: int, outputs: int, bias: bool) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(outputs, inputs, dtype=torch.float32), requires_grad=False)
+        self.bias = nn.Parameter(torch.empty(outputs, dtype=torch.float32), requires_grad=False) if bias else None
+        self.adapters: Callable[..., Tensor] | None = None
+        self.empty, self.width = self.weight.new_empty(0), inputs
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.adapters is not None:
+            return self.adapters(self.multiply, x.float(), None)
+        return self.multiply(x.float())
+
+    def multiply(self, x: Tensor, packed: None = None, norm: None = None) -> Tensor:
+        """The product of float32 x [R, inputs]."""
+        return F.linear(x, self.weight, self.bias)
+
+
+class _Stacks:
+    """The adapters of one layer, in L rows of memory that stays where it is from the first adapter on that changes it.
+
+    Attributes:
+        is_used: whether an adapter has, or had, a part of this layer. Stays so: steps are recorded with the products or
+            without them.
+    """
+
+    def __init__(
+        self, sizes: Sequence[int], width: int, like: Tensor, step: StepAdapters, num_adapters: int, max_rank: int
+    ) -> None:
+        """`sizes` and `width` are what b's and a's parts hold; `like` has the dtype and the device of what is
+        multiplied with."""
+        self.is_used = False
+        self._step, self._like, self._num_adapters = step, like, num_adapters
+        self._columns = [0, *accumulate(sizes)]
+        self._groups, self._width = rank_groups(max_rank), width
+        self._weights: dict[int, LayerChange] = {}  # by row, those that have whole weights
+        self._gain: Tensor | None = None
+        self._shift: Tensor | None = None
+
+    def _allocate(self) -> None:
+        parts, rows, like = len(self._columns) - 1, self._num_adapters, self._like
+        self._a = like.new_zeros(rows, parts * self._groups, self._width, RANK_GROUP)
+        self._b = like.new_zeros(rows, self._groups * RANK_GROUP, self._columns[-1])
+        self._ranks = torch.zeros(rows, parts, dtype=torch.int32, device=like.device)
+        self._scales = torch.zeros(rows, parts, dtype=torch.float32, device=like.device)
+        self._borders = torch.tensor(self._columns, dtype=torch.int32, device=like.device)
+
+    def put(self, row: int, change: LayerChange | None) -> bool:
+        """Make an adapter's change that of `row`. True: steps that were recorded before are out of date."""
+        if change is None and not self.is_used:
+            return False
+        before = self.is_used, self._gain is None
+        if not self.is_used:
+            self._allocate()
+            self.is_used = True
+        change = change or LayerChange()
+        self._ranks[row] = 0
+        for index, part in change.parts.items():
+            rank, first = len(part.a), index * self._groups
+            self._a[row, first : first + self._groups] = grouped_ranks(part.a.to(self._a), self._groups)
+            self._b[row, :rank, self._columns[index] : self._columns[index + 1]] = part.b.T
+            self._ranks[row, index] = rank
+            self._scales[row, index] = part.scale
+        self._put_vectors(row, change)
+        self._weights.pop(row, None)
+        if change.weights:
+            self._weights[row] = change
+        return before != (self.is_used, self._gain is None)
+
+    def _put_vectors(self, row: int, change: LayerChange) -> None:
+        if self._gain is None and (change.gain is not None or change.shift is not None):
+            shape = self._num_adapters, self._columns[-1]
+            self._gain = torch.zeros(shape, dtype=torch.float32, device=self._like.device)
+            self._shift = torch.zeros_like(self._gain)
+        for kept, given in ((self._gain, change.gain), (self._shift, change.shift)):
+            if kept is not None:
+                kept[row] = 0 if given is None else given
+
+
+class AdaptedProduct(_Stacks):
+    """What a linear layer calls in place of its product."""
+
+    def __call__(
+        self, apply: Callable[..., Tensor], x: Tensor, packed: Any = None, norm: AddedNorm | None = None
+    ) -> Tensor:
+        """The layer's product, apply(x, packed, norm=norm), with what the rows' adapters change."""
+        rows = self._step.of(len(x)) if self.is_used else None
+        if rows is None:
+            return apply(x, packed, norm=norm)
+        if norm is not None:
+            x = norm(x)
+        out = apply(x, packed)
+        add_lora_(*(out, x, *rows, self._a, self._b, self._ranks, self._scales, self._borders, self._gain, self._shift))
+        for adapter, change in self._weights.items():
+            own = rows.of(adapter)
+            for part, (weight, bias) in change.weights.items() if len(own) else ():
+                first, end = self._columns[part], self._columns[part + 1]
+                product = F.linear(x[own].to(weight.dtype), weight, bias)
+                out[own, first:end] = product.to(out.dtype)
+        return out
+
+
+class AdaptedEmbedding(_Stacks):
+    """What an embedding calls with what it has looked up: A's columns, and the rows of whole weights, are tokens."""
+
+    def __call__(self, out: Tensor, ids: Tensor) -> Tensor:
+        """`out` [T, H] with what the adapters of tokens `ids` (numbered from the rank's first one) change, in place."""
+        rows = self._step.of(len(ids)) if self.is_used else None
+        if rows is None:
+            return out
+        add_lora_embedding_(out, ids, *rows, self._a, self._b, self._ranks, self._scales, self._borders)
+        for adapter, change in self._weights.items():
+            own = rows.of(adapter)
+            for weight, _ in change.weights.values():
+                tokens = ids[own].long()
+                held = (tokens >= 0) & (tokens < len(weight))
+                out[own[held]] = weight[tokens[held]].to(out.dtype)
+        return out

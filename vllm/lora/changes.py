@@ -1,0 +1,154 @@
+"""From an adapter's tensors to what it does to each layer of a model."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from vllm.layers.adapted import AdapterPart, LayerChange
+from vllm.layers.linear import LinearBase, RowParallelLinear
+from vllm.layers.vocab_parallel_embedding import VocabParallelEmbedding
+from vllm.lora.adapter import AdapterFile, LoraTensors
+from vllm.lora.modules import ModuleMap, Share
+
+# Columns of a base weight that are taken out of it at once.
+_UNIT_VECTORS = 256
+
+
+@dataclass
+class _Given:
+    """What an adapter has for a layer, by part."""
+
+    lora: dict[int, tuple[Share, LoraTensors]] = field(default_factory=dict)
+    weights: dict[int, Tensor] = field(default_factory=dict)
+    biases: dict[int, Tensor] = field(default_factory=dict)
+
+
+@torch.inference_mode()
+def layer_changes(found: AdapterFile, modules: ModuleMap) -> dict[Any, LayerChange]:
+    """By layer, in the memory of the host or of the layer.
+
+    Raises:
+        ValueError: the model has no such layer, or one of another shape, or it cannot change so; names the file and the
+            tensor.
+    """
+    given: dict[Any, _Given] = {}
+    for module, tensors in found.modules.items():
+        # Of an embedding, A is [r, tokens] and B [width, r].
+        shape = len(tensors.b), tensors.a.shape[1]
+        try:
+            for share in modules.shares(module, *(shape[::-1] if tensors.is_embedding else shape)):
+                _check_kind(share, tensors)
+                given.setdefault(share.place.module, _Given()).lora[share.place.part] = share, tensors
+        except ValueError as error:
+            raise ValueError(f"{found.name}: {module}: {error}") from None
+    for name, tensor in found.saved.items():
+        try:
+            for place, kind, values in modules.tensors(name, tensor):
+                own = given.setdefault(place.module, _Given())
+                (own.weights if kind == "weight" else own.biases)[place.part] = values
+        except ValueError as error:
+            raise ValueError(f"{found.name}: {name}: {error}") from None
+    return {layer: _change(layer, own) for layer, own in given.items()}
+
+
+def _check_kind(share: Share, tensors: LoraTensors) -> None:
+    is_embedding = isinstance(share.place.module, VocabParallelEmbedding)
+    if is_embedding != tensors.is_embedding:
+        raise ValueError("lora_embedding_A and lora_embedding_B are of an embedding, lora_A and lora_B of a linear")
+    if is_embedding and tensors.magnitude is not None:
+        raise ValueError("lora_magnitude_vector of an embedding is not supported")
+
+
+def _change(layer: Any, given: _Given) -> LayerChange:
+    change = LayerChange()
+    for part, (share, tensors) in given.lora.items():
+        if tensors.is_embedding:
+            a, b = share.held_rows(tensors.a.T).T, tensors.b.float()[share.columns]
+        else:
+            a, b = share.held_columns(tensors.a), share.held_rows(tensors.b)
+        change.parts[part] = AdapterPart(a, b, tensors.scale)
+    has_vectors = any(each.magnitude is not None or each.bias is not None for _, each in given.lora.values())
+    if has_vectors or given.biases.keys() - given.weights.keys():
+        _add_vectors(change, layer, given)
+    for part, weight in given.weights.items():
+        bias = given.biases.get(part)
+        if bias is None and not isinstance(layer, VocabParallelEmbedding):
+            bias = _columns(layer, part, _product(layer, torch.zeros(1, weight.shape[1]))[0])
+        # Of the ranks that add up, the first one has the bias.
+        change.weights[part] = (
+            weight.to(layer.empty),
+            None if bias is None or not _adds_bias(layer) else bias.to(layer.empty),
+        )
+    for own in change.parts.values():
+        own.a, own.b = own.a.to(layer.empty), own.b.to(layer.empty)
+    return change
+
+
+def _add_vectors(change: LayerChange, layer: Any, given: _Given) -> None:
+    """DoRA (Liu et al. 2024): a row of W + s B A is scaled to the length m, so that outputs are multiplied by
+    c = m / |W + s B A|, all but the bias; and biases that are added, or take the place of the layer's."""
+    base = _product(layer, torch.zeros(1, _width(layer)))[0]
+    gain, shift = torch.zeros_like(base), torch.zeros_like(base)
+    for index in given.lora.keys() | given.biases.keys():
+        own_gain, own_shift = _columns(layer, index, gain), _columns(layer, index, shift)
+        own_base = _columns(layer, index, base)
+        factor = torch.ones_like(own_base)
+        if index in given.lora:
+            share, tensors = given.lora[index]
+            part = change.parts[index]
+            if tensors.magnitude is not None:
+                factor = share.held_rows(tensors.magnitude).to(base) / _row_lengths(layer, index, part)
+                part.b = part.b * factor[:, None].to(part.b)
+            if tensors.bias is not None and _adds_bias(layer):
+                own_shift += factor * tensors.scale * share.held_rows(tensors.bias).to(base)
+        own_gain.copy_(factor - 1)
+        wanted = given.biases.get(index)
+        own_shift += (own_base if wanted is None or not _adds_bias(layer) else wanted.to(base)) - factor * own_base
+    change.gain, change.shift = gain, shift
+
+
+def _row_lengths(layer: Any, index: int, part: AdapterPart) -> Tensor:
+    """float32 [rows held]: |W + s B A| of each row, W the base weight that the layer multiplies with."""
+    width = _width(layer)
+    base = _product(layer, torch.zeros(1, width))
+    squares = torch.zeros_like(_columns(layer, index, base[0]))
+    a, b = part.a.to(base), part.b.to(base)
+    for start in range(0, width, _UNIT_VECTORS):
+        stop = min(start + _UNIT_VECTORS, width)
+        units = torch.zeros(stop - start, width)
+        units[:, start:stop].fill_diagonal_(1)
+        weight = _columns(layer, index, (_product(layer, units) - base).T)
+        squares += (weight + part.scale * (b @ a[:, start:stop])).square().sum(1)
+    if isinstance(layer, RowParallelLinear):
+        squares = layer.group.all_reduce(squares)
+    return squares.sqrt()
+
+
+def _product(layer: Any, x: Tensor) -> Tensor:
+    """float32 [T, outputs held]: the layer's own product."""
+    x = x.to(layer.empty)
+    if not isinstance(layer, LinearBase):
+        return layer.multiply(x, getattr(layer, "packed", None)).float()
+    # The one layout without float32 results.
+    wide = {} if getattr(layer.packed, "layout", "") == "packed_fp16" else {"float_out": True}
+    return layer.method.apply(x, layer.packed, **wide).float()
+
+
+def _width(layer: Any) -> int:
+    return len(layer.inputs.held) if isinstance(layer, LinearBase) else layer.width
+
+
+def _columns(layer: Any, index: int, values: Tensor) -> Tensor:
+    """Those of a part, of values of all outputs: a view."""
+    if not isinstance(layer, LinearBase):
+        return values
+    sizes = [len(rows.held) for rows in layer.parts.values()]
+    return values[sum(sizes[:index]) : sum(sizes[: index + 1])]
+
+
+def _adds_bias(layer: Any) -> bool:
+    return not isinstance(layer, RowParallelLinear) or layer.group.rank == 0

@@ -1,0 +1,122 @@
+"""Where the modules that an adapter names are in a model: its layers may hold several of the checkpoint's side by side,
+or rows in another order."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from vllm.layers.adapted import AdapterPlace
+from vllm.layers.weight_update import BASE_PREFIX, checkpoint_parts
+
+
+@dataclass(frozen=True)
+class Share:
+    """A part of a module's rows, and of its columns, that is a matrix of the model.
+
+    Attributes:
+        rows, columns: int64, in the order of the matrix.
+        scales: float32, what the model multiplies each row by.
+    """
+
+    place: AdapterPlace
+    rows: Tensor
+    columns: Tensor
+    scales: Tensor
+
+    def held_rows(self, values: Tensor) -> Tensor:
+        """This rank's, in the layer's order, of what each of the module's rows has, [rows] or [rows, r]."""
+        scales = self.scales if values.dim() == 1 else self.scales[:, None]
+        return self.place.held(values.float()[self.rows] * scales)
+
+    def held_columns(self, values: Tensor) -> Tensor:
+        """The same of its columns, [r, columns]."""
+        held = self.place.inputs.held
+        return values.float()[:, self.columns][:, held.start : held.stop]
+
+
+class ModuleMap:
+    """Finds the matrices of a model by the names of transformers' modules."""
+
+    def __init__(self, model: nn.Module, places: Mapping[str, AdapterPlace]) -> None:
+        self._model, self._places = model, places
+        self._found: dict[tuple[str, int, int], list[Share]] = {}
+
+    def shares(self, module: str, num_rows: int, num_columns: int) -> list[Share]:
+        """Of the module's weight. ValueError: the model has none of that name, or one of another shape."""
+        key = module, num_rows, num_columns
+        if key not in self._found:
+            self._found[key] = self._find(*key)
+        return self._found[key]
+
+    def tensors(self, name: str, tensor: Tensor) -> Iterator[tuple[AdapterPlace, str, Tensor]]:
+        """This rank's parts of a whole tensor, a "weight" or a "bias", and whose they are. ValueError as `shares`."""
+        found = False
+        for own, values in checkpoint_parts(self._model, name, tensor):
+            module, _, kind = own.rpartition(".")
+            place = self._place(f"{module}.weight") if kind in ("weight", "bias") else None
+            if place is None or not isinstance(values, Tensor):
+                raise ValueError("the model has no such tensor that an adapter can replace")
+            expected = (place.rows.size, place.inputs.size)[: values.dim()]
+            if tuple(values.shape) != expected:
+                raise ValueError(f"the base model's is {expected}, but the adapter's is {tuple(values.shape)}")
+            found = True
+            held, inputs = place.held(values), place.inputs.held
+            yield place, kind, held if kind == "bias" else held[:, inputs.start : inputs.stop]
+        if not found:
+            raise ValueError("the model has no such tensor")
+
+    def _place(self, name: str) -> AdapterPlace | None:
+        return self._places.get(name) or self._places.get(BASE_PREFIX + name)
+
+    def _find(self, module: str, num_rows: int, num_columns: int) -> list[Share]:
+        shape = num_rows, num_columns
+        # From 1 on, as a product with 0 is 0.
+        rows = torch.arange(1, num_rows + 1, dtype=torch.float64)[:, None].expand(shape)
+        columns = torch.arange(1, num_columns + 1, dtype=torch.float64)[None].expand(shape)
+        probes = rows, columns, torch.ones(1, 1, dtype=torch.float64).expand(shape)
+        failure: ValueError | None = None
+        # Some checkpoints have weights of [inputs, outputs].
+        for own in (probes, tuple(each.t() for each in probes)):
+            try:
+                shares = self._shares(f"{module}.weight", *own)
+            except ValueError as error:
+                failure = failure or error
+                continue
+            if shares is not None:
+                return shares
+        raise failure or ValueError("its weight's rows and columns do not stay apart in this model")
+
+    def _shares(self, name: str, *probes: Tensor) -> list[Share] | None:
+        """What is done to the weight, done to the numbers of its rows, of its columns, and to ones. None: rows and
+        columns get mixed."""
+        shares = []
+        for parts in zip(*(checkpoint_parts(self._model, name, probe) for probe in probes), strict=True):
+            place = self._place(parts[0][0])
+            if place is None:
+                raise ValueError("the model has no such layer that takes adapters")
+            numbers = [values.double() for _, values in parts if isinstance(values, Tensor) and values.dim() == 2]
+            if len(numbers) < len(parts):
+                return None
+            scales = _constant(numbers[2], 1)
+            if scales is None or not scales.all():
+                return None
+            rows, columns = _constant(numbers[0] / scales[:, None], 1), _constant(numbers[1] / scales[:, None], 0)
+            if rows is None or columns is None:
+                return None
+            expected, got = (place.rows.size, place.inputs.size), (len(rows), len(columns))
+            if expected != got:
+                raise ValueError(f"the base model's weight is {expected}, but the adapter's is {got}")
+            shares.append(Share(place, rows.round().long() - 1, columns.round().long() - 1, scales.float()))
+        if not shares:
+            raise ValueError("the model has no such layer that takes adapters")
+        return shares
+
+
+def _constant(numbers: Tensor, dim: int) -> Tensor | None:
+    """Numbers that are the same all along a dimension, once; None: they are not."""
+    first = numbers.narrow(dim, 0, 1)
+    return first.flatten() if torch.allclose(numbers, first.expand_as(numbers), rtol=1e-6, atol=0) else None
