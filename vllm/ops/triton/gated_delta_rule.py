@@ -156,7 +156,7 @@ def _gated_delta_rule_kernel(
         written = beta_scale * sigmoid(tl.load(beta_ptr + token * beta_stride + head).to(tl.float32))
         at = token * qkv_stride
         row = to + token * out_stride
-        state = _one(state, at, q_at, k_at, v_at, written, query_scale, eps, row, i, j, is_key, is_value)
+        state = _delta_one(state, at, q_at, k_at, v_at, written, query_scale, eps, row, i, j, is_key, is_value)
     if first < last:
         tl.store(places, state, mask=inside)
     if CHUNK:
@@ -170,7 +170,7 @@ def _gated_delta_rule_kernel(
             logs = _log_decay(x + bias, rate, bound, BOUNDED)
             rows = to + tokens[:, None] * out_stride + j[None, :]
             state_at = pool_ptr + slot + head * (KEYS * VALUES) + j[None, :]
-            result = _chunk(
+            result = _delta_chunk(
                 state_at, q_at + at, k_at + at, v, written, logs, query_scale, eps, is_value, KEYS, VALUES, CHUNK, TILE
             )
             tl.store(rows, result.to(out_ptr.dtype.element_ty), mask=is_value[None, :])
@@ -183,13 +183,13 @@ def _gated_delta_rule_kernel(
                 state = state * tl.exp(_log_decay(x + bias, rate, bound, BOUNDED))
                 at = token * qkv_stride
                 row = to + token * out_stride
-                state = _one(state, at, q_at, k_at, v_at, written, query_scale, eps, row, i, j, is_key, is_value)
+                state = _delta_one(state, at, q_at, k_at, v_at, written, query_scale, eps, row, i, j, is_key, is_value)
             tl.debug_barrier()
             tl.store(places, state, mask=inside)
 
 
 @triton.jit
-def _chunk(
+def _delta_chunk(
     state_ptr,  # [Dk, Dv], a block of its columns
     q_ptr,  # [C, Dk]
     k_ptr,  # [C, Dk]
@@ -248,7 +248,7 @@ def _chunk(
 
 
 @triton.jit
-def _one(state, at, q_ptr, k_ptr, v_ptr, written, query_scale, eps, out_ptr, i, j, is_key, is_value):
+def _delta_one(state, at, q_ptr, k_ptr, v_ptr, written, query_scale, eps, out_ptr, i, j, is_key, is_value):
     """The state, which has decayed, after a token, whose result is stored."""
     q = tl.load(q_ptr + at + i, mask=is_key, other=0.0).to(tl.float32)
     k = tl.load(k_ptr + at + i, mask=is_key, other=0.0).to(tl.float32)

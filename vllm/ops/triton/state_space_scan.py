@@ -118,9 +118,9 @@ def _state_space_scan_kernel(
     to = out_ptr + head * WIDTH
     out_stride = heads * WIDTH
     for token in range(first, begin):
-        step = _steps(dt_ptr + token * dt_stride + head, bias, dt_min, dt_max)
+        step = _scan_steps(dt_ptr + token * dt_stride + head, bias, dt_min, dt_max)
         row = to + token * out_stride
-        state = _one(state, token * xbc_stride, x_at, b_at, c_at, step, rate, skip, row, i, j, is_key, is_value)
+        state = _scan_one(state, token * xbc_stride, x_at, b_at, c_at, step, rate, skip, row, i, j, is_key, is_value)
     if first < last:
         tl.store(places, state, mask=inside)
     if CHUNK:
@@ -128,11 +128,11 @@ def _state_space_scan_kernel(
         for token in range(begin, rest, CHUNK):
             tokens = token + tl.arange(0, CHUNK)
             at = tokens[:, None] * xbc_stride
-            steps = _steps(dt_ptr + tokens * dt_stride + head, bias, dt_min, dt_max)
+            steps = _scan_steps(dt_ptr + tokens * dt_stride + head, bias, dt_min, dt_max)
             x = tl.load(x_at + at + j[None, :], mask=is_value[None, :], other=0.0).to(tl.float32)
             rows = to + tokens[:, None] * out_stride + j[None, :]
             state_at = pool_ptr + slot + head * (SIZE * WIDTH) + j[None, :]
-            result = _chunk(
+            result = _scan_chunk(
                 state_at, b_at + at, c_at + at, x, steps, -rate * steps, skip, is_value, SIZE, WIDTH, CHUNK, TILE
             )
             tl.store(rows, result.to(out_ptr.dtype.element_ty), mask=is_value[None, :])
@@ -140,15 +140,17 @@ def _state_space_scan_kernel(
             tl.debug_barrier()
             state = tl.load(places, mask=inside, other=0.0)
             for token in range(rest, last):
-                step = _steps(dt_ptr + token * dt_stride + head, bias, dt_min, dt_max)
+                step = _scan_steps(dt_ptr + token * dt_stride + head, bias, dt_min, dt_max)
                 row = to + token * out_stride
-                state = _one(state, token * xbc_stride, x_at, b_at, c_at, step, rate, skip, row, i, j, is_key, is_value)
+                state = _scan_one(
+                    state, token * xbc_stride, x_at, b_at, c_at, step, rate, skip, row, i, j, is_key, is_value
+                )
             tl.debug_barrier()
             tl.store(places, state, mask=inside)
 
 
 @triton.jit
-def _chunk(
+def _scan_chunk(
     state_ptr,  # [N, P], a block of its columns
     b_ptr,  # [C, N]
     c_ptr,  # [C, N]
@@ -193,13 +195,13 @@ def _chunk(
 
 
 @triton.jit
-def _steps(dt_ptr, bias, dt_min, dt_max):
+def _scan_steps(dt_ptr, bias, dt_min, dt_max):
     steps = softplus(tl.load(dt_ptr).to(tl.float32) + bias)
     return tl.minimum(tl.maximum(steps, dt_min), dt_max)
 
 
 @triton.jit
-def _one(state, at, x_ptr, b_ptr, c_ptr, step, rate, skip, out_ptr, i, j, is_key, is_value):
+def _scan_one(state, at, x_ptr, b_ptr, c_ptr, step, rate, skip, out_ptr, i, j, is_key, is_value):
     """The state after a token, whose result is stored."""
     x = tl.load(x_ptr + at + j, mask=is_value, other=0.0).to(tl.float32)
     b = tl.load(b_ptr + at + i, mask=is_key, other=0.0).to(tl.float32)
