@@ -5,6 +5,8 @@ Engines are imported late: each has its own environment, and its import counts a
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
 import sys
 import tempfile
@@ -25,6 +27,8 @@ class Adapter(Protocol):
 
     version: str
     notes: dict[str, str]
+    last: dict[str, Any]
+    """What else is to be known of the last run."""
 
     def run(self, work: Workload) -> np.ndarray | None:
         """Do the work: float32 readings [prompts, positions, read_ids]; None if none were requested."""
@@ -80,10 +84,13 @@ class VllmAdapter:
         if self._ours != (options.kind == "ours"):
             raise SystemExit(f"{options.kind}: {sys.executable} imports the other vllm, {vllm.__file__}")
         self.version = vllm.__version__
+        self.last = {}
         self.notes = {} if self._ours else {"fullvocab": "flat_logprobs, its array form"}
         self._params = vllm.SamplingParams
         chosen = {"model": options.model, "quantization": options.quantization, "model_impl": options.model_impl}
         given: dict[str, Any] = {name: value for name, value in chosen.items() if value is not None}
+        if options.speculative is not None:
+            given["speculative_config"] = options.speculative
         if options.enforce_eager:
             given["enforce_eager"] = True
         if self._ours:
@@ -105,6 +112,7 @@ class VllmAdapter:
         lengths = {len(output.outputs[0].token_ids) for output in outputs}
         if lengths != {work.max_tokens}:
             raise RuntimeError(f"asked for {work.max_tokens} tokens a prompt, got {sorted(lengths)}")
+        self.last = self._drafts(outputs)
         if work.reads_prompt:
             return np.array([[[self._mean_of_prompt(output)]] for output in outputs], np.float32)
         if not work.read_ids:
@@ -165,6 +173,16 @@ class VllmAdapter:
         if work.temperature:
             wanted["seed"] = 0
         return self._params(temperature=work.temperature, max_tokens=work.max_tokens, ignore_eos=True, **wanted)
+
+    def _drafts(self, outputs: list[Any]) -> dict[str, Any]:
+        """What was drafted and right, if the engine says so by request, and a hash of the answers."""
+        found: list[Any] = [each for output in outputs if (each := output.outputs[0].spec_decode_metrics) is not None]
+        answers = [list(output.outputs[0].token_ids) for output in outputs]
+        return {
+            "drafted": sum(each.num_draft_tokens for each in found),
+            "accepted": sum(sum(each.per_step_accepted) for each in found),
+            "answers": hashlib.sha256(json.dumps(answers).encode()).hexdigest()[:16],
+        }
 
     def _mean_of_prompt(self, output: Any) -> float:
         if self._ours:

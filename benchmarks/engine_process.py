@@ -68,7 +68,7 @@ def _measure(adapter: Any, work: Any) -> dict[str, Any]:
     cpu = time.process_time() - cpu_before
     check = None if readings is None else float(readings[:, 0].mean())
     did = {"amount": work.amount, "unit": work.unit, "check": check, "digest": work.digest}
-    return {"seconds": seconds, "own_cpu_seconds": cpu, **did}
+    return {"seconds": seconds, "own_cpu_seconds": cpu, **did, **getattr(adapter, "last", {})}
 
 
 def _model_shape(adapter: Any) -> dict[str, int]:

@@ -19,6 +19,7 @@ try:
 except ModuleNotFoundError:
     raise SystemExit(f"{__file__} needs an environment with llama-cpp-python") from None
 import numpy as np
+from llama_cpp.llama_speculative import LlamaPromptLookupDecoding
 from structured_forms import GBNF
 from workloads import LABEL_IDS, STARTUP_PROMPT, EngineOptions, Workload
 
@@ -48,6 +49,7 @@ class LlamaCppAdapter:
             "fullvocab": "log-softmax over the vocabulary",
             "prompt_logprobs": f"one prompt at a time, {PROMPT_ROWS} positions at once",
         }
+        self._lookups = options.speculative
         self._threads = len(options.cores)
         # Referenced here, as the library keeps calling it.
         self._quiet = llama_cpp.llama_log_callback(lambda *_: None)
@@ -74,10 +76,10 @@ class LlamaCppAdapter:
     def run(self, work: Workload) -> np.ndarray | None:
         if work.one_by_one:
             for prompt in work.prompts:
-                self._generate(replace(work, prompts=[prompt]))
+                self.run(replace(work, prompts=[prompt], one_by_one=False))
             return None
         if work.max_tokens > 1:
-            return self._generate(work)
+            return self._generate(work) if self._lookups is None else self._generate_with_lookups(work)
         if work.reads_prompt:
             return self._read_prompts(work)
         return self._score(work)
@@ -151,6 +153,36 @@ class LlamaCppAdapter:
         for row in tokens:
             self._text(row)
         return readings if work.read_ids else None
+
+    def _generate_with_lookups(self, work: Workload) -> None:
+        """As llama.cpp's lookup decoding: a draft is what followed the last tokens before, and a token that was drawn
+        ends it unless it is the draft's next; its cache entries are removed."""
+        assert self._lookups is not None
+        count, most = len(work.prompts), self._lookups["num_speculative_tokens"]
+        context = self._context(count, count * (max(map(len, work.prompts)) + work.max_tokens + most), False)
+        memory = llama_cpp.llama_get_memory(context)
+        drafter = LlamaPromptLookupDecoding(self._lookups["prompt_lookup_max"], most)
+        texts: list[list[int]] = [list(prompt) for prompt in work.prompts]
+        drafts: list[list[int]] = [[] for _ in range(count)]
+        ends = [len(prompt) + work.max_tokens for prompt in work.prompts]
+        entries = [each for row, text in enumerate(texts) for each in _entries(text, 0, row, wants_last=True)]
+        active = list(range(count))
+        while active:
+            drawn = iter(self._drawn(self._decode(context, entries), work, []).tolist())
+            entries = []
+            for row in active:
+                text, draft = texts[row], drafts[row]
+                rows = [next(drawn) for _ in range(len(draft) + 1)]
+                num_right = next((i for i, token in enumerate(draft) if token != rows[i]), len(draft))
+                llama_cpp.llama_memory_seq_rm(memory, row, len(text) + num_right, -1)
+                text += rows[: num_right + 1]
+                if len(text) < ends[row]:
+                    drafts[row] = drafter(np.array(text)).tolist()[: ends[row] - len(text) - 1]
+                    first = len(text) - 1
+                    entries += [_Entry(t, first + i, row, True) for i, t in enumerate([text[-1], *drafts[row]])]
+            active = [row for row in active if len(texts[row]) < ends[row]]
+        for prompt, text in zip(work.prompts, texts, strict=True):
+            self._text(np.array(text[len(prompt) :]))
 
     def _grammars(self, count: int) -> list[Any]:
         """The form's grammar at the beginning of each answer; compiled once."""

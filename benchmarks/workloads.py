@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import random
 from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -38,6 +41,20 @@ STRUCTURED_ROWS = {
     "free_first": (False, 0.0, 32, 1),
     "json_first": (True, 0.0, 32, 1),
 }
+# What speculation.py measures: whether answers copy, temperature, requests, whether one after another, ids read.
+SPECULATION_ROWS = {
+    "copies1": (True, 0.0, 3, True, False),
+    "copies1_ids": (True, 0.0, 3, True, True),
+    "answers1": (False, 0.0, 3, True, False),
+    "drawn1": (False, 1.0, 3, True, False),
+    "drawn1_ids": (False, 1.0, 3, True, True),
+    "copies16": (True, 0.0, 16, False, False),
+    "copies16_ids": (True, 0.0, 16, False, True),
+    "answers16": (False, 0.0, 16, False, False),
+    "drawn16": (False, 1.0, 16, False, False),
+}
+PROMPTS_VARIABLE = "BENCHMARK_PROMPTS"
+"""Names a file of token ids, for rows whose prompts are texts: of each row, by repeat from -1 on, its prompts."""
 # In the order of the tables; `startup` and `peak_memory` are measured from outside the process.
 ROWS = ("startup", *WORK_ROWS, "peak_memory")
 
@@ -59,6 +76,7 @@ class EngineOptions:
         dtype: of weights and activations; llama.cpp uses its file's.
         cores: processors to pin to, one thread each.
         quantization, enforce_eager, model_impl: our settings of these names.
+        speculative: of ours and upstream, speculative_config; of llama.cpp, those fields of it that it has.
         environment: variables to set.
         checkout: of ours, another folder to import it from.
     """
@@ -70,6 +88,7 @@ class EngineOptions:
     quantization: str | None = None
     enforce_eager: bool = False
     model_impl: str | None = None
+    speculative: dict[str, Any] | None = None
     environment: dict[str, str] = field(default_factory=dict)
     checkout: str | None = None
 
@@ -161,6 +180,11 @@ def make_workload(row: str, repeat: int, scale: float = 1.0) -> Workload:
     if row in TEACHER_ROWS:
         prompts = [_ids(rng, _scaled(1024, scale)) for _ in range(_scaled(8, scale))]
         return Workload(prompts, 1, "tok/s", teacher=TEACHER_ROWS[row])
+    if row in SPECULATION_ROWS:
+        _, temperature, _, one_by_one, reads = SPECULATION_ROWS[row]
+        prompts = json.loads(Path(os.environ[PROMPTS_VARIABLE]).read_text())[row][repeat + 1]
+        fields = {"temperature": temperature, "one_by_one": one_by_one, "read_ids": READ_IDS if reads else ()}
+        return Workload(prompts, _scaled(64, scale), "tok/s", **fields)
     raise ValueError(f"unknown row {row!r}; known: {', '.join((*WORK_ROWS, *TEACHER_ROWS, *STRUCTURED_ROWS))}")
 
 

@@ -39,6 +39,7 @@ LISTS = {
     "tool_parsers": "a format",
     "ops": "an operation",
     "ops/triton": "an operation's kernel",
+    "models/mixtures": "a family of models",
     "models/dense": "a family of models",
 }
 

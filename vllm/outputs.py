@@ -26,6 +26,49 @@ logger = init_logger(__name__)
 
 
 @dataclass
+class RequestSpecDecodeMetrics:
+    """Of one generated sequence, the tokens that were drafted and those of them that were right. A draft's right tokens
+    are followed by one that the model itself drew.
+
+    Attributes:
+        num_spec_tokens: of the longest draft.
+        histogram: drafts by the number of their tokens that were right: 0, 1, 2 ...
+        num_draft_tokens: tokens of all drafts.
+        per_step_accepted, per_step_drafted: the right tokens and all tokens of each draft, in order.
+    """
+
+    num_spec_tokens: int = 0
+    histogram: list[int] = field(default_factory=lambda: [0])
+    num_draft_tokens: int = 0
+    per_step_accepted: list[int] = field(default_factory=list)
+    per_step_drafted: list[int] = field(default_factory=list)
+
+    def observe(self, num_draft_tokens: int, num_accepted: int) -> None:
+        """Count a draft."""
+        self.num_spec_tokens = max(self.num_spec_tokens, num_draft_tokens)
+        self.histogram += [0] * (self.num_spec_tokens + 1 - len(self.histogram))
+        self.histogram[num_accepted] += 1
+        self.num_draft_tokens += num_draft_tokens
+        self.per_step_accepted.append(num_accepted)
+        self.per_step_drafted.append(num_draft_tokens)
+
+    def to_dict(self) -> dict[str, Any]:
+        """With their sums; `mean_acceptance_length` counts the token after a draft, too."""
+        num_drafts, num_accepted = len(self.per_step_accepted), sum(self.per_step_accepted)
+        return {
+            "mean_acceptance_length": 1 + num_accepted / num_drafts if num_drafts else 1.0,
+            "draft_acceptance_rate": num_accepted / self.num_draft_tokens if self.num_draft_tokens else 0.0,
+            "acceptance_histogram": list(self.histogram),
+            "num_spec_steps": num_drafts,
+            "num_accepted_draft_tokens": num_accepted,
+            "num_draft_tokens": self.num_draft_tokens,
+            "num_spec_tokens": self.num_spec_tokens,
+            "per_step_accepted": list(self.per_step_accepted),
+            "per_step_drafted": list(self.per_step_drafted),
+        }
+
+
+@dataclass
 class CompletionOutput:
     """One generated sequence.
 
@@ -38,8 +81,10 @@ class CompletionOutput:
         finish_reason: "stop", "length", "repetition", "abort" or "error"; None while running.
         stop_reason: the stop string or stop token id; None for the end-of-sequence token. "no_token_left" beside
             "error": the request's constraints ruled out every token, and what there is was generated before.
-        routed_experts, lora_request, sampling_mask, spec_decode_metrics, weight_versions: never set by this engine; for
-            callers that read them.
+        weight_versions: of the weights that the tokens so far are of, in order, each change once: how often an engine's
+            weights have changed, or what `finish_weight_update` called them.
+        spec_decode_metrics: what became of drafted tokens; None where none were.
+        routed_experts, lora_request, sampling_mask: never set by this engine; for callers that read them.
         error: the message if finish_reason is "error".
         allowed_mass: one number a position, the model's probability of all tokens that `structured_outputs` allowed
             there; None unless `grammar_readings` requested it.
@@ -60,7 +105,7 @@ class CompletionOutput:
     stop_reason: int | str | None = None
     lora_request: Any | None = field(default=None, repr=False)
     sampling_mask: Any | None = field(default=None, repr=False)
-    spec_decode_metrics: Any | None = field(default=None, repr=False)
+    spec_decode_metrics: RequestSpecDecodeMetrics | None = field(default=None, repr=False)
     weight_versions: list[Any] | None = field(default=None, repr=False)
     error: str | None = None
     allowed_mass: list[float] | None = None

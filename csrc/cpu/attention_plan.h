@@ -50,7 +50,8 @@ inline int64_t queries_of(const AttentionArgs& a, int64_t request) {
 
 // The first token that the query at `position` sees.
 inline int64_t first_seen(const AttentionArgs& a, int64_t position) {
-  return a.window ? greatest(position - a.window + 1, 0) : 0;
+  if (!a.window) return 0;
+  return a.in_chunks ? position / a.window * a.window : greatest(position - a.window + 1, 0);
 }
 
 // Whether the chunk at `start` lies wholly before the queries of both and in the same blocks.

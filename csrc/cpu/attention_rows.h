@@ -33,9 +33,9 @@ inline int64_t first_seeing(const Plan& plan, const Member& member, int64_t star
 
 // The row after the last one of a member that sees a token before `end`.
 inline int64_t last_seeing(const AttentionArgs& a, const Plan& plan, const Member& member, int64_t end) {
-  int64_t tokens = member.tokens;
-  if (a.window) tokens = least(tokens, greatest(end + a.window - 1 - member.position, 0));
-  return member.row + tokens * plan.group;
+  if (!a.window) return member.row + member.tokens * plan.group;
+  const int64_t past = a.in_chunks ? (end + a.window - 1) / a.window * a.window : end + a.window - 1;
+  return member.row + least(member.tokens, greatest(past - member.position, 0)) * plan.group;
 }
 
 inline void merge_segment(const AttentionArgs& a, const Plan& plan, const Tile& tile, int64_t start, const Partial& total,

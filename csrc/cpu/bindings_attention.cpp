@@ -129,7 +129,8 @@ void read_requests(AttentionArgs& args, const Tensor& block_table, const Tensor&
 
 void paged_attention(Tensor q, Tensor k_cache, Tensor v_cache, Tensor block_table, Tensor query_start_loc,
                      Tensor seq_lens, double scale, Tensor out, int64_t window, double softcap,
-                     std::optional<Tensor> alibi_slopes, std::optional<Tensor> sinks, double k_scale, double v_scale) {
+                     std::optional<Tensor> alibi_slopes, std::optional<Tensor> sinks, double k_scale, double v_scale,
+                     bool in_chunks) {
   AttentionArgs args{};
   args.dtype = dtype_of(q, "q");
   args.q = heads_of(q, "q");
@@ -149,6 +150,7 @@ void paged_attention(Tensor q, Tensor k_cache, Tensor v_cache, Tensor block_tabl
   STD_TORCH_CHECK(window >= 0, "window must be at least 1 token, or 0 for none, got ", window);
   STD_TORCH_CHECK(softcap >= 0, "softcap must be positive, or 0 for none, got ", softcap);
   args.window = window;
+  args.in_chunks = in_chunks;
   args.softcap = static_cast<float>(softcap);
   args.alibi_slopes = float_row(alibi_slopes, "alibi_slopes", q.size(1));
   args.sinks = float_row(sinks, "sinks", q.size(1));
@@ -241,7 +243,7 @@ STABLE_TORCH_LIBRARY_FRAGMENT(vllm_cpu, m) {
   m.def(
       "paged_attention(Tensor q, Tensor k_cache, Tensor v_cache, Tensor block_table, Tensor query_start_loc, "
       "Tensor seq_lens, float scale, Tensor(a!) out, int window=0, float softcap=0., Tensor? alibi_slopes=None, "
-      "Tensor? sinks=None, float k_scale=1., float v_scale=1.) -> ()");
+      "Tensor? sinks=None, float k_scale=1., float v_scale=1., bool in_chunks=False) -> ()");
   m.def("write_latent_(Tensor latent, Tensor rope, Tensor(a!) cache, Tensor slot_mapping, float scale=1.) -> ()");
   m.def(
       "latent_attention(Tensor q_latent, Tensor q_rope, Tensor cache, Tensor block_table, Tensor query_start_loc, "

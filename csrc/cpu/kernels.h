@@ -84,6 +84,7 @@ struct AttentionArgs {
   float scale;    // of the scores, of keys as they are cached
   float v_scale;  // of values as they are cached
   int64_t window;             // tokens that a query sees, itself included; 0: all before it
+  bool in_chunks;             // it sees those from the last multiple of `window` on in place of these
   float softcap;              // 0: none
   const float* alibi_slopes;  // [heads], or null
   const float* sinks;         // [heads], or null

@@ -125,8 +125,36 @@ MIXTURES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama4": (
         "llama4_text",
         _USUAL
-        | {"num_local_experts": 6, "num_experts_per_tok": 2, "intermediate_size_mlp": 40, "attention_chunk_size": 64}
+        | {"num_local_experts": 6, "num_experts_per_tok": 2, "intermediate_size_mlp": 40, "attention_chunk_size": 16}
         | {"no_rope_layer_interval": 2, "interleave_moe_layer_step": 2, "floor_scale": 8, "attn_scale": 0.3},
+    ),
+    "deepseek_v32": (
+        "deepseek_v32",
+        _LATENT | _ROUTED | {"first_k_dense_replace": 1, "index_topk": 128, "index_head_dim": 8, "index_n_heads": 2},
+    ),
+    "glm_moe_dsa": (
+        "glm_moe_dsa",
+        _LATENT
+        | _ROUTED
+        | {"first_k_dense_replace": 1, "index_topk": 128, "index_head_dim": 8, "index_n_heads": 2}
+        | {"indexer_types": ["full", "shared", "full", "shared"]},
+    ),
+    "jetmoe": (
+        "jetmoe",
+        {"hidden_size": 32, "intermediate_size": 24, "num_hidden_layers": 4, "num_key_value_heads": 2}
+        | {
+            "num_attention_heads": 6,
+            "kv_channels": 8,
+            "num_local_experts": 6,
+            "num_experts_per_tok": 3,
+            "rms_norm_eps": 1e-3,
+        },
+    ),
+    "longcat_flash": (
+        "longcat_flash",
+        {name: value for name, value in _LATENT.items() if name not in ("num_hidden_layers", "n_shared_experts")}
+        | {"num_layers": 2, "head_dim": 6, "ffn_hidden_size": 40, "expert_ffn_hidden_size": 24, "moe_topk": 3}
+        | {"n_routed_experts": 6, "zero_expert_num": 3, "routed_scaling_factor": 1.7},
     ),
     "dbrx": (
         "dbrx",

@@ -52,6 +52,17 @@ PUBLISHED: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         | {"num_limited_groups": 1, "use_grouped_mm": True},
         {"score_func": "softmax"},
     ),
+    "jetmoe": ({"num_attention_heads": 6, "router_aux_loss_coef": 0.01}, {"num_attention_heads": 4}),
+    "longcat_flash": (
+        {"attention_method": "MLA", "mla_scale_kv_lora": True, "mla_scale_q_lora": True, "zero_expert_type": "identity"}
+        | {"num_hidden_layers": 4, "router_bias": False, "rope_theta": 1e7},
+        {"zero_expert_type": "zero"},
+    ),
+    "deepseek_v32": (
+        {"scoring_func": "sigmoid", "topk_method": "noaux_tc", "num_nextn_predict_layers": 1, "ep_size": 1},
+        {"layer_types": ["indexed_attention", "full_attention"] * 2},
+    ),
+    "glm_moe_dsa": ({"index_topk_freq": 4, "index_skip_topk_offset": 2}, {"index_topk": 0}),
     "llama4": ({"attn_temperature_tuning": 4, "for_llm_compressor": False}, {"layer_types": ["other"] * 4}),
 }
 

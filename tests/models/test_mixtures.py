@@ -41,9 +41,14 @@ def assert_same(ours: list[Any], expected: list[Any], tolerance: float) -> None:
             assert got == pytest.approx(other.prompt_logprobs[position][token].logprob, abs=tolerance)
 
 
-# A shared MLP, and the same by a gate; biases; none of them; latent attention; heads that differ by layer; branches.
+# A shared MLP, and the same by a gate; biases; none of them; latent attention; heads that differ by layer; branches;
+# chunks; mixtures of heads; experts that give what they take.
 @pytest.mark.parametrize(
-    "name", ["qwen2_moe", "glm4_moe", "gpt_oss", "mixtral", "deepseek_v3", "mimo_v2_flash", "gemma4-experts"]
+    "name",
+    [
+        *("qwen2_moe", "glm4_moe", "gpt_oss", "mixtral", "deepseek_v3", "mimo_v2_flash", "gemma4-experts"),
+        *("llama4", "jetmoe", "longcat_flash"),
+    ],
 )
 def test_ranks_share_the_experts(name: str, tmp_path: Path) -> None:
     make_architecture(name, tmp_path)
@@ -115,7 +120,7 @@ def test_experts_are_rounded_when_they_are_loaded(quantization: str, tmp_path: P
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("name", ["qwen2_moe", "exaone_moe", "deepseek_v3"])
+@pytest.mark.parametrize("name", ["qwen2_moe", "exaone_moe", "deepseek_v3", "jetmoe", "longcat_flash"])
 def test_bits_do_not_follow_the_batch(name: str, dtype: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("VLLM_BATCH_INVARIANT", "1")
     make_architecture(name, tmp_path)
@@ -140,3 +145,10 @@ def test_published_checkpoints_of_a_x_k1(tmp_path: Path) -> None:
     prompts = random_prompts(131, (5, 37))
     for got, want in zip(paged_logits(ours, config, prompts, 7), hf_logits(model, prompts), strict=True):
         torch.testing.assert_close(got, want, rtol=0, atol=1e-4)
+
+
+def test_contexts_end_where_an_indexer_leaves_positions_out(tmp_path: Path) -> None:
+    make_architecture("deepseek_v32", tmp_path, index_topk=32)
+    load_model(tmp_path, max_model_len=32)
+    with pytest.raises(ValueError, match="max_model_len must be at most index_topk, 32"):
+        load_model(tmp_path, max_model_len=33)

@@ -208,6 +208,8 @@ def _attention_calls(dtype: torch.dtype, heads: int, kv_heads: int, head_dim: in
         of_heads = torch.empty(heads), torch.empty(heads)
         arguments = _int32(2, 64), _int32(3), _int32(2), 0.125, None, None, None, 128, 30.0, *of_heads
         yield lambda: paged_attention(q, *codes, *arguments)
+    if head_dim == 128 and dtype == torch.bfloat16:
+        yield lambda: paged_attention(q, *caches, _int32(2, 64), _int32(3), _int32(2), 0.125, chunk=8192)
 
 
 def _latent_calls(dtype: torch.dtype) -> Iterator[Callable[[], Any]]:

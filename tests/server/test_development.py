@@ -7,7 +7,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 from asgi import AppThread, make_engine
+from safetensors.torch import load_file, save_file
 from tiny_llm import make_tiny_model
 
 ROUTES = [
@@ -19,6 +21,7 @@ ROUTES = [
     ("GET", "/is_sleeping"),
     ("POST", "/collective_rpc"),
     ("POST", "/update_weights"),
+    ("GET", "/weight_version"),
 ]
 
 
@@ -99,10 +102,61 @@ def test_workers(app: AppThread) -> None:
     assert "no_such_method" in unknown.json()["error"]["message"]
 
 
-def test_weights_are_refused(app: AppThread) -> None:
-    response = app.request("POST", "/init_weight_transfer_engine", json={"init_info": {}})
+def test_groups_for_weights_are_refused(app: AppThread) -> None:
+    info = {"master_address": "127.0.0.1", "master_port": 1, "world_size": 2}
+    response = app.request("POST", "/init_weight_transfer_engine", json={"init_info": info})
     assert response.status_code == 400
-    assert "receives no weights over NCCL" in response.json()["error"]["message"]
+    assert "receive no weights over NCCL" in response.json()["error"]["message"]
+    assert answer(app, "POST", "/init_weight_transfer_engine", json={"init_info": {}}) == {"status": "initialized"}
+
+
+def test_new_weights(app: AppThread, tmp_path: Path) -> None:
+    def read() -> tuple[object, object]:
+        (choice,) = app.post("/v1/completions", **prompt)["choices"]
+        return choice["logprobs"]["token_logprobs"], choice["weight_versions"]
+
+    prompt = {"prompt": [5, 6, 7], "max_tokens": 4, "temperature": 0, "logprobs": 1, "return_weight_versions": True}
+    old = Path(app.engine.vllm_config.model_config.path) / "model.safetensors"
+    weights = load_file(old)
+    save_file({name: tensor + 0.05 for name, tensor in weights.items()}, tmp_path / "new.safetensors")
+    before = read()
+    (first,) = before[1]
+    assert answer(app, "GET", "/weight_version") == {"weight_version": first}
+
+    answer(app, "POST", "/start_weight_update")
+    by_path = {"update_info": {"path": str(tmp_path / "new.safetensors")}}
+    assert answer(app, "POST", "/update_weights", json=by_path) == {"status": "updated"}
+    assert read() == before
+    answer(app, "POST", "/finish_weight_update", json={"weight_version": "step-1"})
+    changed = read()
+    assert changed[0] != before[0]
+    assert changed[1] == ["step-1"]
+    chat = app.post(
+        "/v1/chat/completions",
+        messages=[{"role": "user", "content": "a"}],
+        chat_template="{{ messages[0].content }}",
+        max_tokens=1,
+        return_weight_versions=True,
+    )
+    assert chat["choices"][0]["weight_versions"] == ["step-1"]
+
+    octets = {"headers": {"content-type": "application/octet-stream"}}
+    answer(app, "POST", "/update_weights", content=old.read_bytes(), **octets)
+    assert read() == (before[0], [first + 2])
+
+
+def test_weights_that_do_not_fit(app: AppThread, tmp_path: Path) -> None:
+    version = answer(app, "GET", "/weight_version")
+    weights = load_file(Path(app.engine.vllm_config.model_config.path) / "model.safetensors")
+    save_file({**weights, "zzz.weight": torch.zeros(1)}, tmp_path / "w.safetensors")
+    for content in ((tmp_path / "w.safetensors").read_bytes(), b"no file of tensors"):
+        response = app.request(
+            "POST", "/update_weights", content=content, headers={"content-type": "application/octet-stream"}
+        )
+        assert response.status_code == 400
+        assert response.json()["error"]["message"].startswith("no weight was changed: ")
+    assert app.request("POST", "/update_weights", json={"update_info": {"names": []}}).status_code == 400
+    assert answer(app, "GET", "/weight_version") == version
 
 
 def test_a_profile_needs_a_folder(app: AppThread, monkeypatch: pytest.MonkeyPatch) -> None:

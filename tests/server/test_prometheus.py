@@ -18,7 +18,9 @@ EXPECTED = {
     "gauge": "num_requests_running num_requests_waiting kv_cache_usage_perc cpu_cache_usage_perc cache_config_info",
     "counter": "num_preemptions prefix_cache_queries prefix_cache_hits prompt_tokens prompt_tokens_cached "
     "generation_tokens request_success logprob_token_ids_read logprob_rows_read readings_seconds "
-    "tp_collective_bytes tp_collective_calls kv_blocks_swapped_out kv_blocks_swapped_in",
+    "spec_decode_num_drafts spec_decode_num_draft_tokens spec_decode_num_accepted_tokens "
+    "spec_decode_num_accepted_tokens_per_pos tp_collective_bytes tp_collective_calls "
+    "kv_blocks_swapped_out kv_blocks_swapped_in",
     "histogram": "time_to_first_token_seconds inter_token_latency_seconds request_time_per_output_token_seconds "
     "e2e_request_latency_seconds request_queue_time_seconds request_prefill_time_seconds "
     "request_decode_time_seconds request_inference_time_seconds request_prompt_tokens request_generation_tokens "
@@ -87,6 +89,10 @@ def test_the_core_counts_arrive():
         "num_swapped_in_blocks": 2,
         "host_cache_usage": 0.75,
         "readings_seconds": 1.5,
+        "num_drafts": 4,
+        "num_draft_tokens": 12,
+        "num_accepted_tokens": 5,
+        "num_accepted_tokens_per_pos": [3, 2, 0],
         "collective_bytes": {"all_reduce": 4096},
         "collective_calls": {"all_reduce": 2},
         "time": 9.0,
@@ -102,6 +108,11 @@ def test_the_core_counts_arrive():
     assert value(samples, "kv_blocks_swapped_in_total") == 2
     assert value(samples, "cpu_cache_usage_perc") == 0.75
     assert value(samples, "readings_seconds_total") == 1.5
+    assert value(samples, "spec_decode_num_drafts_total") == 4
+    assert value(samples, "spec_decode_num_draft_tokens_total") == 12
+    assert value(samples, "spec_decode_num_accepted_tokens_total") == 5
+    for position, count in enumerate((3, 2, 0)):
+        assert value(samples, "spec_decode_num_accepted_tokens_per_pos_total", position=str(position)) == count
     assert value(samples, "tp_collective_bytes_total", collective="all_reduce") == 4096
     assert value(samples, "tp_collective_calls_total", collective="all_reduce") == 2
     assert value(samples, "tp_collective_bytes_total", collective="gather") == 0

@@ -64,5 +64,6 @@ def speculate(llm: LLM, guess: Guess | None, num_tokens: int = 4) -> ScriptedDra
         runner.speculator = None
         return None
     drafter = ScriptedDrafter(guess)
-    runner.speculator = Speculator(drafter, num_tokens, runner.model_config.vocab_size, runner.states)
+    runner.speculator = Speculator(num_tokens, runner.model_config.vocab_size, runner.states)
+    runner.speculator.drafter = drafter
     return drafter

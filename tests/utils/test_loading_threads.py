@@ -1,4 +1,5 @@
-"""side_by_side: results in order, PyTorch's threads as before, errors to the caller; and a call beside them."""
+"""side_by_side: results in order, PyTorch's threads as before, errors to the caller; a call beside them; and calls that
+are handed over."""
 
 from __future__ import annotations
 
@@ -11,6 +12,8 @@ import pytest
 import torch
 
 from vllm.utils.loading_threads import (
+    hand_over,
+    helped,
     in_thread,
     meanwhile,
     native_work_begins,
@@ -91,3 +94,31 @@ def test_an_error_of_the_block_comes_before_the_call_s() -> None:
         pass
     with pytest.raises(ValueError, match="the call's"):
         failed.result()
+
+
+def test_what_is_handed_over_is_done_beside_the_block() -> None:
+    caller, made, goes_on = threading.current_thread(), [], threading.Event()
+
+    def make(number: int) -> None:
+        assert goes_on.wait(20)
+        made.append((number, threading.current_thread() is caller, torch.is_inference_mode_enabled()))
+
+    with helped():
+        hand_over(partial(make, 0))
+        assert not made
+        goes_on.set()
+        for number in range(1, 20):
+            hand_over(partial(make, number))
+    assert sorted(made) == [(number, False, True) for number in range(20)]
+    assert torch.get_num_threads() == 2
+    hand_over(partial(make, 20))
+    assert made[-1][:2] == (20, True)
+
+
+def test_an_error_of_what_was_handed_over_is_the_block_s() -> None:
+    def fail() -> None:
+        raise ValueError("beside")
+
+    with pytest.raises(ValueError, match="beside"), helped():
+        hand_over(fail)
+    assert torch.get_num_threads() == 2

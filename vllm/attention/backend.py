@@ -152,6 +152,7 @@ def _attend_paged(
         sinks=options.sinks,
         k_scale=options.k_scale,
         v_scale=options.v_scale,
+        chunk=options.chunk,
     )
 
 
@@ -169,7 +170,7 @@ class PagedAttention(AttentionBackend):
     """Attention by `vllm.ops`; the cache's layout is the one that suits `device`."""
 
     name = "paged"
-    options = frozenset({"window", "softcap", "alibi_slopes", "sinks"})
+    options = frozenset({"window", "softcap", "alibi_slopes", "sinks", "chunk"})
 
     def __init__(self, device: torch.device | str = "cpu") -> None:
         self._shape = kv_cache_shape if torch.device(device).type == "cpu" else kv_rows_shape

@@ -18,6 +18,7 @@ class AttentionOptions:
         softcap: bound c of the scores, c * tanh(score / c), positive; None = none.
         alibi_slopes: float32 [Hq] of this rank's query heads: slope * (key's position - query's) is added to scores.
         sinks: float32 [Hq] of this rank's query heads: one more logit in the softmax's denominator.
+        chunk: tokens of the parts of a sequence that are attended to apart, at least 1; None = one. Not with a window.
         k_scale, v_scale: positive; keys and values are this times what a cache of 8-bit floats holds.
 
     Raises:
@@ -29,12 +30,17 @@ class AttentionOptions:
     softcap: float | None = None
     alibi_slopes: Tensor | None = None
     sinks: Tensor | None = None
+    chunk: int | None = None
     k_scale: float = 1.0
     v_scale: float = 1.0
 
     def __post_init__(self) -> None:
-        if self.window is not None and self.window < 1:
-            raise ValueError(f"window must be at least 1 token or None, got {self.window}")
+        for name in ("window", "chunk"):
+            tokens = getattr(self, name)
+            if tokens is not None and tokens < 1:
+                raise ValueError(f"{name} must be at least 1 token or None, got {tokens}")
+        if self.window is not None and self.chunk is not None:
+            raise ValueError(f"a layer has a window or chunks, got window={self.window} and chunk={self.chunk}")
         for name in ("scale", "softcap", "k_scale", "v_scale"):
             value = getattr(self, name)
             if value is not None and not value > 0:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from vllm.config.checks import at_least
 from vllm.exceptions import shown
@@ -11,6 +12,16 @@ from vllm.utils.checks import check_number
 
 FLOAT8_DTYPES = {"fp8": "float8_e4m3fn", "fp8_e4m3": "float8_e4m3fn", "fp8_e5m2": "float8_e5m2"}
 """What torch calls the dtypes of 8 bits that a KV cache may have."""
+
+
+class Chunks(NamedTuple):
+    """In place of a window: a query sees the tokens from the last multiple of `size` on."""
+
+    size: int
+
+
+Window = int | Chunks | None
+"""What queries of a layer see: so many tokens, themselves included, those of their chunk, or all before them."""
 
 
 def resolve_cache_dtype(asked: str, model_dtype: str, is_encoder: bool) -> str:
@@ -48,7 +59,7 @@ class CacheConfig:
         swap_space: GiB of host memory, for each device, that keep the KV blocks of preempted requests and of prefixes
             that had to make room, so that they are copied back instead of computed again; needs prefix caching.
         num_host_blocks: how many blocks that is, on every rank; set when the engine starts.
-        group_windows: tokens that the layers of each KV group see, None = all; set when the engine starts.
+        group_windows: what the layers of each KV group see; set when the engine starts.
         num_states: requests that can have a state at once, for models with recurrent states; None: the model has none.
             Set when the engine starts.
         num_snapshots: of states, kept for prefixes to come; set when the engine starts.
@@ -67,7 +78,7 @@ class CacheConfig:
     swap_space: float = 0.0
     memory_bytes: int | None = None
     num_host_blocks: int = 0
-    group_windows: tuple[int | None, ...] = (None,)
+    group_windows: tuple[Window, ...] = (None,)
     num_states: int | None = None
     num_snapshots: int = 0
     snapshot_interval: int | None = None

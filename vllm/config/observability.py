@@ -14,7 +14,13 @@ class ObservabilityConfig(UnservedConfig):
 
     instead: ClassVar[str] = "it is not measured; docs/metrics.md lists what /metrics and LLM.get_metrics() show"
     harmless: ClassVar[frozenset[str]] = frozenset(
-        {"otlp_traces_endpoint", "show_hidden_metrics_for_version", "kv_cache_metrics_sample", "jit_monitor_mode"}
+        {
+            "otlp_traces_endpoint",
+            "show_hidden_metrics_for_version",
+            "per_request_spec_decode_metrics",
+            "kv_cache_metrics_sample",
+            "jit_monitor_mode",
+        }
     )
 
     show_hidden_metrics_for_version: str | None = None

@@ -12,7 +12,7 @@ from vllm.exceptions import VLLMValidationError, shown
 _ARGUMENT = "speculative_config"
 
 METHODS = ("ngram", "suffix", "draft_model")
-SERVED_METHODS = frozenset({"ngram", "suffix"})
+SERVED_METHODS = frozenset(METHODS)
 """The methods that have a drafter."""
 
 _OWN_LAYERS = (

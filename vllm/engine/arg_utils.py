@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from dataclasses import MISSING, dataclass, fields, replace
+from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -35,7 +35,7 @@ from vllm.engine.arguments import add_flags, arg, passed_on
 from vllm.engine.computing_args import ComputingArgs
 from vllm.engine.env_checks import check_variables
 from vllm.engine.lora_args import LoRAArgs
-from vllm.engine.speculative_args import SpeculativeArgs
+from vllm.engine.speculative_args import SpeculativeArgs, with_model_and_schedule
 from vllm.engine.upstream_args import UpstreamArgs
 from vllm.engine.usage import UsageContext
 from vllm.exceptions import shown
@@ -266,10 +266,7 @@ class EngineArgs(LoRAArgs, SpeculativeArgs, ComputingArgs, UpstreamArgs):
             **runner_fields(self, source),
         )
         scheduler_config = self._scheduler_config(max_model_len, device, usage_context == UsageContext.LLM_CLASS)
-        if speculative is not None and scheduler_config.async_scheduling:
-            # Drafts follow known tokens.
-            logger.info("async_scheduling is off, as speculative_config is set")
-            scheduler_config = replace(scheduler_config, async_scheduling=False)
+        speculative, scheduler_config = with_model_and_schedule(speculative, self, model_config, scheduler_config)
         return VllmConfig(
             model_config=model_config,
             cache_config=self._cache_config(device, source, scheduler_config, model_config),

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 
 from vllm.config.speculative import SpeculativeConfig, as_speculative_config
 from vllm.engine.arguments import arg
+from vllm.logger import init_logger
+
+if TYPE_CHECKING:
+    from vllm.config import ModelConfig, SchedulerConfig
+
+logger = init_logger(__name__)
 
 
 @dataclass(kw_only=True)
@@ -32,3 +38,47 @@ class SpeculativeArgs:
             model=self.spec_model,
             num_speculative_tokens=self.spec_tokens,
         )
+
+
+def with_model_and_schedule(
+    config: SpeculativeConfig | None, args: Any, target: ModelConfig, schedule: SchedulerConfig
+) -> tuple[SpeculativeConfig | None, SchedulerConfig]:
+    """With a draft model's configuration, which follows the target's EngineArgs; and the schedule without steps that
+    begin before the last one's tokens are known, which drafts follow.
+
+    Raises:
+        ValueError: there is no such draft model, or its vocabulary is another.
+    """
+    if config is None:
+        return None, schedule
+    if schedule.async_scheduling:
+        logger.info("async_scheduling is off, as speculative_config is set")
+        schedule = replace(schedule, async_scheduling=False)
+    return _with_draft_model(config, args, target) if config.method == "draft_model" else config, schedule
+
+
+def _with_draft_model(config: SpeculativeConfig, args: Any, target: ModelConfig) -> SpeculativeConfig:
+    """The draft has its own context and weights, and the target's dtype."""
+    draft = type(args)(
+        model=config.model or "",
+        revision=config.revision,
+        quantization=config.quantization,
+        skip_tokenizer_init=True,
+        dtype=target.dtype,
+        device=args.device,
+        tensor_parallel_size=args.tensor_parallel_size,
+        distributed_executor_backend=args.distributed_executor_backend,
+        trust_remote_code=args.trust_remote_code,
+        load_format=args.load_format,
+    ).create_model_config()
+    for name, own, wanted in (
+        ("vocab_size", draft.vocab_size, target.vocab_size),
+        ("eos_token_id", sorted(draft.hf_config.eos_token_ids), sorted(target.hf_config.eos_token_ids)),
+        ("bos_token_id", draft.hf_config.raw.get("bos_token_id"), target.hf_config.raw.get("bos_token_id")),
+    ):
+        if own != wanted:
+            raise ValueError(
+                f"speculative_config: model={config.model!r} has another vocabulary than the target: its {name} is "
+                f"{own}, and the target's is {wanted}; take a draft of the same family, or method='ngram' or 'suffix'"
+            )
+    return replace(config, draft_model_config=draft)

@@ -15,7 +15,8 @@ _PROMPTS = "prompts are text or token ids"
 _MEDIA = "inputs are text only; leave media out"
 _TEXT_ONLY = "inputs are text only"
 _LORA = "an adapter adds no words, and its scale is lora_alpha"
-NO_SPECULATION = "speculative decoding is not implemented"
+_DRAFTS = "CompletionOutput.spec_decode_metrics is there wherever tokens were drafted"
+NO_SPECULATION = "processors see the right history of drafted tokens, too"
 _SERVER_PARTS = "the server parts reasoning from answers: vllm serve --reasoning-parser"
 _GRAMMARS = "reasoning parsers are not implemented"
 _ONE_LIBRARY = "grammars are compiled by one library, llguidance"
@@ -125,7 +126,7 @@ class UpstreamArgs:
     disable_chunked_mm_input: bool = unused(False, _TEXT_ONLY)
     renderer_num_workers: int = unused(1, _TEXT_ONLY)
 
-    per_request_spec_decode_metrics: str = refused("none", NO_SPECULATION)
+    per_request_spec_decode_metrics: str = unused("none", _DRAFTS)
 
     reasoning_parser: str = unused("", _SERVER_PARTS, flag=False)
     reasoning_parser_plugin: str | None = unused(None, _SERVER_PARTS, flag=False)

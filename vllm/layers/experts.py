@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
@@ -16,6 +17,7 @@ from vllm.ops.experts import ExpertActivation, PackedExperts, experts, takes_all
 from vllm.ops.packed_linear import PackedLinear, unpack_linear
 from vllm.quantization.weight import QuantizedStack, QuantizedWeight
 from vllm.utils.host_memory import return_freed_memory
+from vllm.utils.loading_threads import hand_over
 
 _FIRST = ("gate_proj", "up_proj")
 
@@ -88,6 +90,8 @@ class Experts(nn.Module):
         self._slots: dict[str, WeightSlot] = {}
         # By expert and whether it is the first product, those that lack tensors.
         self._read: dict[tuple[int, bool], _Read] = {}
+        # Of `put` and the count, as several threads pack.
+        self._lock = threading.Lock()
         # Products that have no weight yet.
         self._num_missing = 2 * count
 
@@ -132,16 +136,26 @@ class Experts(nn.Module):
             del self._read[index, is_first]
             weights = [read.weights[name] for name in names]
             bias = torch.cat([read.biases[name] for name in names]) if self.has_bias else None
-            experts = self.first if is_first else self.second
-            pack_expert(experts, index, weights, bias, self.method)
-            packed = experts.packed[index]
-            if isinstance(packed, PackedLinear) and packed.weight is weights[0]:
-                # It may be mapped from a file.
-                packed.weight = packed.weight.clone()
+            pack = partial(self._pack, self.first if is_first else self.second, index, weights, bias)
+            if all(isinstance(weight, Tensor) for weight in weights) and self._like.device.type == "cpu":
+                hand_over(pack)
+            else:
+                pack()
+
+    def _pack(
+        self, experts: PackedExperts, index: int, weights: list[Tensor | QuantizedWeight], bias: Tensor | None
+    ) -> None:
+        method, packed = pack_expert(experts, weights, bias, self.method)
+        if isinstance(packed, PackedLinear) and packed.weight is weights[0]:
+            # It may be mapped from a file.
+            packed.weight = packed.weight.clone()
+        with self._lock:
+            experts.put(index, packed, method.apply)
             self._num_missing -= 1
-            if not self._num_missing:
-                # What was packed is freed in pieces that glibc keeps: as much as the layer takes.
-                return_freed_memory()
+            is_last = not self._num_missing
+        if is_last:
+            # What was packed is freed in pieces that glibc keeps: as much as the layer takes.
+            return_freed_memory()
 
     @property
     def lacking(self) -> str | None:
@@ -173,11 +187,10 @@ class Experts(nn.Module):
             for name in former.keys() - given:
                 self._take(index, name, former[name])
 
-    def begin_update(self) -> bool:
-        """See LinearBase.begin_update: an expert is packed anew when its tensors have come."""
+    def check_update(self) -> None:
+        """See LinearBase.check_update."""
         if any(apply in (QUANTIZED.apply, PARTS.apply) for apply in (*self.first.applies, *self.second.applies)):
             raise keeps_quantized("a mixture's experts")
-        return False
 
 
 def asks_for_counts(model: nn.Module) -> bool:

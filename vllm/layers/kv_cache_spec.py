@@ -9,6 +9,7 @@ from torch import nn
 
 from vllm.attention.backend import AttentionBackend
 from vllm.attention.options import LayerKind
+from vllm.config.cache import Chunks, Window
 from vllm.config.checkpoint.config import HFConfig
 from vllm.distributed.communicator import Communicator, split_kv_heads
 from vllm.layers.attention import attention_layers
@@ -20,7 +21,7 @@ class KVCacheSpec(NamedTuple):
 
     num_kv_heads: int
     head_dim: int
-    window: int | None = None  # tokens that a query sees, itself included; None = all before it
+    window: Window = None  # tokens that a query sees, itself included; None = all before it
     shared_with: int | None = None  # an earlier layer, whose keys and values these are
     is_latent: bool = False  # one row of head_dim values is the key, and its first part the value
 
@@ -58,7 +59,9 @@ def kv_cache_specs(model: nn.Module, config: HFConfig, group: Communicator) -> l
         target = layer.kv_sharing_target
         if target is None:
             own_heads = heads if layer.num_kv_heads is None else layer.num_kv_heads
-            own = KVCacheSpec(own_heads, layer.head_dim, layer.options.window, is_latent=layer.is_latent)
+            options = layer.options
+            window = options.window if options.chunk is None else Chunks(options.chunk)
+            own = KVCacheSpec(own_heads, layer.head_dim, window, is_latent=layer.is_latent)
             specs.append(own)
             continue
         if not 0 <= target < index or specs[target].shared_with is not None:
@@ -90,30 +93,30 @@ class KVCacheLayout(NamedTuple):
     a time, and any group may have it.
     """
 
-    windows: tuple[int | None, ...]  # of each group; layers that see all tokens come first
+    windows: tuple[Window, ...]  # of each group; layers that see all tokens come first
     group_of_layer: list[int]
     cache_of_layer: list[int]
     caches: list[KVCacheSpec]  # what a block has of each
 
 
 def kv_cache_layout(specs: list[KVCacheSpec], max_model_len: int) -> KVCacheLayout:
-    """Groups of layers. A window of max_model_len or more is none. Without layers there is a group, whose blocks hold
-    nothing and count tokens."""
+    """Groups of layers. A window, or chunks, of max_model_len or more are none. Without layers there is a group, whose
+    blocks hold nothing and count tokens."""
     if not specs:
         return KVCacheLayout((None,), [], [], [])
-    kinds: dict[int | None, list[int]] = {}
+    kinds: dict[Window, list[int]] = {}
     for index, spec in enumerate(specs):
         if spec.shared_with is None:
-            window = None if spec.window is None or spec.window >= max_model_len else spec.window
+            window = None if _num_seen(spec.window, max_model_len) >= max_model_len else spec.window
             kinds.setdefault(window, []).append(index)
-    ordered = sorted(kinds.items(), key=lambda kind: (kind[0] is not None, kind[0] or 0))
+    ordered = sorted(kinds.items(), key=lambda kind: (kind[0] is not None, _num_seen(kind[0], 0)))
     sizes = [len(layers) for _, layers in ordered]
     shapes = {spec.shape for spec in specs if spec.shared_with is None}
     # Layers of other shapes cannot use each other's memory, so that splitting groups would save nothing.
     size = (
         max(sizes) if len(sizes) == 1 or len(shapes) > 1 else min(range(1, max(sizes) + 1), key=partial(_cost, sizes))
     )
-    windows: list[int | None] = []
+    windows: list[Window] = []
     group_of, cache_of = [0] * len(specs), [0] * len(specs)
     caches: list[KVCacheSpec] = []
     cache_at: dict[tuple[int, int, int, bool], int] = {}
@@ -130,6 +133,13 @@ def kv_cache_layout(specs: list[KVCacheSpec], max_model_len: int) -> KVCacheLayo
         if spec.shared_with is not None:
             group_of[layer], cache_of[layer] = group_of[spec.shared_with], cache_of[spec.shared_with]
     return KVCacheLayout(tuple(windows), group_of, cache_of, caches)
+
+
+def _num_seen(window: Window, all_tokens: int) -> int:
+    """Tokens that a query sees at most, where it is `all_tokens` without a window."""
+    if isinstance(window, Chunks):
+        return window.size
+    return all_tokens if window is None else window
 
 
 def _cost(sizes: list[int], size: int) -> float:

@@ -63,11 +63,24 @@ class _Norm(nn.Module):
 class RMSNorm(_Norm):
     """x / rms(x) * (weight + offset) over the last dimension, computed in float32; with `heads`, a weight a head."""
 
+    def __init__(
+        self,
+        size: int,
+        eps: float,
+        weight: bool = True,
+        bias: bool = False,
+        offset: float = 0.0,
+        heads: Shard | None = None,
+    ) -> None:
+        super().__init__(size, eps, weight, bias, offset, heads)
+        self._ones = None if weight else torch.ones(self.shape, dtype=torch.float32)
+
     def forward(self, x: Tensor) -> Tensor:
-        if self.weight is not None and self.weight.dim() == 1:
-            return rms_norm(x, self.weight, self.eps)
-        wide = F.rms_norm(x.float(), self.shape, None, self.eps)
-        return (wide if self.weight is None else wide * self.weight.float()).to(x.dtype)
+        weight = self.weight if self._ones is None else self._ones
+        assert weight is not None
+        if weight.dim() == 1:
+            return rms_norm(x, weight, self.eps)
+        return (F.rms_norm(x.float(), self.shape, None, self.eps) * weight.float()).to(x.dtype)
 
     def adding_to(self, residual: Tensor) -> AddedNorm:
         """A function that adds x to `residual` in place, both [T, H], and normalises the sum; linear layers take it to

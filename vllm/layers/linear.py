@@ -158,13 +158,9 @@ class LinearBase(nn.Module):
         """Whether the packed weight is the checkpoint's, as it is."""
         return isinstance(self.packed, PackedLinear) and self.packed.layout == "plain"
 
-    def begin_update(self) -> bool:
-        """Make `checkpoint_slots` give places for new values. True: they are new memory, which
-        process_weights_after_loading packs once all are filled; False: they are the memory in use.
-
-        Raises:
-            ValueError: the weight came quantised from the checkpoint.
-        """
+    def check_update(self) -> None:
+        """ValueError: new values cannot be taken: the weight came quantised from the checkpoint, or a user's method has
+        it."""
         if self._is_own:
             raise ValueError(
                 f"load_weights: {self.prefix} has the method {type(self.quant_method).__name__}, which holds its "
@@ -172,6 +168,10 @@ class LinearBase(nn.Module):
             )
         if self.method in (QUANTIZED, PARTS):
             raise keeps_quantized("/".join(self.parts))
+
+    def begin_update(self) -> bool:
+        """Make `checkpoint_slots` give places for new values. True: they are new memory, which
+        process_weights_after_loading packs once all are filled; False: they are the memory in use."""
         if self.is_plain:
             weight, bias = self.packed.weight, self.packed.bias
         else:

@@ -129,18 +129,13 @@ def pack_parts(
 
 
 def pack_expert(
-    experts: PackedExperts,
-    index: int,
-    weights: Sequence[Tensor | QuantizedWeight],
-    bias: Tensor | None,
-    method: LinearMethod,
-) -> None:
-    """Pack the weight of expert `index` of `experts`, given in parts, as `pack_parts` does: the gate's rows above the
-    others if they have one. Whole parts are taken over, and nothing else is kept."""
+    experts: PackedExperts, weights: Sequence[Tensor | QuantizedWeight], bias: Tensor | None, method: LinearMethod
+) -> tuple[LinearMethod, Any]:
+    """`pack_parts` of the weight of one of `experts`, given in parts: the gate's rows above the others, if they have a
+    gate. Whole parts are taken over, and nothing else is kept."""
     # Rounded inputs are a step before the product, which the operation does not fuse.
     gated = experts.gated and all(isinstance(weight, Tensor) or weight.inputs is None for weight in weights)
-    own, packed = pack_parts(weights, bias, method, gated=gated)
-    experts.put(index, packed, own.apply)
+    return pack_parts(weights, bias, method, gated=gated)
 
 
 def _runs(weights: Sequence[Tensor | QuantizedWeight]) -> list[list[Any]]:

@@ -79,10 +79,13 @@ class VocabParallelEmbedding(VocabShard):
         self.quantized = pack_quantized(weight.to(self._like.device).tensor, None)
         self.weight = None
 
-    def begin_update(self) -> bool:
-        """See LinearBase.begin_update; what was a packed copy is looked up in until the head packs anew."""
+    def check_update(self) -> None:
+        """See LinearBase.check_update."""
         if self.quantized is not None:
             raise keeps_quantized("the embedding")
+
+    def begin_update(self) -> bool:
+        """See LinearBase.begin_update; what was a packed copy is looked up in until the head packs anew."""
         if self.weight is not None:
             return False
         self._use_weight(self._new_weight())
@@ -182,10 +185,13 @@ class ParallelLMHead(VocabShard):
         is_product = not self._has_bias and self._scale == 1.0 and self._softcap is None
         return self.packed.weight if self.is_plain and is_product and self.group.world_size == 1 else None
 
-    def begin_update(self) -> bool:
-        """See LinearBase.begin_update."""
+    def check_update(self) -> None:
+        """See LinearBase.check_update."""
         if self.method in (QUANTIZED, PARTS):
             raise keeps_quantized("lm_head")
+
+    def begin_update(self) -> bool:
+        """See LinearBase.begin_update."""
         self._use_weight(self.packed.weight if self.is_plain else self._new_weight())
         if self._has_bias:
             self.bias = self._new_bias()

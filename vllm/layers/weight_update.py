@@ -139,22 +139,28 @@ class WeightUpdater:
     @torch.inference_mode()
     def update(self, weights: Iterable[tuple[str, Value]]) -> set[str]:
         """Take whole tensors (every rank the same, of any dtype and device) by their checkpoint names; returns these.
-        A layer that stacks several tensors, such as query, key and value, changes when all of them have come, maybe
-        in several calls, or before the next step: those that have not come stay as they are.
+        All are held until the last one has come: several calls bound the memory. A layer that stacks several tensors,
+        such as query, key and value, changes when all of them have come, maybe in several calls, or before the next
+        step: those that have not come stay as they are.
 
         Raises:
-            ValueError: a name that the model does not have, or a tensor of another shape or kind: it changes nothing;
-                those before it were taken.
+            ValueError: a name that the model does not have, or a tensor of another shape or kind: none is taken.
         """
-        taken = set()
-        for name, tensor in weights:
-            parts = list(self._owned_parts(name, tensor))
-            self._check_stacks(name, tensor, [key for key, _ in parts])
+        checked = [(name, self._checked_parts(name, tensor)) for name, tensor in weights]
+        for module in dict.fromkeys(self._owners[key].module for _, parts in checked for key, _ in parts):
+            check: Any = getattr(module, "check_update", None)
+            if check is not None:
+                check()
+        for _, parts in checked:
             self.version += 1
-            taken.add(name)
             for key, values in parts:
                 self._fill(key, values)
-        return taken
+        return {name for name, _ in checked}
+
+    def _checked_parts(self, name: str, tensor: Value) -> list[tuple[str, Value]]:
+        parts = list(self._owned_parts(name, tensor))
+        self._check_stacks(name, tensor, [key for key, _ in parts])
+        return parts
 
     def _owned_parts(self, name: str, tensor: Value) -> Iterator[tuple[str, Value]]:
         for part, values in checkpoint_parts(self._model, name, tensor):
@@ -236,7 +242,6 @@ class WeightUpdater:
         self._pack(module)
 
     def _fill_expert(self, experts: Experts, key: str, values: Value) -> None:
-        experts.begin_update()
         # It waits for others, while the caller may reuse its memory.
         experts.checkpoint_slots()[key].fill(values.clone() if isinstance(values, Tensor) else values)
         self._experts.add(experts)

@@ -39,7 +39,7 @@ from vllm.quantization.base_config import QuantizationConfig
 from vllm.quantization.settings import load_quantization
 from vllm.quantization.stored import StoredConfig
 from vllm.utils.host_memory import return_freed_memory
-from vllm.utils.loading_threads import native_work_begins, one_thread, side_by_side
+from vllm.utils.loading_threads import helped, native_work_begins, one_thread, side_by_side
 
 if TYPE_CHECKING:
     from vllm.config import ModelConfig
@@ -89,14 +89,15 @@ def get_model(
             model.weight_updater = WeightUpdater(model, method)
             if takes_adapters:
                 model.adapter_places = adapter_places(model)
-            for module in model.modules():
-                if isinstance(module, Experts):
-                    module.method = method
+            mixtures = [module for module in model.modules() if isinstance(module, Experts)]
+            for module in mixtures:
+                module.method = method
             with torch.inference_mode(), one_thread() if is_light else contextlib.nullcontext():
-                if model_config.load_format == "dummy":
-                    fill_with_noise(model, model_config.seed)
-                else:
-                    load_weights(model, Path(model_config.path), use_tqdm, quantization)
+                with helped() if mixtures and not is_light else contextlib.nullcontext():
+                    if model_config.load_format == "dummy":
+                        fill_with_noise(model, model_config.seed)
+                    else:
+                        load_weights(model, Path(model_config.path), use_tqdm, quantization)
                 _pack(model, method, quantization, torch.device(device), is_light)
         if entry == TRANSFORMERS:
             # Packed weights are there from here on.

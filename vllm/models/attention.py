@@ -92,7 +92,7 @@ class DecoderAttention(nn.Module):
         slopes = None
         if spec.alibi_slopes is not None:
             slopes = torch.tensor([spec.alibi_slopes[head] for head in self._heads.held], dtype=torch.float32)
-        return AttentionOptions(spec.scale, spec.window, spec.softcap, slopes, self.sinks)
+        return AttentionOptions(spec.scale, spec.window, spec.softcap, slopes, self.sinks, spec.chunk)
 
     def checkpoint_slots(self) -> dict[str, WeightSlot]:
         """Where the checkpoint's sinks go."""

@@ -155,7 +155,7 @@ def split_experts(is_transposed: bool = False, alternates: bool = False) -> Tran
             return
         stem, expert, kind, ending = match.groups()
         ending = "bias" if ending is not None and ending.endswith("bias") else "weight"
-        (*_, mixture) = (mlp for mlp in spec.mlps if isinstance(mlp, MoeSpec))
+        is_alternating = any(isinstance(mlp, MoeSpec) and mlp.alternates for mlp in spec.mlps)
         matrices = [(expert, tensor)] if expert is not None else enumerate(tensor)
         for index, matrix in matrices:
             if expert is None and is_transposed and ending == "weight":
@@ -163,7 +163,7 @@ def split_experts(is_transposed: bool = False, alternates: bool = False) -> Tran
             if kind != "gate_up_proj":
                 yield f"{stem}.{index}.{kind}.{ending}", matrix
                 continue
-            if alternates and not mixture.alternates:
+            if alternates and not is_alternating:
                 parts = matrix[::2], matrix[1::2]
             else:
                 parts = tuple(matrix.unflatten(0, (2, -1)))

@@ -23,11 +23,12 @@ from vllm.layers.weight_update import UpdatableModel
 from vllm.models.attention import DecoderAttention, RotaryTables
 from vllm.models.checkpoint_names import CheckpointNames
 from vllm.models.config_reader import ConfigReader
+from vllm.models.head_mixture import HeadMixture
 from vllm.models.latent_attention import DecoderLatentAttention
 from vllm.models.moe import BranchedMixture, make_mlp
 from vllm.models.norms import Norm, make_norm
 from vllm.models.per_layer_inputs import LayerInput, PerLayerInputs
-from vllm.models.spec import AnyMixer, BesideSpec, DecoderSpec, LatentAttentionSpec, StateSpec
+from vllm.models.spec import AnyMixer, BesideSpec, DecoderSpec, HeadMixtureSpec, LatentAttentionSpec, StateSpec
 from vllm.models.states.beside import AttentionBeside
 from vllm.models.states.make import make_state_layer
 from vllm.ops.elementwise import added, scaled
@@ -161,6 +162,8 @@ def _make_mixer(mixer: AnyMixer, spec: DecoderSpec, tables: RotaryTables) -> nn.
         return AttentionBeside(mixer, spec.hidden_size, tables)
     if isinstance(mixer, LatentAttentionSpec):
         return DecoderLatentAttention(mixer, spec.hidden_size, tables)
+    if isinstance(mixer, HeadMixtureSpec):
+        return HeadMixture(mixer, spec.hidden_size, tables)
     return DecoderAttention(mixer, spec.hidden_size, tables)
 
 

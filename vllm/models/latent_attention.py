@@ -15,7 +15,7 @@ from vllm.layers.sharding import Shard, WeightSlot
 from vllm.models.attention import RotaryTables
 from vllm.models.norms import make_norm
 from vllm.models.spec import LatentAttentionSpec
-from vllm.ops.elementwise import gated
+from vllm.ops.elementwise import gated, scaled
 from vllm.ops.rms_norm import AddedNorm
 from vllm.ops.rotary import rotary_embedding_
 
@@ -116,6 +116,8 @@ class DecoderLatentAttention(nn.Module):
         q, row = self.qkv_a_proj(hidden, norm).tensor_split((-spec.latent_dim - spec.rope_dim,), dim=1)
         if self.q_a_layernorm is not None and self.q_b_proj is not None:
             q = self.q_b_proj(self.q_a_layernorm(q))
+        if spec.query_scale != 1.0:
+            q = scaled(q, spec.query_scale)
         q = q.unflatten(1, (-1, spec.head_dim))
         if spec.query_growth is not None:
             beta, length = spec.query_growth
@@ -124,7 +126,10 @@ class DecoderLatentAttention(nn.Module):
         latent, rope = row.split((spec.latent_dim, spec.rope_dim), dim=1)
         if self.rotary is not None:
             rotary_embedding_(positions, q_rope, rope[:, None], self.rotary.cos_sin_cache)
-        out = self.attn(q, self.kv_a_layernorm(latent), rope, self.kv_b_proj, kv_cache, attn, rows)
+        latent = self.kv_a_layernorm(latent)
+        if spec.latent_scale != 1.0:
+            latent = scaled(latent, spec.latent_scale)
+        out = self.attn(q, latent, rope, self.kv_b_proj, kv_cache, attn, rows)
         if self.gate_proj is not None:
             out = gated(out, self.gate_proj(hidden if rows is None else hidden.index_select(0, rows)))
         return self.o_proj(out)

@@ -18,6 +18,7 @@ def read_latent_attention(
     value_dim: int | None = None,
     shares_rope: bool = False,
     query_growth: bool = False,
+    theta: float = 10000.0,
 ) -> LatentAttentionSpec:
     """The attention of all layers.
 
@@ -26,6 +27,7 @@ def read_latent_attention(
         value_dim: the family's default of v_head_dim.
         shares_rope: partial_rotary_factor is the rotated values' share of a head.
         query_growth: by llama_4_scaling_beta.
+        theta: the family's default of rope_theta.
 
     Raises:
         ValueError: an option is missing or of a wrong value.
@@ -41,9 +43,8 @@ def read_latent_attention(
         raise reader.refuse("num_key_value_heads", f"latent attention has as many as heads, {reader.num_heads}")
     interleaved = reader.boolean("rope_interleave", default=interleaved)
     share = rope_dim / (nope_dim + rope_dim)
-    rotary = reader.rotary(
-        nope_dim + rope_dim if shares_rope else rope_dim, interleaved, partial=share if shares_rope else None
-    )
+    rotated_of, partial = (nope_dim + rope_dim, share) if shares_rope else (rope_dim, None)
+    rotary = reader.rotary(rotated_of, interleaved, partial=partial, theta=theta)
     # A share's product with the width may be rounded down.
     if rope_dim - rotary.dim not in (0, 1):
         raise reader.refuse("rope_parameters", f"partial_rotary_factor must be qk_rope_head_dim's share, {share}")

@@ -25,10 +25,12 @@ class Mixture(nn.Module):
         super().__init__()
         self.group = get_tp_group()
         self.choice, self.sum_scale = spec.choice, spec.sum_scale
-        self.gate = Router(hidden_size, spec.num_experts, spec.router_bias, "gate", spec.router_is_float32)
+        self.num_experts, self.has_identities = spec.num_experts, spec.num_identities > 0
+        num_chosen_of = spec.num_experts + spec.num_identities
+        self.gate = Router(hidden_size, num_chosen_of, spec.router_bias, "gate", spec.router_is_float32)
         self.correction: nn.Parameter | None = None
         if spec.correction:
-            values = torch.zeros(spec.num_experts, dtype=torch.float32)
+            values = torch.zeros(num_chosen_of, dtype=torch.float32)
             self.correction = nn.Parameter(values, requires_grad=False)
         self._correction_may_lack = spec.correction_may_lack
         self.experts = Experts(
@@ -46,15 +48,18 @@ class Mixture(nn.Module):
         if spec.shared_gate:
             self.shared_expert_gate = Router(hidden_size, 1, False, "shared_expert_gate")
         self.output_norm = None if spec.output_norm is None else make_norm(spec.output_norm, hidden_size)
+        self.output_bias: nn.Parameter | None = None
+        if spec.output_bias:
+            self.output_bias = nn.Parameter(torch.empty(hidden_size), requires_grad=False)
 
     def checkpoint_slots(self) -> dict[str, WeightSlot]:
-        """Where the checkpoint's correction of the choice goes."""
-        if self.correction is None:
-            return {}
-        shards = (Shard.whole(len(self.correction)),)
-        return {
-            "gate.e_score_correction_bias": WeightSlot(self.correction.data, shards, may_lack=self._correction_may_lack)
-        }
+        """Where the checkpoint's correction of the choice and the bias of the sum go."""
+        slots = {}
+        if self.correction is not None:
+            slots["gate.e_score_correction_bias"] = _whole_slot(self.correction, self._correction_may_lack)
+        if self.output_bias is not None:
+            slots["output_bias"] = _whole_slot(self.output_bias)
+        return slots
 
     def forward(self, x: Tensor, norm: AddedNorm | None = None) -> Tensor:
         """[T, H], to which `norm` is applied first -> [T, H]."""
@@ -67,9 +72,18 @@ class Mixture(nn.Module):
             gate = None if self.shared_expert_gate is None else self.shared_expert_gate(x)
             out = added(out, shared) if gate is None else added_gated(out, shared, gate)
         out = self.group.all_reduce(out)
+        if self.has_identities:
+            own = torch.where(ids >= self.num_experts, weights, 0.0).sum(1, keepdim=True)
+            out = (out + own * x).to(x.dtype)
+        if self.output_bias is not None:
+            out = out + self.output_bias
         if self.sum_scale != 1.0:
             out = scaled(out, self.sum_scale)
         return out if self.output_norm is None else self.output_norm(out)
+
+
+def _whole_slot(values: nn.Parameter, may_lack: bool = False) -> WeightSlot:
+    return WeightSlot(values.data, (Shard.whole(len(values)),), may_lack=may_lack)
 
 
 class BranchedMixture(nn.Module):

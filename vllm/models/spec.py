@@ -1,6 +1,6 @@
 """What a decoder is, as data: its config.json says which; `decoder.py` builds it. A layer has what mixes tokens
 (`attention.py`) and what follows (`mlp.py`): another kind of either is a class of specs here, a module beside these and
-a line where DecoderLayer builds its parts."""
+a line where DecoderLayer builds its parts. Kinds of states are in `states/specs.py`."""
 
 from __future__ import annotations
 
@@ -47,6 +47,7 @@ class AttentionSpec:
         rotary: None = no rotary positions.
         scale: factor on the scores; None = head_dim ** -0.5.
         window: a token attends to the last `window` positions, its own included; None = all.
+        chunk: a token attends to those from the last multiple of `chunk` on; None = all.
         softcap: c of c * tanh(score / c); None = none.
         alibi_slopes: by head, the slope of ALiBi's bias slope * (key position - query position).
         sinks: whether each head has a learned logit that joins the softmax's denominator only.
@@ -75,6 +76,7 @@ class AttentionSpec:
     rotary: RotarySpec | None = None
     scale: float | None = None
     window: int | None = None
+    chunk: int | None = None
     softcap: float | None = None
     alibi_slopes: tuple[float, ...] | None = None
     sinks: bool = False
@@ -94,6 +96,16 @@ class AttentionSpec:
     kv_source: int | None = None
 
 
+@dataclass(frozen=True, kw_only=True)
+class HeadMixtureSpec(AttentionSpec):
+    """A mixture of attention heads (arXiv:2210.05144): each of `num_experts` has a query for every key head and an
+    output projection, and a token takes those of the experts that `choice` gives by a router's logits, whose results
+    are weighed. num_heads are those that a token takes: num_kv_heads of each chosen expert."""
+
+    num_experts: int
+    choice: ExpertChoice
+
+
 @dataclass(frozen=True)
 class LatentAttentionSpec:
     """Self-attention whose keys and values are widened from a latent that the heads share (DeepSeek V2,
@@ -107,6 +119,7 @@ class LatentAttentionSpec:
         rotary: of the rotated values, all `rope_dim` of them; None = they are not rotated.
         scale: factor on the scores.
         norm: normalisation of both latents.
+        query_scale, latent_scale: factors on queries, and on the latent that keys and values are made of.
         output_gate: each head's output is multiplied by the sigmoid of a further projection of the input.
         bias: of what makes the latents, and of the output projection.
         query_growth: as in AttentionSpec.
@@ -125,6 +138,8 @@ class LatentAttentionSpec:
     query_growth: tuple[float, float] | None = None
     growth_start: int = 0
     output_gate: bool = False
+    query_scale: float = 1.0
+    latent_scale: float = 1.0
 
     @property
     def head_dim(self) -> int:
@@ -215,6 +230,8 @@ class MoeSpec:
         sum_scale: factor on the sum of all.
         correction_may_lack: a checkpoint may have none, which is one of zeros.
         output_norm: normalisation of the sum of all.
+        output_bias: whether the sum of all has a bias.
+        num_identities: further experts that the router chooses among: what they give is x.
         branch_norm: the experts take the residual stream by a norm of their own, while `shared` takes the block's, and
             the result of either is normalised before the two are added. The router takes the stream normalised by a
             weight of its own, and each expert has a number that its weights are multiplied by.
@@ -237,6 +254,8 @@ class MoeSpec:
     sum_scale: float = 1.0
     correction_may_lack: bool = False
     output_norm: NormSpec | None = None
+    output_bias: bool = False
+    num_identities: int = 0
     branch_norm: NormSpec | None = None
     gated: bool = True
 

@@ -30,12 +30,14 @@ def paged_attention(
     sinks: Tensor | None = None,
     k_scale: float = 1.0,
     v_scale: float = 1.0,
+    chunk: int | None = None,
 ) -> Tensor:
     """Attend. The queries of row r are the last tokens of its sequence, whose keys and values are cached.
 
-    The query at position i of head h sees the keys at positions j <= i, with a window those with i - window < j. Its
-    scores are s = scale * q.k, with a soft-cap s = softcap * tanh(s / softcap), with ALiBi s + slope[h] * (j - i); the
-    weights are their softmax, in whose denominator a sink is one more term, exp(sinks[h]).
+    The query at position i of head h sees the keys at positions j <= i, with a window those with i - window < j, with
+    chunks those with j // chunk = i // chunk. Its scores are s = scale * q.k, with a soft-cap s = softcap *
+    tanh(s / softcap), with ALiBi s + slope[h] * (j - i); the weights are their softmax, in whose denominator a sink is
+    one more term, exp(sinks[h]).
 
     Args:
         q: float32, bfloat16 or float16 [T, Hq, D]; may be a view whose last dimension is contiguous. Hq is a
@@ -55,6 +57,7 @@ def paged_attention(
         softcap: bound of the scores, positive; None = none.
         alibi_slopes, sinks: contiguous float32 [Hq]; None = none.
         k_scale, v_scale: positive; keys and values are those of caches of 8 bits times this. 1.0 for other caches.
+        chunk: at least 1: tokens of the parts of a sequence that are attended to apart; None = one. Not with a window.
 
     Returns:
         [T, Hq, D], summed in float32. A row's values do not depend on the other rows of the batch. On CUDA nothing
@@ -63,12 +66,12 @@ def paged_attention(
     if out is None:
         out = q.new_empty(q.shape)
     arguments = q, k_cache, v_cache, block_table, query_start_loc, seq_lens, scale, out
-    which, options = implementation(q), (window, softcap, alibi_slopes, sinks, k_scale, v_scale)
+    which, options = implementation(q), (window, softcap, alibi_slopes, sinks, k_scale, v_scale, chunk)
     if which == "triton" and q.shape[-1] <= _MOST_TRITON_DIMS:
         return triton_function("paged_attention", __name__)(*arguments, num_decodes, max_decode_len, *options)
     if which == "cpp":
-        plain = window or 0, softcap or 0.0, alibi_slopes, sinks
-        torch.ops.vllm_cpu.paged_attention(*arguments, *plain, k_scale, v_scale)
+        plain = window or chunk or 0, softcap or 0.0, alibi_slopes, sinks
+        torch.ops.vllm_cpu.paged_attention(*arguments, *plain, k_scale, v_scale, chunk is not None)
     else:
         paged_attention_reference(*arguments, *options)
     return out
@@ -89,6 +92,7 @@ def paged_attention_reference(
     sinks: Tensor | None = None,
     k_scale: float = 1.0,
     v_scale: float = 1.0,
+    chunk: int | None = None,
 ) -> None:
     """As `paged_attention`, in PyTorch, which waits for the device."""
     keys, values = cache_rows(k_cache, v_cache, q.shape[-1])
@@ -98,7 +102,13 @@ def paged_attention_reference(
         start, end = starts[row], starts[row + 1]
         if start == end:
             continue
-        first = 0 if window is None else max(seq_len - (end - start) - window + 1, 0)
+        positions = torch.arange(seq_len - (end - start), seq_len, device=q.device)
+        seen_from = torch.zeros_like(positions)
+        if window is not None:
+            seen_from = (positions - window + 1).clamp(min=0)
+        elif chunk is not None:
+            seen_from = positions // chunk * chunk
+        first = int(seen_from[0])
         skipped = first // block_size
         blocks = block_table[row, skipped : -(-seq_len // block_size)]
         # [Hkv, tokens, D], contiguous: the order of sums must not follow the cache's layout.
@@ -106,12 +116,13 @@ def paged_attention_reference(
         row_keys = keys[blocks].transpose(0, 1).flatten(1, 2)[:, seen].float().contiguous().mul_(k_scale)
         row_values = values[blocks].transpose(0, 1).flatten(1, 2)[:, seen].float().contiguous().mul_(v_scale)
         queries = q[start:end].transpose(0, 1).float()
-        if softcap is None and sinks is None and alibi_slopes is None and window is None:
+        if all(option is None for option in (softcap, sinks, alibi_slopes, window, chunk)):
             attended = _plain(queries, row_keys, row_values, scale)
         else:
-            distance = _distances(end - start, seq_len - first, q.device)
+            keys_at = torch.arange(first, seq_len, device=q.device)
+            hidden = (keys_at > positions[:, None]) | (keys_at < seen_from[:, None])
             scores = torch.einsum("hqd,hkd->hqk", queries, _of_queries(row_keys, queries)) * scale
-            scores = _with_options(scores, distance, window, softcap, alibi_slopes)
+            scores = _with_options(scores, keys_at - positions[:, None], hidden, softcap, alibi_slopes)
             weights = _softmax(scores, sinks)
             attended = torch.einsum("hqk,hkd->hqd", weights, _of_queries(row_values, queries))
         out[start:end] = attended.transpose(0, 1).to(out.dtype)
@@ -130,21 +141,15 @@ def _of_queries(heads: Tensor, queries: Tensor) -> Tensor:
     return heads.repeat_interleave(queries.shape[0] // heads.shape[0], dim=0)
 
 
-def _distances(count: int, tokens: int, device: torch.device) -> Tensor:
-    """Key's position minus query's, int64 [count, tokens], for the last `count` of `tokens` positions."""
-    position = torch.arange(tokens, device=device)
-    return position - position[tokens - count :, None]
-
-
 def _with_options(
-    scores: Tensor, distance: Tensor, window: int | None, softcap: float | None, alibi_slopes: Tensor | None
+    scores: Tensor, distance: Tensor, hidden: Tensor, softcap: float | None, alibi_slopes: Tensor | None
 ) -> Tensor:
-    """Scores [Hq, queries, tokens] with the options applied, -inf where a query does not see a key."""
+    """Scores [Hq, queries, tokens] with the options applied, -inf where a key is hidden from a query; `distance` is the
+    key's position minus the query's."""
     if softcap is not None:
         scores = softcap * torch.tanh(scores / softcap)
     if alibi_slopes is not None:
         scores = scores + alibi_slopes[:, None, None] * distance
-    hidden = distance > 0 if window is None else (distance > 0) | (distance <= -window)
     return scores.masked_fill(hidden, -torch.inf)
 
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from vllm.config.cache import Window
 from vllm.selftest.probes import Probe, Result, make_others, make_probe, make_probes, result_of, run_probes
 from vllm.v1.core.kv_cache_groups import blocks_needed
 from vllm.v1.core.sched.scheduler import Scheduler
@@ -127,8 +128,8 @@ class InvarianceTest:
         return self._compare(f"{words} cached", outputs, f"{hits} tokens from the cache", missed)
 
     @property
-    def _windows(self) -> tuple[int | None, ...]:
-        windows: tuple[int | None, ...] = self.engine.engine_core.executor.worker.kv_group_windows
+    def _windows(self) -> tuple[Window, ...]:
+        windows: tuple[Window, ...] = self.engine.engine_core.executor.worker.kv_group_windows
         return windows
 
     def _preempted(self) -> Check:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ctypes
+import mmap
+from pathlib import Path
 
 
 def is_out_of_memory(error: BaseException) -> bool:
@@ -21,3 +23,40 @@ def return_freed_memory() -> None:
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(ctypes.c_size_t(0))
+
+
+class PassedPages:
+    """Gives back the memory of a mapped file that was read, behind its readers: the system keeps it cached, and reads
+    what is needed after all from there. The mapping must never have been written to. No effect but on Linux."""
+
+    # Bytes that stay behind the last one, at least: what is still being read.
+    _KEPT = 32 << 20
+
+    def __init__(self, path: Path) -> None:
+        self._advise = getattr(ctypes.CDLL(None), "madvise", None)
+        self._mapped: list[range] = []
+        try:
+            lines = Path("/proc/self/maps").read_text().splitlines()
+        except OSError:
+            return
+        for line in lines:
+            fields = line.split(maxsplit=5)
+            if len(fields) == 6 and fields[5] == str(path.resolve()):
+                start, end = (int(bound, 16) for bound in fields[0].split("-"))
+                self._mapped.append(range(start, end))
+        self._passed: tuple[list[range], list[range]] = [], []
+        self._num_bytes = 0
+
+    def add(self, address: int, num_bytes: int) -> None:
+        """So many bytes from there on have been read."""
+        size = mmap.PAGESIZE
+        pages = range(-(-address // size) * size, (address + num_bytes) // size * size)
+        if not any(each.start <= pages.start and pages.stop <= each.stop for each in self._mapped) or not pages:
+            return
+        before, now = self._passed
+        now.append(pages)
+        self._num_bytes += num_bytes
+        if self._num_bytes >= self._KEPT and self._advise is not None:
+            for each in before:
+                self._advise(ctypes.c_void_p(each.start), ctypes.c_size_t(len(each)), mmap.MADV_DONTNEED)
+            self._passed, self._num_bytes = (now, []), 0

@@ -19,6 +19,7 @@ T = TypeVar("T")
 _MOST = 4
 # Set when native work begins.
 _begun: ContextVar[threading.Event | None] = ContextVar("begun", default=None)
+_helpers: ContextVar[_Helpers | None] = ContextVar("helpers", default=None)
 
 
 def side_by_side(calls: Iterable[Callable[[], T]]) -> Iterator[T]:
@@ -50,6 +51,51 @@ def one_thread() -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(total)
+
+
+class _Helpers:
+    """Threads that make calls a few ahead of a caller, which waits where there are many."""
+
+    def __init__(self, pool: ThreadPoolExecutor, most: int) -> None:
+        self._pool, self._most = pool, most
+        self._pending: deque[Future[None]] = deque()
+
+    def submit(self, call: Callable[[], None]) -> None:
+        self._pending.append(self._pool.submit(_infer, call))
+        if len(self._pending) > self._most:
+            self._pending.popleft().result()
+
+    def finish(self) -> None:
+        while self._pending:
+            self._pending.popleft().result()
+
+
+@contextmanager
+def helped() -> Iterator[None]:
+    """What the block hands over is done in threads beside the caller's, which share PyTorch's threads with it, and when
+    the block has ended. An error of it is raised by a later `hand_over` or by the block's end."""
+    total = torch.get_num_threads()
+    count = min(_MOST, total)
+    torch.set_num_threads(total // count)
+    try:
+        with ThreadPoolExecutor(count, "loading", torch.set_num_threads, (total // count,)) as pool:
+            helpers = _Helpers(pool, 2 * count)
+            token = _helpers.set(helpers)
+            try:
+                yield
+                helpers.finish()
+            finally:
+                _helpers.reset(token)
+    finally:
+        torch.set_num_threads(total)
+
+
+def hand_over(call: Callable[[], None]) -> None:
+    """Make a call, now or, within `helped`, in a thread."""
+    if (helpers := _helpers.get()) is not None:
+        helpers.submit(call)
+    else:
+        call()
 
 
 @torch.inference_mode()

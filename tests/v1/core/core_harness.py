@@ -4,6 +4,7 @@ position says is read from the final hidden states of the step, or from those ke
 from __future__ import annotations
 
 import hashlib
+import random
 from collections import Counter
 from collections.abc import Iterable
 
@@ -14,10 +15,11 @@ from vllm.config import CacheConfig, SchedulerConfig
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.messages import EngineCoreOutput
-from vllm.v1.outputs import NO_TOKEN, LogprobsRows, ModelRunnerOutput
+from vllm.v1.outputs import NO_TOKEN, FollowingTokens, LogprobsRows, ModelRunnerOutput
 from vllm.v1.request import Request
 
 BLOCK_SIZE = 4
+MAX_DRAFTS = 6
 VOCAB = 7  # small, so that prompts share prefixes by chance
 
 
@@ -70,10 +72,12 @@ def next_token(tokens: list[int]) -> int:
 
 
 class FakeRunner:
-    """Holds slots as the real runner does. Cell (block, offset) holds the history that a key depends on."""
+    """Holds slots as the real runner does. Cell (block, offset) holds the history that a key depends on. With
+    `drafts`, a source of randomness, it drafts up to MAX_DRAFTS tokens, of which some are wrong."""
 
-    def __init__(self, max_num_seqs: int) -> None:
+    def __init__(self, max_num_seqs: int, drafts: random.Random | None = None) -> None:
         self.max_num_seqs = max_num_seqs
+        self.drafts = drafts
         self.cells: dict[tuple[int, int], tuple] = {}
         self.hidden: dict[tuple[int, int], tuple] = {}
         self.host_cells: dict[tuple[int, int], tuple] = {}
@@ -89,6 +93,12 @@ class FakeRunner:
     def execute(self, step: SchedulerOutput) -> ModelRunnerOutput:
         self._swap(step)
         self._update(step)
+        guessed = step.scheduled_spec_decode_tokens
+        for req_id, drafts in guessed.items():
+            assert drafts and self.computed[req_id] + step.num_scheduled_tokens[req_id] == len(
+                self.tokens[req_id]
+            ) + len(drafts)
+            self.tokens[req_id] += drafts
         for req_id, count in step.num_scheduled_tokens.items():
             # Writing comes first for all requests: within a layer, attention reads after every write.
             for position in range(self.computed[req_id], self.computed[req_id] + count):
@@ -102,7 +112,7 @@ class FakeRunner:
                 cell = self._cell(sharer, position)
                 self.cells[cell], self.hidden[cell] = self._key(owner, position), ("none",)
         prompts = {req_id: self._read_prompt(req_id, count) for req_id, count in step.num_scheduled_tokens.items()}
-        req_ids, sampled = [], []
+        req_ids, sampled, following = [], [], {}
         for req_id, count in step.num_scheduled_tokens.items():
             end = self.computed[req_id] + count
             for position in range(end):
@@ -110,18 +120,41 @@ class FakeRunner:
                 assert found == self._key(req_id, position), f"{req_id} reads something else at {position}"
             self.computed[req_id] = end
             if end == len(self.tokens[req_id]):
-                token = NO_TOKEN
-                if self.max_tokens[req_id]:
-                    token = next_token(self.tokens[req_id])
-                    self.tokens[req_id].append(token)
+                first, *later = self._draw(req_id, guessed.get(req_id, []))
                 req_ids.append(req_id)
-                sampled.append(token)
+                sampled.append(first)
+                if later:
+                    following[req_id] = FollowingTokens(later, [], [])
         return ModelRunnerOutput(
             req_ids,
             np.array(sampled, np.int32),
             [None] * len(req_ids),
             prompt_logprobs={req_id: rows for req_id, rows in prompts.items() if rows},
+            following=following,
+            drafts={req_id: drafts for req_id in req_ids if (drafts := self._guess(req_id))},
         )
+
+    def _draw(self, req_id: str, drafts: list[int]) -> list[int]:
+        """What follows the known tokens: one token, and one for each right draft before it."""
+        tokens = self.tokens[req_id]
+        if not self.max_tokens[req_id]:
+            return [NO_TOKEN]
+        del tokens[len(tokens) - len(drafts) :]
+        drawn = [next_token(tokens)]
+        while len(drawn) <= len(drafts) and drawn[-1] == drafts[len(drawn) - 1]:
+            drawn.append(next_token(tokens + drawn))
+        tokens += drawn
+        if drafts:
+            self.computed[req_id] = len(tokens) - 1
+        return drawn
+
+    def _guess(self, req_id: str) -> list[int]:
+        if self.drafts is None or not self.max_tokens[req_id]:
+            return []
+        tokens = list(self.tokens[req_id])
+        for _ in range(self.drafts.randint(0, MAX_DRAFTS)):
+            tokens.append(next_token(tokens) if self.drafts.random() < 0.8 else self.drafts.randrange(VOCAB))
+        return tokens[len(self.tokens[req_id]) :]
 
     def _read_prompt(self, req_id: str, count: int) -> list[LogprobsRows]:
         """Read the prompt positions that are there after this step, each once and in order."""
@@ -221,6 +254,9 @@ def _count(
         seen["resumed with cached blocks"] += bool(request.num_preemptions and hits)
         seen["resumed from the host"] += bool(request.num_preemptions and brought_back & set(new.block_ids))
         seen["split prompts"] += request.num_computed_tokens < request.num_tokens
+    for req_id, drafts in step.scheduled_spec_decode_tokens.items():
+        seen["drafts"] += 1
+        seen["drafts over a border"] += scheduler.requests[req_id].num_computed_tokens % BLOCK_SIZE < len(drafts)
     seen["copied parts"] += len(step.block_copies)
     seen["parts shared within a step"] += len(step.shared_tokens)
     # The copy's source was handed out in this very step.
@@ -256,7 +292,9 @@ def check_invariants(scheduler: Scheduler, step: SchedulerOutput | None = None) 
     assert len(scheduler.running) + len(scheduler.waiting) == len(scheduler.requests)
     for request in scheduler.running:
         held = len(scheduler.kv.blocks_of(request.request_id)) * BLOCK_SIZE
-        assert request.num_computed_tokens <= held < request.num_computed_tokens + BLOCK_SIZE
+        # Blocks for drafts that were wrong are kept for the tokens to come.
+        most = request.num_computed_tokens + (MAX_DRAFTS if scheduler.stats().num_drafts else 0)
+        assert request.num_computed_tokens <= held < most + BLOCK_SIZE
     # Those that wait for a snapshot, or for their adapter's turn, let others pass.
     if scheduler.config.policy == "fcfs" and not scheduler.kv.cuts_shares and scheduler.adapters is None:
         line = [request.arrival_index for request in scheduler.running]
@@ -267,6 +305,10 @@ def check_invariants(scheduler: Scheduler, step: SchedulerOutput | None = None) 
         assert step.total_num_scheduled_tokens <= scheduler.config.max_num_batched_tokens
         assert all(count > 0 for count in step.num_scheduled_tokens.values())
         assert not (step.preempted_req_ids and step.scheduled_new_reqs)
+        for req_id, drafts in step.scheduled_spec_decode_tokens.items():
+            request = scheduler.requests[req_id]
+            assert len(drafts) < min(step.num_scheduled_tokens[req_id], request.max_tokens - request.num_output_tokens)
+            assert not request.end_token_ids & set(drafts)
         copies = [block for _, block in step.block_copies] + [block for _, block in step.swap_in]
         for targets in ([host for _, host in step.swap_out], copies):
             assert len(targets) == len(set(targets)), "two copies to one block"

@@ -11,6 +11,7 @@ import pytest
 from core_harness import BLOCK_SIZE, VOCAB, FakeRunner, make_request, make_scheduler, next_token
 
 from vllm.config import CacheConfig
+from vllm.config.cache import Chunks
 from vllm.exceptions import VLLMValidationError
 from vllm.v1.core.block_pool import hash_full_blocks
 from vllm.v1.core.kv_cache_groups import NO_BLOCK, GroupedKVCacheManager, blocks_needed
@@ -23,6 +24,8 @@ WINDOWS = {
     "several of a window": (None, 5, 5, 5),
     "windows alone": (7,),
     "two windows": (3, 9),
+    "full and chunks": (None, Chunks(8)),
+    "chunks across blocks": (Chunks(6), 5),
 }
 
 
@@ -82,7 +85,8 @@ class GroupedRunner(FakeRunner):
     def _check_reads(self, req_id, count):
         begin = self.computed[req_id]
         for group, window in enumerate(self.windows):
-            first = 0 if window is None else max(begin - window + 1, 0)
+            first = 0 if window is None else max(begin - window + 1, 0) if isinstance(window, int) else None
+            first = begin // window.size * window.size if first is None else first
             for position in range(first, begin + count):
                 found = self.cells.get(self._cell_of(group, req_id, position))
                 assert found == (group, self._key(req_id, position)), f"{req_id} reads {found} at {position} of {group}"
@@ -167,6 +171,22 @@ def test_a_window_holds_its_tokens_and_a_steps():
     assert most[1] <= -(-(8 - 1 + budget) // BLOCK_SIZE) + 1
     # While tokens are generated one by one, the window alone.
     assert blocks_needed(150, 1, (8,), BLOCK_SIZE) == 3
+
+
+def test_chunks_hold_their_tokens_and_a_steps():
+    windows, budget = (None, Chunks(8)), 12
+    scheduler = make_grouped_scheduler(windows, budget=budget, max_model_len=200)
+    scheduler.add_request(make_request("r0", [index % VOCAB for index in range(90)], 60))
+    held = []
+
+    def count():
+        for blocks in scheduler.kv._groups_of("r0")[1:]:
+            held.append(sum(block != NO_BLOCK for block in blocks))
+
+    run(scheduler, GroupedRunner(4, windows), each_step=count)
+    assert max(held) <= blocks_needed(150, budget, windows[1:], BLOCK_SIZE)
+    # A chunk's first token needs one block, its last one two.
+    assert {1, 2} <= set(held[-20:]) <= {1, 2, 3}
 
 
 def test_a_prefix_hit_holds_in_every_group():

@@ -60,11 +60,11 @@ settings_of_scheduler = st.fixed_dictionaries(
 class Run:
     """One workload through one scheduler. `seen` counts what happened."""
 
-    def __init__(self, options: dict, seen: Counter) -> None:
+    def __init__(self, options: dict, seen: Counter, drafts: random.Random | None = None) -> None:
         if not options["chunked"]:
             options = {**options, "budget": 48}
         self.scheduler = make_scheduler(**options)
-        self.runner = FakeRunner(options["max_num_seqs"])
+        self.runner = FakeRunner(options["max_num_seqs"], drafts)
         self.seen = seen
         self.expected: dict[str, list[int]] = {}
         self.outputs: dict[str, list[int]] = {}
@@ -117,6 +117,8 @@ class Run:
             result.sampled_token_ids = np.delete(result.sampled_token_ids, where)
             result.logprobs.pop(where)
             result.errors[broken] = "broken"
+            for table in (result.following, result.drafts):
+                table.pop(broken, None)
             self.gone.add(broken)
             counts = self.scheduler.kv.pool.ref_counts
             self.runner.spoil(block for block in self.runner.blocks[broken] if counts[block] == 1)
@@ -238,3 +240,30 @@ def test_the_same_under_constant_pressure():
         ),
     )
     assert_reached(seen, ("failed steps with preemptions",), least=5)
+
+
+def test_the_same_with_drafts():
+    seen: Counter = Counter()
+    rng = random.Random(1)
+    for _ in range(200):
+        options, actions = random_workload(rng)
+        run = Run(options, seen, drafts=rng)
+        run.play(actions)
+        run.finish()
+        stats = run.scheduler.stats()
+        seen["right drafts"] += stats.num_accepted_tokens
+        seen["wrong drafts"] += stats.num_draft_tokens - stats.num_accepted_tokens
+        assert sum(stats.num_accepted_tokens_per_pos) == stats.num_accepted_tokens
+    assert_reached(
+        seen,
+        (
+            "preemptions",
+            "resumed with cached blocks",
+            "evictions",
+            "aborts of running",
+            "broken requests",
+            "drafts over a border",
+            "right drafts",
+            "wrong drafts",
+        ),
+    )

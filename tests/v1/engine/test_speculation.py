@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from byte_tokenizer import VOCAB_SIZE, byte_id
+from layouts import needs_kernels
 from models_util import random_prompts
 from scripted_drafters import Guess, following, speculate
 from tiny_llm import is_empty, make_tiny_llm, make_tiny_model
@@ -16,6 +17,7 @@ from vllm import LLM, SamplingParams
 from vllm.outputs import CompletionOutput
 from vllm.sampling_params import RequestOutputKind
 from vllm.v1.sample.logits_processor import AdapterLogitsProcessor
+from vllm.v1.worker.gpu import recorded_decode
 
 PROMPTS = ["hello", "a", "the stop", "x y"]
 EOS = 2
@@ -146,6 +148,18 @@ def test_alone(llm: LLM, sampling: str) -> None:
     _, num_steps = both(llm, params, prompts=["hello"])
     # A step for the prompt, which draws the first token, and one for each five after it.
     assert num_steps["plain"] == 30 and num_steps["right"] == 1 + 6
+
+
+@needs_kernels
+def test_steps_with_drafts_are_recorded(folder: Path) -> None:
+    """By numbers of requests and of tokens, however these are spread."""
+    llm, eager = make_tiny_llm(folder, dtype="bfloat16"), make_tiny_llm(folder, dtype="bfloat16", enforce_eager=True)
+    params = [drawing(index, logprobs=1, max_tokens=30 - index) for index in range(4)]
+    expected, _ = both(llm, params, ["right", "often right", "sometimes", "wrong"])
+    assert_same(run(eager, params)[0], expected)
+    recorded = llm.llm_engine.engine_core.executor.worker.model_runner._recorded_decode._recorded
+    assert {(4, 4, False), (4, 20, False)} < set(recorded)
+    assert max(num_tokens for _, num_tokens, _ in recorded) <= recorded_decode.MAX_DRAFTED_ROWS
 
 
 def test_many_prompts(llm: LLM) -> None:

@@ -6,9 +6,19 @@ from prometheus_client import CollectorRegistry
 from prometheus_client import Counter as PromCounter
 from prometheus_client import Gauge as PromGauge
 from prometheus_client import Histogram as PromHistogram
+from prometheus_client.core import CounterMetricFamily
 
 from vllm.v1.metrics.engine_metrics import EngineMetrics
-from vllm.v1.metrics.reader import Counter, Gauge, Histogram, Metric, get_metrics_snapshot
+from vllm.v1.metrics.reader import (
+    ACCEPTED_BY_POSITION,
+    Counter,
+    Gauge,
+    Histogram,
+    Metric,
+    Vector,
+    get_metrics_snapshot,
+    snapshot,
+)
 
 
 def test_each_kind():
@@ -28,6 +38,17 @@ def test_each_kind():
         ("vllm:seconds", "1"): Histogram("vllm:seconds", {"engine": "1"}, 1, 9.0, {"1.0": 0, "2.0": 0, "+Inf": 1}),
     }
     assert all(isinstance(metric, Metric) for metric in found.values())
+
+
+def test_counts_by_position():
+    family = CounterMetricFamily(f"vllm:{ACCEPTED_BY_POSITION}", "d", labels=["engine", "position"])
+    for engine, values in (("0", (7, 4, 1)), ("1", (2,))):
+        for position, value in enumerate(values):
+            family.add_metric([engine, str(position)], value)
+    assert snapshot([family]) == [
+        Vector(f"vllm:{ACCEPTED_BY_POSITION}", {"engine": "0"}, [7, 4, 1]),
+        Vector(f"vllm:{ACCEPTED_BY_POSITION}", {"engine": "1"}, [2]),
+    ]
 
 
 def test_an_engines_registry_is_read():

@@ -33,9 +33,9 @@ class Guesser:
         return [np.zeros(min(most, self.most), dtype=np.int32) for most in room.tolist()]
 
 
-def adaptive(num_slots=1, **options):
+def adaptive(num_slots=1, token_cost=0.0, **options):
     config = SpeculativeConfig(method="ngram", num_speculative_tokens=MOST, **options)
-    drafter = AdaptiveDrafter(Guesser(), config, num_slots)
+    drafter = AdaptiveDrafter(Guesser(), config, num_slots, token_cost=token_cost)
     states = RequestStates(num_slots, 64, torch.device("cpu"))
     for slot in range(num_slots):
         drafter.add_request(slot, states)
@@ -69,6 +69,16 @@ def test_drafts_stop_while_they_are_wrong_and_are_tried_again():
     late = steps[200:]
     assert 0 < np.count_nonzero(late) <= len(late) / 50
     assert late.max() <= 2
+
+
+def test_what_drafting_costs_counts():
+    coin = np.random.RandomState(0).randint(0, 2, 1000)
+    steps = []
+    for cost in (0, 0.3, 1.5):
+        outcomes = iter(coin.tolist())
+        steps.append(run(*adaptive(token_cost=cost), lambda slot, outcomes=outcomes: next(outcomes), 100).mean())
+    assert steps[0] > 1.5 * steps[1]
+    assert steps[2] < 0.3
 
 
 def test_a_text_that_begins_to_copy_is_noticed():

@@ -9,6 +9,7 @@ import pytest
 import torch
 from models_util import ARCHITECTURES, make_random_model
 from pretend_cuda import pretending
+from scripted_drafters import following, speculate
 from tiny_llm import is_empty, make_tiny_llm, make_tiny_model
 
 from vllm import LLM, SamplingParams
@@ -168,3 +169,31 @@ def test_uploads():
         array.fill(-1)
     assert [int(tensor[2, 3]) for tensor in tensors] == list(range(50))
     assert target[:3, :4].eq(49).all() and not target[3:].any()
+
+
+def test_drafts_give_what_plain_steps_give(folder):
+    kinds = KINDS[1:7]
+    plain = results(make_llm(folder, enforce_eager=True, async_scheduling=False), kinds)
+    texts = [[5] * 16 + [3 + index] * (4 + 3 * index) + list(plain[index].token_ids) for index in range(len(kinds))]
+    right = following(texts)
+    llm = make_llm(folder, async_scheduling=False)
+    for guess in (right, lambda tokens, room: [*right(tokens, room)[: len(tokens) % 4], 3]):
+        drafter = speculate(llm, guess)
+        assert_near(results(llm, kinds), plain)
+        assert drafter.num_accepted > 10
+    settings = {"model": str(folder), "num_speculative_tokens": 3}
+    llm = make_llm(folder, enforce_eager=True, speculative_config=settings)
+    assert_near(results(llm, kinds), plain)
+    assert llm.llm_engine.engine_core.stats()["num_accepted_tokens"] > 10
+
+
+def assert_near(outputs, plain):
+    for ours, theirs in zip(outputs, plain, strict=True):
+        assert ours.token_ids == theirs.token_ids and ours.finish_reason == theirs.finish_reason
+        if theirs.logprobs is not None:
+            for own, wanted in zip(ours.logprobs, theirs.logprobs, strict=True):
+                assert list(own) == list(wanted)
+                assert [each.rank for each in own.values()] == [each.rank for each in wanted.values()]
+                assert [each.logprob for each in own.values()] == pytest.approx(
+                    [each.logprob for each in wanted.values()], abs=1e-4
+                )

@@ -11,14 +11,19 @@ from models_util import make_random_model
 from pretend_cuda import pretending
 
 from vllm import LLM, SamplingParams
+from vllm.config.cache import Chunks
 
-WINDOW = 20
+SEEN = {"windows": 20, "chunks": Chunks(20)}
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    kinds = {"sliding_window": WINDOW, "layer_types": ["full_attention", "sliding_attention"] * 2}
-    return make_random_model("mistral", "small", tmp_path_factory.mktemp("model"), num_hidden_layers=4, **kinds)[0]
+@pytest.fixture(scope="module", params=SEEN)
+def folder(request, tmp_path_factory):
+    path = tmp_path_factory.mktemp(request.param)
+    if request.param == "chunks":
+        sizes = {"moe_layers": [], "intermediate_size_mlp": 96, "no_rope_layer_interval": 2}
+        return make_random_model("llama4_text", "small", path, num_hidden_layers=4, attention_chunk_size=20, **sizes)[0]
+    kinds = {"sliding_window": 20, "layer_types": ["full_attention", "sliding_attention"] * 2}
+    return make_random_model("mistral", "small", path, num_hidden_layers=4, **kinds)[0]
 
 
 def make_llm(folder, **options):
@@ -63,7 +68,7 @@ def test_few_blocks_and_cached_prefixes_change_nothing(folder, expected):
     scheduler = tight.llm_engine.engine_core.scheduler
     for _ in range(2):
         check(tight, expected)
-    assert scheduler.kv.windows == (None, WINDOW)
+    assert scheduler.kv.windows == (None, next(seen for name, seen in SEEN.items() if name in folder.name))
     assert scheduler.num_preemptions > 0 and scheduler.kv.stats.num_prefix_hit_tokens > 0
 
 

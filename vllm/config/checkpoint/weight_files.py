@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from vllm.config.checkpoint.mapped_tensors import LIST_NAME, iterate_mapped, read_places
+from vllm.utils.host_memory import PassedPages
 
 _DTYPES_BY_NAME = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
 # Progress of shorter work is not shown.
@@ -60,8 +61,11 @@ def iterate_tensors(files: list[Path]) -> Iterator[tuple[str, Tensor]]:
             continue
         try:
             with safe_open(path, framework="pt") as shard:
+                passed = PassedPages(path)
                 for name in shard.keys():  # noqa: SIM118 (not a dict)
-                    yield name, shard.get_tensor(name)
+                    tensor = shard.get_tensor(name)
+                    yield name, tensor
+                    passed.add(tensor.data_ptr(), tensor.nbytes)
         except SafetensorError as error:
             raise ValueError(f"{path.name} is not a usable safetensors file: {error}") from error
 

@@ -65,7 +65,7 @@ class DeepseekV2ForCausalLM(DecoderForCausalLM):
         return _latent_decoder(reader, attention, mixture, 11008, 0, 1e-6)
 
 
-def _sigmoid_decoder(
+def sigmoid_decoder(
     reader: ConfigReader,
     size: int,
     experts: int,
@@ -93,7 +93,7 @@ class DeepseekV3ForCausalLM(DecoderForCausalLM):
     @classmethod
     def describe(cls, reader: ConfigReader) -> DecoderSpec:
         _expect(reader, "topk_method", "noaux_tc")
-        return _sigmoid_decoder(reader, 2048, 256, 8, mlp_size=18432, dense=3, groups=(8, 4), scale=2.5)
+        return sigmoid_decoder(reader, 2048, 256, 8, mlp_size=18432, dense=3, groups=(8, 4), scale=2.5)
 
 
 def _without_norms_of_dense_layers(name: str, tensor: Tensor, spec: DecoderSpec) -> Parts:
@@ -116,7 +116,7 @@ class AXK1ForCausalLM(DecoderForCausalLM):
     def describe(cls, reader: ConfigReader) -> DecoderSpec:
         # Whether there is a correction is in the files.
         reader.ignore("topk_method")
-        return _sigmoid_decoder(
+        return sigmoid_decoder(
             reader,
             2048,
             192,
@@ -138,7 +138,7 @@ class Glm4MoeLiteForCausalLM(DecoderForCausalLM):
     @classmethod
     def describe(cls, reader: ConfigReader) -> DecoderSpec:
         _expect(reader, "topk_method", "noaux_tc")
-        return _sigmoid_decoder(reader, 1536, 64, 4, mlp_size=10240, dense=1, eps=1e-5, value_dim=256, scale=1.8)
+        return sigmoid_decoder(reader, 1536, 64, 4, mlp_size=10240, dense=1, eps=1e-5, value_dim=256, scale=1.8)
 
 
 class Mistral4ForCausalLM(DecoderForCausalLM):

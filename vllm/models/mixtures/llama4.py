@@ -1,9 +1,6 @@
 """Llama 4's text decoder (huggingface.co/meta-llama/Llama-4-Scout-17B-16E): interleaved rotary positions in most
-layers, scores that grow with the position in the others, experts whose inputs are weighed.
-
-Layers with positions attend within chunks of a sequence. One that ends within the first chunk has all of it, which is
-as far as contexts go here.
-"""
+layers, which attend within chunks of a sequence, scores that grow with the position in the others, experts whose inputs
+are weighed."""
 
 from __future__ import annotations
 
@@ -30,17 +27,19 @@ class Llama4ForCausalLM(DecoderForCausalLM):
         reader.ignore("router_jitter_noise", "for_llm_compressor")
         layers = cls._layers(reader)
         longest = reader.integer("max_position_embeddings", default=131072)
-        chunk = reader.get("attention_chunk_size", default=8192)
-        if reader.config.raw.get("attention_chunk_size", chunk) is None:
-            chunk = None
+        chunk = None
+        if not reader.is_given("attention_chunk_size") or reader.get("attention_chunk_size") is not None:
+            chunk = reader.integer("attention_chunk_size", default=8192)
         kinds = ["full_attention" if layer.rotary is None or chunk is None else "chunked_attention" for layer in layers]
         kinds = reader.get("layer_types", default=kinds)
         if not isinstance(kinds, list) or len(kinds) != reader.num_layers:
             raise reader.refuse("layer_types", f"it must name the kinds of {reader.num_layers} layers")
         if set(kinds) - {"full_attention", "chunked_attention"}:
             raise reader.refuse("layer_types", "it must name full_attention or chunked_attention")
-        if "chunked_attention" in kinds:
-            longest = min(longest, reader.integer("attention_chunk_size", default=8192))
+        if chunk is None and "chunked_attention" in kinds:
+            raise reader.refuse("attention_chunk_size", "layer_types names chunked_attention")
+        chunked = [replace(layer, chunk=chunk) for layer in layers]
+        layers = [chunked[i] if kind == "chunked_attention" else layers[i] for i, kind in enumerate(kinds)]
         return reader.decoder(layers, cls._mlps(reader), reader.norm(eps=1e-5), max_positions=longest)
 
     @classmethod

@@ -80,6 +80,8 @@ class TransformersForCausalLM(UpdatableModel):
         # Not as a module: it is one already, under the name that it has there.
         self.__dict__["lm_head"] = head
         self._kept = {name: buffer for name, buffer in hf.named_buffers() if name in persistent}
+        # What an update gives them, once all else of it is there.
+        self._new_buffers: list[tuple[Tensor, Tensor]] = []
         self._is_unchecked = False
         # In place of the base's results while logits are computed.
         self._given: list[Any] = []
@@ -154,14 +156,21 @@ class TransformersForCausalLM(UpdatableModel):
         self, tensors: Iterable[tuple[str, Value]], is_update: bool = False
     ) -> Iterator[tuple[str, Value]]:
         """The tensors of a checkpoint as this model's slots take them; buffers are filled here. Those of an update may
-        lack some."""
+        lack some; its buffers are filled in `load_weights`."""
         if self._is_text_part:
             named = ((text_tensor_name(name), tensor) for name, tensor in tensors)
             tensors = ((name, tensor) for name, tensor in named if name is not None)
         convert = self._names.convert_update if is_update else self._names.convert
         for name, tensor in convert(tensors):
             if name in self._kept and isinstance(tensor, Tensor):
-                self._kept[name].copy_(tensor)
+                buffer = self._kept[name]
+                if tensor.shape != buffer.shape:
+                    shapes = f"{tuple(buffer.shape)}, got {tuple(tensor.shape)}"
+                    raise ValueError(f"load_weights: {name} must have shape {shapes}")
+                if is_update:
+                    self._new_buffers.append((buffer, tensor))
+                else:
+                    buffer.copy_(tensor)
                 continue
             yield name, tensor
             if name in self._copied:
@@ -169,7 +178,12 @@ class TransformersForCausalLM(UpdatableModel):
 
     def load_weights(self, weights: Iterable[tuple[str, Value]]) -> set[str]:
         """As WeightUpdater.update; the names that are returned are the module's."""
-        taken = super().load_weights(self.convert_checkpoint(weights, is_update=True))
+        self._new_buffers.clear()
+        with self._names.all_or_nothing():
+            taken = super().load_weights(self.convert_checkpoint(weights, is_update=True))
+        for buffer, tensor in self._new_buffers:
+            buffer.copy_(tensor)
+        self.weight_updater.version += len(self._new_buffers)
         self.weight_updater.lacking = self._names.lacking
         return taken
 

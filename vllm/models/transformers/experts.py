@@ -80,10 +80,13 @@ class StackedExperts(nn.Module):
         held = slice(self.experts.held.start, self.experts.held.stop)
         self._quantized[name] = QuantizedStack(stack.weights[held], stack.orders and stack.orders[held])
 
-    def begin_update(self) -> bool:
-        """See LinearBase.begin_update."""
+    def check_update(self) -> None:
+        """See LinearBase.check_update."""
         if any(apply in (QUANTIZED.apply, PARTS.apply) for apply in (*self._first.applies, *self._second.applies)):
             raise ValueError("load_weights: the experts are quantised in the checkpoint and keep their weights")
+
+    def begin_update(self) -> bool:
+        """See LinearBase.begin_update."""
         for name, shape in self._shapes.items():
             self.register_parameter(name, nn.Parameter(self._like.new_empty(shape), requires_grad=False))
         return True
@@ -130,7 +133,8 @@ class StackedExperts(nn.Module):
                 else:
                     order = stack.order(index)
                     weights = _taken(stack.weights[index], rows if order is None else order.argsort()[rows])
-                pack_expert(packed, index, weights, None if bias is None else bias[rows], method)
+                own, result = pack_expert(packed, weights, None if bias is None else bias[rows], method)
+                packed.put(index, result, own.apply)
         self._quantized.clear()
         for name in self._shapes:
             self.register_parameter(name, None)

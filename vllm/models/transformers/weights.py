@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import re
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from itertools import pairwise
 from typing import Any
 
@@ -53,6 +54,16 @@ class CheckpointNames:
     def convert_update(self, tensors: Iterable[_Named]) -> Iterator[_Named]:
         """As `convert`, of tensors that come in several calls: what is merged waits for the others, as a copy."""
         yield from self._convert(tensors, is_whole=False)
+
+    @contextmanager
+    def all_or_nothing(self) -> Iterator[None]:
+        """What waits for others is as before where an update fails."""
+        before = {target: dict(parts) for target, parts in self._waiting.items()}
+        try:
+            yield
+        except BaseException:
+            self._waiting = before
+            raise
 
     @property
     def lacking(self) -> str | None:

@@ -33,6 +33,7 @@ from vllm.ops.triton.paged_tiles import (
     Inputs,
     Tile,
     attend,
+    first_seen,
     of_heads,
     padded,
     shared_kib,
@@ -57,11 +58,13 @@ def paged_attention(
     sinks: Tensor | None = None,
     k_scale: float = 1.0,
     v_scale: float = 1.0,
+    chunk: int | None = None,
 ) -> Tensor:
     if len(q) and len(seq_lens):
         keys, values = cache_rows(k_cache, v_cache, q.shape[-1])
         requests = block_table, query_start_loc, seq_lens
         inputs = Inputs(q, keys, values, *requests, scale, out, window, softcap, alibi_slopes, sinks, k_scale, v_scale)
+        inputs = inputs._replace(chunk=chunk)
         if envs.batch_invariant():
             # A position's bits are the same as a prompt's and as an output's.
             _prefill(inputs, 0, takes_all=True)
@@ -79,7 +82,7 @@ def _prefill(inputs: Inputs, first_token: int, takes_all: bool = False) -> None:
     q, kv_heads, requests = inputs.q, inputs.keys.shape[1], len(inputs.seq_lens)
     group = q.shape[1] // kv_heads
     tile = _prefill_tile(padded(q.shape[2]), q.element_size(), shared_kib(q.device))
-    if inputs.window or inputs.softcap or inputs.alibi_slopes is not None:
+    if inputs.most_seen or inputs.softcap or inputs.alibi_slopes is not None:
         # What they do to scores takes registers.
         tile = tile._replace(rows=max(tile.rows // 2, 16), keys=max(tile.keys // 2, 16))
     rows = max(tile.rows, triton.next_power_of_2(group))
@@ -141,6 +144,7 @@ def _prefill_kernel(
     DIMS: tl.constexpr,
     FLOAT8: tl.constexpr,
     WINDOW: tl.constexpr,
+    IN_CHUNKS: tl.constexpr,
     SOFTCAP: tl.constexpr,
     WIDEN: tl.constexpr,
     ROWS: tl.constexpr,
@@ -185,7 +189,7 @@ def _prefill_kernel(
     # With a window every tile is masked.
     FIRST_LOOP: tl.constexpr = 1 if WINDOW else 0
     if WINDOW:
-        seen = tl.maximum(seq_len - num_tokens + first_query - WINDOW + 1, 0)
+        seen = tl.maximum(first_seen(seq_len - num_tokens + first_query, WINDOW, IN_CHUNKS), 0)
         whole = seen // KEYS * KEYS
     for MASKED in tl.static_range(FIRST_LOOP, 2):
         first = whole if MASKED else 0
@@ -208,6 +212,7 @@ def _prefill_kernel(
             FLOAT8,
             MASKED,
             WINDOW,
+            IN_CHUNKS,
             SOFTCAP,
             ALIBI,
         )

@@ -12,6 +12,7 @@ from vllm.ops.triton.paged_tiles import (
     Inputs,
     Tile,
     attend,
+    first_seen,
     of_heads,
     padded,
     shared_kib,
@@ -39,8 +40,8 @@ def decode(inputs: Inputs, max_seq_len: int | None) -> None:
     longest = inputs.block_table.shape[1] * keys.shape[2]
     if max_seq_len is not None:
         longest = min(longest, max_seq_len)
-    if inputs.window is not None:
-        longest = min(longest, inputs.window + tile.keys)
+    if inputs.most_seen is not None:
+        longest = min(longest, inputs.most_seen + tile.keys)
     splits = max(1, min(max_splits, triton.cdiv(longest, _SPLIT_TOKENS)))
     programs = min(splits, triton.cdiv(_DECODE_PROGRAMS, requests * kv_heads))
     cells = (requests, splits, num_heads) if splits > 1 else (0, 0, 0)
@@ -54,7 +55,7 @@ def decode(inputs: Inputs, max_seq_len: int | None) -> None:
     )
     if splits > 1:
         sizes = {"HEAD_DIM": head_dim, "DIMS": dims, "ALL_SPLITS": triton.next_power_of_2(max_splits)}
-        sizes |= {"WINDOW": inputs.window or 0, "SPLITS": _MERGED_SPLITS}
+        sizes |= {"WINDOW": inputs.most_seen or 0, "IN_CHUNKS": inputs.chunk is not None, "SPLITS": _MERGED_SPLITS}
         rows = inputs.query_start_loc, inputs.seq_lens, inputs.value_scale, inputs.sinks, inputs.out
         _merge_splits_kernel[(num_heads, requests)](*parts, *rows, **sizes, **splitting)
 
@@ -102,6 +103,7 @@ def _decode_kernel(
     DIMS: tl.constexpr,
     FLOAT8: tl.constexpr,
     WINDOW: tl.constexpr,
+    IN_CHUNKS: tl.constexpr,
     SOFTCAP: tl.constexpr,
     WIDEN: tl.constexpr,
     MAX_SPLITS: tl.constexpr,
@@ -117,7 +119,7 @@ def _decode_kernel(
         return
     seq_len = tl.load(seq_lens_ptr + request)
     # The first key that is seen, and the tile that it lies in.
-    seen = tl.maximum(seq_len - WINDOW, 0) if WINDOW else 0
+    seen = tl.maximum(first_seen(seq_len - 1, WINDOW, IN_CHUNKS), 0) if WINDOW else 0
     begin = seen // KEYS * KEYS
     split_len = _split_len(seq_len - begin, MAX_SPLITS, SPLIT_TOKENS, KEYS)
     num_splits = tl.cdiv(seq_len - begin, split_len)
@@ -158,6 +160,7 @@ def _decode_kernel(
             FLOAT8,
             True,
             WINDOW,
+            IN_CHUNKS,
             SOFTCAP,
             ALIBI,
         )
@@ -188,6 +191,7 @@ def _merge_splits_kernel(
     HEAD_DIM: tl.constexpr,
     DIMS: tl.constexpr,
     WINDOW: tl.constexpr,
+    IN_CHUNKS: tl.constexpr,
     MAX_SPLITS: tl.constexpr,
     SPLIT_TOKENS: tl.constexpr,
     KEYS: tl.constexpr,
@@ -202,7 +206,7 @@ def _merge_splits_kernel(
         return
     seq_len = tl.load(seq_lens_ptr + request)
     if WINDOW:
-        seq_len -= tl.maximum(seq_len - WINDOW, 0) // KEYS * KEYS
+        seq_len -= tl.maximum(first_seen(seq_len - 1, WINDOW, IN_CHUNKS), 0) // KEYS * KEYS
     num_splits = tl.cdiv(seq_len, _split_len(seq_len, MAX_SPLITS, SPLIT_TOKENS, KEYS))
     if num_splits == 1:
         return

@@ -56,6 +56,12 @@ class Inputs(NamedTuple):
     sinks: Tensor | None = None
     k_scale: float = 1.0
     v_scale: float = 1.0
+    chunk: int | None = None
+
+    @property
+    def most_seen(self) -> int | None:
+        """Keys that a query sees at most; None: all before it."""
+        return self.window if self.chunk is None else self.chunk
 
     @property
     def float8(self) -> int:
@@ -91,7 +97,8 @@ class Inputs(NamedTuple):
             "BLOCK_SIZE": self.keys.shape[2],
             "DIMS": padded(head_dim),
             "FLOAT8": self.float8,
-            "WINDOW": self.window or 0,
+            "WINDOW": self.most_seen or 0,
+            "IN_CHUNKS": self.chunk is not None,
             "SOFTCAP": (self.softcap or 0.0) * _LOG2_E,
             # The interpreter computes with NumPy, which has no bfloat16.
             "WIDEN": triton.knobs.runtime.interpret and self.q.dtype == torch.bfloat16,
@@ -122,6 +129,7 @@ def attend(
     FLOAT8: tl.constexpr,
     MASKED: tl.constexpr,
     WINDOW: tl.constexpr,  # 0: none; else MASKED
+    IN_CHUNKS: tl.constexpr,  # see first_seen
     SOFTCAP: tl.constexpr,  # for exponents of 2; 0.0: none
     ALIBI: tl.constexpr,
 ):
@@ -164,7 +172,7 @@ def attend(
         if MASKED:
             visible = key[None, :] <= last_key[:, None]
             if WINDOW:
-                visible &= key[None, :] > last_key[:, None] - WINDOW
+                visible &= key[None, :] >= first_seen(last_key, WINDOW, IN_CHUNKS)[:, None]
             scores = tl.where(visible, scores, float("-inf"))
         higher = tl.maximum(highest, tl.max(scores, axis=1) * factor)
         if WINDOW:
@@ -179,6 +187,13 @@ def attend(
         sums = tl.dot(weights.to(v.dtype), v, sums * shrink[:, None], input_precision="ieee")
         highest = higher
     return highest, total, sums
+
+
+@triton.jit
+def first_seen(position, WINDOW: tl.constexpr, IN_CHUNKS: tl.constexpr):
+    """The first key that queries at these positions see with a window, or from the last multiple of it on; of a window
+    it may be below 0."""
+    return position // WINDOW * WINDOW if IN_CHUNKS else position - (WINDOW - 1)
 
 
 @triton.jit

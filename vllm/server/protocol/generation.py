@@ -153,6 +153,7 @@ class GenerationFields(FormFields, _TextsBody):  # type: ignore[misc, valid-type
     cache_salt: str | None = Field(None, min_length=1, description="Shares cached prefixes with equal salts only.")
     return_tokens_as_token_ids: bool | None = None
     return_token_ids: bool | None = None
+    return_weight_versions: bool | None = None
 
     @field_validator("stream_options")
     @classmethod
@@ -343,13 +344,12 @@ class ChoiceFields(ResponseModel):
     stop_reason: int | str | None = None
     token_ids: list[int] | None = None
     prompt_token_ids: list[int] | None = None
+    weight_versions: list[int | str] | None = Field(None, description="Of the weights that its tokens so far are of.")
     prompt_logprobs: PromptLogprobs | None = None
     readings: list[PositionReadings] | None = None
     logits_values: dict[str, float | None] | None = None
     logits_values_per_token: list[dict[str, float | None]] | None = None
-    allowed_mass: list[float] | None = Field(
-        None, description="With grammar_readings: the model's probability of what the form allowed, one a token."
-    )
+    allowed_mass: list[float] | None = Field(None, description="The model's probability of the form, one a token.")
     allowed_mass_total: float | None = Field(None, description="Sum of their logarithms so far.")
     choice_readings: list[ValueReading] | None = Field(
         None, description="With choice_readings: each choice, in the form's order. In a stream with the last chunk."

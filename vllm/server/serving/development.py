@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import os
+import tempfile
+from collections.abc import Awaitable
 from typing import Any
 
 import msgspec
@@ -17,6 +20,8 @@ from vllm.server.state import server_state
 
 router = APIRouter(include_in_schema=False)
 
+# Memory that processes of a machine share as files.
+_SHARED = "/dev/shm"
 _TRUE = {"1": True, "true": True, "0": False, "false": False}
 
 
@@ -27,6 +32,24 @@ class CollectiveRpcRequest(RequestModel):
     args: list[Any] | None = None
     kwargs: dict[str, Any] | None = None
     timeout: float | None = None
+
+
+class InitTransferRequest(RequestModel):
+    """The body of /init_weight_transfer_engine."""
+
+    init_info: dict[str, Any] | None = None
+
+
+class UpdateWeightsRequest(RequestModel):
+    """The body of /update_weights, if it is JSON."""
+
+    update_info: dict[str, Any] | None = None
+
+
+class FinishUpdateRequest(RequestModel):
+    """The body of /finish_weight_update."""
+
+    weight_version: str | None = None
 
 
 @router.get("/server_info")
@@ -118,17 +141,63 @@ async def collective_rpc(request: Request) -> Response:
 
 
 @router.post("/init_weight_transfer_engine")
+async def init_weight_transfer_engine(request: Request) -> Response:
+    """Nothing: weights come as files. An error where `init_info` describes a group to join."""
+    await server_state(request).engine.init_weight_transfer_engine(await _body(request, InitTransferRequest))
+    return json_response({"status": "initialized"})
+
+
 @router.post("/start_weight_update")
+async def start_weight_update(request: Request) -> Response:
+    """Let all that /update_weights brings change the weights at once, with /finish_weight_update."""
+    await server_state(request).engine.start_weight_update()
+    return json_response({"status": "started"})
+
+
 @router.post("/update_weights")
+async def update_weights(request: Request) -> Response:
+    """New weights: a safetensors file, whose path `update_info` has, or as the body itself, an octet stream. All of
+    them are taken, or none."""
+    engine = server_state(request).engine
+    if request.headers.get("content-type", "").partition(";")[0] != "application/octet-stream":
+        body = await _body(request, UpdateWeightsRequest)
+        return await _updated(engine.update_weights({"update_info": body.update_info}))
+    with tempfile.NamedTemporaryFile(suffix=".safetensors", dir=_SHARED if os.path.isdir(_SHARED) else None) as file:
+        async for chunk in request.stream():
+            file.write(chunk)
+        file.flush()
+        return await _updated(engine.update_weights({"update_info": {"path": file.name}}))
+
+
 @router.post("/finish_weight_update")
-async def weight_transfer(request: Request) -> Response:
-    """Refused: weights do not come over a group of their own."""
-    raise ApiError(
-        400,
-        f"{request.url.path}: this server receives no weights over NCCL; save them over the model's and call "
-        "/collective_rpc with the method reload_weights, or train with the engine in the trainer's own process",
-        code="unsupported",
-    )
+async def finish_weight_update(request: Request) -> Response:
+    """Take what has come since /start_weight_update, all or none; outputs that follow are of `weight_version`."""
+    body = await _body(request, FinishUpdateRequest)
+    return await _updated(server_state(request).engine.finish_weight_update(body.weight_version))
+
+
+@router.get("/weight_version")
+async def weight_version(request: Request) -> Response:
+    """Of the weights that the next outputs are of."""
+    return json_response({"weight_version": await server_state(request).engine.get_weight_version()})
+
+
+async def _updated(update: Awaitable[None]) -> Response:
+    try:
+        await update
+    except EngineDeadError:
+        raise
+    except RuntimeError as error:
+        raise ApiError(400, f"no weight was changed: {error}", param="update_info") from None
+    return json_response({"status": "updated"})
+
+
+async def _body(request: Request, model: type[RequestModel]) -> Any:
+    """What a body says; without one, the defaults."""
+    if not await request.body():
+        return model()
+    args = server_state(request).args
+    return await read_body(request, model, int(args.max_body_mib * 2**20), args.ignore_unknown_fields)
 
 
 def _flag(request: Request, name: str, default: bool) -> bool:

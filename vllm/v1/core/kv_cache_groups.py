@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from vllm.config import CacheConfig
+from vllm.config.cache import Chunks, Window
 from vllm.v1.core.block_pool import extend_block_hashes
 from vllm.v1.core.kv_cache_manager import CachedPrefix, KVCacheManager
 from vllm.v1.request import Request
@@ -11,18 +12,23 @@ NO_BLOCK = -1
 """In place of a block that a group no longer needs or never needed."""
 
 
-def first_needed_block(num_computed: int, window: int | None, block_size: int) -> int:
+def first_needed_block(num_computed: int, window: Window, block_size: int) -> int:
     """The first block that the query at position `num_computed`, or a later one, sees a token of."""
+    if isinstance(window, Chunks):
+        return num_computed // window.size * window.size // block_size
     return 0 if window is None else max(num_computed - window + 1, 0) // block_size
 
 
-def blocks_needed(num_tokens: int, step_tokens: int, windows: tuple[int | None, ...], block_size: int) -> int:
+def blocks_needed(num_tokens: int, step_tokens: int, windows: tuple[Window, ...], block_size: int) -> int:
     """The most blocks that a request of `num_tokens` has at once, where a step computes at most `step_tokens`."""
     whole = -(-num_tokens // block_size)
     needed = 0
     for window in windows:
-        kept = whole if window is None else -(-(window - 1 + min(step_tokens, num_tokens)) // block_size) + 1
-        needed += min(kept, whole)
+        if window is None:
+            needed += whole
+            continue
+        seen = window.size if isinstance(window, Chunks) else window
+        needed += min(-(-(seen - 1 + min(step_tokens, num_tokens)) // block_size) + 1, whole)
     return needed
 
 

@@ -44,6 +44,7 @@ class KVCacheManager:
     """
 
     num_groups = 1
+    has_states = False
     cuts_shares = False
     """Whether a step's share of a request may have to end early: the scheduler then asks `share` and `awaits`."""
 

@@ -26,6 +26,7 @@ class StateCacheManager(GroupedKVCacheManager):
     request that a step makes a snapshot for is admitted in the next one (`awaits`), and so computes its suffix alone.
     """
 
+    has_states = True
     cuts_shares = True
 
     def __init__(self, config: CacheConfig) -> None:

@@ -17,6 +17,8 @@ from vllm.v1.engine.upstream_calls import (
     check_profile_limits,
     check_sleep_level,
     check_sleep_tags,
+    check_weight_transfer,
+    weights_of_update,
 )
 
 if TYPE_CHECKING:
@@ -271,6 +273,31 @@ class AsyncEngineControl:
     async def stop_profile(self) -> None:
         """See LLMEngine.stop_profile."""
         await self.collective_rpc("profile", args=(False,))
+
+    async def init_weight_transfer_engine(self, request: Any = None) -> None:
+        """See LLMEngine.init_weight_transfer_engine."""
+        check_weight_transfer(request)
+
+    async def start_weight_update(self) -> None:
+        """See LLMEngine.start_weight_update."""
+        await self.collective_rpc("start_weight_update")
+
+    async def update_weights(self, request: Any) -> None:
+        """See LLMEngine.update_weights; by a file's path. RuntimeError: one does not fit; none is taken."""
+        method, weights = weights_of_update(request)
+        if method != "update_weights_from_file":
+            message = "weights must be a file's path: the engine is in another process"
+            raise VLLMValidationError(message, "update_info", None)
+        await self.collective_rpc(method, args=(weights,))
+
+    async def finish_weight_update(self, weight_version: str | None = None) -> None:
+        """See LLMEngine.finish_weight_update. RuntimeError: a tensor does not fit; none is taken."""
+        await self.collective_rpc("finish_weight_update", args=(weight_version,))
+
+    async def get_weight_version(self) -> int | str:
+        """Of the weights that the next outputs are of; of the first replica, if there are several."""
+        version: int | str = (await self._call("get_weight_version"))[0]
+        return version
 
     async def reset_mm_cache(self) -> None:
         """Nothing: inputs are text, and no other is cached."""

@@ -42,6 +42,8 @@ class EngineCore:
         self._runs_ahead = config.scheduler_config.async_scheduling and isinstance(self.scheduler, Scheduler)
         self._in_flight: tuple[StepInFlight, PendingStep] | None = None
         self._weights_version = self.executor.worker.weights_version
+        self._num_updates = 0
+        self.weight_version: int | str = 0
         self._asleep: set[str] = set()
         self._settled: list[EngineCoreOutput] = []
         self._compiling = CompilingRequests(config.model_config)
@@ -180,9 +182,19 @@ class EngineCore:
 
     def _check_weights(self) -> None:
         """After a change of weights nothing is kept of what others computed: running requests begin anew."""
+        worker = self.executor.worker
         if self._weights_changed:
-            self._weights_version = self.executor.worker.weights_version
+            self._weights_version = worker.weights_version
+            self._num_updates += 1
             self.scheduler.reset_prefix_cache(reset_running_requests=True)
+        named = worker.weight_version
+        self.weight_version = self._num_updates if named is None else named
+
+    def get_weight_version(self) -> int | str:
+        """Of the weights that the next outputs are of."""
+        if not self._asleep and self._in_flight is None:
+            self._check_weights()
+        return self.weight_version
 
     def has_work(self) -> bool:
         """Whether `step` has something to do: there are requests, and the engine is neither paused nor asleep."""
@@ -257,12 +269,13 @@ class EngineCore:
         refuse("save_sharded_state", "workers read only their share of a checkpoint; keep the checkpoint as it is")
 
     def stats(self) -> dict[str, Any]:
-        """The fields of SchedulerStats; `readings_seconds` spent on reading logits for logprobs since the start;
-        `collective_bytes` and `collective_calls` of rank 0 since the start, by collective; `time`, when all this was
-        taken, on the monotonic clock."""
+        """The fields of SchedulerStats; `weight_version` of the last step; `readings_seconds` spent on reading logits
+        for logprobs since the start; `collective_bytes` and `collective_calls` of rank 0 since the start, by
+        collective; `time`, when all this was taken, on the monotonic clock."""
         group = self.executor.group
         return {
             **vars(self.scheduler.stats()),
+            "weight_version": self.weight_version,
             "readings_seconds": self._readings_seconds,
             "collective_bytes": dict(group.num_bytes),
             "collective_calls": dict(group.num_calls),

@@ -27,6 +27,8 @@ from vllm.v1.engine.upstream_calls import (
     check_executor_class,
     check_pause_mode,
     check_profile_limits,
+    check_weight_transfer,
+    weights_of_update,
 )
 from vllm.v1.executor.select import Executor
 from vllm.v1.metrics.reader import Metric
@@ -208,6 +210,7 @@ class LLMEngine:
         except BaseException:
             self.output_processor.forget_missing(self.engine_core.has_request)
             raise
+        self.output_processor.weight_version = self.engine_core.weight_version
         processed = self.output_processor.process_outputs(outputs)
         if processed.requests_to_abort:
             self.engine_core.abort_requests(processed.requests_to_abort)
@@ -299,6 +302,30 @@ class LLMEngine:
         """Call a function of the model on every worker; one result a worker. With several ranks it must be one of a
         module that can be imported."""
         return self.collective_rpc(partial(_call_with_model, func))
+
+    def init_weight_transfer_engine(self, request: Any = None) -> None:
+        """Nothing: weights come by files, or in the engine's process. VLLMValidationError: see
+        `check_weight_transfer`."""
+        check_weight_transfer(request)
+
+    def start_weight_update(self) -> None:
+        """Keep what `update_weights` brings, until `finish_weight_update` takes all of it at once."""
+        self.collective_rpc("start_weight_update")
+
+    def update_weights(self, request: Any) -> None:
+        """New weights by their checkpoint names; see `weights_of_update` for the request. ValueError: one does not fit;
+        none is taken."""
+        method, weights = weights_of_update(request)
+        self.collective_rpc(method, args=(weights,))
+
+    def finish_weight_update(self, weight_version: str | None = None) -> None:
+        """Take what has come since start_weight_update, all or, on a ValueError, none. Outputs that follow are of
+        `weight_version`; None: of the number of updates so far."""
+        self.collective_rpc("finish_weight_update", args=(weight_version,))
+
+    def get_weight_version(self) -> int | str:
+        """Of the weights that the next outputs are of, as in CompletionOutput.weight_versions."""
+        return self.engine_core.get_weight_version()
 
     def get_metrics(self) -> list[Metric]:
         """What docs/metrics.md lists of the engine, by Prometheus' names, as of now.

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from vllm.exceptions import VLLMValidationError
 from vllm.lora.request import LoRARequest
-from vllm.outputs import CompletionOutput, RequestMetrics, RequestOutput
+from vllm.outputs import CompletionOutput, RequestMetrics, RequestOutput, RequestSpecDecodeMetrics
 from vllm.sampling_params import RequestOutputKind, SamplingParams
 from vllm.tokenizers.tokenizer import Tokenizer
 from vllm.v1.engine.detokenizer import Detokenizer
@@ -57,6 +57,8 @@ class _Sequence:
         self.stop_reason: int | str | None = None
         self.error: str | None = None
         self.form_readings: tuple[Any, Any] = (None, None)  # of choices and of fields
+        self.weight_versions: list[int | str] = []  # of the weights that its tokens are of
+        self.drafts: RequestSpecDecodeMetrics | None = None
         self._num_sent = 0
         self._allowed_mass: list[float] | None = [] if params.grammar_readings else None
 
@@ -71,6 +73,9 @@ class _Sequence:
         self.finish_reason = output.finish_reason
         self.stop_reason = output.stop_reason
         self.error = output.error
+        if output.num_drafted:
+            self.drafts = self.drafts or RequestSpecDecodeMetrics()
+            self.drafts.observe(output.num_drafted, output.num_accepted)
         count, stop = self._search(output)
         self.token_ids.extend(output.new_token_ids[:count])
         if self.logprobs_processor is not None and output.logprobs is not None:
@@ -109,7 +114,9 @@ class _Sequence:
             token_ids=self.token_ids[self._num_sent if delta else 0 :],
             finish_reason=self.finish_reason,
             stop_reason=self.stop_reason,
+            spec_decode_metrics=self.drafts,
             error=self.error,
+            weight_versions=list(self.weight_versions),
         )
         if self._allowed_mass is not None:
             new = self._allowed_mass[self._num_sent if delta else 0 :]
@@ -251,6 +258,8 @@ class OutputProcessor:
         self._tracer = tracer
         self._requests: dict[str, _RequestState] = {}
         self._by_core_id: dict[str, tuple[_RequestState, _Sequence]] = {}
+        # Of the weights that the outputs to be processed next are of.
+        self.weight_version: int | str = 0
         # The requests that read the forms of answers, and for whom.
         self._readers: OutputProcessor | None = None
         self._read_for: dict[str, _RequestState] = {}
@@ -341,6 +350,8 @@ class OutputProcessor:
                 state.metrics.first_token_time = now
                 state.num_cached_tokens = output.num_cached_tokens
                 result.begun.append(state.request_id)
+            if output.error is None and self.weight_version not in sequence.weight_versions[-1:]:
+                sequence.weight_versions.append(self.weight_version)
             if sequence.update(output):
                 result.requests_to_abort.append(sequence.core_id)
             if sequence.record is not None:

@@ -87,6 +87,7 @@ class Replica:
     def take(self, outputs: list[EngineCoreOutput], stats: dict[str, Any]) -> ProcessedOutputs:
         """Hand a step's outputs to their streams."""
         self.stats = stats
+        self.output_processor.weight_version = stats["weight_version"]
         processed = self.output_processor.process_outputs(outputs, stats["time"])
         for output in processed.request_outputs:
             stream = self.streams.get(output.request_id)

@@ -10,6 +10,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 
 from vllm.config import CacheConfig, LoRAConfig
+from vllm.v1.metrics.reader import ACCEPTED_BY_POSITION
 
 
 class CoreState(Protocol):
@@ -31,6 +32,9 @@ _CORE_COUNTERS = (
     ("num_preemptions", "num_preemptions", "Times that a running request lost its place and was to start again"),
     ("kv_blocks_swapped_out", "num_swapped_out_blocks", "KV blocks copied to the host's memory as they made room"),
     ("kv_blocks_swapped_in", "num_swapped_in_blocks", "KV blocks copied back, instead of computed again"),
+    ("spec_decode_num_drafts", "num_drafts", "Drafts that were checked, one a request and step"),
+    ("spec_decode_num_draft_tokens", "num_draft_tokens", "Their tokens"),
+    ("spec_decode_num_accepted_tokens", "num_accepted_tokens", "Those of them that were right"),
     ("readings_seconds", "readings_seconds", "Seconds spent reading logits for logprobs, in the device's time"),
 )
 _COLLECTIVE_COUNTERS = (
@@ -66,6 +70,12 @@ def core_metrics(engine: CoreState) -> Iterator[Metric]:
         yield GaugeMetricFamily(f"vllm:{name}", help_text, value)
     for name, source, help_text in _CORE_COUNTERS:
         yield CounterMetricFamily(f"vllm:{name}", help_text, engine.stats.get(source, 0))
+    family = CounterMetricFamily(
+        f"vllm:{ACCEPTED_BY_POSITION}", "Right tokens by place in a draft", labels=["position"]
+    )
+    for position, value in enumerate(engine.stats.get("num_accepted_tokens_per_pos") or (0,)):
+        family.add_metric([str(position)], value)
+    yield family
     for name, source, help_text in _COLLECTIVE_COUNTERS:
         family = CounterMetricFamily(f"vllm:{name}", help_text, labels=["collective"])
         for collective, value in {**dict.fromkeys(_COLLECTIVES, 0), **engine.stats.get(source, {})}.items():

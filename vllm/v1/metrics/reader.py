@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
 
 _PREFIX = "vllm:"
+ACCEPTED_BY_POSITION = "spec_decode_num_accepted_tokens_per_pos"
 
 
 @dataclass
@@ -29,7 +30,7 @@ class Counter(Metric):
 
 @dataclass
 class Vector(Metric):
-    """Counts by position. The engine has none: upstream's are of speculative decoding."""
+    """Counts by position: tokens that were right, by their place in a draft."""
 
     values: list[int]
 
@@ -69,7 +70,9 @@ def snapshot(families: Iterable[Any]) -> list[Metric]:
     for family in families:
         if not family.name.startswith(_PREFIX):
             continue
-        if family.type == "counter":
+        if family.name == _PREFIX + ACCEPTED_BY_POSITION:
+            found += _vectors(family.name, family.samples)
+        elif family.type == "counter":
             found += [
                 Counter(family.name, sample.labels, int(sample.value))
                 for sample in family.samples
@@ -80,6 +83,15 @@ def snapshot(families: Iterable[Any]) -> list[Metric]:
         elif family.type == "histogram":
             found += _histograms(family.name, family.samples)
     return found
+
+
+def _vectors(name: str, samples: Iterable[Any]) -> list[Metric]:
+    made: dict[tuple[tuple[str, str], ...], Vector] = {}
+    for sample in samples:
+        labels = {key: value for key, value in sample.labels.items() if key != "position"}
+        vector = made.setdefault(tuple(sorted(labels.items())), Vector(name, labels, []))
+        vector.values.append(int(sample.value))
+    return list(made.values())
 
 
 def _histograms(name: str, samples: Iterable[Any]) -> list[Metric]:

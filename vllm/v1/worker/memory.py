@@ -11,6 +11,7 @@ from typing import NamedTuple
 import torch
 
 from vllm.config import VllmConfig
+from vllm.config.cache import Window
 from vllm.layers.kv_cache_spec import KVCacheSpec
 from vllm.sampling_params import SamplingParams
 from vllm.v1.core.kv_cache_groups import blocks_needed
@@ -78,7 +79,7 @@ def device_block_count(
     profile: MemoryProfile,
     block_bytes: int,
     staging_bytes: int = 0,
-    windows: tuple[int | None, ...] = (None,),
+    windows: tuple[Window, ...] = (None,),
 ) -> int:
     """How many KV blocks of `block_bytes` fit into gpu_memory_utilization of a CUDA device, beside the profiled memory
     and `staging_bytes`. CUDA graphs keep their intermediates: the profiled step's size is reserved once more for them.
@@ -115,7 +116,7 @@ def device_block_count(
     )
 
 
-def blocks_of_longest(config: VllmConfig, windows: tuple[int | None, ...]) -> int:
+def blocks_of_longest(config: VllmConfig, windows: tuple[Window, ...]) -> int:
     """The most blocks that a request of max_model_len has, in KV groups with these windows."""
     step_tokens = config.scheduler_config.max_num_batched_tokens
     return blocks_needed(config.model_config.max_model_len, step_tokens, windows, config.cache_config.block_size)

@@ -17,10 +17,12 @@ class StateSlots(NamedTuple):
     num_requests: int = 0  # that can have a state at once
     num_snapshots: int = 0  # kept for prefixes to come
     snapshot_interval: int = 0  # tokens after which one is made
+    num_backups: int = 0  # of requests' states before their drafts
 
     def num_bytes(self, state_bytes: int) -> int:
         """Of all, with the row of padding."""
-        return (self.num_requests + 1 + self.num_snapshots) * state_bytes if self.num_requests else 0
+        num_rows = self.num_requests + 1 + self.num_snapshots + self.num_backups
+        return num_rows * state_bytes if self.num_requests else 0
 
 
 NO_STATES = StateSlots()
@@ -36,10 +38,11 @@ def plan_states(config: VllmConfig, state_bytes: int, budget: int, block_bytes: 
     cache, most = config.cache_config, config.scheduler_config.max_num_seqs
     if not state_bytes:
         return StateSlots()
+    rows_of_request = 1 if config.speculative_config is None else 2
     if cache.num_blocks is not None:
         num_requests, num_snapshots = most, min(2 * most, _MOST_SNAPSHOTS)
     else:
-        num_requests = min(budget // 2 // state_bytes - 1, most)
+        num_requests = min((budget // 2 // state_bytes - 1) // rows_of_request, most)
         num_snapshots = min(budget // 4 // state_bytes, _MOST_SNAPSHOTS)
     if num_requests < 1:
         raise ValueError(
@@ -50,4 +53,5 @@ def plan_states(config: VllmConfig, state_bytes: int, budget: int, block_bytes: 
     least = max(_LEAST_INTERVAL, config.scheduler_config.max_num_batched_tokens // _SHARES_OF_A_STEP)
     blocks = max(-(-state_bytes // block_bytes) if block_bytes else 0, -(-least // cache.block_size))
     interval = cache.snapshot_interval or blocks * cache.block_size
-    return StateSlots(num_requests, num_snapshots if cache.enable_prefix_caching else 0, interval)
+    num_backups = (rows_of_request - 1) * num_requests
+    return StateSlots(num_requests, num_snapshots if cache.enable_prefix_caching else 0, interval, num_backups)

@@ -14,6 +14,7 @@ import torch
 
 from vllm import envs
 from vllm.config import ModelConfig, VllmConfig
+from vllm.config.cache import Window
 from vllm.config.checkpoint.weight_files import iterate_tensors, shard_files
 from vllm.distributed.communicator import ALONE, Communicator
 from vllm.distributed.parallel_state import tensor_parallel
@@ -63,6 +64,8 @@ class Worker:
         self._state_slots = NO_STATES
         self._asleep: set[str] = set()  # of "weights", "kv_cache"
         self._num_reloads = 0
+        self._staged: list[tuple[str, torch.Tensor]] | None = None  # None: no update has begun
+        self._named_version: tuple[int, str] | None = None  # of the weights of a weights_version
         self._adapters: dict[int, LoRARequest] = {}  # loaded ones, by number
         self._kept_steps: deque[PendingStep] = deque()
         self._profiler: Any = None
@@ -98,16 +101,19 @@ class Worker:
             return cache.num_blocks
         most = self._blocks_of_longest * self.config.scheduler_config.max_num_seqs
         block_bytes = self._kv_block_bytes() + memory.hidden_block_bytes(self.config)
+        reserved = self._state_slots.num_bytes(self._state_bytes)
+        if (draft := self.model_runner.draft_model) is not None:
+            block_bytes += draft.block_bytes
+            reserved += draft.num_own_blocks * draft.block_bytes
         if not block_bytes:
             return most
-        states = self._state_slots.num_bytes(self._state_bytes)
         if cache.memory_bytes is not None:
-            return min(self._blocks_within(cache.memory_bytes - states, block_bytes), most)
+            return min(self._blocks_within(cache.memory_bytes - reserved, block_bytes), most)
         if self.device.type == "cuda":
-            staging_bytes = states + (STAGING_BYTES if cache.swap_space else 0)
+            staging_bytes = reserved + (STAGING_BYTES if cache.swap_space else 0)
             sizes = block_bytes, staging_bytes, self.kv_group_windows
             return min(memory.device_block_count(self.config, self._profile_memory(), *sizes), most)
-        return min(self._blocks_within(self._cpu_cache_bytes() - states, block_bytes), most)
+        return min(self._blocks_within(self._cpu_cache_bytes() - reserved, block_bytes), most)
 
     def determine_state_slots(self) -> StateSlots:
         """How many states and snapshots of them there are; none where the model has no states. Before the number of
@@ -154,7 +160,7 @@ class Worker:
         return self.model_config.attn_type != "encoder_only"
 
     @property
-    def kv_group_windows(self) -> tuple[int | None, ...]:
+    def kv_group_windows(self) -> tuple[Window, ...]:
         """Tokens that the layers of each KV group see; None = all."""
         return self.model_runner.kv_layout.windows
 
@@ -173,7 +179,7 @@ class Worker:
             return
         logger.info("KV cache: %d blocks of %d tokens", num_blocks, self.config.cache_config.block_size)
         if state_slots.num_requests:
-            logger.info("States: of %d requests, and %d snapshots, every %d tokens", *state_slots)
+            logger.info("States: of %d requests, and %d snapshots, every %d tokens", *state_slots[:3])
         self._num_blocks = (num_blocks, num_host_blocks, state_slots)
         if compiles_while_running(self.device):
             warm_up(self.model_runner, self.config)
@@ -216,13 +222,51 @@ class Worker:
         """New values for weights, by their checkpoint names; see WeightUpdater.update."""
         self.get_model().load_weights(weights)  # type: ignore[operator]
 
-    update_weights = load_weights
+    def start_weight_update(self) -> None:
+        """Keep what `update_weights` brings, until `finish_weight_update` takes all of it at once."""
+        self._staged = []
+
+    def update_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
+        """As load_weights; after start_weight_update a part of what is taken in the end."""
+        if self._staged is None:
+            self.load_weights(weights)
+            return
+        # The caller may reuse its memory.
+        self._staged += [(name, tensor.detach().clone()) for name, tensor in list(weights)]
+
+    def update_weights_from_file(self, path: str) -> None:
+        """`update_weights` of a safetensors file's; one in /dev/shm is memory that processes share.
+
+        Raises:
+            ValueError: it is no such file.
+        """
+        file = Path(path)
+        if file.suffix != ".safetensors" or not file.is_file():
+            raise ValueError(f"update_weights: {path} is not a safetensors file on the engine's machine")
+        self.update_weights(iterate_tensors([file]))
+
+    def finish_weight_update(self, weight_version: str | None = None) -> None:
+        """Take what has come since start_weight_update, if anything has, all or, on a ValueError, none. Results of the
+        weights that there are then are of `weight_version`."""
+        staged, self._staged = self._staged, None
+        if staged:
+            self.load_weights(staged)
+        self._named_version = None if weight_version is None else (self.weights_version, weight_version)
+
+    @property
+    def weight_version(self) -> str | None:
+        """What finish_weight_update called the weights; None: they have no name."""
+        if self._named_version is None or self._named_version[0] != self.weights_version:
+            return None
+        return self._named_version[1]
 
     def reload_weights(self) -> None:
         """The checkpoint's weights again. A quantised one is read as at the start, and the KV cache is emptied."""
         config = self.config.model_config
         if find_settings(Path(config.path), config.hf_config.raw) is None:
-            self.load_weights(iterate_tensors(shard_files(Path(config.path))))
+            # They fit: there is no need to hold all of them before the first one is taken.
+            for pair in iterate_tensors(shard_files(Path(config.path))):
+                self.load_weights([pair])
             return
         awake = {"kv_cache"} - self._asleep
         self.sleep(level=2)
@@ -268,7 +312,7 @@ class Worker:
             self._runner = None
             self._asleep.add("weights")
         elif self.device.type == "cuda" and "weights" not in self._asleep:
-            move_weights(self.model_runner.model, torch.device("cpu"))
+            self._move_weights(torch.device("cpu"))
             self._asleep.add("weights")
         return_freed_memory()
         if self.device.type == "cuda":
@@ -282,12 +326,18 @@ class Worker:
             if self._runner is None:
                 self.load_model()
             else:
-                move_weights(self._runner.model, self.device)
+                self._move_weights(self.device)
         if "kv_cache" in woken:
             if self._runner is None:
                 raise ValueError("wake_up: the weights, which sleep(level=2) freed, must come before kv_cache")
             self._runner.initialize_kv_cache(*self._num_blocks)
         self._asleep -= woken
+
+    def _move_weights(self, device: torch.device) -> None:
+        runner = self.model_runner
+        for owner in (runner, runner.draft_model):
+            if owner is not None:
+                move_weights(owner.model, device)
 
     def profile(self, is_start: bool = True, profile_prefix: str | None = None) -> None:
         """Begin to record operators and kernels, or end it and write a trace into the profiler's folder; its

@@ -46,7 +46,7 @@ def test_outputs_share_the_arrays_of_their_step():
     first, second = make_lists(4, 5, entropy=False), make_lists(3, 7, entropy=True)
     outputs = [
         EngineCoreOutput("a", [5], [(first, 2)], num_cached_tokens=16, scheduled_time=2.5),
-        EngineCoreOutput("b", [6], [(first, 0)], "stop", "END"),
+        EngineCoreOutput("b", [6], [(first, 0)], "stop", "END", allowed_mass=[-0.5], num_drafted=3, num_accepted=2),
         EngineCoreOutput("c", [], None, "error", error="broken"),
         EngineCoreOutput("d", [], None, prompt_logprobs=[LogprobsRows(second, slice(0, 2), 3)]),
         EngineCoreOutput("e", [7], None, "stop", 17, prompt_logprobs=[LogprobsRows(second, slice(2, 3), 1)]),

@@ -75,6 +75,8 @@ class ChoiceWriter:
         fields: dict[str, Any] = {"finish_reason": completion.finish_reason, "stop_reason": completion.stop_reason}
         if self.body.return_token_ids:
             fields["token_ids"] = completion.token_ids
+        if self.body.return_weight_versions:
+            fields["weight_versions"] = completion.weight_versions
         fields |= form_fields(completion)
         return {**fields, **await self.plan.choice_fields(completion.logprobs, self.names, is_first)}
 

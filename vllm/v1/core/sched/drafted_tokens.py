@@ -44,15 +44,20 @@ class DraftedTokens:
                 return drafts[:index]
         return drafts
 
-    def settle(self, request: Request, output: EngineCoreOutput) -> None:
-        """A step has verified the request's drafts, and its tokens were appended: the last is to be computed next."""
+    def settle(self, request: Request, step: SchedulerOutput, output: EngineCoreOutput) -> None:
+        """A step has verified the request's drafts, and its tokens were appended: the last is
+        to be computed next. A state that has taken wrong tokens is taken back to where the step began."""
+        output.num_drafted = len(step.scheduled_spec_decode_tokens[request.request_id])
         self._num_drafts += 1
         self._num_tokens += output.num_drafted
         self._accepted += [0] * (output.num_drafted - len(self._accepted))
         for index in range(output.num_accepted):
             self._accepted[index] += 1
         if request.status is RequestStatus.RUNNING:
-            request.num_computed_tokens = len(request.token_ids) - 1
+            if self._kv.has_states and output.num_accepted < output.num_drafted:
+                request.num_computed_tokens -= step.num_scheduled_tokens[request.request_id]
+            else:
+                request.num_computed_tokens = len(request.token_ids) - 1
             self._kv.register_known(request)
 
     @staticmethod

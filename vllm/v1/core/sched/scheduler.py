@@ -334,8 +334,8 @@ class Scheduler:
                 if output.finish_reason is not None:
                     self._end(request)
             if request_id in drafted:
-                following = model_runner_output.following.get(request_id, NOTHING_FOLLOWS)
-                self._settle_drafts(request, drafted[request_id], following, output)
+                self._append_following(request, model_runner_output.following.get(request_id, NOTHING_FOLLOWS), output)
+                self.drafts.settle(request, scheduler_output, output)
             if request_id in model_runner_output.forced and output.finish_reason is None:
                 self._append_run(request, model_runner_output.forced[request_id], output)
             outputs.append(output)
@@ -353,9 +353,7 @@ class Scheduler:
             self._drop_finished_from_running()
         return outputs
 
-    def _settle_drafts(
-        self, request: Request, drafts: list[int], following: FollowingTokens, output: EngineCoreOutput
-    ) -> None:
+    def _append_following(self, request: Request, following: FollowingTokens, output: EngineCoreOutput) -> None:
         """Add the tokens that a step drew after the first one of a request with drafts, up to one that ends it."""
         count = 0
         while count < len(following.token_ids) and output.finish_reason is None:
@@ -369,8 +367,7 @@ class Scheduler:
             output.logprobs += following.logprobs[:count]
         if output.allowed_mass is not None:
             output.allowed_mass += following.allowed_mass[:count]
-        output.num_drafted, output.num_accepted = len(drafts), len(following.token_ids)
-        self.drafts.settle(request, output)
+        output.num_accepted = len(following.token_ids)
 
     def _end_failed(self, step: ModelRunnerOutput) -> Iterator[EngineCoreOutput]:
         """End the requests whose results are errors."""

@@ -118,6 +118,8 @@ def encode_outputs(outputs: Sequence[EngineCoreOutput], extra: Any = None) -> li
             output.scheduled_time,
             None if output.pooling_output is None else _encode_tensor(output.pooling_output),
             output.allowed_mass,
+            output.num_drafted,
+            output.num_accepted,
         )
         for output in outputs
     ]
@@ -143,7 +145,7 @@ def decode_outputs(frames: Sequence[Frame]) -> tuple[list[EngineCoreOutput], Any
 
 def _decode_output(row: list[Any], lists: Sequence[LogprobsLists]) -> EngineCoreOutput:
     request_id, new_token_ids, logprobs, finish_reason, stop_reason, num_cached_tokens, error, prompt, *rest = row
-    scheduled, pooled, allowed_mass = rest
+    scheduled, pooled, *counts = rest
     return EngineCoreOutput(
         request_id,
         new_token_ids,
@@ -157,5 +159,5 @@ def _decode_output(row: list[Any], lists: Sequence[LogprobsLists]) -> EngineCore
         else [LogprobsRows(lists[number], slice(start, stop), *counts) for number, start, stop, *counts in prompt],
         scheduled,
         None if pooled is None else torch.frombuffer(bytearray(pooled[1]), dtype=torch.float32).view(pooled[0]),
-        allowed_mass,
+        *counts,
     )

@@ -62,8 +62,16 @@ class InputBatch:
     @property
     def is_decode(self) -> bool:
         """Whether each request computes one token of its own, and its final hidden state is needed."""
-        is_short = self.max_query_len == 1 and self.shared_np is None
-        return is_short and len(self.hidden_rows_np) == len(self.input_ids_np)
+        return self.max_query_len == 1 and self._needs_all_hidden
+
+    @property
+    def is_drafted_decode(self) -> bool:
+        """Whether requests compute drafts, and all final hidden states are needed."""
+        return self.expanded_np is not None and self._needs_all_hidden
+
+    @property
+    def _needs_all_hidden(self) -> bool:
+        return self.shared_np is None and len(self.hidden_rows_np) == len(self.input_ids_np)
 
     @property
     def num_computed_np(self) -> np.ndarray:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import torch
@@ -46,6 +46,9 @@ from vllm.v1.worker.gpu.states import BlockTables, KVCaches, RequestStates
 from vllm.v1.worker.gpu.step_result import Sampled, StepResult
 from vllm.v1.worker.state_memory import NO_STATES, StateSlots
 
+if TYPE_CHECKING:
+    from vllm.v1.worker.gpu.spec_decode.draft_model import DraftModelDrafter
+
 # On a CPU a token of a larger batch takes the same time in one step or in several.
 _MOST_ROWS_WITH_RUNS = 4
 
@@ -72,7 +75,6 @@ class GPUModelRunner:
         self.sampler = Sampler(config, device, vocab)
         self.prompt_logprobs = PromptLogprobsState(max_num_reqs, model_config.vocab_size, vocab)
         self.run_logprobs = PromptLogprobsState(max_num_reqs, model_config.vocab_size, vocab)
-        self.speculator = make_speculator(config, self.states)
         # By slot, the requests that read what is appended undrawn.
         self._run_readers: dict[int, tuple[str, SamplingParams]] = {}
         self._kv_dtype = getattr(torch, config.kv_cache_dtype)
@@ -92,6 +94,7 @@ class GPUModelRunner:
         self.other_block_tables = [
             BlockTables(max_num_reqs, max_model_len, self.block_size, device) for _ in self.kv_layout.windows[1:]
         ]
+        self.speculator = make_speculator(config, self.states, self.block_tables, self.kv_layout.windows[0])
         self.kv_caches: KVCaches = []
         self._num_blocks = 0
         self.has_states = bool(state_layers(model))
@@ -127,12 +130,16 @@ class GPUModelRunner:
         if self.has_states:
             self._state_pools = StatePools(self.model, state_slots, self.device)
         self.kv_caches = self._make_kv_caches(num_blocks + self.num_extra_blocks)
+        if self.draft_model is not None:
+            self.draft_model.allocate(num_blocks)
         self.kv_swap = KVSwap(self.kv_caches, num_host_blocks)
         self._record_decode()
 
     def release_kv_cache(self) -> None:
         """Free the KV cache and what depends on it, until initialize_kv_cache. No request may have a slot."""
         self.kv_caches, self.kv_swap, self._hidden_cache, self._state_pools = [], None, None, None
+        if self.draft_model is not None:
+            self.draft_model.allocate(0)
         allocate_states(self.model, 0, self.device)
         self._recorded_decode = self._greedy_graphs = self._recorded_greedy = self._pieces = None
 
@@ -151,6 +158,11 @@ class GPUModelRunner:
             # With async_scheduling, results outlive the next step's beginning.
             if self.states.last_sampled is None:
                 self._recorded_greedy = RecordedGreedy(self.model, self.sampler, self.states)
+
+    @property
+    def draft_model(self) -> DraftModelDrafter | None:
+        """What drafts, if that is a model."""
+        return None if self.speculator is None else self.speculator.draft_model
 
     @property
     def num_extra_blocks(self) -> int:
@@ -223,6 +235,9 @@ class GPUModelRunner:
             self._state_pools.load(scheduler_output, self.states)
         tables = self.block_tables, self.prompt_logprobs, self.other_block_tables, self.run_logprobs
         batch = build_input_batch(scheduler_output, self.states, *tables)
+        if self._state_pools is not None and batch.expanded_np is not None:
+            rows, num_drafts = batch.expanded_np
+            self._state_pools.back_up(batch.idx_mapping_np[rows[num_drafts > 0]], self.states)
         hidden = self._forward(batch)
         if self._state_pools is not None:
             self._state_pools.save(scheduler_output, self.states)
@@ -248,7 +263,10 @@ class GPUModelRunner:
         """See StepResult."""
         assert self.speculator is not None
         if isinstance(sampled, VerifiedSamples):
-            self.speculator.observe(*sampled.judged())
+            slots, drafted, accepted = sampled.judged()
+            if self._state_pools is not None:
+                self._state_pools.restore(slots[accepted < drafted], self.states)
+            self.speculator.observe(slots, drafted, accepted)
         rows = np.flatnonzero(sampled.draws)
         return {int(rows[index]): draft for index, draft in self.speculator.propose(sampled.slots[rows]).items()}
 
@@ -326,13 +344,14 @@ class GPUModelRunner:
             batch.has_adapters = adapters.use(batch.token_slots_np, hidden_slots, logits_slots)
 
     def _replays_decode(self, batch: InputBatch) -> bool:
-        """Whether the step is one that was recorded. CUDA graphs have no adapters."""
+        """Whether the step is one that was recorded. CUDA graphs and steps with drafts have no adapters."""
         steps = self._recorded_decode
         if steps is None or not steps.takes(batch):
             return False
         if not batch.has_adapters or self.adapters is None:
             return True
-        return isinstance(steps, RecordedDecode) and self.adapters.can_record(batch.idx_mapping_np)
+        can_record = isinstance(steps, RecordedDecode) and batch.is_decode
+        return can_record and self.adapters.can_record(batch.idx_mapping_np)
 
     def _sample(self, batch: InputBatch, slots: np.ndarray, hidden: Tensor) -> Sampled:
         """Sample the requests of `slots` and start the copy of the results to the host."""

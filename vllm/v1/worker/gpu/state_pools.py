@@ -15,14 +15,17 @@ from vllm.v1.worker.state_memory import StateSlots
 
 
 class StatePools:
-    """Rows of a model's pools: first those of the requests' slots, then one for padding, then the snapshots."""
+    """Rows of a model's pools: first those of the requests' slots, then one for padding, the snapshots, and, where
+    tokens are drafted, the backups of the slots."""
 
     def __init__(self, model: Any, slots: StateSlots, device: torch.device) -> None:
         """Allocates the pools, untouched."""
         self.padding_row = slots.num_requests
         self._first_snapshot = self.padding_row + 1
         self._device = device
-        allocate_states(model, self._first_snapshot + slots.num_snapshots, device)
+        self._first_backup = self._first_snapshot + slots.num_snapshots
+        allocate_states(model, self._first_backup + slots.num_backups, device)
+        self._num_computed = np.zeros(slots.num_backups, dtype=np.int32)  # [S], tokens of the slots' backups
         self._pools = [pool for layer in state_layers(model) for pool in layer.state]
 
     def load(self, step: SchedulerOutput, states: RequestStates) -> None:
@@ -36,6 +39,18 @@ class StatePools:
         if step.state_saves:
             owners, snapshots = zip(*step.state_saves, strict=True)
             self._copy(self._slots_of(owners, states), self._rows_of(snapshots))
+
+    def back_up(self, slots: np.ndarray, states: RequestStates) -> None:
+        """Before a step in which the requests of `slots`, int64 [R], have drafts."""
+        self._num_computed[slots] = states.num_computed_tokens[slots]
+        self._copy(slots, slots + self._first_backup)
+
+    def restore(self, slots: np.ndarray, states: RequestStates) -> None:
+        """After such a step, the states of `slots`, int64 [R], before it: their next step computes the tokens again
+        that were right."""
+        if len(slots):
+            states.num_computed_tokens[slots] = self._num_computed[slots]
+            self._copy(slots + self._first_backup, slots)
 
     def _rows_of(self, snapshots: tuple[int, ...]) -> np.ndarray:
         return np.array(snapshots, dtype=np.int64) + self._first_snapshot

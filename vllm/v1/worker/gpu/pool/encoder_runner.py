@@ -46,6 +46,8 @@ class EncoderRunner:
     """An encoder, or a decoder without its causal mask, with its pooler on one device: the calls of a GPUModelRunner
     that has no cache."""
 
+    draft_model = None
+
     def __init__(self, config: VllmConfig, model: Any, device: torch.device) -> None:
         self.model, self.device = model, device
         self._forward = whole_sequences(model)

@@ -27,11 +27,20 @@ class AdaptiveDrafter:
     again. Times are not measured, so that ranks agree and a run can be repeated: costs are those of a device's kind.
 
     A step with n requests yields n tokens; with c rows to fill the device, each further row costs n / (n + c) of a
-    token's time. A draft of k tokens, each right with probability p if those before it are, yields p + p^2 .. + p^k.
+    token's time, and drafting a token `token_cost`, which is its share of a step's time. A draft of k tokens, each
+    right with probability p if those before it are, yields p + p^2 .. + p^k.
     """
 
-    def __init__(self, drafter: Drafter, config: SpeculativeConfig, max_num_reqs: int, device: str = "cpu") -> None:
+    def __init__(
+        self,
+        drafter: Drafter,
+        config: SpeculativeConfig,
+        max_num_reqs: int,
+        device: str = "cpu",
+        token_cost: float = 0.0,
+    ) -> None:
         self.drafter = drafter
+        self._token_cost = token_cost
         self._config = config
         self._rows_to_fill = _ROWS_TO_FILL.get(device, _ROWS_TO_FILL_ELSEWHERE)
         self._step = 0
@@ -61,7 +70,7 @@ class AdaptiveDrafter:
         self._step += 1
         num_reqs = len(slots)
         most = np.minimum(room, self._config.tokens_at(num_reqs))
-        row_cost = num_reqs / (num_reqs + self._rows_to_fill)
+        row_cost = num_reqs / (num_reqs + self._rows_to_fill) + self._token_cost
         chance = self._chance(slots)
         wanted = np.minimum(_tokens_that_pay(chance, row_cost), most)
         wanted[_gain(chance, wanted, row_cost) <= _OVERHEAD] = 0
@@ -92,7 +101,8 @@ class AdaptiveDrafter:
 
 def _tokens_that_pay(chance: np.ndarray, row_cost: float) -> np.ndarray:
     """int [R]: as long as the last token's chance of being reached and right is above a row's cost."""
-    return np.floor(np.log(row_cost) / np.log(np.maximum(chance, 1e-6))).astype(np.int64)
+    num_tokens = np.floor(np.log(row_cost) / np.log(np.maximum(chance, 1e-6)))
+    return np.maximum(num_tokens, 0).astype(np.int64)
 
 
 def _gain(chance: np.ndarray, num_tokens: np.ndarray, row_cost: float) -> np.ndarray:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -12,15 +12,21 @@ from vllm.sampling_params import SamplingParams
 from vllm.v1.worker.gpu.spec_decode.drafter import Drafter
 from vllm.v1.worker.gpu.states import RequestStates
 
+if TYPE_CHECKING:
+    from vllm.v1.worker.gpu.spec_decode.draft_model import DraftModelDrafter
+
 logger = init_logger(__name__)
 
 
 class Speculator:
     """Asks a drafter on behalf of the slots' requests. Those for which it raises go on without drafts."""
 
-    def __init__(self, drafter: Drafter, num_tokens: int, vocab_size: int, states: RequestStates) -> None:
-        """`num_tokens`: the most that are drafted for a request at once."""
-        self.drafter = drafter
+    drafter: Drafter
+    draft_model: DraftModelDrafter | None = None
+    """The part of the drafter that has a model, and so a cache."""
+
+    def __init__(self, num_tokens: int, vocab_size: int, states: RequestStates) -> None:
+        """`num_tokens`: the most that are drafted for a request at once. The drafter is set afterwards."""
         self.num_tokens = num_tokens
         self._vocab_size = vocab_size
         self._states = states
