@@ -153,7 +153,9 @@ class VllmAdapter:
     def score_text(self) -> list[float]:
         params = self._params(temperature=0.0, max_tokens=1, logprob_token_ids=list(LABEL_IDS))
         (output,) = self.llm.generate([STARTUP_PROMPT], params, use_tqdm=False)
-        return [output.outputs[0].logprobs[0][i].logprob for i in LABEL_IDS]
+        # Upstream drops such readings where it speculates.
+        logprobs = output.outputs[0].logprobs
+        return [logprobs[0][i].logprob if logprobs else float("nan") for i in LABEL_IDS]
 
     def sampling_params(self, work: Workload) -> Any:
         """The work's parameters."""

@@ -9,9 +9,10 @@ from vllm import SamplingParams
 from vllm.outputs import RequestSpecDecodeMetrics
 
 PROMPTS = ["abcabcabcabcab", "the cat sat on the mat, the cat sat on the", "x"]
+ALWAYS = {"num_speculative_tokens_per_batch_size": [(1, 64, 6)]}
 METHODS = [
-    {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_min": 1, "prompt_lookup_max": 4},
-    {"method": "suffix", "suffix_decoding_max_tree_depth": 6},
+    {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_min": 1, "prompt_lookup_max": 4, **ALWAYS},
+    {"method": "suffix", "suffix_decoding_max_tree_depth": 6, **ALWAYS},
 ]
 
 
@@ -43,7 +44,7 @@ def test_tokens_readings_and_counts(folder, plain, config):
             if found.spec_decode_metrics is not None:
                 drafts.append(found.spec_decode_metrics)
     accepted = [number for each in drafts for number in each.per_step_accepted]
-    assert sum(accepted) > 40
+    assert sum(accepted) > 10
     metrics = {metric.name: metric for metric in llm.get_metrics()}
     assert metrics["vllm:spec_decode_num_drafts"].value == len(accepted)
     assert metrics["vllm:spec_decode_num_draft_tokens"].value == sum(each.num_draft_tokens for each in drafts)
