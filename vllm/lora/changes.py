@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from vllm.layers.adapted import AdapterPart, AdapterPlace, LayerChange
-from vllm.layers.adapted_experts import ExpertProduct
+from vllm.layers.adapted.experts import ExpertProduct
 from vllm.layers.linear import LinearBase, RowParallelLinear
 from vllm.layers.vocab_parallel_embedding import ParallelLMHead, VocabParallelEmbedding
 from vllm.lora.adapter import AdapterFile, LoraTensors

@@ -10,7 +10,7 @@ import torch
 
 from vllm.config.lora import LoRAConfig
 from vllm.layers.adapted import AdaptedEmbedding, AdaptedProduct, AdapterRows, LayerChange, StepAdapters, WideLinear
-from vllm.layers.adapted_experts import AdaptedExperts, ExpertProduct, expert_places
+from vllm.layers.adapted.experts import AdaptedExperts, ExpertProduct, expert_places
 from vllm.layers.experts import Experts
 from vllm.layers.vocab_parallel_embedding import ParallelLMHead, VocabParallelEmbedding
 from vllm.lora.adapter import read_adapter
