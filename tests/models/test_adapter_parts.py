@@ -31,6 +31,9 @@ def write_adapters(folder: Path, model: Any) -> list[Path]:
     embedding = {
         f"{EMBEDDING}.lora_embedding_A": random(4, VOCAB_SIZE),
         f"{EMBEDDING}.lora_embedding_B": random(HIDDEN, 4),
+        # peft stores these whole, too.
+        f"{EMBEDDING}.base_layer.weight": model.model.embed_tokens.weight.detach().clone(),
+        f"{PREFIX}lm_head.base_layer.weight": model.lm_head.weight.detach().clone(),
     }
     whole = {
         f"{PREFIX}lm_head.weight": random(VOCAB_SIZE, HIDDEN),

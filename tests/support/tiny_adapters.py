@@ -80,7 +80,7 @@ def merged(model: Any, folder: Path) -> Any:
             elif kind == "embedding_A":
                 b = tensors[key.replace("lora_embedding_A", "lora_embedding_B")]
                 _add(modules[name].weight, scale_of(config, name) * (b.double() @ a.double()).T, None, False)
-            elif not name:
+            elif not name and ".base_layer." not in key:
                 _replace(model, key.removeprefix(PREFIX), a)
     return model
 

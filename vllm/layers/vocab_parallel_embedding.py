@@ -98,14 +98,15 @@ class VocabParallelEmbedding(VocabShard):
 
     def forward(self, input_ids: Tensor) -> Tensor:
         if self.group.world_size == 1:
-            rows = self._rows(input_ids)
+            rows = self.rows(input_ids)
             return rows if self.adapters is None else self.adapters(rows, input_ids)
         local = input_ids - self.vocab_range.start
         is_elsewhere = (local < 0) | (local >= len(self.vocab_range))
-        rows = self._rows(local.masked_fill(is_elsewhere, 0)).masked_fill_(is_elsewhere[:, None], 0)
+        rows = self.rows(local.masked_fill(is_elsewhere, 0)).masked_fill_(is_elsewhere[:, None], 0)
         return self.group.all_reduce(rows if self.adapters is None else self.adapters(rows, local))
 
-    def _rows(self, indices: Tensor) -> Tensor:
+    def rows(self, indices: Tensor) -> Tensor:
+        """[T, H]: those of this rank's part, by their places in it."""
         if self.quantized is not None:
             return quantized_embedding(indices, self.quantized, self._like.dtype)
         if self._packed is not None:

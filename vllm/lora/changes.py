@@ -9,10 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vllm.layers.adapted import AdapterPart, LayerChange
+from vllm.layers.adapted import AdapterPart, AdapterPlace, LayerChange
 from vllm.layers.adapted.experts import ExpertProduct
 from vllm.layers.linear import LinearBase, RowParallelLinear
-from vllm.layers.vocab_parallel_embedding import VocabParallelEmbedding
+from vllm.layers.vocab_parallel_embedding import ParallelLMHead, VocabParallelEmbedding
 from vllm.lora.adapter import AdapterFile, LoraTensors
 from vllm.lora.modules import ModuleMap, Share
 
@@ -49,7 +49,10 @@ def layer_changes(found: AdapterFile, modules: ModuleMap) -> dict[Any, LayerChan
             raise ValueError(f"{found.name}: {module}: {error}") from None
     for name, tensor in found.saved.items():
         try:
-            for place, kind, values in modules.tensors(name, tensor):
+            for place, kind, values in modules.tensors(name.replace(".base_layer.", "."), tensor):
+                if ".base_layer." in name:
+                    _check_base(place, kind, values)
+                    continue
                 if isinstance(place.module, ExpertProduct):
                     raise ValueError("an expert's own weight cannot be replaced")
                 own = given.setdefault(place.module, _Given())
@@ -83,6 +86,21 @@ def _of_stack(module: str, shape: tuple[int, ...], modules: ModuleMap) -> list[S
         except ValueError as error:
             failure = error
     raise failure or ValueError("it is no stack of experts")
+
+
+def _check_base(place: AdapterPlace, kind: str, values: Tensor) -> None:
+    """peft stores adapted embeddings and heads whole, too."""
+    layer = place.module
+    if isinstance(layer, VocabParallelEmbedding) and kind == "weight":
+        own = layer.rows(torch.arange(len(values), device=layer.empty.device))
+    elif isinstance(layer, ParallelLMHead) and kind == "weight":
+        own = (
+            _product(layer, torch.eye(values.shape[1])).T - _product(layer, torch.zeros(1, values.shape[1]))[0][:, None]
+        )
+    else:
+        raise ValueError("the base model's own tensor is not supported beside an adapter")
+    if not torch.allclose(own.float(), values.to(layer.empty).float(), rtol=1e-2, atol=1e-4):
+        raise ValueError("it differs from the base model's, and cannot be replaced where it is adapted")
 
 
 def _check_kind(share: Share, tensors: LoraTensors) -> None:
