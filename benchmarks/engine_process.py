@@ -58,6 +58,7 @@ def _say(answers: TextIO, message: dict[str, Any]) -> None:
 
 
 def _measure(adapter: Any, work: Any) -> dict[str, Any]:
+    idle = time.process_time()
     if hasattr(adapter, "prepare"):
         adapter.prepare(work)
     gc.collect()
@@ -68,7 +69,8 @@ def _measure(adapter: Any, work: Any) -> dict[str, Any]:
     cpu = time.process_time() - cpu_before
     check = None if readings is None else float(readings[:, 0].mean())
     did = {"amount": work.amount, "unit": work.unit, "check": check, "digest": work.digest}
-    return {"seconds": seconds, "own_cpu_seconds": cpu, **did, **getattr(adapter, "last", {})}
+    cost = {"seconds": seconds, "own_cpu_seconds": cpu, "setup_cpu_seconds": cpu_before - idle}
+    return {**cost, **did, **getattr(adapter, "last", {})}
 
 
 def _model_shape(adapter: Any) -> dict[str, int]:

@@ -97,7 +97,7 @@ def test_resolvers_of_adapters_are_kept():
     LoRAResolverRegistry.register_resolver("nowhere", resolver)
     assert "nowhere" in LoRAResolverRegistry.get_supported_resolvers()
     assert asyncio.run(LoRAResolverRegistry.get_resolver("nowhere").resolve_lora("a", "b")) is None
-    with pytest.raises(KeyError, match="no LoRA resolver 'there'"):
+    with pytest.raises(KeyError, match="LoRA resolver 'there' not found"):
         LoRAResolverRegistry.get_resolver("there")
 
 

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from gpu.paged_batch import BACKENDS, PagedBatch, dense_attention, empty_caches, find_backend, make_batch
 from gpu.setting import Setting
+from vllm.ops.latent_attention import latent_attention, write_latent_
 
 _NUM_POSITIONS = 8192
 
@@ -54,6 +55,33 @@ def _check(
     backend.rotate_and_write_kv(positions, q, keys, values, table, caches, everything)
     _assert_near(backend.attend(batch.q, caches, batch.metadata, batch.options), batch, rotated, values)
     return {}
+
+
+def latent_checks(setting: Setting) -> Iterator[tuple[str, Callable[[], None]]]:
+    """Rows of latents as DeepSeek's, written and attended to, in the same batches."""
+    sizes = setting.sizes
+    decodes = tuple((1, tokens) for _, tokens in sizes.ragged)
+    for kind, lengths in (("ragged", sizes.ragged), ("decode", decodes)):
+        for dtype in sizes.ragged_dtypes:
+            arguments = getattr(torch, dtype), lengths
+            yield f"latent_attention {kind} {dtype}", lambda args=arguments: _check_latent(setting, *args)
+
+
+def _check_latent(setting: Setting, dtype: torch.dtype, lengths: tuple[tuple[int, int], ...]) -> None:
+    generator, shape = setting.generator(), setting.sizes.shape
+    parts = (512, 64) if shape.hidden_size > 512 else (32, 16)
+    batch = make_batch(lengths, shape, dtype, 16, generator)
+    attn, heads = batch.metadata, shape.num_attention_heads
+
+    def normal(*size: int) -> Tensor:
+        return torch.randn(size, device=setting.device, generator=generator).to(dtype)
+
+    rows, q = normal(len(batch.slots), sum(parts)), normal(len(batch.q), heads, sum(parts))
+    cache = torch.empty(batch.num_blocks, batch.block_size, sum(parts), dtype=dtype, device=setting.device)
+    write_latent_(*rows.split(parts, dim=1), cache, batch.slots)
+    requests = attn.block_table, attn.query_start_loc, attn.seq_lens
+    got = latent_attention(*q.split(parts, dim=2), cache, *requests, batch.scale)
+    _assert_near(got, replace(batch, q=q), rows[:, None], rows[:, None, : parts[0]])
 
 
 def _assert_near(got: Tensor, batch: PagedBatch, keys: Tensor, values: Tensor) -> None:

@@ -12,17 +12,17 @@ from backends import assert_accurate
 from bounds import ModelShape
 from torch import Tensor
 
-from gpu.attention_checks import attention_checks
-from gpu.setting import Case, Setting, make_row
+from gpu.attention_checks import attention_checks, latent_checks
+from gpu.expert_checks import check_experts
+from gpu.setting import Case, Inputs, Setting, make_row
 from gpu.timing import time_in_turns
 from vllm.ops._dispatch import force
+from vllm.ops.add_lora import add_lora_, grouped_ranks
 from vllm.ops.count_above import count_above
-from vllm.ops.experts import ExpertActivation, PackedExperts, experts
 from vllm.ops.fill_token_ids import fill_logprob_token_ids
 from vllm.ops.fp8_linear import fp8_linear, takes_fp8
 from vllm.ops.gate_and_mul import ACTIVATIONS, gate_and_mul
 from vllm.ops.gumbel_sample import gumbel_sample
-from vllm.ops.packed_linear import pack_linear, packed_linear
 from vllm.ops.quantized_linear import pack_quantized, quantized_linear
 from vllm.ops.quantized_tensor import QuantizedTensor
 from vllm.ops.rms_norm import fused_add_rms_norm_, rms_norm
@@ -66,6 +66,7 @@ def _all_checks(setting: Setting) -> Iterator[tuple[str, Callable[[], dict[str, 
         for model, shape in setting.sizes.models.items():
             yield f"rms_norm {model} {name}", lambda dtype=dtype, shape=shape: _rms_norm(setting, shape, dtype)
             yield f"gate_and_mul {model} {name}", lambda dtype=dtype, shape=shape: _gate_and_mul(setting, shape, dtype)
+        yield f"add_lora {name}", lambda dtype=dtype: _add_lora(setting, dtype)
         yield f"rotary {name}", lambda dtype=dtype: _rotary(setting, dtype)
     yield "gumbel_sample", lambda: _gumbel_sample(setting)
     yield "keep_top_p", lambda: _keep_top_p(setting)
@@ -73,28 +74,16 @@ def _all_checks(setting: Setting) -> Iterator[tuple[str, Callable[[], dict[str, 
     for model, shape in setting.sizes.models.items():
         yield f"linear_readings {model}", lambda shape=shape: _linear_readings(setting, shape)
         yield f"quantized_linear {model}", lambda shape=shape: _quantized_linear(setting, shape)
-        yield f"experts {model}", lambda shape=shape: _experts(setting, shape)
+        yield f"experts {model}", lambda shape=shape: check_experts(setting, shape, is_quantized=False)
+        yield f"quantized_experts {model}", lambda shape=shape: check_experts(setting, shape, is_quantized=True)
     yield "fp8_linear", lambda: _fp8_linear(setting)
     yield from attention_checks(setting)
+    yield from latent_checks(setting)
 
 
-class _Inputs:
-    """Random tensors on the device."""
-
-    def __init__(self, setting: Setting) -> None:
-        self.device = setting.device
-        self._generator = setting.generator()
-
-    def normal(self, *shape: int, dtype: torch.dtype = torch.float32, scale: float = 1.0) -> Tensor:
-        return (torch.randn(shape, device=self.device, generator=self._generator) * scale).to(dtype)
-
-    def integers(self, limit: int, *shape: int, dtype: torch.dtype = torch.int32) -> Tensor:
-        return torch.randint(limit, shape, device=self.device, generator=self._generator, dtype=dtype)
-
-
-def _logits(setting: Setting, dtype: torch.dtype) -> tuple[_Inputs, Tensor]:
+def _logits(setting: Setting, dtype: torch.dtype) -> tuple[Inputs, Tensor]:
     """Rows with ties, and with NaN between them, which kernels must not read."""
-    make, sizes = _Inputs(setting), setting.sizes
+    make, sizes = Inputs(setting), setting.sizes
     wide = torch.full((sizes.reading_rows, sizes.shape.vocab_size + 8), torch.nan, dtype=dtype, device=make.device)
     logits = wide[:, : sizes.shape.vocab_size]
     logits.copy_(make.normal(*logits.shape, scale=4.0))
@@ -102,7 +91,7 @@ def _logits(setting: Setting, dtype: torch.dtype) -> tuple[_Inputs, Tensor]:
     return make, logits
 
 
-def _ids(make: _Inputs, setting: Setting) -> tuple[Tensor, Tensor]:
+def _ids(make: Inputs, setting: Setting) -> tuple[Tensor, Tensor]:
     rows, num_ids = setting.sizes.reading_rows, setting.sizes.num_ids
     return make.integers(setting.sizes.shape.vocab_size, rows, num_ids), make.integers(num_ids + 1, rows)
 
@@ -144,7 +133,7 @@ def _topk(setting: Setting, dtype: torch.dtype) -> None:
 
 
 def _rms_norm(setting: Setting, shape: ModelShape, dtype: torch.dtype) -> None:
-    make, rows = _Inputs(setting), setting.sizes.reading_rows + 1
+    make, rows = Inputs(setting), setting.sizes.reading_rows + 1
     weight = make.normal(shape.hidden_size, dtype=dtype)
     x, residual = (make.normal(rows, shape.hidden_size, dtype=dtype, scale=3.0) for _ in range(2))
     assert_accurate("triton", rms_norm(x, weight, _EPS), _norm(x, weight))
@@ -162,14 +151,35 @@ def _norm(x: Tensor, weight: Tensor) -> Tensor:
 
 
 def _gate_and_mul(setting: Setting, shape: ModelShape, dtype: torch.dtype) -> None:
-    x = _Inputs(setting).normal(setting.sizes.reading_rows, 2 * shape.intermediate_size, dtype=dtype, scale=3.0)
+    x = Inputs(setting).normal(setting.sizes.reading_rows, 2 * shape.intermediate_size, dtype=dtype, scale=3.0)
     gate, up = x.double().chunk(2, dim=1)
     for name, activation in ACTIVATIONS.items():
         assert_accurate("triton", gate_and_mul(x, name), activation(gate) * up)
 
 
+def _add_lora(setting: Setting, dtype: torch.dtype) -> None:
+    """Three adapters of rank 16 on rows in turn, every fourth row without one."""
+    make, shape, rows = Inputs(setting), setting.sizes.shape, setting.sizes.reading_rows
+    width, rank = shape.hidden_size, 16
+    x, out = make.normal(rows, width, dtype=dtype), make.normal(rows, width, dtype=dtype)
+    a, b = make.normal(3, rank, width, dtype=dtype, scale=0.1), make.normal(3, rank, width, dtype=dtype, scale=0.1)
+    adapters = torch.arange(rows, device=x.device) % 4
+    order, counts = adapters.argsort(stable=True), torch.bincount(adapters, minlength=4)[:3]
+    inner = torch.einsum("tk,lrk->tlr", x.double(), a.double())
+    products = torch.einsum("tlr,lrn->tln", inner, b.double())
+    wanted = out.double()
+    for adapter in range(3):
+        wanted[adapters == adapter] += 0.5 * products[adapters == adapter, adapter]
+    starts = torch.nn.functional.pad(counts.cumsum(0), (1, 0)).int()
+    ranks = torch.full((3, 1), rank, dtype=torch.int32, device=x.device)
+    borders = torch.tensor([0, width], dtype=torch.int32, device=x.device)
+    wide = torch.stack([grouped_ranks(each, 1) for each in a])
+    add_lora_(out, x, order.int(), starts, wide, b, ranks, torch.full_like(ranks, 0.5, dtype=torch.float32), borders)
+    assert_accurate("triton", out, wanted)
+
+
 def _rotary(setting: Setting, dtype: torch.dtype) -> None:
-    make, shape, rows = _Inputs(setting), setting.sizes.shape, setting.sizes.reading_rows
+    make, shape, rows = Inputs(setting), setting.sizes.shape, setting.sizes.reading_rows
     angles = make.normal(64, shape.head_dim // 2)
     table = torch.cat([angles.cos(), angles.sin()], dim=1)
     positions = make.integers(64, rows, dtype=torch.int64)
@@ -215,7 +225,7 @@ def _keep_top_p(setting: Setting) -> None:
 
 
 def _fill_token_ids(setting: Setting) -> None:
-    make, sizes = _Inputs(setting), setting.sizes
+    make, sizes = Inputs(setting), setting.sizes
     lists = make.integers(sizes.shape.vocab_size, sizes.reading_rows, sizes.num_ids)
     list_idx, counts = make.integers(len(lists), len(lists)), make.integers(sizes.num_ids + 1, len(lists))
     slots = torch.randperm(len(lists), device=make.device, generator=setting.generator(1))
@@ -229,7 +239,7 @@ def _fill_token_ids(setting: Setting) -> None:
 def _linear_readings(setting: Setting, shape: ModelShape) -> None:
     from vllm.ops.linear_readings import linear_readings
 
-    make = _Inputs(setting)
+    make = Inputs(setting)
     ids, counts = _ids(make, setting)
     hidden = make.normal(len(ids), shape.hidden_size, dtype=torch.bfloat16)
     weight = make.normal(shape.vocab_size, shape.hidden_size, dtype=torch.bfloat16, scale=shape.hidden_size**-0.5)
@@ -249,7 +259,7 @@ def _linear_readings(setting: Setting, shape: ModelShape) -> None:
 
 def _quantized_linear(setting: Setting, shape: ModelShape) -> None:
     """4 bits as GPTQ and GGUF have them, a table's values, and 8-bit floats; one row, and many."""
-    make, (columns, inner) = _Inputs(setting), (shape.intermediate_size, shape.hidden_size)
+    make, (columns, inner) = Inputs(setting), (shape.intermediate_size, shape.hidden_size)
     codes = make.integers(16, columns, inner, dtype=torch.uint8)
     size = min(32, inner)
     scales, offsets = (make.normal(columns, -(-inner // size), dtype=torch.float16) for _ in range(2))
@@ -272,55 +282,9 @@ def _quantized_linear(setting: Setting, shape: ModelShape) -> None:
             assert ((got.double() - x.double() @ dense.T).abs() <= 2e-5 * added).all()
 
 
-def _experts(setting: Setting, shape: ModelShape) -> None:
-    """Alone and in a batch, of which a graph's replay with other tokens has the bits."""
-    make, width, size, count, top_k = _Inputs(setting), shape.hidden_size, max(16, shape.intermediate_size // 4), 16, 4
-    first, second = PackedExperts.empty(count, gated=True), PackedExperts.empty(count)
-    for index in range(count):
-        matrices = [make.normal(2 * size, width) / width**0.5, make.normal(width, size) / size**0.5]
-        for packed, matrix in zip((first, second), matrices, strict=True):
-            packed.put(index, pack_linear(matrix.bfloat16(), make.normal(len(matrix)).bfloat16()), packed_linear)
-
-    def choices(rows: int) -> list[Tensor]:
-        ids = make.normal(rows, count).topk(top_k).indices.int()
-        return [make.normal(rows, width, dtype=torch.bfloat16), ids, make.normal(rows, top_k)]
-
-    def run(inputs: list[Tensor]) -> Tensor:
-        return experts(*inputs, first, second, ExpertActivation())
-
-    for rows in (1, setting.sizes.reading_rows):
-        inputs = choices(rows)
-        got, (truth, allowed) = run(inputs), _experts_truth(inputs, first, second)
-        assert ((got.double() - truth).abs() <= allowed).all()
-        if setting.device.type != "cuda":
-            continue
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            out = run(inputs)
-        for own, other in zip(inputs, choices(rows), strict=True):
-            own.copy_(other)
-        graph.replay()
-        assert torch.equal(out, run(inputs)), "a replay differs"
-
-
-def _experts_truth(inputs: list[Tensor], first: PackedExperts, second: PackedExperts) -> tuple[Tensor, Tensor]:
-    """In float64, and what rounding between the products and at the end may add."""
-    hidden, ids, weights = inputs
-    truth, allowed = (torch.zeros(hidden.shape, dtype=torch.float64, device=hidden.device) for _ in range(2))
-    for index, (one, other) in enumerate(zip(first.packed, second.packed, strict=True)):
-        gate, up = (hidden.double() @ one.weight.double().T + one.bias.double()).chunk(2, -1)
-        inner = torch.nn.functional.silu(gate) * up
-        own = torch.where(ids == index, weights, 0.0).double().sum(1, keepdim=True)
-        truth += own * (inner @ other.weight.double().T + other.bias.double())
-        allowed += own.abs() * (inner.abs() @ other.weight.double().abs().T)
-    # Triton's interpreter cuts off what it should round to bfloat16.
-    rounding = 2**-8 if hidden.device.type == "cuda" else 2**-7
-    return truth, rounding * (truth.abs() + allowed) + 1e-5
-
-
 def _fp8_linear(setting: Setting) -> dict[str, Any]:
     """Not of Triton: right, and faster than bfloat16."""
-    make, shape = _Inputs(setting), setting.sizes.shape
+    make, shape = Inputs(setting), setting.sizes.shape
     columns, inner = (size // 16 * 16 for size in (shape.intermediate_size, shape.hidden_size))
     codes = make.normal(columns, inner).to(torch.float8_e4m3fn)
     weight = QuantizedTensor(codes, 8, make.normal(columns, 1).abs() + 0.1, inner)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from gpu.sizes import Sizes
 
@@ -46,3 +47,17 @@ def make_row(
     """
     met = None if target is None else (value >= target if at_least else value <= target)
     return {"row": name, "work": work, "value": value, "target": target, "unit": unit, "at_least": at_least, "met": met}
+
+
+class Inputs:
+    """Random tensors on the device."""
+
+    def __init__(self, setting: Setting) -> None:
+        self.device = setting.device
+        self._generator = setting.generator()
+
+    def normal(self, *shape: int, dtype: torch.dtype = torch.float32, scale: float = 1.0) -> Tensor:
+        return (torch.randn(shape, device=self.device, generator=self._generator) * scale).to(dtype)
+
+    def integers(self, limit: int, *shape: int, dtype: torch.dtype = torch.int32) -> Tensor:
+        return torch.randint(limit, shape, device=self.device, generator=self._generator, dtype=dtype)

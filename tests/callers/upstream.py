@@ -22,7 +22,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import upstream_survey
-from upstream_tables import ABSENT, ANY_TOKENIZER, DROPPED_FLAGS, FILES, MARKERS, MODELS, POOLING_MODELS, SKIPS
+from upstream_tables import (
+    ABSENT,
+    ADAPTERS,
+    ANY_TOKENIZER,
+    DROPPED_FLAGS,
+    FILES,
+    MARKERS,
+    MODELS,
+    POOLING_MODELS,
+    SKIPS,
+)
 
 HERE = Path(__file__).parent
 SUPPORT = HERE.parent / "support"
@@ -82,12 +92,14 @@ def main() -> None:
 def prepare(tests: Path, work: Path) -> None:
     """Copy the tests to work/tests, with the model's folder for models' names and our shared fixtures."""
     sys.path[:0] = [str(SUPPORT), str(HERE / "upstream_support"), str(ROOT)]
+    from adapter_model import make_adapter_of
     from pooling_models import make_pooling_models
     from word_model import make_word_model
 
     model = make_word_model(work / "tiny", (file.read_text() for file in sorted(tests.rglob("*.py"))), markers=MARKERS)
     pooling = make_pooling_models(work)
     places = {**dict.fromkeys(MODELS, model), **{name: pooling[kind] for name, kind in POOLING_MODELS.items()}}
+    places |= dict.fromkeys(ADAPTERS, make_adapter_of(model, work / "adapter"))
     copy = work / "tests"
     shutil.copytree(tests, copy, ignore=shutil.ignore_patterns("__pycache__", "kernels", "compile", "distributed"))
     if (tests.parent / "examples").is_dir():

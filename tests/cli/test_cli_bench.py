@@ -126,3 +126,19 @@ def test_bench_needs_to_know_which(capsys: pytest.CaptureFixture[str]) -> None:
         main(["bench"])
     assert end.value.code == 2
     assert capsys.readouterr().err.startswith("vllm bench: error: the following arguments are required: COMMAND")
+
+
+@pytest.mark.parametrize(("kind", "flag"), KINDS.items())
+def test_what_drafts_bring(
+    kind: str, flag: str, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    drafts = {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_min": 1}
+    llm = make_tiny_llm(make_tiny_model(tmp_path_factory.mktemp("drafts")), speculative_config=drafts)
+    monkeypatch.setattr(bench_run, "load_engine", lambda args: llm.llm_engine)
+    sizes = [flag, "2", "--input-len", "20", "--output-len", "40", "--repeats", "2", "--warmup", "0"]
+    assert main(["bench", kind, *sizes, "--json", str(tmp_path / "r.json")]) == 0
+    figures = json.loads((tmp_path / "r.json").read_text())["figures"]
+    stats = llm.llm_engine.engine_core.stats()
+    assert stats["num_accepted_tokens"] > 0
+    assert 0 <= figures["acceptance_rate"]["min"] <= figures["acceptance_rate"]["max"] <= 1
+    assert 1 <= figures["acceptance_length"]["min"] <= figures["acceptance_length"]["max"] <= 5

@@ -15,6 +15,7 @@ from vllm import SamplingParams
 from vllm.exceptions import VLLMValidationError
 from vllm.lora.request import LoRARequest
 from vllm.params.beam_search import BeamSearchParams
+from vllm.sampling_params import StructuredOutputsParams
 
 TOLERANCE = 1e-4
 NUM_ADAPTERS = 4
@@ -204,6 +205,40 @@ def test_one_that_is_loaded_again_in_place(made, llm, tmp_path):
         made.models["changing"] = merged(made.model, path)
         for output in llm.generate(prompts, GREEDY, lora_request=own):
             made.check(output, own)
+
+
+def test_drafted_tokens_are_verified_by_the_requests_adapter(made):
+    drafts = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 2, "prompt_lookup_min": 1}
+    llm = make_tiny_llm(made.folder / "model", enable_lora=True, max_loras=2, speculative_config=drafts)
+    each = [made.requests[0], None, made.requests[1], made.requests[2]]
+    prompts = [ids * 3 for ids in PROMPTS[:1] * 4]
+    params = SamplingParams(temperature=0, max_tokens=12, logprobs=2)
+    for output, own in zip(llm.generate(ids_of(prompts), params, lora_request=each), each, strict=True):
+        made.check(output, own)
+
+
+def test_prompt_readings_and_answers_bound_to_a_choice(made, llm):
+    own, params = made.requests[0], SamplingParams(temperature=0, max_tokens=1, prompt_logprobs=0)
+    prompt = PROMPTS[1]
+    for adapter in (own, None, own):
+        (output,) = llm.generate(ids_of([prompt]), params, lora_request=adapter)
+        rows = made.logprobs(adapter, prompt)
+        for place, reading in enumerate(output.prompt_logprobs[1:]):
+            token = prompt[place + 1]
+            assert reading[token].logprob == pytest.approx(float(rows[place, token]), abs=TOLERANCE)
+    form = StructuredOutputsParams(choice=["ab", "cd"])
+    bound = SamplingParams(temperature=0, max_tokens=8, structured_outputs=form, choice_readings=True)
+    outputs = llm.generate("x", bound, lora_request=own) + llm.generate("x", bound)
+    for output, adapter in zip(outputs, (own, None), strict=True):
+        ids = output.prompt_token_ids
+        encode = llm.llm_engine.tokenizer.encode
+        wanted = []
+        for text in ("ab", "cd"):
+            label = encode(text, add_special_tokens=False)
+            rows = made.logprobs(adapter, ids + label)[len(ids) - 1 : -1]
+            wanted.append(float(rows.gather(1, torch.tensor(label)[:, None]).sum()))
+        found = output.outputs[0].choice_readings
+        assert found.logprobs.tolist() == pytest.approx(wanted, abs=TOLERANCE)
 
 
 def test_adapters_that_are_not_enabled(made):

@@ -78,6 +78,10 @@ ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = (
         "gptj": ("gptj", _GPT2 | {"rotary_dim": 4}),
         "codegen": ("codegen", _GPT2 | {"rotary_dim": 4}),
         "gpt_neox": ("gpt_neox", _MHA | {"rotary_pct": 0.5}),
+        "gpt_neox_japanese": (
+            "gpt_neox_japanese",
+            {"hidden_size": 32, "num_hidden_layers": 4, "num_attention_heads": 4, "intermediate_multiple_size": 2},
+        ),
         "gpt_neox-sequential": ("gpt_neox", _MHA | {"use_parallel_residual": False}),
         "gpt_neo": (
             "gpt_neo",

@@ -1,4 +1,4 @@
-"""What an adapter may hold beside products of linears: embeddings, the head, DoRA, biases, whole weights."""
+"""What an adapter may hold beside products of linears: embeddings, the head, magnitudes, biases, weights, experts."""
 
 from __future__ import annotations
 
@@ -74,3 +74,59 @@ def test_a_norm_cannot_be_replaced(tmp_path: Path) -> None:
     llm = LLM(str(tmp_path / "model"), dtype="float32", skip_tokenizer_init=True, max_model_len=64, enable_lora=True)
     with pytest.raises(ValueError, match=r"adapter_model\.safetensors: model\.norm\.weight: .*replace"):
         llm.llm_engine.engine_core.executor.worker.add_lora(LoRARequest("a", 1, str(folder)))
+
+
+def expert_tensors(model: Any, rank: int, of_each: bool) -> dict[str, Tensor]:
+    """Of the stacks in transformers' modules, as peft's target_parameters has them; or `of_each` expert's matrices, as
+    Mixtral's checkpoints name them."""
+    generator = torch.Generator().manual_seed(1)
+    tensors = {}
+    for name, stack in model.named_parameters():
+        module, _, kind = name.rpartition(".")
+        if not module.endswith(".experts") or kind not in ("gate_up_proj", "down_proj"):
+            continue
+        is_turned = getattr(model.get_submodule(module), "is_transposed", False)
+        count, outputs, inputs = (stack.transpose(1, 2) if is_turned else stack).shape
+        a = torch.randn(count * rank, inputs, generator=generator) * 0.2
+        b = torch.randn(outputs, rank * count, generator=generator) * 0.2
+        if not of_each:
+            own = f"{PREFIX}{module}{'.base_layer' if kind == 'gate_up_proj' else ''}"
+            tensors |= {f"{own}.lora_A.weight": a, f"{own}.lora_B.weight": b}
+            continue
+        first = module.replace(".mlp.", ".block_sparse_moe.")
+        for expert in range(count):
+            own_a, own_b = a.unflatten(0, (count, -1))[expert], b.unflatten(1, (-1, count))[..., expert]
+            parts = zip(("w1", "w3"), own_b.chunk(2), strict=True) if kind == "gate_up_proj" else (("w2", own_b),)
+            for part, rows in parts:
+                tensors[f"{PREFIX}{first}.{expert}.{part}.lora_A.weight"] = own_a.clone()
+                tensors[f"{PREFIX}{first}.{expert}.{part}.lora_B.weight"] = rows.clone()
+    return tensors
+
+
+@pytest.mark.parametrize(("name", "of_each"), (("qwen3_moe", False), ("gpt_oss", False), ("mixtral", True)))
+def test_experts_may_be_adapted(name: str, of_each: bool, tmp_path: Path) -> None:
+    model = make_architecture(name, tmp_path / "model")
+    stacks = {"target_parameters": ["experts.gate_up_proj", "experts.down_proj"]}
+    folder = make_adapter(
+        tmp_path / "a",
+        model,
+        3,
+        targets=("q_proj", "v_proj"),
+        tensors=expert_tensors(model, 3, of_each=False),
+        **stacks,
+    )
+    changed = merged(model, folder)
+    if of_each:
+        tensors = expert_tensors(model, 3, of_each=True)
+        folder = make_adapter(tmp_path / "b", model, 3, targets=("q_proj", "v_proj"), tensors=tensors)
+    fields: Any = {"dtype": "float32", "skip_tokenizer_init": True, "max_num_batched_tokens": 24, "max_num_seqs": 4}
+    llm = LLM(str(tmp_path / "model"), **fields, max_model_len=128, enable_lora=True)
+    request = LoRARequest("a", 1, str(folder))
+    generator = torch.Generator().manual_seed(5)
+    prompts = [torch.randint(3, VOCAB_SIZE, (n,), generator=generator).tolist() for n in (3, 30, 9, 17)]
+    params = SamplingParams(temperature=0, max_tokens=3, logprobs=5, prompt_logprobs=0, ignore_eos=True)
+    inputs = [{"prompt_token_ids": prompt} for prompt in prompts]
+    asked = [None, request, None, request]
+    for prompt, own, output in zip(prompts, asked, llm.generate(inputs, params, lora_request=asked), strict=True):
+        want = expected_logprobs(changed if own else model, prompt + list(output.outputs[0].token_ids))
+        check_readings(want, prompt, output)

@@ -50,6 +50,18 @@ def test_as_without_drafts(folder: Path, fields: dict) -> None:
         assert_no_leak(llm)
 
 
+def test_states_are_saved_at_borders(folder: Path) -> None:
+    llm = make_llm(folder, mamba_block_size=16, speculative_config=NGRAM)
+    speculate(llm, None)
+    (expected,) = run(llm, random_prompts((40,)), READS)
+    text = [*expected.prompt_token_ids, *expected.outputs[0].token_ids]
+    for draft in (following([text]), lambda tokens, room: [3] * room):
+        assert llm.reset_prefix_cache()
+        speculate(llm, draft)
+        assert_equal_bits(run(llm, random_prompts((40,)), READS), [expected])
+        assert run(llm, [text], FEW)[0].num_cached_tokens == 64  # all whole blocks before the last token
+
+
 def test_each_request_has_a_backup(folder: Path) -> None:
     llm: LLM = make_llm(folder, speculative_config=NGRAM, max_num_seqs=5)
     slots = llm.llm_engine.engine_core.executor.state_slots

@@ -26,6 +26,7 @@ from triton.backends.nvidia.compiler import CUDABackend, get_ptxas
 from triton.runtime.jit import JITFunction
 
 from vllm.ops._dispatch import force
+from vllm.ops.add_lora import add_lora_, add_lora_embedding_
 from vllm.ops.block_copies import block_parts, copy_blocks_
 from vllm.ops.choose_experts import ExpertChoice, choose_experts
 from vllm.ops.count_above import count_above
@@ -76,12 +77,25 @@ def _product_calls(capability: int) -> Iterator[Callable[[], Any]]:
         yield from _quantized_experts_calls(half, [gptq] if capability == 90 else [gptq, q6_k, floats])
     yield from _attention_calls(half, 32, 8, 128)
     yield from _latent_calls(half)
+    yield from _lora_calls(half)
     # float32 needs no tensor cores, so it is much the same on every generation, and the slowest to compile.
     if capability == 80:
         yield from _attention_calls(torch.float32, 32, 8, 128)
         yield from _latent_calls(torch.float32)
         yield from _invariant_calls(torch.float32)
         yield from _experts_calls(torch.float32)
+        yield from _lora_calls(torch.float32)
+
+
+def _lora_calls(dtype: torch.dtype) -> Iterator[Callable[[], Any]]:
+    """Of a query, key and value, and an embedding, of two adapters."""
+    out, b, vectors = torch.empty(8, 1536, dtype=dtype), torch.empty(2, 16, 1536, dtype=dtype), torch.empty(2, 1536)
+    rows, wide = (_int32(8), _int32(3)), torch.empty(2, 3, 1024, 16, dtype=dtype)
+    parts = _int32(2, 3), torch.empty(2, 3), _int32(4)
+    yield lambda: add_lora_(out, torch.empty(8, 1024, dtype=dtype), *rows, wide, b, *parts)
+    yield lambda: add_lora_(out, torch.empty(8, 1024, dtype=dtype), *rows, wide, b, *parts, vectors, vectors)
+    one = _int32(2, 1), torch.empty(2, 1), _int32(2)
+    yield lambda: add_lora_embedding_(out, _int32(8), *rows, wide[:, :1].contiguous(), b, *one)
 
 
 def _linear_readings_calls(dtype: torch.dtype, capability: int) -> Iterator[Callable[[], Any]]:

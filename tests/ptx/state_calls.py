@@ -67,6 +67,7 @@ def state_calls(dtype: torch.dtype, heads: int, keys: int, values: int) -> Itera
             lambda pool: state_space_scan_(xbc, dt, rate, *numbers, pool, *where, 1, 0.01, 5.0),
         ),
     )
+    yield from _chunk_calls(dtype, heads, keys, values)
     b, c, step, gate = random(tokens, 16), random(tokens, 16), random(tokens, channels), random(tokens, channels)
     rates, of_channels = torch.rand(16, channels), torch.randn(2, channels)
     yield (
@@ -94,3 +95,21 @@ def state_calls(dtype: torch.dtype, heads: int, keys: int, values: int) -> Itera
     for first in (False, True):
         norm = random(tokens, heads * values), random(tokens, heads * values), random(values), 1e-5, values
         yield "gated_rms_norm", lambda norm=norm, first=first: (gated_rms_norm(*norm, first, first), norm[0])
+
+
+def _chunk_calls(dtype: torch.dtype, heads: int, keys: int, values: int) -> Iterator[tuple[str, Call]]:
+    """Prompts that are as long as the chunks that kernels take at once."""
+    where = torch.tensor([2, 0]), torch.tensor([0, 1, 19]).int(), torch.tensor([1, 18]).int()
+    x, per_head = torch.randn(19, 2 * keys + heads * values).to(dtype), torch.randn(19, heads).to(dtype)
+    pool, rate, bias, skip = torch.randn(3, heads, keys, values), torch.rand(heads), *torch.randn(2, heads)
+
+    def scan() -> tuple[Tensor, Tensor]:
+        own = pool.clone()
+        return state_space_scan_(x, per_head, rate, bias, skip, own, *where, 1), own
+
+    def delta_rule() -> tuple[Tensor, Tensor]:
+        own = pool.clone()
+        return gated_delta_rule_(x, per_head, per_head, rate, bias, own, *where, 1), own
+
+    yield "state_space_scan_ in chunks", scan
+    yield "gated_delta_rule_ in chunks", delta_rule

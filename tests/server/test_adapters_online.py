@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 
 import pytest
@@ -11,10 +12,12 @@ from byte_tokenizer import VOCAB_SIZE, make_byte_tokenizer
 from models_util import make_random_model
 from tiny_adapters import make_adapter, merged
 
+from vllm import SamplingParams
 from vllm.exceptions import VLLMValidationError
 from vllm.lora.request import LoRARequest
 from vllm.lora.resolver import LoRAResolver, LoRAResolverRegistry
-from vllm.server.adapters import LoRAModulePath, parse_modules
+from vllm.server.lora_modules import LoRAModulePath, parse_modules
+from vllm.utils.device import usable_cores
 
 PROMPT = "the cat sat on the mat"
 CHAT = {"chat_template": "{% for m in messages %}{{ m.content }}{% endfor %}"}
@@ -229,3 +232,34 @@ def test_engine_of_a_server(server, made):
             await engine.add_lora("mine")
 
     server.run(test(server.engine))
+
+
+@pytest.mark.skipif(usable_cores() < 2, reason="every replica's process needs a core")
+def test_every_replica_has_an_adapter(made, tmp_path):
+    async def test(engine):
+        own = LoRARequest("one", 1, str(made.paths["one"]))
+        prompts = [[5, 6, 7], [8, 9], [10], [11, 12]]
+        params = SamplingParams(temperature=0, max_tokens=3)
+
+        async def answer(index, ids):
+            async for output in engine.generate({"prompt_token_ids": ids}, params, f"r{index}", lora_request=own):
+                last = output
+            return last
+
+        outputs = await asyncio.gather(*(answer(index, ids) for index, ids in enumerate(prompts)))
+        for ids, output in zip(prompts, outputs, strict=True):
+            assert output.lora_request == own and output.outputs[0].token_ids == made.tokens("one", ids, 3)
+        assert await engine.list_loras() == {1}
+        assert await asyncio.gather(*(each.core.call("list_loras") for each in engine.replicas)) == [[1], [1]]
+        with pytest.raises(VLLMValidationError, match="adapter_config.json"):
+            await engine.add_lora(LoRARequest("none", 2, str(tmp_path)))
+        assert await engine.list_loras() == {1} and await engine.remove_lora(1) and not await engine.list_loras()
+
+    async def run():
+        engine = make_engine(made.folder / "model", enable_lora=True, data_parallel_size=2)
+        try:
+            await test(engine)
+        finally:
+            engine.shutdown()
+
+    asyncio.run(run())

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
+import time
 from types import SimpleNamespace
 
 import pytest
 from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from vllm.config import CacheConfig
+from vllm.config import CacheConfig, LoRAConfig
 from vllm.server.prometheus import make_registry
 from vllm.v1.metrics.engine_metrics import EngineMetrics
 
@@ -41,10 +42,10 @@ def make_replica(**fields) -> SimpleNamespace:
     return SimpleNamespace(**{**values, **fields})
 
 
-def make_engine(*replicas: SimpleNamespace, **fields) -> SimpleNamespace:
+def make_engine(*replicas: SimpleNamespace, lora_config=None, **fields) -> SimpleNamespace:
     """What of AsyncLLM the metrics look at: these replicas, or one with these fields."""
     replicas = replicas or (make_replica(**fields),)
-    config = SimpleNamespace(cache_config=CacheConfig(block_size=32))
+    config = SimpleNamespace(cache_config=CacheConfig(block_size=32), lora_config=lora_config)
     return SimpleNamespace(replicas=replicas, vllm_config=config, core_pids=[os.getpid()] * len(replicas))
 
 
@@ -158,6 +159,14 @@ def test_a_histogram_is_cumulative():
     assert [buckets[bound] for bound in (0.01, 0.025, 0.05, 80.0, float("inf"))] == [0, 1, 2, 2, 3]
     assert value(samples, "inter_token_latency_seconds_count") == 3
     assert value(samples, "inter_token_latency_seconds_sum") == pytest.approx(100.05)
+
+
+def test_adapters_with_requests_are_named():
+    stats = {"running_adapters": ("a", "b"), "waiting_adapters": ("c",)}
+    engine = make_engine(make_replica(stats=stats), lora_config=LoRAConfig(max_loras=2))
+    _, samples = scrape(engine)
+    labels = {"engine": "0", "max_lora": "2", "running_lora_adapters": "a,b", "waiting_lora_adapters": "c"}
+    assert 0 <= time.time() - samples[("vllm:lora_requests_info", *labels.items())] < 100
 
 
 def test_the_cache_is_described():

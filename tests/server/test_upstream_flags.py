@@ -97,6 +97,11 @@ def test_defaults_are_taken_and_ask_for_nothing():
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
+        (
+            ["--lora-modules", "a"],
+            "--lora-modules takes NAME=PATH or a JSON object with name, path and base_model_name",
+        ),
+        (["--lora-modules", "a=b"], "--lora-modules: LoRA adapters are not enabled"),
         (["--tool-server", "demo"], "tool_server='demo' is not supported: this server calls no tools"),
         (["--tool-call-parser", "nobody"], "tool parser 'nobody' is not known; there are "),
         (["--reasoning-parser", "nobody"], "reasoning parser 'nobody' is not known; there are "),

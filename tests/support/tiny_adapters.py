@@ -69,7 +69,9 @@ def merged(model: Any, folder: Path) -> Any:
     with torch.no_grad():
         for key, a in tensors.items():
             name, _, kind = key.removeprefix(PREFIX).rpartition(".lora_")
-            if kind == "A.weight":
+            if kind == "A.weight" and name.endswith((".experts", ".base_layer")):
+                _add_to_experts(model, config, name, a, tensors[key.replace("lora_A", "lora_B")])
+            elif kind == "A.weight":
                 b = tensors[key.replace("lora_A", "lora_B")]
                 change = scale_of(config, name) * b.double() @ a.double()
                 magnitude = tensors.get(f"{PREFIX}{name}.lora_magnitude_vector")
@@ -89,6 +91,19 @@ def _add(weight: Tensor, change: Tensor, magnitude: Tensor | None, is_turned: bo
     if magnitude is not None:
         whole *= (magnitude.double() / whole.square().sum(1).sqrt())[:, None]
     weight.copy_(whole.T if is_turned else whole)
+
+
+def _add_to_experts(model: nn.Module, config: dict[str, Any], name: str, a: Tensor, b: Tensor) -> None:
+    """peft's target_parameters: A is [experts, r, inputs], B [outputs, r, experts]."""
+    module: Any = model.get_submodule(name.replace(".base_layer", ""))
+    for stack in (module.gate_up_proj, module.down_proj):
+        is_turned = getattr(module, "is_transposed", False)
+        wanted = (len(stack), *((a.shape[1], len(b)) if is_turned else (len(b), a.shape[1])))
+        if tuple(stack.shape) == wanted:
+            parts = a.unflatten(0, (len(stack), -1)), b.unflatten(1, (-1, len(stack)))
+            for expert, weight in enumerate(stack):
+                change = scale_of(config, name) * parts[1][..., expert].double() @ parts[0][expert].double()
+                weight.add_((change.T if is_turned else change).to(weight))
 
 
 def _replace(model: nn.Module, name: str, value: Tensor) -> None:

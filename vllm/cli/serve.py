@@ -24,7 +24,9 @@ from vllm import envs
 from vllm.cli.generation import add_engine_arguments
 from vllm.engine.arg_utils import AsyncEngineArgs, EngineArgs
 from vllm.exceptions import CliError
+from vllm.lora.request import NOT_ENABLED
 from vllm.scoring.files import read_text
+from vllm.server.lora_modules import parse_modules
 from vllm.server.server_args import ServerArgs
 
 __all__ = ["ServeSubcommand", "cmd_init", "make_arg_parser", "run_headless"]
@@ -113,6 +115,8 @@ def run(args: argparse.Namespace) -> int:
     from vllm.v1.engine.core_process.start import end_core, start_core
 
     engine_args = EngineArgs.from_cli_args(args)
+    if server_args.lora_modules and not engine_args.enable_lora:
+        raise CliError(f"--lora-modules: {NOT_ENABLED}")
     try:
         # Each engine reads it when it starts; a bad value must be an error before that.
         envs.engine_hang_timeout_seconds()
@@ -178,6 +182,7 @@ def check_args(args: ServerArgs) -> None:
             Calibration.load(args.calibration)
         if args.tool_call_parser or args.tool_parser_plugin or args.reasoning_parser or args.reasoning_parser_plugin:
             args.check_parsers()
+        parse_modules(args.lora_modules)
     except ValueError as error:
         raise CliError(str(error)) from None
     if not 0 <= args.port <= 65535:

@@ -67,7 +67,8 @@ class SpeculativeConfig(UnservedConfig):
         quantization, revision: the draft's.
         draft_tensor_parallel_size: the target's tensor_parallel_size, or None.
         disable_by_batch_size: nothing is drafted with as many running requests, or more.
-        num_speculative_tokens_per_batch_size: (first, last, tokens): tokens of a draft by running requests.
+        num_speculative_tokens_per_batch_size: (first, last, tokens): tokens of a draft by running requests, whether
+            they pay or not; num_speculative_tokens with other numbers of requests.
     """
 
     instead: ClassVar[str] = "it is not done; leave it out"

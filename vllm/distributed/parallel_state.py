@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from datetime import timedelta
 from typing import Any, NoReturn
@@ -154,14 +154,15 @@ def cleanup_dist_env_and_memory(shutdown_ray: bool = False) -> None:
     """Both of these; then collect garbage and give the memory back that torch keeps for later.
 
     Args:
-        shutdown_ray: leave Ray's cluster, too.
+        shutdown_ray: leave Ray's cluster, too, if Ray is there.
     """
     destroy_model_parallel()
     destroy_distributed_environment()
     if shutdown_ray:
-        import ray
+        with suppress(ImportError):
+            import ray
 
-        ray.shutdown()
+            ray.shutdown()
     gc.collect()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()

@@ -81,9 +81,11 @@ class Experts(nn.Module):
         self.activation = partial(_of_alternating, activation) if alternates else activation
         self.weighs_inputs, self.has_bias = weighs_inputs, bias
         self.method: LinearMethod = UNQUANTIZED
-        self._like = torch.empty(1)
+        self._like = self.like = torch.empty(1)
+        # What adds adapters' products: AdaptedExperts.
+        self.adapters: Callable[..., Tensor | None] | None = None
         self._first = _FIRST if gated else _FIRST[1:]
-        self._shapes = {name: (size, hidden_size) for name in self._first} | {"down_proj": (hidden_size, size)}
+        self.shapes = {name: (size, hidden_size) for name in self._first} | {"down_proj": (hidden_size, size)}
         count = len(self.experts.held)
         self.first = PackedExperts.empty(count, gated=gated and not alternates)
         self.second = PackedExperts.empty(count)
@@ -97,6 +99,10 @@ class Experts(nn.Module):
 
     def forward(self, x: Tensor, ids: Tensor, weights: Tensor) -> Tensor:
         """x [T, H], int32 ids [T, K] and float32 weights [T, K] of each token's experts -> [T, H]."""
+        if self.adapters is not None:
+            adapted = self.adapters(x, ids, weights)
+            if adapted is not None:
+                return adapted
         first_expert = self.experts.held.start
         return experts(x, ids, weights, self.first, self.second, self.activation, first_expert, self.weighs_inputs)
 
@@ -108,9 +114,9 @@ class Experts(nn.Module):
 
     def _make_slots(self) -> Iterator[tuple[str, WeightSlot]]:
         # Memory is taken when an expert is packed.
-        shapes: dict[str, tuple[int, ...]] = {f"{name}.weight": shape for name, shape in self._shapes.items()}
+        shapes: dict[str, tuple[int, ...]] = {f"{name}.weight": shape for name, shape in self.shapes.items()}
         if self.has_bias:
-            shapes |= {f"{name}.bias": shape[:1] for name, shape in self._shapes.items()}
+            shapes |= {f"{name}.bias": shape[:1] for name, shape in self.shapes.items()}
         places = {
             name: (self._like.new_empty(1).expand(shape), tuple(map(Shard.whole, shape)))
             for name, shape in shapes.items()

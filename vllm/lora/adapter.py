@@ -44,6 +44,7 @@ class LoraTensors:
         bias: [N], added to B's result; None: it has none.
         magnitude: [N], DoRA's; None: it has none.
         is_embedding: `a` is of a table's rows.
+        num_experts: E of a stack of experts' matrices: `a` is [E r, K] and `b` [N, r E].
     """
 
     scale: float
@@ -52,6 +53,7 @@ class LoraTensors:
     bias: Tensor | None = None
     magnitude: Tensor | None = None
     is_embedding: bool = False
+    num_experts: int = 1
 
 
 @dataclass
@@ -78,6 +80,7 @@ class _Config:
     is_rank_stabilised: bool
     ranks: dict[str, int]
     alphas: dict[str, float]
+    has_parameters: bool
 
     def rank_of(self, module: str) -> int:
         return int(_by_pattern(self.ranks, module, self.rank))
@@ -138,11 +141,14 @@ def _module(file: str, module: str, tensors: dict[str, Tensor], config: _Config,
             f"{file}: {module}.{kinds[0]} and {kinds[1]} must be [r, inputs] and [outputs, r], got {tuple(a.shape)} "
             f"and {tuple(b.shape)}"
         )
-    rank = a.shape[0]
+    rank, wanted = a.shape[0], config.rank_of(module)
+    # What peft makes of target_parameters.
+    num_experts = rank // wanted if config.has_parameters and rank % wanted == 0 else 1
+    rank //= num_experts
     if rank > max_rank:
         raise ValueError(f"{file}: {module} has rank {rank}, above max_lora_rank={max_rank}")
-    if rank != config.rank_of(module):
-        raise ValueError(f"{file}: {module} has rank {rank}, but {CONFIG_NAME} says {config.rank_of(module)}")
+    if rank != wanted:
+        raise ValueError(f"{file}: {module} has rank {rank}, but {CONFIG_NAME} says {wanted}")
     bias, magnitude = tensors.get("lora_B.bias"), tensors.get("lora_magnitude_vector")
     for name, vector in (("lora_B.bias", bias), ("lora_magnitude_vector", magnitude)):
         if vector is not None and vector.numel() != b.shape[0]:
@@ -154,6 +160,7 @@ def _module(file: str, module: str, tensors: dict[str, Tensor], config: _Config,
         bias,
         None if magnitude is None else magnitude.flatten(),
         is_embedding="lora_embedding_A" in tensors,
+        num_experts=num_experts,
     )
 
 
@@ -176,6 +183,7 @@ def _read_config(folder: Path) -> _Config:
         bool(raw.get("use_rslora")),
         raw.get("rank_pattern") or {},
         raw.get("alpha_pattern") or {},
+        bool(raw.get("target_parameters")),
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -9,11 +10,14 @@ import torch
 from torch import Tensor
 
 from vllm.layers.adapted import AdapterPart, LayerChange
+from vllm.layers.adapted.experts import ExpertProduct
 from vllm.layers.linear import LinearBase, RowParallelLinear
 from vllm.layers.vocab_parallel_embedding import VocabParallelEmbedding
 from vllm.lora.adapter import AdapterFile, LoraTensors
 from vllm.lora.modules import ModuleMap, Share
 
+# Of experts in transformers' modules.
+_STACKS = ("gate_up_proj", "down_proj", "up_proj")
 # Columns of a base weight that are taken out of it at once.
 _UNIT_VECTORS = 256
 
@@ -37,17 +41,17 @@ def layer_changes(found: AdapterFile, modules: ModuleMap) -> dict[Any, LayerChan
     """
     given: dict[Any, _Given] = {}
     for module, tensors in found.modules.items():
-        # Of an embedding, A is [r, tokens] and B [width, r].
-        shape = len(tensors.b), tensors.a.shape[1]
         try:
-            for share in modules.shares(module, *(shape[::-1] if tensors.is_embedding else shape)):
-                _check_kind(share, tensors)
-                given.setdefault(share.place.module, _Given()).lora[share.place.part] = share, tensors
+            for share, part in _shares(module, tensors, modules):
+                _check_kind(share, part)
+                given.setdefault(share.place.module, _Given()).lora[share.place.part] = share, part
         except ValueError as error:
             raise ValueError(f"{found.name}: {module}: {error}") from None
     for name, tensor in found.saved.items():
         try:
             for place, kind, values in modules.tensors(name, tensor):
+                if isinstance(place.module, ExpertProduct):
+                    raise ValueError("an expert's own weight cannot be replaced")
                 own = given.setdefault(place.module, _Given())
                 (own.weights if kind == "weight" else own.biases)[place.part] = values
         except ValueError as error:
@@ -55,12 +59,40 @@ def layer_changes(found: AdapterFile, modules: ModuleMap) -> dict[Any, LayerChan
     return {layer: _change(layer, own) for layer, own in given.items()}
 
 
+def _shares(module: str, tensors: LoraTensors, modules: ModuleMap) -> Iterator[tuple[Share, LoraTensors]]:
+    """What a module is in the model, and its own part of the tensors."""
+    num_rows, num_columns = len(tensors.b), tensors.a.shape[1]
+    if tensors.num_experts == 1:
+        # Of an embedding, A is [r, tokens] and B [width, r].
+        shape = (num_columns, num_rows) if tensors.is_embedding else (num_rows, num_columns)
+        yield from ((share, tensors) for share in modules.shares(f"{module}.weight", *shape))
+        return
+    # A has the ranks of one expert after another, and B each rank's of all experts.
+    a, b = tensors.a.unflatten(0, (tensors.num_experts, -1)), tensors.b.unflatten(1, (-1, tensors.num_experts))
+    for share in _of_stack(module, (tensors.num_experts, num_rows, num_columns), modules):
+        expert = share.place.module.number
+        yield share, LoraTensors(tensors.scale, a[expert], b[..., expert])
+
+
+def _of_stack(module: str, shape: tuple[int, ...], modules: ModuleMap) -> list[Share]:
+    """Of the stack of experts' matrices with that shape: names do not say which of a module's it is."""
+    failure: ValueError | None = None
+    for name in _STACKS:
+        try:
+            return modules.shares(f"{module.replace('.base_layer', '')}.{name}", *shape)
+        except ValueError as error:
+            failure = error
+    raise failure or ValueError("it is no stack of experts")
+
+
 def _check_kind(share: Share, tensors: LoraTensors) -> None:
     is_embedding = isinstance(share.place.module, VocabParallelEmbedding)
     if is_embedding != tensors.is_embedding:
         raise ValueError("lora_embedding_A and lora_embedding_B are of an embedding, lora_A and lora_B of a linear")
-    if is_embedding and tensors.magnitude is not None:
-        raise ValueError("lora_magnitude_vector of an embedding is not supported")
+    has_vectors = tensors.magnitude is not None or tensors.bias is not None
+    if has_vectors and (is_embedding or isinstance(share.place.module, ExpertProduct)):
+        kind = "an embedding" if is_embedding else "an expert"
+        raise ValueError(f"lora_magnitude_vector and lora_B.bias of {kind} are not supported")
 
 
 def _change(layer: Any, given: _Given) -> LayerChange:

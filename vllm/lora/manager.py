@@ -10,6 +10,8 @@ import torch
 
 from vllm.config.lora import LoRAConfig
 from vllm.layers.adapted import AdaptedEmbedding, AdaptedProduct, AdapterRows, LayerChange, StepAdapters, WideLinear
+from vllm.layers.adapted.experts import AdaptedExperts, ExpertProduct, expert_places
+from vllm.layers.experts import Experts
 from vllm.layers.vocab_parallel_embedding import ParallelLMHead, VocabParallelEmbedding
 from vllm.lora.adapter import read_adapter
 from vllm.lora.changes import layer_changes
@@ -33,15 +35,20 @@ class AdapterManager:
         self.version = 0
         self._max_rank, self._num_rows = config.max_lora_rank, config.max_loras
         self._step = StepAdapters()
-        self._map = ModuleMap(model, model.adapter_places)
+        places = dict(model.adapter_places)
+        for name, module in model.named_modules():
+            if isinstance(module, Experts):
+                places |= dict(expert_places(name, module))
+        self._map = ModuleMap(model, places)
         self._loaded: dict[int, dict[Any, LayerChange]] = {}
         self._numbers: list[int | None] = [None] * self._num_rows  # of the adapter in each row, the last used last
         self._slots: list[set[int]] = [set() for _ in range(self._num_rows)]  # that use each row
         self._used_last: list[int] = list(range(self._num_rows))
         self._products: dict[Any, AdaptedProduct | AdaptedEmbedding] = {}
-        for place in model.adapter_places.values():
-            if place.module not in self._products:
-                self._products[place.module] = place.module.adapters = self._product(place.module)
+        for place in places.values():
+            layer = place.module
+            if layer not in self._products and (not isinstance(layer, ExpertProduct) or layer.is_held):
+                self._products[layer] = layer.adapters = self._product(layer)
         # Where recorded steps find their rows.
         self._order = torch.zeros(max_tokens, dtype=torch.int32)
         self._starts = torch.zeros(self._num_rows + 1, dtype=torch.int32)
@@ -92,6 +99,13 @@ class AdapterManager:
             return AdaptedEmbedding([layer.width], len(layer.vocab_range), *common)
         if isinstance(layer, ParallelLMHead):
             return AdaptedProduct([len(layer.vocab_range)], layer.width, *common)
+        if isinstance(layer, ExpertProduct):
+            if layer.experts.adapters is None:
+                layer.experts.adapters = AdaptedExperts(layer.experts, self._step, self._num_rows)
+            experts: Any = layer.experts.adapters
+            product = AdaptedProduct(layer.sizes, layer.width, layer.empty, experts.own_step, *common[2:])
+            experts.products[layer.is_first, layer.number] = product
+            return product
         if isinstance(layer, WideLinear):
             return AdaptedProduct([len(layer.weight)], layer.width, *common)
         return AdaptedProduct([len(rows.held) for rows in layer.parts.values()], len(layer.inputs.held), *common)
@@ -152,7 +166,10 @@ class AdapterManager:
         for layer, product in self._products.items():
             self.version += product.put(row, changes.get(layer))
         self._unrecorded.discard(row)
-        if any(change.weights for layer, change in changes.items() if not isinstance(layer, ParallelLMHead)):
+        if any(
+            isinstance(layer, ExpertProduct) or (change.weights and not isinstance(layer, ParallelLMHead))
+            for layer, change in changes.items()
+        ):
             self._unrecorded.add(row)
         self._numbers[row] = number
         return row

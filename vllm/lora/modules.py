@@ -43,14 +43,14 @@ class ModuleMap:
 
     def __init__(self, model: nn.Module, places: Mapping[str, AdapterPlace]) -> None:
         self._model, self._places = model, places
-        self._found: dict[tuple[str, int, int], list[Share]] = {}
+        self._found: dict[tuple[str, tuple[int, ...]], list[Share]] = {}
 
-    def shares(self, module: str, num_rows: int, num_columns: int) -> list[Share]:
-        """Of the module's weight. ValueError: the model has none of that name, or one of another shape."""
-        key = module, num_rows, num_columns
-        if key not in self._found:
-            self._found[key] = self._find(*key)
-        return self._found[key]
+    def shares(self, name: str, *shape: int) -> list[Share]:
+        """Of a weight [rows, columns], or a stack [E, rows, columns] of experts'. ValueError: the model has none of
+        that name, or one of another shape."""
+        if (name, shape) not in self._found:
+            self._found[name, shape] = self._find(name, shape)
+        return self._found[name, shape]
 
     def tensors(self, name: str, tensor: Tensor) -> Iterator[tuple[AdapterPlace, str, Tensor]]:
         """This rank's parts of a whole tensor, a "weight" or a "bias", and whose they are. ValueError as `shares`."""
@@ -72,17 +72,17 @@ class ModuleMap:
     def _place(self, name: str) -> AdapterPlace | None:
         return self._places.get(name) or self._places.get(BASE_PREFIX + name)
 
-    def _find(self, module: str, num_rows: int, num_columns: int) -> list[Share]:
-        shape = num_rows, num_columns
+    def _find(self, name: str, shape: tuple[int, ...]) -> list[Share]:
+        *_, num_rows, num_columns = shape
         # From 1 on, as a product with 0 is 0.
         rows = torch.arange(1, num_rows + 1, dtype=torch.float64)[:, None].expand(shape)
         columns = torch.arange(1, num_columns + 1, dtype=torch.float64)[None].expand(shape)
         probes = rows, columns, torch.ones(1, 1, dtype=torch.float64).expand(shape)
         failure: ValueError | None = None
         # Some checkpoints have weights of [inputs, outputs].
-        for own in (probes, tuple(each.t() for each in probes)):
+        for own in (probes, tuple(each.transpose(-1, -2) for each in probes)):
             try:
-                shares = self._shares(f"{module}.weight", *own)
+                shares = self._shares(name, *own)
             except ValueError as error:
                 failure = failure or error
                 continue

@@ -38,7 +38,7 @@ class _LoRAResolverRegistry:
         """
         if resolver_name not in self.resolvers:
             known = ", ".join(self.resolvers) or "none"
-            raise KeyError(f"no LoRA resolver {resolver_name!r}; there are: {known}")
+            raise KeyError(f"LoRA resolver {resolver_name!r} not found; there are: {known}")
         return self.resolvers[resolver_name]
 
 

@@ -30,7 +30,7 @@ _DENSE = {
     "gemma4": "Gemma4ForCausalLM Gemma4UnifiedForCausalLM",
     "glm": "Glm4ForCausalLM GlmForCausalLM",
     "gpt2": "GPT2LMHeadModel GPTBigCodeForCausalLM GPTNeoForCausalLM OpenAIGPTLMHeadModel",
-    "gpt_neox": "GPTNeoXForCausalLM",
+    "gpt_neox": "GPTNeoXForCausalLM GPTNeoXJapaneseForCausalLM",
     "gptj": "CodeGenForCausalLM GPTJForCausalLM",
     "granite": "GraniteForCausalLM GraniteSWAForCausalLM HyperCLOVAXForCausalLM",
     "internlm": "InternLM2ForCausalLM InternLM3ForCausalLM InternLMForCausalLM",

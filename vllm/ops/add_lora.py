@@ -43,7 +43,7 @@ def add_lora_(
 
     The product may be several with the same x, outputs side by side, such as a query's, a key's and a value's: P parts
     with an A, a rank and a scale each. Sums are in float32, in an order that depends neither on other rows nor on
-    their adapters; the result is rounded once.
+    their adapters; what is between the products is float32 or, of bfloat16 x, may be rounded to it.
 
     Args:
         out: [T, N], of the dtype of x or float32; the last dimension contiguous.

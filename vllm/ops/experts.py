@@ -230,18 +230,37 @@ def _by_expert(
     weigh_inputs: bool,
 ) -> Tensor:
     """The reference: expert by expert."""
+
+    def multiply(is_first: bool, index: int, x: Tensor, tokens: Tensor) -> Tensor:
+        return (first if is_first else second).multiply(index, x)
+
+    return experts_one_by_one(hidden, ids, weights, len(first), multiply, activation, first_expert, weigh_inputs)
+
+
+def experts_one_by_one(
+    hidden: Tensor,
+    ids: Tensor,
+    weights: Tensor,
+    num_experts: int,
+    multiply: Callable[[bool, int, Tensor, Tensor], Tensor],
+    activation: Callable[[Tensor], Tensor],
+    first_expert: int = 0,
+    weigh_inputs: bool = False,
+) -> Tensor:
+    """As `experts`, whose `num_experts` products are functions: multiply(is the first, the expert's index on this rank,
+    x [T, K], the tokens of its rows int64 [T]) -> float32 [T, N]."""
     out = torch.zeros(hidden.shape, dtype=torch.float32, device=hidden.device)
-    for index, places in enumerate(_places(ids, first_expert, len(first))):
+    for index, places in enumerate(_places(ids, first_expert, num_experts)):
         if not len(places):
             continue
         tokens, own = places // ids.shape[1], weights.flatten()[places, None]
         x = hidden[tokens]
         if weigh_inputs:
             x = (x.float() * own).to(hidden.dtype)
-        inner = first.multiply(index, x)
+        inner = multiply(True, index, x, tokens)
         # Functions that are not ours are written for the model's dtype.
         inner = activation(inner if isinstance(activation, ExpertActivation) else inner.to(hidden.dtype))
-        result = second.multiply(index, inner.to(hidden.dtype).contiguous())
+        result = multiply(False, index, inner.to(hidden.dtype).contiguous(), tokens)
         out.index_add_(0, tokens, result if weigh_inputs else result * own)
     return out.to(hidden.dtype)
 

@@ -32,7 +32,7 @@ def gated_delta_rule_(
     with g = e^(-rate * softplus(decay + bias)), or, where `bound` is not 0, e^(bound * sigmoid(rate * (decay + bias))),
     b = beta_scale * sigmoid(beta), and k and q divided by the roots of their sums of squares + eps. Returns o,
     [T, Hv * Dv], rounded to qkv's dtype. `pool` gets each row's S. A token's result depends only on its sequence, bit
-    for bit, wherever it is cut.
+    for bit, wherever it is cut; on CUDA wherever it is cut at multiples of 16 tokens, or VLLM_BATCH_INVARIANT is set.
 
     Args:
         qkv: float32, bfloat16 or float16 [T, 2 * Hk * Dk + Hv * Dv], the last dimension contiguous: all heads' queries,

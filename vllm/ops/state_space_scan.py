@@ -29,7 +29,8 @@ def state_space_scan_(
         S = e^(-rate * d) S + B (d x);  y = C S + skip * x
 
     with d = softplus(dt + bias), clamped to [dt_min, dt_max]. Returns y, [T, H * P], rounded to xbc's dtype. `pool`
-    gets each row's S. A token's result depends only on its sequence, bit for bit, wherever it is cut.
+    gets each row's S. A token's result depends only on its sequence, bit for bit, wherever it is cut; on
+    CUDA wherever it is cut at multiples of 16 tokens, or VLLM_BATCH_INVARIANT is set.
 
     Args:
         xbc: float32, bfloat16 or float16 [T, H * P + 2 * G * N], the last dimension contiguous: all heads' x, all

@@ -20,9 +20,10 @@ from vllm.entrypoints.async_llm import AsyncLLM
 from vllm.exceptions import shown
 from vllm.pooling.pairs import check_score_args, score_type
 from vllm.pooling.score_templates import ScoreTemplate, default_template, score_template
-from vllm.server.adapters import ServedAdapters, chosen, parse_modules
+from vllm.server.adapters import ServedAdapters, chosen
 from vllm.server.errors import ApiError
 from vllm.server.http_metrics import HttpMetrics
+from vllm.server.lora_modules import parse_modules
 from vllm.server.response_store import ResponseStore
 from vllm.server.server_args import ServerArgs
 from vllm.tokenizers.tokenizer import Tokenizer

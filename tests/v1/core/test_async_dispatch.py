@@ -39,6 +39,7 @@ class LateResult:
 class FakeWorker:
     can_schedule_ahead = True
     weights_version = 0
+    weight_version = None
     kv_group_windows = (None,)
 
     def __init__(self, max_num_seqs: int, seen: Counter) -> None:

@@ -78,6 +78,8 @@ CONTROL: dict[str, Callable[[Any], Any]] = {
     "preprocess_chat": lambda llm: llm.preprocess_chat(
         [{"role": "user", "content": "ab"}], chat_template="{{ messages[0].content }}"
     ),
+    "get_weight_version": lambda llm: llm.get_weight_version(),
+    "init_weight_transfer_engine": lambda llm: llm.init_weight_transfer_engine(),
     "get_world_size": lambda llm: llm.get_world_size(),
     "is_sleeping": lambda llm: llm.is_sleeping(),
     "reset_mm_cache": lambda llm: llm.reset_mm_cache(),
@@ -95,6 +97,7 @@ CONTROL: dict[str, Callable[[Any], Any]] = {
 WORKERS = {"apply_model"}
 OTHERS = {"wait_for_completion", "from_engine_args", "from_vllm_config", "sleep", "wake_up"}
 OTHERS |= {"add_lora", "remove_lora", "list_loras", "pin_lora", "with_adapters"}  # test_llm_adapters.py
+OTHERS |= {"start_weight_update", "update_weights", "finish_weight_update"}  # test_weight_versions.py
 
 
 def public_methods(kind: type) -> set[str]:

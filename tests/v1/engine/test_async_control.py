@@ -90,6 +90,8 @@ ANSWERING = {
     "get_supported_tasks": lambda engine: engine.get_supported_tasks(),
     "get_tokenizer": lambda engine: engine.get_tokenizer(),
     "get_vllm_config": lambda engine: engine.get_vllm_config(),
+    "get_weight_version": lambda engine: engine.get_weight_version(),
+    "init_weight_transfer_engine": lambda engine: engine.init_weight_transfer_engine(),
     "is_paused": lambda engine: engine.is_paused(),
     "is_sleeping": lambda engine: engine.is_sleeping(),
     "is_tracing_enabled": lambda engine: engine.is_tracing_enabled(),
@@ -103,6 +105,8 @@ ANSWERING = {
 # They end the engine, wake it, need a profiler's folder, or are refused.
 OTHERS = {"compile_grammar", "encode", "shutdown", "start_profile", "stop_profile", "wait_dead", "wake_up"}
 OTHERS |= {"add_lora", "remove_lora", "list_loras", "pin_lora", "with_adapters"}  # test_adapters_async.py
+# test_weight_versions.py
+OTHERS |= {"start_weight_update", "update_weights", "finish_weight_update", "get_num_unfinished_requests"}
 
 
 async def is_held(*tasks):

@@ -38,9 +38,14 @@ def plain(folder: Path) -> LLM:
 
 
 def drafting(folder: Path, draft: Path, num_tokens: int = 4, **fields: Any) -> LLM:
-    return make_tiny_llm(
-        folder, speculative_config={"model": str(draft), "num_speculative_tokens": num_tokens}, **fields
-    )
+    # Drafts of a model as large as its target do not pay.
+    always = [(1, 1024, num_tokens)]
+    config = {
+        "model": str(draft),
+        "num_speculative_tokens": num_tokens,
+        "num_speculative_tokens_per_batch_size": always,
+    }
+    return make_tiny_llm(folder, speculative_config=config, **fields)
 
 
 def counts(llm: LLM) -> tuple[int, int]:

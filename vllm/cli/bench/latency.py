@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import argparse
 
-from vllm.cli.bench.run import add_workload_arguments, measure, report, summary
+from vllm.cli.bench.run import add_workload_arguments, draft_figures, measure, report, summary
 
 NAME = "latency"
 HELP = "how long one batch takes"
@@ -31,5 +31,5 @@ def run(args: argparse.Namespace) -> int:
     if args.output_len > 1:
         rest = [(sample.seconds - sample.first_token_seconds) / (args.output_len - 1) for sample in samples]
         figures["seconds_per_further_token"] = summary(rest)
-    report(args, "latency", engine, figures)
+    report(args, "latency", engine, figures | draft_figures(samples))
     return 0

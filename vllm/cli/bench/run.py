@@ -33,6 +33,9 @@ class Sample:
     first_token_seconds: float
     prompt_tokens: int
     output_tokens: int
+    num_drafts: int = 0  # under speculation, with their tokens and those of them that were right
+    draft_tokens: int = 0
+    accepted_tokens: int = 0
 
 
 def add_workload_arguments(
@@ -78,6 +81,17 @@ def measure(args: argparse.Namespace) -> tuple[LLMEngine, list[Sample]]:
 def summary(values: Sequence[float]) -> dict[str, Any]:
     """Median, least and greatest of one figure over the runs, and the runs."""
     return {"median": statistics.median(values), "min": min(values), "max": max(values), "runs": list(values)}
+
+
+def draft_figures(samples: Sequence[Sample]) -> dict[str, dict[str, Any]]:
+    """Under speculation: the share of drafted tokens that were right, and tokens that a draft brought, with the one
+    after it; empty where a run had no drafts."""
+    if not all(sample.num_drafts for sample in samples):
+        return {}
+    return {
+        "acceptance_rate": summary([sample.accepted_tokens / sample.draft_tokens for sample in samples]),
+        "acceptance_length": summary([1 + sample.accepted_tokens / sample.num_drafts for sample in samples]),
+    }
 
 
 def report(args: argparse.Namespace, kind: str, engine: LLMEngine, figures: dict[str, dict[str, Any]]) -> None:
@@ -142,4 +156,13 @@ def _run_once(engine: LLMEngine, prompts: Sequence[list[int]], params: SamplingP
         assert output.metrics is not None and output.metrics.first_token_time is not None
         first_token = max(first_token, output.metrics.first_token_time)
     output_tokens = sum(len(output.outputs[0].token_ids) for output in outputs)
-    return Sample(seconds, first_token - started, sum(map(len, prompts)), output_tokens)
+    drafts = [each for output in outputs if (each := output.outputs[0].spec_decode_metrics) is not None]
+    return Sample(
+        seconds,
+        first_token - started,
+        sum(map(len, prompts)),
+        output_tokens,
+        sum(len(each.per_step_drafted) for each in drafts),
+        sum(each.num_draft_tokens for each in drafts),
+        sum(sum(each.per_step_accepted) for each in drafts),
+    )

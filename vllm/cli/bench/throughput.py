@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import argparse
 
-from vllm.cli.bench.run import add_workload_arguments, measure, report, summary
+from vllm.cli.bench.run import add_workload_arguments, draft_figures, measure, report, summary
 
 NAME = "throughput"
 HELP = "how many prompts and tokens a second"
@@ -33,5 +33,5 @@ def run(args: argparse.Namespace) -> int:
         # One reading of all ids a generated token.
         rates = [sample.output_tokens * args.num_ids / sample.seconds for sample in samples]
         figures["ids_read_per_second"] = summary(rates)
-    report(args, "throughput", engine, figures)
+    report(args, "throughput", engine, figures | draft_figures(samples))
     return 0

@@ -5,6 +5,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from vllm import envs
+
 
 @triton.jit
 def row_of(slots_ptr, starts_ptr, lengths_ptr, row, slot_stride):
@@ -27,3 +29,38 @@ def softplus(x):
 @triton.jit
 def sigmoid(x):
     return 1.0 / (1.0 + tl.exp(-x))
+
+
+CHUNK = 16
+"""Tokens that kernels take together: as many as a block of the prefix cache has, at whose borders states are kept."""
+
+
+KEY_TILE = 16
+"""Rows of a state that a chunk's products take at a time: more of float32 spill registers."""
+
+
+def takes_chunks(num_tokens: int, num_rows: int) -> bool:
+    """Whether tokens of a step are taken together where a row has a whole chunk of them, counted from the sequence's
+    first token. Sums then have another order than token by token, and which tokens are taken so depends on where a
+    sequence is cut: with VLLM_BATCH_INVARIANT none are."""
+    return num_tokens >= num_rows + CHUNK - 1 and not envs.batch_invariant()
+
+
+@triton.jit
+def chunks_of(first, last, before, CHUNK: tl.constexpr):
+    """Of a row's tokens the first that a chunk begins with, and how many whole chunks there are from it on."""
+    begin = tl.minimum(first + (CHUNK - before % CHUNK) % CHUNK, last)
+    return begin, (last - begin) // CHUNK
+
+
+@triton.jit
+def decays_between(logs, CHUNK: tl.constexpr):
+    """From the logarithms of a chunk's decays what is left, at each token, of what each token before it wrote [C, C], 0
+    for those after it; and of what was there before the chunk [C]. Sums are of the tokens between, as the difference
+    of two sums from the beginning would lose digits."""
+    t = tl.arange(0, CHUNK)
+    until = t[:, None] >= t[None, :]
+    after = tl.where(t[:, None] > t[None, :], logs[:, None], 0.0)
+    sums = tl.dot(until.to(tl.float32), after, input_precision="ieee")
+    from_begin = tl.sum(tl.where(until, logs[None, :], 0.0), axis=1)
+    return tl.where(until, tl.exp(sums), 0.0), tl.exp(from_begin)

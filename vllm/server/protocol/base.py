@@ -45,7 +45,7 @@ REFUSED_FIELDS: Refusals = {
     "guided_decoding_backend": (("auto", "guidance"), "grammars run by llguidance"),
     "modalities": ((["text"],), "answers are text"),
     "audio": ((), "answers are text"),
-    "prediction": ((), "there is no speculative decoding"),
+    "prediction": ((), "with speculative_config, drafts are copied from the prompt: put the text there"),
     "reasoning_effort": (("none",), "the model has no reasoning effort to set"),
     "reasoning": ((), "the model has no reasoning effort to set"),
     "include_reasoning": ((False, True), "the model's reasoning, if it does any, is in its text"),

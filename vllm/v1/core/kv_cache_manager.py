@@ -45,6 +45,8 @@ class KVCacheManager:
 
     num_groups = 1
     has_states = False
+    snapshot_interval: int | None = None
+    """A step that ends at a multiple of so many tokens saves the request's state; None: none does."""
     cuts_shares = False
     """Whether a step's share of a request may have to end early: the scheduler then asks `share` and `awaits`."""
 

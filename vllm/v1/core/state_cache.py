@@ -34,6 +34,7 @@ class StateCacheManager(GroupedKVCacheManager):
         self.snapshots = SnapshotPool(config.num_snapshots)
         assert config.snapshot_interval is not None
         self._interval = config.snapshot_interval
+        self.snapshot_interval = self._interval if self.enable_caching else None
         # How many waiting requests could begin with this content.
         self._num_waiting: Counter[bytes] = Counter()
         self._counted: dict[str, list[bytes]] = {}

@@ -7,6 +7,8 @@ from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from typing_extensions import Self
+
 from vllm.exceptions import EngineDeadError, VLLMValidationError
 from vllm.lora.request import NOT_ENABLED, LoRARequest, given_lora_request
 from vllm.v1.engine.core_process.client import CoreClient
@@ -113,6 +115,15 @@ class AsyncEngineControl:
     def num_unfinished_requests(self) -> int:
         """Requests whose last output has not been produced."""
         return sum(replica.output_processor.num_unfinished_requests for replica in self.replicas)
+
+    def get_num_unfinished_requests(self) -> int:
+        """`num_unfinished_requests`."""
+        return self.num_unfinished_requests
+
+    @property
+    def output_processor(self) -> Self:
+        """Itself: upstream's engine counts its requests in another object."""
+        return self
 
     @property
     def _is_paused(self) -> bool:

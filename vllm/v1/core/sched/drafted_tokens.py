@@ -31,14 +31,15 @@ class DraftedTokens:
                 return num_new + len(drafts), added
         return num_new, self._kv.grow(request, num_new)
 
-    @staticmethod
-    def _usable(request: Request, num_new: int, room: int) -> list[int]:
+    def _usable(self, request: Request, num_new: int, room: int) -> list[int]:
         """A step that computes all known tokens draws one token more than it has drafts. What ends the request is left
-        to be drawn: nothing follows it."""
+        to be drawn: nothing follows it. A state is saved where a step's known tokens end at a border."""
         if request.num_pending_tokens or request.num_computed_tokens + num_new < len(request.token_ids):
             return []
-        num_left = request.length_limit - request.num_output_tokens - 1
-        drafts = request.draft_token_ids[: max(min(num_left, room - num_new), 0)]
+        most = min(request.length_limit - request.num_output_tokens - 1, room - num_new)
+        if self._kv.snapshot_interval is not None:
+            most = min(most, -len(request.token_ids) % self._kv.snapshot_interval - 1)
+        drafts = request.draft_token_ids[: max(most, 0)]
         for index, token_id in enumerate(drafts):
             if token_id in request.end_token_ids:
                 return drafts[:index]

@@ -33,7 +33,8 @@ class AdaptiveDrafter:
 
     A step of n rows takes the time sqrt(c^2 + n^2), with c rows that are as good as free, and drafting a token
     `token_cost` of a step. A draft of k tokens, each right with probability p if those before it are, yields
-    p + p^2 .. + p^k. What is maximised is the step's tokens over its time.
+    p + p^2 .. + p^k. What is maximised is the step's tokens over its time. A configuration's own numbers by batch size
+    are taken as they are.
     """
 
     def __init__(
@@ -75,6 +76,8 @@ class AdaptiveDrafter:
         self._step += 1
         num_reqs = len(slots)
         most = np.minimum(room, self._config.tokens_at(num_reqs))
+        if self._config.num_speculative_tokens_per_batch_size is not None:
+            return self._drafts(slots, states, most)
         chance = self._chance(slots)
         choices = np.minimum(np.floor(np.log(_LEAST_CHANCES) / np.log(chance)), most)
         gains = self._gain(chance, choices)
