@@ -7,6 +7,7 @@ import json
 import pytest
 import torch
 import transformers
+from byte_tokenizer import VOCAB_SIZE, make_byte_tokenizer
 from test_pooling_decoders import SIZES, config_of, save
 from tiny_adapters import PREFIX, make_adapter, merged
 
@@ -105,3 +106,26 @@ def test_each_adapter_has_its_own_classifier(kind, tmp_path):
     for prompt, own, output in zip(PROMPTS, each, llm.classify(ids_of(PROMPTS), lora_request=each), strict=True):
         logits = models[own and own.lora_name](torch.tensor([prompt])).logits[0]
         torch.testing.assert_close(torch.tensor(output.outputs.probs), logits.softmax(0), **TOLERANCE)
+
+
+@torch.no_grad()
+def test_words_as_classes_are_the_adapted_heads(tmp_path):
+    """As rerankers ask for Yes and No: the head's rows of two words, which an adapter changes, too."""
+    model = save(tmp_path / "model", config_of("Qwen3Config", vocab_size=VOCAB_SIZE), "ForCausalLM")
+    encode = make_byte_tokenizer(tmp_path / "model").encode
+    words = [encode("n")[-1], encode("y")[-1]]
+    folder = make_adapter(tmp_path / "a1", model, targets=("q_proj", "lm_head"))
+    models = {None: model, "a1": merged(model, folder)}
+    overrides = {
+        "architectures": ["Qwen3ForSequenceClassification"],
+        "classifier_from_token": ["n", "y"],
+        "is_original_qwen3_reranker": True,
+    }
+    options = {"runner": "pooling", "hf_overrides": overrides, "max_model_len": 64, "skip_tokenizer_init": False}
+    llm = start(tmp_path / "model", **options)
+    request = LoRARequest("a1", 1, str(folder))
+    for each in ([None] * 4, [request, None, None, request]):
+        outputs = llm.classify(ids_of(PROMPTS), lora_request=each)
+        for prompt, own, output in zip(PROMPTS, each, outputs, strict=True):
+            logits = models[own and own.lora_name](torch.tensor([prompt])).logits[0, -1, words]
+            torch.testing.assert_close(torch.tensor(output.outputs.probs), logits.softmax(0)[1:], **TOLERANCE)

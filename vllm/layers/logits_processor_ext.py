@@ -60,6 +60,9 @@ class LogitsProcessorWithIndexedOutput(nn.Module):
         rounded up to 32 rows on CPU. With our packed layout the result has the bits of the head's; with a plain
         weight (CUDA) it may differ by the rounding of the order of sums.
         """
+        if getattr(lm_head.adapters, "is_used", False):
+            # They may change any of its rows.
+            return self(lm_head, hidden_states)[1]
         vocab_slice = self._slice_of(lm_head)
         if self._source is not lm_head.packed:
             self._take_rows(lm_head)
