@@ -88,7 +88,7 @@ def complete(server, model, **body):
 def test_names(server, made):
     cards = {each["id"]: each for each in server.request("GET", "/v1/models").json()["data"]}
     assert list(cards)[:3] == ["tiny", "one", "two"]
-    assert (cards["one"]["root"], cards["one"]["parent"]) == (str(made.paths["one"]), "tiny")
+    assert (cards["one"]["root"], cards["one"]["parent"]) == ("one", "tiny")
     assert (cards["tiny"]["root"], cards["tiny"]["parent"]) == ("tiny", None)
     assert server.request("GET", "/v1/models/two").json()["id"] == "two"
     assert server.request("GET", "/v1/models/nobody").status_code == 404

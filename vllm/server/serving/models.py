@@ -110,14 +110,14 @@ async def metrics(request: Request) -> Response:
 
 
 def _card(state: ServerState, name: str) -> dict[str, Any]:
-    """Of an adapter `root` is its path as it was given, and `parent` its model."""
+    """Of an adapter `parent` is its model. `root` is the name: answers say nothing of paths."""
     adapter = None if name in state.model_names else state.adapters.by_name.get(name)
     return {
         "id": name,
         "object": "model",
         "created": state.created,
         "owned_by": "vllm",
-        "root": name if adapter is None else adapter.lora_path,
+        "root": name,
         "parent": None if adapter is None else adapter.base_model_name or state.model_names[0],
         "max_model_len": state.engine.model_config.max_model_len,
         "tasks": state.tasks,
