@@ -10,9 +10,10 @@ import torch
 import torch.nn.functional as F
 from backends import DTYPES, assert_accurate, chosen, strided
 from layouts import LEVELS
+from packed_experts import put_expert
 from torch import Tensor
 
-from vllm.layers.linear_method import FP8, INT4, INT8, UNQUANTIZED, LinearMethod, pack_expert
+from vllm.layers.linear_method import FP8, INT4, INT8, UNQUANTIZED, LinearMethod
 from vllm.ops.experts import ExpertActivation, PackedExperts, experts
 
 SILU = ExpertActivation()
@@ -62,7 +63,7 @@ def mixture(
         for index in range(num_experts):
             weight, own_bias = random(rows, columns), random(rows) if bias else None
             plain.append((weight, own_bias))
-            pack_expert(packed, index, [weight.clone()], None if own_bias is None else own_bias.clone(), method)
+            put_expert(packed, index, [weight.clone()], None if own_bias is None else own_bias.clone(), method)
     return made
 
 

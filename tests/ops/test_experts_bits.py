@@ -10,11 +10,12 @@ import pytest
 import torch
 from backends import DTYPES, assert_accurate, chosen
 from layouts import BFLOAT16_LAYOUTS, CPP_LEVELS, LEVELS, needs_kernels
+from packed_experts import put_expert
 from test_experts import EXPERTS, GPT_OSS, SILU, inputs, loop, mixture
 from test_quantized_linear import random_weight
 from torch import Tensor
 
-from vllm.layers.linear_method import FP8, INT4, INT8, QUANTIZED, UNQUANTIZED, LinearMethod, pack_expert
+from vllm.layers.linear_method import FP8, INT4, INT8, QUANTIZED, UNQUANTIZED, LinearMethod
 from vllm.ops.experts import ExpertActivation, PackedExperts, experts
 from vllm.ops.quantized_linear import pack_quantized
 from vllm.ops.recording import Recording
@@ -210,12 +211,12 @@ def test_what_does_not_fit_is_named(backend: str) -> None:
         with pytest.raises(RuntimeError, match="weights must have dtype float32"):
             experts(hidden, ids, weights.double(), *packs, SILU)
         lacking = PackedExperts.empty(2, gated=True)
-        pack_expert(lacking, 0, [torch.zeros(80, 70)], None, UNQUANTIZED)
+        put_expert(lacking, 0, [torch.zeros(80, 70)], None, UNQUANTIZED)
         with pytest.raises(RuntimeError, match="the same experts"):
             experts(hidden, ids, weights, lacking, made.second, SILU)
         fewer = PackedExperts.empty(2)
         for index in range(2):
-            pack_expert(fewer, index, [torch.zeros(70, 40)], None, UNQUANTIZED)
+            put_expert(fewer, index, [torch.zeros(70, 40)], None, UNQUANTIZED)
         with pytest.raises(RuntimeError, match="an expert has no weights yet"):
             experts(hidden, ids, weights, lacking, fewer, SILU)
         with pytest.raises(ValueError, match="packed with a gate"):

@@ -8,12 +8,13 @@ from typing import Any
 import pytest
 import torch
 from backends import DTYPES, assert_accurate, chosen
+from packed_experts import put_expert
 from test_experts import ACTIVATIONS, EXPERTS, GPT_OSS, SILU, Mixture, assert_near, inputs, loop, mixture, taken
 from test_quantized_linear import EACH_KIND, float8_weight, random_weight
 from test_quantized_linear_triton import on_device
 from torch import Tensor
 
-from vllm.layers.linear_method import INT8, UNQUANTIZED, pack_expert
+from vllm.layers.linear_method import INT8, UNQUANTIZED
 from vllm.ops import experts as module
 from vllm.ops.experts import ExpertActivation, PackedExperts, experts, takes_all_experts
 from vllm.ops.triton.experts import can_multiply
@@ -142,8 +143,8 @@ def test_other_weights_are_left_to_the_loop(backend: str) -> None:
     with chosen(backend):
         first, second = PackedExperts.empty(EXPERTS, gated=True), PackedExperts.empty(EXPERTS)
         for index in range(EXPERTS):
-            pack_expert(first, index, [torch.randn(80, 128) / 10], None, INT8)
-            pack_expert(second, index, [torch.randn(128, 40) / 10], None, UNQUANTIZED)
+            put_expert(first, index, [torch.randn(80, 128) / 10], None, INT8)
+            put_expert(second, index, [torch.randn(128, 40) / 10], None, UNQUANTIZED)
         assert not can_multiply(hidden, first) and can_multiply(hidden, second)
         assert not can_multiply(hidden.half(), second)
         got = experts(hidden, ids, weights, first, second, SILU)
@@ -184,7 +185,7 @@ def quantized_mixture(kind: str, bits: int, dtype: torch.dtype, bias: bool = Fal
             own_bias = torch.randn(rows).to(dtype) if bias else None
             plain.append((weight.dequantize(), own_bias))
             there = None if own_bias is None else own_bias.to(DEVICE)
-            pack_expert(packed, index, [QuantizedWeight(on_device(weight), "w")], there, UNQUANTIZED)
+            put_expert(packed, index, [QuantizedWeight(on_device(weight), "w")], there, UNQUANTIZED)
     return made
 
 
