@@ -18,6 +18,7 @@ from state_calls import state_calls
 from torch import Tensor
 
 from vllm.ops._dispatch import force
+from vllm.ops.add_lora import add_lora_, add_lora_embedding_, grouped_ranks
 from vllm.ops.block_copies import block_parts, copy_blocks_
 from vllm.ops.choose_experts import ExpertChoice, choose_experts
 from vllm.ops.count_above import count_above
@@ -301,6 +302,21 @@ def _attention_calls(dtype: torch.dtype, count: int) -> Iterator[tuple[str, Call
         )
 
 
+def _lora_calls(dtype: torch.dtype) -> Iterator[tuple[str, Call]]:
+    """Of two adapters on four of six rows: products of two parts, one of them not adapted, and an embedding."""
+    order, starts = torch.tensor([4, 0, 1, 3, 0, 0]).int(), torch.tensor([0, 1, 4]).int()
+    ranks, scales = torch.tensor([[3, 0], [16, 5]]).int(), torch.tensor([[0.5, 1.0], [2.0, 0.3]])
+    x, out = torch.randn(6, 40).to(dtype), torch.randn(6, 40).to(dtype)
+    a = torch.stack([torch.cat([grouped_ranks(torch.randn(16, 40), 1) for _ in range(2)]) for _ in range(2)]).to(dtype)
+    b, gain, shift = torch.randn(2, 16, 40).to(dtype), torch.randn(2, 40), torch.randn(2, 40)
+    parts = order, starts, a, b, ranks, scales, torch.tensor([0, 24, 40]).int()
+    yield f"add_lora {dtype}", lambda: add_lora_(out.clone(), x, *parts)
+    yield f"add_lora of magnitudes {dtype}", lambda: add_lora_(out.clone(), x, *parts, gain, shift)
+    ids, one = torch.tensor([0, 39, -1, 7, 12, 3]).int(), torch.tensor([0, 40]).int()
+    whole = a[:, :1].contiguous(), b, ranks[:, :1].contiguous(), scales[:, :1].contiguous(), one
+    yield f"add_lora_embedding {dtype}", lambda: add_lora_embedding_(out.clone(), ids, order, starts, *whole)
+
+
 def _calls(capability: int) -> Iterator[tuple[str, Call]]:
     """All on Hopper; elsewhere of each kernel what is compiled in another way than there. On Ampere those are the
     products, on Turing, which has no bfloat16, all kernels in float16."""
@@ -319,6 +335,8 @@ def _calls(capability: int) -> Iterator[tuple[str, Call]]:
         for name, call in _attention_calls(dtype, counts[dtype]):
             yield f"{name} {dtype}", call
         yield from _latent_calls(dtype, (dtype, *FLOAT8) if is_hopper else (dtype,))
+        if is_hopper or dtype == half:
+            yield from _lora_calls(dtype)
     yield from _float8_calls(half, FLOAT8 if is_hopper else FLOAT8[:1])
     if capability >= 80:
         yield from _linear_readings_calls()

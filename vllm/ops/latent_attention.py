@@ -61,15 +61,13 @@ def latent_attention(
         [T, H, latent_dim] of the queries' dtype, contiguous, summed in float32. A row's values do not depend on the
         other rows of the batch.
     """
-    out = q_latent.new_empty(q_latent.shape)
-    arguments = q_latent, q_rope, cache, block_table, query_start_loc, seq_lens, scale, out, cache_scale
+    arguments = q_latent, q_rope, cache, block_table, query_start_loc, seq_lens, scale
     which = implementation(q_latent)
-    if which == "cpp":
-        torch.ops.vllm_cpu.latent_attention(*arguments)
-    elif which == "triton" and triton_function("fits", __name__)(q_latent):
-        triton_function("latent_attention", __name__)(*arguments)
-    else:
-        latent_attention_reference(*arguments)
+    if which == "triton" and triton_function("fits", __name__)(q_latent):
+        return triton_function("latent_attention", __name__)(*arguments, cache_scale)
+    out = q_latent.new_empty(q_latent.shape)
+    attend = torch.ops.vllm_cpu.latent_attention if which == "cpp" else latent_attention_reference
+    attend(*arguments, out, cache_scale)
     return out
 
 

@@ -325,6 +325,7 @@ def _load(resolved: Any) -> torch.nn.Module:
         load_format="auto",
         runner_type="generate",
         model_impl="auto",
+        rounding="vllm",
         max_model_len=256,
     )
     return get_model(wanted, "cpu")

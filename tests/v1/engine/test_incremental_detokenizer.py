@@ -132,7 +132,7 @@ def test_a_callers_own_spelling_and_none_at_all(tokenizer):
     assert isinstance(IncrementalDetokenizer.from_new_request(tokenizer, request()), FastIncrementalDetokenizer)
 
 
-@pytest.mark.parametrize("name", ["mm_features", "lora_request", "data_parallel_rank"])
+@pytest.mark.parametrize("name", ["mm_features", "data_parallel_rank"])
 def test_requests_are_of_text(name):
     assert EngineCoreRequest("r", [1], SamplingParams(), **{name: None}).prompt_token_ids == [1]
     with pytest.raises(VLLMValidationError, match=f"{name} must be None"):

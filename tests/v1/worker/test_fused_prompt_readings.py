@@ -26,7 +26,7 @@ class Head:
         self.hidden = torch.randint(-2, 3, (8, HIDDEN), generator=generator).to(torch.bfloat16)
         self.num_calls = 0
 
-    def __call__(self, hidden: torch.Tensor) -> torch.Tensor:
+    def __call__(self, hidden: torch.Tensor, slots: np.ndarray) -> torch.Tensor:
         self.num_calls += 1
         return hidden.float() @ self.weight.float().t()
 

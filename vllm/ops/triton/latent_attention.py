@@ -70,12 +70,12 @@ def latent_attention(
     query_start_loc: Tensor,
     seq_lens: Tensor,
     scale: float,
-    out: Tensor,
     cache_scale: float = 1.0,
-) -> None:
+) -> Tensor:
     tokens, num_heads, latent_dim = q_latent.shape
+    out = q_latent.new_empty(q_latent.shape)
     if not tokens or not len(seq_lens):
-        return
+        return out
     float8 = KINDS.get(cache.dtype, 0)
     latent, rope = (max(16, triton.next_power_of_2(each.shape[2])) for each in (q_latent, q_rope))
     tile = _tile(latent, q_latent.element_size())
@@ -109,6 +109,7 @@ def latent_attention(
         num_warps=tile.num_warps,
         num_stages=tile.num_stages,
     )
+    return out
 
 
 def _tile(latent: int, element_size: int) -> Tile:

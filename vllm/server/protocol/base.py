@@ -61,7 +61,7 @@ REFUSED_FIELDS: Refusals = {
     "kv_transfer_params": (({},), "the KV cache stays in this server"),
     "ec_transfer_params": (({},), "prompts are texts or token ids"),
     "truncation_side": (("left",), "prompts that are too long lose their beginning (truncate_prompt_tokens)"),
-    "return_weight_versions": ((False,), "weights have no versions here"),
+    "return_weight_versions": ((False,), "answers of completions and chat have them"),
     "return_token_offsets": ((False,), "/tokenize with return_token_strs shows the tokens' texts"),
     "return_prompt_text": ((False,), "the render routes answer with the prompt's text"),
     "lora_request": ((), "an adapter is named as the model"),

@@ -153,7 +153,6 @@ class GenerationFields(FormFields, _TextsBody):  # type: ignore[misc, valid-type
     cache_salt: str | None = Field(None, min_length=1, description="Shares cached prefixes with equal salts only.")
     return_tokens_as_token_ids: bool | None = None
     return_token_ids: bool | None = None
-    return_weight_versions: bool | None = None
 
     @field_validator("stream_options")
     @classmethod
@@ -204,8 +203,18 @@ class GenerationFields(FormFields, _TextsBody):  # type: ignore[misc, valid-type
         return SamplingParams(**fields, extra_args=self.vllm_xargs, output_kind=kind)
 
 
-class CompletionRequest(GenerationFields, PromptTableFields):
+class VersionFields(RequestModel):
+    """What choices of completions and chat may say beside their texts."""
+
+    return_weight_versions: bool | None = None
+
+
+class CompletionRequest(VersionFields, GenerationFields, PromptTableFields):
     """POST /v1/completions"""
+
+    REFUSED: ClassVar[Refusals] = {
+        name: each for name, each in REFUSED_FIELDS.items() if name not in VersionFields.model_fields
+    }
 
     prompt: Prompt
     logprobs: int | None = None
@@ -225,11 +234,13 @@ class CompletionRequest(GenerationFields, PromptTableFields):
 _CHAT_ALONE = ("documents", "reasoning_effort", "include_reasoning", "thinking_token_budget", "verbosity")
 
 
-class ChatCompletionRequest(ToolFields, GenerationFields):
+class ChatCompletionRequest(ToolFields, VersionFields, GenerationFields):
     """POST /v1/chat/completions"""
 
     REFUSED: ClassVar[Refusals] = {
-        name: each for name, each in REFUSED_FIELDS.items() if name not in (*ToolFields.model_fields, *_CHAT_ALONE)
+        name: each
+        for name, each in CompletionRequest.REFUSED.items()
+        if name not in (*ToolFields.model_fields, *_CHAT_ALONE)
     }
 
     # Requests that are made in Python, for a parser, may have none.

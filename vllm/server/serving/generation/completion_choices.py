@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from vllm.outputs import CompletionOutput, RequestOutput, ValueReadings
-from vllm.server.protocol.generation import CompletionRequest, GenerationFields
+from vllm.server.protocol.generation import CompletionRequest, GenerationFields, VersionFields
 from vllm.server.rendering.logprobs import (
     ClassicLogprobs,
     classic_logprobs,
@@ -75,7 +75,7 @@ class ChoiceWriter:
         fields: dict[str, Any] = {"finish_reason": completion.finish_reason, "stop_reason": completion.stop_reason}
         if self.body.return_token_ids:
             fields["token_ids"] = completion.token_ids
-        if self.body.return_weight_versions:
+        if isinstance(self.body, VersionFields) and self.body.return_weight_versions:
             fields["weight_versions"] = completion.weight_versions
         fields |= form_fields(completion)
         return {**fields, **await self.plan.choice_fields(completion.logprobs, self.names, is_first)}
