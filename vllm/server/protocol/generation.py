@@ -25,6 +25,7 @@ from vllm.server.protocol.base import (
     TokenId,
     TokenIds,
 )
+from vllm.server.protocol.choices import CHAT_ALONE, REFUSED_OF_CHOICES, VersionFields
 from vllm.server.protocol.forms import FormFields
 from vllm.server.protocol.prompt_tables import PromptTableFields, PromptTables
 from vllm.server.protocol.sampling import sampling_body
@@ -203,18 +204,10 @@ class GenerationFields(FormFields, _TextsBody):  # type: ignore[misc, valid-type
         return SamplingParams(**fields, extra_args=self.vllm_xargs, output_kind=kind)
 
 
-class VersionFields(RequestModel):
-    """What choices of completions and chat may say beside their texts."""
-
-    return_weight_versions: bool | None = None
-
-
 class CompletionRequest(VersionFields, GenerationFields, PromptTableFields):
     """POST /v1/completions"""
 
-    REFUSED: ClassVar[Refusals] = {
-        name: each for name, each in REFUSED_FIELDS.items() if name not in VersionFields.model_fields
-    }
+    REFUSED: ClassVar[Refusals] = REFUSED_OF_CHOICES
 
     prompt: Prompt
     logprobs: int | None = None
@@ -230,17 +223,11 @@ class CompletionRequest(VersionFields, GenerationFields, PromptTableFields):
         return (self.logprobs or 0) if self.echo and reads else None
 
 
-# What completions refuse.
-_CHAT_ALONE = ("documents", "reasoning_effort", "include_reasoning", "thinking_token_budget", "verbosity")
-
-
 class ChatCompletionRequest(ToolFields, VersionFields, GenerationFields):
     """POST /v1/chat/completions"""
 
     REFUSED: ClassVar[Refusals] = {
-        name: each
-        for name, each in CompletionRequest.REFUSED.items()
-        if name not in (*ToolFields.model_fields, *_CHAT_ALONE)
+        name: each for name, each in REFUSED_OF_CHOICES.items() if name not in {*ToolFields.model_fields, *CHAT_ALONE}
     }
 
     # Requests that are made in Python, for a parser, may have none.
