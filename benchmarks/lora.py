@@ -66,7 +66,7 @@ def main() -> None:
             worker.close()
     table = [_line(key, rates) for key in rates]
     header = ["row", "engine", "adapters", "tokens/s", "share", "share of processor time"]
-    print(markdown_table(header, table))
+    print(markdown_table(header, [[str(cell) for cell in line] for line in table], 2))
     rows = [dict(zip(header, line, strict=True)) for line in table]
     print(json.dumps({"machine": describe_machine(), "date": utc_now(), "rows": rows}))
 
@@ -147,6 +147,13 @@ def prompts(row: str, repeat: int, scale: float) -> list[list[int]]:
 
 def work(name: str, model: str, dtype: str, folder: str) -> None:
     """An engine's process."""
+    here = Path(__file__).resolve().parent
+    # Libraries try to import a module `kernels`, which must not be the script here.
+    sys.path[:] = [each for each in sys.path if Path(each or ".").resolve() != here]
+    if name == "upstream":
+        # It starts `python -m vllm...`, which in this checkout's root would be this package.
+        os.chdir(tempfile.gettempdir())
+        os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", ",".join(map(str, sorted(os.sched_getaffinity(0)))))
     run = _run_peft(model, dtype, folder) if name == "peft" else _run_vllm(name, model, dtype, folder)
     print("answer {}", flush=True)
     for line in sys.stdin:
