@@ -57,6 +57,16 @@ def test_it_ends_alone_with_what_it_has(llm, fields, temperature):
     assert is_empty(llm)
 
 
+@pytest.mark.parametrize("fields", [{"prompt_logprobs": 2}, {"prompt_logprob_token_ids": [A, B]}])
+def test_the_prompt_is_read_all_the_same(llm, fields):
+    constraints = {"allowed_token_ids": [A], "bad_words": ["a"]}
+    prompt = byte_ids("the stop that has no answer")
+    (plain,) = generate(llm, [prompt], SamplingParams(max_tokens=0, **fields))
+    (ended,) = generate(llm, [prompt], SamplingParams(max_tokens=3, **fields, **constraints))
+    assert ended.outputs[0].stop_reason == "no_token_left"
+    assert len(ended.prompt_logprobs) == len(prompt) and ended.prompt_logprobs == plain.prompt_logprobs
+
+
 def test_siblings_go_on(llm):
     """Of n samples those that can go on do."""
 

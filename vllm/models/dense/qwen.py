@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from vllm.models.checkpoint_names import CheckpointNames
 from vllm.models.config_reader import ConfigReader
 from vllm.models.decoder import DecoderForCausalLM
 from vllm.models.spec import DecoderSpec
@@ -14,6 +15,18 @@ class Qwen2ForCausalLM(DecoderForCausalLM):
     def describe(cls, reader: ConfigReader) -> DecoderSpec:
         attention = reader.attention(bias=False, qkv_bias=True)
         return reader.decoder(reader.windowed(attention, switch="use_sliding_window"), reader.mlp(), reader.norm())
+
+
+class MiMoForCausalLM(Qwen2ForCausalLM):
+    """MiMo (arXiv:2505.07608): beside layers that predict further tokens."""
+
+    names = CheckpointNames(ignored=r"model\.mtp_layers\..*")
+
+    @classmethod
+    def describe(cls, reader: ConfigReader) -> DecoderSpec:
+        reader.ignore("num_nextn_predict_layers")
+        reader.only("attention_bias", True)
+        return super().describe(reader)
 
 
 class Qwen3ForCausalLM(DecoderForCausalLM):
