@@ -16,8 +16,8 @@ if "PYTEST_XDIST_WORKER" in os.environ:
     # torch is first imported.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
 # Else each of some hundred processes would compile torch and transformers anew.
-os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
-sys.dont_write_bytecode = False
+if os.environ.pop("PYTHONDONTWRITEBYTECODE", None):
+    sys.dont_write_bytecode = False
 
 import pytest
 import torch
