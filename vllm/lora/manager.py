@@ -103,6 +103,7 @@ class AdapterManager:
             if self._numbers[row] not in self._loaded:
                 self._clear_unused(row)
 
+    @torch.inference_mode()
     def _clear_unused(self, row: int) -> None:
         """Give back what an adapter without requests holds beside the row's own memory."""
         if not self._slots[row]:
