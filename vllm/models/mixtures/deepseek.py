@@ -9,6 +9,7 @@ from vllm.models.checkpoint_names import CheckpointNames, split_experts
 from vllm.models.config_reader import ConfigReader
 from vllm.models.decoder import DecoderForCausalLM
 from vllm.models.dense.exaone4 import exaone_layers
+from vllm.models.prediction_layers import DEEPSEEK
 from vllm.models.spec import DecoderSpec, MoeSpec
 
 
@@ -94,6 +95,7 @@ class Glm4MoeForCausalLM(DecoderForCausalLM):
     """GLM-4.5 (arXiv:2508.06471): half of each head rotates."""
 
     names = CheckpointNames(transforms=(split_experts(),), has_further_layers=True)
+    prediction = DEEPSEEK
 
     @classmethod
     def describe(cls, reader: ConfigReader) -> DecoderSpec:
