@@ -1,4 +1,4 @@
-"""Small random checkpoints with prediction layers, and what these draft, by transformers' modules and from the start."""
+"""Small random checkpoints with prediction layers, and what these draft: by transformers' modules, from the start."""
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ class Family:
         names: of the projection, the norms of embedding and hidden state, the output norm ("": none), and of the
             decoder layer, for the layer's number from 0 on and from the model's last on.
         further: options of the model's config.json.
+        renames: of the decoder layer's tensors.
     """
 
     architecture: str
@@ -33,6 +34,7 @@ class Family:
     hidden_first: bool = False
     passes_normed: bool = True
     further: dict[str, Any] | None = None
+    renames: tuple[str, str] = ("", "")
 
 
 _NEXT = tuple(f"model.layers.{{after}}.{part}" for part in ("eh_proj", "enorm", "hnorm", "shared_head.norm", ""))
@@ -65,6 +67,14 @@ FAMILIES = {
     "glm_moe_dsa": Family(
         "glm_moe_dsa", {"mlp_layer_types": ["sparse"], "indexer_types": ["full"]}, _NEXT, passes_normed=False
     ),
+    "mimo_v2_flash": Family(
+        "mimo_v2_flash",
+        {"layer_types": ["sliding_attention"], "mlp_layer_types": ["dense"]},
+        tuple(f"model.mtp.layers.{{index}}.{part}" for part in ("eh_proj", "enorm", "hnorm", "final_layernorm", "")),
+        2,
+        renames=("post_attention_layernorm", "pre_mlp_layernorm"),
+    ),
+    "exaone_moe": Family("exaone_moe", _ATTENDS | {"mlp_layer_types": ["dense"]}, _QWEN),
     "mimo": Family(
         "qwen2",
         {"use_sliding_window": False, "layer_types": ["full_attention"]},
@@ -100,9 +110,9 @@ class Reference:
             tensors |= {f"{place}.weight": part.weight.detach().clone() for place, part in parts if place}
             stored = load_file(folder / f"layer{index}" / "model.safetensors")
             prefix = "model.layers.0."
-            tensors |= {
-                places[4] + key.removeprefix(prefix): value for key, value in stored.items() if key.startswith(prefix)
-            }
+            for key, value in stored.items():
+                if key.startswith(prefix):
+                    tensors[places[4] + key.removeprefix(prefix).replace(*family.renames)] = value
             if family.names == _NEXT:
                 tensors[places[4] + "embed_tokens.weight"] = self.model.get_input_embeddings().weight.detach().clone()
                 tensors[places[4] + "shared_head.head.weight"] = self.model.lm_head.weight.detach().clone()

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 Part = Literal["layers", "combiners", "norms"]
@@ -32,6 +32,8 @@ class PredictionLayers:
         follows_model: layers are numbered from the model's last on.
         is_dense: they have the model's MLP, not its mixture.
         share_parts: all have the same projection and norms.
+        have_windows: they have the attention of the model's layers with windows.
+        post_norm: name of the norm before the MLP, where it is not the model's.
     """
 
     prefix: str
@@ -46,6 +48,8 @@ class PredictionLayers:
     follows_model: bool = False
     is_dense: bool = False
     share_parts: bool = False
+    have_windows: bool = False
+    post_norm: str | None = None
 
     def place(self, name: str, num_model_layers: int) -> tuple[Part, int, str] | None:
         """Where a checkpoint's tensor belongs: the kind of part, the layer's number from 0 on, and the rest of the
@@ -64,7 +68,12 @@ class PredictionLayers:
                 return "combiners", index, part + rest.removeprefix(own)
         if self.output_norm is not None and rest.startswith(f"{self.output_norm}."):
             return "norms", index, rest.removeprefix(f"{self.output_norm}.")
-        return ("layers", index, rest.removeprefix(self.block)) if rest.startswith(self.block) else None
+        if not rest.startswith(self.block):
+            return None
+        rest = rest.removeprefix(self.block)
+        if self.post_norm is not None and rest.startswith(f"{self.post_norm}."):
+            rest = "post_attention_layernorm" + rest.removeprefix(self.post_norm)
+        return "layers", index, rest
 
     def count(self, names: Iterable[str], num_model_layers: int) -> int:
         """How many layers there are among a checkpoint's tensors."""
@@ -89,6 +98,9 @@ QWEN = PredictionLayers(
 )
 """Qwen3-Next, Qwen3.5."""
 
+EXAONE = replace(QWEN, is_dense=True)
+"""K-EXAONE."""
+
 MIMO = PredictionLayers(
     r"model\.mtp_layers\.(?P<index>\d+)\.",
     "token_layernorm",
@@ -98,6 +110,18 @@ MIMO = PredictionLayers(
     hidden_first=True,
 )
 """MiMo."""
+
+MIMO_V2 = PredictionLayers(
+    r"model\.mtp\.layers\.(?P<index>\d+)\.",
+    "enorm",
+    "hnorm",
+    "eh_proj",
+    "final_layernorm",
+    is_dense=True,
+    have_windows=True,
+    post_norm="pre_mlp_layernorm",
+)
+"""MiMo V2 Flash."""
 
 ERNIE = PredictionLayers(
     r"model\.(?P<part>mtp_\w+\.)(?P<index>\d+)\.",

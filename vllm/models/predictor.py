@@ -17,7 +17,7 @@ from vllm.models.attention import RotaryTables
 from vllm.models.decoder import DecoderForCausalLM, DecoderLayer, enter
 from vllm.models.norms import make_norm
 from vllm.models.prediction_layers import PredictionLayers
-from vllm.models.spec import AttentionSpec, DecoderSpec, LatentAttentionSpec, MlpSpec
+from vllm.models.spec import AnyMixer, AttentionSpec, DecoderSpec, LatentAttentionSpec, MlpSpec
 from vllm.ops.elementwise import added
 
 
@@ -110,10 +110,16 @@ class Predictor(UpdatableModel):
 
 
 def _spec(whole: DecoderSpec, layers: PredictionLayers, count: int) -> DecoderSpec:
-    """A decoder of `count` layers like the model's last one that attends to all tokens."""
-    mixers = [mixer for mixer in whole.layers if isinstance(mixer, AttentionSpec | LatentAttentionSpec)]
-    mixer = [each for each in mixers if isinstance(each, LatentAttentionSpec) or each.window is None][-1]
+    """A decoder of `count` layers like the model's last one of the kind."""
+    mixers = [mixer for mixer in whole.layers if _has_window(mixer) is layers.have_windows]
     mlps = [mlp for mlp in whole.mlps if mlp is not None and (isinstance(mlp, MlpSpec) or not layers.is_dense)]
-    if not mlps:
-        raise ValueError("speculative_config: method='mtp': the model's layers are mixtures, its prediction layers not")
-    return replace(whole, layers=(mixer,) * count, mlps=(mlps[-1],) * count, blocks=None, stream_scales=None)
+    if not mixers or not mlps:
+        raise ValueError("speculative_config: method='mtp': the model has no layer of its prediction layers' kind")
+    return replace(whole, layers=(mixers[-1],) * count, mlps=(mlps[-1],) * count, blocks=None, stream_scales=None)
+
+
+def _has_window(mixer: AnyMixer | None) -> bool | None:
+    """None: it is no attention."""
+    if isinstance(mixer, LatentAttentionSpec):
+        return False
+    return mixer.window is not None if isinstance(mixer, AttentionSpec) else None

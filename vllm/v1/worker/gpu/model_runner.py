@@ -40,7 +40,7 @@ from vllm.v1.worker.gpu.sample.prompt_logprob import (
 from vllm.v1.worker.gpu.sample.sampler import Sampler
 from vllm.v1.worker.gpu.sample.vocab_parallel import vocab_of
 from vllm.v1.worker.gpu.spec_decode.make_drafter import make_speculator
-from vllm.v1.worker.gpu.spec_decode.verify import VerifiedSamples, expand, verify
+from vllm.v1.worker.gpu.spec_decode.verify import VerifiedSamples, expand, verified, verify
 from vllm.v1.worker.gpu.state_pools import StatePools
 from vllm.v1.worker.gpu.states import BlockTables, KVCaches, RequestStates
 from vllm.v1.worker.gpu.step_result import Sampled, StepResult
@@ -388,15 +388,19 @@ class GPUModelRunner:
         """As `_sample`, where requests have drafts."""
         assert batch.expanded_np is not None
         rows = expand(slots, batch.expanded_np[1], self.states)
+        output = self._replay_greedy(batch, rows.expanded_idx_mapping)
+        if output is not None:
+            return verified(rows, output, self.states)
         start = None if self._host_copies is None else self._host_copies.start
         return verify(self.sampler, self._logits(batch, hidden), rows, self.states, start)
 
     def _replay_greedy(self, batch: InputBatch, slots: np.ndarray) -> SamplerOutput | None:
-        """Sample a replayed step by another replay; None: this step or its sampling cannot be replayed."""
+        """Sample all tokens of a replayed step, of the requests in `slots`, by another replay; None: this step or its
+        sampling cannot be replayed."""
         graphs, steps = self._greedy_graphs, self._recorded_decode
         if steps is None or not self._replays_decode(batch):
             return None
-        if self.sampler.is_followed or len(slots) < len(batch.req_ids):
+        if self.sampler.is_followed or len(slots) < len(batch.input_ids_np):
             return None
         if isinstance(steps, RecordedDecode):
             step = steps.step_for(batch)

@@ -298,9 +298,11 @@ def num_prediction_layers(config: ModelConfig, model_class: type) -> int:
     instead = "take method='ngram' or 'suffix', or a draft model"
     if prediction is None:
         raise ValueError(f"{where}: prediction layers of {config.architecture} are not read; {instead}")
-    num_layers = config.hf_config.num_hidden_layers
+    num_layers, raw = config.hf_config.num_hidden_layers, config.hf_config.raw
+    if not prediction.have_windows and "sliding_attention" in (raw.get("mtp_layer_types") or ()):
+        raise ValueError(f"{where}: mtp_layer_types={raw['mtp_layer_types']} is not supported; {instead}")
     if config.load_format == "dummy":
-        return num_named_layers(config.hf_config.raw)
+        return num_named_layers(raw)
     count = prediction.count(tensor_files(shard_files(Path(config.path))), num_layers)
     if not count:
         raise ValueError(f"{where}: the checkpoint has no prediction layers; {instead}")
