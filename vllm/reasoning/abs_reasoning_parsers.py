@@ -29,6 +29,8 @@ class ReasoningParser:
         begins: markers, one of which begins the reasoning.
         ends: markers, one of which ends it.
         also_ends: further ones, which belong to what follows.
+        ends_before_any: the marker that ends it where calls may follow, if `ends` are those before content.
+        has_channels: answers are messages in channels (vllm.parser.channels), which are always parted.
         drops: a text after the beginning that is none of the reasoning.
         is_implicit: an answer without a beginning begins with reasoning.
         thinks: the same where the prompt is not known, as in `extract_reasoning`, unless thinking is switched off.
@@ -39,6 +41,8 @@ class ReasoningParser:
     begins: ClassVar[tuple[str, ...]] = ()
     ends: ClassVar[tuple[str, ...]] = ()
     also_ends: ClassVar[tuple[str, ...]] = ()
+    ends_before_any: ClassVar[str] = ""
+    has_channels: ClassVar[bool] = False
     drops: ClassVar[str] = ""
     is_implicit: ClassVar[bool] = False
     thinks: ClassVar[bool] = False
