@@ -193,7 +193,10 @@ class AnswerPlan:
                 message = f"{choice.choice_field} and the form of the answer exclude each other: give one of them"
                 raise ApiError(400, message, choice.choice_field, "invalid_value")
             return {"grammar": self._forms(parser).forced(functions, many)}
-        if parser is None or parser.call_text is None:
+        if parser is None or parser.call_text is None or not (parser.calls_follow_reasoning or parser.has_channels):
+            if given is None and parser is not None and not parser.calls_follow_reasoning:
+                self._holds_calls = False
+                return None
             if given is None:
                 message = (
                     f"{choice.field}: strict cannot be kept for this model's format of calls with tool_choice auto; "
@@ -223,15 +226,23 @@ class AnswerPlan:
         is_bound = form is not None or budget is not None
         if reasoning is None or not reasoning.ends or not is_bound:
             return form
-        has_channels = self._holds_calls and self.form.tools is not None and self.form.tools.has_channels
-        is_inside = reasoning.begins_inside(prompt or "")
-        if is_inside is False or (has_channels and budget is None):
+        parser = self.form.tools if self._holds_calls else None
+        if (
+            parser is not None
+            and not parser.calls_follow_reasoning
+            and not (parser.has_channels and budget is not None)
+        ):
             return form
-        begin = "" if is_inside or reasoning.is_implicit else reasoning.begins[0]
-        end, *more = reasoning.ends
+        is_inside = reasoning.begins_inside(prompt or "")
+        if is_inside is False:
+            return form
+        begin, end = reasoning.pair_of(prompt or "")
+        more = [each for each in reasoning.ends if each != end]
         if reasoning.ends_before_any and (form is None or self._holds_calls):
             end, more = reasoning.ends_before_any, []
-        thinking = Thinking(end, begin, budget, more, reasoning.also_ends if self._holds_calls else ())
+        has_begun = is_inside or reasoning.is_implicit
+        excluded = reasoning.also_ends if self._holds_calls else ()
+        thinking = Thinking(end, "" if has_begun else begin, budget, more, excluded)
         return StructuredOutputsParams(thinking=thinking) if form is None else replace(form, thinking=thinking)
 
     def _schema(self, given: Any) -> dict[str, Any] | bool | None:
@@ -248,7 +259,7 @@ class AnswerPlan:
         tokenizer = self._state.tokenizer
         assert parser is not None and parser.call_text is not None
         forms = ChannelForms if parser.has_channels else CallForms
-        made = forms(tokenizer, parser.call_text, (*parser.begins, *parser.begins_unread))
+        made = forms(tokenizer, parser.call_text, (*parser.begins, *parser.begins_unread), parser.frames)
         if isinstance(made, ChannelForms):
             made.thinks = self._budget is None
         return made
