@@ -5,6 +5,7 @@ from __future__ import annotations
 from vllm.models.checkpoint_names import CheckpointNames
 from vllm.models.config_reader import ConfigReader
 from vllm.models.decoder import DecoderForCausalLM
+from vllm.models.prediction_layers import MIMO
 from vllm.models.spec import DecoderSpec
 
 
@@ -18,9 +19,10 @@ class Qwen2ForCausalLM(DecoderForCausalLM):
 
 
 class MiMoForCausalLM(Qwen2ForCausalLM):
-    """MiMo (arXiv:2505.07608): beside layers that predict further tokens."""
+    """MiMo (arXiv:2505.07608): Qwen2's, with a prediction layer."""
 
     names = CheckpointNames(ignored=r"model\.mtp_layers\..*")
+    prediction = MIMO
 
     @classmethod
     def describe(cls, reader: ConfigReader) -> DecoderSpec:
