@@ -25,8 +25,8 @@ CASES: dict[str, tuple[list[int], bool, list[list[int]]]] = {
     "gate": ([40, 40], True, [[16, 5], [8, 8], [0, 17]]),
 }
 INNER = 74
-# What is between an adapter's products may be rounded to bfloat16, by 2^-9; the products are added up, and may be several
-# times their sum.
+# What is between an adapter's products may be rounded to bfloat16, by 2^-9; the products are added up, and may be
+# several times their sum.
 SLACK = {torch.float32: 1e-5, torch.float16: 1e-5, torch.bfloat16: 2**-7}
 
 
@@ -161,7 +161,11 @@ def test_of_normed_rows(backend: str, dtype: torch.dtype) -> None:
     with chosen(backend):
         case = Case("gate", dtype, UNQUANTIZED, False)
         for count in (5, 200):
-            x, stream, adapters = torch.randn(count, INNER).to(dtype), torch.randn(count, INNER).to(dtype), rows_of(count)
+            x, stream, adapters = (
+                torch.randn(count, INNER).to(dtype),
+                torch.randn(count, INNER).to(dtype),
+                rows_of(count),
+            )
             norms = [AddedNorm(stream.clone(), torch.rand(INNER).to(dtype) + 0.5, 1e-5)] * 2
             norms[1] = norms[0]._replace(residual=stream.clone())
             together = case.product(x, adapters, norm=norms[0])

@@ -148,9 +148,7 @@ class ParallelLMHead(VocabShard):
             return self.bound(self.method.apply(hidden, self.packed, float_out=True))
         return self.bound(self.adapters(self.multiply, hidden, self.packed))
 
-    def multiply(
-        self, hidden: Tensor, packed: Any, norm: None = None, adapters: AddedAdapters | None = None
-    ) -> Tensor:
+    def multiply(self, hidden: Tensor, packed: Any, norm: None = None, adapters: AddedAdapters | None = None) -> Tensor:
         """float32 sums, before they are bound."""
         return self.method.apply(hidden, packed, float_out=True, **({} if adapters is None else {"adapters": adapters}))
 

@@ -1,5 +1,5 @@
-"""Adapters (LoRA) that our CPU kernel adds to a product in the passes that it makes over memory anyway: rows are multiplied
-with A where they are packed, and the results with B where sums are written."""
+"""Adapters (LoRA) that our CPU kernel adds to a product in the passes that it makes over memory anyway: rows are
+multiplied with A where they are packed, and the results with B where sums are written."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ BLOCK = PANEL // 2
 class AdaptedWeights:
     """L adapters of a packed weight [N, K], all zero at first.
 
-    Their memory follows the weight's panels: for each half of one, and each part that has columns in it, the block of each
-    adapter's B. Of bfloat16 two values of K, or two ranks, stand side by side.
+    Their memory follows the weight's panels: for each half of one, and each part that has columns in it, the block of
+    each adapter's B. Of bfloat16 two values of K, or two ranks, stand side by side.
 
     Attributes:
         a: [L, P groups, K, RANK_GROUP], or [L, P groups, ceil(K / 2), RANK_GROUP, 2].
@@ -34,8 +34,8 @@ class AdaptedWeights:
     def __init__(
         self, sizes: Sequence[int], width: int, gated: bool, like: Tensor, num_adapters: int, max_rank: int
     ) -> None:
-        """`sizes` are the parts' outputs, side by side in the weight, which was packed for a gate or without one; `width`
-        is K. `like` has the dtype of x."""
+        """`sizes` are the parts' outputs, side by side in the weight, which was packed for a gate or without one;
+        `width` is K. `like` has the dtype of x."""
         borders = torch.tensor([0, *accumulate(sizes)])
         columns = torch.arange(1, int(borders[-1]) + 1)
         columns = interleave_gate(columns) if gated else columns

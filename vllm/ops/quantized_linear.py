@@ -128,8 +128,8 @@ def quantized_linear(
 ) -> Tensor:
     """x W^T + bias, [T, N], or [T, N / 2] when `packed.gated`; contiguous, in x's dtype or, with `float_out`, float32.
 
-    `x` [T, K] is float32, bfloat16 or float16, with any strides. `norm` is applied to x first, and `adapters` are added,
-    of a weight in one format that our kernel multiplies with: see packed_linear. ValueError if the width of x is not K.
+    `x` [T, K] is float32, bfloat16 or float16, with any strides. `norm` is applied to x first, and `adapters` are added
+    where our kernel multiplies with a weight in one format: see packed_linear. ValueError if the width of x is not K.
     """
     if x.shape[-1] != packed.shape[1]:
         raise ValueError(f"x must be [T, {packed.shape[1]}] for a weight of {packed.shape}, got {tuple(x.shape)}")

@@ -13,11 +13,13 @@ from torch import Tensor, nn
 
 from vllm.layers.activation import SILU_AND_MUL
 from vllm.layers.adapted.stacks import AdapterRows, AdapterStacks
+from vllm.layers.layernorm import AdaptableNorm
 from vllm.layers.linear import LinearBase
 from vllm.layers.linear_method import before_gate, takes_adapters
 from vllm.layers.sharding import Shard
 from vllm.layers.vocab_parallel_embedding import ParallelLMHead, VocabParallelEmbedding
 from vllm.ops.adapted_linear import AdaptedWeights
+from vllm.ops.packed_linear import PackedLinear, packed_linear
 from vllm.ops.rms_norm import AddedNorm
 
 
@@ -104,13 +106,39 @@ class LayerChange:
     Attributes:
         parts: by index, what is added.
         gain, shift: float32 [outputs held], of out (1 + gain) + shift; None = 0.
-        weights: by index, a whole weight [rows held, inputs held] in place of the layer's, and its bias.
+        weights: by index, a whole weight [rows held, inputs held] in place of the layer's, with its bias.
+        table: the same of an embedding, [rows held, H].
+        tokens: of an embedding or a head, some rows that take the place of the layer's.
+        norm: of a norm, its weight and bias.
     """
 
     parts: dict[int, AdapterPart] = field(default_factory=dict)
     gain: Tensor | None = None
     shift: Tensor | None = None
-    weights: dict[int, tuple[Tensor, Tensor | None]] = field(default_factory=dict)
+    weights: dict[int, PackedLinear] = field(default_factory=dict)
+    table: Tensor | None = None
+    tokens: TokenRows | None = None
+    norm: tuple[Tensor, Tensor | None] | None = None
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether more than products are added."""
+        return bool(self.weights) or any(each is not None for each in (self.table, self.tokens, self.norm))
+
+
+@dataclass
+class TokenRows:
+    """Rows of a table of tokens.
+
+    Attributes:
+        ids: int64 [n], those that the rank holds, numbered from its first one.
+        weight: [n, H], of a head packed, with its bias.
+        place_of: int64 [tokens held], of each the index in `ids`, or -1.
+    """
+
+    ids: Tensor
+    weight: PackedLinear | Tensor
+    place_of: Tensor
 
 
 def adapter_places(model: nn.Module) -> dict[str, AdapterPlace]:
@@ -133,6 +161,11 @@ def adapter_places(model: nn.Module) -> dict[str, AdapterPlace]:
             places[f"{name}.weight"] = AdapterPlace(
                 module, 0, Shard.whole(len(module.weight)), Shard.whole(module.width)
             )
+        elif isinstance(module, AdaptableNorm) and module.takes_adapters:
+            for kind, slot in module.checkpoint_slots().items():
+                if kind in ("weight", "bias"):
+                    shards = (*slot.shards, Shard.whole(1))
+                    places[f"{name}.{kind}"] = AdapterPlace(module, 0, shards[0], shards[1], slot.prepare)
     return places
 
 
@@ -173,7 +206,7 @@ class _Stacks:
         self._step, self._like, self._num_adapters = step, like, num_adapters
         self._sizes, self._width, self._max_rank = sizes, width, max_rank
         self._columns = [0, *accumulate(sizes)]
-        self._weights: dict[int, LayerChange] = {}  # by row, those that have whole weights
+        self._whole: dict[int, LayerChange] = {}  # by row, those that have whole weights
         self._memory: AdapterStacks | AdaptedWeights
 
     def _allocate(self) -> None:
@@ -193,9 +226,9 @@ class _Stacks:
         for index, part in change.parts.items():
             self._memory.put(row, index, part.a, part.b, part.scale)
         self._memory.put_vectors(row, change.gain, change.shift)
-        self._weights.pop(row, None)
-        if change.weights:
-            self._weights[row] = change
+        self._whole.pop(row, None)
+        if change.is_whole:
+            self._whole[row] = change
         return not was_used or had_vectors != (self._memory.gain is not None)
 
 
@@ -203,8 +236,8 @@ class AdaptedProduct(_Stacks):
     """What a linear layer calls in place of its product."""
 
     def __init__(self, *args: Any, packed: Any = None) -> None:
-        """As _Stacks. `packed`: the layer's weight, by whose kind adapters are added in the product's operation or behind
-        it."""
+        """As _Stacks. `packed`: the layer's weight, by whose kind adapters are added in the product's operation, or
+        behind it."""
         super().__init__(*args)
         self._is_gated, self._is_fused = getattr(packed, "gated", False), takes_adapters(packed)
         assert self._is_fused or not self._is_gated
@@ -222,13 +255,13 @@ class AdaptedProduct(_Stacks):
         rows = self._step.of(len(x)) if self.is_used else None
         if rows is None:
             return apply(x, packed, norm=norm)
-        if norm is not None and (self._weights or not self._is_fused):
+        if norm is not None and (self._whole or not self._is_fused):
             x, norm = norm(x), None
         if isinstance(self._memory, AdaptedWeights):
             out = apply(x, packed, norm=norm, adapters=self._memory.of(*rows))
         else:
             out = self._memory.add_(apply(x, packed), x, rows)
-        for adapter, change in self._weights.items():
+        for adapter, change in self._whole.items():
             own = rows.of(adapter)
             if len(own):
                 out[own] = self._replaced(apply, x[own], packed, out[own], adapter, change)
@@ -242,9 +275,12 @@ class AdaptedProduct(_Stacks):
             assert isinstance(self._memory, AdaptedWeights)
             rows = _AllRows(adapter, self._num_adapters)[len(x)]
             out = before_gate(apply, x, packed, adapters=self._memory.of(*rows))
-        for part, (weight, bias) in change.weights.items():
-            product = F.linear(x.to(weight.dtype), weight, bias)
+        inputs = x.to(self._like.dtype)
+        for part, weight in change.weights.items():
+            product = packed_linear(inputs, weight, float_out=True)
             out[:, self._columns[part] : self._columns[part + 1]] = product.to(out.dtype)
+        if change.tokens is not None and isinstance(change.tokens.weight, PackedLinear):
+            out[:, change.tokens.ids] = packed_linear(inputs, change.tokens.weight, float_out=True).to(out.dtype)
         return SILU_AND_MUL(out) if self._is_gated else out
 
 
@@ -257,11 +293,19 @@ class AdaptedEmbedding(_Stacks):
         if rows is None:
             return out
         assert isinstance(self._memory, AdapterStacks)
+        if self._memory.gain is not None:
+            for adapter, gain in enumerate(self._memory.gain):
+                own = rows.of(adapter)
+                out[own] = (out[own] * (1 + gain)).to(out.dtype)
         self._memory.add_embedding_(out, ids, rows)
-        for adapter, change in self._weights.items():
+        for adapter, change in self._whole.items():
             own = rows.of(adapter)
-            for weight, _ in change.weights.values():
-                tokens = ids[own].long()
-                held = (tokens >= 0) & (tokens < len(weight))
-                out[own[held]] = weight[tokens[held]].to(out.dtype)
+            tokens = ids[own].long()
+            held = (tokens >= 0) & (tokens < self._width)
+            own, tokens = own[held], tokens[held]
+            if change.table is not None:
+                out[own] = change.table[tokens].to(out.dtype)
+            if change.tokens is not None and isinstance(change.tokens.weight, Tensor):
+                places = change.tokens.place_of[tokens]
+                out[own[places >= 0]] = change.tokens.weight[places[places >= 0]].to(out.dtype)
         return out

@@ -66,7 +66,7 @@ class AdapterStacks:
 
     def add_(self, out: Tensor, x: Tensor, rows: AdapterRows) -> Tensor:
         """`out` [T, N] with what the rows' adapters change, in place, where x [T, K] was multiplied."""
-        add_lora_(*(out, x, *rows, *self._tables), self.gain, self.shift)
+        add_lora_(*(out, x, *rows, *self._tables, self.gain, self.shift))
         return out
 
     def add_embedding_(self, out: Tensor, ids: Tensor, rows: AdapterRows) -> Tensor:
