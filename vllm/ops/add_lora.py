@@ -15,7 +15,8 @@ RANK_GROUP = 16
 
 class AddedAdapters(NamedTuple):
     """The arguments of a product by which the same operation adds its rows' adapters: the number of an
-    `AdaptedWeights`, and rows as `add_lora_` takes them, where those without an adapter follow the others in `order`."""
+    `AdaptedWeights`, and rows as `add_lora_` takes them, where those without an adapter follow the others in `order`.
+    """
 
     number: int
     order: Tensor

@@ -66,14 +66,11 @@ class AdapterStacks:
 
     def add_(self, out: Tensor, x: Tensor, rows: AdapterRows) -> Tensor:
         """`out` [T, N] with what the rows' adapters change, in place, where x [T, K] was multiplied."""
-        add_lora_(*(out, x, *rows, *self._tables, self.gain, self.shift))
+        tables = self._a, self._b, self._ranks, self._scales, self._borders
+        add_lora_(*(out, x, *rows, *tables, self.gain, self.shift))
         return out
 
     def add_embedding_(self, out: Tensor, ids: Tensor, rows: AdapterRows) -> Tensor:
         """The same where tokens [T] were looked up."""
-        add_lora_embedding_(*(out, ids, *rows, *self._tables))
+        add_lora_embedding_(*(out, ids, *rows, self._a, self._b, self._ranks, self._scales, self._borders))
         return out
-
-    @property
-    def _tables(self) -> tuple[Tensor, ...]:
-        return self._a, self._b, self._ranks, self._scales, self._borders
