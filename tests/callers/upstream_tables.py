@@ -425,6 +425,8 @@ ABSENT = {
     "vllm.multimodal": MULTIMODAL,
     "vllm.outputs:WeightVersionSpan": "versions of weights",
     "vllm.parser": INTERNAL,
+    "vllm.parser.gemma4:_parse_gemma4_args": INTERNAL,
+    "vllm.parser.gemma4:_parse_gemma4_array": INTERNAL,
     "vllm.reasoning": FORMATS,
     "vllm.tool_parsers": FORMATS,
     "vllm.tool_parsers.utils": INTERNAL,

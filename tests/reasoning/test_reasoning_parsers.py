@@ -122,6 +122,20 @@ def test_a_prompt_says_which_of_several_pairs_an_answer_has():
     assert parser.pair_of("user: x") == ("<ifm|think>", "</ifm|think>")
 
 
+def test_modes_where_no_prompt_is_known():
+    def of(name, **switches):
+        return ReasoningParserManager.get_reasoning_parser(name)(None, chat_template_kwargs=switches)
+
+    assert of("hy_v3", reasoning_effort="high").extract_reasoning("a</think>b", None) == ("a", "b")
+    assert of("hy_v3", reasoning_effort="no_think").extract_reasoning("b", None) == (None, "b")
+    assert of("minimax_m3", thinking_mode="enabled").extract_reasoning("a", None) == ("a", None)
+    assert of("minimax_m3").extract_reasoning("</mm:think>b", None) == (None, "b")
+    assert of("granite_thinking_parser").extract_reasoning("<think>a</think>\n\nb\n", None) == ("a", "b\n")
+    assert of("k2_horizon", reasoning_effort="low").end_token == "</ifm|think_faster>"
+    with pytest.raises(ValueError, match="Unsupported reasoning_effort 'none'; there are high, medium, low"):
+        of("k2_horizon", reasoning_effort="none")
+
+
 def test_upstreams_methods():
     parser = ReasoningParserManager.get_reasoning_parser("qwen3")(None)
     assert parser.extract_reasoning("<think>a</think>b", None) == ("a", "b")

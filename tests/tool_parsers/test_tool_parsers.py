@@ -185,6 +185,61 @@ def test_damaged_texts(name):
         parse_by_characters("".join(text), name)
 
 
+@pytest.mark.parametrize("name", ["qwen3_coder", "glm45", "minimax_m2", "deepseek_v32", "minicpm5", "kimi_k3"])
+@pytest.mark.parametrize("written", ['{"city": "Oslo", "days": 1}', "{'city': 'Oslo', 'days': 1}"])
+def test_one_argument_that_is_all_of_them(name, written):
+    write, _ = FORMATS[name]
+    text = write(("weather", {"arguments": written}))
+    assert parse(text, name)[2] == [("weather", {"city": "Oslo", "days": 1})]
+    parse_cut(text, name)
+    both = parse(write(("weather", {"arguments": "{}", "city": "Oslo"})), name)[2]
+    assert both == [("weather", {"arguments": {}, "city": "Oslo"})]
+
+
+@pytest.mark.parametrize("name", ["qwen3_coder", "seed_oss"])
+def test_an_argument_without_its_end(name):
+    write, _ = FORMATS[name]
+    for first, second in (("city", "days"), ("days", "city")):
+        values = {"city": "Oslo", "days": 2}
+        text = write(("weather", {first: values[first], second: values[second]}))
+        text = re.sub(r"\n?</parameter>\n", "\n", text, count=1)
+        assert parse(text, name)[2] == [("weather", values)]
+
+
+def test_tags_with_a_suffix():
+    text = re.sub(r"(</?\w+)>", r"\1:x>", FORMATS["hy_v3"][0](("now", {}), ("weather", HARD | {"city": "a<b>"})))
+    assert parse(f"So:{text}", "hy_v3") == (None, "So:", [("now", {}), ("weather", HARD | {"city": "a<b:x>"})])
+    assert parse("<tool_calls:> and <tool_calls: x>", "hy_v3")[1] == "<tool_calls:> and <tool_calls: x>"
+
+
+def test_arguments_with_types():
+    tags = "<ifm|arg_key>{}</ifm|arg_key><ifm|arg_type>{}</ifm|arg_type><ifm|arg_value>{}</ifm|arg_value>"
+    written = (
+        tags.format("days", "integer", "2") + tags.format("more", "string", "2") + tags.format("x", "integer", "3")
+    )
+    text = f"<ifm|tool_calls><ifm|tool_call>weather{written}</ifm|tool_call></ifm|tool_calls>"
+    assert parse(text, "k2_horizon")[2] == [("weather", {"days": 2, "more": "2", "x": 3})]
+    as_json = '<ifm|tool_call>{"name": "now", "arguments": {}}</ifm|tool_call>'
+    assert parse(f"<ifm|tool_calls>{as_json}</ifm|tool_calls>", "k2_horizon")[2] == [("now", {})]
+
+
+def test_sections_that_are_not_there():
+    invoke = '<｜DSML｜invoke name="now">\n</｜DSML｜invoke>'  # noqa: RUF001
+    for name in ("deepseek_v32", "deepseek_v4"):
+        assert parse(f"So: {invoke} Yes.", name) == (None, "So: Yes.", [("now", {})])
+    assert parse("function call<|role_sep|>\n" + '{"name": "now", "arguments": {}}', "gigachat3")[2] == [("now", {})]
+    assert parse("<|tool_call>:now{}<tool_call|>", "gemma4")[2] == [("now", {})]
+
+
+def test_elements_in_elements():
+    write, mark = FORMATS["minimax_m3"][0], "]<]minimax[>["
+    text = write(("weather", {"tags": [], "place": {}, "note": None, "more": {"at": ["x"]}}))
+    assert parse(text, "minimax_m3")[2] == [("weather", {"tags": [], "place": {}, "note": None, "more": {"at": ["x"]}})]
+    several = f"{mark}<k>a{mark}</k>{mark}<k>b{mark}</k>"
+    text = f'{mark}<tool_call>{mark}<invoke name="f">{several}{mark}</invoke>{mark}</tool_call>'
+    assert parse(text, "minimax_m3")[2] == [("f", {"k": ["a", "b"]})]
+
+
 def test_names_of_parsers():
     names = ToolParserManager.list_registered()
     assert set(FORMATS) <= set(names)

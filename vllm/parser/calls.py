@@ -61,6 +61,11 @@ class Calls:
         self._reader.mark()
         yield CallEnd(self.count - 1)
 
+    def has_argument(self, function: str, name: str) -> bool:
+        """Whether the function has such an argument, as far as that is known."""
+        properties = self.schemas.get(function, {}).get("properties")
+        return not properties or name in properties
+
     def property_schema(self, function: str, name: str) -> Mapping[str, Any] | None:
         """The schema of one argument, if it is known."""
         root = self.schemas.get(function, {})

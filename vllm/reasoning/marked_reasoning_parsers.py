@@ -1,6 +1,7 @@
 """Reasoning between other markers."""
 
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 from vllm.parser.events import Content, Reasoning
 from vllm.parser.frames import COHERE, KIMI_K3
@@ -59,13 +60,25 @@ class SeedOssReasoningParser(ReasoningParser):
 
 
 class MiniMaxM3ReasoningParser(ReasoningParser):
-    """MiniMax M3. A call ends it, too."""
+    """MiniMax M3: by `thinking_mode` where no prompt is known. A call ends it, too."""
 
     names = ("minimax_m3",)
     begins = ("<mm:think>",)
     ends = ("</mm:think>",)
     also_ends = ("]<]minimax[>[<tool_call>",)
     template_marks = ("<mm:think>",)
+
+    def __init__(
+        self, tokenizer: Any = None, *args: Any, chat_template_kwargs: dict[str, Any] | None = None, **kwargs: Any
+    ) -> None:
+        super().__init__(tokenizer, *args, chat_template_kwargs=chat_template_kwargs, **kwargs)
+        if (chat_template_kwargs or {}).get("thinking_mode") == "enabled":
+            self._is_inside = True
+
+    def read_reasoning(self, reader: Reader, is_inside: bool | None) -> Iterator[Step]:
+        """An end that nothing has begun is no content."""
+        if not (yield from reader.skip(*self.ends)):
+            yield from super().read_reasoning(reader, is_inside)
 
 
 class K2HorizonReasoningParser(ReasoningParser):
@@ -77,6 +90,21 @@ class K2HorizonReasoningParser(ReasoningParser):
     also_ends = ("<ifm|tool_calls>",)
     thinks = True
     template_marks = ("<ifm|think>",)
+
+    def __init__(
+        self, tokenizer: Any = None, *args: Any, chat_template_kwargs: dict[str, Any] | None = None, **kwargs: Any
+    ) -> None:
+        """
+        Raises:
+            ValueError: a `reasoning_effort` that the model does not have.
+        """
+        super().__init__(tokenizer, *args, chat_template_kwargs=chat_template_kwargs, **kwargs)
+        effort = (chat_template_kwargs or {}).get("reasoning_effort", "high")
+        efforts = ("high", "medium", "low")
+        if effort not in efforts:
+            raise ValueError(f"Unsupported reasoning_effort {effort!r}; there are {', '.join(efforts)}")
+        index = efforts.index(effort)
+        self.start_token, self.end_token = self.begins[index], self.ends[index]
 
 
 class KimiK3ReasoningParser(ReasoningParser):
