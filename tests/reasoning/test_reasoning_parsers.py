@@ -116,6 +116,13 @@ def test_markup_around_the_content(name, thoughts, answer):
     parse_cut(thought + written + call, name, name)
 
 
+def test_forced_calls_have_a_form_of_their_own_after_the_reasoning():
+    call = '[{"name": "now", "parameters": {}}]'
+    assert parse(f" to=self<|message|>Hm.<|eom|>{call}", "json_array", "muse") == ("Hm.", None, [("now", {})])
+    thought = "<|content_thinking|>Hm.<|end_message|>"
+    assert parse(thought + call, "json_array", "inkling") == ("Hm.", None, [("now", {})])
+
+
 def test_a_prompt_says_which_of_several_pairs_an_answer_has():
     parser = ReasoningParserManager.get_reasoning_parser("k2_horizon")
     assert parser.pair_of("user: x\nassistant: <ifm|think_faster>")[1] == "</ifm|think_faster>"

@@ -12,6 +12,10 @@ from parsed_answers import parse, parse_by_characters, parse_cut
 from vllm.tool_parsers import ToolParserManager
 
 EACH = pytest.mark.parametrize("name", FORMATS)
+# Formats that are known by other parts of templates than those that write calls.
+KNOWN_ELSEWHERE = {
+    "llama3_json", "pythonic", "json_array", "lfm2", "granite", "phi4_mini_json", "openai", "gigachat3", "xlam", "ernie45",
+}  # fmt: skip
 
 
 @EACH
@@ -27,6 +31,12 @@ def test_arguments_with_quotes_braces_escapes_and_other_alphabets(name):
     write, _ = FORMATS[name]
     arguments = HARD
     assert parse(write(("weather", arguments)), name)[2] == [("weather", arguments)]
+
+
+@pytest.mark.parametrize("name", [name for name in FORMATS if name not in KNOWN_ELSEWHERE])
+def test_what_a_template_writes_chooses_the_parser(name):
+    text = FORMATS[name][0](("weather", {"city": "Paris"}))
+    assert ToolParserManager.of_template(f"{{% for call in calls %}}{text}") is ToolParserManager.get_tool_parser(name)
 
 
 @EACH
@@ -224,7 +234,7 @@ def test_arguments_with_types():
 
 
 def test_sections_that_are_not_there():
-    invoke = '<｜DSML｜invoke name="now">\n</｜DSML｜invoke>'  # noqa: RUF001
+    invoke = '<｜DSML｜invoke name="now">\n</｜DSML｜invoke>'
     for name in ("deepseek_v32", "deepseek_v4"):
         assert parse(f"So: {invoke} Yes.", name) == (None, "So: Yes.", [("now", {})])
     assert parse("function call<|role_sep|>\n" + '{"name": "now", "arguments": {}}', "gigachat3")[2] == [("now", {})]

@@ -11,7 +11,6 @@ from vllm.parser.events import Event
 from vllm.parser.reader import Ended, NotACall, Reader, Step
 from vllm.parser.typed_values import as_json, dumps, in_string, is_text, may_be_text
 
-
 _ALL = ("arguments", "parameters", "properties", "input")
 
 
@@ -35,8 +34,8 @@ class Tags:
 
 
 def tag_arguments(reader: Reader, calls: Calls, function: str, tags: Tags) -> Iterator[Step]:
-    """Read the arguments up to and with the call's end. A single one that the function does not have, and that is called
-    like all of them, is the object of all."""
+    """Read the arguments up to and with the call's end. A single one that is called like all of them, and
+    that the function does not have, is the object of all."""
     names: set[str] = set()
     while True:
         try:
