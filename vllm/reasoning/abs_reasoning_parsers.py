@@ -167,6 +167,9 @@ class ReasoningParser:
         if begins and ends:
             last = next((each for each in reversed(input_ids) if each in begins or each in ends), None)
             return last in ends
+        return self._ends_in_text(input_ids)
+
+    def _ends_in_text(self, input_ids: Sequence[int]) -> bool:
         text = self._text(input_ids)
         end = max((text.rfind(marker) for marker in self.ends), default=-1)
         return end >= 0 and end >= max((text.rfind(marker) for marker in self.begins), default=-1)

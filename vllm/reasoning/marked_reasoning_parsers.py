@@ -1,6 +1,6 @@
 """Reasoning between other markers."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from vllm.parser.events import Content, Reasoning
@@ -79,6 +79,23 @@ class MiniMaxM3ReasoningParser(ReasoningParser):
         """An end that nothing has begun is no content."""
         if not (yield from reader.skip(*self.ends)):
             yield from super().read_reasoning(reader, is_inside)
+
+    def is_reasoning_end(self, input_ids: Sequence[int]) -> bool:
+        """By the text: tokens may be pieces of markers."""
+        return self._is_inside is False or self._ends_in_text(input_ids)
+
+    def is_reasoning_end_streaming(self, input_ids: Sequence[int], delta_ids: Iterable[int]) -> bool:
+        """Whether the ids so far end it, or begin with content."""
+        text = self._text(input_ids).lstrip()
+        if self._is_inside or text.startswith(self.begins):
+            return self._ends_in_text(input_ids)
+        return bool(text) and not any(marker.startswith(text) and marker != text for marker in self.begins + self.ends)
+
+    def extract_content_ids(self, input_ids: list[int]) -> list[int]:
+        """All of them, where there is no reasoning."""
+        text = self._text(input_ids)
+        has_marker = any(marker in text for marker in self.begins + self.ends)
+        return super().extract_content_ids(input_ids) if has_marker or self._is_inside else input_ids
 
 
 class K2HorizonReasoningParser(ReasoningParser):
