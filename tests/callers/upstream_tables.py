@@ -144,6 +144,8 @@ SPACE = "white space before a call is none of the content"
 LENIENT = "upstream's parser is expected to fail, and ours does not"
 BEHIND = "a text behind a call is content"
 EMPTY = "reasoning or content that is empty is none"
+UNBEGUN = "an end without a beginning: the text before it is no content"
+DELTAS = "deltas are as the text comes"
 CUT = "a call that is cut is delivered up to there"
 WRITTEN = "arguments are delivered as they are written"
 UNKNOWN = "a call of a function that is not offered is a call"
@@ -319,7 +321,7 @@ SKIPS = (
     ("code_revision", HUB),
     ("::test_parser_selection", INTERNAL),
     ("thinking_disabled_with_close_tag", "a marker is never content"),
-    ("test_gemma4_reasoning[invalid_", "an end without a beginning: the text before it is no content"),
+    ("test_gemma4_reasoning[invalid_", UNBEGUN),
     ("test_glm53_template", "whether the prompt begins the reasoning decides, not the template's text"),
     ("force_nonempty", "reasoning is never moved into the content"),
     ("test_gptoss_reasoning_parser.py::test_gptoss_reasoning_ended", INTERNAL),
@@ -351,20 +353,50 @@ SKIPS = (
     ("test_deepseekv32_tool_parser.py::TestExtractToolCalls::test_number_param ", WRITTEN),
     ("test_non_stream_unknown_tool_is_left", UNKNOWN),
     ("test_streaming_filters_unknown_tools", UNKNOWN),
-    ("test_unknown_tool_block_preserved", UNKNOWN),
+    ("test_minicpm5xml_tool_parser.py::test_unknown_tool_block_preserved", UNKNOWN),
     ("test_unknown_or_wrong_named_tool", UNKNOWN),
     ("test_dots_tool_parser.py::test_streaming_malformed_block", MARKUP),
     ("test_dots_tool_parser.py::test_streaming_strips_stray_end", MARKUP),
     ("test_dots_tool_parser.py::test_streaming_flushes_partial_opening", SPACE),
-    ("test_dots_tool_parser.py::test_streaming_emits_complete_json", "deltas are as the text comes"),
+    ("test_dots_tool_parser.py::test_streaming_emits_complete_json", DELTAS),
     ("test_gemma4_tool_parser.py::TestExtractToolCalls::test_incomplete_tool_call", CUT),
     ("TestBareAndMalformedOpeners::test_malformed", NOT_A_CALL),
     ("TestBareAndMalformedOpeners::test_bare_malformed", NOT_A_CALL),
     ("TestBareAndMalformedOpeners::test_three_mixed_calls", NOT_A_CALL),
     ("test_hunyuan_a13b_tool_parser_extract[model_output3", SPACE),
     ("Thank you!-expected_tool_calls4", BEHIND),
-    ("TestInternLM2ToolParser", LENIENT),
-    ("TestStep3ToolParser", LENIENT),
+    *(
+        (f"TestInternLM2ToolParser::{case}", LENIENT)
+        for case in (
+            "test_single_tool_call_simple_args[True]",
+            "test_parallel_tool_calls[True]",
+            "test_various_data_types[True]",
+            "test_empty_arguments[True]",
+            "test_surrounding_text[True]",
+            "test_escaped_strings[True]",
+            "test_malformed_input[False]",
+            "test_streaming_reconstruction",
+        )
+    ),
+    *(
+        (f"TestStep3ToolParser::{case}", LENIENT)
+        for case in (
+            "test_single_tool_call_simple_args[False]",
+            "test_parallel_tool_calls",
+            "test_various_data_types[False]",
+            "test_empty_arguments[False]",
+            "test_surrounding_text[False]",
+            "test_escaped_strings[False]",
+            "test_streaming_reconstruction",
+        )
+    ),
+    ("test_minimax_m3_reasoning_parser.py::test_nonstreaming_non_leading", UNBEGUN),
+    ("test_step3p5_reasoning_parser.py::test_reasoning[new_line", "white space of reasoning is kept"),
+    ("test_k2_horizon_tool_parser.py::test_character_split", DELTAS),
+    ("test_extract_tool_calls_non_streaming_mixed_content", BEHIND),
+    ("test_mtp_streaming_massive_chunk", SPACE),
+    ("test_deepseekv4_tool_parser.py::test_extract_tool_calls ", SPACE),
+    ("test_function_calls_wrapper_is_not_recognized", MARKUP),
     ("test_jamba_tool_parser.py::test_extract_tool_calls_streaming[", SPACE),
     ("test_k2_horizon_tool_parser.py::test_invalid_request_format", FORM),
     ("test_k2_horizon_tool_parser.py::test_mismatched_formats", FORM),
@@ -382,20 +414,20 @@ SKIPS = (
     ("test_minicpm5xml_tool_parser.py::test_tokenizer_space_marker", PIECES),
     ("test_minicpm5xml_tool_parser.py::test_collapsed_param_tags_with_tokenizer_space", PIECES),
     ("test_minicpm5xml_tool_parser.py::test_extract_tool_calls_streaming_tokenizer_space", PIECES),
-    ("test_thinking_only_sentencepiece_normalized", PIECES),
+    ("test_minicpm5xml_tool_parser.py::test_thinking_only_sentencepiece_normalized", PIECES),
     ("test_minicpm5xml_tool_parser.py::test_incomplete_missing_function_end", CUT),
     ("test_minicpm5xml_tool_parser.py::test_param_missing_name", CUT),
-    ("test_duplicate_param_names_invalid", WRITTEN),
-    ("test_case_sensitive_param_name_invalid", WRITTEN),
-    ("test_wrapped_arguments_still_validate_schema", WRITTEN),
-    ("test_extra_arguments", WRITTEN),
-    ("test_zero_arg_tool_ignores_extra", WRITTEN),
-    ("test_alias_", "a call of another name is one of that name"),
+    ("test_minicpm5xml_tool_parser.py::test_duplicate_param_names_invalid", WRITTEN),
+    ("test_minicpm5xml_tool_parser.py::test_case_sensitive_param_name_invalid", WRITTEN),
+    ("test_minicpm5xml_tool_parser.py::test_wrapped_arguments_still_validate_schema", WRITTEN),
+    ("test_minicpm5xml_tool_parser.py::test_extra_arguments", WRITTEN),
+    ("test_minicpm5xml_tool_parser.py::test_zero_arg_tool_ignores_extra", WRITTEN),
+    ("test_minicpm5xml_tool_parser.py::test_alias_", "a call of another name is one of that name"),
     ("test_required_tool_choice_keeps_native_syntax", INTERNAL),
     ("test_minimax_m3_tool_parser.py::test_non_streaming_nested", SPACE),
     ("test_minimax_m3_tool_parser.py::test_streaming_nested", SPACE),
     (
-        "test_xlam_tool_parser.py::test_extract_tool_calls[single_tool_with_think_tag",
+        "single_tool_with_think_tag",
         "reasoning is parted by --reasoning-parser",
     ),
     ("test_kimi_k2_reasoning_parser.py::test_streaming", INTERNAL),

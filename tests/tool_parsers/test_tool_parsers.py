@@ -14,7 +14,8 @@ from vllm.tool_parsers import ToolParserManager
 EACH = pytest.mark.parametrize("name", FORMATS)
 # Formats that are known by other parts of templates than those that write calls.
 KNOWN_ELSEWHERE = {
-    "llama3_json", "pythonic", "json_array", "lfm2", "granite", "phi4_mini_json", "openai", "gigachat3", "xlam", "ernie45",
+    "llama3_json", "pythonic", "json_array", "lfm2", "granite", "phi4_mini_json", "openai", "gigachat3", "xlam",
+    "ernie45",
 }  # fmt: skip
 
 
