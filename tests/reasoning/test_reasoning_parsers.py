@@ -143,6 +143,32 @@ def test_modes_where_no_prompt_is_known():
         of("k2_horizon", reasoning_effort="none")
 
 
+class Characters:
+    """A tokenizer whose ids are those of characters; it has no token for a marker."""
+
+    def get_vocab(self):
+        return {}
+
+    def decode(self, ids, skip_special_tokens):
+        return "".join(map(chr, ids))
+
+
+def test_markers_in_pieces():
+    def ids(text):
+        return list(map(ord, text))
+
+    parser = ReasoningParserManager.get_reasoning_parser("minimax_m3")(Characters())
+    assert parser.is_reasoning_end(ids("<mm:think>a</mm:think>b"))
+    assert not parser.is_reasoning_end(ids("</mm:think><mm:think>a"))
+    ends = [parser.is_reasoning_end_streaming(ids(text), []) for text in ("", "<mm:", "<mm:think>a", "</mm:think>", "b")]
+    assert ends == [False, False, False, True, True]
+    assert parser.extract_content_ids(ids("<mm:think>a</mm:think>b")) == ids("b")
+    assert parser.extract_content_ids(ids("b")) == ids("b") and not parser.extract_content_ids(ids("<mm:think>a"))
+    off = {"enable_thinking": False}
+    parser = ReasoningParserManager.get_reasoning_parser("qwen3")(Characters(), chat_template_kwargs=off)
+    assert parser.is_reasoning_end(ids("a"))
+
+
 def test_upstreams_methods():
     parser = ReasoningParserManager.get_reasoning_parser("qwen3")(None)
     assert parser.extract_reasoning("<think>a</think>b", None) == ("a", "b")
