@@ -154,7 +154,6 @@ NOT_A_CALL = "a text that is no call is content"
 BESIDE_CALLS = "a text beside calls is content"
 FORM = "each of a model's forms is read, whichever the request names"
 PIECES = "pieces of a tokenizer's vocabulary are no text"
-DECODES = "a stand-in for a tokenizer, which cannot decode"
 BESIDE = "the top k stands beside the ids that are asked for, not in their place"
 ERRORS = "the words of an error"
 FLAG = "a limit that is a flag of the server here, not a variable"
@@ -323,7 +322,8 @@ SKIPS = (
     ("thinking_disabled_with_close_tag", "a marker is never content"),
     ("test_gemma4_reasoning[invalid_", UNBEGUN),
     ("test_glm53_template", "whether the prompt begins the reasoning decides, not the template's text"),
-    ("force_nonempty", "reasoning is never moved into the content"),
+    ("force_nonempty_content", "reasoning is never moved into the content"),
+    ("test_granite_thinking_force_nonempty_swaps", "reasoning is never moved into the content"),
     ("test_gptoss_reasoning_parser.py::test_gptoss_reasoning_ended", INTERNAL),
     ("test_step3_reasoning_parser.py::test_count_reasoning_tokens_stops_at_think_end", INTERNAL),
     ("test_hy_v3_reasoning_parser.py::test_constructor", INTERNAL),
@@ -333,12 +333,7 @@ SKIPS = (
     ("test_kimi_k3_reasoning_parser.py::test_extract_reasoning_with", INTERNAL),
     ("test_kimi_k3_reasoning_parser.py::test_streaming_split", INTERNAL),
     ("test_kimi_k3_reasoning_parser.py::test_thinking_disabled_streams_content", INTERNAL),
-    ("test_kimi_k3_reasoning_parser.py::test_is_reasoning_end", DECODES),
-    ("test_kimi_k3_reasoning_parser.py::test_reasoning_end_matches", DECODES),
-    (
-        "test_kimi_k3_reasoning_parser.py::test_count_reasoning_tokens_matches",
-        "markers of several tokens: tokens between them are not counted",
-    ),
+    ("test_token_id_helpers_with_split_marker_tokens", "tokens between markers in pieces are not counted"),
     ("test_adjust_request_keeps_xtml_markers_contiguous", "no spaces are put between special tokens"),
     ("test_structural_tag_registry.py", INTERNAL),
     ("get_vllm_registry_structural_tag", INTERNAL),
@@ -371,6 +366,20 @@ SKIPS = (
             "test_single_tool_call_simple_args[True]",
             "test_parallel_tool_calls[True]",
             "test_various_data_types[True]",
+            "test_empty_arguments[True]",
+            "test_surrounding_text[True]",
+            "test_escaped_strings[True]",
+            "test_malformed_input[False]",
+            "test_streaming_reconstruction",
+        )
+    ),
+    *(
+        (f"TestPhi4MiniToolParser::{case}", LENIENT)
+        for case in (
+            "test_no_tool_calls[True]",
+            "test_single_tool_call_simple_args[True]",
+            "test_parallel_tool_calls[True]",
+            "test_various_data_types",
             "test_empty_arguments[True]",
             "test_surrounding_text[True]",
             "test_escaped_strings[True]",
@@ -451,7 +460,6 @@ SKIPS = (
     ("TestDeepSeekV3ToolParser::test_malformed_input[False]", LENIENT),
     ("TestGranite20bFcToolParser::test_surrounding_text[True]", LENIENT),
     ("TestLongCatToolParser::test_malformed_input[True]", LENIENT),
-    ("TestPhi4MiniToolParser", LENIENT),
     ("test_granite4_tool_parser.py::test_tool_call_parser_complex", "a certain tokenizer's pieces"),
     ("TestContentStreaming::test_content_before_tool_call", SPACE),
     *(

@@ -149,6 +149,9 @@ class Characters:
     def get_vocab(self):
         return {}
 
+    def encode(self, text, add_special_tokens):
+        return list(map(ord, text))
+
     def decode(self, ids, skip_special_tokens):
         return "".join(map(chr, ids))
 
@@ -160,10 +163,23 @@ def test_markers_in_pieces():
     parser = ReasoningParserManager.get_reasoning_parser("minimax_m3")(Characters())
     assert parser.is_reasoning_end(ids("<mm:think>a</mm:think>b"))
     assert not parser.is_reasoning_end(ids("</mm:think><mm:think>a"))
-    ends = [parser.is_reasoning_end_streaming(ids(text), []) for text in ("", "<mm:", "<mm:think>a", "</mm:think>", "b")]
+    ends = [
+        parser.is_reasoning_end_streaming(ids(text), []) for text in ("", "<mm:", "<mm:think>a", "</mm:think>", "b")
+    ]
     assert ends == [False, False, False, True, True]
     assert parser.extract_content_ids(ids("<mm:think>a</mm:think>b")) == ids("b")
     assert parser.extract_content_ids(ids("b")) == ids("b") and not parser.extract_content_ids(ids("<mm:think>a"))
+    parser = ReasoningParserManager.get_reasoning_parser("kimi_k3")(Characters())
+    begin, end = MARKS["kimi_k3"]
+    assert parser.is_reasoning_end(ids(f"{begin}a{end}")) and not parser.is_reasoning_end(ids(f"{end}{begin}a"))
+    assert parser.is_reasoning_end_streaming(ids(f"{begin}a{end}"), ids(end[-1]))
+    for text, count in (
+        (f"{begin}ab{end}c", 2),
+        (f"ab{end}c", 2),
+        (f"{begin}ab", 2),
+        ("<|open|>response<|sep|>abc", 0),
+    ):
+        assert parser.count_reasoning_tokens(ids(text)) == count
     off = {"enable_thinking": False}
     parser = ReasoningParserManager.get_reasoning_parser("qwen3")(Characters(), chat_template_kwargs=off)
     assert parser.is_reasoning_end(ids("a"))

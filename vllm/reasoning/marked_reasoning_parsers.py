@@ -139,6 +139,30 @@ class KimiK3ReasoningParser(ReasoningParser):
         if not (yield from reader.has(*self.frames)):
             yield from super().read_reasoning(reader, is_inside)
 
+    def is_reasoning_end(self, input_ids: Sequence[int]) -> bool:
+        """Whether the last marker ends it; each is several tokens."""
+        if self._is_inside is False:
+            return True
+        end, begin = (_places(input_ids, self._pieces(marker)) for marker in (self.ends[0], self.begins[0]))
+        return bool(end) and end[-1] > max(begin, default=-1)
+
+    def is_reasoning_end_streaming(self, input_ids: Sequence[int], delta_ids: Iterable[int]) -> bool:
+        """Whether the ids so far end it: a marker may come in pieces."""
+        return self.is_reasoning_end(input_ids)
+
+    def count_reasoning_tokens(self, token_ids: Sequence[int]) -> int:
+        """Tokens up to the end, without markers; none of an answer that begins with content."""
+        ids = list(token_ids)
+        begin, end = self._pieces(self.begins[0]), self._pieces(self.ends[0])
+        if self._is_inside is False or 0 in _places(ids, self._pieces(self.frames[0])):
+            return 0
+        start = len(begin) if 0 in _places(ids, begin) else 0
+        stop = next((place for place in _places(ids, end) if place >= start), len(ids))
+        return stop - start
+
+    def _pieces(self, marker: str) -> list[int]:
+        return self.model_tokenizer.encode(marker, add_special_tokens=False)
+
 
 class CohereCommandReasoningParser(ReasoningParser):
     """Command A and later; the content has markers, too. Calls and content end it."""
@@ -159,3 +183,8 @@ class Plamo3ReasoningParser(ReasoningParser):
     ends = ("<|plamo:end_think:plamo|>",)
     also_ends = ("<|plamo:begin_tool_requests:plamo|>",)
     template_marks = ("plamo:", "begin_think")
+
+
+def _places(ids: Sequence[int], part: list[int]) -> list[int]:
+    """Where `part` is among the ids."""
+    return [place for place in range(len(ids) - len(part) + 1) if list(ids[place : place + len(part)]) == part]
