@@ -242,6 +242,18 @@ def test_sections_that_are_not_there():
     assert parse("<|tool_call>:now{}<tool_call|>", "gemma4")[2] == [("now", {})]
 
 
+def test_messages_without_their_end():
+    call = '<atem:function_calls>\n<atem:invoke name="now.now">\n</atem:invoke>\n</atem:function_calls>'
+    text = f" to=self<|message|>Hm, to=x or so. to=now<|message|>{call}<|eom|>"
+    answer = "<|start|>assistant to=user<|message|>It is to=noon. to=developer<|message|>Note.<|eot|>"
+    assert parse(text + answer, "muse") == ("Hm, to=x or so. ", "It is to=noon. ", [("now", {})])
+
+
+def test_entities_in_names():
+    text = FORMATS["kimi_k3"][0](("a&amp;b", {"c&quot;d": "e&amp;f"}))
+    assert parse(text, "kimi_k3")[2] == [("a&b", {'c"d': "e&amp;f"})]
+
+
 def test_elements_in_elements():
     write, mark = FORMATS["minimax_m3"][0], "]<]minimax[>["
     text = write(("weather", {"tags": [], "place": {}, "note": None, "more": {"at": ["x"]}}))

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import html
 import re
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
 
 from vllm.parser.calls import Calls
@@ -30,6 +31,7 @@ class Tags:
     text_sign: str = ""  # after the name: the value is a text, if the schema allows one
     type_tags: tuple[str, str] | None = None
     raw: tuple[str, str] | None = None  # what stands between these is the value, whatever it is
+    is_escaped: bool = False  # names are attributes, in which & and quotes are written as entities
     also_begin: tuple[str, ...] = ()  # other ways to write `begin`
 
 
@@ -50,6 +52,7 @@ def tag_arguments(reader: Reader, calls: Calls, function: str, tags: Tags) -> It
         name, _ = yield from reader.until(tags.name_end)
         said = bool(tags.text_sign) and tags.text_sign in name
         name = re.split("[\"']", name)[1] if tags.quoted and re.search("[\"']", name) else name.strip()
+        name = html.unescape(name) if tags.is_escaped else name
         if tags.value_begin:
             yield from reader.skip_space()
             if tags.type_tags and (yield from reader.skip(tags.type_tags[0])):
@@ -78,11 +81,13 @@ def tag_arguments(reader: Reader, calls: Calls, function: str, tags: Tags) -> It
     yield from calls.end()
 
 
-def invoked_calls(reader: Reader, calls: Calls, begin: str, end: str, tags: Tags) -> Iterator[Step]:
+def invoked_calls(
+    reader: Reader, calls: Calls, begin: str, end: str, tags: Tags, rename: Callable[[str], str] = str
+) -> Iterator[Step]:
     """Read calls that are `begin`, a name up to ">", and arguments, up to and with `end`."""
     while (yield from reader.close(begin, end)) == begin:
         name, _ = yield from reader.until(">")
-        name = name.strip().strip("\"'")
+        name = rename(name.strip().strip("\"'"))
         if "\n" in name:
             raise NotACall
         yield calls.start(name)
