@@ -13,7 +13,7 @@ from models_util import hf_logits, load_model, paged_logits, random_prompts
 from safetensors.torch import load_file, save_file
 
 from vllm.config.checkpoint.config import HFConfig, parse_hf_config
-from vllm.models.registry import resolve_model_class
+from vllm.models.registry import import_model_class, model_entry, resolve_model_class
 
 _STEPS = {"time_step_min": 0.001, "time_step_max": 0.1, "time_step_floor": 1e-4}
 
@@ -121,6 +121,18 @@ def test_published_options_are_read_and_others_refused(name: str) -> None:
     read(name, published)
     with pytest.raises(ValueError, match="|".join(wrong)):
         read(name, published | wrong)
+
+
+def test_options_of_multilingual_bert() -> None:
+    from transformers import BertConfig
+
+    raw = BertConfig(vocab_size=99).to_dict() | {"architectures": ["BertModel"], "directionality": "bidi"}
+    raw |= {"pooler_fc_size": 768, "pooler_num_attention_heads": 12, "pooler_num_fc_layers": 3}
+    raw |= {"pooler_size_per_head": 128, "pooler_type": "first_token_transform"}
+    model_class: Any = import_model_class(model_entry(raw["architectures"]))
+    assert model_class.resolve_config(parse_hf_config(raw, {})).is_encoder
+    with pytest.raises(ValueError, match="pooler_type='mean' is not supported"):
+        model_class.resolve_config(parse_hf_config(raw | {"pooler_type": "mean"}, {}))
 
 
 def test_sizes_under_the_names_of_xlstm() -> None:
