@@ -4,6 +4,7 @@ test_mixture_configs.py."""
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +52,7 @@ PUBLISHED: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         | {"im_start_id": 4, "eod_token_id": 3, "mask_init_id": 12, "org_vocab_size": 100, "num_experts": 1},
         {"use_rotary_pos_emb": False},
     ),
+    "falcon": ({"ff_factor": 4, "activation": "gelu", "ffn_hidden_size": 128}, {"bias_factor": 4}),
     "lfm2": (
         {"use_pos_enc": True, "block_dim": 32, "block_use_swiglu": True, "conv_dim": 32, "num_heads": 4},
         {"use_pos_enc": False},
@@ -72,11 +74,19 @@ PUBLISHED: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     ),
     "bamba": ({"attn_rotary_emb": 4}, {"attn_rotary_emb": 8}),
     "nemotron_h": (
-        {"attention_head_dim": 8, "num_query_groups": 2, "time_step_rank": 16, "rescale_prenorm_residual": True},
+        {
+            "attention_head_dim": 8,
+            "rope_theta": 10000,
+            "partial_rotary_factor": 1.0,
+            "num_query_groups": 2,
+            "time_step_rank": 16,
+            "rescale_prenorm_residual": True,
+        },
         {"attention_bias": True},
     ),
     "mamba2": (
-        {"norm_before_gate": True, "rms_norm": True, "time_step_init_scheme": "random", **_STEPS},
+        {"norm_before_gate": True, "rms_norm": True, "time_step_init_scheme": "random", **_STEPS}
+        | {"intermediate_size": 64},
         {"rms_norm": False},
     ),
     "mamba": (
@@ -149,6 +159,19 @@ def test_a_text_has_one_position_in_all_sections(tmp_path: Path) -> None:
     prompts = random_prompts(131, (5, 21))
     for got, want in zip(paged_logits(ours, config, prompts), hf_logits(model, prompts), strict=True):
         assert (got - want).abs().max() < 1e-4 * want.std()
+
+
+def test_a_further_factor_of_yarn(tmp_path: Path) -> None:
+    """Upstream's, on top of that by the formula."""
+    yarn = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 32}
+    make_architecture("qwen3", tmp_path, rope_parameters=yarn | {"attention_factor": 0.9})
+    path = tmp_path / "config.json"
+    raw = json.loads(path.read_text())
+    logits = []
+    for factor in ({"attention_factor": 0.9}, {"attn_factor": 0.9 / (0.1 * math.log(4.0) + 1.0)}):
+        path.write_text(json.dumps(raw | {"rope_parameters": yarn | factor}))
+        logits.append(paged_logits(*load_model(tmp_path), random_prompts(131, (5, 21)))[1])
+    assert (logits[1] - logits[0]).abs().max() < 1e-5
 
 
 def test_mimo_is_qwen_beside_further_layers(tmp_path: Path) -> None:
