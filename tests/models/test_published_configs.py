@@ -118,11 +118,12 @@ def read(name: str, options: dict[str, Any]) -> HFConfig:
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as NAMES
 
     model_type, fields = ARCHITECTURES[name]
-    sizes = {"vocab_size": 131, "bos_token_id": 1, "eos_token_id": 2}
+    sizes: dict[str, Any] = {"vocab_size": 131, "bos_token_id": 1, "eos_token_id": 2}
     raw = CONFIG_MAPPING[model_type](**sizes, **fields).to_dict() | options
     raw |= {"architectures": [NAMES[model_type]], "model_type": model_type}
     config = parse_hf_config({key: value for key, value in raw.items() if value is not ...}, {}, "config.json")
-    return resolve_model_class(config.architectures).resolve_config(config)
+    model_class: Any = resolve_model_class(config.architectures)
+    return model_class.resolve_config(config)
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
