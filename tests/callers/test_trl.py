@@ -1,11 +1,12 @@
-"""trl: GRPO with the engine in the trainer's process, and its client of the server that it starts.
+"""trl: GRPO with the engine in the trainer's process, and over the server that trl starts.
 
-Its server cannot be given weights here: trl sends them over NCCL, and refuses to where there is no GPU
-(`test_trl_refuses_to_train_over_a_server_without_a_gpu`).
+trl's trainer itself sends a server no weights where there is no GPU (`test_the_trainer_itself_asks_for_a_gpu`);
+examples/grpo_over_a_server.py does.
 """
 
 from __future__ import annotations
 
+import importlib.util
 import math
 import os
 import socket
@@ -19,6 +20,8 @@ from typing import Any
 import pytest
 import torch
 from live_server import ROOT
+
+from vllm.utils.network_utils import get_open_port
 
 trl = pytest.importorskip("trl")
 pytestmark = pytest.mark.filterwarnings("ignore:TRL currently supports vLLM versions", "ignore:`trl vllm-serve`")
@@ -136,7 +139,11 @@ def test_the_reward_rises(tiny_model: Path, tmp_path: Path, with_adapter: bool) 
     sizes = {"per_device_train_batch_size": 16, "num_generations": 8, "max_steps": 30}
     trainer = trainer_of(tiny_model, tmp_path, **sizes, **options)
     trainer.train()
-    steps = steps_of(trainer)
+    check_rise(steps_of(trainer), with_adapter)
+
+
+def check_rise(steps: list[dict[str, float]], with_adapter: bool) -> None:
+    """Of 30 steps."""
     assert len(steps) == 30
     # Half of the ids are even.
     assert sum(row["reward"] for row in steps[:5]) / 5 < 0.6
@@ -243,9 +250,81 @@ def test_server_reads_sequences(client: Any, reference: Any) -> None:
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="trl sends weights from a GPU")
 @pytest.mark.usefixtures("environment")
-def test_trl_refuses_to_train_over_a_server_without_a_gpu(client: Any, tiny_model: Path, tmp_path: Path) -> None:
+def test_the_trainer_itself_asks_for_a_gpu(client: Any, tiny_model: Path, tmp_path: Path) -> None:
     with pytest.raises(NotImplementedError, match="NCCL weight-transfer engine, which needs a CUDA device"):
         trainer_of(tiny_model, tmp_path, vllm_mode="server", vllm_server_base_url=client.base_url)
+
+
+@torch.no_grad()
+def test_its_client_sends_weights(client: Any, tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from transformers import AutoModelForCausalLM
+
+    monkeypatch.setenv("VLLM_HOST_IP", "127.0.0.1")
+    monkeypatch.setattr(client, "group_port", get_open_port())
+    model = AutoModelForCausalLM.from_pretrained(tiny_model, dtype=torch.float32)
+    before = served_readings(client)
+    client.init_communicator(device="cuda")  # of no index: no device is touched
+    try:
+        for weight in model.parameters():
+            weight += 0.05 * torch.randn_like(weight)
+        client.update_model_params(model)
+        changed = served_readings(client)
+        assert changed == pytest.approx(reference_readings(model), abs=TOLERANCE)
+        assert max(abs(new - old) for new, old in zip(changed, before, strict=True)) > 100 * TOLERANCE
+
+        # One by one, of another dtype.
+        with client.weight_update():
+            for name, weight in model.named_parameters():
+                weight.copy_(weight.bfloat16())
+                client.update_named_param(name, weight.bfloat16())
+            assert served_readings(client) == changed  # until the update ends
+        rounded = served_readings(client)
+        assert rounded == pytest.approx(reference_readings(model), abs=TOLERANCE)
+
+        # Nothing changes where one does not fit; the group goes on.
+        name, weight = next(iter(model.named_parameters()))
+        for wrong in ((name, weight[1:]), ("zzz.weight", weight), (name, weight.int())):
+            with pytest.raises(Exception, match="400.*no weight was changed: .*load_weights"):
+                client.update_named_param(*wrong)
+            assert served_readings(client) == rounded
+        original = AutoModelForCausalLM.from_pretrained(tiny_model, dtype=torch.float32)
+        client.update_model_params(original)
+        assert served_readings(client) == pytest.approx(before, abs=1e-6)
+    finally:
+        client.close_communicator()
+
+
+def served_readings(client: Any) -> list[float]:
+    """As `readings`, of the server."""
+    url = f"{client.base_url}/v1/completions"
+    body = {"model": client.model, "prompt": READ, "max_tokens": 1, "temperature": 0, "prompt_logprobs": 0}
+    (choice,) = client._post(url, json=body)["choices"]
+    pairs = zip(READ[1:], choice["prompt_logprobs"][1:], strict=True)
+    return [row[str(token_id)]["logprob"] for token_id, row in pairs]
+
+
+@pytest.mark.usefixtures("environment")
+@pytest.mark.parametrize("with_adapter", [False, True], ids=["all weights", "an adapter"])
+def test_the_reward_rises_over_a_server(
+    client: Any, tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, with_adapter: bool
+) -> None:
+    from trl.generation import vllm_generation
+
+    monkeypatch.setenv("VLLM_HOST_IP", "127.0.0.1")
+    monkeypatch.setattr(vllm_generation, "VLLMClient", vllm_generation.VLLMClient)  # set back in the end
+    spec = importlib.util.spec_from_file_location("example", ROOT / "examples" / "grpo_over_a_server.py")
+    assert spec is not None and spec.loader is not None
+    example = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(example)
+    options: dict[str, Any] = {"vllm_group_port": get_open_port(), "disable_tqdm": True}
+    if with_adapter:
+        peft = pytest.importorskip("peft")
+        options["peft_config"] = peft.LoraConfig(r=16, lora_alpha=64, target_modules="all-linear")
+        options["learning_rate"] = 0.1
+    trainer = example.make_trainer(str(tiny_model), client.base_url, str(tmp_path), **options)
+    trainer.train()
+    check_rise(steps_of(trainer), with_adapter)
+    trainer.vllm_generation.vllm_client.close_communicator()
 
 
 def test_server_tells_the_trainer_what_it_asks(client: Any) -> None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from typing_extensions import Self
 
+from vllm.engine.weight_transfer import trainer_of, weights_of_update
 from vllm.exceptions import EngineDeadError, VLLMValidationError
 from vllm.lora.request import NOT_ENABLED, LoRARequest, given_lora_request
 from vllm.v1.engine.core_process.client import CoreClient
@@ -19,8 +20,6 @@ from vllm.v1.engine.upstream_calls import (
     check_profile_limits,
     check_sleep_level,
     check_sleep_tags,
-    check_weight_transfer,
-    weights_of_update,
 )
 
 if TYPE_CHECKING:
@@ -287,19 +286,20 @@ class AsyncEngineControl:
 
     async def init_weight_transfer_engine(self, request: Any = None) -> None:
         """See LLMEngine.init_weight_transfer_engine."""
-        check_weight_transfer(request)
+        if (trainer := trainer_of(request)) is not None:
+            await self.collective_rpc("meet_trainer", kwargs=trainer)
 
     async def start_weight_update(self) -> None:
         """See LLMEngine.start_weight_update."""
         await self.collective_rpc("start_weight_update")
 
     async def update_weights(self, request: Any) -> None:
-        """See LLMEngine.update_weights; by a file's path. RuntimeError: one does not fit; none is taken."""
-        method, weights = weights_of_update(request)
-        if method != "update_weights_from_file":
-            message = "weights must be a file's path: the engine is in another process"
+        """See LLMEngine.update_weights; not by tensors. RuntimeError: one does not fit; none is taken."""
+        method, arguments = weights_of_update(request)
+        if method == "update_weights":
+            message = "weights must be a file's path, or what a trainer sends: the engine is in another process"
             raise VLLMValidationError(message, "update_info", None)
-        await self.collective_rpc(method, args=(weights,))
+        await self.collective_rpc(method, args=arguments)
 
     async def finish_weight_update(self, weight_version: str | None = None) -> None:
         """See LLMEngine.finish_weight_update. RuntimeError: a tensor does not fit; none is taken."""
