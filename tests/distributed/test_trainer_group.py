@@ -87,6 +87,20 @@ def test_others_than_announced(forms: list[Any], message: str) -> None:
     assert sent is None or isinstance(sent, RuntimeError)
 
 
+def test_the_callers_memory_is_its_own_again() -> None:
+    def reused() -> Iterator[torch.Tensor]:
+        memory = torch.empty(3)
+        for value in range(4):
+            yield memory.fill_(value)
+            memory.zero_()
+
+    _, received = together(
+        lambda group: send_tensors(group, reused()),
+        lambda group: list(receive_tensors(group, [((3,), torch.float32)] * 4)),
+    )
+    assert [tensor.tolist() for tensor in received] == [[value] * 3 for value in range(4)]
+
+
 def test_a_sender_that_fails() -> None:
     def broken() -> Iterator[torch.Tensor]:
         yield TENSORS[0]

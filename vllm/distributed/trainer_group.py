@@ -109,17 +109,21 @@ def send_tensors(
 
     An error of `tensors` is one there, too.
     """
-    bucket: list[Tensor] = []
-    num_bytes = 0
+    bucket, filled = torch.empty(0, dtype=torch.uint8), 0
+    sizes: list[int] = []
     for tensor in _telling_failure(group, tensors, src):
-        size = _num_bytes(tensor.numel(), tensor.dtype)
-        if bucket and num_bytes + size > bucket_bytes:
-            _send_bucket(group, bucket, src)
-            bucket, num_bytes = [], 0
-        bucket.append(tensor.detach())
-        num_bytes += size
-    if bucket:
-        _send_bucket(group, bucket, src)
+        size = tensor.numel() * tensor.element_size()
+        if sizes and filled + _padded(size) > len(bucket):
+            _send_bucket(group, bucket[:filled], sizes, src)
+            sizes, filled = [], 0
+        if filled + _padded(size) > len(bucket):
+            bucket = torch.empty(max(_padded(size), bucket_bytes), dtype=torch.uint8)
+        # At once: the caller may use its memory again, as one does that merges adapters and takes them out.
+        bucket[filled : filled + size].view(tensor.dtype).view(tensor.shape).copy_(tensor.detach())
+        sizes.append(size)
+        filled += _padded(size)
+    if sizes:
+        _send_bucket(group, bucket[:filled], sizes, src)
     group.broadcast(torch.tensor([_END]), src)
 
 
@@ -134,7 +138,7 @@ def receive_tensors(
         RuntimeError: the sender failed, or has gone.
     """
     try:
-        expected = [_num_bytes(torch.Size(shape).numel(), dtype) for shape, dtype in forms]
+        expected = [torch.Size(shape).numel() * dtype.itemsize for shape, dtype in forms]
         index = 0
         while (count := _next_count(group, src)) > 0:
             sizes = torch.zeros(count, dtype=torch.int64)
@@ -165,14 +169,8 @@ def _telling_failure(group: TrainerGroup, tensors: Iterable[Tensor], src: int) -
         raise
 
 
-def _send_bucket(group: TrainerGroup, tensors: list[Tensor], src: int) -> None:
-    sizes = [_num_bytes(tensor.numel(), tensor.dtype) for tensor in tensors]
-    bucket = torch.zeros(sum(map(_padded, sizes)), dtype=torch.uint8)
-    start = 0
-    for tensor, size in zip(tensors, sizes, strict=True):
-        bucket[start : start + size].view(tensor.dtype).view(tensor.shape).copy_(tensor)
-        start += _padded(size)
-    for part in (torch.tensor([len(tensors)]), torch.tensor(sizes), bucket):
+def _send_bucket(group: TrainerGroup, bucket: Tensor, sizes: list[int], src: int) -> None:
+    for part in (torch.tensor([len(sizes)]), torch.tensor(sizes), bucket):
         group.broadcast(part, src)
 
 
@@ -180,10 +178,6 @@ def _next_count(group: TrainerGroup, src: int) -> int:
     count = torch.zeros(1, dtype=torch.int64)
     group.broadcast(count, src)
     return int(count)
-
-
-def _num_bytes(num_values: int, dtype: torch.dtype) -> int:
-    return num_values * dtype.itemsize
 
 
 def _padded(num_bytes: int) -> int:

@@ -97,6 +97,7 @@ ANSWERING = {
     "is_tracing_enabled": lambda engine: engine.is_tracing_enabled(),
     "pause_generation": lambda engine: engine.pause_generation(mode="keep"),
     "process_prompts": lambda engine: engine.process_prompts(["abc"], [PARAMS]),
+    "reset_encoder_cache": lambda engine: engine.reset_encoder_cache(),
     "reset_mm_cache": lambda engine: engine.reset_mm_cache(),
     "reset_prefix_cache": lambda engine: engine.reset_prefix_cache(),
     "resume_generation": lambda engine: engine.resume_generation(),

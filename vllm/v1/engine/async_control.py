@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -125,6 +126,11 @@ class AsyncEngineControl:
         return self
 
     @property
+    def request_states(self) -> dict[str, Any]:
+        """The ids of unfinished requests; their values say nothing."""
+        return dict.fromkeys(each for own in self.replicas for each in own.output_processor.unfinished_request_ids)
+
+    @property
     def _is_paused(self) -> bool:
         return self._resumed is not None and not self._resumed.is_set()
 
@@ -141,17 +147,21 @@ class AsyncEngineControl:
             self._router.forget_prefixes()
         return all(await self._call("reset_prefix_cache", reset_running_requests))
 
-    async def pause_generation(self, *, mode: str = "abort", clear_cache: bool = True) -> None:
+    async def pause_generation(
+        self, *, mode: str = "abort", wait_for_inflight_requests: bool = False, clear_cache: bool = True
+    ) -> None:
         """Take no further requests: those that come wait for `resume_generation`.
 
         Args:
             mode: "abort" ends the requests that are there; "wait" runs them to their ends; "keep" leaves them as they
                 are, to go on later.
+            wait_for_inflight_requests: older form of mode="wait".
             clear_cache: forget cached prefixes, too; what is kept then begins anew.
 
         Raises:
             VLLMValidationError: another mode, or "wait" for requests that were kept when the engine fell asleep.
         """
+        mode = "wait" if wait_for_inflight_requests else mode
         check_pause_mode(mode)
         if mode == "wait" and self.num_unfinished_requests:
             if await self.is_sleeping():
@@ -165,12 +175,28 @@ class AsyncEngineControl:
         if mode == "keep":
             await self._call("pause")
         elif mode == "abort":
-            await self.abort([each for own in self.replicas for each in own.output_processor.unfinished_request_ids])
+            await self.abort(self.request_states)
         while mode == "wait" and self.num_unfinished_requests:
             self._check_alive()
             await asyncio.sleep(_PAUSE_POLL_SECONDS)
         if clear_cache:
             await self.reset_prefix_cache(reset_running_requests=True)
+
+    async def wait_for_requests_to_drain(self, drain_timeout: float = 300) -> None:
+        """Until no request is unfinished.
+
+        Args:
+            drain_timeout: seconds.
+
+        Raises:
+            TimeoutError: some are after that time.
+        """
+        deadline = time.monotonic() + drain_timeout
+        while count := self.num_unfinished_requests:
+            self._check_alive()
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"{count} requests were not finished after {drain_timeout} s")
+            await asyncio.sleep(_PAUSE_POLL_SECONDS)
 
     async def resume_generation(self) -> None:
         """Undo `pause_generation`. While the engine sleeps requests wait on, for `wake_up`."""
@@ -312,6 +338,9 @@ class AsyncEngineControl:
 
     async def reset_mm_cache(self) -> None:
         """Nothing: inputs are text, and no other is cached."""
+
+    async def reset_encoder_cache(self) -> None:
+        """Nothing, as `reset_mm_cache`."""
 
     async def collective_rpc(
         self, method: str, timeout: float | None = None, args: tuple = (), kwargs: dict[str, Any] | None = None

@@ -49,8 +49,8 @@ _CPU_CACHE_FRACTION = 0.5
 class Worker:
     """Runs one device's share of a model; `group` holds the ranks that share it."""
 
-    def __init__(self, config: VllmConfig, group: Communicator = ALONE) -> None:
-        self.config = self.vllm_config = config
+    def __init__(self, vllm_config: VllmConfig, group: Communicator = ALONE) -> None:
+        config = self.config = self.vllm_config = vllm_config
         # Extensions of callers read these.
         self.model_config, self.parallel_config = config.model_config, config.parallel_config
         self.cache_config, self.scheduler_config = config.cache_config, config.scheduler_config
@@ -446,7 +446,8 @@ def make_worker(config: VllmConfig, group: Communicator = ALONE) -> Worker:
     for name in vars(extension):
         if not name.startswith("__") and hasattr(Worker, name):
             raise ValueError(f"worker_extension_cls: {extension.__name__}.{name} would hide the worker's own {name}")
-    return type("ExtendedWorker", (Worker, extension), {})(config, group)
+    # By name, as upstream does: an extension may have a __new__ that looks at the configuration.
+    return type("ExtendedWorker", (Worker, extension), {})(vllm_config=config, group=group)
 
 
 def call_worker(worker: Worker, method: str | Callable[..., Any], args: tuple, kwargs: dict[str, Any]) -> Any:
