@@ -6,6 +6,9 @@
 
 The weights go from the trainer to the server's workers over gloo. trl's client would let them, but for its check that
 the trainer has a CUDA device: `HostClient` is trl's client without that check.
+
+With --adapter a LoRA adapter is trained, of which the server loads each version alone; it also needs --enable-lora
+--max-lora-rank 16, and VLLM_ALLOW_RUNTIME_LORA_UPDATING=1.
 """
 
 from __future__ import annotations
@@ -66,10 +69,32 @@ def make_trainer(model: str, url: str, folder: str, peft_config: Any = None, **o
     )
 
 
+def send_adapter_alone(trainer: trl.GRPOTrainer, folder: str, name: str = "policy") -> None:
+    """Let each step's adapter reach the server as files in `folder`, which it can read, and answer under `name`.
+    Otherwise trl merges the adapter into the weights, and sends all of them."""
+    client = trainer.vllm_generation.vllm_client
+
+    def sync_weights() -> None:
+        trainer.accelerator.unwrap_model(trainer.model).save_pretrained(folder)
+        body = {"lora_name": name, "lora_path": folder, "load_inplace": True}
+        client.session.post(f"{client.base_url}/v1/load_lora_adapter", json=body).raise_for_status()
+        client.model = name
+
+    trainer.vllm_generation.sync_weights = sync_weights
+
+
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", help="the folder that the server serves")
     parser.add_argument("--url", default="http://127.0.0.1:8000")
+    parser.add_argument("--adapter", action="store_true", help="train a LoRA adapter, and send it alone")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        make_trainer(args.model, args.url, folder).train()
+        if args.adapter:
+            from peft import LoraConfig
+
+            trainer = make_trainer(args.model, args.url, folder, LoraConfig(r=16, target_modules="all-linear"))
+            send_adapter_alone(trainer, f"{folder}/adapter")
+        else:
+            trainer = make_trainer(args.model, args.url, folder)
+        trainer.train()
