@@ -108,6 +108,7 @@ OTHERS = {"compile_grammar", "encode", "shutdown", "start_profile", "stop_profil
 OTHERS |= {"add_lora", "remove_lora", "list_loras", "pin_lora", "with_adapters"}  # test_adapters_async.py
 # test_weight_versions.py
 OTHERS |= {"start_weight_update", "update_weights", "finish_weight_update", "get_num_unfinished_requests"}
+OTHERS |= {"wait_for_requests_to_drain"}
 
 
 async def is_held(*tasks):

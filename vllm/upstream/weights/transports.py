@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 
 from vllm.distributed.trainer_group import BUCKET_BYTES, TrainerGroup, join_trainer, receive_tensors, send_tensors
-from vllm.upstream.weights.transfer import TrainerInitInfo
+from vllm.upstream.weights.transfer import TrainerInitInfo, WeightTransferEngine
 
 if TYPE_CHECKING:
     import torch
@@ -80,6 +81,38 @@ def trainer_init(init_info: Any, rank: int = 0) -> TrainerGroup:
     world_size, of trainer and workers. Returns when all have come."""
     of = init_info.__getitem__ if isinstance(init_info, Mapping) else partial(getattr, init_info)
     return join_trainer(of("master_address"), of("master_port"), rank, of("world_size"))
+
+
+@dataclass
+class NCCLTrainerSendWeightsArgs:
+    """How NCCLWeightTransferEngine.trainer_send_weights sends: to whom, from which member, and what of each entry; the
+    tensor, if nothing is said. The rest has no effect: many tensors are sent at a time, on no stream."""
+
+    group: TrainerGroup
+    src: int = 0
+    post_iter_func: Callable[[tuple[str, Tensor]], Tensor] | None = None
+    packed: bool = False
+    stream: Any = None
+    packed_buffer_size_bytes: int = DEFAULT_PACKED_BUFFER_SIZE_BYTES
+    packed_num_buffers: int = DEFAULT_PACKED_NUM_BUFFERS
+
+
+class NCCLWeightTransferEngine(WeightTransferEngine[Any, Any]):
+    """The older form of a trainer's calls. Engines make none of it."""
+
+    @staticmethod
+    def trainer_init(init_info: Any) -> TrainerGroup:
+        """As `trainer_init`."""
+        return trainer_init(init_info)
+
+    @staticmethod
+    def trainer_send_weights(
+        iterator: Iterator[tuple[str, Tensor]], trainer_args: NCCLTrainerSendWeightsArgs | dict[str, Any]
+    ) -> None:
+        """Send the iterator's tensors, as packed_nccl_broadcast_producer does."""
+        args = NCCLTrainerSendWeightsArgs(**trainer_args) if isinstance(trainer_args, dict) else trainer_args
+        chosen = args.post_iter_func or itemgetter(1)
+        packed_nccl_broadcast_producer(iterator, args.group, args.src, chosen, args.packed_buffer_size_bytes)
 
 
 @dataclass

@@ -153,8 +153,8 @@ class AsyncEngineControl:
         """Take no further requests: those that come wait for `resume_generation`.
 
         Args:
-            mode: "abort" ends the requests that are there; "wait" runs them to their ends; "keep" leaves them as they
-                are, to go on later.
+            mode: "abort" ends the requests that are there, with an output of finish reason "abort"; "wait" runs them to
+                their ends; "keep" leaves them as they are, to go on later.
             wait_for_inflight_requests: older form of mode="wait".
             clear_cache: forget cached prefixes, too; what is kept then begins anew.
 
@@ -175,7 +175,7 @@ class AsyncEngineControl:
         if mode == "keep":
             await self._call("pause")
         elif mode == "abort":
-            await self.abort(self.request_states)
+            await self.abort(self.request_states, with_output=True)
         while mode == "wait" and self.num_unfinished_requests:
             self._check_alive()
             await asyncio.sleep(_PAUSE_POLL_SECONDS)
