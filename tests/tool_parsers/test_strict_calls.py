@@ -8,11 +8,12 @@ import re
 import numpy as np
 import pytest
 import tokenizers
-from test_tool_parsers import FORMATS
+from call_texts import FORMATS
 from tokenizers import AddedToken, decoders, models, pre_tokenizers
 
 from vllm.chat.argument_forms import UnwritableSchema
 from vllm.chat.call_forms import CallableFunction, CallForms
+from vllm.chat.channel_forms import ChannelForms
 from vllm.tokenizers.tokenizer import Tokenizer
 from vllm.tool_parsers import ToolParserManager
 from vllm.v1.structured_output.matcher import Grammars
@@ -21,7 +22,8 @@ pytest.importorskip("llguidance")
 
 NAMES = (
     "qwen3_coder", "glm45", "minimax_m2", "deepseek_v32", "lfm2", "olmo3", "pythonic", "llama4_pythonic", "gemma4",
-    "kimi_k2",
+    "kimi_k2", "deepseek_v4", "deepseek_v41", "seed_oss", "dots", "step3", "minicpm5", "hy_v3", "hy_v4", "k2_horizon",
+    "kimi_k3", "plamo3", "apertus", "cohere_command3", "gigachat3",
 )  # fmt: skip
 ALPHABET = sorted(pre_tokenizers.ByteLevel.alphabet())
 PLACE = {
@@ -61,22 +63,25 @@ OTHERS = [
 
 
 class Forms:
-    """Over a tokenizer of bytes, in which `markers` are one token each."""
+    """Over a tokenizer of bytes, in which `markers` are one token each; `ends` of them may end an answer, too."""
 
-    def __init__(self, markers: list[str]) -> None:
+    def __init__(self, markers: list[str], ends: tuple[str, ...] = ()) -> None:
+        self.ends = ends
         made = tokenizers.Tokenizer(models.BPE({char: index for index, char in enumerate(ALPHABET)}, []))
         made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
         made.decoder = decoders.ByteLevel()
         made.add_special_tokens(["<eos>"])
-        made.add_tokens([AddedToken(each, special=False, normalized=False) for each in markers])
+        made.add_tokens([AddedToken(each, special=bool(ends), normalized=False) for each in markers])
         self._tokenizer = made
-        self._grammars = Grammars(made.to_str(), made.get_vocab_size(), [made.token_to_id("<eos>")])
+        end_ids = [made.token_to_id(each) for each in ("<eos>", *ends)]
+        self._grammars = Grammars(made.to_str(), made.get_vocab_size(), end_ids)
 
     def of(self, name: str) -> CallForms:
         parser = ToolParserManager.get_tool_parser(name)
+        forms = ChannelForms if parser.has_channels else CallForms
         tokenizer = Tokenizer.__new__(Tokenizer)
         tokenizer.backend = self._tokenizer
-        return CallForms(tokenizer, parser.call_text, (*parser.begins, *parser.begins_unread))
+        return forms(tokenizer, parser.call_text, (*parser.begins, *parser.begins_unread), parser.frames)
 
     def holds(self, grammar: str, text: str) -> bool:
         matcher, size = self._grammars.start(grammar), self._tokenizer.get_vocab_size()
@@ -98,6 +103,7 @@ def forms(request) -> Forms:
     """Markers as texts, and as tokens where models have them."""
     texts = [write(("f", {"a": "b"})) for write, _ in (FORMATS[name] for name in NAMES)]
     found = {each for text in texts for each in re.findall(r"</?[|\w｜▁:]+\|?>", text)} | {'<|"|>'}
+    found |= {"<|START_RESPONSE|>", "<|END_RESPONSE|>", "<|message_sep|>"}
     plain = {"<parameter", "</parameter>", "</function>", "</invoke>", "<invoke>"}
     return Forms(sorted(found - plain) if request.param == "tokens" else [])
 
@@ -117,6 +123,17 @@ def test_strict_calls_in_text(name, forms):
         text = before + write(("weather", arguments))
         assert not forms.holds(grammar, text), text
     assert not forms.holds(grammar, before + write(("never", {})))
+
+
+@pytest.mark.parametrize("name", ["kimi_k3", "cohere_command3", "gigachat3"])
+def test_markup_around_the_content_is_free(name, forms):
+    """Of models whose calls follow it."""
+    grammar = forms.of(name).free([WEATHER], True, None)
+    first, last = (*ToolParserManager.get_tool_parser(name).frames, "")[:2]
+    call, _ = FORMATS[name]
+    assert forms.holds(grammar, f"{first}I look.{last}{call(('weather', HELD[0]))}")
+    assert forms.holds(grammar, f"{first}Only text.{last}")
+    assert not forms.holds(grammar, f"{first}I look.{last}{call(('weather', OTHERS[0]))}")
 
 
 @pytest.mark.parametrize("name", NAMES)

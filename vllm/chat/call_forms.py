@@ -9,10 +9,11 @@ from typing import Any, NamedTuple
 
 from vllm.chat.argument_forms import ArgumentForms
 from vllm.tokenizers.tokenizer import Tokenizer
-from vllm.tool_parsers.abstract_tool_parser import ANY_NUMBER, ArgumentText, CallText
+from vllm.tool_parsers.abstract_tool_parser import ANY_NUMBER, ANY_WORD, ArgumentText, CallText
 from vllm.v1.structured_output.grammar import WHITE_SPACE, closed_schema, known_formats
 
-_FREE_TEXT = r"/(.|\n)*/"
+FREE_TEXT = r"/(.|\n)*/"
+"""Any text without tokens of their own, as a regular expression."""
 
 
 class CallableFunction(NamedTuple):
@@ -23,33 +24,42 @@ class CallableFunction(NamedTuple):
     is_bound: bool = True  # to the schema; otherwise its arguments are any object
 
 
+def bound_schema(function: CallableFunction) -> dict[str, Any]:
+    """What a function's arguments fit where a grammar holds."""
+    if not function.is_bound:
+        return {"type": "object"}
+    return closed_schema(known_formats(function.schema or {"type": "object", "properties": {}}))
+
+
 class CallForms:
     """Writes grammars in Lark's dialect, for one tokenizer and one way to write calls."""
 
-    def __init__(self, tokenizer: Tokenizer, text: CallText, begins: Iterable[str]) -> None:
-        """`begins`: the markers that calls begin with, of a parser."""
+    def __init__(self, tokenizer: Tokenizer, text: CallText, begins: Iterable[str], frames: Iterable[str] = ()) -> None:
+        """`begins`: the markers that calls begin with, of a parser; `frames`: its markup around the content."""
         self._text = text
         added = tokenizer.backend.get_added_tokens_decoder()
         self._ids = {token.content: token_id for token_id, token in added.items()}
         longest_first = sorted(self._ids, key=len, reverse=True)
         self._tokens = re.compile("|".join(map(re.escape, longest_first))) if longest_first else None
+        # Others are texts like any.
+        self._frames = [each for each in frames if self._has_token(each)]
         begin = text.first or text.before
         self._marker = next((each for each in sorted(begins, key=len, reverse=True) if begin.startswith(each)), "")
 
     def forced(self, functions: Sequence[CallableFunction], many: bool) -> str:
         """An answer of one call, or of one or more."""
         rules = ["start: calls", *self._calls(functions, many, "")]
-        return _grammar([*rules, *self._functions(functions)])
+        return grammar_of([*rules, *self._functions(functions)])
 
     def free(self, functions: Sequence[CallableFunction], many: bool, schema: dict[str, Any] | bool | None) -> str:
         """An answer of text with calls in it, or, with a schema, either JSON of that schema or calls."""
         if schema is not None:
-            rules = [f"start: form | calls\nform: %json {_schema(schema)}", *self._calls(functions, many, "")]
+            rules = [f"start: form | calls\nform: %json {schema_text(schema)}", *self._calls(functions, many, "")]
         elif self._marker:
             rules = [
                 f"start: {'(before calls)*' if many else '(before calls)?'} rest",
-                *self._before(),
-                f"rest: REST\nREST: {_FREE_TEXT}",
+                *self._up_to(self._marker, "before"),
+                *self._free_text("rest", "REST"),
                 *self._calls(functions, bool(self._text.first) and many, self._marker),
             ]
         else:
@@ -58,13 +68,24 @@ class CallForms:
                 f"start: calls | rest?\nrest: REST\nREST: /[^{first}](.|\\n)*/",
                 *self._calls(functions, many, ""),
             ]
-        return _grammar([*rules, *self._functions(functions)])
+        return grammar_of([*rules, *self._functions(functions)])
 
-    def _before(self) -> list[str]:
-        """The text up to and with the marker."""
-        if self._marker in self._ids:
-            return [f"before: BEFORE <[{self._ids[self._marker]}]>\nBEFORE: {_FREE_TEXT}"]
-        return [f"before[suffix={json.dumps(self._marker)}]: {_FREE_TEXT}"]
+    def _up_to(self, marker: str, rule: str) -> list[str]:
+        """The rule of a text up to and with the marker."""
+        if self._has_token(marker):
+            text = f"{rule}_text"
+            return [f"{rule}: {text} {self._literal(marker)}", *self._free_text(text, text.upper())]
+        return [f"{rule}[suffix={json.dumps(marker)}]: {FREE_TEXT}"]
+
+    def _free_text(self, name: str, terminal: str) -> list[str]:
+        """The rule `name`: any text, and markup around it."""
+        if not self._frames:
+            return [f"{name}: {terminal}\n{terminal}: {FREE_TEXT}"]
+        frames = " | ".join(map(self._literal, self._frames))
+        return [f"{name}: ({terminal} | {frames})*\n{terminal}: {FREE_TEXT.replace('*', '+')}"]
+
+    def _has_token(self, text: str) -> bool:
+        return self._tokens is not None and self._tokens.search(text) is not None
 
     def _calls(self, functions: Sequence[CallableFunction], many: bool, without: str) -> list[str]:
         """The rules `calls` and `call`, `without` a marker that stands before."""
@@ -84,22 +105,19 @@ class CallForms:
     def _functions(self, functions: Sequence[CallableFunction]) -> list[str]:
         rules = []
         for index, each in enumerate(functions):
-            schema = closed_schema(known_formats(each.schema or {"type": "object", "properties": {}}))
             if self._text.arguments is not None:
-                rules += self._one_by_one(index, each, schema, self._text.arguments)
+                rules += self._one_by_one(index, each, self._text.arguments)
                 continue
-            arguments = _schema(schema if each.is_bound else {"type": "object"})
+            arguments = schema_text(bound_schema(each))
             rules.append(f"call_{index}: {self._literal(each.name + self._text.between)} %json {arguments}")
         return rules
 
-    def _one_by_one(
-        self, index: int, function: CallableFunction, schema: dict[str, Any], text: ArgumentText
-    ) -> list[str]:
+    def _one_by_one(self, index: int, function: CallableFunction, text: ArgumentText) -> list[str]:
         """The rules of a call and of its arguments, with the call's end."""
-        forms, name = ArgumentForms(text, self._literal, _schema, self._ids), f"arguments_{index}"
+        forms, name = ArgumentForms(text, self._literal, schema_text, self._ids), f"arguments_{index}"
         end = self._text.after
         if function.is_bound:
-            rules = forms.bound(name, schema)
+            rules = forms.bound(name, bound_schema(function))
         else:
             rules, end = forms.unbound(name, end)
         return [
@@ -108,9 +126,10 @@ class CallForms:
         ]
 
     def _literal(self, text: str) -> str:
-        """The text, with tokens of their own by their ids, and numbers for ANY_NUMBER."""
-        if ANY_NUMBER in text:
-            return " /[0-9]+/ ".join(map(self._literal, text.split(ANY_NUMBER)))
+        """The text, with tokens of their own by their ids, and what ANY_NUMBER and ANY_WORD stand for."""
+        for sign, pattern in ((ANY_NUMBER, "/[0-9]+/"), (ANY_WORD, "/[a-z]+/")):
+            if sign in text:
+                return f" {pattern} ".join(map(self._literal, text.split(sign)))
         parts: list[str] = []
         start = 0
         for found in self._tokens.finditer(text) if self._tokens is not None else ():
@@ -121,10 +140,12 @@ class CallForms:
         return " ".join(parts)
 
 
-def _schema(schema: dict[str, Any] | bool) -> str:
+def schema_text(schema: dict[str, Any] | bool) -> str:
+    """A schema as a grammar has it."""
     own = schema if isinstance(schema, dict) else {}
     return json.dumps({**own, "x-guidance": {"whitespace_pattern": WHITE_SPACE}})
 
 
-def _grammar(rules: Iterable[str]) -> str:
+def grammar_of(rules: Iterable[str]) -> str:
+    """A grammar's text."""
     return "\n".join(["%llguidance {}", *rules, ""])

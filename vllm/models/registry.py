@@ -48,7 +48,7 @@ _DENSE = {
     "opt": "OPTForCausalLM",
     "persimmon": "PersimmonForCausalLM",
     "phi": "Phi3ForCausalLM PhiForCausalLM",
-    "qwen": "Qwen2ForCausalLM Qwen3ForCausalLM",
+    "qwen": "MiMoForCausalLM Qwen2ForCausalLM Qwen3ForCausalLM",
     "stablelm": "StableLmForCausalLM",
     "starcoder2": "Starcoder2ForCausalLM",
     "xglm": "BioGptForCausalLM XGLMForCausalLM",
@@ -100,11 +100,15 @@ _HYBRIDS = {
 }
 # Other names of these.
 _SYNONYMS = {
+    "AquilaForCausalLM": "LlamaForCausalLM",
     "BaiChuanForCausalLM": "BaichuanForCausalLM",
     "ChatGLMModel": "ChatGLMForConditionalGeneration",
+    "LLaMAForCausalLM": "LlamaForCausalLM",
     "MptForCausalLM": "MPTForCausalLM",
+    "PhiMoEForCausalLM": "PhimoeForCausalLM",
     "RWForCausalLM": "FalconForCausalLM",
     "StableLMEpochForCausalLM": "StableLmForCausalLM",
+    "XverseForCausalLM": "LlamaForCausalLM",
 }
 _NATIVE = {
     name: f"vllm.models.{folder}.{module}:{name}"

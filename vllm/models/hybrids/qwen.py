@@ -10,6 +10,7 @@ from vllm.models.decoder import DecoderForCausalLM
 from vllm.models.hybrids.options import delta_rule
 from vllm.models.hybrids.weights import delta_rule_of, split_delta_conv
 from vllm.models.mixtures.qwen import mlps
+from vllm.models.prediction_layers import QWEN
 from vllm.models.spec import AnyMixer, DecoderSpec, MlpSpec, MoeSpec
 
 _RENAMES = (
@@ -66,6 +67,7 @@ class Qwen3NextForCausalLM(DecoderForCausalLM):
     names = CheckpointNames(
         _RENAMES, (_split_gates, _split_groups, _split_projection, split_delta_conv, split_experts()), _FURTHER
     )
+    prediction = QWEN
 
     @classmethod
     def describe(cls, reader: ConfigReader) -> DecoderSpec:
@@ -75,6 +77,7 @@ class Qwen3NextForCausalLM(DecoderForCausalLM):
 
 class Qwen3_5ForCausalLM(DecoderForCausalLM):
     names = CheckpointNames(_RENAMES, (_split_gates, _split_projection, split_delta_conv, split_experts()), _FURTHER)
+    prediction = QWEN
 
     @classmethod
     def describe(cls, reader: ConfigReader) -> DecoderSpec:
@@ -107,11 +110,14 @@ def _mixture(reader: ConfigReader, experts: int, chosen: int, renormalised: bool
 def _layers(reader: ConfigReader) -> list[AnyMixer]:
     reader.only("attention_bias", False)
     reader.only("attn_output_gate", True)
+    # States are float32 in any case.
+    reader.ignore("mamba_ssm_dtype")
     head_dim = reader.head_dim_or(256)
     attention = reader.attention(
         head_dim=head_dim,
         bias=False,
-        rotary=reader.rotary(head_dim, partial=0.25),
+        # Texts have the same position in all sections.
+        rotary=reader.rotary(head_dim, partial=0.25, parameters=("mrope_section", "mrope_interleaved")),
         qk_norm=reader.norm(offset=1.0),
         output_gate="sigmoid",
     )

@@ -57,6 +57,9 @@ class SharedBlock(nn.Module):
         self.gate_up_proj = StackedLinear(hidden_size, dict.fromkeys(("gate_proj", "up_proj"), inner), mlp.up_bias)
         self.act_and_mul = get_act_and_mul_fn(mlp.activation)
         self.down_proj = RowParallelLinear(inner, hidden_size, mlp.down_bias, "down_proj")
+        for each in (self.qkv_proj, self.o_proj, self.gate_up_proj, self.down_proj):
+            # An adapter may have one for each layer that uses it.
+            each.takes_adapters = False
 
 
 class _Adapter(nn.Module):
@@ -271,6 +274,7 @@ class Zamba2ForCausalLM(DecoderForCausalLM):
         reader.ignore("mamba_headdim", "kv_channels", "num_query_groups", "hybrid_layer_ids", *_OF_STEPS)
         reader.only("attention_hidden_size", 2 * reader.hidden_size)
         reader.only("use_long_context", False)
+        reader.only("use_shared_mlp_adapter", True)
         bias = reader.boolean("add_bias_linear", default=False)
         groups = reader.integer("mamba_ngroups", default=1)
         inner = int(reader.number("mamba_expand", default=2) * reader.hidden_size)

@@ -155,6 +155,8 @@ class Worker:
         if not self._has_cache:
             return 0
         block_bytes = self._kv_block_bytes()
+        if (follower := self.model_runner.follower) is not None:
+            block_bytes += follower.hidden_block_bytes
         return memory.host_block_count(self.config, block_bytes, memory.available_host_bytes())
 
     @property
@@ -222,7 +224,12 @@ class Worker:
 
     def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
         """New values for weights, by their checkpoint names; see WeightUpdater.update."""
+        follower = self.model_runner.follower
+        # Each takes its own.
+        weights = weights if follower is None else list(weights)
         self.get_model().load_weights(weights)  # type: ignore[operator]
+        if follower is not None:
+            follower.model.load_weights(weights)
 
     def start_weight_update(self) -> None:
         """Keep what `update_weights` brings, until `finish_weight_update` takes all of it at once."""
@@ -324,12 +331,14 @@ class Worker:
 
     def remove_lora(self, lora_id: int) -> bool:
         """Free an adapter's memory. False: it was not loaded."""
-        self._adapters.pop(lora_id, None)
-        return self.adapters.remove(lora_id)
+        was_loaded = self._adapters.pop(lora_id, None) is not None
+        if self._runner is not None:
+            self.adapters.remove(lora_id)
+        return was_loaded
 
     def list_loras(self) -> set[int]:
         """The numbers of loaded adapters."""
-        return self.adapters.numbers()
+        return set(self._adapters)
 
     def sleep(self, level: int = 1) -> None:
         """Free the KV cache; at level 1 move a GPU's weights to the host, at level 2 free the weights, too. What sleeps
