@@ -32,6 +32,7 @@ from upstream_tables import (
     MODELS,
     POOLING_MODELS,
     SKIPS,
+    WITH_ADAPTERS,
 )
 
 HERE = Path(__file__).parent
@@ -108,7 +109,9 @@ def prepare(tests: Path, work: Path) -> None:
     names = sorted(places, key=len, reverse=True)
     for file in copy.rglob("*.py"):
         text = old = file.read_text()
-        for name in names:
+        # Whose names are folders of its own.
+        kept = ADAPTERS if "lora_resolvers" in file.parts else ()
+        for name in (each for each in names if each not in kept):
             for quote in "\"'":
                 text = text.replace(f"{quote}{name}{quote}", f"{quote}{places[name]}{quote}")
         if text != old:
@@ -134,7 +137,10 @@ def expand(tests: Path, name: str) -> list[str]:
 def run(work: Path, file: str, arguments: argparse.Namespace) -> Result:
     """One file in a pytest of its own."""
     path = os.pathsep.join([str(ROOT), str(SUPPORT), str(work), *filter(None, [os.environ.get("PYTHONPATH")])])
-    tables = {"SKIPS": SKIPS, "ABSENT": ABSENT, "DROPPED_FLAGS": DROPPED_FLAGS}
+    dropped = {
+        flag: count for flag, count in DROPPED_FLAGS.items() if "lora" not in flag or not file.startswith(WITH_ADAPTERS)
+    }
+    tables = {"SKIPS": SKIPS, "ABSENT": ABSENT, "DROPPED_FLAGS": dropped}
     # Their models have longer contexts than ours.
     env = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "VLLM_ALLOW_LONG_MAX_MODEL_LEN": "1"}
     if file.startswith(ANY_TOKENIZER):

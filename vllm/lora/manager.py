@@ -9,7 +9,15 @@ import numpy as np
 import torch
 
 from vllm.config.lora import LoRAConfig
-from vllm.layers.adapted import AdaptedEmbedding, AdaptedProduct, AdapterRows, LayerChange, StepAdapters, WideLinear
+from vllm.layers.adapted import (
+    AdaptedEmbedding,
+    AdaptedProduct,
+    AdapterRows,
+    LayerChange,
+    ModuleLinear,
+    StepAdapters,
+    WideLinear,
+)
 from vllm.layers.adapted.experts import AdaptedExperts, ExpertProduct, expert_places
 from vllm.layers.adapted.heads import AdaptedHeads
 from vllm.layers.adapted.norms import AdaptedNorm
@@ -129,7 +137,7 @@ class AdapterManager:
             product = AdaptedProduct(layer.sizes, layer.width, layer.empty, experts.own_step, *common[2:])
             experts.products[layer.is_first, layer.number] = product
             return product
-        if isinstance(layer, WideLinear):
+        if isinstance(layer, WideLinear | ModuleLinear):
             return AdaptedProduct([len(layer.weight)], layer.width, *common)
         return AdaptedProduct([len(rows.held) for rows in layer.parts.values()], len(layer.inputs.held), *common)
 
