@@ -142,3 +142,6 @@ def test_what_drafts_bring(
     assert stats["num_accepted_tokens"] > 0
     assert 0 <= figures["acceptance_rate"]["min"] <= figures["acceptance_rate"]["max"] <= 1
     assert 1 <= figures["acceptance_length"]["min"] <= figures["acceptance_length"]["max"] <= 5
+    assert figures["accepted_tokens"]["max"] <= figures["draft_tokens"]["max"] <= 4 * figures["num_drafts"]["max"]
+    rates = [figures[f"acceptance_rate_{place}"]["median"] for place in range(2)]
+    assert 1 >= rates[0] >= rates[1] > 0

@@ -28,12 +28,19 @@ class Generator:
         self.calls: list[Request] = []
         self.failing: set[int] = set()
         self.pause = 0.0
+        self.metrics: str | None = None
+        self.drafts = 10
 
     async def __call__(self, request: Request) -> bytes:
         if request.path == "/v1/models":
             return answer({"data": [{"id": "first"}, {"id": "second"}]})
         if request.path == "/version":
             return answer({"version": "7.8"})
+        if request.path == "/metrics":
+            if self.metrics is None:
+                return refusal(404, "there are none")
+            self.drafts += 5
+            return answer(self.metrics.format(self.drafts, 4 * self.drafts, 2 * self.drafts).encode())
         if request.path == "/detokenize":
             return answer({"prompt": " ".join(map(str, request.body["tokens"]))})
         self.calls.append(request)
@@ -108,6 +115,40 @@ def test_completions_are_asked_for_as_the_flags_say(
         "further_token_seconds",
         "inter_token_seconds",
     }
+
+
+METRICS = """
+# TYPE vllm:spec_decode_num_drafts_total counter
+vllm:spec_decode_num_drafts_total{{engine="0"}} {0}
+vllm:spec_decode_num_drafts_total{{engine="1"}} {0}
+vllm:spec_decode_num_drafts_created{{engine="0"}} 1.7e9
+# TYPE vllm:spec_decode_num_draft_tokens_total counter
+vllm:spec_decode_num_draft_tokens_total{{engine="0"}} {1}
+# TYPE vllm:spec_decode_num_accepted_tokens_total counter
+vllm:spec_decode_num_accepted_tokens_total{{engine="0"}} {2}
+# TYPE vllm:spec_decode_num_accepted_tokens_per_pos_total counter
+vllm:spec_decode_num_accepted_tokens_per_pos_total{{engine="0",position="1"}} 7
+vllm:spec_decode_num_accepted_tokens_per_pos_total{{engine="0",position="0"}} {2}
+"""
+
+
+def test_a_server_that_drafts_says_how_many_were_right(
+    server: ScriptedServer, generator: Generator, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    generator.metrics = METRICS
+    path = tmp_path / "r.json"
+    assert bench(server.url, "--num-prompts", "2", "--warmup", "1", "--json", str(path)) == 0
+    found = json.loads(path.read_text())["speculation"]
+    assert found == {
+        "acceptance_rate": 0.5,
+        "acceptance_length": 2.0,
+        "num_drafts": 10,
+        "draft_tokens": 20,
+        "accepted_tokens": 10,
+        "acceptance_rates_by_position": [1.0, 0.0],
+    }
+    shown = capsys.readouterr().out
+    assert "acceptance_length" in shown and "acceptance_rate_1" in shown
 
 
 def test_chats_are_texts_and_begin_with_the_first_word(

@@ -46,11 +46,13 @@ def test_lengths_that_are_looked_up(given, lookups):
 def test_methods_by_what_is_given():
     assert as_speculative_config({"model": "[ngram]", "num_speculative_tokens": 1}).method == "ngram"
     assert as_speculative_config({"model": "folder", "num_speculative_tokens": 1}).method == "draft_model"
+    for method in ("mtp", "deepseek_mtp", "qwen3_next_mtp", "mimo_mtp", "glm4_moe_mtp", "ernie_mtp", "qwen3_5_mtp"):
+        assert as_speculative_config({"method": method, "num_speculative_tokens": 1}).method == "mtp"
     assert as_speculative_config({"method": "suffix"}).num_speculative_tokens == 24
     assert as_speculative_config({"method": "suffix", "suffix_decoding_max_tree_depth": 9}).num_speculative_tokens == 9
 
 
-@pytest.mark.parametrize("method", [*speculative._INSTEAD, "qwen3_next_mtp"])
+@pytest.mark.parametrize("method", speculative._INSTEAD)
 def test_methods_that_are_not_done_say_what_to_do(method):
     with pytest.raises(VLLMValidationError, match=f"speculative_config: method='{method}' is not supported: .{{20}}"):
         as_speculative_config({"method": method, "num_speculative_tokens": 2})

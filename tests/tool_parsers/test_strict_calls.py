@@ -13,6 +13,7 @@ from tokenizers import AddedToken, decoders, models, pre_tokenizers
 
 from vllm.chat.argument_forms import UnwritableSchema
 from vllm.chat.call_forms import CallableFunction, CallForms
+from vllm.chat.channel_forms import ChannelForms
 from vllm.tokenizers.tokenizer import Tokenizer
 from vllm.tool_parsers import ToolParserManager
 from vllm.v1.structured_output.matcher import Grammars
@@ -62,22 +63,25 @@ OTHERS = [
 
 
 class Forms:
-    """Over a tokenizer of bytes, in which `markers` are one token each."""
+    """Over a tokenizer of bytes, in which `markers` are one token each; `ends` of them may end an answer, too."""
 
-    def __init__(self, markers: list[str]) -> None:
+    def __init__(self, markers: list[str], ends: tuple[str, ...] = ()) -> None:
+        self.ends = ends
         made = tokenizers.Tokenizer(models.BPE({char: index for index, char in enumerate(ALPHABET)}, []))
         made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
         made.decoder = decoders.ByteLevel()
         made.add_special_tokens(["<eos>"])
-        made.add_tokens([AddedToken(each, special=False, normalized=False) for each in markers])
+        made.add_tokens([AddedToken(each, special=bool(ends), normalized=False) for each in markers])
         self._tokenizer = made
-        self._grammars = Grammars(made.to_str(), made.get_vocab_size(), [made.token_to_id("<eos>")])
+        end_ids = [made.token_to_id(each) for each in ("<eos>", *ends)]
+        self._grammars = Grammars(made.to_str(), made.get_vocab_size(), end_ids)
 
     def of(self, name: str) -> CallForms:
         parser = ToolParserManager.get_tool_parser(name)
+        forms = ChannelForms if parser.has_channels else CallForms
         tokenizer = Tokenizer.__new__(Tokenizer)
         tokenizer.backend = self._tokenizer
-        return CallForms(tokenizer, parser.call_text, (*parser.begins, *parser.begins_unread), parser.frames)
+        return forms(tokenizer, parser.call_text, (*parser.begins, *parser.begins_unread), parser.frames)
 
     def holds(self, grammar: str, text: str) -> bool:
         matcher, size = self._grammars.start(grammar), self._tokenizer.get_vocab_size()

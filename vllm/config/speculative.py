@@ -11,16 +11,12 @@ from vllm.exceptions import VLLMValidationError, shown
 
 _ARGUMENT = "speculative_config"
 
-METHODS = ("ngram", "suffix", "draft_model")
+METHODS = ("ngram", "suffix", "draft_model", "mtp")
 SERVED_METHODS = frozenset(METHODS)
 """The methods that have a drafter."""
 
-_OWN_LAYERS = (
-    "a checkpoint's own prediction layers are not read; use 'ngram' or 'suffix', which need none, or a draft model"
-)
 _HEADS = "prediction heads trained for one model are not read; use 'ngram', 'suffix' or a draft model"
 _INSTEAD: dict[str, str] = {
-    "mtp": _OWN_LAYERS,
     "eagle": _HEADS,
     "eagle3": _HEADS,
     "medusa": _HEADS,
@@ -43,6 +39,7 @@ _CHANGES_NOTHING = {
     "use_local_argmax_reduction", "index_share_for_mtp_iteration", "target_model_config", "target_parallel_config",
     "fly_entropy_threshold", "fly_entropy_top_k", "enable_adaptive_verification",
 }  # fmt: skip
+_NUM_LAYERS = ("num_nextn_predict_layers", "mtp_num_hidden_layers", "num_mtp_layers")
 _INTEGERS = (
     "num_speculative_tokens", "prompt_lookup_max", "prompt_lookup_min", "suffix_decoding_max_tree_depth",
     "suffix_decoding_max_cached_requests", "disable_by_batch_size",
@@ -55,8 +52,9 @@ class SpeculativeConfig(UnservedConfig):
     something.
 
     Attributes:
-        method: "ngram", "suffix" or "draft_model"; left out, "draft_model" where there is a `model`.
-        num_speculative_tokens: tokens drafted a step and request, at most; of "suffix", its tree's depth when left out.
+        method: "ngram", "suffix", "draft_model" or "mtp"; left out, "draft_model" where there is a `model`.
+        num_speculative_tokens: tokens drafted a step and request, at most; of "suffix", its tree's depth when left out,
+            of "mtp" the number of prediction layers that config.json names.
         prompt_lookup_max: of "ngram": tokens of the longest end of a text that is looked up; 5, or as the other.
         prompt_lookup_min: of "ngram": tokens of the shortest; 5, or as the other.
         suffix_decoding_max_tree_depth: tokens of the longest end of a text that is looked up, and of a draft.
@@ -133,6 +131,12 @@ class SpeculativeConfig(UnservedConfig):
         return most
 
 
+def num_named_layers(raw: Mapping[str, Any]) -> int:
+    """Prediction layers that config.json, whose content is `raw`, names; 1 where it names none: a checkpoint may have
+    one all the same."""
+    return next((raw[name] for name in _NUM_LAYERS if isinstance(raw.get(name), int) and raw[name] > 0), 1)
+
+
 def as_speculative_config(value: Any, tensor_parallel_size: int = 1, **given: Any) -> SpeculativeConfig | None:
     """The argument as a configuration whose method and numbers are resolved; None: nothing is drafted.
 
@@ -175,7 +179,7 @@ def _resolved(config: SpeculativeConfig) -> SpeculativeConfig:
             _refuse(
                 f"suffix_decoding_min_token_prob={least} must be at most 1", "suffix_decoding_min_token_prob", least
             )
-    if tokens is None:
+    if tokens is None and method != "mtp":
         _refuse(f"num_speculative_tokens is needed with method={method!r}", "num_speculative_tokens", None)
     for name in _INTEGERS:
         if not isinstance(own := getattr(config, name), int | None):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from vllm.config.speculative import SpeculativeConfig, as_speculative_config
+from vllm.config.speculative import SpeculativeConfig, as_speculative_config, num_named_layers
 from vllm.engine.arguments import arg
 from vllm.logger import init_logger
 
@@ -22,7 +22,7 @@ class SpeculativeArgs:
     speculative_config: dict[str, Any] | SpeculativeConfig | None = arg(
         None, 'draft tokens that a step checks, as {"method": "ngram", "num_speculative_tokens": 8}'
     )
-    spec_method: str | None = arg(None, "its method: ngram, suffix or draft_model")
+    spec_method: str | None = arg(None, "its method: ngram, suffix, draft_model or mtp")
     spec_model: str | None = arg(None, "its model: the folder of a draft model")
     spec_tokens: int | None = arg(None, "its num_speculative_tokens")
 
@@ -54,7 +54,20 @@ def with_model_and_schedule(
     if schedule.async_scheduling:
         logger.info("async_scheduling is off, as speculative_config is set")
         schedule = replace(schedule, async_scheduling=False)
+    if config.method == "mtp":
+        return _with_own_layers(config, target), schedule
     return _with_draft_model(config, args, target) if config.method == "draft_model" else config, schedule
+
+
+def _with_own_layers(config: SpeculativeConfig, target: ModelConfig) -> SpeculativeConfig:
+    """By default as many tokens as there are layers."""
+    if config.model not in (None, target.model, "mtp", "[mtp]"):
+        raise ValueError(
+            f"speculative_config: model={config.model!r} is not the target: with method='mtp' the target's own layers "
+            "draft; leave it out"
+        )
+    num_tokens = config.num_speculative_tokens or num_named_layers(target.hf_config.raw)
+    return replace(config, num_speculative_tokens=num_tokens)
 
 
 def _with_draft_model(config: SpeculativeConfig, args: Any, target: ModelConfig) -> SpeculativeConfig:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -43,16 +43,23 @@ from vllm.utils.loading_threads import helped, native_work_begins, one_thread, s
 
 if TYPE_CHECKING:
     from vllm.config import ModelConfig
+    from vllm.config.checkpoint.config import HFConfig
 
 __all__ = ["NO_EMBEDDED_MODEL", "ResolvedModel", "embedded_model_path", "get_model", "resolve_model"]
 
 
 def get_model(
-    model_config: ModelConfig, device: torch.device | str, use_tqdm: bool = False, takes_adapters: bool = False
+    model_config: ModelConfig,
+    device: torch.device | str,
+    use_tqdm: bool = False,
+    takes_adapters: bool = False,
+    part: Callable[[HFConfig, int], nn.Module] | None = None,
 ) -> nn.Module:
     """Build the model of `model_config` on `device`, with its weights loaded (random with load_format="dummy") and
-    packed. Its methods are those of LlamaForCausalLM; one that `takes_adapters` has `adapter_places`. ValueError for
-    an architecture that is not supported, or weights that are missing, unexpected or of another shape."""
+    packed. Its methods are those of LlamaForCausalLM; one that `takes_adapters` has `adapter_places`. `part`: makes, of
+    a configuration and max_model_len, what is built in the model's place; it takes those of the checkpoint's tensors
+    for which its `checkpoint_tensors` has names. ValueError for an architecture that is not supported, or weights that
+    are missing, unexpected or of another shape."""
     config = model_config.hf_config
     entry = model_entry(config.architectures, model_config.model_impl, config.raw)
     if config.is_encoder and entry == TRANSFORMERS:
@@ -79,7 +86,7 @@ def get_model(
             if is_light:
                 # Before they work, the tokenizer has the caches for itself.
                 native_work_begins()
-            model = _build(model_config, quantization, torch.device(device))
+            model = _build(model_config, quantization, torch.device(device), part)
             # "fp8" is also the name of a checkpoint's format.
             method = linear_method(model_config.quantization if quantization is None else None)
             if model_config.rounding != "vllm":
@@ -105,13 +112,19 @@ def get_model(
     return model.eval()
 
 
-def _build(model_config: ModelConfig, quantization: QuantizationConfig | None, device: torch.device) -> Any:
-    """The model, its weights not loaded."""
+def _build(
+    model_config: ModelConfig,
+    quantization: QuantizationConfig | None,
+    device: torch.device,
+    part: Callable[[HFConfig, int], nn.Module] | None,
+) -> Any:
+    """The model, or the part in its place, its weights not loaded."""
     config = model_config.hf_config
     entry = model_entry(config.architectures, model_config.model_impl, config.raw)
-    model_class: Any = import_model_class(entry)
+    make: Any = part or import_model_class(entry)
     with _building(getattr(torch, model_config.dtype), device):
-        model = model_class(model_config) if entry == TRANSFORMERS else model_class(config, model_config.max_model_len)
+        is_foreign = entry == TRANSFORMERS and part is None
+        model = make(model_config) if is_foreign else make(config, model_config.max_model_len)
         if model_config.runner_type == "pooling" and not config.is_encoder:
             use_pooling_head(model, model_config)
         if quantization is not None:

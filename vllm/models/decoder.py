@@ -28,6 +28,7 @@ from vllm.models.latent_attention import DecoderLatentAttention
 from vllm.models.moe import BranchedMixture, make_mlp
 from vllm.models.norms import Norm, make_norm
 from vllm.models.per_layer_inputs import LayerInput, PerLayerInputs
+from vllm.models.prediction_layers import PredictionLayers
 from vllm.models.spec import AnyMixer, BesideSpec, DecoderSpec, HeadMixtureSpec, LatentAttentionSpec, StateSpec
 from vllm.models.states.beside import AttentionBeside
 from vllm.models.states.make import make_state_layer
@@ -212,7 +213,8 @@ class Decoder(nn.Module):
             self.layer_inputs = PerLayerInputs(spec.per_layer_input, len(spec.layers), hidden, spec.norm)
         self.norm = None if spec.final_norm is None else make_norm(spec.final_norm, hidden)
 
-    def _embed(self, ids: Tensor, positions: Tensor) -> Tensor:
+    def embed(self, ids: Tensor, positions: Tensor) -> Tensor:
+        """Embeddings [T, H] of tokens [T], as the first block takes them."""
         hidden = self.embed_tokens(ids)
         if self.embedding_scale != 1.0:
             hidden = scaled(hidden, _rounded(self.embedding_scale, hidden.dtype))
@@ -233,7 +235,7 @@ class Decoder(nn.Module):
     def forward(
         self, ids: Tensor, positions: Tensor, kv_caches: list[KVCache], attn: AttentionMetadata, rows: Tensor | None
     ) -> Tensor:
-        stream = self._embed(ids, positions)
+        stream = self.embed(ids, positions)
         pending: Tensor | None = None
         last = len(self.layers) - 1
         given = [None] * len(self.layers) if self.layer_inputs is None else self.layer_inputs(ids, stream)
@@ -328,10 +330,12 @@ class CausalLM(UpdatableModel):
 
 
 class DecoderForCausalLM(CausalLM):
-    """A dense decoder with its head. A family derives from it with its `describe` and the `names` of its checkpoints.
-    `max_model_len` is the longest sequence; ValueError if it exceeds learned positions, or for an unknown option."""
+    """A dense decoder with its head. A family derives from it with its `describe`, the `names` of its checkpoints and
+    the `prediction` layers that these may have. `max_model_len` is the longest sequence; ValueError if it exceeds
+    learned positions, or for an unknown option."""
 
     names: ClassVar[CheckpointNames] = CheckpointNames()
+    prediction: ClassVar[PredictionLayers | None] = None
     decoder_class: ClassVar[type[Decoder]] = Decoder
 
     @classmethod

@@ -48,7 +48,7 @@ _DENSE = {
     "opt": "OPTForCausalLM",
     "persimmon": "PersimmonForCausalLM",
     "phi": "Phi3ForCausalLM PhiForCausalLM",
-    "qwen": "Qwen2ForCausalLM Qwen3ForCausalLM",
+    "qwen": "MiMoForCausalLM Qwen2ForCausalLM Qwen3ForCausalLM",
     "stablelm": "StableLmForCausalLM",
     "starcoder2": "Starcoder2ForCausalLM",
     "xglm": "BioGptForCausalLM XGLMForCausalLM",

@@ -95,6 +95,10 @@ class ServerClient:
         """The JSON response to a GET."""
         return await self._fetch("GET", path, b"")
 
+    async def text(self, path: str) -> str:
+        """The response to a GET, whatever it is."""
+        return (await self._data("GET", path, b"")).decode(errors="replace")
+
     async def post(self, path: str, body: Any) -> Any:
         """The JSON response to a POST of `body` as JSON."""
         return await self._fetch("POST", path, json.dumps(body).encode())
@@ -129,14 +133,17 @@ class ServerClient:
         self._idle.append(connection)
 
     async def _fetch(self, method: str, path: str, body: bytes) -> Any:
-        where = f"{self.url}{path}"
-        async with _Answer(self, where, await self._send(method, path, body)) as answer:
-            data = b"".join([piece async for piece in answer.connection.body()])
-            answer.is_done = True
+        data = await self._data(method, path, body)
         try:
             return json.loads(data) if data else None
         except ValueError:
-            raise ServerError(where, "the answer is not JSON") from None
+            raise ServerError(f"{self.url}{path}", "the answer is not JSON") from None
+
+    async def _data(self, method: str, path: str, body: bytes) -> bytes:
+        async with _Answer(self, f"{self.url}{path}", await self._send(method, path, body)) as answer:
+            data = b"".join([piece async for piece in answer.connection.body()])
+            answer.is_done = True
+        return data
 
     async def _send(self, method: str, path: str, body: bytes) -> _Connection:
         """A connection on which the head of a 200 response has been read."""

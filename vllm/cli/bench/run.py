@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from vllm.cli.bench.drafts import DraftCounts, counts_of_steps
 from vllm.cli.collect_env import cpu_model
 from vllm.cli.generation import add_engine_arguments, load_engine
 from vllm.exceptions import CliError
@@ -33,9 +34,7 @@ class Sample:
     first_token_seconds: float
     prompt_tokens: int
     output_tokens: int
-    num_drafts: int = 0  # under speculation, with their tokens and those of them that were right
-    draft_tokens: int = 0
-    accepted_tokens: int = 0
+    drafts: DraftCounts
 
 
 def add_workload_arguments(
@@ -84,14 +83,15 @@ def summary(values: Sequence[float]) -> dict[str, Any]:
 
 
 def draft_figures(samples: Sequence[Sample]) -> dict[str, dict[str, Any]]:
-    """Under speculation: the share of drafted tokens that were right, and tokens that a draft brought, with the one
-    after it; empty where a run had no drafts."""
-    if not all(sample.num_drafts for sample in samples):
+    """Under speculation, DraftCounts' figures, and the shares by place in a draft; empty where a run had no drafts."""
+    figures = [sample.drafts.figures() for sample in samples]
+    if not all(figures):
         return {}
-    return {
-        "acceptance_rate": summary([sample.accepted_tokens / sample.draft_tokens for sample in samples]),
-        "acceptance_length": summary([1 + sample.accepted_tokens / sample.num_drafts for sample in samples]),
-    }
+    found = {name: summary([each[name] for each in figures]) for name in figures[0]}
+    rates = [sample.drafts.rates_by_position() for sample in samples]
+    for place in range(min(map(len, rates))):
+        found[f"acceptance_rate_{place}"] = summary([each[place] for each in rates])
+    return found
 
 
 def report(args: argparse.Namespace, kind: str, engine: LLMEngine, figures: dict[str, dict[str, Any]]) -> None:
@@ -162,7 +162,8 @@ def _run_once(engine: LLMEngine, prompts: Sequence[list[int]], params: SamplingP
         first_token - started,
         sum(map(len, prompts)),
         output_tokens,
-        sum(len(each.per_step_drafted) for each in drafts),
-        sum(each.num_draft_tokens for each in drafts),
-        sum(sum(each.per_step_accepted) for each in drafts),
+        counts_of_steps(
+            [count for each in drafts for count in each.per_step_drafted],
+            [count for each in drafts for count in each.per_step_accepted],
+        ),
     )

@@ -6,7 +6,8 @@ tokens at the prompt's end.
 
 Either --concurrency requests are in flight all the time, or they are sent at --request-rate a second at random
 intervals, whether earlier ones are done or not. Times are wall-clock seconds of the client. The server must be idle
-otherwise; if the client shares its machine, that is part of the figures.
+otherwise; if the client shares its machine, that is part of the figures. Of a server that drafts tokens, /metrics says
+how many were right.
 
 example: vllm bench serve --url http://127.0.0.1:8000 --num-prompts 256 --concurrency 64 --output-len 64
 """
@@ -20,6 +21,7 @@ from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from vllm.cli.bench.drafts import DraftCounts, counts_of_server
 from vllm.cli.bench.run import check_json_path, print_about, print_figures, write_json
 from vllm.cli.generation import add_server_arguments
 from vllm.exceptions import CliError
@@ -70,11 +72,11 @@ def run(args: argparse.Namespace) -> int:
     least = int(args.endpoint == "score")
     if not least <= args.num_ids <= args.vocab_size:
         raise CliError(f"--num-ids must be from {least} to --vocab-size={args.vocab_size}, got {args.num_ids}")
-    about, outcomes = asyncio.run(_measure(args))
-    return _report(args, about, outcomes)
+    about, outcomes, drafts = asyncio.run(_measure(args))
+    return _report(args, about, outcomes, drafts)
 
 
-async def _measure(args: argparse.Namespace) -> tuple[dict[str, Any], list[Outcome]]:
+async def _measure(args: argparse.Namespace) -> tuple[dict[str, Any], list[Outcome], DraftCounts]:
     from vllm.cli.bench.load import run_load
 
     client = connect(args)
@@ -85,7 +87,9 @@ async def _measure(args: argparse.Namespace) -> tuple[dict[str, Any], list[Outco
         for outcome in warmup:
             if outcome.error is not None:
                 raise CliError(outcome.error)
+        before = await counts_of_server(client)
         outcomes = await run_load(client, calls[args.warmup :], args.concurrency, args.request_rate, args.seed)
+        drafts = (await counts_of_server(client)).since(before)
         version = await client.get("/version")
     finally:
         await client.close()
@@ -102,7 +106,7 @@ async def _measure(args: argparse.Namespace) -> tuple[dict[str, Any], list[Outco
     }
     if args.endpoint == "score":
         about["output_len"] = None
-    return about, outcomes
+    return about, outcomes, drafts
 
 
 async def make_calls(client: ServerClient, args: argparse.Namespace, model: str) -> list[Call]:
@@ -136,14 +140,16 @@ def _generation(args: argparse.Namespace, model: str, ids: list[int]) -> dict[st
     return body
 
 
-def _report(args: argparse.Namespace, about: dict[str, Any], outcomes: list[Outcome]) -> int:
+def _report(args: argparse.Namespace, about: dict[str, Any], outcomes: list[Outcome], drafts: DraftCounts) -> int:
     from vllm.cli.bench.load import latencies, rates
 
     failures = Counter(outcome.error for outcome in outcomes if outcome.error is not None)
     totals, times = rates(outcomes), latencies(outcomes)
+    speculation, by_position = drafts.figures(), drafts.rates_by_position()
     print_about(about)
-    width = max(map(len, [*totals, *times]))
-    for name, value in totals.items():
+    shown = {**totals, **speculation, **{f"acceptance_rate_{place}": rate for place, rate in enumerate(by_position)}}
+    width = max(map(len, [*shown, *times]))
+    for name, value in shown.items():
         print(f"{name:{width}} {value:12.4g}")
     if times:
         print_figures(times, list(next(iter(times.values()))), width)
@@ -159,7 +165,9 @@ def _report(args: argparse.Namespace, about: dict[str, Any], outcomes: list[Outc
         }
         for outcome in outcomes
     ]
-    figures = {"failures": failures.total(), "rates": totals, "latencies": times}
+    figures: dict[str, Any] = {"failures": failures.total(), "rates": totals, "latencies": times}
+    if speculation:
+        figures["speculation"] = {**speculation, "acceptance_rates_by_position": by_position}
     write_json(args.json, {**about, **figures, "requests": requests})
     if not failures:
         return 0

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from vllm.models.checkpoint_names import CheckpointNames
 from vllm.models.config_reader import ConfigReader
 from vllm.models.decoder import DecoderForCausalLM
+from vllm.models.prediction_layers import MIMO
 from vllm.models.spec import DecoderSpec
 
 
@@ -14,6 +16,19 @@ class Qwen2ForCausalLM(DecoderForCausalLM):
     def describe(cls, reader: ConfigReader) -> DecoderSpec:
         attention = reader.attention(bias=False, qkv_bias=True)
         return reader.decoder(reader.windowed(attention, switch="use_sliding_window"), reader.mlp(), reader.norm())
+
+
+class MiMoForCausalLM(Qwen2ForCausalLM):
+    """MiMo (arXiv:2505.07608): Qwen2's, with a prediction layer."""
+
+    names = CheckpointNames(ignored=r"model\.mtp_layers\..*")
+    prediction = MIMO
+
+    @classmethod
+    def describe(cls, reader: ConfigReader) -> DecoderSpec:
+        reader.ignore("num_nextn_predict_layers")
+        reader.only("attention_bias", True)
+        return super().describe(reader)
 
 
 class Qwen3ForCausalLM(DecoderForCausalLM):

@@ -10,6 +10,7 @@ from vllm.models.decoder import DecoderForCausalLM
 from vllm.models.hybrids.options import delta_rule
 from vllm.models.hybrids.weights import delta_rule_of, split_delta_conv
 from vllm.models.mixtures.qwen import mlps
+from vllm.models.prediction_layers import QWEN
 from vllm.models.spec import AnyMixer, DecoderSpec, MlpSpec, MoeSpec
 
 _RENAMES = (
@@ -66,6 +67,7 @@ class Qwen3NextForCausalLM(DecoderForCausalLM):
     names = CheckpointNames(
         _RENAMES, (_split_gates, _split_groups, _split_projection, split_delta_conv, split_experts()), _FURTHER
     )
+    prediction = QWEN
 
     @classmethod
     def describe(cls, reader: ConfigReader) -> DecoderSpec:
@@ -75,6 +77,7 @@ class Qwen3NextForCausalLM(DecoderForCausalLM):
 
 class Qwen3_5ForCausalLM(DecoderForCausalLM):
     names = CheckpointNames(_RENAMES, (_split_gates, _split_projection, split_delta_conv, split_experts()), _FURTHER)
+    prediction = QWEN
 
     @classmethod
     def describe(cls, reader: ConfigReader) -> DecoderSpec:

@@ -9,6 +9,7 @@ from vllm.models.checkpoint_names import CheckpointNames, split_experts
 from vllm.models.config_reader import ConfigReader
 from vllm.models.decoder import DecoderForCausalLM
 from vllm.models.dense.exaone4 import exaone_layers
+from vllm.models.prediction_layers import DEEPSEEK, EXAONE
 from vllm.models.spec import DecoderSpec, MoeSpec
 
 
@@ -72,9 +73,11 @@ class ExaoneMoeForCausalLM(DecoderForCausalLM):
     names = CheckpointNames(
         ((r"\.mlp\.e_score_correction_bias", ".mlp.gate.e_score_correction_bias"),), (split_experts(),), r"mtp\..*"
     )
+    prediction = EXAONE
 
     @classmethod
     def describe(cls, reader: ConfigReader) -> DecoderSpec:
+        reader.ignore("num_nextn_predict_layers", "mtp_layer_types", "mtp_sliding_windows")
         norm = reader.norm(eps=1e-5)
         mixture = deepseek_mixture(
             reader,
@@ -94,6 +97,7 @@ class Glm4MoeForCausalLM(DecoderForCausalLM):
     """GLM-4.5 (arXiv:2508.06471): half of each head rotates."""
 
     names = CheckpointNames(transforms=(split_experts(),), has_further_layers=True)
+    prediction = DEEPSEEK
 
     @classmethod
     def describe(cls, reader: ConfigReader) -> DecoderSpec:

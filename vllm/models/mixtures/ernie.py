@@ -8,6 +8,7 @@ from torch import Tensor
 from vllm.models.checkpoint_names import CheckpointNames, Parts, split_experts
 from vllm.models.config_reader import ConfigReader
 from vllm.models.decoder import DecoderForCausalLM
+from vllm.models.prediction_layers import ERNIE
 from vllm.models.spec import DecoderSpec
 
 
@@ -20,6 +21,7 @@ class Ernie4_5_MoeForCausalLM(DecoderForCausalLM):
     names = CheckpointNames(
         ((r"\.mlp\.(gate\.)?moe_statics\.", ".mlp.gate."),), (_flat_correction, split_experts()), r".*mtp.*"
     )
+    prediction = ERNIE
 
     @classmethod
     def describe(cls, reader: ConfigReader) -> DecoderSpec:

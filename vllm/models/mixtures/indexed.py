@@ -11,6 +11,7 @@ from vllm.models.checkpoint_names import CheckpointNames, split_experts
 from vllm.models.config_reader import ConfigReader
 from vllm.models.decoder import DecoderForCausalLM
 from vllm.models.mixtures.latent import sigmoid_decoder
+from vllm.models.prediction_layers import DEEPSEEK
 from vllm.models.spec import DecoderSpec
 
 
@@ -18,6 +19,7 @@ class _IndexedForCausalLM(DecoderForCausalLM):
     names = CheckpointNames(
         transforms=(split_experts(),), ignored=r".*\.self_attn\.indexer\..*", has_further_layers=True
     )
+    prediction = DEEPSEEK
 
     def __init__(self, config: HFConfig, max_model_len: int) -> None:
         longest = self.spec_of(config).max_positions

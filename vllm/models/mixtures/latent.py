@@ -12,6 +12,7 @@ from vllm.models.config_reader import ConfigReader
 from vllm.models.decoder import DecoderForCausalLM
 from vllm.models.latent_options import read_latent_attention
 from vllm.models.mixtures.deepseek import deepseek_mixture, shared_size
+from vllm.models.prediction_layers import DEEPSEEK
 from vllm.models.spec import DecoderSpec, LatentAttentionSpec, MoeSpec
 
 _NAMES = CheckpointNames(transforms=(split_experts(),), has_further_layers=True)
@@ -89,6 +90,7 @@ class DeepseekV3ForCausalLM(DecoderForCausalLM):
     """DeepSeek V3 and R1 (arXiv:2412.19437), Kimi K2 (arXiv:2507.20534)."""
 
     names = _NAMES
+    prediction = DEEPSEEK
 
     @classmethod
     def describe(cls, reader: ConfigReader) -> DecoderSpec:
@@ -134,6 +136,7 @@ class Glm4MoeLiteForCausalLM(DecoderForCausalLM):
     """GLM 4.7 Flash (huggingface.co/zai-org/GLM-4.7-Flash)."""
 
     names = _NAMES
+    prediction = DEEPSEEK
 
     @classmethod
     def describe(cls, reader: ConfigReader) -> DecoderSpec:

@@ -14,6 +14,7 @@ from vllm.models.checkpoint_names import CheckpointNames, Parts, split_experts
 from vllm.models.config_reader import ConfigReader
 from vllm.models.decoder import DecoderForCausalLM
 from vllm.models.mixtures.deepseek import deepseek_mixture
+from vllm.models.prediction_layers import MIMO_V2
 from vllm.models.spec import AttentionSpec, DecoderSpec, RotarySpec
 
 _PROJECTION = re.compile(r"model\.layers\.(\d+)\.self_attn\.([qkvo])_proj\.(weight|bias)")
@@ -44,6 +45,7 @@ class MiMoV2FlashForCausalLM(DecoderForCausalLM):
     names = CheckpointNames(
         ((r"\.attention_sink_bias$", ".sinks"),), (split_experts(), _of_one_width), ignored=r"model\.mtp\..*"
     )
+    prediction = MIMO_V2
 
     @classmethod
     def describe(cls, reader: ConfigReader) -> DecoderSpec:

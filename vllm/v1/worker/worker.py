@@ -153,6 +153,8 @@ class Worker:
         if not self._has_cache:
             return 0
         block_bytes = self._kv_block_bytes()
+        if (follower := self.model_runner.follower) is not None:
+            block_bytes += follower.hidden_block_bytes
         return memory.host_block_count(self.config, block_bytes, memory.available_host_bytes())
 
     @property
@@ -220,7 +222,12 @@ class Worker:
 
     def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
         """New values for weights, by their checkpoint names; see WeightUpdater.update."""
+        follower = self.model_runner.follower
+        # Each takes its own.
+        weights = weights if follower is None else list(weights)
         self.get_model().load_weights(weights)  # type: ignore[operator]
+        if follower is not None:
+            follower.model.load_weights(weights)
 
     def start_weight_update(self) -> None:
         """Keep what `update_weights` brings, until `finish_weight_update` takes all of it at once."""

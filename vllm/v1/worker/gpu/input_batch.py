@@ -83,6 +83,20 @@ class InputBatch:
         """int32 [R]: a request's token at position p is the step's token `origin + p`."""
         return self.query_start_loc_np[:-1] - self.num_computed_np
 
+    def need_all_hidden(self) -> None:
+        """Let the final hidden states of all tokens be computed."""
+        kept = self.hidden_rows_np
+        if len(kept) == len(self.input_ids_np):
+            return
+        self.hidden_rows_np = np.arange(len(self.input_ids_np))
+        self.logits_rows_np = kept if self.logits_rows_np is None else kept[self.logits_rows_np]
+        if self.prompts is not None:
+            computed = self.prompts.computed
+            self.prompts.computed = computed._replace(sources=kept[computed.sources])
+            self.prompts.kept_rows = kept[self.prompts.kept_rows]
+        if self.runs is not None:
+            self.runs = self.runs._replace(sources=kept[self.runs.sources])
+
     def to_device(self, states: RequestStates) -> ModelInputs:
         wide = [self.positions_np, self.idx_mapping_np, self.hidden_rows_np, self.slot_mapping_np]
         wide += self.other_slot_mappings_np

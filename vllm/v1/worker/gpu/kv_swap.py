@@ -35,8 +35,9 @@ class KVSwap:
         """Allocates the host blocks (0: no step may swap), pinned for CUDA. ValueError: there is no such memory."""
         # 2 * layers of [B, size of a block's keys or values]; layers that share a cache have it once.
         own = {cache.data_ptr(): cache for pair in kv_caches for cache in pair}
-        # Bytes, where elements are 8-bit floats, which torch does not copy by index everywhere.
-        self._caches = [(c.view(torch.uint8) if c.element_size() == 1 else c).view(len(c), -1) for c in own.values()]
+        # Bytes, where elements are 8-bit floats, which torch does not copy by index everywhere, or of several kinds.
+        are_bytes = len({c.dtype for c in own.values()}) > 1 or any(c.element_size() == 1 for c in own.values())
+        self._caches = [(c.view(torch.uint8) if are_bytes else c).view(len(c), -1) for c in own.values()]
         self._pieces: list[Tensor] = []  # [blocks of the piece, E]
         if not self._caches:
             return

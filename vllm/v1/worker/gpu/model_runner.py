@@ -40,14 +40,15 @@ from vllm.v1.worker.gpu.sample.prompt_logprob import (
 from vllm.v1.worker.gpu.sample.sampler import Sampler
 from vllm.v1.worker.gpu.sample.vocab_parallel import vocab_of
 from vllm.v1.worker.gpu.spec_decode.make_drafter import make_speculator
-from vllm.v1.worker.gpu.spec_decode.verify import VerifiedSamples, expand, verify
+from vllm.v1.worker.gpu.spec_decode.verify import VerifiedSamples, expand, verified, verify
 from vllm.v1.worker.gpu.state_pools import StatePools
 from vllm.v1.worker.gpu.states import BlockTables, KVCaches, RequestStates
 from vllm.v1.worker.gpu.step_result import Sampled, StepResult
 from vllm.v1.worker.state_memory import NO_STATES, StateSlots
 
 if TYPE_CHECKING:
-    from vllm.v1.worker.gpu.spec_decode.draft_model import DraftModelDrafter
+    from vllm.v1.worker.gpu.spec_decode.drafter import CachedDrafter
+    from vllm.v1.worker.gpu.spec_decode.mtp import MtpDrafter
 
 # On a CPU a token of a larger batch takes the same time in one step or in several.
 _MOST_ROWS_WITH_RUNS = 4
@@ -94,7 +95,7 @@ class GPUModelRunner:
         self.other_block_tables = [
             BlockTables(max_num_reqs, max_model_len, self.block_size, device) for _ in self.kv_layout.windows[1:]
         ]
-        self.speculator = make_speculator(config, self.states, self.block_tables, self.kv_layout.windows[0])
+        self.speculator = make_speculator(config, model, self.states, self.block_tables, self.kv_layout.windows[0])
         self.kv_caches: KVCaches = []
         self._num_blocks = 0
         self.has_states = bool(state_layers(model))
@@ -118,6 +119,8 @@ class GPUModelRunner:
         self.adapters: AdapterManager | None = None
         if config.lora_config is not None:
             self.adapters = AdapterManager(model, config.lora_config, max_num_reqs, self._max_decode_rows)
+            if self.follower is not None:
+                self.follower.use_adapters = self.adapters.use
         cache = config.cache_config
         self._keeps_hidden = cache.enable_prefix_caching and cache.caches_hidden_states
 
@@ -132,7 +135,8 @@ class GPUModelRunner:
         self.kv_caches = self._make_kv_caches(num_blocks + self.num_extra_blocks)
         if self.draft_model is not None:
             self.draft_model.allocate(num_blocks)
-        self.kv_swap = KVSwap(self.kv_caches, num_host_blocks)
+        kept = [] if self.follower is None else self.follower.kept_in_blocks()
+        self.kv_swap = KVSwap([*self.kv_caches, *kept], num_host_blocks)
         self._record_decode()
 
     def release_kv_cache(self) -> None:
@@ -160,9 +164,14 @@ class GPUModelRunner:
                 self._recorded_greedy = RecordedGreedy(self.model, self.sampler, self.states)
 
     @property
-    def draft_model(self) -> DraftModelDrafter | None:
+    def draft_model(self) -> CachedDrafter | None:
         """What drafts, if that is a model."""
         return None if self.speculator is None else self.speculator.draft_model
+
+    @property
+    def follower(self) -> MtpDrafter | None:
+        """What drafts, if it takes the target's hidden states."""
+        return None if self.speculator is None else self.speculator.follower
 
     @property
     def num_extra_blocks(self) -> int:
@@ -228,6 +237,8 @@ class GPUModelRunner:
         self._check_weights()
         if self.kv_swap is not None:
             self.kv_swap.run(scheduler_output)
+        if self.follower is not None:
+            self.follower.forget(scheduler_output)
         self._update_states(scheduler_output)
         if not scheduler_output.total_num_scheduled_tokens:
             return StepResult([], [], self.states, None, None, self._reading_clocks)
@@ -238,7 +249,11 @@ class GPUModelRunner:
         if self._state_pools is not None and batch.expanded_np is not None:
             rows, num_drafts = batch.expanded_np
             self._state_pools.back_up(batch.idx_mapping_np[rows[num_drafts > 0]], self.states)
+        if self.follower is not None:
+            batch.need_all_hidden()
         hidden = self._forward(batch)
+        if self.follower is not None:
+            self.follower.keep(batch, hidden)
         if self._state_pools is not None:
             self._state_pools.save(scheduler_output, self.states)
         self.states.num_computed_tokens[batch.idx_mapping_np] += batch.num_scheduled_np
@@ -373,15 +388,19 @@ class GPUModelRunner:
         """As `_sample`, where requests have drafts."""
         assert batch.expanded_np is not None
         rows = expand(slots, batch.expanded_np[1], self.states)
+        output = self._replay_greedy(batch, rows.expanded_idx_mapping)
+        if output is not None:
+            return verified(rows, output, self.states)
         start = None if self._host_copies is None else self._host_copies.start
         return verify(self.sampler, self._logits(batch, hidden), rows, self.states, start)
 
     def _replay_greedy(self, batch: InputBatch, slots: np.ndarray) -> SamplerOutput | None:
-        """Sample a replayed step by another replay; None: this step or its sampling cannot be replayed."""
+        """Sample all tokens of a replayed step, of the requests in `slots`, by another replay; None: this step or its
+        sampling cannot be replayed."""
         graphs, steps = self._greedy_graphs, self._recorded_decode
         if steps is None or not self._replays_decode(batch):
             return None
-        if self.sampler.is_followed or len(slots) < len(batch.req_ids):
+        if self.sampler.is_followed or len(slots) < len(batch.input_ids_np):
             return None
         if isinstance(steps, RecordedDecode):
             step = steps.step_for(batch)

@@ -46,7 +46,7 @@ class EncoderRunner:
     """An encoder, or a decoder without its causal mask, with its pooler on one device: the calls of a GPUModelRunner
     that has no cache."""
 
-    draft_model = None
+    draft_model = follower = None
 
     def __init__(self, config: VllmConfig, model: Any, device: torch.device) -> None:
         self.model, self.device = model, device

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -29,4 +29,24 @@ class Drafter(Protocol):
         """Drafts of the requests in `slots`, int64 [R], distinct: of each at most `room` tokens, int32 [R], from 0 on,
         as an int32 array that may be empty; they follow `states.token_ids[slot, : states.total_len[slot]]`. Tokens
         beyond the room are cut off, and those from the first invalid id on."""
+        ...
+
+
+class CachedDrafter(Drafter, Protocol):
+    """One whose layers have keys and values beside the target's."""
+
+    model: Any
+
+    @property
+    def num_own_blocks(self) -> int:
+        """Blocks of its cache beyond the target's."""
+        ...
+
+    @property
+    def block_bytes(self) -> int:
+        """Of what it keeps in a block."""
+        ...
+
+    def allocate(self, num_blocks: int) -> None:
+        """Allocate its cache, beside a target's of `num_blocks`; 0: free it."""
         ...

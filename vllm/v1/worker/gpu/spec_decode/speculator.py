@@ -9,11 +9,11 @@ import numpy as np
 
 from vllm.logger import init_logger
 from vllm.sampling_params import SamplingParams
-from vllm.v1.worker.gpu.spec_decode.drafter import Drafter
+from vllm.v1.worker.gpu.spec_decode.drafter import CachedDrafter, Drafter
 from vllm.v1.worker.gpu.states import RequestStates
 
 if TYPE_CHECKING:
-    from vllm.v1.worker.gpu.spec_decode.draft_model import DraftModelDrafter
+    from vllm.v1.worker.gpu.spec_decode.mtp import MtpDrafter
 
 logger = init_logger(__name__)
 
@@ -22,8 +22,10 @@ class Speculator:
     """Asks a drafter on behalf of the slots' requests. Those for which it raises go on without drafts."""
 
     drafter: Drafter
-    draft_model: DraftModelDrafter | None = None
+    draft_model: CachedDrafter | None = None
     """The part of the drafter that has a model, and so a cache."""
+    follower: MtpDrafter | None = None
+    """The part of the drafter that takes the target's hidden states."""
 
     def __init__(self, num_tokens: int, vocab_size: int, states: RequestStates) -> None:
         """`num_tokens`: the most that are drafted for a request at once. The drafter is set afterwards."""

@@ -184,6 +184,17 @@ def verify(
             current = current[token_ids == rows.drafts[current]] + 1
         rounds.append((chosen, take_output))
         chosen = current
+    return _samples(rows, rounds, states)
+
+
+def verified(rows: ExpandedRows, output: SamplerOutput, states: RequestStates) -> VerifiedSamples:
+    """What all expanded rows together have drawn and read, on the host."""
+    return _samples(rows, [(np.arange(len(rows.drafts)), _of(output))], states)
+
+
+def _samples(
+    rows: ExpandedRows, rounds: list[tuple[np.ndarray, Callable[[], SamplerOutput]]], states: RequestStates
+) -> VerifiedSamples:
     num_accepted = np.zeros(len(rows.slots), dtype=np.int32)
     return VerifiedSamples(rows, rounds, states.samples[rows.slots], num_accepted, states.owners[rows.slots])
 
