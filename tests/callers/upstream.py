@@ -32,7 +32,6 @@ from upstream_tables import (
     MODELS,
     POOLING_MODELS,
     SKIPS,
-    WITH_ADAPTERS,
 )
 
 HERE = Path(__file__).parent
@@ -137,10 +136,8 @@ def expand(tests: Path, name: str) -> list[str]:
 def run(work: Path, file: str, arguments: argparse.Namespace) -> Result:
     """One file in a pytest of its own."""
     path = os.pathsep.join([str(ROOT), str(SUPPORT), str(work), *filter(None, [os.environ.get("PYTHONPATH")])])
-    dropped = {
-        flag: count for flag, count in DROPPED_FLAGS.items() if "lora" not in flag or not file.startswith(WITH_ADAPTERS)
-    }
-    tables = {"SKIPS": SKIPS, "ABSENT": ABSENT, "DROPPED_FLAGS": dropped}
+    tables = {"SKIPS": SKIPS, "ABSENT": ABSENT, "DROPPED_FLAGS": DROPPED_FLAGS}
+    tables["ADAPTERS"] = dict.fromkeys(ADAPTERS, str(work / "adapter"))
     # Their models have longer contexts than ours.
     env = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "VLLM_ALLOW_LONG_MAX_MODEL_LEN": "1"}
     if file.startswith(ANY_TOKENIZER):

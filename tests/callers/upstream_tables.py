@@ -116,9 +116,6 @@ ADAPTERS = (
 )
 """Names of adapters that are replaced by one random adapter."""
 
-WITH_ADAPTERS = ("entrypoints/serve/lora/",)
-"""Beginnings of files whose servers keep flags for adapters, which others name on the hub."""
-
 POOLING_MODELS = {
     "intfloat/multilingual-e5-small": "embed",
     "intfloat/e5-small": "embed",
@@ -179,17 +176,14 @@ SKIPS = (
     ("diffusion", DIFFUSION),
     ("-lora", LORA),
     ("lora/test_qwen3_unembed.py", "the sizes of a certain model"),
+    ("test_qwen3_with_multi_loras.py::test_load_inplace", WORDS),
+    ("serve/lora/test_serving_models.py", INTERNAL),
+    ("serve/lora/test_lora_adapters.py", "adapters from the hub, their words, and those of errors"),
     ("lora/test_sequence_classification.py", HUB),
     ("lora/test_transformers_model.py", WORDS),
     ("test_hf_hub_resolver.py", HUB),
     ("test_nonlora_adapter", HUB),
     ("test_get_adapter_absolute_path_huggingface", HUB),
-    ("test_static_lora_lineage", "no answer gives a path of the host"),
-    ("test_dynamic_lora_lineage", "no answer gives a path of the host"),
-    ("same_name_replaces_inplace", WORDS),
-    ("load_inplace_false_errors", ERRORS),
-    ("test_dynamic_lora_not_found", "an adapter that cannot be loaded is a 400"),
-    ("test_dynamic_lora_invalid_files", "an adapter that cannot be loaded is a 400"),
     ("test_lora_resolvers.py", INTERNAL),
     ("mm_", MULTIMODAL),
     ("multimodal", MULTIMODAL),
@@ -447,6 +441,8 @@ ABSENT = {
     "vllm.entrypoints.serve": INTERNAL,
     "vllm.entrypoints.speech_to_text": MULTIMODAL,
     "vllm.lora": LORA,
+    "vllm.lora.peft_helper:PEFTHelper": INTERNAL,
+    "vllm.plugins.lora_resolvers.hf_hub_resolver": "a download",
     "vllm.lora.utils:replace_submodule": INTERNAL,
     "vllm.model_executor.model_loader.tensorizer": "the tensorizer loader",
     "vllm.model_executor.model_loader.weight_utils": "a download",

@@ -63,10 +63,7 @@ def get_model(
     config = model_config.hf_config
     entry = model_entry(config.architectures, model_config.model_impl, config.raw)
     if config.is_encoder and entry == TRANSFORMERS:
-        encoder: Any = TransformersEncoder(model_config, torch.device(device), takes_adapters)
-        if takes_adapters:
-            encoder.adapter_places = adapter_places(encoder)
-        return encoder
+        return TransformersEncoder(model_config, torch.device(device), takes_adapters)
     quantization = load_quantization(model_config.quantization, Path(model_config.path), config.raw)
     if (
         envs.batch_invariant()

@@ -75,7 +75,7 @@ class AdapterManager:
         `layer_changes`."""
         if request.lora_int_id in self._loaded:
             return False
-        found = read_adapter(Path(request.lora_path), self._max_rank)
+        found = read_adapter(Path(request.lora_path).expanduser(), self._max_rank)
         self._loaded[request.lora_int_id] = layer_changes(found, self._map)
         return True
 

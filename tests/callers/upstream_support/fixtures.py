@@ -26,12 +26,15 @@ absent.install(json.loads(os.environ["UPSTREAM_ABSENT"]))
 if not torch.accelerator.is_available():
     torch.accelerator.empty_cache = lambda: None  # what tests call between two engines
 
+_ADAPTERS = json.loads(os.environ["UPSTREAM_ADAPTERS"])
 _download = huggingface_hub.HfApi.snapshot_download
 
 
 def _found(self: Any, repo_id: str, *args: Any, **fields: Any) -> str:
-    """An adapter's name has become its folder."""
-    return repo_id if Path(repo_id).is_dir() else _download(self, repo_id, *args, **fields)
+    """An adapter's name has become its folder, but where it names a folder of the test's own."""
+    if Path(repo_id).is_dir():
+        return repo_id
+    return _ADAPTERS.get(repo_id) or _download(self, repo_id, *args, **fields)
 
 
 huggingface_hub.HfApi.snapshot_download = _found

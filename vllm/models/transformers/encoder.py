@@ -17,7 +17,7 @@ from vllm.config.checkpoint.auto_config import describe, load_auto_config
 from vllm.config.checkpoint.config import HFConfig
 from vllm.config.checkpoint.sentence_transformers import sentence_length
 from vllm.distributed.parallel_state import get_tp_group
-from vllm.layers.adapted import ModuleLinear
+from vllm.layers.adapted import ModuleLinear, adapter_places
 from vllm.layers.linear_method import UNQUANTIZED
 from vllm.layers.weight_update import UpdatableModel, WeightUpdater
 
@@ -185,6 +185,7 @@ class TransformersEncoder(UpdatableModel):
             if not each.was_called:
                 # The module reads the weight itself.
                 each.__class__ = nn.Linear
+        self.adapter_places = adapter_places(self) if takes_adapters else {}
 
     def forward(
         self,
