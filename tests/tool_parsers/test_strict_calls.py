@@ -3,6 +3,7 @@ not."""
 
 from __future__ import annotations
 
+import json
 import re
 
 import numpy as np
@@ -156,3 +157,39 @@ def test_calls_beside_a_form(name, forms):
 def test_what_cannot_be_kept_is_said(schema, says):
     with pytest.raises(UnwritableSchema, match=says):
         Forms([]).of("qwen3_coder").free([CallableFunction("f", schema)], True, None)
+
+
+@pytest.mark.parametrize("name", ['say "hi"', "back\\slash", "wetter.für/x"])
+def test_names_are_spelled_as_json(name):
+    forms = Forms([])
+    text = f'<tool_call>\n{{"name": {json.dumps(name, ensure_ascii=False)}, "arguments": {{}}}}\n</tool_call>'
+    assert forms.holds(forms.of("hermes").forced([CallableFunction(name, {})], False), text)
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"properties": {"a": {"type": "integer"}}, "required": ["a"]},
+        {"type": ["object", "null"], "properties": {"a": {"type": "integer"}}, "required": ["a"]},
+        {"type": "object", "title": None, "properties": {"a": {"type": "integer"}}, "required": ["a"], "$defs": None},
+        {"$ref": "#/$defs/A", "$defs": {"A": {"properties": {"a": {"type": "integer"}}, "required": ["a"]}}},
+    ],
+)
+def test_arguments_are_objects(schema):
+    forms = Forms([])
+    grammar = forms.of("hermes").forced([CallableFunction("f", schema)], False)
+    texts = [f'<tool_call>\n{{"name": "f", "arguments": {each}}}\n</tool_call>' for each in ('{"a": 1}', "true", "{}")]
+    assert [forms.holds(grammar, text) for text in texts] == [True, False, False]
+
+
+@pytest.mark.parametrize("name", ["gemma4", "pythonic"])
+def test_a_schema_that_holds_its_like(name):
+    branch = {"type": "object", "properties": {"next": {"$ref": "#/$defs/N"}}, "required": []}
+    schema = {"type": "object", "properties": {"n": {"$ref": "#/$defs/N"}}, "required": ["n"], "$defs": {"N": branch}}
+    forms = Forms([])
+    if name == "gemma4":
+        with pytest.raises(UnwritableSchema, match="holds its like"):
+            forms.of(name).free([CallableFunction("f", schema)], True, None)
+        return
+    grammar = forms.of(name).free([CallableFunction("f", schema)], True, None)
+    assert forms.holds(grammar, '[f(n={"next": {"next": {}}})]') and not forms.holds(grammar, "[f(n={'next': 1})]")

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 from vllm.chat.argument_forms import ArgumentForms
+from vllm.parser.typed_values import resolved
 from vllm.tokenizers.tokenizer import Tokenizer
 from vllm.tool_parsers.abstract_tool_parser import ANY_NUMBER, ANY_WORD, ArgumentText, CallText
 from vllm.v1.structured_output.grammar import WHITE_SPACE, closed_schema, known_formats
@@ -28,7 +29,15 @@ def bound_schema(function: CallableFunction) -> dict[str, Any]:
     """What a function's arguments fit where a grammar holds."""
     if not function.is_bound:
         return {"type": "object"}
-    return closed_schema(known_formats(function.schema or {"type": "object", "properties": {}}))
+    # Some clients write null for what is left out.
+    given = {name: value for name, value in function.schema.items() if value is not None}
+    found = resolved({"$ref": given["$ref"]}, given) if "$ref" in given else None
+    if isinstance(found, dict) and "$ref" not in found:
+        del given["$ref"]
+        given |= found
+    # A type would close what the parts describe.
+    own = {} if any(each in given for each in ("$ref", "anyOf", "oneOf", "allOf")) else {"type": "object"}
+    return closed_schema(known_formats({**given, **own}))
 
 
 class CallForms:
@@ -109,8 +118,14 @@ class CallForms:
                 rules += self._one_by_one(index, each, self._text.arguments)
                 continue
             arguments = schema_text(bound_schema(each))
-            rules.append(f"call_{index}: {self._literal(each.name + self._text.between)} %json {arguments}")
+            name = self._spelled(each.name) + self._text.between
+            rules.append(f"call_{index}: {self._literal(name)} %json {arguments}")
         return rules
+
+    def _spelled(self, name: str) -> str:
+        """A name as a call has it, which may be a string of JSON."""
+        is_json = self._text.before.endswith('"') and self._text.between.startswith('"')
+        return json.dumps(name, ensure_ascii=False)[1:-1] if is_json else name
 
     def _one_by_one(self, index: int, function: CallableFunction, text: ArgumentText) -> list[str]:
         """The rules of a call and of its arguments, with the call's end."""

@@ -157,7 +157,7 @@ def adapter_places(model: nn.Module) -> dict[str, AdapterPlace]:
         elif isinstance(module, ParallelLMHead | VocabParallelEmbedding):
             rows = Shard(module.vocab_size, module.vocab_range)
             places[f"{name}.weight"] = AdapterPlace(module, 0, rows, Shard.whole(module.width))
-        elif isinstance(module, WideLinear):
+        elif isinstance(module, WideLinear | ModuleLinear):
             places[f"{name}.weight"] = AdapterPlace(
                 module, 0, Shard.whole(len(module.weight)), Shard.whole(module.width)
             )
@@ -186,6 +186,37 @@ class WideLinear(nn.Module):
 
     def multiply(self, x: Tensor, packed: None = None, norm: None = None) -> Tensor:
         """The product of float32 x [R, inputs]."""
+        return F.linear(x, self.weight, self.bias)
+
+
+class ModuleLinear(nn.Linear):
+    """A linear of a transformers module, [..., K] -> [..., N], whose class is set when the module has been built.
+
+    Attributes:
+        was_called: whether the module has multiplied by it.
+    """
+
+    adapters: Callable[..., Tensor] | None
+    was_called: bool
+
+    @property
+    def empty(self) -> Tensor:
+        """[0], of the dtype and on the device of what is multiplied with."""
+        return self.weight.data.new_empty(0)
+
+    @property
+    def width(self) -> int:
+        """Its inputs."""
+        return self.in_features
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.was_called = True
+        if self.adapters is None:
+            return self.multiply(x)
+        return self.adapters(self.multiply, x.reshape(-1, self.in_features)).view(*x.shape[:-1], -1)
+
+    def multiply(self, x: Tensor, packed: None = None, norm: None = None) -> Tensor:
+        """The product."""
         return F.linear(x, self.weight, self.bias)
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -10,7 +11,7 @@ from vllm.chat.answers import AUTO, AnswerFormat, AnswerParser
 from vllm.chat.argument_forms import UnwritableSchema
 from vllm.chat.call_forms import CallableFunction, CallForms
 from vllm.chat.channel_forms import ChannelForms
-from vllm.exceptions import shown
+from vllm.exceptions import VLLMValidationError, shown
 from vllm.params.structured import StructuredOutputsParams, Thinking
 from vllm.server.errors import ApiError
 from vllm.server.protocol.generation import ChatCompletionRequest
@@ -115,8 +116,13 @@ class ToolChoice:
         if not isinstance(name, str) or not name.strip():
             raise ApiError(400, f"{place} has no function with a name", self.field, "invalid_value")
         assert isinstance(function, dict)
-        if not isinstance(function.get("parameters") or {}, dict):
+        schema = function.get("parameters") or {}
+        if not isinstance(schema, dict):
             raise ApiError(400, f"{place}.function.parameters must be a JSON schema", self.field, "invalid_value")
+        kind = schema.get("type") or "object"
+        if kind != "object" and not (isinstance(kind, list) and "object" in kind):
+            message = f"{place}.function.parameters must be the schema of an object, got the type {shown(kind)}"
+            raise ApiError(400, message, self.field, "invalid_value")
         return name
 
     @property
@@ -210,6 +216,18 @@ class AnswerPlan:
         except UnwritableSchema as error:
             message = f"{choice.field}: strict cannot be kept for this model's format of calls: {error}"
             raise ApiError(400, message, choice.field, "unsupported_field") from None
+
+    @contextmanager
+    def named_schemas(self) -> Iterator[None]:
+        """Errors about the grammar as those of the tools whose schemas it is made of."""
+        try:
+            yield
+        except VLLMValidationError as error:
+            if not self._holds_calls or error.parameter != "structured_outputs":
+                raise
+            reason = error.args[0].rpartition("structured_outputs.grammar ")[2]
+            message = f"{self.choice.field}: a schema cannot be kept as a grammar, which {reason}"
+            raise ApiError(400, message, self.choice.field, "invalid_value") from None
 
     def after_reasoning(
         self, form: StructuredOutputsParams | None, prompt: str | None
