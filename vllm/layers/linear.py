@@ -22,7 +22,7 @@ from vllm.layers.activation import SILU_AND_MUL, get_act_and_mul_fn
 from vllm.layers.linear_method import PARTS, QUANTIZED, UNQUANTIZED, LinearMethod, keeps_quantized, pack_parts
 from vllm.layers.parameter_slots import parameter_slots
 from vllm.layers.sharding import Shard, WeightSlot
-from vllm.ops._dispatch import implementation
+from vllm.ops.adapted_linear import adds_adapters
 from vllm.ops.packed_linear import PackedLinear, unpack_linear
 from vllm.ops.rms_norm import AddedNorm
 from vllm.quantization.base_config import QuantizationConfig, QuantizeMethodBase
@@ -250,7 +250,7 @@ class LinearBase(nn.Module):
     def _adds_before_gate(self) -> bool:
         """Whether one operation multiplies, adds adapters and gates. Rounded inputs are of the weight alone."""
         is_rounded = any(weight.inputs is not None for weight in self._quantized.values())
-        return implementation(self._empty) == "cpp" and not is_rounded
+        return adds_adapters(self._empty) and not is_rounded
 
     def defer_weight(self) -> None:
         """Free the weight's memory until a tensor is loaded that is not quantised."""

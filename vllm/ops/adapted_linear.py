@@ -10,6 +10,7 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
+from vllm.ops._dispatch import implementation
 from vllm.ops.add_lora import RANK_GROUP, AddedAdapters, grouped_ranks, rank_groups
 from vllm.ops.packed_linear import PANEL, interleave_gate
 
@@ -101,6 +102,11 @@ class AdaptedWeights:
         # At the interpreter's end the operators may be gone before the adapters.
         weakref.finalize(self, torch.ops.vllm_cpu.free_adapted_weights, number).atexit = False
         return number
+
+
+def adds_adapters(tensor: Tensor) -> bool:
+    """Whether a product with weights packed on the device of `tensor` can take adapters."""
+    return implementation(tensor) == "cpp"
 
 
 def side_by_side(values: Tensor) -> Tensor:
