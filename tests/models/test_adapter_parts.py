@@ -138,9 +138,14 @@ def test_values_that_are_narrower_than_keys(tmp_path: Path) -> None:
 def test_layers_that_share_a_block_have_no_adapters_of_it(tmp_path: Path) -> None:
     model = make_architecture("zamba", tmp_path / "model")
     llm = LLM(str(tmp_path / "model"), dtype="float32", skip_tokenizer_init=True, max_model_len=64, enable_lora=True)
+    worker = llm.llm_engine.engine_core.executor.worker
     folder = make_adapter(tmp_path / "a", model, targets=("q_proj",))
     with pytest.raises(ValueError, match=r"shared_transf\.self_attn\.q_proj: .*no such layer"):
-        llm.llm_engine.engine_core.executor.worker.add_lora(LoRARequest("a", 1, str(folder)))
+        worker.add_lora(LoRARequest("a", 1, str(folder)))
+    norm = {f"{PREFIX}model.layers.1.shared_transf.input_layernorm.weight": torch.ones(2 * HIDDEN)}
+    folder = make_adapter(tmp_path / "b", model, targets=(), tensors=norm)
+    with pytest.raises(ValueError, match=r"input_layernorm\.weight: .*no such tensor"):
+        worker.add_lora(LoRARequest("b", 2, str(folder)))
 
 
 def expert_tensors(model: Any, rank: int, of_each: bool) -> dict[str, Tensor]:
