@@ -129,7 +129,7 @@ class AdapterManager:
         if isinstance(layer, VocabParallelEmbedding):
             return AdaptedEmbedding([layer.width], len(layer.vocab_range), *common)
         if isinstance(layer, ParallelLMHead):
-            return AdaptedProduct([len(layer.vocab_range)], layer.width, *common)
+            return AdaptedProduct([len(layer.vocab_range)], layer.width, *common, packed=layer.packed)
         if isinstance(layer, ExpertProduct):
             if layer.experts.adapters is None:
                 layer.experts.adapters = AdaptedExperts(layer.experts, self._step, self._num_rows)
@@ -139,7 +139,8 @@ class AdapterManager:
             return product
         if isinstance(layer, WideLinear | ModuleLinear):
             return AdaptedProduct([len(layer.weight)], layer.width, *common)
-        return AdaptedProduct([len(rows.held) for rows in layer.parts.values()], len(layer.inputs.held), *common)
+        sizes = [len(rows.held) for rows in layer.parts.values()]
+        return AdaptedProduct(sizes, len(layer.inputs.held), *common, packed=layer.packed)
 
     def use_one(self, slot: int) -> None:
         """Before layers that take rows of the request in `slot` alone."""
