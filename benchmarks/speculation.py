@@ -8,6 +8,9 @@ answers1, answers16  the same of questions whose answers do not copy; the most l
 drawn1, drawn16      the same at temperature 1
 ..._ids              20 ids are read at every position
 
+With `--methods draft` a model drafts that is made here: the target's first layers, `--draft-layers` of them, with its
+embeddings, final norm and head.
+
 Texts are in speculation_texts.py. Every engine runs with and without speculation, all of them in turns, in alternating
 order; a ratio is of one engine and repeat. Upstream and llama.cpp draft by n-grams; llama.cpp's own prompt lookup makes
 the drafts, and its C interface verifies them. Prints a table of medians; the last line of stdout is JSON, in which
@@ -20,6 +23,8 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
+import shutil
 import statistics
 import sys
 import tempfile
@@ -34,7 +39,11 @@ from teacher import measure
 from workloads import PROMPTS_VARIABLE, SPECULATION_ROWS, EngineOptions
 
 NGRAM = {"method": "ngram", "num_speculative_tokens": 8, "prompt_lookup_min": 2, "prompt_lookup_max": 4}
-METHODS = {"ngram": NGRAM, "suffix": {"method": "suffix"}}
+METHODS: dict[str, dict[str, Any]] = {
+    "ngram": NGRAM,
+    "suffix": {"method": "suffix"},
+    "draft": {"method": "draft_model", "num_speculative_tokens": 4},
+}
 
 
 def main() -> None:
@@ -42,7 +51,8 @@ def main() -> None:
     parser = make_parser("What drafting brings.", dtype=True)
     add_counts(parser, repeats=(5, "measured runs a row"))
     parser.add_argument("--rows", type=some_of(SPECULATION_ROWS, "row"), default=list(SPECULATION_ROWS))
-    parser.add_argument("--methods", type=some_of(METHODS, "method"), default=list(METHODS))
+    parser.add_argument("--methods", type=some_of(METHODS, "method"), default=["ngram", "suffix"])
+    parser.add_argument("--draft-layers", type=int, default=10, metavar="N", help="layers of the model that drafts")
     parser.add_argument("--upstream", type=find_python, metavar="ENVIRONMENT", help="compare with upstream vLLM")
     parser.add_argument("--llama-cpp", type=find_python, metavar="ENVIRONMENT", help="compare with llama.cpp")
     parser.add_argument("--gguf", metavar="FILE", help="the model for llama.cpp")
@@ -62,7 +72,10 @@ def main() -> None:
         processes = {"ours": started("ours", "ours", sys.executable, args.model, None)}
         for method in args.methods:
             name = f"ours {method}"
-            processes[name] = started(name, "ours", sys.executable, args.model, METHODS[method])
+            settings = METHODS[method]
+            if method == "draft":
+                settings = settings | {"model": str(first_layers(args.model, args.draft_layers, folder / "draft"))}
+            processes[name] = started(name, "ours", sys.executable, args.model, settings)
         for kind, python, model in (("upstream", args.upstream, args.model), ("llama.cpp", args.llama_cpp, args.gguf)):
             if python:
                 processes[kind] = started(kind, kind, python, model, None)
@@ -71,6 +84,28 @@ def main() -> None:
     columns = ["engine, row", "tok/s", "over without", "over without, processor time", "right / drafted"]
     print(markdown_table(columns, lines(found), num_text=1))
     print(json.dumps({"rows": found, "scale": args.scale, "date": utc_now(), "machine": describe_machine()}))
+
+
+def first_layers(model: str | None, count: int, folder: Path) -> Path:
+    """A checkpoint in `folder` with the first `count` of the model's layers, and all else that it has."""
+    from safetensors.torch import save_file
+
+    from vllm import EngineArgs
+    from vllm.config.checkpoint.weight_files import iterate_tensors, shard_files
+
+    source = Path(EngineArgs(model=model).create_engine_config().model_config.path)
+    folder.mkdir()
+    config = json.loads((source / "config.json").read_text(encoding="utf-8"))
+    (folder / "config.json").write_text(json.dumps(config | {"num_hidden_layers": count}), encoding="utf-8")
+    if (generation := source / "generation_config.json").is_file():
+        shutil.copy(generation, folder)
+    tensors = {}
+    for name, tensor in iterate_tensors(shard_files(source)):
+        layer = re.search(r"\blayers\.(\d+)\.", name)
+        if layer is None or int(layer[1]) < count:
+            tensors[name] = tensor.clone()
+    save_file(tensors, folder / "model.safetensors")
+    return folder
 
 
 def make_prompts(model: str | None, rows: list[str], repeats: int) -> dict[str, list[list[list[int]]]]:

@@ -29,6 +29,7 @@ NUM_TOKENS = 4
 PROMPTS = random_prompts(VOCAB_SIZE, (1, 40, 16))
 GREEDY = SamplingParams(max_tokens=14, temperature=0, ignore_eos=True, detokenize=False, logprobs=2)
 DRAWN = SamplingParams(max_tokens=14, temperature=0.3, seed=3, detokenize=False, logprobs=2, logprob_token_ids=[5])
+LONG = SamplingParams(max_tokens=50, temperature=0, ignore_eos=True, detokenize=False, logprobs=2)
 
 
 def make_llm(folder: Path, num_tokens: int = 0, method: str = "mtp", **fields: Any) -> LLM:
@@ -115,7 +116,7 @@ SAME_START = [[*PROMPTS[1][:33], token] for token in (3, 4, 5)]
 def test_outputs_and_drafts_stay(near: tuple[Path, Reference], fields: dict[str, Any]) -> None:
     folder, reference = near
     prompts = [*PROMPTS, *SAME_START]
-    params = [GREEDY, DRAWN] * 3
+    params = [LONG if "num_gpu_blocks_override" in fields else GREEDY, DRAWN] * 3
     llm = make_llm(folder, NUM_TOKENS, **fields)
     drafts = drafts_of(llm)
     expected = run(make_llm(folder, **fields), params, prompts)
@@ -125,7 +126,7 @@ def test_outputs_and_drafts_stay(near: tuple[Path, Reference], fields: dict[str,
     assert stats["num_draft_tokens"] > stats["num_accepted_tokens"] > 30
     if "num_gpu_blocks_override" in fields:
         assert llm.llm_engine.engine_core.scheduler.num_preemptions > 0
-    assert_as_reference(drafts[::7], reference)
+    assert_as_reference(drafts[::11], reference)
 
 
 @pytest.fixture(scope="module")

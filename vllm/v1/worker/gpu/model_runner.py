@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -48,7 +48,7 @@ from vllm.v1.worker.state_memory import NO_STATES, StateSlots
 
 if TYPE_CHECKING:
     from vllm.v1.worker.gpu.spec_decode.drafter import CachedDrafter
-    from vllm.v1.worker.gpu.spec_decode.mtp import MtpDrafter
+    from vllm.v1.worker.gpu.spec_decode.follower import Follower
 
 # On a CPU a token of a larger batch takes the same time in one step or in several.
 _MOST_ROWS_WITH_RUNS = 4
@@ -103,6 +103,8 @@ class GPUModelRunner:
         records = self.records_steps and not model_config.enforce_eager
         captures = records and self._backend.can_be_captured and _can_capture_layers(model, device)
         captures = captures and not asks_for_counts(model)
+        # A captured step's streams are not kept.
+        captures = captures and not getattr(getattr(model, "model", None), "kept_streams", ())
         self._graph_recorder = graph_recorder(device, self.group) if captures else None
         # On the CPU collectives cannot be recorded.
         self._records_kernels = records and self.group.world_size == 1 and device.type == "cpu"
@@ -169,7 +171,7 @@ class GPUModelRunner:
         return None if self.speculator is None else self.speculator.draft_model
 
     @property
-    def follower(self) -> MtpDrafter | None:
+    def follower(self) -> Follower | None:
         """What drafts, if it takes the target's hidden states."""
         return None if self.speculator is None else self.speculator.follower
 
@@ -253,7 +255,7 @@ class GPUModelRunner:
             batch.need_all_hidden()
         hidden = self._forward(batch)
         if self.follower is not None:
-            self.follower.keep(batch, hidden)
+            self.follower.keep(batch, hidden, self._streams(batch))
         if self._state_pools is not None:
             self._state_pools.save(scheduler_output, self.states)
         self.states.num_computed_tokens[batch.idx_mapping_np] += batch.num_scheduled_np
@@ -348,6 +350,16 @@ class GPUModelRunner:
         if self._pieces is not None and is_replayed:
             return self._pieces(inputs)
         return self.model(inputs.input_ids, inputs.positions, self.kv_caches, inputs.attn, inputs.hidden_rows)
+
+    def _streams(self, batch: InputBatch) -> Sequence[Tensor]:
+        """What the model has kept of the step's layers."""
+        steps = self._recorded_decode
+        if isinstance(steps, RecordedDecode) and self._replays_decode(batch):
+            step = steps.step_for(batch)
+            if step is not None:
+                return step.streams
+        streams: Sequence[Tensor] = getattr(self.model.model, "streams", ())
+        return streams
 
     def _use_adapters(self, adapters: AdapterManager, batch: InputBatch) -> None:
         """Say which adapters the step's rows go through."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -88,6 +89,7 @@ class RecordedStep:
 
     recording: Recording
     hidden: Tensor  # [T, H], final hidden states
+    streams: Sequence[Tensor] = ()  # that the model keeps, [T, H] each
     sampling: dict[Any, Any] = field(default_factory=dict)  # of RecordedGreedy
 
 
@@ -156,7 +158,7 @@ class RecordedDecode:
         else:
             # Recorded calls are allocated between kernels' buffers, which leave holes of hundreds of KiB when freed.
             return_freed_memory()
-        return RecordedStep(recording, hidden)
+        return RecordedStep(recording, hidden, getattr(getattr(self._model, "model", None), "streams", ()))
 
 
 def _key(batch: InputBatch) -> tuple[int, int, bool]:
