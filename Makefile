@@ -13,7 +13,8 @@ PYTHON ?= python3
 VENV := .venv
 CALLERS := .venv-callers
 BIN := $(VENV)/bin
-# Python compiles what is imported when it is: all of what is installed would take a minute.
+# Python compiles what is imported when it is, and keeps it: all of what is installed would take a minute.
+unexport PYTHONDONTWRITEBYTECODE
 INSTALL := -m pip install --quiet --disable-pip-version-check --no-compile
 PIP := $(BIN)/python $(INSTALL)
 PIP_CALLERS := $(CALLERS)/bin/python $(INSTALL)

@@ -15,6 +15,9 @@ if "PYTEST_XDIST_WORKER" in os.environ:
     # One thread each for the processes that share the cores: threads that wait for each other would spin. Read when
     # torch is first imported.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
+# Else each of some hundred processes would compile torch and transformers anew.
+if os.environ.pop("PYTHONDONTWRITEBYTECODE", None):
+    sys.dont_write_bytecode = False
 
 import pytest
 import torch

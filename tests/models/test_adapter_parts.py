@@ -18,6 +18,7 @@ from vllm.lora.request import LoRARequest
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 HIDDEN, INNER = 32, 48
+TOKENS = [7, 3, 90]
 EMBEDDING = f"{PREFIX}model.embed_tokens"
 
 
@@ -43,12 +44,20 @@ def write_adapters(folder: Path, model: Any) -> list[Path]:
     }
     sizes = {name: outputs for name, (outputs, _) in linears(model).items()}
     magnitudes = {f"{PREFIX}{name}.lora_magnitude_vector": random(size).abs() + 0.5 for name, size in sizes.items()}
-    biases = {f"{PREFIX}{name}.bias": random(size) for name, size in sizes.items() if "self_attn" in name}
+    magnitudes[f"{EMBEDDING}.lora_magnitude_vector"] = random(HIDDEN).abs() + 0.5
+    magnitudes |= {name: tensor for name, tensor in embedding.items() if "lora_embedding" in name}
+    # Of an adapted linear peft has them under another name.
+    biases = {f"{PREFIX}{name}.base_layer.bias": random(size) for name, size in sizes.items() if "q_proj" in name}
+    biases |= {f"{PREFIX}{name}.bias": random(size) for name, size in sizes.items() if "k_proj" in name}
+    norms = {f"{PREFIX}{name}": random(HIDDEN) + 1 for name, _ in model.named_parameters() if "norm.weight" in name}
+    tokens = {f"{EMBEDDING}.token_adapter.trainable_tokens_delta": random(3, HIDDEN)}
     return [
         make_adapter(folder / "embedding", model, targets=("lm_head", "q_proj"), seed=1, tensors=embedding),
         make_adapter(folder / "whole", model, targets=("v_proj",), seed=2, tensors=whole),
         make_adapter(folder / "dora", model, seed=3, tensors=magnitudes, use_dora=True),
-        make_adapter(folder / "biases", model, seed=4, tensors=biases, bias="all"),
+        make_adapter(folder / "biases", model, seed=4, targets=("q_proj",), tensors=biases, bias="all"),
+        make_adapter(folder / "norms", model, seed=5, tensors=norms, modules_to_save=["norm", "input_layernorm"]),
+        make_adapter(folder / "tokens", model, seed=6, tensors=tokens, trainable_token_indices=TOKENS),
     ]
 
 
@@ -58,10 +67,14 @@ def test_readings_equal_those_of_changed_models(is_tied: bool, tmp_path: Path) -
     folders = write_adapters(tmp_path, model)
     models = [model, *(merged(model, folder) for folder in folders)]
     fields: Any = {"dtype": "float32", "skip_tokenizer_init": True, "max_num_batched_tokens": 24, "max_num_seqs": 6}
-    llm = LLM(str(tmp_path / "model"), **fields, max_model_len=128, enable_lora=True, max_loras=4)
+    llm = LLM(str(tmp_path / "model"), **fields, max_model_len=128, enable_lora=True, max_loras=6)
     requests = [LoRARequest(folder.name, number, str(folder)) for number, folder in enumerate(folders, 1)]
     generator = torch.Generator().manual_seed(5)
-    prompts = [torch.randint(3, VOCAB_SIZE, (n,), generator=generator).tolist() for n in (3, 30, 9, 17, 5, 22, 1, 8)]
+    prompts = [
+        torch.randint(3, VOCAB_SIZE, (n,), generator=generator).tolist() for n in (3, 30, 9, 17, 5, 22, 1, 8, 12, 4)
+    ]
+    for prompt in prompts:
+        prompt += TOKENS
     own = [index % len(models) for index in range(len(prompts))]
     params = SamplingParams(temperature=0, max_tokens=3, logprobs=5, prompt_logprobs=0, ignore_eos=True)
     inputs = [{"prompt_token_ids": prompt} for prompt in prompts]
@@ -71,11 +84,61 @@ def test_readings_equal_those_of_changed_models(is_tied: bool, tmp_path: Path) -
         check_readings(want, prompt, output)
 
 
-def test_a_norm_cannot_be_replaced(tmp_path: Path) -> None:
-    model = make_architecture("llama", tmp_path / "model")
-    folder = make_adapter(tmp_path / "a", model, tensors={f"{PREFIX}model.norm.weight": torch.ones(HIDDEN)})
+def test_norms_of_layers_with_states(tmp_path: Path) -> None:
+    """Of heads, of all heads together and with a gate, and LayerNorms with a bias; eager steps, as none is recorded."""
+    for name in ("olmo2", "qwen3", "gpt2", "mamba2"):
+        model = make_architecture(name, tmp_path / name)
+        generator = torch.Generator().manual_seed(2)
+        norms = {
+            f"{PREFIX}{own}": torch.randn(tensor.shape, generator=generator) * 0.25 + 0.7
+            for own, tensor in model.named_parameters()
+            if "norm" in own or ".ln_" in own
+        }
+        folder = make_adapter(tmp_path / f"{name}-a", model, targets=(), tensors=norms)
+        check_one(tmp_path / name, model, merged(model, folder), folder)
+
+
+def check_one(path: Path, model: Any, changed: Any, folder: Path, lengths: tuple[int, ...] = (3, 30, 9, 17)) -> None:
+    """Every second request runs with the adapter."""
+    fields: Any = {"dtype": "float32", "skip_tokenizer_init": True, "max_num_batched_tokens": 24, "max_num_seqs": 4}
+    if max(lengths) > 100:
+        fields["max_num_batched_tokens"] = 2 * max(lengths)
+    llm = LLM(str(path), **fields, max_model_len=max(lengths) + 8, enable_lora=True)
+    request = LoRARequest("a", 1, str(folder))
+    generator = torch.Generator().manual_seed(5)
+    prompts = [torch.randint(3, VOCAB_SIZE, (n,), generator=generator).tolist() for n in lengths]
+    params = SamplingParams(temperature=0, max_tokens=3, logprobs=5, prompt_logprobs=0, ignore_eos=True)
+    inputs = [{"prompt_token_ids": prompt} for prompt in prompts]
+    asked = [request if index % 2 else None for index in range(len(prompts))]
+    for prompt, own, output in zip(prompts, asked, llm.generate(inputs, params, lora_request=asked), strict=True):
+        want = expected_logprobs(changed if own else model, prompt + list(output.outputs[0].token_ids))
+        check_readings(want, prompt, output)
+
+
+def test_latent_attention(tmp_path: Path) -> None:
+    """Whose kv_b_proj is taken apart, and is whole for long prompts."""
+    model = make_architecture("deepseek_v3", tmp_path / "model", max_position_embeddings=300)
+    folder = make_adapter(tmp_path / "a", model, targets=("kv_b_proj", "kv_a_proj_with_mqa", "o_proj"))
+    check_one(tmp_path / "model", model, merged(model, folder), folder, (3, 30, 270, 260))
+    damaged = {f"{PREFIX}model.layers.0.self_attn.kv_b_proj.weight": torch.ones(4 * 22, 20)}
+    folder = make_adapter(tmp_path / "b", model, targets=("o_proj",), tensors=damaged)
     llm = LLM(str(tmp_path / "model"), dtype="float32", skip_tokenizer_init=True, max_model_len=64, enable_lora=True)
-    with pytest.raises(ValueError, match=r"adapter_model\.safetensors: model\.norm\.weight: .*replace"):
+    with pytest.raises(ValueError, match=r"adapter_model\.safetensors: .*kv_b_proj.*cannot be replaced"):
+        llm.llm_engine.engine_core.executor.worker.add_lora(LoRARequest("b", 1, str(folder)))
+
+
+def test_values_that_are_narrower_than_keys(tmp_path: Path) -> None:
+    """Their projections are filled up with zeros here."""
+    model = make_architecture("mimo_v2_flash", tmp_path / "model")
+    folder = make_adapter(tmp_path / "a", model, targets=("v_proj", "o_proj"))
+    check_one(tmp_path / "model", model, merged(model, folder), folder)
+
+
+def test_layers_that_share_a_block_have_no_adapters_of_it(tmp_path: Path) -> None:
+    model = make_architecture("zamba", tmp_path / "model")
+    llm = LLM(str(tmp_path / "model"), dtype="float32", skip_tokenizer_init=True, max_model_len=64, enable_lora=True)
+    folder = make_adapter(tmp_path / "a", model, targets=("q_proj",))
+    with pytest.raises(ValueError, match=r"shared_transf\.self_attn\.q_proj: .*no such layer"):
         llm.llm_engine.engine_core.executor.worker.add_lora(LoRARequest("a", 1, str(folder)))
 
 
@@ -122,14 +185,4 @@ def test_experts_may_be_adapted(name: str, of_each: bool, tmp_path: Path) -> Non
     if of_each:
         tensors = expert_tensors(model, 3, of_each=True)
         folder = make_adapter(tmp_path / "b", model, 3, targets=("q_proj", "v_proj"), tensors=tensors)
-    fields: Any = {"dtype": "float32", "skip_tokenizer_init": True, "max_num_batched_tokens": 24, "max_num_seqs": 4}
-    llm = LLM(str(tmp_path / "model"), **fields, max_model_len=128, enable_lora=True)
-    request = LoRARequest("a", 1, str(folder))
-    generator = torch.Generator().manual_seed(5)
-    prompts = [torch.randint(3, VOCAB_SIZE, (n,), generator=generator).tolist() for n in (3, 30, 9, 17)]
-    params = SamplingParams(temperature=0, max_tokens=3, logprobs=5, prompt_logprobs=0, ignore_eos=True)
-    inputs = [{"prompt_token_ids": prompt} for prompt in prompts]
-    asked = [None, request, None, request]
-    for prompt, own, output in zip(prompts, asked, llm.generate(inputs, params, lora_request=asked), strict=True):
-        want = expected_logprobs(changed if own else model, prompt + list(output.outputs[0].token_ids))
-        check_readings(want, prompt, output)
+    check_one(tmp_path / "model", model, changed, folder)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from call_texts import FORMATS
 from parsed_answers import parse, parse_cut
 
 from vllm.chat.answers import AnswerFormat, AnswerParser
@@ -25,9 +26,17 @@ MARKS = {
     "granite": ("Here is my thought process:", "Here is my response:"),
     "gemma4": ("<|channel>thought\n", "<channel|>"),
     "seed_oss": ("<seed:think>", "</seed:think>"),
+    "ernie45": ("<think>", "</think>"),
+    "hy_v3": ("<think>", "</think>"),
+    "step3": ("<think>", "</think>"),
+    "minimax_m3": ("<mm:think>", "</mm:think>"),
+    "k2_horizon": ("<ifm|think_fast>", "</ifm|think_fast>"),
+    "kimi_k3": ("<|open|>think<|sep|>", "<|close|>think<|sep|>"),
+    "cohere_command3": ("<|START_THINKING|>", "<|END_THINKING|>"),
+    "plamo3": ("<|plamo:begin_think:plamo|>", "<|plamo:end_think:plamo|>"),
 }
 EACH = pytest.mark.parametrize("name", MARKS)
-IMPLICIT = ("deepseek_r1", "olmo3", "minimax_m2")
+IMPLICIT = ("deepseek_r1", "olmo3", "minimax_m2", "step3")
 
 
 @EACH
@@ -80,6 +89,37 @@ def test_calls_in_reasoning_end_it_where_models_leave_the_end_out():
     section = "<|tool_calls_section_begin|><|tool_call_begin|>functions.now:0<|tool_call_argument_begin|>{}"
     text = f"<think>Hm.{section}<|tool_call_end|><|tool_calls_section_end|>"
     assert parse(text, "kimi_k2", "kimi_k2") == ("Hm.", None, [("now", {})])
+
+
+@pytest.mark.parametrize(
+    ("name", "thoughts", "answer"),
+    [
+        ("cohere_command3", "<|START_THINKING|>{}<|END_THINKING|>\n", "<|START_RESPONSE|>{}<|END_RESPONSE|>"),
+        ("cohere_command4", "<|START_THINKING|>{}<|END_THINKING|>", "<|START_TEXT|>{}<|END_TEXT|>"),
+        ("ernie45", "<think>{}</think>\n\n\n", "<response>{}</response>"),
+        ("kimi_k3", "<|open|>think<|sep|>{}<|close|>think<|sep|>", "<|open|>response<|sep|>{}<|close|>response<|sep|>"),
+        ("muse", " to=self<|message|>{}<|eom|>", "<|start|>assistant to=user<|message|>{}<|eot|>"),
+        (
+            "inkling",
+            "<|content_thinking|>{}<|end_message|>",
+            "<|message_model|><|content_text|>{}<|end_message|>",
+        ),
+    ],
+)
+def test_markup_around_the_content(name, thoughts, answer):
+    """It is left out, with and without calls and reasoning."""
+    thought, written = thoughts.format("Hm. <"), answer.format("I look: <a>.")
+    call = FORMATS[{"cohere_command4": "cohere_command3"}.get(name, name)][0](("now", {}))
+    assert parse(thought + written, None, name) == ("Hm. <", "I look: <a>.", [])
+    assert parse(thought + written + call, name, name) == ("Hm. <", "I look: <a>.", [("now", {})])
+    assert parse(thought + call, name, name) == ("Hm. <", None, [("now", {})])
+    parse_cut(thought + written + call, name, name)
+
+
+def test_a_prompt_says_which_of_several_pairs_an_answer_has():
+    parser = ReasoningParserManager.get_reasoning_parser("k2_horizon")
+    assert parser.pair_of("user: x\nassistant: <ifm|think_faster>")[1] == "</ifm|think_faster>"
+    assert parser.pair_of("user: x") == ("<ifm|think>", "</ifm|think>")
 
 
 def test_upstreams_methods():

@@ -79,9 +79,12 @@ def merged(model: Any, folder: Path) -> Any:
                 _add(modules[name].weight, change, magnitude, is_turned)
             elif kind == "embedding_A":
                 b = tensors[key.replace("lora_embedding_A", "lora_embedding_B")]
-                _add(modules[name].weight, scale_of(config, name) * (b.double() @ a.double()).T, None, False)
-            elif not name and ".base_layer." not in key:
-                _replace(model, key.removeprefix(PREFIX), a)
+                magnitude = tensors.get(f"{PREFIX}{name}.lora_magnitude_vector")
+                _add(modules[name].weight, scale_of(config, name) * b.double() @ a.double(), magnitude, True)
+            elif key.endswith(".trainable_tokens_delta"):
+                _replace_tokens(model, config, key.removeprefix(PREFIX).rpartition(".token_adapter")[0], a)
+            elif not name and not key.endswith(".base_layer.weight"):
+                _replace(model, key.removeprefix(PREFIX).replace(".base_layer.", "."), a)
     return model
 
 
@@ -104,6 +107,15 @@ def _add_to_experts(model: nn.Module, config: dict[str, Any], name: str, a: Tens
             for expert, weight in enumerate(stack):
                 change = scale_of(config, name) * parts[1][..., expert].double() @ parts[0][expert].double()
                 weight.add_((change.T if is_turned else change).to(weight))
+
+
+def _replace_tokens(model: Any, config: dict[str, Any], name: str, rows: Tensor) -> None:
+    """Of a tied head, too, unless it has its own."""
+    indices = config["trainable_token_indices"]
+    own = indices if isinstance(indices, list) else indices[name.rpartition(".")[2]]
+    model.get_submodule(name).weight[own] = rows
+    if model.config.tie_word_embeddings and isinstance(indices, list):
+        model.lm_head.weight[own] = rows
 
 
 def _replace(model: nn.Module, name: str, value: Tensor) -> None:

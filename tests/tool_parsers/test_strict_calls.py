@@ -8,7 +8,7 @@ import re
 import numpy as np
 import pytest
 import tokenizers
-from test_tool_parsers import FORMATS
+from call_texts import FORMATS
 from tokenizers import AddedToken, decoders, models, pre_tokenizers
 
 from vllm.chat.argument_forms import UnwritableSchema
@@ -21,7 +21,8 @@ pytest.importorskip("llguidance")
 
 NAMES = (
     "qwen3_coder", "glm45", "minimax_m2", "deepseek_v32", "lfm2", "olmo3", "pythonic", "llama4_pythonic", "gemma4",
-    "kimi_k2",
+    "kimi_k2", "deepseek_v4", "deepseek_v41", "seed_oss", "dots", "step3", "minicpm5", "hy_v3", "hy_v4", "k2_horizon",
+    "kimi_k3", "plamo3", "apertus", "cohere_command3", "gigachat3",
 )  # fmt: skip
 ALPHABET = sorted(pre_tokenizers.ByteLevel.alphabet())
 PLACE = {
@@ -76,7 +77,7 @@ class Forms:
         parser = ToolParserManager.get_tool_parser(name)
         tokenizer = Tokenizer.__new__(Tokenizer)
         tokenizer.backend = self._tokenizer
-        return CallForms(tokenizer, parser.call_text, (*parser.begins, *parser.begins_unread))
+        return CallForms(tokenizer, parser.call_text, (*parser.begins, *parser.begins_unread), parser.frames)
 
     def holds(self, grammar: str, text: str) -> bool:
         matcher, size = self._grammars.start(grammar), self._tokenizer.get_vocab_size()
@@ -98,6 +99,7 @@ def forms(request) -> Forms:
     """Markers as texts, and as tokens where models have them."""
     texts = [write(("f", {"a": "b"})) for write, _ in (FORMATS[name] for name in NAMES)]
     found = {each for text in texts for each in re.findall(r"</?[|\w｜▁:]+\|?>", text)} | {'<|"|>'}
+    found |= {"<|START_RESPONSE|>", "<|END_RESPONSE|>", "<|message_sep|>"}
     plain = {"<parameter", "</parameter>", "</function>", "</invoke>", "<invoke>"}
     return Forms(sorted(found - plain) if request.param == "tokens" else [])
 
@@ -117,6 +119,17 @@ def test_strict_calls_in_text(name, forms):
         text = before + write(("weather", arguments))
         assert not forms.holds(grammar, text), text
     assert not forms.holds(grammar, before + write(("never", {})))
+
+
+@pytest.mark.parametrize("name", ["kimi_k3", "cohere_command3", "gigachat3"])
+def test_markup_around_the_content_is_free(name, forms):
+    """Of models whose calls follow it."""
+    grammar = forms.of(name).free([WEATHER], True, None)
+    first, last = (*ToolParserManager.get_tool_parser(name).frames, "")[:2]
+    call, _ = FORMATS[name]
+    assert forms.holds(grammar, f"{first}I look.{last}{call(('weather', HELD[0]))}")
+    assert forms.holds(grammar, f"{first}Only text.{last}")
+    assert not forms.holds(grammar, f"{first}I look.{last}{call(('weather', OTHERS[0]))}")
 
 
 @pytest.mark.parametrize("name", NAMES)

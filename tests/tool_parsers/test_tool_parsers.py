@@ -2,197 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import random
 import re
-from collections.abc import Callable
-from typing import Any
 
 import pytest
+from call_texts import FORMATS, HARD, mistral_older
 from parsed_answers import parse, parse_by_characters, parse_cut
 
 from vllm.tool_parsers import ToolParserManager
 
-HARD: dict[str, Any] = {
-    "city": 'São "Paulo" {x} [y] \\ </tool_call>, 東京 🌧\n2nd line\t</parameter',
-    "days": -3,
-    "exact": True,
-    "place": {"a": {"b": [1, 2.5, None, {"c": "}"}]}, "d": "{\"e\": 'f'}"},
-    "tags": ["", "]", "a, b"],
-    "note": None,
-}
-"""Quotes, braces, escapes, characters beyond ASCII, objects in objects."""
-
-
-def as_json(value: Any) -> str:
-    return json.dumps(value, ensure_ascii=False)
-
-
-def hermes(*calls: tuple[str, Any]) -> str:
-    return "\n".join(f'<tool_call>\n{{"name": "{n}", "arguments": {as_json(a)}}}\n</tool_call>' for n, a in calls)
-
-
-def llama3(*calls: tuple[str, Any]) -> str:
-    return "; ".join(f'{{"name": "{n}", "parameters": {as_json(a)}}}' for n, a in calls)
-
-
-def python(*calls: tuple[str, Any]) -> str:
-    written = [f"{n}({', '.join(f'{k}={v!r}' for k, v in a.items())})" for n, a in calls]
-    return f"[{', '.join(written)}]"
-
-
-def llama4(*calls: tuple[str, Any]) -> str:
-    return f"<|python_start|>{python(*calls)}<|python_end|>"
-
-
-def array(*calls: tuple[str, Any]) -> str:
-    return as_json([{"name": n, "parameters": a} for n, a in calls])
-
-
-def in_python(*calls: tuple[str, Any]) -> str:
-    return f"<|tool_call_start|>{python(*calls)}<|tool_call_end|>"
-
-
-def by_lines(*calls: tuple[str, Any]) -> str:
-    return "\n".join(["<function_calls>", *(python(call)[1:-1] for call in calls), "</function_calls>"])
-
-
-def mistral(*calls: tuple[str, Any]) -> str:
-    return "".join(f"[TOOL_CALLS]{n}[ARGS]{as_json(a)}" for n, a in calls)
-
-
-def mistral_older(*calls: tuple[str, Any]) -> str:
-    return "[TOOL_CALLS] " + as_json([{"name": n, "arguments": a, "id": "abcdefghi"} for n, a in calls])
-
-
-def granite(*calls: tuple[str, Any]) -> str:
-    return "<|tool_call|>" + as_json([{"name": n, "arguments": a} for n, a in calls])
-
-
-def phi4(*calls: tuple[str, Any]) -> str:
-    return "functools" + as_json([{"name": n, "arguments": a} for n, a in calls])
-
-
-def jamba(*calls: tuple[str, Any]) -> str:
-    return f"<tool_calls>{as_json([{'name': n, 'arguments': a} for n, a in calls])}</tool_calls>"
-
-
-def deepseek_v3(*calls: tuple[str, Any]) -> str:
-    written = [
-        f"<｜tool▁call▁begin｜>function<｜tool▁sep｜>{n}\n```json\n{as_json(a)}\n```<｜tool▁call▁end｜>"
-        for n, a in calls
-    ]
-    return "<｜tool▁calls▁begin｜>" + "\n".join(written) + "<｜tool▁calls▁end｜>"
-
-
-def deepseek_v31(*calls: tuple[str, Any]) -> str:
-    written = [f"<｜tool▁call▁begin｜>{n}<｜tool▁sep｜>{as_json(a)}<｜tool▁call▁end｜>" for n, a in calls]
-    return "<｜tool▁calls▁begin｜>" + "".join(written) + "<｜tool▁calls▁end｜>"
-
-
-def plain(value: Any) -> str:
-    return value if isinstance(value, str) else as_json(value)
-
-
-def deepseek_v32(*calls: tuple[str, Any]) -> str:
-    mark = "｜DSML｜"
-    text = f"<{mark}function_calls>\n"
-    for n, a in calls:
-        text += f'<{mark}invoke name="{n}">\n'
-        for k, v in a.items():
-            is_text = str(isinstance(v, str)).lower()
-            text += f'<{mark}parameter name="{k}" string="{is_text}">{plain(v)}</{mark}parameter>\n'
-        text += f"</{mark}invoke>\n"
-    return f"{text}</{mark}function_calls>"
-
-
-def kimi(*calls: tuple[str, Any]) -> str:
-    written = [
-        f"<|tool_call_begin|>functions.{n}:{i}<|tool_call_argument_begin|>{as_json(a)}<|tool_call_end|>"
-        for i, (n, a) in enumerate(calls)
-    ]
-    return "<|tool_calls_section_begin|>" + "".join(written) + "<|tool_calls_section_end|>"
-
-
-def qwen3(*calls: tuple[str, Any]) -> str:
-    def value(v: Any) -> str:
-        return as_json(v) if isinstance(v, (dict, list)) else str(v)
-
-    def arguments(a: dict[str, Any]) -> str:
-        return "".join(f"<parameter={k}>\n{value(v)}\n</parameter>\n" for k, v in a.items())
-
-    return "\n".join(f"<tool_call>\n<function={n}>\n{arguments(a)}</function>\n</tool_call>" for n, a in calls)
-
-
-def glm45(*calls: tuple[str, Any], line: str = "\n") -> str:
-    def arguments(a: dict[str, Any]) -> str:
-        return "".join(f"<arg_key>{k}</arg_key>{line}<arg_value>{plain(v)}</arg_value>{line}" for k, v in a.items())
-
-    return "\n".join(f"<tool_call>{n}{line}{arguments(a)}</tool_call>" for n, a in calls)
-
-
-def glm47(*calls: tuple[str, Any]) -> str:
-    return glm45(*calls, line="")
-
-
-def minimax(*calls: tuple[str, Any]) -> str:
-    text = "<minimax:tool_call>\n"
-    for n, a in calls:
-        arguments = "".join(f'<parameter name="{k}">{plain(v)}</parameter>\n' for k, v in a.items())
-        text += f'<invoke name="{n}">\n{arguments}</invoke>\n'
-    return text + "</minimax:tool_call>"
-
-
-def gemma_value(value: Any, quote: str) -> str:
-    if isinstance(value, str):
-        return f"{quote}{value}{quote}"
-    if isinstance(value, dict):
-        return "{" + ",".join(f"{k}:{gemma_value(v, quote)}" for k, v in value.items()) + "}"
-    if isinstance(value, list):
-        return "[" + ",".join(gemma_value(v, quote) for v in value) + "]"
-    return as_json(value)
-
-
-def gemma4(*calls: tuple[str, Any]) -> str:
-    return "".join(f"<|tool_call>call:{n}{gemma_value(a, '<|' + chr(34) + '|>')}<tool_call|>" for n, a in calls)
-
-
-def functiongemma(*calls: tuple[str, Any]) -> str:
-    written = [f"call:{n}{gemma_value(a, '<escape>')}" for n, a in calls]
-    return "".join(f"<start_function_call>{each}<end_function_call>" for each in written)
-
-
-def harmony(*calls: tuple[str, Any]) -> str:
-    written = [f"commentary to=functions.{n} <|constrain|>json<|message|>{as_json(a)}<|call|>" for n, a in calls]
-    return "<|start|>assistant".join(f"<|channel|>{each}" for each in written)
-
-
-FORMATS: dict[str, tuple[Callable[..., str], bool]] = {
-    # name: how it writes calls, and whether text may stand before them
-    "hermes": (hermes, True),
-    "llama3_json": (llama3, False),
-    "pythonic": (python, False),
-    "llama4_pythonic": (llama4, True),
-    "json_array": (array, False),
-    "lfm2": (in_python, True),
-    "olmo3": (by_lines, True),
-    "mistral": (mistral, True),
-    "granite": (granite, True),
-    "phi4_mini_json": (phi4, True),
-    "jamba": (jamba, True),
-    "deepseek_v3": (deepseek_v3, True),
-    "deepseek_v31": (deepseek_v31, True),
-    "deepseek_v32": (deepseek_v32, True),
-    "kimi_k2": (kimi, True),
-    "qwen3_coder": (qwen3, True),
-    "qwen3_xml": (qwen3, True),
-    "glm45": (glm45, True),
-    "glm47": (glm47, True),
-    "minimax_m2": (minimax, True),
-    "gemma4": (gemma4, True),
-    "functiongemma": (functiongemma, True),
-    "openai": (harmony, False),
-}
 EACH = pytest.mark.parametrize("name", FORMATS)
 
 
@@ -253,7 +71,7 @@ def test_other_texts_are_content(name, text):
 
 @EACH
 def test_a_marker_that_begins_no_call_is_content(name):
-    if name == "openai":
+    if name in ("openai", "muse", "inkling"):
         pytest.skip("its markers are not for texts")
     parser = ToolParserManager.get_tool_parser(name)
     for marker in parser.begins:
@@ -356,6 +174,8 @@ def test_damaged_texts(name):
     for _ in range(15):
         text = list(pieces)
         for _ in range(rng.randint(1, 4)):
+            if not text:
+                break
             place = rng.randrange(len(text))
             more = rng.choice(
                 [[], [], [rng.choice(pieces)], [rng.choice(["hello ", "{", "}", "[", ")", '"', "\\", "<"])]]

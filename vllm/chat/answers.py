@@ -140,9 +140,10 @@ class AnswerParser:
         return before + self._counted(self._machine.finish(), (), is_last=True)
 
     def _read(self, reader: Reader) -> Iterator[Step]:
-        whole = next((each for each in (self._tools, self._reasoning) if hasattr(each, "read_whole")), None)
-        if whole is not None:
-            yield from whole.read_whole(reader)  # type: ignore[union-attr]
+        # Calls that are forced may have another form than the model's own.
+        whole = self._reasoning if self._tools is None else self._tools
+        if whole is not None and hasattr(whole, "read_whole"):
+            yield from whole.read_whole(reader)
             return
         if self._reasoning is not None:
             yield from self._reasoning.read_reasoning(reader, self._is_inside)

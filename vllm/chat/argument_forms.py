@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from vllm.exceptions import shown
-from vllm.parser.typed_values import dumps, is_text, may_be_text
+from vllm.parser.typed_values import dumps, is_text, may_be_text, resolved
 from vllm.tool_parsers.abstract_tool_parser import ArgumentText
 
 _ANY_TEXT, EMPTY = r"/(.|\n)*/", '""'
@@ -70,7 +70,7 @@ class ArgumentForms:
         for index, (key, own) in enumerate(properties.items()):
             one, later = f"{name}_v{index}", f"{name}_s{index + 1}"
             write = self._entry if is_nested else self._argument
-            rules.append(f"{one}: {write(key, _resolved(own, root), root, one, rules)}")
+            rules.append(f"{one}: {write(key, resolved(own, root), root, one, rules)}")
             # Without and with an argument before it.
             left_out = () if key in required else (f" | {name}_n{index + 1}", f" | {later}")
             rules.append(f"{name}_n{index}: {one} {later}{''.join(left_out[:1])}")
@@ -126,7 +126,7 @@ class ArgumentForms:
 
     def _nested(self, key: str, schema: Any, root: Mapping[str, Any], rule: str, rules: list[str]) -> str:
         """A value that is written in the format's own way on every level; in Python JSON is one, too."""
-        own = _resolved(schema, root)
+        own = resolved(schema, root)
         own = own if isinstance(own, Mapping) else {}
         mark = len(rules)
         try:
@@ -206,17 +206,3 @@ def _check_unbound(key: str, schema: Mapping[str, Any]) -> None:
     bound = next((each for each in _BOUNDS if each in schema), None)
     if bound is not None:
         raise UnwritableSchema(f"{bound} of the text {key}")
-
-
-def _resolved(schema: Any, root: Mapping[str, Any]) -> Any:
-    """A schema in the place of a reference to a definition."""
-    seen: set[str] = set()
-    while isinstance(schema, Mapping) and schema.keys() == {"$ref"} and schema["$ref"] not in seen:
-        seen.add(schema["$ref"])
-        found: Any = root
-        for part in str(schema["$ref"]).removeprefix("#/").split("/"):
-            found = found.get(part) if isinstance(found, Mapping) else None
-        if found is None:
-            break
-        schema = found
-    return schema

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from vllm.chat.argument_forms import ArgumentForms
 from vllm.tokenizers.tokenizer import Tokenizer
-from vllm.tool_parsers.abstract_tool_parser import ANY_NUMBER, ArgumentText, CallText
+from vllm.tool_parsers.abstract_tool_parser import ANY_NUMBER, ANY_WORD, ArgumentText, CallText
 from vllm.v1.structured_output.grammar import WHITE_SPACE, closed_schema, known_formats
 
 _FREE_TEXT = r"/(.|\n)*/"
@@ -26,13 +26,15 @@ class CallableFunction(NamedTuple):
 class CallForms:
     """Writes grammars in Lark's dialect, for one tokenizer and one way to write calls."""
 
-    def __init__(self, tokenizer: Tokenizer, text: CallText, begins: Iterable[str]) -> None:
-        """`begins`: the markers that calls begin with, of a parser."""
+    def __init__(self, tokenizer: Tokenizer, text: CallText, begins: Iterable[str], frames: Iterable[str] = ()) -> None:
+        """`begins`: the markers that calls begin with, of a parser; `frames`: its markup around the content."""
         self._text = text
         added = tokenizer.backend.get_added_tokens_decoder()
         self._ids = {token.content: token_id for token_id, token in added.items()}
         longest_first = sorted(self._ids, key=len, reverse=True)
         self._tokens = re.compile("|".join(map(re.escape, longest_first))) if longest_first else None
+        # Others are texts like any.
+        self._frames = [each for each in frames if self._has_token(each)]
         begin = text.first or text.before
         self._marker = next((each for each in sorted(begins, key=len, reverse=True) if begin.startswith(each)), "")
 
@@ -49,7 +51,7 @@ class CallForms:
             rules = [
                 f"start: {'(before calls)*' if many else '(before calls)?'} rest",
                 *self._before(),
-                f"rest: REST\nREST: {_FREE_TEXT}",
+                *self._free_text("rest", "REST"),
                 *self._calls(functions, bool(self._text.first) and many, self._marker),
             ]
         else:
@@ -62,9 +64,19 @@ class CallForms:
 
     def _before(self) -> list[str]:
         """The text up to and with the marker."""
-        if self._marker in self._ids:
-            return [f"before: BEFORE <[{self._ids[self._marker]}]>\nBEFORE: {_FREE_TEXT}"]
+        if self._has_token(self._marker):
+            return [f"before: text {self._literal(self._marker)}", *self._free_text("text", "BEFORE")]
         return [f"before[suffix={json.dumps(self._marker)}]: {_FREE_TEXT}"]
+
+    def _free_text(self, name: str, terminal: str) -> list[str]:
+        """The rule `name`: any text, and markup around it."""
+        if not self._frames:
+            return [f"{name}: {terminal}\n{terminal}: {_FREE_TEXT}"]
+        frames = " | ".join(map(self._literal, self._frames))
+        return [f"{name}: ({terminal} | {frames})*\n{terminal}: {_FREE_TEXT.replace('*', '+')}"]
+
+    def _has_token(self, text: str) -> bool:
+        return self._tokens is not None and self._tokens.search(text) is not None
 
     def _calls(self, functions: Sequence[CallableFunction], many: bool, without: str) -> list[str]:
         """The rules `calls` and `call`, `without` a marker that stands before."""
@@ -108,9 +120,10 @@ class CallForms:
         ]
 
     def _literal(self, text: str) -> str:
-        """The text, with tokens of their own by their ids, and numbers for ANY_NUMBER."""
-        if ANY_NUMBER in text:
-            return " /[0-9]+/ ".join(map(self._literal, text.split(ANY_NUMBER)))
+        """The text, with tokens of their own by their ids, and what ANY_NUMBER and ANY_WORD stand for."""
+        for sign, pattern in ((ANY_NUMBER, "/[0-9]+/"), (ANY_WORD, "/[a-z]+/")):
+            if sign in text:
+                return f" {pattern} ".join(map(self._literal, text.split(sign)))
         parts: list[str] = []
         start = 0
         for found in self._tokens.finditer(text) if self._tokens is not None else ():

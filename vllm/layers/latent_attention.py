@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import cached_property
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -71,7 +71,7 @@ class LatentAttention(Attention):
         if rows is not None and not rows.shape[0]:
             return q.new_empty(0, q.shape[1] * heads.value_dim)
         requests = attn.block_table, attn.query_start_loc, attn.seq_lens
-        if attn.max_query_len >= WIDENS_FROM and heads.widens and heads.value_dim <= q.shape[2]:
+        if attn.max_query_len >= WIDENS_FROM and heads.widens(len(q)) and heads.value_dim <= q.shape[2]:
             out = self._attend_widened(q, heads, cache, *requests)
         else:
             out = self._attend_latents(q, heads, cache, *requests)
@@ -153,7 +153,8 @@ class LatentHeads(ColumnParallelLinear):
     it is for latents of long prompts. So a quantised weight is de-quantised, as no layout multiplies by both of its
     dimensions."""
 
-    takes_adapters = False
+    # AdaptedHeads.
+    adapters: Any
 
     def __init__(self, num_heads: int, nope_dim: int, value_dim: int, latent_dim: int) -> None:
         super().__init__(latent_dim, num_heads * (nope_dim + value_dim), False, "kv_b_proj")
@@ -170,16 +171,20 @@ class LatentHeads(ColumnParallelLinear):
 
     def queries_to_latent(self, q: Tensor) -> Tensor:
         """[T, H, nope_dim] -> [T, H, latent_dim]."""
-        return head_linear(q, self.keys)
+        out = head_linear(q, self.keys)
+        return out if self.adapters is None else self.adapters.add_to_latents(out, q)
 
     def latent_to_values(self, latent: Tensor) -> Tensor:
         """[T, H, latent_dim] -> [T, H * value_dim]."""
-        return head_linear(latent, self.values).flatten(1)
+        out = head_linear(latent, self.values)
+        return (out if self.adapters is None else self.adapters.add_to_values(out, latent)).flatten(1)
 
-    @property
-    def widens(self) -> bool:
-        """Whether latents can be widened: not where all tokens of a request must take one way."""
-        return self._whole is not None and not envs.batch_invariant()
+    def widens(self, num_tokens: int) -> bool:
+        """Whether latents can be widened in a step: not where all tokens of a request must take one way, or some go
+        through adapters."""
+        if self._whole is None or envs.batch_invariant():
+            return False
+        return self.adapters is None or not self.adapters.changes(num_tokens)
 
     def widen(self, latent: Tensor) -> tuple[Tensor, Tensor]:
         """[S, latent_dim] -> keys [S, H, nope_dim] and values [S, H, value_dim]."""

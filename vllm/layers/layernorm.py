@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Callable
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -14,7 +16,34 @@ from vllm.ops.layer_norm import fused_add_layer_norm_, layer_norm
 from vllm.ops.rms_norm import AddedNorm, rms_norm
 
 
-class _Norm(nn.Module):
+class AdaptableNorm(nn.Module):
+    """A norm whose weight and bias may be others for some rows."""
+
+    weight: nn.Parameter | None
+    bias: nn.Parameter | None
+
+    def __init__(self) -> None:
+        super().__init__()
+        # What does it again for rows whose adapters have their own: AdaptedNorm.
+        self.adapters: Any = None
+
+    @abstractmethod
+    def checkpoint_slots(self) -> dict[str, WeightSlot]:
+        """Where the checkpoint's tensors go."""
+
+    @property
+    def empty(self) -> Tensor:
+        """[0], of the weight's dtype and on its device."""
+        assert self.weight is not None
+        return self.weight.data.new_empty(0)
+
+    def adapted(self, normalise: Callable[..., Tensor], *rows: Tensor) -> Tensor:
+        """normalise(*rows, weight, bias)."""
+        out = normalise(*rows, self.weight, self.bias)
+        return out if self.adapters is None else self.adapters(normalise, out, *rows)
+
+
+class _Norm(AdaptableNorm):
     """Weight and bias of a norm over `shape`; `offset` is added to the checkpoint's weight, in float32, as 1 + w has
     digits that a half precision w lacks. With `heads`, a
     weight [heads held, size]."""
@@ -36,14 +65,19 @@ class _Norm(nn.Module):
         dtype = torch.float32 if offset else None
         self.shape = (size,)
         self.prepare: Callable[[Tensor], Tensor] | None = None
-        self.weight: nn.Parameter | None = None
-        self.bias: nn.Parameter | None = None
+        self.weight = None
+        self.bias = None
         # `adding_to` needs a weight for all rows.
-        self.can_be_added = weight and heads is None
+        self._can_be_added = weight and heads is None
         if weight:
             self.weight = nn.Parameter(torch.empty(shape, dtype=dtype), requires_grad=False)
         if bias:
             self.bias = nn.Parameter(torch.empty(shape, dtype=dtype), requires_grad=False)
+
+    @property
+    def can_be_added(self) -> bool:
+        """Whether `adding_to` may be used."""
+        return self._can_be_added and (self.adapters is None or not self.adapters.is_used)
 
     def checkpoint_slots(self) -> dict[str, WeightSlot]:
         """Where the checkpoint's weight and bias go."""
@@ -76,8 +110,13 @@ class RMSNorm(_Norm):
         self._ones = None if weight else torch.ones(self.shape, dtype=torch.float32)
 
     def forward(self, x: Tensor) -> Tensor:
+        if self.adapters is not None:
+            return self.adapted(self._normalise, x)
         weight = self.weight if self._ones is None else self._ones
         assert weight is not None
+        return self._normalise(x, weight)
+
+    def _normalise(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         if weight.dim() == 1:
             return rms_norm(x, weight, self.eps)
         return (F.rms_norm(x.float(), self.shape, None, self.eps) * weight.float()).to(x.dtype)
@@ -94,11 +133,15 @@ class LayerNorm(_Norm):
     and bias a head."""
 
     def forward(self, x: Tensor) -> Tensor:
-        return layer_norm(x, self.weight, self.bias, self.eps)
+        return self.adapted(self._normalise, x)
+
+    def _normalise(self, x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
+        return layer_norm(x, weight, bias, self.eps)
 
     def add(self, x: Tensor, residual: Tensor) -> Tensor:
         """residual += x in place, both [T, H]; the norm of the sum."""
-        return fused_add_layer_norm_(x, residual, self.weight, self.bias, self.eps)
+        out = fused_add_layer_norm_(x, residual, self.weight, self.bias, self.eps)
+        return out if self.adapters is None else self.adapters(self._normalise, out, residual)
 
 
 class HeadLayerNorms(LayerNorm):
@@ -120,23 +163,28 @@ class HeadLayerNorms(LayerNorm):
         return slots
 
 
-class ShardedRMSNorm(nn.Module):
+class ShardedRMSNorm(AdaptableNorm):
     """RMSNorm over the width of all heads, of which a rank holds some: [T, heads held, D], same shape. `num_copies`
     ranks hold each head."""
 
     def __init__(self, width: Shard, eps: float, group: Communicator, num_copies: int) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.empty(len(width.held)), requires_grad=False)
+        self.bias = None
         self.eps, self._width, self._group, self._num_copies = eps, width, group, num_copies
 
     def checkpoint_slots(self) -> dict[str, WeightSlot]:
         """Where the checkpoint's weight goes."""
+        assert self.weight is not None
         return {"weight": WeightSlot(self.weight.data, (self._width,))}
 
     def forward(self, x: Tensor) -> Tensor:
+        return self.adapted(self._normalise, x)
+
+    def _normalise(self, x: Tensor, weight: Tensor, bias: None) -> Tensor:
         if self._group.world_size == 1:
-            return rms_norm(x.flatten(1), self.weight, self.eps).view(x.shape)
+            return rms_norm(x.flatten(1), weight, self.eps).view(x.shape)
         wide = x.flatten(1).float()
         squares = self._group.all_reduce(wide.square().sum(-1, keepdim=True)) / self._num_copies
         scale = torch.rsqrt(squares / self._width.size + self.eps)
-        return (wide * scale * self.weight.float()).to(x.dtype).view(x.shape)
+        return (wide * scale * weight.float()).to(x.dtype).view(x.shape)

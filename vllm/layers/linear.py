@@ -10,7 +10,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -89,7 +89,7 @@ class LinearBase(nn.Module):
         parts: by checkpoint name, which rows of each stacked matrix the rank holds.
     """
 
-    takes_adapters: ClassVar[bool] = True
+    takes_adapters = True
     """Whether the layer's result is the product, to which an adapter's can be added."""
 
     def __init__(self, inputs: Shard, parts: dict[str, Shard], bias: bool) -> None:

@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from vllm.layers.adapted import AdapterPart, AdapterPlace, LayerChange
+from vllm.layers.adapted import AdapterPart, AdapterPlace, LayerChange, TokenRows
 from vllm.layers.adapted.experts import ExpertProduct
+from vllm.layers.latent_attention import LatentHeads
+from vllm.layers.layernorm import AdaptableNorm
 from vllm.layers.linear import LinearBase, RowParallelLinear
 from vllm.layers.vocab_parallel_embedding import ParallelLMHead, VocabParallelEmbedding
 from vllm.lora.adapter import AdapterFile, LoraTensors
 from vllm.lora.modules import ModuleMap, Share
+from vllm.ops.packed_linear import pack_linear
 
-# Of experts in transformers' modules.
-_STACKS = ("gate_up_proj", "down_proj", "up_proj")
 # Columns of a base weight that are taken out of it at once.
 _UNIT_VECTORS = 256
 
@@ -29,6 +30,7 @@ class _Given:
     lora: dict[int, tuple[Share, LoraTensors]] = field(default_factory=dict)
     weights: dict[int, Tensor] = field(default_factory=dict)
     biases: dict[int, Tensor] = field(default_factory=dict)
+    tokens: tuple[Tensor, Tensor] | None = None
 
 
 @torch.inference_mode()
@@ -50,50 +52,76 @@ def layer_changes(found: AdapterFile, modules: ModuleMap) -> dict[Any, LayerChan
     for name, tensor in found.saved.items():
         try:
             for place, kind, values in modules.tensors(name.replace(".base_layer.", "."), tensor):
-                if ".base_layer." in name:
-                    _check_base(place, kind, values)
+                if ".base_layer." in name and kind == "weight":
+                    _check_base(place, values)
                     continue
-                if isinstance(place.module, ExpertProduct):
-                    raise ValueError("an expert's own weight cannot be replaced")
+                if isinstance(place.module, ExpertProduct | LatentHeads):
+                    raise ValueError(f"the weight of {_kind(place.module)} cannot be replaced")
                 own = given.setdefault(place.module, _Given())
                 (own.weights if kind == "weight" else own.biases)[place.part] = values
         except ValueError as error:
             raise ValueError(f"{found.name}: {name}: {error}") from None
+    for module, tokens in found.tokens.items():
+        try:
+            for layer in modules.tables(f"{module}.weight", found.tokens):
+                given.setdefault(layer, _Given()).tokens = tokens
+        except ValueError as error:
+            raise ValueError(f"{found.name}: {module}: {error}") from None
     return {layer: _change(layer, own) for layer, own in given.items()}
 
 
 def _shares(module: str, tensors: LoraTensors, modules: ModuleMap) -> Iterator[tuple[Share, LoraTensors]]:
     """What a module is in the model, and its own part of the tensors."""
     num_rows, num_columns = len(tensors.b), tensors.a.shape[1]
-    if tensors.num_experts == 1:
-        # Of an embedding, A is [r, tokens] and B [width, r].
-        shape = (num_columns, num_rows) if tensors.is_embedding else (num_rows, num_columns)
-        yield from ((share, tensors) for share in modules.shares(f"{module}.weight", *shape))
+    if tensors.stacks:
+        yield from _of_stack(module, tensors, modules)
         return
-    # A has the ranks of one expert after another, and B each rank's of all experts.
-    a, b = tensors.a.unflatten(0, (tensors.num_experts, -1)), tensors.b.unflatten(1, (-1, tensors.num_experts))
-    for share in _of_stack(module, (tensors.num_experts, num_rows, num_columns), modules):
-        expert = share.place.module.number
-        yield share, LoraTensors(tensors.scale, a[expert], b[..., expert])
+    if tensors.group_size > 1 and (whole := _without_groups(module, tensors, modules)) is not None:
+        yield from whole
+        return
+    # Of an embedding, A is [r, tokens] and B [width, r].
+    shape = (num_columns, num_rows) if tensors.is_embedding else (num_rows, num_columns)
+    yield from ((share, tensors) for share in modules.shares(f"{module}.weight", *shape))
 
 
-def _of_stack(module: str, shape: tuple[int, ...], modules: ModuleMap) -> list[Share]:
-    """Of the stack of experts' matrices with that shape: names do not say which of a module's it is."""
+def _without_groups(
+    module: str, tensors: LoraTensors, modules: ModuleMap
+) -> Iterator[tuple[Share, LoraTensors]] | None:
+    """QA-LoRA's A, spread over the inputs; None: it is not of groups, as of layers that are not quantised."""
+    num_groups, size = tensors.a.shape[1], tensors.group_size
+    try:
+        shares = modules.shares(f"{module}.weight", len(tensors.b), num_groups * size)
+    except ValueError:
+        return None
+    a = tensors.a.float().repeat_interleave(size, 1) * (num_groups / size)
+    return ((share, replace(tensors, a=a)) for share in shares)
+
+
+def _of_stack(module: str, tensors: LoraTensors, modules: ModuleMap) -> Iterator[tuple[Share, LoraTensors]]:
+    """A has the ranks of one expert after another, and B each rank's of all experts. Names do not say which of a
+    module's stacks it is, but shapes do."""
     failure: ValueError | None = None
-    for name in _STACKS:
+    module = module.replace(".base_layer", "")
+    for name, (count, scale) in tensors.stacks.items():
         try:
-            return modules.shares(f"{module.replace('.base_layer', '')}.{name}", *shape)
+            shares = modules.shares(f"{module}.{name}", count, len(tensors.b), tensors.a.shape[1])
         except ValueError as error:
             failure = error
+            continue
+        a, b = tensors.a.unflatten(0, (count, -1)), tensors.b.unflatten(1, (-1, count))
+        for share in shares:
+            expert = share.place.module.number
+            yield share, LoraTensors(scale, a[expert], b[..., expert])
+        return
     raise failure or ValueError("it is no stack of experts")
 
 
-def _check_base(place: AdapterPlace, kind: str, values: Tensor) -> None:
+def _check_base(place: AdapterPlace, values: Tensor) -> None:
     """peft stores adapted embeddings and heads whole, too."""
     layer = place.module
-    if isinstance(layer, VocabParallelEmbedding) and kind == "weight":
+    if isinstance(layer, VocabParallelEmbedding):
         own = layer.rows(torch.arange(len(values), device=layer.empty.device))
-    elif isinstance(layer, ParallelLMHead) and kind == "weight":
+    elif isinstance(layer, ParallelLMHead):
         own = (
             _product(layer, torch.eye(values.shape[1])).T - _product(layer, torch.zeros(1, values.shape[1]))[0][:, None]
         )
@@ -108,13 +136,22 @@ def _check_kind(share: Share, tensors: LoraTensors) -> None:
     if is_embedding != tensors.is_embedding:
         raise ValueError("lora_embedding_A and lora_embedding_B are of an embedding, lora_A and lora_B of a linear")
     has_vectors = tensors.magnitude is not None or tensors.bias is not None
-    if has_vectors and (is_embedding or isinstance(share.place.module, ExpertProduct)):
-        kind = "an embedding" if is_embedding else "an expert"
-        raise ValueError(f"lora_magnitude_vector and lora_B.bias of {kind} are not supported")
+    if has_vectors and isinstance(share.place.module, ExpertProduct | LatentHeads):
+        raise ValueError(f"lora_magnitude_vector and lora_B.bias of {_kind(share.place.module)} are not supported")
+
+
+def _kind(layer: Any) -> str:
+    return "an expert" if isinstance(layer, ExpertProduct) else "latent attention's kv_b_proj, which is taken apart,"
 
 
 def _change(layer: Any, given: _Given) -> LayerChange:
     change = LayerChange()
+    if isinstance(layer, AdaptableNorm):
+        assert layer.weight is not None
+        bias = given.biases.get(0, layer.bias)
+        own_bias = None if bias is None else _owned(bias, layer)
+        change.norm = _owned(given.weights.get(0, layer.weight), layer), own_bias
+        return change
     for part, (share, tensors) in given.lora.items():
         if tensors.is_embedding:
             a, b = share.held_rows(tensors.a.T).T, tensors.b.float()[share.columns]
@@ -122,20 +159,57 @@ def _change(layer: Any, given: _Given) -> LayerChange:
             a, b = share.held_columns(tensors.a), share.held_rows(tensors.b)
         change.parts[part] = AdapterPart(a, b, tensors.scale)
     has_vectors = any(each.magnitude is not None or each.bias is not None for _, each in given.lora.values())
-    if has_vectors or given.biases.keys() - given.weights.keys():
-        _add_vectors(change, layer, given)
-    for part, weight in given.weights.items():
-        bias = given.biases.get(part)
-        if bias is None and not isinstance(layer, VocabParallelEmbedding):
-            bias = _columns(layer, part, _product(layer, torch.zeros(1, weight.shape[1]))[0])
-        # Of the ranks that add up, the first one has the bias.
-        change.weights[part] = (
-            weight.to(layer.empty),
-            None if bias is None or not _adds_bias(layer) else bias.to(layer.empty),
-        )
+    if isinstance(layer, VocabParallelEmbedding):
+        change.table = None if 0 not in given.weights else _owned(given.weights[0], layer)
+        if has_vectors:
+            _scale_embedding(change, layer, given)
+    else:
+        if has_vectors or given.biases.keys() - given.weights.keys():
+            _add_vectors(change, layer, given)
+        for part, weight in given.weights.items():
+            bias = given.biases.get(part)
+            if bias is None:
+                bias = _columns(layer, part, _product(layer, torch.zeros(1, weight.shape[1]))[0])
+            # Of the ranks that add up, the first one has the bias.
+            own_bias = _owned(bias, layer) if _adds_bias(layer) else None
+            change.weights[part] = pack_linear(_owned(weight, layer), own_bias, float_out=True)
+    if given.tokens is not None:
+        change.tokens = _token_rows(layer, *given.tokens)
     for own in change.parts.values():
         own.a, own.b = own.a.to(layer.empty), own.b.to(layer.empty)
     return change
+
+
+def _owned(tensor: Tensor, layer: Any) -> Tensor:
+    """A copy, as a file's tensors may be mapped, of the layer's dtype and on its device."""
+    return tensor.to(layer.empty, copy=True, memory_format=torch.contiguous_format)
+
+
+def _token_rows(layer: Any, ids: Tensor, rows: Tensor) -> TokenRows:
+    held = layer.vocab_range
+    is_held = (ids >= held.start) & (ids < held.stop)
+    own, weight = (ids[is_held] - held.start).to(layer.empty.device), _owned(rows[is_held], layer)
+    place_of = torch.full((len(held),), -1, dtype=torch.int64, device=layer.empty.device)
+    place_of[own] = torch.arange(len(own), device=layer.empty.device)
+    if isinstance(layer, VocabParallelEmbedding):
+        return TokenRows(own, weight, place_of)
+    bias = _product(layer, torch.zeros(1, rows.shape[1]))[0, own].to(layer.empty)
+    return TokenRows(own, pack_linear(weight, bias, float_out=True), place_of)
+
+
+def _scale_embedding(change: LayerChange, layer: VocabParallelEmbedding, given: _Given) -> None:
+    """DoRA of a table: its columns are scaled to the lengths m."""
+    share, tensors = given.lora[0]
+    part = change.parts[0]
+    squares = torch.zeros(layer.width, device=layer.empty.device)
+    for start in range(0, len(layer.vocab_range), _UNIT_VECTORS):
+        tokens = torch.arange(start, min(start + _UNIT_VECTORS, len(layer.vocab_range)), device=layer.empty.device)
+        added = part.scale * (part.a[:, tokens.to(part.a.device)].T @ part.b.T).to(squares)
+        squares += (layer.rows(tokens).float() + added).square().sum(0)
+    assert tensors.magnitude is not None
+    lengths = layer.group.all_reduce(squares).sqrt()
+    factor = tensors.magnitude.float()[share.columns].to(lengths) / lengths
+    change.gain, part.b = factor - 1, part.b * factor[:, None].to(part.b)
 
 
 def _add_vectors(change: LayerChange, layer: Any, given: _Given) -> None:

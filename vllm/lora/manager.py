@@ -11,7 +11,11 @@ import torch
 from vllm.config.lora import LoRAConfig
 from vllm.layers.adapted import AdaptedEmbedding, AdaptedProduct, AdapterRows, LayerChange, StepAdapters, WideLinear
 from vllm.layers.adapted.experts import AdaptedExperts, ExpertProduct, expert_places
+from vllm.layers.adapted.heads import AdaptedHeads
+from vllm.layers.adapted.norms import AdaptedNorm
 from vllm.layers.experts import Experts
+from vllm.layers.latent_attention import LatentHeads
+from vllm.layers.layernorm import AdaptableNorm
 from vllm.layers.vocab_parallel_embedding import ParallelLMHead, VocabParallelEmbedding
 from vllm.lora.adapter import read_adapter
 from vllm.lora.changes import layer_changes
@@ -19,6 +23,8 @@ from vllm.lora.modules import ModuleMap
 from vllm.lora.request import LoRARequest
 
 NO_ADAPTER = -1
+
+_Product = AdaptedProduct | AdaptedEmbedding | AdaptedNorm | AdaptedHeads
 
 
 class AdapterManager:
@@ -44,7 +50,7 @@ class AdapterManager:
         self._numbers: list[int | None] = [None] * self._num_rows  # of the adapter in each row, the last used last
         self._slots: list[set[int]] = [set() for _ in range(self._num_rows)]  # that use each row
         self._used_last: list[int] = list(range(self._num_rows))
-        self._products: dict[Any, AdaptedProduct | AdaptedEmbedding] = {}
+        self._products: dict[Any, _Product] = {}
         for place in places.values():
             layer = place.module
             if layer not in self._products and (not isinstance(layer, ExpertProduct) or layer.is_held):
@@ -93,7 +99,11 @@ class AdapterManager:
             self._slots[row].discard(slot)
             self.row_of_slot[slot] = NO_ADAPTER
 
-    def _product(self, layer: Any) -> AdaptedProduct | AdaptedEmbedding:
+    def _product(self, layer: Any) -> _Product:
+        if isinstance(layer, AdaptableNorm):
+            return AdaptedNorm(self._step)
+        if isinstance(layer, LatentHeads):
+            return AdaptedHeads(layer, self._step)
         common = layer.empty, self._step, self._num_rows, self._max_rank
         if isinstance(layer, VocabParallelEmbedding):
             return AdaptedEmbedding([layer.width], len(layer.vocab_range), *common)
@@ -166,13 +176,19 @@ class AdapterManager:
         for layer, product in self._products.items():
             self.version += product.put(row, changes.get(layer))
         self._unrecorded.discard(row)
-        if any(
-            isinstance(layer, ExpertProduct) or (change.weights and not isinstance(layer, ParallelLMHead))
-            for layer, change in changes.items()
-        ):
+        if any(map(_is_unrecorded, changes, changes.values())):
             self._unrecorded.add(row)
         self._numbers[row] = number
         return row
+
+
+def _is_unrecorded(layer: Any, change: LayerChange) -> bool:
+    """Whether a layer's change is none of the operations that are recorded."""
+    if isinstance(layer, ExpertProduct | LatentHeads):
+        return True
+    # The head is no part of a recorded step.
+    is_scaled = isinstance(layer, VocabParallelEmbedding) and change.gain is not None
+    return not isinstance(layer, ParallelLMHead) and (is_scaled or change.is_whole)
 
 
 def _sorted(adapters: np.ndarray, num_adapters: int) -> tuple[np.ndarray, np.ndarray]:

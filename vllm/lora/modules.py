@@ -3,13 +3,15 @@ or rows in another order."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from vllm.layers.adapted import AdapterPlace
+from vllm.layers.vocab_parallel_embedding import ParallelLMHead, VocabShard
 from vllm.layers.weight_update import BASE_PREFIX, checkpoint_parts
 
 
@@ -19,13 +21,15 @@ class Share:
 
     Attributes:
         rows, columns: int64, in the order of the matrix.
-        scales: float32, what the model multiplies each row by.
+        scales: float32, what the model multiplies each row by; 0: the model has a row of zeros there.
+        fills: float32, of each column 1, or 0 where the model has zeros.
     """
 
     place: AdapterPlace
     rows: Tensor
     columns: Tensor
     scales: Tensor
+    fills: Tensor
 
     def held_rows(self, values: Tensor) -> Tensor:
         """This rank's, in the layer's order, of what each of the module's rows has, [rows] or [rows, r]."""
@@ -35,7 +39,7 @@ class Share:
     def held_columns(self, values: Tensor) -> Tensor:
         """The same of its columns, [r, columns]."""
         held = self.place.inputs.held
-        return values.float()[:, self.columns][:, held.start : held.stop]
+        return (values.float()[:, self.columns] * self.fills)[:, held.start : held.stop]
 
 
 class ModuleMap:
@@ -46,28 +50,36 @@ class ModuleMap:
         self._found: dict[tuple[str, tuple[int, ...]], list[Share]] = {}
 
     def shares(self, name: str, *shape: int) -> list[Share]:
-        """Of a weight [rows, columns], or a stack [E, rows, columns] of experts'. ValueError: the model has none of
-        that name, or one of another shape."""
+        """Of a weight [rows, columns], or a stack [E, rows, columns] of experts'; none: the model does without it.
+        ValueError: the model has none of that name, or one of another shape."""
         if (name, shape) not in self._found:
             self._found[name, shape] = self._find(name, shape)
         return self._found[name, shape]
 
     def tensors(self, name: str, tensor: Tensor) -> Iterator[tuple[AdapterPlace, str, Tensor]]:
-        """This rank's parts of a whole tensor, a "weight" or a "bias", and whose they are. ValueError as `shares`."""
-        found = False
+        """This rank's parts of a whole tensor, a "weight" or a "bias", and whose they are; none and ValueError as
+        `shares`."""
         for own, values in checkpoint_parts(self._model, name, tensor):
             module, _, kind = own.rpartition(".")
-            place = self._place(f"{module}.weight") if kind in ("weight", "bias") else None
+            place = (self._place(own) or self._place(f"{module}.weight")) if kind in ("weight", "bias") else None
             if place is None or not isinstance(values, Tensor):
                 raise ValueError("the model has no such tensor that an adapter can replace")
             expected = (place.rows.size, place.inputs.size)[: values.dim()]
             if tuple(values.shape) != expected:
                 raise ValueError(f"the base model's is {expected}, but the adapter's is {tuple(values.shape)}")
-            found = True
             held, inputs = place.held(values), place.inputs.held
-            yield place, kind, held if kind == "bias" else held[:, inputs.start : inputs.stop]
-        if not found:
-            raise ValueError("the model has no such tensor")
+            yield place, kind, held if held.dim() == 1 else held[:, inputs.start : inputs.stop]
+
+    def tables(self, name: str, others: Container[str]) -> Iterator[Any]:
+        """The embedding or head of a weight, and the head that shares it, unless that is among `others`."""
+        for own, _ in checkpoint_parts(self._model, name, torch.empty(1, 1)):
+            place = self._place(own)
+            if place is None or not isinstance(place.module, VocabShard):
+                raise ValueError("the model has no such table of tokens")
+            yield place.module
+            for head, module in self._model.named_modules():
+                if isinstance(module, ParallelLMHead) and module.tied_to is place.module and head not in others:
+                    yield module
 
     def _place(self, name: str) -> AdapterPlace | None:
         return self._places.get(name) or self._places.get(BASE_PREFIX + name)
@@ -101,19 +113,29 @@ class ModuleMap:
             numbers = [values.double() for _, values in parts if isinstance(values, Tensor) and values.dim() == 2]
             if len(numbers) < len(parts):
                 return None
-            scales = _constant(numbers[2], 1)
-            if scales is None or not scales.all():
+            filled = numbers[2] != 0
+            has_row, has_column = filled.any(1), filled.any(0)
+            own = [each[has_row][:, has_column] for each in numbers]
+            scales = _constant(own[2], 1)
+            if scales is None or not own[2].all():
                 return None
-            rows, columns = _constant(numbers[0] / scales[:, None], 1), _constant(numbers[1] / scales[:, None], 0)
-            if rows is None or columns is None:
+            of_rows, of_columns = _constant(own[0] / scales[:, None], 1), _constant(own[1] / scales[:, None], 0)
+            if of_rows is None or of_columns is None:
                 return None
+            rows, columns = _spread(of_rows, has_row, 1), _spread(of_columns, has_column, 1)
             expected, got = (place.rows.size, place.inputs.size), (len(rows), len(columns))
             if expected != got:
                 raise ValueError(f"the base model's weight is {expected}, but the adapter's is {got}")
-            shares.append(Share(place, rows.round().long() - 1, columns.round().long() - 1, scales.float()))
-        if not shares:
-            raise ValueError("the model has no such layer that takes adapters")
+            factors = _spread(scales, has_row, 0).float(), has_column.float()
+            shares.append(Share(place, rows.round().long() - 1, columns.round().long() - 1, *factors))
         return shares
+
+
+def _spread(values: Tensor, where: Tensor, rest: float) -> Tensor:
+    """`values` at the places where it is so, `rest` at the others."""
+    spread = values.new_full((len(where),), rest)
+    spread[where] = values
+    return spread
 
 
 def _constant(numbers: Tensor, dim: int) -> Tensor | None:

@@ -8,6 +8,7 @@ from typing import Any
 
 from vllm.parser.events import CallArguments, CallEnd, CallStart, Content, Event
 from vllm.parser.reader import Ended, NotACall, Reader, Step
+from vllm.parser.typed_values import resolved
 
 
 def random_id(name: str, index: int) -> str:
@@ -62,8 +63,9 @@ class Calls:
 
     def property_schema(self, function: str, name: str) -> Mapping[str, Any] | None:
         """The schema of one argument, if it is known."""
-        properties = self.schemas.get(function, {}).get("properties")
-        schema = properties.get(name) if isinstance(properties, Mapping) else None
+        root = self.schemas.get(function, {})
+        properties = root.get("properties")
+        schema = resolved(properties.get(name), root) if isinstance(properties, Mapping) else None
         return schema if isinstance(schema, Mapping) else None
 
 
@@ -92,6 +94,10 @@ class _Text:
             self._is_after_call = False
             yield Content(body)
 
+    def frame(self) -> None:
+        """Markup that is no text: white space before the first text only parts it from that."""
+        self._space = self._space if self._has_text else ""
+
     def call(self) -> None:
         self._space, self._is_after_call = "", True
 
@@ -112,13 +118,20 @@ def content_and_calls(
     read: ReadCalls,
     at_start: tuple[str, ...] = (),
     left: tuple[str, ...] = (),
+    frames: tuple[str, ...] = (),
 ) -> Iterator[Step]:
     """Content up to one of `markers`, or of `at_start` where the answer begins, then what `read` reads, and so on. What
-    is not a call is content. `left`: markers that `read` finds unread, as it does those of `at_start`."""
-    markers += left
+    is not a call is content. `left`: markers that `read` finds unread, as it does those of `at_start`. `frames`: markup
+    of the content, which is left out."""
+    markers += (*left, *frames)
     text = _Text()
     marker, is_read, leading = yield from _first_marker(reader, markers, at_start, text)
     while marker is not None:
+        if marker in frames:
+            text.frame()
+            reader.mark()
+            marker = yield from reader.text_until(markers, text.add)
+            continue
         if is_read and marker in left:
             reader.untake()
             is_read = False
@@ -141,6 +154,14 @@ def content_and_calls(
         is_read, leading = True, ""
         reader.mark()
         marker = yield from reader.text_until(markers, text.add)
+    yield from text.end()
+
+
+def framed_content(reader: Reader, frames: tuple[str, ...]) -> Iterator[Step]:
+    """Content without the markup around it."""
+    text = _Text()
+    while (yield from reader.text_until(frames, text.add)) is not None:
+        text.frame()
     yield from text.end()
 
 

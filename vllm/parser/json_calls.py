@@ -10,8 +10,9 @@ from vllm.parser.calls import Calls
 from vllm.parser.events import Event
 from vllm.parser.reader import Ended, NotACall, Reader, Step
 
-_ARGUMENTS = ("arguments", "parameters")
-_BESIDE = ("id", "type", "index")
+_ARGUMENTS = ("arguments", "parameters", "args")
+_NAMES = ("name", "function", "tool_name")
+_BESIDE = ("id", "type", "index", "tool_call_id")
 
 
 def _value_end(text: str) -> Generator[tuple[int, bool], str, None]:
@@ -139,7 +140,7 @@ def _object(reader: Reader, calls: Calls, needs_arguments: bool) -> Iterator[Ste
         first = yield from reader.peek()
         if key == "function" and first == "{" and not calls.is_open:
             yield from _object(reader, calls, needs_arguments)
-        elif key in ("name", "function") and not calls.is_open:
+        elif key in _NAMES and not calls.is_open:
             name = parsed_json((yield from json_value(reader)))
             if not isinstance(name, str):
                 raise NotACall

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import json
+import re
 import warnings
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -28,6 +29,20 @@ def parsed_python(text: str) -> ast.expr:
 
 def _literal(text: str) -> Any:
     return ast.literal_eval(parsed_python(text))
+
+
+def resolved(schema: Any, root: Mapping[str, Any]) -> Any:
+    """A schema in the place of a reference to a definition."""
+    seen: set[str] = set()
+    while isinstance(schema, Mapping) and schema.keys() == {"$ref"} and schema["$ref"] not in seen:
+        seen.add(schema["$ref"])
+        found: Any = root
+        for part in str(schema["$ref"]).removeprefix("#/").split("/"):
+            found = found.get(part) if isinstance(found, Mapping) else None
+        if found is None:
+            break
+        schema = found
+    return schema
 
 
 def _types(schema: Mapping[str, Any]) -> Iterator[str]:
@@ -60,6 +75,8 @@ def as_json(text: str, schema: Mapping[str, Any] | None) -> str:
     if is_text(schema):
         return dumps(text)
     types = set(_types(schema)) if schema else set()
+    if types & {"integer", "number"} and re.fullmatch(r"-?0\d+", text.strip()):
+        return str(int(text))
     for read in (json.loads, _literal):
         try:
             value = read(text.strip())

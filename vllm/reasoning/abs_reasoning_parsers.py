@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from types import ModuleType
 from typing import Any, ClassVar
 
+from vllm.parser.calls import framed_content
 from vllm.parser.events import Content, Event, Reasoning, collect
 from vllm.parser.messages import DeltaMessage, as_delta
 from vllm.parser.reader import Machine, Reader, Step
@@ -29,6 +30,7 @@ class ReasoningParser:
         begins: markers, one of which begins the reasoning.
         ends: markers, one of which ends it.
         also_ends: further ones, which belong to what follows.
+        frames: markup around the content, which is left out of it.
         drops: a text after the beginning that is none of the reasoning.
         is_implicit: an answer without a beginning begins with reasoning.
         thinks: the same where the prompt is not known, as in `extract_reasoning`, unless thinking is switched off.
@@ -39,6 +41,7 @@ class ReasoningParser:
     begins: ClassVar[tuple[str, ...]] = ()
     ends: ClassVar[tuple[str, ...]] = ()
     also_ends: ClassVar[tuple[str, ...]] = ()
+    frames: ClassVar[tuple[str, ...]] = ()
     drops: ClassVar[str] = ""
     is_implicit: ClassVar[bool] = False
     thinks: ClassVar[bool] = False
@@ -78,6 +81,13 @@ class ReasoningParser:
         is_open = begun >= 0 and begun > max(prompt.rfind(marker) for marker in cls.ends)
         return True if is_open and not _has_turn_after(prompt[begun:]) else None
 
+    @classmethod
+    def pair_of(cls, prompt: str) -> tuple[str, str]:
+        """The markers that answers to the prompt write: of several pairs the one whose beginning it has last."""
+        places = [prompt.rfind(marker) for marker in cls.begins]
+        index = places.index(max(places)) if len(cls.begins) == len(cls.ends) else 0
+        return (cls.begins[index] if cls.begins else ""), cls.ends[index]
+
     def read_reasoning(self, reader: Reader, is_inside: bool | None) -> Iterator[Step]:
         """Read up to where the content begins. `is_inside`: see `begins_inside`."""
         reader.mark()
@@ -102,7 +112,10 @@ class ReasoningParser:
 
     def read_content(self, reader: Reader) -> Iterator[Step]:
         """Read what follows the reasoning, where no calls are looked for."""
-        yield from reader.text_until((), _as_content)
+        if self.frames:
+            yield from framed_content(reader, self.frames)
+        else:
+            yield from reader.text_until((), _as_content)
 
     def extract_reasoning(self, model_output: str, request: Any) -> tuple[str | None, str | None]:
         """The reasoning and the content of a whole answer; None for a part that it does not have."""

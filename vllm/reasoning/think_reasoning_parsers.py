@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from typing import Any, ClassVar
 
 from vllm.parser.events import Content
+from vllm.parser.frames import ERNIE45
 from vllm.parser.reader import Reader, Step
 from vllm.reasoning.abs_reasoning_parsers import ReasoningParser
 
@@ -12,10 +13,19 @@ from vllm.reasoning.abs_reasoning_parsers import ReasoningParser
 class Qwen3ReasoningParser(ReasoningParser):
     """Answers begin the reasoning, or the prompt does. A call ends it, too."""
 
-    names: ClassVar[tuple[str, ...]] = ("qwen3", "glm45", "nemotron_v3", "ernie45")
+    names: ClassVar[tuple[str, ...]] = (
+        "qwen3",
+        "glm45",
+        "glm47",
+        "ling3",
+        "nemotron_v3",
+        "mimo",
+        "minicpmv",
+        "granite_thinking_parser",
+    )
     begins = ("<think>",)
     ends = ("</think>",)
-    also_ends = ("<tool_call>",)
+    also_ends: ClassVar[tuple[str, ...]] = ("<tool_call>",)
     thinks: ClassVar[bool] = True
     template_marks: ClassVar[tuple[str, ...]] = ("</think>",)
 
@@ -23,26 +33,56 @@ class Qwen3ReasoningParser(ReasoningParser):
 class DeepSeekV3ReasoningWithThinkingParser(Qwen3ReasoningParser):
     """Hybrids that think unless told not to."""
 
-    names: ClassVar[tuple[str, ...]] = ("holo2", "step3")
+    names: ClassVar[tuple[str, ...]] = ("holo2",)
     template_marks = ()
 
 
 class DeepSeekV3ReasoningParser(DeepSeekV3ReasoningWithThinkingParser):
     """Hybrids that think if told to."""
 
-    names = ("deepseek_v3", "deepseek_v31", "deepseek_v32", "deepseek_v4")
+    names: ClassVar[tuple[str, ...]] = (
+        "deepseek_v3",
+        "deepseek_v31",
+        "deepseek_v32",
+        "deepseek_v4",
+        "deepseek_v41",
+        "poolside_v1",
+    )
     thinks = False
 
 
 class DeepSeekR1ReasoningParser(ReasoningParser):
     """Answers always reason; the beginning may be missing."""
 
-    names: ClassVar[tuple[str, ...]] = ("deepseek_r1", "olmo3", "step3p5")
+    names: ClassVar[tuple[str, ...]] = ("deepseek_r1", "olmo3", "step3", "step3p5", "step5")
     begins = ("<think>",)
     ends = ("</think>",)
     is_implicit = True
     thinks = True
     template_marks: ClassVar[tuple[str, ...]] = ("<｜Assistant｜><think>",)
+
+
+class Ernie45ReasoningParser(Qwen3ReasoningParser):
+    """The content has markers, too."""
+
+    names = ("ernie45",)
+    frames = ERNIE45
+    template_marks = ("</think>", "<response>")
+
+
+class HYV3ReasoningParser(Qwen3ReasoningParser):
+    """Hunyuan 3 and 4: by `reasoning_effort` where no prompt is known. Calls end it, too."""
+
+    names = ("hy_v3", "hy_v4")
+    also_ends = ("<tool_calls>", "<tool_calls:")
+    template_marks = ("</think>", "<tool_calls", "<arg_key")
+
+    def __init__(
+        self, tokenizer: Any = None, *args: Any, chat_template_kwargs: dict[str, Any] | None = None, **kwargs: Any
+    ) -> None:
+        super().__init__(tokenizer, *args, chat_template_kwargs=chat_template_kwargs, **kwargs)
+        effort = (chat_template_kwargs or {}).get("reasoning_effort")
+        self._is_inside = effort not in (None, "none", "no_think")
 
 
 class MiniMaxM2ReasoningParser(DeepSeekR1ReasoningParser):

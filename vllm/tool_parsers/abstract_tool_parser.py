@@ -45,6 +45,9 @@ class CallText(NamedTuple):
 ANY_NUMBER = "\0"
 """In a CallText: digits."""
 
+ANY_WORD = "\1"
+"""In a CallText: letters."""
+
 PYTHON_ARGUMENTS = ArgumentText("", "=", "", "=", ", ", is_python=True)
 """Arguments of a call in Python."""
 
@@ -57,6 +60,7 @@ class ToolParser:
         names: that --tool-call-parser knows it by.
         begins: markers that begin a call, or several.
         begins_at_start: further ones, which begin a call only where the answer begins.
+        frames: markup around the content, which is left out of it.
         begins_unread: further ones, which `read_calls` reads itself, as it does those of the answer's beginning.
         template_marks: texts that chat templates of such models hold, each of them; for the choice by template.
         calls_follow_reasoning: calls are marked as such, and reasoning is not marked as they are.
@@ -68,6 +72,7 @@ class ToolParser:
     begins: ClassVar[tuple[str, ...]] = ()
     begins_at_start: ClassVar[tuple[str, ...]] = ()
     begins_unread: ClassVar[tuple[str, ...]] = ()
+    frames: ClassVar[tuple[str, ...]] = ()
     template_marks: ClassVar[tuple[str, ...]] = ()
     call_text: ClassVar[CallText | None] = None
     calls_follow_reasoning: ClassVar[bool] = True
@@ -91,6 +96,11 @@ class ToolParser:
         """The tokenizer's vocabulary."""
         return self.model_tokenizer.get_vocab()
 
+    @property
+    def plain_tools(self) -> list[dict[str, Any]]:
+        """The tools as dictionaries."""
+        return [dict(each) if isinstance(each, Mapping) else each.model_dump() for each in self.tools]
+
     def make_id(self, name: str, index: int) -> str:
         """The id of a call that has none in the text."""
         return random_id(name, index)
@@ -102,8 +112,10 @@ class ToolParser:
 
     def read(self, reader: Reader) -> Iterator[Step]:
         """Read a whole answer: content and calls."""
-        calls = Calls(reader, argument_schemas(_plain(self.tools)), self.make_id)
-        return content_and_calls(reader, calls, self.begins, self.read_calls, self.begins_at_start, self.begins_unread)
+        calls = Calls(reader, argument_schemas(self.plain_tools), self.make_id)
+        return content_and_calls(
+            reader, calls, self.begins, self.read_calls, self.begins_at_start, self.begins_unread, self.frames
+        )
 
     def adjust_request(self, request: Any) -> Any:
         """The request as the parser wants it: markers that are special tokens must stand in the text."""
@@ -138,10 +150,6 @@ class ToolParser:
         if not self.tools:
             self.tools = getattr(request, "tools", None) or []
         return Machine(self.read)
-
-
-def _plain(tools: list[Any]) -> list[dict[str, Any]]:
-    return [dict(each) if isinstance(each, Mapping) else each.model_dump() for each in tools]
 
 
 _registry: Registry[ToolParser] = Registry("vllm.tool_parsers", "ToolParser", "tool parser")

@@ -1,14 +1,12 @@
-"""Calls of DeepSeek between tokens of their own: V3 has the arguments in a block of code, V3.1 as they are, V3.2 one by
-one in tags."""
+"""Calls of DeepSeek between tokens of their own: V3 has the arguments in a block of code, V3.1 as they are."""
 
 from collections.abc import Iterator
 from typing import ClassVar
 
 from vllm.parser.calls import Calls
 from vllm.parser.json_calls import json_arguments
-from vllm.parser.reader import NotACall, Reader, Step
-from vllm.parser.tag_calls import Tags, tag_arguments
-from vllm.tool_parsers.abstract_tool_parser import ArgumentText, CallText, ToolParser
+from vllm.parser.reader import Reader, Step
+from vllm.tool_parsers.abstract_tool_parser import CallText, ToolParser
 
 _SECTION, _SECTION_END = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
 _CALL, _CALL_END, _SEPARATOR = "<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>", "<｜tool▁sep｜>"
@@ -63,41 +61,3 @@ class DeepSeekV3ToolParser(DeepSeekV31ToolParser):
         yield from reader.skip_space()
         yield from reader.skip("```")
         yield from calls.end()
-
-
-class DeepSeekV32ToolParser(ToolParser):
-    """A function in a tag, its arguments in tags that say whether they are texts."""
-
-    names = ("deepseek_v32",)
-    begins = ("<｜DSML｜function_calls>",)
-    template_marks = ("<｜DSML｜function_calls>",)
-    call_text = CallText(
-        '<｜DSML｜invoke name="',
-        '">\n',
-        "</｜DSML｜invoke>\n",
-        first="<｜DSML｜function_calls>\n",
-        last="</｜DSML｜function_calls>",
-        arguments=ArgumentText(
-            '<｜DSML｜parameter name="', '" string="false">', "</｜DSML｜parameter>\n", '" string="true">'
-        ),
-    )
-
-    def read_calls(self, reader: Reader, calls: Calls, marker: str) -> Iterator[Step]:
-        tags = Tags(
-            "<｜DSML｜parameter name=",
-            ">",
-            "</｜DSML｜parameter>",
-            ("</｜DSML｜invoke>",),
-            quoted=True,
-            text_sign='string="true"',
-        )
-        while True:
-            found = yield from reader.close("<｜DSML｜invoke name=", "</｜DSML｜function_calls>")
-            if found.startswith("</"):
-                return
-            name, _ = yield from reader.until(">")
-            name = name.strip().strip('"')
-            if "\n" in name:
-                raise NotACall
-            yield calls.start(name)
-            yield from tag_arguments(reader, calls, name, tags)

@@ -13,7 +13,7 @@ _TAGS = Tags("<arg_key>", "</arg_key>", "</arg_value>", ("</tool_call>",), value
 class Glm4MoeModelToolParser(ToolParser):
     """See ToolParser."""
 
-    names = ("glm45", "glm47")
+    names = ("glm45", "glm47", "ling3", "poolside_v1")
     begins = ("<tool_call>",)
     template_marks = ("<tool_call>", "<arg_key>")
     call_text = CallText(

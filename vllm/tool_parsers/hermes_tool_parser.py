@@ -1,6 +1,7 @@
 """<tool_call>{"name": ..., "arguments": {...}}</tool_call>, as Hermes 2 Pro, Qwen 2.5 and Qwen 3 write it."""
 
 from collections.abc import Iterator
+from typing import ClassVar
 
 from vllm.parser.calls import Calls
 from vllm.parser.json_calls import json_calls
@@ -11,9 +12,9 @@ from vllm.tool_parsers.abstract_tool_parser import CallText, ToolParser
 class Hermes2ProToolParser(ToolParser):
     """See ToolParser."""
 
-    names = ("hermes", "longcat", "ernie45", "granite4")
+    names: ClassVar[tuple[str, ...]] = ("hermes", "qwen3_json", "longcat", "granite4")
     begins = ("<tool_call>", "<longcat_tool_call>")
-    template_marks = ("<tool_call>",)
+    template_marks: ClassVar[tuple[str, ...]] = ("<tool_call>",)
     call_text = CallText('<tool_call>\n{"name": "', '", "arguments": ', "}\n</tool_call>", "\n")
 
     def read_calls(self, reader: Reader, calls: Calls, marker: str) -> Iterator[Step]:

@@ -12,7 +12,7 @@ from vllm.tool_parsers.abstract_tool_parser import CallText, ToolParser
 class JsonArrayToolParser(ToolParser):
     """See ToolParser."""
 
-    names = ("json_array", "xlam")
+    names = ("json_array",)
     begins_at_start = ("[",)
     call_text = CallText('{"name": "', '", "parameters": ', "}", ", ", "[", "]")
 

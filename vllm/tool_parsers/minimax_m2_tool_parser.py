@@ -3,8 +3,8 @@
 from collections.abc import Iterator
 
 from vllm.parser.calls import Calls
-from vllm.parser.reader import NotACall, Reader, Step
-from vllm.parser.tag_calls import Tags, tag_arguments
+from vllm.parser.reader import Reader, Step
+from vllm.parser.tag_calls import Tags, invoked_calls
 from vllm.tool_parsers.abstract_tool_parser import ArgumentText, CallText, ToolParser
 
 _TAGS = Tags("<parameter name=", ">", "</parameter>", ("</invoke>",), quoted=True)
@@ -26,13 +26,4 @@ class MinimaxM2ToolParser(ToolParser):
     )
 
     def read_calls(self, reader: Reader, calls: Calls, marker: str) -> Iterator[Step]:
-        while True:
-            found = yield from reader.close("<invoke name=", "</minimax:tool_call>")
-            if found.startswith("</"):
-                return
-            name, _ = yield from reader.until(">")
-            name = name.strip().strip("\"'")
-            if "\n" in name:
-                raise NotACall
-            yield calls.start(name)
-            yield from tag_arguments(reader, calls, name, _TAGS)
+        yield from invoked_calls(reader, calls, "<invoke name=", "</minimax:tool_call>", _TAGS)

@@ -1,22 +1,22 @@
-"""<tool_call><function=name><parameter=key>value</parameter></function></tool_call>, as Qwen3-Coder writes it."""
+"""<tool_call><function=name><parameter=key>value</parameter></function></tool_call>, as Qwen3-Coder writes it, and
+Seed-OSS with outer tags of its own."""
 
 from collections.abc import Iterator
+from typing import ClassVar
 
 from vllm.parser.calls import Calls
 from vllm.parser.reader import NotACall, Reader, Step
 from vllm.parser.tag_calls import Tags, tag_arguments
 from vllm.tool_parsers.abstract_tool_parser import ArgumentText, CallText, ToolParser
 
-_TAGS = Tags("<parameter=", ">", "</parameter>", ("</function>", "</tool_call>"), on_lines=True)
-
 
 class Qwen3CoderToolParser(ToolParser):
     """The outer tags may be missing."""
 
-    names = ("qwen3_coder", "qwen3_xml", "step3p5", "nemotron_v3")
-    begins = ("<tool_call>", "<function=")
-    template_marks = ("<tool_call>", "<function=")
-    call_text = CallText(
+    names: ClassVar[tuple[str, ...]] = ("qwen3_coder", "qwen3_xml", "step3p5", "step5", "nemotron_v3", "mimo")
+    begins: ClassVar[tuple[str, ...]] = ("<tool_call>", "<function=")
+    template_marks: ClassVar[tuple[str, ...]] = ("<tool_call>", "<function=")
+    call_text: ClassVar[CallText] = CallText(
         "<tool_call>\n<function=",
         ">\n",
         "</function>\n</tool_call>",
@@ -25,12 +25,29 @@ class Qwen3CoderToolParser(ToolParser):
     )
 
     def read_calls(self, reader: Reader, calls: Calls, marker: str) -> Iterator[Step]:
+        end = f"</{self.begins[0][1:]}"
+        tags = Tags("<parameter=", ">", "</parameter>", ("</function>", end), on_lines=True)
         yield from reader.skip_space()
-        if marker == "<tool_call>":
+        if marker == self.begins[0]:
             yield from reader.expect("<function=")
         name, _ = yield from reader.until(">")
         if "\n" in name:
             raise NotACall
         yield calls.start(name)
-        yield from tag_arguments(reader, calls, name.strip(), _TAGS)
-        yield from reader.skip_end("</tool_call>")
+        yield from tag_arguments(reader, calls, name.strip(), tags)
+        yield from reader.skip_end(end)
+
+
+class SeedOssToolParser(Qwen3CoderToolParser):
+    """<seed:tool_call>."""
+
+    names = ("seed_oss",)
+    begins = ("<seed:tool_call>", "<function=")
+    template_marks = ("<seed:tool_call>",)
+    call_text = CallText(
+        "<seed:tool_call>\n<function=",
+        ">\n",
+        "</function>\n</seed:tool_call>",
+        "\n",
+        arguments=ArgumentText("<parameter=", ">", "</parameter>\n", ">"),
+    )

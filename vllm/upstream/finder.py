@@ -19,6 +19,7 @@ _WITH_MORE = {
     "vllm.inputs",
     "vllm.parser",
     "vllm.tokenizers",
+    "vllm.tool_parsers.xlam_tool_parser",
     "vllm.utils",
     "vllm.v1.core.kv_cache_groups",
     "vllm.v1.core.kv_cache_manager",

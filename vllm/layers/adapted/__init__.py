@@ -11,10 +11,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from vllm.layers.layernorm import AdaptableNorm
 from vllm.layers.linear import LinearBase
 from vllm.layers.sharding import Shard
 from vllm.layers.vocab_parallel_embedding import ParallelLMHead, VocabParallelEmbedding
 from vllm.ops.add_lora import RANK_GROUP, add_lora_, add_lora_embedding_, grouped_ranks, rank_groups
+from vllm.ops.packed_linear import PackedLinear, packed_linear
 from vllm.ops.rms_norm import AddedNorm
 
 
@@ -113,13 +115,39 @@ class LayerChange:
     Attributes:
         parts: by index, what is added.
         gain, shift: float32 [outputs held], of out (1 + gain) + shift; None = 0.
-        weights: by index, a whole weight [rows held, inputs held] in place of the layer's, and its bias.
+        weights: by index, a whole weight [rows held, inputs held] in place of the layer's, with its bias.
+        table: the same of an embedding, [rows held, H].
+        tokens: of an embedding or a head, some rows that take the place of the layer's.
+        norm: of a norm, its weight and bias.
     """
 
     parts: dict[int, AdapterPart] = field(default_factory=dict)
     gain: Tensor | None = None
     shift: Tensor | None = None
-    weights: dict[int, tuple[Tensor, Tensor | None]] = field(default_factory=dict)
+    weights: dict[int, PackedLinear] = field(default_factory=dict)
+    table: Tensor | None = None
+    tokens: TokenRows | None = None
+    norm: tuple[Tensor, Tensor | None] | None = None
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether more than products are added."""
+        return bool(self.weights) or any(each is not None for each in (self.table, self.tokens, self.norm))
+
+
+@dataclass
+class TokenRows:
+    """Rows of a table of tokens.
+
+    Attributes:
+        ids: int64 [n], those that the rank holds, numbered from its first one.
+        weight: [n, H], of a head packed, with its bias.
+        place_of: int64 [tokens held], of each the index in `ids`, or -1.
+    """
+
+    ids: Tensor
+    weight: PackedLinear | Tensor
+    place_of: Tensor
 
 
 def adapter_places(model: nn.Module) -> dict[str, AdapterPlace]:
@@ -142,6 +170,11 @@ def adapter_places(model: nn.Module) -> dict[str, AdapterPlace]:
             places[f"{name}.weight"] = AdapterPlace(
                 module, 0, Shard.whole(len(module.weight)), Shard.whole(module.width)
             )
+        elif isinstance(module, AdaptableNorm):
+            for kind, slot in module.checkpoint_slots().items():
+                if kind in ("weight", "bias"):
+                    shards = (*slot.shards, Shard.whole(1))
+                    places[f"{name}.{kind}"] = AdapterPlace(module, 0, shards[0], shards[1], slot.prepare)
     return places
 
 
@@ -182,7 +215,7 @@ class _Stacks:
         self._step, self._like, self._num_adapters = step, like, num_adapters
         self._columns = [0, *accumulate(sizes)]
         self._groups, self._width = rank_groups(max_rank), width
-        self._weights: dict[int, LayerChange] = {}  # by row, those that have whole weights
+        self._whole: dict[int, LayerChange] = {}  # by row, those that have whole weights
         self._gain: Tensor | None = None
         self._shift: Tensor | None = None
 
@@ -211,9 +244,9 @@ class _Stacks:
             self._ranks[row, index] = rank
             self._scales[row, index] = part.scale
         self._put_vectors(row, change)
-        self._weights.pop(row, None)
-        if change.weights:
-            self._weights[row] = change
+        self._whole.pop(row, None)
+        if change.is_whole:
+            self._whole[row] = change
         return before != (self.is_used, self._gain is None)
 
     def _put_vectors(self, row: int, change: LayerChange) -> None:
@@ -240,12 +273,17 @@ class AdaptedProduct(_Stacks):
             x = norm(x)
         out = apply(x, packed)
         add_lora_(*(out, x, *rows, self._a, self._b, self._ranks, self._scales, self._borders, self._gain, self._shift))
-        for adapter, change in self._weights.items():
+        for adapter, change in self._whole.items():
             own = rows.of(adapter)
-            for part, (weight, bias) in change.weights.items() if len(own) else ():
+            if not len(own):
+                continue
+            inputs = x[own].to(self._like.dtype)
+            for part, weight in change.weights.items():
                 first, end = self._columns[part], self._columns[part + 1]
-                product = F.linear(x[own].to(weight.dtype), weight, bias)
-                out[own, first:end] = product.to(out.dtype)
+                out[own, first:end] = packed_linear(inputs, weight, float_out=True).to(out.dtype)
+            if change.tokens is not None and isinstance(change.tokens.weight, PackedLinear):
+                logits = packed_linear(inputs, change.tokens.weight, float_out=True)
+                out[own[:, None], change.tokens.ids] = logits.to(out.dtype)
         return out
 
 
@@ -257,11 +295,19 @@ class AdaptedEmbedding(_Stacks):
         rows = self._step.of(len(ids)) if self.is_used else None
         if rows is None:
             return out
+        if self._gain is not None:
+            for adapter, gain in enumerate(self._gain):
+                own = rows.of(adapter)
+                out[own] = (out[own] * (1 + gain)).to(out.dtype)
         add_lora_embedding_(out, ids, *rows, self._a, self._b, self._ranks, self._scales, self._borders)
-        for adapter, change in self._weights.items():
+        for adapter, change in self._whole.items():
             own = rows.of(adapter)
-            for weight, _ in change.weights.values():
-                tokens = ids[own].long()
-                held = (tokens >= 0) & (tokens < len(weight))
-                out[own[held]] = weight[tokens[held]].to(out.dtype)
+            tokens = ids[own].long()
+            held = (tokens >= 0) & (tokens < self._width)
+            own, tokens = own[held], tokens[held]
+            if change.table is not None:
+                out[own] = change.table[tokens].to(out.dtype)
+            if change.tokens is not None and isinstance(change.tokens.weight, Tensor):
+                places = change.tokens.place_of[tokens]
+                out[own[places >= 0]] = change.tokens.weight[places[places >= 0]].to(out.dtype)
         return out

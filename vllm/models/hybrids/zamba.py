@@ -57,6 +57,9 @@ class SharedBlock(nn.Module):
         self.gate_up_proj = StackedLinear(hidden_size, dict.fromkeys(("gate_proj", "up_proj"), inner), mlp.up_bias)
         self.act_and_mul = get_act_and_mul_fn(mlp.activation)
         self.down_proj = RowParallelLinear(inner, hidden_size, mlp.down_bias, "down_proj")
+        for each in (self.qkv_proj, self.o_proj, self.gate_up_proj, self.down_proj):
+            # An adapter may have one for each layer that uses it.
+            each.takes_adapters = False
 
 
 class _Adapter(nn.Module):

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from vllm.attention.backend import AttentionMetadata
 from vllm.distributed.parallel_state import get_tp_group
+from vllm.layers.layernorm import AdaptableNorm
 from vllm.layers.linear import UNQUANTIZED, ColumnParallelLinear
 from vllm.layers.linear_method import LinearMethod
 from vllm.layers.sharding import Shard, WeightSlot
@@ -65,7 +66,7 @@ class Decays(nn.Module):
         return slots
 
 
-class GatedNorm(nn.Module):
+class GatedNorm(AdaptableNorm):
     """RMSNorm of groups of `width` values, with a gate. `rows`: which weights the rank holds, where each value has
     one of its own; None: all groups share theirs. A group may be shared by several ranks."""
 
@@ -76,21 +77,26 @@ class GatedNorm(nn.Module):
         self.width, self.eps, self.sigmoid, self.gate_first = width, eps, sigmoid, gate_first
         self._rows = Shard.whole(width) if rows is None else rows
         self.weight = nn.Parameter(torch.empty(len(self._rows.held)), requires_grad=False)
+        self.bias = None
         self._group, held = get_tp_group(), len(self._rows.held)
         if held % width and width % held:
             raise ValueError(f"the ranks' {held} values do not fit a norm's groups of {width}")
 
     def checkpoint_slots(self) -> dict[str, WeightSlot]:
         """Where the weight goes."""
+        assert self.weight is not None
         return {"weight": WeightSlot(self.weight.data, (self._rows,))}
 
     def forward(self, x: Tensor, gate: Tensor) -> Tensor:
         """[T, C] and its gate [T, C] -> [T, C]."""
-        if len(self._rows.held) < self.width:
-            return self._of_part(x, gate)
-        return gated_rms_norm(x, gate, self.weight, self.eps, self.width, self.sigmoid, self.gate_first)
+        return self.adapted(self._normalise, x, gate)
 
-    def _of_part(self, x: Tensor, gate: Tensor) -> Tensor:
+    def _normalise(self, x: Tensor, gate: Tensor, weight: Tensor, bias: None) -> Tensor:
+        if len(self._rows.held) < self.width:
+            return self._of_part(x, gate, weight)
+        return gated_rms_norm(x, gate, weight, self.eps, self.width, self.sigmoid, self.gate_first)
+
+    def _of_part(self, x: Tensor, gate: Tensor, weight: Tensor) -> Tensor:
         """`forward` where a group's squares are summed over ranks."""
         factor = gate.float().sigmoid() if self.sigmoid else F.silu(gate.float())
         wide = x.float() * factor if self.gate_first else x.float()
@@ -98,7 +104,7 @@ class GatedNorm(nn.Module):
         own = self._rows.held.start // self.width
         squares[:, own] = wide.square().sum(1)
         scale = torch.rsqrt(self._group.all_reduce(squares)[:, own, None] / self.width + self.eps)
-        normed = wide * scale * self.weight.float()
+        normed = wide * scale * weight.float()
         return (normed if self.gate_first else normed * factor).to(x.dtype)
 
 

@@ -226,7 +226,8 @@ class AnswerPlan:
         if is_inside is False:
             return form
         has_begun = is_inside or reasoning.is_implicit
-        thinking = Thinking(reasoning.ends[0], "" if has_begun else reasoning.begins[0], budget)
+        begin, end = reasoning.pair_of(prompt or "")
+        thinking = Thinking(end, "" if has_begun else begin, budget)
         return StructuredOutputsParams(thinking=thinking) if form is None else replace(form, thinking=thinking)
 
     def _schema(self, given: Any) -> dict[str, Any] | bool | None:
@@ -242,7 +243,7 @@ class AnswerPlan:
     def _forms(self, parser: type[ToolParser] | None) -> CallForms:
         tokenizer = self._state.tokenizer
         assert parser is not None and parser.call_text is not None
-        return CallForms(tokenizer, parser.call_text, (*parser.begins, *parser.begins_unread))
+        return CallForms(tokenizer, parser.call_text, (*parser.begins, *parser.begins_unread), parser.frames)
 
     @property
     def skip_special_tokens(self) -> bool | None:

@@ -1,0 +1,38 @@
+"""<|tools_prefix|>[{"name": {...}}, ...]<|tools_suffix|>, as Apertus writes it: names are keys."""
+
+from collections.abc import Iterator
+
+from vllm.parser.calls import Calls
+from vllm.parser.json_calls import json_arguments, json_value, parsed_json
+from vllm.parser.reader import NotACall, Reader, Step
+from vllm.tool_parsers.abstract_tool_parser import CallText, ToolParser
+
+
+class ApertusToolParser(ToolParser):
+    """See ToolParser."""
+
+    names = ("apertus",)
+    begins = ("<|tools_prefix|>",)
+    template_marks = ("<|tools_prefix|>",)
+    call_text = CallText('{"', '": ', "}", ", ", "<|tools_prefix|>[", "]<|tools_suffix|>")
+
+    def read_calls(self, reader: Reader, calls: Calls, marker: str) -> Iterator[Step]:
+        yield from reader.skip_space()
+        yield from reader.expect("[")
+        while True:
+            found = yield from reader.close("{", "]")
+            if found == "]":
+                break
+            yield from reader.skip_space()
+            if not (yield from reader.has('"')):
+                raise NotACall
+            yield calls.start(parsed_json((yield from json_value(reader))))
+            yield from reader.skip_space()
+            yield from reader.expect(":")
+            yield from reader.skip_space()
+            yield from json_arguments(reader, calls)
+            yield from reader.close("}")
+            yield from calls.end()
+            yield from reader.skip_space()
+            yield from reader.skip(",")
+        yield from reader.close("<|tools_suffix|>")

@@ -1,0 +1,25 @@
+"""Calls of Inkling: blocks with {"name": ..., "args": {...}} (vllm.parser.blocks)."""
+
+from collections.abc import Iterator
+
+from vllm.parser.blocks import CALL, END, START, read_blocks
+from vllm.parser.calls import Calls
+from vllm.parser.reader import Reader, Step
+from vllm.tool_parsers.abstract_tool_parser import CallText, ToolParser
+
+
+class InklingEngineToolParser(ToolParser):
+    """Reads reasoning, too."""
+
+    names = ("inkling",)
+    begins = (CALL,)
+    template_marks = (CALL,)
+    calls_follow_reasoning = False
+    call_text = CallText(f'{CALL}{{"name": "', '", "args": ', f"}}{END}", START)
+
+    def read(self, reader: Reader) -> Iterator[Step]:
+        return self.read_whole(reader)
+
+    def read_whole(self, reader: Reader) -> Iterator[Step]:
+        """Read a whole answer, with its reasoning."""
+        return read_blocks(reader, Calls(reader, make_id=self.make_id))

@@ -1,0 +1,23 @@
+"""<|action_start|><|plugin|>{"name": ..., "parameters": {...}}<|action_end|>, as InternLM 2 and 2.5 write it."""
+
+from collections.abc import Iterator
+
+from vllm.parser.calls import Calls
+from vllm.parser.json_calls import json_calls
+from vllm.parser.reader import Reader, Step
+from vllm.tool_parsers.abstract_tool_parser import CallText, ToolParser
+
+
+class Internlm2ToolParser(ToolParser):
+    """See ToolParser."""
+
+    names = ("internlm",)
+    begins = ("<|action_start|>",)
+    template_marks = ("<|action_start|>", "<|plugin|>")
+    call_text = CallText('<|action_start|><|plugin|>{"name": "', '", "parameters": ', "}<|action_end|>")
+
+    def read_calls(self, reader: Reader, calls: Calls, marker: str) -> Iterator[Step]:
+        yield from reader.skip_space()
+        yield from reader.expect("<|plugin|>")
+        yield from json_calls(reader, calls)
+        yield from reader.close("<|action_end|>")

@@ -1,0 +1,24 @@
+"""[{"name": ..., "arguments": {...}}, ...] as the answer, in a block of code or after a marker, as xLAM writes it."""
+
+from collections.abc import Iterator
+
+from vllm.parser.calls import Calls
+from vllm.parser.json_calls import json_calls
+from vllm.parser.reader import Reader, Step
+from vllm.tool_parsers.abstract_tool_parser import CallText, ToolParser
+
+_ENDS = {"```json": "```", "```": "```", "<tool_call>": "</tool_call>"}
+
+
+class XLAMToolParser(ToolParser):
+    """See ToolParser."""
+
+    names = ("xlam",)
+    begins = ("[TOOL_CALLS]", *_ENDS)
+    begins_at_start = ("[",)
+    call_text = CallText('{"name": "', '", "arguments": ', "}", ", ", "[", "]")
+
+    def read_calls(self, reader: Reader, calls: Calls, marker: str) -> Iterator[Step]:
+        yield from json_calls(reader, calls)
+        if marker in _ENDS:
+            yield from reader.close(_ENDS[marker])
