@@ -1,4 +1,4 @@
-"""EAGLE heads (arXiv:2401.15077, arXiv:2503.01840): one Llama layer, trained for one model, that takes its hidden states.
+"""EAGLE heads (arXiv:2401.15077, arXiv:2503.01840): a Llama layer, trained for one model, that takes its hidden states.
 
 EAGLE takes the final ones: fc([embedding; hidden]) is the layer's input, which has no norm before attention, and its
 result goes to the model's head as it is. EAGLE-3 takes the streams before three of the model's layers, through its fc;
@@ -24,16 +24,10 @@ from vllm.layers.weight_update import UpdatableModel
 from vllm.models.attention import DecoderAttention, RotaryTables
 from vllm.models.decoder import DecoderLayer, enter
 from vllm.models.dense.llama import LlamaForCausalLM
-from vllm.models.mlp import DecoderMLP
+from vllm.models.mlp import MLP
 from vllm.models.norms import make_norm
 from vllm.models.spec import AttentionSpec, DecoderSpec, MlpSpec
 from vllm.ops.elementwise import added
-
-OWN_OPTIONS = (
-    "draft_vocab_size", "eagle_config", "norm_before_residual", "target_hidden_size", "target_layer_count",
-    "eagle_aux_hidden_state_layer_ids", "num_aux_hidden_states",
-)  # fmt: skip
-"""Of config.json, which a Llama's has not."""
 
 
 def stream_layers(folder: Path, num_layers: int) -> tuple[int, ...]:
@@ -55,6 +49,7 @@ class EagleHead(UpdatableModel):
     """As Predictor, of one layer. `takes_streams`: of the target's layers, in place of final hidden states."""
 
     num_layers = 1
+    is_of_target = False
 
     def __init__(
         self, folder: Path, takes_streams: bool, names: set[str], config: HFConfig, max_model_len: int
@@ -73,7 +68,7 @@ class EagleHead(UpdatableModel):
         tables = RotaryTables(max_model_len)
         self.model: Any = nn.Module()
         has_bias = any(_plain(name) == "fc.bias" for name in names)
-        num_inputs = 3 * (raw.get("target_hidden_size") or size) if takes_streams else 2 * size
+        num_inputs = (3 if takes_streams else 2) * size
         self.model.fc = ReplicatedLinear(num_inputs, size, has_bias, "fc")
         # EAGLE's are the model's.
         self._owns_embeddings = takes_streams and any(_plain(name) == "embed_tokens.weight" for name in names)
@@ -89,7 +84,7 @@ class EagleHead(UpdatableModel):
         self.model.layers = nn.ModuleList([_MidLayer(spec, tables)])
         self.model.norm = make_norm(spec.norm, size)
         self.lm_head = ParallelLMHead(self.vocab_size, size)
-        self.model.ids = None
+        self.model.ids = nn.Identity()
         if any(_plain(name) == "d2t" for name in names):
             self.model.ids = _Ids(self.vocab_size)
 
@@ -131,7 +126,7 @@ class EagleHead(UpdatableModel):
 
     def target_ids(self, ids: Tensor) -> Tensor:
         """The target's ids of those that `compute_logits` has."""
-        if not self.takes_streams or self.model.ids is None:
+        if not self.takes_streams or not isinstance(self.model.ids, _Ids):
             return ids
         chosen = ids.long()
         return (chosen + self.model.ids.d2t[chosen]).int()
@@ -173,7 +168,7 @@ class _MidLayer(nn.Module):
         self.input_layernorm, self.hidden_norm = make_norm(spec.norm, size), make_norm(spec.norm, size)
         self.self_attn = DecoderAttention(mixer, size, tables, 2 * size)
         self.post_attention_layernorm = make_norm(spec.norm, size)
-        self.mlp = DecoderMLP(mlp, size)
+        self.mlp = MLP(mlp, size)
 
     def combine(self, embeddings: Tensor, hidden: Tensor) -> tuple[Tensor, Tensor]:
         """Attention's input, [T, 2 H], and what its result is added to."""

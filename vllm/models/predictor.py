@@ -47,6 +47,8 @@ class Predictor(UpdatableModel):
     """
 
     can_be_recorded = True
+    is_of_target = True
+    """Whether the weights are of the target's checkpoint."""
 
     def __init__(
         self, model_class: type[DecoderForCausalLM], num_layers: int, config: HFConfig, max_model_len: int

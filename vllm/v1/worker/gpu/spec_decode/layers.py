@@ -37,6 +37,11 @@ def load_layers(config: VllmConfig, target: Any, device: torch.device) -> tuple[
             f"speculative_config: method={speculative.method!r} cannot be used with "
             f"{config.model_config.architecture}; {_INSTEAD}"
         )
+    if own.hf_config.hidden_size != config.model_config.hf_config.hidden_size:
+        raise ValueError(
+            f"speculative_config: model={speculative.model!r} has hidden_size={own.hf_config.hidden_size}, and the "
+            f"target {config.model_config.hf_config.hidden_size}: it is another model's head"
+        )
     folder = Path(own.path)
     names = tensor_files(shard_files(folder))
     head: Any = get_model(own, device, part=partial(EagleHead, folder, speculative.method == "eagle3", set(names)))
