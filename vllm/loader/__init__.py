@@ -70,15 +70,7 @@ def get_model(
             )
         return TransformersEncoder(model_config, torch.device(device))
     quantization = load_quantization(model_config.quantization, Path(model_config.path), config.raw)
-    if (
-        envs.batch_invariant()
-        and torch.device(device).type == "cuda"
-        and model_config.quantization not in (None, "gguf")
-    ):
-        raise ValueError(
-            "VLLM_BATCH_INVARIANT=1 cannot be kept: on CUDA the sums of quantised weights follow the batch, got "
-            f"quantization={model_config.quantization!r}"
-        )
+    _check_invariance(model_config, torch.device(device))
     packs_meanwhile = isinstance(quantization, StoredConfig) and torch.device(device).type == "cpu"
     num_bytes = block_bytes(Path(model_config.path)) // get_tp_group().world_size if packs_meanwhile else 0
     with _naming(model_config):
@@ -112,6 +104,15 @@ def get_model(
     # Loading and packing freed, with a small model, as much memory as the weights take.
     return_freed_memory()
     return model.eval()
+
+
+def _check_invariance(model_config: ModelConfig, device: torch.device) -> None:
+    """ValueError: results are to be the same in every batch, and cannot be."""
+    if envs.batch_invariant() and device.type == "cuda" and model_config.quantization not in (None, "gguf"):
+        raise ValueError(
+            "VLLM_BATCH_INVARIANT=1 cannot be kept: on CUDA the sums of quantised weights follow the batch, got "
+            f"quantization={model_config.quantization!r}"
+        )
 
 
 def _build(
