@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -28,7 +28,7 @@ from vllm.v1.worker.gpu.decode_graphs import DecodeGraphs, GreedyGraphs, ladder
 from vllm.v1.worker.gpu.input_batch import InputBatch, PromptBatch, build_input_batch
 from vllm.v1.worker.gpu.kv_swap import KVSwap
 from vllm.v1.worker.gpu.piecewise_graphs import PiecewiseGraphs
-from vllm.v1.worker.gpu.recorded_decode import RecordedDecode
+from vllm.v1.worker.gpu.recorded_decode import RecordedDecode, keeps_streams, kept_streams
 from vllm.v1.worker.gpu.recorded_greedy import RecordedGreedy
 from vllm.v1.worker.gpu.sample.output import SamplerOutput
 from vllm.v1.worker.gpu.sample.prompt_logprob import (
@@ -103,9 +103,7 @@ class GPUModelRunner:
         self._state_pools: StatePools | None = None
         records = self.records_steps and not model_config.enforce_eager
         captures = records and self._backend.can_be_captured and _can_capture_layers(model, device)
-        captures = captures and not asks_for_counts(model)
-        # A captured step's streams are not kept.
-        captures = captures and not getattr(getattr(model, "model", None), "kept_streams", ())
+        captures = captures and not asks_for_counts(model) and not keeps_streams(model)
         self._graph_recorder = graph_recorder(device, self.group) if captures else None
         # On the CPU collectives cannot be recorded.
         self._records_kernels = records and self.group.world_size == 1 and device.type == "cpu"
@@ -258,7 +256,8 @@ class GPUModelRunner:
             batch.need_all_hidden()
         hidden = self._forward(batch)
         if self.follower is not None:
-            self.follower.keep(batch, hidden, self._streams(batch))
+            steps = self._recorded_decode if self._replays_decode(batch) else None
+            self.follower.keep(batch, hidden, kept_streams(self.model, steps, batch))
         if self._state_pools is not None:
             self._state_pools.save(scheduler_output, self.states)
         self.states.num_computed_tokens[batch.idx_mapping_np] += batch.num_scheduled_np
@@ -353,16 +352,6 @@ class GPUModelRunner:
         if self._pieces is not None and is_replayed:
             return self._pieces(inputs)
         return self.model(inputs.input_ids, inputs.positions, self.kv_caches, inputs.attn, inputs.hidden_rows)
-
-    def _streams(self, batch: InputBatch) -> Sequence[Tensor]:
-        """What the model has kept of the step's layers."""
-        steps = self._recorded_decode
-        if isinstance(steps, RecordedDecode) and self._replays_decode(batch):
-            step = steps.step_for(batch)
-            if step is not None:
-                return step.streams
-        streams: Sequence[Tensor] = getattr(self.model.model, "streams", ())
-        return streams
 
     def _use_adapters(self, adapters: AdapterManager, batch: InputBatch) -> None:
         """Say which adapters the step's rows go through."""

@@ -158,8 +158,24 @@ class RecordedDecode:
         else:
             # Recorded calls are allocated between kernels' buffers, which leave holes of hundreds of KiB when freed.
             return_freed_memory()
-        return RecordedStep(recording, hidden, getattr(getattr(self._model, "model", None), "streams", ()))
+        return RecordedStep(recording, hidden, _streams(self._model))
 
 
 def _key(batch: InputBatch) -> tuple[int, int, bool]:
     return len(batch.req_ids), len(batch.input_ids_np), batch.has_adapters
+
+
+def keeps_streams(model: Any) -> bool:
+    """Whether a model keeps what comes before some of its layers; captured steps do not."""
+    return bool(getattr(getattr(model, "model", None), "kept_streams", ()))
+
+
+def kept_streams(model: Any, steps: Any, batch: InputBatch) -> Sequence[Tensor]:
+    """What the model has kept in a step, [T, H] each; `steps`: by which it was replayed, or None."""
+    step = steps.step_for(batch) if isinstance(steps, RecordedDecode) else None
+    return _streams(model) if step is None else step.streams
+
+
+def _streams(model: Any) -> Sequence[Tensor]:
+    streams: Sequence[Tensor] = getattr(getattr(model, "model", None), "streams", ())
+    return streams
