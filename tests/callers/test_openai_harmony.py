@@ -1,15 +1,25 @@
-"""gpt-oss' answers, whole and cut at every token, as OpenAI's own parser of them reads them."""
+"""gpt-oss' answers, whole and cut at every token, as OpenAI's own parser of them reads them; conversations of
+/v1/responses, as its own renderer writes them."""
 
 from __future__ import annotations
 
 import importlib.util
+import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
+from channel_template import TEMPLATE
+from transformers.utils.chat_template_utils import render_jinja_template
 
 from vllm.chat.answers import AnswerFormat, AnswerParser
+from vllm.chat.histories import fitted
+from vllm.chat.messages import normal_messages
 from vllm.parser.events import collect
+from vllm.server.serving.generation.turn import Step
+from vllm.server.serving.responses.input_items import normal_items, to_messages
+from vllm.server.serving.responses.writer import ResponseWriter
 
 openai_harmony = pytest.importorskip("openai_harmony")
 
@@ -75,3 +85,76 @@ def test_every_beginning_of_an_answer_is_read_alike(encoding, text):
         beginning = encoding.decode(ids[:count])
         if "\ufffd" not in beginning:  # half a character
             assert ours(beginning) == theirs(encoding, ids[:count]), beginning
+
+
+# A conversation: what the model answers, and then a text of the user's, or outputs of what it has called.
+TURNS: dict[str, list[tuple[str, str | list[str]]]] = {
+    "a call": [(f'{ANALYSIS}{NEXT}{CALL}{{"city": "Oslo"}}<|call|>', ["rain"])],
+    "texts": [
+        (f"{ANALYSIS}{NEXT}<|channel|>final<|message|>Yes — it is.<|return|>", "And now?"),
+        ("<|channel|>final<|message|>Yes.<|return|>", "Why?"),
+    ],
+    "calls one after the other": [
+        (f'{ANALYSIS}{NEXT}{CALL}{{"city": "Oslo"}}<|call|>', ["rain"]),
+        (f"{ANALYSIS}{NEXT} to=functions.now<|channel|>commentary json<|message|>{{}}<|call|>", ['{"hour": 7}']),
+        (f"{ANALYSIS}{NEXT}<|channel|>final<|message|>Rain at 7.<|return|>", "Thanks. And Rome?"),
+        (f'{ANALYSIS}{NEXT}{CALL}{{"city": "Rome"}}<|call|>', ["sun"]),
+    ],
+    "a call without reasoning": [(f'{CALL}{{"city": "東京 {{x}}"}}<|call|>', ["<b> \n"])],
+}
+
+
+def items_of(text: str) -> list[dict[str, Any]]:
+    """The output of a response whose model has answered `text`, without what ends it."""
+    parser, writer = AnswerParser(AnswerFormat.of(None, "openai", "openai_gptoss")), ResponseWriter({})
+    events = [*parser.feed(text), *parser.finish()]
+    writer.take(Step(events, None, {}, "tool_calls" if parser.num_calls else "stop", None))
+    writer.end({})
+    return json.loads(json.dumps(writer.response["output"]))
+
+
+def our_prompt(items: list[dict[str, Any]]) -> str:
+    messages = fitted(normal_messages(to_messages(None, normal_items(items, lambda name: None))), TEMPLATE)
+    texts, _ = render_jinja_template([messages], chat_template=TEMPLATE, add_generation_prompt=True)
+    return texts[0]
+
+
+def messages_of(encoding, ids: list[int]) -> list[tuple[Any, ...]]:
+    """What a prompt says, and to whom. Reasoning before the last answer is left out: the library does so only where
+    that is the last thing that the assistant has said."""
+    parser = openai_harmony.StreamableParser(encoding, role=None)
+    for each in ids:
+        parser.process(each)
+    found = [(m, "".join(part.text for part in m.content)) for m in parser.messages]
+    last = max((index for index, (m, _) in enumerate(found) if m.channel == "final"), default=-1)
+    return [
+        (m.author.role.value, m.author.name, m.recipient, m.channel, json.loads(text) if text[:1] == "{" else text)
+        for index, (m, text) in enumerate(found)
+        if m.channel != "analysis" or index > last
+    ]
+
+
+@pytest.mark.parametrize("turns", TURNS.values(), ids=TURNS)
+def test_conversations_are_rendered_alike(encoding, turns):
+    harmony = openai_harmony
+    items: list[dict[str, Any]] = [{"role": "user", "content": "Is it?"}]
+    theirs = [harmony.Message.from_role_and_content(harmony.Role.USER, "Is it?")]
+    for text, reply in turns:
+        own = items_of(text)
+        calls = [item for item in own if item["type"] == "function_call"]
+        items += own
+        ids = encoding.encode(text, allowed_special="all")
+        theirs += encoding.parse_messages_from_completion_tokens(ids, harmony.Role.ASSISTANT)
+        if isinstance(reply, str):
+            items.append({"role": "user", "content": reply})
+            theirs.append(harmony.Message.from_role_and_content(harmony.Role.USER, reply))
+            continue
+        for call, output in zip(calls, reply, strict=True):
+            items.append({"type": "function_call_output", "call_id": call["call_id"], "output": output})
+            author = harmony.Author.new(harmony.Role.TOOL, f"functions.{call['name']}")
+            message = harmony.Message.from_author_and_content(author, output)
+            theirs.append(message.with_channel("commentary").with_recipient("assistant"))
+        conversation = harmony.Conversation.from_messages(theirs)
+        expected = encoding.render_conversation_for_completion(conversation, harmony.Role.ASSISTANT)
+        found = encoding.encode(our_prompt(items), allowed_special="all")
+        assert messages_of(encoding, found) == messages_of(encoding, expected)

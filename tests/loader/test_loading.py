@@ -170,6 +170,20 @@ def test_formats_that_are_not_implemented_are_refused(llama: Path) -> None:
         resolve_model(str(llama))
 
 
+@pytest.mark.parametrize(
+    ("kind", "architecture"),
+    [("llama", "LlamaForCausalLM"), ("bert", "BertModel"), ("modernbert", "ModernBertModel"), ("t5", "T5Model")],
+)
+def test_a_file_without_architectures(tmp_path: Path, kind: str, architecture: str) -> None:
+    raw = {"model_type": kind, "architectures": None}
+    assert resolve._with_architecture(raw, "tiny") == raw | {"architectures": [architecture]}
+
+
+def test_a_model_without_architectures_generates(llama: Path) -> None:
+    edit_config(llama, architectures=[])
+    assert resolve_model(str(llama)).hf_config.architectures == ("LlamaForCausalLM",)
+
+
 def test_dtype_of_a_folder(llama: Path) -> None:
     assert resolve_model(str(llama)).dtype == "float32"
     assert resolve_model(str(llama), "bfloat16").dtype == "bfloat16"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import shutil
 
 import pytest
 import torch
@@ -199,6 +200,37 @@ def test_resolvers(server, made, tmp_path, monkeypatch):
     monkeypatch.setenv("VLLM_ALLOW_RUNTIME_LORA_UPDATING", "0")
     assert refused(server, 404, "/v1/completions", model="other", prompt="a")
     assert known.asked[-1] == ("tiny", "nobody")
+
+
+def test_folders_are_found_by_their_names(made, tmp_path, monkeypatch):
+    """VLLM_LORA_RESOLVER_CACHE_DIR: FOLDER/NAME, unless it is for another model."""
+    found = tmp_path / "found"
+    for name in ("two", "three"):
+        shutil.copytree(made.paths[name], found / name)
+    other = json.loads((found / "two" / "adapter_config.json").read_text())
+    for name, changed in (
+        ("of another model", {"base_model_name_or_path": "org/other"}),
+        ("of this", {"base_model_name_or_path": "org/tiny"}),
+        ("of another kind", {"peft_type": "IA3"}),
+    ):
+        shutil.copytree(found / "two", found / name)
+        (found / name / "adapter_config.json").write_text(json.dumps(other | changed))
+    (found / "empty").mkdir()
+    (tmp_path / "outside").mkdir()
+    shutil.copytree(found / "two", tmp_path / "outside" / "adapter")
+    monkeypatch.setenv("VLLM_ALLOW_RUNTIME_LORA_UPDATING", "1")
+    monkeypatch.setenv("VLLM_LORA_RESOLVER_CACHE_DIR", str(found))
+    monkeypatch.setattr(LoRAResolverRegistry, "resolvers", {})
+    with AppThread(make_engine(made.folder / "model", enable_lora=True, max_loras=2)) as server:
+        assert LoRAResolverRegistry.get_supported_resolvers() == {"Filesystem Resolver"}
+        ids = server.engine.tokenizer.encode(PROMPT)
+        for name, kind in (("three", "three"), ("two", "two"), ("of this", "two"), ("three", "three")):
+            assert complete(server, name)["choices"][0]["token_ids"] == made.tokens(kind, ids)
+        assert names(server) == ["tiny", "three", "two", "of this"]
+        for name in ("of another model", "of another kind", "empty", "../outside/adapter", "..", "", "nobody"):
+            answer = server.request("POST", "/v1/completions", json={"model": name, "prompt": "a"})
+            assert answer.status_code in (400, 404) and str(found) not in answer.text, name
+        assert names(server) == ["tiny", "three", "two", "of this"]
 
 
 def test_metrics_name_adapters(server):

@@ -78,6 +78,22 @@ def test_items_of_a_response(server):
     assert response["usage"]["output_tokens_details"] == {"reasoning_tokens": 3}
 
 
+def test_logprobs_are_of_the_text_whatever_stands_around_it(server):
+    text = TEXT.replace("Hm.", "Oslo").replace("Let me see.", "Oslo")
+    body = forced(RESPONSES, text, include=["message.output_text.logprobs"])
+    tools = [{"type": "function", "function": {"name": "weather", "parameters": CITY}}]
+    chat = {"messages": [{"role": "user", "content": "?"}], "tools": tools, "logprobs": True, "temperature": 0}
+    chat |= {"vllm_xargs": body["vllm_xargs"], "max_tokens": len(text)}
+    entries = server.post("/v1/chat/completions", **chat)["choices"][0]["logprobs"]["content"]
+    start = text.index("</think>") + len("</think>")
+    expected = [each["logprob"] for each in entries[start : start + 4]]
+    for response in (server.post(RESPONSES, **body), events_of(server, RESPONSES, **body)[-1]["response"]):
+        (part,) = response["output"][1]["content"]
+        assert part["text"] == "Oslo"
+        assert [each["logprob"] for each in part["logprobs"][:4]] == pytest.approx(expected, abs=1e-5)
+        assert "".join(each["token"] for each in part["logprobs"]).strip() == "Oslo"
+
+
 def test_events_of_a_response(server):
     body = forced(RESPONSES, TEXT, include=["message.output_text.logprobs"])
     events = events_of(server, RESPONSES, **body)

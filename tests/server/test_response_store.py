@@ -65,6 +65,19 @@ def test_items_stay_as_long_as_someone_has_them():
     assert store.item("msg_0") is None
 
 
+def test_what_is_removed_is_not_renewed():
+    store, conversation = ResponseStore(1000), Conversation({"id": "c"})
+    store.put("c", conversation)
+    conversation.items.append({"id": "i"})
+    store.renew("c", conversation)
+    assert store.item("i") == {"id": "i"}
+    store.remove("c")
+    store.renew("c", conversation)
+    with pytest.raises(ApiError):
+        store.conversation("c")
+    assert store.item("i") is None
+
+
 def test_sizes_follow_what_grows():
     store = ResponseStore(1000)
     conversation = Conversation({"id": "c"})

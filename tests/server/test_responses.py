@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 
 import pytest
 from asgi import AppThread, make_engine
@@ -299,6 +300,19 @@ def test_conversations(server):
     assert error_of(server, **both)["param"] == "conversation"
     assert server.request("DELETE", path).json()["deleted"] is True
     assert error_of(server, 404, conversation=conversation["id"])["code"] == "conversation_not_found"
+
+
+def test_what_is_deleted_while_it_grows_stays_deleted(server):
+    conversation = server.request("POST", "/v1/conversations", json={}).json()["id"]
+    body = {"model": "tiny", "input": "x", "conversation": conversation, **GREEDY, "max_output_tokens": 300}
+    answer = server.begin("POST", PATH, json=body)
+    while not (running := list(server.state.responses.running)):
+        assert not answer.done()
+        time.sleep(0.001)
+    paths = (f"/v1/conversations/{conversation}", f"{PATH}/{running[0]}")
+    assert all(server.request("DELETE", path).json()["deleted"] for path in paths)
+    assert answer.result(timeout=120).json()["id"] == running[0]
+    assert [server.request("GET", path).status_code for path in paths] == [404, 404]
 
 
 def test_truncation(server):

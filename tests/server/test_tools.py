@@ -233,6 +233,22 @@ def test_what_cannot_be_honoured_is_refused_by_name(server, body, param, code):
     assert (response.status_code, error["param"], error["code"]) == (400, param, code), error
 
 
+def test_schemas_that_no_grammar_keeps_are_named(server):
+    for schema, says in (
+        ({"type": "string"}, "the schema of an object"),
+        ({"properties": {"a": {"type": "dict"}}}, "dict"),
+    ):
+        tools = [{"type": "function", "function": {"name": "f", "parameters": schema}}]
+        body = {"model": "tiny", "messages": USER, "tools": tools, "tool_choice": "required"}
+        error = server.request("POST", "/v1/chat/completions", json=body).json()["error"]
+        assert error["param"] == "tools" and says in error["message"] and "structured_outputs" not in error["message"]
+
+
+def test_reasoning_alone_is_a_message(server):
+    history = [*USER, {"role": "assistant", "content": None, "reasoning": "Hm.", "refusal": None}, *USER]
+    assert ask(server, "Hello.", messages=history)["message"]["content"] == "Hello."
+
+
 def test_openai_client_on_the_embedded_model(live_server):
     client = openai.OpenAI(base_url=f"{live_server.url}/v1", api_key="none")
     weather = {

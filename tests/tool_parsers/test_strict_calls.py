@@ -3,6 +3,7 @@ not."""
 
 from __future__ import annotations
 
+import json
 import re
 
 import numpy as np
@@ -13,6 +14,7 @@ from tokenizers import AddedToken, decoders, models, pre_tokenizers
 
 from vllm.chat.argument_forms import UnwritableSchema
 from vllm.chat.call_forms import CallableFunction, CallForms
+from vllm.chat.channel_forms import ChannelForms
 from vllm.tokenizers.tokenizer import Tokenizer
 from vllm.tool_parsers import ToolParserManager
 from vllm.v1.structured_output.matcher import Grammars
@@ -62,22 +64,25 @@ OTHERS = [
 
 
 class Forms:
-    """Over a tokenizer of bytes, in which `markers` are one token each."""
+    """Over a tokenizer of bytes, in which `markers` are one token each; `ends` of them may end an answer, too."""
 
-    def __init__(self, markers: list[str]) -> None:
+    def __init__(self, markers: list[str], ends: tuple[str, ...] = ()) -> None:
+        self.ends = ends
         made = tokenizers.Tokenizer(models.BPE({char: index for index, char in enumerate(ALPHABET)}, []))
         made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
         made.decoder = decoders.ByteLevel()
         made.add_special_tokens(["<eos>"])
-        made.add_tokens([AddedToken(each, special=False, normalized=False) for each in markers])
+        made.add_tokens([AddedToken(each, special=bool(ends), normalized=False) for each in markers])
         self._tokenizer = made
-        self._grammars = Grammars(made.to_str(), made.get_vocab_size(), [made.token_to_id("<eos>")])
+        end_ids = [made.token_to_id(each) for each in ("<eos>", *ends)]
+        self._grammars = Grammars(made.to_str(), made.get_vocab_size(), end_ids)
 
     def of(self, name: str) -> CallForms:
         parser = ToolParserManager.get_tool_parser(name)
+        forms = ChannelForms if parser.has_channels else CallForms
         tokenizer = Tokenizer.__new__(Tokenizer)
         tokenizer.backend = self._tokenizer
-        return CallForms(tokenizer, parser.call_text, (*parser.begins, *parser.begins_unread), parser.frames)
+        return forms(tokenizer, parser.call_text, (*parser.begins, *parser.begins_unread), parser.frames)
 
     def holds(self, grammar: str, text: str) -> bool:
         matcher, size = self._grammars.start(grammar), self._tokenizer.get_vocab_size()
@@ -152,3 +157,39 @@ def test_calls_beside_a_form(name, forms):
 def test_what_cannot_be_kept_is_said(schema, says):
     with pytest.raises(UnwritableSchema, match=says):
         Forms([]).of("qwen3_coder").free([CallableFunction("f", schema)], True, None)
+
+
+@pytest.mark.parametrize("name", ['say "hi"', "back\\slash", "wetter.für/x"])
+def test_names_are_spelled_as_json(name):
+    forms = Forms([])
+    text = f'<tool_call>\n{{"name": {json.dumps(name, ensure_ascii=False)}, "arguments": {{}}}}\n</tool_call>'
+    assert forms.holds(forms.of("hermes").forced([CallableFunction(name, {})], False), text)
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"properties": {"a": {"type": "integer"}}, "required": ["a"]},
+        {"type": ["object", "null"], "properties": {"a": {"type": "integer"}}, "required": ["a"]},
+        {"type": "object", "title": None, "properties": {"a": {"type": "integer"}}, "required": ["a"], "$defs": None},
+        {"$ref": "#/$defs/A", "$defs": {"A": {"properties": {"a": {"type": "integer"}}, "required": ["a"]}}},
+    ],
+)
+def test_arguments_are_objects(schema):
+    forms = Forms([])
+    grammar = forms.of("hermes").forced([CallableFunction("f", schema)], False)
+    texts = [f'<tool_call>\n{{"name": "f", "arguments": {each}}}\n</tool_call>' for each in ('{"a": 1}', "true", "{}")]
+    assert [forms.holds(grammar, text) for text in texts] == [True, False, False]
+
+
+@pytest.mark.parametrize("name", ["gemma4", "pythonic"])
+def test_a_schema_that_holds_its_like(name):
+    branch = {"type": "object", "properties": {"next": {"$ref": "#/$defs/N"}}, "required": []}
+    schema = {"type": "object", "properties": {"n": {"$ref": "#/$defs/N"}}, "required": ["n"], "$defs": {"N": branch}}
+    forms = Forms([])
+    if name == "gemma4":
+        with pytest.raises(UnwritableSchema, match="holds its like"):
+            forms.of(name).free([CallableFunction("f", schema)], True, None)
+        return
+    grammar = forms.of(name).free([CallableFunction("f", schema)], True, None)
+    assert forms.holds(grammar, '[f(n={"next": {"next": {}}})]') and not forms.holds(grammar, "[f(n={'next': 1})]")

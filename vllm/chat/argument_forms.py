@@ -42,6 +42,7 @@ class ArgumentForms:
             ids: of the tokenizer's added tokens, by their texts.
         """
         self._text, self._literal, self._write_schema, self._ids = text, literal, write_schema, ids
+        self._open: list[Mapping[str, Any]] = []  # schemas that hold the one that is being written
 
     def bound(self, name: str, schema: Mapping[str, Any]) -> list[str]:
         """The rule `name`, and those that it needs: arguments in the schema's order, those that it does not require
@@ -128,14 +129,19 @@ class ArgumentForms:
         """A value that is written in the format's own way on every level; in Python JSON is one, too."""
         own = resolved(schema, root)
         own = own if isinstance(own, Mapping) else {}
-        mark = len(rules)
+        mark, depth = len(rules), len(self._open)
         try:
+            if any(each is own for each in self._open):
+                raise UnwritableSchema(f"{key}, which holds its like")
+            self._open.append(own)
             return self._own_value(key, own, root, rule, rules)
         except UnwritableSchema:
             if not self._text.is_python:
                 raise
             del rules[mark:]
             return self._json(own, root)
+        finally:
+            del self._open[depth:]
 
     def _own_value(self, key: str, own: Mapping[str, Any], root: Mapping[str, Any], rule: str, rules: list[str]) -> str:
         choices, several, kind = _choices(own), own.get("anyOf") or own.get("oneOf"), own.get("type")

@@ -8,11 +8,13 @@ from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 from vllm.chat.argument_forms import ArgumentForms
+from vllm.parser.typed_values import resolved
 from vllm.tokenizers.tokenizer import Tokenizer
 from vllm.tool_parsers.abstract_tool_parser import ANY_NUMBER, ANY_WORD, ArgumentText, CallText
 from vllm.v1.structured_output.grammar import WHITE_SPACE, closed_schema, known_formats
 
-_FREE_TEXT = r"/(.|\n)*/"
+FREE_TEXT = r"/(.|\n)*/"
+"""Any text without tokens of their own, as a regular expression."""
 
 
 class CallableFunction(NamedTuple):
@@ -21,6 +23,21 @@ class CallableFunction(NamedTuple):
     name: str
     schema: dict[str, Any]  # of its arguments
     is_bound: bool = True  # to the schema; otherwise its arguments are any object
+
+
+def bound_schema(function: CallableFunction) -> dict[str, Any]:
+    """What a function's arguments fit where a grammar holds."""
+    if not function.is_bound:
+        return {"type": "object"}
+    # Some clients write null for what is left out.
+    given = {name: value for name, value in function.schema.items() if value is not None}
+    found = resolved({"$ref": given["$ref"]}, given) if "$ref" in given else None
+    if isinstance(found, dict) and "$ref" not in found:
+        del given["$ref"]
+        given |= found
+    # A type would close what the parts describe.
+    own = {} if any(each in given for each in ("$ref", "anyOf", "oneOf", "allOf")) else {"type": "object"}
+    return closed_schema(known_formats({**given, **own}))
 
 
 class CallForms:
@@ -41,16 +58,16 @@ class CallForms:
     def forced(self, functions: Sequence[CallableFunction], many: bool) -> str:
         """An answer of one call, or of one or more."""
         rules = ["start: calls", *self._calls(functions, many, "")]
-        return _grammar([*rules, *self._functions(functions)])
+        return grammar_of([*rules, *self._functions(functions)])
 
     def free(self, functions: Sequence[CallableFunction], many: bool, schema: dict[str, Any] | bool | None) -> str:
         """An answer of text with calls in it, or, with a schema, either JSON of that schema or calls."""
         if schema is not None:
-            rules = [f"start: form | calls\nform: %json {_schema(schema)}", *self._calls(functions, many, "")]
+            rules = [f"start: form | calls\nform: %json {schema_text(schema)}", *self._calls(functions, many, "")]
         elif self._marker:
             rules = [
                 f"start: {'(before calls)*' if many else '(before calls)?'} rest",
-                *self._before(),
+                *self._up_to(self._marker, "before"),
                 *self._free_text("rest", "REST"),
                 *self._calls(functions, bool(self._text.first) and many, self._marker),
             ]
@@ -60,20 +77,21 @@ class CallForms:
                 f"start: calls | rest?\nrest: REST\nREST: /[^{first}](.|\\n)*/",
                 *self._calls(functions, many, ""),
             ]
-        return _grammar([*rules, *self._functions(functions)])
+        return grammar_of([*rules, *self._functions(functions)])
 
-    def _before(self) -> list[str]:
-        """The text up to and with the marker."""
-        if self._has_token(self._marker):
-            return [f"before: text {self._literal(self._marker)}", *self._free_text("text", "BEFORE")]
-        return [f"before[suffix={json.dumps(self._marker)}]: {_FREE_TEXT}"]
+    def _up_to(self, marker: str, rule: str) -> list[str]:
+        """The rule of a text up to and with the marker."""
+        if self._has_token(marker):
+            text = f"{rule}_text"
+            return [f"{rule}: {text} {self._literal(marker)}", *self._free_text(text, text.upper())]
+        return [f"{rule}[suffix={json.dumps(marker)}]: {FREE_TEXT}"]
 
     def _free_text(self, name: str, terminal: str) -> list[str]:
         """The rule `name`: any text, and markup around it."""
         if not self._frames:
-            return [f"{name}: {terminal}\n{terminal}: {_FREE_TEXT}"]
+            return [f"{name}: {terminal}\n{terminal}: {FREE_TEXT}"]
         frames = " | ".join(map(self._literal, self._frames))
-        return [f"{name}: ({terminal} | {frames})*\n{terminal}: {_FREE_TEXT.replace('*', '+')}"]
+        return [f"{name}: ({terminal} | {frames})*\n{terminal}: {FREE_TEXT.replace('*', '+')}"]
 
     def _has_token(self, text: str) -> bool:
         return self._tokens is not None and self._tokens.search(text) is not None
@@ -96,22 +114,25 @@ class CallForms:
     def _functions(self, functions: Sequence[CallableFunction]) -> list[str]:
         rules = []
         for index, each in enumerate(functions):
-            schema = closed_schema(known_formats(each.schema or {"type": "object", "properties": {}}))
             if self._text.arguments is not None:
-                rules += self._one_by_one(index, each, schema, self._text.arguments)
+                rules += self._one_by_one(index, each, self._text.arguments)
                 continue
-            arguments = _schema(schema if each.is_bound else {"type": "object"})
-            rules.append(f"call_{index}: {self._literal(each.name + self._text.between)} %json {arguments}")
+            arguments = schema_text(bound_schema(each))
+            name = self._spelled(each.name) + self._text.between
+            rules.append(f"call_{index}: {self._literal(name)} %json {arguments}")
         return rules
 
-    def _one_by_one(
-        self, index: int, function: CallableFunction, schema: dict[str, Any], text: ArgumentText
-    ) -> list[str]:
+    def _spelled(self, name: str) -> str:
+        """A name as a call has it, which may be a string of JSON."""
+        is_json = self._text.before.endswith('"') and self._text.between.startswith('"')
+        return json.dumps(name, ensure_ascii=False)[1:-1] if is_json else name
+
+    def _one_by_one(self, index: int, function: CallableFunction, text: ArgumentText) -> list[str]:
         """The rules of a call and of its arguments, with the call's end."""
-        forms, name = ArgumentForms(text, self._literal, _schema, self._ids), f"arguments_{index}"
+        forms, name = ArgumentForms(text, self._literal, schema_text, self._ids), f"arguments_{index}"
         end = self._text.after
         if function.is_bound:
-            rules = forms.bound(name, schema)
+            rules = forms.bound(name, bound_schema(function))
         else:
             rules, end = forms.unbound(name, end)
         return [
@@ -134,10 +155,12 @@ class CallForms:
         return " ".join(parts)
 
 
-def _schema(schema: dict[str, Any] | bool) -> str:
+def schema_text(schema: dict[str, Any] | bool) -> str:
+    """A schema as a grammar has it."""
     own = schema if isinstance(schema, dict) else {}
     return json.dumps({**own, "x-guidance": {"whitespace_pattern": WHITE_SPACE}})
 
 
-def _grammar(rules: Iterable[str]) -> str:
+def grammar_of(rules: Iterable[str]) -> str:
+    """A grammar's text."""
     return "\n".join(["%llguidance {}", *rules, ""])

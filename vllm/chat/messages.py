@@ -69,7 +69,7 @@ def _check_content(name: str, message: Mapping[str, Any], has_tool_calls: bool) 
         return _check_parts(f"{name}.content", content)
     if message.get("refusal") is not None:
         return _check_text(f"{name}.refusal", message["refusal"])
-    if has_tool_calls:
+    if has_tool_calls or any(isinstance(message.get(each), str) for each in ("reasoning", "reasoning_content")):
         return ""
     raise VLLMValidationError(f"{name} has no content", f"{name}.content")
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from vllm.chat.histories import fitted
 from vllm.chat.messages import named_conversations
 from vllm.exceptions import VLLMValidationError
 from vllm.inputs import TokensPrompt
@@ -71,6 +72,8 @@ def render_texts(
     if chat_template is None and tokenizer.chat_template is None:
         missing = "the model's tokenizer has no chat template; pass one as chat_template"
         raise VLLMValidationError(missing, "chat_template")
+    own: Any = chat_template or tokenizer.chat_template
+    text = "\n".join(own.values()) if isinstance(own, dict) else own
     options = {
         "chat_template": chat_template,
         "add_generation_prompt": add_generation_prompt,
@@ -78,7 +81,7 @@ def render_texts(
         "tools": tools,
         **(chat_template_kwargs or {}),
     }
-    return [_render(name, conversation, tokenizer, options) for name, conversation in conversations]
+    return [_render(name, fitted(conversation, text), tokenizer, options) for name, conversation in conversations]
 
 
 def load_chat_template(template: str | Path | None) -> str | None:

@@ -17,8 +17,9 @@ from vllm.ops.rms_norm import AddedNorm, rms_norm
 
 
 class AdaptableNorm(nn.Module):
-    """A norm whose weight and bias may be others for some rows."""
+    """A norm whose weight and bias may be others for some rows, unless not `takes_adapters`."""
 
+    takes_adapters = True
     weight: nn.Parameter | None
     bias: nn.Parameter | None
 

@@ -7,6 +7,7 @@ import importlib.util
 import re
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from vllm import envs
 from vllm.config.checkpoint.config import HFConfig, parse_hf_config, read_config
@@ -22,6 +23,7 @@ from vllm.loader.gguf.hub import find_on_hub
 from vllm.logger import init_logger, warn_once
 from vllm.models.registry import (
     TRANSFORMERS,
+    encoder_archs,
     import_model_class,
     model_entry,
     pooling_kind,
@@ -170,6 +172,8 @@ def _locate(model: str | None, revision: str | None, download_dir: str | None, h
 
 def _load_config(folder: Path, overrides: Overrides, model_impl: str, trust_remote_code: bool) -> HFConfig:
     raw, generation = read_config(folder, overridden_entries(overrides, folder, trust_remote_code))
+    if not raw.get("architectures"):
+        raw = _with_architecture(raw, folder.name)
     if has_sparse_pooling(folder):
         raw = with_sparse_head(raw, f"{folder.name}/modules.json")
     entry = model_entry(raw.get("architectures") or (), model_impl, raw)
@@ -184,6 +188,21 @@ def _load_config(folder: Path, overrides: Overrides, model_impl: str, trust_remo
     if find_encoder(raw) is not None:
         return load_encoder_config(raw, folder, trust_remote_code)
     return load_transformers_config(raw, folder, generation, trust_remote_code)
+
+
+def _with_architecture(raw: dict[str, Any], name: str) -> dict[str, Any]:
+    """What transformers calls the model of a file that names none: its language model, or the bare one of an encoder or
+    of a kind without language models."""
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, MODEL_MAPPING_NAMES
+
+    kind = str(raw.get("model_type"))
+    found = base = MODEL_MAPPING_NAMES.get(kind)
+    if base not in encoder_archs() or raw.get("is_decoder"):
+        found = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(kind, base)
+    if not isinstance(found, str) or "text_config" in raw:
+        return raw
+    warn_once(logger, f"{name}/config.json names no architecture: its model_type {kind!r} runs as {found}")
+    return {**raw, "architectures": [found]}
 
 
 def _check_gguf_quantization(asked: str | None, source: Path) -> None:

@@ -72,7 +72,9 @@ class AdapterManager:
         return True
 
     def remove(self, number: int) -> bool:
-        """Free an adapter's memory on the host; False: there is none. Requests that run with it keep their row."""
+        """Free an adapter's memory; False: there is none. Requests that run with it keep their row."""
+        if number in self._numbers:
+            self._clear_unused(self._numbers.index(number))
         return self._loaded.pop(number, None) is not None
 
     def numbers(self) -> set[int]:
@@ -98,6 +100,17 @@ class AdapterManager:
         if row != NO_ADAPTER:
             self._slots[row].discard(slot)
             self.row_of_slot[slot] = NO_ADAPTER
+            if self._numbers[row] not in self._loaded:
+                self._clear_unused(row)
+
+    @torch.inference_mode()
+    def _clear_unused(self, row: int) -> None:
+        """Give back what an adapter without requests holds beside the row's own memory."""
+        if not self._slots[row]:
+            self._numbers[row] = None
+            self._unrecorded.discard(row)
+            for product in self._products.values():
+                self.version += product.put(row, None)
 
     def _product(self, layer: Any) -> _Product:
         if isinstance(layer, AdaptableNorm):

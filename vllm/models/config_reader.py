@@ -23,12 +23,13 @@ _IRRELEVANT = re.compile(
     max_length|min_length|do_sample|temperature|top_k|top_p|typical_p|num_beams|num_return_sequences|repetition_penalty|
     length_penalty|no_repeat_ngram_size|encoder_no_repeat_ngram_size|bad_words_ids|num_beam_groups|diversity_penalty|
     forced_.*|remove_invalid_values|exponential_decay_length_penalty|suppress_tokens|begin_suppress_tokens|
-    early_stopping|transformers\\.js_config|quantization_config|compression_config|language|.*_in_fp32|fp32_.*|
+    early_stopping|transformers\.js_config|quantization_config|compression_config|language|.*_in_fp32|fp32_.*|
     reorder_and_upcast_attn|layerdrop|ffn_dropout|z_loss.*|.*loss.*|cache_implementation|
     n_ctx|max_model_len|model_max_length|tokenizer_model_max_length|max_sequence_length|predict_special_tokens|is_llama_config|
     tokenizer_name|org_vocab_size|classifier_from_token|num_labels|method|is_original_qwen3_reranker|is_causal|
     use_bidirectional_attention|pooling|is_matryoshka|matryoshka_dimensions|sbert_ce_.*|
-    sentence_transformers""".replace("\n    ", "")
+    sentence_transformers|trust_remote_code|neftune_noise_alpha|(?:bos|eos|pad|unk|cls|mask)_token
+    """.replace("\n    ", "")
 )
 
 _RMS_EPS = ("rms_norm_eps", "layernorm_epsilon", "norm_eps", "layer_norm_epsilon")
@@ -46,8 +47,8 @@ class ConfigReader:
         self.config = config
         self._raw, self._where = config.raw, config.where
         self._read: set[str] = set()
-        self.hidden_size = self.integer("hidden_size", "n_embd", "d_model", "dim")
-        self.num_layers = self.integer("num_hidden_layers", "n_layer", "num_layers", "n_layers")
+        self.hidden_size = self.integer("hidden_size", "n_embd", "d_model", "dim", "embedding_dim")
+        self.num_layers = self.integer("num_hidden_layers", "n_layer", "num_layers", "n_layers", "num_blocks")
 
     @property
     def num_heads(self) -> int:

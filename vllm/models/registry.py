@@ -100,11 +100,15 @@ _HYBRIDS = {
 }
 # Other names of these.
 _SYNONYMS = {
+    "AquilaForCausalLM": "LlamaForCausalLM",
     "BaiChuanForCausalLM": "BaichuanForCausalLM",
     "ChatGLMModel": "ChatGLMForConditionalGeneration",
+    "LLaMAForCausalLM": "LlamaForCausalLM",
     "MptForCausalLM": "MPTForCausalLM",
+    "PhiMoEForCausalLM": "PhimoeForCausalLM",
     "RWForCausalLM": "FalconForCausalLM",
     "StableLMEpochForCausalLM": "StableLmForCausalLM",
+    "XverseForCausalLM": "LlamaForCausalLM",
 }
 _NATIVE = {
     name: f"vllm.models.{folder}.{module}:{name}"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from types import NoneType
 from typing import Any
@@ -43,6 +43,8 @@ class Thinking:
         end: the text that ends it.
         begin: the text that begins it; an answer that begins otherwise has none. "": the prompt has begun it.
         budget: the most tokens that it may have, after which its end is forced; None: any number.
+        also_ends: further texts that end it.
+        excludes: texts that it does not hold where a form follows, as far as they are single tokens.
 
     Raises:
         VLLMValidationError: a value of the wrong type, no end, or a budget below 0.
@@ -51,10 +53,15 @@ class Thinking:
     end: str
     begin: str = ""
     budget: int | None = None
+    also_ends: Sequence[str] = ()
+    excludes: Sequence[str] = ()
 
     def __post_init__(self) -> None:
         if not isinstance(self.end, str) or not self.end or not isinstance(self.begin, str):
             raise _wrong_value("thinking", self.end, "an end and a beginning that are texts")
+        for more in (self.also_ends, self.excludes):
+            if not isinstance(more, (list, tuple)) or not all(isinstance(each, str) and each for each in more):
+                raise _wrong_value("thinking", more, "lists of texts for also_ends and excludes")
         if self.budget is not None:
             check_integer("structured_outputs.thinking.budget", self.budget, 0)
 
@@ -93,7 +100,7 @@ class StructuredOutputsParams:
 
     def __post_init__(self) -> None:
         if isinstance(self.thinking, Mapping):
-            if not {"end"} <= self.thinking.keys() <= {"end", "begin", "budget"}:
+            if not {"end"} <= self.thinking.keys() <= {each.name for each in fields(Thinking)}:
                 raise _wrong_value("thinking", self.thinking, "an object with end, begin and budget")
             self.thinking = Thinking(**self.thinking)
         if not isinstance(self.thinking, (Thinking, NoneType)):

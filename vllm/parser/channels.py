@@ -10,7 +10,8 @@ from vllm.parser.events import Content, Event, Reasoning
 from vllm.parser.reader import Ended, Reader, Step
 
 START, CHANNEL, MESSAGE, CALL = "<|start|>", "<|channel|>", "<|message|>", "<|call|>"
-_ENDS = ("<|end|>", CALL, "<|return|>", START)
+END, RETURN = "<|end|>", "<|return|>"
+_ENDS = (END, CALL, RETURN, START)
 _RECIPIENT = re.compile(r"\bto=([^\s<]+)")
 _FUNCTIONS = "functions."
 

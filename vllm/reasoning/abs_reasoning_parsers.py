@@ -30,6 +30,8 @@ class ReasoningParser:
         begins: markers, one of which begins the reasoning.
         ends: markers, one of which ends it.
         also_ends: further ones, which belong to what follows.
+        ends_before_any: the marker that ends it where calls may follow, if `ends` are those before content.
+        has_channels: answers are messages in channels (vllm.parser.channels), which are always parted.
         frames: markup around the content, which is left out of it.
         drops: a text after the beginning that is none of the reasoning.
         is_implicit: an answer without a beginning begins with reasoning.
@@ -41,6 +43,8 @@ class ReasoningParser:
     begins: ClassVar[tuple[str, ...]] = ()
     ends: ClassVar[tuple[str, ...]] = ()
     also_ends: ClassVar[tuple[str, ...]] = ()
+    ends_before_any: ClassVar[str] = ""
+    has_channels: ClassVar[bool] = False
     frames: ClassVar[tuple[str, ...]] = ()
     drops: ClassVar[str] = ""
     is_implicit: ClassVar[bool] = False

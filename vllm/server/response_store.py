@@ -49,10 +49,11 @@ class Conversation:
 
 @dataclass
 class RunningResponse:
-    """A response on its way: what it is so far, and how to end it with what it has."""
+    """A response on its way: what it is so far, how to end it with what it has, and whether it is kept then."""
 
     response: dict[str, Any]
     cancel: Callable[[], Awaitable[None]]
+    keeps: bool = True
 
 
 class ResponseStore:
@@ -83,6 +84,11 @@ class ResponseStore:
             self._items.setdefault(item["id"], {})[name] = item
         while self._num_bytes > self._max_bytes:
             self.remove(next(iter(self._entries)))
+
+    def renew(self, name: str, entry: StoredResponse | Conversation) -> None:
+        """`put` of one that is kept; what has been removed stays away."""
+        if self._entries.get(name) is entry:
+            self.put(name, entry)
 
     def remove(self, name: str) -> bool:
         """Whether it was there."""

@@ -64,6 +64,7 @@ class ToolParser:
         begins_unread: further ones, which `read_calls` reads itself, as it does those of the answer's beginning.
         template_marks: texts that chat templates of such models hold, each of them; for the choice by template.
         calls_follow_reasoning: calls are marked as such, and reasoning is not marked as they are.
+        has_channels: answers are messages in channels (vllm.parser.channels), reasoning among them.
         call_text: how grammars write calls; None: where a call is forced, the answer is JSON. So it is where arguments
             are not.
     """
@@ -76,6 +77,7 @@ class ToolParser:
     template_marks: ClassVar[tuple[str, ...]] = ()
     call_text: ClassVar[CallText | None] = None
     calls_follow_reasoning: ClassVar[bool] = True
+    has_channels: ClassVar[bool] = False
 
     def __init__(self, tokenizer: Any = None, tools: list[Any] | None = None) -> None:
         """

@@ -15,6 +15,7 @@ class OpenAIToolParser(ToolParser):
     begins = (START, CHANNEL)
     template_marks = (START, CHANNEL, MESSAGE)
     calls_follow_reasoning = False
+    has_channels = True
     call_text = CallText(f"{CHANNEL}commentary to=functions.", f" <|constrain|>json{MESSAGE}", CALL)
 
     def read(self, reader: Reader) -> Iterator[Step]:

@@ -30,8 +30,8 @@ NO_TOKEN = -1
 NO_TOKEN_LEFT = "no_token_left"
 """The stop reason, beside finish reason "error", of a sequence whose constraints rule out every token."""
 NO_TOKEN_MESSAGE = (
-    "no token can be sampled: logits processors, bad_words, allowed_token_ids and min_tokens together "
-    "rule out every one"
+    "no token can be sampled: structured_outputs, logits processors, bad_words, allowed_token_ids and min_tokens "
+    "together rule out every one"
 )
 
 

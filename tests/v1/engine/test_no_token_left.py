@@ -33,6 +33,10 @@ def nothing_after_two(output_ids: list[int], logits: torch.Tensor) -> torch.Tens
     return logits.fill_(-torch.inf) if len(output_ids) == 2 else logits
 
 
+def nothing(output_ids: list[int], logits: torch.Tensor) -> torch.Tensor:
+    return logits.fill_(-torch.inf)
+
+
 LATER = [
     pytest.param({"allowed_token_ids": [A], "bad_words": ["aaa"]}, id="bad_words"),
     pytest.param({"logits_processors": [nothing_after_two]}, id="processor"),
@@ -55,6 +59,15 @@ def test_it_ends_alone_with_what_it_has(llm, fields, temperature):
     assert ended.text == llm.get_tokenizer().decode(ended.token_ids)
     assert f"request {broken[1].request_id}: no token can be sampled" in ended.error
     assert is_empty(llm)
+
+
+@pytest.mark.parametrize("fields", [{"prompt_logprobs": 2}, {"prompt_logprob_token_ids": [A, B]}])
+def test_the_prompt_is_read_all_the_same(llm, fields):
+    prompt = byte_ids("the stop that has no answer")
+    (plain,) = generate(llm, [prompt], SamplingParams(max_tokens=0, **fields))
+    (ended,) = generate(llm, [prompt], SamplingParams(logits_processors=[nothing], **fields))
+    assert ended.outputs[0].stop_reason == "no_token_left"
+    assert len(ended.prompt_logprobs) == len(prompt) and ended.prompt_logprobs == plain.prompt_logprobs
 
 
 def test_siblings_go_on(llm):

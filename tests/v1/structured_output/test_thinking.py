@@ -13,6 +13,7 @@ from vllm.exceptions import VLLMValidationError
 from vllm.params.structured import StructuredOutputsParams, Thinking
 from vllm.v1.structured_output.grammar import grammar_text
 from vllm.v1.structured_output.matcher import Grammars
+from vllm.v1.structured_output.thinking import num_thinking_tokens
 
 ALPHABET = sorted(pre_tokenizers.ByteLevel.alphabet())
 
@@ -103,6 +104,30 @@ def test_a_budget_without_a_form(tokenizer, grammars):
     assert answer.add("and more").allowed() == EVERYTHING
 
 
+def test_further_ends(tokenizer, grammars):
+    thinking = Thinking("</t>", also_ends=["END", "Here:"])
+    for end in ("</t>", "END", "Here:"):
+        answer = Answer(tokenizer, grammars, **DIGIT, thinking=thinking).add(f"Her: {end}")
+        assert answer.allowed() == set("0123456789")
+        pieces = [b"H", end.encode()[:2], end.encode()[2:], b"7"]
+        assert num_thinking_tokens(thinking, pieces) == 3
+    assert num_thinking_tokens(thinking, [b"EN"]) is None
+
+
+def test_what_reasoning_before_a_form_does_not_hold(tokenizer, grammars):
+    thinking = Thinking("</t>", excludes=["<t>", "some text"])
+    answer = Answer(tokenizer, grammars, **DIGIT, thinking=thinking)
+    assert answer.allowed() == EVERYTHING - {"<eos>", "<t>"}
+    assert Answer(tokenizer, grammars, thinking=thinking).allowed() == EVERYTHING
+
+
+def test_what_begins_like_reasoning_is_free_without_a_form(tokenizer, grammars):
+    answer = Answer(tokenizer, grammars, thinking=Thinking("</t>", "Hm:", budget=1))
+    assert answer.add("H").allowed() == EVERYTHING
+    assert answer.add("e said so").allowed() == EVERYTHING
+    assert Answer(tokenizer, grammars, thinking=Thinking("</t>", "Hm:", budget=1)).add("Hm:x").allowed() == {"</t>"}
+
+
 def test_many_tokens_at_once(tokenizer, grammars):
     matcher = grammars.start(grammar_text(StructuredOutputsParams(**DIGIT, thinking=Thinking("</t>", "<t>"))))
     ids = tokenizer.encode("<t>abc</t>7", add_special_tokens=False).ids
@@ -122,5 +147,6 @@ def test_as_a_mapping():
     form = StructuredOutputsParams(json={"type": "object"}, thinking={"end": "</t>", "budget": 7})
     assert form.thinking == Thinking("</t>", budget=7)
     header, grammar = grammar_text(form).split("\n", 1)
-    assert json.loads(header.removeprefix("%thinking ")) == {"end": "</t>", "begin": "", "budget": 7}
+    fields = {"end": "</t>", "begin": "", "budget": 7, "also_ends": [], "excludes": []}
+    assert json.loads(header.removeprefix("%thinking ")) == fields
     assert grammar == grammar_text(StructuredOutputsParams(json={"type": "object"}))

@@ -170,7 +170,7 @@ def adapter_places(model: nn.Module) -> dict[str, AdapterPlace]:
             places[f"{name}.weight"] = AdapterPlace(
                 module, 0, Shard.whole(len(module.weight)), Shard.whole(module.width)
             )
-        elif isinstance(module, AdaptableNorm):
+        elif isinstance(module, AdaptableNorm) and module.takes_adapters:
             for kind, slot in module.checkpoint_slots().items():
                 if kind in ("weight", "bias"):
                     shards = (*slot.shards, Shard.whole(1))

@@ -41,6 +41,7 @@ class Cohere2ForCausalLM(CohereForCausalLM):
         reader.ignore("order_of_interleaved_layers", "position_embedding_type", "rotary_pct", "use_embedding_sharing")
         reader.ignore("use_gated_activation", "use_parallel_block", "use_parallel_embedding")
         pattern = reader.integer("sliding_window_pattern", "_sliding_window_pattern", default=4)
+        reader.only("layer_switch", pattern)
         kinds = reader.every_nth_full(pattern)
         layers = reader.windowed(spec.attentions[0], default_window=4096, default_kinds=kinds)
         return replace(spec, layers=tuple(layer if layer.window else replace(layer, rotary=None) for layer in layers))

@@ -73,6 +73,7 @@ class Gemma2ForCausalLM(DecoderForCausalLM):
     @classmethod
     def describe(cls, reader: ConfigReader) -> DecoderSpec:
         reader.ignore("cache_implementation")
+        reader.only("sliding_window_size", reader.get("sliding_window", default=4096))
         kinds = reader.every_nth_full(2)
         attention = attention_of(reader, softcap=reader.optional_number("attn_logit_softcapping", default=50.0))
         layers = reader.windowed(attention, default_window=4096, default_kinds=kinds)

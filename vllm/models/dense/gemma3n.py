@@ -159,6 +159,7 @@ class Gemma3nForCausalLM(DecoderForCausalLM):
     @classmethod
     def describe(cls, reader: ConfigReader) -> DecoderSpec:
         reader.ignore("altup_coef_clip")  # in training
+        reader.ignore("query_pre_attn_scalar")  # scores are not scaled
         norm, kinds = reader.norm(), reader.every_nth_full(5)
         base = reader.attention(
             rotary=False,

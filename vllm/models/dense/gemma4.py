@@ -43,7 +43,7 @@ def _of_mixture(name: str, tensor: Tensor, spec: DecoderSpec) -> Parts:
     if isinstance(spec.mlps[0], MoeSpec):
         name = re.sub(r"\.mlp\.(gate|up|down)_proj\.", r".mlp.shared_experts.\1_proj.", name)
         if name.endswith(".mlp.router_norm.weight"):
-            tensor = tensor * spec.hidden_size**-0.5
+            tensor = tensor.float() * spec.hidden_size**-0.5
     yield name, tensor
 
 

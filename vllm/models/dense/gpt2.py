@@ -72,6 +72,8 @@ class GPTBigCodeForCausalLM(DecoderForCausalLM):
 
     @classmethod
     def describe(cls, reader: ConfigReader) -> DecoderSpec:
+        reader.ignore("inference_runner", "validate_runner_input", "pre_allocate_kv_cache", "pad_key_length")
+        reader.ignore("max_batch_size")
         kv_heads = 1 if reader.boolean("multi_query", default=True) else reader.num_heads
         attention = reader.attention(rotary=False, bias=True, num_kv_heads=kv_heads)
         return describe(reader, scaled_layers(reader, attention), "gelu_pytorch_tanh")

@@ -82,7 +82,8 @@ class HunYuanDenseV1ForCausalLM(DecoderForCausalLM):
     def describe(cls, reader: ConfigReader) -> DecoderSpec:
         reader.ignore("attention_head_dim", "cla_share_factor", "mask_init_id", "norm_type", "pool_type", "use_qk_norm")
         reader.ignore("im_start_id", "im_end_id", "im_newline_id", "pad_id", "sep_id", "eod_id")
-        reader.ignore("text_start_id", "text_end_id")
+        reader.ignore("text_start_id", "text_end_id", "dense_list", "class_num", "enable_lm_head_fp32")
+        reader.only("use_rotary_pos_emb", True)
         norm = reader.norm(eps=1e-5)
         attention = reader.attention(qk_norm=norm, qk_norm_after_rotary=True)
         return reader.decoder(attention, reader.mlp(bias=False), norm)

@@ -14,6 +14,7 @@ class Starcoder2ForCausalLM(DecoderForCausalLM):
     @classmethod
     def describe(cls, reader: ConfigReader) -> DecoderSpec:
         reader.ignore("mlp_type", "norm_type", "attention_softmax_in_fp32", "scale_attention_softmax_in_fp32")
+        reader.only("scale_attn_weights", True)
         bias = reader.boolean("use_bias", default=True)
         return reader.decoder(
             reader.windowed(reader.attention(bias=bias)),

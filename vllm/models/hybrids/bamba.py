@@ -23,7 +23,9 @@ class BambaForCausalLM(DecoderForCausalLM):
     @classmethod
     def describe(cls, reader: ConfigReader) -> DecoderSpec:
         reader.ignore("num_logits_to_keep", "layer_types", "layers_block_type")
-        attention = reader.attention(rotary=reader.rotary(reader.head_dim, partial=0.5))
+        rotary = reader.rotary(reader.head_dim, partial=0.5)
+        reader.only("attn_rotary_emb", rotary.dim)
+        attention = reader.attention(rotary=rotary)
         mamba = mamba2_of_hybrid(reader)
         with_attention = reader.get("attn_layer_indices", default=[])
         layers = [attention if index in with_attention else mamba for index in range(reader.num_layers)]

@@ -42,7 +42,8 @@ class FalconH1ForCausalLM(DecoderForCausalLM):
 
     @classmethod
     def describe(cls, reader: ConfigReader) -> DecoderSpec:
-        reader.ignore("num_logits_to_keep", "layer_types", "mamba_use_mlp")
+        reader.ignore("num_logits_to_keep", "layer_types", "mamba_use_mlp", "mlp_expansion_factor")
+        reader.ignore("time_step_min", "time_step_max", "time_step_floor", "time_step_rank")
         _factors(reader)
         gate_first = not reader.boolean("mamba_norm_before_gate", default=True)
         is_normed = reader.boolean("mamba_rms_norm", default=False)

@@ -42,6 +42,7 @@ class RecurrentGemmaForCausalLM(DecoderForCausalLM):
     @classmethod
     def describe(cls, reader: ConfigReader) -> DecoderSpec:
         reader.ignore("w_init_variance_scale", "final_w_init_variance_scale", "layer_types", "layers_block_type")
+        reader.only("embeddings_scale_by_sqrt_dim", True)
         head_dim = reader.hidden_size // reader.num_heads
         reader.only("head_dim", head_dim)
         attention = reader.attention(

@@ -30,6 +30,7 @@ class GraniteMoeHybridForCausalLM(GraniteForCausalLM):
         (attention, *_) = super().layers(reader)
         assert isinstance(attention, AttentionSpec)
         reader.only("position_embedding_type", "rope", "nope")
+        reader.only("normalization_function", "rmsnorm")
         if reader.get("position_embedding_type") != "rope":
             attention = replace(attention, rotary=None)
         default = ["linear_attention"] * reader.num_layers

@@ -26,6 +26,7 @@ class JambaForCausalLM(DecoderForCausalLM):
         reader.ignore("use_mamba_kernels", "use_mambapy", "use_associative_scan", "num_logits_to_keep")
         reader.ignore("layer_types", "layers_block_type", "layers_num_experts")
         reader.only("hidden_act", "silu")
+        reader.only("mamba_inner_layernorms", True)
         attention = reader.attention(rotary=False, bias=False)
         rank = reader.get("mamba_dt_rank", default="auto")
         mamba = MambaSpec(

@@ -25,8 +25,7 @@ class MambaForCausalLM(DecoderForCausalLM):
     @classmethod
     def describe(cls, reader: ConfigReader) -> DecoderSpec:
         _ignore_training(reader)
-        reader.ignore("use_mambapy", "use_falcon_mambapy", "use_associative_scan", "time_step_scale")
-        reader.ignore("time_step_init_scheme")
+        reader.ignore("use_mambapy", "use_falcon_mambapy", "use_associative_scan")
         rank = reader.get("time_step_rank", default="auto")
         mamba = MambaSpec(
             reader.integer("intermediate_size", "d_inner", default=cls._expand(reader)),
@@ -62,7 +61,7 @@ class Mamba2ForCausalLM(DecoderForCausalLM):
     @classmethod
     def describe(cls, reader: ConfigReader) -> DecoderSpec:
         _ignore_training(reader)
-        reader.ignore("expand", "chunk_size", "time_step_rank")
+        reader.ignore("expand", "chunk_size", "time_step_rank", "norm_before_gate")
         groups = reader.integer("n_groups", default=8)
         has_bias = reader.boolean("use_bias", default=False)
         mamba = Mamba2Spec(
@@ -84,7 +83,9 @@ class Mamba2ForCausalLM(DecoderForCausalLM):
 def _ignore_training(reader: ConfigReader) -> None:
     """What makes weights, not what is computed with them; residuals have the model's dtype here."""
     reader.ignore("residual_in_fp32", "rescale_prenorm_residual", "time_step_min", "time_step_max", "time_step_floor")
+    reader.ignore("time_step_scale", "time_step_init_scheme", "fused_add_norm", "pad_vocab_size_multiple")
     reader.ignore("layer_types")
+    reader.only("rms_norm", True)
     reader.only("hidden_act", "silu")
 
 

@@ -41,6 +41,7 @@ class NemotronHForCausalLM(DecoderForCausalLM):
     def describe(cls, reader: ConfigReader) -> DecoderSpec:
         reader.ignore("num_logits_to_keep", "residual_in_fp32", "rescale_prenorm_residual", "use_mamba_kernels")
         reader.ignore("num_nextn_predict_layers", "mtp_layers_block_type", "mtp_hybrid_override_pattern")
+        reader.ignore("num_query_groups")
         reader.only("attention_bias", False)
         letters = reader.get("hybrid_override_pattern", default="")
         default = [_OF_LETTERS.get(letter, letter) for letter in letters]
@@ -52,7 +53,8 @@ class NemotronHForCausalLM(DecoderForCausalLM):
         if "linear_attention" in kinds:
             of_kind["linear_attention"] = _mamba(reader)
         if "full_attention" in kinds:
-            of_kind["full_attention"] = reader.attention(head_dim=reader.head_dim_or(128), rotary=False, bias=False)
+            head_dim = reader.integer("head_dim", "attention_head_dim", default=128)
+            of_kind["full_attention"] = reader.attention(head_dim=head_dim, rotary=False, bias=False)
         mlp = reader.mlp("relu2", activation_names=("mlp_hidden_act",), size=21504, gated=False)
         mlp_of_kind: dict[str, MlpSpec | MoeSpec] = {"mlp": mlp}
         if "moe" in kinds:
@@ -101,7 +103,7 @@ def _mamba(reader: ConfigReader) -> Mamba2Spec:
         "expand", "mamba_expand", "chunk_size", "mamba_chunk_size", "mamba_proj_bias", "mamba_ssm_cache_dtype"
     )
     reader.ignore("time_step_max", "time_step_limit", "time_step_floor", "mamba_dt_max", "mamba_dt_limit")
-    reader.ignore("mamba_dt_init_floor")
+    reader.ignore("mamba_dt_init_floor", "time_step_rank")
     reader.only("mamba_hidden_act", "silu")
     groups = reader.integer("n_groups", "mamba_n_groups", default=8)
     has_bias = reader.boolean("use_bias", default=False)

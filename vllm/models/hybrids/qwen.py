@@ -110,11 +110,14 @@ def _mixture(reader: ConfigReader, experts: int, chosen: int, renormalised: bool
 def _layers(reader: ConfigReader) -> list[AnyMixer]:
     reader.only("attention_bias", False)
     reader.only("attn_output_gate", True)
+    # States are float32 in any case.
+    reader.ignore("mamba_ssm_dtype")
     head_dim = reader.head_dim_or(256)
     attention = reader.attention(
         head_dim=head_dim,
         bias=False,
-        rotary=reader.rotary(head_dim, partial=0.25),
+        # Texts have the same position in all sections.
+        rotary=reader.rotary(head_dim, partial=0.25, parameters=("mrope_section", "mrope_interleaved")),
         qk_norm=reader.norm(offset=1.0),
         output_gate="sigmoid",
     )

@@ -44,10 +44,12 @@ class xLSTMForCausalLM(DecoderForCausalLM):
         # How kernels go about it.
         reader.ignore("chunkwise_kernel", "sequence_kernel", "step_kernel", "chunk_size", "return_last_states", "mode")
         reader.ignore("autocast_kernel_dtype", "norm_reduction_force_float32", "max_inference_chunksize")
+        reader.ignore("force_bos_token_insert", "igate_bias_init_range", "mlstm_round_up_to_multiple_of")
         reader.only("weight_mode", "single")
         reader.only("inference_state_dtype", "float32")
         reader.only("use_bias", False)
         reader.only("add_out_norm", True)
+        reader.only("add_post_blocks_norm", True)
         size, heads = reader.hidden_size, reader.integer("num_heads", default=8)
         reader.only("embedding_dim", size)
         reader.only("num_blocks", reader.num_layers)
@@ -55,7 +57,9 @@ class xLSTMForCausalLM(DecoderForCausalLM):
         values = int(size * reader.number("v_dim_factor", default=1.0))
         if keys % heads or values % heads:
             raise reader.refuse("num_heads", f"it must divide the widths of keys and values, {keys} and {values}")
+        reader.only("head_dim", values // heads)
         eps = reader.number("norm_eps", default=1e-6)
+        reader.only("cell_norm_eps", eps)
         memory = MlstmSpec(
             heads,
             keys // heads,

@@ -274,6 +274,7 @@ class Zamba2ForCausalLM(DecoderForCausalLM):
         reader.ignore("mamba_headdim", "kv_channels", "num_query_groups", "hybrid_layer_ids", *_OF_STEPS)
         reader.only("attention_hidden_size", 2 * reader.hidden_size)
         reader.only("use_long_context", False)
+        reader.only("use_shared_mlp_adapter", True)
         bias = reader.boolean("add_bias_linear", default=False)
         groups = reader.integer("mamba_ngroups", default=1)
         inner = int(reader.number("mamba_expand", default=2) * reader.hidden_size)

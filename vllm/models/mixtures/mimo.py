@@ -34,7 +34,8 @@ def _of_one_width(name: str, tensor: Tensor, spec: DecoderSpec) -> Parts:
             return
         parts = tensor.unflatten(dim, (heads, -1))
         if found[2] == "v":
-            parts = parts * layer.value_scale
+            # Not rounded to the dtype of the file.
+            parts = parts.float() * layer.value_scale
         shape = list(parts.shape)
         shape[dim + 1] = layer.head_dim - shape[dim + 1]
         tensor = torch.cat((parts, parts.new_zeros(shape)), dim + 1).flatten(dim, dim + 1)

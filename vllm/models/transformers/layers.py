@@ -76,6 +76,9 @@ def make_linear(linear: nn.Linear, name: str, style: str) -> LinearBase:
 
 
 class _FlatRMSNorm(RMSNorm):
+    # Its rows may be heads.
+    takes_adapters = False
+
     def forward(self, x: Tensor) -> Tensor:
         return super().forward(x.reshape(-1, x.shape[-1])).view(x.shape)
 

@@ -32,12 +32,13 @@ def num_thinking_tokens(thinking: Thinking | None, pieces: Sequence[bytes]) -> i
     """How many of an answer's tokens, given by their bytes, come before its form; None: it has not begun."""
     if thinking is None:
         return 0
-    text, begin, end = b"".join(pieces), thinking.begin.encode(), thinking.end.encode()
+    text, begin = b"".join(pieces), thinking.begin.encode()
     if not text.startswith(begin):
         return 0
-    found = text.find(end, len(begin))
-    ends = itertools.accumulate(map(len, pieces))
-    return None if found < 0 else next(count for count, size in enumerate(ends, 1) if size >= found + len(end))
+    ends = [end.encode() for end in (thinking.end, *thinking.also_ends)]
+    found = [place + len(end) for end in ends if (place := text.find(end, len(begin))) >= 0]
+    sizes = itertools.accumulate(map(len, pieces))
+    return next(count for count, size in enumerate(sizes, 1) if size >= min(found)) if found else None
 
 
 class ThinkingMatcher:
@@ -49,7 +50,11 @@ class ThinkingMatcher:
         self._thinking, self._form, self._tokenizer = thinking, form, tokenizer
         self._begin: list[int] = tokenizer.tokenize_str(thinking.begin)
         self._end: list[int] = tokenizer.tokenize_str(thinking.end)
-        self._forbidden = list(eos_token_ids) if form is not None else []
+        self._ends = [each.encode() for each in (thinking.end, *thinking.also_ends)]
+        self._forbidden: list[int] = []
+        if form is not None:
+            excluded = [tokenizer.tokenize_str(each) for each in thinking.excludes]
+            self._forbidden = [*eos_token_ids, *(ids[0] for ids in excluded if len(ids) == 1)]
         self._vocab_size = vocab_size
         self._state = "before" if self._begin else "inside"
         self._num_begun = self._num_ended = 0  # tokens of the markers that came last
@@ -78,9 +83,8 @@ class ThinkingMatcher:
         end = self._end
         self._num_ended = self._num_ended + 1 if token_id == end[self._num_ended] else int(token_id == end[0])
         # Other tokens may spell the same text.
-        text = self._thinking.end.encode()
-        self._tail = (self._tail + self._tokenizer.decode_bytes([token_id]))[-(len(text) + 64) :]
-        if self._num_ended == len(end) or text in self._tail:
+        self._tail = (self._tail + self._tokenizer.decode_bytes([token_id]))[-(max(map(len, self._ends)) + 64) :]
+        if self._num_ended == len(end) or any(text in self._tail for text in self._ends):
             self._state = "after"
 
     def forced(self) -> list[int]:
@@ -90,7 +94,8 @@ class ThinkingMatcher:
     def fill_mask(self, mask: np.ndarray) -> str | None:
         """See Matcher.fill_mask."""
         if self._state == "before" and self._num_begun:
-            _set_only(mask, self._begin[self._num_begun])
+            # What has begun like it and goes on otherwise is free text, if no form follows.
+            self._set_all(mask) if self._form is None else _set_only(mask, self._begin[self._num_begun])
         elif self._state == "inside":
             budget = self._thinking.budget
             if budget is not None and self._count - self._num_ended >= budget:

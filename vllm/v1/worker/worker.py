@@ -301,12 +301,14 @@ class Worker:
 
     def remove_lora(self, lora_id: int) -> bool:
         """Free an adapter's memory. False: it was not loaded."""
-        self._adapters.pop(lora_id, None)
-        return self.adapters.remove(lora_id)
+        was_loaded = self._adapters.pop(lora_id, None) is not None
+        if self._runner is not None:
+            self.adapters.remove(lora_id)
+        return was_loaded
 
     def list_loras(self) -> set[int]:
         """The numbers of loaded adapters."""
-        return self.adapters.numbers()
+        return set(self._adapters)
 
     def sleep(self, level: int = 1) -> None:
         """Free the KV cache; at level 1 move a GPU's weights to the host, at level 2 free the weights, too. What sleeps

@@ -162,7 +162,7 @@ class ChatAnswer(Answer):
         params.structured_outputs = self._parts.after_reasoning(params.structured_outputs, self._prompt)
         if self._is_echoed:
             self._echo = normal_messages(self._body.messages[-1:])[0]["content"]
-        with named_as(self._own_names):
+        with named_as(self._own_names), self._parts.named_schemas():
             return await prepare_prompts(
                 self._state,
                 self._body,

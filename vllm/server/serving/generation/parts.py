@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
 from vllm.chat.answers import AUTO, AnswerFormat, AnswerParser
 from vllm.chat.argument_forms import UnwritableSchema
 from vllm.chat.call_forms import CallableFunction, CallForms
-from vllm.exceptions import shown
+from vllm.chat.channel_forms import ChannelForms
+from vllm.exceptions import VLLMValidationError, shown
 from vllm.params.structured import StructuredOutputsParams, Thinking
 from vllm.server.errors import ApiError
 from vllm.server.protocol.generation import ChatCompletionRequest
@@ -114,8 +116,13 @@ class ToolChoice:
         if not isinstance(name, str) or not name.strip():
             raise ApiError(400, f"{place} has no function with a name", self.field, "invalid_value")
         assert isinstance(function, dict)
-        if not isinstance(function.get("parameters") or {}, dict):
+        schema = function.get("parameters") or {}
+        if not isinstance(schema, dict):
             raise ApiError(400, f"{place}.function.parameters must be a JSON schema", self.field, "invalid_value")
+        kind = schema.get("type") or "object"
+        if kind != "object" and not (isinstance(kind, list) and "object" in kind):
+            message = f"{place}.function.parameters must be the schema of an object, got the type {shown(kind)}"
+            raise ApiError(400, message, self.field, "invalid_value")
         return name
 
     @property
@@ -148,10 +155,14 @@ class AnswerPlan:
         self._body, self._state = body, state
         self.choice = choice = ToolChoice.of(body)
         self.is_older = choice.field == "functions"
+        self._holds_calls = False  # the form of answers
+        budget = body.thinking_token_budget
+        self._budget = None if budget in (None, -1) else budget
         form = state.answer_format(body.chat_template)
-        if parts_reasoning and form.reasoning is None:
-            form = AnswerFormat.of(state.template_text(body.chat_template), None, AUTO)
-            form = replace(state.answer_format(body.chat_template), reasoning=form.reasoning)
+        if form.reasoning is None:
+            own = AnswerFormat.of(state.template_text(body.chat_template), None, AUTO).reasoning
+            if own is not None and (parts_reasoning or own.has_channels):
+                form = replace(form, reasoning=own)
         if choice.mode == "none":
             form = replace(form, tools=None)
         elif form.tools is None and choice.mode == "auto":
@@ -182,13 +193,15 @@ class AnswerPlan:
         if not functions or not needs_grammar:
             return given
         many = choice.most is None
+        self._holds_calls = True
         if choice.mode == _ANY_CALL:
             if given is not None:
                 message = f"{choice.choice_field} and the form of the answer exclude each other: give one of them"
                 raise ApiError(400, message, choice.choice_field, "invalid_value")
             return {"grammar": self._forms(parser).forced(functions, many)}
-        if parser is None or parser.call_text is None or not parser.calls_follow_reasoning:
+        if parser is None or parser.call_text is None or not (parser.calls_follow_reasoning or parser.has_channels):
             if given is None and parser is not None and not parser.calls_follow_reasoning:
+                self._holds_calls = False
                 return None
             if given is None:
                 message = (
@@ -204,6 +217,18 @@ class AnswerPlan:
             message = f"{choice.field}: strict cannot be kept for this model's format of calls: {error}"
             raise ApiError(400, message, choice.field, "unsupported_field") from None
 
+    @contextmanager
+    def named_schemas(self) -> Iterator[None]:
+        """Errors about the grammar as those of the tools whose schemas it is made of."""
+        try:
+            yield
+        except VLLMValidationError as error:
+            if not self._holds_calls or error.parameter != "structured_outputs":
+                raise
+            reason = error.args[0].rpartition("structured_outputs.grammar ")[2]
+            message = f"{self.choice.field}: a schema cannot be kept as a grammar, which {reason}"
+            raise ApiError(400, message, self.choice.field, "invalid_value") from None
+
     def after_reasoning(
         self, form: StructuredOutputsParams | None, prompt: str | None
     ) -> StructuredOutputsParams | None:
@@ -212,22 +237,30 @@ class AnswerPlan:
         Raises:
             ApiError: a budget that cannot be kept.
         """
-        own, reasoning = self._body.thinking_token_budget, self.form.reasoning
-        budget = None if own in (None, -1) else own
+        budget, reasoning = self._budget, self.form.reasoning
         if budget is not None and (reasoning is None or not reasoning.ends):
             message = f"thinking_token_budget={budget} needs --reasoning-parser: the server does not know where it ends"
             raise ApiError(400, message, "thinking_token_budget", "unsupported_field")
         is_bound = form is not None or budget is not None
         if reasoning is None or not reasoning.ends or not is_bound:
             return form
-        if self.choice.mode == _ANY_CALL and not self.form.tools.calls_follow_reasoning:  # type: ignore[union-attr]
+        parser = self.form.tools if self._holds_calls else None
+        if (
+            parser is not None
+            and not parser.calls_follow_reasoning
+            and not (parser.has_channels and budget is not None)
+        ):
             return form
         is_inside = reasoning.begins_inside(prompt or "")
         if is_inside is False:
             return form
-        has_begun = is_inside or reasoning.is_implicit
         begin, end = reasoning.pair_of(prompt or "")
-        thinking = Thinking(end, "" if has_begun else begin, budget)
+        more = [each for each in reasoning.ends if each != end]
+        if reasoning.ends_before_any and (form is None or self._holds_calls):
+            end, more = reasoning.ends_before_any, []
+        has_begun = is_inside or reasoning.is_implicit
+        excluded = reasoning.also_ends if self._holds_calls else ()
+        thinking = Thinking(end, "" if has_begun else begin, budget, more, excluded)
         return StructuredOutputsParams(thinking=thinking) if form is None else replace(form, thinking=thinking)
 
     def _schema(self, given: Any) -> dict[str, Any] | bool | None:
@@ -243,7 +276,11 @@ class AnswerPlan:
     def _forms(self, parser: type[ToolParser] | None) -> CallForms:
         tokenizer = self._state.tokenizer
         assert parser is not None and parser.call_text is not None
-        return CallForms(tokenizer, parser.call_text, (*parser.begins, *parser.begins_unread), parser.frames)
+        forms = ChannelForms if parser.has_channels else CallForms
+        made = forms(tokenizer, parser.call_text, (*parser.begins, *parser.begins_unread), parser.frames)
+        if isinstance(made, ChannelForms):
+            made.thinks = self._budget is None
+        return made
 
     @property
     def skip_special_tokens(self) -> bool | None:

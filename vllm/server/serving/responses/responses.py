@@ -87,7 +87,7 @@ class ResponseAnswer:
         submission = await self.turn.submit()
         self.writer = ResponseWriter(self._head())
         cancel = partial(Submission.cut_short, self._state, [self.id])
-        self._state.responses.running[self.id] = RunningResponse(self.writer.response, cancel)
+        self._state.responses.running[self.id] = RunningResponse(self.writer.response, cancel, self._keeps)
         return submission
 
     async def events(self, submission: Submitted) -> AsyncGenerator[dict[str, Any], None]:
@@ -150,11 +150,11 @@ class ResponseAnswer:
     def _keep(self) -> None:
         """Put the response, and what it adds to a conversation, where later requests find them."""
         store, conversation = self._state.responses, self._conversation
-        if self._keeps:
+        if store.running[self.id].keeps:
             store.put(self.id, StoredResponse(self.writer.response, self.items))
         if conversation is not None:
             conversation.items += [*self._new_items, *self.writer.response["output"]]
-            store.put(conversation.head["id"], conversation)
+            store.renew(conversation.head["id"], conversation)
 
     def _head(self) -> dict[str, Any]:
         body, params = self._body, self.turn.answer.params

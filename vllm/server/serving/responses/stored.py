@@ -45,8 +45,11 @@ async def get_response(request: Request, response_id: str) -> Response:
 async def delete_response(request: Request, response_id: str) -> Response:
     """Forget a response. Those that followed it stay."""
     store = server_state(request).responses
-    store.response(response_id)
-    store.remove(response_id)
+    if (running := store.running.get(response_id)) is not None:
+        running.keeps = False
+    else:
+        store.response(response_id)
+        store.remove(response_id)
     return json_response({"id": response_id, "object": "response", "deleted": True})
 
 

@@ -37,7 +37,7 @@ class ResponseWriter:
 
     def take(self, step: Step) -> list[Event]:
         """The events of a step."""
-        self._new_logprobs += step.logprobs or ()
+        self._new_logprobs += [each for each in step.logprobs or () if each.get("part", "content") == "content"]
         for name, value in step.fields.items():
             known = self.response.get(name)
             if isinstance(known, list) and isinstance(value, list):
@@ -177,7 +177,9 @@ class ResponseWriter:
         """Those of a piece of a message, without what stands before the message and, if a call follows, behind."""
         new, wanted = self._new_logprobs, text.encode()
         ends = list(accumulate(len(each["bytes"] or ()) for each in new))
-        start = b"".join(bytes(each["bytes"] or ()) for each in new).rfind(wanted)
+        joined = b"".join(bytes(each["bytes"] or ()) for each in new)
+        # Without parts there are those of reasoning before it.
+        start = joined.find(wanted) if new and "part" in new[0] else joined.rfind(wanted)
         first, last = 0, len(new)
         if start >= 0 and len(self.response["output"]) > 1 and not part["logprobs"]:
             first = bisect_right(ends, start)

@@ -97,8 +97,12 @@ class StepResult:
         if self.sampled is not None and self.draft is not None:
             output.drafts = {req_ids[row]: tokens for row, tokens in self.draft(self.sampled).items()}
         if errors:
+            exhausted = {req_id for req_id, message in errors.items() if message == NO_TOKEN_MESSAGE}
+            # Of the prompt everything is known where only the constraints leave nothing.
+            of_prompts = {req_id: rows for req_id, rows in output.prompt_logprobs.items() if req_id in exhausted}
             output = output.without(unsound)
-            output.exhausted = {req_id for req_id, message in errors.items() if message == NO_TOKEN_MESSAGE}
+            output.exhausted = exhausted
+            output.prompt_logprobs |= of_prompts
             output.errors = {req_id: f"request {req_id}: {message}" for req_id, message in errors.items()}
         # The results are on the host, so all timed work is done.
         output.readings_seconds = sum(clock.take() for clock in self.reading_clocks)
