@@ -63,12 +63,7 @@ def get_model(
     config = model_config.hf_config
     entry = model_entry(config.architectures, model_config.model_impl, config.raw)
     if config.is_encoder and entry == TRANSFORMERS:
-        if takes_adapters:
-            raise ValueError(
-                f"enable_lora=True: {model_config.architecture} runs as transformers' own module, which takes no "
-                "adapters"
-            )
-        return TransformersEncoder(model_config, torch.device(device))
+        return TransformersEncoder(model_config, torch.device(device), takes_adapters)
     quantization = load_quantization(model_config.quantization, Path(model_config.path), config.raw)
     _check_invariance(model_config, torch.device(device))
     packs_meanwhile = isinstance(quantization, StoredConfig) and torch.device(device).type == "cpu"
