@@ -11,14 +11,12 @@ from vllm.exceptions import VLLMValidationError, shown
 
 _ARGUMENT = "speculative_config"
 
-METHODS = ("ngram", "suffix", "draft_model", "mtp")
+METHODS = ("ngram", "suffix", "draft_model", "mtp", "eagle", "eagle3")
 SERVED_METHODS = frozenset(METHODS)
 """The methods that have a drafter."""
 
 _HEADS = "prediction heads trained for one model are not read; use 'ngram', 'suffix' or a draft model"
 _INSTEAD: dict[str, str] = {
-    "eagle": _HEADS,
-    "eagle3": _HEADS,
     "medusa": _HEADS,
     "mlp_speculator": _HEADS,
     "dflash": _HEADS,
@@ -52,7 +50,8 @@ class SpeculativeConfig(UnservedConfig):
     something.
 
     Attributes:
-        method: "ngram", "suffix", "draft_model" or "mtp"; left out, "draft_model" where there is a `model`.
+        method: "ngram", "suffix", "draft_model", "mtp", "eagle" or "eagle3"; left out, "draft_model" where there is a
+            `model`.
         num_speculative_tokens: tokens drafted a step and request, at most; of "suffix", its tree's depth when left out,
             of "mtp" the number of prediction layers that config.json names.
         prompt_lookup_max: of "ngram": tokens of the longest end of a text that is looked up; 5, or as the other.
@@ -61,7 +60,7 @@ class SpeculativeConfig(UnservedConfig):
         suffix_decoding_max_cached_requests: earlier outputs that are looked up, too; 0: only the request's own text.
         suffix_decoding_max_spec_factor: drafted tokens for each token that was found again, at most.
         suffix_decoding_min_token_prob: a draft ends where its tokens so far were followed by them more rarely.
-        model: the draft's model folder, or a method's name.
+        model: the folder of the draft's model or of the head, or a method's name.
         quantization, revision: the draft's.
         draft_tensor_parallel_size: the target's tensor_parallel_size, or None.
         disable_by_batch_size: nothing is drafted with as many running requests, or more.
@@ -131,6 +130,13 @@ class SpeculativeConfig(UnservedConfig):
         return most
 
 
+EAGLE_OPTIONS = (
+    "draft_vocab_size", "eagle_config", "norm_before_residual", "target_hidden_size", "target_layer_count",
+    "eagle_aux_hidden_state_layer_ids", "num_aux_hidden_states",
+)  # fmt: skip
+"""Of an EAGLE head's config.json, beside a Llama's."""
+
+
 def num_named_layers(raw: Mapping[str, Any]) -> int:
     """Prediction layers that config.json, whose content is `raw`, names; 1 where it names none: a checkpoint may have
     one all the same."""
@@ -184,8 +190,8 @@ def _resolved(config: SpeculativeConfig) -> SpeculativeConfig:
     for name in _INTEGERS:
         if not isinstance(own := getattr(config, name), int | None):
             _refuse(f"{name} must be an integer, got {shown(own)}", name, own)
-    if method == "draft_model" and not config.model:
-        _refuse("model, the draft's folder, is needed with method='draft_model'", "model", config.model)
+    if method in ("draft_model", "eagle", "eagle3") and not config.model:
+        _refuse(f"model, the draft's folder, is needed with method={method!r}", "model", config.model)
     _check_sizes(config.num_speculative_tokens_per_batch_size)
     return replace(config, method=method, num_speculative_tokens=tokens)
 

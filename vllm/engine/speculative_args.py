@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from vllm.config.speculative import SpeculativeConfig, as_speculative_config, num_named_layers
+from vllm.config.speculative import EAGLE_OPTIONS, SpeculativeConfig, as_speculative_config, num_named_layers
 from vllm.engine.arguments import arg
 from vllm.logger import init_logger
 
@@ -22,7 +22,7 @@ class SpeculativeArgs:
     speculative_config: dict[str, Any] | SpeculativeConfig | None = arg(
         None, 'draft tokens that a step checks, as {"method": "ngram", "num_speculative_tokens": 8}'
     )
-    spec_method: str | None = arg(None, "its method: ngram, suffix, draft_model or mtp")
+    spec_method: str | None = arg(None, "its method: ngram, suffix, draft_model, mtp, eagle or eagle3")
     spec_model: str | None = arg(None, "its model: the folder of a draft model")
     spec_tokens: int | None = arg(None, "its num_speculative_tokens")
 
@@ -56,7 +56,8 @@ def with_model_and_schedule(
         schedule = replace(schedule, async_scheduling=False)
     if config.method == "mtp":
         return _with_own_layers(config, target), schedule
-    return _with_draft_model(config, args, target) if config.method == "draft_model" else config, schedule
+    has_model = config.method in ("draft_model", "eagle", "eagle3")
+    return _with_draft_model(config, args, target) if has_model else config, schedule
 
 
 def _with_own_layers(config: SpeculativeConfig, target: ModelConfig) -> SpeculativeConfig:
@@ -72,6 +73,9 @@ def _with_own_layers(config: SpeculativeConfig, target: ModelConfig) -> Speculat
 
 def _with_draft_model(config: SpeculativeConfig, args: Any, target: ModelConfig) -> SpeculativeConfig:
     """The draft has its own context and weights, and the target's dtype."""
+    is_head = config.method != "draft_model"
+    # A head's layer is a Llama's, whatever it is called; what it has beside is read with its weights.
+    overrides = {"architectures": ["LlamaForCausalLM"]} | dict.fromkeys(EAGLE_OPTIONS) if is_head else None
     draft = type(args)(
         model=config.model or "",
         revision=config.revision,
@@ -83,12 +87,14 @@ def _with_draft_model(config: SpeculativeConfig, args: Any, target: ModelConfig)
         distributed_executor_backend=args.distributed_executor_backend,
         trust_remote_code=args.trust_remote_code,
         load_format=args.load_format,
+        hf_overrides=overrides,
     ).create_model_config()
-    for name, own, wanted in (
+    checks = [
         ("vocab_size", draft.vocab_size, target.vocab_size),
         ("eos_token_id", sorted(draft.hf_config.eos_token_ids), sorted(target.hf_config.eos_token_ids)),
         ("bos_token_id", draft.hf_config.raw.get("bos_token_id"), target.hf_config.raw.get("bos_token_id")),
-    ):
+    ]
+    for name, own, wanted in checks[:1] if is_head else checks:
         if own != wanted:
             raise ValueError(
                 f"speculative_config: model={config.model!r} has another vocabulary than the target: its {name} is "

@@ -41,7 +41,10 @@ class RotaryTables:
 class DecoderAttention(nn.Module):
     """Self-attention."""
 
-    def __init__(self, spec: AttentionSpec, hidden_size: int, tables: RotaryTables) -> None:
+    def __init__(
+        self, spec: AttentionSpec, hidden_size: int, tables: RotaryTables, input_size: int | None = None
+    ) -> None:
+        """`input_size`: of what is projected to queries, keys and values, where it is not `hidden_size`."""
         super().__init__()
         self.head_dim = spec.head_dim
         self.clip, self.clips_heads, self.query_growth = spec.clip, spec.clip_after_norm, spec.query_growth
@@ -52,9 +55,8 @@ class DecoderAttention(nn.Module):
         names = ["q_proj", "k_proj", "v_proj"] if spec.kv_source is None else ["q_proj"]
         if spec.value_is_key and spec.kv_source is None:
             names.remove("v_proj")
-        self.qkv_proj = QKVParallelLinear(
-            hidden_size, spec.head_dim, spec.num_heads, spec.num_kv_heads, spec.qkv_bias, interleaved, names
-        )
+        heads = spec.head_dim, spec.num_heads, spec.num_kv_heads
+        self.qkv_proj = QKVParallelLinear(input_size or hidden_size, *heads, spec.qkv_bias, interleaved, names)
         width = spec.num_heads * spec.head_dim
         self.o_proj = RowParallelLinear(width, hidden_size, spec.o_bias, "o_proj")
         self.gate_proj: ColumnParallelLinear | None = None

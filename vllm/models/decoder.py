@@ -212,6 +212,9 @@ class Decoder(nn.Module):
         if spec.per_layer_input is not None:
             self.layer_inputs = PerLayerInputs(spec.per_layer_input, len(spec.layers), hidden, spec.norm)
         self.norm = None if spec.final_norm is None else make_norm(spec.final_norm, hidden)
+        # Layers before which the residual stream is kept, and those of the last step, [T, H] each.
+        self.kept_streams: tuple[int, ...] = ()
+        self.streams: list[Tensor] = []
 
     def embed(self, ids: Tensor, positions: Tensor) -> Tensor:
         """Embeddings [T, H] of tokens [T], as the first block takes them."""
@@ -240,11 +243,17 @@ class Decoder(nn.Module):
         last = len(self.layers) - 1
         given = [None] * len(self.layers) if self.layer_inputs is None else self.layer_inputs(ids, stream)
         stream = self.spread(stream)
+        kept: dict[int, Tensor] = {}
         for index, layer in enumerate(self.layers):
+            if index in self.kept_streams:
+                # Layers add to the stream in place.
+                kept[index] = scaled(stream, 1.0) if pending is None else added(stream, pending)
             layer_rows = rows if index == last else None
             cache = self.caches_of_layer[index]
             kv_cache = () if cache is None else kv_caches[cache]
             stream, pending = layer(positions, stream, pending, kv_cache, attn, layer_rows, given[index])
+        if self.kept_streams:
+            self.streams = [kept[index] for index in self.kept_streams]
         stream, hidden, norm = enter(self.norm, self.join(stream), pending)
         if norm is not None:
             hidden = norm(hidden)

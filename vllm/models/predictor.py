@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -37,13 +37,18 @@ class Combiner(nn.Module):
 
 
 class Predictor(UpdatableModel):
-    """The first `num_layers` of a checkpoint's prediction layers. Embeddings and head are the model's, which a caller
-    has. Of layer i, T tokens:
+    """The first `num_layers` of a checkpoint's prediction layers. Embeddings and head are those of the model, `target`.
+    Of layer i, T tokens:
 
-        stream = predictor.combine(i, embeddings, hidden)  # [T, H] each
+        hidden = predictor.taken_of(hidden, ())  # of the target
+        stream = predictor.combine(i, predictor.embed(target, ids, positions), hidden)  # [T, H] each
         hidden = predictor(i, stream, positions, kv_cache, attn)  # for layer i + 1, or for this one again
-        logits = model.compute_logits(predictor.normed(i, hidden))
+        logits = predictor.compute_logits(target, i, hidden)
     """
+
+    can_be_recorded = True
+    is_of_target = True
+    """Whether the weights are of the target's checkpoint."""
 
     def __init__(
         self, model_class: type[DecoderForCausalLM], num_layers: int, config: HFConfig, max_model_len: int
@@ -86,11 +91,30 @@ class Predictor(UpdatableModel):
         _, hidden, norm = enter(self._own(self.model.norms, index), stream, pending)
         return hidden if norm is None else norm(hidden)
 
-    def normed(self, index: int, hidden: Tensor) -> Tensor:
-        """What the head takes of `forward`'s result."""
-        if self._layers.passes_normed or not len(self.model.norms):
-            return hidden
-        return self._own(self.model.norms, index)(hidden)
+    @property
+    def vocab_size(self) -> int:
+        """Of the logits."""
+        return self.spec.vocab_size
+
+    def taken_of(self, hidden: Tensor, streams: Sequence[Tensor]) -> Tensor:
+        """What the first layer takes of the target's final hidden states, [T, H]."""
+        return hidden
+
+    def embed(self, target: Any, ids: Tensor, positions: Tensor) -> Tensor:
+        """Embeddings [T, H] of tokens [T]."""
+        embeddings: Tensor = target.model.embed(ids, positions)
+        return embeddings
+
+    def compute_logits(self, target: Any, index: int, hidden: Tensor) -> Tensor:
+        """float32 [L, V_rank], from layer `index`'s results [L, H]."""
+        if not self._layers.passes_normed and len(self.model.norms):
+            hidden = self._own(self.model.norms, index)(hidden)
+        logits: Tensor = target.compute_logits(hidden)
+        return logits
+
+    def target_ids(self, ids: Tensor) -> Tensor:
+        """The target's ids of those that `compute_logits` has."""
+        return ids
 
     @staticmethod
     def _own(modules: Any, index: int) -> Any:

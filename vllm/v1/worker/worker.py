@@ -225,11 +225,13 @@ class Worker:
     def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
         """New values for weights, by their checkpoint names; see WeightUpdater.update."""
         follower = self.model_runner.follower
+        if follower is None or not follower.model.is_of_target:
+            self.get_model().load_weights(weights)  # type: ignore[operator]
+            return
         # Each takes its own.
-        weights = weights if follower is None else list(weights)
+        weights = list(weights)
         self.get_model().load_weights(weights)  # type: ignore[operator]
-        if follower is not None:
-            follower.model.load_weights(weights)
+        follower.model.load_weights(weights)
 
     def start_weight_update(self) -> None:
         """Keep what `update_weights` brings, until `finish_weight_update` takes all of it at once."""

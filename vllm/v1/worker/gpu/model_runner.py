@@ -28,7 +28,7 @@ from vllm.v1.worker.gpu.decode_graphs import DecodeGraphs, GreedyGraphs, ladder
 from vllm.v1.worker.gpu.input_batch import InputBatch, PromptBatch, build_input_batch
 from vllm.v1.worker.gpu.kv_swap import KVSwap
 from vllm.v1.worker.gpu.piecewise_graphs import PiecewiseGraphs
-from vllm.v1.worker.gpu.recorded_decode import RecordedDecode
+from vllm.v1.worker.gpu.recorded_decode import RecordedDecode, keeps_streams, kept_streams
 from vllm.v1.worker.gpu.recorded_greedy import RecordedGreedy
 from vllm.v1.worker.gpu.sample.output import SamplerOutput
 from vllm.v1.worker.gpu.sample.prompt_logprob import (
@@ -49,7 +49,7 @@ from vllm.v1.worker.state_memory import NO_STATES, StateSlots
 if TYPE_CHECKING:
     from vllm.config.lora import LoRAConfig
     from vllm.v1.worker.gpu.spec_decode.drafter import CachedDrafter
-    from vllm.v1.worker.gpu.spec_decode.mtp import MtpDrafter
+    from vllm.v1.worker.gpu.spec_decode.follower import Follower
 
 # On a CPU a token of a larger batch takes the same time in one step or in several.
 _MOST_ROWS_WITH_RUNS = 4
@@ -103,7 +103,7 @@ class GPUModelRunner:
         self._state_pools: StatePools | None = None
         records = self.records_steps and not model_config.enforce_eager
         captures = records and self._backend.can_be_captured and _can_capture_layers(model, device)
-        captures = captures and not asks_for_counts(model)
+        captures = captures and not asks_for_counts(model) and not keeps_streams(model)
         self._graph_recorder = graph_recorder(device, self.group) if captures else None
         # On the CPU collectives cannot be recorded.
         self._records_kernels = records and self.group.world_size == 1 and device.type == "cpu"
@@ -172,7 +172,7 @@ class GPUModelRunner:
         return None if self.speculator is None else self.speculator.draft_model
 
     @property
-    def follower(self) -> MtpDrafter | None:
+    def follower(self) -> Follower | None:
         """What drafts, if it takes the target's hidden states."""
         return None if self.speculator is None else self.speculator.follower
 
@@ -256,7 +256,8 @@ class GPUModelRunner:
             batch.need_all_hidden()
         hidden = self._forward(batch)
         if self.follower is not None:
-            self.follower.keep(batch, hidden)
+            steps = self._recorded_decode if self._replays_decode(batch) else None
+            self.follower.keep(batch, hidden, kept_streams(self.model, steps, batch))
         if self._state_pools is not None:
             self._state_pools.save(scheduler_output, self.states)
         self.states.num_computed_tokens[batch.idx_mapping_np] += batch.num_scheduled_np

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -88,6 +89,7 @@ class RecordedStep:
 
     recording: Recording
     hidden: Tensor  # [T, H], final hidden states
+    streams: Sequence[Tensor] = ()  # that the model keeps, [T, H] each
     sampling: dict[Any, Any] = field(default_factory=dict)  # of RecordedGreedy
 
 
@@ -156,8 +158,24 @@ class RecordedDecode:
         else:
             # Recorded calls are allocated between kernels' buffers, which leave holes of hundreds of KiB when freed.
             return_freed_memory()
-        return RecordedStep(recording, hidden)
+        return RecordedStep(recording, hidden, _streams(self._model))
 
 
 def _key(batch: InputBatch) -> tuple[int, int, bool]:
     return len(batch.req_ids), len(batch.input_ids_np), batch.has_adapters
+
+
+def keeps_streams(model: Any) -> bool:
+    """Whether a model keeps what comes before some of its layers; captured steps do not."""
+    return bool(getattr(getattr(model, "model", None), "kept_streams", ()))
+
+
+def kept_streams(model: Any, steps: Any, batch: InputBatch) -> Sequence[Tensor]:
+    """What the model has kept in a step, [T, H] each; `steps`: by which it was replayed, or None."""
+    step = steps.step_for(batch) if isinstance(steps, RecordedDecode) else None
+    return _streams(model) if step is None else step.streams
+
+
+def _streams(model: Any) -> Sequence[Tensor]:
+    streams: Sequence[Tensor] = getattr(getattr(model, "model", None), "streams", ())
+    return streams

@@ -29,7 +29,7 @@ def make_speculator(
     max_num_reqs, kind = states.max_num_reqs, states.device.type
     speculator = Speculator(speculative.num_speculative_tokens, config.model_config.vocab_size, states)
     drafter: Drafter
-    if speculative.method in ("draft_model", "mtp"):
+    if speculative.method in ("draft_model", "mtp", "eagle", "eagle3"):
         drafter = speculator.draft_model = _make_cached_drafter(config, target, states, tables, window, speculator)
     else:
         drafter = _make_drafter(speculative, max_num_reqs)
@@ -53,10 +53,12 @@ def _make_cached_drafter(
             f"speculative_config: {'a draft model' if method == 'draft_model' else method} needs a target with layers "
             "that see all tokens, whose blocks it shares; take method='ngram' or 'suffix'"
         )
-    if method == "mtp":
-        from vllm.v1.worker.gpu.spec_decode.mtp import MtpDrafter
+    if method != "draft_model":
+        from vllm.v1.worker.gpu.spec_decode.follower import Follower
+        from vllm.v1.worker.gpu.spec_decode.layers import load_layers
 
-        speculator.follower = MtpDrafter(config, target, states, tables)
+        layers = load_layers(config, target, states.device)
+        speculator.follower = Follower(config, *layers, target, states, tables)
         return speculator.follower
     from vllm.v1.worker.gpu.spec_decode.draft_model import DraftModelDrafter
 

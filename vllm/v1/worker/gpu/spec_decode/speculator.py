@@ -13,7 +13,7 @@ from vllm.v1.worker.gpu.spec_decode.drafter import CachedDrafter, Drafter
 from vllm.v1.worker.gpu.states import RequestStates
 
 if TYPE_CHECKING:
-    from vllm.v1.worker.gpu.spec_decode.mtp import MtpDrafter
+    from vllm.v1.worker.gpu.spec_decode.follower import Follower
 
 logger = init_logger(__name__)
 
@@ -24,7 +24,7 @@ class Speculator:
     drafter: Drafter
     draft_model: CachedDrafter | None = None
     """The part of the drafter that has a model, and so a cache."""
-    follower: MtpDrafter | None = None
+    follower: Follower | None = None
     """The part of the drafter that takes the target's hidden states."""
 
     def __init__(self, num_tokens: int, vocab_size: int, states: RequestStates) -> None:

@@ -1,4 +1,4 @@
-"""Drafts of the checkpoint's own prediction layers (see `models/prediction_layers.py`).
+"""Drafts of layers that take the target's hidden states: a checkpoint's prediction layers, an EAGLE head.
 
 Entry p of a layer's cache is made of the hidden state at position p and of a later token: of layer i, counted from 0,
 the one at p + 1 + i, and the hidden state is layer i - 1's, or the target's. So a request with N tokens has N - 1
@@ -8,9 +8,7 @@ further tokens, at the next position: what it made of an entry stands for the hi
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import partial
-from pathlib import Path
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -19,12 +17,7 @@ from torch import Tensor
 
 from vllm.attention.backend import AttentionMetadata
 from vllm.config import ModelConfig, VllmConfig
-from vllm.config.checkpoint.weight_files import shard_files, tensor_files
-from vllm.config.speculative import num_named_layers
 from vllm.distributed.parallel_state import get_tp_group
-from vllm.loader import get_model
-from vllm.models.decoder import DecoderForCausalLM
-from vllm.models.predictor import Predictor
 from vllm.ops.recording import can_record
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.worker.gpu.buffer_utils import upload
@@ -38,24 +31,30 @@ NO_DRAFT = np.zeros(0, dtype=np.int32)
 _UNKNOWN = -1
 
 
-class MtpDrafter:
+class Follower:
     """Drafts greedily. The target's hidden states are kept beside keys and values, block by block, so that entries are
     computed when a draft needs them: also those of cached prefixes, and after steps without drafts."""
 
-    def __init__(self, config: VllmConfig, target: Any, states: RequestStates, tables: BlockTables) -> None:
-        """Loads this rank's share of the layers. `tables`: see DraftCache. ValueError: the target's family has no such
-        layers, or its checkpoint does not."""
-        speculative, model_config = config.speculative_config, config.model_config
+    def __init__(
+        self,
+        config: VllmConfig,
+        model: Any,
+        model_config: ModelConfig,
+        target: Any,
+        states: RequestStates,
+        tables: BlockTables,
+    ) -> None:
+        """`model`: this rank's share of the layers, a Predictor or an EagleHead, of `model_config`. `tables`: see
+        DraftCache."""
+        speculative = config.speculative_config
         assert speculative is not None and speculative.num_speculative_tokens is not None
-        self._target, self._states, self._target_tables = target, states, tables
+        self.model, self._target, self._states, self._target_tables = model, target, states, tables
         self._group, self._device = get_tp_group(), states.device
-        self._vocab = vocab_of(model_config.vocab_size, self._group)
+        self._vocab = vocab_of(model.vocab_size, self._group)
         self._max_tokens = config.scheduler_config.max_num_batched_tokens
-        self._longest = model_config.max_model_len
-        count = min(num_prediction_layers(model_config, type(target)), speculative.num_speculative_tokens)
-        self.model: Any = get_model(model_config, self._device, part=partial(Predictor, type(target), count))
+        self._longest = config.model_config.max_model_len
         self.cache = DraftCache(self.model, model_config, speculative.num_speculative_tokens, states, tables)
-        self._hidden_size, self._dtype = model_config.hf_config.hidden_size, getattr(torch, model_config.dtype)
+        self._hidden_size, self._dtype = model.spec.hidden_size, getattr(torch, model_config.dtype)
         # [blocks * block size, H]: final hidden states of the target, and whether all layers' entries are there.
         self.hidden: Tensor | None = None
         self._is_final = np.zeros(0, dtype=bool)
@@ -64,7 +63,7 @@ class MtpDrafter:
         self._num_cached = np.zeros(states.max_num_reqs, dtype=np.int32)
         # [S]: leading tokens whose hidden states are there.
         self._num_kept = np.zeros(states.max_num_reqs, dtype=np.int32)
-        self._records = not model_config.enforce_eager and self._group.world_size == 1
+        self._records = model.can_be_recorded and not config.model_config.enforce_eager and self._group.world_size == 1
         self._recorded: list[_RecordedLayer] = []
         self._packing_version = 0
         # Called with the slots of rows that the target's embeddings or head take next.
@@ -123,13 +122,15 @@ class MtpDrafter:
         if blocks and len(self._is_final):
             self._is_final.reshape(-1, self.cache.block_size)[blocks] = False
 
-    def keep(self, batch: InputBatch, hidden: Tensor) -> None:
-        """Keep the final hidden states [T, H] of a step; nothing before `allocate`, when steps only measure memory."""
+    def keep(self, batch: InputBatch, hidden: Tensor, streams: Sequence[Tensor]) -> None:
+        """Keep what the layers take of a step's final hidden states [T, H] and of the target's streams; nothing before
+        `allocate`, when steps only measure memory."""
         if self.hidden is None:
             return
         slots = batch.idx_mapping_np
         self._num_final[slots] = np.minimum(self._num_final[slots], batch.num_computed_np)
         self._num_kept[slots] = batch.seq_lens_np
+        hidden = self.model.taken_of(hidden, streams)
         self._write(batch.slot_mapping_np, hidden)
         if batch.shared_np is not None:
             tokens, places = batch.shared_np
@@ -243,7 +244,7 @@ class MtpDrafter:
         hidden states before them, [T, H]."""
         inputs = batch.to_device(self._states)
         self.use_adapters(batch.token_slots_np)
-        embeddings = self._target.model.embed(upload(token_ids, self._device), inputs.positions + 1 + layer)
+        embeddings = self.model.embed(self._target, upload(token_ids, self._device), inputs.positions + 1 + layer)
         stream = self.model.combine(layer, embeddings, hidden)
         if self._recorded and self._recorded[layer].takes(batch):
             hidden = self._recorded[layer](batch, stream)
@@ -252,10 +253,10 @@ class MtpDrafter:
         return self.model(layer, stream, inputs.positions, self.cache.kv_caches[layer], inputs.attn, chosen)
 
     def _most_likely(self, layer: int, hidden: Tensor, slots: np.ndarray) -> np.ndarray:
-        """int32 [R], by the target's head."""
+        """int32 [R]"""
         self.use_adapters(slots)
-        logits = self._target.compute_logits(self.model.normed(layer, hidden))
-        return self._vocab.most_likely(logits)[0].cpu().numpy()
+        found = self._vocab.most_likely(self.model.compute_logits(self._target, layer, hidden))[0]
+        return self.model.target_ids(found).cpu().numpy()
 
 
 class _RecordedLayer:
@@ -264,7 +265,7 @@ class _RecordedLayer:
     def __init__(
         self,
         index: int,
-        predictor: Predictor,
+        predictor: Any,
         kv_caches: KVCaches,
         states: RequestStates,
         tables: BlockTables,
@@ -289,21 +290,3 @@ class _RecordedLayer:
         stream = self._stream[: len(ids)]
         hidden: Tensor = self._predictor(self._index, stream, positions, kv_caches[self._index], attn)
         return hidden
-
-
-def num_prediction_layers(config: ModelConfig, model_class: type) -> int:
-    """How many the checkpoint has. ValueError: none, or the model's family has none here."""
-    prediction = model_class.prediction if issubclass(model_class, DecoderForCausalLM) else None
-    where = f"speculative_config: method='mtp' cannot be used with {config.model}"
-    instead = "take method='ngram' or 'suffix', or a draft model"
-    if prediction is None:
-        raise ValueError(f"{where}: prediction layers of {config.architecture} are not read; {instead}")
-    num_layers, raw = config.hf_config.num_hidden_layers, config.hf_config.raw
-    if not prediction.have_windows and "sliding_attention" in (raw.get("mtp_layer_types") or ()):
-        raise ValueError(f"{where}: mtp_layer_types={raw['mtp_layer_types']} is not supported; {instead}")
-    if config.load_format == "dummy":
-        return num_named_layers(raw)
-    count = prediction.count(tensor_files(shard_files(Path(config.path))), num_layers)
-    if not count:
-        raise ValueError(f"{where}: the checkpoint has no prediction layers; {instead}")
-    return count
