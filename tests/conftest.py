@@ -8,6 +8,7 @@ import os
 import signal
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -46,6 +47,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    with suppress(ImportError):
+        from hypothesis import settings
+
+        # The same examples each time, and none fails for being slow.
+        settings.load_profile("ci")
     if config.getoption("--emulated"):
         use_emulated_library()
 

@@ -10,7 +10,6 @@ import pytest
 import torch
 
 import vllm
-from vllm.distributed.device_communicators.pynccl import PyNcclCommunicator
 from vllm.multimodal import MULTIMODAL_REGISTRY
 from vllm.multimodal.inputs import PlaceholderRange
 from vllm.multimodal.utils import encode_image_url, fetch_audio, fetch_image, fetch_video
@@ -24,7 +23,6 @@ from vllm.usage.usage_lib import UsageContext, is_usage_stats_enabled
 @pytest.mark.parametrize(
     "use",
     [
-        lambda: PyNcclCommunicator(None, "cuda:0"),
         lambda: MistralTokenizer.from_pretrained("mistralai/x"),
         lambda: MULTIMODAL_REGISTRY.create_processor(None),
         lambda: fetch_image("file:///a.png"),

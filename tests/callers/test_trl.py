@@ -1,11 +1,12 @@
-"""trl: GRPO with the engine in the trainer's process, and its client of the server that it starts.
+"""trl: GRPO with the engine in the trainer's process, and over the server that trl starts.
 
-Its server cannot be given weights here: trl sends them over NCCL, and refuses to where there is no GPU
-(`test_trl_refuses_to_train_over_a_server_without_a_gpu`).
+trl's trainer itself sends a server no weights where there is no GPU (`test_the_trainer_itself_asks_for_a_gpu`);
+examples/grpo_over_a_server.py does.
 """
 
 from __future__ import annotations
 
+import importlib.util
 import math
 import os
 import socket
@@ -19,6 +20,8 @@ from typing import Any
 import pytest
 import torch
 from live_server import ROOT
+
+from vllm.utils.network_utils import get_open_port
 
 trl = pytest.importorskip("trl")
 pytestmark = pytest.mark.filterwarnings("ignore:TRL currently supports vLLM versions", "ignore:`trl vllm-serve`")
@@ -136,7 +139,11 @@ def test_the_reward_rises(tiny_model: Path, tmp_path: Path, with_adapter: bool) 
     sizes = {"per_device_train_batch_size": 16, "num_generations": 8, "max_steps": 30}
     trainer = trainer_of(tiny_model, tmp_path, **sizes, **options)
     trainer.train()
-    steps = steps_of(trainer)
+    check_rise(steps_of(trainer), with_adapter)
+
+
+def check_rise(steps: list[dict[str, float]], with_adapter: bool) -> None:
+    """Of 30 steps."""
     assert len(steps) == 30
     # Half of the ids are even.
     assert sum(row["reward"] for row in steps[:5]) / 5 < 0.6
@@ -183,8 +190,10 @@ def client(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterat
         port = free.getsockname()[1]
     log = tmp_path_factory.mktemp("trl") / "log"
     command = [sys.executable, "-m", "trl.scripts.vllm_serve", "--model", str(tiny_model), "--host", "127.0.0.1"]
+    command += ["--enable-lora", "--max-lora-rank", "16"]
     path = os.pathsep.join(part for part in (str(ROOT), os.environ.get("PYTHONPATH", "")) if part)
     environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
+    environment["VLLM_ALLOW_RUNTIME_LORA_UPDATING"] = "1"
     with log.open("w") as file:
         server = subprocess.Popen(
             [*command, "--port", str(port), "--dtype", "float32"], stdout=file, stderr=file, env=environment
@@ -197,7 +206,7 @@ def client(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterat
 
 
 def _connected(make: Any, url: str, server: subprocess.Popen[bytes], log: Path) -> Any:
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + 300
     while True:
         try:
             return make(base_url=url)
@@ -243,9 +252,165 @@ def test_server_reads_sequences(client: Any, reference: Any) -> None:
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="trl sends weights from a GPU")
 @pytest.mark.usefixtures("environment")
-def test_trl_refuses_to_train_over_a_server_without_a_gpu(client: Any, tiny_model: Path, tmp_path: Path) -> None:
+def test_the_trainer_itself_asks_for_a_gpu(client: Any, tiny_model: Path, tmp_path: Path) -> None:
     with pytest.raises(NotImplementedError, match="NCCL weight-transfer engine, which needs a CUDA device"):
         trainer_of(tiny_model, tmp_path, vllm_mode="server", vllm_server_base_url=client.base_url)
+
+
+@torch.no_grad()
+def test_its_client_sends_weights(client: Any, tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from transformers import AutoModelForCausalLM
+
+    monkeypatch.setenv("VLLM_HOST_IP", "127.0.0.1")
+    monkeypatch.setattr(client, "group_port", get_open_port())
+    model = AutoModelForCausalLM.from_pretrained(tiny_model, dtype=torch.float32)
+    before = served_readings(client)
+    client.init_communicator(device="cuda")  # of no index: no device is touched
+    try:
+        for weight in model.parameters():
+            weight += 0.05 * torch.randn_like(weight)
+        client.update_model_params(model)
+        changed = served_readings(client)
+        assert changed == pytest.approx(reference_readings(model), abs=TOLERANCE)
+        assert max(abs(new - old) for new, old in zip(changed, before, strict=True)) > 100 * TOLERANCE
+
+        # One by one, of another dtype.
+        with client.weight_update():
+            for name, weight in model.named_parameters():
+                weight.copy_(weight.bfloat16())
+                client.update_named_param(name, weight.bfloat16())
+            assert served_readings(client) == changed  # until the update ends
+        rounded = served_readings(client)
+        assert rounded == pytest.approx(reference_readings(model), abs=TOLERANCE)
+
+        # Nothing changes where one does not fit; the group goes on.
+        name, weight = next(iter(model.named_parameters()))
+        for wrong in ((name, weight[1:]), ("zzz.weight", weight), (name, weight.int())):
+            with pytest.raises(Exception, match="400.*no weight was changed: .*load_weights"):
+                client.update_named_param(*wrong)
+            assert served_readings(client) == rounded
+        original = AutoModelForCausalLM.from_pretrained(tiny_model, dtype=torch.float32)
+        client.update_model_params(original)
+        assert served_readings(client) == pytest.approx(before, abs=1e-6)
+    finally:
+        client.close_communicator()
+
+
+def served_readings(client: Any) -> list[float]:
+    """As `readings`, of the server."""
+    url = f"{client.base_url}/v1/completions"
+    body = {"model": client.model, "prompt": READ, "max_tokens": 1, "temperature": 0, "prompt_logprobs": 0}
+    (choice,) = client._post(url, json=body)["choices"]
+    pairs = zip(READ[1:], choice["prompt_logprobs"][1:], strict=True)
+    return [row[str(token_id)]["logprob"] for token_id, row in pairs]
+
+
+@pytest.fixture(scope="module")
+def example() -> Any:
+    """examples/grpo_over_a_server.py."""
+    spec = importlib.util.spec_from_file_location("example", ROOT / "examples" / "grpo_over_a_server.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture
+def served_trainer(
+    environment: None,
+    client: Any,
+    example: Any,
+    tiny_model: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> Iterator[Any]:
+    """A function that makes the example's trainer."""
+    from trl.generation import vllm_generation
+
+    monkeypatch.setenv("VLLM_HOST_IP", "127.0.0.1")
+    monkeypatch.setattr(vllm_generation, "VLLMClient", vllm_generation.VLLMClient)  # set back in the end
+    made = []
+
+    def make(**options: Any) -> Any:
+        usual = {"vllm_group_port": get_open_port(), "disable_tqdm": True}
+        made.append(example.make_trainer(str(tiny_model), client.base_url, str(tmp_path), **usual, **options))
+        return made[-1]
+
+    yield make
+    for trainer in made:
+        trainer.vllm_generation.vllm_client.close_communicator()
+
+
+def test_the_reward_rises_over_a_server(served_trainer: Any) -> None:
+    trainer = served_trainer()
+    trainer.train()
+    check_rise(steps_of(trainer), with_adapter=False)
+
+
+# Unlike colocated engines, servers sample in no fixed order: few steps say whether an adapter comes, not whether the
+# reward rises.
+@pytest.mark.parametrize("is_alone", [False, True], ids=["merged", "alone"])
+def test_an_adapter_over_a_server(
+    served_trainer: Any, example: Any, tiny_model: Path, tmp_path: Path, is_alone: bool
+) -> None:
+    peft = pytest.importorskip("peft")
+    from transformers import AutoModelForCausalLM
+
+    config = peft.LoraConfig(r=16, lora_alpha=64, target_modules="all-linear")
+    trainer = served_trainer(peft_config=config, learning_rate=0.1, max_steps=6)
+    sender = trainer.vllm_generation.vllm_client
+    if is_alone:
+        # The server has what was trained last.
+        sender.update_model_params(AutoModelForCausalLM.from_pretrained(tiny_model, dtype=torch.float32))
+        example.send_adapter_alone(trainer, str(tmp_path / "adapter"))
+    trainer.train()
+    steps = steps_of(trainer)
+    assert len(steps) == 6 and any(row["grad_norm"] > 0 for row in steps)
+    # An adapter that is merged is sent between two roundings of the weights.
+    assert all(row["sampling/sampling_logp_difference/max"] < (1 if is_alone else 5) * TOLERANCE for row in steps)
+    names = [
+        each["id"] for each in trainer.vllm_generation.vllm_client._get(f"{client_url(trainer)}/v1/models")["data"]
+    ]
+    assert ("policy" in names) == is_alone
+
+
+def client_url(trainer: Any) -> str:
+    return str(trainer.vllm_generation.vllm_client.base_url)
+
+
+def test_an_adapter_of_each_step_in_the_trainers_process(tiny_model: Path, tmp_path: Path) -> None:
+    """Without trl: what its trainers would do with an engine that loads adapters."""
+    peft = pytest.importorskip("peft")
+    from transformers import AutoModelForCausalLM
+
+    from vllm import LLM, SamplingParams
+    from vllm.lora.request import LoRARequest
+
+    torch.manual_seed(0)
+    config = peft.LoraConfig(r=8, lora_alpha=16, target_modules="all-linear", init_lora_weights=False)
+    model = peft.get_peft_model(AutoModelForCausalLM.from_pretrained(tiny_model, dtype=torch.float32), config)
+    optimizer = torch.optim.SGD([each for each in model.parameters() if each.requires_grad], lr=0.5)
+    llm = LLM(str(tiny_model), dtype="float32", max_model_len=128, enable_lora=True, max_lora_rank=8)
+    params = SamplingParams(max_tokens=8, logprobs=0, seed=3, ignore_eos=True)
+    seen = []
+    for step in range(4):
+        model.save_pretrained(tmp_path)
+        request = LoRARequest("policy", 1, str(tmp_path), load_inplace=True)
+        llm.start_weight_update()
+        llm.finish_weight_update(f"step-{step}")
+        (output,) = llm.generate([{"prompt_token_ids": READ}], params, use_tqdm=False, lora_request=request)
+        (choice,) = output.outputs
+        assert choice.weight_versions == [f"step-{step}"]
+        logits = model(torch.tensor([[*READ, *choice.token_ids]])).logits[0, len(READ) - 1 : -1]
+        trained = logits.log_softmax(-1)[range(8), list(choice.token_ids)]
+        sampled = [row[token_id].logprob for row, token_id in zip(choice.logprobs, choice.token_ids, strict=True)]
+        assert sampled == pytest.approx(trained.tolist(), abs=TOLERANCE)
+        seen.append(sampled[0])
+        optimizer.zero_grad()
+        (-trained.sum()).backward()
+        optimizer.step()
+    assert len({round(each, 3) for each in seen}) == 4
+    assert llm.llm_engine.list_loras() == {1}
 
 
 def test_server_tells_the_trainer_what_it_asks(client: Any) -> None:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import argparse
 import logging
-from dataclasses import fields, replace
+from dataclasses import fields
 
 import pytest
 from tiny_llm import make_tiny_llm, make_tiny_model
 
 from vllm import EngineArgs, SamplingParams
-from vllm.config import CompilationConfig, PoolerConfig, ProfilerConfig
+from vllm.config import CompilationConfig, PoolerConfig, ProfilerConfig, WeightTransferConfig
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.engine.arguments import is_neutral
 from vllm.engine.upstream_args import UpstreamArgs
@@ -55,10 +55,20 @@ def test_what_changes_nothing_says_so_once(folder, caplog):
     caplog.set_level(logging.WARNING, "vllm")
     given = {item.name: asks_for_something(item.default) for item in UNUSED if item.default is not True}
     plain = EngineArgs(model=folder).create_engine_config()
-    # Shown by /server_info, as it was given.
-    assert replace(EngineArgs(model=folder, **given).create_engine_config(), weight_transfer_config=None) == plain
+    assert EngineArgs(model=folder, **given).create_engine_config() == plain
     said = [record.getMessage().partition("=")[0] for record in caplog.records]
     assert sorted(said) == sorted(given)
+
+
+def test_how_weights_come(folder):
+    plain = EngineArgs(model=folder).create_engine_config()
+    for given in (None, {}, {"backend": "nccl"}, WeightTransferConfig("ipc")):
+        config = EngineArgs(model=folder, weight_transfer_config=given).create_engine_config()
+        assert config == plain and config.weight_transfer_config is given  # /server_info shows it
+    with pytest.raises(ValueError, match="backend must be one of nccl, ipc, got 'sharded_rdt'"):
+        EngineArgs(model=folder, weight_transfer_config={"backend": "sharded_rdt"}).create_engine_config()
+    with pytest.raises(ValueError, match="backend must be one of nccl, ipc, got 'nccl_m2n'"):
+        WeightTransferConfig("nccl_m2n")
 
 
 def test_configuration_objects(folder):

@@ -4,6 +4,7 @@ test_mixture_configs.py."""
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from models_util import hf_logits, load_model, paged_logits, random_prompts
 from safetensors.torch import load_file, save_file
 
 from vllm.config.checkpoint.config import HFConfig, parse_hf_config
-from vllm.models.registry import resolve_model_class
+from vllm.models.registry import import_model_class, model_entry, resolve_model_class
 
 _STEPS = {"time_step_min": 0.001, "time_step_max": 0.1, "time_step_floor": 1e-4}
 
@@ -51,6 +52,7 @@ PUBLISHED: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         | {"im_start_id": 4, "eod_token_id": 3, "mask_init_id": 12, "org_vocab_size": 100, "num_experts": 1},
         {"use_rotary_pos_emb": False},
     ),
+    "falcon": ({"ff_factor": 4, "activation": "gelu", "ffn_hidden_size": 128}, {"bias_factor": 4}),
     "lfm2": (
         {"use_pos_enc": True, "block_dim": 32, "block_use_swiglu": True, "conv_dim": 32, "num_heads": 4},
         {"use_pos_enc": False},
@@ -72,11 +74,19 @@ PUBLISHED: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     ),
     "bamba": ({"attn_rotary_emb": 4}, {"attn_rotary_emb": 8}),
     "nemotron_h": (
-        {"attention_head_dim": 8, "num_query_groups": 2, "time_step_rank": 16, "rescale_prenorm_residual": True},
+        {
+            "attention_head_dim": 8,
+            "rope_theta": 10000,
+            "partial_rotary_factor": 1.0,
+            "num_query_groups": 2,
+            "time_step_rank": 16,
+            "rescale_prenorm_residual": True,
+        },
         {"attention_bias": True},
     ),
     "mamba2": (
-        {"norm_before_gate": True, "rms_norm": True, "time_step_init_scheme": "random", **_STEPS},
+        {"norm_before_gate": True, "rms_norm": True, "time_step_init_scheme": "random", **_STEPS}
+        | {"intermediate_size": 64},
         {"rms_norm": False},
     ),
     "mamba": (
@@ -108,11 +118,12 @@ def read(name: str, options: dict[str, Any]) -> HFConfig:
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as NAMES
 
     model_type, fields = ARCHITECTURES[name]
-    sizes = {"vocab_size": 131, "bos_token_id": 1, "eos_token_id": 2}
+    sizes: dict[str, Any] = {"vocab_size": 131, "bos_token_id": 1, "eos_token_id": 2}
     raw = CONFIG_MAPPING[model_type](**sizes, **fields).to_dict() | options
     raw |= {"architectures": [NAMES[model_type]], "model_type": model_type}
     config = parse_hf_config({key: value for key, value in raw.items() if value is not ...}, {}, "config.json")
-    return resolve_model_class(config.architectures).resolve_config(config)
+    model_class: Any = resolve_model_class(config.architectures)
+    return model_class.resolve_config(config)
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
@@ -121,6 +132,18 @@ def test_published_options_are_read_and_others_refused(name: str) -> None:
     read(name, published)
     with pytest.raises(ValueError, match="|".join(wrong)):
         read(name, published | wrong)
+
+
+def test_options_of_multilingual_bert() -> None:
+    from transformers import BertConfig
+
+    raw = BertConfig(vocab_size=99).to_dict() | {"architectures": ["BertModel"], "directionality": "bidi"}
+    raw |= {"pooler_fc_size": 768, "pooler_num_attention_heads": 12, "pooler_num_fc_layers": 3}
+    raw |= {"pooler_size_per_head": 128, "pooler_type": "first_token_transform"}
+    model_class: Any = import_model_class(model_entry(raw["architectures"]))
+    assert model_class.resolve_config(parse_hf_config(raw, {})).is_encoder
+    with pytest.raises(ValueError, match="pooler_type='mean' is not supported"):
+        model_class.resolve_config(parse_hf_config(raw | {"pooler_type": "mean"}, {}))
 
 
 def test_sizes_under_the_names_of_xlstm() -> None:
@@ -137,6 +160,19 @@ def test_a_text_has_one_position_in_all_sections(tmp_path: Path) -> None:
     prompts = random_prompts(131, (5, 21))
     for got, want in zip(paged_logits(ours, config, prompts), hf_logits(model, prompts), strict=True):
         assert (got - want).abs().max() < 1e-4 * want.std()
+
+
+def test_a_further_factor_of_yarn(tmp_path: Path) -> None:
+    """Upstream's, on top of that by the formula."""
+    yarn = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 32}
+    make_architecture("qwen3", tmp_path, rope_parameters=yarn | {"attention_factor": 0.9})
+    path = tmp_path / "config.json"
+    raw = json.loads(path.read_text())
+    logits = []
+    for factor in ({"attention_factor": 0.9}, {"attn_factor": 0.9 / (0.1 * math.log(4.0) + 1.0)}):
+        path.write_text(json.dumps(raw | {"rope_parameters": yarn | factor}))
+        logits.append(paged_logits(*load_model(tmp_path), random_prompts(131, (5, 21)))[1])
+    assert (logits[1] - logits[0]).abs().max() < 1e-5
 
 
 def test_mimo_is_qwen_beside_further_layers(tmp_path: Path) -> None:

@@ -116,10 +116,73 @@ def test_markup_around_the_content(name, thoughts, answer):
     parse_cut(thought + written + call, name, name)
 
 
+def test_forced_calls_have_a_form_of_their_own_after_the_reasoning():
+    call = '[{"name": "now", "parameters": {}}]'
+    assert parse(f" to=self<|message|>Hm.<|eom|>{call}", "json_array", "muse") == ("Hm.", None, [("now", {})])
+    thought = "<|content_thinking|>Hm.<|end_message|>"
+    assert parse(thought + call, "json_array", "inkling") == ("Hm.", None, [("now", {})])
+
+
 def test_a_prompt_says_which_of_several_pairs_an_answer_has():
     parser = ReasoningParserManager.get_reasoning_parser("k2_horizon")
     assert parser.pair_of("user: x\nassistant: <ifm|think_faster>")[1] == "</ifm|think_faster>"
     assert parser.pair_of("user: x") == ("<ifm|think>", "</ifm|think>")
+
+
+def test_modes_where_no_prompt_is_known():
+    def of(name, **switches):
+        return ReasoningParserManager.get_reasoning_parser(name)(None, chat_template_kwargs=switches)
+
+    assert of("hy_v3", reasoning_effort="high").extract_reasoning("a</think>b", None) == ("a", "b")
+    assert of("hy_v3", reasoning_effort="no_think").extract_reasoning("b", None) == (None, "b")
+    assert of("minimax_m3", thinking_mode="enabled").extract_reasoning("a", None) == ("a", None)
+    assert of("minimax_m3").extract_reasoning("</mm:think>b", None) == (None, "b")
+    assert of("granite_thinking_parser").extract_reasoning("<think>a</think>\n\nb\n", None) == ("a", "b\n")
+    assert of("k2_horizon", reasoning_effort="low").end_token == "</ifm|think_faster>"
+    with pytest.raises(ValueError, match="Unsupported reasoning_effort 'none'; there are high, medium, low"):
+        of("k2_horizon", reasoning_effort="none")
+
+
+class Characters:
+    """A tokenizer whose ids are those of characters; it has no token for a marker."""
+
+    def get_vocab(self):
+        return {}
+
+    def encode(self, text, add_special_tokens):
+        return list(map(ord, text))
+
+    def decode(self, ids, skip_special_tokens):
+        return "".join(map(chr, ids))
+
+
+def test_markers_in_pieces():
+    def ids(text):
+        return list(map(ord, text))
+
+    parser = ReasoningParserManager.get_reasoning_parser("minimax_m3")(Characters())
+    assert parser.is_reasoning_end(ids("<mm:think>a</mm:think>b"))
+    assert not parser.is_reasoning_end(ids("</mm:think><mm:think>a"))
+    ends = [
+        parser.is_reasoning_end_streaming(ids(text), []) for text in ("", "<mm:", "<mm:think>a", "</mm:think>", "b")
+    ]
+    assert ends == [False, False, False, True, True]
+    assert parser.extract_content_ids(ids("<mm:think>a</mm:think>b")) == ids("b")
+    assert parser.extract_content_ids(ids("b")) == ids("b") and not parser.extract_content_ids(ids("<mm:think>a"))
+    parser = ReasoningParserManager.get_reasoning_parser("kimi_k3")(Characters())
+    begin, end = MARKS["kimi_k3"]
+    assert parser.is_reasoning_end(ids(f"{begin}a{end}")) and not parser.is_reasoning_end(ids(f"{end}{begin}a"))
+    assert parser.is_reasoning_end_streaming(ids(f"{begin}a{end}"), ids(end[-1]))
+    for text, count in (
+        (f"{begin}ab{end}c", 2),
+        (f"ab{end}c", 2),
+        (f"{begin}ab", 2),
+        ("<|open|>response<|sep|>abc", 0),
+    ):
+        assert parser.count_reasoning_tokens(ids(text)) == count
+    off = {"enable_thinking": False}
+    parser = ReasoningParserManager.get_reasoning_parser("qwen3")(Characters(), chat_template_kwargs=off)
+    assert parser.is_reasoning_end(ids("a"))
 
 
 def test_upstreams_methods():

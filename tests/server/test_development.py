@@ -102,11 +102,17 @@ def test_workers(app: AppThread) -> None:
     assert "no_such_method" in unknown.json()["error"]["message"]
 
 
-def test_groups_for_weights_are_refused(app: AppThread) -> None:
-    info = {"master_address": "127.0.0.1", "master_port": 1, "world_size": 2}
+@pytest.mark.parametrize(
+    ("info", "message"),
+    [
+        ({"master_address": "127.0.0.1", "world_size": 2}, "init_info lacks master_port"),
+        ({"master_address": "127.0.0.1", "master_port": 1, "world_size": 1}, "world_size must be"),
+        ({"handles": []}, "init_info: handles is not served"),
+    ],
+)
+def test_trainers_that_cannot_be_met(app: AppThread, info: dict[str, object], message: str) -> None:
     response = app.request("POST", "/init_weight_transfer_engine", json={"init_info": info})
-    assert response.status_code == 400
-    assert "receive no weights over NCCL" in response.json()["error"]["message"]
+    assert response.status_code == 400 and message in response.json()["error"]["message"]
     assert answer(app, "POST", "/init_weight_transfer_engine", json={"init_info": {}}) == {"status": "initialized"}
 
 
@@ -155,7 +161,15 @@ def test_weights_that_do_not_fit(app: AppThread, tmp_path: Path) -> None:
         )
         assert response.status_code == 400
         assert response.json()["error"]["message"].startswith("no weight was changed: ")
-    assert app.request("POST", "/update_weights", json={"update_info": {"names": []}}).status_code == 400
+    for info in (
+        {"names": []},
+        {"names": ["a"], "dtype_names": ["float32"], "shapes": []},
+        {"names": ["a"], "dtype_names": ["float33"], "shapes": [[1]]},
+        {"names": ["a"], "dtype_names": ["float32"], "shapes": [[-1]]},
+        {"names": ["a"], "dtype_names": ["float32"], "shapes": [[1]], "is_sparse": True},
+        {"names": ["a"], "dtype_names": ["float32"], "shapes": [[1]]},  # and no trainer was met
+    ):
+        assert app.request("POST", "/update_weights", json={"update_info": info}).status_code == 400, info
     assert answer(app, "GET", "/weight_version") == version
 
 

@@ -12,6 +12,11 @@ from parsed_answers import parse, parse_by_characters, parse_cut
 from vllm.tool_parsers import ToolParserManager
 
 EACH = pytest.mark.parametrize("name", FORMATS)
+# Formats that are known by other parts of templates than those that write calls.
+KNOWN_ELSEWHERE = {
+    "llama3_json", "pythonic", "json_array", "lfm2", "granite", "phi4_mini_json", "openai", "gigachat3", "xlam",
+    "ernie45",
+}  # fmt: skip
 
 
 @EACH
@@ -27,6 +32,12 @@ def test_arguments_with_quotes_braces_escapes_and_other_alphabets(name):
     write, _ = FORMATS[name]
     arguments = HARD
     assert parse(write(("weather", arguments)), name)[2] == [("weather", arguments)]
+
+
+@pytest.mark.parametrize("name", [name for name in FORMATS if name not in KNOWN_ELSEWHERE])
+def test_what_a_template_writes_chooses_the_parser(name):
+    text = FORMATS[name][0](("weather", {"city": "Paris"}))
+    assert ToolParserManager.of_template(f"{{% for call in calls %}}{text}") is ToolParserManager.get_tool_parser(name)
 
 
 @EACH
@@ -183,6 +194,73 @@ def test_damaged_texts(name):
             text[place : place + rng.randint(0, 1)] = more
             del text[rng.choice([len(text), len(text), rng.randrange(len(text) + 1)]) + 1 :]
         parse_by_characters("".join(text), name)
+
+
+@pytest.mark.parametrize("name", ["qwen3_coder", "glm45", "minimax_m2", "deepseek_v32", "minicpm5", "kimi_k3"])
+@pytest.mark.parametrize("written", ['{"city": "Oslo", "days": 1}', "{'city': 'Oslo', 'days': 1}"])
+def test_one_argument_that_is_all_of_them(name, written):
+    write, _ = FORMATS[name]
+    text = write(("weather", {"arguments": written}))
+    assert parse(text, name)[2] == [("weather", {"city": "Oslo", "days": 1})]
+    parse_cut(text, name)
+    both = parse(write(("weather", {"arguments": "{}", "city": "Oslo"})), name)[2]
+    assert both == [("weather", {"arguments": {}, "city": "Oslo"})]
+
+
+@pytest.mark.parametrize("name", ["qwen3_coder", "seed_oss"])
+def test_an_argument_without_its_end(name):
+    write, _ = FORMATS[name]
+    for first, second in (("city", "days"), ("days", "city")):
+        values = {"city": "Oslo", "days": 2}
+        text = write(("weather", {first: values[first], second: values[second]}))
+        text = re.sub(r"\n?</parameter>\n", "\n", text, count=1)
+        assert parse(text, name)[2] == [("weather", values)]
+
+
+def test_tags_with_a_suffix():
+    text = re.sub(r"(</?\w+)>", r"\1:x>", FORMATS["hy_v3"][0](("now", {}), ("weather", HARD | {"city": "a<b>"})))
+    assert parse(f"So:{text}", "hy_v3") == (None, "So:", [("now", {}), ("weather", HARD | {"city": "a<b:x>"})])
+    assert parse("<tool_calls:> and <tool_calls: x>", "hy_v3")[1] == "<tool_calls:> and <tool_calls: x>"
+
+
+def test_arguments_with_types():
+    tags = "<ifm|arg_key>{}</ifm|arg_key><ifm|arg_type>{}</ifm|arg_type><ifm|arg_value>{}</ifm|arg_value>"
+    written = (
+        tags.format("days", "integer", "2") + tags.format("more", "string", "2") + tags.format("x", "integer", "3")
+    )
+    text = f"<ifm|tool_calls><ifm|tool_call>weather{written}</ifm|tool_call></ifm|tool_calls>"
+    assert parse(text, "k2_horizon")[2] == [("weather", {"days": 2, "more": "2", "x": 3})]
+    as_json = '<ifm|tool_call>{"name": "now", "arguments": {}}</ifm|tool_call>'
+    assert parse(f"<ifm|tool_calls>{as_json}</ifm|tool_calls>", "k2_horizon")[2] == [("now", {})]
+
+
+def test_sections_that_are_not_there():
+    invoke = '<｜DSML｜invoke name="now">\n</｜DSML｜invoke>'
+    for name in ("deepseek_v32", "deepseek_v4"):
+        assert parse(f"So: {invoke} Yes.", name) == (None, "So: Yes.", [("now", {})])
+    assert parse("function call<|role_sep|>\n" + '{"name": "now", "arguments": {}}', "gigachat3")[2] == [("now", {})]
+    assert parse("<|tool_call>:now{}<tool_call|>", "gemma4")[2] == [("now", {})]
+
+
+def test_messages_without_their_end():
+    call = '<atem:function_calls>\n<atem:invoke name="now.now">\n</atem:invoke>\n</atem:function_calls>'
+    text = f" to=self<|message|>Hm, to=x or so. to=now<|message|>{call}<|eom|>"
+    answer = "<|start|>assistant to=user<|message|>It is to=noon. to=developer<|message|>Note.<|eot|>"
+    assert parse(text + answer, "muse") == ("Hm, to=x or so. ", "It is to=noon. ", [("now", {})])
+
+
+def test_entities_in_names():
+    text = FORMATS["kimi_k3"][0](("a&amp;b", {"c&quot;d": "e&amp;f"}))
+    assert parse(text, "kimi_k3")[2] == [("a&b", {'c"d': "e&amp;f"})]
+
+
+def test_elements_in_elements():
+    write, mark = FORMATS["minimax_m3"][0], "]<]minimax[>["
+    text = write(("weather", {"tags": [], "place": {}, "note": None, "more": {"at": ["x"]}}))
+    assert parse(text, "minimax_m3")[2] == [("weather", {"tags": [], "place": {}, "note": None, "more": {"at": ["x"]}})]
+    several = f"{mark}<k>a{mark}</k>{mark}<k>b{mark}</k>"
+    text = f'{mark}<tool_call>{mark}<invoke name="f">{several}{mark}</invoke>{mark}</tool_call>'
+    assert parse(text, "minimax_m3")[2] == [("f", {"k": ["a", "b"]})]
 
 
 def test_names_of_parsers():

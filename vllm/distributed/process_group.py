@@ -99,11 +99,16 @@ def join_group(
         if has_custom_all_reduce:
             devices.one_shot = make_one_shot(store, rank, world_size, device, devices.all_gather)
         return devices
+    return connect_hosts(store, rank, world_size, address, _COLLECTIVE_TIMEOUT)
+
+
+def connect_hosts(store: dist.Store, rank: int, world_size: int, address: str, timeout: timedelta) -> HostCommunicator:
+    """As join_group, over gloo. `timeout`: how long a collective waits for the other ranks."""
     options = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
     options._devices = [dist.ProcessGroupGloo.create_device(hostname=address)]
     options._timeout = JOIN_TIMEOUT
     before = _connections().items()
     group = dist.ProcessGroupGloo(store, rank, world_size, options)
-    group._set_default_timeout(_COLLECTIVE_TIMEOUT)
+    group._set_default_timeout(timeout)
     # Another thread's that were made meanwhile are among them; on `disconnect` the process has no more use for peers.
     return HostCommunicator(group, dict(_connections().items() - before))

@@ -158,6 +158,10 @@ class StatelessProcessGroup:
             # It may end next, and the store with it: the others must need it no more.
             self._wait_for(f"{key}/gone", self.world_size, deadline)
 
+    def further_store(self) -> dist.Store:
+        """A store where the members meet for a group of another kind; a new one each time."""
+        return dist.PrefixStore(self._next("further"), self.store)
+
     def expire_data(self) -> None:
         """Forget values that no rank has read in time."""
         oldest = time.monotonic() - self.data_expiration_seconds

@@ -38,6 +38,7 @@ from vllm.engine.lora_args import LoRAArgs
 from vllm.engine.speculative_args import SpeculativeArgs, with_model_and_schedule
 from vllm.engine.upstream_args import UpstreamArgs
 from vllm.engine.usage import UsageContext
+from vllm.engine.weight_transfer import check_weight_transfer_config
 from vllm.exceptions import shown
 from vllm.logger import init_logger, warn_once
 from vllm.sampling_params import MAX_LOGPROB_TOKEN_IDS, MODEL_DEFAULTS
@@ -208,6 +209,9 @@ class EngineArgs(LoRAArgs, SpeculativeArgs, ComputingArgs, UpstreamArgs):
     guided_decoding_disable_any_whitespace: bool = arg(False, "older name of its disable_any_whitespace")
     profiler_config: dict[str, Any] | ProfilerConfig | None = arg(
         None, 'as {"profiler": "torch", "torch_profiler_dir": FOLDER}: where LLM.start_profile writes traces'
+    )
+    weight_transfer_config: dict[str, Any] | None = arg(
+        None, 'as {"backend": "nccl"}, or "ipc"; a trainer asks for it, and weights come either way: docs/training.md'
     )
     disable_log_stats: bool = arg(False, "offline: keep no metrics, LLM's default; a server always keeps them")
     use_tqdm_on_load: bool = arg(True, "show a progress bar when loading takes longer than a moment")
@@ -391,6 +395,7 @@ class EngineArgs(LoRAArgs, SpeculativeArgs, ComputingArgs, UpstreamArgs):
 
     def _check_supported(self) -> None:
         self._check_quantization()
+        check_weight_transfer_config(self.weight_transfer_config)
         resolve_load_format(self.load_format)
         if not isinstance(self.hf_overrides, dict | None) and not callable(self.hf_overrides):
             kind = type(self.hf_overrides).__name__

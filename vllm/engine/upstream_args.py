@@ -37,7 +37,6 @@ _SAFETENSORS = "safetensors files are mapped and read tensor by tensor"
 _SCHEDULER = "the scheduler has no such option; max_num_seqs and max_num_batched_tokens bound a step"
 _FIRST_CHUNK = "a prompt that has room for its first chunk is admitted"
 _WORKER = "worker_extension_cls adds methods to the workers"
-_WEIGHTS = "new weights come by load_weights or collective_rpc, not over a group of their own"
 _COMPILE = "nothing is compiled; CUDA graphs follow enforce_eager and max_seq_len_to_capture"
 _KERNELS = "kernels are chosen by what the device can do"
 _LAYERS = "no model here has such layers"
@@ -235,8 +234,6 @@ class UpstreamArgs:
     scheduler_reserve_full_isl: bool = unused(True, _FIRST_CHUNK)
 
     worker_cls: str = refused("auto", _WORKER)
-
-    weight_transfer_config: dict[str, Any] | None = unused(None, _WEIGHTS)
 
     compilation_config: int | dict[str, Any] | None = unused(None, _COMPILE, "-cc")
     cudagraph_capture_sizes: list[int] | None = unused(None, _COMPILE)

@@ -106,13 +106,16 @@ def _yarn_frequencies(inv_freq: Tensor, theta: float, head_dim: int, params: dic
 
 
 def _yarn_attention_factor(params: dict[str, Any]) -> float:
-    """The factor on cosines and sines, which sharpens attention over the stretched context."""
+    """The factor on cosines and sines, which sharpens attention over the stretched context. Files that are made for
+    upstream, such as DeepSeek-R1-0528-Qwen3-8B's, have a further one."""
+    own = params.get("attn_factor")
+    own = 1.0 if own is None else float(own)
     if params.get("attention_factor") is not None:
-        return float(params["attention_factor"])
+        return own * float(params["attention_factor"])
 
     def mscale(weight: float) -> float:
         return 0.1 * weight * math.log(params["factor"]) + 1.0 if params["factor"] > 1 else 1.0
 
     if params.get("mscale") and params.get("mscale_all_dim"):
-        return mscale(params["mscale"]) / mscale(params["mscale_all_dim"])
-    return mscale(1.0)
+        return own * mscale(params["mscale"]) / mscale(params["mscale_all_dim"])
+    return own * mscale(1.0)

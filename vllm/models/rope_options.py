@@ -18,7 +18,10 @@ _PARAMETERS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "llama3": (("factor", "low_freq_factor", "high_freq_factor"), ()),
     "yarn": (
         ("factor",),
-        ("beta_fast", "beta_slow", "attention_factor", "mscale", "mscale_all_dim", "truncate", "llama_4_scaling_beta"),
+        (
+            *("beta_fast", "beta_slow", "attention_factor", "attn_factor", "mscale", "mscale_all_dim", "truncate"),
+            "llama_4_scaling_beta",
+        ),
     ),
     "longrope": (("short_factor", "long_factor"), ("factor", "attention_factor")),
     "proportional": ((), ("factor",)),

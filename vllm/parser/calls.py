@@ -61,6 +61,16 @@ class Calls:
         self._reader.mark()
         yield CallEnd(self.count - 1)
 
+    def offered(self, name: str) -> str:
+        """The name of a function that is offered, where a model has written it twice: `f.f`."""
+        half, _, rest = name.partition(".")
+        return half if half == rest and name not in self.schemas and half in self.schemas else name
+
+    def has_argument(self, function: str, name: str) -> bool:
+        """Whether the function has such an argument, as far as that is known."""
+        properties = self.schemas.get(function, {}).get("properties")
+        return not properties or name in properties
+
     def property_schema(self, function: str, name: str) -> Mapping[str, Any] | None:
         """The schema of one argument, if it is known."""
         root = self.schemas.get(function, {})
@@ -70,8 +80,9 @@ class Calls:
 
 
 def argument_schemas(tools: list[dict[str, Any]] | None) -> dict[str, Mapping[str, Any]]:
-    """The schemas of the functions' arguments, from tools as chat has them."""
-    functions = [tool["function"] for tool in tools or () if isinstance(tool.get("function"), Mapping)]
+    """The schemas of the functions' arguments, from tools as chat has them, or responses."""
+    functions = [tool.get("function", tool) for tool in tools or ()]
+    functions = [each for each in functions if isinstance(each, Mapping)]
     return {str(each.get("name")): each.get("parameters") or {} for each in functions}
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Generator, Iterator
 
 from vllm.parser.calls import Calls
 from vllm.parser.events import Content, Event, Reasoning
@@ -39,28 +39,37 @@ def read_messages(reader: Reader, calls: Calls) -> Iterator[Step]:
                 yield Content(rest)
             return
         found = _RECIPIENT.search(header)
-        recipient = found[1] if found else "self"
-        if recipient in ("self", "developer"):
-            yield from reader.text_until(ENDS, _reasoning if recipient == "self" else _nothing)
-        elif recipient in ("user", "commentary"):
-            yield from reader.text_until(ENDS, _content)
-        else:
-            yield from _calls(reader, calls)
+        recipient: str | None = found[1] if found else "self"
+        while recipient is not None:
+            if recipient not in _TEXTS:
+                yield from _calls(reader, calls)
+            recipient = yield from _text(reader, _TEXTS.get(recipient, _content))
 
 
 def _calls(reader: Reader, calls: Calls) -> Iterator[Step]:
-    """The body of a message to a function; what is no call is content."""
+    """The calls in a message to a function; what is none is left unread."""
     reader.mark()
     try:
         yield from reader.close(SECTION)
-        yield from invoked_calls(reader, calls, "<atem:invoke name=", SECTION_END, _TAGS)
+        yield from invoked_calls(reader, calls, "<atem:invoke name=", SECTION_END, _TAGS, calls.offered)
     except (NotACall, Ended):
         if calls.is_open:
             yield from calls.end(is_cut=True)
         else:
             reader.put_back(reader.since_mark())
     yield from reader.skip_space()
-    yield from reader.text_until(ENDS, _content)
+
+
+def _text(reader: Reader, make: Callable[[str], Iterator[Event]]) -> Generator[Step, None, str | None]:
+    """A message's text; the recipient of the next one, where models leave out the end of this."""
+    while (yield from reader.text_until((*ENDS, "to="), make)) == "to=":
+        recipient = ""
+        while (char := (yield from reader.peek())) and not char.isspace() and char != "<":
+            recipient += reader.take(1)
+        if (yield from reader.skip(MESSAGE)):
+            return recipient
+        yield from make(f"to={recipient}")
+    return None
 
 
 def _content(text: str) -> Iterator[Event]:
@@ -73,3 +82,11 @@ def _reasoning(text: str) -> Iterator[Event]:
 
 def _nothing(text: str) -> Iterator[Event]:
     return iter(())
+
+
+_TEXTS = {
+    "self": _reasoning,
+    "user": _content,
+    "commentary": _content,
+    "developer": _nothing,
+}

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import html
 import re
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
 
 from vllm.parser.calls import Calls
 from vllm.parser.events import Event
 from vllm.parser.reader import Ended, NotACall, Reader, Step
 from vllm.parser.typed_values import as_json, dumps, in_string, is_text, may_be_text
+
+_ALL = ("arguments", "parameters", "properties", "input")
 
 
 @dataclass(frozen=True)
@@ -28,24 +31,28 @@ class Tags:
     text_sign: str = ""  # after the name: the value is a text, if the schema allows one
     type_tags: tuple[str, str] | None = None
     raw: tuple[str, str] | None = None  # what stands between these is the value, whatever it is
+    is_escaped: bool = False  # names are attributes, in which & and quotes are written as entities
+    also_begin: tuple[str, ...] = ()  # other ways to write `begin`
 
 
 def tag_arguments(reader: Reader, calls: Calls, function: str, tags: Tags) -> Iterator[Step]:
-    """Read the arguments up to and with the call's end."""
+    """Read the arguments up to and with the call's end. A single one that is called like all of them, and
+    that the function does not have, is the object of all."""
     names: set[str] = set()
     while True:
         try:
-            found = yield from reader.close(tags.begin, *tags.call_end)
+            found = yield from reader.close(tags.begin, *tags.also_begin, *tags.call_end)
         except NotACall:
             # Nothing is missing but the end.
             yield calls.arguments("}" if names else "{}")
             yield from calls.end()
             raise
-        if found != tags.begin:
+        if found in tags.call_end:
             break
         name, _ = yield from reader.until(tags.name_end)
         said = bool(tags.text_sign) and tags.text_sign in name
         name = re.split("[\"']", name)[1] if tags.quoted and re.search("[\"']", name) else name.strip()
+        name = html.unescape(name) if tags.is_escaped else name
         if tags.value_begin:
             yield from reader.skip_space()
             if tags.type_tags and (yield from reader.skip(tags.type_tags[0])):
@@ -53,6 +60,13 @@ def tag_arguments(reader: Reader, calls: Calls, function: str, tags: Tags) -> It
                 said = kind.strip() == "string"
                 yield from reader.skip_space()
             yield from reader.expect(tags.value_begin)
+        if not names and name in _ALL and not calls.has_argument(function, name):
+            value = yield from _value(reader, tags)
+            if (yield from _is_all(reader, calls, value, tags)):
+                return
+            yield calls.arguments(f"{{{dumps(name)}: {as_json(value, None)}")
+            names.add(name)
+            continue
         before = ", " if names else "{"
         schema = calls.property_schema(function, name)
         if is_text(schema) or (said and may_be_text(schema)):
@@ -67,15 +81,34 @@ def tag_arguments(reader: Reader, calls: Calls, function: str, tags: Tags) -> It
     yield from calls.end()
 
 
-def invoked_calls(reader: Reader, calls: Calls, begin: str, end: str, tags: Tags) -> Iterator[Step]:
+def invoked_calls(
+    reader: Reader, calls: Calls, begin: str, end: str, tags: Tags, rename: Callable[[str], str] = str
+) -> Iterator[Step]:
     """Read calls that are `begin`, a name up to ">", and arguments, up to and with `end`."""
     while (yield from reader.close(begin, end)) == begin:
         name, _ = yield from reader.until(">")
-        name = name.strip().strip("\"'")
+        name = rename(name.strip().strip("\"'"))
         if "\n" in name:
             raise NotACall
         yield calls.start(name)
         yield from tag_arguments(reader, calls, name, tags)
+
+
+def _is_all(reader: Reader, calls: Calls, value: str, tags: Tags) -> Generator[Step, None, bool]:
+    """Read the call's end, if the value is an object and nothing follows it."""
+    written = as_json(value, {"type": "object"})
+    if not written.startswith("{"):
+        return False
+    try:
+        yield from reader.close(*tags.call_end)
+    except NotACall:
+        return False
+    except Ended:
+        yield calls.arguments(written)
+        raise
+    yield calls.arguments(written)
+    yield from calls.end()
+    return True
 
 
 def _value(reader: Reader, tags: Tags) -> Generator[Step, None, str]:
@@ -83,8 +116,13 @@ def _value(reader: Reader, tags: Tags) -> Generator[Step, None, str]:
         value, _ = yield from reader.until(tags.raw[1])
         yield from reader.close(tags.end)
         return value
-    value, _ = yield from reader.until(tags.end)
-    return value.removeprefix("\n").removesuffix("\n") if tags.on_lines else value
+    if not tags.on_lines:
+        value, _ = yield from reader.until(tags.end)
+        return value
+    value, found = yield from reader.until(tags.end, "\n" + tags.begin)
+    if found != tags.end:
+        reader.untake()
+    return value.removeprefix("\n").removesuffix("\n")
 
 
 def _string(reader: Reader, calls: Calls, tags: Tags) -> Iterator[Step]:
@@ -98,6 +136,10 @@ def _string(reader: Reader, calls: Calls, tags: Tags) -> Iterator[Step]:
         return
     if tags.on_lines and (yield from reader.peek()) == "\n" and not (yield from reader.has("\n" + tags.end)):
         reader.take(1)
-    ends = ("\n" + tags.end, tags.end) if tags.on_lines else (tags.end,)
-    if (yield from reader.text_until(ends, piece, is_part=True)) is None:
+    # Models leave the end out at times.
+    ends = ("\n" + tags.end, tags.end, "\n" + tags.begin) if tags.on_lines else (tags.end,)
+    found = yield from reader.text_until(ends, piece, is_part=True)
+    if found is None:
         raise Ended
+    if found == "\n" + tags.begin:
+        reader.untake()

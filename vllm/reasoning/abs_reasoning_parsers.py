@@ -34,6 +34,7 @@ class ReasoningParser:
         has_channels: answers are messages in channels (vllm.parser.channels), which are always parted.
         frames: markup around the content, which is left out of it.
         drops: a text after the beginning that is none of the reasoning.
+        drops_after: characters that do not begin the content after it.
         is_implicit: an answer without a beginning begins with reasoning.
         thinks: the same where the prompt is not known, as in `extract_reasoning`, unless thinking is switched off.
         template_marks: texts that chat templates of such models hold, each of them; for the choice by template.
@@ -47,6 +48,7 @@ class ReasoningParser:
     has_channels: ClassVar[bool] = False
     frames: ClassVar[tuple[str, ...]] = ()
     drops: ClassVar[str] = ""
+    drops_after: ClassVar[str] = ""
     is_implicit: ClassVar[bool] = False
     thinks: ClassVar[bool] = False
     template_marks: ClassVar[tuple[str, ...]] = ()
@@ -65,6 +67,11 @@ class ReasoningParser:
         self._is_inside = _switch(chat_template_kwargs)
         if self._is_inside is None and self.thinks:
             self._is_inside = True
+
+    @property
+    def reasoning_end_token_ids(self) -> set[int]:
+        """Ids of tokens that end the reasoning."""
+        return self._ids_of(self.ends) | self._ids_of(self.also_ends)
 
     @property
     def vocab(self) -> dict[str, int]:
@@ -107,6 +114,8 @@ class ReasoningParser:
         found = yield from reader.text_until((*self.ends, *self.also_ends), _as_reasoning)
         if found in self.also_ends:
             reader.put_back(found)
+        while self.drops_after and (yield from reader.peek()) in tuple(self.drops_after):
+            reader.take(1)
         reader.mark()
 
     def read(self, reader: Reader, is_inside: bool | None = None) -> Iterator[Step]:
@@ -155,11 +164,16 @@ class ReasoningParser:
         return request
 
     def is_reasoning_end(self, input_ids: Sequence[int]) -> bool:
-        """Whether the last marker among the ids ends the reasoning."""
-        begins, ends = self._ids_of(self.begins), self._ids_of(self.ends)
+        """Whether the last marker among the ids ends the reasoning; always with thinking switched off."""
+        if self._is_inside is False:
+            return True
+        begins, ends = self._ids_of(self.begins), self.reasoning_end_token_ids
         if begins and ends:
             last = next((each for each in reversed(input_ids) if each in begins or each in ends), None)
             return last in ends
+        return self._ends_in_text(input_ids)
+
+    def _ends_in_text(self, input_ids: Sequence[int]) -> bool:
         text = self._text(input_ids)
         end = max((text.rfind(marker) for marker in self.ends), default=-1)
         return end >= 0 and end >= max((text.rfind(marker) for marker in self.begins), default=-1)

@@ -21,13 +21,20 @@ class Qwen3ReasoningParser(ReasoningParser):
         "nemotron_v3",
         "mimo",
         "minicpmv",
-        "granite_thinking_parser",
     )
     begins = ("<think>",)
     ends = ("</think>",)
     also_ends: ClassVar[tuple[str, ...]] = ("<tool_call>",)
     thinks: ClassVar[bool] = True
     template_marks: ClassVar[tuple[str, ...]] = ("</think>",)
+
+
+class GraniteThinkingReasoningParser(Qwen3ReasoningParser):
+    """Granite 4 and later: line breaks only part the content from it."""
+
+    names = ("granite_thinking_parser",)
+    drops_after = "\n"
+    template_marks = ()
 
 
 class DeepSeekV3ReasoningWithThinkingParser(Qwen3ReasoningParser):

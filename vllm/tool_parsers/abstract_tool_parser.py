@@ -148,6 +148,14 @@ class ToolParser:
                 self._machine.feed(previous_text)
         return as_delta(self._machine.feed(delta_text))
 
+    def finish_streaming(self) -> DeltaMessage | None:
+        """What was held back of an answer that has ended."""
+        return None if self._machine is None else as_delta(self._machine.finish())
+
+    def get_remaining_unstreamed_args(self) -> str:
+        """Nothing: deltas have all of the arguments."""
+        return ""
+
     def _new_machine(self, request: Any) -> Machine:
         if not self.tools:
             self.tools = getattr(request, "tools", None) or []

@@ -7,14 +7,16 @@ from vllm.parser.json_calls import json_arguments, json_value, parsed_json
 from vllm.parser.reader import NotACall, Reader, Step
 from vllm.tool_parsers.abstract_tool_parser import CallText, ToolParser
 
+TOOL_CALLS_PREFIX, TOOL_CALLS_SUFFIX = "<|tools_prefix|>", "<|tools_suffix|>"
+
 
 class ApertusToolParser(ToolParser):
     """See ToolParser."""
 
     names = ("apertus",)
-    begins = ("<|tools_prefix|>",)
-    template_marks = ("<|tools_prefix|>",)
-    call_text = CallText('{"', '": ', "}", ", ", "<|tools_prefix|>[", "]<|tools_suffix|>")
+    begins = (TOOL_CALLS_PREFIX,)
+    template_marks = (TOOL_CALLS_PREFIX,)
+    call_text = CallText('{"', '": ', "}", ", ", f"{TOOL_CALLS_PREFIX}[", f"]{TOOL_CALLS_SUFFIX}")
 
     def read_calls(self, reader: Reader, calls: Calls, marker: str) -> Iterator[Step]:
         yield from reader.skip_space()
@@ -35,4 +37,4 @@ class ApertusToolParser(ToolParser):
             yield from calls.end()
             yield from reader.skip_space()
             yield from reader.skip(",")
-        yield from reader.close("<|tools_suffix|>")
+        yield from reader.close(TOOL_CALLS_SUFFIX)

@@ -24,10 +24,11 @@ def _call_text(section: str, space: str = "") -> CallText:
 
 
 class DeepSeekV32ToolParser(ToolParser):
-    """See ToolParser."""
+    """The section's tags may be missing."""
 
     names: ClassVar[tuple[str, ...]] = ("deepseek_v32",)
     begins: ClassVar[tuple[str, ...]] = ("<｜DSML｜function_calls>",)
+    begins_unread: ClassVar[tuple[str, ...]] = ("<｜DSML｜invoke name=",)
     template_marks: ClassVar[tuple[str, ...]] = ("<｜DSML｜function_calls>",)
     call_text: ClassVar[CallText] = _call_text("function_calls")
     space: ClassVar[str] = ""  # before the names of tags
@@ -42,7 +43,7 @@ class DeepSeekV32ToolParser(ToolParser):
             quoted=True,
             text_sign='string="true"',
         )
-        yield from invoked_calls(reader, calls, f"<{mark}invoke name=", f"</{marker[1:]}", tags)
+        yield from invoked_calls(reader, calls, f"<{mark}invoke name=", f"</{self.begins[0][1:]}", tags)
 
 
 class DeepSeekV4ToolParser(DeepSeekV32ToolParser):
@@ -59,6 +60,7 @@ class DeepSeekV41ToolParser(DeepSeekV32ToolParser):
 
     names = ("deepseek_v41",)
     begins = ("<｜DSML｜ calls>",)
+    begins_unread = ("<｜DSML｜ invoke name=",)
     template_marks = ("<｜DSML｜ calls>",)
     call_text = _call_text("calls", " ")
     space = " "

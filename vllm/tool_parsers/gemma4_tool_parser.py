@@ -11,7 +11,8 @@ from vllm.parser.reader import Ended, NotACall, Reader, Step
 from vllm.parser.typed_values import as_json, dumps
 from vllm.tool_parsers.abstract_tool_parser import ArgumentText, CallText, ToolParser
 
-_ENDS = {"<|tool_call>": "<tool_call|>", "<start_function_call>": "<end_function_call>"}
+TOOL_CALL_START, TOOL_CALL_END = "<|tool_call>", "<tool_call|>"
+_ENDS = {TOOL_CALL_START: TOOL_CALL_END, "<start_function_call>": "<end_function_call>"}
 _QUOTES = ('<|"|>', "<escape>")
 
 
@@ -27,7 +28,7 @@ class Gemma4ToolParser(ToolParser):
 
     def read_calls(self, reader: Reader, calls: Calls, marker: str) -> Iterator[Step]:
         yield from reader.skip_space()
-        yield from reader.expect("call:")
+        yield from reader.expect("call:", ":")
         name, _ = yield from reader.until("{")
         if not name.strip() or any(char.isspace() or char in "<>" for char in name.strip()):
             raise NotACall

@@ -1,6 +1,7 @@
 """Calls of Kimi K3: <|open|>call tool="name" index="1"<|sep|> in <|open|>tools<|sep|>, and in each call
 <|open|>argument key="key" type="string"<|sep|>value<|close|>argument<|sep|>."""
 
+import html
 import re
 from collections.abc import Iterator
 
@@ -14,7 +15,7 @@ _SECTION, _SECTION_END = "<|open|>tools<|sep|>", "<|close|>tools<|sep|>"
 _CALL, _CALL_END = "<|open|>call ", "<|close|>call<|sep|>"
 _ARGUMENT, _ARGUMENT_END = "<|open|>argument key=", "<|close|>argument<|sep|>"
 _TOOL = re.compile(r'\btool="([^"]*)"')
-_TAGS = Tags(_ARGUMENT, "<|sep|>", _ARGUMENT_END, (_CALL_END,), quoted=True, text_sign='type="string"')
+_TAGS = Tags(_ARGUMENT, "<|sep|>", _ARGUMENT_END, (_CALL_END,), quoted=True, text_sign='type="string"', is_escaped=True)
 
 
 class KimiK3ToolParser(ToolParser):
@@ -39,5 +40,6 @@ class KimiK3ToolParser(ToolParser):
             found = _TOOL.search(attributes)
             if found is None or "<|" in attributes:
                 raise NotACall
-            yield calls.start(found[1])
-            yield from tag_arguments(reader, calls, found[1], _TAGS)
+            name = html.unescape(found[1])
+            yield calls.start(name)
+            yield from tag_arguments(reader, calls, name, _TAGS)

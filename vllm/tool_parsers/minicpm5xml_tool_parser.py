@@ -7,14 +7,22 @@ from vllm.parser.reader import NotACall, Reader, Step
 from vllm.parser.tag_calls import Tags, tag_arguments
 from vllm.tool_parsers.abstract_tool_parser import ArgumentText, CallText, ToolParser
 
-_TAGS = Tags("<param name=", ">", "</param>", ("</function>",), quoted=True, raw=("<![CDATA[", "]]>"))
+_TAGS = Tags(
+    "<param name=",
+    ">",
+    "</param>",
+    ("</function>",),
+    quoted=True,
+    raw=("<![CDATA[", "]]>"),
+    also_begin=("<paramname=",),
+)
 
 
 class MiniCPM5XMLToolParser(ToolParser):
-    """A value may be a section of raw text."""
+    """A value may be a section of raw text; spaces in tags may be missing."""
 
     names = ("minicpm5",)
-    begins = ("<function name=",)
+    begins = ("<function name=", "<functionname=")
     template_marks = ("<function name=", "<param name=")
     call_text = CallText(
         '<function name="',

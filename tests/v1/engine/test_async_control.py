@@ -97,6 +97,7 @@ ANSWERING = {
     "is_tracing_enabled": lambda engine: engine.is_tracing_enabled(),
     "pause_generation": lambda engine: engine.pause_generation(mode="keep"),
     "process_prompts": lambda engine: engine.process_prompts(["abc"], [PARAMS]),
+    "reset_encoder_cache": lambda engine: engine.reset_encoder_cache(),
     "reset_mm_cache": lambda engine: engine.reset_mm_cache(),
     "reset_prefix_cache": lambda engine: engine.reset_prefix_cache(),
     "resume_generation": lambda engine: engine.resume_generation(),
@@ -107,6 +108,7 @@ OTHERS = {"compile_grammar", "encode", "shutdown", "start_profile", "stop_profil
 OTHERS |= {"add_lora", "remove_lora", "list_loras", "pin_lora", "with_adapters"}  # test_adapters_async.py
 # test_weight_versions.py
 OTHERS |= {"start_weight_update", "update_weights", "finish_weight_update", "get_num_unfinished_requests"}
+OTHERS |= {"wait_for_requests_to_drain"}
 
 
 async def is_held(*tasks):

@@ -14,7 +14,6 @@ from tiny_llm import make_tiny_llm, make_tiny_model
 from torch import Tensor
 
 from vllm import LLM, AsyncEngineArgs, AsyncLLM, RequestOutput, SamplingParams
-from vllm.exceptions import VLLMValidationError
 
 PROMPT = {"prompt_token_ids": list(range(5, 45))}
 PARAMS = SamplingParams(max_tokens=24, temperature=0, ignore_eos=True, detokenize=False, logprobs=0)
@@ -107,7 +106,8 @@ def test_tokens_of_both_weights_name_both(llm: LLM, new: Path) -> None:
 @pytest.mark.parametrize(
     ("request_", "message"),
     [
-        ({"update_info": {"names": [], "shapes": []}}, "must have one entry: path.*got names, shapes"),
+        ({"update_info": {"shapes": [], "path": "x"}}, "must have one entry: path.*got shapes, path"),
+        ({"update_info": {"names": [], "dtype_names": [], "shapes": []}}, "no trainer was met"),
         ({}, "must have one entry"),
         ({"update_info": {"path": "/nowhere/w.safetensors"}}, "/nowhere/w.safetensors is not a safetensors file"),
     ],
@@ -115,11 +115,6 @@ def test_tokens_of_both_weights_name_both(llm: LLM, new: Path) -> None:
 def test_updates_that_say_nothing_are_refused(llm: LLM, request_: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         llm.update_weights(request_)
-
-
-def test_groups_are_refused(llm: LLM) -> None:
-    with pytest.raises(VLLMValidationError, match="master_address: engines receive no weights over NCCL"):
-        llm.init_weight_transfer_engine({"init_info": {"master_address": "127.0.0.1"}})
 
 
 @pytest.fixture(scope="module")
@@ -180,6 +175,10 @@ def test_weights_change_while_requests_are_paused(
     assert after == before + 1
     assert waiting.outputs[0].weight_versions == [after]
     if mode == "abort":
+        # What there was, as verl needs it.
+        assert running.finished and running.outputs[0].finish_reason == "abort"
+        assert 0 < len(running.outputs[0].token_ids) < 900
+        assert running.outputs[0].weight_versions == [before]
         return
     assert len(running.outputs[0].token_ids) == 900
     assert running.outputs[0].weight_versions == ([before] if mode == "wait" else [before, after])

@@ -30,6 +30,7 @@ class FalconForCausalLM(DecoderForCausalLM):
         is_multi_query = reader.boolean("multi_query", default=True)
         if not is_new:
             num_kv_heads = 1 if is_multi_query else reader.num_heads
+        reader.ignore("ff_factor")  # ffn_hidden_size counts
         num_norms = reader.integer("num_ln_in_parallel_attn", default=2 if is_new else 1)
         is_parallel = reader.boolean("parallel_attn", default=True) or is_new
         block: Block = "pre"

@@ -86,6 +86,10 @@ class BertModel(EncoderForPooling):
             raise reader.refuse("position_embedding_type", "positions must be absolute")
         if reader.get("is_decoder", default=False):
             raise reader.refuse("is_decoder", "the model is an encoder")
+        # Of files made by TensorFlow's code, which has a choice.
+        reader.only("directionality", "bidi")
+        reader.only("pooler_type", "first_token_transform")
+        reader.ignore("pooler_fc_size", "pooler_num_attention_heads", "pooler_num_fc_layers", "pooler_size_per_head")
         return encoder(
             reader,
             reader.mlp("gelu", bias=True, gated=False),

@@ -77,6 +77,7 @@ class Mamba2ForCausalLM(DecoderForCausalLM):
             out_bias=has_bias,
             dt_limits=time_step_limits(reader),
         )
+        reader.only("intermediate_size", mamba.heads * mamba.head_dim)
         return _decoder(reader, mamba)
 
 

@@ -41,7 +41,7 @@ class NemotronHForCausalLM(DecoderForCausalLM):
     def describe(cls, reader: ConfigReader) -> DecoderSpec:
         reader.ignore("num_logits_to_keep", "residual_in_fp32", "rescale_prenorm_residual", "use_mamba_kernels")
         reader.ignore("num_nextn_predict_layers", "mtp_layers_block_type", "mtp_hybrid_override_pattern")
-        reader.ignore("num_query_groups")
+        reader.ignore("num_query_groups", "rope_theta")  # attention has no positions
         reader.only("attention_bias", False)
         letters = reader.get("hybrid_override_pattern", default="")
         default = [_OF_LETTERS.get(letter, letter) for letter in letters]

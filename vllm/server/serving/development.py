@@ -142,8 +142,9 @@ async def collective_rpc(request: Request) -> Response:
 
 @router.post("/init_weight_transfer_engine")
 async def init_weight_transfer_engine(request: Request) -> Response:
-    """Nothing: weights come as files. An error where `init_info` describes a group to join."""
-    await server_state(request).engine.init_weight_transfer_engine(await _body(request, InitTransferRequest))
+    """Meet the trainer that `init_info` names, which is to send weights; nothing without one: they come as files."""
+    engine, body = server_state(request).engine, await _body(request, InitTransferRequest)
+    await _changed(engine.init_weight_transfer_engine(body), "init_info", "the trainer was not met")
     return json_response({"status": "initialized"})
 
 
@@ -156,8 +157,8 @@ async def start_weight_update(request: Request) -> Response:
 
 @router.post("/update_weights")
 async def update_weights(request: Request) -> Response:
-    """New weights: a safetensors file, whose path `update_info` has, or as the body itself, an octet stream. All of
-    them are taken, or none."""
+    """New weights: a safetensors file, whose path `update_info` has, or as the body itself, an octet stream; or those
+    that the trainer sends, announced by `update_info`. All of them are taken, or none."""
     engine = server_state(request).engine
     if request.headers.get("content-type", "").partition(";")[0] != "application/octet-stream":
         body = await _body(request, UpdateWeightsRequest)
@@ -183,13 +184,17 @@ async def weight_version(request: Request) -> Response:
 
 
 async def _updated(update: Awaitable[None]) -> Response:
+    await _changed(update, "update_info", "no weight was changed")
+    return json_response({"status": "updated"})
+
+
+async def _changed(call: Awaitable[None], param: str, otherwise: str) -> None:
     try:
-        await update
+        await call
     except EngineDeadError:
         raise
     except RuntimeError as error:
-        raise ApiError(400, f"no weight was changed: {error}", param="update_info") from None
-    return json_response({"status": "updated"})
+        raise ApiError(400, f"{otherwise}: {error}", param=param) from None
 
 
 async def _body(request: Request, model: type[RequestModel]) -> Any:

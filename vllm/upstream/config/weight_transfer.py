@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
-from vllm.config.unserved import UnservedConfig
+from vllm.engine.weight_transfer import check_weight_transfer_config
 
 
 @dataclass
-class WeightTransferConfig(UnservedConfig):
-    """By what a trainer in another process sends new weights."""
-
-    instead: ClassVar[str] = (
-        "weights are not received from another process; load them where the engine is, by collective_rpc or by "
-        "load_weights of the model"
-    )
-    asks_always: ClassVar[bool] = True
+class WeightTransferConfig:
+    """By what a trainer in another process sends new weights: "nccl" goes over gloo, "ipc" by files in the memory that
+    a machine's processes share. Engines take either, whatever this says."""
 
     backend: str = "nccl"
+
+    def __post_init__(self) -> None:
+        check_weight_transfer_config(self)

@@ -29,6 +29,7 @@ __all__ = [
     "build_app",
     "build_async_engine_client",
     "build_async_engine_client_from_engine_args",
+    "create_server_socket",
     "init_app_state",
     "make_arg_parser",
     "run_server",
@@ -106,6 +107,15 @@ async def build_async_engine_client_from_engine_args(
         yield engine
     finally:
         engine.shutdown()
+
+
+def create_server_socket(addr: tuple[str, int]) -> socket.socket:
+    """A socket of the host and port, which does not listen yet.
+
+    Raises:
+        OSError: the address cannot be bound.
+    """
+    return launcher.bind(addr[0] or "", addr[1], None)
 
 
 def setup_server(args: argparse.Namespace) -> tuple[str, socket.socket]:

@@ -8,11 +8,12 @@ import urllib.request
 from collections.abc import Sequence
 from typing import Any
 
+from vllm.upstream.weights.transfer import host_copy
 from vllm.utils.ray_utils import import_ray_for
 
 
 class HTTPVLLMWeightSyncClient:
-    """A server, by its routes for trainers. Servers of this engine answer them with what to do instead."""
+    """A server, by its routes for trainers; it runs with VLLM_SERVER_DEV_MODE=1."""
 
     def __init__(self, base_url: str, timeout: float = 300.0) -> None:
         """`timeout`: seconds for each call."""
@@ -26,15 +27,25 @@ class HTTPVLLMWeightSyncClient:
         self._post("start_weight_update", {})
 
     def update_weights(self, update_info: dict[str, Any]) -> None:
-        self._post("update_weights", {"update_info": update_info})
+        """{"path": FILE} of the server's machine; {"weights": pairs}, which the request's body brings; or names,
+        dtype_names and shapes of what is sent to the group."""
+        if "weights" in update_info:
+            from safetensors.torch import save
+
+            weights = {name: host_copy(tensor) for name, tensor in dict(update_info["weights"]).items()}
+            self._post_bytes("update_weights", save(weights), "application/octet-stream")
+        else:
+            self._post("update_weights", {"update_info": update_info})
 
     def finish_weight_update(self, weight_version: str | None = None) -> None:
         self._post("finish_weight_update", {} if weight_version is None else {"weight_version": weight_version})
 
     def _post(self, route: str, body: dict[str, Any]) -> None:
+        self._post_bytes(route, json.dumps(body).encode(), "application/json")
+
+    def _post_bytes(self, route: str, body: bytes, kind: str) -> None:
         """Raises RuntimeError, with what the server answered."""
-        data, headers = json.dumps(body).encode(), {"Content-Type": "application/json"}
-        request = urllib.request.Request(f"{self._base_url}/{route}", data, headers)
+        request = urllib.request.Request(f"{self._base_url}/{route}", body, {"Content-Type": kind})
         try:
             urllib.request.urlopen(request, timeout=self._timeout).close()
         except urllib.error.HTTPError as error:

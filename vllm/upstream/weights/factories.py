@@ -46,9 +46,12 @@ class _Registry:
 
 
 class WeightTransferTrainerFactory(_Registry):
-    """Transports of trainers."""
+    """Transports of trainers. "nccl" goes over gloo, "ipc" by files in the memory that a machine's processes share."""
 
-    _engines: ClassVar[dict[str, Entry]] = {}
+    _engines: ClassVar[dict[str, Entry]] = {
+        "nccl": ("vllm.upstream.weights.trainers", "GroupTrainer"),
+        "ipc": ("vllm.upstream.weights.trainers", "SharedMemoryTrainer"),
+    }
 
     @classmethod
     def trainer_init(
@@ -57,7 +60,7 @@ class WeightTransferTrainerFactory(_Registry):
         """Meet the engines by the transport that `init_info` is of.
 
         Raises:
-            NotImplementedError: a transport that was not registered; none is built in.
+            NotImplementedError: a transport that was not registered.
         """
         engine: TrainerWeightTransferEngine[Any] = cls._find(init_info.backend).trainer_init(
             init_info, client=client, source=source

@@ -1,4 +1,4 @@
-"""What trainers and engines exchange weights by. Callers' transports are used; none is built in."""
+"""What trainers and engines exchange weights by."""
 
 from __future__ import annotations
 
@@ -90,6 +90,11 @@ def materialize_full_tensor(tensor: Tensor) -> Tensor:
     gather = getattr(tensor, "full_tensor", None)
     whole: Tensor = tensor if gather is None else gather()
     return whole.detach()
+
+
+def host_copy(tensor: Tensor) -> Tensor:
+    """Contiguous, and of memory of its own: safetensors stores no tensors that share some."""
+    return tensor.detach().to("cpu", copy=True).contiguous()
 
 
 @runtime_checkable

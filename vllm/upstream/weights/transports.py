@@ -1,14 +1,18 @@
-"""Transports of weights from a trainer in another process: what a trainer is told. None is built in."""
+"""How a trainer sends weights to engines in other processes: over gloo, by the names of upstream's transports."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 
-from vllm.upstream.weights.transfer import TrainerInitInfo
+from vllm.distributed.trainer_group import BUCKET_BYTES, TrainerGroup, join_trainer, receive_tensors, send_tensors
+from vllm.upstream.weights.transfer import TrainerInitInfo, WeightTransferEngine
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor
 
 
@@ -18,12 +22,12 @@ def refuse_transfer(name: str) -> NoReturn:
         NotImplementedError: always: says what to do instead.
     """
     raise NotImplementedError(
-        f"{name}: engines do not receive weights from another process over NCCL; train with the engine in the "
-        "trainer's own process, or save the weights over the model's and call collective_rpc('reload_weights')"
+        f"{name}: weights are sent by NCCLTrainerInitInfo (over gloo) or IPCTrainerInitInfo (a file in memory that the "
+        "machine's processes share); see docs/training.md"
     )
 
 
-DEFAULT_PACKED_BUFFER_SIZE_BYTES = 1 << 30
+DEFAULT_PACKED_BUFFER_SIZE_BYTES = BUCKET_BYTES
 
 
 DEFAULT_PACKED_NUM_BUFFERS = 2
@@ -31,43 +35,84 @@ DEFAULT_PACKED_NUM_BUFFERS = 2
 
 def packed_nccl_broadcast_producer(
     iterator: Iterator[tuple[str, Tensor]],
-    group: Any,
+    group: TrainerGroup,
     src: int,
     post_iter_func: Callable[[tuple[str, Tensor]], Tensor],
     buffer_size_bytes: int = DEFAULT_PACKED_BUFFER_SIZE_BYTES,
     num_buffers: int = DEFAULT_PACKED_NUM_BUFFERS,
-) -> NoReturn:
-    """Send the iterator's tensors to the others of `group`.
+) -> None:
+    """Send what `post_iter_func` makes of the iterator's entries to the other members of `group`, over gloo; returns
+    when all of it was sent.
 
-    Raises:
-        NotImplementedError: always.
+    Args:
+        buffer_size_bytes: how many are sent at a time.
+        num_buffers: has no effect: there is one.
     """
-    refuse_transfer("packed_nccl_broadcast_producer")
+    send_tensors(group, (post_iter_func(item) for item in iterator), src, buffer_size_bytes)
 
 
 def packed_nccl_broadcast_consumer(
-    iterator: Iterator[tuple[str, Any]],
-    group: Any,
+    iterator: Iterator[tuple[str, tuple[Sequence[int], torch.dtype]]],
+    group: TrainerGroup,
     src: int,
-    post_unpack_func: Callable[[list[tuple[str, Tensor]]], None],
+    post_unpack_func: Callable[[list[tuple[str, Tensor]]], Any],
     buffer_size_bytes: int = DEFAULT_PACKED_BUFFER_SIZE_BYTES,
     num_buffers: int = DEFAULT_PACKED_NUM_BUFFERS,
-) -> NoReturn:
-    """Receive what the producer sends.
+) -> None:
+    """Receive what member `src` sends by packed_nccl_broadcast_producer.
+
+    Args:
+        iterator: name, shape and dtype of each tensor.
+        post_unpack_func: is called with each tensor and its name, in a list.
+        buffer_size_bytes, num_buffers: have no effect: the sender's count.
 
     Raises:
-        NotImplementedError: always.
+        ValueError: other tensors come.
+        RuntimeError: the sender failed.
     """
-    refuse_transfer("packed_nccl_broadcast_consumer")
+    announced = [(name, (tuple(shape), dtype)) for name, (shape, dtype) in iterator]
+    tensors = receive_tensors(group, [form for _, form in announced], src)
+    for (name, _), tensor in zip(announced, tensors, strict=True):
+        post_unpack_func([(name, tensor.to(group.device))])
 
 
-def trainer_init(init_info: Any, rank: int = 0) -> NoReturn:
-    """Join the group of `init_info` (master_address, master_port, world_size) as the trainer.
+def trainer_init(init_info: Any, rank: int = 0) -> TrainerGroup:
+    """Meet the engines' workers as the trainer: `init_info` has master_address, this machine's, master_port and
+    world_size, of trainer and workers. Returns when all have come."""
+    of = init_info.__getitem__ if isinstance(init_info, Mapping) else partial(getattr, init_info)
+    return join_trainer(of("master_address"), of("master_port"), rank, of("world_size"))
 
-    Raises:
-        NotImplementedError: always.
-    """
-    refuse_transfer("trainer_init")
+
+@dataclass
+class NCCLTrainerSendWeightsArgs:
+    """How NCCLWeightTransferEngine.trainer_send_weights sends: to whom, from which member, and what of each entry; the
+    tensor, if nothing is said. The rest has no effect: many tensors are sent at a time, on no stream."""
+
+    group: TrainerGroup
+    src: int = 0
+    post_iter_func: Callable[[tuple[str, Tensor]], Tensor] | None = None
+    packed: bool = False
+    stream: Any = None
+    packed_buffer_size_bytes: int = DEFAULT_PACKED_BUFFER_SIZE_BYTES
+    packed_num_buffers: int = DEFAULT_PACKED_NUM_BUFFERS
+
+
+class NCCLWeightTransferEngine(WeightTransferEngine[Any, Any]):
+    """The older form of a trainer's calls. Engines make none of it."""
+
+    @staticmethod
+    def trainer_init(init_info: Any) -> TrainerGroup:
+        """As `trainer_init`."""
+        return trainer_init(init_info)
+
+    @staticmethod
+    def trainer_send_weights(
+        iterator: Iterator[tuple[str, Tensor]], trainer_args: NCCLTrainerSendWeightsArgs | dict[str, Any]
+    ) -> None:
+        """Send the iterator's tensors, as packed_nccl_broadcast_producer does."""
+        args = NCCLTrainerSendWeightsArgs(**trainer_args) if isinstance(trainer_args, dict) else trainer_args
+        chosen = args.post_iter_func or itemgetter(1)
+        packed_nccl_broadcast_producer(iterator, args.group, args.src, chosen, args.packed_buffer_size_bytes)
 
 
 @dataclass

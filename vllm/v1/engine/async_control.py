@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from typing_extensions import Self
 
+from vllm.engine.weight_transfer import trainer_of, weights_of_update
 from vllm.exceptions import EngineDeadError, VLLMValidationError
 from vllm.lora.request import NOT_ENABLED, LoRARequest, given_lora_request
 from vllm.v1.engine.core_process.client import CoreClient
@@ -19,8 +21,6 @@ from vllm.v1.engine.upstream_calls import (
     check_profile_limits,
     check_sleep_level,
     check_sleep_tags,
-    check_weight_transfer,
-    weights_of_update,
 )
 
 if TYPE_CHECKING:
@@ -126,6 +126,11 @@ class AsyncEngineControl:
         return self
 
     @property
+    def request_states(self) -> dict[str, Any]:
+        """The ids of unfinished requests; their values say nothing."""
+        return dict.fromkeys(each for own in self.replicas for each in own.output_processor.unfinished_request_ids)
+
+    @property
     def _is_paused(self) -> bool:
         return self._resumed is not None and not self._resumed.is_set()
 
@@ -142,17 +147,21 @@ class AsyncEngineControl:
             self._router.forget_prefixes()
         return all(await self._call("reset_prefix_cache", reset_running_requests))
 
-    async def pause_generation(self, *, mode: str = "abort", clear_cache: bool = True) -> None:
+    async def pause_generation(
+        self, *, mode: str = "abort", wait_for_inflight_requests: bool = False, clear_cache: bool = True
+    ) -> None:
         """Take no further requests: those that come wait for `resume_generation`.
 
         Args:
-            mode: "abort" ends the requests that are there; "wait" runs them to their ends; "keep" leaves them as they
-                are, to go on later.
+            mode: "abort" ends the requests that are there, with an output of finish reason "abort"; "wait" runs them to
+                their ends; "keep" leaves them as they are, to go on later.
+            wait_for_inflight_requests: older form of mode="wait".
             clear_cache: forget cached prefixes, too; what is kept then begins anew.
 
         Raises:
             VLLMValidationError: another mode, or "wait" for requests that were kept when the engine fell asleep.
         """
+        mode = "wait" if wait_for_inflight_requests else mode
         check_pause_mode(mode)
         if mode == "wait" and self.num_unfinished_requests:
             if await self.is_sleeping():
@@ -166,12 +175,28 @@ class AsyncEngineControl:
         if mode == "keep":
             await self._call("pause")
         elif mode == "abort":
-            await self.abort([each for own in self.replicas for each in own.output_processor.unfinished_request_ids])
+            await self.abort(self.request_states, with_output=True)
         while mode == "wait" and self.num_unfinished_requests:
             self._check_alive()
             await asyncio.sleep(_PAUSE_POLL_SECONDS)
         if clear_cache:
             await self.reset_prefix_cache(reset_running_requests=True)
+
+    async def wait_for_requests_to_drain(self, drain_timeout: float = 300) -> None:
+        """Until no request is unfinished.
+
+        Args:
+            drain_timeout: seconds.
+
+        Raises:
+            TimeoutError: some are after that time.
+        """
+        deadline = time.monotonic() + drain_timeout
+        while count := self.num_unfinished_requests:
+            self._check_alive()
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"{count} requests were not finished after {drain_timeout} s")
+            await asyncio.sleep(_PAUSE_POLL_SECONDS)
 
     async def resume_generation(self) -> None:
         """Undo `pause_generation`. While the engine sleeps requests wait on, for `wake_up`."""
@@ -287,19 +312,20 @@ class AsyncEngineControl:
 
     async def init_weight_transfer_engine(self, request: Any = None) -> None:
         """See LLMEngine.init_weight_transfer_engine."""
-        check_weight_transfer(request)
+        if (trainer := trainer_of(request)) is not None:
+            await self.collective_rpc("meet_trainer", kwargs=trainer)
 
     async def start_weight_update(self) -> None:
         """See LLMEngine.start_weight_update."""
         await self.collective_rpc("start_weight_update")
 
     async def update_weights(self, request: Any) -> None:
-        """See LLMEngine.update_weights; by a file's path. RuntimeError: one does not fit; none is taken."""
-        method, weights = weights_of_update(request)
-        if method != "update_weights_from_file":
-            message = "weights must be a file's path: the engine is in another process"
+        """See LLMEngine.update_weights; not by tensors. RuntimeError: one does not fit; none is taken."""
+        method, arguments = weights_of_update(request)
+        if method == "update_weights":
+            message = "weights must be a file's path, or what a trainer sends: the engine is in another process"
             raise VLLMValidationError(message, "update_info", None)
-        await self.collective_rpc(method, args=(weights,))
+        await self.collective_rpc(method, args=arguments)
 
     async def finish_weight_update(self, weight_version: str | None = None) -> None:
         """See LLMEngine.finish_weight_update. RuntimeError: a tensor does not fit; none is taken."""
@@ -312,6 +338,9 @@ class AsyncEngineControl:
 
     async def reset_mm_cache(self) -> None:
         """Nothing: inputs are text, and no other is cached."""
+
+    async def reset_encoder_cache(self) -> None:
+        """Nothing, as `reset_mm_cache`."""
 
     async def collective_rpc(
         self, method: str, timeout: float | None = None, args: tuple = (), kwargs: dict[str, Any] | None = None

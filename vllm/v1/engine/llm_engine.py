@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from vllm.config import ModelConfig, VllmConfig
 from vllm.engine.arg_utils import EngineArgs
 from vllm.engine.usage import UsageContext
+from vllm.engine.weight_transfer import trainer_of, weights_of_update
 from vllm.inputs.text_options import text_options
 from vllm.lora.request import LoRARequest, given_lora_request
 from vllm.outputs import RequestOutput
@@ -27,8 +28,6 @@ from vllm.v1.engine.upstream_calls import (
     check_executor_class,
     check_pause_mode,
     check_profile_limits,
-    check_weight_transfer,
-    weights_of_update,
 )
 from vllm.v1.executor.select import Executor
 from vllm.v1.metrics.reader import Metric
@@ -304,9 +303,10 @@ class LLMEngine:
         return self.collective_rpc(partial(_call_with_model, func))
 
     def init_weight_transfer_engine(self, request: Any = None) -> None:
-        """Nothing: weights come by files, or in the engine's process. VLLMValidationError: see
-        `check_weight_transfer`."""
-        check_weight_transfer(request)
+        """Let every worker meet the trainer that the request's `init_info` names; nothing where it is empty.
+        VLLMValidationError: see `trainer_of`."""
+        if (trainer := trainer_of(request)) is not None:
+            self.collective_rpc("meet_trainer", kwargs=trainer)
 
     def start_weight_update(self) -> None:
         """Keep what `update_weights` brings, until `finish_weight_update` takes all of it at once."""
@@ -315,8 +315,8 @@ class LLMEngine:
     def update_weights(self, request: Any) -> None:
         """New weights by their checkpoint names; see `weights_of_update` for the request. ValueError: one does not fit;
         none is taken."""
-        method, weights = weights_of_update(request)
-        self.collective_rpc(method, args=(weights,))
+        method, arguments = weights_of_update(request)
+        self.collective_rpc(method, args=arguments)
 
     def finish_weight_update(self, weight_version: str | None = None) -> None:
         """Take what has come since start_weight_update, all or, on a ValueError, none. Outputs that follow are of

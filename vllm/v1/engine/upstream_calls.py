@@ -71,38 +71,3 @@ def check_sleep_tags(tags: Any) -> None:
     for tag in tags or ():
         if tag not in SLEEP_TAGS:
             raise VLLMValidationError(f"tags must be of {', '.join(SLEEP_TAGS)}, got {tag!r}", "tags", tag)
-
-
-def weights_of_update(request: Any) -> tuple[str, Any]:
-    """The method of workers that a request for new weights asks for, and its argument. `request` is {"update_info":
-    {"path": FILE}} or {"update_info": {"weights": pairs}}, or an object with such an `update_info`.
-
-    Raises:
-        VLLMValidationError: it says neither, or more.
-    """
-    info = request.get("update_info") if isinstance(request, Mapping) else getattr(request, "update_info", None)
-    methods = {"path": "update_weights_from_file", "weights": "update_weights"}
-    if not isinstance(info, Mapping) or len(info) != 1 or (name := next(iter(info))) not in methods:
-        names = ", ".join(map(str, info)) if isinstance(info, Mapping) else repr(info)
-        raise VLLMValidationError(
-            "update_info must have one entry: path, of a safetensors file on the engine's machine, or, in its process, "
-            f"weights, of (name, tensor) pairs; got {names}. Weights do not come over NCCL",
-            "update_info",
-            info,
-        )
-    return methods[name], info[name] if name == "path" else list(info[name])
-
-
-def check_weight_transfer(request: Any) -> None:
-    """
-    Raises:
-        VLLMValidationError: its init_info describes a group of processes to join.
-    """
-    info = request.get("init_info") if isinstance(request, Mapping) else getattr(request, "init_info", None)
-    if info:
-        raise VLLMValidationError(
-            f"init_info must be empty, got {', '.join(map(str, info))}: engines receive no weights over NCCL. Save "
-            "them as a safetensors file, in /dev/shm for instance, and give update_weights its path",
-            "init_info",
-            info,
-        )

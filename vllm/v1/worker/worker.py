@@ -18,6 +18,7 @@ from vllm.config.cache import Window
 from vllm.config.checkpoint.weight_files import iterate_tensors, shard_files
 from vllm.distributed.communicator import ALONE, Communicator
 from vllm.distributed.parallel_state import tensor_parallel
+from vllm.distributed.trainer_group import TrainerGroup, join_trainer, receive_tensors
 from vllm.layers.state import state_bytes
 from vllm.layers.weight_update import move_weights
 from vllm.loader import get_model
@@ -48,8 +49,8 @@ _CPU_CACHE_FRACTION = 0.5
 class Worker:
     """Runs one device's share of a model; `group` holds the ranks that share it."""
 
-    def __init__(self, config: VllmConfig, group: Communicator = ALONE) -> None:
-        self.config = self.vllm_config = config
+    def __init__(self, vllm_config: VllmConfig, group: Communicator = ALONE) -> None:
+        config = self.config = self.vllm_config = vllm_config
         # Extensions of callers read these.
         self.model_config, self.parallel_config = config.model_config, config.parallel_config
         self.cache_config, self.scheduler_config = config.cache_config, config.scheduler_config
@@ -65,6 +66,7 @@ class Worker:
         self._asleep: set[str] = set()  # of "weights", "kv_cache"
         self._num_reloads = 0
         self._staged: list[tuple[str, torch.Tensor]] | None = None  # None: no update has begun
+        self._trainer: TrainerGroup | None = None
         self._named_version: tuple[int, str] | None = None  # of the weights of a weights_version
         self._adapters: dict[int, LoRARequest] = {}  # loaded ones, by number
         self._kept_steps: deque[PendingStep] = deque()
@@ -252,6 +254,36 @@ class Worker:
             raise ValueError(f"update_weights: {path} is not a safetensors file on the engine's machine")
         self.update_weights(iterate_tensors([file]))
 
+    def meet_trainer(self, address: str, port: int, world_size: int, rank_offset: int) -> None:
+        """Meet the trainer that `receive_weights` is to receive from, and the other workers of its engines.
+
+        Args:
+            address, port: where the trainer is.
+            world_size: trainer and workers.
+            rank_offset: the rank there of the first replica's first worker.
+        """
+        self._trainer = None
+        parallel = self.parallel_config
+        rank = rank_offset + parallel.data_parallel_rank * parallel.tensor_parallel_size + self.rank
+        self._trainer = join_trainer(address, port, rank, world_size)
+
+    def receive_weights(self, names: list[str], dtypes: list[str], shapes: list[list[int]]) -> None:
+        """`update_weights` of what the trainer sends: tensors of these checkpoint names, dtypes and shapes, in order.
+
+        Raises:
+            ValueError: others come; the trainer must be met again.
+        """
+        trainer, self._trainer = self._trainer, None
+        if trainer is None:
+            raise ValueError("update_weights: no trainer was met, or it was lost: call init_weight_transfer_engine")
+        forms = [(tuple(shape), getattr(torch, dtype)) for shape, dtype in zip(shapes, dtypes, strict=True)]
+        received = list(zip(names, receive_tensors(trainer, forms), strict=True))
+        self._trainer = trainer
+        if self._staged is None:
+            self.load_weights(received)
+        else:
+            self._staged += received
+
     def finish_weight_update(self, weight_version: str | None = None) -> None:
         """Take what has come since start_weight_update, if anything has, all or, on a ValueError, none. Results of the
         weights that there are then are of `weight_version`."""
@@ -423,7 +455,8 @@ def make_worker(config: VllmConfig, group: Communicator = ALONE) -> Worker:
     for name in vars(extension):
         if not name.startswith("__") and hasattr(Worker, name):
             raise ValueError(f"worker_extension_cls: {extension.__name__}.{name} would hide the worker's own {name}")
-    return type("ExtendedWorker", (Worker, extension), {})(config, group)
+    # By name, as upstream does: an extension may have a __new__ that looks at the configuration.
+    return type("ExtendedWorker", (Worker, extension), {})(vllm_config=config, group=group)
 
 
 def call_worker(worker: Worker, method: str | Callable[..., Any], args: tuple, kwargs: dict[str, Any]) -> Any:

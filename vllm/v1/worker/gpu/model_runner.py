@@ -63,7 +63,7 @@ class GPUModelRunner:
     """Whether steps of decoding may be recorded."""
 
     def __init__(self, config: VllmConfig, model: Any, device: torch.device) -> None:
-        self.model = model
+        self.model, self.vllm_config = model, config
         self.device = device
         self.group = get_tp_group()
         self.model_config = model_config = config.model_config
