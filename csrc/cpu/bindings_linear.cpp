@@ -2,6 +2,7 @@
 #include <optional>
 #include <utility>
 
+#include "adapted_weights.h"
 #include "bindings.h"
 #include "huge_pages.h"
 #include "kernels.h"
@@ -132,10 +133,14 @@ struct Place {
 
 Tensor multiply(void (*kernel)(const LinearArgs&), LinearArgs args, const Tensor& x, const Tensor& weight,
                 const std::optional<Tensor>& scales, const std::optional<Tensor>& bias, const Norm& norm,
-                const Place& place) {
+                const Place& place, const Adapters& adapters) {
   norm.set(args, x);
   Tensor out = place.set(args, x);
-  if (args.rows > 0) launch([=] { kernel(args); }, x, weight, scales, bias, norm.residual, norm.weight, out);
+  const auto adapted = adapters.set(args);
+  if (args.rows > 0) {
+    launch([args, kernel, adapted] { kernel(args); }, x, weight, scales, bias, norm.residual, norm.weight, out,
+           adapters.order, adapters.starts);
+  }
   return out;
 }
 
@@ -143,7 +148,8 @@ Tensor multiply(void (*kernel)(const LinearArgs&), LinearArgs args, const Tensor
 // x's dtype, or one of 16 bits.
 Tensor linear(Tensor x, Tensor packed, std::optional<Tensor> bias, int64_t columns, bool float_out,
               std::optional<Tensor> scales, bool gated, std::optional<Tensor> residual,
-              std::optional<Tensor> norm_weight, double eps, std::optional<Tensor> out, int64_t first) {
+              std::optional<Tensor> norm_weight, double eps, std::optional<Tensor> out, int64_t first,
+              int64_t adapters, std::optional<Tensor> order, std::optional<Tensor> starts) {
   check_shape(x, "x", {-1, -1});
   check_last_contiguous(x, "x");
   const int64_t panels = num_panels(columns, gated);
@@ -160,7 +166,8 @@ Tensor linear(Tensor x, Tensor packed, std::optional<Tensor> bias, int64_t colum
     STD_TORCH_CHECK(args.weight_dtype == args.dtype || (args.weight_dtype != DType::f32 && !pairs),
                     "packed must be of x's dtype, or of 16 bits and not for packed_bf16_dot");
   }
-  return multiply(VLLM_KERNEL(linear), args, x, packed, scales, bias, {residual, norm_weight, eps}, {out, first});
+  return multiply(VLLM_KERNEL(linear), args, x, packed, scales, bias, {residual, norm_weight, eps}, {out, first},
+                  {adapters, order, starts});
 }
 
 // x [T, H, K] times the packed weight of each head, [H, panels, K, 32] or, in pairs, [H, panels, K / 2, 32, 2].
@@ -202,28 +209,31 @@ Tensor head_linear(Tensor x, Tensor packed, int64_t columns) {
 
 // The weight is of 8-bit integers with their scales; see kernels/linear_int8.cpp.
 Tensor linear_int8(Tensor x, Tensor weight, std::optional<Tensor> bias, int64_t columns, bool float_out, bool gated,
-                   std::optional<Tensor> residual, std::optional<Tensor> norm_weight, double eps) {
+                   std::optional<Tensor> residual, std::optional<Tensor> norm_weight, double eps, int64_t adapters,
+                   std::optional<Tensor> order, std::optional<Tensor> starts) {
   check_shape(x, "x", {-1, -1});
   check_last_contiguous(x, "x");
   check_int8_weight(weight, num_panels(columns, gated), x.size(1));
   LinearArgs args = linear_args(x, bias, columns, float_out, gated);
   args.weight = weight.data_ptr();
   const Norm norm{residual, norm_weight, eps};
-  return multiply(VLLM_KERNEL(linear_int8), args, x, weight, std::nullopt, bias, norm, {std::nullopt, 0});
+  return multiply(VLLM_KERNEL(linear_int8), args, x, weight, std::nullopt, bias, norm, {std::nullopt, 0},
+                  {adapters, order, starts});
 }
 
 // See kernels/linear_quantized.cpp; with `half`, bfloat16 takes float16 sums where the level has them. With `out` [rows, all columns] the product's columns are written into it from column
 // `first` on, and it is returned.
 Tensor linear_quantized(Tensor x, Tensor panels, Tensor description, std::optional<Tensor> table,
-                        std::optional<Tensor> order, std::optional<Tensor> sparse_starts,
+                        std::optional<Tensor> input_order, std::optional<Tensor> sparse_starts,
                         std::optional<Tensor> sparse_columns, std::optional<Tensor> sparse_places,
                         std::optional<Tensor> sparse_values, std::optional<Tensor> bias, int64_t columns,
                         bool float_out, bool gated, std::optional<Tensor> residual,
                         std::optional<Tensor> norm_weight, double eps, std::optional<Tensor> out, int64_t first,
-                        bool int8, bool half) {
+                        bool int8, bool half, int64_t adapters, std::optional<Tensor> order,
+                        std::optional<Tensor> starts) {
   check_shape(x, "x", {-1, -1});
   check_last_contiguous(x, "x");
-  const QuantizedParts parts{panels,        description,    table,         order,
+  const QuantizedParts parts{panels,        description,    table,         input_order,
                              sparse_starts, sparse_columns, sparse_places, sparse_values};
   LinearArgs args = linear_args(x, bias, columns, float_out, gated);
   args.quant = parts.read(args.inner, num_panels(columns, gated));
@@ -233,13 +243,14 @@ Tensor linear_quantized(Tensor x, Tensor panels, Tensor description, std::option
   const Norm norm{residual, norm_weight, eps};
   norm.set(args, x);
   const Tensor result = Place{out, first}.set(args, x);
+  const auto adapted = Adapters{adapters, order, starts}.set(args);
   if (args.rows > 0) {
     half = half && args.dtype == DType::bf16;
     const auto kernel = int8   ? VLLM_KERNEL(linear_quantized_int8)
                         : half ? VLLM_KERNEL(linear_quantized_half)
                                : VLLM_KERNEL(linear_quantized);
-    launch([args, kernel] { kernel(args); }, x, panels, table, order, sparse_starts,
-           sparse_places, sparse_values, bias, residual, norm_weight, result);
+    launch([args, kernel, adapted] { kernel(args); }, x, panels, table, input_order, sparse_starts,
+           sparse_places, sparse_values, bias, residual, norm_weight, result, order, starts);
   }
   return result;
 }
@@ -277,17 +288,19 @@ STABLE_TORCH_LIBRARY_FRAGMENT(vllm_cpu, m) {
   m.def("panel_rows(Tensor packed, Tensor rows, int columns, Tensor? like=None) -> Tensor");
   m.def(
       "linear(Tensor x, Tensor packed, Tensor? bias, int columns, bool float_out, Tensor? scales, bool gated, "
-      "Tensor(a!)? residual=None, Tensor? norm_weight=None, float eps=0.0, Tensor(b!)? out=None, int first=0) -> "
-      "Tensor");
+      "Tensor(a!)? residual=None, Tensor? norm_weight=None, float eps=0.0, Tensor(b!)? out=None, int first=0, int adapters=0, "
+      "Tensor? order=None, Tensor? starts=None) -> Tensor");
   m.def("head_linear(Tensor x, Tensor packed, int columns) -> Tensor");
   m.def(
       "linear_int8(Tensor x, Tensor weight, Tensor? bias, int columns, bool float_out, bool gated, "
-      "Tensor(a!)? residual=None, Tensor? norm_weight=None, float eps=0.0) -> Tensor");
+      "Tensor(a!)? residual=None, Tensor? norm_weight=None, float eps=0.0, int adapters=0, Tensor? order=None, "
+      "Tensor? starts=None) -> Tensor");
   m.def(
-      "linear_quantized(Tensor x, Tensor panels, Tensor description, Tensor? table, Tensor? order, "
+      "linear_quantized(Tensor x, Tensor panels, Tensor description, Tensor? table, Tensor? input_order, "
       "Tensor? sparse_starts, Tensor? sparse_columns, Tensor? sparse_places, Tensor? sparse_values, Tensor? bias, "
       "int columns, bool float_out, bool gated, Tensor(a!)? residual=None, Tensor? norm_weight=None, float eps=0.0, "
-      "Tensor(b!)? out=None, int first=0, bool int8=False, bool half=False) -> Tensor");
+      "Tensor(b!)? out=None, int first=0, bool int8=False, bool half=False, int adapters=0, "
+      "Tensor? order=None, Tensor? starts=None) -> Tensor");
   m.def(
       "quantized_rows(Tensor rows, Tensor panels, Tensor description, Tensor? table, Tensor? order, "
       "Tensor? sparse_starts, Tensor? sparse_columns, Tensor? sparse_places, Tensor? sparse_values, int columns, "

@@ -34,6 +34,7 @@
 
 #include <type_traits>
 
+#include "adapted_rows.h"
 #include "kernels.h"
 #include "rms_norm_row.h"
 #include "scratch.h"
@@ -58,6 +59,11 @@ constexpr int64_t kPreparedForBytes = 16 * 1024 * 1024;
 inline int64_t num_runs(const LinearArgs& a) { return (a.inner + kRun - 1) / kRun; }
 
 inline int64_t row_of_x(const LinearArgs& a, int64_t row) { return a.row_ids != nullptr ? a.row_ids[row] : row; }
+
+// Rows of one adapter are multiplied side by side: which row the one in this place is.
+inline int64_t row_in_place(const LinearArgs& a, int64_t place) {
+  return a.adapted.order != nullptr ? a.adapted.order[place] : place;
+}
 
 // Fetches what comes next into the second-level cache, a few cache lines at a time.
 struct Ahead {
@@ -99,6 +105,7 @@ template <typename Product>
 class Gemm {
  public:
   static void run(LinearArgs a) {
+    const AdaptedMemory<Row> adapted(a);
     if (a.alone) return by_this_thread(a);
     a.streams = kStreamsLines && a.float_out && a.rows * a.out_columns * int64_t{sizeof(float)} >= kStreamedBytes &&
                 a.out_stride == a.out_columns && a.out_columns % kLanes == 0 && reinterpret_cast<uintptr_t>(a.out) % 64 == 0;
@@ -171,25 +178,61 @@ class Gemm {
   // Packs rows, which may have to be normalised before.
   class Packer {
    public:
-    explicit Packer(const LinearArgs& a) : args_(a), normed_(a.residual == nullptr ? 0 : max_threads() * a.inner) {}
+    explicit Packer(const LinearArgs& a)
+        : args_(a),
+          slots_(a.adapted.order == nullptr ? 1 : kAdaptedRows),
+          normed_(a.residual == nullptr ? 0 : max_threads() * slots_ * a.inner) {}
 
-    // Row `row` into its place in the packed tiles.
-    void pack(int64_t row, const Tiles& tiles, Element* packed) const {
+    // A row into its place in the packed tiles. Returns its values, which stay, if they are normalised, until the thread has
+    // others in `slot`, one of kAdaptedRows where there are adapters.
+    const Row* pack(int64_t place, const Tiles& tiles, Element* packed, int64_t slot = 0) const {
+      const int64_t row = row_in_place(args_, place);
       const Row* x = static_cast<const Row*>(args_.x) + row_of_x(args_, row) * args_.x_stride;
       if (args_.residual != nullptr) {
-        Row* normed = normed_.get() + this_thread() * args_.inner;
+        Row* normed = normed_.get() + (this_thread() * slots_ + slot) * args_.inner;
         Row* residual = static_cast<Row*>(args_.residual) + row * args_.residual_stride;
         norm_row(x, residual, args_.norm_weight, args_.wide_norm_weight, normed, args_.inner, args_.eps);
         x = normed;
       }
       if constexpr (LeavesRows<Product>) Product::leave_row(args_, x, row);
-      const int64_t tile = tiles.tile_of(row), start = tiles.start(tile);
+      const int64_t tile = tiles.tile_of(place), start = tiles.start(tile);
       Element* to = packed + (start - tiles.first) * Product::packed_row(args_);
-      Product::pack_row(args_, x, row - start, tiles.height(tile), to);
+      Product::pack_row(args_, x, place - start, tiles.height(tile), to);
+      return x;
+    }
+
+    // Rows that have one adapter, and their products with its A.
+    void pack(const AdaptedTile& rows, const Tiles& tiles, Element* packed) const {
+      const Row* x[kAdaptedRows];
+      for (int64_t i = 0; i < rows.count; ++i) x[i] = pack(rows.first + i, tiles, packed, i);
+      shrink(args_, rows, x);
+    }
+
+    // All rows of the tiles, by the calling thread.
+    void pack_all(const Tiles& tiles, Element* packed) const {
+      if (args_.adapted.order == nullptr) {
+        for (int64_t row = tiles.first; row < tiles.last; ++row) pack(row, tiles, packed);
+        return;
+      }
+      const AdaptedTiles adapted(args_.adapted, tiles.first, tiles.last);
+      for (int64_t i = 0; i < adapted.count(); ++i) pack(adapted[i], tiles, packed);
+    }
+
+    // The same by all threads of a parallel region.
+    void pack_together(const Tiles& tiles, Element* packed) const {
+      if (args_.adapted.order == nullptr) {
+#pragma omp for schedule(static)
+        for (int64_t row = tiles.first; row < tiles.last; ++row) pack(row, tiles, packed);
+        return;
+      }
+      const AdaptedTiles adapted(args_.adapted, tiles.first, tiles.last);
+#pragma omp for schedule(static)
+      for (int64_t i = 0; i < adapted.count(); ++i) pack(adapted[i], tiles, packed);
     }
 
    private:
     const LinearArgs& args_;
+    const int64_t slots_;
     Scratch<Row> normed_;
   };
 
@@ -202,6 +245,7 @@ class Gemm {
       const int64_t stop = least(panel + together, end);
       const int64_t then = stop < end ? stop : next;
       if constexpr (PreparesPanels<Product>) Product::prepare(a, panel, stop);
+      if (a.adapted.b != nullptr) fetch_blocks<Row>(a, panel, stop);
       // While the first tile passes, the panels themselves come from memory.
       const int64_t bytes = least(stop - panel, num_panels(a) - then) * Product::panel_size(a);
       const int64_t calls = (stop - panel + kFew - 1) / kFew, runs = num_runs(a);
@@ -254,8 +298,7 @@ class Gemm {
       const ThreadArgs<Product> own(a);
       for (int64_t part = 0; part < blocks; ++part) {
         const Tiles tiles(a.rows * part / blocks, a.rows * (part + 1) / blocks);
-#pragma omp for schedule(static)
-        for (int64_t row = tiles.first; row < tiles.last; ++row) packer.pack(row, tiles, packed.get());
+        packer.pack_together(tiles, packed.get());
 #pragma omp for schedule(dynamic)
         for (int64_t group = 0; group < groups; ++group) {
           multiply_block(own.args, tiles, panels * group / groups, panels * (group + 1) / groups, panels, packed.get());
@@ -278,7 +321,7 @@ class Gemm {
 
   static void multiply_rows(const LinearArgs& a, int64_t begin, int64_t end, const Packer& packer, Element* packed) {
     const Tiles tiles(begin, end);
-    for (int64_t row = begin; row < end; ++row) packer.pack(row, tiles, packed);
+    packer.pack_all(tiles, packed);
     multiply_block(a, tiles, 0, num_panels(a), 0, packed);
   }
 
@@ -295,8 +338,7 @@ class Gemm {
     const int64_t parts = in_runs ? least(threads, panels) : groups + panels - groups * kFew;
 #pragma omp parallel if (a.rows * a.columns * a.inner > 65536)
     {
-#pragma omp for schedule(static)
-      for (int64_t row = 0; row < a.rows; ++row) packer.pack(row, tiles, packed.get());
+      packer.pack_together(tiles, packed.get());
       const ThreadArgs<Product> own(a);
 #pragma omp for schedule(dynamic) nowait
       for (int64_t part = 0; part < parts; ++part) {
@@ -321,8 +363,8 @@ inline Vec load_bias(const LinearArgs& a, int64_t column) {
 
 // Rounds kLanes values to the result's dtype and writes those that the result has.
 template <typename T>
-inline void write_values(const LinearArgs& a, Vec values, int64_t row, int64_t column) {
-  const int64_t left = a.out_columns - column, at = row * a.out_stride + column;
+inline void write_values(const LinearArgs& a, Vec values, int64_t place, int64_t column) {
+  const int64_t left = a.out_columns - column, at = row_in_place(a, place) * a.out_stride + column;
   float* floats = static_cast<float*>(a.out) + at;
   T* rounded = static_cast<T*>(a.out) + at;
   if (a.streams) {
@@ -353,15 +395,14 @@ inline void write_sums(const LinearArgs& a, Vec low, Vec high, int64_t row, int6
 template <typename T, bool kGated, bool kStreams, int P>
 [[gnu::always_inline]] inline void write_within(const LinearArgs& a, const Vec* sums, int rows, int64_t row,
                                                 int64_t panel, int64_t lane) {
-  const int64_t stride = a.out_stride;
   Vec bias[P][2];
   unroll<P>([&](int p) VLLM_INLINE {
     const int64_t column = (panel + p) * kPanel + lane;
     bias[p][0] = load_bias<T>(a, column);
     bias[p][1] = load_bias<T>(a, column + 16);
   });
-  int64_t at = row * stride + panel * (kGated ? 16 : kPanel) + lane;
-  for (int r = 0; r < rows; ++r, sums += 2 * P, at += stride) {
+  for (int r = 0; r < rows; ++r, sums += 2 * P) {
+    const int64_t at = row_in_place(a, row + r) * a.out_stride + panel * (kGated ? 16 : kPanel) + lane;
     T* rounded = static_cast<T*>(a.out) + at;
     float* floats = static_cast<float*>(a.out) + at;
     unroll<P>([&](int p) VLLM_INLINE {
@@ -381,7 +422,8 @@ template <typename T, bool kGated, bool kStreams, int P>
 
 // The same, wherever the tile is.
 template <typename T, int P>
-[[gnu::noinline]] void write_rows(const LinearArgs& a, const Vec* sums, int rows, int64_t row, int64_t panel, int64_t lane) {
+[[gnu::noinline]] void write_rows(const LinearArgs& a, Vec* sums, int rows, int64_t row, int64_t panel, int64_t lane) {
+  if (a.adapted.b != nullptr) adapt_sums<T>(a, sums, rows, P, row, panel, lane);
   const bool within = (panel + P) * (a.gated ? kPanel / 2 : kPanel) <= a.out_columns;
   if (within && a.gated && !a.float_out) {
     write_within<T, true, false, P>(a, sums, rows, row, panel, lane);
@@ -397,7 +439,7 @@ template <typename T, int P>
 }
 
 template <typename T, int R, int P>
-inline void write_tile(const LinearArgs& a, const Vec (&sums)[R][P][2], int64_t row, int64_t panel, int64_t lane) {
+inline void write_tile(const LinearArgs& a, Vec (&sums)[R][P][2], int64_t row, int64_t panel, int64_t lane) {
   write_rows<T, P>(a, sums[0][0], R, row, panel, lane);
 }
 

@@ -7,6 +7,7 @@
 
 #include "dtype.h"
 #include "isa.h"
+#include "kernels_adapted.h"
 
 namespace vllm_cpu {
 
@@ -211,6 +212,7 @@ struct LinearArgs {
   bool wide_norm_weight;    // it is float32
   int64_t residual_stride;
   float eps;
+  AdaptedArgs adapted;
 };
 
 // A product for each head.

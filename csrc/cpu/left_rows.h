@@ -32,15 +32,28 @@ inline void mark_left(const LinearArgs& a, const BF16* x, int64_t row) {
   const auto row_at = [&](int64_t row) {
     return a.left_rows != nullptr ? a.left_rows + row * a.inner : static_cast<const BF16*>(a.x) + row_of_x(a, row) * a.x_stride;
   };
-  BF16* to = x.get();
-  for (int64_t row = 0; row < a.rows; ++row) {
+  const int64_t width = a.adapted.groups * kRankGroup;
+  const Scratch<AdaptedRow> adapted_rows(a.adapted.b == nullptr ? 0 : count);
+  const Scratch<AdaptedValue<BF16>> products(a.adapted.b == nullptr ? 0 : count * width);
+  // They have been multiplied with A, and are in order.
+  rest.adapted.order = nullptr;
+  rest.adapted.adapted_rows = adapted_rows.get();
+  rest.adapted.products = products.get();
+  for (int64_t place = 0, at = 0; place < a.rows; ++place) {
+    const int64_t row = row_in_place(a, place);
     if (!a.left[row]) continue;
-    std::memcpy(to, row_at(row), row_bytes);
-    to += a.inner;
+    std::memcpy(x.get() + at * a.inner, row_at(row), row_bytes);
+    if (a.adapted.b != nullptr) {
+      adapted_rows[at] = a.adapted.adapted_rows[place];
+      std::memcpy(products.get() + at * width, static_cast<const AdaptedValue<BF16>*>(a.adapted.products) + place * width,
+                  static_cast<size_t>(width) * sizeof(AdaptedValue<BF16>));
+    }
+    ++at;
   }
   below(rest);
   const char* from = out.get();
-  for (int64_t row = 0; row < a.rows; ++row) {
+  for (int64_t place = 0; place < a.rows; ++place) {
+    const int64_t row = row_in_place(a, place);
     if (!a.left[row]) continue;
     const size_t bytes = static_cast<size_t>(a.out_columns * value_bytes);
     std::memcpy(static_cast<char*>(a.out) + row * a.out_stride * value_bytes, from, bytes);
@@ -56,6 +69,7 @@ void multiply_or_leave(LinearArgs a, void (*below)(const LinearArgs&)) {
   const Scratch<BF16> normed(a.residual == nullptr ? 0 : a.rows * a.inner);
   a.left = left.get();
   a.left_rows = normed.get();
+  const AdaptedMemory<BF16> adapted(a);
   Gemm<Product>::run(a);
   int64_t count = 0;
   for (int64_t row = 0; row < a.rows; ++row) count += left[row];

@@ -108,7 +108,9 @@ def prepare(tests: Path, work: Path) -> None:
     names = sorted(places, key=len, reverse=True)
     for file in copy.rglob("*.py"):
         text = old = file.read_text()
-        for name in names:
+        # Whose names are folders of its own.
+        kept = ADAPTERS if "lora_resolvers" in file.parts else ()
+        for name in (each for each in names if each not in kept):
             for quote in "\"'":
                 text = text.replace(f"{quote}{name}{quote}", f"{quote}{places[name]}{quote}")
         if text != old:
@@ -135,6 +137,7 @@ def run(work: Path, file: str, arguments: argparse.Namespace) -> Result:
     """One file in a pytest of its own."""
     path = os.pathsep.join([str(ROOT), str(SUPPORT), str(work), *filter(None, [os.environ.get("PYTHONPATH")])])
     tables = {"SKIPS": SKIPS, "ABSENT": ABSENT, "DROPPED_FLAGS": DROPPED_FLAGS}
+    tables["ADAPTERS"] = dict.fromkeys(ADAPTERS, str(work / "adapter"))
     # Their models have longer contexts than ours.
     env = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "VLLM_ALLOW_LONG_MAX_MODEL_LEN": "1"}
     if file.startswith(ANY_TOKENIZER):

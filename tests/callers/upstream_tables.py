@@ -37,6 +37,14 @@ FILES = (
     "v1/e2e/general/test_min_tokens.py",
     "lora/test_resolver.py",
     "lora/test_lora_functions.py",
+    "lora/test_utils.py",
+    "lora/test_peft_helper.py",
+    "lora/test_qwen3_unembed.py",
+    "lora/test_qwen3_with_multi_loras.py",
+    "lora/test_sequence_classification.py",
+    "lora/test_transformers_model.py",
+    "entrypoints/serve/lora",
+    "plugins_tests/lora_resolvers",
     "utils_/test_async_utils.py",
     "utils_/test_collection_utils.py",
     "utils_/test_func_utils.py",
@@ -97,7 +105,15 @@ MARKERS = """
 """.split()
 """Texts that are one token in the tokenizers whose place the tiny model's takes."""
 
-ADAPTERS = ("charent/self_cognition_Alice", "jeeejeee/llama32-3b-text2sql-spider", "typeof/zephyr-7b-beta-lora")
+ADAPTERS = (
+    "charent/self_cognition_Alice",
+    "charent/self_cognition_Bob",
+    "jeeejeee/llama32-3b-text2sql-spider",
+    "jeeejeee/ilama-text2sql-spider",
+    "typeof/zephyr-7b-beta-lora",
+    "Jackmin108/Qwen3-0.6B-Meow-LoRA",
+    "Jackmin108/Qwen3-0.6B-Woof-LoRA",
+)
 """Names of adapters that are replaced by one random adapter."""
 
 POOLING_MODELS = {
@@ -170,7 +186,16 @@ REASONING_NAMES = "reasoning keeps its name in a request; the template gets it b
 SKIPS = (
     ("diffusion", DIFFUSION),
     ("-lora", LORA),
-    ("lora_resolvers", INTERNAL),
+    ("lora/test_qwen3_unembed.py", "the sizes of a certain model"),
+    ("test_qwen3_with_multi_loras.py::test_load_inplace", WORDS),
+    ("serve/lora/test_serving_models.py", INTERNAL),
+    ("serve/lora/test_lora_adapters.py", "adapters from the hub, their words, and those of errors"),
+    ("lora/test_sequence_classification.py", HUB),
+    ("lora/test_transformers_model.py", WORDS),
+    ("test_hf_hub_resolver.py", HUB),
+    ("test_nonlora_adapter", HUB),
+    ("test_get_adapter_absolute_path_huggingface", HUB),
+    ("test_lora_resolvers.py", INTERNAL),
     ("mm_", MULTIMODAL),
     ("multimodal", MULTIMODAL),
     ("_vlm", MULTIMODAL),
@@ -590,6 +615,9 @@ ABSENT = {
     "vllm.entrypoints.serve": INTERNAL,
     "vllm.entrypoints.speech_to_text": MULTIMODAL,
     "vllm.lora": LORA,
+    "vllm.lora.peft_helper:PEFTHelper": INTERNAL,
+    "vllm.plugins.lora_resolvers.hf_hub_resolver": "a download",
+    "vllm.lora.utils:replace_submodule": INTERNAL,
     "vllm.model_executor.model_loader.tensorizer": "the tensorizer loader",
     "vllm.model_executor.model_loader.weight_utils": "a download",
     "vllm.model_executor.models.bert:BertMLMHead": INTERNAL,

@@ -10,10 +10,12 @@ import transformers
 from byte_tokenizer import VOCAB_SIZE, make_byte_tokenizer
 from test_pooling_decoders import SIZES, config_of, save
 from tiny_adapters import PREFIX, make_adapter, merged
+from tiny_encoders import other_config
 
 from vllm import LLM
 from vllm.exceptions import VLLMValidationError
 from vllm.lora.request import LoRARequest
+from vllm.models.transformers.encoder import TransformersEncoder
 
 TOLERANCE = {"rtol": 1e-4, "atol": 2e-5}
 TARGETS = ("query", "value", "q_proj", "down_proj")
@@ -129,3 +131,39 @@ def test_words_as_classes_are_the_adapted_heads(tmp_path):
         for prompt, own, output in zip(PROMPTS, each, outputs, strict=True):
             logits = models[own and own.lora_name](torch.tensor([prompt])).logits[0, -1, words]
             torch.testing.assert_close(torch.tensor(output.outputs.probs), logits.softmax(0)[1:], **TOLERANCE)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("kind", ["deberta-v2", "electra", "mpnet"])
+def test_encoders_that_run_as_transformers_own_module(kind, tmp_path):
+    config = other_config(kind, num_labels=3)
+    torch.manual_seed(0)
+    model = transformers.AutoModelForSequenceClassification.from_config(config).eval()
+    for parameter in model.parameters():
+        parameter += 0.1 * torch.randn_like(parameter)
+    model.save_pretrained(tmp_path / "model")
+    requests, models = adapters_of(tmp_path, model, 3)
+    llm = start(tmp_path / "model", max_model_len=60, max_loras=2)
+    encoder = llm.llm_engine.engine_core.executor.worker.model_runner.model
+    assert isinstance(encoder, TransformersEncoder)
+    each = [requests[0], None, requests[1], requests[2], requests[1]]
+    prompts = [*PROMPTS, PROMPTS[2]]
+    for prompt, own, output in zip(prompts, each, llm.classify(ids_of(prompts), lora_request=each), strict=True):
+        logits = models[own and own.lora_name](torch.tensor([prompt])).logits[0]
+        torch.testing.assert_close(torch.tensor(output.outputs.probs), logits.softmax(0), **TOLERANCE)
+
+
+def test_a_weight_that_a_module_reads_itself_has_no_adapter(tmp_path, monkeypatch):
+    """As it would have no effect."""
+    config = other_config("electra")
+    model = transformers.AutoModel.from_config(config).eval()
+    model.save_pretrained(tmp_path / "model")
+    folder = make_adapter(tmp_path / "a1", model)
+
+    def read(self, hidden):
+        return torch.nn.functional.gelu(hidden @ self.dense.weight.T + self.dense.bias)
+
+    monkeypatch.setattr("transformers.models.electra.modeling_electra.ElectraIntermediate.forward", read)
+    llm = start(tmp_path / "model", max_model_len=60)
+    with pytest.raises(VLLMValidationError, match=r"intermediate\.dense: the model has no such layer"):
+        llm.embed(ids_of(PROMPTS[:1]), lora_request=LoRARequest("a1", 1, str(folder)))

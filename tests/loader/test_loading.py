@@ -75,6 +75,16 @@ def test_a_stored_head_that_is_not_the_embedding_it_is_tied_to(llama: Path) -> N
         load_model(llama)
 
 
+def test_a_shared_weight_under_the_heads_name(llama: Path) -> None:
+    """As safetensors' save_model stores it."""
+    before, config = load_model(llama)
+    rewrite(llama, lambda tensors: tensors.update({"lm_head.weight": tensors.pop("model.embed_tokens.weight")}))
+    prompts = random_prompts(config.vocab_size)
+    expected = paged_logits(before, config, prompts)
+    for got, want in zip(paged_logits(load_model(llama)[0], config, prompts), expected, strict=True):
+        assert torch.equal(got, want)
+
+
 def test_missing_unexpected_and_misshapen_weights_are_named(llama: Path) -> None:
     original = load_file(llama / "model.safetensors")
 

@@ -40,6 +40,7 @@ def write_adapters(folder: Path, model: Any) -> list[Path]:
         f"{PREFIX}lm_head.weight": random(VOCAB_SIZE, HIDDEN),
         f"{EMBEDDING}.weight": random(VOCAB_SIZE, HIDDEN),
         f"{PREFIX}model.layers.1.mlp.down_proj.weight": random(HIDDEN, INNER),
+        f"{PREFIX}model.layers.0.mlp.up_proj.weight": random(INNER, HIDDEN),
         f"{PREFIX}model.layers.1.mlp.down_proj.bias": random(HIDDEN),
     }
     sizes = {name: outputs for name, (outputs, _) in linears(model).items()}

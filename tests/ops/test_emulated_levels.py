@@ -25,7 +25,7 @@ HERE = Path(__file__).parent
 # and experts take the products that the others test.
 _PRODUCTS = (
     *("test_packed_linear.py", "test_quantized_linear.py", "test_normed_products.py", "test_large_beside_small.py"),
-    *("test_int8_linear.py", "test_int8_activations.py", "test_tile_products.py"),
+    *("test_int8_linear.py", "test_int8_activations.py", "test_tile_products.py", "test_adapted_linear.py"),
 )
 _OTHERS = (
     "test_paged_attention.py",

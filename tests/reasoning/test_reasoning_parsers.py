@@ -129,6 +129,28 @@ def test_a_prompt_says_which_of_several_pairs_an_answer_has():
     assert parser.pair_of("user: x") == ("<ifm|think>", "</ifm|think>")
 
 
+@pytest.mark.parametrize(
+    ("template", "name"),
+    [
+        ("<think>{}</think>", "qwen3"),
+        ("<think>{}</think><response>", "ernie45"),
+        ("<think></think><tool_calls><tool_call><tool_sep><arg_key><arg_value>", "hy_v3"),
+        ("<think></think><minimax:tool_call>", "minimax_m2"),
+        ("<mm:think>", "minimax_m3"),
+        ("<ifm|think><ifm|think_fast>", "k2_horizon"),
+        ("<|open|>think<|sep|>{}<|close|>think<|sep|>", "kimi_k3"),
+        ("<|START_THINKING|><|START_ACTION|>", "cohere_command3"),
+        ("{{ '<|plamo:begin_think:plamo|>' }}", "plamo3"),
+        ("<|message_model|><|content_thinking|>", "inkling"),
+        ("<|start|>assistant<|message|><atem:function_calls>", "muse"),
+        ("<seed:think><seed:tool_call>", "seed_oss"),
+    ],
+)
+def test_a_template_chooses_the_parser(template, name):
+    expected = ReasoningParserManager.get_reasoning_parser(name)
+    assert ReasoningParserManager.of_template(template) is expected
+
+
 def test_modes_where_no_prompt_is_known():
     def of(name, **switches):
         return ReasoningParserManager.get_reasoning_parser(name)(None, chat_template_kwargs=switches)

@@ -212,6 +212,7 @@ def test_folders_are_found_by_their_names(made, tmp_path, monkeypatch):
         ("of another model", {"base_model_name_or_path": "org/other"}),
         ("of this", {"base_model_name_or_path": "org/tiny"}),
         ("of another kind", {"peft_type": "IA3"}),
+        ("org/deep", {}),
     ):
         shutil.copytree(found / "two", found / name)
         (found / name / "adapter_config.json").write_text(json.dumps(other | changed))
@@ -224,13 +225,29 @@ def test_folders_are_found_by_their_names(made, tmp_path, monkeypatch):
     with AppThread(make_engine(made.folder / "model", enable_lora=True, max_loras=2)) as server:
         assert LoRAResolverRegistry.get_supported_resolvers() == {"Filesystem Resolver"}
         ids = server.engine.tokenizer.encode(PROMPT)
-        for name, kind in (("three", "three"), ("two", "two"), ("of this", "two"), ("three", "three")):
+        for name, kind in (
+            ("three", "three"),
+            ("two", "two"),
+            ("of this", "two"),
+            ("org/deep", "two"),
+            ("three", "three"),
+        ):
             assert complete(server, name)["choices"][0]["token_ids"] == made.tokens(kind, ids)
-        assert names(server) == ["tiny", "three", "two", "of this"]
-        for name in ("of another model", "of another kind", "empty", "../outside/adapter", "..", "", "nobody"):
+        assert names(server) == ["tiny", "three", "two", "of this", "org/deep"]
+        for name in (
+            "of another model",
+            "of another kind",
+            "empty",
+            "../outside/adapter",
+            "org/../two",
+            "/two",
+            "..",
+            "",
+            "nobody",
+        ):
             answer = server.request("POST", "/v1/completions", json={"model": name, "prompt": "a"})
             assert answer.status_code in (400, 404) and str(found) not in answer.text, name
-        assert names(server) == ["tiny", "three", "two", "of this"]
+        assert names(server) == ["tiny", "three", "two", "of this", "org/deep"]
 
 
 def test_metrics_name_adapters(server):

@@ -22,6 +22,7 @@ from vllm.layers.activation import SILU_AND_MUL, get_act_and_mul_fn
 from vllm.layers.linear_method import PARTS, QUANTIZED, UNQUANTIZED, LinearMethod, keeps_quantized, pack_parts
 from vllm.layers.parameter_slots import parameter_slots
 from vllm.layers.sharding import Shard, WeightSlot
+from vllm.ops._dispatch import implementation
 from vllm.ops.packed_linear import PackedLinear, unpack_linear
 from vllm.ops.rms_norm import AddedNorm
 from vllm.quantization.base_config import QuantizationConfig, QuantizeMethodBase
@@ -94,7 +95,7 @@ class LinearBase(nn.Module):
 
     def __init__(self, inputs: Shard, parts: dict[str, Shard], bias: bool) -> None:
         super().__init__()
-        # Set before weights are packed: a gate is then applied behind the product.
+        # Set before weights are packed: a gate is then applied behind adapters.
         self.is_adapted = False
         # What adds adapters' products: AdaptedProduct.
         self.adapters: Callable[..., Tensor] | None = None
@@ -229,7 +230,7 @@ class LinearBase(nn.Module):
 
     def process_weights_after_loading(self, method: LinearMethod = UNQUANTIZED, gated: bool = False) -> None:
         """Pack the loaded weight by `method` and free the plain one."""
-        gated = gated and not self.is_adapted
+        gated = gated and (not self.is_adapted or self._adds_before_gate)
         if self._is_own:
             self.quant_method.process_weights_after_loading(self)
             self.method, self.packed = replace(method, apply=self._multiply), _Own()
@@ -244,6 +245,12 @@ class LinearBase(nn.Module):
             self.packed = method.pack(self.weight.data, bias, gated=gated)
         self.weight = None
         self.bias = None
+
+    @property
+    def _adds_before_gate(self) -> bool:
+        """Whether one operation multiplies, adds adapters and gates. Rounded inputs are of the weight alone."""
+        is_rounded = any(weight.inputs is not None for weight in self._quantized.values())
+        return implementation(self._empty) == "cpp" and not is_rounded
 
     def defer_weight(self) -> None:
         """Free the weight's memory until a tensor is loaded that is not quantised."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import groupby
 from typing import Any
@@ -14,9 +14,23 @@ from torch import Tensor
 from vllm.distributed.communicator import Communicator
 from vllm.ops.experts import PackedExperts
 from vllm.ops.fp8_linear import fp8_linear, takes_fp8
-from vllm.ops.int8_linear import int8_linear, pack_int8_linear, take_int8_rows
-from vllm.ops.packed_linear import pack_linear, packed_linear, take_packed_rows
-from vllm.ops.quantized_linear import PackedQuantized, pack_quantized, quantized_linear, take_quantized_rows
+from vllm.ops.int8_linear import Int8Linear, int8_linear, pack_int8_linear, take_int8_rows
+from vllm.ops.packed_linear import (
+    OWN,
+    PackedLinear,
+    interleave_gate,
+    pack_linear,
+    packed_linear,
+    separate_gate,
+    take_packed_rows,
+)
+from vllm.ops.quantized_linear import (
+    PackedQuantized,
+    PlainPart,
+    pack_quantized,
+    quantized_linear,
+    take_quantized_rows,
+)
 from vllm.ops.quantized_tensor import QuantizedTensor
 from vllm.ops.rms_norm import AddedNorm
 from vllm.quantization.activations import InputQuantization, InputScale
@@ -126,6 +140,25 @@ def pack_parts(
         return parts[0].method, parts[0].packed
     width = weights[0].shape[1]
     return PARTS, PackedParts(parts, (start, width), len(parts) == 1 and parts[0].packed.gated)
+
+
+def takes_adapters(packed: Any) -> bool:
+    """Whether a product with the packed weight takes `adapters`."""
+    if isinstance(packed, PackedLinear):
+        return packed.layout in OWN
+    if isinstance(packed, PackedQuantized):
+        return len(packed.parts) == 1 and not isinstance(packed.parts[0], PlainPart)
+    return isinstance(packed, Int8Linear) and packed.scales is None
+
+
+def before_gate(apply: Callable[..., Tensor], x: Tensor, packed: Any, **options: Any) -> Tensor:
+    """[T, N]: apply(x, packed, **options), of a weight packed for a gate without the gate."""
+    if not packed.gated:
+        return apply(x, packed, **options)
+    half = packed.shape[0] // 2
+    (wide,) = interleave_gate(torch.empty(2 * half, device="meta")).shape
+    out = apply(x, replace(packed, shape=(wide, packed.shape[1]), gated=False), **options)
+    return separate_gate(out.T, half).T.contiguous()
 
 
 def pack_expert(

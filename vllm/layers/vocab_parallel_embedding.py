@@ -13,6 +13,7 @@ from vllm.distributed.communicator import split_vocab
 from vllm.distributed.parallel_state import get_tp_group
 from vllm.layers.linear_method import PARTS, QUANTIZED, UNQUANTIZED, LinearMethod, keeps_quantized, pack_parts
 from vllm.layers.sharding import Shard, WeightSlot
+from vllm.ops.add_lora import AddedAdapters
 from vllm.ops.embedding import embedding
 from vllm.ops.packed_linear import EXACT, PackedLinear, packed_embedding
 from vllm.ops.quantized_linear import PackedQuantized, pack_quantized, quantized_embedding
@@ -147,9 +148,9 @@ class ParallelLMHead(VocabShard):
             return self.bound(self.method.apply(hidden, self.packed, float_out=True))
         return self.bound(self.adapters(self.multiply, hidden, self.packed))
 
-    def multiply(self, hidden: Tensor, packed: Any, norm: None = None) -> Tensor:
+    def multiply(self, hidden: Tensor, packed: Any, norm: None = None, adapters: AddedAdapters | None = None) -> Tensor:
         """float32 sums, before they are bound."""
-        return self.method.apply(hidden, packed, float_out=True)
+        return self.method.apply(hidden, packed, float_out=True, **({} if adapters is None else {"adapters": adapters}))
 
     def bound(self, logits: Tensor) -> Tensor:
         """Sums of this head, float32 and the caller's own, as logits: scaled and bounded."""

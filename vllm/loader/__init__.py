@@ -63,22 +63,9 @@ def get_model(
     config = model_config.hf_config
     entry = model_entry(config.architectures, model_config.model_impl, config.raw)
     if config.is_encoder and entry == TRANSFORMERS:
-        if takes_adapters:
-            raise ValueError(
-                f"enable_lora=True: {model_config.architecture} runs as transformers' own module, which takes no "
-                "adapters"
-            )
-        return TransformersEncoder(model_config, torch.device(device))
+        return TransformersEncoder(model_config, torch.device(device), takes_adapters)
     quantization = load_quantization(model_config.quantization, Path(model_config.path), config.raw)
-    if (
-        envs.batch_invariant()
-        and torch.device(device).type == "cuda"
-        and model_config.quantization not in (None, "gguf")
-    ):
-        raise ValueError(
-            "VLLM_BATCH_INVARIANT=1 cannot be kept: on CUDA the sums of quantised weights follow the batch, got "
-            f"quantization={model_config.quantization!r}"
-        )
+    _check_invariance(model_config, torch.device(device))
     packs_meanwhile = isinstance(quantization, StoredConfig) and torch.device(device).type == "cpu"
     num_bytes = block_bytes(Path(model_config.path)) // get_tp_group().world_size if packs_meanwhile else 0
     with _naming(model_config):
@@ -112,6 +99,15 @@ def get_model(
     # Loading and packing freed, with a small model, as much memory as the weights take.
     return_freed_memory()
     return model.eval()
+
+
+def _check_invariance(model_config: ModelConfig, device: torch.device) -> None:
+    """ValueError: results are to be the same in every batch, and cannot be."""
+    if envs.batch_invariant() and device.type == "cuda" and model_config.quantization not in (None, "gguf"):
+        raise ValueError(
+            "VLLM_BATCH_INVARIANT=1 cannot be kept: on CUDA the sums of quantised weights follow the batch, got "
+            f"quantization={model_config.quantization!r}"
+        )
 
 
 def _build(

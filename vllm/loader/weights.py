@@ -63,6 +63,11 @@ def load_weights(
                 _fill(slot, files, name, values)
                 bar.update()
     kv_scales.give()
+    if isinstance(head, Tensor) and embedding is not None:
+        # Writers that store a shared weight once keep either name.
+        own = next(f"{name}.weight" for name, module in model.named_modules() if module is embedding)
+        if (slot := slots.pop(own, None)) is not None:
+            _fill(slot, files, HEAD, head)
     lacking = [name for name, slot in slots.items() if not slot.may_lack]
     if quantization is None:
         _refuse_quantized(folder, lacking, unexpected)

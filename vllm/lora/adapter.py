@@ -29,7 +29,7 @@ _WITHOUT_EFFECT = frozenset(
 # Methods that store whole tensors alone.
 _WHOLE = ("LN_TUNING", "TRAINABLE_TOKENS")
 # Ways to begin a training from unchanged base weights; others take the adapter's product away from them.
-_PLAIN_INITS = (None, True, False, "gaussian", "eva", "orthogonal", "default")
+_PLAIN_INITS = (None, True, False, "gaussian", "eva", "orthogonal", "mica", "default")
 _KINDS = re.compile(
     r"(?P<module>.+?)\.(?P<kind>lora_A\.weight|lora_B\.weight|lora_B\.bias|lora_embedding_A|lora_embedding_B"
     r"|lora_magnitude_vector(?:\.weight)?)"

@@ -14,6 +14,7 @@ from vllm.layers.adapted.experts import ExpertProduct
 from vllm.layers.latent_attention import LatentHeads
 from vllm.layers.layernorm import AdaptableNorm
 from vllm.layers.linear import LinearBase, RowParallelLinear
+from vllm.layers.linear_method import before_gate
 from vllm.layers.vocab_parallel_embedding import ParallelLMHead, VocabParallelEmbedding
 from vllm.lora.adapter import AdapterFile, LoraTensors
 from vllm.lora.modules import ModuleMap, Share
@@ -259,7 +260,7 @@ def _product(layer: Any, x: Tensor) -> Tensor:
         return layer.multiply(x, getattr(layer, "packed", None)).float()
     # The one layout without float32 results.
     wide = {} if getattr(layer.packed, "layout", "") == "packed_fp16" else {"float_out": True}
-    return layer.method.apply(x, layer.packed, **wide).float()
+    return before_gate(layer.method.apply, x, layer.packed, **wide).float()
 
 
 def _width(layer: Any) -> int:

@@ -9,7 +9,15 @@ import numpy as np
 import torch
 
 from vllm.config.lora import LoRAConfig
-from vllm.layers.adapted import AdaptedEmbedding, AdaptedProduct, AdapterRows, LayerChange, StepAdapters, WideLinear
+from vllm.layers.adapted import (
+    AdaptedEmbedding,
+    AdaptedProduct,
+    AdapterRows,
+    LayerChange,
+    ModuleLinear,
+    StepAdapters,
+    WideLinear,
+)
 from vllm.layers.adapted.experts import AdaptedExperts, ExpertProduct, expert_places
 from vllm.layers.adapted.heads import AdaptedHeads
 from vllm.layers.adapted.norms import AdaptedNorm
@@ -67,7 +75,7 @@ class AdapterManager:
         `layer_changes`."""
         if request.lora_int_id in self._loaded:
             return False
-        found = read_adapter(Path(request.lora_path), self._max_rank)
+        found = read_adapter(Path(request.lora_path).expanduser(), self._max_rank)
         self._loaded[request.lora_int_id] = layer_changes(found, self._map)
         return True
 
@@ -121,7 +129,7 @@ class AdapterManager:
         if isinstance(layer, VocabParallelEmbedding):
             return AdaptedEmbedding([layer.width], len(layer.vocab_range), *common)
         if isinstance(layer, ParallelLMHead):
-            return AdaptedProduct([len(layer.vocab_range)], layer.width, *common)
+            return AdaptedProduct([len(layer.vocab_range)], layer.width, *common, packed=layer.packed)
         if isinstance(layer, ExpertProduct):
             if layer.experts.adapters is None:
                 layer.experts.adapters = AdaptedExperts(layer.experts, self._step, self._num_rows)
@@ -129,9 +137,10 @@ class AdapterManager:
             product = AdaptedProduct(layer.sizes, layer.width, layer.empty, experts.own_step, *common[2:])
             experts.products[layer.is_first, layer.number] = product
             return product
-        if isinstance(layer, WideLinear):
+        if isinstance(layer, WideLinear | ModuleLinear):
             return AdaptedProduct([len(layer.weight)], layer.width, *common)
-        return AdaptedProduct([len(rows.held) for rows in layer.parts.values()], len(layer.inputs.held), *common)
+        sizes = [len(rows.held) for rows in layer.parts.values()]
+        return AdaptedProduct(sizes, len(layer.inputs.held), *common, packed=layer.packed)
 
     def use_one(self, slot: int) -> None:
         """Before layers that take rows of the request in `slot` alone."""

@@ -47,7 +47,7 @@ LoRAResolverRegistry = _LoRAResolverRegistry()
 
 
 class FilesystemResolver(LoRAResolver):
-    """The folders in a folder: `NAME/adapter_config.json` is the adapter NAME."""
+    """The folders in a folder: `NAME/adapter_config.json` is the adapter NAME, which may be one like "org/name"."""
 
     def __init__(self, lora_cache_dir: str) -> None:
         self.lora_cache_dir = lora_cache_dir
@@ -55,7 +55,7 @@ class FilesystemResolver(LoRAResolver):
 
     async def resolve_lora(self, base_model_name: str, lora_name: str) -> LoRARequest | None:
         """None: no such folder, or one of another kind or for another model."""
-        if lora_name in ("", ".", "..") or os.path.basename(lora_name) != lora_name or "\0" in lora_name:
+        if any(part in ("", ".", "..") for part in lora_name.split("/")) or "\0" in lora_name or "\\" in lora_name:
             return None
         folder = Path(self.lora_cache_dir, lora_name)
         try:

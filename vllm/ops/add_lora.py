@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import pairwise
+from typing import NamedTuple
 
 from torch import Tensor
 
@@ -10,6 +11,16 @@ from vllm.ops._dispatch import dispatched
 
 RANK_GROUP = 16
 """Ranks that lie side by side in `a`."""
+
+
+class AddedAdapters(NamedTuple):
+    """The arguments of a product by which the same operation adds its rows' adapters: the number of an
+    `AdaptedWeights`, and rows as `add_lora_` takes them, where those without an adapter follow the others in `order`.
+    """
+
+    number: int
+    order: Tensor
+    starts: Tensor
 
 
 def rank_groups(rank: int) -> int:

@@ -15,8 +15,9 @@ import torch
 from torch import Tensor
 
 from vllm.ops._dispatch import implementation
+from vllm.ops.add_lora import AddedAdapters
 from vllm.ops.packed_linear import PANEL, interleave_gate
-from vllm.ops.rms_norm import AddedNorm
+from vllm.ops.rms_norm import NO_NORM, AddedNorm
 
 # Inputs that are rotated together, and such blocks that share a scale.
 BLOCK = 64
@@ -75,19 +76,27 @@ def take_int8_rows(packed: Int8Linear, rows: Tensor) -> Int8Linear:
     return _arrange(taken.view(torch.int8), scales[panels, :, columns], bias, shape)
 
 
-def int8_linear(x: Tensor, packed: Int8Linear, float_out: bool = False, norm: AddedNorm | None = None) -> Tensor:
+def int8_linear(
+    x: Tensor,
+    packed: Int8Linear,
+    float_out: bool = False,
+    norm: AddedNorm | None = None,
+    adapters: AddedAdapters | None = None,
+) -> Tensor:
     """x W^T + bias, [T, N], or [T, N / 2] when `packed.gated`; contiguous, in x's dtype or, with `float_out`, float32.
 
     `x` [T, K] is float32, bfloat16 or float16, with any strides; a row with NaN, infinity or absolute values above 1e36
-    gives NaN alone. `norm` is applied to x first, see packed_linear. ValueError if the width of x is not K.
+    gives NaN alone. `norm` is applied to x first, and `adapters` multiply x before it is rounded, see packed_linear.
+    ValueError if the width of x is not K.
     """
     if x.shape[-1] != packed.shape[1]:
         raise ValueError(f"x must be [T, {packed.shape[1]}] for a weight of {packed.shape}, got {tuple(x.shape)}")
     if packed.scales is None:
         columns = packed.shape[0] // 2 if packed.gated else packed.shape[0]
         return torch.ops.vllm_cpu.linear_int8(
-            x, packed.weight, packed.bias, columns, float_out, packed.gated, *(norm or ())
+            *(x, packed.weight, packed.bias, columns, float_out, packed.gated, *(norm or NO_NORM)), *(adapters or ())
         )
+    assert adapters is None
     if norm is not None:
         x = norm(x)
     return _reference(x, packed, packed.scales, float_out)

@@ -11,9 +11,10 @@ from torch import Tensor
 
 from vllm import envs
 from vllm.ops._dispatch import ISA_LEVELS, cpu_ops, implementation
+from vllm.ops.add_lora import AddedAdapters
 from vllm.ops.float_linear import float_linear
 from vllm.ops.invariant_linear import has_invariant_linear, invariant_linear
-from vllm.ops.rms_norm import AddedNorm
+from vllm.ops.rms_norm import NO_NORM, AddedNorm
 
 Layout = Literal["plain", "packed_f32", "packed_bf16_dot", "packed_fp16"]
 
@@ -84,21 +85,30 @@ def pack_as(weight: Tensor, layout: Layout) -> Tensor:
     return torch.ops.vllm_cpu.pack_linear(weight, layout == "packed_bf16_dot")
 
 
-def packed_linear(x: Tensor, packed: PackedLinear, float_out: bool = False, norm: AddedNorm | None = None) -> Tensor:
+def packed_linear(
+    x: Tensor,
+    packed: PackedLinear,
+    float_out: bool = False,
+    norm: AddedNorm | None = None,
+    adapters: AddedAdapters | None = None,
+) -> Tensor:
     """x W^T + bias, [T, N], or [T, N / 2] when `packed.gated`; contiguous, in x's dtype or float32.
 
     `x` is [T, K], of the weight's dtype, with any strides. `float_out` gives the float32 sums, not rounded to x's
     dtype; the weight was packed for it. `norm` is applied to x first, which is added to the norm's residual in place;
-    the bits are those of a separate norm, but our kernel does not write its result to memory. ValueError: the width
-    of x is not K.
+    the bits are those of a separate norm, but our kernel does not write its result to memory. `adapters`, of layouts in
+    OWN alone, are added to float32 sums, before the gate; rows without one have the same bits as without the argument.
+    ValueError: the width of x is not K.
     """
     if x.shape[-1] != packed.shape[1]:
         raise ValueError(f"x must be [T, {packed.shape[1]}] for a weight of {packed.shape}, got {tuple(x.shape)}")
     if packed.layout in OWN:
         columns = packed.shape[0] // 2 if packed.gated else packed.shape[0]
         return torch.ops.vllm_cpu.linear(
-            x, packed.weight, packed.bias, columns, float_out, packed.scales, packed.gated, *(norm or ())
+            *(x, packed.weight, packed.bias, columns, float_out, packed.scales, packed.gated, *(norm or NO_NORM)),
+            *((None, 0, *adapters) if adapters else ()),
         )
+    assert adapters is None
     if norm is not None:
         x = norm(x)
     if has_invariant_linear(x):

@@ -17,11 +17,12 @@ from torch import Tensor
 
 from vllm import envs
 from vllm.ops._dispatch import implementation, triton_function
+from vllm.ops.add_lora import AddedAdapters
 from vllm.ops.code_planes import join_planes, split_planes
 from vllm.ops.packed_linear import interleave_gate, sums_in_float16
 from vllm.ops.quantized_panels import FloatPanels, Panels, QuantizedPanels, fits_panels, pack_panels
 from vllm.ops.quantized_tensor import QuantizedTensor, SparseRows, can_concatenate, concatenate, plain_tensor
-from vllm.ops.rms_norm import AddedNorm
+from vllm.ops.rms_norm import NO_NORM, AddedNorm
 
 __all__ = [
     "PackedQuantized",
@@ -119,17 +120,22 @@ def pack_quantized(
 
 
 def quantized_linear(
-    x: Tensor, packed: PackedQuantized, float_out: bool = False, norm: AddedNorm | None = None
+    x: Tensor,
+    packed: PackedQuantized,
+    float_out: bool = False,
+    norm: AddedNorm | None = None,
+    adapters: AddedAdapters | None = None,
 ) -> Tensor:
     """x W^T + bias, [T, N], or [T, N / 2] when `packed.gated`; contiguous, in x's dtype or, with `float_out`, float32.
 
-    `x` [T, K] is float32, bfloat16 or float16, with any strides. `norm` is applied to x first, see packed_linear.
-    ValueError if the width of x is not K.
+    `x` [T, K] is float32, bfloat16 or float16, with any strides. `norm` is applied to x first, and `adapters` are added
+    where our kernel multiplies with a weight in one format: see packed_linear. ValueError if the width of x is not K.
     """
     if x.shape[-1] != packed.shape[1]:
         raise ValueError(f"x must be [T, {packed.shape[1]}] for a weight of {packed.shape}, got {tuple(x.shape)}")
     if not isinstance(packed.parts[0], PlainPart):
-        return _by_panels(x, packed, float_out, norm)
+        return _by_panels(x, packed, float_out, norm, adapters)
+    assert adapters is None
     return _by_rows(x if norm is None else norm(x), packed, float_out)
 
 
@@ -153,10 +159,13 @@ def quantized_embedding(token_ids: Tensor, packed: PackedQuantized, dtype: torch
     return torch.ops.vllm_cpu.quantized_rows(token_ids, *part.arguments(), *part.shape, _like(dtype))
 
 
-def _by_panels(x: Tensor, packed: PackedQuantized, float_out: bool, norm: AddedNorm | None) -> Tensor:
+def _by_panels(
+    x: Tensor, packed: PackedQuantized, float_out: bool, norm: AddedNorm | None, adapters: AddedAdapters | None
+) -> Tensor:
     if len(packed.parts) == 1:
         columns = packed.shape[0] // 2 if packed.gated else packed.shape[0]
-        return _multiply(x, packed, packed.parts[0], slice(0, columns), float_out, norm, None)
+        return _multiply(x, packed, packed.parts[0], slice(0, columns), float_out, norm, None, adapters)
+    assert adapters is None
     if norm is not None:
         x = norm(x)
     out = torch.empty(x.shape[0], packed.shape[0], dtype=torch.float32 if float_out else x.dtype)
@@ -175,17 +184,19 @@ def _multiply(
     float_out: bool,
     norm: AddedNorm | None,
     out: Tensor | None,
+    adapters: AddedAdapters | None = None,
 ) -> Tensor:
     """The product's `columns`, in a tensor of their own or in their place in `out`."""
     bias = packed.bias if packed.bias is None or out is None else packed.bias[columns]
     count = columns.stop - columns.start
     rest = (bias, count, float_out)
-    normed = (packed.gated, *(norm or (None, None, 0.0)), out, columns.start)
+    normed = (packed.gated, *(norm or NO_NORM), out, columns.start)
     if isinstance(part, FloatPanels):
-        return torch.ops.vllm_cpu.linear(x, part.panels, *rest, None, *normed)
+        return torch.ops.vllm_cpu.linear(x, part.panels, *rest, None, *normed, *(adapters or ()))
     assert isinstance(part, QuantizedPanels)
     int8 = packed.int8 and part.has_integers
-    return torch.ops.vllm_cpu.linear_quantized(x, *part.arguments(), *rest, *normed, int8, packed.half)
+    arguments = *part.arguments(), *rest, *normed, int8, packed.half, *(adapters or ())
+    return torch.ops.vllm_cpu.linear_quantized(x, *arguments)
 
 
 def _by_rows(x: Tensor, packed: PackedQuantized, float_out: bool) -> Tensor:

@@ -21,6 +21,10 @@ class AddedNorm(NamedTuple):
         return fused_add_rms_norm_(x, self.residual, self.weight, self.eps)
 
 
+NO_NORM = (None, None, 0.0)
+"""In place of an AddedNorm's arguments."""
+
+
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """x / sqrt(mean(x^2) + eps) * weight over the last dimension, in float32, rounded once to x's dtype; contiguous.
     `x` is float32, bfloat16 or float16 [..., H], the last dimension contiguous; `weight` [H] has its dtype or is

@@ -31,7 +31,7 @@ class ReasoningParser:
         ends: markers, one of which ends it.
         also_ends: further ones, which belong to what follows.
         ends_before_any: the marker that ends it where calls may follow, if `ends` are those before content.
-        has_channels: answers are messages in channels (vllm.parser.channels), which are always parted.
+        has_channels: answers are messages in channels, whose markup has words: they are always parted.
         frames: markup around the content, which is left out of it.
         drops: a text after the beginning that is none of the reasoning.
         drops_after: characters that do not begin the content after it.

@@ -133,6 +133,7 @@ class KimiK3ReasoningParser(ReasoningParser):
     frames = KIMI_K3
     thinks = True
     template_marks = ("<|open|>", "<|close|>", "<|sep|>")
+    has_channels = True
 
     def read_reasoning(self, reader: Reader, is_inside: bool | None) -> Iterator[Step]:
         """An answer that begins with content has none."""

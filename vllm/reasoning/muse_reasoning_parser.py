@@ -16,6 +16,7 @@ class MuseReasoningParser(ReasoningParser):
     begins = (f"to=self{MESSAGE}",)
     ends = ENDS[:1]
     template_marks = (SECTION,)
+    has_channels = True
 
     def read(self, reader: Reader, is_inside: bool | None = None) -> Iterator[Step]:
         return self.read_whole(reader)
@@ -32,6 +33,7 @@ class InklingReasoningParser(ReasoningParser):
     begins = (THOUGHTS,)
     ends = (END,)
     template_marks = (THOUGHTS,)
+    has_channels = True
 
     def read(self, reader: Reader, is_inside: bool | None = None) -> Iterator[Step]:
         return self.read_whole(reader)

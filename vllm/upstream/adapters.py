@@ -7,5 +7,6 @@ import os
 
 def get_adapter_absolute_path(lora_path: str) -> str:
     """A folder's absolute path, `~` and relative paths resolved; a name of the hub as it is: nothing is downloaded."""
-    path = os.path.expanduser(lora_path)
-    return os.path.abspath(path) if os.path.exists(path) else lora_path
+    if lora_path.startswith("~"):
+        return os.path.expanduser(lora_path)
+    return os.path.abspath(lora_path) if os.path.exists(lora_path) else lora_path

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import absent
+import huggingface_hub
 import pytest
 import torch
 import transformers
@@ -24,6 +25,19 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 absent.install(json.loads(os.environ["UPSTREAM_ABSENT"]))
 if not torch.accelerator.is_available():
     torch.accelerator.empty_cache = lambda: None  # what tests call between two engines
+
+_ADAPTERS = json.loads(os.environ["UPSTREAM_ADAPTERS"])
+_download = huggingface_hub.HfApi.snapshot_download
+
+
+def _found(self: Any, repo_id: str, *args: Any, **fields: Any) -> str:
+    """An adapter's name has become its folder, but where it names a folder of the test's own."""
+    if Path(repo_id).is_dir():
+        return repo_id
+    return _ADAPTERS.get(repo_id) or _download(self, repo_id, *args, **fields)
+
+
+huggingface_hub.HfApi.snapshot_download = _found
 
 if _ANY_TOKENIZER := os.environ.get("UPSTREAM_TOKENIZER"):
     _of_hub = transformers.AutoTokenizer.from_pretrained

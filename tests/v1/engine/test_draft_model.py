@@ -97,7 +97,7 @@ def test_its_cache_is_freed_and_made_again(folder: Path, plain: LLM) -> None:
     llm = drafting(folder, folder)
     draft = llm.llm_engine.engine_core.executor.worker.model_runner.draft_model
     llm.sleep()
-    assert not draft._kv_caches
+    assert not draft.cache.kv_caches
     llm.wake_up()
     assert_same(run(llm, GREEDY, PROMPTS)[0], run(plain, GREEDY, PROMPTS)[0])
     drafted, accepted = counts(llm)

@@ -5,31 +5,22 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from vllm.layers.activation import SILU_AND_MUL
+from vllm.layers.adapted.stacks import AdapterRows, AdapterStacks
 from vllm.layers.layernorm import AdaptableNorm
 from vllm.layers.linear import LinearBase
+from vllm.layers.linear_method import before_gate, takes_adapters
 from vllm.layers.sharding import Shard
 from vllm.layers.vocab_parallel_embedding import ParallelLMHead, VocabParallelEmbedding
-from vllm.ops.add_lora import RANK_GROUP, add_lora_, add_lora_embedding_, grouped_ranks, rank_groups
+from vllm.ops.adapted_linear import AdaptedWeights
 from vllm.ops.packed_linear import PackedLinear, packed_linear
 from vllm.ops.rms_norm import AddedNorm
-
-
-class AdapterRows(NamedTuple):
-    """Rows by adapter, as `add_lora_` takes them."""
-
-    order: Tensor  # int32 [T]
-    starts: Tensor  # int32 [L + 1]
-
-    def of(self, adapter: int) -> Tensor:
-        """int64: the rows of one. Waits for the device."""
-        first, end = self.starts[adapter : adapter + 2].tolist()
-        return self.order[first:end].long()
 
 
 class StepAdapters:
@@ -166,7 +157,7 @@ def adapter_places(model: nn.Module) -> dict[str, AdapterPlace]:
         elif isinstance(module, ParallelLMHead | VocabParallelEmbedding):
             rows = Shard(module.vocab_size, module.vocab_range)
             places[f"{name}.weight"] = AdapterPlace(module, 0, rows, Shard.whole(module.width))
-        elif isinstance(module, WideLinear):
+        elif isinstance(module, WideLinear | ModuleLinear):
             places[f"{name}.weight"] = AdapterPlace(
                 module, 0, Shard.whole(len(module.weight)), Shard.whole(module.width)
             )
@@ -198,6 +189,37 @@ class WideLinear(nn.Module):
         return F.linear(x, self.weight, self.bias)
 
 
+class ModuleLinear(nn.Linear):
+    """A linear of a transformers module, [..., K] -> [..., N], whose class is set when the module has been built.
+
+    Attributes:
+        was_called: whether the module has multiplied by it.
+    """
+
+    adapters: Callable[..., Tensor] | None
+    was_called: bool
+
+    @property
+    def empty(self) -> Tensor:
+        """[0], of the dtype and on the device of what is multiplied with."""
+        return self.weight.data.new_empty(0)
+
+    @property
+    def width(self) -> int:
+        """Its inputs."""
+        return self.in_features
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.was_called = True
+        if self.adapters is None:
+            return self.multiply(x)
+        return self.adapters(self.multiply, x.reshape(-1, self.in_features)).view(*x.shape[:-1], -1)
+
+    def multiply(self, x: Tensor, packed: None = None, norm: None = None) -> Tensor:
+        """The product."""
+        return F.linear(x, self.weight, self.bias)
+
+
 class _Stacks:
     """The adapters of one layer, in L rows of memory that stays where it is from the first adapter on that changes it.
 
@@ -213,54 +235,49 @@ class _Stacks:
         multiplied with."""
         self.is_used = False
         self._step, self._like, self._num_adapters = step, like, num_adapters
+        self._sizes, self._width, self._max_rank = sizes, width, max_rank
         self._columns = [0, *accumulate(sizes)]
-        self._groups, self._width = rank_groups(max_rank), width
         self._whole: dict[int, LayerChange] = {}  # by row, those that have whole weights
-        self._gain: Tensor | None = None
-        self._shift: Tensor | None = None
+        self._memory: AdapterStacks | AdaptedWeights
 
     def _allocate(self) -> None:
-        parts, rows, like = len(self._columns) - 1, self._num_adapters, self._like
-        self._a = like.new_zeros(rows, parts * self._groups, self._width, RANK_GROUP)
-        self._b = like.new_zeros(rows, self._groups * RANK_GROUP, self._columns[-1])
-        self._ranks = torch.zeros(rows, parts, dtype=torch.int32, device=like.device)
-        self._scales = torch.zeros(rows, parts, dtype=torch.float32, device=like.device)
-        self._borders = torch.tensor(self._columns, dtype=torch.int32, device=like.device)
+        self._memory = AdapterStacks(self._sizes, self._width, self._like, self._num_adapters, self._max_rank)
 
     def put(self, row: int, change: LayerChange | None) -> bool:
         """Make an adapter's change that of `row`. True: steps that were recorded before are out of date."""
         if change is None and not self.is_used:
             return False
-        before = self.is_used, self._gain is None
-        if not self.is_used:
+        was_used = self.is_used
+        if not was_used:
             self._allocate()
             self.is_used = True
         change = change or LayerChange()
-        self._ranks[row] = 0
+        had_vectors = self._memory.gain is not None
+        self._memory.clear(row)
         for index, part in change.parts.items():
-            rank, first = len(part.a), index * self._groups
-            self._a[row, first : first + self._groups] = grouped_ranks(part.a.to(self._a), self._groups)
-            self._b[row, :rank, self._columns[index] : self._columns[index + 1]] = part.b.T
-            self._ranks[row, index] = rank
-            self._scales[row, index] = part.scale
-        self._put_vectors(row, change)
+            self._memory.put(row, index, part.a, part.b, part.scale)
+        self._memory.put_vectors(row, change.gain, change.shift)
         self._whole.pop(row, None)
         if change.is_whole:
             self._whole[row] = change
-        return before != (self.is_used, self._gain is None)
-
-    def _put_vectors(self, row: int, change: LayerChange) -> None:
-        if self._gain is None and (change.gain is not None or change.shift is not None):
-            shape = self._num_adapters, self._columns[-1]
-            self._gain = torch.zeros(shape, dtype=torch.float32, device=self._like.device)
-            self._shift = torch.zeros_like(self._gain)
-        for kept, given in ((self._gain, change.gain), (self._shift, change.shift)):
-            if kept is not None:
-                kept[row] = 0 if given is None else given
+        return not was_used or had_vectors != (self._memory.gain is not None)
 
 
 class AdaptedProduct(_Stacks):
     """What a linear layer calls in place of its product."""
+
+    def __init__(self, *args: Any, packed: Any = None) -> None:
+        """As _Stacks. `packed`: the layer's weight, by whose kind adapters are added in the product's operation, or
+        behind it."""
+        super().__init__(*args)
+        self._is_gated, self._is_fused = getattr(packed, "gated", False), takes_adapters(packed)
+        assert self._is_fused or not self._is_gated
+
+    def _allocate(self) -> None:
+        if not self._is_fused:
+            return super()._allocate()
+        sizes = self._sizes, self._width, self._is_gated, self._like
+        self._memory = AdaptedWeights(*sizes, self._num_adapters, self._max_rank)
 
     def __call__(
         self, apply: Callable[..., Tensor], x: Tensor, packed: Any = None, norm: AddedNorm | None = None
@@ -269,22 +286,33 @@ class AdaptedProduct(_Stacks):
         rows = self._step.of(len(x)) if self.is_used else None
         if rows is None:
             return apply(x, packed, norm=norm)
-        if norm is not None:
-            x = norm(x)
-        out = apply(x, packed)
-        add_lora_(*(out, x, *rows, self._a, self._b, self._ranks, self._scales, self._borders, self._gain, self._shift))
+        if norm is not None and (self._whole or not self._is_fused):
+            x, norm = norm(x), None
+        if isinstance(self._memory, AdaptedWeights):
+            out = apply(x, packed, norm=norm, adapters=self._memory.of(*rows))
+        else:
+            out = self._memory.add_(apply(x, packed), x, rows)
         for adapter, change in self._whole.items():
             own = rows.of(adapter)
-            if not len(own):
-                continue
-            inputs = x[own].to(self._like.dtype)
-            for part, weight in change.weights.items():
-                first, end = self._columns[part], self._columns[part + 1]
-                out[own, first:end] = packed_linear(inputs, weight, float_out=True).to(out.dtype)
-            if change.tokens is not None and isinstance(change.tokens.weight, PackedLinear):
-                logits = packed_linear(inputs, change.tokens.weight, float_out=True)
-                out[own[:, None], change.tokens.ids] = logits.to(out.dtype)
+            if len(own):
+                out[own] = self._replaced(apply, x[own], packed, out[own], adapter, change)
         return out
+
+    def _replaced(
+        self, apply: Callable[..., Tensor], x: Tensor, packed: Any, out: Tensor, adapter: int, change: LayerChange
+    ) -> Tensor:
+        """`out`, the product of rows that have one adapter, with that of its whole weights in place of their parts'."""
+        if self._is_gated:
+            assert isinstance(self._memory, AdaptedWeights)
+            rows = _AllRows(adapter, self._num_adapters)[len(x)]
+            out = before_gate(apply, x, packed, adapters=self._memory.of(*rows))
+        inputs = x.to(self._like.dtype)
+        for part, weight in change.weights.items():
+            product = packed_linear(inputs, weight, float_out=True)
+            out[:, self._columns[part] : self._columns[part + 1]] = product.to(out.dtype)
+        if change.tokens is not None and isinstance(change.tokens.weight, PackedLinear):
+            out[:, change.tokens.ids] = packed_linear(inputs, change.tokens.weight, float_out=True).to(out.dtype)
+        return SILU_AND_MUL(out) if self._is_gated else out
 
 
 class AdaptedEmbedding(_Stacks):
@@ -295,11 +323,12 @@ class AdaptedEmbedding(_Stacks):
         rows = self._step.of(len(ids)) if self.is_used else None
         if rows is None:
             return out
-        if self._gain is not None:
-            for adapter, gain in enumerate(self._gain):
+        assert isinstance(self._memory, AdapterStacks)
+        if self._memory.gain is not None:
+            for adapter, gain in enumerate(self._memory.gain):
                 own = rows.of(adapter)
                 out[own] = (out[own] * (1 + gain)).to(out.dtype)
-        add_lora_embedding_(out, ids, *rows, self._a, self._b, self._ranks, self._scales, self._borders)
+        self._memory.add_embedding_(out, ids, rows)
         for adapter, change in self._whole.items():
             own = rows.of(adapter)
             tokens = ids[own].long()

@@ -4,7 +4,7 @@ at a time, so that none is padded and no result depends on what shares the batch
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
@@ -17,6 +17,7 @@ from vllm.config.checkpoint.auto_config import describe, load_auto_config
 from vllm.config.checkpoint.config import HFConfig
 from vllm.config.checkpoint.sentence_transformers import sentence_length
 from vllm.distributed.parallel_state import get_tp_group
+from vllm.layers.adapted import ModuleLinear, adapter_places
 from vllm.layers.linear_method import UNQUANTIZED
 from vllm.layers.weight_update import UpdatableModel, WeightUpdater
 
@@ -129,9 +130,17 @@ def _build(raw: dict[str, Any], auto: Any) -> Any:
 
 
 class TransformersEncoder(UpdatableModel):
-    """A module of transformers; its results are hidden states, or logits, of sequences or of tokens."""
+    """A module of transformers; its results are hidden states, or logits, of sequences or of tokens.
 
-    def __init__(self, config: ModelConfig, device: torch.device) -> None:
+    Attributes:
+        adapter_of: of a sequence's place in a step, the row of its adapter.
+        use_adapter: before those whose first one has a place: the linears take its adapter.
+    """
+
+    adapter_of: Callable[[int], int] | None = None
+    use_adapter: Callable[[int], None] | None = None
+
+    def __init__(self, config: ModelConfig, device: torch.device, takes_adapters: bool = False) -> None:
         """
         Raises:
             ValueError: several ranks, quantised weights, or some that the module does not have.
@@ -163,12 +172,20 @@ class TransformersEncoder(UpdatableModel):
             if missing := sorted(each for each in info["missing_keys"] if "pooler." not in each):
                 raise ValueError(f"{Path(config.path).name} lacks weights: {', '.join(missing[:5])}")
         self.model = model.to(device).eval()
+        linears: list[Any] = [each for each in model.modules() if type(each) is nn.Linear] if takes_adapters else []
+        for each in linears:
+            each.__class__, each.adapters, each.was_called = ModuleLinear, None, False
         self.weight_updater = WeightUpdater(self, UNQUANTIZED)
         self._gives_tokens = not name.endswith(_CLASSIFIERS[0])
         # XLM takes words' embeddings for those of types.
         has_types = getattr(auto, "type_vocab_size", 0)
         self._takes_types = bool(has_types) and "token_type_ids" in inspect.signature(model.forward).parameters
         self._try_out(name, device)
+        for each in linears:
+            if not each.was_called:
+                # The module reads the weight itself.
+                each.__class__ = nn.Linear
+        self.adapter_places = adapter_places(self) if takes_adapters else {}
 
     def forward(
         self,
@@ -180,9 +197,13 @@ class TransformersEncoder(UpdatableModel):
     ) -> list[Tensor]:
         """Of each sequence the hidden states [L, H], or logits: [L, labels] or [1, labels]. See EncoderForPooling."""
         results: list[Tensor] = []
-        start = 0
-        for (length, seen), same in groupby(zip(lengths, attended or lengths, strict=True)):
+        start = place = 0
+        adapters = [0 if self.adapter_of is None else self.adapter_of(index) for index in range(len(lengths))]
+        for (length, seen, _), same in groupby(zip(lengths, attended or lengths, adapters, strict=True)):
             count = len(list(same))
+            if self.use_adapter is not None:
+                self.use_adapter(place)
+            place += count
             rows = slice(start, start + count * length)
             inputs: dict[str, Tensor] = {"input_ids": ids[rows].view(count, length)}
             inputs["attention_mask"] = torch.ones_like(inputs["input_ids"])

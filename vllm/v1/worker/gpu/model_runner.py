@@ -47,6 +47,7 @@ from vllm.v1.worker.gpu.step_result import Sampled, StepResult
 from vllm.v1.worker.state_memory import NO_STATES, StateSlots
 
 if TYPE_CHECKING:
+    from vllm.config.lora import LoRAConfig
     from vllm.v1.worker.gpu.spec_decode.drafter import CachedDrafter
     from vllm.v1.worker.gpu.spec_decode.mtp import MtpDrafter
 
@@ -116,13 +117,15 @@ class GPUModelRunner:
         self.kv_swap: KVSwap | None = None
         # [blocks * block size, H], final hidden states of cached prompts; allocated at the first prompt readings.
         self._hidden_cache: Tensor | None = None
-        self.adapters: AdapterManager | None = None
-        if config.lora_config is not None:
-            self.adapters = AdapterManager(model, config.lora_config, max_num_reqs, self._max_decode_rows)
-            if self.follower is not None:
-                self.follower.use_adapters = self.adapters.use
+        self.adapters = None if config.lora_config is None else self._make_adapters(config.lora_config)
         cache = config.cache_config
         self._keeps_hidden = cache.enable_prefix_caching and cache.caches_hidden_states
+
+    def _make_adapters(self, config: LoRAConfig) -> AdapterManager:
+        adapters = AdapterManager(self.model, config, self.states.max_num_reqs, self._max_decode_rows)
+        if self.follower is not None:
+            self.follower.use_adapters = adapters.use
+        return adapters
 
     def initialize_kv_cache(
         self, num_blocks: int, num_host_blocks: int = 0, state_slots: StateSlots = NO_STATES

@@ -54,7 +54,11 @@ class EncoderRunner:
         self._pooler = Pooler(config.model_config, device, getattr(model, "classify", None))
         self.adapters: AdapterManager | None = None
         if config.lora_config is not None:
-            self.adapters = AdapterManager(model, config.lora_config, config.scheduler_config.max_num_seqs, 1)
+            self.adapters = adapters = AdapterManager(
+                model, config.lora_config, config.scheduler_config.max_num_seqs, 1
+            )
+            if isinstance(model, TransformersEncoder):
+                model.use_adapter, model.adapter_of = adapters.use_one, lambda place: int(adapters.row_of_slot[place])
 
     @torch.inference_mode()
     def execute_model(self, scheduler_output: SchedulerOutput) -> PooledStep:

@@ -1,0 +1,76 @@
+"""Answers with markup around their parts, over HTTP: strict and forced calls after reasoning, and plain answers."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from asgi import AppThread, make_engine
+from forced_tokens import ForcedTokens
+from tiny_llm import make_tiny_model
+
+from vllm.tool_parsers import ToolParserManager
+
+pytestmark = pytest.mark.usefixtures("engines_of_one_thread")
+
+CITY = {"type": "object", "properties": {"city": {"enum": ["Oslo", "Rome"]}}, "required": ["city"]}
+TOOLS = [{"type": "function", "function": {"name": "weather", "parameters": CITY, "strict": True}}]
+FORMATS = {
+    # name: reasoning, an answer up to its content, and what follows that, the beginning of a call
+    "kimi_k3": (
+        "<|open|>think<|sep|>Hm.<|close|>think<|sep|>",
+        "<|open|>response<|sep|>I look.",
+        "<|close|>response<|sep|>",
+        "<|open|>tools<|sep|>",
+    ),
+    "cohere_command3": (
+        "<|START_THINKING|>Hm.<|END_THINKING|>",
+        "<|START_RESPONSE|>I look.",
+        "<|END_RESPONSE|>",
+        "<|START_ACTION|>",
+    ),
+    "hy_v3": ("<think>Hm.</think>", "I look.", "", "<tool_calls>"),
+}
+
+
+TEMPLATE = "{{% for message in messages %}}{{{{ message.content }}}}{{% endfor %}}\n{{# {} #}}"
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory) -> Iterator[AppThread]:
+    folder = make_tiny_model(tmp_path_factory.mktemp("tiny"), max_position_embeddings=1024)
+    engine = make_engine(folder, max_model_len=1024, logits_processors=[ForcedTokens])
+    fields = {"trust_request_chat_template": True, "reasoning_parser": "auto"}
+    with AppThread(engine, access_log=False, **fields) as app:
+        yield app
+
+
+def ask(server: AppThread, beginning: str, **body: Any) -> dict[str, Any]:
+    """The message of an answer that begins so, and goes on as the model and the grammar will."""
+    ids = server.engine.tokenizer.encode(beginning, add_special_tokens=False)
+    fixed = {
+        "vllm_xargs": {"forced": ids},
+        "max_tokens": 300,
+        "seed": 1,
+        "messages": [{"role": "user", "content": "?"}],
+    }
+    return server.post("/v1/chat/completions", **fixed | body)["choices"][0]["message"]
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_strict_and_forced_calls_and_texts(server, name):
+    thought, text, end, call = FORMATS[name]
+    marks = (*ToolParserManager.get_tool_parser(name).template_marks, thought)
+    template = TEMPLATE.format(" ".join(marks))
+    fields = {"chat_template": template, "tools": TOOLS, "parallel_tool_calls": False}
+    for choice, beginning in (("auto", thought + text + end + call), ("required", thought)):
+        message = ask(server, beginning, tool_choice=choice, **fields)
+        (found,) = message["tool_calls"]
+        assert message["reasoning"] == "Hm."
+        assert json.loads(found["function"]["arguments"])["city"] in ("Oslo", "Rome")
+        assert (message["content"] or "").startswith("I look.") == (choice == "auto")
+    message = ask(server, thought + text + end, tool_choice="none", **fields | {"max_tokens": 120})
+    assert message["reasoning"] == "Hm." and message["content"].startswith("I look.")
+    assert not end or end not in message["content"]
