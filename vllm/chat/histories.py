@@ -8,7 +8,7 @@ from typing import Any
 
 from vllm.parser.channels import CHANNEL, MESSAGE, START
 
-_FIELDS = ("reasoning_content", "reasoning", "thinking")
+_FIELDS = ("reasoning", "reasoning_content", "thinking")
 
 Message = dict[str, Any]
 
