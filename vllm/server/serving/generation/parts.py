@@ -200,9 +200,6 @@ class AnswerPlan:
                 raise ApiError(400, message, choice.choice_field, "invalid_value")
             return {"grammar": self._forms(parser).forced(functions, many)}
         if parser is None or parser.call_text is None or not (parser.calls_follow_reasoning or parser.has_channels):
-            if given is None and parser is not None and not parser.calls_follow_reasoning:
-                self._holds_calls = False
-                return None
             if given is None:
                 message = (
                     f"{choice.field}: strict cannot be kept for this model's format of calls with tool_choice auto; "
