@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import torch
-
 from vllm.exceptions import VLLMValidationError
 from vllm.utils.checks import check_integer, wrong_type
 
@@ -85,6 +83,8 @@ def weights_of_update(request: Any) -> tuple[str, tuple[Any, ...]]:
 
 
 def _announced(info: Mapping[str, Any]) -> tuple[list[str], list[str], list[list[int]]]:
+    import torch
+
     names, dtypes, shapes = (info.get(name) for name in _ANNOUNCED)
     for name, value in zip(_ANNOUNCED, (names, dtypes, shapes), strict=True):
         if not isinstance(value, list | tuple):
