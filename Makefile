@@ -35,8 +35,10 @@ run: $(VENV)/.package
 	@mkdir -p results
 	$(BIN)/vllm score examples/data/reviews.jsonl --labels " positive" " negative" --output results/reviews.scores.jsonl --overwrite
 
+# One process more than cores, as some tests wait for others.
 test: $(VENV)/.test
-	$(BIN)/python -m pytest -q --numprocesses auto --maxprocesses 4 --dist loadfile $(TESTS)
+	$(BIN)/python -m pytest -q --numprocesses $$($(BIN)/python -c 'import os; print(min(os.cpu_count() + 1, 4))') \
+	  --dist loadfile $(TESTS)
 
 callers: $(CALLERS)/.callers
 	@if command -v npm >/dev/null; then npm ci --prefix tests/callers/node --no-audit --no-fund; fi
