@@ -46,8 +46,7 @@ class AdaptableNorm(nn.Module):
 
 class _Norm(AdaptableNorm):
     """Weight and bias of a norm over `shape`; `offset` is added to the checkpoint's weight, in float32, as 1 + w has
-    digits that a half precision w lacks. With `heads`, a
-    weight [heads held, size]."""
+    digits that a half precision w lacks. With `heads`, a weight [heads held, size]."""
 
     def __init__(
         self,
