@@ -26,8 +26,7 @@ ORDER = """
     tool_parsers reasoning
     parser
     v1.engine engine v1.metrics
-    v1.executor v1.worker v1.sample v1.core v1
-    lora.manager lora.changes lora.modules lora.adapter
+    v1.executor v1.worker v1.features v1.worker.gpu v1.sample v1.core v1
     loader models layers quantization
     attention distributed ops
     tokenizers tracing config outputs pooling_outputs inputs pooling_params sampling_params params lora logprobs

@@ -13,7 +13,7 @@ from test_scheduler_properties import Run, assert_reached, random_workload
 
 from vllm.config import CacheConfig, SchedulerConfig
 from vllm.v1.engine.core import EngineCore
-from vllm.v1.worker.state_memory import NO_STATES
+from vllm.v1.features.states.memory import NO_STATES
 
 
 class Fault(Exception):

@@ -43,7 +43,7 @@ def generate(llm, num_prompts):
 
 def recordings(llm):
     """Batch size -> recorded step."""
-    steps = llm.llm_engine.engine_core.executor.worker.model_runner._recorded_decode._recorded
+    steps = llm.llm_engine.engine_core.executor.worker.model_runner.replay.steps._recorded
     assert all(num_rows == num_tokens for num_rows, num_tokens, _ in steps)
     return {num_rows: step for (num_rows, _, _), step in steps.items()}
 
