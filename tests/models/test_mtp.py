@@ -22,7 +22,7 @@ from tiny_llm import is_empty
 from vllm import LLM, SamplingParams
 from vllm.lora.request import LoRARequest
 from vllm.sampling_params import StructuredOutputsParams
-from vllm.v1.features.drafts.speculator import Speculator
+from vllm.v1.features.drafts.runner import Speculator
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

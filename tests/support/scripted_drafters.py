@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from vllm import LLM
-from vllm.v1.features.drafts.speculator import Speculator
+from vllm.v1.features.drafts.runner import Speculator
 from vllm.v1.worker.gpu.states import RequestStates
 
 Guess = Callable[[list[int], int], Sequence[int]]

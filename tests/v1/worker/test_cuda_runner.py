@@ -13,7 +13,7 @@ from scripted_drafters import following, speculate
 from tiny_llm import is_empty, make_tiny_llm, make_tiny_model
 
 from vllm import LLM, SamplingParams
-from vllm.v1.features.drafts.speculator import Speculator
+from vllm.v1.features.drafts.runner import Speculator
 from vllm.v1.worker.gpu.buffer_utils import upload, upload_all, upload_into
 from vllm.v1.worker.gpu.replay.decode_graphs import ladder
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from vllm.config import SpeculativeConfig, VllmConfig
 from vllm.v1.features.drafts.drafter import CachedDrafter, Drafter
-from vllm.v1.features.drafts.speculator import Speculator
+from vllm.v1.features.drafts.runner import Speculator
 
 # A draft that is as large as its target is asked for all the same.
 _LARGEST_COST = 0.4
