@@ -23,6 +23,7 @@ from vllm.v1.worker.gpu.replay.piecewise_graphs import PiecewiseGraphs
 pytestmark = pytest.mark.skipif(cpu_ops() is None, reason="rows are computed alike by the C++ operators alone")
 
 RUNNER = "vllm.v1.worker.gpu.model_runner"
+MAKE = "vllm.v1.worker.gpu.replay.make"
 FIELDS = {"max_num_seqs": 7, "max_logprob_token_ids": -1}
 
 
@@ -98,7 +99,7 @@ def make_llm(folder, monkeypatch):
 
     def make(**fields):
         with monkeypatch.context() as patch:
-            patch.setattr(f"{RUNNER}.graph_recorder", lambda device, group: Replays())
+            patch.setattr(f"{MAKE}.graph_recorder", lambda device, group: Replays())
             # Not of decodes, and no replay on the CPU.
             patch.setattr(PiecewiseGraphs, "record", lambda *args: None)
             patch.setattr(f"{RUNNER}.host_copies", lambda device, group: LazyCopies())
@@ -170,7 +171,7 @@ def test_states_of_padding_are_nobodys(tmp_path, monkeypatch):
     found = []
     for eager in (False, True):
         with monkeypatch.context() as patch:
-            patch.setattr(f"{RUNNER}.graph_recorder", lambda device, group: Replays())
+            patch.setattr(f"{MAKE}.graph_recorder", lambda device, group: Replays())
             patch.setattr(f"{RUNNER}.host_copies", lambda device, group: LazyCopies())
             fields = {"async_scheduling": True, "skip_tokenizer_init": True, "enforce_eager": eager}
             llm = make_tiny_llm(tmp_path, **{**FIELDS, **fields})
@@ -264,7 +265,7 @@ def test_captured_logits_go_by_the_sampler(make_llm):
 def test_ranks_record_and_replay_alike(folder, monkeypatch):
     monkeypatch.setenv("VLLM_BATCH_INVARIANT", "1")
     eager = make_thread_llm(folder, 2, **FIELDS, enforce_eager=True)
-    monkeypatch.setattr(f"{RUNNER}.graph_recorder", lambda device, group: Replays())
+    monkeypatch.setattr(f"{MAKE}.graph_recorder", lambda device, group: Replays())
     monkeypatch.setattr(PiecewiseGraphs, "record", lambda *args: None)
     llm = make_thread_llm(folder, 2, **FIELDS)
     recorders = [each.model_runner.replay_maker.graphs for each in llm.llm_engine.engine_core.executor.workers]
