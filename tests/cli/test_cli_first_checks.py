@@ -13,12 +13,14 @@ import pytest
 CODE = """
 import contextlib, io, json, sys
 sys.modules["torch"] = None  # importing it is an error
-from vllm.cli.main import main
+from vllm.cli import main as cli
+parser = cli.build_parser()
+cli.build_parser = lambda: parser
 said = []
 for arguments in json.load(sys.stdin):
     with contextlib.redirect_stderr(io.StringIO()) as error:
         try:
-            code = main(arguments)
+            code = cli.main(arguments)
         except SystemExit as end:
             code = end.code
     said.append([code, error.getvalue()])
