@@ -1,8 +1,8 @@
 """Serve a model over HTTP, as OpenAI's API does.
 
-The API is under /v1, its description at /docs, and a page to try it at /. SIGTERM lets running requests finish, for up
-to --shutdown-timeout seconds, and ends with exit code 0; Ctrl-C ends them at once, with exit code 130. A further signal
-ends either at once. When the engine dies, so does the server, with exit code 1.
+The API is under /v1, its description at /docs, and a page to try it at /. SIGTERM and Ctrl-C let running requests
+finish, for up to --shutdown-timeout seconds, and end with exit code 0. A second signal ends them at once, with exit
+code 128 + its number. When the engine dies, so does the server, with exit code 1.
 
 The access log goes to stdout, everything else to stderr.
 
