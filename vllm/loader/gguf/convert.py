@@ -20,13 +20,15 @@ import numpy as np
 import torch
 
 from vllm import envs
-from vllm.config.checkpoint.mapped_tensors import LIST_NAME, Place, add_files, file_identity, write_list
+from vllm.config.checkpoint.local_model import all_parts
+from vllm.config.checkpoint.mapped_tensors import Place, add_files, file_identity, write_list
+from vllm.config.checkpoint.shards import LIST_NAME
 from vllm.config.checkpoint.weight_files import check_range, progress_bar
 from vllm.loader.gguf.architectures import ARCHITECTURES
 from vllm.loader.gguf.changes import Weight
 from vllm.loader.gguf.configs import hf_config
 from vllm.loader.gguf.encoders import write_pooling
-from vllm.loader.gguf.file import GGUFFile, all_parts
+from vllm.loader.gguf.file import GGUFFile
 from vllm.loader.gguf.special import sampling, special_ids
 from vllm.loader.gguf.tokenizer import MORE_TEMPLATES, write_tokenizer
 from vllm.loader.gguf.weights import weights
