@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import errno
 import gc
 import importlib
 import logging
@@ -12,7 +11,6 @@ import os
 import signal
 import socket
 import ssl
-import stat
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -26,6 +24,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from vllm.config import VllmConfig
 from vllm.entrypoints.async_llm import AsyncLLM
 from vllm.logger import init_logger
+from vllm.server.listening import bind
 from vllm.server.server_args import ServerArgs
 from vllm.tokenizers.tokenizer import Tokenizer
 from vllm.v1.engine.core_process.start import CoreProcessHandle
@@ -35,6 +34,8 @@ if TYPE_CHECKING:
     from fastapi import FastAPI
 
     from vllm.server.state import ServerState
+
+__all__ = ["bind", "serve", "serve_app", "url_of"]
 
 logger = init_logger(__name__)
 
@@ -53,46 +54,6 @@ _ANSWER_SECONDS = 2.0
 
 # `timeout` and `uv run` send a signal twice, to their child and to its process group: it counts once in this time.
 _ONE_SIGNAL_SECONDS = 0.25
-
-
-def bind(host: str, port: int, uds: str | None = None) -> socket.socket:
-    """A bound socket that does not listen yet: connections are refused until the server is ready. Raises OSError, which
-    names the address, if there is none such or it is in use. `uds`: path of a Unix socket, instead."""
-    if uds is not None:
-        return _bind_path(uds)
-    problem = f"--host {host} --port {port}"
-    try:
-        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-    except (OSError, UnicodeError) as error:
-        raise OSError(f"{problem}: {getattr(error, 'strerror', None) or error}") from None
-    # Names such as localhost have IPv4 and IPv6 addresses; every client tries IPv4.
-    family, kind, protocol, _, address = min(found, key=lambda each: each[0] != socket.AF_INET)
-    listener = socket.socket(family, kind, protocol)
-    try:
-        # Ignores lingering connections of an earlier server, not one that still listens.
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind(address)
-    except OSError as error:
-        listener.close()
-        raise OSError(f"{problem}: {error.strerror or error}") from None
-    return listener
-
-
-def _bind_path(path: str) -> socket.socket:
-    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    try:
-        # Left behind by a server that has ended: no process listens on it.
-        with contextlib.suppress(ConnectionRefusedError, FileNotFoundError):
-            with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as other:
-                other.connect(path)
-            raise OSError(errno.EADDRINUSE, os.strerror(errno.EADDRINUSE))
-        if os.path.lexists(path) and stat.S_ISSOCK(os.lstat(path).st_mode):
-            os.unlink(path)
-        listener.bind(path)
-    except OSError as error:
-        listener.close()
-        raise OSError(f"--uds {path}: {error.strerror or error}") from None
-    return listener
 
 
 def serve(
