@@ -1,7 +1,7 @@
 # make run    score the example reviews with the small model that pip can install
 # make test   the whole test suite
 # make callers  programs of others over this engine, in an environment of their own: .venv-callers
-# make lint   ruff and mypy
+# make lint   ruff and mypy, and the largest files, functions and folders
 # make clean  remove what the others made
 #
 # Each makes .venv first when it is missing or older than what it is made from. PYTHON chooses the interpreter.
@@ -49,6 +49,7 @@ lint: $(VENV)/.dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	@$(BIN)/python tests/support/sizes.py
 
 $(VENV)/.python $(CALLERS)/.python: %/.python:
 	$(PYTHON) -c 'import sys; sys.exit(not (3, 10) <= sys.version_info < (3, 14) and "Python 3.10 to 3.13 is needed")'
