@@ -8,7 +8,8 @@ from layouts import needs_kernels
 from models_util import ARCHITECTURES, make_random_model, random_prompts
 
 from vllm import LLM, SamplingParams
-from vllm.v1.worker.gpu import model_runner, recorded_decode, recorded_greedy
+from vllm.v1.worker.gpu import model_runner
+from vllm.v1.worker.gpu.replay import recorded_decode, recorded_greedy
 
 pytestmark = needs_kernels
 
