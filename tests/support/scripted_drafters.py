@@ -9,6 +9,7 @@ import numpy as np
 
 from vllm import LLM
 from vllm.v1.features.drafts.runner import Speculator
+from vllm.v1.features.drafts.scheduler import Drafts
 from vllm.v1.worker.gpu.states import RequestStates
 
 Guess = Callable[[list[int], int], Sequence[int]]
@@ -60,6 +61,9 @@ def speculate(llm: LLM, guess: Guess | None, num_tokens: int = 4) -> ScriptedDra
     core = llm.llm_engine.engine_core
     core.step()  # the runner hears of the last requests' ends
     runner: Any = core.executor.worker.model_runner
+    scheduler = core.scheduler
+    others = [guest for guest in scheduler.guests if not isinstance(guest, Drafts)]
+    scheduler.use_guests(others if guess is None else [Drafts(scheduler), *others])
     without = [guest for guest in runner.guests if not isinstance(guest, Speculator)]
     if guess is None:
         runner.use_guests(without)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from tiny_llm import make_tiny_llm, make_tiny_model
 
-from vllm.v1.features.build import ORDER
+from vllm.v1.features.build import ORDER, SCHEDULER_ORDER
 from vllm.v1.worker.gpu.guests import RunnerGuest, hooks
 
 ROOMS = Path(__file__).parents[3] / "vllm/v1/features"
@@ -33,14 +33,16 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ],
     ids=["none", "no prefix cache", "all"],
 )
-def test_guests_of_a_runner_are_those_of_its_configuration_in_their_order(folder, fields, absent):
-    runner = make_tiny_llm(folder, **fields).llm_engine.engine_core.executor.worker.model_runner
+def test_guests_are_those_of_the_configuration_in_their_order(folder, fields, absent):
+    core = make_tiny_llm(folder, **fields).llm_engine.engine_core
+    runner = core.executor.worker.model_runner
     assert rooms_of(runner.guests) == [name for name in ORDER if name not in absent]
+    assert rooms_of(core.scheduler.guests) == [name for name in SCHEDULER_ORDER if name not in absent]
 
 
 def test_every_room_has_its_place():
-    rooms = {path.parent.name for path in ROOMS.glob("*/runner.py")}
-    assert sorted(rooms) == sorted(ORDER)
+    for file, order in (("runner.py", ORDER), ("scheduler.py", SCHEDULER_ORDER)):
+        assert sorted(path.parent.name for path in ROOMS.glob(f"*/{file}")) == sorted(order)
 
 
 def test_hooks_are_those_that_a_class_defines():

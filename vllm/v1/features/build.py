@@ -2,13 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from vllm.config import VllmConfig
 from vllm.layers.state import state_layers
+from vllm.v1.core.guests import SchedulerGuest
+from vllm.v1.features.drafts.scheduler import Drafts
+from vllm.v1.features.forced_runs.scheduler import ForcedTokens
+from vllm.v1.features.grammars.scheduler import GrammarCompiler
 from vllm.v1.worker.gpu.guests import RunnerGuest
 
+Call = Callable[[str, tuple], Any]
+
+SCHEDULER_ORDER = ("adapters", "grammars", "drafts", "forced_runs")
+"""The order in which guests of the scheduler are called, by their folders' names.
+
+1. adapters: a request that names another adapter under an id is refused before anything else is done for it.
+2. grammars: those that wait for theirs are known by their adapter's lane when they are queued.
+3. drafts before forced_runs: a step's drafts are settled at the last token that was drawn, before tokens are appended
+   that were not.
+4. forced_runs: tokens that are dropped at a preemption are dropped after all others have looked at them.
+"""
 ORDER = ("hidden_cache", "forced_runs", "states", "drafts", "adapters", "swap")
 """The order in which guests are called, by their folders' names.
 
@@ -51,6 +66,24 @@ def runner_guests(runner: Any) -> Sequence[RunnerGuest]:
         from vllm.v1.features.swap.runner import SwapSpace
 
         guests.append(SwapSpace(runner))
+    return guests
+
+
+def scheduler_guests(config: VllmConfig, call: Call, scheduler: Any) -> Sequence[SchedulerGuest]:
+    """The guests of a scheduler, in their order. `call`: see AdapterPool."""
+    guests: list[SchedulerGuest] = []
+    if config.lora_config is not None:
+        from vllm.v1.features.adapters.pool import AdapterPool
+        from vllm.v1.features.adapters.scheduler import AdapterTurns
+
+        pool = AdapterPool(config.lora_config, call, config.scheduler_config.max_num_seqs)
+        guests.append(AdapterTurns(pool, scheduler.requests))
+    if config.model_config.runner_type == "pooling":
+        return guests
+    guests.append(GrammarCompiler(config.model_config))
+    if config.speculative_config is not None:
+        guests.append(Drafts(scheduler))
+    guests.append(ForcedTokens(scheduler))
     return guests
 
 

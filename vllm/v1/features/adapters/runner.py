@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 
 from vllm.config.lora import LoRAConfig
-from vllm.lora.request import LoRARequest
 from vllm.models.transformers.encoder import TransformersEncoder
 from vllm.v1.core.sched.output import NewRequestData, SchedulerOutput
 from vllm.v1.features.adapters.manager import AdapterManager
+from vllm.v1.features.adapters.scheduler import StepAdapters
 from vllm.v1.worker.gpu.guests import RunnerGuest
 from vllm.v1.worker.gpu.input_batch import InputBatch
 
@@ -35,8 +35,8 @@ class Adapters(RunnerGuest):
         self.manager.remove_request(slot)
 
     def add(self, slot: int, new: NewRequestData, step: SchedulerOutput) -> None:
-        request: LoRARequest | None = new.lora_request
-        self.manager.add_request(slot, request)
+        adapters = step.parts.of(StepAdapters)
+        self.manager.add_request(slot, None if adapters is None else adapters.get(new.req_id))
 
     def before_forward(self, step: SchedulerOutput, batch: InputBatch) -> None:
         slots = batch.idx_mapping_np

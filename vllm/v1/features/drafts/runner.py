@@ -11,6 +11,7 @@ from torch import Tensor
 from vllm.logger import init_logger
 from vllm.v1.core.sched.output import NewRequestData, SchedulerOutput
 from vllm.v1.features.drafts.drafter import CachedDrafter, Drafter
+from vllm.v1.features.drafts.scheduler import NextDrafts, StepDrafts
 from vllm.v1.features.drafts.verify import VerifiedSamples, expand, verified, verify
 from vllm.v1.worker.gpu.guests import CacheSizes, Completion, RunnerGuest, Samples, StepOutcome
 from vllm.v1.worker.gpu.input_batch import InputBatch
@@ -89,7 +90,7 @@ class Speculator(RunnerGuest):
             self.follower.forget(step)
 
     def before_batch(self, step: SchedulerOutput) -> None:
-        for req_id, drafts in step.scheduled_spec_decode_tokens.items():
+        for req_id, drafts in (step.parts.of(StepDrafts) or {}).items():
             self._states.place_tentative(self._states.req_id_to_slot[req_id], drafts)
 
     def before_forward(self, step: SchedulerOutput, batch: InputBatch) -> None:
@@ -123,7 +124,7 @@ class Speculator(RunnerGuest):
             self.observe(*sampled.judged())
         rows = np.flatnonzero(sampled.draws)
         drafts = {int(rows[index]): draft for index, draft in self.propose(sampled.slots[rows]).items()}
-        outcome.output.drafts = outcome.by_request(drafts)
+        outcome.output.parts.add(NextDrafts(outcome.by_request(drafts)))
 
     def observe(self, slots: np.ndarray, drafted: np.ndarray, accepted: np.ndarray) -> None:
         """See Drafter.observe."""

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from vllm.sampling_params import SamplingParams
 from vllm.v1.core.sched.output import NewRequestData, SchedulerOutput
+from vllm.v1.features.forced_runs.scheduler import StepRuns
 from vllm.v1.worker.gpu.guests import Completion, RunnerGuest, Samples, StepOutcome
 from vllm.v1.worker.gpu.input_batch import InputBatch
 from vllm.v1.worker.gpu.sample.prompt_logprob import (
@@ -60,13 +61,15 @@ class ForcedRuns(RunnerGuest):
             return None
 
         def complete(outcome: StepOutcome) -> None:
+            runs = StepRuns()
+            outcome.output.parts.add(runs)
             if readings is not None:
                 readings.take()
-                outcome.output.run_logprobs = readings.rows
+                runs.readings = readings.rows
                 outcome.errors.update(dict.fromkeys(readings.non_finite, NON_FINITE_RUN))
                 outcome.unsound.update(readings.non_finite)
             if appends and outcome.sampled is not None:
-                outcome.output.forced = outcome.by_request(self._append(outcome.sampled))
+                runs.appended = outcome.by_request(self._append(outcome.sampled))
 
         return complete
 
