@@ -299,7 +299,7 @@ def check_invariants(scheduler: Scheduler, step: SchedulerOutput | None = None) 
         most = request.num_computed_tokens + (MAX_DRAFTS if scheduler.stats().num_drafts else 0)
         assert request.num_computed_tokens <= held < most + BLOCK_SIZE
     # Those that wait for a snapshot, or for their adapter's turn, let others pass.
-    if scheduler.config.policy == "fcfs" and not scheduler.kv.cuts_shares and scheduler.adapters is None:
+    if scheduler.config.policy == "fcfs" and not scheduler.kv.cuts_shares and not scheduler._on_next:
         line = [request.arrival_index for request in scheduler.running]
         line += sorted(number for lane in scheduler.waiting._lanes.values() for number in lane.members)
         assert line == sorted(line), "somebody jumped the queue"

@@ -209,7 +209,7 @@ def queue(scheduler, name, adapter, max_tokens=1):
 
 def test_others_pass_one_that_waits_for_its_turn_but_not_for_ever(workers):
     scheduler = make_scheduler(max_num_seqs=2)
-    pool = give(scheduler, make_pool(workers))
+    give(scheduler, make_pool(workers))
     runner = AdapterRunner(workers, 1, 2)
     queue(scheduler, "r0", lora(1), max_tokens=3)
     queue(scheduler, "r1", lora(2))

@@ -32,7 +32,7 @@ class EngineCore:
 
     def __init__(self, config: VllmConfig, use_tqdm: bool = False) -> None:
         self.executor = make_executor(config, use_tqdm)
-        self.make_guests = partial(scheduler_guests, config, self.executor.collective_rpc)
+        self.make_guests = partial(scheduler_guests, config, self.collective_rpc)
         self.scheduler: Any = self._make_scheduler(config)
         self._model_config = config.model_config
         self._readings_seconds = 0.0
