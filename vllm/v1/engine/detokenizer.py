@@ -12,7 +12,7 @@ from vllm.v1.engine.incremental_detokenizer import (
     IncrementalDetokenizer,
     SlowIncrementalDetokenizer,
 )
-from vllm.v1.engine.stop_strings import check_stop_strings
+from vllm.v1.engine.stop_strings import ContentReader, check_stop_strings
 
 __all__ = [
     "BaseIncrementalDetokenizer",
@@ -27,8 +27,15 @@ __all__ = [
 class Detokenizer:
     """The text of one sequence. What may be the start of a stop string is held back from streams."""
 
-    def __init__(self, tokenizer: Tokenizer, params: SamplingParams, prompt_ids: Sequence[int] = ()) -> None:
-        """A character that `prompt_ids` leave unfinished begins the text."""
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        params: SamplingParams,
+        prompt_ids: Sequence[int] = (),
+        content: ContentReader | None = None,
+    ) -> None:
+        """A character that `prompt_ids` leave unfinished begins the text. With `content`, stop strings are looked for
+        in what it says is content."""
         self._stream = tokenizer.decode_stream(
             params.skip_special_tokens, params.spaces_between_special_tokens, prompt_ids
         )
@@ -38,6 +45,10 @@ class Detokenizer:
         self._pending_ids: list[int] = []
         self._num_sent = 0
         self.text = ""
+        self._content = content
+        self._num_fed = 0  # characters, to it
+        self._run = (0, 0)  # where the last content without a gap begins and ends
+        self._first_end = 0  # where the text of the first min_tokens tokens ends
         self._hold_back = max(map(len, self._stop), default=1) - 1 if not params.include_stop_str_in_output else 0
 
     @property
@@ -45,9 +56,9 @@ class Detokenizer:
         """Whether there are stop strings."""
         return bool(self._stop)
 
-    def update(self, new_token_ids: list[int], stopped_by_token: bool) -> str | None:
+    def update(self, new_token_ids: list[int], stopped_by_token: bool, is_last: bool = False) -> str | None:
         """Take new ids; returns the stop string that ended the text, if one did. `stopped_by_token`: the last id is a
-        stop id, whose text is excluded unless include_stop_str_in_output."""
+        stop id, whose text is excluded unless include_stop_str_in_output. `is_last`: no more ids come."""
         ids = new_token_ids
         if stopped_by_token and ids and not self._params.include_stop_str_in_output:
             ids = ids[:-1]
@@ -56,6 +67,8 @@ class Detokenizer:
         if not self._stop:
             # The text is not needed before take_text, which may come once, at the end.
             return None
+        if self._content is not None:
+            return self._search_content(self._content, ids, is_last)
         # What the first min_tokens tokens complete does not stop the text, whichever tokens come in one update.
         early = max(self._params.min_tokens - (self._num_tokens - len(new_token_ids)), 0)
         later = self._pending_ids[early:] if early else []
@@ -72,7 +85,8 @@ class Detokenizer:
     def take_text(self, finished: bool, delta: bool) -> str:
         """The text so far, or what was added since the last call (`delta`)."""
         self._decode_pending()
-        available = len(self.text) if finished else max(len(self.text) - self._hold_back, self._num_sent)
+        known = len(self.text) if self._content is None else min(self._content.num_read, len(self.text))
+        available = len(self.text) if finished else max(known - self._hold_back, self._num_sent)
         start = self._num_sent if delta else 0
         self._num_sent = available
         return self.text[start:available]
@@ -81,6 +95,30 @@ class Detokenizer:
         if self._pending_ids:
             self.text += self._stream.step(self._pending_ids)
             self._pending_ids = []
+
+    def _search_content(self, content: ContentReader, ids: Sequence[int], is_last: bool) -> str | None:
+        """Cut the text at the first stop string within its content, where the last ids have shown that."""
+        self._decode_pending()
+        if self._num_tokens <= self._params.min_tokens:
+            self._first_end = len(self.text)
+        places = content.feed(self.text[self._num_fed :], ids)
+        self._num_fed = len(self.text)
+        if is_last:
+            places += content.finish()
+        longest = max(map(len, self._stop))
+        for start, end in places:
+            begin = self._run[0] if start == self._run[1] else start
+            self._run = begin, end
+            # As long as a stop string that ends in what is new.
+            first = max(begin, start - longest + 1)
+            num_new = end - max(start, self._first_end)
+            include = self._params.include_stop_str_in_output
+            found = check_stop_strings(self.text[first:end], max(num_new, 0), self._stop, include)
+            if found is not None:
+                stop, length = found
+                self.text = self.text[: end if length < 0 else first + length]
+                return stop
+        return None
 
     def _find_stop(self, searched: int) -> str | None:
         """Cut the text at the stop string that ends first; it may begin before `searched`."""
