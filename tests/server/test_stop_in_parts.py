@@ -118,6 +118,15 @@ def test_what_follows_a_call_counts(server):
     assert parts["content"] == "And " and json.loads(parts["arguments"]) == {"text": "STOP"}
 
 
+@pytest.mark.parametrize("include", [False, True])
+def test_a_call_may_be_stopped_at_its_end(server, include):
+    own = {"tools": [TOOL], "include_stop_str_in_output": include}
+    choice = whole(server, CALL + LONG, "</tool_call>", **own)
+    assert (choice["message"]["content"], choice["finish_reason"]) == (None, "tool_calls")
+    parts, chunks = streamed(server, CALL + LONG, "</tool_call>", **own)
+    assert json.loads(parts["arguments"]) == {"text": "STOP"} and chunks[-1]["stop_reason"] == "</tool_call>"
+
+
 def test_white_space_that_only_parts_a_call_from_a_text(server):
     choice = whole(server, f"I say\n{CALL}", "\n", tools=[TOOL])
     assert (choice["message"]["content"], choice["stop_reason"]) == ("I say", None)

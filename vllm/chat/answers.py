@@ -115,6 +115,12 @@ class AnswerParser:
         self._is_finished = False
 
     @property
+    def call_end(self) -> str:
+        """What is written behind a call's arguments; "": there are no calls, or it is not known."""
+        text = None if self._tools is None else self._tools.call_text
+        return "" if text is None else text.after + text.last
+
+    @property
     def num_read(self) -> int:
         """How many characters of the text are in events, with the markers before these."""
         return self._parts[-1][0] if self._parts else 0

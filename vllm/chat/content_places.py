@@ -21,6 +21,10 @@ class ContentPlaces:
         self._end = 0  # of the last content
         self._is_broken = False
 
+    def ends_a_part(self, stop: str) -> bool:
+        """See ContentReader: what stands behind a call's arguments, as agents stop at."""
+        return any(letter.isalpha() for letter in stop) and stop in self._parser.call_end
+
     def feed(self, text: str, token_ids: Sequence[int] = ()) -> list[tuple[int, int]]:
         """See ContentReader."""
         return self._taken(text, token_ids, is_last=False)

@@ -46,6 +46,7 @@ class Detokenizer:
         self._num_sent = 0
         self.text = ""
         self._content = content
+        self._markup = [] if content is None else [each for each in self._stop if content.ends_a_part(each)]
         self._num_fed = 0  # characters, to it
         self._run = (0, 0)  # where the last content without a gap begins and ends
         self._first_end = 0  # where the text of the first min_tokens tokens ends
@@ -101,24 +102,30 @@ class Detokenizer:
         self._decode_pending()
         if self._num_tokens <= self._params.min_tokens:
             self._first_end = len(self.text)
-        places = content.feed(self.text[self._num_fed :], ids)
-        self._num_fed = len(self.text)
+        start, self._num_fed = self._num_fed, len(self.text)
+        places = content.feed(self.text[start:], ids)
         if is_last:
             places += content.finish()
-        longest = max(map(len, self._stop))
-        for start, end in places:
-            begin = self._run[0] if start == self._run[1] else start
-            self._run = begin, end
-            # As long as a stop string that ends in what is new.
-            first = max(begin, start - longest + 1)
-            num_new = end - max(start, self._first_end)
-            include = self._params.include_stop_str_in_output
-            found = check_stop_strings(self.text[first:end], max(num_new, 0), self._stop, include)
+        for begin, end in places:
+            self._run = (self._run[0] if begin == self._run[1] else begin), end
+            found = self._find_within(self._run[0], begin, end, self._stop)
             if found is not None:
-                stop, length = found
-                self.text = self.text[: end if length < 0 else first + length]
-                return stop
-        return None
+                return found
+        return self._find_within(0, start, len(self.text), self._markup)
+
+    def _find_within(self, begin: int, start: int, end: int, stop: list[str]) -> str | None:
+        """Cut the text at the stop string that ends first from `start` to `end`, and begins at `begin` or later."""
+        start = max(start, self._first_end)
+        if not stop or start >= end:
+            return None
+        first = max(begin, start - max(map(len, stop)) + 1)
+        include = self._params.include_stop_str_in_output
+        found = check_stop_strings(self.text[first:end], end - start, stop, include)
+        if found is None:
+            return None
+        text, length = found
+        self.text = self.text[: end if length < 0 else first + length]
+        return text
 
     def _find_stop(self, searched: int) -> str | None:
         """Cut the text at the stop string that ends first; it may begin before `searched`."""

@@ -15,6 +15,10 @@ class ContentReader(Protocol):
 
     num_read: int
 
+    def ends_a_part(self, stop: str) -> bool:
+        """Whether a stop string is markup that ends a part, so that it counts wherever it stands."""
+        ...
+
     def feed(self, text: str, token_ids: Sequence[int]) -> list[tuple[int, int]]:
         """Take the next piece of the text, which `token_ids` spell; returns where what is known to be content now
         begins and ends, ascending."""
