@@ -109,7 +109,7 @@ def run(args: argparse.Namespace) -> int:
     server_args = ServerArgs.from_cli_args(args)
     check_args(server_args)
     template = template_text(server_args.chat_template)
-    if envs.logging_level() is None and envs.VLLM_CONFIGURE_LOGGING and not envs.VLLM_LOGGING_CONFIG_PATH:
+    if envs.logging_level() is None and envs.configures_logging() and not envs.logging_config_path():
         logging.getLogger("vllm").setLevel(logging.INFO)
     # Flags are checked before the slow imports, and the core's process imports its part at the same time.
     from vllm.v1.engine.core_process.start import end_core, start_core
