@@ -141,9 +141,11 @@ def test_verbosity_is_for_templates_that_know_it(server):
 def test_templates_may_get_contents_as_parts(server):
     body = {**CHAT, "chat_template": "{{ messages[0].content[0].text }}"}
     path = "/v1/chat/completions/render"
-    answer = with_args(server, "POST", path, body, chat_template_content_format="openai")
-    assert answer.json()["prompt"] == "hi"
-    assert with_args(server, "POST", path, body).status_code == 400
+    for content_format in ("auto", "openai"):
+        answer = with_args(server, "POST", path, body, chat_template_content_format=content_format)
+        assert answer.json()["prompt"] == "hi"
+    answer = with_args(server, "POST", path, body, chat_template_content_format="string")
+    assert answer.status_code == 400 and answer.json()["error"]["param"] == "chat_template"
 
 
 @pytest.mark.parametrize("path", PATHS)

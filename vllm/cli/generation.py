@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from vllm.cli.frame import CommandParser
 from vllm.engine.arg_utils import EngineArgs
+from vllm.engine.first_checks import check_first
 from vllm.exceptions import CliError
 from vllm.sampling_params import FIELDS, RequestOutputKind, SamplingParams
 from vllm.utils.flag_types import positive
@@ -96,10 +97,13 @@ def _given_sampling(args: argparse.Namespace) -> dict[str, Any]:
 
 def load_engine(args: argparse.Namespace) -> LLMEngine:
     """The engine that the flags describe; a CliError if they cannot be honoured."""
-    from vllm.v1.engine.llm_engine import LLMEngine
-
+    engine_args = EngineArgs.from_cli_args(args)
     try:
-        return LLMEngine.from_engine_args(EngineArgs.from_cli_args(args))
+        check_first(engine_args)
+        # Needs torch.
+        from vllm.v1.engine.llm_engine import LLMEngine
+
+        return LLMEngine.from_engine_args(engine_args)
     except (ValueError, OSError) as error:
         raise CliError(str(error)) from error
 

@@ -1,4 +1,4 @@
-"""Attributes that classes of the engine have for upstream's callers alone; the finder adds them when a module is imported.
+"""Attributes that classes of the engine have for upstream's callers alone; the finder adds them at a module's import.
 
 Upstream's engine holds a core, which holds an executor, which holds workers, which hold a worker each; here several of
 these are one object, which is each of its parts to a caller that goes down that path.

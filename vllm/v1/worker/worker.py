@@ -15,7 +15,8 @@ import torch
 from vllm import envs
 from vllm.config import ModelConfig, VllmConfig
 from vllm.config.cache import Window
-from vllm.config.checkpoint.weight_files import iterate_tensors, shard_files
+from vllm.config.checkpoint.shards import shard_files
+from vllm.config.checkpoint.weight_files import iterate_tensors
 from vllm.distributed.communicator import ALONE, Communicator
 from vllm.distributed.parallel_state import tensor_parallel
 from vllm.distributed.trainer_group import TrainerGroup, join_trainer, receive_tensors

@@ -9,8 +9,9 @@ from typing import Any
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from vllm.chat import normal_messages, render_conversations
+from vllm.chat import normal_messages, written_conversations
 from vllm.chat.answers import AnswerParser
+from vllm.chat.writer import Written
 from vllm.exceptions import shown
 from vllm.outputs import CompletionOutput, RequestOutput
 from vllm.parser.events import Content, Event, collect
@@ -55,6 +56,26 @@ def render(
     tools: list[dict[str, Any]] | None = None,
 ) -> dict[str, Any]:
     """The prompt of the request's conversation, whose template gets `tools`; see `render_conversations`."""
+    return as_prompt(state, body, written(state, body, tools))
+
+
+def as_prompt(
+    state: ServerState, body: ChatCompletionRequest | TokenizeRequest | PoolingFields, written: Written
+) -> dict[str, Any]:
+    """The text, and its ids."""
+    if isinstance(body, ChatCompletionRequest) and body.add_special_tokens:
+        # Where it is cut, the special tokens stay.
+        return {"prompt": written.text}
+    (ids,) = state.tokenizer.encode_batch([written.text], add_special_tokens=False)
+    return {"prompt_token_ids": ids, "prompt": written.text}
+
+
+def written(
+    state: ServerState,
+    body: ChatCompletionRequest | TokenizeRequest | PoolingFields,
+    tools: list[dict[str, Any]] | None = None,
+) -> Written:
+    """The request's conversation as its template writes it."""
     if body.chat_template is not None and not state.args.trust_request_chat_template:
         message = (
             "chat_template: a template is a program, and this server runs those of requests only with "
@@ -73,7 +94,7 @@ def render(
         if body.reasoning_effort == "none":
             # What templates of models that may think call it.
             variables |= {"enable_thinking": False, "thinking": False}
-    (prompt,) = render_conversations(
+    (only,) = written_conversations(
         body.messages,
         state.tokenizer,
         chat_template=body.chat_template or state.chat_template,
@@ -83,10 +104,7 @@ def render(
         chat_template_kwargs=variables | (body.chat_template_kwargs or {}),
         content_format=args.chat_template_content_format,
     )
-    if isinstance(body, ChatCompletionRequest) and body.add_special_tokens:
-        # Where it is cut, the special tokens stay.
-        return {"prompt": prompt["prompt"]}
-    return dict(prompt)
+    return only
 
 
 def _begins_answer(body: ChatCompletionRequest | TokenizeRequest | PoolingFields) -> bool:
@@ -122,7 +140,7 @@ class ChatAnswer(Answer):
         self._parts = AnswerPlan(body, state, parts_reasoning)
         self._parsers: dict[int, AnswerParser] = {}
         self._positions: dict[int, PositionParts] = {}
-        self._prompt: str | None = None
+        self._opening = ""  # what the prompt has of the answer
         if body.top_logprobs and not body.logprobs:
             message = f"top_logprobs={body.top_logprobs} needs logprobs=true"
             raise ApiError(400, message, "top_logprobs", "invalid_value")
@@ -156,10 +174,9 @@ class ChatAnswer(Answer):
     async def prepare(self) -> PreparedPrompts:
         # In a thread: templates and their library may be slow.
         with named_as({"messages": "chat_template"} if self._body.chat_template else {}):
-            prompt = await asyncio.to_thread(render, self._state, self._body, self._parts.template_tools)
-        self._prompt = prompt["prompt"]
+            prompt, self._opening = await asyncio.to_thread(self._rendered)
         params = self._params
-        params.structured_outputs = self._parts.after_reasoning(params.structured_outputs, self._prompt)
+        params.structured_outputs = self._parts.after_reasoning(params.structured_outputs, self._opening)
         if self._is_echoed:
             self._echo = normal_messages(self._body.messages[-1:])[0]["content"]
         with named_as(self._own_names), self._parts.named_schemas():
@@ -173,6 +190,13 @@ class ChatAnswer(Answer):
                 prompt_field="messages",
                 max_tokens_field=self._max_tokens_field,
             )
+
+    def _rendered(self) -> tuple[dict[str, Any], str]:
+        """The prompt, and what it has of the answer."""
+        own = written(self._state, self._body, self._parts.template_tools)
+        reasoning = self._parts.form.reasoning
+        opening = "" if reasoning is None else own.opening((*reasoning.begins, *reasoning.ends))
+        return as_prompt(self._state, self._body, own), opening
 
     async def whole(self, outputs: list[RequestOutput], usage: UsageCount) -> dict[str, Any]:
         (output,) = outputs
@@ -216,7 +240,7 @@ class ChatAnswer(Answer):
         """What `completion` adds to its choice, part by part."""
         index = completion.index
         if index not in self._parsers:
-            parser = self._parts.parser(self._prompt)
+            parser = self._parts.parser(self._opening)
             if parser is None:
                 return [Content(completion.text)] if completion.text else []
             self._parsers[index] = parser

@@ -226,10 +226,9 @@ class AnswerPlan:
             message = f"{self.choice.field}: a schema cannot be kept as a grammar, which {reason}"
             raise ApiError(400, message, self.choice.field, "invalid_value") from None
 
-    def after_reasoning(
-        self, form: StructuredOutputsParams | None, prompt: str | None
-    ) -> StructuredOutputsParams | None:
-        """The form of answers to a prompt, which begins after their reasoning; with the budget of that, if any.
+    def after_reasoning(self, form: StructuredOutputsParams | None, opening: str) -> StructuredOutputsParams | None:
+        """The form of answers, which begins after their reasoning; with the budget of that, if any. `opening`: what the
+        prompt has of the answer.
 
         Raises:
             ApiError: a budget that cannot be kept.
@@ -248,10 +247,10 @@ class AnswerPlan:
             and not (parser.has_channels and budget is not None)
         ):
             return form
-        is_inside = reasoning.begins_inside(prompt or "")
+        is_inside = reasoning.begins_inside(opening)
         if is_inside is False:
             return form
-        begin, end = reasoning.pair_of(prompt or "")
+        begin, end = reasoning.pair_of(opening)
         more = [each for each in reasoning.ends if each != end]
         if reasoning.ends_before_any and (form is None or self._holds_calls):
             end, more = reasoning.ends_before_any, []
@@ -287,8 +286,8 @@ class AnswerPlan:
             return False
         return given
 
-    def parser(self, prompt: str | None) -> AnswerParser | None:
-        """A parser of one choice of the answer to a prompt; None: all is content."""
+    def parser(self, opening: str) -> AnswerParser | None:
+        """A parser of one choice of the answer; None: all is content. `opening`: what the prompt has of the answer."""
         if self.form.tools is None and self.form.reasoning is None:
             return None
         body = self._body
@@ -296,5 +295,5 @@ class AnswerPlan:
         hf_tokenizer = getattr(tokenizer, "hf_tokenizer", None) if self.form.asks_tokenizer else tokenizer
         tools: Sequence[Mapping[str, Any]] = self.choice.tools
         return AnswerParser(
-            self.form, hf_tokenizer, [dict(each) for each in tools], prompt, bool(body.stream), self.choice.most, body
+            self.form, hf_tokenizer, [dict(each) for each in tools], opening, bool(body.stream), self.choice.most, body
         )
