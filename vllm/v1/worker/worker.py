@@ -74,11 +74,6 @@ class Worker:
         self._profiler: Any = None
         self._profile_prefix = ""
 
-    @property
-    def worker(self) -> Worker:
-        """Itself: upstream's executor holds its workers in another object."""
-        return self
-
     def load_model(self, use_tqdm: bool = False) -> None:
         """Load this rank's weights and build the runner. Raises ValueError: see `check_free_memory`."""
         cache = self.config.cache_config
