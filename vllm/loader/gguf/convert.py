@@ -29,7 +29,7 @@ from vllm.loader.gguf.changes import Weight
 from vllm.loader.gguf.configs import hf_config
 from vllm.loader.gguf.encoders import write_pooling
 from vllm.loader.gguf.file import GGUFFile
-from vllm.loader.gguf.special import special_ids
+from vllm.loader.gguf.special import sampling, special_ids
 from vllm.loader.gguf.tokenizer import MORE_TEMPLATES, write_tokenizer
 from vllm.loader.gguf.weights import weights
 from vllm.loader.safetensors_writer import SafetensorsWriter
@@ -39,7 +39,7 @@ from vllm.quantization.formats.gguf import FLOATS, TYPES, tensor_name
 logger = init_logger(__name__)
 
 # Increase when what a conversion writes changes: older copies are then not used.
-_FORMAT = 11
+_FORMAT = 12
 _WEIGHTS = "model.safetensors"
 _NUM_THREADS = 2
 # Tensors that are added to others, not multiplied with.
@@ -90,7 +90,7 @@ def _convert(
         heads = dict(tensor.heads for tensor in planned if tensor.heads is not None)
         config["quantization_config"] = {"quant_method": "gguf"} | ({"input_heads": heads} if heads else {})
     _write_json(folder / "config.json", config)
-    _write_json(folder / "generation_config.json", special_ids(file))
+    _write_json(folder / "generation_config.json", special_ids(file) | sampling(file))
     if not _copy_tokenizer(siblings, folder):
         with contextlib.nullcontext() if needs_tokenizer else contextlib.suppress(ValueError):
             _write_tokenizer(file, folder)

@@ -15,6 +15,7 @@ from vllm.chat.content_places import ContentPlaces
 from vllm.exceptions import VLLMValidationError, shown
 from vllm.params.structured import StructuredOutputsParams, Thinking
 from vllm.server.errors import ApiError
+from vllm.server.protocol.forms import GUIDED, is_same_json
 from vllm.server.protocol.generation import ChatCompletionRequest
 from vllm.server.state import ServerState
 from vllm.tool_parsers import ToolParser, ToolParserManager
@@ -110,7 +111,8 @@ class ToolChoice:
         """The name of a tool that can be called."""
         place = f"{self.field}[{index}]"
         if tool.get("type") != "function":
-            message = f"{place}.type cannot be honoured: only functions are called; got {shown(tool.get('type'))}"
+            kind = shown(tool.get("type"))
+            message = f"{place}.type cannot be honoured: give a function with a schema of its arguments; got {kind}"
             raise ApiError(400, message, self.field, "unsupported_field")
         function = tool.get("function")
         name = function.get("name") if isinstance(function, dict) else None
@@ -196,7 +198,7 @@ class AnswerPlan:
         many = choice.most is None
         self._holds_calls = True
         if choice.mode == _ANY_CALL:
-            if given is not None:
+            if given is not None and not self._leaves_calls(given, functions):
                 message = f"{choice.choice_field} and the form of the answer exclude each other: give one of them"
                 raise ApiError(400, message, choice.choice_field, "invalid_value")
             return {"grammar": self._forms(parser).forced(functions, many)}
@@ -214,6 +216,14 @@ class AnswerPlan:
         except UnwritableSchema as error:
             message = f"{choice.field}: strict cannot be kept for this model's format of calls: {error}"
             raise ApiError(400, message, choice.field, "unsupported_field") from None
+
+    def _leaves_calls(self, given: Any, functions: Sequence[CallableFunction]) -> bool:
+        """Whether a form does not say that the answer is no call. OpenAI's is of the text, which a forced call has
+        not; another may be that of the only function's arguments."""
+        body = self._body
+        if not body.structured_outputs and all(getattr(body, name) is None for name in GUIDED):
+            return True
+        return given.keys() == {"json"} and len(functions) == 1 and is_same_json(given["json"], functions[0].schema)
 
     @contextmanager
     def named_schemas(self) -> Iterator[None]:
