@@ -100,7 +100,10 @@ def test_what_is_wrong_is_said_without_torch(folders: Path) -> None:
             (["chat", "/no/model", "-q", "hi"], "model '/no/model' is neither"),
             (["bench", "latency", "--model", "/no/model"], "model '/no/model' is neither"),
             (["run-batch", "-i", __file__, "-o", "/tmp/x", "--model", "/no/model"], "model '/no/model' is neither"),
-            (["score", str(folders / "a.jsonl"), "--labels", "a", "--model", "/no/model"], "model '/no/model' is neither"),
+            (
+                ["score", str(folders / "a.jsonl"), "--labels", "a", "--model", "/no/model"],
+                "model '/no/model' is neither",
+            ),
         ]
         result = subprocess.run(
             [sys.executable, "-c", CODE],

@@ -193,6 +193,7 @@ class LLMEngine:
                     prompt.cache_salt,
                     priority,
                     prompt.lora_request,
+                    prompt.content_of,
                 )
                 added.append(request_id)
                 for request in self.input_processor.core_requests(children, prompt, now, priority):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from typing import Any
 
 from fastapi import APIRouter, Request
@@ -12,7 +13,6 @@ from starlette.responses import Response
 from vllm.chat import normal_messages, written_conversations
 from vllm.chat.answers import AnswerParser
 from vllm.chat.writer import Written
-from vllm.exceptions import shown
 from vllm.outputs import CompletionOutput, RequestOutput
 from vllm.parser.events import Content, Event, collect
 from vllm.parser.messages import delta_fields, whole_call
@@ -39,6 +39,9 @@ from vllm.server.state import ServerState
 from vllm.utils.checks import wrong_type
 
 router = APIRouter()
+
+# Clients read them without asking whether they are there.
+_EMPTY_FIELDS = dict.fromkeys(("content", "refusal", "annotations", "audio", "function_call", "reasoning"))
 
 _OWN_NAMES = {"logprobs": "top_logprobs", "prompt": "messages", "extra_args": "vllm_xargs"}
 
@@ -86,12 +89,12 @@ def written(
     variables = dict(args.default_chat_template_kwargs or {})
     if isinstance(body, ChatCompletionRequest):
         own = {
-            "reasoning_effort": body.reasoning_effort,
+            "reasoning_effort": body.effort,
             "documents": body.documents,
-            "verbosity": _known_verbosity(state, body),
+            "verbosity": body.verbosity,
         }
         variables |= {name: value for name, value in own.items() if value}
-        if body.reasoning_effort == "none":
+        if body.effort == "none":
             # What templates of models that may think call it.
             variables |= {"enable_thinking": False, "thinking": False}
     (only,) = written_conversations(
@@ -110,17 +113,6 @@ def written(
 def _begins_answer(body: ChatCompletionRequest | TokenizeRequest | PoolingFields) -> bool:
     """Whether the prompt ends with the beginning of an answer; otherwise the last message goes on."""
     return not body.continue_final_message if body.add_generation_prompt is None else body.add_generation_prompt
-
-
-def _known_verbosity(state: ServerState, body: ChatCompletionRequest) -> str | None:
-    """The verbosity, for a template that has the variable. Raises ApiError for one that would change nothing."""
-    template = body.chat_template or state.chat_template or state.tokenizer.chat_template
-    if "verbosity" in str(template):
-        return body.verbosity
-    if body.verbosity not in (None, "medium"):
-        message = f"verbosity cannot be honoured: the chat template knows none; got {shown(body.verbosity)}"
-        raise ApiError(400, message, "verbosity", "unsupported_field")
-    return None
 
 
 class ChatAnswer(Answer):
@@ -180,7 +172,7 @@ class ChatAnswer(Answer):
         if self._is_echoed:
             self._echo = normal_messages(self._body.messages[-1:])[0]["content"]
         with named_as(self._own_names), self._parts.named_schemas():
-            return await prepare_prompts(
+            prompts, all_params = await prepare_prompts(
                 self._state,
                 self._body,
                 self._id,
@@ -190,6 +182,9 @@ class ChatAnswer(Answer):
                 prompt_field="messages",
                 max_tokens_field=self._max_tokens_field,
             )
+        # Stop strings are looked for in what readers see of the answer.
+        content_of = self._parts.content_of(self._opening)
+        return [replace(each, content_of=content_of) for each in prompts], all_params
 
     def _rendered(self) -> tuple[dict[str, Any], str]:
         """The prompt, and what it has of the answer."""
@@ -217,7 +212,7 @@ class ChatAnswer(Answer):
         """The choices of a whole answer."""
         choices = []
         for completion in output.outputs:
-            message = {"role": self._role, **self._message(completion), "refusal": None}
+            message = {"role": self._role, **_EMPTY_FIELDS, **self._message(completion)}
             choices.append({"message": message, **await self.choice_fields(completion, is_first=True)})
         return choices
 

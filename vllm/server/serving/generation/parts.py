@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -11,9 +11,11 @@ from vllm.chat.answers import AUTO, AnswerFormat, AnswerParser
 from vllm.chat.argument_forms import UnwritableSchema
 from vllm.chat.call_forms import CallableFunction, CallForms
 from vllm.chat.channel_forms import ChannelForms
+from vllm.chat.content_places import ContentPlaces
 from vllm.exceptions import VLLMValidationError, shown
 from vllm.params.structured import StructuredOutputsParams, Thinking
 from vllm.server.errors import ApiError
+from vllm.server.protocol.forms import GUIDED, is_same_json
 from vllm.server.protocol.generation import ChatCompletionRequest
 from vllm.server.state import ServerState
 from vllm.tool_parsers import ToolParser, ToolParserManager
@@ -109,7 +111,8 @@ class ToolChoice:
         """The name of a tool that can be called."""
         place = f"{self.field}[{index}]"
         if tool.get("type") != "function":
-            message = f"{place}.type cannot be honoured: only functions are called; got {shown(tool.get('type'))}"
+            kind = shown(tool.get("type"))
+            message = f"{place}.type cannot be honoured: give a function with a schema of its arguments; got {kind}"
             raise ApiError(400, message, self.field, "unsupported_field")
         function = tool.get("function")
         name = function.get("name") if isinstance(function, dict) else None
@@ -195,7 +198,7 @@ class AnswerPlan:
         many = choice.most is None
         self._holds_calls = True
         if choice.mode == _ANY_CALL:
-            if given is not None:
+            if given is not None and not self._leaves_calls(given, functions):
                 message = f"{choice.choice_field} and the form of the answer exclude each other: give one of them"
                 raise ApiError(400, message, choice.choice_field, "invalid_value")
             return {"grammar": self._forms(parser).forced(functions, many)}
@@ -213,6 +216,14 @@ class AnswerPlan:
         except UnwritableSchema as error:
             message = f"{choice.field}: strict cannot be kept for this model's format of calls: {error}"
             raise ApiError(400, message, choice.field, "unsupported_field") from None
+
+    def _leaves_calls(self, given: Any, functions: Sequence[CallableFunction]) -> bool:
+        """Whether a form does not say that the answer is no call. OpenAI's is of the text, which a forced call has
+        not; another may be that of the only function's arguments."""
+        body = self._body
+        if not body.structured_outputs and all(getattr(body, name) is None for name in GUIDED):
+            return True
+        return given.keys() == {"json"} and len(functions) == 1 and is_same_json(given["json"], functions[0].schema)
 
     @contextmanager
     def named_schemas(self) -> Iterator[None]:
@@ -286,14 +297,28 @@ class AnswerPlan:
             return False
         return given
 
-    def parser(self, opening: str) -> AnswerParser | None:
-        """A parser of one choice of the answer; None: all is content. `opening`: what the prompt has of the answer."""
+    def content_of(self, opening: str) -> Callable[[], ContentPlaces] | None:
+        """What makes a reader of where the content of a choice stands; None: all is content."""
+        if self.form.tools is None and self.form.reasoning is None:
+            return None
+
+        def made() -> ContentPlaces:
+            parser = self.parser(opening, is_streamed=True)
+            assert parser is not None
+            return ContentPlaces(parser)
+
+        return made
+
+    def parser(self, opening: str, is_streamed: bool | None = None) -> AnswerParser | None:
+        """A parser of one choice of the answer; None: all is content. `opening`: what the prompt has of the answer.
+        `is_streamed`: the text comes in pieces; None: if the answer does."""
         if self.form.tools is None and self.form.reasoning is None:
             return None
         body = self._body
         tokenizer = self._state.engine.tokenizer
         hf_tokenizer = getattr(tokenizer, "hf_tokenizer", None) if self.form.asks_tokenizer else tokenizer
         tools: Sequence[Mapping[str, Any]] = self.choice.tools
+        wants_pieces = bool(body.stream) if is_streamed is None else is_streamed
         return AnswerParser(
-            self.form, hf_tokenizer, [dict(each) for each in tools], opening, bool(body.stream), self.choice.most, body
+            self.form, hf_tokenizer, [dict(each) for each in tools], opening, wants_pieces, self.choice.most, body
         )
