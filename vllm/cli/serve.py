@@ -121,7 +121,7 @@ def run(args: argparse.Namespace) -> int:
         num_replicas = engine_args.create_parallel_config().data_parallel_size
     except (ValueError, OSError) as error:
         raise CliError(str(error)) from error
-    if envs.logging_level() is None and envs.VLLM_CONFIGURE_LOGGING and not envs.VLLM_LOGGING_CONFIG_PATH:
+    if envs.logging_level() is None and envs.configures_logging() and not envs.logging_config_path():
         logging.getLogger("vllm").setLevel(logging.INFO)
     # Flags are checked before the slow imports, and the core's process imports its part at the same time.
     from vllm.v1.engine.core_process.start import end_core, start_core

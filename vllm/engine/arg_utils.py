@@ -333,7 +333,7 @@ class EngineArgs(LoRAArgs, SpeculativeArgs, ComputingArgs, UpstreamArgs):
         )
         asked, longest = self.max_model_len, source.longest_prompt(self.max_model_len)
         is_longer = isinstance(asked, int) and asked > longest and overrides is self.hf_overrides
-        if not is_longer or not envs.VLLM_ALLOW_LONG_MAX_MODEL_LEN:
+        if not is_longer or not envs.allows_long_contexts():
             return source
         logger.warning("max_model_len=%d is beyond the %d tokens of the model", asked, longest)
         return self._find_model(device, extended(overrides, max_position_embeddings=asked))

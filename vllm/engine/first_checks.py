@@ -169,7 +169,7 @@ def _check_model(args: Any, model: str | None, revision: str | None, overrides: 
 def _check_length(args: Any, raw: dict[str, Any] | None) -> None:
     """ValueError: more tokens than there are positions, where nothing computes further ones."""
     asked = args.max_model_len
-    if raw is None or not isinstance(asked, int) or envs.VLLM_ALLOW_LONG_MAX_MODEL_LEN:
+    if raw is None or not isinstance(asked, int) or envs.allows_long_contexts():
         return
     longest = raw.get("max_position_embeddings")
     is_scaled = "factor" in str(raw.get("rope_scaling") or raw.get("rope_parameters"))

@@ -21,7 +21,7 @@ from vllm.distributed.communicator import ALONE, Communicator
 from vllm.distributed.parallel_state import tensor_parallel
 from vllm.distributed.trainer_group import TrainerGroup, join_trainer, receive_tensors
 from vllm.layers.state import state_bytes
-from vllm.layers.weight_update import move_weights
+from vllm.layers.weight_update import HEAD, move_weights
 from vllm.loader import get_model
 from vllm.logger import init_logger
 from vllm.lora.request import LoRARequest
@@ -76,11 +76,6 @@ class Worker:
         self._kept_steps: deque[PendingStep] = deque()
         self._profiler: Any = None
         self._profile_prefix = ""
-
-    @property
-    def worker(self) -> Worker:
-        """Itself: upstream's executor holds its workers in another object."""
-        return self
 
     def load_model(self, use_tqdm: bool = False) -> None:
         """Load this rank's weights and build the runner. Raises ValueError: see `check_free_memory`."""
@@ -306,8 +301,15 @@ class Worker:
         config = self.config.model_config
         if find_settings(Path(config.path), config.hf_config.raw) is None:
             # They fit: there is no need to hold all of them before the first one is taken.
-            for pair in iterate_tensors(shard_files(Path(config.path))):
-                self.load_weights([pair])
+            # A head that is tied to the embedding comes after it.
+            heads = []
+            for name, tensor in iterate_tensors(shard_files(Path(config.path))):
+                if name.endswith(HEAD):
+                    heads.append((name, tensor))
+                else:
+                    self.load_weights([(name, tensor)])
+            if heads:
+                self.load_weights(heads)
             return
         awake = {"kv_cache"} - self._asleep
         self.sleep(level=2)
@@ -353,7 +355,9 @@ class Worker:
             self._asleep.add("kv_cache")
         if level == 2:
             self._num_reloads = self.weights_version + 1
-            self._runner = None
+            former, self._runner = self._runner.model, None
+            # Trainers keep `model_runner.model`.
+            former.retire(self.get_model)
             self._asleep.add("weights")
         elif self.device.type == "cuda" and "weights" not in self._asleep:
             self._move_weights(torch.device("cpu"))

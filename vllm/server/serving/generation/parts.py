@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -11,6 +11,8 @@ from vllm.chat.answers import AUTO, AnswerFormat, AnswerParser
 from vllm.chat.argument_forms import UnwritableSchema
 from vllm.chat.call_forms import CallableFunction, CallForms
 from vllm.chat.channel_forms import ChannelForms
+from vllm.chat.content_places import ContentPlaces
+from vllm.chat.tool_prompts import ToolPrompt
 from vllm.exceptions import VLLMValidationError, shown
 from vllm.params.structured import StructuredOutputsParams, Thinking
 from vllm.server.errors import ApiError
@@ -169,8 +171,9 @@ class AnswerPlan:
             form = replace(form, tools=None)
         elif form.tools is None and choice.mode == "auto":
             message = (
-                f"{choice.field}: the chat template does not show how this model writes calls; name its format by "
-                f"--tool-call-parser: {', '.join(ToolParserManager.list_registered())}"
+                f"{choice.field}: the chat template does not show how this model writes calls; have it told by "
+                "--tool-prompt generic, or name its format by --tool-call-parser: "
+                f"{', '.join(ToolParserManager.list_registered())}"
             )
             raise ApiError(400, message, choice.field, "unsupported_field")
         elif choice.mode == _ANY_CALL and (form.tools is None or not _writes_json(form.tools)):
@@ -182,6 +185,14 @@ class AnswerPlan:
         """For the chat template."""
         is_hidden = self.choice.mode == "none" and self._state.args.exclude_tools_when_tool_choice_none
         return None if is_hidden else list(self.choice.tools) or None
+
+    @property
+    def tool_prompt(self) -> ToolPrompt | None:
+        """What tells of the tools where the template ignores them; None: nothing does."""
+        parser = self.form.tools or self._state.answer_format(self._body.chat_template).tools
+        if self._state.args.tool_prompt != "generic" or parser is None or parser.call_text is None:
+            return None
+        return ToolPrompt(parser.call_text, () if self.choice.mode == "none" else self.choice.tools)
 
     def structured_outputs(self, given: Any) -> Any:
         """The form of answers: `given`, the one of the request's other fields, or a grammar of calls.
@@ -296,14 +307,28 @@ class AnswerPlan:
             return False
         return given
 
-    def parser(self, opening: str) -> AnswerParser | None:
-        """A parser of one choice of the answer; None: all is content. `opening`: what the prompt has of the answer."""
+    def content_of(self, opening: str) -> Callable[[], ContentPlaces] | None:
+        """What makes a reader of where the content of a choice stands; None: all is content."""
+        if self.form.tools is None and self.form.reasoning is None:
+            return None
+
+        def made() -> ContentPlaces:
+            parser = self.parser(opening, is_streamed=True)
+            assert parser is not None
+            return ContentPlaces(parser)
+
+        return made
+
+    def parser(self, opening: str, is_streamed: bool | None = None) -> AnswerParser | None:
+        """A parser of one choice of the answer; None: all is content. `opening`: what the prompt has of the answer.
+        `is_streamed`: the text comes in pieces; None: if the answer does."""
         if self.form.tools is None and self.form.reasoning is None:
             return None
         body = self._body
         tokenizer = self._state.engine.tokenizer
         hf_tokenizer = getattr(tokenizer, "hf_tokenizer", None) if self.form.asks_tokenizer else tokenizer
         tools: Sequence[Mapping[str, Any]] = self.choice.tools
+        wants_pieces = bool(body.stream) if is_streamed is None else is_streamed
         return AnswerParser(
-            self.form, hf_tokenizer, [dict(each) for each in tools], opening, bool(body.stream), self.choice.most, body
+            self.form, hf_tokenizer, [dict(each) for each in tools], opening, wants_pieces, self.choice.most, body
         )
