@@ -19,7 +19,7 @@ Tokenize = Callable[[str], Awaitable[list[int]]]
 _CUSTOM = 'take --dataset-name custom, a file of {"prompt": TEXT} lines'
 _NOT_READ = {
     "sonnet": _CUSTOM, "burstgpt": _CUSTOM, "hf": _CUSTOM, "spec_bench": _CUSTOM, "speed_bench": _CUSTOM,
-    "random-mm": "prompts are texts", "custom_mm": "prompts are texts", "random-rerank": "/rerank is not measured",
+    "timed_trace": _CUSTOM, "random-mm": "prompts are texts", "custom_mm": "prompts are texts", "random-rerank": "/rerank is not measured",
     "custom_image": "prompts are texts", "custom_audio": "prompts are texts",
 }  # fmt: skip
 _NAMES = ("random", "sharegpt", "custom", "prefix_repetition")
