@@ -11,8 +11,8 @@ from vllm.parser.reader import Ended, NotACall, Reader, Step
 
 START, END = "<|message_model|>", "<|end_message|>"
 TEXT, THOUGHTS, CALL = "<|content_text|>", "<|content_thinking|>", "<|content_invoke_tool_json|>"
-_ENDS = (END, "<|content_model_end_sampling|>", START)
-_MARKERS = (TEXT, THOUGHTS, CALL, *_ENDS)
+ENDS = (END, "<|content_model_end_sampling|>", START)
+_MARKERS = (TEXT, THOUGHTS, CALL, *ENDS)
 
 
 def read_blocks(reader: Reader, calls: Calls) -> Iterator[Step]:
@@ -29,7 +29,7 @@ def read_blocks(reader: Reader, calls: Calls) -> Iterator[Step]:
             if header.strip() and found != CALL:
                 yield Content(header)
         elif found in (TEXT, THOUGHTS):
-            found = yield from reader.text_until(_ENDS, _content if found == TEXT else _reasoning)
+            found = yield from reader.text_until(ENDS, _content if found == TEXT else _reasoning)
         else:
             if found == CALL:
                 yield from _call(reader, calls)

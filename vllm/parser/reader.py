@@ -207,6 +207,8 @@ class Machine:
         for event in self._steps:
             if event is None:
                 break
+            if getattr(event, "text", None) == "":
+                continue
             events.append(event)
             self.places.append(self._place_of(event))
         return events

@@ -10,8 +10,10 @@ from dataclasses import dataclass
 from vllm.parser.calls import Calls
 from vllm.parser.events import Event
 from vllm.parser.reader import Ended, NotACall, Reader, Step
-from vllm.parser.typed_values import as_json, dumps, in_string, is_text, may_be_text
+from vllm.parser.schemas import ArgumentSchema
+from vllm.parser.typed_values import as_json, dumps, in_string
 
+_OBJECT = ArgumentSchema({"type": "object"})
 _ALL = ("arguments", "parameters", "properties", "input")
 
 
@@ -64,12 +66,12 @@ def tag_arguments(reader: Reader, calls: Calls, function: str, tags: Tags) -> It
             value = yield from _value(reader, tags)
             if (yield from _is_all(reader, calls, value, tags)):
                 return
-            yield calls.arguments(f"{{{dumps(name)}: {as_json(value, None)}")
+            yield calls.arguments(f"{{{dumps(name)}: {as_json(value)}")
             names.add(name)
             continue
         before = ", " if names else "{"
-        schema = calls.property_schema(function, name)
-        if is_text(schema) or (said and may_be_text(schema)):
+        schema = calls.schema(function).property(name)
+        if schema.is_text or (said and schema.may_be_text):
             yield calls.arguments(f'{before}{dumps(name)}: "')
             yield from _string(reader, calls, tags)
             yield calls.arguments('"')
@@ -96,7 +98,7 @@ def invoked_calls(
 
 def _is_all(reader: Reader, calls: Calls, value: str, tags: Tags) -> Generator[Step, None, bool]:
     """Read the call's end, if the value is an object and nothing follows it."""
-    written = as_json(value, {"type": "object"})
+    written = as_json(value, _OBJECT)
     if not written.startswith("{"):
         return False
     try:

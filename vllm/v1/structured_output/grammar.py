@@ -10,7 +10,7 @@ from math import lcm
 from typing import Any
 
 from vllm.exceptions import VLLMValidationError
-from vllm.params.structured import StructuredOutputsParams
+from vllm.params.structured import OwnGrammar, StructuredOutputsParams
 from vllm.v1.structured_output.gbnf import is_gbnf, lark_of_gbnf
 from vllm.v1.structured_output.structural_tags import tag_text
 from vllm.v1.structured_output.thinking import with_thinking
@@ -172,6 +172,8 @@ def _of_grammar(value: str, params: StructuredOutputsParams) -> str:
     """Lark's dialect, or EBNF as GBNF has it."""
     from llguidance import LLMatcher
 
+    if isinstance(value, OwnGrammar):
+        return LLMatcher.grammar_from_lark(value)
     return LLMatcher.grammar_from_lark(_unforced(lark_of_gbnf(value) if is_gbnf(value) else value))
 
 
