@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from vllm import envs
-from vllm.env_table import environment_variables
+from vllm.upstream.env_table import environment_variables
 
 
 def test_all_are_readable_with_their_defaults(monkeypatch):

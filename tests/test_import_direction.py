@@ -30,7 +30,7 @@ ORDER = """
     loader models layers quantization
     attention distributed ops
     tokenizers tracing config outputs pooling_outputs inputs pooling_params sampling_params params logprobs
-    utils exceptions logger version envs env_table
+    utils exceptions logger version envs
 """.split()
 PUBLIC = set(re.findall(r'"(\w+)": "vllm\.', (ROOT / "vllm/__init__.py").read_text(encoding="utf-8")))
 

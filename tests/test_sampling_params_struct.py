@@ -109,6 +109,8 @@ def test_the_older_name_of_the_form():
     params = SamplingParams(guided_decoding=GuidedDecodingParams(regex="a*", whitespace_pattern=" "))
     assert params.structured_outputs == StructuredOutputsParams(regex="a*", whitespace_pattern=" ")
     assert SamplingParams(structured_outputs={"choice": ["a", "b"]}).structured_outputs.choice == ["a", "b"]
+    both = SamplingParams(guided_decoding=GuidedDecodingParams(regex="a*"), structured_outputs={"regex": "a*"})
+    assert both.structured_outputs == StructuredOutputsParams(regex="a*")
     for fields, says in (
         ({"structured_outputs": params.structured_outputs}, "give one of them"),
         ({"guided_decoding": GuidedDecodingParams(regex="a", backend="outlines")}, "one of auto, guidance"),

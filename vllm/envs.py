@@ -1,44 +1,69 @@
 """Environment variables that the engine reads, each in one place, read at the time of use. Upstream's names are
-attributes: `envs.VLLM_HOST_IP` is the variable's value, with upstream's type and default."""
+attributes for its callers, which vllm/upstream/env_table.py serves: `envs.VLLM_HOST_IP` is the variable's value."""
 
 from __future__ import annotations
 
 import math
 import os
 from pathlib import Path
-from typing import Any
-
-from vllm.env_table import environment_variables
 
 _MIN_LINK_SECONDS = 5.0  # ranks send once a second, and a lost packet is sent again after up to two
-
-
-def __getattr__(name: str) -> Any:
-    # No constants: a variable may be set after the import.
-    if name not in environment_variables:
-        raise AttributeError(f"module 'vllm.envs' has no attribute {name!r}")
-    return environment_variables[name]()
-
-
-def __dir__() -> list[str]:
-    return sorted([*globals(), *environment_variables])
-
-
-def is_set(name: str) -> bool:
-    """Whether the variable is in the environment.
-
-    Raises:
-        AttributeError: upstream has no such variable.
-    """
-    if name not in environment_variables:
-        raise AttributeError(f"module 'vllm.envs' has no attribute {name!r}")
-    return name in os.environ
 
 
 def logging_level() -> str | None:
     """VLLM_LOGGING_LEVEL: a level name such as INFO; None when unset."""
     level = os.environ.get("VLLM_LOGGING_LEVEL")
     return level.strip().upper() if level else None
+
+
+def configures_logging() -> bool:
+    """VLLM_CONFIGURE_LOGGING: whether the package sets up its logger; true when unset."""
+    return _flag("VLLM_CONFIGURE_LOGGING", True)
+
+
+def logging_config_path() -> str | None:
+    """VLLM_LOGGING_CONFIG_PATH: a file of logging.config; None when unset."""
+    return os.environ.get("VLLM_LOGGING_CONFIG_PATH") or None
+
+
+def plugins() -> list[str] | None:
+    """VLLM_PLUGINS: the plug-ins to load, by name; None, all, when unset."""
+    names = os.environ.get("VLLM_PLUGINS")
+    return None if names is None else names.split(",")
+
+
+def max_sequences() -> int:
+    """VLLM_MAX_N_SEQUENCES: the most sequences that one request may ask for; 16384 when unset."""
+    text = os.environ.get("VLLM_MAX_N_SEQUENCES")
+    try:
+        return int(text) if text else 16_384
+    except ValueError:
+        raise ValueError(f"VLLM_MAX_N_SEQUENCES must be a number, got {text!r}") from None
+
+
+def allows_long_contexts() -> bool:
+    """VLLM_ALLOW_LONG_MAX_MODEL_LEN=1: max_model_len may exceed the model's context."""
+    return _flag("VLLM_ALLOW_LONG_MAX_MODEL_LEN", False)
+
+
+def allows_adapter_updates() -> bool:
+    """VLLM_ALLOW_RUNTIME_LORA_UPDATING=1: the server has routes that load and unload adapters."""
+    return _flag("VLLM_ALLOW_RUNTIME_LORA_UPDATING", False)
+
+
+def adapter_folder() -> str | None:
+    """VLLM_LORA_RESOLVER_CACHE_DIR: a folder of adapters that requests may name; None when unset."""
+    return os.environ.get("VLLM_LORA_RESOLVER_CACHE_DIR") or None
+
+
+def has_development_routes() -> bool:
+    """VLLM_SERVER_DEV_MODE=1: the server has the routes of its development mode."""
+    return _flag("VLLM_SERVER_DEV_MODE", False)
+
+
+def profiler_folder() -> str | None:
+    """VLLM_TORCH_PROFILER_DIR: where profiles are written; None when unset."""
+    return os.environ.get("VLLM_TORCH_PROFILER_DIR") or None
 
 
 def api_keys() -> list[str]:
@@ -145,6 +170,15 @@ def attention_backend() -> str | None:
 def rounding() -> str:
     """VLLM_ROUNDING: what the engine's `rounding` of "auto" is; "vllm" when unset."""
     return os.environ.get("VLLM_ROUNDING") or "vllm"
+
+
+def _flag(name: str, default: bool) -> bool:
+    text = os.environ.get(name)
+    if not text:
+        return default
+    if (lowered := text.strip().lower()) not in ("0", "1", "false", "true"):
+        raise ValueError(f"{name} must be 0 or 1, got {text!r}")
+    return lowered in ("1", "true")
 
 
 def _positive(name: str, unit: str) -> float | None:

@@ -32,10 +32,10 @@ def _configure_from(path: str) -> None:
 
 def _configure_root() -> logging.Logger:
     root = logging.getLogger("vllm")
-    if root.handlers or not envs.VLLM_CONFIGURE_LOGGING:
+    if root.handlers or not envs.configures_logging():
         return root
-    if envs.VLLM_LOGGING_CONFIG_PATH:
-        _configure_from(envs.VLLM_LOGGING_CONFIG_PATH)
+    if path := envs.logging_config_path():
+        _configure_from(path)
         return root
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(logging.Formatter(_FORMAT, datefmt="%H:%M:%S"))

@@ -235,7 +235,7 @@ class SamplingParams(Struct, dict=True):
 
     def _check_combinations(self) -> None:
         if self.guided_decoding is not None:
-            if self.structured_outputs is not None:
+            if self.structured_outputs not in (None, self.guided_decoding):
                 message = "guided_decoding is an older name of structured_outputs: give one of them"
                 raise VLLMValidationError(message, "guided_decoding", self.guided_decoding)
             self.structured_outputs, self.guided_decoding = self.guided_decoding, None  # type: ignore[assignment]

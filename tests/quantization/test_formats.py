@@ -16,9 +16,9 @@ from quantized_models import Pack, Stored, assert_reads, generate, make_llm, mak
 from safetensors.torch import load_file, save_file
 from tiny_models import make_tiny
 
-from vllm.config.quantization import QUANTIZATIONS, REFUSED, STORED
+from vllm.config.quantization import ALIASES, QUANTIZATIONS, REFUSED, STORED, canonical_quantization
 from vllm.ops.quantized_linear import pack_quantized
-from vllm.quantization import canonical_quantization, get_quantization_config, stored_formats
+from vllm.quantization import get_quantization_config, stored_formats
 from vllm.quantization.stored import read_quantized
 
 
@@ -291,7 +291,8 @@ def only_blocks(pack: Any) -> Pack:
 def test_formats_are_found_by_their_files():
     formats = stored_formats()
     assert [form.name for form in formats] == list(STORED)
-    aliases = [alias for form in formats for alias in form.aliases]
+    assert set(ALIASES) <= set(STORED)
+    aliases = [alias for each in ALIASES.values() for alias in each]
     assert len(set(aliases)) == len(aliases) > 10
     assert set(aliases).isdisjoint({*QUANTIZATIONS, *REFUSED})
 

@@ -47,7 +47,10 @@ def test_text_and_usage(server, llm):
     expected = offline(llm)
     assert answer["object"] == "chat.completion"
     (choice,) = answer["choices"]
-    assert choice["message"] == {"role": "assistant", "content": expected.outputs[0].text, "refusal": None}
+    nothing = dict.fromkeys(("refusal", "reasoning", "annotations", "audio", "function_call"))
+    assert choice["message"] == {"role": "assistant", "content": expected.outputs[0].text, **nothing}
+    # Clients send it back as it is.
+    assert chat(server, messages=[{"role": "user", "content": "a"}, choice["message"]])["choices"]
     assert (choice["finish_reason"], choice["logprobs"]) == ("length", None)
     assert answer["usage"]["prompt_tokens"] == len(expected.prompt_token_ids)
 

@@ -18,7 +18,7 @@ from typing import Any
 import httpx
 import pytest
 from live_server import LiveServer
-from processes import is_running
+from processes import descendants, is_running
 from slow_processor import STEP_SECONDS
 from tiny_llm import make_tiny_model
 
@@ -40,11 +40,15 @@ def folder(tmp_path_factory):
 
 
 @contextmanager
-def servers(folder: Path, *flags: list[str], env: dict[str, str] | None = None) -> Iterator[list[LiveServer]]:
-    """One slow server for each list of flags, started side by side."""
+def servers(
+    folder: Path, *flags: list[str], env: dict[str, str] | None = None, **options: Any
+) -> Iterator[list[LiveServer]]:
+    """One slow server for each list of flags, started side by side; `options` of LiveServer."""
     env = {**SLOW_ENV, **(env or {})}
     with ExitStack() as stack:
-        started = [stack.enter_context(LiveServer(folder, *SLOW, *each, env=env, wait=False)) for each in flags]
+        started = [
+            stack.enter_context(LiveServer(folder, *SLOW, *each, env=env, wait=False, **options)) for each in flags
+        ]
         for server in started:
             server.wait_until_ready()
         yield started
@@ -158,16 +162,48 @@ def assert_drains(server: LiveServer, num_replicas: int) -> None:
     assert server.url in ready and "serves tiny;" in ready and f"page to try it is at {server.url}/" in ready
 
 
-def test_sigint_or_a_second_signal_stops_at_once(folder):
-    with servers(folder, [], [], []) as (interrupted, hurried, hung):
-        for server, signals in (interrupted, [signal.SIGINT]), (hurried, [signal.SIGTERM, signal.SIGTERM]):
+def test_signals_to_the_group_are_the_servers(folder):
+    """A terminal's Ctrl-C and a service manager's SIGTERM go to the engine's and the workers' processes, too."""
+    two = ["--tensor-parallel-size", "2"] if usable_cores() > 1 else []
+    with servers(folder, [], two, group=True) as started:
+        for server, signum in zip(started, (signal.SIGINT, signal.SIGTERM), strict=True):
+            processes = descendants(server.process.pid)
+            in_flight = InFlight(server, max_tokens=60)
+            os.killpg(server.process.pid, signum)
+            in_flight.join()
+            assert in_flight.num_tokens == 60 and in_flight.events[-1] == "[DONE]"
+            assert in_flight.answer.json()["usage"]["completion_tokens"] == 60
+            assert server.process.wait(20) == 0
+            assert_gone(server, processes)
+            assert len(processes) == (2 if signum == signal.SIGTERM and two else 1)
+
+
+def test_a_signal_that_is_sent_twice_is_one(folder):
+    """`timeout` sends it to its child, and then to the group."""
+    with servers(folder, [], [], group=True) as (busy, idle):
+        for server in (busy, idle):
+            cores = server.core_pids
+            in_flight = InFlight(server, max_tokens=60) if server is busy else None
+            server.process.terminate()
+            os.killpg(server.process.pid, signal.SIGTERM)
+            if in_flight is not None:
+                in_flight.join()
+                assert in_flight.num_tokens == 60 and in_flight.events[-1] == "[DONE]"
+            assert server.process.wait(20) == 0
+            assert_gone(server, cores)
+
+
+def test_a_second_signal_stops_at_once(folder):
+    with servers(folder, [], [], [], group=True) as (interrupted, hurried, hung):
+        both = ((signal.SIGINT, signal.SIGINT), (signal.SIGTERM, signal.SIGTERM))
+        for server, signals in zip((interrupted, hurried), both, strict=True):
             cores = server.core_pids
             in_flight = InFlight(server)
             began = time.monotonic()
-            server.process.send_signal(signals[0])
+            os.killpg(server.process.pid, signals[0])
             for each in signals[1:]:
                 wait_for(lambda server=server: "no new requests" in server.log())
-                server.process.send_signal(each)
+                os.killpg(server.process.pid, each)
             assert server.process.wait(20) == 128 + signals[-1]
             assert time.monotonic() - began < NUM_TOKENS * STEP_SECONDS
             assert_cut_short(in_flight, "shutting_down")
@@ -180,6 +216,7 @@ def assert_does_not_wait_for_its_engine(server: LiveServer) -> None:
     (core,) = server.core_pids
     in_flight = InFlight(server)
     os.kill(core, signal.SIGSTOP)
+    server.process.send_signal(signal.SIGTERM)
     server.process.send_signal(signal.SIGINT)
     assert_cut_short(in_flight, "shutting_down")
     assert_gone(server, [])

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
+from datetime import datetime
 
 import pytest
 from asgi import AppThread, make_engine
@@ -75,6 +77,7 @@ def test_a_text(server):
     answer, want = message(server), chat(server)
     assert text_of(answer) == content_of(want)
     assert (answer["type"], answer["role"], answer["model"]) == ("message", "assistant", "tiny")
+    assert answer["id"].startswith("msg_")
     assert (answer["stop_reason"], answer["stop_sequence"]) == ("max_tokens", None)
     usage = answer["usage"]
     assert usage["input_tokens"] + usage["cache_read_input_tokens"] == want["usage"]["prompt_tokens"]
@@ -202,12 +205,51 @@ def test_count_tokens(server):
         ({"container": "x"}, "container", "nothing is run"),
         ({"stop_sequences": [7]}, "stop_sequences", "stop_sequences"),
         ({"colour": 1}, "colour", "unknown field"),
+        ({"thread": {"type": "create"}}, "thread", "send all of its messages"),
+        ({"fallbacks": [{"model": "other"}]}, "fallbacks", "no other model"),
+        ({"reasoning_effort": "low"}, "reasoning_effort", "output_config.effort"),
     ],
 )
 def test_what_is_not_done_is_refused_by_name(server, fields, param, says):
     error = error_of(server, **fields)
     assert (error["type"], error["param"]) == ("invalid_request_error", param)
     assert says in error["message"]
+
+
+@pytest.mark.parametrize("thread", [{"type": "create"}, {"type": "continue", "previous_message_id": "msg_1"}])
+def test_clients_learn_that_no_conversation_is_kept(server, monkeypatch, thread):
+    """Also where unknown fields pass: who believes that it is kept sends neither tools nor earlier messages again."""
+    told = {"error_code": "thread_unsupported_request", "unsupported": ["thread"]}
+    for ignored in (False, True):
+        monkeypatch.setattr(server.state, "args", replace(server.state.args, ignore_unknown_fields=ignored))
+        assert error_of(server, thread=thread)["details"] == told
+    assert "details" not in error_of(server, fallbacks=[{}])
+
+
+def test_models_as_its_clients_read_them(server, monkeypatch):
+    names = ["tiny", "b", "c"]
+    monkeypatch.setattr(server.state, "args", replace(server.state.args, served_model_name=names))
+
+    def listed(**query):
+        answer = server.request("GET", "/v1/models", params=query)
+        assert answer.status_code == 200, answer.text
+        body = answer.json()
+        found = [each["id"] for each in body["data"]]
+        assert (body["first_id"], body["last_id"]) == ((found[0], found[-1]) if found else (None, None))
+        return found, body["has_more"]
+
+    assert listed() == (names, False)
+    assert listed(limit=2) == (["tiny", "b"], True)
+    assert listed(limit=2, after_id="b") == (["c"], False)
+    assert listed(limit=1, before_id="c") == (["b"], True)
+    assert listed(after_id="c") == ([], False)
+    card = server.request("GET", "/v1/models/b").json()
+    assert (card["type"], card["display_name"], card["lifecycle"]) == ("model", "b", "active")
+    assert datetime.fromisoformat(card["created_at"].replace("Z", "+00:00")).timestamp() == card["created"]
+    assert card["max_input_tokens"] == card["max_tokens"] == SIZES["max_model_len"]
+    for query in ({"limit": "0"}, {"limit": "x"}, {"limit": "9999"}, {"after_id": "d"}, {"before_id": "d"}):
+        answer = server.request("GET", "/v1/models", params=query)
+        assert (answer.status_code, answer.json()["error"]["param"]) == (400, next(iter(query)))
 
 
 def test_errors_have_anthropics_shape(server):

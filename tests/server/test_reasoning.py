@@ -63,7 +63,8 @@ def test_reasoning_is_apart_from_the_content(server):
 
 def test_reasoning_may_be_left_out(server):
     message = ask(server, TEXT, include_reasoning=False)["message"]
-    assert message == {"role": "assistant", "content": "\n\nYes.", "refusal": None}
+    assert (message["content"], message["reasoning"]) == ("\n\nYes.", None)
+    assert "Hm." not in str(message)
     deltas = [chunk["delta"] for chunk in streamed(server, TEXT, include_reasoning=False)]
     assert not any("reasoning" in each for each in deltas)
 
@@ -156,3 +157,43 @@ def test_a_budget_needs_a_parser(server):
     finally:
         object.__setattr__(args, "reasoning_parser", "qwen3")
         server.state._formats.clear()
+
+
+ASKS = {"role": "user", "content": "What is <think>?"}
+CUT = [*USER, {"role": "assistant", "content": "<think>I was cut"}, *USER]
+
+
+@pytest.mark.parametrize("messages", [[ASKS], CUT, [{"role": "system", "content": "<think> first"}, *USER]])
+def test_words_of_turns_begin_no_reasoning(server, messages):
+    message = ask(server, "It is markup.", messages=messages)["message"]
+    assert (message["reasoning"], message["content"]) == (None, "It is markup.")
+    deltas = [chunk["delta"] for chunk in streamed(server, "It is markup.", messages=messages)]
+    assert "".join(each.get("content") or "" for each in deltas) == "It is markup."
+    # A form binds the answer from its beginning, and a budget counts none of it.
+    form = {"structured_outputs": {"choice": ["left", "right"]}, "max_tokens": 60, "messages": messages}
+    message = ask(server, "le", **form)["message"]
+    assert (message["reasoning"], message["content"]) == (None, "left")
+    message = ask(server, "It is markup.", messages=messages, thinking_token_budget=2)["message"]
+    assert (message["reasoning"], message["content"]) == (None, "It is markup.")
+    # What the template begins counts all the same.
+    message = ask(server, "Hm.</think>Yes.", messages=messages, chat_template_kwargs={"inside": True})["message"]
+    assert (message["reasoning"], message["content"]) == ("Hm.", "Yes.")
+
+
+def test_words_of_turns_begin_none_over_other_doors(server):
+    body = bodied(server, "It is markup.", messages=[ASKS])
+    answer = server.request("POST", "/v1/messages", json=body).json()
+    assert [(each["type"], each.get("text")) for each in answer["content"]] == [("text", "It is markup.")]
+    body["input"] = ASKS["content"]
+    body["max_output_tokens"] = body.pop("max_tokens")
+    del body["messages"]
+    answer = server.request("POST", "/v1/responses", json=body).json()
+    assert [each["type"] for each in answer["output"]] == ["message"]
+    assert answer["output"][0]["content"][0]["text"] == "It is markup."
+
+
+def test_a_message_that_goes_on_may_have_begun_it(server):
+    messages = [ASKS, {"role": "assistant", "content": "<think>Let me"}]
+    options = {"messages": messages, "add_generation_prompt": False, "continue_final_message": True}
+    message = ask(server, " see.</think>Yes.", **options)["message"]
+    assert (message["reasoning"], message["content"]) == (" see.", "Yes.")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib
+import itertools
+import json
 import pkgutil
 from typing import Any
 
@@ -15,6 +17,8 @@ from vllm.server.errors import ApiError
 from vllm.server.http.request_body import parse_body
 from vllm.server.protocol.base import RequestModel, check_names
 from vllm.server.protocol.generation import ChatCompletionRequest, CompletionRequest
+from vllm.server.protocol.messages import MessagesRequest
+from vllm.server.protocol.responses import ResponsesRequest
 
 for _module in pkgutil.iter_modules(protocol.__path__):
     importlib.import_module(f"{protocol.__name__}.{_module.name}")
@@ -91,6 +95,80 @@ def test_hints_are_of_fields_that_are_there():
     assert "'chat_template_kwargs.enable_thinking'" in message(ChatCompletionRequest, "enable_thinking")
     assert "chat_template_kwargs" not in message(CompletionRequest, "enable_thinking")
     assert "'max_tokens'" in message(CompletionRequest, "max_completion_tokens")
+    assert "'instructions'" in message(ResponsesRequest, "system")
+    assert "'system'" in message(MessagesRequest, "instructions")
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_hints_are_of_misspelt_names_alone(model):
+    """Names that share a word with a field are other names."""
+    for name in {"prompt", "options", "messages", "input", "query", "raw"} - set(model.model_fields):
+        if name in model.REFUSED:
+            continue
+        with pytest.raises(ApiError) as caught:
+            check_names({name: 1}, model)
+        assert "did you mean" not in caught.value.message, caught.value.message
+
+
+SCHEMA = {"type": "object", "properties": {"a": {"enum": [1, 2]}}}
+TAG = {"format": {"type": "const_string", "value": "a"}}
+FORMS = {
+    "json": [
+        {"guided_json": SCHEMA}, {"guided_json": json.dumps(SCHEMA)}, {"structured_outputs": {"json": SCHEMA}},
+        {"structured_outputs": {"json": json.dumps(SCHEMA), "regex": None}},
+        {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMA}}},
+    ],
+    "json_object": [{"structured_outputs": {"json_object": True}}, {"response_format": {"type": "json_object"}}],
+    "regex": [{"guided_regex": "a+"}, {"structured_outputs": {"regex": "a+"}}],
+    "choice": [{"guided_choice": ["a", "b"]}, {"structured_outputs": {"choice": ["a", "b"]}}],
+    "grammar": [{"guided_grammar": 'start: "a"'}, {"structured_outputs": {"grammar": 'start: "a"'}}],
+    "structural_tag": [
+        {"structural_tag": TAG}, {"structural_tag": json.dumps(TAG)}, {"structured_outputs": {"structural_tag": TAG}},
+        {"response_format": {"type": "structural_tag", **TAG}},
+    ],
+}  # fmt: skip
+
+
+def _form(*fields: dict[str, Any]) -> Any:
+    body = CompletionRequest.model_validate({"prompt": "a", **{k: v for each in fields for k, v in each.items()}})
+    return body.form(body.structured_outputs)
+
+
+@pytest.mark.parametrize("kind", FORMS)
+def test_one_form_by_two_names_is_one(kind):
+    """Clients send a form by the names of several ages of servers; an option of one of them holds."""
+    for one, other in itertools.combinations(FORMS[kind], 2):
+        if one.keys() != other.keys():
+            assert _form(one, other)[kind] in (_form(one)[kind], _form(other)[kind])
+    for older, others in ((each, FORMS[name]) for each in FORMS[kind] for name in FORMS if name != kind):
+        for other in others:
+            if older.keys() != other.keys():
+                with pytest.raises(VLLMValidationError, match="exclude each other"):
+                    _form(older, other)
+
+
+def test_options_of_forms_hold():
+    spaced = {"structured_outputs": {"json": SCHEMA, "whitespace_pattern": " "}}
+    assert _form(FORMS["json"][0], spaced) == spaced["structured_outputs"]
+    assert _form(spaced, {"guided_whitespace_pattern": " "}) == spaced["structured_outputs"]
+    for fields in (
+        [spaced, {"guided_whitespace_pattern": "  "}],
+        [{"guided_regex": "a"}, {"structured_outputs": {"regex": "b"}}],
+        # JSON's 1 is not its true.
+        [{"guided_json": {"const": 1}}, {"structured_outputs": {"json": {"const": True}}}],
+    ):
+        with pytest.raises(VLLMValidationError, match="exclude each other"):
+            _form(*fields)
+
+
+def test_a_body_of_another_route_says_which():
+    for model, body, door in (
+        (ChatCompletionRequest, {"prompt": "a"}, "/v1/completions takes prompt"),
+        (CompletionRequest, {"messages": []}, "/v1/chat/completions or /v1/messages takes messages"),
+        (MessagesRequest, {"input": "a", "max_tokens": 5}, "/v1/responses or /v1/embeddings takes input"),
+    ):
+        with pytest.raises(ApiError, match=f"is required; {door}"):
+            parse_body(body, model, ignore_unknown=True)
 
 
 @pytest.mark.parametrize("model", [ChatCompletionRequest, CompletionRequest])

@@ -127,6 +127,7 @@ def test_items_that_no_text_model_takes_are_refused_by_name(server, item, says):
         ("background", True, "background"),
         ("prompt", {"id": "p"}, "prompt"),
         ("tools", [{"type": "web_search"}], "tools"),
+        ("tools", [{"type": "custom", "name": "c"}], "tools"),
         ("tool_choice", {"type": "mcp", "server_label": "x"}, "tool_choice"),
         ("include", ["nothing"], "include"),
         ("max_output_tokens", -1, "max_output_tokens"),
@@ -136,7 +137,9 @@ def test_items_that_no_text_model_takes_are_refused_by_name(server, item, says):
         ("n", 2, "n"),
         ("truncation", "left", "truncation"),
         ("text", {"format": {"type": "json_schema", "name": "x"}}, "text.format"),
-        ("text", {"verbosity": "low"}, "text.verbosity"),
+        ("text", {"verbosity": 3}, "text.verbosity"),
+        ("verbosity", "low", "verbosity"),
+        ("reasoning_effort", "low", "reasoning_effort"),
         ("text", {"colour": 1}, "text.colour"),
         ("reasoning", {"effort": 3}, "reasoning.effort"),
         ("input", [], "input"),
@@ -150,12 +153,23 @@ def test_what_is_not_done_is_refused_by_name(server, field, value, param):
     assert error_of(server, **{field: value})["param"] == param
 
 
+def test_what_to_do_instead(server):
+    custom, run_here = ({"type": kind, "name": "c"} for kind in ("custom", "code_interpreter"))
+    for name, value in (("tools", [custom]), ("tool_choice", custom)):
+        said = error_of(server, **{name: value})["message"]
+        assert "give a function" in said and "runs no tools" not in said
+    assert "runs no tools" in error_of(server, tools=[run_here])["message"]
+    assert "/v1/chat/completions or /v1/messages takes it" in error_of(server, messages=[])["message"]
+    answer = server.request("POST", "/v1/responses/compact", json={"model": "tiny", "input": "a"})
+    assert answer.status_code == 404 and "truncation=auto" in answer.json()["error"]["message"]
+
+
 def test_what_changes_nothing_is_taken(server):
     fields = {
         "store": False, "metadata": {"topic": "demo"}, "service_tier": "auto", "user": "u", "safety_identifier": "s",
         "prompt_cache_key": "k", "background": False, "max_tool_calls": 3, "truncation": "disabled", "tools": [],
-        "parallel_tool_calls": False, "include": ["reasoning.encrypted_content"], "text": {"verbosity": "medium"},
-        "reasoning": {"summary": "auto"}, "prompt_cache_retention": "24h", "tool_choice": "auto",
+        "parallel_tool_calls": False, "include": ["reasoning.encrypted_content"], "text": {"verbosity": "low"},
+        "reasoning": {"summary": "auto", "effort": "high"}, "prompt_cache_retention": "24h", "tool_choice": "auto",
     }  # fmt: skip
     response = respond(server, **fields)
     assert text_of(response) == text_of(respond(server))

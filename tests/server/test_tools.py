@@ -173,6 +173,26 @@ def test_a_form_of_the_answer_beside_tools(server):
             assert json.loads(message["content"])["a"] in (1, 2)
 
 
+def test_a_forced_call_wins_over_the_form_of_a_text(server):
+    """There is no text that the form could be of. A form of whole answers may be that of the call's arguments."""
+    named = {"type": "function", "function": {"name": "weather"}}
+    other = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "object"}}}
+    for fields in (
+        {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": CITY}}},
+        {"response_format": other},
+        {"response_format": {"type": "json_object"}},
+        {"guided_json": CITY},
+        {"structured_outputs": {"json": json.dumps(CITY)}},
+    ):
+        message = ask(server, tool_choice=named, temperature=0, **fields)["message"]
+        (call,) = message["tool_calls"]
+        assert json.loads(call["function"]["arguments"])["city"] in ("Oslo", "Rome") and message["content"] is None
+    for fields in ({"guided_json": {"type": "object"}}, {"guided_choice": ["Oslo"]}):
+        body = {"model": "tiny", "messages": USER, "tools": TOOLS, "tool_choice": named, **fields}
+        error = server.request("POST", "/v1/chat/completions", json=body).json()["error"]
+        assert error["param"] == "tool_choice" and "exclude each other" in error["message"]
+
+
 def test_older_names(server):
     body = {"tools": None, "functions": [WEATHER["function"]]}
     choice = ask(server, function_call={"name": "weather"}, temperature=1, **body)

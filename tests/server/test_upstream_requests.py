@@ -129,21 +129,38 @@ def test_fields_for_the_template(server):
     assert with_args(server, "POST", path, {**body, **fields}, **defaults).json()["prompt"] == "highdm"
 
 
-def test_verbosity_is_for_templates_that_know_it(server):
+def test_verbosity_and_effort_are_for_templates_that_know_them(server):
     knows = "{{ verbosity | default('-') }}"
     assert rendered(server, chat_template=knows, verbosity="low")["prompt"] == "low"
     assert rendered(server, chat_template=knows)["prompt"] == "-"
-    assert rendered(server, chat_template="x", verbosity="medium")["prompt"] == "x"
-    error = chat(server, chat_template="x", verbosity="low").json()["error"]
-    assert (error["param"], error["code"]) == ("verbosity", "unsupported_field")
+    assert rendered(server, chat_template="x", verbosity="low")["prompt"] == "x"
+    knows = "{{ reasoning_effort | default('-') }}{{ enable_thinking | default('-') }}"
+    assert rendered(server, chat_template=knows, reasoning={"effort": "low", "summary": "auto"})["prompt"] == "low-"
+    assert rendered(server, chat_template=knows, reasoning={"effort": "none"})["prompt"] == "noneFalse"
+    both = {"reasoning": {"effort": "low"}, "reasoning_effort": "low"}
+    assert rendered(server, chat_template=knows, **both)["prompt"] == "low-"
+    error = chat(server, reasoning={"effort": "low"}, reasoning_effort="high").json()["error"]
+    assert (error["param"], error["code"]) == ("reasoning", "invalid_value")
+    for name, instead in (("max_tokens", "thinking_token_budget"), ("exclude", "include_reasoning")):
+        error = chat(server, reasoning={name: 5}).json()["error"]
+        assert error["code"] == "unsupported_field" and instead in error["message"]
+
+
+def test_a_prediction_changes_nothing(server):
+    plain = chat(server, temperature=0).json()["choices"]
+    for content in ("hi", [{"type": "text", "text": "hi"}]):
+        answer = chat(server, temperature=0, prediction={"type": "content", "content": content})
+        assert answer.json()["choices"] == plain
 
 
 def test_templates_may_get_contents_as_parts(server):
     body = {**CHAT, "chat_template": "{{ messages[0].content[0].text }}"}
     path = "/v1/chat/completions/render"
-    answer = with_args(server, "POST", path, body, chat_template_content_format="openai")
-    assert answer.json()["prompt"] == "hi"
-    assert with_args(server, "POST", path, body).status_code == 400
+    for content_format in ("auto", "openai"):
+        answer = with_args(server, "POST", path, body, chat_template_content_format=content_format)
+        assert answer.json()["prompt"] == "hi"
+    answer = with_args(server, "POST", path, body, chat_template_content_format="string")
+    assert answer.status_code == 400 and answer.json()["error"]["param"] == "chat_template"
 
 
 @pytest.mark.parametrize("path", PATHS)

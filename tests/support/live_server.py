@@ -13,6 +13,7 @@ from pathlib import Path
 from types import TracebackType
 
 import httpx
+from processes import children
 
 ROOT = Path(__file__).parents[2]
 TINY_FLAGS = (
@@ -34,6 +35,7 @@ class LiveServer:
         env: further environment variables.
         wait: come back when the server is ready; False = at once.
         api_server: start it by `python -m vllm.entrypoints.openai.api_server --model MODEL` instead.
+        group: in a process group of its own, whose number is the process's id.
 
     Attributes:
         url: where it listens, such as http://127.0.0.1:43210.
@@ -47,6 +49,7 @@ class LiveServer:
         env: dict[str, str] | None = None,
         wait: bool = True,
         api_server: bool = False,
+        group: bool = False,
     ) -> None:
         arguments = [str(model), *TINY_FLAGS, *flags] if model is not None else list(flags)
         start = ["vllm.entrypoints.openai.api_server", "--model"] if api_server else ["vllm.cli.main", "serve"]
@@ -59,6 +62,7 @@ class LiveServer:
             stdout=self._stdout,
             stderr=self._stderr,
             env={**os.environ, **(env or {}), "PYTHONPATH": path},
+            start_new_session=group,
             preexec_fn=_end_with_parent,
         )
         self.url = ""
@@ -103,8 +107,7 @@ class LiveServer:
     @property
     def core_pids(self) -> list[int]:
         """Process ids of the server's children, of which the engine core is the only one."""
-        pid = self.process.pid
-        return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+        return children(self.process.pid)
 
     def stop(self, signum: int = signal.SIGTERM, timeout: float = 30.0) -> int:
         """Send a signal, wait for the end; the exit code, negative when a signal was what ended it."""

@@ -89,7 +89,7 @@ class AnswerParser:
             form: what is looked for.
             tokenizer: of the model, for parsers of others.
             tools: of the request, in chat's form; their schemas say which arguments are texts.
-            prompt: the text that the answer follows, which may have begun its reasoning.
+            prompt: what the prompt has of the answer (`Written.opening`), which may have begun its reasoning.
             is_streamed: events are wanted as the text comes, which parsers of others need to know.
             most_calls: further calls are left out.
             request: for parsers of others.

@@ -9,10 +9,10 @@ from typing import Any, NamedTuple
 
 from vllm.chat.argument_forms import ArgumentForms
 from vllm.params.structured import OwnGrammar
-from vllm.parser.schemas import resolved
 from vllm.tokenizers.tokenizer import Tokenizer
 from vllm.tool_parsers.abstract_tool_parser import ANY_NUMBER, ANY_WORD, ArgumentText, CallText
-from vllm.v1.structured_output.grammar import WHITE_SPACE, closed_schema, known_formats
+from vllm.v1.structured_output.grammar import WHITE_SPACE
+from vllm.v1.structured_output.schemas import closed_schema, compilable
 
 FREE_TEXT = r"/(.|\n)*/"
 """Any text without tokens of their own, as a regular expression."""
@@ -30,15 +30,7 @@ def bound_schema(function: CallableFunction) -> dict[str, Any]:
     """What a function's arguments fit where a grammar holds."""
     if not function.is_bound:
         return {"type": "object"}
-    # Some clients write null for what is left out.
-    given = {name: value for name, value in function.schema.items() if value is not None}
-    found = resolved({"$ref": given["$ref"]}, given) if "$ref" in given else None
-    if isinstance(found, dict) and "$ref" not in found:
-        del given["$ref"]
-        given |= found
-    # A type would close what the parts describe.
-    own = {} if any(each in given for each in ("$ref", "anyOf", "oneOf", "allOf")) else {"type": "object"}
-    return closed_schema(known_formats({**given, **own}))
+    return closed_schema({**compilable(function.schema), "type": "object"})
 
 
 class CallForms:

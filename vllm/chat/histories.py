@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from vllm.chat.messages import content_text
 from vllm.parser.channels import CHANNEL, MESSAGE, START
 
 _FIELDS = ("reasoning", "reasoning_content", "thinking")
@@ -34,7 +35,7 @@ def _thought_before_calls(message: Message) -> Message:
     """Templates take one of reasoning and content beside a call, and write either as reasoning."""
     if not message.get("tool_calls") or not message.get("thinking") or not message["content"]:
         return message
-    joined = f"{message['thinking']}\n\n{message['content']}"
+    joined = f"{message['thinking']}\n\n{content_text(message['content'])}"
     return {**message, **dict.fromkeys(_FIELDS, joined), "content": ""}
 
 

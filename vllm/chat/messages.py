@@ -24,8 +24,9 @@ def normal_messages(messages: Any) -> list[dict[str, Any]]:
     return [message for _, conversation in named_conversations([messages]) for message in conversation]
 
 
-def named_conversations(messages: Any) -> list[tuple[str, list[dict[str, Any]]]]:
-    """(name in errors, messages as templates take them) of one conversation, or of a list of them.
+def named_conversations(messages: Any, keeps_parts: bool = False) -> list[tuple[str, list[dict[str, Any]]]]:
+    """(name in errors, messages as templates take them) of one conversation, or of a list of them. With `keeps_parts`
+    a content that came in parts is a list of text parts.
 
     Raises:
         VLLMValidationError: a malformed message; its index is named.
@@ -42,13 +43,21 @@ def named_conversations(messages: Any) -> list[tuple[str, list[dict[str, Any]]]]
         if not conversation:
             raise VLLMValidationError(f"{name} has no message", name, conversation)
     return [
-        (name, [_check_message(f"{name}[{index}]", message) for index, message in enumerate(conversation)])
+        (
+            name,
+            [_check_message(f"{name}[{index}]", message, keeps_parts) for index, message in enumerate(conversation)],
+        )
         for name, conversation in named
     ]
 
 
-def _check_message(name: str, message: Any) -> dict[str, Any]:
-    """The message with its content as one text and the arguments of its tool calls as objects."""
+def content_text(content: str | Sequence[Mapping[str, Any]]) -> str:
+    """A content of `named_conversations` as one text: its parts are lines."""
+    return content if isinstance(content, str) else "\n".join(part["text"] for part in content)
+
+
+def _check_message(name: str, message: Any, keeps_parts: bool) -> dict[str, Any]:
+    """The message with the arguments of its tool calls as objects, and its content as text parts or one text."""
     if not isinstance(message, Mapping):
         raise wrong_type(name, message, "a dict with role and content")
     role = message.get("role")
@@ -58,12 +67,13 @@ def _check_message(name: str, message: Any) -> dict[str, Any]:
     result = {key: value for key, value in message.items() if key != "tool_calls"}
     if tool_calls:
         result["tool_calls"] = tool_calls
-    result["content"] = _check_content(name, message, bool(tool_calls))
+    content = _check_content(name, message, bool(tool_calls))
+    result["content"] = content if keeps_parts else content_text(content)
     return result
 
 
-def _check_content(name: str, message: Mapping[str, Any], has_tool_calls: bool) -> str:
-    """The content as one text, which templates expect; without content the refusal, or nothing beside tool calls."""
+def _check_content(name: str, message: Mapping[str, Any], has_tool_calls: bool) -> str | list[dict[str, Any]]:
+    """The content; without one the refusal, or nothing beside tool calls."""
     content = message.get("content")
     if content is not None:
         return _check_parts(f"{name}.content", content)
@@ -74,16 +84,16 @@ def _check_content(name: str, message: Mapping[str, Any], has_tool_calls: bool) 
     raise VLLMValidationError(f"{name} has no content", f"{name}.content")
 
 
-def _check_parts(name: str, content: Any) -> str:
+def _check_parts(name: str, content: Any) -> str | list[dict[str, Any]]:
     if isinstance(content, str):
         return _check_text(name, content)
     if not _is_list(content):
         raise wrong_type(name, content, "a string or a list of text parts")
-    texts = []
+    parts = []
     for index, part in enumerate(content):
         place = f"{name}[{index}]"
         if isinstance(part, str):
-            texts.append(_check_text(place, part))
+            parts.append({"type": "text", "text": _check_text(place, part)})
         elif not isinstance(part, Mapping):
             raise wrong_type(place, part, "a text part")
         else:
@@ -91,8 +101,10 @@ def _check_parts(name: str, content: Any) -> str:
             key = _TEXT_KEYS.get(kind) if isinstance(kind, str) else None
             if key is None:
                 raise VLLMValidationError(f"{place} is of type {kind!r}, and only 'text' can be read", place, kind)
-            texts.append(_check_text(f"{place}.{key}", part.get(key)))
-    return "\n".join(texts)
+            text = _check_text(f"{place}.{key}", part.get(key))
+            # Some templates ask for keys of their own, such as languages.
+            parts.append({**{name: value for name, value in part.items() if name != key}, "type": "text", "text": text})
+    return parts
 
 
 def _check_text(name: str, text: Any) -> str:

@@ -29,7 +29,10 @@ def add_message_argument(parser: argparse.ArgumentParser, flag: str, noun: str) 
 def checked_message(args: argparse.Namespace) -> str | None:
     """The message of the flag or of stdin; None when stdin is a terminal. Checks the server's and the sampling flags,
     too: all this must be right before a model loads."""
-    check_server_arguments(args, sent=("model", "seed"))
+    args.model_name = args.model_name or None
+    check_server_arguments(args, "model_name", sent=("model", "seed"))
+    if args.model and args.model_name not in (None, args.model):
+        raise CliError(f"--model-name {args.model_name} and --model {args.model} are two names of one model: give one")
     sampling_params(args)
     message = args.message
     if message is None:

@@ -6,12 +6,14 @@ import argparse
 import difflib
 import json
 import os
+import sys
 import textwrap
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from types import ModuleType
 from typing import Any, NoReturn
 
 EXIT_USAGE = 2
+_NONE: Mapping[str, str] = {}
 COMPLETING = "_ARGCOMPLETE"
 """Set in the environment by the scripts of `vllm completion`."""
 
@@ -36,9 +38,10 @@ class HelpFormatter(argparse.RawDescriptionHelpFormatter):
 class CommandParser(argparse.ArgumentParser):
     """A parser whose errors are one line (the usage, with the engine's flags, would fill a screen), and which reads
     further flags from the file that --config names. Underscores in flags are hyphens. `given`: the arguments without
-    the file's, while they are parsed."""
+    the file's, while they are parsed. `refused`: commands that are an error by name, and what to do instead."""
 
     reads_config = False
+    refused: Mapping[str, str] = _NONE
     given: Sequence[str] = ()
 
     def __init__(self, *args: Any, **options: Any) -> None:
@@ -48,11 +51,17 @@ class CommandParser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         self.exit(EXIT_USAGE, f"{self.prog}: error: {message} (see {self.prog} --help)\n")
 
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        if isinstance(action, argparse._SubParsersAction) and value in self.refused:
+            self.exit(EXIT_USAGE, f"{self.prog} {value}: error: this command is not supported: {self.refused[value]}\n")
+        super()._check_value(action, value)
+
     def parse_known_args(  # type: ignore[override]
         self, args: Sequence[str] | None = None, namespace: Any = None
     ) -> Any:
         # The flags of --config stand in front of `args`, which therefore win.
         if self.reads_config and args is not None and COMPLETING not in os.environ:
+            self._show_help_part(args)
             args = self._joined_objects([self._own_spelling(argument) for argument in args])
             self.given = args
             from vllm.cli.config_file import with_config
@@ -70,6 +79,18 @@ class CommandParser(argparse.ArgumentParser):
             hint = f"; did you mean {near[0]}?" if near else ""
             self.error(f"unrecognized arguments: {' '.join(unknown)}{hint}")
         return found, unknown
+
+    def _show_help_part(self, args: Sequence[str]) -> None:
+        asked = next((each.partition("=")[2] for each in args if each.startswith("--help=")), None)
+        if asked is None:
+            return
+        from vllm.cli.help_parts import help_part
+
+        try:
+            self._print_message(help_part(self, asked), sys.stdout)
+        except ValueError as error:
+            self.error(str(error))
+        self.exit()
 
     def _own_spelling(self, argument: str) -> str:
         """A flag with hyphens for underscores, and --disable-x for the --no-enable-x that there is."""
@@ -115,14 +136,16 @@ def _json_or_text(value: str) -> Any:
         return value
 
 
-def add_commands(parser: CommandParser, modules: Iterable[ModuleType]) -> None:
+def add_commands(parser: CommandParser, modules: Iterable[ModuleType], refused: Mapping[str, str] = _NONE) -> None:
     """Add one subparser a module, which has NAME, HELP and a docstring (the description), and either COMMANDS (modules
-    of the same kind) or `add_arguments(parser)` and `run(args)`, which returns the exit code."""
+    of the same kind, and perhaps REFUSED) or `add_arguments(parser)` and `run(args)`, which returns the exit code.
+    `refused`: names of others, and what to do instead."""
+    parser.refused = refused
     subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", title="commands", required=True)
     for module in modules:
         child = subparsers.add_parser(module.NAME, help=module.HELP, description=module.__doc__)
         if hasattr(module, "COMMANDS"):
-            add_commands(child, module.COMMANDS)
+            add_commands(child, module.COMMANDS, getattr(module, "REFUSED", _NONE))
         else:
             be_command(child, module)
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from vllm.cli.frame import CommandParser
 from vllm.engine.arg_utils import EngineArgs
+from vllm.engine.first_checks import check_first
 from vllm.exceptions import CliError
 from vllm.sampling_params import FIELDS, RequestOutputKind, SamplingParams
 from vllm.utils.flag_types import positive
@@ -45,13 +46,15 @@ def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
     EngineArgs.add_cli_args(parser)
 
 
-def add_server_arguments(parser: argparse.ArgumentParser, default_url: str | None = None) -> argparse._ArgumentGroup:
-    """Add --url (None: the command loads a model when it is left out), --api-key and --timeout; their group."""
+def add_server_arguments(
+    parser: argparse.ArgumentParser, url_flags: Sequence[str] = ("--url",), only: bool = False
+) -> argparse._ArgumentGroup:
+    """Add --url, by all of its names, --api-key and --timeout; their group. `only`: no model can be in this process."""
     group = parser.add_argument_group("server")
-    instead = " instead of a model in this process" if default_url is None else ""
+    instead = "" if only else " instead of a model in this process"
     url = f"a running server{instead}, as http://HOST:PORT"
     wait = f"longest wait for anything from the server (default: {TIMEOUT:.0f})"
-    group.add_argument("--url", metavar="URL", default=default_url, help=url)
+    group.add_argument(*url_flags, metavar="URL", help=url)
     group.add_argument("--api-key", metavar="KEY", help=f"the server's key (default: that of {API_KEY}, if it is set)")
     group.add_argument("--timeout", metavar="SECONDS", type=positive, help=wait)
     return group
@@ -80,7 +83,8 @@ def add_generation_arguments(parser: argparse.ArgumentParser, max_tokens: int | 
         about = f"{row.flag}{limit if name == 'max_tokens' else ''}"
         add("--" + name.replace("_", "-"), metavar=kind.__name__.upper(), type=kind, help=about)
     parser.set_defaults(max_tokens=max_tokens)
-    add_server_arguments(parser)
+    server = add_server_arguments(parser)
+    server.add_argument("--model-name", metavar="NAME", help="the same as --model, of a server; left out: its first")
     add_engine_arguments(parser)
 
 
@@ -96,10 +100,13 @@ def _given_sampling(args: argparse.Namespace) -> dict[str, Any]:
 
 def load_engine(args: argparse.Namespace) -> LLMEngine:
     """The engine that the flags describe; a CliError if they cannot be honoured."""
-    from vllm.v1.engine.llm_engine import LLMEngine
-
+    engine_args = EngineArgs.from_cli_args(args)
     try:
-        return LLMEngine.from_engine_args(EngineArgs.from_cli_args(args))
+        check_first(engine_args)
+        # Needs torch.
+        from vllm.v1.engine.llm_engine import LLMEngine
+
+        return LLMEngine.from_engine_args(engine_args)
     except (ValueError, OSError) as error:
         raise CliError(str(error)) from error
 
@@ -158,6 +165,7 @@ class ServedModel(ServerSession):
     server has stopped working on it then."""
 
     def __init__(self, args: argparse.Namespace) -> None:
+        args.model = args.model or args.model_name
         super().__init__(args)
         self._fields = {**_given_sampling(args), "stream": True}
         if args.seed:

@@ -31,6 +31,8 @@ from vllm.version import __version__
 
 _COMMANDS = (serve, chat, complete, score, decide, rerank, embed, run_batch, bench, selftest, collect_env, completion)
 
+_REFUSED = {"launch": "`vllm serve` has the render routes"}
+
 EXIT_FAILURE = 1
 EXIT_INTERRUPTED = 130
 EXIT_BROKEN_PIPE = 141
@@ -39,7 +41,7 @@ EXIT_BROKEN_PIPE = 141
 def build_parser() -> CommandParser:
     parser = CommandParser(prog="vllm", description="Read the log-probabilities of chosen tokens, exactly.")
     parser.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
-    add_commands(parser, _COMMANDS)
+    add_commands(parser, _COMMANDS, _REFUSED)
     return parser
 
 

@@ -18,6 +18,7 @@ import sys
 from vllm.cli.generation import add_engine_arguments
 from vllm.cli.serve import check_args, template_text
 from vllm.engine.arg_utils import AsyncEngineArgs
+from vllm.engine.first_checks import check_first
 from vllm.exceptions import CliError
 from vllm.server.server_args import ServerArgs
 
@@ -42,6 +43,11 @@ def run(args: argparse.Namespace) -> int:
     server_args = ServerArgs.from_cli_args(args)
     check_args(server_args)
     template = template_text(server_args.chat_template)
+    engine_args = AsyncEngineArgs.from_cli_args(args)
+    try:
+        check_first(engine_args)
+    except (ValueError, OSError) as error:
+        raise CliError(str(error)) from error
 
     import uvloop
 
@@ -55,7 +61,6 @@ def run(args: argparse.Namespace) -> int:
             if not total:
                 return 0
             try:
-                engine_args = AsyncEngineArgs.from_cli_args(args)
                 engine = AsyncLLM.from_engine_args(engine_args)
             except ValueError as error:
                 raise CliError(str(error)) from error

@@ -1,8 +1,8 @@
 """Serve a model over HTTP, as OpenAI's API does.
 
-The API is under /v1, its description at /docs, and a page to try it at /. SIGTERM lets running requests finish, for up
-to --shutdown-timeout seconds, and ends with exit code 0; Ctrl-C ends them at once, with exit code 130. A further signal
-ends either at once. When the engine dies, so does the server, with exit code 1.
+The API is under /v1, its description at /docs, and a page to try it at /. SIGTERM and Ctrl-C let running requests
+finish, for up to --shutdown-timeout seconds, and end with exit code 0. A second signal ends them at once, with exit
+code 128 + its number. When the engine dies, so does the server, with exit code 1.
 
 The access log goes to stdout, everything else to stderr.
 
@@ -23,10 +23,12 @@ from types import FrameType
 from vllm import envs
 from vllm.cli.generation import add_engine_arguments
 from vllm.engine.arg_utils import AsyncEngineArgs, EngineArgs
+from vllm.engine.first_checks import check_first
 from vllm.exceptions import CliError
 from vllm.lora.request import NOT_ENABLED
 from vllm.scoring.files import read_text
-from vllm.server.lora_modules import parse_modules
+from vllm.server.listening import bind
+from vllm.server.lora_modules import check_folders, parse_modules
 from vllm.server.server_args import ServerArgs
 
 __all__ = ["ServeSubcommand", "cmd_init", "make_arg_parser", "run_headless"]
@@ -106,31 +108,31 @@ def validate_parsed_serve_args(args: argparse.Namespace) -> None:
 def run(args: argparse.Namespace) -> int:
     """Serve until a signal. Arguments and the model's path are checked before the model loads; Ctrl-C and SIGTERM
     before the server is ready raise KeyboardInterrupt and SystemExit."""
-    server_args = ServerArgs.from_cli_args(args)
+    server_args, engine_args = ServerArgs.from_cli_args(args), EngineArgs.from_cli_args(args)
     check_args(server_args)
     template = template_text(server_args.chat_template)
-    if envs.logging_level() is None and envs.VLLM_CONFIGURE_LOGGING and not envs.VLLM_LOGGING_CONFIG_PATH:
-        logging.getLogger("vllm").setLevel(logging.INFO)
-    # Flags are checked before the slow imports, and the core's process imports its part at the same time.
-    from vllm.v1.engine.core_process.start import end_core, start_core
-
-    engine_args = EngineArgs.from_cli_args(args)
     if server_args.lora_modules and not engine_args.enable_lora:
         raise CliError(f"--lora-modules: {NOT_ENABLED}")
     try:
         # Each engine reads it when it starts; a bad value must be an error before that.
         envs.engine_hang_timeout_seconds()
+        check_first(engine_args)
+        listener = bind(server_args.host or "", server_args.port, server_args.uds)
         num_replicas = engine_args.create_parallel_config().data_parallel_size
-    except ValueError as error:
+    except (ValueError, OSError) as error:
         raise CliError(str(error)) from error
+    if envs.logging_level() is None and envs.configures_logging() and not envs.logging_config_path():
+        logging.getLogger("vllm").setLevel(logging.INFO)
+    # Flags are checked before the slow imports, and the core's process imports its part at the same time.
+    from vllm.v1.engine.core_process.start import end_core, start_core
+
     signals = SignalsBeforeReady()
     core_processes = [start_core() for _ in range(num_replicas)]
     try:
         from vllm.pooling.pairs import check_score_args
-        from vllm.server.launcher import bind, serve
+        from vllm.server.launcher import serve
 
         try:
-            listener = bind(server_args.host or "", server_args.port, server_args.uds)
             config = engine_args.create_engine_config()
             check_score_args(config.model_config, server_args.score_template, server_args.score_labels)
         except (ValueError, OSError) as error:
@@ -162,10 +164,24 @@ class SignalsBeforeReady:
 
 
 def template_text(given: str | None) -> str | None:
-    """The template itself: the text of a file, or what was given."""
-    if given is None or (any(mark in given for mark in "{}\n") and not os.path.isfile(given)):
-        return given
-    return read_text(Path(given))
+    """The template itself: the text of a file, or what was given. CliError: it cannot be read, or is no Jinja."""
+    if given is None:
+        return None
+    is_text = any(mark in given for mark in "{}\n") and not os.path.isfile(given)
+    template = given if is_text else read_text(Path(given))
+    _check_syntax(template)
+    return template
+
+
+def _check_syntax(template: str) -> None:
+    """CliError: it is no Jinja. Tags of other programs pass, since transformers has some."""
+    from jinja2 import Environment, TemplateSyntaxError
+
+    try:
+        Environment(extensions=["jinja2.ext.loopcontrols"]).parse(template)
+    except TemplateSyntaxError as error:
+        if "unknown tag" not in str(error):
+            raise CliError(f"--chat-template: line {error.lineno}: {error.message}") from None
 
 
 def check_args(args: ServerArgs) -> None:
@@ -182,7 +198,11 @@ def check_args(args: ServerArgs) -> None:
             Calibration.load(args.calibration)
         if args.tool_call_parser or args.tool_parser_plugin or args.reasoning_parser or args.reasoning_parser_plugin:
             args.check_parsers()
-        parse_modules(args.lora_modules)
+        check_folders(parse_modules(args.lora_modules))
+        if args.score_template is not None or args.score_labels is not None:
+            from vllm.pooling.score_templates import score_template
+
+            score_template(args.score_template, args.score_labels)
     except ValueError as error:
         raise CliError(str(error)) from None
     if not 0 <= args.port <= 65535:

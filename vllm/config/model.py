@@ -29,6 +29,20 @@ MODEL_IMPLS = ("auto", "vllm", "transformers")
 ATTENTION_BACKENDS = ("auto", "paged", "varlen", "flashinfer")
 
 
+def check_limits(args: Any) -> None:
+    """Check the values of a ModelConfig, or of arguments of that name, which no model decides.
+
+    Raises:
+        ValueError: names the field, its value and the limit.
+    """
+    one_of("logprobs_mode", args.logprobs_mode, LOGPROBS_MODES)
+    one_of("tokenizer_mode", args.tokenizer_mode, ("auto", "slow"))
+    if args.max_seq_len_to_capture is not None:
+        at_least("max_seq_len_to_capture", args.max_seq_len_to_capture, 1)
+    at_least("max_logprobs", args.max_logprobs, -1)
+    at_least("max_logprob_token_ids", args.max_logprob_token_ids, -1)
+
+
 @dataclass(frozen=True)
 class ModelConfig:
     """The model, its tokenizer and the limits that follow from them.
@@ -100,18 +114,13 @@ class ModelConfig:
     def __post_init__(self) -> None:
         self._complete()
         one_of("dtype", self.dtype, DTYPES)
-        one_of("logprobs_mode", self.logprobs_mode, LOGPROBS_MODES)
         one_of("load_format", self.load_format, LOAD_FORMATS)
-        one_of("tokenizer_mode", self.tokenizer_mode, ("auto", "slow"))
+        check_limits(self)
         if self.rounding == "auto":
             object.__setattr__(self, "rounding", envs.rounding())
         one_of("rounding", self.rounding, ("vllm", "transformers", "autocast"))
         one_of("attention_backend", self.attention_backend, ATTENTION_BACKENDS)
         at_least("max_model_len", self.max_model_len, 1)
-        if self.max_seq_len_to_capture is not None:
-            at_least("max_seq_len_to_capture", self.max_seq_len_to_capture, 1)
-        at_least("max_logprobs", self.max_logprobs, -1)
-        at_least("max_logprob_token_ids", self.max_logprob_token_ids, -1)
         check_dimensions(self.pooler_config.dimensions, self)
         if self.runner == "pooling" and (self.pooler_config.max_embed_len or 0) > self.max_embed_len:
             raise ValueError(

@@ -20,6 +20,16 @@ _INSTEAD = (
     "use a GPTQ, AWQ, compressed-tensors, fp8, bitsandbytes or GGUF checkpoint of the model, or quantization='int8', "
     "'int4' or 'fp8' with the unquantised one"
 )
+ALIASES = {
+    "auto-round": ("auto_round", "inc", "intel/auto-round"),
+    "awq": ("auto_awq", "awq_marlin", "cpu_awq"),
+    "compressed-tensors": ("compressed_tensors",),
+    "fp8": ("fbgemm_fp8",),
+    "gptq": ("auto_gptq", "gptq_bitblas", "gptq_marlin"),
+    "modelopt": ("modelopt_fp4", "modelopt_mixed", "modelopt_mxfp8"),
+    "mxfp4": ("gpt_oss_mxfp4",),
+}
+"""Upstream's names of a format's kernels and writers."""
 REFUSED = (
     "aqlm bitblas bitnet deepspeedfp eetq experts_int8 fp8_per_block fp8_per_tensor fp_quant higgs hqq "
     "humming int8_per_channel_weight_only ipex marlin "
@@ -35,3 +45,13 @@ def quantization_error(name: Any) -> ValueError:
         return ValueError(f"quantization={name!r} is not implemented: {_INSTEAD}")
     names = ", ".join(map(repr, QUANTIZATIONS))
     return ValueError(f"quantization must be one of {names} or registered, got {name!r}: {_INSTEAD}")
+
+
+def canonical_quantization(name: Any) -> Any:
+    """`name`, or what it is called here if it is one of upstream's other names for it."""
+    if not isinstance(name, str):
+        return name
+    known = name.lower()
+    if known in QUANTIZATIONS or known in REFUSED:
+        return known
+    return next((form for form, aliases in ALIASES.items() if known in aliases), name)

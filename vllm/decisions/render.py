@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -17,7 +16,6 @@ from vllm.tokenizers.truncation import special_tokens_around
 
 # Stands for the question while a template is run; no template treats it like anything but a word.
 _PLACE = "QUESTIONxPLACExHERE"
-_CONTENT_FORMATS = ("auto", "openai")
 _MARGIN = 32  # characters
 _THINKS = re.compile(r"<(think|thinking|thought|reason|reasoning)>\s*$")
 
@@ -104,10 +102,10 @@ def make_frame(
     ways = [
         *zip(*(conversations(turns, each, "developer" in str(template)) for each in (place, question)), strict=True)
     ]
-    # A template may fail on a role, leave messages of it out, or take contents as parts only.
-    for content_format, way in itertools.product(_CONTENT_FORMATS, ways):
+    # A template may fail on a role, or leave messages of it out.
+    for way in ways:
         try:
-            marked, written = render_texts(list(way), tokenizer, content_format=content_format, **options)
+            marked, written = render_texts(list(way), tokenizer, **options)
         except VLLMValidationError as error:
             if error.parameter is not None and not error.parameter.startswith("messages"):
                 raise

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import argparse
 from dataclasses import MISSING, dataclass, fields
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from typing_extensions import Self
 
 from vllm import envs
 from vllm.config import (
-    MODEL_IMPLS,
     CacheConfig,
     DeviceConfig,
     ModelConfig,
@@ -27,22 +25,21 @@ from vllm.config.load import resolve_load_format
 from vllm.config.model import one_capture_length
 from vllm.config.pooler import runner_fields
 from vllm.config.profiler import ProfilerConfig
-from vllm.config.quantization import QUANTIZATIONS, quantization_error
+from vllm.config.quantization import QUANTIZATIONS, canonical_quantization, quantization_error
 from vllm.config.scheduler import default_step_sizes
 from vllm.config.structured_outputs import StructuredOutputsConfig, as_structured_outputs_config
 from vllm.config.unserved import as_config
 from vllm.engine.arguments import add_flags, arg, passed_on
 from vllm.engine.computing_args import ComputingArgs
 from vllm.engine.env_checks import check_variables
+from vllm.engine.first_checks import check_generation_config, check_values, requested_dtype, too_long
 from vllm.engine.lora_args import LoRAArgs
 from vllm.engine.speculative_args import SpeculativeArgs, with_model_and_schedule
 from vllm.engine.upstream_args import UpstreamArgs
 from vllm.engine.usage import UsageContext
-from vllm.engine.weight_transfer import check_weight_transfer_config
 from vllm.exceptions import shown
-from vllm.logger import init_logger, warn_once
+from vllm.logger import init_logger
 from vllm.sampling_params import MAX_LOGPROB_TOKEN_IDS, MODEL_DEFAULTS
-from vllm.tracing import check_endpoint
 from vllm.utils.device import device_bytes, resolve_device, usable_cores
 from vllm.utils.plugins import load_general_plugins
 
@@ -53,7 +50,6 @@ logger = init_logger(__name__)
 
 # Full steps whose tokens a CPU keeps in the prefix cache after their requests, unless asked for more.
 _IDLE_STEPS = 4
-_DTYPE_ALIASES = {"half": "float16", "float": "float32"}
 
 
 @dataclass
@@ -238,8 +234,8 @@ class EngineArgs(LoRAArgs, SpeculativeArgs, ComputingArgs, UpstreamArgs):
         # Needs torch; flags and checks elsewhere should not wait for it.
         from vllm.v1.sample.logits_processor import load_logits_processors
 
-        self.check_neutral()
-        self._check_supported()
+        check_values(self)
+        self._check_quantization()
         structured_outputs = as_structured_outputs_config(
             self.structured_outputs_config, self.guided_decoding_backend, self.guided_decoding_disable_any_whitespace
         )
@@ -323,7 +319,7 @@ class EngineArgs(LoRAArgs, SpeculativeArgs, ComputingArgs, UpstreamArgs):
 
         source = resolve_model(
             self.model,
-            requested_dtype=self._requested_dtype(),
+            requested_dtype=requested_dtype(self.dtype),
             device=device,
             revision=self.revision,
             hf_overrides=overrides,
@@ -337,7 +333,7 @@ class EngineArgs(LoRAArgs, SpeculativeArgs, ComputingArgs, UpstreamArgs):
         )
         asked, longest = self.max_model_len, source.longest_prompt(self.max_model_len)
         is_longer = isinstance(asked, int) and asked > longest and overrides is self.hf_overrides
-        if not is_longer or not envs.VLLM_ALLOW_LONG_MAX_MODEL_LEN:
+        if not is_longer or not envs.allows_long_contexts():
             return source
         logger.warning("max_model_len=%d is beyond the %d tokens of the model", asked, longest)
         return self._find_model(device, extended(overrides, max_position_embeddings=asked))
@@ -346,19 +342,8 @@ class EngineArgs(LoRAArgs, SpeculativeArgs, ComputingArgs, UpstreamArgs):
         return tuple([names] if isinstance(names := self.served_model_name, str) else names or ())
 
     def _default_sampling_params(self, source: ResolvedModel) -> dict[str, Any]:
-        from vllm.config.checkpoint.config import load_sampling_defaults
-
-        defaults: dict[str, Any] = {}
-        if self.generation_config == "auto":
-            defaults = dict(source.hf_config.default_sampling_params)
-        elif self.generation_config != "vllm":
-            defaults = load_sampling_defaults(Path(self.generation_config).expanduser())
-        for name, value in (self.override_generation_config or {}).items():
-            if name not in MODEL_DEFAULTS:
-                raise ValueError(
-                    f"override_generation_config must hold fields of {', '.join(MODEL_DEFAULTS)}, got {name!r}"
-                )
-            defaults[MODEL_DEFAULTS[name]] = value
+        defaults = dict(source.hf_config.default_sampling_params) if self.generation_config == "auto" else {}
+        defaults |= check_generation_config(self)
         return {name: value for name, value in defaults.items() if value is not None}
 
     def create_parallel_config(self) -> ParallelConfig:
@@ -393,39 +378,12 @@ class EngineArgs(LoRAArgs, SpeculativeArgs, ComputingArgs, UpstreamArgs):
             async_scheduling=device == "cuda" if self.async_scheduling is None else self.async_scheduling,
         )
 
-    def _check_supported(self) -> None:
-        self._check_quantization()
-        check_weight_transfer_config(self.weight_transfer_config)
-        resolve_load_format(self.load_format)
-        if not isinstance(self.hf_overrides, dict | None) and not callable(self.hf_overrides):
-            kind = type(self.hf_overrides).__name__
-            raise ValueError(f"hf_overrides must be a dict of entries that replace those of config.json, got a {kind}")
-        if self.otlp_traces_endpoint:
-            check_endpoint(self.otlp_traces_endpoint)
-        if self.model_impl not in MODEL_IMPLS:
-            raise ValueError(f"model_impl must be one of {', '.join(MODEL_IMPLS)}, got {self.model_impl!r}")
-        if self.config_format not in ("auto", "hf"):
-            raise ValueError(f"config_format must be 'auto' or 'hf' (config.json), got {self.config_format!r}")
-        if isinstance(self.seed, bool) or not isinstance(self.seed, int) or not 0 <= self.seed < 2**63:
-            raise ValueError(f"seed must be an integer in [0, 2**63), got {self.seed!r}")
-        if self.swap_space and not self.enable_prefix_caching:
-            warn_once(logger, "swap_space has no effect without enable_prefix_caching: blocks are found by content")
-
     def _check_quantization(self) -> None:
-        from vllm.quantization import canonical_quantization, is_registered
+        from vllm.quantization import is_registered
 
         name = canonical_quantization(self.quantization)
         if name not in QUANTIZATIONS and not is_registered(name):
             raise quantization_error(self.quantization)
-
-    def _requested_dtype(self) -> str:
-        import torch
-
-        dtype = str(self.dtype).removeprefix("torch.") if isinstance(self.dtype, torch.dtype) else self.dtype
-        dtype = _DTYPE_ALIASES.get(dtype, dtype)
-        if dtype not in ("auto", "float32", "float16", "bfloat16"):
-            raise ValueError(f"dtype must be one of auto, float32, float16 (half), bfloat16, got {self.dtype!r}")
-        return dtype
 
     def _resolve_device(self, parallel_config: ParallelConfig) -> str:
         num_devices = parallel_config.data_parallel_size * parallel_config.tensor_parallel_size
@@ -450,15 +408,10 @@ class EngineArgs(LoRAArgs, SpeculativeArgs, ComputingArgs, UpstreamArgs):
         return name
 
     def _resolve_max_model_len(self, longest: int) -> int:
-        if self.max_model_len is None or self.max_model_len == -1 or self.max_model_len == "auto":
+        if not isinstance(self.max_model_len, int) or self.max_model_len == -1:
             return longest
-        if isinstance(self.max_model_len, bool) or not isinstance(self.max_model_len, int) or self.max_model_len < 1:
-            raise ValueError(f"max_model_len must be a positive integer, got {self.max_model_len!r}")
         if self.max_model_len > longest:
-            raise ValueError(
-                f"max_model_len must be at most the model's max_position_embeddings={longest}, got {self.max_model_len}"
-                "; VLLM_ALLOW_LONG_MAX_MODEL_LEN=1 allows more where positions are computed"
-            )
+            raise too_long(self.max_model_len, longest)
         return self.max_model_len
 
     @staticmethod

@@ -264,7 +264,7 @@ class LLM(EngineControl, PoolingOfflineMixin):
         Args:
             messages: a list of dicts with `role` and `content`, or a list of such lists; see `render_conversations` of
                 vllm/chat/templates.py for these and the template's arguments.
-            chat_template_content_format: "auto", "string" or "openai": parts of text are joined in any case.
+            chat_template_content_format: "auto", "string" or "openai", as `content_format` there.
             sampling_params, use_tqdm, lora_request, priority, mm_processor_kwargs: as in `generate`.
             tokenization_kwargs: as in `generate`; but add_special_tokens is False if left out: templates write them.
 
@@ -282,6 +282,7 @@ class LLM(EngineControl, PoolingOfflineMixin):
             continue_final_message=continue_final_message,
             tools=tools,
             chat_template_kwargs=chat_template_kwargs,
+            content_format=chat_template_content_format,
         )
         return self.generate(
             texts,
@@ -315,6 +316,7 @@ class LLM(EngineControl, PoolingOfflineMixin):
             continue_final_message=continue_final_message,
             tools=tools,
             chat_template_kwargs=chat_template_kwargs,
+            content_format=chat_template_content_format,
         )
 
     def score_labels(

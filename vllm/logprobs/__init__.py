@@ -11,15 +11,9 @@
   made when it is indexed.
 - `PromptTables` (`tables`): a prompt's rows as rectangular arrays, in the columns of the request.
 - `Readings`: a table of chosen ids, from `FlatLogprobs.select`.
-- `EditableLogprobs` (`editable`): what `FlatLogprobs()` gives to a caller, who fills it; the engine makes none.
 """
 
 from vllm.logprobs.divergence import KLTerms
-from vllm.logprobs.editable import (
-    append_logprobs_for_next_position,
-    create_prompt_logprobs,
-    create_sample_logprobs,
-)
 from vllm.logprobs.flat import FlatLogprobs, Readings, SampleLogprobs
 from vllm.logprobs.position import Logprob, PositionLogprobs, TokenDecoder, WidePositionLogprobs
 from vllm.logprobs.prompt import PromptLogprobs
@@ -40,7 +34,4 @@ __all__ = [
     "SampleLogprobs",
     "TokenDecoder",
     "WidePositionLogprobs",
-    "append_logprobs_for_next_position",
-    "create_prompt_logprobs",
-    "create_sample_logprobs",
 ]

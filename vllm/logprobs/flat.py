@@ -8,7 +8,6 @@ from typing import Any, NamedTuple, overload
 
 import numpy as np
 
-from vllm.logprobs.editable import EditableLogprobs
 from vllm.logprobs.flat_arrays import EMPTY, FlatArrays, repeated, select
 from vllm.logprobs.lists import LogprobsRow, row_width
 from vllm.logprobs.position import (
@@ -43,12 +42,6 @@ class FlatLogprobs(Sequence[Position]):
     [E]. `lse` (log-sum-exp of the logits) and `entropy` (nats, NaN unless `logprob_entropy` requested it) are float32
     [P]. A token that is sampled and requested is one entry. `select(ids)` gives rectangular arrays.
     """
-
-    def __new__(cls, *args: Any, **fields: Any) -> Any:
-        """A result of the engine; for a caller (no arguments, or lists of entries) EditableLogprobs, to be filled."""
-        if cls is FlatLogprobs and not args and fields.keys() <= _CALLERS_FIELDS:
-            return EditableLogprobs(**fields)
-        return super().__new__(cls)
 
     def __init__(
         self,
@@ -263,8 +256,5 @@ class FlatLogprobs(Sequence[Position]):
         known = None if self._decode is None else KnownTexts(self._arrays().token_ids, self._decode)
         return {**vars(self), "_decode": known, "_positions": {}}
 
-
-_CALLERS_FIELDS = {"start_indices", "end_indices", "token_ids", "logprobs", "ranks", "decoded_tokens"}
-FlatLogprobs.register(EditableLogprobs)
 
 SampleLogprobs = FlatLogprobs

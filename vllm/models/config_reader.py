@@ -2,35 +2,16 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Literal
 
 from vllm.config.checkpoint.config import HFConfig, scaled_context
 from vllm.layers.activation import ACTIVATION_NAMES
+from vllm.models.options_without_effect import has_no_effect
 from vllm.models.rope_options import RopeDefaults, read_rope
 from vllm.models.spec import AnyMixer, AttentionSpec, DecoderSpec, MlpSpec, MoeSpec, NormSpec, RotarySpec, attentions_of
 from vllm.ops.choose_experts import ExpertChoice
-
-# Options that do not change what a decoder computes: names of things, training, generation, other heads.
-_IRRELEVANT = re.compile(
-    r"""_.*|architectures|model_type|auto_map|.*token_?ids?|dtype|torch_dtype|.*_version|unsloth.*|use_cache|
-    .*dropout.*|.*drop|.*pdrop|initializer.*|init_.*|.*_std|.*gradient_checkpointing|pretraining_tp|tokenizer_class|
-    task_specific_params|summary_.*|id2label|label2id|problem_type|output_.*|return_dict.*|is_decoder|is_encoder_decoder|
-    cross_attention_hidden_size|chunk_size_feed_forward|tie_encoder_decoder|finetuning_task|prefix|pruned_heads|
-    torchscript|tf_legacy_loss|use_bfloat16|use_flash.*|flash_.*|.*attn_implementation|attn_impl.*|sep_token.*|
-    max_length|min_length|do_sample|temperature|top_k|top_p|typical_p|num_beams|num_return_sequences|repetition_penalty|
-    length_penalty|no_repeat_ngram_size|encoder_no_repeat_ngram_size|bad_words_ids|num_beam_groups|diversity_penalty|
-    forced_.*|remove_invalid_values|exponential_decay_length_penalty|suppress_tokens|begin_suppress_tokens|
-    early_stopping|transformers\.js_config|quantization_config|compression_config|language|.*_in_fp32|fp32_.*|
-    reorder_and_upcast_attn|layerdrop|ffn_dropout|z_loss.*|.*loss.*|cache_implementation|
-    n_ctx|max_model_len|model_max_length|tokenizer_model_max_length|max_sequence_length|predict_special_tokens|is_llama_config|
-    tokenizer_name|org_vocab_size|classifier_from_token|num_labels|method|is_original_qwen3_reranker|is_causal|
-    use_bidirectional_attention|pooling|is_matryoshka|matryoshka_dimensions|sbert_ce_.*|
-    sentence_transformers|trust_remote_code|neftune_noise_alpha|(?:bos|eos|pad|unk|cls|mask)_token
-    """.replace("\n    ", "")
-)
 
 _RMS_EPS = ("rms_norm_eps", "layernorm_epsilon", "norm_eps", "layer_norm_epsilon")
 _EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
@@ -40,8 +21,9 @@ _LAYER_EPS = ("layer_norm_eps", "layer_norm_epsilon", "norm_epsilon", "norm_eps"
 
 
 class ConfigReader:
-    """Typed access to one config.json under any of an option's names. An option that is neither read nor irrelevant
-    nor neutral is refused by `check_all_read`. All methods raise ValueError, which names the file, option and value."""
+    """Typed access to one config.json under any of an option's names. An option that is neither read nor without
+    effect nor neutral is refused by `check_all_read`. All methods raise ValueError, which names the file, option and
+    value."""
 
     def __init__(self, config: HFConfig) -> None:
         self.config = config
@@ -314,13 +296,17 @@ class ConfigReader:
             )
         return kinds
 
-    def check_all_read(self, model: str) -> None:
+    def check_all_read(self, model: type) -> None:
         """
+        Args:
+            model: the class that describes the model; its module is the family.
+
         Raises:
             ValueError: the config has an option that `model` does not know, with a value that is not neutral.
         """
+        family = model.__module__.rpartition(".")[2]
         for name, value in self._raw.items():
-            if name in self._read or _IRRELEVANT.fullmatch(name) or _is_neutral(value):
+            if name in self._read or has_no_effect(name, family) or _is_neutral(value):
                 continue
             if name == "rope_parameters" and isinstance(value, dict) and value.get("rope_type") == "default":
                 # Some writers add the usual ones, also to models that have no rotary positions.
@@ -328,8 +314,8 @@ class ConfigReader:
             if name == "layer_types" and set(value) == {"full_attention"}:
                 continue
             raise ValueError(
-                f"{self._where}: {model} has no option {name}, got {value!r}; if it does not change what the model "
-                f'computes, pass hf_overrides={{"{name}": None}}'
+                f"{self._where}: {model.__name__} has no option {name}, got {value!r}; if it does not change what "
+                f'the model computes, pass hf_overrides={{"{name}": None}}'
             )
 
 

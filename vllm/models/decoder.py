@@ -357,7 +357,7 @@ class DecoderForCausalLM(CausalLM):
         """`describe`, for a config without unknown options. ValueError names one."""
         reader = ConfigReader(config)
         spec = cls.describe(reader)
-        reader.check_all_read(cls.__name__)
+        reader.check_all_read(cls)
         return spec
 
     @classmethod

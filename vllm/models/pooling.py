@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from vllm.config.checkpoint.weight_files import shard_files, tensor_files
+from vllm.config.checkpoint.shards import shard_files
+from vllm.config.checkpoint.weight_files import tensor_files
 from vllm.distributed.vocab_slice import VocabSlice
 from vllm.layers.adapted import WideLinear
 from vllm.layers.logits_processor_ext import LogitsProcessorWithIndexedOutput

@@ -128,7 +128,7 @@ def integer(
 
 def count_of_sequences() -> SamplingField:
     def check(name: str, value: Any) -> int:
-        return check_integer(name, value, 1, min(MAX_SEQUENCES, envs.VLLM_MAX_N_SEQUENCES))
+        return check_integer(name, value, 1, min(MAX_SEQUENCES, envs.max_sequences()))
 
     return SamplingField(check=check, limits=Limits(1, MAX_SEQUENCES))
 

@@ -13,7 +13,7 @@ from vllm.utils.checks import check_integer, wrong_type
 BACKENDS = ("guidance",)
 """Names of what grammars run by."""
 
-_KINDS = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
+KINDS = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
 
 
 # The type of each kind's value, in words and as a test.
@@ -36,8 +36,8 @@ def _wrong_value(name: str, value: Any, expected: str) -> VLLMValidationError:
 
 
 class OwnGrammar(str):
-    """A grammar that this project has written. A search for what must follow ends in it, so that this is not drawn token
-    by token. No body of a request becomes one."""
+    """A grammar that this project has written. A search for what must follow ends in it, so that this is not drawn one by
+    one. No body of a request becomes one."""
 
 
 @dataclass
@@ -110,13 +110,13 @@ class StructuredOutputsParams:
             self.thinking = Thinking(**self.thinking)
         if not isinstance(self.thinking, (Thinking, NoneType)):
             raise _wrong_value("thinking", self.thinking, "a Thinking")
-        given = [name for name in _KINDS if getattr(self, name) is not None]
+        given = [name for name in KINDS if getattr(self, name) is not None]
         if not given and self.thinking is not None:
             return
         if len(given) != 1:
             found = " and ".join(given) if given else "none"
             raise VLLMValidationError(
-                f"exactly one of {', '.join(_KINDS)} must be given, got {found}", "structured_outputs"
+                f"exactly one of {', '.join(KINDS)} must be given, got {found}", "structured_outputs"
             )
         self._check_types()
 
@@ -136,16 +136,16 @@ class StructuredOutputsParams:
     @property
     def kind(self) -> tuple[str, Any]:
         """The kind of constraint that is set, and its value; "thinking" where there is no other."""
-        kinds = (*_KINDS, "thinking")
+        kinds = (*KINDS, "thinking")
         return next((name, value) for name in kinds if (value := getattr(self, name)) is not None)
 
     def all_constraints_none(self) -> bool:
         """Whether no kind of constraint is set."""
-        return all(getattr(self, name) is None for name in _KINDS)
+        return all(getattr(self, name) is None for name in KINDS)
 
     def all_non_structural_tag_constraints_none(self) -> bool:
         """Whether no kind but, possibly, structural_tag is set."""
-        return all(getattr(self, name) is None for name in _KINDS if name != "structural_tag")
+        return all(getattr(self, name) is None for name in KINDS if name != "structural_tag")
 
 
 @dataclass
@@ -170,15 +170,15 @@ class GuidedDecodingParams:
     structural_tag: str | None = None
 
     def __post_init__(self) -> None:
-        given = [name for name in _KINDS if getattr(self, name) is not None]
+        given = [name for name in KINDS if getattr(self, name) is not None]
         if len(given) > 1:
             raise VLLMValidationError(
-                f"at most one of {', '.join(_KINDS)} must be given, got {' and '.join(given)}", "guided_decoding"
+                f"at most one of {', '.join(KINDS)} must be given, got {' and '.join(given)}", "guided_decoding"
             )
 
     def all_constraints_none(self) -> bool:
         """Whether no kind of constraint is set."""
-        return all(getattr(self, name) is None for name in _KINDS)
+        return all(getattr(self, name) is None for name in KINDS)
 
     @staticmethod
     def from_optional(
@@ -254,7 +254,7 @@ def check_repetition_detection(value: Any) -> RepetitionDetectionParams | None:
 
 def is_neutral(params: StructuredOutputsParams | GuidedDecodingParams | None) -> bool:
     """Whether no constraint is set."""
-    return params is None or all(getattr(params, name) is None for name in _KINDS)
+    return params is None or all(getattr(params, name) is None for name in KINDS)
 
 
 def check_structured(name: str, value: Any) -> StructuredOutputsParams | None:
@@ -281,4 +281,4 @@ def check_structured(name: str, value: Any) -> StructuredOutputsParams | None:
     given = {key: each for key, each in value.items() if each is not None}
     if given.get("json_object") is False:
         del given["json_object"]
-    return StructuredOutputsParams(**given) if any(kind in given for kind in (*_KINDS, "thinking")) else None
+    return StructuredOutputsParams(**given) if any(kind in given for kind in (*KINDS, "thinking")) else None

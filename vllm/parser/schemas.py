@@ -10,7 +10,6 @@ from functools import cached_property
 from typing import Any
 from urllib.parse import unquote
 
-
 _NUMBERS = frozenset({"integer", "number"})
 _KINDS: dict[type, frozenset[str]] = {
     str: frozenset({"string"}), bool: frozenset({"boolean"}), int: _NUMBERS, float: frozenset({"number"}),

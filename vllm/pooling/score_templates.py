@@ -16,6 +16,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from vllm.chat.content_forms import ContentForm, formed, readable_form
 from vllm.config import ModelConfig
 from vllm.config.checkpoint.sentence_transformers import (
     PairMessages,
@@ -85,9 +86,10 @@ class ScoreTemplate:
             return query + document
         query = self.query_prompt + query
         values = {"query": query, "document": document, "instruction": instruction or self.instruction}
-        messages = [{"role": role, "content": values[role]} for role in ("query", "document")]
         from jinja2 import TemplateError
 
+        form = _content_form(self.source)
+        messages = [{"role": role, "content": formed(values[role], form)} for role in ("query", "document")]
         try:
             return str(_compiled(self.source).render(values, messages=messages))
         except TemplateError as error:
@@ -190,6 +192,20 @@ def _compiled(source: str) -> Any:
     options: dict[str, Any] = {"trim_blocks": True, "lstrip_blocks": True, "keep_trailing_newline": True}
     environment = ImmutableSandboxedEnvironment(undefined=jinja2.StrictUndefined, **options)
     return environment.from_string(source)
+
+
+@lru_cache(maxsize=16)
+def _content_form(source: str) -> ContentForm:
+    """What the template's messages have as contents."""
+    if "messages" not in source:
+        return "text"
+    values = dict.fromkeys(("query", "document", "instruction"), "")
+
+    def render(content: Any) -> str:
+        messages = [{"role": role, "content": content} for role in ("query", "document")]
+        return str(_compiled(source).render(values, messages=messages))
+
+    return readable_form(render) or "text"
 
 
 # Where a model was trained on a wording of its own, it is the one that its card publishes.

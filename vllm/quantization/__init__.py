@@ -7,7 +7,7 @@ from functools import cache
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from vllm.config.quantization import QUANTIZATIONS, REFUSED, STORED
+from vllm.config.quantization import STORED
 from vllm.logger import init_logger
 from vllm.quantization.base_config import QuantizationConfig
 
@@ -65,16 +65,6 @@ def stored_format(name: str) -> type[StoredConfig]:
 def stored_formats() -> list[type[StoredConfig]]:
     """All formats of checkpoints, sorted by name."""
     return [stored_format(name) for name in STORED]
-
-
-def canonical_quantization(name: Any) -> Any:
-    """`name`, or what it is called here if it is one of upstream's other names for it."""
-    if not isinstance(name, str):
-        return name
-    known = name.lower()
-    if known in QUANTIZATIONS or known in REFUSED:
-        return known
-    return next((form.name for form in stored_formats() if known in form.aliases), name)
 
 
 def is_registered(name: object) -> bool:

@@ -7,9 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from vllm.config.quantization import ON_LOAD, STORED, quantization_error
+from vllm.config.quantization import ON_LOAD, STORED, canonical_quantization, quantization_error
 from vllm.quantization import (
-    canonical_quantization,
     get_quantization_config,
     is_registered,
     registered_files,

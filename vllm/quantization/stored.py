@@ -112,7 +112,6 @@ class StoredConfig(QuantizationConfig):
 
     Attributes:
         name: its value of `quantization` and of `quant_method`; its file in `formats/` is called so.
-        aliases: upstream's names of its kernels and writers.
         files: those of a model folder that may hold the settings when config.json does not.
         settings: names of settings that are read, and of those that say how the checkpoint was made or how other
             programs run it; of the others a warning says that they have no effect. None: there is no warning.
@@ -123,7 +122,6 @@ class StoredConfig(QuantizationConfig):
     """
 
     name: ClassVar[str]
-    aliases: ClassVar[tuple[str, ...]] = ()
     files: ClassVar[tuple[str, ...]] = ()
     settings: ClassVar[str | None] = None
     names: tuple[str, ...]

@@ -80,8 +80,9 @@ class ReasoningParser:
 
     @classmethod
     def begins_inside(cls, prompt: str) -> bool | None:
-        """Whether an answer to the prompt begins within reasoning, as the prompt has its beginning; False: the prompt
-        has its end, too; None: it has neither."""
+        """Whether an answer begins within reasoning, as the prompt has its beginning; False: the prompt has its end,
+        too; None: it has neither. `prompt`: what stands behind the last turn of others, whose words say nothing of
+        it."""
         end = prompt.rstrip()
         if any(end.endswith(marker.rstrip()) for marker in cls.ends):
             return False

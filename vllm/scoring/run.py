@@ -8,6 +8,7 @@ from contextlib import closing, nullcontext
 from typing import TYPE_CHECKING
 
 from vllm.engine.arg_utils import EngineArgs
+from vllm.engine.first_checks import check_first
 from vllm.exceptions import CliError
 from vllm.scoring.batches import Progress, batches, deciding
 from vllm.scoring.files import TextFile
@@ -63,11 +64,13 @@ def complete_in_parts(args: argparse.Namespace, task: Task) -> int:
 
 def load(args: argparse.Namespace) -> LLM:
     """The engine that the arguments describe; a CliError if there is none."""
-    from vllm.entrypoints.llm import LLM
-
     try:
         engine_args = EngineArgs.from_cli_args(args)
         engine_args.use_tqdm_on_load &= not args.quiet
+        check_first(engine_args)
+        # Needs torch.
+        from vllm.entrypoints.llm import LLM
+
         return LLM(**vars(engine_args))
     except (ValueError, OSError) as error:
         raise CliError(str(error)) from error

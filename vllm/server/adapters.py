@@ -31,7 +31,7 @@ class ServedAdapters:
         self._ids = itertools.count(1)
         self._lock = asyncio.Lock()
         self.by_name: dict[str, LoRARequest] = {}
-        if folder := envs.VLLM_LORA_RESOLVER_CACHE_DIR:
+        if folder := envs.adapter_folder():
             LoRAResolverRegistry.register_resolver("Filesystem Resolver", FilesystemResolver(folder))
 
     def check_engine(self, engine: AsyncLLM) -> None:
@@ -103,7 +103,7 @@ class ServedAdapters:
             VLLMValidationError: a resolver's adapter that cannot be loaded.
         """
         known = self.by_name.get(name)
-        is_open = envs.VLLM_ALLOW_RUNTIME_LORA_UPDATING and engine.vllm_config.lora_config is not None
+        is_open = envs.allows_adapter_updates() and engine.vllm_config.lora_config is not None
         if known is not None or not is_open:
             return known
         for resolver in list(LoRAResolverRegistry.resolvers.values()):

@@ -54,9 +54,9 @@ def build_app(state: ServerState) -> FastAPI:
         app.include_router(_router(name))
     if state.args.page:
         app.include_router(page.router)
-    if envs.VLLM_ALLOW_RUNTIME_LORA_UPDATING:
+    if envs.allows_adapter_updates():
         app.include_router(_router("adapters"))
-    if envs.VLLM_SERVER_DEV_MODE:
+    if envs.has_development_routes():
         app.include_router(_router("development"))
     for kind in (ApiError, VLLMValidationError, EngineDeadError):
         app.add_exception_handler(kind, _answer_error)

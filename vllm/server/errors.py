@@ -54,6 +54,7 @@ class ApiError(Exception):
         message: what is wrong, for a person; `code`, for a program.
         param: the field at fault, as the client wrote it, or None.
         retry_after: seconds after which the client may try again; None when that would not help.
+        details: what Anthropic's clients read to go on by another way; other routes do not show it.
     """
 
     def __init__(
@@ -63,6 +64,7 @@ class ApiError(Exception):
         param: str | None = None,
         code: str | None = None,
         retry_after: int | None = None,
+        details: dict[str, Any] | None = None,
     ) -> None:
         super().__init__(message)
         self.status = status
@@ -70,13 +72,15 @@ class ApiError(Exception):
         self.param = param
         self.code = code
         self.retry_after = retry_after
+        self.details = details
 
     def body(self, path: str = "") -> dict[str, Any]:
         """The JSON object to send, in the shape of the API that `path` belongs to."""
         told = {"param": _clean(self.param), "code": self.code}
         if is_of_messages(path):
             kind = _MESSAGES_TYPES.get(self.status, "api_error" if self.status >= 500 else "invalid_request_error")
-            return {"type": "error", "error": {"type": kind, "message": _clean(self.message), **told}}
+            details = {} if self.details is None else {"details": self.details}
+            return {"type": "error", "error": {"type": kind, "message": _clean(self.message), **told, **details}}
         kind = _TYPES.get(self.status, "internal_error" if self.status >= 500 else "invalid_request_error")
         return {"error": {"message": _clean(self.message), "type": kind, **told}}
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import errno
 import gc
 import importlib
 import logging
@@ -12,8 +11,8 @@ import os
 import signal
 import socket
 import ssl
-import stat
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from types import FrameType
 from typing import TYPE_CHECKING, Any
@@ -25,6 +24,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from vllm.config import VllmConfig
 from vllm.entrypoints.async_llm import AsyncLLM
 from vllm.logger import init_logger
+from vllm.server.listening import bind
 from vllm.server.server_args import ServerArgs
 from vllm.tokenizers.tokenizer import Tokenizer
 from vllm.v1.engine.core_process.start import CoreProcessHandle
@@ -34,6 +34,8 @@ if TYPE_CHECKING:
     from fastapi import FastAPI
 
     from vllm.server.state import ServerState
+
+__all__ = ["bind", "serve", "serve_app", "url_of"]
 
 logger = init_logger(__name__)
 
@@ -50,45 +52,8 @@ _END_SECONDS = 6.0
 # Limit for answering cancelled requests: clients that do not read take longer.
 _ANSWER_SECONDS = 2.0
 
-
-def bind(host: str, port: int, uds: str | None = None) -> socket.socket:
-    """A bound socket that does not listen yet: connections are refused until the server is ready. Raises OSError, which
-    names the address, if there is none such or it is in use. `uds`: path of a Unix socket, instead."""
-    if uds is not None:
-        return _bind_path(uds)
-    problem = f"--host {host} --port {port}"
-    try:
-        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-    except (OSError, UnicodeError) as error:
-        raise OSError(f"{problem}: {getattr(error, 'strerror', None) or error}") from None
-    # Names such as localhost have IPv4 and IPv6 addresses; every client tries IPv4.
-    family, kind, protocol, _, address = min(found, key=lambda each: each[0] != socket.AF_INET)
-    listener = socket.socket(family, kind, protocol)
-    try:
-        # Ignores lingering connections of an earlier server, not one that still listens.
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind(address)
-    except OSError as error:
-        listener.close()
-        raise OSError(f"{problem}: {error.strerror or error}") from None
-    return listener
-
-
-def _bind_path(path: str) -> socket.socket:
-    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    try:
-        # Left behind by a server that has ended: no process listens on it.
-        with contextlib.suppress(ConnectionRefusedError, FileNotFoundError):
-            with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as other:
-                other.connect(path)
-            raise OSError(errno.EADDRINUSE, os.strerror(errno.EADDRINUSE))
-        if os.path.lexists(path) and stat.S_ISSOCK(os.lstat(path).st_mode):
-            os.unlink(path)
-        listener.bind(path)
-    except OSError as error:
-        listener.close()
-        raise OSError(f"--uds {path}: {error.strerror or error}") from None
-    return listener
+# `timeout` and `uv run` send a signal twice, to their child and to its process group: it counts once in this time.
+_ONE_SIGNAL_SECONDS = 0.25
 
 
 def serve(
@@ -108,8 +73,8 @@ def serve(
         check_signals: raises if a signal came before the server was ready; so does this function.
 
     Returns:
-        The exit code: 0 after SIGTERM, 1 after the engine's death or an unexpected end, 128 + the number of a signal
-        that cut requests short.
+        The exit code: 0 after a signal, 1 after the engine's death or an unexpected end, 128 + the number of a second
+        signal, which cuts requests short.
 
     Raises:
         EngineDeadError: the engine could not start.
@@ -207,7 +172,7 @@ async def _wait_dead(engine: AsyncLLM) -> None:
 async def _end_requests(state: ServerState, server: uvicorn.Server, dead: asyncio.Task[None], signals: _Signals) -> int:
     """Let requests finish as far as the reason to stop allows. Returns the exit code."""
     state.draining = True
-    if signals.received == [signal.SIGTERM] or (dead.done() and not signals.received):
+    if len(signals.received) < 2 and (signals.received or dead.done()):
         await _drain(state, server, signals)
     signals.hurries = True
     if dead.done():
@@ -221,7 +186,7 @@ async def _end_requests(state: ServerState, server: uvicorn.Server, dead: asynci
     if dead.done() or not signals.received:
         code = EXIT_FAULT
     else:
-        code = 0 if signals.received == [signal.SIGTERM] else EXIT_SIGNAL + signals.received[-1]
+        code = 0 if len(signals.received) == 1 else EXIT_SIGNAL + signals.received[-1]
     return code
 
 
@@ -230,15 +195,23 @@ async def _drain(state: ServerState, server: uvicorn.Server, signals: _Signals) 
     loop = asyncio.get_running_loop()
     engine, seconds, num_signals = state.engine, state.args.shutdown_timeout, len(signals.received)
     deadline = loop.time() + seconds
-    if not engine.errored or engine.num_unfinished_requests:
-        reason = "a replica died" if engine.errored else "SIGTERM"
-        logger.info("%s: no new requests; in flight: %d, for up to %g s", reason, len(state.in_flight), seconds)
-    while state.in_flight and loop.time() < deadline and len(signals.received) == num_signals:
+    is_told = False
+    while len(signals.received) == num_signals:
         if engine.errored and not engine.num_unfinished_requests:
             return
+        if not is_told and (signals.next_counts or not state.in_flight):
+            is_told = True
+            _tell_drain(state, signals, deadline - loop.time())
+        if not state.in_flight or loop.time() >= deadline:
+            break
         await asyncio.sleep(0.02)
     # Slow readers may still be receiving answers.
     server.config.timeout_graceful_shutdown = max(1, round(deadline - loop.time()))
+
+
+def _tell_drain(state: ServerState, signals: _Signals, seconds: float) -> None:
+    reason = "a replica died" if state.engine.errored else signal.Signals(signals.received[0]).name
+    logger.info("%s: no new requests; in flight: %d, for up to %.3g s", reason, len(state.in_flight), seconds)
 
 
 async def _answered(state: ServerState) -> None:
@@ -248,14 +221,15 @@ async def _answered(state: ServerState) -> None:
 
 
 class _Signals:
-    """Handles SIGINT and SIGTERM. The first sets `came` and stops the server; a further one cuts requests short, or
-    ends the process once they are (`hurries`)."""
+    """Handles SIGINT and SIGTERM. The first sets `came` and lets the server drain; a further one cuts requests short,
+    or ends the process once they are (`hurries`)."""
 
     def __init__(self, core_pids: Sequence[int]) -> None:
         self.received: list[int] = []
         self.came = asyncio.Event()
         self.hurries = False
         self._loop = asyncio.get_running_loop()
+        self._first_seconds = -_ONE_SIGNAL_SECONDS
         self._core_pids = core_pids
         # Not through the loop, which may hang.
         self._before = {each: signal.signal(each, self._take) for each in (signal.SIGINT, signal.SIGTERM)}
@@ -266,7 +240,16 @@ class _Signals:
             # None is a handler that Python cannot set.
             signal.signal(signum, signal.SIG_DFL if handler is None else handler)
 
+    @property
+    def next_counts(self) -> bool:
+        """Whether a signal would be a further one, not the first one again."""
+        return time.monotonic() - self._first_seconds >= _ONE_SIGNAL_SECONDS
+
     def _take(self, signum: int, frame: FrameType | None) -> None:
+        if self.received == [signum] and not self.next_counts:
+            return
+        if not self.received:
+            self._first_seconds = time.monotonic()
         if self.hurries or len(self.received) > 1:
             _end_now(EXIT_SIGNAL + signum, self._core_pids)
         self.received.append(signum)

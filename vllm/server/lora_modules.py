@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 
 @dataclass(frozen=True)
@@ -27,6 +28,13 @@ def parse_modules(given: Sequence[str | LoRAModulePath] | None) -> list[LoRAModu
     if twice := next((name for name in names if names.count(name) > 1), None):
         raise ValueError(f"--lora-modules names {twice!r} twice")
     return found
+
+
+def check_folders(modules: Sequence[LoRAModulePath]) -> None:
+    """ValueError: an adapter's folder is not there, or holds none."""
+    for each in modules:
+        if not Path(each.path, "adapter_config.json").is_file():
+            raise ValueError(f"--lora-modules: {each.name!r}: there is no adapter_config.json in {each.path}")
 
 
 def _parse_module(text: str) -> LoRAModulePath:

@@ -54,7 +54,7 @@ class ServerArgs(UpstreamServerArgs):
     response_store_mib: float = arg(
         64.0, "memory for responses and conversations that later requests may name, in MiB; 0 keeps none"
     )
-    shutdown_timeout: float = arg(30.0, "seconds that running requests have left after SIGTERM")
+    shutdown_timeout: float = arg(30.0, "seconds that running requests have left after SIGTERM or Ctrl-C")
     ignore_unknown_fields: bool = arg(False, "ignore request fields that are not known, instead of refusing them")
     chat_template: str | None = arg(None, "Jinja template in place of the model's own: a file, or the text itself")
     chat_template_content_format: Literal["auto", "string", "openai"] = arg(

@@ -130,7 +130,7 @@ class ServerState:
     @property
     def listed_names(self) -> list[str] | None:
         """All that a request may name; None: further adapters may come."""
-        if envs.VLLM_ALLOW_RUNTIME_LORA_UPDATING:
+        if envs.allows_adapter_updates():
             return None
         return [*self.model_names, *self.adapters.by_name]
 

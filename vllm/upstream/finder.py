@@ -16,7 +16,9 @@ _ROOT = "vllm."
 _WITH_MORE = {
     "vllm.config",
     "vllm.distributed",
+    "vllm.envs",
     "vllm.inputs",
+    "vllm.logprobs",
     "vllm.parser",
     "vllm.tokenizers",
     "vllm.tool_parsers.xlam_tool_parser",
@@ -25,10 +27,13 @@ _WITH_MORE = {
     "vllm.v1.core.kv_cache_manager",
     "vllm.v1.engine",
     "vllm.v1.engine.core",
+    "vllm.v1.engine.detokenizer",
     "vllm.v1.outputs",
     "vllm.v1.sample.logits_processor",
     "vllm.v1.structured_output",
 }
+# Those whose classes have further attributes: attributes.py has them, a row each.
+_WITH_ATTRIBUTES = {"vllm.logprobs.flat", "vllm.v1.engine.core", "vllm.v1.worker.worker"}
 
 
 def install() -> None:
@@ -54,7 +59,7 @@ class Finder:
         spec = _of_file(name, path, target)
         if spec is None:
             return _listed(name)
-        if name in _WITH_MORE and isinstance(spec.loader, SourceFileLoader):
+        if name in _WITH_MORE | _WITH_ATTRIBUTES and isinstance(spec.loader, SourceFileLoader):
             spec.loader = _MoreLoader(name, spec.loader.path)
         return spec
 
@@ -93,10 +98,18 @@ def _find(module: str) -> ModuleSpec | None:
 
 
 class _MoreLoader(SourceFileLoader):
-    """Of a module of ours that has further names by the table, or in a room of its path."""
+    """Loads a module of ours that has further names by the table or in a room of its path, or whose classes have
+    further attributes."""
 
-    def create_module(self, spec: ModuleSpec) -> ModuleType:
-        return ListedModule(spec.name, None, is_ours=True)
+    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
+        return ListedModule(spec.name, None, is_ours=True) if spec.name in _WITH_MORE else None
+
+    def exec_module(self, module: ModuleType) -> None:
+        super().exec_module(module)
+        if module.__name__ in _WITH_ATTRIBUTES:
+            from vllm.upstream import attributes
+
+            attributes.add(module)
 
 
 class _ListLoader:

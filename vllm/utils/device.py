@@ -21,9 +21,7 @@ def resolve_device(asked: str, num_devices: int = 1) -> str:
     Raises:
         ValueError: another value, or "cuda" without a usable GPU (with the reason).
     """
-    if asked not in ("auto", "cpu", "cuda"):
-        hint = "; which GPU it is, CUDA_VISIBLE_DEVICES says" if str(asked).startswith("cuda:") else ""
-        raise ValueError(f"device must be one of auto, cpu, cuda, got {asked!r}{hint}")
+    check_device_name(asked)
     if asked == "cpu":
         return "cpu"
     problem = cuda_problem(num_devices)
@@ -34,6 +32,13 @@ def resolve_device(asked: str, num_devices: int = 1) -> str:
     if _hidden_devices() is None and any(Path(file).exists() for file in _GPU_FILES):
         warn_once(logger, "there is a GPU, but the model runs on the CPU: %s", problem)
     return "cpu"
+
+
+def check_device_name(asked: str) -> None:
+    """ValueError: it is no value of `device`."""
+    if asked not in ("auto", "cpu", "cuda"):
+        hint = "; which GPU it is, CUDA_VISIBLE_DEVICES says" if str(asked).startswith("cuda:") else ""
+        raise ValueError(f"device must be one of auto, cpu, cuda, got {asked!r}{hint}")
 
 
 def cuda_problem(num_devices: int = 1) -> str | None:

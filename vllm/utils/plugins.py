@@ -24,7 +24,7 @@ def load_plugins_by_group(group: str) -> dict[str, Callable[[], Any]]:
     cannot be imported is left out with a warning."""
     from importlib.metadata import entry_points
 
-    allowed = envs.VLLM_PLUGINS
+    allowed = envs.plugins()
     found: dict[str, Callable[[], Any]] = {}
     for entry in entry_points(group=group):
         if allowed is not None and entry.name not in allowed:

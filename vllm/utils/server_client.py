@@ -7,7 +7,7 @@ import asyncio
 import json
 import os
 import random
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
@@ -62,11 +62,18 @@ class ServerError(CliError):
 class ServerClient:
     """Requests to one server, any number at once, each on its own connection. Every method raises ServerError."""
 
-    def __init__(self, url: str, api_key: str | None = None, timeout: float = 600.0) -> None:
+    def __init__(
+        self,
+        url: str,
+        api_key: str | None = None,
+        timeout: float = 600.0,
+        headers: Sequence[tuple[str, str]] = (),
+    ) -> None:
         """
         Args:
             url: http(s)://HOST[:PORT][/PREFIX].
             timeout: longest wait for any part of a response, in seconds.
+            headers: further ones of every request.
 
         Raises:
             CliError: not such a URL, or a key that a header cannot hold.
@@ -88,7 +95,10 @@ class ServerClient:
         self.url = f"{parts.scheme}://{parts.netloc}{self._prefix}"
         self._timeout = timeout
         key = f"Authorization: Bearer {api_key}\r\n" if api_key else ""
-        self._headers = f"Host: {parts.netloc}\r\nUser-Agent: vllm/{__version__}\r\n{key}"
+        if not all(text.isascii() and text.isprintable() for pair in headers for text in pair):
+            raise CliError("--header has characters that no HTTP header can hold")
+        more = "".join(f"{name}: {value}\r\n" for name, value in headers)
+        self._headers = f"Host: {parts.netloc}\r\nUser-Agent: vllm/{__version__}\r\n{key}{more}"
         self._idle: list[_Connection] = []
 
     async def get(self, path: str) -> Any:
@@ -337,14 +347,28 @@ def _refusal(where: str, status: int, data: bytes, retry_after: str | None) -> S
     return ServerError(where, message, status, param, seconds)
 
 
-def connect(args: argparse.Namespace) -> ServerClient:
-    """A client of --url; raises CliError as ServerClient."""
+def connect(args: argparse.Namespace, headers: Sequence[tuple[str, str]] = ()) -> ServerClient:
+    """A client of --url, with further headers; raises CliError as ServerClient."""
     key = args.api_key if args.api_key is not None else os.environ.get(API_KEY)
-    return ServerClient(args.url, key or None, args.timeout or TIMEOUT)
+    return ServerClient(args.url, key or None, args.timeout or TIMEOUT, headers)
+
+
+async def wait_ready(client: ServerClient, seconds: float) -> None:
+    """Wait until the server answers, or the time is over."""
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + seconds
+    while loop.time() < deadline:
+        try:
+            await client.get("/v1/models")
+            return
+        except ServerError as error:
+            if not error.may_pass:
+                return
+        await asyncio.sleep(0.1)
 
 
 async def served_model(client: ServerClient, name: str | None) -> dict[str, Any]:
-    """The server's description (`id`, `max_model_len` ...) of the model `name`; None = its first.
+    """The server's description (`id`, `max_model_len` ...) of the model `name`; None or empty = its first.
 
     Raises:
         CliError: no server, or no such model.
@@ -356,9 +380,9 @@ async def served_model(client: ServerClient, name: str | None) -> dict[str, Any]
         models = {}
     if not models:
         raise CliError(f"{client.url}/v1/models: the answer names no model")
-    if name is not None and name not in models:
+    if name and name not in models:
         raise CliError(f"--model: there is no {name!r} at {client.url}; there is {', '.join(map(repr, models))}")
-    card: dict[str, Any] = next(iter(models.values())) if name is None else models[name]
+    card: dict[str, Any] = models[name] if name else next(iter(models.values()))
     return card
 
 

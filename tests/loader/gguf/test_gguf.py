@@ -115,10 +115,19 @@ def test_logits_equal_the_original(arch: str, size: str, tmp_path: Path, cache: 
         torch.testing.assert_close(mine, theirs, rtol=0, atol=1e-4)
 
 
-def test_rope_scaling_of_the_header(tmp_path: Path, cache: Path) -> None:
+@pytest.mark.parametrize(
+    "header",
+    [
+        {"rope.scaling.type": "linear", "rope.scaling.factor": 4.0},
+        {"rope.scaling.factor": 4.0},
+        {"rope.scale_linear": 4.0},
+    ],
+    ids=["typed", "untyped", "older"],
+)
+def test_rope_scaling_of_the_header(header: dict[str, Any], tmp_path: Path, cache: Path) -> None:
     rope = {"rope_type": "linear", "rope_theta": 1e4, "factor": 4.0}
     hf_model = make_hf_model("qwen2", "small", rope_parameters=rope)
-    write_gguf(tmp_path / "m.gguf", "qwen2", hf_model, {"rope.scaling.type": "linear", "rope.scaling.factor": 4.0})
+    write_gguf(tmp_path / "m.gguf", "qwen2", hf_model, header)
     resolved = resolve_model(str(tmp_path / "m.gguf"), "float32")
     prompts = random_prompts(resolved.hf_config.vocab_size)
     got = paged_logits(_load(resolved), resolved.hf_config, prompts)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -39,7 +40,10 @@ SSM = COMMON | {"ssm.inner_size": 64, "ssm.state_size": 16, "ssm.conv_kernel": 4
 
 def file(arch: str, header: dict[str, Any], *tensors: str) -> Any:
     metadata = {"general.architecture": arch} | {f"{arch}.{key}": value for key, value in header.items()}
-    shapes = {name: SimpleNamespace(shape=(48, 32)) for name in ("token_embd.weight", *tensors)}
+    shapes = {
+        name: SimpleNamespace(shape=(4, 48, 32) if "_exps" in name else (48, 32))
+        for name in ("token_embd.weight", *tensors)
+    }
     return SimpleNamespace(metadata=metadata, tensors=shapes, path=Path("m.gguf"))
 
 
@@ -77,11 +81,119 @@ def file(arch: str, header: dict[str, Any], *tensors: str) -> Any:
             "temperature_length must be rope.scaling.original_context_length=None",
         ),
         ("mistral3", YARN | {"rope.scaling.yarn_ext_factor": 0.5}, "", "yarn_ext_factor=0.5 is not supported"),
+        ("llama", COMMON | {"rope.scaling.factor": -2.0}, "", "rope.scaling.factor must be a number of at least 0"),
+        ("llama", COMMON | {"rope.scale_linear": "2"}, "", "rope.scale_linear must be a number of at least 0, got '2'"),
+        ("llama", YARN, "rope_freqs.weight", "rope.scaling.type yarn beside the tensor rope_freqs.weight is not"),
     ],
 )
 def test_refusals(arch: str, header: dict[str, Any], tensor: str, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         hf_config(file(arch, header, *filter(None, [tensor])), "float32")
+
+
+MOE = COMMON | {"expert_count": 4, "expert_used_count": 2, "expert_feed_forward_length": 16}
+ROUTER = ("blk.0.ffn_gate_inp.weight", "blk.0.ffn_up_exps.weight")
+NORMED = COMMON | {"attention.layer_norm_epsilon": 1e-5}
+COHERE = NORMED | {"logit_scale": 0.1, "attention.sliding_window": 8}
+Given = dict[str, Any]
+UNREAD: list[tuple[str, Given, Given]] = [
+    # What llama.cpp reads of a key, and this architecture's model does not have.
+    ("qwen2", COMMON, {"made_up": 1}),
+    ("llama", COMMON, {"attention.sliding_window": 32}),
+    ("llama", COMMON, {"logit_scale": 0.5}),
+    ("gemma", COMMON, {"final_logit_softcapping": 30.0}),
+    ("qwen3", YARN, {"rope.scaling.attn_factor": 1.2}),
+    ("qwen3", COMMON, {"rope.scaling.yarn_beta_fast": 16.0}),
+    ("hunyuan-dense", COMMON, {"rope.scaling.alpha": 1000.0}),
+    ("gpt2", NORMED, {"rope.scaling.factor": 2.0}),
+    ("nomic-bert", NORMED, {"rope.scaling.type": "yarn"}),
+    ("nomic-bert", NORMED, {"rope.dimension_count": 8}),
+    ("nomic-bert", NORMED, {"attention.causal": True}),
+    ("cohere2", COHERE, {"rope.freq_base_swa": 5e5}),
+    ("glm4", COMMON, {"rope.dimension_sections": [8, 12, 12, 0]}),
+    ("llama", COMMON, {"tensor_data_layout": "rows"}),
+    ("qwen3moe", MOE, {"expert_gating_func": 2}),
+    ("qwen3moe", MOE, {"expert_weights_norm": False}),
+    ("qwen3moe", MOE, {"expert_group_count": 4}),
+]
+
+
+@pytest.mark.parametrize(("arch", "header", "more"), UNREAD)
+def test_what_nothing_reads(arch: str, header: Given, more: Given) -> None:
+    tensors = ROUTER if header is MOE else ()
+    hf_config(file(arch, header, *tensors), "float32")
+    (key,) = more
+    message = rf"m.gguf: entries of the header that are not supported: {arch}.{re.escape(key)}="
+    with pytest.raises(ValueError, match=message):
+        hf_config(file(arch, header | more, *tensors), "float32")
+
+
+@pytest.mark.parametrize(
+    ("arch", "header", "more"),
+    [
+        ("llama", COMMON, {"vocab_size": 48, "attention.value_length": 16, "rope.scaling.finetuned": True}),
+        ("llama", COMMON, {"tensor_data_layout": "Meta AI original pth", "attention.sliding_window": 64}),
+        ("llama", COMMON, {"expert_count": 0, "expert_used_count": 0, "logit_scale": 1.0}),
+        ("llama", COMMON, {"attention.layer_norm_epsilon": 1e-5, "attention.layer_norm_rms_epsilon": 1e-5}),
+        ("qwen2vl", COMMON, {"rope.dimension_sections": [8, 4, 4, 0]}),
+        ("hunyuan-dense", COMMON, {"rope.scaling.type": "none", "rope.scaling.factor": 4, "rope.scaling.alpha": 0}),
+        ("gpt2", NORMED, {"rope.scaling.factor": 1.0}),
+        ("cohere2", COHERE, {"rope.freq_base_swa": 1e4}),
+        ("qwen3moe", MOE, {"expert_gating_func": 1, "expert_weights_norm": True, "expert_group_count": 1}),
+        ("nomic-bert", NORMED, {"attention.causal": False}),
+    ],
+)
+def test_what_changes_no_number(arch: str, header: Given, more: Given) -> None:
+    tensors = ROUTER if header is MOE else ()
+    plain = hf_config(file(arch, header, *tensors), "float32")
+    assert hf_config(file(arch, header | more, *tensors), "float32") == plain | (
+        {"rms_norm_eps": 1e-5} if "attention.layer_norm_rms_epsilon" in more else {}
+    )
+
+
+@pytest.mark.parametrize(
+    ("more", "scaling"),
+    [
+        ({"rope.scaling.factor": 4.0}, {"rope_type": "linear", "factor": 4.0}),
+        ({"rope.scale_linear": 4.0}, {"rope_type": "linear", "factor": 4.0}),
+        ({"rope.scaling.type": "linear", "rope.scale_linear": 4.0}, {"rope_type": "linear", "factor": 4.0}),
+        ({"rope.scaling.factor": 2.0, "rope.scale_linear": 4.0}, {"rope_type": "linear", "factor": 2.0}),
+        ({"rope.scaling.factor": 0.0}, {"rope_type": "default"}),
+        ({"rope.scaling.type": "none", "rope.scaling.factor": 4.0}, {"rope_type": "default"}),
+        ({"rope.scaling.type": "none", "rope.scale_linear": 4.0}, {"rope_type": "default"}),
+    ],
+)
+@pytest.mark.parametrize("arch", ["llama", "qwen3", "gemma2"])
+def test_a_factor_without_a_type_is_linear(arch: str, more: dict[str, Any], scaling: dict[str, Any]) -> None:
+    """As llama.cpp reads it."""
+    rope = hf_config(file(arch, COMMON | more), "float32")["rope_parameters"]
+    assert rope == {"rope_theta": 10000.0} | scaling
+
+
+def test_a_factor_beside_those_of_frequencies() -> None:
+    given = file("llama", COMMON | {"rope.scaling.factor": 4.0}, "rope_freqs.weight")
+    given.dequantize = lambda name: np.arange(1.0, 9.0)
+    rope = hf_config(given, "float32")["rope_parameters"]
+    assert rope["factors"] == [4.0 * value for value in range(1, 9)]
+
+
+def test_olmo_3_has_a_base_for_its_windows() -> None:
+    given = COMMON | {"attention.sliding_window": 8, "rope.freq_base": 5e5, "rope.freq_base_swa": 1e4}
+    rope = hf_config(file("olmo2", given), "float32")["rope_parameters"]
+    assert (rope["full_attention"]["rope_theta"], rope["sliding_attention"]["rope_theta"]) == (5e5, 1e4)
+
+
+def test_widths_that_tensors_tell() -> None:
+    """Granite's converter writes no expert_feed_forward_length."""
+    given = COMMON | SSM | {"expert_count": 4, "expert_used_count": 2}
+    tensors = ("blk.0.ffn_up_shexp.weight", "blk.0.ffn_up_exps.weight")
+    assert hf_config(file("granitehybrid", given, *tensors), "float32")["intermediate_size"] == 48
+
+
+@pytest.mark.parametrize("key", ["hidden_activation", "hidden_act"])
+def test_an_activation_by_name(key: str) -> None:
+    given = NORMED | {"attention.sliding_window": 8, key: "silu"}
+    assert hf_config(file("modern-bert", given), "float32")["hidden_activation"] == "silu"
 
 
 def test_layers_at_no_one_distance() -> None:

@@ -14,7 +14,8 @@ from tiny_llm import make_tiny_llm
 
 from vllm.config.checkpoint import mapped_tensors
 from vllm.config.checkpoint.mapped_tensors import LIST_NAME, block_bytes, find_files, read_places
-from vllm.config.checkpoint.weight_files import iterate_tensors, shard_files, stored_dtype
+from vllm.config.checkpoint.shards import shard_files
+from vllm.config.checkpoint.weight_files import iterate_tensors, stored_dtype
 from vllm.loader import resolve_model
 from vllm.loader.gguf.file import GGUFFile
 

@@ -81,6 +81,17 @@ LONG, FREQS = "rope_factors_long.weight", "rope_freqs.weight"
         ({"tokenizer.chat_template.a/b": "x"}, {}, "tokenizer.chat_template.a/b must have a name of letters"),
         ({"tokenizer.chat_template.tool": 3}, {}, "tokenizer.chat_template.tool must be a text, got 3"),
         ({"tokenizer.chat_template": 3}, {}, "tokenizer.chat_template must be a text, got 3"),
+        ({"llama.made_up": 3}, {}, "bad.gguf: entries of the header that are not supported: llama.made_up=3"),
+        (
+            {"tokenizer.ggml.made_up": 3},
+            {},
+            "tokenizer.ggml.made_up=3 is not supported for tokenizer.ggml.model 'gpt2'",
+        ),
+        ({"tokenizer.ggml.add_space_prefix": True}, {}, "tokenizer.ggml.add_space_prefix=True is not supported for"),
+        ({"tokenizer.ggml.remove_extra_whitespaces": True}, {}, "remove_extra_whitespaces=True is not supported for"),
+        ({"tokenizer.ggml.precompiled_charsmap": [1]}, {}, r"precompiled_charsmap=\[1\] is not supported for"),
+        ({"tokenizer.ggml.normalizer.lowercase": True}, {}, "normalizer.lowercase=True is not supported for"),
+        ({"tokenizer.ggml.added_tokens": ["<new>"]}, {}, r"added_tokens has tokens that .*lacks: \['<new>'\]"),
     ],
 )
 def test_refusals(header: Any, tensors: Any, message: str, base: Path, tmp_path: Path) -> None:
@@ -124,6 +135,31 @@ def test_scaling_of_positions(base: Path, tmp_path: Path) -> None:
         "short_factor": list(range(1, 9)),
         "original_max_position_embeddings": 256,
     }
+
+
+def test_what_splits_no_text(base: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    names = ("add_space_prefix", "remove_extra_whitespaces", "normalizer.lowercase")
+    header: dict[str, Any] = {f"tokenizer.ggml.{name}": False for name in names}
+    header |= {"tokenizer.ggml.fim_pre_token_id": 5, "tokenizer.ggml.suppress_tokens": [3]}
+    resolve_model(str(changed(base, tmp_path / "m.gguf", header)), "float32")
+    assert "tokenizer.ggml.suppress_tokens is not applied: logit_bias or allowed_token_ids" in caplog.text
+
+
+def test_how_the_publisher_samples(base: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    given = {
+        "temp": 0.25,
+        "top_k": 40,
+        "top_p": 0.5,
+        "min_p": 0.0,
+        "penalty_repeat": 1.5,
+        "mirostat": 2,
+        "sequence": "k",
+    }
+    path = changed(base, tmp_path / "m.gguf", {f"general.sampling.{name}": value for name, value in given.items()})
+    config = json.loads((converted_folder(path, "float32") / "generation_config.json").read_text())
+    names = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
+    assert [config[name] for name in names] == [0.25, 40, 0.5, 0.0, 1.5]
+    assert "m.gguf: general.sampling.mirostat are not applied" in caplog.text
 
 
 def test_other_alignments_and_old_tensors(base: Path, tmp_path: Path) -> None:

@@ -181,3 +181,40 @@ os.kill(os.getpid(), 9)
     )
     assert done.returncode == -signal.SIGKILL
     assert_ends(int(done.stdout))
+
+
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
+def test_signals_to_a_scripts_group_are_the_scripts(folder, signum):
+    """Ctrl-C in a terminal is the script's KeyboardInterrupt, and no worker complains or stays."""
+    script = f"""
+import os
+from tiny_llm import make_tiny_llm
+from vllm import SamplingParams
+llm = make_tiny_llm({str(folder)!r}, tensor_parallel_size=2)
+(worker,) = open(f"/proc/{{os.getpid()}}/task/{{os.getpid()}}/children").read().split()
+print(worker, flush=True)
+try:
+    while True:
+        llm.generate(["a"] * 8, SamplingParams(max_tokens=200, ignore_eos=True), use_tqdm=False)
+except KeyboardInterrupt:
+    # The engine is whole: its step was not cut.
+    print(len(llm.generate(["a"], SamplingParams(max_tokens=2), use_tqdm=False)), flush=True)
+    raise
+"""
+    path = os.pathsep.join(map(str, (ROOT, ROOT / "tests" / "support")))
+    process = subprocess.Popen(
+        [sys.executable, "-c", script],
+        env={**os.environ, "PYTHONPATH": path},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    with process:
+        assert process.stdout is not None
+        worker = int(process.stdout.readline())
+        os.killpg(process.pid, signum)
+        answer, complaints = process.communicate()
+    assert process.returncode == -signum
+    assert_ends(worker)
+    assert (answer.strip(), complaints.count("KeyboardInterrupt")) == (("1", 1) if signum == signal.SIGINT else ("", 0))

@@ -36,7 +36,13 @@ class Outcome:
     token_times: list[float] = field(default_factory=list)  # of each chunk with tokens; empty unless it streams
     prompt_tokens: int = 0
     output_tokens: int = 0
+    text: str = ""
     error: str | None = None
+
+    @property
+    def intervals(self) -> list[float]:
+        """Seconds between two chunks with tokens."""
+        return [later - earlier for earlier, later in zip(self.token_times, self.token_times[1:], strict=False)]
 
 
 async def run_load(
@@ -45,9 +51,14 @@ async def run_load(
     concurrency: int | None = None,
     request_rate: float | None = None,
     seed: int = 0,
+    burstiness: float = 1.0,
 ) -> list[Outcome]:
-    """Make all calls, at most `concurrency` at once; their outcomes, in the same order. `request_rate`: calls a second,
-    at exponentially distributed intervals (a Poisson process) drawn from `seed`; None = without intervals."""
+    """Make all calls, at most `concurrency` at once; their outcomes, in the same order.
+
+    Args:
+        request_rate: calls a second, at gamma-distributed intervals drawn from `seed`; None = without intervals.
+        burstiness: the shape of that distribution; 1 = exponential (a Poisson process).
+    """
     draw = random.Random(seed)
     slots = nullcontext() if concurrency is None else asyncio.Semaphore(concurrency)
     due, tasks = time.monotonic(), []
@@ -60,7 +71,9 @@ async def run_load(
         if request_rate is None:
             tasks.append(asyncio.create_task(make(call, None)))
         else:
-            due += draw.expovariate(request_rate)
+            is_poisson = burstiness == 1
+            scale = 1 / (request_rate * burstiness)
+            due += draw.expovariate(request_rate) if is_poisson else draw.gammavariate(burstiness, scale)
             await asyncio.sleep(due - time.monotonic())
             tasks.append(asyncio.create_task(make(call, due)))
     return list(await asyncio.gather(*tasks))
@@ -72,7 +85,9 @@ async def _outcome(client: ServerClient, call: Call, began: float) -> Outcome:
         if call.body.get("stream"):
             await _read_stream(outcome, client.events(call.path, call.body))
         else:
-            _count(outcome, await client.post(call.path, call.body))
+            answer = await client.post(call.path, call.body)
+            _count(outcome, answer)
+            outcome.text = "".join(map(_text, answer.get("choices", ())))
             outcome.ended = time.monotonic()
     except CliError as error:
         outcome.error = str(error)
@@ -85,8 +100,10 @@ async def _read_stream(outcome: Outcome, events: AsyncIterator[bytes]) -> None:
     outcome.ended = time.monotonic()
     for when, data in received:
         chunk = msgspec.json.decode(data)
-        if any(_has_token(choice) for choice in chunk.get("choices", ())):
+        choices = chunk.get("choices", ())
+        if any(_has_token(choice) for choice in choices):
             outcome.token_times.append(when)
+        outcome.text += "".join(map(_text, choices))
         _count(outcome, chunk)
 
 
@@ -94,6 +111,11 @@ def _has_token(choice: dict[str, Any]) -> bool:
     # The first chunk of a chat has only the role, the last may have only the end. A completion's text may be empty: its
     # token is part of a character.
     return bool(choice["delta"].get("content")) if "delta" in choice else "text" in choice
+
+
+def _text(choice: dict[str, Any]) -> str:
+    part = choice.get("delta") or choice.get("message") or {}
+    return part.get("content") or choice.get("text") or ""
 
 
 def _count(outcome: Outcome, answer: dict[str, Any]) -> None:
@@ -114,29 +136,50 @@ def rates(outcomes: Sequence[Outcome]) -> dict[str, float]:
     return {"seconds": seconds, **{name: amount / seconds if done else 0.0 for name, amount in amounts.items()}}
 
 
-def latencies(outcomes: Iterable[Outcome]) -> dict[str, dict[str, float]]:
-    """Percentiles in seconds of a request's whole time, time to first token, mean time for a further token, and of the
-    time between two chunks of a stream; without those that have no values."""
+_METRICS = {
+    "e2el": "end_to_end_seconds",
+    "ttft": "first_token_seconds",
+    "tpot": "further_token_seconds",
+    "itl": "inter_token_seconds",
+}
+
+
+def metric_values(outcomes: Iterable[Outcome]) -> dict[str, list[float]]:
+    """The seconds of each metric, by upstream's names, of the requests that did not fail: to the first token, for a
+    further one (a request's mean), between two chunks, and of the whole request."""
     done = [outcome for outcome in outcomes if outcome.error is None]
     streams = [outcome for outcome in done if outcome.token_times]
-    values = {
-        "end_to_end_seconds": [outcome.ended - outcome.began for outcome in done],
-        "first_token_seconds": [outcome.token_times[0] - outcome.began for outcome in streams],
-        "further_token_seconds": [
+    return {
+        "e2el": [outcome.ended - outcome.began for outcome in done],
+        "ttft": [outcome.token_times[0] - outcome.began for outcome in streams],
+        "tpot": [
             (outcome.token_times[-1] - outcome.token_times[0]) / (outcome.output_tokens - 1)
             for outcome in streams
             if outcome.output_tokens > 1
         ],
-        "inter_token_seconds": [
-            later - earlier
-            for outcome in streams
-            for earlier, later in zip(outcome.token_times, outcome.token_times[1:], strict=False)
-        ],
+        "itl": [seconds for outcome in streams for seconds in outcome.intervals],
     }
-    return {name: percentiles(each) for name, each in values.items() if each}
 
 
-def percentiles(values: Sequence[float]) -> dict[str, float]:
-    """Mean and linearly interpolated percentiles of at least one value."""
-    cuts = statistics.quantiles(values, n=100, method="inclusive") if len(values) > 1 else [values[0]] * 99
-    return {"mean": statistics.fmean(values), **{f"p{percent}": cuts[percent - 1] for percent in PERCENTILES}}
+def latencies(
+    outcomes: Iterable[Outcome], metrics: Iterable[str] = tuple(_METRICS), percents: Sequence[float] = PERCENTILES
+) -> dict[str, dict[str, float]]:
+    """Mean and percentiles of metrics, in seconds; without those that have no values."""
+    values = metric_values(outcomes)
+    return {
+        _METRICS[name]: percentiles(values[name], percents) for name in _METRICS if name in metrics and values[name]
+    }
+
+
+def percentiles(values: Sequence[float], percents: Sequence[float] = PERCENTILES) -> dict[str, float]:
+    """Mean and percentiles of at least one value."""
+    return {"mean": statistics.fmean(values), **{f"p{each:g}": percentile(values, each) for each in percents}}
+
+
+def percentile(values: Sequence[float], percent: float) -> float:
+    """Linearly interpolated, of at least one value."""
+    ordered = sorted(values)
+    place = (len(ordered) - 1) * percent / 100
+    low = int(place)
+    high = min(low + 1, len(ordered) - 1)
+    return ordered[low] + (ordered[high] - ordered[low]) * (place - low)

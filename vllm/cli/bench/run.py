@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import asyncio
 import json
 import random
 import statistics
@@ -12,9 +13,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from vllm.cli.bench.dataset import Prompt, Tokenize, add_dataset_arguments, check_dataset, make_prompts
 from vllm.cli.bench.drafts import DraftCounts, counts_of_steps
 from vllm.cli.collect_env import cpu_model
 from vllm.cli.generation import add_engine_arguments, load_engine
+from vllm.cli.other_flags import add_refused, add_unused
 from vllm.exceptions import CliError
 from vllm.sampling_params import RequestOutputKind, SamplingParams
 from vllm.utils.flag_types import at_least
@@ -23,6 +26,16 @@ from vllm.version import __version__
 if TYPE_CHECKING:
     from vllm.outputs import RequestOutput
     from vllm.v1.engine.llm_engine import LLMEngine
+
+
+_REFUSED = {
+    "--use-beam-search": "one sequence is generated a prompt",
+    "--profile": "LLM.start_profile profiles",
+    "--async-engine": "`vllm bench serve` measures a server",
+    "--hf-max-batch-size": "this engine alone is measured",
+    "--lora-path": "measure a server with --lora-modules by `vllm bench serve`",
+    "--no-stream": "`vllm bench serve` has it",
+}
 
 
 @dataclass(frozen=True)
@@ -41,40 +54,63 @@ def add_workload_arguments(
     parser: argparse.ArgumentParser, prompts_flag: str, num_prompts: int, input_len: int, output_len: int
 ) -> None:
     group = parser.add_argument_group("workload")
-    for flag, least, default, text in (
-        (prompts_flag, 1, num_prompts, "prompts that arrive together"),
-        ("--input-len", 1, input_len, "tokens a prompt"),
-        ("--output-len", 1, output_len, "tokens to generate for each"),
-        ("--num-ids", 0, 0, "logprob_token_ids to read at each of them"),
-        ("--warmup", 0, 1, "runs that do not count"),
-        ("--repeats", 1, 3, "runs that count"),
+    for flags, least, default, text in (
+        ([prompts_flag], 1, num_prompts, "prompts that arrive together"),
+        (["--num-ids"], 0, 0, "logprob_token_ids to read at each of them"),
+        (["--warmup", "--num-iters-warmup"], 0, 1, "runs that do not count"),
+        (["--repeats", "--num-iters"], 1, 3, "runs that count"),
     ):
-        dest = "num_prompts" if flag == prompts_flag else flag[2:].replace("-", "_")
-        group.add_argument(flag, dest=dest, metavar="N", type=at_least(least), default=default, help=text)
+        dest = "num_prompts" if flags[0] == prompts_flag else flags[0][2:].replace("-", "_")
+        group.add_argument(*flags, dest=dest, metavar="N", type=at_least(least), default=default, help=text)
     parser.add_argument("--json", metavar="FILE", type=Path, help="write the result, single runs included, as JSON")
+    parser.add_argument("--output-json", metavar="FILE", type=Path, help="write it as upstream's tools read it")
+    add_dataset_arguments(parser, input_len, output_len)
+    parser.add_argument("--backend", type=_backend, default="vllm", help=argparse.SUPPRESS)
+    parser.add_argument("--n", type=_one, default=1, help=argparse.SUPPRESS)
+    add_refused(parser, _REFUSED)
+    add_unused(parser, {"--disable-detokenize": "generated ids do not become texts"}, 0)
     add_engine_arguments(parser)
 
 
+def _backend(text: str) -> str:
+    if text != "vllm":
+        raise argparse.ArgumentTypeError(f"must be vllm, this engine, got {text!r}")
+    return text
+
+
+def _one(text: str) -> int:
+    if int(text) != 1:
+        raise argparse.ArgumentTypeError(f"must be 1, got {text}: ask for more prompts, which cost the same")
+    return 1
+
+
 def measure(args: argparse.Namespace) -> tuple[LLMEngine, list[Sample]]:
-    check_json_path(args.json)
+    for path, flag in ((args.json, "--json"), (args.output_json, "--output-json")):
+        check_json_path(path, flag)
+    check_dataset(args)
     engine = load_engine(args)
     draw = random.Random(args.seed)
     vocab_size = engine.model_config.vocab_size
     if args.num_ids > vocab_size:
         raise CliError(f"--num-ids must be at most the vocabulary's {vocab_size}, got {args.num_ids}")
-    params = SamplingParams(
-        max_tokens=args.output_len,
-        temperature=0.0,
-        ignore_eos=True,
-        detokenize=False,
-        logprob_token_ids=draw.sample(range(vocab_size), args.num_ids) or None,
-        output_kind=RequestOutputKind.FINAL_ONLY,
-    )
+    ids = draw.sample(range(vocab_size), args.num_ids) or None
     samples = []
-    for _ in range(args.warmup + args.repeats):
-        prompts = [draw.choices(range(vocab_size), k=args.input_len) for _ in range(args.num_prompts)]
-        samples.append(_run_once(engine, prompts, params))
+    for number in range(args.warmup + args.repeats):
+        if number and args.dataset_name in ("sharegpt", "custom"):
+            # The same prompts again.
+            engine.reset_prefix_cache()
+        prompts = asyncio.run(make_prompts(args, draw, args.num_prompts, vocab_size, _tokenizer(engine)))
+        samples.append(_run_once(engine, prompts, ids))
     return engine, samples[args.warmup :]
+
+
+def _tokenizer(engine: LLMEngine) -> Tokenize:
+    async def tokenize(text: str) -> list[int]:
+        if engine.tokenizer is None:
+            raise CliError("--skip-tokenizer-init: the texts of a file need a tokenizer")
+        return engine.tokenizer.encode(text)
+
+    return tokenize
 
 
 def summary(values: Sequence[float]) -> dict[str, Any]:
@@ -109,6 +145,8 @@ def report(args: argparse.Namespace, kind: str, engine: LLMEngine, figures: dict
         "warmup": args.warmup,
         "repeats": args.repeats,
     }
+    if args.dataset_name != "random":
+        about |= {"dataset_name": args.dataset_name, "input_len": None, "output_len": None}
     print_about(about)
     print_figures(figures, ("median", "min", "max"), max(map(len, figures)))
     write_json(args.json, {**about, "figures": figures})
@@ -126,10 +164,10 @@ def print_figures(figures: dict[str, dict[str, Any]], columns: Sequence[str], wi
         print(f"{name:{width}}", *(f"{values[column]:12.4g}" for column in columns))
 
 
-def check_json_path(path: Path | None) -> None:
-    """Raise a CliError if the folder of --json does not exist."""
+def check_json_path(path: Path | None, flag: str = "--json") -> None:
+    """Raise a CliError if the folder of the flag's file does not exist."""
     if path is not None and not path.parent.is_dir():
-        raise CliError(f"--json: there is no folder {path.parent}")
+        raise CliError(f"{flag}: there is no folder {path.parent}")
 
 
 def write_json(path: Path | None, result: dict[str, Any]) -> None:
@@ -141,9 +179,17 @@ def write_json(path: Path | None, result: dict[str, Any]) -> None:
         raise CliError(f"--json {path}: {error.strerror or error}") from None
 
 
-def _run_once(engine: LLMEngine, prompts: Sequence[list[int]], params: SamplingParams) -> Sample:
+def _run_once(engine: LLMEngine, prompts: Sequence[Prompt], ids: list[int] | None) -> Sample:
     for index, prompt in enumerate(prompts):
-        engine.add_request(str(index), prompt, params)
+        params = SamplingParams(
+            max_tokens=prompt.output_len,
+            temperature=0.0,
+            ignore_eos=True,
+            detokenize=False,
+            logprob_token_ids=ids,
+            output_kind=RequestOutputKind.FINAL_ONLY,
+        )
+        engine.add_request(str(index), prompt.content, params)
     outputs: list[RequestOutput] = []
     started = time.monotonic()
     while engine.has_unfinished_requests():
@@ -160,7 +206,7 @@ def _run_once(engine: LLMEngine, prompts: Sequence[list[int]], params: SamplingP
     return Sample(
         seconds,
         first_token - started,
-        sum(map(len, prompts)),
+        sum(len(output.prompt_token_ids or ()) for output in outputs),
         output_tokens,
         counts_of_steps(
             [count for each in drafts for count in each.per_step_drafted],

@@ -10,8 +10,9 @@ example: vllm bench throughput --num-prompts 64 --input-len 128 --output-len 1 -
 from __future__ import annotations
 
 import argparse
+import statistics
 
-from vllm.cli.bench.run import add_workload_arguments, draft_figures, measure, report, summary
+from vllm.cli.bench.run import add_workload_arguments, draft_figures, measure, report, summary, write_json
 
 NAME = "throughput"
 HELP = "how many prompts and tokens a second"
@@ -34,4 +35,14 @@ def run(args: argparse.Namespace) -> int:
         rates = [sample.output_tokens * args.num_ids / sample.seconds for sample in samples]
         figures["ids_read_per_second"] = summary(rates)
     report(args, "throughput", engine, figures | draft_figures(samples))
+    seconds = statistics.median([sample.seconds for sample in samples])
+    num_tokens = statistics.median([sample.prompt_tokens + sample.output_tokens for sample in samples])
+    theirs = {
+        "elapsed_time": seconds,
+        "num_requests": args.num_prompts,
+        "total_num_tokens": num_tokens,
+        "requests_per_second": args.num_prompts / seconds,
+        "tokens_per_second": num_tokens / seconds,
+    }
+    write_json(args.output_json, theirs)
     return 0

@@ -16,8 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-# In a folder of weights, beside the file of all others.
-LIST_NAME = "model.mapped.json"
+from vllm.config.checkpoint.shards import LIST_NAME
+
 _MOST_COPIES = 4
 
 Identity = list[Any]

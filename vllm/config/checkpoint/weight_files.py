@@ -3,7 +3,6 @@ list of what stays in other files."""
 
 from __future__ import annotations
 
-import json
 import pickle
 import re
 import zipfile
@@ -14,37 +13,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vllm.config.checkpoint.mapped_tensors import LIST_NAME, iterate_mapped, read_places
+from vllm.config.checkpoint.mapped_tensors import iterate_mapped, read_places
+from vllm.config.checkpoint.shards import LIST_NAME
 from vllm.utils.host_memory import PassedPages
 
 _DTYPES_BY_NAME = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
 # Progress of shorter work is not shown.
 PROGRESS_DELAY_SECONDS = 2.0
-
-
-def shard_files(folder: Path) -> list[Path]:
-    """The files that hold a folder's weights, and the list of mapped ones; ValueError without any, for a broken index,
-    or for a missing shard."""
-    mapped = folder / LIST_NAME
-    lists = [mapped] if mapped.is_file() else []
-    for name in ("model.safetensors", "pytorch_model.bin"):
-        single, index = folder / name, folder / f"{name}.index.json"
-        if single.is_file():
-            return [*lists, single]
-        if index.is_file():
-            return _indexed_files(folder, index)
-    raise ValueError(f"{folder.name} has neither model.safetensors nor pytorch_model.bin, nor an index.json of one")
-
-
-def _indexed_files(folder: Path, index: Path) -> list[Path]:
-    try:
-        names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
-    except (json.JSONDecodeError, KeyError, AttributeError, TypeError) as error:
-        raise ValueError(f"{folder.name}/{index.name} has no usable weight_map: {error!r}") from None
-    for name in names:
-        if not (folder / name).is_file():
-            raise ValueError(f"{folder.name} lacks the shard {name} that {index.name} names")
-    return [folder / name for name in names]
 
 
 def iterate_tensors(files: list[Path]) -> Iterator[tuple[str, Tensor]]:

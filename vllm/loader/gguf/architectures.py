@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from vllm.loader.gguf import changes, dense, encoders, experts, gemma, hybrids, mla, names, states
 from vllm.loader.gguf.changes import LATENT, ONE_PLUS, ROTARY, Change, Weight
-from vllm.loader.gguf.config_parts import FULL, Config, entries, every, partial_rope, with_head_dim
+from vllm.loader.gguf.config_parts import FULL, Config, activation, entries, every, partial_rope, with_head_dim
 from vllm.loader.gguf.header import GGUFHeader
 from vllm.loader.gguf.names import BOTH_NORMS, EXPERTS, FUSED_MLP, MODERN, ROUTED, Names
 
@@ -329,7 +329,7 @@ ARCHITECTURES: dict[str, Architecture] = {
         "BitNetForCausalLM",
         "bitnet",
         # Files that do not name the activation are of the models before b1.58 2B4T.
-        entries("head_dim", hidden_act=lambda h: h.get("hidden_act", "silu")),
+        entries("head_dim", hidden_act=lambda h: activation(h, "silu")),
         MODERN.but(attn_sub_norm="self_attn.attn_sub_norm", ffn_sub_norm="mlp.ffn_sub_norm"),
     ),
     "gemma3n": Architecture("Gemma3nForCausalLM", "gemma3n_text", gemma.gemma3n, names.GEMMA3N),

@@ -15,40 +15,63 @@ NULL = object()
 SLIDING, FULL = "sliding_attention", "full_attention"
 
 
+_SCALINGS = "none", "linear", "yarn", "longrope"
+
+
 def rope_parameters(h: GGUFHeader, theta: float = 10000.0) -> Config:
     rope: Config = {"rope_type": "default", "rope_theta": h.get("rope.freq_base", theta)}
-    if h.has(ROPE_FACTORS):
-        return rope | {"rope_type": "factors", "factors": factors(h, ROPE_FACTORS)}
-    kind = h.get("rope.scaling.type", "none")
-    if kind not in ("none", "linear", "yarn", "longrope"):
-        raise h.wrong("rope.scaling.type", f"must be one of none, linear, yarn, longrope, got {kind!r}")
-    if h.has(LONG_FACTORS):
-        return rope | _long(h)
+    # A factor without a type is linear.
+    kind, factor = h.get("rope.scaling.type", "linear"), _scale(h)
+    if kind not in _SCALINGS:
+        raise h.wrong("rope.scaling.type", f"must be one of {', '.join(_SCALINGS)}, got {kind!r}")
+    if kind == "none":
+        factor = 1.0
+    if (tensor := next(filter(h.has, (ROPE_FACTORS, LONG_FACTORS)), None)) is not None:
+        if kind == "yarn" and factor != 1.0:
+            raise h.wrong("rope.scaling.type", f"yarn beside the tensor {tensor} is not supported")
+        return rope | (_long(h, factor) if tensor == LONG_FACTORS else _factors(h, factor))
     if kind == "longrope":
         raise ValueError(f"{h.file.path.name} has rope.scaling.type=longrope, but no tensor {LONG_FACTORS}")
-    # A factor of 0 stands for none.
-    if kind != "none" and not (kind == "linear" and h.get("rope.scaling.factor") in (0.0, 1.0)):
-        rope |= {"rope_type": kind, "factor": h.need("rope.scaling.factor")}
+    if kind == "yarn":
+        rope |= {"rope_type": kind, "factor": h.need("rope.scaling.factor")} | _yarn(h)
         if (original := h.get("rope.scaling.original_context_length")) is not None:
             rope["original_max_position_embeddings"] = original
-    return rope | _yarn(h) if kind == "yarn" else rope
+    elif factor != 1.0:
+        rope |= {"rope_type": "linear", "factor": factor}
+    return rope
 
 
-def factors(h: GGUFHeader, tensor: str) -> list[float]:
-    """What frequencies are divided by. ValueError: not one for each of them, or one that is not positive."""
+def _scale(h: GGUFHeader) -> float:
+    """What positions are divided by; 0 stands for 1."""
+    older, key = h.get("rope.scale_linear"), "rope.scaling.factor"
+    if (value := h.get(key)) is None:
+        value, key = older, "rope.scale_linear"
+    value = value or 1.0
+    if isinstance(value, bool) or not isinstance(value, int | float) or value < 0:
+        raise h.wrong(key, f"must be a number of at least 0, got {value!r}")
+    return float(value)
+
+
+def factors(h: GGUFHeader, tensor: str, scale: float) -> list[float]:
+    """What frequencies are divided by, times `scale`, that of positions. ValueError: not one for each of them, or one
+    that is not positive."""
     values = h.values(tensor)
     expected = h.get("rope.dimension_count", h.head_dim) // 2
     if len(values) != expected or not all(0 < value < math.inf for value in values):
         raise h.error(f"tensor {tensor} must have {expected} positive values, got {len(values)}: {values[:4]}")
-    return values
+    return [value * scale for value in values]
 
 
-def _long(h: GGUFHeader) -> Config:
+def _factors(h: GGUFHeader, scale: float) -> Config:
+    return {"rope_type": "factors", "factors": factors(h, ROPE_FACTORS, scale)}
+
+
+def _long(h: GGUFHeader, scale: float) -> Config:
     """The factors of long contexts and of short ones."""
     rope = {
         "rope_type": "longrope",
-        "long_factor": factors(h, LONG_FACTORS),
-        "short_factor": factors(h, "rope_factors_short.weight"),
+        "long_factor": factors(h, LONG_FACTORS, scale),
+        "short_factor": factors(h, "rope_factors_short.weight", scale),
         "original_max_position_embeddings": h.get("rope.scaling.original_context_length", h.context),
     }
     if (factor := h.get("rope.scaling.attn_factor")) is not None:
@@ -73,6 +96,11 @@ def _yarn(h: GGUFHeader) -> Config:
 
 def partial_rope(h: GGUFHeader) -> Config:
     return rope_parameters(h) | {"partial_rotary_factor": h.get("rope.dimension_count", h.head_dim) / h.head_dim}
+
+
+def activation(h: GGUFHeader, usual: str) -> Any:
+    """The MLP's activation by its name, which few files tell."""
+    return h.get("hidden_activation", h.get("hidden_act", usual))
 
 
 def modern(h: GGUFHeader, norm: str | None = "rms_norm_eps", activation: str | None = "silu") -> Config:

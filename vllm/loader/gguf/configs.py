@@ -8,6 +8,7 @@ from vllm.loader.gguf.encoders import classifier
 from vllm.loader.gguf.file import GGUFFile
 from vllm.loader.gguf.header import GGUFHeader
 from vllm.loader.gguf.special import special_ids
+from vllm.loader.gguf.unread import check_unread
 
 
 def hf_config(file: GGUFFile, dtype: str) -> Config:
@@ -36,12 +37,14 @@ def hf_config(file: GGUFFile, dtype: str) -> Config:
     config = classifier(header, config)
     if row.is_causal and header.get("attention.causal", True) is False:
         config["is_causal"] = False
+    check_unread(header, config)
     return {key: None if value is NULL else value for key, value in config.items() if value is not None}
 
 
 def _check_rotated(h: GGUFHeader, config: Config) -> None:
     """ValueError: the header rotates a part of each head in an architecture that rotates all of it."""
     rope = config.get("rope_parameters") or {}
-    is_whole = "rope_type" in rope and "partial_rotary_factor" not in rope and "qk_rope_head_dim" not in config
+    ropes = [rope] if "rope_type" in rope else [value for value in rope.values() if isinstance(value, dict)]
+    is_whole = "qk_rope_head_dim" not in config and any("partial_rotary_factor" not in rope for rope in ropes)
     if is_whole and (rotated := h.get("rope.dimension_count", h.head_dim)) != h.head_dim:
         raise h.wrong("rope.dimension_count", f"must be the size of a head, {h.head_dim}, got {rotated!r}")

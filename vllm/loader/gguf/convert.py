@@ -20,14 +20,16 @@ import numpy as np
 import torch
 
 from vllm import envs
-from vllm.config.checkpoint.mapped_tensors import LIST_NAME, Place, add_files, file_identity, write_list
+from vllm.config.checkpoint.local_model import all_parts
+from vllm.config.checkpoint.mapped_tensors import Place, add_files, file_identity, write_list
+from vllm.config.checkpoint.shards import LIST_NAME
 from vllm.config.checkpoint.weight_files import check_range, progress_bar
 from vllm.loader.gguf.architectures import ARCHITECTURES
 from vllm.loader.gguf.changes import Weight
 from vllm.loader.gguf.configs import hf_config
 from vllm.loader.gguf.encoders import write_pooling
-from vllm.loader.gguf.file import GGUFFile, all_parts
-from vllm.loader.gguf.special import special_ids
+from vllm.loader.gguf.file import GGUFFile
+from vllm.loader.gguf.special import sampling, special_ids
 from vllm.loader.gguf.tokenizer import MORE_TEMPLATES, write_tokenizer
 from vllm.loader.gguf.weights import weights
 from vllm.loader.safetensors_writer import SafetensorsWriter
@@ -37,7 +39,7 @@ from vllm.quantization.formats.gguf import FLOATS, TYPES, tensor_name
 logger = init_logger(__name__)
 
 # Increase when what a conversion writes changes: older copies are then not used.
-_FORMAT = 11
+_FORMAT = 12
 _WEIGHTS = "model.safetensors"
 _NUM_THREADS = 2
 # Tensors that are added to others, not multiplied with.
@@ -88,7 +90,7 @@ def _convert(
         heads = dict(tensor.heads for tensor in planned if tensor.heads is not None)
         config["quantization_config"] = {"quant_method": "gguf"} | ({"input_heads": heads} if heads else {})
     _write_json(folder / "config.json", config)
-    _write_json(folder / "generation_config.json", special_ids(file))
+    _write_json(folder / "generation_config.json", special_ids(file) | sampling(file))
     if not _copy_tokenizer(siblings, folder):
         with contextlib.nullcontext() if needs_tokenizer else contextlib.suppress(ValueError):
             _write_tokenizer(file, folder)

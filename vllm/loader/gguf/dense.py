@@ -138,7 +138,8 @@ def olmo2(h: GGUFHeader) -> Config:
     window = h.get("attention.sliding_window")
     if window is None:
         return modern(h)
-    local = {"rope_type": "default", "rope_theta": h.get("rope.freq_base", 10000.0)}
+    theta = h.get("rope.freq_base", 10000.0)
+    local = {"rope_type": "default", "rope_theta": h.get("rope.freq_base_swa", theta)}
     return modern(h) | {
         "architectures": ["Olmo3ForCausalLM"],
         "model_type": "olmo3",

@@ -11,7 +11,7 @@ import numpy as np
 from safetensors.numpy import save_file
 
 from vllm.loader.gguf.changes import rows_of
-from vllm.loader.gguf.config_parts import FULL, NULL, SLIDING, Config, with_head_dim
+from vllm.loader.gguf.config_parts import FULL, NULL, SLIDING, Config, activation, with_head_dim
 from vllm.loader.gguf.file import GGUFFile
 from vllm.loader.gguf.header import GGUFHeader
 
@@ -80,7 +80,7 @@ def modern_bert(h: GGUFHeader) -> Config:
     slides = every if isinstance(every, list) else [index % every != 0 for index in range(h.layers)]
     return _encoder(h, "ModernBert") | {
         "norm_eps": h.need("attention.layer_norm_epsilon"),
-        "hidden_activation": h.get("hidden_act", "gelu"),
+        "hidden_activation": activation(h, "gelu"),
         "local_attention": h.need("attention.sliding_window"),
         "layer_types": [SLIDING if is_windowed else FULL for is_windowed in slides],
         "global_rope_theta": h.get("rope.freq_base", 160000.0),

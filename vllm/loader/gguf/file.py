@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import math
-import re
 import struct
-from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -13,7 +11,8 @@ from typing import Any
 
 import numpy as np
 
-_MAGIC = b"GGUF"
+from vllm.config.checkpoint.local_model import GGUF_MAGIC, all_parts
+
 _VERSIONS = (2, 3)
 _DEFAULT_ALIGNMENT = 32
 # GGUF's value types; 8 is a string and 9 an array.
@@ -21,8 +20,6 @@ _SCALARS = {
     0: "<B", 1: "<b", 2: "<H", 3: "<h", 4: "<I", 5: "<i", 6: "<f", 7: "<?", 10: "<Q", 11: "<q", 12: "<d",
 }  # fmt: skip
 _STRING, _ARRAY = 8, 9
-# A file of a model that is split into several.
-_SPLIT = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf")
 
 
 @dataclass(frozen=True)
@@ -78,33 +75,6 @@ class GGUFFile:
         return tensor.data[tensor.start : tensor.start + tensor.num_bytes].reshape(math.prod(tensor.shape[:-1]), -1)
 
 
-def all_parts(path: Path) -> list[Path]:
-    """The files of the model that `path` is, or is any part of, the first one first. ValueError: one is missing."""
-    match = _SPLIT.fullmatch(path.name)
-    if match is None:
-        return [path]
-    count = int(match["count"])
-    parts = [path.with_name(f"{match['stem']}-{number:05}-of-{count:05}.gguf") for number in range(1, count + 1)]
-    missing = [part.name for part in parts if not part.is_file()]
-    if missing or path not in parts:
-        raise ValueError(f"{path.name} is one of {count} files, of which these are missing: {', '.join(missing)}")
-    return parts
-
-
-def first_parts(paths: Sequence[Path]) -> list[Path]:
-    """The first file of every model among `paths`."""
-    models: dict[str, Path] = {}
-    for path in sorted(paths):
-        models.setdefault(model_stem(path), path)
-    return list(models.values())
-
-
-def model_stem(path: Path) -> str:
-    """The model's name: the file's, without what says which part it is."""
-    match = _SPLIT.fullmatch(path.name)
-    return path.stem if match is None else match["stem"]
-
-
 class _Part:
     """One file: its header and tensors."""
 
@@ -112,7 +82,7 @@ class _Part:
         self.path = path
         self._data = np.memmap(path, mode="r") if path.stat().st_size else np.empty(0, dtype=np.uint8)
         cursor = _Cursor(self._data.data, path.name)
-        if cursor.take(4) != _MAGIC:
+        if cursor.take(4) != GGUF_MAGIC:
             raise ValueError(f"{path.name} is not a GGUF file: it does not begin with 'GGUF'")
         version = cursor.scalar("<I")
         if version & 0xFFFF == 0 and version >> 24 in _VERSIONS:

@@ -15,6 +15,7 @@ class GGUFHeader:
 
     def __init__(self, file: GGUFFile) -> None:
         self.file = file
+        self._read: set[str] = set()
         self.architecture: str = file.metadata.get("general.architecture", "")
         # Blocks that predict further tokens come last, and are not read.
         self._blocks = self._count("block_count", self.need("block_count"))
@@ -58,12 +59,23 @@ class GGUFHeader:
 
     def get(self, key: str, default: Any = None) -> Any:
         """A value, which is no NaN or infinity, or `default`."""
+        self._read.add(key)
         value = self.file.metadata.get(f"{self.architecture}.{key}", default)
         if isinstance(value, float) and not math.isfinite(value):
             raise self.wrong(key, f"must be finite, got {value}")
         if key.endswith("epsilon") and value is not None and (not isinstance(value, int | float) or value < 0):
             raise self.wrong(key, f"must be at least 0, got {value!r}")
         return value
+
+    def unread(self) -> dict[str, Any]:
+        """What the header says under the architecture's name, and no call has asked for."""
+        prefix = f"{self.architecture}."
+        given = {key.removeprefix(prefix): value for key, value in self.file.metadata.items() if key.startswith(prefix)}
+        return {key: value for key, value in given.items() if key not in self._read}
+
+    def was_read(self, key: str) -> bool:
+        """Whether a call has asked for it."""
+        return key in self._read
 
     def _count(self, key: str, value: Any) -> int:
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:

@@ -7,7 +7,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 
 from vllm.config.checkpoint.hub import fetch
-from vllm.loader.gguf.file import first_parts
+from vllm.config.checkpoint.local_model import first_parts
 
 _REPOSITORY = r"(?P<repository>[A-Za-z0-9][\w.-]*/\w[\w.-]*)"
 _TYPE = re.compile(_REPOSITORY + r":(?P<kind>[\w.-]+)")

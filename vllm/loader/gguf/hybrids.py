@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from vllm.loader.gguf.config_parts import FULL, Config, partial_rope, pick, rope_parameters
+from vllm.loader.gguf.experts import width
 from vllm.loader.gguf.header import GGUFHeader
 from vllm.loader.gguf.mla import latent
 
@@ -130,7 +131,7 @@ def granite(h: GGUFHeader) -> Config:
         "position_embedding_type": "nope",
     }
     if count:
-        config |= pick(h, "num_experts_per_tok") | {"intermediate_size": h.need("expert_feed_forward_length")}
+        config |= pick(h, "num_experts_per_tok") | {"intermediate_size": width(h)}
     if h.get("rope.scaling.finetuned", True):
         config |= {"position_embedding_type": "rope", "rope_parameters": rope_parameters(h)}
     return config

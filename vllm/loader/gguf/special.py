@@ -18,6 +18,13 @@ _ENDS = (
     *("<|end_of_turn|>", "<|return|>", "<|call|>"),
 )
 
+_SAMPLING = "general.sampling."
+_SAMPLED = {
+    "temp": "temperature", "top_k": "top_k", "top_p": "top_p", "min_p": "min_p", "penalty_repeat": "repetition_penalty"
+}  # fmt: skip
+# Those that say something only beside others.
+_UNUSED = {"mirostat_tau", "mirostat_eta", "penalty_last_n", "sequence", "xtc_threshold"}
+
 
 def checked_tokens(file: GGUFFile) -> dict[str, Any]:
     """The header's metadata, without the numbers of special tokens that the vocabulary does not have, which a warning
@@ -62,6 +69,14 @@ def special_ids(file: GGUFFile) -> dict[str, Any]:
         "eos_token_id": (eos_ids if len(eos_ids) > 1 else eos_ids[0]) if eos_ids else None,
     }
     return {name: value for name, value in ids.items() if value is not None}
+
+
+def sampling(file: GGUFFile) -> dict[str, Any]:
+    """How the model's publisher samples, in the names of generation_config.json; a warning names what has none."""
+    given = {key.removeprefix(_SAMPLING): value for key, value in file.metadata.items() if key.startswith(_SAMPLING)}
+    if left := sorted(f"{_SAMPLING}{name}" for name in given.keys() - _SAMPLED.keys() - _UNUSED if given[name]):
+        warn_once(logger, f"{file.path.name}: {', '.join(left)} are not applied: there is no such sampling here")
+    return {field: given[name] for name, field in _SAMPLED.items() if name in given}
 
 
 def _ends_of_turns(meta: dict[str, Any]) -> list[int]:

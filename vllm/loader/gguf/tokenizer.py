@@ -14,6 +14,7 @@ from vllm.loader.gguf.architectures import ARCHITECTURES
 from vllm.loader.gguf.file import GGUFFile
 from vllm.loader.gguf.special import check_lengths, checked_tokens
 from vllm.loader.gguf.splits import WHOLE_WORDS, pre_tokenizer
+from vllm.loader.gguf.unread import check_tokenizer
 from vllm.tokenizers.bpe_files import write_bpe_files
 
 _Merges = list[tuple[str, str]]
@@ -48,6 +49,7 @@ def write_tokenizer(file: GGUFFile, folder: Path) -> None:
         raise ValueError(f"{file.path.name}: tokenizer.ggml.model must be one of {', '.join(_BUILDERS)}, got {kind!r}")
     try:
         check_lengths(meta)
+        check_tokenizer(meta)
         tokenizer, merges = _BUILDERS[kind](meta)
     except ValueError as error:
         raise ValueError(f"{file.path.name}: {error}") from error

@@ -215,7 +215,7 @@ class EncoderForPooling(UpdatableModel):
             spec = replace(spec, head=head.describe(reader, spec.mlp.activation))
         reader.ignore("num_labels", "sbert_ce_default_activation_function", "sentence_transformers")
         reader.ignore("tie_word_embeddings", "max_position_embeddings", "vocab_size")
-        reader.check_all_read(cls.__name__)
+        reader.check_all_read(cls)
         if spec.hidden_size % spec.num_heads:
             raise ValueError(f"{config.where}: hidden_size must be a multiple of num_attention_heads={spec.num_heads}")
         return spec

@@ -32,7 +32,6 @@ class AutoRoundConfig(StoredConfig):
     """See the module."""
 
     name = "auto-round"
-    aliases = ("auto_round", "inc", "intel/auto-round")
 
     def __init__(self, config: dict[str, Any]) -> None:
         super().__init__(config)

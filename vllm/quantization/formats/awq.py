@@ -33,7 +33,6 @@ class AWQConfig(StoredConfig):
     """See the module."""
 
     name = "awq"
-    aliases = ("auto_awq", "awq_marlin", "cpu_awq")
     files = ("quantize_config.json", "quant_config.json")
     settings = """
         bits w_bit group_size q_group_size zero_point version format checkpoint_format modules_to_not_convert backend

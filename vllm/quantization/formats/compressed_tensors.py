@@ -41,7 +41,6 @@ class CompressedTensorsConfig(StoredConfig):
     """See the module."""
 
     name = "compressed-tensors"
-    aliases = ("compressed_tensors",)
     settings = """
         config_groups format ignore quantization_status global_compression_ratio kv_cache_scheme sparsity_config
         version

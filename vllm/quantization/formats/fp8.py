@@ -32,7 +32,6 @@ class Fp8Config(StoredConfig):
     """See the module."""
 
     name = "fp8"
-    aliases = ("fbgemm_fp8",)
     settings = """
         activation_scheme fmt weight_block_size modules_to_not_convert ignored_layers scale_fmt dequantize
         is_checkpoint_fp8_serialized kv_cache_scheme weight_per_tensor act_per_tensor activation_scale_ub

@@ -59,7 +59,6 @@ class GPTQConfig(StoredConfig):
     """See the module."""
 
     name = "gptq"
-    aliases = ("auto_gptq", "gptq_bitblas", "gptq_marlin")
     files = ("quantize_config.json",)
     settings = """
         act_group_aware adapter backend base_model_name_or_path batch_size bits block_name_to_quantize

@@ -46,7 +46,6 @@ class ModelOptConfig(StoredConfig):
     """See the module."""
 
     name = "modelopt"
-    aliases = ("modelopt_fp4", "modelopt_mixed", "modelopt_mxfp8")
     files = ("hf_quant_config.json",)
     settings = """
         quant_algo kv_cache_quant_algo kv_cache_scheme group_size exclude_modules ignore producer has_zero_point

@@ -21,7 +21,6 @@ class Mxfp4Config(StoredConfig):
     """See the module."""
 
     name = "mxfp4"
-    aliases = ("gpt_oss_mxfp4",)
     settings = "modules_to_not_convert dequantize"
     names = ("_blocks", "_scales")
 

@@ -12,7 +12,7 @@ from pydantic import ValidationError
 
 from vllm.exceptions import shown
 from vllm.server.errors import ApiError
-from vllm.server.protocol.base import RequestModel, check_names
+from vllm.server.protocol.base import DOORS, RequestModel, check_names
 
 # Invalid JSON is decoded a second time, for a better error, only up to this length.
 _SHORT_BODY = 2**20
@@ -55,17 +55,19 @@ def parse_body(value: Any, model: type[RequestModel], ignore_unknown: bool) -> A
     try:
         return model.model_validate(value)
     except ValidationError as error:
-        raise _explain(error) from None
+        raise _explain(error, value, model) from None
 
 
-def _explain(error: ValidationError) -> ApiError:
+def _explain(error: ValidationError, value: dict[str, Any], model: type[RequestModel]) -> ApiError:
     first = error.errors(include_url=False, include_context=False)[0]
     place = ""
     for step in first["loc"]:
         place += f"[{step}]" if isinstance(step, int) else f".{step}" if place else str(step)
     param = ".".join(str(step) for step in first["loc"] if not isinstance(step, int)) or None
     if first["type"] == "missing":
-        return ApiError(400, f"{place} is required", param, "missing_field")
+        others = [name for name in value if name in DOORS and name not in model.model_fields]
+        hint = f"; {DOORS[others[0]]} takes {others[0]}" if others and len(first["loc"]) == 1 else ""
+        return ApiError(400, f"{place} is required{hint}", param, "missing_field")
     problem = re.sub(r"^\w+ should ", "must ", first["msg"].removeprefix("Value error, "))
     return ApiError(400, f"{place} {problem}, got {shown(first['input'])}", param, "invalid_type")
 

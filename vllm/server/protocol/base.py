@@ -107,17 +107,44 @@ LogitBias = Annotated[
 
 _NULL = {"type": "null"}
 
+# Lower ratios are of other names that share a word: prompt and prompt_ranks, options and stream_options.
+_IS_A_MISSPELLING = 0.75
+
 # No known field's name is longer.
 _LONGEST_NAME = 64
 
-# Fields of other engines' clients: what they are called here.
+DOORS = {
+    "messages": "/v1/chat/completions or /v1/messages",
+    "prompt": "/v1/completions",
+    "input": "/v1/responses or /v1/embeddings",
+    "query": "/v1/rerank or /generative_scoring",
+    "text_1": "/score",
+    "questions": "/v1/decisions",
+    "tokens": "/detokenize",
+}
+"""Where a body goes, by the field that says what it is about."""
+
+# Fields of other engines' clients, and of other routes: what they are called here.
 _OTHER_NAMES = {
     "repeat_penalty": "repetition_penalty",
     "num_predict": "max_tokens",
     "n_predict": "max_tokens",
     "max_new_tokens": "max_tokens",
     "max_completion_tokens": "max_tokens",
+    "max_output_tokens": "max_tokens",
+    "max_length": "max_tokens",
+    "n_probs": "logprobs",
+    "return_logprob": "logprobs",
+    "top_logprobs_num": "top_logprobs",
     "stop_sequences": "stop",
+    "format": "response_format",
+    "json_schema": "response_format",
+    "regex": "structured_outputs.regex",
+    "grammar": "structured_outputs.grammar",
+    "ebnf": "structured_outputs.grammar",
+    "think": "chat_template_kwargs.enable_thinking",
+    "system": "instructions",
+    "instructions": "system",
     "enable_thinking": "chat_template_kwargs.enable_thinking",
     "thinking": "chat_template_kwargs.thinking",
 }
@@ -126,6 +153,16 @@ _INSTEAD = {
     "num_ctx": "--max-model-len sets the context's length",
     "keep_alive": "the model stays loaded",
     "typical_p": "top_p, top_k and min_p leave unlikely tokens out",
+    "options": "its entries are fields of the body itself",
+    "parameters": "its entries are fields of the body itself",
+    "sampling_params": "its entries are fields of the body itself",
+    "extra_body": "its entries are fields of the body itself: clients put them there",
+    "do_sample": "temperature=0 takes the most likely token",
+    "system": "in chat it is a message whose role is system",
+    "instructions": "in chat they are a message whose role is system",
+    "cache_prompt": "prefixes are cached in any case",
+    "thread": "no conversation is kept: send all of its messages",
+    "previous_response_id": "/v1/responses keeps answers",
 }
 
 # Names in SamplingParams of fields that differ.
@@ -178,7 +215,7 @@ def check_names(
             neutral, reason = model.REFUSED[name]
             if value is not None and not any(_is_same(value, each) for each in neutral):
                 message = f"{name} cannot be honoured: {reason}; got {shown(value)}"
-                raise ApiError(400, message, name, "unsupported_field")
+                raise ApiError(400, message, name, "unsupported_field", details=model.REFUSAL_DETAILS.get(name))
         elif name not in model.ACCEPTED and not ignore_unknown and value is not None:
             hint = _hint(name, [*known_fields, *model.ACCEPTED], within)
             message = f"unknown field {shown(within + name)}{hint}; --ignore-unknown-fields lets such fields pass"
@@ -187,12 +224,21 @@ def check_names(
 
 def _hint(name: str, known: list[str], within: str) -> str:
     """Advice for an unknown field."""
-    if name in _INSTEAD:
-        return f"; {_INSTEAD[name]}"
+    if not within and name in DOORS:
+        own = next((each for each in DOORS if each in known), None)
+        return f"; {DOORS[name]} takes it{'' if own is None else f', and this route {own}'}"
     near = _OTHER_NAMES.get(name, "")
     if near.partition(".")[0] not in known:
-        near = next(iter(difflib.get_close_matches(name[:_LONGEST_NAME], known, n=1)), "")
+        if name in _INSTEAD:
+            return f"; {_INSTEAD[name]}"
+        spelled = {_letters(each): each for each in known}
+        found = difflib.get_close_matches(_letters(name), spelled, n=1, cutoff=_IS_A_MISSPELLING)
+        near = spelled[found[0]] if found else ""
     return f"; did you mean {within + near!r}?" if near else ""
+
+
+def _letters(name: str) -> str:
+    return name[:_LONGEST_NAME].replace("_", "").lower()
 
 
 def _is_same(value: Any, other: Any) -> bool:
@@ -219,7 +265,8 @@ class RequestModel(BaseModel):
     integer where one is expected, but not in lists, which hold ids.
 
     TASK is what the model must be able to do; None: any model will do. Of fields that are not declared, ACCEPTED ones
-    are ignored and REFUSED ones allow their neutral values only. Exactly one field of ONE_OF must be given.
+    are ignored and REFUSED ones allow their neutral values only; REFUSAL_DETAILS are what clients read of these errors.
+    Exactly one field of ONE_OF must be given.
 
     Raises:
         VLLMValidationError: a field that is refused or not known, of a request that is made in Python.
@@ -229,6 +276,7 @@ class RequestModel(BaseModel):
     TASK: ClassVar[str | None] = "generate"
     ACCEPTED: ClassVar[tuple[str, ...]] = ACCEPTED_FIELDS
     REFUSED: ClassVar[Refusals] = {}
+    REFUSAL_DETAILS: ClassVar[dict[str, dict[str, Any]]] = {}
     ONE_OF: ClassVar[tuple[str, ...]] = ()
 
     model_config = ConfigDict(strict=True, extra="ignore", json_schema_extra=_document, protected_namespaces=())

@@ -12,4 +12,6 @@ class VersionFields(RequestModel):
 
 
 REFUSED_OF_CHOICES = {name: each for name, each in REFUSED_FIELDS.items() if name not in VersionFields.model_fields}
-CHAT_ALONE = ("documents", "reasoning_effort", "include_reasoning", "thinking_token_budget", "verbosity")
+CHAT_ALONE = frozenset(
+    "documents reasoning_effort reasoning include_reasoning thinking_token_budget verbosity prediction".split()
+)

@@ -3,15 +3,17 @@ SamplingParams.structured_outputs."""
 
 from __future__ import annotations
 
+import json
 from typing import Annotated, Any
 
 from pydantic import BaseModel, Field
 
 from vllm.exceptions import VLLMValidationError, shown
+from vllm.params.structured import KINDS
 from vllm.server.protocol.base import UNREAD, UNREAD_LIST, Object
 
 # Older names, and what each is of StructuredOutputsParams.
-_GUIDED = {
+GUIDED = {
     "guided_json": "json",
     "guided_regex": "regex",
     "guided_choice": "choice",
@@ -36,26 +38,52 @@ class FormFields(BaseModel):
     guided_whitespace_pattern: str | None = Field(None, description="structured_outputs.whitespace_pattern")
 
     def form(self, given: Any) -> Any:
-        """What structured_outputs is to be: `given`, its own value, or what one of the other fields says.
+        """What structured_outputs is to be: `given`, its own value, or what the other fields say.
 
         Raises:
-            VLLMValidationError: several of them say something, or response_format is of no known type.
+            VLLMValidationError: two of them say different things, or response_format is of no known type.
         """
-        forms = {name: {kind: getattr(self, name)} for name, kind in _GUIDED.items() if getattr(self, name) is not None}
+        forms = {name: {kind: getattr(self, name)} for name, kind in GUIDED.items() if getattr(self, name) is not None}
         if self.response_format is not None and (form := _of_response_format(self.response_format)) is not None:
             forms["response_format"] = form
         if given:
             forms["structured_outputs"] = given
-        if len(forms) > 1:
-            first, second, *_ = forms
-            raise VLLMValidationError(f"{first} and {second} exclude each other: give one of them", second)
-        form = next(iter(forms.values()), None)
         if self.guided_whitespace_pattern is not None:
-            if form is None:
+            if not forms:
                 message = "guided_whitespace_pattern has no meaning without a schema"
                 raise VLLMValidationError(message, "guided_whitespace_pattern", self.guided_whitespace_pattern)
-            form = {**form, "whitespace_pattern": self.guided_whitespace_pattern}
-        return form
+            forms["guided_whitespace_pattern"] = {"whitespace_pattern": self.guided_whitespace_pattern}
+        return _joined(forms) if len(forms) > 1 else next(iter(forms.values()), None)
+
+
+def _joined(forms: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    """What fields say together: clients of servers of several ages say one thing by each age's name of it."""
+    joined: dict[str, Any] = {}
+    said: dict[str, tuple[str, tuple[str, str]]] = {}
+    for name, form in forms.items():
+        for key, value in form.items():
+            if value is None:
+                continue
+            mine = (key, _as_json(value))
+            first, other = said.setdefault("kind" if key in KINDS else key, (name, mine))
+            if other != mine and first != name:
+                raise VLLMValidationError(f"{first} and {name} exclude each other: give one of them", name)
+            joined[key] = value
+    return joined
+
+
+def is_same_json(one: Any, other: Any) -> bool:
+    """Whether two values are one of JSON; texts of JSON are what they say."""
+    return _as_json(one) == _as_json(other)
+
+
+def _as_json(value: Any) -> str:
+    if isinstance(value, str):
+        try:
+            value = json.loads(value)
+        except (ValueError, RecursionError):
+            return json.dumps(value)
+    return json.dumps(value, sort_keys=True)
 
 
 def _of_response_format(value: dict[str, Any]) -> dict[str, Any] | None:

@@ -8,7 +8,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import AfterValidator, Field, ValidationInfo, field_validator
 from typing_extensions import NotRequired, TypedDict
 
-from vllm.exceptions import VLLMValidationError
+from vllm.exceptions import VLLMValidationError, shown
 from vllm.params.sampling_fields import At
 from vllm.sampling_params import RequestOutputKind, SamplingParams
 from vllm.server.protocol.base import (
@@ -48,6 +48,14 @@ def _check_prompt(prompt: Any) -> Any:
     if len(kinds) > 1 and kinds & {str, list}:
         raise ValueError("must hold texts, token ids or lists of token ids, not some of each")
     return prompt
+
+
+def _check_prediction(value: dict[str, Any] | None) -> dict[str, Any] | None:
+    if value is not None and not (value.get("type") == "content" and isinstance(value.get("content"), (str, list))):
+        raise ValueError(
+            "must be of type content, with a text or parts (it changes nothing: drafts are those of speculative_config)"
+        )
+    return value
 
 
 FinishReason = Literal["stop", "length", "tool_calls", "function_call", "repetition", "abort", "error"]
@@ -129,6 +137,33 @@ class StreamOptions(RequestModel):
         None, description="The usage so far in every chunk, with include_usage."
     )
     include_obfuscation: bool | None = Field(None, description="Accepted; nothing is padded.")
+
+
+class ReasoningConfig(RequestModel):
+    """`reasoning` of a response."""
+
+    ACCEPTED: ClassVar[tuple[str, ...]] = ()
+    REFUSED: ClassVar[Refusals] = {
+        "context": (("auto", "all_turns"), "the template says which turns' reasoning the model sees"),
+        "mode": (("standard",), "there is one way of reasoning"),
+    }
+
+    effort: str | None = Field(None, description="For the template.")
+    summary: Literal["auto", "concise", "detailed"] | None = Field(
+        None, description="Accepted; the reasoning itself is answered."
+    )
+    generate_summary: Literal["auto", "concise", "detailed"] | None = Field(None, description="As summary.")
+
+
+class ChatReasoning(ReasoningConfig):
+    """`reasoning` of chat, with what other servers have there."""
+
+    REFUSED: ClassVar[Refusals] = {
+        **ReasoningConfig.REFUSED,
+        "max_tokens": ((), "thinking_token_budget is the most tokens of reasoning"),
+        "exclude": ((False,), "include_reasoning=false leaves the reasoning out of the answer"),
+        "enabled": ((True,), "chat_template_kwargs.enable_thinking is for templates that know it"),
+    }
 
 
 # Two defaults as upstream has them in requests that are made in Python.
@@ -241,7 +276,11 @@ class ChatCompletionRequest(ToolFields, VersionFields, GenerationFields):
         None, ge=-1, description="The most tokens of reasoning, with --reasoning-parser; -1: any number."
     )
     include_reasoning: bool | None = Field(None, description="false: leave the reasoning out of the answer.")
-    verbosity: str | None = Field(None, description='For a template that knows it; otherwise only "medium".')
+    reasoning: ChatReasoning | None = Field(None, description="`effort` is reasoning_effort.")
+    verbosity: str | None = Field(None, description="For the template.")
+    prediction: Annotated[Object | None, AfterValidator(_check_prediction)] = Field(
+        None, description="Accepted; drafts are those of speculative_config."
+    )
     chat_template: str | None = None
     chat_template_kwargs: Object | None = None
     add_generation_prompt: bool | None = None
@@ -251,6 +290,16 @@ class ChatCompletionRequest(ToolFields, VersionFields, GenerationFields):
     @property
     def num_topk(self) -> int | None:
         return (self.top_logprobs or 0) if self.logprobs else None
+
+    @property
+    def effort(self) -> str | None:
+        """The reasoning's, by either name. VLLMValidationError: they differ."""
+        named = None if self.reasoning is None else self.reasoning.effort
+        given = self.reasoning_effort
+        if named is not None and given not in (None, named):
+            message = f"reasoning.effort and reasoning_effort exclude each other: got {shown(named)} and {shown(given)}"
+            raise VLLMValidationError(message, "reasoning", named)
+        return given or named
 
 
 class BatchChatCompletionRequest(ChatCompletionRequest):
@@ -438,9 +487,13 @@ class MessageParts(ResponseModel):
 
 
 class ChatMessage(MessageParts):
+    """`reasoning` and the fields below are there in any case: clients read them without asking."""
+
     role: str
     content: str | None
     refusal: None = None
+    annotations: None = None
+    audio: None = None
 
 
 class ChatChoice(ChoiceFields):

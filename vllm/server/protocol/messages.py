@@ -65,7 +65,7 @@ class MessagesCountRequest(GenerationFields):
 
     ACCEPTED: ClassVar[tuple[str, ...]] = (
         *(name for name in ACCEPTED_FIELDS if name not in _OWN_FIELDS),
-        "cache_control", "inference_geo", "diagnostics", "user_profile_id", "workspace_id", "betas",
+        "cache_control", "inference_geo", "diagnostics", "user_profile_id", "workspace_id", "betas", "billing_policy",
     )  # fmt: skip
     REFUSED: ClassVar[Refusals] = {
         **{name: each for name, each in REFUSED_FIELDS.items() if name not in _OWN_FIELDS},
@@ -73,6 +73,15 @@ class MessagesCountRequest(GenerationFields):
         "mcp_servers": (([],), "this server calls no tools"),
         "context_management": (({}, {"edits": []}, _KEEPS_ALL), "conversations are not edited"),
         "speed": (("standard",), "there is one speed"),
+        "thread": ((), "no conversation is kept here: send all of its messages"),
+        "compaction": ((), "conversations are not compacted"),
+        "fallbacks": (([],), "no other model answers in place of this one"),
+        "fallback_credit_token": ((), "no other model answers in place of this one"),
+        "reasoning_effort": (("none",), "it is output_config.effort here"),
+    }
+    # The SDK then sends whole conversations.
+    REFUSAL_DETAILS: ClassVar[dict[str, dict[str, Any]]] = {
+        "thread": {"error_code": "thread_unsupported_request", "unsupported": ["thread"]}
     }
 
     messages: Annotated[list[Message], NOT_EMPTY, UNREAD_LIST, AfterValidator(check_conversation)]
@@ -167,6 +176,7 @@ class MessagesErrorInfo(ResponseModel):
     message: str = Field(min_length=1)
     param: str | None
     code: str | None
+    details: dict[str, Any] | None = Field(None, description="By which clients go on another way.")
 
 
 class MessagesError(ResponseModel):

@@ -17,7 +17,7 @@ from vllm.server.protocol.base import (
     ResponseModel,
     Text,
 )
-from vllm.server.protocol.generation import GenerationFields, PromptLogprobs
+from vllm.server.protocol.generation import GenerationFields, PromptLogprobs, ReasoningConfig
 
 Items = Annotated[str | list[dict[str, Any]] | None, UNREAD]
 """A text, or items; turning them into messages checks them."""
@@ -33,23 +33,7 @@ class TextConfig(RequestModel):
     ACCEPTED: ClassVar[tuple[str, ...]] = ()
 
     format: Object | None = Field(None, description='{"type": "text"}, "json_object", "json_schema" with `schema`.')
-    verbosity: str | None = Field(None, description='For a template that knows it; otherwise only "medium".')
-
-
-class ReasoningConfig(RequestModel):
-    """`reasoning` of a response."""
-
-    ACCEPTED: ClassVar[tuple[str, ...]] = ()
-    REFUSED: ClassVar[Refusals] = {
-        "context": (("auto", "all_turns"), "the template says which turns' reasoning the model sees"),
-        "mode": (("standard",), "there is one way of reasoning"),
-    }
-
-    effort: str | None = Field(None, description="For the template.")
-    summary: Literal["auto", "concise", "detailed"] | None = Field(
-        None, description="Accepted; the reasoning itself is answered."
-    )
-    generate_summary: Literal["auto", "concise", "detailed"] | None = Field(None, description="As summary.")
+    verbosity: str | None = Field(None, description="For the template.")
 
 
 class ResponsesRequest(GenerationFields):
@@ -58,6 +42,8 @@ class ResponsesRequest(GenerationFields):
     ACCEPTED: ClassVar[tuple[str, ...]] = tuple(name for name in ACCEPTED_FIELDS if name not in _OWN_FIELDS)
     REFUSED: ClassVar[Refusals] = {
         **{name: each for name, each in REFUSED_FIELDS.items() if name not in _OWN_FIELDS},
+        "reasoning_effort": (("none",), "it is reasoning.effort here"),
+        "verbosity": (("medium",), "it is text.verbosity here"),
         "background": ((False,), "answers are made while the client waits: stream them"),
         "prompt": ((), "no templates of prompts are kept here: send the texts as input"),
         "context_management": (([],), "conversations are not compacted; truncation auto leaves their beginning out"),

@@ -177,10 +177,10 @@ def check_completion(completion: CompletionOutput, generates: bool) -> None:
         raise ApiError(400, completion.error, code=NO_TOKEN_LEFT)
 
 
-def request_id_of(request: Request, prefix: str, given: str | None = None) -> str:
-    """The answer's id: from the body (`given`), else from the X-Request-Id header, else new."""
+def request_id_of(request: Request, prefix: str, given: str | None = None, mark: str = "-") -> str:
+    """The prefix, the `mark`, and what is from the body (`given`), else from the X-Request-Id header, else new."""
     name = given or getattr(request.state, "request_id", None) or uuid.uuid4().hex
-    return f"{prefix}-{name}"
+    return f"{prefix}{mark}{name}"
 
 
 async def while_connected(request: Request, work: Awaitable[Result]) -> Result:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping
+from datetime import datetime, timezone
 from typing import Any, Literal
 
 from fastapi import APIRouter, Request
@@ -9,7 +12,8 @@ from prometheus_client import generate_latest
 from pydantic import Field
 from starlette.responses import Response
 
-from vllm.server.errors import json_response
+from vllm.exceptions import shown
+from vllm.server.errors import ApiError, json_response
 from vllm.server.http.routes import error_answers
 from vllm.server.prometheus import make_registry
 from vllm.server.protocol.base import ResponseModel
@@ -17,6 +21,8 @@ from vllm.server.state import ServerState, server_state
 from vllm.version import __version__
 
 router = APIRouter()
+
+_MOST_MODELS = 1000
 
 METRICS_CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 """Prometheus's text format, which every version of it reads."""
@@ -30,6 +36,12 @@ class ModelCard(ResponseModel):
     root: str
     parent: str | None = None
     max_model_len: int
+    type: Literal["model"] = Field(description="This and the next five: as Anthropic's clients read them.")
+    display_name: str
+    created_at: str
+    lifecycle: Literal["active"]
+    max_input_tokens: int
+    max_tokens: int
     tasks: list[str] = Field(
         description='"generate", or a pooling model\'s ("embed", "classify" ...) and "pool"; "score" is of pairs'
     )
@@ -38,6 +50,9 @@ class ModelCard(ResponseModel):
 class ModelList(ResponseModel):
     object: Literal["list"]
     data: list[ModelCard]
+    has_more: bool = Field(description="Only where the query has a `limit`; `after_id` and `before_id` turn pages.")
+    first_id: str | None
+    last_id: str | None
 
 
 class VersionResponse(ResponseModel):
@@ -48,12 +63,30 @@ class LoadResponse(ResponseModel):
     server_load: int
 
 
-@router.get("/v1/models", responses={200: {"model": ModelList}, **error_answers(401)}, response_model=None)
+@router.get("/v1/models", responses={200: {"model": ModelList}, **error_answers(400, 401)}, response_model=None)
 async def list_models(request: Request) -> Response:
     """The served model, once by each of its names, and its LoRA adapters."""
     state = server_state(request)
-    names = (*state.model_names, *state.adapters.by_name)
-    return json_response({"object": "list", "data": [_card(state, name) for name in names]})
+    names, has_more = _page([*state.model_names, *state.adapters.by_name], request.query_params)
+    first, last = (names[0], names[-1]) if names else (None, None)
+    cards = [_card(state, name) for name in names]
+    return json_response({"object": "list", "data": cards, "has_more": has_more, "first_id": first, "last_id": last})
+
+
+def _page(names: list[str], query: Mapping[str, str]) -> tuple[list[str], bool]:
+    """The names that a query asks for, and whether there are more in its direction. ApiError: a bad query."""
+    limit = query.get("limit", str(_MOST_MODELS))
+    if not re.fullmatch("[0-9]{1,4}", limit) or not 1 <= int(limit) <= _MOST_MODELS:
+        raise ApiError(400, f"limit must be in 1..{_MOST_MODELS}, got {shown(limit)}", "limit", "invalid_value")
+    for field in ("after_id", "before_id"):
+        if (mark := query.get(field)) is None:
+            continue
+        if mark not in names:
+            raise ApiError(400, f"{field}: there is no model {shown(mark)} here", field, "invalid_value")
+        place = names.index(mark)
+        names = names[place + 1 :] if field == "after_id" else names[:place]
+    most = int(limit)
+    return (names[-most:] if "before_id" in query else names[:most]), len(names) > most
 
 
 @router.get(
@@ -111,6 +144,7 @@ async def metrics(request: Request) -> Response:
 
 def _card(state: ServerState, name: str) -> dict[str, Any]:
     """Of an adapter `parent` is its model. `root` is the name: answers say nothing of paths."""
+    longest = state.engine.model_config.max_model_len
     adapter = None if name in state.model_names else state.adapters.by_name.get(name)
     return {
         "id": name,
@@ -119,6 +153,12 @@ def _card(state: ServerState, name: str) -> dict[str, Any]:
         "owned_by": "vllm",
         "root": name,
         "parent": None if adapter is None else adapter.base_model_name or state.model_names[0],
-        "max_model_len": state.engine.model_config.max_model_len,
+        "max_model_len": longest,
+        "type": "model",
+        "display_name": name,
+        "created_at": datetime.fromtimestamp(state.created, timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ"),
+        "lifecycle": "active",
+        "max_input_tokens": longest,
+        "max_tokens": longest,
         "tasks": state.tasks,
     }

@@ -29,7 +29,7 @@ async def stop_profile(request: Request) -> Response:
 
 def _profiled_engine(request: Request) -> AsyncLLM:
     engine = server_state(request).engine
-    if not (engine.vllm_config.torch_profiler_dir or envs.VLLM_TORCH_PROFILER_DIR):
+    if not (engine.vllm_config.torch_profiler_dir or envs.profiler_folder()):
         message = "no folder for traces was named: --profiler-config or VLLM_TORCH_PROFILER_DIR does it"
         raise ApiError(404, message, code="not_found")
     return engine

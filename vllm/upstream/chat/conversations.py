@@ -12,6 +12,7 @@ from typing_extensions import NotRequired, Required
 
 from vllm.chat import load_chat_template as load_template
 from vllm.chat import normal_messages
+from vllm.chat.content_forms import ContentForm, formed
 
 ChatTemplateContentFormatOption = Literal["auto", "string", "openai"]
 ChatTemplateContentFormat = Literal["string", "openai"]
@@ -97,7 +98,7 @@ def parse_chat_messages(
 
     Args:
         model_config: not read: all models are text models.
-        content_format: "string": content as one text; "openai": as a list of text parts.
+        content_format: "string": content as one text; "openai": as a list of one text part.
         media_io_kwargs, mm_processor_kwargs: of media, which no message may hold.
 
     Returns:
@@ -106,11 +107,9 @@ def parse_chat_messages(
     Raises:
         VLLMValidationError: a malformed message, or one with media.
     """
+    form: ContentForm = "part" if content_format == "openai" else "text"
     conversation = normal_messages(messages)
-    if content_format == "openai":
-        for message in conversation:
-            message["content"] = [{"type": "text", "text": message["content"]}]
-    return conversation, None, None
+    return [{**each, "content": formed(each["content"], form)} for each in conversation], None, None
 
 
 async def parse_chat_messages_async(

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from vllm.chat.content_forms import reads_texts
+from vllm.chat.template_source import chosen_template, variables
 from vllm.exceptions import VLLMValidationError
 from vllm.upstream.chat.conversations import ChatTemplateContentFormat, ChatTemplateContentFormatOption
 
@@ -20,13 +22,7 @@ def resolve_chat_template(
     Args:
         model_config: not read: a tokenizer brings its template.
     """
-    named = getattr(tokenizer, "chat_template", None)
-    if chat_template is not None and not (isinstance(named, dict) and chat_template in named):
-        return chat_template
-    try:
-        return tokenizer.get_chat_template(chat_template, tools=tools)
-    except (AttributeError, ValueError):
-        return None
+    return chosen_template(getattr(tokenizer, "chat_template", None), chat_template, tools)
 
 
 def resolve_chat_template_content_format(
@@ -38,11 +34,11 @@ def resolve_chat_template_content_format(
     model_config: Any,
 ) -> ChatTemplateContentFormat:
     """What a template takes a message's content as: the format that is given; for "auto", "openai" for a template that
-    goes through the parts of a content, else "string"."""
+    reads the parts of a content, and "string" for one that reads texts, or both."""
     if given_format != "auto":
         return given_format
     template = resolve_chat_template(tokenizer, chat_template, tools, model_config=model_config)
-    return "openai" if template is not None and _iterates_content(template) else "string"
+    return "string" if template is None or reads_texts(template) else "openai"
 
 
 def resolve_chat_template_kwargs(
@@ -63,7 +59,7 @@ def resolve_chat_template_kwargs(
         for name, each in inspect.signature(tokenizer.apply_chat_template).parameters.items()
         if each.kind is not each.VAR_KEYWORD
     }
-    allowed = (own | _variables(chat_template)) - _OWN_ARGUMENTS | {"add_generation_prompt"}
+    allowed = (own | variables(chat_template)) - _OWN_ARGUMENTS | {"add_generation_prompt"}
     return {name: value for name, value in chat_template_kwargs.items() if name in allowed}
 
 
@@ -98,51 +94,6 @@ def safe_apply_chat_template(
         raise VLLMValidationError(
             f"the chat template failed: {error or type(error).__name__}", parameter="messages"
         ) from error
-
-
-def _iterates_content(template: str) -> bool:
-    """Whether a loop of the template goes over a message's content."""
-    import jinja2.nodes
-
-    tree = _parsed(template)
-    if tree is None:
-        return False
-    # Names that hold a content, such as after {% set content = message.content %}.
-    names = {
-        node.target.name
-        for node in tree.find_all(jinja2.nodes.Assign)
-        if isinstance(node.target, jinja2.nodes.Name) and _is_content(node.node, set())
-    }
-    return any(_is_content(node.iter, names) for node in tree.find_all(jinja2.nodes.For))
-
-
-def _is_content(node: Any, names: set[str]) -> bool:
-    import jinja2.nodes
-
-    if isinstance(node, jinja2.nodes.Filter):
-        return _is_content(node.node, names)
-    if isinstance(node, jinja2.nodes.Getattr):
-        return node.attr == "content"
-    if isinstance(node, jinja2.nodes.Getitem):
-        return isinstance(node.arg, jinja2.nodes.Const) and node.arg.value == "content"
-    return isinstance(node, jinja2.nodes.Name) and node.name in names
-
-
-def _variables(template: str) -> set[str]:
-    import jinja2.meta
-
-    tree = _parsed(template)
-    return set() if tree is None else jinja2.meta.find_undeclared_variables(tree)
-
-
-def _parsed(template: str) -> Any:
-    import jinja2
-    from transformers.utils.chat_template_utils import _compile_jinja_template
-
-    try:
-        return _compile_jinja_template(template).environment.parse(template)
-    except jinja2.TemplateError:
-        return None
 
 
 def resolve_hf_chat_template(

@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from vllm import envs
 from vllm.logger import init_logger
+from vllm.upstream.env_table import environment_variables
 
 logger = init_logger(__name__)
 
@@ -73,7 +73,7 @@ def set_ulimit(target_soft_limit: int = 65535) -> None:
 
 def get_mp_context() -> Any:
     """multiprocessing, starting processes as VLLM_WORKER_MULTIPROC_METHOD says."""
-    return multiprocessing.get_context(envs.VLLM_WORKER_MULTIPROC_METHOD)
+    return multiprocessing.get_context(environment_variables["VLLM_WORKER_MULTIPROC_METHOD"]())
 
 
 def kill_process_tree(pid: int) -> None:

@@ -1,12 +1,12 @@
 """`python -m vllm.v1.engine`: an engine core's process; see `core_start.start_core`."""
 
 import os
-import signal
 import sys
 
+from vllm.utils.child_signals import leave_signals_to_parent
+
 if __name__ == "__main__":
-    # Ctrl-C goes to the whole process group; the parent decides when to stop.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    leave_signals_to_parent()
     from vllm.v1.engine.core_process import loop as core_proc
 
     status = core_proc.main()

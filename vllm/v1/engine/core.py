@@ -7,13 +7,12 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import cache
-from typing import Any, NoReturn
+from typing import Any
 
 from vllm.config import ModelConfig, VllmConfig
 from vllm.lora.request import LoRARequest
 from vllm.pooling_params import PoolingParams
 from vllm.sampling_params import SamplingParams
-from vllm.utils.unserved import refuse
 from vllm.v1.adapters import AdapterPool, enabled
 from vllm.v1.core.sched.async_scheduling import StepInFlight, can_schedule_ahead, complete, discard, dispatch
 from vllm.v1.core.sched.output import SchedulerOutput
@@ -21,7 +20,7 @@ from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.core.sched.whole_requests import WholeRequestScheduler
 from vllm.v1.engine.compiling import CompilingRequests
 from vllm.v1.engine.upstream_calls import SLEEP_TAGS, check_sleep_level, check_sleep_tags
-from vllm.v1.executor.select import Executor, make_executor
+from vllm.v1.executor.select import make_executor
 from vllm.v1.messages import EngineCoreOutput, EngineCoreRequest
 from vllm.v1.outputs import PendingStep
 from vllm.v1.request import Request
@@ -250,23 +249,6 @@ class EngineCore:
 
     def has_unfinished_requests(self) -> bool:
         return bool(self._compiling) or self.scheduler.has_unfinished_requests()
-
-    @property
-    def engine_core(self) -> EngineCore:
-        """Itself: upstream's engine holds its core in another object."""
-        return self
-
-    @property
-    def model_executor(self) -> Executor:
-        """`executor`, by upstream's name."""
-        return self.executor
-
-    def save_sharded_state(self, path: str, pattern: str | None = None, max_size: int | None = None) -> NoReturn:
-        """
-        Raises:
-            NotImplementedError: always.
-        """
-        refuse("save_sharded_state", "workers read only their share of a checkpoint; keep the checkpoint as it is")
 
     def stats(self) -> dict[str, Any]:
         """The fields of SchedulerStats; `weight_version` of the last step; `readings_seconds` spent on reading logits

@@ -6,22 +6,7 @@ from collections.abc import Sequence
 
 from vllm.sampling_params import SamplingParams
 from vllm.tokenizers.tokenizer import Tokenizer
-from vllm.v1.engine.incremental_detokenizer import (
-    BaseIncrementalDetokenizer,
-    FastIncrementalDetokenizer,
-    IncrementalDetokenizer,
-    SlowIncrementalDetokenizer,
-)
 from vllm.v1.engine.stop_strings import check_stop_strings
-
-__all__ = [
-    "BaseIncrementalDetokenizer",
-    "Detokenizer",
-    "FastIncrementalDetokenizer",
-    "IncrementalDetokenizer",
-    "SlowIncrementalDetokenizer",
-    "check_stop_strings",
-]
 
 
 class Detokenizer:

@@ -22,6 +22,7 @@ from vllm.config import ParallelConfig, VllmConfig
 from vllm.distributed.communicator import ALONE, Communicator, PeerLostError
 from vllm.distributed.process_group import host_store, join_group
 from vllm.distributed.shared_memory import Links, SharedMemoryCommunicator, make_links
+from vllm.utils.child_signals import starting_child
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.executor.worker_monitor import WorkerHandle, WorkerMonitor
 from vllm.v1.executor.worker_proc import CALL, STEP, STOP, WorkerStart
@@ -49,7 +50,8 @@ class LocalWorker:
         }
         inherited = [theirs.fileno(), *(start.links.descriptors if start.links else ())]
         command = [sys.executable, "-m", "vllm.v1.executor", str(theirs.fileno())]
-        self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, env=environment, pass_fds=inherited)
+        with starting_child():
+            self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, env=environment, pass_fds=inherited)
         theirs.close()
         if start.links is not None:
             start.links.close()

@@ -6,7 +6,6 @@ from __future__ import annotations
 import contextlib
 import os
 import pickle
-import signal
 import sys
 import threading
 import time
@@ -146,8 +145,6 @@ class WorkerProcess:
 
 def main() -> None:
     """Run the worker whose connection's descriptor is the first argument."""
-    # Ctrl-C goes to the whole process group; the parent decides when to stop.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
     connection = Connection(int(sys.argv[1]))
     status = 1
     # Without a first message, the parent has gone.

@@ -9,6 +9,9 @@ from __future__ import annotations
 import json
 import re
 
+from vllm.v1.structured_output.expressions import CLASSES, ascii_classes_in_lark
+from vllm.v1.structured_output.schemas import compilable
+
 _TOKEN = re.compile(
     r"""(?P<space>\s+|\#[^\n]*)|(?P<is>::=)|(?P<name>[A-Za-z0-9_][\w-]*)|(?P<text>"(?:[^"\\\n]|\\.)*")"""
     r"""|(?P<characters>\[(?:[^\]\\]|\\.)*\])|(?P<repeat>[*+?]|\{\s*\d+\s*(?:,\s*\d*\s*)?\})|(?P<mark>[()|.])""",
@@ -23,6 +26,11 @@ _ROOTS = ("root", "start")
 def is_gbnf(grammar: str) -> bool:
     """Whether it has a rule of GBNF: Lark's have one colon."""
     return _RULE.search(grammar) is not None
+
+
+def lark_of(grammar: str) -> str:
+    """A grammar of either dialect in Lark's, with the classes of its expressions as callers mean them."""
+    return lark_of_gbnf(grammar) if is_gbnf(grammar) else ascii_classes_in_lark(grammar, compilable)
 
 
 def lark_of_gbnf(grammar: str) -> str:
@@ -98,7 +106,7 @@ def _one(kind: str, text: str, line: int, names: dict[str, str]) -> str:
             raise ValueError(f"line {line}: {text} has no rule")
         return names[text]
     if kind == "text":
-        characters = [json.dumps(each) for each, _ in _characters(text[1:-1])]
+        characters = [json.dumps(each) for each, _, _ in _characters(text[1:-1])]
         return characters[0] if len(characters) == 1 else f"({' '.join(characters)})" if characters else '""'
     if kind == "characters":
         return _class(text, line)
@@ -114,19 +122,24 @@ def _class(text: str, line: int) -> str:
     spans = []
     index = 0
     while index < len(characters):
-        first = last = characters[index][0]
-        if index + 2 < len(characters) and characters[index + 1] == ("-", False):
-            last = characters[index + 2][0]
-            index += 2
+        first, _, letter = characters[index]
+        index += 1
+        if letter in CLASSES:
+            spans.append(CLASSES[letter])
+            continue
+        last = first
+        if index + 1 < len(characters) and characters[index][:2] == ("-", False):
+            after, _, letter = characters[index + 1]
+            # A class ends no range.
+            last, index = (first, index) if letter in CLASSES else (after, index + 2)
         if last < first:
             raise ValueError(f"line {line}: {first}-{last} in {text} ends before it begins")
         spans.append(f"\\x{{{ord(first):x}}}-\\x{{{ord(last):x}}}")
-        index += 1
     return f"/[{'^' if is_negated else ''}{''.join(spans)}]/"
 
 
-def _characters(text: str) -> list[tuple[str, bool]]:
-    """Characters, and whether each was escaped."""
+def _characters(text: str) -> list[tuple[str, bool, str]]:
+    """Characters, whether each was escaped, and the letter that was."""
     found = []
     for match in _CHARACTER.finditer(text):
         *codes, escaped, plain = match.groups()
@@ -134,5 +147,5 @@ def _characters(text: str) -> list[tuple[str, bool]]:
         if code is not None and not int(code, 16) < 0x110000:
             raise ValueError(f"\\U{code} is no character")
         character = chr(int(code, 16)) if code is not None else _ESCAPES.get(escaped, escaped) if escaped else plain
-        found.append((character, plain is None))
+        found.append((character, plain is None, escaped or ""))
     return found

@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable
-from decimal import Decimal
-from math import lcm
 from typing import Any
 
 from vllm.exceptions import VLLMValidationError
 from vllm.params.structured import OwnGrammar, StructuredOutputsParams
-from vllm.v1.structured_output.gbnf import is_gbnf, lark_of_gbnf
+from vllm.v1.structured_output.expressions import ascii_classes
+from vllm.v1.structured_output.gbnf import lark_of
+from vllm.v1.structured_output.schemas import check_multiples, closed_schema, compilable
 from vllm.v1.structured_output.structural_tags import tag_text
 from vllm.v1.structured_output.thinking import with_thinking
 
@@ -22,23 +22,12 @@ WHITE_SPACE = r"( |\n{1,2}[ \t]{0,20})"
 """Between JSON's parts, unless a request says otherwise: a blank, or the end of a line and an indentation. Without a
 bound small models fill their answers with it."""
 
-_MAX_REMAINDERS = 100_000
-"""Limit of the least common multiple of a schema's `multipleOf`: automata grow with it, and their time faster."""
-
-# Objects of a schema whose values are schemas, and its keys whose value is a schema or a list of them.
-_MAPS = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
-_INNER = ("items", "prefixItems", "additionalProperties", "anyOf", "oneOf", "allOf", "not", "if", "then", "else")
-
-
 _INVALID = {
     "grammar": "Invalid grammar specification: ",
     "structural_tag": "Invalid structured_outputs structural_tag: ",
 }
 
 _OPTIONS = "%llguidance"  # and an object: the first line of a grammar
-
-# Values of "format" whose texts are bound.
-_FORMATS = "date-time time date duration email hostname ipv4 ipv6 uuid uri".split()
 
 
 def grammar_text(params: StructuredOutputsParams) -> str:
@@ -72,7 +61,7 @@ def wrong_form(kind: str, reason: str, value: Any = None) -> VLLMValidationError
 
 def schema_of(params: StructuredOutputsParams) -> Any:
     """The JSON schema of a form of that kind. ValueError: it is a text that is no JSON."""
-    return json.loads(params.json) if isinstance(params.json, str) else params.json
+    return compilable(json.loads(params.json) if isinstance(params.json, str) else params.json)
 
 
 def _of_schema(value: Any, params: StructuredOutputsParams) -> str:
@@ -84,66 +73,14 @@ def _of_schema(value: Any, params: StructuredOutputsParams) -> str:
 
 def _schema(schema: Any, params: StructuredOutputsParams) -> dict[str, Any]:
     """The schema as llguidance is to compile it."""
-    if not isinstance(schema, (dict, bool)):
-        raise ValueError(f"a JSON schema is an object, got {type(schema).__name__}")
-    schema = known_formats(schema)
-    _check_multiples(schema)
+    schema = compilable(schema)
+    check_multiples(schema)
     if params.disable_additional_properties:
         schema = closed_schema(schema)
-    options: Any = {"whitespace_pattern": params.whitespace_pattern or WHITE_SPACE}
-    if params.disable_any_whitespace:
-        options = {"whitespace_flexible": False}
-    return {**schema, "x-guidance": options}
-
-
-def _changed(schema: Any, change: Callable[[dict[str, Any]], None]) -> Any:
-    """A copy of the schema with `change` made, in place, to it and to all schemas in it."""
-    if isinstance(schema, list):
-        return [_changed(each, change) for each in schema]
-    if not isinstance(schema, dict):
-        return schema
-    changed = dict(schema)
-    for name in _MAPS:
-        if isinstance(changed.get(name), dict):
-            changed[name] = {key: _changed(each, change) for key, each in changed[name].items()}
-    changed |= {name: _changed(changed[name], change) for name in _INNER if name in changed}
-    change(changed)
-    return changed
-
-
-def known_formats(schema: Any) -> Any:
-    """The schema as an object without formats that llguidance does not know: those are remarks, as JSON Schema says of
-    all."""
-    return _changed({} if schema is True else {"not": {}} if schema is False else schema, _drop_format)
-
-
-def _check_multiples(schema: Any) -> None:
-    found: set[int] = set()
-
-    def note(part: dict[str, Any]) -> None:
-        value = part.get("multipleOf")
-        if isinstance(value, (int, float)) and 0 < value < float("inf"):
-            # Zeros at its end are remainders of digits, not of the number.
-            found.add(int("".join(map(str, Decimal(str(value)).normalize().as_tuple().digits))))
-
-    _changed(schema, note)
-    if lcm(*found) > _MAX_REMAINDERS:
-        raise ValueError(f"multipleOf: the least common multiple of all must have at most {_MAX_REMAINDERS} remainders")
-
-
-def closed_schema(schema: Any) -> Any:
-    """The schema with no further properties where an object does not say whether it has any."""
-    return _changed(schema, _close)
-
-
-def _close(schema: dict[str, Any]) -> None:
-    if "properties" in schema or schema.get("type") == "object":
-        schema.setdefault("additionalProperties", False)
-
-
-def _drop_format(schema: dict[str, Any]) -> None:
-    if schema.get("format") not in (None, *_FORMATS):
-        del schema["format"]
+    pattern = WHITE_SPACE if params.whitespace_pattern is None else ascii_classes(params.whitespace_pattern)
+    # An empty one asks for none.
+    is_tight = params.disable_any_whitespace or not pattern
+    return {**schema, "x-guidance": {"whitespace_flexible": False} if is_tight else {"whitespace_pattern": pattern}}
 
 
 def _of_object(value: Any, params: StructuredOutputsParams) -> str:
@@ -153,7 +90,7 @@ def _of_object(value: Any, params: StructuredOutputsParams) -> str:
 def _of_regex(value: str, params: StructuredOutputsParams) -> str:
     from llguidance import LLMatcher
 
-    return LLMatcher.grammar_from_regex(value)
+    return LLMatcher.grammar_from_regex(ascii_classes(value))
 
 
 def _of_choice(value: list[str], params: StructuredOutputsParams) -> str:
@@ -174,7 +111,7 @@ def _of_grammar(value: str, params: StructuredOutputsParams) -> str:
 
     if isinstance(value, OwnGrammar):
         return LLMatcher.grammar_from_lark(value)
-    return LLMatcher.grammar_from_lark(_unforced(lark_of_gbnf(value) if is_gbnf(value) else value))
+    return LLMatcher.grammar_from_lark(_unforced(lark_of(value)))
 
 
 def _unforced(lark: str) -> str:

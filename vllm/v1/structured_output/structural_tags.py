@@ -11,7 +11,8 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from vllm.v1.structured_output.gbnf import is_gbnf, lark_of_gbnf
+from vllm.v1.structured_output.expressions import ascii_classes
+from vllm.v1.structured_output.gbnf import lark_of
 
 _HEADER = "%structural_tag "
 _ANY = r"/(.|\n)*/"
@@ -97,7 +98,8 @@ def _escaped(text: str) -> str:
 
 def _pattern(value: str) -> str:
     """A regular expression between slashes."""
-    inner = re.sub(r"\\.|/", lambda found: "\\/" if found[0] == "/" else found[0], value, flags=re.DOTALL)
+    spelled = ascii_classes(value)
+    inner = re.sub(r"\\.|/", lambda found: "\\/" if found[0] == "/" else found[0], spelled, flags=re.DOTALL)
     return f"/{inner}/".replace("\n", "\\n")
 
 
@@ -221,7 +223,7 @@ class _Writer:
     def _of_grammar(self, form: Any, follow: Sequence[str] | None) -> str:
         value = _field(form, "grammar", str)
         name = f"grammar_{len(self.grammars)}"
-        self.grammars.append({"name": name, "lark_grammar": lark_of_gbnf(value) if is_gbnf(value) else value})
+        self.grammars.append({"name": name, "lark_grammar": lark_of(value)})
         return f"@{name}{self._tail(follow)}"
 
     def _of_sequence(self, form: Any, follow: Sequence[str] | None) -> str:

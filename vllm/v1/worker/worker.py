@@ -15,7 +15,8 @@ import torch
 from vllm import envs
 from vllm.config import ModelConfig, VllmConfig
 from vllm.config.cache import Window
-from vllm.config.checkpoint.weight_files import iterate_tensors, shard_files
+from vllm.config.checkpoint.shards import shard_files
+from vllm.config.checkpoint.weight_files import iterate_tensors
 from vllm.distributed.communicator import ALONE, Communicator
 from vllm.distributed.parallel_state import tensor_parallel
 from vllm.distributed.trainer_group import TrainerGroup, join_trainer, receive_tensors
@@ -72,11 +73,6 @@ class Worker:
         self._kept_steps: deque[PendingStep] = deque()
         self._profiler: Any = None
         self._profile_prefix = ""
-
-    @property
-    def worker(self) -> Worker:
-        """Itself: upstream's executor holds its workers in another object."""
-        return self
 
     def load_model(self, use_tqdm: bool = False) -> None:
         """Load this rank's weights and build the runner. Raises ValueError: see `check_free_memory`."""

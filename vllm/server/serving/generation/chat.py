@@ -9,9 +9,9 @@ from typing import Any
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from vllm.chat import normal_messages, render_conversations
+from vllm.chat import normal_messages, written_conversations
 from vllm.chat.answers import AnswerParser
-from vllm.exceptions import shown
+from vllm.chat.writer import Written
 from vllm.outputs import CompletionOutput, RequestOutput
 from vllm.parser.events import Content, Event, collect
 from vllm.parser.messages import delta_fields, whole_call
@@ -39,6 +39,9 @@ from vllm.utils.checks import wrong_type
 
 router = APIRouter()
 
+# Clients read them without asking whether they are there.
+_EMPTY_FIELDS = dict.fromkeys(("content", "refusal", "annotations", "audio", "function_call", "reasoning"))
+
 _OWN_NAMES = {"logprobs": "top_logprobs", "prompt": "messages", "extra_args": "vllm_xargs"}
 
 
@@ -55,6 +58,26 @@ def render(
     tools: list[dict[str, Any]] | None = None,
 ) -> dict[str, Any]:
     """The prompt of the request's conversation, whose template gets `tools`; see `render_conversations`."""
+    return as_prompt(state, body, written(state, body, tools))
+
+
+def as_prompt(
+    state: ServerState, body: ChatCompletionRequest | TokenizeRequest | PoolingFields, written: Written
+) -> dict[str, Any]:
+    """The text, and its ids."""
+    if isinstance(body, ChatCompletionRequest) and body.add_special_tokens:
+        # Where it is cut, the special tokens stay.
+        return {"prompt": written.text}
+    (ids,) = state.tokenizer.encode_batch([written.text], add_special_tokens=False)
+    return {"prompt_token_ids": ids, "prompt": written.text}
+
+
+def written(
+    state: ServerState,
+    body: ChatCompletionRequest | TokenizeRequest | PoolingFields,
+    tools: list[dict[str, Any]] | None = None,
+) -> Written:
+    """The request's conversation as its template writes it."""
     if body.chat_template is not None and not state.args.trust_request_chat_template:
         message = (
             "chat_template: a template is a program, and this server runs those of requests only with "
@@ -65,15 +88,15 @@ def render(
     variables = dict(args.default_chat_template_kwargs or {})
     if isinstance(body, ChatCompletionRequest):
         own = {
-            "reasoning_effort": body.reasoning_effort,
+            "reasoning_effort": body.effort,
             "documents": body.documents,
-            "verbosity": _known_verbosity(state, body),
+            "verbosity": body.verbosity,
         }
         variables |= {name: value for name, value in own.items() if value}
-        if body.reasoning_effort == "none":
+        if body.effort == "none":
             # What templates of models that may think call it.
             variables |= {"enable_thinking": False, "thinking": False}
-    (prompt,) = render_conversations(
+    (only,) = written_conversations(
         body.messages,
         state.tokenizer,
         chat_template=body.chat_template or state.chat_template,
@@ -83,26 +106,12 @@ def render(
         chat_template_kwargs=variables | (body.chat_template_kwargs or {}),
         content_format=args.chat_template_content_format,
     )
-    if isinstance(body, ChatCompletionRequest) and body.add_special_tokens:
-        # Where it is cut, the special tokens stay.
-        return {"prompt": prompt["prompt"]}
-    return dict(prompt)
+    return only
 
 
 def _begins_answer(body: ChatCompletionRequest | TokenizeRequest | PoolingFields) -> bool:
     """Whether the prompt ends with the beginning of an answer; otherwise the last message goes on."""
     return not body.continue_final_message if body.add_generation_prompt is None else body.add_generation_prompt
-
-
-def _known_verbosity(state: ServerState, body: ChatCompletionRequest) -> str | None:
-    """The verbosity, for a template that has the variable. Raises ApiError for one that would change nothing."""
-    template = body.chat_template or state.chat_template or state.tokenizer.chat_template
-    if "verbosity" in str(template):
-        return body.verbosity
-    if body.verbosity not in (None, "medium"):
-        message = f"verbosity cannot be honoured: the chat template knows none; got {shown(body.verbosity)}"
-        raise ApiError(400, message, "verbosity", "unsupported_field")
-    return None
 
 
 class ChatAnswer(Answer):
@@ -122,7 +131,7 @@ class ChatAnswer(Answer):
         self._parts = AnswerPlan(body, state, parts_reasoning)
         self._parsers: dict[int, AnswerParser] = {}
         self._positions: dict[int, PositionParts] = {}
-        self._prompt: str | None = None
+        self._opening = ""  # what the prompt has of the answer
         if body.top_logprobs and not body.logprobs:
             message = f"top_logprobs={body.top_logprobs} needs logprobs=true"
             raise ApiError(400, message, "top_logprobs", "invalid_value")
@@ -156,10 +165,9 @@ class ChatAnswer(Answer):
     async def prepare(self) -> PreparedPrompts:
         # In a thread: templates and their library may be slow.
         with named_as({"messages": "chat_template"} if self._body.chat_template else {}):
-            prompt = await asyncio.to_thread(render, self._state, self._body, self._parts.template_tools)
-        self._prompt = prompt["prompt"]
+            prompt, self._opening = await asyncio.to_thread(self._rendered)
         params = self._params
-        params.structured_outputs = self._parts.after_reasoning(params.structured_outputs, self._prompt)
+        params.structured_outputs = self._parts.after_reasoning(params.structured_outputs, self._opening)
         if self._is_echoed:
             self._echo = normal_messages(self._body.messages[-1:])[0]["content"]
         with named_as(self._own_names), self._parts.named_schemas():
@@ -173,6 +181,13 @@ class ChatAnswer(Answer):
                 prompt_field="messages",
                 max_tokens_field=self._max_tokens_field,
             )
+
+    def _rendered(self) -> tuple[dict[str, Any], str]:
+        """The prompt, and what it has of the answer."""
+        own = written(self._state, self._body, self._parts.template_tools)
+        reasoning = self._parts.form.reasoning
+        opening = "" if reasoning is None else own.opening((*reasoning.begins, *reasoning.ends))
+        return as_prompt(self._state, self._body, own), opening
 
     async def whole(self, outputs: list[RequestOutput], usage: UsageCount) -> dict[str, Any]:
         (output,) = outputs
@@ -193,7 +208,7 @@ class ChatAnswer(Answer):
         """The choices of a whole answer."""
         choices = []
         for completion in output.outputs:
-            message = {"role": self._role, **self._message(completion), "refusal": None}
+            message = {"role": self._role, **_EMPTY_FIELDS, **self._message(completion)}
             choices.append({"message": message, **await self.choice_fields(completion, is_first=True)})
         return choices
 
@@ -216,7 +231,7 @@ class ChatAnswer(Answer):
         """What `completion` adds to its choice, part by part."""
         index = completion.index
         if index not in self._parsers:
-            parser = self._parts.parser(self._prompt)
+            parser = self._parts.parser(self._opening)
             if parser is None:
                 return [Content(completion.text)] if completion.text else []
             self._parsers[index] = parser

@@ -14,6 +14,7 @@ from vllm.chat.channel_forms import ChannelForms
 from vllm.exceptions import VLLMValidationError, shown
 from vllm.params.structured import StructuredOutputsParams, Thinking
 from vllm.server.errors import ApiError
+from vllm.server.protocol.forms import GUIDED, is_same_json
 from vllm.server.protocol.generation import ChatCompletionRequest
 from vllm.server.state import ServerState
 from vllm.tool_parsers import ToolParser, ToolParserManager
@@ -109,7 +110,8 @@ class ToolChoice:
         """The name of a tool that can be called."""
         place = f"{self.field}[{index}]"
         if tool.get("type") != "function":
-            message = f"{place}.type cannot be honoured: only functions are called; got {shown(tool.get('type'))}"
+            kind = shown(tool.get("type"))
+            message = f"{place}.type cannot be honoured: give a function with a schema of its arguments; got {kind}"
             raise ApiError(400, message, self.field, "unsupported_field")
         function = tool.get("function")
         name = function.get("name") if isinstance(function, dict) else None
@@ -195,7 +197,7 @@ class AnswerPlan:
         many = choice.most is None
         self._holds_calls = True
         if choice.mode == _ANY_CALL:
-            if given is not None:
+            if given is not None and not self._leaves_calls(given, functions):
                 message = f"{choice.choice_field} and the form of the answer exclude each other: give one of them"
                 raise ApiError(400, message, choice.choice_field, "invalid_value")
             return {"grammar": self._forms(parser).forced(functions, many)}
@@ -214,6 +216,14 @@ class AnswerPlan:
             message = f"{choice.field}: strict cannot be kept for this model's format of calls: {error}"
             raise ApiError(400, message, choice.field, "unsupported_field") from None
 
+    def _leaves_calls(self, given: Any, functions: Sequence[CallableFunction]) -> bool:
+        """Whether a form does not say that the answer is no call. OpenAI's is of the text, which a forced call has
+        not; another may be that of the only function's arguments."""
+        body = self._body
+        if not body.structured_outputs and all(getattr(body, name) is None for name in GUIDED):
+            return True
+        return given.keys() == {"json"} and len(functions) == 1 and is_same_json(given["json"], functions[0].schema)
+
     @contextmanager
     def named_schemas(self) -> Iterator[None]:
         """Errors about the grammar as those of the tools whose schemas it is made of."""
@@ -226,10 +236,9 @@ class AnswerPlan:
             message = f"{self.choice.field}: a schema cannot be kept as a grammar, which {reason}"
             raise ApiError(400, message, self.choice.field, "invalid_value") from None
 
-    def after_reasoning(
-        self, form: StructuredOutputsParams | None, prompt: str | None
-    ) -> StructuredOutputsParams | None:
-        """The form of answers to a prompt, which begins after their reasoning; with the budget of that, if any.
+    def after_reasoning(self, form: StructuredOutputsParams | None, opening: str) -> StructuredOutputsParams | None:
+        """The form of answers, which begins after their reasoning; with the budget of that, if any. `opening`: what the
+        prompt has of the answer.
 
         Raises:
             ApiError: a budget that cannot be kept.
@@ -248,10 +257,10 @@ class AnswerPlan:
             and not (parser.has_channels and budget is not None)
         ):
             return form
-        is_inside = reasoning.begins_inside(prompt or "")
+        is_inside = reasoning.begins_inside(opening)
         if is_inside is False:
             return form
-        begin, end = reasoning.pair_of(prompt or "")
+        begin, end = reasoning.pair_of(opening)
         more = [each for each in reasoning.ends if each != end]
         if reasoning.ends_before_any and (form is None or self._holds_calls):
             end, more = reasoning.ends_before_any, []
@@ -290,8 +299,8 @@ class AnswerPlan:
             return False
         return given
 
-    def parser(self, prompt: str | None) -> AnswerParser | None:
-        """A parser of one choice of the answer to a prompt; None: all is content."""
+    def parser(self, opening: str) -> AnswerParser | None:
+        """A parser of one choice of the answer; None: all is content. `opening`: what the prompt has of the answer."""
         if self.form.tools is None and self.form.reasoning is None:
             return None
         body = self._body
@@ -299,5 +308,5 @@ class AnswerPlan:
         hf_tokenizer = getattr(tokenizer, "hf_tokenizer", None) if self.form.asks_tokenizer else tokenizer
         tools: Sequence[Mapping[str, Any]] = self.choice.tools
         return AnswerParser(
-            self.form, hf_tokenizer, [dict(each) for each in tools], prompt, bool(body.stream), self.choice.most, body
+            self.form, hf_tokenizer, [dict(each) for each in tools], opening, bool(body.stream), self.choice.most, body
         )

@@ -56,8 +56,12 @@ async def create_message(request: Request, state: ServerState, body: MessagesReq
 @post(router, "/v1/messages/count_tokens", MessagesCountRequest, MessageTokens, error=MessagesError)
 async def count_tokens(request: Request, state: ServerState, body: MessagesCountRequest) -> Response:
     """How many tokens a message's prompt would have."""
-    turn = ChatTurn(request, state, _fields(state, body), request_id_of(request, "msg", body.request_id), CHAT_NAMES)
+    turn = ChatTurn(request, state, _fields(state, body), _message_id(request, body), CHAT_NAMES)
     return json_response({"input_tokens": await while_connected(request, turn.prompt_length())})
+
+
+def _message_id(request: Request, body: MessagesCountRequest) -> str:
+    return request_id_of(request, "msg", body.request_id, mark="_")
 
 
 def _fields(state: ServerState, body: MessagesCountRequest) -> dict[str, Any]:
@@ -76,7 +80,7 @@ class MessageAnswer:
 
     def __init__(self, request: Request, state: ServerState, body: MessagesRequest) -> None:
         self._request, self._state, self._body = request, state, body
-        self._id = request_id_of(request, "msg", body.request_id)
+        self._id = _message_id(request, body)
         self._fields = _fields(state, body)
         self._is_cut_by_context = False
         self.writer = MessageWriter(self._id, state.answer_name)

@@ -36,6 +36,8 @@ _OTHERWISE: dict[str, tuple[tuple[Any, ...], str]] = {
     "max_tokens": ((), "it is max_output_tokens here"),
     "response_format": ((), "it is text.format here"),
 }
+# Tools that clients run, whose calls are texts or actions.
+_CLIENTS_TOOLS = ("custom", "local_shell", "shell", "apply_patch", "computer", "computer_use_preview")
 _NOT_PASSED = (*_OTHERWISE, "stream_options", "request_id", "model")
 _OWN = ("parallel_tool_calls", "chat_template", "chat_template_kwargs", "stream")
 
@@ -79,13 +81,19 @@ def _chat_tool(tool: Any, place: str) -> dict[str, Any]:
     if not isinstance(tool, dict):
         raise ApiError(400, f"{place} must be an object, got {shown(tool)}", "tools", "invalid_type")
     if tool.get("type") != "function":
-        kind = shown(tool.get("type"))
-        message = f"{place} is of type {kind}: this server runs no tools; give functions, which the client calls"
+        message = f"{place} is of type {shown(tool.get('type'))}: {_instead_of(tool.get('type'))}"
         raise ApiError(400, message, "tools", "unsupported_value")
     if not isinstance(tool.get("name"), str):
         raise ApiError(400, f"{place}.name must be a text, got {shown(tool.get('name'))}", "tools", "invalid_type")
     names = ("name", "description", "parameters", "strict")
     return {"type": "function", "function": {name: tool[name] for name in names if tool.get(name) is not None}}
+
+
+def _instead_of(kind: Any) -> str:
+    """What to do instead of a tool that is no function."""
+    if kind in _CLIENTS_TOOLS:
+        return "what it takes is no JSON, which calls are here; give a function with a text as its argument"
+    return "this server runs no tools; give functions, which the client calls"
 
 
 def _chat_choice(choice: Any) -> Any:
@@ -99,7 +107,7 @@ def _chat_choice(choice: Any) -> Any:
             raise ApiError(400, f"tool_choice.tools must be a list of tools, got {shown(tools)}", "tool_choice")
         named = [{"type": tool.get("type"), "function": {"name": tool.get("name")}} for tool in tools]
         return {"type": "allowed_tools", "allowed_tools": {"mode": choice.get("mode"), "tools": named}}
-    message = f"tool_choice cannot be honoured: this server runs no tools; got {shown(choice)}"
+    message = f"tool_choice cannot be honoured: {_instead_of(choice.get('type'))}; got {shown(choice)}"
     raise ApiError(400, message, "tool_choice", "unsupported_value")
 
 

@@ -22,13 +22,23 @@ router = APIRouter()
 class _IdConvertor(StringConvertor):
     """A part of a path that is no other route's."""
 
-    regex = "(?!input_tokens$)[^/]+"
+    regex = "(?!(?:input_tokens|compact)$)[^/]+"
 
 
 register_url_convertor("response", _IdConvertor())
 
 _PATH = "/v1/responses/{response_id:response}"
 _MOST_ITEMS, _ITEMS = 100, 20
+
+
+@router.post("/v1/responses/compact", include_in_schema=False)
+async def compact(request: Request) -> Response:
+    """Say what there is instead of summaries of conversations."""
+    message = (
+        "/v1/responses/compact is not served: no conversation is summarised here; truncation=auto leaves out the "
+        "beginning of one that is too long"
+    )
+    raise ApiError(404, message, code="not_found")
 
 
 @router.get(_PATH, responses={200: {"model": ResponseObject}, **error_answers(400, 401, 404)}, response_model=None)

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from vllm.utils.child_signals import starting_child
+
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
 
@@ -21,8 +23,6 @@ ADD, ABORT, CALL, STOP = b"add", b"abort", b"call", b"stop"
 READY, OUTPUTS, REPLY, DEAD = b"ready", b"outputs", b"reply", b"dead"
 
 CoreProcessHandle = subprocess.Popen[bytes]
-
-_END_SECONDS = 1.0
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,9 @@ def start_core() -> CoreProcessHandle:
     """A core process that imports what it needs and waits for `tell_core`. It ends with this process."""
     # A fresh interpreter rather than a fork or a spawn: no thread is copied, and no main module is run again.
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
-    return subprocess.Popen([sys.executable, "-m", "vllm.v1.engine"], stdin=subprocess.PIPE, env=environment)
+    command = [sys.executable, "-m", "vllm.v1.engine"]
+    with starting_child():
+        return subprocess.Popen(command, stdin=subprocess.PIPE, env=environment)
 
 
 def tell_core(process: CoreProcessHandle, start: CoreStart) -> None:
@@ -54,12 +56,8 @@ def tell_core(process: CoreProcessHandle, start: CoreStart) -> None:
 def end_core(process: CoreProcessHandle) -> None:
     """Make sure that the process is gone."""
     if process.poll() is None:
-        process.terminate()
-        try:
-            process.wait(_END_SECONDS)
-        except subprocess.TimeoutExpired:
-            kill_core(process)
-            process.wait()
+        kill_core(process)
+        process.wait()
     if process.stdin is not None:
         with contextlib.suppress(BrokenPipeError):
             process.stdin.close()

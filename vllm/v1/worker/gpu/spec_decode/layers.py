@@ -10,7 +10,8 @@ from typing import Any
 import torch
 
 from vllm.config import ModelConfig, VllmConfig
-from vllm.config.checkpoint.weight_files import shard_files, tensor_files
+from vllm.config.checkpoint.shards import shard_files
+from vllm.config.checkpoint.weight_files import tensor_files
 from vllm.config.speculative import num_named_layers
 from vllm.loader import get_model
 from vllm.models.decoder import Decoder, DecoderForCausalLM

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
-from vllm.tokenizers.protocol import TokenizerLike
+from vllm.upstream.tokenizers.protocol import TokenizerLike
 
 _T = TypeVar("_T")
 

@@ -1,10 +1,11 @@
 """Upstream's environment variables that callers read as attributes of `vllm.envs`, with upstream's types and defaults.
-Those that the engine reads have functions of their own there; the others change nothing."""
+Those that the engine reads have functions of their own in vllm/envs.py; the others change nothing."""
 
 from __future__ import annotations
 
 import math
 import os
+import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -141,3 +142,24 @@ def _reader(name: str) -> Callable[[], Any]:
 
 environment_variables: dict[str, Callable[[], Any]] = {name: _reader(name) for name in _READERS}
 """How each of them is read: by its name, at the time of the call."""
+
+
+def is_set(name: str) -> bool:
+    """Whether the variable is in the environment.
+
+    Raises:
+        AttributeError: upstream has no such variable.
+    """
+    if name not in _READERS:
+        raise AttributeError(f"module 'vllm.envs' has no attribute {name!r}")
+    return name in os.environ
+
+
+__all__ = ["environment_variables", "is_set", *_READERS]
+
+
+def __getattr__(name: str) -> Any:
+    # No constants: a variable may be set after the import.
+    if name not in _READERS:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}", name=name, obj=sys.modules[__name__])
+    return environment_variables[name]()

@@ -107,8 +107,8 @@ def get_tokenizer(
         ValueError: a folder or file without a usable tokenizer, or a tokenizer_mode that is not there.
         FileNotFoundError: a hub name that cannot be had.
     """
-    from vllm.tokenizers.protocol import TokenizerLike
     from vllm.tokenizers.tokenizer import get_tokenizer as load
+    from vllm.upstream.tokenizers.protocol import TokenizerLike
 
     loader = None if tokenizer_cls is TokenizerLike else tokenizer_cls
     if tokenizer_mode not in _OWN_MODES:

@@ -1,13 +1,13 @@
 """The text of a sequence as it grows, over transformers' tokenizers: for callers who hold one. The engine's own is
-Detokenizer, over its own tokenizer."""
+vllm.v1.engine.detokenizer.Detokenizer, over its own tokenizer."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any
 
-from vllm.tokenizers.detokenizer_utils import convert_prompt_ids_to_tokens, detokenize_incrementally
 from vllm.tokenizers.text_streams import REPLACEMENT, continue_text, unfinished_ids
+from vllm.upstream.tokenizers.detokenizer_utils import convert_prompt_ids_to_tokens, detokenize_incrementally
 from vllm.v1.engine.stop_strings import check_stop_strings
 from vllm.v1.messages import EngineCoreRequest
 

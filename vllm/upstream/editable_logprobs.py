@@ -1,4 +1,5 @@
-"""Readings that a caller puts together: lists of dicts, or flat lists of all entries."""
+"""Readings that a caller puts together: lists of dicts, or flat lists of all entries. `FlatLogprobs()` gives a caller
+EditableLogprobs, to be filled; the engine makes none."""
 
 from __future__ import annotations
 
@@ -6,6 +7,7 @@ import itertools
 from collections.abc import Iterable, Iterator, MutableSequence, Sequence
 from typing import Any, overload
 
+from vllm.logprobs.flat import FlatLogprobs
 from vllm.logprobs.position import Logprob
 
 _OnePosition = dict[int, Logprob]
@@ -98,6 +100,9 @@ class EditableLogprobs(MutableSequence[Any]):
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({list(self)!r})"
+
+
+FlatLogprobs.register(EditableLogprobs)
 
 
 def create_prompt_logprobs(flat_logprobs: bool) -> EditableLogprobs | list[_OnePosition | None]:

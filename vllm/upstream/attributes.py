@@ -1,0 +1,50 @@
+"""Attributes that classes of the engine have for upstream's callers alone; the finder adds them at a module's import.
+
+Upstream's engine holds a core, which holds an executor, which holds workers, which hold a worker each; here several of
+these are one object, which is each of its parts to a caller that goes down that path.
+"""
+
+from __future__ import annotations
+
+from types import ModuleType
+from typing import Any
+
+_ITSELF = property(lambda self: self, doc="The object itself.")
+_EXECUTOR = property(lambda self: self.executor, doc="`executor`.")
+_ENTRIES = {"start_indices", "end_indices", "token_ids", "logprobs", "ranks", "decoded_tokens"}
+
+
+def _save_sharded_state(self: Any, path: str, pattern: str | None = None, max_size: int | None = None) -> None:
+    """
+    Raises:
+        NotImplementedError: always.
+    """
+    from vllm.utils.unserved import refuse
+
+    refuse("save_sharded_state", "workers read only their share of a checkpoint; keep the checkpoint as it is")
+
+
+def _flat_or_editable(cls: type, *args: Any, **fields: Any) -> Any:
+    """A result of the engine; for a caller (no arguments, or lists of entries) EditableLogprobs, to be filled."""
+    from vllm.upstream.editable_logprobs import EditableLogprobs
+
+    if cls.__name__ == "FlatLogprobs" and not args and fields.keys() <= _ENTRIES:
+        return EditableLogprobs(**fields)
+    return object.__new__(cls)
+
+
+# module -> class -> attribute -> value
+ROWS: dict[str, dict[str, dict[str, Any]]] = {
+    "vllm.logprobs.flat": {"FlatLogprobs": {"__new__": staticmethod(_flat_or_editable)}},
+    "vllm.v1.engine.core": {
+        "EngineCore": {"engine_core": _ITSELF, "model_executor": _EXECUTOR, "save_sharded_state": _save_sharded_state}
+    },
+    "vllm.v1.worker.worker": {"Worker": {"worker": _ITSELF}},
+}
+
+
+def add(module: ModuleType) -> None:
+    """Give the module's classes what ROWS says."""
+    for name, attributes in ROWS[module.__name__].items():
+        for attribute, value in attributes.items():
+            setattr(getattr(module, name), attribute, value)
