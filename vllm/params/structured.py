@@ -36,8 +36,8 @@ def _wrong_value(name: str, value: Any, expected: str) -> VLLMValidationError:
 
 
 class OwnGrammar(str):
-    """A grammar that this project has written. A search for what must follow ends in it, so that this is not drawn one by
-    one. No body of a request becomes one."""
+    """A grammar that this project has written. A search for what must follow ends in it, so that none of it is drawn.
+    No body of a request becomes one."""
 
 
 @dataclass

@@ -7,7 +7,7 @@ from collections.abc import Callable, Generator, Iterator, Mapping
 from typing import Any
 
 from vllm.parser.events import CallArguments, CallEnd, CallStart, Content, Event
-from vllm.parser.reader import Ended, NotACall, Reader, Step
+from vllm.parser.reader import BROKEN, NotACall, Reader, Step
 from vllm.parser.schemas import ArgumentSchema
 from vllm.parser.typed_values import whole_characters
 
@@ -155,7 +155,7 @@ def content_and_calls(
                     text.call()
                 yield step
             yield from calls.end()
-        except (NotACall, Ended):
+        except BROKEN:
             if calls.is_open:
                 # What was read of it are its arguments.
                 yield from calls.end(is_cut=True)

@@ -29,6 +29,7 @@ class Tags:
     call_end: tuple[str, ...]
     value_begin: str = ""
     on_lines: bool = False
+    may_be_open: bool = False  # `begin` on a new line ends a value, too
     quoted: bool = False  # the name may stand in quotes, with more after them
     text_sign: str = ""  # after the name: the value is a text, if the schema allows one
     type_tags: tuple[str, str] | None = None
@@ -118,13 +119,10 @@ def _value(reader: Reader, tags: Tags) -> Generator[Step, None, str]:
         value, _ = yield from reader.until(tags.raw[1])
         yield from reader.close(tags.end)
         return value
-    if not tags.on_lines:
-        value, _ = yield from reader.until(tags.end)
-        return value
-    value, found = yield from reader.until(tags.end, "\n" + tags.begin)
+    value, found = yield from reader.until(*_ends_of(tags))
     if found != tags.end:
         reader.untake()
-    return value.removeprefix("\n").removesuffix("\n")
+    return value.removeprefix("\n").removesuffix("\n") if tags.on_lines else value
 
 
 def _string(reader: Reader, calls: Calls, tags: Tags) -> Iterator[Step]:
@@ -138,10 +136,14 @@ def _string(reader: Reader, calls: Calls, tags: Tags) -> Iterator[Step]:
         return
     if tags.on_lines and (yield from reader.peek()) == "\n" and not (yield from reader.has("\n" + tags.end)):
         reader.take(1)
-    # Models leave the end out at times.
-    ends = ("\n" + tags.end, tags.end, "\n" + tags.begin) if tags.on_lines else (tags.end,)
+    ends = ("\n" + tags.end, *_ends_of(tags)) if tags.on_lines else _ends_of(tags)
     found = yield from reader.text_until(ends, piece, is_part=True)
     if found is None:
         raise Ended
-    if found == "\n" + tags.begin:
+    if found.strip() == tags.begin:
         reader.untake()
+
+
+def _ends_of(tags: Tags) -> tuple[str, ...]:
+    """What ends a value: models leave its own end out at times where arguments are lines."""
+    return (tags.end, "\n" + tags.begin) if tags.may_be_open else (tags.end,)

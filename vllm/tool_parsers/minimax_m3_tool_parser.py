@@ -76,7 +76,7 @@ def _inner(schema: ArgumentSchema, name: str) -> ArgumentSchema:
 def _scalar(text: str, schema: ArgumentSchema, types: frozenset[str]) -> str:
     """A value without elements: what looks like an object or a list is a text, unless the schema has it."""
     if not text.strip() and not schema.is_text:
-        return '""' if "string" in types or not types & _NESTS else "[]" if "array" in types else "{}"
+        return dumps(text) if "string" in types or not types & _NESTS else "[]" if "array" in types else "{}"
     value = as_json(text, schema)
     return dumps(text) if value[0] in "[{" and not types else value
 
