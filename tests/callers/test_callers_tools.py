@@ -109,6 +109,33 @@ def test_litellm(url: str) -> None:
         assert json.loads(call.function.arguments) == {"city": "Oslo"}
 
 
+@pytest.mark.parametrize("streams", [False, True])
+def test_anthropic_tool_runner(agent_server: LiveServer, streams: bool) -> None:
+    """It asks the server to keep the conversation, and sends all of it where that keeps none."""
+    anthropic = pytest.importorskip("anthropic")
+    calls: list[str] = []
+
+    @anthropic.beta_tool
+    def weather(city: str) -> str:
+        """The weather of a city.
+
+        Args:
+            city: its name.
+        """
+        calls.append(city)
+        return RESULT
+
+    with anthropic.Anthropic(base_url=agent_server.url, api_key="unused", max_retries=0) as client:
+        runner = client.beta.messages.tool_runner(
+            model="tiny", max_tokens=200, messages=USER, tools=[weather], stream=streams
+        )
+        turns = [each.get_final_message() if streams else each for each in runner]
+    (first, last), (block,) = turns, turns[-1].content
+    assert (calls, block.text, last.stop_reason) == (["Oslo"], ANSWER, "end_turn")
+    lengths = [each.usage.input_tokens + each.usage.cache_read_input_tokens for each in turns]
+    assert lengths[1] > lengths[0] + len(RESULT) and first.stop_reason == "tool_use"
+
+
 def test_smolagents(url: str) -> None:
     smolagents = pytest.importorskip("smolagents")
     model = smolagents.OpenAIServerModel("tiny", api_base=url, api_key="unused")

@@ -196,6 +196,70 @@ def test_bad_calls(models):
             call()
 
 
+@pytest.fixture(scope="module", params=["vllm", "transformers"])
+def tied(request, tmp_path_factory):
+    """An engine of a model whose head is its embedding, and the embedding's name and weight."""
+    folder, _ = make_random_model("llama", "small", tmp_path_factory.mktemp("tied"))
+    llm = make_llm(folder, model_impl=request.param)
+    return llm, folder, load_file(folder / "model.safetensors")["model.embed_tokens.weight"]
+
+
+def test_a_tied_head_is_its_embedding(tied):
+    """One that differs would have no effect."""
+    llm, _, embedding = tied
+    other = embedding.flip(0).contiguous()
+    own = ("model.embed_tokens.weight", embedding)
+    before = readings(llm)
+    with pytest.raises(ValueError, match="lm_head.weight differs from .*embed_tokens.weight, but the model ties them"):
+        model_of(llm).load_weights([own, ("lm_head.weight", other)])
+    with pytest.raises(ValueError, match="lm_head.weight differs from .*embed_tokens.weight, but the model ties them"):
+        llm.collective_rpc("load_weights", args=([("lm_head.weight", other), own],))
+    assert_same(readings(llm), before)
+    model_of(llm).load_weights([own, ("lm_head.weight", embedding)])
+    model_of(llm).load_weights([("lm_head.weight", embedding.clone())])
+    assert_same(readings(llm), before)
+    model_of(llm).load_weights([("lm_head.weight", other), ("model.embed_tokens.weight", other)])
+    assert not np.array_equal(readings(llm)[0][1], before[0][1])
+
+
+def test_a_tied_head_alone_or_in_a_checkpoint(tied):
+    llm, folder, embedding = tied
+    if llm.llm_engine.vllm_config.model_config.model_impl == "transformers":
+        pytest.skip("transformers takes either name for the one weight")
+    model_of(llm).load_weights([("model.embed_tokens.weight", embedding)])
+    with pytest.raises(ValueError, match="send model.embed_tokens.weight with it or before it, or start with hf_over"):
+        model_of(llm).load_weights([("lm_head.weight", embedding + 1)])
+    # In a file the head comes before the embedding.
+    kept = load_file(folder / "model.safetensors")
+    changed = {**kept, "model.embed_tokens.weight": embedding * 0.5, "lm_head.weight": embedding * 0.5}
+    save_file(changed, folder / "model.safetensors")
+    llm.collective_rpc("reload_weights")
+    after = readings(llm)
+    save_file(kept, folder / "model.safetensors")
+    llm.collective_rpc("reload_weights")
+    assert not np.array_equal(readings(llm)[0][1], after[0][1])
+
+
+@pytest.mark.parametrize("fields", [{}, {"model_impl": "transformers"}, {"quantization": "int8"}])
+def test_a_model_that_was_kept(models, fields):
+    """What a kept `model_runner.model` is given reaches the model that lives."""
+    first, second, weights = models
+    llm, expected = make_llm(first, **fields), readings(make_llm(second, **fields))
+    kept, runner = model_of(llm), llm.llm_engine.model_executor.driver_worker.model_runner
+    llm.sleep(level=2)
+    assert not list(kept.parameters())
+    for model in (kept, runner.model):
+        with pytest.raises(RuntimeError, match=r"were freed by sleep\(level=2\): call wake_up"):
+            model.load_weights(weights.items())
+    llm.wake_up()
+    kept.load_weights(weights.items())
+    assert_same(readings(llm), expected)
+    llm.sleep(level=2)
+    llm.wake_up()
+    runner.model.load_weights(weights.items())
+    assert_same(readings(llm), expected)
+
+
 def test_over_two_ranks(models, monkeypatch):
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     first, second, weights = models

@@ -117,6 +117,15 @@ def test_a_quantised_head(ranks, tmp_path):
     assert_reads(generate(llm), quantized.model)
 
 
+def test_a_quantised_head_of_a_tied_model(tmp_path):
+    """It would have no effect."""
+    make_quantized(tmp_path, lambda name, weight: pack_small(weight), SMALL | {"lm_head": True}, vocab_size=224)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | {"tie_word_embeddings": True}))
+    with pytest.raises(ValueError, match=r"has an lm_head.weight that differs from the embeddings.*hf_overrides"):
+        make_llm(tmp_path)
+
+
 def test_settings_of_single_modules(tmp_path):
     """Parts of one product with other bits, and with none."""
     dynamic = {

@@ -111,7 +111,25 @@ class AnswerParser:
         self._machine = Machine(self._read)
         self._parts: list[tuple[int, str]] = []  # (offset of its end, part), ascending
         self._reasoning_end = 0  # offset behind its marker, once it is known
+        self._content_ends: list[int] = []  # offsets, of the last events
         self._is_finished = False
+
+    @property
+    def call_end(self) -> str:
+        """What is written behind a call's arguments; "": there are no calls, or it is not known."""
+        text = None if self._tools is None else self._tools.call_text
+        return "" if text is None else text.after + text.last
+
+    @property
+    def num_read(self) -> int:
+        """How many characters of the text are in events, with the markers before these."""
+        return self._parts[-1][0] if self._parts else 0
+
+    @property
+    def content_ends(self) -> list[int] | None:
+        """Offsets in the text at which the contents among the last events end; None: parsers of others do not say."""
+        has_foreign = self._foreign is not None or self._foreign_reasoning is not None
+        return None if has_foreign else self._content_ends
 
     def part_at(self, offset: int) -> str | None:
         """The part that the character there belongs to: "reasoning", "content" or "tool_call", markers included; None:
@@ -126,6 +144,7 @@ class AnswerParser:
     def feed(self, text: str, token_ids: Sequence[int] = ()) -> list[Event]:
         """The events of the next piece of the text; `token_ids` are its tokens, for parsers of others."""
         before: list[Event] = []
+        self._content_ends = []
         if self._foreign_reasoning is not None:
             before, text = self._foreign_reasoning.split(text, token_ids)
         return before + self._counted(self._machine.feed(text), token_ids, is_last=False)
@@ -134,6 +153,7 @@ class AnswerParser:
         """The last events: the text has ended."""
         self._is_finished = True
         before: list[Event] = []
+        self._content_ends = []
         if self._foreign_reasoning is not None:
             before, text = self._foreign_reasoning.finish()
             before += self._counted(self._machine.feed(text), (), is_last=False)
@@ -162,9 +182,11 @@ class AnswerParser:
             if end < self._reasoning_end < place and part != "reasoning":
                 last = "reasoning"
                 self._parts.append((self._reasoning_end, last))
-            if isinstance(event, Content) and last != "content":
-                # The marker before it ended the other part.
-                self._parts.append((place - len(event.text), last))
+            if isinstance(event, Content):
+                self._content_ends.append(place)
+                if last != "content":
+                    # The marker before it ended the other part.
+                    self._parts.append((place - len(event.text), last))
             self._parts.append((place, part))
 
     def _counted(self, events: Iterable[Event], token_ids: Sequence[int], is_last: bool) -> list[Event]:

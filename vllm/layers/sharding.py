@@ -69,10 +69,6 @@ class WeightSlot:
         target = self.target if self.place is None else self.place()
         target.copy_(self._held(value))
 
-    def holds(self, tensor: Tensor) -> bool:
-        """Whether `fill` with the whole `tensor` would change nothing."""
-        return self.shape == tuple(tensor.shape) and self.target.equal(self._held(tensor).to(self.target))
-
     def _held(self, tensor: Tensor) -> Tensor:
         if self.prepare is not None:
             tensor = self.prepare(tensor)

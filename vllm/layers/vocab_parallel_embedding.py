@@ -19,6 +19,8 @@ from vllm.ops.packed_linear import EXACT, PackedLinear, packed_embedding
 from vllm.ops.quantized_linear import PackedQuantized, pack_quantized, quantized_embedding
 from vllm.quantization.weight import QuantizedWeight
 
+_ROWS_AT_ONCE = 4096
+
 
 class Embedding(nn.Module):
     """A row of `weight` [V, H] for each index; every rank holds all of them."""
@@ -96,6 +98,17 @@ class VocabParallelEmbedding(VocabShard):
         """Free the weight and read the head's packed copy of it."""
         self._packed = packed
         self.weight = None
+
+    def holds(self, values: Tensor | QuantizedWeight) -> bool:
+        """Whether the whole weight [V, H] is what it has, on all ranks. Collective if there are several."""
+        whole = values if isinstance(values, Tensor) else values.dequantize()
+        is_same = tuple(whole.shape) == (self.vocab_size, self._hidden_size)
+        for rows in torch.arange(len(self.vocab_range)).split(_ROWS_AT_ONCE) if is_same else ():
+            given = whole[rows + self.vocab_range.start].to(self._like)
+            is_same = is_same and torch.equal(self.rows(rows.to(self._like.device)), given)
+        if self.group.world_size == 1:
+            return is_same
+        return not self.group.all_reduce(torch.tensor(float(not is_same), device=self._like.device)).item()
 
     def forward(self, input_ids: Tensor) -> Tensor:
         if self.group.world_size == 1:

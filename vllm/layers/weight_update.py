@@ -99,6 +99,14 @@ class _Owner:
             raise ValueError(f"load_weights: {name} must have a floating-point dtype, got {values.dtype}")
 
 
+def same(one: Value, other: Value) -> bool:
+    """Whether two weights have the same values."""
+    if isinstance(one, QuantizedStack) or isinstance(other, QuantizedStack):
+        return one is other
+    first, second = (value if isinstance(value, Tensor) else value.dequantize() for value in (one, other))
+    return first.shape == second.shape and torch.equal(first, second.to(first))
+
+
 @dataclass
 class _Pending:
     """A module that is packed anew when its missing slots are filled."""
@@ -132,6 +140,8 @@ class WeightUpdater:
             for module in model.modules()
             if isinstance(module, ParallelLMHead) and module.tied_to is not None
         }
+        # The heads of an update to a model that has none of its own.
+        self._heads: dict[str, Value] = {}
         self._pending: dict[nn.Module, _Pending] = {}
         # Those that got tensors since `complete`.
         self._experts: set[Experts] = set()
@@ -144,9 +154,12 @@ class WeightUpdater:
         step: those that have not come stay as they are.
 
         Raises:
-            ValueError: a name that the model does not have, or a tensor of another shape or kind: none is taken.
+            ValueError: a name that the model does not have, a tensor of another shape or kind, or a head that is not
+                the embedding's in a model that ties them: none is taken.
         """
+        self._heads.clear()
         checked = [(name, self._checked_parts(name, tensor)) for name, tensor in weights]
+        self._check_heads({key: values for _, parts in checked for key, values in parts})
         for module in dict.fromkeys(self._owners[key].module for _, parts in checked for key, _ in parts):
             check: Any = getattr(module, "check_update", None)
             if check is not None:
@@ -165,12 +178,30 @@ class WeightUpdater:
     def _owned_parts(self, name: str, tensor: Value) -> Iterator[tuple[str, Value]]:
         for part, values in checkpoint_parts(self._model, name, tensor):
             if part == HEAD and HEAD not in self._owners:
+                self._heads[name] = values
                 continue
             key = part if part in self._owners else BASE_PREFIX + part
             if key not in self._owners:
                 raise ValueError(f"load_weights: the model has no weight {name}")
             self._owners[key].check(name, values)
             yield key, values
+
+    def _check_heads(self, given: dict[str, Value]) -> None:
+        """ValueError: a head differs from the embedding that it is tied to, as `given`, or else as the model has it."""
+        embedding = next(iter(self._tied_heads), None)
+        if embedding is None or not self._heads:
+            return
+        own = next(key for key, owner in self._owners.items() if owner.module is embedding)
+        for name, values in self._heads.items():
+            if own in given:
+                is_tied = same(given[own], values)
+            else:
+                is_tied = not isinstance(values, QuantizedStack) and embedding.holds(values)
+            if not is_tied:
+                raise ValueError(
+                    f"load_weights: {name} differs from {own}, but the model ties them: send {own} with it or before "
+                    'it, or start with hf_overrides={"tie_word_embeddings": False}'
+                )
 
     def _check_stacks(self, name: str, tensor: Value, keys: list[str]) -> None:
         """ValueError: it is a stack of fewer experts than the layer has."""
@@ -272,6 +303,13 @@ class UpdatableModel(nn.Module):
     def load_weights(self, weights: Iterable[tuple[str, Value]]) -> set[str]:
         """See WeightUpdater.update."""
         return self.weight_updater.update(weights)
+
+    def retire(self, successor: Callable[[], Any]) -> None:
+        """Free the modules, whoever still holds the model; what it is given to load goes to the model that `successor`
+        gives, or raises."""
+        self.load_weights = lambda weights: successor().load_weights(weights)  # type: ignore[method-assign]
+        self._modules.clear()
+        del self.weight_updater
 
 
 def move_weights(model: nn.Module, device: torch.device) -> None:

@@ -16,7 +16,7 @@ from vllm.layers.weight_update import BASE_PREFIX, HEAD, checkpoint_parts, modul
 from vllm.loader.kv_scales import KVScales
 from vllm.quantization.base_config import QuantizationConfig
 from vllm.quantization.stored import StoredConfig, Value, read_quantized
-from vllm.quantization.weight import QuantizedStack
+from vllm.quantization.weight import QuantizedStack, QuantizedWeight
 
 _NUM_NAMED = 5
 # What GPTQ, AWQ, SqueezeLLM and compressed-tensors, and torchao call the codes of a weight.
@@ -74,7 +74,7 @@ def load_weights(
         _refuse_quantized(folder, lacking, unexpected)
     _refuse(folder, "lacks", lacking)
     _refuse(folder, "has unexpected", unexpected)
-    if isinstance(head, Tensor) and embedding is not None and not module_slots(embedding, "")[".weight"].holds(head):
+    if isinstance(head, Tensor | QuantizedWeight) and embedding is not None and not embedding.holds(head):
         raise ValueError(
             f"{folder.name} has an {HEAD} that differs from the embeddings, but config.json (or the model's default) "
             'ties them: pass hf_overrides={"tie_word_embeddings": False} to use it'

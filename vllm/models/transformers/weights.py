@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from vllm.layers.weight_update import same
 from vllm.models.transformers.experts import is_experts
 from vllm.quantization.stored import Value
 from vllm.quantization.weight import QuantizedStack, QuantizedWeight
@@ -85,16 +86,19 @@ class CheckpointNames:
 
     def _convert(self, tensors: Iterable[_Named], is_whole: bool) -> Iterator[_Named]:
         merged = {target: dict(parts) for target, parts in self._waiting.items()}
-        tied: dict[str, Value] = {}
+        tied: dict[str, tuple[str, Value]] = {}
+        sources, given = set(self._tied.values()), dict[str, Value]()
         seen: set[str] = set()
         for name, tensor in tensors:
             renamed, pattern = self._rename(name)
             if pattern is not None and renamed in self._state:
                 merged.setdefault(renamed, {})[name] = (pattern, tensor)
             elif renamed in self._tied:
-                tied[self._tied[renamed]] = tensor
+                tied[self._tied[renamed]] = name, tensor
             elif not self._is_ignored(renamed):
                 seen.add(renamed)
+                if renamed in sources:
+                    given[renamed] = tensor
                 yield renamed, tensor
         for target, parts in merged.items():
             if is_whole:
@@ -106,7 +110,11 @@ class CheckpointNames:
             for renamed, tensor in self._merge(target, [(name, *part) for name, part in parts.items()]):
                 seen.add(renamed)
                 yield renamed, tensor
-        yield from ((source, tensor) for source, tensor in tied.items() if source not in seen)
+        for source, (name, tensor) in tied.items():
+            if source in given and not same(given[source], tensor):
+                raise ValueError(f"{name} differs from {source}, but the model ties them: they must be equal")
+            if source not in seen:
+                yield source, tensor
 
     def _wait(self, target: str, parts: dict[str, _Part]) -> None:
         held = self._waiting.setdefault(target, {})

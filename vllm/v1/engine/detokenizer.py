@@ -6,14 +6,21 @@ from collections.abc import Sequence
 
 from vllm.sampling_params import SamplingParams
 from vllm.tokenizers.tokenizer import Tokenizer
-from vllm.v1.engine.stop_strings import check_stop_strings
+from vllm.v1.engine.stop_strings import ContentReader, check_stop_strings
 
 
 class Detokenizer:
     """The text of one sequence. What may be the start of a stop string is held back from streams."""
 
-    def __init__(self, tokenizer: Tokenizer, params: SamplingParams, prompt_ids: Sequence[int] = ()) -> None:
-        """A character that `prompt_ids` leave unfinished begins the text."""
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        params: SamplingParams,
+        prompt_ids: Sequence[int] = (),
+        content: ContentReader | None = None,
+    ) -> None:
+        """A character that `prompt_ids` leave unfinished begins the text. With `content`, stop strings are looked for
+        in what it says is content."""
         self._stream = tokenizer.decode_stream(
             params.skip_special_tokens, params.spaces_between_special_tokens, prompt_ids
         )
@@ -23,6 +30,11 @@ class Detokenizer:
         self._pending_ids: list[int] = []
         self._num_sent = 0
         self.text = ""
+        self._content = content
+        self._markup = [] if content is None else [each for each in self._stop if content.ends_a_part(each)]
+        self._num_fed = 0  # characters, to it
+        self._run = (0, 0)  # where the last content without a gap begins and ends
+        self._first_end = 0  # where the text of the first min_tokens tokens ends
         self._hold_back = max(map(len, self._stop), default=1) - 1 if not params.include_stop_str_in_output else 0
 
     @property
@@ -30,9 +42,9 @@ class Detokenizer:
         """Whether there are stop strings."""
         return bool(self._stop)
 
-    def update(self, new_token_ids: list[int], stopped_by_token: bool) -> str | None:
+    def update(self, new_token_ids: list[int], stopped_by_token: bool, is_last: bool = False) -> str | None:
         """Take new ids; returns the stop string that ended the text, if one did. `stopped_by_token`: the last id is a
-        stop id, whose text is excluded unless include_stop_str_in_output."""
+        stop id, whose text is excluded unless include_stop_str_in_output. `is_last`: no more ids come."""
         ids = new_token_ids
         if stopped_by_token and ids and not self._params.include_stop_str_in_output:
             ids = ids[:-1]
@@ -41,6 +53,8 @@ class Detokenizer:
         if not self._stop:
             # The text is not needed before take_text, which may come once, at the end.
             return None
+        if self._content is not None:
+            return self._search_content(self._content, ids, is_last)
         # What the first min_tokens tokens complete does not stop the text, whichever tokens come in one update.
         early = max(self._params.min_tokens - (self._num_tokens - len(new_token_ids)), 0)
         later = self._pending_ids[early:] if early else []
@@ -57,7 +71,8 @@ class Detokenizer:
     def take_text(self, finished: bool, delta: bool) -> str:
         """The text so far, or what was added since the last call (`delta`)."""
         self._decode_pending()
-        available = len(self.text) if finished else max(len(self.text) - self._hold_back, self._num_sent)
+        known = len(self.text) if self._content is None else min(self._content.num_read, len(self.text))
+        available = len(self.text) if finished else max(known - self._hold_back, self._num_sent)
         start = self._num_sent if delta else 0
         self._num_sent = available
         return self.text[start:available]
@@ -66,6 +81,36 @@ class Detokenizer:
         if self._pending_ids:
             self.text += self._stream.step(self._pending_ids)
             self._pending_ids = []
+
+    def _search_content(self, content: ContentReader, ids: Sequence[int], is_last: bool) -> str | None:
+        """Cut the text at the first stop string within its content, where the last ids have shown that."""
+        self._decode_pending()
+        if self._num_tokens <= self._params.min_tokens:
+            self._first_end = len(self.text)
+        start, self._num_fed = self._num_fed, len(self.text)
+        places = content.feed(self.text[start:], ids)
+        if is_last:
+            places += content.finish()
+        for begin, end in places:
+            self._run = (self._run[0] if begin == self._run[1] else begin), end
+            found = self._find_within(self._run[0], begin, end, self._stop)
+            if found is not None:
+                return found
+        return self._find_within(0, start, len(self.text), self._markup)
+
+    def _find_within(self, begin: int, start: int, end: int, stop: list[str]) -> str | None:
+        """Cut the text at the stop string that ends first from `start` to `end`, and begins at `begin` or later."""
+        start = max(start, self._first_end)
+        if not stop or start >= end:
+            return None
+        first = max(begin, start - max(map(len, stop)) + 1)
+        include = self._params.include_stop_str_in_output
+        found = check_stop_strings(self.text[first:end], end - start, stop, include)
+        if found is None:
+            return None
+        text, length = found
+        self.text = self.text[: end if length < 0 else first + length]
+        return text
 
     def _find_stop(self, searched: int) -> str | None:
         """Cut the text at the stop string that ends first; it may begin before `searched`."""

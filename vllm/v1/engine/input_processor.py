@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -18,6 +18,7 @@ from vllm.sampling_params import SamplingParams, StructuredOutputsParams
 from vllm.tokenizers.tokenizer import Tokenizer, get_tokenizer
 from vllm.tokenizers.truncation import truncate_ids, truncate_text
 from vllm.utils.checks import MAX_INTEGER, check_encodable, check_integer, check_neutral, check_token_id, wrong_type
+from vllm.v1.engine.stop_strings import ContentReader
 from vllm.v1.messages import EngineCoreRequest
 from vllm.v1.sample.bad_words import spell_bad_words
 from vllm.v1.sample.contradictions import check_a_token_is_left
@@ -54,12 +55,13 @@ def load_tokenizer(config: ModelConfig) -> Tokenizer | None:
 
 @dataclass(frozen=True)
 class ProcessedPrompt:
-    """A prompt ready for the engine core."""
+    """A prompt ready for the engine core. `content_of`: see OutputProcessor.add_request."""
 
     text: str | None
     token_ids: list[int]
     cache_salt: str | None
     lora_request: LoRARequest | None = None
+    content_of: Callable[[], ContentReader] | None = None
 
     @property
     def adapter_id(self) -> int:

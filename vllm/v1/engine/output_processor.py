@@ -17,6 +17,7 @@ from vllm.tokenizers.tokenizer import Tokenizer
 from vllm.v1.engine.detokenizer import Detokenizer
 from vllm.v1.engine.input_processor import ProcessedPrompt
 from vllm.v1.engine.logprobs import LogprobsProcessor, PromptLogprobsProcessor
+from vllm.v1.engine.stop_strings import ContentReader
 from vllm.v1.messages import EngineCoreOutput
 
 if TYPE_CHECKING:
@@ -42,12 +43,18 @@ class _Sequence:
     """One of a request's sequences. `tokenizer`: None for no text."""
 
     def __init__(
-        self, core_id: str, index: int, params: SamplingParams, tokenizer: Tokenizer | None, prompt_ids: list[int]
+        self,
+        core_id: str,
+        index: int,
+        params: SamplingParams,
+        tokenizer: Tokenizer | None,
+        prompt_ids: list[int],
+        content: ContentReader | None = None,
     ) -> None:
         self.core_id = core_id
         self.index = index
         self.token_ids: list[int] = []
-        self.detokenizer = None if tokenizer is None else Detokenizer(tokenizer, params, prompt_ids)
+        self.detokenizer = None if tokenizer is None else Detokenizer(tokenizer, params, prompt_ids, content)
         self.logprobs_processor: LogprobsProcessor | None = None
         if params.num_logprobs is not None:
             decode = None if tokenizer is None else tokenizer.decode_tokens
@@ -90,12 +97,14 @@ class _Sequence:
     def _search(self, output: EngineCoreOutput) -> tuple[int, str | None]:
         """Decode the new tokens up to the one that completes a stop string; their number, and that string if any."""
         ids, is_stopped = output.new_token_ids, output.finish_reason == "stop"
+        is_last = output.finish_reason is not None and output.error is None
         if self.detokenizer is None:
             return len(ids), None
         if len(ids) < 2 or not self.detokenizer.has_stop:
-            return len(ids), self.detokenizer.update(ids, stopped_by_token=is_stopped)
+            return len(ids), self.detokenizer.update(ids, is_stopped, is_last)
         for count, token_id in enumerate(ids, start=1):
-            stop = self.detokenizer.update([token_id], stopped_by_token=is_stopped and count == len(ids))
+            ends = count == len(ids)
+            stop = self.detokenizer.update([token_id], is_stopped and ends, is_last and ends)
             if stop is not None:
                 return count, stop
         return len(ids), None
@@ -279,9 +288,11 @@ class OutputProcessor:
         cache_salt: str | None = None,
         priority: int = 0,
         lora_request: LoRARequest | None = None,
+        content_of: Callable[[], ContentReader] | None = None,
     ) -> list[tuple[str, SamplingParams]]:
         """Register a request; returns (core id, parameters) of each sequence. VLLMValidationError: an id is in use.
-        `cache_salt`, `priority`, `lora_request`: for the requests that read the form of its answers, too."""
+        `cache_salt`, `priority`, `lora_request`: for the requests that read the form of its answers, too. `content_of`
+        makes what says where stop strings are looked for, for each sequence; None: everywhere."""
         if params.num_distinct == 1:
             children = [(request_id, params.child(0) if params.num_sequences > 1 else params)]
         else:
@@ -291,7 +302,9 @@ class OutputProcessor:
             raise id_in_use_error(taken[0] if taken else request_id, request_id)
         tokenizer = self.tokenizer if params.detokenize else None
         sequences = [
-            _Sequence(core_id, index, child, tokenizer, prompt_token_ids)
+            _Sequence(
+                core_id, index, child, tokenizer, prompt_token_ids, content_of() if content_of and params.stop else None
+            )
             for index, (core_id, child) in enumerate(children)
         ]
         metrics = RequestMetrics(arrival_time)

@@ -36,6 +36,7 @@ class PoolingOutputProcessor:
         cache_salt: str | None = None,
         priority: int = 0,
         lora_request: Any = None,
+        content_of: Any = None,
     ) -> list[tuple[str, PoolingParams]]:
         if request_id in self._token_ids:
             raise id_in_use_error(request_id, request_id)

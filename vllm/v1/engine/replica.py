@@ -60,6 +60,7 @@ class Replica:
             processed.cache_salt,
             priority,
             processed.lora_request,
+            processed.content_of,
         )
         stream = RequestStream(request_id, checked.output_kind is RequestOutputKind.DELTA, changed)
         self.streams[request_id] = stream

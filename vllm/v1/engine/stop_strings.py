@@ -2,6 +2,32 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Protocol
+
+
+class ContentReader(Protocol):
+    """Says where the content of a growing answer stands in its text, for answers that have other parts, too.
+
+    Attributes:
+        num_read: how many characters of the text belong to a part for sure.
+    """
+
+    num_read: int
+
+    def ends_a_part(self, stop: str) -> bool:
+        """Whether a stop string is markup that ends a part, so that it counts wherever it stands."""
+        ...
+
+    def feed(self, text: str, token_ids: Sequence[int]) -> list[tuple[int, int]]:
+        """Take the next piece of the text, which `token_ids` spell; returns where what is known to be content now
+        begins and ends, ascending."""
+        ...
+
+    def finish(self) -> list[tuple[int, int]]:
+        """Take the end of the text; returns as `feed`."""
+        ...
+
 
 def check_stop_strings(
     output_text: str, new_char_count: int, stop: list[str], include_in_output: bool

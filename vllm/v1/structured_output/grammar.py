@@ -9,6 +9,7 @@ from typing import Any
 
 from vllm.exceptions import VLLMValidationError
 from vllm.params.structured import OwnGrammar, StructuredOutputsParams
+from vllm.v1.structured_output.exact_schemas import schema_expression
 from vllm.v1.structured_output.expressions import ascii_classes
 from vllm.v1.structured_output.gbnf import lark_of
 from vllm.v1.structured_output.schemas import check_multiples, closed_schema, compilable
@@ -68,7 +69,10 @@ def _of_schema(value: Any, params: StructuredOutputsParams) -> str:
     from llguidance import LLMatcher
 
     schema = json.loads(value) if isinstance(value, str) else value
-    return LLMatcher.grammar_from_json_schema(json.dumps(_schema(schema, params)))
+    found = schema_expression(_schema(schema, params))
+    if found.startswith("%json"):
+        return LLMatcher.grammar_from_json_schema(found.removeprefix("%json"))
+    return LLMatcher.grammar_from_lark(f"start: {found}")
 
 
 def _schema(schema: Any, params: StructuredOutputsParams) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from vllm.distributed.communicator import ALONE, Communicator
 from vllm.distributed.parallel_state import tensor_parallel
 from vllm.distributed.trainer_group import TrainerGroup, join_trainer, receive_tensors
 from vllm.layers.state import state_bytes
-from vllm.layers.weight_update import move_weights
+from vllm.layers.weight_update import HEAD, move_weights
 from vllm.loader import get_model
 from vllm.logger import init_logger
 from vllm.lora.manager import AdapterManager
@@ -302,8 +302,15 @@ class Worker:
         config = self.config.model_config
         if find_settings(Path(config.path), config.hf_config.raw) is None:
             # They fit: there is no need to hold all of them before the first one is taken.
-            for pair in iterate_tensors(shard_files(Path(config.path))):
-                self.load_weights([pair])
+            # A head that is tied to the embedding comes after it.
+            heads = []
+            for name, tensor in iterate_tensors(shard_files(Path(config.path))):
+                if name.endswith(HEAD):
+                    heads.append((name, tensor))
+                else:
+                    self.load_weights([(name, tensor)])
+            if heads:
+                self.load_weights(heads)
             return
         awake = {"kv_cache"} - self._asleep
         self.sleep(level=2)
@@ -348,7 +355,9 @@ class Worker:
             self._asleep.add("kv_cache")
         if level == 2:
             self._num_reloads = self.weights_version + 1
-            self._runner = None
+            former, self._runner = self._runner.model, None
+            # Trainers keep `model_runner.model`.
+            former.retire(self.get_model)
             self._asleep.add("weights")
         elif self.device.type == "cuda" and "weights" not in self._asleep:
             self._move_weights(torch.device("cpu"))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from typing import Any
 
 from fastapi import APIRouter, Request
@@ -171,7 +172,7 @@ class ChatAnswer(Answer):
         if self._is_echoed:
             self._echo = normal_messages(self._body.messages[-1:])[0]["content"]
         with named_as(self._own_names), self._parts.named_schemas():
-            return await prepare_prompts(
+            prompts, all_params = await prepare_prompts(
                 self._state,
                 self._body,
                 self._id,
@@ -181,6 +182,9 @@ class ChatAnswer(Answer):
                 prompt_field="messages",
                 max_tokens_field=self._max_tokens_field,
             )
+        # Stop strings are looked for in what readers see of the answer.
+        content_of = self._parts.content_of(self._opening)
+        return [replace(each, content_of=content_of) for each in prompts], all_params
 
     def _rendered(self) -> tuple[dict[str, Any], str]:
         """The prompt, and what it has of the answer."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -11,6 +11,7 @@ from vllm.chat.answers import AUTO, AnswerFormat, AnswerParser
 from vllm.chat.argument_forms import UnwritableSchema
 from vllm.chat.call_forms import CallableFunction, CallForms
 from vllm.chat.channel_forms import ChannelForms
+from vllm.chat.content_places import ContentPlaces
 from vllm.exceptions import VLLMValidationError, shown
 from vllm.params.structured import StructuredOutputsParams, Thinking
 from vllm.server.errors import ApiError
@@ -299,14 +300,28 @@ class AnswerPlan:
             return False
         return given
 
-    def parser(self, opening: str) -> AnswerParser | None:
-        """A parser of one choice of the answer; None: all is content. `opening`: what the prompt has of the answer."""
+    def content_of(self, opening: str) -> Callable[[], ContentPlaces] | None:
+        """What makes a reader of where the content of a choice stands; None: all is content."""
+        if self.form.tools is None and self.form.reasoning is None:
+            return None
+
+        def made() -> ContentPlaces:
+            parser = self.parser(opening, is_streamed=True)
+            assert parser is not None
+            return ContentPlaces(parser)
+
+        return made
+
+    def parser(self, opening: str, is_streamed: bool | None = None) -> AnswerParser | None:
+        """A parser of one choice of the answer; None: all is content. `opening`: what the prompt has of the answer.
+        `is_streamed`: the text comes in pieces; None: if the answer does."""
         if self.form.tools is None and self.form.reasoning is None:
             return None
         body = self._body
         tokenizer = self._state.engine.tokenizer
         hf_tokenizer = getattr(tokenizer, "hf_tokenizer", None) if self.form.asks_tokenizer else tokenizer
         tools: Sequence[Mapping[str, Any]] = self.choice.tools
+        wants_pieces = bool(body.stream) if is_streamed is None else is_streamed
         return AnswerParser(
-            self.form, hf_tokenizer, [dict(each) for each in tools], opening, bool(body.stream), self.choice.most, body
+            self.form, hf_tokenizer, [dict(each) for each in tools], opening, wants_pieces, self.choice.most, body
         )
