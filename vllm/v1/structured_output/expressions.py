@@ -41,8 +41,9 @@ def ascii_classes(pattern: str, flags: str = "") -> str:
     return _Reader(pattern, set(flags)).read()
 
 
-def ascii_classes_in_lark(grammar: str, change_schema: Callable[[Any], Any]) -> str:
-    """A grammar of Lark's dialect with the classes of its expressions spelled out, and its schemas changed."""
+def ascii_classes_in_lark(grammar: str, write_schema: Callable[[Any], str]) -> str:
+    """A grammar of Lark's dialect with the classes of its expressions spelled out, and its schemas, `%json` and an
+    object, as `write_schema` has them."""
     parts: list[str] = []
     place = 0
     while (found := _LARK.search(grammar, place)) is not None:
@@ -55,13 +56,20 @@ def ascii_classes_in_lark(grammar: str, change_schema: Callable[[Any], Any]) -> 
                 schema, place = json.JSONDecoder().raw_decode(grammar, place)
             except ValueError as error:
                 raise ValueError(f"{found['keyword']} is followed by no JSON: {error}") from None
-            text += json.dumps(change_schema(schema))
+            text = write_schema(schema)
         elif found["keyword"] is not None and grammar.startswith("{", place):
             # What is no JSON is the compiler's to refuse.
             place = _end_of_json(grammar, place)
             text = grammar[found.start() : place]
         parts.append(text)
     return "".join([*parts, grammar[place:]])
+
+
+def between_slashes(pattern: str) -> str:
+    """A regular expression as Lark has it, with its classes spelled out."""
+    spelled = ascii_classes(pattern)
+    inner = re.sub(r"\\.|/", lambda found: "\\/" if found[0] == "/" else found[0], spelled, flags=re.DOTALL)
+    return f"/{inner}/".replace("\n", "\\n")
 
 
 def _end_of_json(text: str, place: int) -> int:

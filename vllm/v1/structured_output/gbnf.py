@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import json
 import re
+from typing import Any
 
+from vllm.v1.structured_output.exact_schemas import schema_expression
 from vllm.v1.structured_output.expressions import CLASSES, ascii_classes_in_lark
 from vllm.v1.structured_output.schemas import compilable
 
@@ -30,7 +32,11 @@ def is_gbnf(grammar: str) -> bool:
 
 def lark_of(grammar: str) -> str:
     """A grammar of either dialect in Lark's, with the classes of its expressions as callers mean them."""
-    return lark_of_gbnf(grammar) if is_gbnf(grammar) else ascii_classes_in_lark(grammar, compilable)
+    return lark_of_gbnf(grammar) if is_gbnf(grammar) else ascii_classes_in_lark(grammar, _expression)
+
+
+def _expression(schema: Any) -> str:
+    return schema_expression(compilable(schema))
 
 
 def lark_of_gbnf(grammar: str) -> str:

@@ -8,7 +8,8 @@ from collections.abc import Callable
 from typing import Any
 
 from vllm.exceptions import VLLMValidationError
-from vllm.params.structured import StructuredOutputsParams
+from vllm.params.structured import OwnGrammar, StructuredOutputsParams
+from vllm.v1.structured_output.exact_schemas import schema_expression
 from vllm.v1.structured_output.expressions import ascii_classes
 from vllm.v1.structured_output.gbnf import lark_of
 from vllm.v1.structured_output.schemas import check_multiples, closed_schema, compilable
@@ -68,7 +69,10 @@ def _of_schema(value: Any, params: StructuredOutputsParams) -> str:
     from llguidance import LLMatcher
 
     schema = json.loads(value) if isinstance(value, str) else value
-    return LLMatcher.grammar_from_json_schema(json.dumps(_schema(schema, params)))
+    found = schema_expression(_schema(schema, params))
+    if found.startswith("%json"):
+        return LLMatcher.grammar_from_json_schema(found.removeprefix("%json"))
+    return LLMatcher.grammar_from_lark(f"start: {found}")
 
 
 def _schema(schema: Any, params: StructuredOutputsParams) -> dict[str, Any]:
@@ -109,6 +113,8 @@ def _of_grammar(value: str, params: StructuredOutputsParams) -> str:
     """Lark's dialect, or EBNF as GBNF has it."""
     from llguidance import LLMatcher
 
+    if isinstance(value, OwnGrammar):
+        return LLMatcher.grammar_from_lark(value)
     return LLMatcher.grammar_from_lark(_unforced(lark_of(value)))
 
 

@@ -28,8 +28,10 @@ _INNER = (
 _MAY_BE_NULL = ("const", "default")
 # Values of "format" whose texts are bound.
 _FORMATS = "date-time time date duration email hostname ipv4 ipv6 uuid uri".split()
-_REMARKS = ("$schema", "$id", "$comment", "title", "description", "default", "examples", "deprecated", "$defs")
-_DEFINITIONS = ("$defs", "definitions")
+REMARKS = ("$schema", "$id", "$comment", "title", "description", "default", "examples", "deprecated", "$defs")
+"""Keys that bind nothing."""
+DEFINITIONS = ("$defs", "definitions")
+"""Keys of a root whose schemas others refer to."""
 _DEFINED = re.compile(r"#/(\$defs|definitions)/[^/]+")
 _MAX_DEPTH = 8  # of references that are followed to learn what a schema is of
 _OF_OBJECTS = ("properties", "required", "additionalProperties", "patternProperties")
@@ -47,7 +49,7 @@ def compilable(schema: Any) -> dict[str, Any]:
     """
     if not isinstance(schema, (dict, bool)):
         raise ValueError(f"a JSON schema is an object, got {type(schema).__name__}")
-    return _changed({} if schema is True else {"not": {}} if schema is False else schema, _spell_out)
+    return changed({} if schema is True else {"not": {}} if schema is False else schema, _spell_out)
 
 
 def check_multiples(schema: Any) -> None:
@@ -60,7 +62,7 @@ def check_multiples(schema: Any) -> None:
             # Zeros at its end are remainders of digits, not of the number.
             found.add(int("".join(map(str, Decimal(str(value)).normalize().as_tuple().digits))))
 
-    _changed(schema, note)
+    changed(schema, note)
     if lcm(*found) > _MAX_REMAINDERS:
         raise ValueError(f"multipleOf: the least common multiple of all must have at most {_MAX_REMAINDERS} remainders")
 
@@ -76,28 +78,28 @@ def closed_schema(schema: Any) -> Any:
     return closer.closed(closer.root)
 
 
-def _changed(schema: Any, change: Callable[[dict[str, Any]], None]) -> Any:
+def changed(schema: Any, change: Callable[[dict[str, Any]], None]) -> Any:
     """A copy of the schema with `change` made, in place, to it and to all schemas in it."""
     if isinstance(schema, list):
-        return [_changed(each, change) for each in schema]
+        return [changed(each, change) for each in schema]
     if not isinstance(schema, dict):
         return schema
-    changed = _with_inner(schema, partial(_changed, change=change))
-    change(changed)
-    return changed
+    copy = _with_inner(schema, partial(changed, change=change))
+    change(copy)
+    return copy
 
 
 def _with_inner(schema: dict[str, Any], change: Callable[[Any], Any]) -> dict[str, Any]:
     """A copy with its schemas changed. No calls are between those of `change`: schemas are nested deeply."""
-    changed = dict(schema)
+    copy = dict(schema)
     for name in _MAPS:
-        if isinstance(changed.get(name), dict):
-            changed[name] = dict(zip(changed[name], map(change, changed[name].values()), strict=True))
+        if isinstance(copy.get(name), dict):
+            copy[name] = dict(zip(copy[name], map(change, copy[name].values()), strict=True))
     for name in _INNER:
-        if name in changed:
-            value = changed[name]
-            changed[name] = list(map(change, value)) if isinstance(value, list) else change(value)
-    return changed
+        if name in copy:
+            value = copy[name]
+            copy[name] = list(map(change, value)) if isinstance(value, list) else change(value)
+    return copy
 
 
 def _spell_out(schema: dict[str, Any]) -> None:
@@ -127,29 +129,92 @@ def _both(first: Any, second: Any) -> Any:
     return second if first in (True, {}) else {"allOf": [first, second]}
 
 
+class TooManyParts(ValueError):
+    """Schemas whose parts would take too long to be made one."""
+
+
+class Parts:
+    """Parts of the schemas of one root, as one."""
+
+    def __init__(self, root: Any) -> None:
+        self._root, self._num_merged = root, 0
+
+    def find(self, reference: str) -> Any:
+        """What a reference into the root is to; None: it is none, or to nothing."""
+        return _find(self._root, reference)
+
+    def merged(self, schema: dict[str, Any], is_whole: bool = False) -> list[dict[str, Any]]:
+        """One schema of all its parts, and what must stand beside it. `is_whole`: a reference is a part, even where
+        nothing stands beside it."""
+        merged: list[dict[str, Any]] = [{}]
+        for part in self._parts(schema, frozenset(), is_whole):
+            self._num_merged += bool(merged[0])
+            if self._num_merged > _MAX_MERGED:
+                raise TooManyParts("the parts of its allOf, anyOf and oneOf make too many alternatives")
+            merged += _merge(merged[0], part)
+        return merged
+
+    def _parts(self, schema: Any, seen: frozenset[str], is_whole: bool) -> Iterator[dict[str, Any]]:
+        """What a schema says, without allOf. `seen`: references that have led here."""
+        if schema is False:
+            yield {"not": {}}
+        if not isinstance(schema, dict):
+            return
+        own = dict(schema)
+        parts = own.pop("allOf", None) or []
+        says_more = any(name not in ("$ref", *REMARKS, *DEFINITIONS) for name in own)
+        reference, found = own.get("$ref"), None
+        if isinstance(reference, str) and (is_whole or parts or says_more):
+            found = self.find(reference)
+            if found is not None:
+                del own["$ref"]
+        if own:
+            yield own
+        if found is not None and reference not in seen:
+            yield from self._parts(found, seen | {str(reference)}, True)
+        # A reference that is all that a schema says stays one.
+        is_alone = not is_whole and len(parts) == 1 and not says_more and "$ref" not in schema
+        for each in parts:
+            yield from self._parts(each, seen, not is_alone)
+
+
+def _find(root: Any, reference: str) -> Any:
+    found = root
+    if not reference.startswith("#"):
+        return None
+    for name in reference.removeprefix("#").split("/")[1:]:
+        name = unquote(name).replace("~1", "/").replace("~0", "~")
+        if isinstance(found, list) and name.isdecimal() and int(name) < len(found):
+            found = found[int(name)]
+        else:
+            found = found.get(name) if isinstance(found, dict) else None
+    return found
+
+
 class _Closer:
     """Closes the objects of a schema."""
 
     def __init__(self, root: Any) -> None:
-        self._given, self._num_merged = root, 0
+        self._given = root
         self._names: dict[str, str] = {}
         self._definitions: dict[str, Any] = {}
-        self.root = _changed(root, self._name_target)
+        self.root = changed(root, self._name_target)
         if self._definitions:
-            targets = {name: _changed(each, self._name_target) for name, each in list(self._definitions.items())}
+            targets = {name: changed(each, self._name_target) for name, each in list(self._definitions.items())}
             self.root["$defs"] = {**(self.root.get("$defs") or {}), **targets}
+        self._parts = Parts(self.root)
 
     def closed(self, schema: Any) -> Any:
         """A copy of a schema in the root, or of the root."""
         if not isinstance(schema, dict):
             return schema
-        parts = self._merged(schema)
+        parts = self._parts.merged(schema)
         choice = self._choice_of_objects(parts)
         if choice is not None:
             # Each alternative with what stands beside it.
             index, name = choice
             alternatives = parts[index].pop(name)
-            kept = {each: parts[0].pop(each) for each in _DEFINITIONS if each in parts[0]}
+            kept = {each: parts[0].pop(each) for each in DEFINITIONS if each in parts[0]}
             parts = [{name: [{"allOf": [*parts, each]} for each in alternatives], **kept}]
         merged = {**parts[0], "allOf": parts[1:]} if len(parts) > 1 else parts[0]
         closed = _with_inner(merged, self.closed)
@@ -177,56 +242,9 @@ class _Closer:
     def _may_be_object(self, schema: Any, depth: int = 0) -> bool:
         if not isinstance(schema, dict) or depth > _MAX_DEPTH:
             return False
-        parts = self._merged(schema, is_whole=True)
+        parts = self._parts.merged(schema, is_whole=True)
         inner = [each for part in parts for name in _CHOICES for each in part.get(name) or ()]
         return any(map(_says_of_objects, parts)) or any(self._may_be_object(each, depth + 1) for each in inner)
-
-    def _merged(self, schema: dict[str, Any], is_whole: bool = False) -> list[dict[str, Any]]:
-        """One schema of all its parts, and what must stand beside it. `is_whole`: a reference is a part, even where
-        nothing stands beside it."""
-        merged: list[dict[str, Any]] = [{}]
-        for part in self._parts(schema, frozenset(), is_whole):
-            self._num_merged += 1
-            if self._num_merged > _MAX_MERGED:
-                raise ValueError("the parts of its allOf, anyOf and oneOf make too many alternatives")
-            merged += _merge(merged[0], part)
-        return merged
-
-    def _parts(self, schema: Any, seen: frozenset[str], is_whole: bool) -> Iterator[dict[str, Any]]:
-        """What a schema says, without allOf. `seen`: references that have led here."""
-        if schema is False:
-            yield {"not": {}}
-        if not isinstance(schema, dict):
-            return
-        own = dict(schema)
-        parts = own.pop("allOf", None) or []
-        says_more = any(name not in ("$ref", *_REMARKS, *_DEFINITIONS) for name in own)
-        reference, found = own.get("$ref"), None
-        if isinstance(reference, str) and (is_whole or parts or says_more):
-            found = _find(self.root, reference)
-            if found is not None:
-                del own["$ref"]
-        if own:
-            yield own
-        if found is not None and reference not in seen:
-            yield from self._parts(found, seen | {str(reference)}, True)
-        # A reference that is all that a schema says stays one.
-        is_alone = not is_whole and len(parts) == 1 and not says_more and "$ref" not in schema
-        for each in parts:
-            yield from self._parts(each, seen, not is_alone)
-
-
-def _find(root: Any, reference: str) -> Any:
-    found = root
-    if not reference.startswith("#"):
-        return None
-    for name in reference.removeprefix("#").split("/")[1:]:
-        name = unquote(name).replace("~1", "/").replace("~0", "~")
-        if isinstance(found, list) and name.isdecimal() and int(name) < len(found):
-            found = found[int(name)]
-        else:
-            found = found.get(name) if isinstance(found, dict) else None
-    return found
 
 
 def _says_of_objects(schema: dict[str, Any]) -> bool:
@@ -247,7 +265,7 @@ def _merge(merged: dict[str, Any], part: dict[str, Any]) -> list[dict[str, Any]]
     for name, value in part.items():
         if name not in merged:
             merged[name] = value
-        elif merged[name] == value or name in _REMARKS:
+        elif merged[name] == value or name in REMARKS:
             continue
         elif name == "required":
             merged[name] = list(dict.fromkeys([*merged[name], *value]))

@@ -11,7 +11,8 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from vllm.v1.structured_output.expressions import ascii_classes
+from vllm.v1.structured_output.exact_schemas import schema_expression
+from vllm.v1.structured_output.expressions import between_slashes
 from vllm.v1.structured_output.gbnf import lark_of
 
 _HEADER = "%structural_tag "
@@ -94,13 +95,6 @@ def _texts(form: Any, name: str, default: Any = None) -> list[str]:
 
 def _escaped(text: str) -> str:
     return "".join(each if each.isascii() and each.isalnum() else f"\\x{{{ord(each):x}}}" for each in text)
-
-
-def _pattern(value: str) -> str:
-    """A regular expression between slashes."""
-    spelled = ascii_classes(value)
-    inner = re.sub(r"\\.|/", lambda found: "\\/" if found[0] == "/" else found[0], spelled, flags=re.DOTALL)
-    return f"/{inner}/".replace("\n", "\\n")
 
 
 def _without(expression: str, excluded: Sequence[str]) -> str:
@@ -198,7 +192,7 @@ class _Writer:
         """An expression within a token of the lexer's, of a format that is one."""
         kind = form.get("type") if isinstance(form, dict) else None
         if kind == "regex":
-            return _without(_pattern(_field(form, "pattern", str)), _texts(form, "excludes", []))
+            return _without(between_slashes(_field(form, "pattern", str)), _texts(form, "excludes", []))
         if kind == "const_string":
             value = _field(form, "value", str)
             return f"/{_escaped(value)}/" if len(self._pieces(value)) == 1 else None
@@ -218,7 +212,7 @@ class _Writer:
     def _of_schema(self, form: Any, follow: Sequence[str] | None) -> str:
         if form.get("style", "json") != "json":
             raise ValueError(f"json_schema of style {form['style']!r} is not supported")
-        return self._rule(f"%json {json.dumps(form['json_schema'])}") + self._tail(follow)
+        return self._rule(schema_expression(form["json_schema"])) + self._tail(follow)
 
     def _of_grammar(self, form: Any, follow: Sequence[str] | None) -> str:
         value = _field(form, "grammar", str)
