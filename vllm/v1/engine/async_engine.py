@@ -31,6 +31,7 @@ from vllm.v1.engine.replica import Replica
 from vllm.v1.engine.replica_router import ReplicaRouter
 from vllm.v1.engine.request_stream import RequestStream
 from vllm.v1.engine.upstream_calls import check_executor_class
+from vllm.v1.structured_output.matcher import read_early
 
 MAX_COMPILE_SECONDS = 5
 """A form that takes longer is refused. Its compilation goes on, and is kept."""
@@ -80,6 +81,7 @@ class AsyncEngine(AsyncEngineControl):
         cores = _start_cores(config, core_processes)
         try:
             self.tokenizer = load_tokenizer(self.model_config)
+            read_early(self.model_config)
             if meanwhile is not None:
                 meanwhile(self.tokenizer)
             for core in cores:
