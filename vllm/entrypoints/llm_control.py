@@ -1,4 +1,5 @@
-"""What callers of `LLM` do with its engine beside generating: memory, weights, workers, metrics, profiles."""
+"""What callers of `LLM` do with its engine beside generating: the calls of the table, and those of an engine in this
+process alone."""
 
 from __future__ import annotations
 
@@ -7,6 +8,7 @@ from functools import wraps
 from typing import Concatenate, ParamSpec, TypeVar
 
 from vllm.sampling_params import SamplingParams
+from vllm.v1.engine.calls import BlockingCalls, EngineCalls
 from vllm.v1.engine.llm_engine import LLMEngine
 
 Arguments = ParamSpec("Arguments")
@@ -26,28 +28,20 @@ def _of_engine(
     return call
 
 
-class EngineControl:
+class EngineControl(BlockingCalls):
     """The part of `LLM` that is about its engine. `llm_engine` is the engine."""
 
     llm_engine: LLMEngine
 
-    get_tokenizer = _of_engine(LLMEngine.get_tokenizer)
+    @property
+    def engine_calls(self) -> EngineCalls:
+        """The engine's."""
+        return self.llm_engine.engine_calls
+
     set_tokenizer = _of_engine(LLMEngine.set_tokenizer)
-    reset_prefix_cache = _of_engine(LLMEngine.reset_prefix_cache)
-    reset_mm_cache = _of_engine(LLMEngine.reset_mm_cache)
     collective_rpc = _of_engine(LLMEngine.collective_rpc)
     apply_model = _of_engine(LLMEngine.apply_model)
-    sleep = _of_engine(LLMEngine.sleep)
-    wake_up = _of_engine(LLMEngine.wake_up)
-    is_sleeping = _of_engine(LLMEngine.is_sleeping)
-    init_weight_transfer_engine = _of_engine(LLMEngine.init_weight_transfer_engine)
-    start_weight_update = _of_engine(LLMEngine.start_weight_update)
-    update_weights = _of_engine(LLMEngine.update_weights)
-    finish_weight_update = _of_engine(LLMEngine.finish_weight_update)
-    get_weight_version = _of_engine(LLMEngine.get_weight_version)
     get_metrics = _of_engine(LLMEngine.get_metrics)
-    start_profile = _of_engine(LLMEngine.start_profile)
-    stop_profile = _of_engine(LLMEngine.stop_profile)
 
     @property
     def supported_tasks(self) -> tuple[str, ...]:

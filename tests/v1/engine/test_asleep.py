@@ -83,6 +83,7 @@ CONTROL: dict[str, Callable[[Any], Any]] = {
     "get_world_size": lambda llm: llm.get_world_size(),
     "is_sleeping": lambda llm: llm.is_sleeping(),
     "reset_mm_cache": lambda llm: llm.reset_mm_cache(),
+    "reset_encoder_cache": lambda llm: llm.reset_encoder_cache(),
     "reset_prefix_cache": lambda llm: llm.reset_prefix_cache(reset_running_requests=True),
     "collective_rpc": lambda llm: llm.collective_rpc(lambda worker: worker.rank),
     "start_profile": lambda llm: llm.start_profile(),

@@ -15,10 +15,10 @@ from byte_tokenizer import EOS, VOCAB_SIZE
 from grammar_walks import allowed_tokens, byte_grammars
 from tokenizers import models, pre_tokenizers
 
+from vllm.entrypoints import async_llm
+from vllm.entrypoints.async_llm import AsyncLLM
 from vllm.exceptions import VLLMValidationError
 from vllm.sampling_params import SamplingParams, StructuredOutputsParams
-from vllm.v1.engine import async_engine
-from vllm.v1.engine.async_engine import AsyncEngine
 from vllm.v1.structured_output.grammar import MAX_GRAMMAR_CHARS, grammar_text
 from vllm.v1.structured_output.matcher import Grammars
 
@@ -115,10 +115,10 @@ def test_a_form_that_takes_long_is_refused_and_nobody_waits(monkeypatch: pytest.
     go = threading.Event()
     slow = SimpleNamespace(read_grammars=lambda: None, compile_grammar=lambda form: go.wait(30))
     params = SamplingParams(structured_outputs={"regex": "a"})
-    monkeypatch.setattr(async_engine, "MAX_COMPILE_SECONDS", 0.1)
+    monkeypatch.setattr(async_llm, "MAX_COMPILE_SECONDS", 0.1)
 
     async def run() -> None:
-        compiling = asyncio.ensure_future(AsyncEngine.compile_grammar(SimpleNamespace(input_processor=slow), params))
+        compiling = asyncio.ensure_future(AsyncLLM.compile_grammar(SimpleNamespace(input_processor=slow), params))
         await asyncio.sleep(0)
         assert not compiling.done()
         with pytest.raises(VLLMValidationError, match="structured_outputs.regex did not compile within"):

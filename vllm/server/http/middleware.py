@@ -21,7 +21,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from vllm import envs
 from vllm.logger import init_logger
-from vllm.server.errors import ApiError, as_api_error
+from vllm.server.errors import ApiError, as_api_error, is_of_messages
 from vllm.server.http.extra_middleware import install_middleware
 from vllm.server.http.trace_context import TraceContextMiddleware
 from vllm.server.state import ServerState
@@ -121,6 +121,9 @@ class RequestContext:
             headers = MutableHeaders(scope=message)
             self.is_event_stream = headers.get("content-type", "").startswith("text/event-")
             headers["X-Request-Id"] = self._request_id
+            if is_of_messages(self._scope["path"]):
+                # Where Anthropic's clients look for it.
+                headers["Request-Id"] = self._request_id
             # A client still waiting for "100 Continue" may send its body or not, so that the start of a next request
             # on the connection would be ambiguous. A stopping server sends its clients elsewhere.
             if self._awaits_permission or self._state.draining:
@@ -134,6 +137,7 @@ class RequestContext:
         client = self._scope.get("client")
         usage = self._scope["state"].get("usage") or {}
         left = self._client_left and not self.is_complete
+        note = self._scope["state"].get("note")
         return {
             "client": client[0] if client else None,
             "method": self._scope["method"],
@@ -143,6 +147,7 @@ class RequestContext:
             "prompt_tokens": usage.get("prompt_tokens"),
             "completion_tokens": usage.get("completion_tokens"),
             "request_id": self._request_id,
+            **({"note": note} if note else {}),
         }
 
 
@@ -234,7 +239,8 @@ def _line(record: dict[str, Any], log_format: Literal["text", "json"]) -> str:
     line = "{client} {method} {path} {status} {ms} ms".format(**record)
     if record["prompt_tokens"] is not None:
         line += " prompt_tokens={prompt_tokens} completion_tokens={completion_tokens}".format(**record)
-    return f"{line} id={record['request_id']}"
+    line = f"{line} id={record['request_id']}"
+    return f"{line} note={record['note']!r}" if "note" in record else line
 
 
 def _sane_id(text: str | None) -> str | None:

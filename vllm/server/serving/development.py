@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import os
 import tempfile
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import msgspec
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
+from vllm.entrypoints.async_llm import AsyncLLM
 from vllm.exceptions import EngineDeadError
 from vllm.server.errors import ApiError, json_response
 from vllm.server.http.request_body import read_body
 from vllm.server.protocol.base import RequestModel
 from vllm.server.state import server_state
+from vllm.v1.engine.calls import Route
 
 router = APIRouter(include_in_schema=False)
 
@@ -71,58 +74,6 @@ async def get_world_size(request: Request) -> Response:
     return json_response({"world_size": config.tensor_parallel_size * num_replicas})
 
 
-@router.post("/reset_prefix_cache")
-async def reset_prefix_cache(request: Request) -> Response:
-    """Forget cached prefixes; ?reset_running_requests=true lets running requests begin anew for that."""
-    running = _flag(request, "reset_running_requests", False)
-    return json_response({"success": await server_state(request).engine.reset_prefix_cache(running)})
-
-
-@router.post("/sleep")
-async def sleep(request: Request) -> Response:
-    """Give memory back. ?level=1 keeps the weights, 2 frees them; ?mode=abort, wait or keep says what becomes of
-    requests."""
-    level = request.query_params.get("level", "1")
-    if level not in ("1", "2"):
-        raise ApiError(400, f"level must be 1 or 2, got {level!r}; POST /pause keeps the memory", param="level")
-    await server_state(request).engine.sleep(int(level), request.query_params.get("mode", "abort"))
-    return Response()
-
-
-@router.post("/wake_up")
-async def wake_up(request: Request) -> Response:
-    """Undo /sleep, or, with ?tags=weights or ?tags=kv_cache, a part of it."""
-    await server_state(request).engine.wake_up(request.query_params.getlist("tags") or None)
-    return Response()
-
-
-@router.get("/is_sleeping")
-async def is_sleeping(request: Request) -> Response:
-    """Whether anything of the engine sleeps."""
-    return json_response({"is_sleeping": await server_state(request).engine.is_sleeping()})
-
-
-@router.post("/pause")
-async def pause(request: Request) -> Response:
-    """Let requests wait; ?mode=abort, wait or keep: what becomes of those that run."""
-    mode = request.query_params.get("mode", "abort")
-    await server_state(request).engine.pause_generation(mode=mode, clear_cache=_flag(request, "clear_cache", True))
-    return json_response({"status": "paused"})
-
-
-@router.post("/resume")
-async def resume(request: Request) -> Response:
-    """Undo /pause."""
-    await server_state(request).engine.resume_generation()
-    return json_response({"status": "resumed"})
-
-
-@router.get("/is_paused")
-async def is_paused(request: Request) -> Response:
-    """Whether requests wait."""
-    return json_response({"is_paused": await server_state(request).engine.is_paused()})
-
-
 @router.post("/collective_rpc")
 async def collective_rpc(request: Request) -> Response:
     """Call a method of every worker; one result a worker."""
@@ -148,13 +99,6 @@ async def init_weight_transfer_engine(request: Request) -> Response:
     return json_response({"status": "initialized"})
 
 
-@router.post("/start_weight_update")
-async def start_weight_update(request: Request) -> Response:
-    """Let all that /update_weights brings change the weights at once, with /finish_weight_update."""
-    await server_state(request).engine.start_weight_update()
-    return json_response({"status": "started"})
-
-
 @router.post("/update_weights")
 async def update_weights(request: Request) -> Response:
     """New weights: a safetensors file, whose path `update_info` has, or as the body itself, an octet stream; or those
@@ -175,12 +119,6 @@ async def finish_weight_update(request: Request) -> Response:
     """Take what has come since /start_weight_update, all or none; outputs that follow are of `weight_version`."""
     body = await _body(request, FinishUpdateRequest)
     return await _updated(server_state(request).engine.finish_weight_update(body.weight_version))
-
-
-@router.get("/weight_version")
-async def weight_version(request: Request) -> Response:
-    """Of the weights that the next outputs are of."""
-    return json_response({"weight_version": await server_state(request).engine.get_weight_version()})
 
 
 async def _updated(update: Awaitable[None]) -> Response:
@@ -205,10 +143,48 @@ async def _body(request: Request, model: type[RequestModel]) -> Any:
     return await read_body(request, model, int(args.max_body_mib * 2**20), args.ignore_unknown_fields)
 
 
-def _flag(request: Request, name: str, default: bool) -> bool:
+def _add_routes_of_calls() -> None:
+    """Make the routes that the table of the engine's calls has: arguments come in the query."""
+    for name, call in inspect.getmembers(AsyncLLM, inspect.isfunction):
+        if isinstance(route := getattr(call, "route", None), Route):
+            router.add_api_route(route.path, _endpoint(name, call, route.reply), methods=[route.method])
+
+
+def _endpoint(name: str, call: Callable[..., Any], reply: Any) -> Callable[[Request], Awaitable[Response]]:
+    parameters = list(inspect.signature(call).parameters.values())[1:]
+    readers = {parameter.name: _READERS[parameter.annotation] for parameter in parameters}
+
+    async def answer(request: Request) -> Response:
+        given = {each: read(request, each) for each, read in readers.items() if each in request.query_params}
+        result = await getattr(server_state(request).engine, name)(**given)
+        if reply is None:
+            return Response()
+        return json_response({reply: result} if isinstance(reply, str) else reply)
+
+    return answer
+
+
+def _integer(request: Request, name: str) -> int:
+    text = request.query_params[name]
+    if not text.isascii() or not text.isdecimal():
+        raise ApiError(400, f"{name} must be an integer, got {text!r}", param=name)
+    return int(text)
+
+
+def _flag(request: Request, name: str, default: bool = False) -> bool:
     text = request.query_params.get(name)
     if text is None:
         return default
     if text.lower() not in _TRUE:
         raise ApiError(400, f"{name} must be true or false, got {text!r}", param=name)
     return _TRUE[text.lower()]
+
+
+# How an argument of a call is read from a query, by its type.
+_READERS: dict[str, Callable[[Request, str], Any]] = {
+    "bool": _flag,
+    "int": _integer,
+    "str": lambda request, name: request.query_params[name],
+    "list[str] | None": lambda request, name: request.query_params.getlist(name),
+}
+_add_routes_of_calls()

@@ -18,8 +18,8 @@ from vllm.v1.core.sched.async_scheduling import StepInFlight, can_schedule_ahead
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.core.sched.whole_requests import WholeRequestScheduler
+from vllm.v1.engine.calls import SLEEP_TAGS, check_sleep_level, check_sleep_tags
 from vllm.v1.engine.compiling import CompilingRequests
-from vllm.v1.engine.upstream_calls import SLEEP_TAGS, check_sleep_level, check_sleep_tags
 from vllm.v1.executor.select import make_executor
 from vllm.v1.messages import EngineCoreOutput, EngineCoreRequest
 from vllm.v1.outputs import PendingStep

@@ -7,12 +7,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from vllm.config import ModelConfig, VllmConfig
+from vllm.config import VllmConfig
 from vllm.engine.arg_utils import EngineArgs
 from vllm.engine.usage import UsageContext
-from vllm.engine.weight_transfer import trainer_of, weights_of_update
+from vllm.exceptions import VLLMValidationError
 from vllm.inputs.text_options import text_options
-from vllm.lora.request import LoRARequest, given_lora_request
+from vllm.lora.request import LoRARequest
 from vllm.outputs import RequestOutput
 from vllm.sampling_params import SamplingParams
 from vllm.tokenizers.tokenizer import as_tokenizer
@@ -20,15 +20,11 @@ from vllm.tracing import continued, make_tracer
 from vllm.utils.checks import check_neutral
 from vllm.utils.loading_threads import meanwhile
 from vllm.v1.engine.adapters import loaded
+from vllm.v1.engine.calls import BlockingCalls, EngineCalls
 from vllm.v1.engine.core import EngineCore
 from vllm.v1.engine.input_processor import InputProcessor, ProcessedPrompt, load_tokenizer
 from vllm.v1.engine.output_processor import OutputProcessor
 from vllm.v1.engine.pooling_output_processor import PoolingOutputProcessor
-from vllm.v1.engine.upstream_calls import (
-    check_executor_class,
-    check_pause_mode,
-    check_profile_limits,
-)
 from vllm.v1.executor.select import Executor
 from vllm.v1.metrics.reader import Metric
 
@@ -39,7 +35,7 @@ if TYPE_CHECKING:
     from vllm.v1.engine.offline_metrics import OfflineMetrics
 
 
-class LLMEngine:
+class LLMEngine(BlockingCalls):
     """Input processor, engine core and output processor in one process."""
 
     def __init__(
@@ -232,60 +228,19 @@ class LLMEngine:
         return self.output_processor.num_unfinished_requests
 
     @property
+    def engine_calls(self) -> EngineCalls:
+        """The calls that are no requests, over this engine."""
+        return _CallsInProcess(self)
+
+    @property
     def model_executor(self) -> Executor:
         """What drives the workers; `model_executor.driver_worker.model_runner.model` is this process's model."""
         return self.engine_core.executor
-
-    def get_tokenizer(self) -> Any:
-        """The model's tokenizer as transformers has it.
-
-        Raises:
-            ValueError: skip_tokenizer_init left it out.
-        """
-        return self.input_processor.hf_tokenizer()
 
     def set_tokenizer(self, tokenizer: Any) -> None:
         """Use another tokenizer of the model's vocabulary, one of transformers', for the requests that follow."""
         self.tokenizer = as_tokenizer(tokenizer)
         self.input_processor.tokenizer = self.output_processor.tokenizer = self.tokenizer
-
-    def get_model_config(self) -> ModelConfig:
-        """`model_config`."""
-        return self.model_config
-
-    def get_supported_tasks(self) -> tuple[str, ...]:
-        """See ModelConfig.supported_tasks."""
-        return self.model_config.supported_tasks
-
-    def sleep(self, level: int = 1, mode: str = "abort") -> None:
-        """Free the KV cache, and the device's memory of the weights (on a CPU at level 2 only). Whatever needs the
-        model is a RuntimeError until `wake_up`.
-
-        Args:
-            level: 1 keeps the weights (of a GPU in the host's memory), 2 frees them.
-            mode: "abort" ends unfinished requests; "keep" lets them begin anew after `wake_up`; "wait" runs them to
-                their ends, and their outputs are lost.
-        """
-        check_pause_mode(mode)
-        while mode == "wait" and self.has_unfinished_requests():
-            self.step()
-        if mode == "abort":
-            self.abort_request(self.output_processor.unfinished_request_ids)
-        self.engine_core.sleep(level)
-
-    def wake_up(self, tags: list[str] | None = None) -> bool:
-        """Undo `sleep`, or, with `tags`, what concerns "weights" or "kv_cache"; whether all of it is awake."""
-        self.engine_core.wake_up(tags)
-        return not self.engine_core.is_sleeping()
-
-    def is_sleeping(self) -> bool:
-        """Whether any part of the engine sleeps."""
-        return self.engine_core.is_sleeping()
-
-    def reset_prefix_cache(self, reset_running_requests: bool = False, reset_connector: bool = False) -> bool:
-        """Forget all cached blocks; False (and nothing done) while requests run, unless these are to begin anew.
-        There is no connector to reset."""
-        return self.engine_core.reset_prefix_cache(reset_running_requests)
 
     def collective_rpc(
         self,
@@ -303,31 +258,6 @@ class LLMEngine:
         module that can be imported."""
         return self.collective_rpc(partial(_call_with_model, func))
 
-    def init_weight_transfer_engine(self, request: Any = None) -> None:
-        """Let every worker meet the trainer that the request's `init_info` names; nothing where it is empty.
-        VLLMValidationError: see `trainer_of`."""
-        if (trainer := trainer_of(request)) is not None:
-            self.collective_rpc("meet_trainer", kwargs=trainer)
-
-    def start_weight_update(self) -> None:
-        """Keep what `update_weights` brings, until `finish_weight_update` takes all of it at once."""
-        self.collective_rpc("start_weight_update")
-
-    def update_weights(self, request: Any) -> None:
-        """New weights by their checkpoint names; see `weights_of_update` for the request. ValueError: one does not fit;
-        none is taken."""
-        method, arguments = weights_of_update(request)
-        self.collective_rpc(method, args=arguments)
-
-    def finish_weight_update(self, weight_version: str | None = None) -> None:
-        """Take what has come since start_weight_update, all or, on a ValueError, none. Outputs that follow are of
-        `weight_version`; None: of the number of updates so far."""
-        self.collective_rpc("finish_weight_update", args=(weight_version,))
-
-    def get_weight_version(self) -> int | str:
-        """Of the weights that the next outputs are of, as in CompletionOutput.weight_versions."""
-        return self.engine_core.get_weight_version()
-
     def get_metrics(self) -> list[Metric]:
         """What docs/metrics.md lists of the engine, by Prometheus' names, as of now.
 
@@ -338,60 +268,45 @@ class LLMEngine:
             raise ValueError("no metrics are kept: give disable_log_stats=False (a pooling model keeps none)")
         return self._metrics.collect(self.engine_core, self.output_processor.num_unfinished_sequences)
 
-    def reset_mm_cache(self) -> None:
-        """Nothing: inputs are text, and no other is cached."""
 
-    def do_log_stats(self) -> None:
-        """Nothing: the engine logs no statistics by itself."""
+class _CallsInProcess(EngineCalls):
+    """The calls upon an LLMEngine, whose core is in this process."""
 
-    def start_profile(
-        self,
-        profile_prefix: str | None = None,
-        delay_iterations: int | None = None,
-        max_iterations: int | None = None,
-        profiler_kwargs: dict[str, Any] | None = None,
-    ) -> None:
-        """Begin to record operators and kernels on every worker, until stop_profile.
+    def __init__(self, engine: LLMEngine) -> None:
+        self.vllm_config, self.input_processor = engine.vllm_config, engine.input_processor
+        self._engine = engine
 
-        Args:
-            profile_prefix: of the traces' file names.
+    async def _call(self, method: str, *arguments: Any) -> list[Any]:
+        return [getattr(self._engine.engine_core, method)(*arguments)]
 
-        Raises:
-            ValueError: no folder was named: see `profiler_config`.
-            VLLMValidationError: another argument is not None.
-        """
-        check_profile_limits(delay_iterations, max_iterations, profiler_kwargs)
-        self.collective_rpc("profile", args=(True, profile_prefix))
+    async def _quieten(self, mode: str) -> None:
+        while mode == "wait" and self._engine.has_unfinished_requests():
+            self._engine.step()
+        if mode == "abort":
+            self._engine.abort_request(self._engine.output_processor.unfinished_request_ids)
 
-    def stop_profile(self) -> None:
-        """End the recording; each worker writes a trace (for Perfetto, or chrome://tracing)."""
-        self.collective_rpc("profile", args=(False,))
+    async def _load_adapter(self, request: LoRARequest) -> None:
+        self._engine.engine_core.check_awake()
+        self._engine.engine_core.add_lora(request)
 
-    def add_lora(self, lora_request: LoRARequest) -> bool:
-        """Load an adapter, unless it is loaded; with its `load_inplace` again.
 
-        Raises:
-            VLLMValidationError: adapters are not enabled, or one's files, or its id; nothing has changed then.
-        """
-        request = given_lora_request(lora_request, self.input_processor.has_adapters)
-        self.engine_core.check_awake()
-        return self.engine_core.add_lora(request)
+def check_executor_class(config: VllmConfig, executor_class: Any) -> None:
+    """
+    Raises:
+        VLLMValidationError: `executor_class` is neither None nor Executor, nor the class that `config` asks for.
+    """
+    if executor_class is None:
+        return
+    from vllm.v1.executor.abstract import Executor
 
-    def remove_lora(self, lora_id: int) -> bool:
-        """Unload an adapter, now or once the running requests of it end; False: it is not loaded."""
-        return self.engine_core.remove_lora(lora_id)
-
-    def list_loras(self) -> set[int]:
-        """The ids of the adapters that are loaded."""
-        return self.engine_core.list_loras()
-
-    def pin_lora(self, lora_id: int) -> bool:
-        """Keep an adapter loaded whatever others come.
-
-        Raises:
-            VLLMValidationError: it is not loaded, or max_cpu_loras of them are pinned.
-        """
-        return self.engine_core.pin_lora(lora_id)
+    own = Executor.get_class(config)
+    if executor_class not in (Executor, own):
+        raise VLLMValidationError(
+            f"executor_class must be {own.__name__}, which Executor.get_class gives for this configuration; "
+            "distributed_executor_backend chooses another",
+            "executor_class",
+            executor_class,
+        )
 
 
 def _call_with_model(func: Callable[[nn.Module], Any], worker: Any) -> Any:
