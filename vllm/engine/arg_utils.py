@@ -32,7 +32,6 @@ from vllm.config.speculative import SpeculativeConfig, as_speculative_config
 from vllm.config.structured_outputs import StructuredOutputsConfig, as_structured_outputs_config
 from vllm.config.unserved import as_config
 from vllm.engine.arguments import add_flags, arg, is_neutral, passed_on
-from vllm.engine.env_checks import check_variables
 from vllm.engine.first_checks import check_generation_config, check_values, requested_dtype, too_long
 from vllm.engine.speculation import with_model_and_schedule
 from vllm.engine.upstream_args import UpstreamArgs
@@ -310,7 +309,7 @@ class EngineArgs(UpstreamArgs):
         load_general_plugins()
         logits_processors = tuple(load_logits_processors(self.logits_processors))
         device = self._resolve_device(parallel_config := self.create_parallel_config())
-        check_variables(device, self.tensor_parallel_size, self.disable_custom_all_reduce)
+        _check_variables(device, self.tensor_parallel_size, self.disable_custom_all_reduce)
         source = self._find_model(device, self.hf_overrides)
         max_model_len = self._resolve_max_model_len(source.longest_prompt(self.max_model_len))
         model_config = ModelConfig(
@@ -505,3 +504,19 @@ class AsyncEngineArgs(EngineArgs):
             flag = argparse.BooleanOptionalAction
             parser.add_argument("--enable-log-requests", action=flag, default=False, help="log each request")
         return parser if async_args_only else EngineArgs.add_cli_args(parser)
+
+
+def _check_variables(device: str, tensor_parallel_size: int, disable_custom_all_reduce: bool) -> None:
+    """
+    Raises:
+        ValueError: a variable that cannot be honoured on the device, or with these arguments.
+    """
+    from vllm.ops.cpu_kernels import check_batch_invariance
+
+    if envs.batch_invariant():
+        check_batch_invariance(device)
+        if tensor_parallel_size > 2 - (device == "cuda") and (device == "cuda" or disable_custom_all_reduce):
+            asked = "tensor_parallel_size" if device == "cuda" else "disable_custom_all_reduce"
+            raise ValueError(f"VLLM_BATCH_INVARIANT=1 rules out {asked}: gloo and NCCL add in no one order")
+    if device == "cpu":
+        envs.cpu_gemm()  # an error if it is no layout
