@@ -43,6 +43,7 @@ def render_texts(
         chat_template_kwargs: further variables of the template.
         content_format: "string": templates get a content as one text, whose parts are lines; "openai": as a list of
             parts; "auto": as the template reads it, a text where it reads both.
+        tool_prompt: a ToolPrompt, for templates that ignore tools; None: nothing tells of them.
 
     Raises:
         VLLMValidationError: a malformed message (its index is named), arguments that exclude each other, no template,

@@ -9,6 +9,7 @@ from typing import Any
 from vllm.chat.content_forms import FORMS, ContentForm, Message, formed, forms_of_template
 from vllm.chat.histories import fitted
 from vllm.chat.template_source import chosen_template, variables
+from vllm.chat.tool_prompts import ToolPrompt, shows_tools, with_told_tools
 from vllm.exceptions import VLLMValidationError, shown
 from vllm.logger import init_logger, warn_once
 from vllm.tokenizers.tokenizer import Tokenizer
@@ -43,6 +44,7 @@ class ChatWriter:
         tools: list[dict[str, Any]] | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
         content_format: str = "auto",
+        tool_prompt: ToolPrompt | None = None,
     ) -> None:
         _check_arguments(chat_template, add_generation_prompt, continue_final_message, tools, chat_template_kwargs)
         if content_format not in _FORMATS:
@@ -55,6 +57,7 @@ class ChatWriter:
             missing = "the model's tokenizer has no chat template; pass one as chat_template"
             raise VLLMValidationError(missing, "chat_template")
         self._tokenizer, self._template, self._format = tokenizer, template, content_format
+        self._told = tool_prompt if tool_prompt is not None and not shows_tools(template) else None
         self.is_continued = continue_final_message
         self._options = {
             "chat_template": template,
@@ -67,6 +70,8 @@ class ChatWriter:
     def write(self, name: str, conversation: Sequence[Message]) -> Written:
         """A conversation of `named_conversations`, with the parts of contents. `name`: in errors."""
         conversation = fitted(conversation, self._template)
+        if self._told is not None:
+            conversation = with_told_tools(conversation, self._told, "system" in _forms(self._template))
         problem: VLLMValidationError | None = None
         for forms in self._ways():
             usual = forms.get("user", "text")
@@ -82,6 +87,12 @@ class ChatWriter:
                 return Written(text, name, messages, self)
         assert problem is not None, "there is a way"
         raise problem
+
+    @property
+    def hides_tools(self) -> bool:
+        """Whether there are tools, and prompts do not tell of them."""
+        is_told = self._told is not None and bool(self._told.tools)
+        return bool(self._options["tools"]) and not is_told and not shows_tools(self._template)
 
     def rendered(self, name: str, messages: list[Message], **options: Any) -> str:
         """Messages as the template writes them, with other `options` of it."""

@@ -86,7 +86,7 @@ def serve(
 
         check_signals()
         state = ServerState(engine, args, chat_template)
-        state.log_score_template()
+        state.log_templates()
         return uvloop.run(serve_app(build_app(state), listener, check_signals, ends_process=True))
     finally:
         engine.shutdown()

@@ -77,6 +77,11 @@ class ServerArgs(UpstreamServerArgs):
     tool_call_parser: str | None = arg(
         None, "how the model writes calls of tools; auto, the default: the format whose marks its chat template has"
     )
+    tool_prompt: Literal["template", "generic"] = arg(
+        "template",
+        "what tells a model of tools: template = its chat template alone, generic = the prompt's own words where that "
+        "ignores them, with calls as --tool-call-parser reads them (hermes, if the template shows none)",
+    )
     tool_parser_plugin: str = arg("", "Python file that registers further tool parsers")
     reasoning_parser: str | None = arg(
         None, "how the model marks its reasoning, which answers then have apart; auto: as its chat template does"
@@ -135,7 +140,11 @@ class ServerArgs(UpstreamServerArgs):
             ToolParserManager.import_tool_parser(self.tool_parser_plugin)
         if self.reasoning_parser_plugin:
             ReasoningParserManager.import_reasoning_parser(self.reasoning_parser_plugin)
-        AnswerFormat.of(None, self.tool_call_parser or None, self.reasoning_parser or None)
+        form = AnswerFormat.of(None, self.tool_call_parser or None, self.reasoning_parser or None)
+        if self.tool_prompt == "generic" and form.tools is not None and form.tools.call_text is None:
+            raise ValueError(
+                f"--tool-prompt generic cannot tell how --tool-call-parser {self.tool_call_parser} has calls"
+            )
 
     @staticmethod
     def add_cli_args(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:

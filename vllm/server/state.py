@@ -6,7 +6,7 @@ import asyncio
 import hashlib
 import time
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -15,9 +15,12 @@ from fastapi import Request
 
 from vllm import envs
 from vllm.chat.answers import AUTO, AnswerFormat
+from vllm.chat.template_source import chosen_template
+from vllm.chat.tool_prompts import shows_tools
 from vllm.decisions.calibration import Calibration
 from vllm.entrypoints.async_llm import AsyncLLM
 from vllm.exceptions import shown
+from vllm.logger import init_logger, warn_once
 from vllm.pooling.pairs import check_score_args, score_type
 from vllm.pooling.score_templates import ScoreTemplate, default_template, score_template
 from vllm.server.adapters import ServedAdapters, chosen
@@ -27,8 +30,16 @@ from vllm.server.lora_modules import parse_modules
 from vllm.server.response_store import ResponseStore
 from vllm.server.server_args import ServerArgs
 from vllm.tokenizers.tokenizer import Tokenizer
+from vllm.tool_parsers import ToolParserManager
 from vllm.tracing import RequestTracer
 from vllm.version import __version__
+
+logger = init_logger(__name__)
+
+TOOLS_IGNORED = (
+    "the chat template ignores tools: the model does not see those of requests; --tool-prompt generic tells of them in "
+    "the prompt, and --chat-template names another template"
+)
 
 # Of each task, what a model that has it does, and what one that has not does not.
 _DOES = {
@@ -160,8 +171,11 @@ class ServerState:
             # Of others' templates, none are kept.
             kept = {} if own_template else self._formats
             reasoning = self.args.reasoning_parser or None
-            kept[template] = AnswerFormat.of(template, self.args.tool_call_parser or AUTO, reasoning)
-            return kept[template]
+            form = AnswerFormat.of(template, self.args.tool_call_parser or AUTO, reasoning)
+            if form.tools is None and self.args.tool_prompt == "generic":
+                form = replace(form, tools=ToolParserManager.get_tool_parser("hermes"))
+            kept[template] = form
+            return form
         return self._formats[template]
 
     @cached_property
@@ -189,10 +203,19 @@ class ServerState:
             return default_template(config, self.engine.tokenizer, labels, self.args.served_model_name or ())
         return score_template(source, labels, config.hf_config.raw)
 
-    def log_score_template(self) -> None:
-        """Have the log say which template scores pairs, where none is named."""
+    def log_templates(self) -> None:
+        """Have the log say which template scores pairs, where none is named, and whether one ignores tools."""
         with suppress(ValueError):  # requests for scores are answered by it
             _ = self.score_template
+        args = self.args
+        are_enabled = args.enable_auto_tool_choice or args.tool_call_parser or args.tool_parser_plugin
+        if not are_enabled or args.tool_prompt == "generic" or not self.can("generate"):
+            return
+        with suppress(ValueError):  # an unsupported tokenizer, or none
+            own = self.chat_template or self.tokenizer.chat_template
+            template = chosen_template(own, None, tools=True)
+            if template is not None and not shows_tools(template):
+                warn_once(logger, TOOLS_IGNORED)
 
     @property
     def tokenizer(self) -> Tokenizer:

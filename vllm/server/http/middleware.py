@@ -134,6 +134,7 @@ class RequestContext:
         client = self._scope.get("client")
         usage = self._scope["state"].get("usage") or {}
         left = self._client_left and not self.is_complete
+        note = self._scope["state"].get("note")
         return {
             "client": client[0] if client else None,
             "method": self._scope["method"],
@@ -143,6 +144,7 @@ class RequestContext:
             "prompt_tokens": usage.get("prompt_tokens"),
             "completion_tokens": usage.get("completion_tokens"),
             "request_id": self._request_id,
+            **({"note": note} if note else {}),
         }
 
 
@@ -234,7 +236,8 @@ def _line(record: dict[str, Any], log_format: Literal["text", "json"]) -> str:
     line = "{client} {method} {path} {status} {ms} ms".format(**record)
     if record["prompt_tokens"] is not None:
         line += " prompt_tokens={prompt_tokens} completion_tokens={completion_tokens}".format(**record)
-    return f"{line} id={record['request_id']}"
+    line = f"{line} id={record['request_id']}"
+    return f"{line} note={record['note']!r}" if "note" in record else line
 
 
 def _sane_id(text: str | None) -> str | None:

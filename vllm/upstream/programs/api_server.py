@@ -74,7 +74,7 @@ async def init_app_state(
     server.check_engine(engine_client)
     server.engine_client = engine_client
     await server.load_adapters()
-    server.log_score_template()
+    server.log_templates()
     # For programs that add routes of their own.
     state.engine_client, state.vllm_config, state.args = engine_client, engine_client.vllm_config, args
 

@@ -65,6 +65,12 @@ class Answer(ABC):
         with named_as(self._own_names):
             return await kind.queue(self._state, self._id, *prepared, self._body.priority or 0)
 
+    async def noted_submit(self, request: Request) -> Submitted:
+        """`submit`, with the log's note in the request's line of the access log."""
+        submitted = await self.submit()
+        request.state.note = self.log.note
+        return submitted
+
     def table_response(self, request: Request, submission: Submitted) -> Response:
         """The answer in the type that the Accept header names."""
         assert self.tables is not None and isinstance(submission, Submission)
@@ -79,22 +85,35 @@ class Answer(ABC):
                 usage.add(index, output)
                 self.log.add(index, output)
                 async for piece in self.pieces(index, output):
-                    yield {**self._frame, **piece, **usage.so_far()}
+                    if usage.in_every_chunk or _says_anything(piece):
+                        yield {**self._frame, **piece, **usage.so_far()}
         if usage.is_wanted_last:
             yield {**self._frame, **usage.last_chunk_fields()}
+
+
+def _says_anything(piece: dict[str, Any]) -> bool:
+    """Whether a chunk has more than deltas without a word: markers are parsed, and characters wait for their bytes."""
+    return piece.keys() != {"choices"} or any(map(_is_said, piece["choices"]))
+
+
+def _is_said(choice: dict[str, Any]) -> bool:
+    if "delta" not in choice:
+        return True
+    said = {**choice, **choice["delta"], **(choice["logprobs"] or {})}
+    return any(value for name, value in said.items() if name not in ("index", "delta", "logprobs"))
 
 
 async def respond(request: Request, answer: Answer, stream: bool) -> Response:
     """Generate and answer, whole, as events or as bytes; aborts with ClientDisconnected when the client disconnects."""
     if answer.tables is not None and answer.tables.body_type is not None:
-        submission = await while_connected(request, answer.submit())
+        submission = await while_connected(request, answer.noted_submit(request))
         return answer.table_response(request, submission)
     if stream:
-        submission = await while_connected(request, answer.submit())
+        submission = await while_connected(request, answer.noted_submit(request))
         return EventStream(answer.chunks(submission, request), submission.abort)
 
     async def whole() -> Any:
-        submission = await answer.submit()
+        submission = await answer.noted_submit(request)
         outputs, usage = await submission.results(), UsageCount(request)
         for index, output in enumerate(outputs):
             usage.add(index, output)

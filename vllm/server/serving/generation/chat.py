@@ -13,6 +13,7 @@ from starlette.responses import Response
 from vllm.chat import normal_messages, written_conversations
 from vllm.chat.answers import AnswerParser
 from vllm.chat.writer import Written
+from vllm.logger import init_logger, warn_once
 from vllm.outputs import CompletionOutput, RequestOutput
 from vllm.parser.events import Content, Event, collect
 from vllm.parser.messages import delta_fields, whole_call
@@ -35,8 +36,10 @@ from vllm.server.serving.generation.parts import AnswerPlan
 from vllm.server.serving.generation.position_parts import PositionParts
 from vllm.server.serving.generation.sampling import PreparedPrompts, named_as, prepare_prompts, sampling_params
 from vllm.server.serving.usage import UsageCount, answer_frame
-from vllm.server.state import ServerState
+from vllm.server.state import TOOLS_IGNORED, ServerState
 from vllm.utils.checks import wrong_type
+
+logger = init_logger(__name__)
 
 router = APIRouter()
 
@@ -53,16 +56,12 @@ async def create_chat_completion(request: Request, state: ServerState, body: Cha
     return await respond(request, answer, bool(body.stream))
 
 
-def render(
-    state: ServerState,
-    body: ChatCompletionRequest | TokenizeRequest | PoolingFields,
-    tools: list[dict[str, Any]] | None = None,
-) -> dict[str, Any]:
-    """The prompt of the request's conversation, whose template gets `tools`; see `render_conversations`."""
-    return as_prompt(state, body, written(state, body, tools))
+def render(state: ServerState, body: TokenizeRequest | PoolingFields) -> dict[str, Any]:
+    """The prompt of the request's conversation; see `render_conversations`."""
+    return _as_prompt(state, body, _written(state, body))
 
 
-def as_prompt(
+def _as_prompt(
     state: ServerState, body: ChatCompletionRequest | TokenizeRequest | PoolingFields, written: Written
 ) -> dict[str, Any]:
     """The text, and its ids."""
@@ -73,12 +72,10 @@ def as_prompt(
     return {"prompt_token_ids": ids, "prompt": written.text}
 
 
-def written(
-    state: ServerState,
-    body: ChatCompletionRequest | TokenizeRequest | PoolingFields,
-    tools: list[dict[str, Any]] | None = None,
+def _written(
+    state: ServerState, body: ChatCompletionRequest | TokenizeRequest | PoolingFields, parts: AnswerPlan | None = None
 ) -> Written:
-    """The request's conversation as its template writes it."""
+    """The request's conversation as its template writes it, which gets the tools of `parts`."""
     if body.chat_template is not None and not state.args.trust_request_chat_template:
         message = (
             "chat_template: a template is a program, and this server runs those of requests only with "
@@ -103,9 +100,10 @@ def written(
         chat_template=body.chat_template or state.chat_template,
         add_generation_prompt=_begins_answer(body),
         continue_final_message=bool(body.continue_final_message),
-        tools=tools,
+        tools=None if parts is None else parts.template_tools,
         chat_template_kwargs=variables | (body.chat_template_kwargs or {}),
         content_format=args.chat_template_content_format,
+        tool_prompt=None if parts is None else parts.tool_prompt,
     )
     return only
 
@@ -151,10 +149,16 @@ class ChatAnswer(Answer):
                 body, state, self._plan, max_tokens=max_tokens, logprobs=self._num_topk, **self._bound_fields()
             )
 
-    @property
-    def template_tools(self) -> list[dict[str, Any]] | None:
-        """What the chat template gets of the tools."""
-        return self._parts.template_tools
+    def prompt(self) -> dict[str, Any]:
+        """The prompt as the engine takes it; errors as of `render_conversations`."""
+        return _as_prompt(self._state, self._body, self._written())
+
+    def _written(self) -> Written:
+        own = _written(self._state, self._body, self._parts)
+        if own.writer.hides_tools and self._parts.choice.mode != "none":
+            self.log.note = "the chat template ignores tools"
+            warn_once(logger, TOOLS_IGNORED)
+        return own
 
     def _bound_fields(self) -> dict[str, Any]:
         """Fields of SamplingParams that tools and reasoning decide."""
@@ -188,10 +192,10 @@ class ChatAnswer(Answer):
 
     def _rendered(self) -> tuple[dict[str, Any], str]:
         """The prompt, and what it has of the answer."""
-        own = written(self._state, self._body, self._parts.template_tools)
+        own = self._written()
         reasoning = self._parts.form.reasoning
         opening = "" if reasoning is None else own.opening((*reasoning.begins, *reasoning.ends))
-        return as_prompt(self._state, self._body, own), opening
+        return _as_prompt(self._state, self._body, own), opening
 
     async def whole(self, outputs: list[RequestOutput], usage: UsageCount) -> dict[str, Any]:
         (output,) = outputs

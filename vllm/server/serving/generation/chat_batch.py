@@ -37,6 +37,7 @@ async def create_batch_chat_completion(
             own_prompts, own_params = await answer.prepare()
             prompts += own_prompts
             params += own_params
+            request.state.note = answer.log.note
         submission = await Submission.queue(state, answer_id, prompts, params, body.priority or 0)
         usage = UsageCount(request)
         choices: list[dict[str, Any]] = []

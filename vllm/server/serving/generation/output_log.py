@@ -18,6 +18,7 @@ class OutputLog:
         self._is_on = state.args.enable_log_outputs
         self._longest = state.args.max_log_len
         self._id = answer_id
+        self.note: str | None = None  # what is to be said of the answer
         self._texts: dict[tuple[int, int], str] = defaultdict(str)
         self._token_ids: dict[tuple[int, int], list[int]] = defaultdict(list)
 
@@ -34,4 +35,5 @@ class OutputLog:
             text, ids = self._texts.pop(key), self._token_ids.pop(key)
             name = f"{self._id}-{index}-{completion.index}"
             shown = text[: self._longest], ids[: self._longest]
-            logger.info("output %s: %r, ids %s of %d, %s", name, *shown, len(ids), completion.finish_reason)
+            note = f" ({self.note})" if self.note else ""
+            logger.info("output %s: %r, ids %s of %d, %s%s", name, *shown, len(ids), completion.finish_reason, note)

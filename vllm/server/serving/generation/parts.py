@@ -12,6 +12,7 @@ from vllm.chat.argument_forms import UnwritableSchema
 from vllm.chat.call_forms import CallableFunction, CallForms
 from vllm.chat.channel_forms import ChannelForms
 from vllm.chat.content_places import ContentPlaces
+from vllm.chat.tool_prompts import ToolPrompt
 from vllm.exceptions import VLLMValidationError, shown
 from vllm.params.structured import StructuredOutputsParams, Thinking
 from vllm.server.errors import ApiError
@@ -170,8 +171,9 @@ class AnswerPlan:
             form = replace(form, tools=None)
         elif form.tools is None and choice.mode == "auto":
             message = (
-                f"{choice.field}: the chat template does not show how this model writes calls; name its format by "
-                f"--tool-call-parser: {', '.join(ToolParserManager.list_registered())}"
+                f"{choice.field}: the chat template does not show how this model writes calls; have it told by "
+                "--tool-prompt generic, or name its format by --tool-call-parser: "
+                f"{', '.join(ToolParserManager.list_registered())}"
             )
             raise ApiError(400, message, choice.field, "unsupported_field")
         elif choice.mode == _ANY_CALL and (form.tools is None or not _writes_json(form.tools)):
@@ -183,6 +185,14 @@ class AnswerPlan:
         """For the chat template."""
         is_hidden = self.choice.mode == "none" and self._state.args.exclude_tools_when_tool_choice_none
         return None if is_hidden else list(self.choice.tools) or None
+
+    @property
+    def tool_prompt(self) -> ToolPrompt | None:
+        """What tells of the tools where the template ignores them; None: nothing does."""
+        parser = self.form.tools or self._state.answer_format(self._body.chat_template).tools
+        if self._state.args.tool_prompt != "generic" or parser is None or parser.call_text is None:
+            return None
+        return ToolPrompt(parser.call_text, () if self.choice.mode == "none" else self.choice.tools)
 
     def structured_outputs(self, given: Any) -> Any:
         """The form of answers: `given`, the one of the request's other fields, or a grammar of calls.
@@ -266,7 +276,10 @@ class AnswerPlan:
         if reasoning.ends_before_any and (form is None or self._holds_calls):
             end, more = reasoning.ends_before_any, []
         has_begun = is_inside or reasoning.is_implicit
-        excluded = reasoning.also_ends if self._holds_calls else ()
+        # What else the answer's reader takes for its end: there a form could not begin.
+        excluded = () if form is None or reasoning.has_channels else reasoning.also_ends
+        if form is None:
+            more += reasoning.also_ends
         thinking = Thinking(end, "" if has_begun else begin, budget, more, excluded)
         return StructuredOutputsParams(thinking=thinking) if form is None else replace(form, thinking=thinking)
 

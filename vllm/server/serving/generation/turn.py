@@ -18,7 +18,7 @@ from vllm.server.errors import ApiError
 from vllm.server.http.request_body import parse_body
 from vllm.server.protocol.generation import ChatCompletionRequest
 from vllm.server.serving.generation.answers import Submitted
-from vllm.server.serving.generation.chat import ChatAnswer, render
+from vllm.server.serving.generation.chat import ChatAnswer
 from vllm.server.serving.usage import UsageCount
 from vllm.server.state import ServerState
 
@@ -57,6 +57,7 @@ class ChatTurn:
             self.body: ChatCompletionRequest = parse_body(fields, ChatCompletionRequest, False)
             self.answer = ChatAnswer(self.body, state, answer_id, parts_reasoning=True)
         self.usage = UsageCount(request)
+        self._request = request
         self.prompt_fields: dict[str, Any] = {}
         self._has_begun = False
 
@@ -68,14 +69,14 @@ class ChatTurn:
     async def prompt_length(self) -> int:
         """Tokens of the prompt."""
         with renamed(self._names):
-            prompt = await asyncio.to_thread(render, self._state, self.body, self.answer.template_tools)
+            prompt = await asyncio.to_thread(self.answer.prompt)
         ids = prompt.get("prompt_token_ids")
         return len(self._state.tokenizer.encode(prompt["prompt"]) if ids is None else ids)
 
     async def submit(self) -> Submitted:
         """See `Answer.submit`."""
         with renamed(self._names):
-            return await self.answer.submit()
+            return await self.answer.noted_submit(self._request)
 
     async def steps(self, submission: Submitted) -> AsyncGenerator[Step, None]:
         """All of them; one, if the body does not ask for a stream."""
