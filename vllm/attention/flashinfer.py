@@ -197,8 +197,8 @@ def _described(kind: LayerKind) -> str:
 
 def _requests(host: HostStep, first: int, block_size: int, window: int | None) -> list[np.ndarray]:
     """The plan of the requests from `first` on, all int32: where their queries begin [R + 1] and their pages [R + 1],
-    the pages, the tokens in the last page [R] and in all [R]. Pages before the first key that a query sees are left out: with a
-    window they may be none, and masks are counted from the sequences' ends."""
+    the pages, the tokens in the last page [R] and in all [R]. Pages before the first key that a query sees are left
+    out: with a window they may be none, and masks are counted from the sequences' ends."""
     starts, slots = host.query_start_loc[first:] - host.query_start_loc[first], host.slots[first:]
     lengths = host.seq_lens[first:].astype(np.int32)
     skipped = np.zeros_like(lengths)
