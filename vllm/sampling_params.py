@@ -73,7 +73,8 @@ def _repetition() -> SamplingField:
 def _form(**more: Any) -> SamplingField:
     return SamplingField(
         check=check_structured,
-        packed=lambda form: None if form is None else asdict(form),
+        # The text alone: what compiles it has compiled it.
+        packed=lambda form: None if form is None else asdict(form) | {"grammar": form.grammar and str(form.grammar)},
         unpacked=lambda fields: StructuredOutputsParams(**fields),
         **more,
     )

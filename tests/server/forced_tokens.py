@@ -9,7 +9,8 @@ from vllm.v1.sample.logits_processor import AdapterLogitsProcessor, RequestLogit
 
 
 class ForcedTokens(AdapterLogitsProcessor):
-    """Forces the ids of a request's `forced`, one after the other; what comes behind them is the model's."""
+    """Forces the ids of a request's `forced`, one after the other; what comes behind them is the model's. With `obeys`
+    those alone that a grammar allows."""
 
     def is_argmax_invariant(self) -> bool:
         """No."""
@@ -17,13 +18,15 @@ class ForcedTokens(AdapterLogitsProcessor):
 
     def new_req_logits_processor(self, params: SamplingParams) -> RequestLogitsProcessor | None:
         """For requests with `forced` in extra_args."""
-        forced = (params.extra_args or {}).get("forced")
+        options = params.extra_args or {}
+        forced, obeys = options.get("forced"), options.get("obeys")
         if forced is None:
             return None
 
         def force(output_ids: list[int], logits: torch.Tensor) -> torch.Tensor:
-            if len(output_ids) < len(forced):
-                logits[forced[len(output_ids)]] = 1e4
+            count = len(output_ids)
+            if count < len(forced) and not (obeys and logits[forced[count]].isneginf()):
+                logits[forced[count]] = 1e4
             return logits
 
         return force

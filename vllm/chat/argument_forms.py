@@ -8,7 +8,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from vllm.exceptions import shown
-from vllm.parser.typed_values import dumps, is_text, may_be_text, resolved
+from vllm.parser.schemas import ArgumentSchema, resolved
+from vllm.parser.typed_values import dumps
 from vllm.tool_parsers.abstract_tool_parser import ArgumentText
 
 _ANY_TEXT, EMPTY = r"/(.|\n)*/", '""'
@@ -104,19 +105,20 @@ class ArgumentForms:
 
     def _argument(self, key: str, schema: Any, root: Mapping[str, Any], rule: str, rules: list[str]) -> str:
         text, own = self._text, schema if isinstance(schema, Mapping) else {}
-        before = self._literal(text.before + key + (text.between_text if is_text(own) else text.between))
+        whole = ArgumentSchema(own, root)
+        before = self._literal(text.before + key + (text.between_text if whole.is_text else text.between))
         if text.is_python or text.quote:
             return f"{before} {self._nested(key, own, root, rule, rules)}"
         after = self._literal(text.after)
-        choices = _choices(own)
+        choices = whole.allowed.values
         if choices is not None:
             plain = [each if isinstance(each, str) else dumps(each) for each in choices]
             return f"{before} ({' | '.join(self._literal(each) or EMPTY for each in plain)}) {after}"
-        if own.get("type") == "boolean":
+        if whole.allowed.types == {"boolean"}:
             return f"{before} {_BOOLEANS} {after}"
-        if not may_be_text(own):
+        if not whole.may_be_text:
             return f"{before} {self._json(own, root)} {after}"
-        _check_unbound(key, own)
+        _check_unbound(key, whole)
         return f"{before} {self._until(text.after, rule, rules)}"
 
     def _entry(self, key: str, schema: Any, root: Mapping[str, Any], rule: str, rules: list[str]) -> str:
@@ -157,7 +159,7 @@ class ArgumentForms:
             ]
             return f"({' | '.join(found)})"
         if kind == "string":
-            _check_unbound(key, own)
+            _check_unbound(key, ArgumentSchema(own, root))
             if self._text.is_python:
                 return f"/{_PYTHON_STRING}/"
             return f"{self._literal(self._text.quote)} {self._until(self._text.quote, rule, rules)}"
@@ -208,7 +210,7 @@ def _choices(schema: Mapping[str, Any]) -> list[Any] | None:
     return [schema["const"]] if "const" in schema else schema.get("enum")
 
 
-def _check_unbound(key: str, schema: Mapping[str, Any]) -> None:
-    bound = next((each for each in _BOUNDS if each in schema), None)
+def _check_unbound(key: str, schema: ArgumentSchema) -> None:
+    bound = next((each for each in _BOUNDS if each in schema.keywords), None)
     if bound is not None:
         raise UnwritableSchema(f"{bound} of the text {key}")

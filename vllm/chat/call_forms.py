@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 from vllm.chat.argument_forms import ArgumentForms
+from vllm.params.structured import OwnGrammar
 from vllm.tokenizers.tokenizer import Tokenizer
 from vllm.tool_parsers.abstract_tool_parser import ANY_NUMBER, ANY_WORD, ArgumentText, CallText
 from vllm.v1.structured_output.grammar import WHITE_SPACE
@@ -155,4 +156,4 @@ def schema_text(schema: dict[str, Any] | bool) -> str:
 
 def grammar_of(rules: Iterable[str]) -> str:
     """A grammar's text."""
-    return "\n".join(["%llguidance {}", *rules, ""])
+    return OwnGrammar("\n".join(["%llguidance {}", *rules, ""]))

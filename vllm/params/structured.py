@@ -35,6 +35,11 @@ def _wrong_value(name: str, value: Any, expected: str) -> VLLMValidationError:
     return VLLMValidationError(error.args[0], "structured_outputs", value)
 
 
+class OwnGrammar(str):
+    """A grammar that this project has written. A search for what must follow ends in it, so that none of it is drawn.
+    No body of a request becomes one."""
+
+
 @dataclass
 class Thinking:
     """Free text that an answer may hold before its form.
@@ -44,7 +49,7 @@ class Thinking:
         begin: the text that begins it; an answer that begins otherwise has none. "": the prompt has begun it.
         budget: the most tokens that it may have, after which its end is forced; None: any number.
         also_ends: further texts that end it.
-        excludes: texts that it does not hold where a form follows, as far as they are single tokens.
+        excludes: texts that it does not hold where a form follows.
 
     Raises:
         VLLMValidationError: a value of the wrong type, no end, or a budget below 0.

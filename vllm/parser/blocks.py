@@ -7,12 +7,12 @@ from collections.abc import Iterator
 from vllm.parser.calls import Calls
 from vllm.parser.events import Content, Event, Reasoning
 from vllm.parser.json_calls import json_calls
-from vllm.parser.reader import Ended, NotACall, Reader, Step
+from vllm.parser.reader import BROKEN, Ended, Reader, Step
 
 START, END = "<|message_model|>", "<|end_message|>"
 TEXT, THOUGHTS, CALL = "<|content_text|>", "<|content_thinking|>", "<|content_invoke_tool_json|>"
-_ENDS = (END, "<|content_model_end_sampling|>", START)
-_MARKERS = (TEXT, THOUGHTS, CALL, *_ENDS)
+ENDS = (END, "<|content_model_end_sampling|>", START)
+_MARKERS = (TEXT, THOUGHTS, CALL, *ENDS)
 
 
 def read_blocks(reader: Reader, calls: Calls) -> Iterator[Step]:
@@ -29,7 +29,7 @@ def read_blocks(reader: Reader, calls: Calls) -> Iterator[Step]:
             if header.strip() and found != CALL:
                 yield Content(header)
         elif found in (TEXT, THOUGHTS):
-            found = yield from reader.text_until(_ENDS, _content if found == TEXT else _reasoning)
+            found = yield from reader.text_until(ENDS, _content if found == TEXT else _reasoning)
         else:
             if found == CALL:
                 yield from _call(reader, calls)
@@ -42,7 +42,7 @@ def _call(reader: Reader, calls: Calls) -> Iterator[Step]:
     try:
         yield from json_calls(reader, calls)
         yield from reader.skip_space()
-    except (NotACall, Ended):
+    except BROKEN:
         if calls.is_open:
             yield from calls.end(is_cut=True)
         else:

@@ -7,8 +7,9 @@ from collections.abc import Callable, Generator, Iterator, Mapping
 from typing import Any
 
 from vllm.parser.events import CallArguments, CallEnd, CallStart, Content, Event
-from vllm.parser.reader import Ended, NotACall, Reader, Step
-from vllm.parser.typed_values import resolved
+from vllm.parser.reader import BROKEN, NotACall, Reader, Step
+from vllm.parser.schemas import ArgumentSchema
+from vllm.parser.typed_values import whole_characters
 
 
 def random_id(name: str, index: int) -> str:
@@ -33,13 +34,14 @@ class Calls:
         self._reader = reader
         self._make_id = make_id
         self.schemas = schemas or {}
+        self._read: dict[str, ArgumentSchema] = {}
         self.count = 0
         self.is_open = False
         self._is_empty = True
 
     def start(self, name: str, call_id: str | None = None) -> Event:
         """A call begins. Raises NotACall without a name."""
-        name = name.strip()
+        name = whole_characters(name.strip())
         if not name:
             raise NotACall
         self.is_open = self._is_empty = True
@@ -66,17 +68,16 @@ class Calls:
         half, _, rest = name.partition(".")
         return half if half == rest and name not in self.schemas and half in self.schemas else name
 
+    def schema(self, function: str) -> ArgumentSchema:
+        """What is known of the function's arguments."""
+        if function not in self._read:
+            self._read[function] = ArgumentSchema(self.schemas.get(function, {}))
+        return self._read[function]
+
     def has_argument(self, function: str, name: str) -> bool:
         """Whether the function has such an argument, as far as that is known."""
-        properties = self.schemas.get(function, {}).get("properties")
-        return not properties or name in properties
-
-    def property_schema(self, function: str, name: str) -> Mapping[str, Any] | None:
-        """The schema of one argument, if it is known."""
-        root = self.schemas.get(function, {})
-        properties = root.get("properties")
-        schema = resolved(properties.get(name), root) if isinstance(properties, Mapping) else None
-        return schema if isinstance(schema, Mapping) else None
+        names = self.schema(function).property_names
+        return not names or name in names
 
 
 def argument_schemas(tools: list[dict[str, Any]] | None) -> dict[str, Mapping[str, Any]]:
@@ -154,7 +155,7 @@ def content_and_calls(
                     text.call()
                 yield step
             yield from calls.end()
-        except (NotACall, Ended):
+        except BROKEN:
             if calls.is_open:
                 # What was read of it are its arguments.
                 yield from calls.end(is_cut=True)

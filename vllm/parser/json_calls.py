@@ -9,6 +9,7 @@ from typing import Any
 from vllm.parser.calls import Calls
 from vllm.parser.events import Event
 from vllm.parser.reader import Ended, NotACall, Reader, Step
+from vllm.parser.typed_values import scalars
 
 _ARGUMENTS = ("arguments", "parameters", "args")
 _NAMES = ("name", "function", "tool_name")
@@ -92,7 +93,7 @@ def parsed_json(text: str) -> Any:
     """The value of a text of JSON. Raises NotACall if it is none."""
     try:
         return json.loads(text, strict=False)
-    except ValueError:
+    except (ValueError, RecursionError):
         raise NotACall from None
 
 
@@ -102,7 +103,7 @@ def _as_arguments(text: str) -> str:
         return "{}"
     if text.startswith('"'):
         inner = parsed_json(text)
-        return inner.strip() or "{}"
+        return scalars(inner.strip()) or "{}"
     return text
 
 

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import ast
+import math
 import re
-from collections.abc import Generator, Iterator
-from typing import Any
+from collections.abc import Collection, Generator, Iterator
 
 from vllm.parser.calls import Calls
 from vllm.parser.reader import Ended, NotACall, Reader, Step
-from vllm.parser.typed_values import dumps, parsed_python
+from vllm.parser.typed_values import dumps, json_object, parsed_python, read_json, whole_characters
 
-_NAMES = {"true": True, "false": False, "null": None}
+_NAMES = {"true": "true", "false": "false", "null": "null"}
+_NO_NUMBERS = ("nan", "inf", "infinity")
 _CLOSING = {"(": ")", "[": "]", "{": "}"}
-_LEADING_ZEROS = re.compile(r"\b0+(?=\d)")
+_LEADING_ZEROS = re.compile(r"(?<![\w.])0+(?=\d)")
+_JSON_NUMBER = re.compile(r"(0|[1-9]\d*)(\.\d+)?([eE][+-]?\d+)?", re.ASCII)
+# Python says no more of a value than that it is too long, or nested too deeply.
+_MOST_DIGITS, _MOST_BRACKETS = re.compile(r"\d{4000}"), 80
+_IN_NAMES = "_-.$@:"  # beside letters and digits, of names that are not known
 
 
 def python_calls(reader: Reader, calls: Calls, end: str = "") -> Iterator[Step]:
@@ -31,49 +36,57 @@ def python_calls(reader: Reader, calls: Calls, end: str = "") -> Iterator[Step]:
 
 def _begins_name(reader: Reader) -> Generator[None, None, bool]:
     char = yield from reader.peek()
-    return char.isidentifier()
+    return char.isidentifier() or char.isdecimal()
 
 
 def python_call(reader: Reader, calls: Calls) -> Iterator[Step]:
     """Read one call; its events come when all of it is read."""
-    name = yield from _name(reader, "(")
-    arguments: dict[str, Any] = {}
+    name = yield from _name(reader, "(", calls.schemas)
+    known = calls.schema(name).property_names
+    arguments: dict[str, str] = {}
     while True:
         yield from reader.skip_space()
         if (yield from reader.skip(")")):
             break
-        key = yield from _name(reader, "=")
-        arguments[key] = yield from _value(reader)
+        if (yield from reader.skip("**")):
+            # Python's own way to write names that are none of its own.
+            arguments |= _entries((yield from _value(reader, known)))
+        else:
+            key = yield from _name(reader, "=", known)
+            arguments[key] = _evaluated((yield from _value(reader, known)))
         if not (yield from reader.skip(",")):
             yield from reader.expect(")")
             break
     yield calls.start(name)
-    yield calls.arguments(dumps(arguments))
+    yield calls.arguments(json_object(arguments))
     yield from calls.end()
 
 
-def _name(reader: Reader, end: str) -> Generator[None, None, str]:
-    """Read a name, with dots or hyphens, and `end` after it."""
+def _name(reader: Reader, end: str, known: Collection[str]) -> Generator[None, None, str]:
+    """Read a name, and `end` after it. Those that are `known` may have any characters."""
+    if found := (yield from reader.skip(*(f"{each}{end}" for each in known))):
+        return found.removesuffix(end)
     name = ""
     while True:
         char = yield from reader.peek()
         if not char:
             raise Ended
-        if char == end:
-            reader.take(1)
-            break
-        if not (char.isidentifier() or (name and (char.isalnum() or char in ".-"))):
-            yield from reader.skip_space()
-            yield from reader.expect(end)
+        if not _is_of_name(char):
             break
         name += reader.take(1)
-    if not name:
+    yield from reader.skip_space()
+    yield from reader.expect(end)
+    if not name or name[0] in "-.:":
         raise NotACall
     return name
 
 
-def _value(reader: Reader) -> Generator[None, None, Any]:
-    """Read an expression up to the comma or bracket after it: its value."""
+def _is_of_name(char: str) -> bool:
+    return char != "" and (char in _IN_NAMES or char.isalnum() or f"a{char}".isidentifier())
+
+
+def _value(reader: Reader, known: Collection[str]) -> Generator[None, None, str]:
+    """Read an expression up to the comma or bracket after it. `known`: names of arguments."""
     open_brackets: list[str] = []
     text = ""
     while True:
@@ -81,9 +94,9 @@ def _value(reader: Reader) -> Generator[None, None, Any]:
         if not char:
             raise Ended
         if not open_brackets and char in ",)":
-            return _evaluated(text)
+            return text
         if char in "\"'":
-            text += yield from _string(reader, char, bool(open_brackets))
+            text += yield from _string(reader, char, bool(open_brackets), known)
             continue
         if char in _CLOSING:
             open_brackets.append(_CLOSING[char])
@@ -92,7 +105,7 @@ def _value(reader: Reader) -> Generator[None, None, Any]:
         text += reader.take(1)
 
 
-def _string(reader: Reader, char: str, is_nested: bool) -> Generator[None, None, str]:
+def _string(reader: Reader, char: str, is_nested: bool, known: Collection[str]) -> Generator[None, None, str]:
     """Read a string: its text with the quotes. Line breaks, and quotes that models forget to escape, are escaped."""
     start = yield from reader.peek(3)
     if start[:2] == char * 2 and start != char * 3:
@@ -100,7 +113,7 @@ def _string(reader: Reader, char: str, is_nested: bool) -> Generator[None, None,
     quote = reader.take(3 if start == char * 3 else 1)
     text = quote
     escapes = {"\n": "\\n", "\0": "\\0", char: f"\\{char}"}
-    while not ((yield from reader.has(quote)) and (yield from _ends_string(reader, len(quote), is_nested))):
+    while not ((yield from reader.has(quote)) and (yield from _ends_string(reader, len(quote), is_nested, known))):
         two = yield from reader.peek(2)
         if len(two) < 2:
             raise Ended
@@ -109,7 +122,7 @@ def _string(reader: Reader, char: str, is_nested: bool) -> Generator[None, None,
     return text + reader.take(len(quote))
 
 
-def _ends_string(reader: Reader, length: int, is_nested: bool) -> Generator[None, None, bool]:
+def _ends_string(reader: Reader, length: int, is_nested: bool, known: Collection[str]) -> Generator[None, None, bool]:
     """Whether what follows a quote can follow a string: in brackets, or as an argument."""
     char, place = yield from _next_char(reader, length)
     if is_nested:
@@ -120,9 +133,17 @@ def _ends_string(reader: Reader, length: int, is_nested: bool) -> Generator[None
     if char != ",":
         return char == ""
     char, place = yield from _next_char(reader, place + 1)
-    while char.isidentifier() or char.isdigit():
-        char, place = yield from _next_char(reader, place + 1)
-    return char in ("", "=", ")")
+    for each in known:
+        if (yield from reader.peek(place + len(each) + 1))[place:] == f"{each}=":
+            return True
+    if char == "*":
+        return (yield from reader.peek(place + 3))[place:] == "**{"
+    start = place
+    while _is_of_name(char):
+        place += 1
+        char = (yield from reader.peek(place + 1))[place:]
+    char, place = yield from _next_char(reader, place)
+    return char in ("", ")") or (char == "=" and place > start)
 
 
 def _next_char(reader: Reader, place: int) -> Generator[None, None, tuple[str, int]]:
@@ -134,32 +155,69 @@ def _next_char(reader: Reader, place: int) -> Generator[None, None, tuple[str, i
         place += 1
 
 
-def _evaluated(text: str) -> Any:
+def _evaluated(text: str) -> str:
+    """The value of an expression, as JSON."""
+    # Python has no numbers like 07.
+    own = (text if "'" in text or '"' in text else _LEADING_ZEROS.sub("", text)).strip()
     try:
-        # Python has no numbers like 07.
-        own = text if "'" in text or '"' in text else _LEADING_ZEROS.sub("", text)
-        return _value_of(parsed_python(own))
+        return _json_of(parsed_python(own), own)
+    except (SyntaxError, ValueError, MemoryError, RecursionError):
+        pass
+    try:
+        return read_json(own)[0]
+    except (ValueError, RecursionError):
+        pass
+    if _MOST_DIGITS.search(own) or sum(map(own.count, _CLOSING)) > _MOST_BRACKETS:
+        return dumps(own)
+    raise NotACall
+
+
+def _entries(text: str) -> dict[str, str]:
+    """Arguments that an object has."""
+    try:
+        node = parsed_python(text)
+        if not isinstance(node, ast.Dict):
+            raise NotACall
+        return _entries_of(node, text.strip())
     except (SyntaxError, ValueError, MemoryError, RecursionError):
         raise NotACall from None
 
 
-def _value_of(node: ast.expr) -> Any:
-    """The value that JSON has for a literal. Raises ValueError for what is none."""
+def _entries_of(node: ast.Dict, source: str) -> dict[str, str]:
+    keys = [key.value if isinstance(key, ast.Constant) else None for key in node.keys]
+    if not all(isinstance(key, str) for key in keys):
+        raise ValueError
+    values = (_json_of(each, source) for each in node.values)
+    return dict(zip(map(whole_characters, map(str, keys)), values, strict=True))
+
+
+def _json_of(node: ast.expr, source: str) -> str:
+    """A literal as JSON, and what JSON or Python cannot say as it is written. Raises ValueError for what is none."""
     if isinstance(node, ast.Constant) and isinstance(node.value, str):
         # Python keeps the halves of a character that JSON's escapes name one by one.
-        return node.value.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+        return dumps(whole_characters(node.value))
     if isinstance(node, ast.Constant) and isinstance(node.value, (int, float, bool, type(None))):
-        return node.value
-    if isinstance(node, ast.Name) and node.id in _NAMES:
-        return _NAMES[node.id]
+        try:
+            if not isinstance(node.value, float) or math.isfinite(node.value):
+                return dumps(node.value)
+        except ValueError:
+            pass
+        written = ast.get_source_segment(source, node) or ""
+        return written if _JSON_NUMBER.fullmatch(written) else dumps(written)
+    if isinstance(node, ast.Name) and (node.id in _NAMES or node.id.lower() in _NO_NUMBERS):
+        return _NAMES.get(node.id) or dumps(node.id)
     if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
-        value = _value_of(node.operand)
-        if isinstance(value, (int, float)):
-            return -value
+        value = _json_of(node.operand, source)
+        if value.startswith("-"):
+            return value[1:]
+        if value[0].isdecimal():
+            return f"-{value}"
+        if value.startswith('"') and not (
+            isinstance(node.operand, ast.Constant) and isinstance(node.operand.value, str)
+        ):
+            return f'"-{value[1:]}'
     if isinstance(node, (ast.List, ast.Tuple, ast.Set)):
-        return [_value_of(each) for each in node.elts]
+        return f"[{', '.join(_json_of(each, source) for each in node.elts)}]"
     if isinstance(node, ast.Dict):
-        keys = [None if key is None else _value_of(key) for key in node.keys]
-        if all(isinstance(key, str) for key in keys):
-            return dict(zip(keys, map(_value_of, node.values), strict=True))
+        return json_object(_entries_of(node, source))
     raise ValueError

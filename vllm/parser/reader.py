@@ -22,6 +22,10 @@ class Ended(Exception):
     """The text ends within what the parser reads."""
 
 
+BROKEN = (NotACall, Ended, RecursionError)
+"""What parsers raise for a text that is not what they expect, or that is nested too deeply."""
+
+
 class Reader:
     """The unread text, and what was read since the last mark."""
 
@@ -207,6 +211,8 @@ class Machine:
         for event in self._steps:
             if event is None:
                 break
+            if getattr(event, "text", None) == "":
+                continue
             events.append(event)
             self.places.append(self._place_of(event))
         return events

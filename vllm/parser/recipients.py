@@ -7,7 +7,7 @@ from collections.abc import Callable, Generator, Iterator
 
 from vllm.parser.calls import Calls
 from vllm.parser.events import Content, Event, Reasoning
-from vllm.parser.reader import Ended, NotACall, Reader, Step
+from vllm.parser.reader import BROKEN, Ended, Reader, Step
 from vllm.parser.tag_calls import Tags, invoked_calls
 
 START, MESSAGE = "<|start|>", "<|message|>"
@@ -52,7 +52,7 @@ def _calls(reader: Reader, calls: Calls) -> Iterator[Step]:
     try:
         yield from reader.close(SECTION)
         yield from invoked_calls(reader, calls, "<atem:invoke name=", SECTION_END, _TAGS, calls.offered)
-    except (NotACall, Ended):
+    except BROKEN:
         if calls.is_open:
             yield from calls.end(is_cut=True)
         else:

@@ -10,8 +10,10 @@ from dataclasses import dataclass
 from vllm.parser.calls import Calls
 from vllm.parser.events import Event
 from vllm.parser.reader import Ended, NotACall, Reader, Step
-from vllm.parser.typed_values import as_json, dumps, in_string, is_text, may_be_text
+from vllm.parser.schemas import ArgumentSchema
+from vllm.parser.typed_values import as_json, dumps, in_string
 
+_OBJECT = ArgumentSchema({"type": "object"})
 _ALL = ("arguments", "parameters", "properties", "input")
 
 
@@ -27,6 +29,7 @@ class Tags:
     call_end: tuple[str, ...]
     value_begin: str = ""
     on_lines: bool = False
+    may_be_open: bool = False  # `begin` on a new line ends a value, too
     quoted: bool = False  # the name may stand in quotes, with more after them
     text_sign: str = ""  # after the name: the value is a text, if the schema allows one
     type_tags: tuple[str, str] | None = None
@@ -64,12 +67,12 @@ def tag_arguments(reader: Reader, calls: Calls, function: str, tags: Tags) -> It
             value = yield from _value(reader, tags)
             if (yield from _is_all(reader, calls, value, tags)):
                 return
-            yield calls.arguments(f"{{{dumps(name)}: {as_json(value, None)}")
+            yield calls.arguments(f"{{{dumps(name)}: {as_json(value)}")
             names.add(name)
             continue
         before = ", " if names else "{"
-        schema = calls.property_schema(function, name)
-        if is_text(schema) or (said and may_be_text(schema)):
+        schema = calls.schema(function).property(name)
+        if schema.is_text or (said and schema.may_be_text):
             yield calls.arguments(f'{before}{dumps(name)}: "')
             yield from _string(reader, calls, tags)
             yield calls.arguments('"')
@@ -96,7 +99,7 @@ def invoked_calls(
 
 def _is_all(reader: Reader, calls: Calls, value: str, tags: Tags) -> Generator[Step, None, bool]:
     """Read the call's end, if the value is an object and nothing follows it."""
-    written = as_json(value, {"type": "object"})
+    written = as_json(value, _OBJECT)
     if not written.startswith("{"):
         return False
     try:
@@ -116,13 +119,10 @@ def _value(reader: Reader, tags: Tags) -> Generator[Step, None, str]:
         value, _ = yield from reader.until(tags.raw[1])
         yield from reader.close(tags.end)
         return value
-    if not tags.on_lines:
-        value, _ = yield from reader.until(tags.end)
-        return value
-    value, found = yield from reader.until(tags.end, "\n" + tags.begin)
+    value, found = yield from reader.until(*_ends_of(tags))
     if found != tags.end:
         reader.untake()
-    return value.removeprefix("\n").removesuffix("\n")
+    return value.removeprefix("\n").removesuffix("\n") if tags.on_lines else value
 
 
 def _string(reader: Reader, calls: Calls, tags: Tags) -> Iterator[Step]:
@@ -136,10 +136,14 @@ def _string(reader: Reader, calls: Calls, tags: Tags) -> Iterator[Step]:
         return
     if tags.on_lines and (yield from reader.peek()) == "\n" and not (yield from reader.has("\n" + tags.end)):
         reader.take(1)
-    # Models leave the end out at times.
-    ends = ("\n" + tags.end, tags.end, "\n" + tags.begin) if tags.on_lines else (tags.end,)
+    ends = ("\n" + tags.end, *_ends_of(tags)) if tags.on_lines else _ends_of(tags)
     found = yield from reader.text_until(ends, piece, is_part=True)
     if found is None:
         raise Ended
-    if found == "\n" + tags.begin:
+    if found.strip() == tags.begin:
         reader.untake()
+
+
+def _ends_of(tags: Tags) -> tuple[str, ...]:
+    """What ends a value: models leave its own end out at times where arguments are lines."""
+    return (tags.end, "\n" + tags.begin) if tags.may_be_open else (tags.end,)

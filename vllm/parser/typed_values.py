@@ -4,15 +4,38 @@ from __future__ import annotations
 
 import ast
 import json
+import math
 import re
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
+
+from vllm.parser.schemas import UNKNOWN, ArgumentSchema, kinds_of
+
+_MOST_DIGITS = 4000
+"""Python reads and writes no integers of 4300 digits."""
+
+_NUMBERS = {"integer", "number"}
 
 
 def dumps(value: Any) -> str:
     """As JSON, with characters as they are."""
-    return json.dumps(value, ensure_ascii=False)
+    return scalars(json.dumps(value, ensure_ascii=False))
+
+
+def json_object(values: Mapping[str, str]) -> str:
+    """An object of values that are JSON."""
+    return f"{{{', '.join(f'{dumps(name)}: {value}' for name, value in values.items())}}}"
+
+
+def scalars(text: str) -> str:
+    """A text of JSON whose halves of characters, which no encoding has, stand as escapes."""
+    return text if text.isascii() else re.sub("[\ud800-\udfff]", lambda found: f"\\u{ord(found[0]):04x}", text)
+
+
+def whole_characters(text: str) -> str:
+    """A text whose halves of characters are joined, and replaced where one is alone."""
+    return text if text.isascii() else text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
 def in_string(text: str) -> str:
@@ -27,67 +50,26 @@ def parsed_python(text: str) -> ast.expr:
         return ast.parse(text.strip(), mode="eval").body
 
 
-def _literal(text: str) -> Any:
-    return ast.literal_eval(parsed_python(text))
-
-
-def resolved(schema: Any, root: Mapping[str, Any]) -> Any:
-    """A schema in the place of a reference to a definition."""
-    seen: set[str] = set()
-    while isinstance(schema, Mapping) and schema.keys() == {"$ref"} and schema["$ref"] not in seen:
-        seen.add(schema["$ref"])
-        found: Any = root
-        for part in str(schema["$ref"]).removeprefix("#/").split("/"):
-            found = found.get(part) if isinstance(found, Mapping) else None
-        if found is None:
-            break
-        schema = found
-    return schema
-
-
-def _types(schema: Mapping[str, Any]) -> Iterator[str]:
-    own = schema.get("type")
-    yield from [own] if isinstance(own, str) else own or ()
-    for name in ("anyOf", "oneOf", "allOf"):
-        for each in schema.get(name) or ():
-            if isinstance(each, Mapping):
-                yield from _types(each)
-    if not own:
-        for value in schema.get("enum") or ():
-            yield "string" if isinstance(value, str) else "other"
-
-
-def is_text(schema: Mapping[str, Any] | None) -> bool:
-    """Whether all values that the schema allows are texts."""
-    types = set(_types(schema)) if schema else set()
-    return types == {"string"}
-
-
-def may_be_text(schema: Mapping[str, Any] | None) -> bool:
-    """Whether some value that the schema allows is a text."""
-    types = set(_types(schema)) if schema else set()
-    return not types or "string" in types
-
-
-def as_json(text: str, schema: Mapping[str, Any] | None) -> str:
+def as_json(text: str, schema: ArgumentSchema = UNKNOWN) -> str:
     """The value that `text` stands for, as JSON: a text where the schema wants one, else what JSON or Python reads.
     What neither reads, or a type that the schema does not allow, is a text."""
-    if is_text(schema):
+    if schema.is_text:
         return dumps(text)
-    types = set(_types(schema)) if schema else set()
-    if types & {"integer", "number"} and re.fullmatch(r"-?0\d+", text.strip()):
-        return str(int(text))
-    for read in (json.loads, _literal):
+    allowed, stripped = schema.allowed, text.strip()
+    types = allowed.types or frozenset()
+    if allowed.values is not None and (chosen := _chosen(text, allowed.values)) is not None:
+        return chosen
+    if _NUMBERS & types and re.fullmatch(r"-?0\d+", stripped) and len(stripped) < _MOST_DIGITS:
+        return str(int(stripped))
+    for read in (read_json, read_python):
         try:
-            value = read(text.strip())
-            # Sets and bytes are no JSON, nor are infinities.
-            written = json.dumps(value, ensure_ascii=False, allow_nan=False)
+            written, kinds = read(stripped)
         except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
             continue
-        if "string" in types and not _fits(value, types):
+        if "string" in types and not kinds & types:
             break
         return written
-    lowered = text.strip().lower()
+    lowered = stripped.lower()
     if lowered in ("true", "false") and "boolean" in types:
         return lowered
     if lowered in ("null", "none") and "null" in types:
@@ -95,9 +77,43 @@ def as_json(text: str, schema: Mapping[str, Any] | None) -> str:
     return dumps(text)
 
 
-def _fits(value: Any, types: set[str]) -> bool:
-    kinds: dict[type, set[str]] = {
-        bool: {"boolean"}, int: {"integer", "number"}, float: {"number"}, dict: {"object"}, list: {"array"},
-        type(None): {"null"}, str: {"string"},
-    }  # fmt: skip
-    return bool(kinds.get(type(value), set()) & types)
+def _chosen(text: str, values: Sequence[Any]) -> str | None:
+    """The one of `values` that is written so, as JSON."""
+    for each in values:
+        if isinstance(each, str):
+            spellings: tuple[str, ...] = (each,)
+        elif each is None or isinstance(each, bool):
+            spellings = (str(each), str(each).lower(), *(["null"] if each is None else []))
+        else:
+            spellings = (dumps(each),)
+        if text in spellings or text.strip() in spellings:
+            return dumps(each)
+    return None
+
+
+def read_json(text: str) -> tuple[str, frozenset[str]]:
+    """A text of JSON, and JSON Schema's names of its value's type. Numbers that Python does not hold stand as they are
+    written. Raises ValueError or RecursionError for another text."""
+    exact = False
+
+    def number(own: str) -> Any:
+        nonlocal exact
+        value = float(own) if any(char in own for char in ".eE") else int(own) if len(own) < _MOST_DIGITS else 0
+        exact = exact or len(own) >= _MOST_DIGITS or not math.isfinite(value)
+        return value
+
+    value = json.loads(text, parse_int=number, parse_float=number, parse_constant=_refuse)
+    return (scalars(text) if exact else dumps(value)), kinds_of(value)
+
+
+def _refuse(name: str) -> Any:
+    raise ValueError(f"{name} is no JSON")
+
+
+def read_python(text: str) -> tuple[str, frozenset[str]]:
+    """A literal of Python as JSON, as `read_json`. Raises ValueError, SyntaxError, MemoryError or RecursionError for
+    another text, and for numbers that JSON does not have."""
+    value = ast.literal_eval(parsed_python(text))
+    # Sets and bytes are no JSON, nor are infinities.
+    json.dumps(value, allow_nan=False)
+    return dumps(value), kinds_of(value)

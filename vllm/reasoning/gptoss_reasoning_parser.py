@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from vllm.parser.calls import Calls
-from vllm.parser.channels import CHANNEL, END, MESSAGE, START, read_harmony
+from vllm.parser.channels import CALL, CHANNEL, END, MESSAGE, RETURN, START, read_harmony
 from vllm.parser.reader import Reader, Step
 from vllm.reasoning.abs_reasoning_parsers import ReasoningParser
 
@@ -14,6 +14,7 @@ class GptOssReasoningParser(ReasoningParser):
     names = ("openai_gptoss",)
     begins = (f"{CHANNEL}analysis{MESSAGE}",)
     ends = tuple(f"{END}{START}assistant{CHANNEL}final{each}{MESSAGE}" for each in ("", " <|constrain|>json"))
+    also_ends = (START, CALL, RETURN)
     ends_before_any = f"{END}{START}assistant"
     has_channels = True
     template_marks = (START, CHANNEL, MESSAGE)

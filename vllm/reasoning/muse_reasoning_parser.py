@@ -2,10 +2,11 @@
 
 from collections.abc import Iterator
 
-from vllm.parser.blocks import END, THOUGHTS, read_blocks
+from vllm.parser import recipients
+from vllm.parser.blocks import ENDS, THOUGHTS, read_blocks
 from vllm.parser.calls import Calls
 from vllm.parser.reader import Reader, Step
-from vllm.parser.recipients import ENDS, MESSAGE, SECTION, read_messages
+from vllm.parser.recipients import MESSAGE, SECTION, read_messages
 from vllm.reasoning.abs_reasoning_parsers import ReasoningParser
 
 
@@ -14,7 +15,8 @@ class MuseReasoningParser(ReasoningParser):
 
     names = ("muse", "muse_glimmer", "musespark1x")
     begins = (f"to=self{MESSAGE}",)
-    ends = ENDS[:1]
+    ends = recipients.ENDS[:1]
+    also_ends = (*recipients.ENDS[1:], MESSAGE)
     template_marks = (SECTION,)
     has_channels = True
 
@@ -31,7 +33,8 @@ class InklingReasoningParser(ReasoningParser):
 
     names = ("inkling",)
     begins = (THOUGHTS,)
-    ends = (END,)
+    ends = ENDS[:1]
+    also_ends = ENDS[1:]
     template_marks = (THOUGHTS,)
     has_channels = True
 

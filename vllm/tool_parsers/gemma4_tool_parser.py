@@ -1,14 +1,14 @@
 """call:name{key:value} between tokens of their own, as Gemma 4 and FunctionGemma write it; texts stand between <|"|> or
 <escape>, and keys without quotes."""
 
-import json
 from collections.abc import Generator, Iterator
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from vllm.parser.calls import Calls
 from vllm.parser.json_calls import json_value, parsed_json
 from vllm.parser.reader import Ended, NotACall, Reader, Step
-from vllm.parser.typed_values import as_json, dumps
+from vllm.parser.schemas import ArgumentSchema
+from vllm.parser.typed_values import as_json, dumps, json_object
 from vllm.tool_parsers.abstract_tool_parser import ArgumentText, CallText, ToolParser
 
 TOOL_CALL_START, TOOL_CALL_END = "<|tool_call>", "<tool_call|>"
@@ -32,9 +32,9 @@ class Gemma4ToolParser(ToolParser):
         name, _ = yield from reader.until("{")
         if not name.strip() or any(char.isspace() or char in "<>" for char in name.strip()):
             raise NotACall
-        arguments = yield from _object(reader)
+        arguments = yield from _object(reader, calls.schema(name.strip()))
         yield calls.start(name)
-        yield calls.arguments(dumps(arguments))
+        yield calls.arguments(arguments)
         yield from calls.end()
         yield from reader.close(_ENDS[marker])
 
@@ -52,56 +52,57 @@ class FunctionGemmaToolParser(Gemma4ToolParser):
     )
 
 
-def _object(reader: Reader) -> Generator[Step, None, dict[str, Any]]:
-    """Read up to and with the closing brace."""
-    found: dict[str, Any] = {}
+def _object(reader: Reader, schema: ArgumentSchema) -> Generator[Step, None, str]:
+    """Read up to and with the closing brace: JSON."""
+    found: dict[str, str] = {}
     while True:
         yield from reader.skip_space()
         if (yield from reader.skip("}")):
-            return found
+            return json_object(found)
         quote = yield from reader.skip(*_QUOTES)
         key, _ = yield from reader.until(quote or ":")
         key = key if quote else key.strip().strip('"')
         if quote:
             yield from reader.skip_space()
             yield from reader.expect(":")
-        found[key] = yield from _value(reader)
+        found[key] = yield from _value(reader, schema.property(key))
         yield from reader.skip_space()
         if not (yield from reader.skip(",")):
             yield from reader.expect("}")
-            return found
+            return json_object(found)
 
 
-def _value(reader: Reader) -> Generator[Step, None, Any]:
+def _value(reader: Reader, schema: ArgumentSchema) -> Generator[Step, None, str]:
     yield from reader.skip_space()
     quote = yield from reader.skip(*_QUOTES)
     if quote:
         text, _ = yield from reader.until(quote)
-        return text
+        return dumps(text)
     if (yield from reader.has('"')):
-        return parsed_json((yield from json_value(reader)))
+        return dumps(parsed_json((yield from json_value(reader))))
     if (yield from reader.skip("{")):
-        return (yield from _object(reader))
+        return (yield from _object(reader, schema))
     if (yield from reader.skip("[")):
-        return (yield from _list(reader))
+        return (yield from _list(reader, schema.items))
     text = ""
     while True:
         char = yield from reader.peek()
         if not char:
             raise Ended
         if char in ",}]":
-            return json.loads(as_json(text, None))
+            return as_json(text.strip(), schema)
         text += reader.take(1)
 
 
-def _list(reader: Reader) -> Generator[Step, None, list[Any]]:
-    found: list[Any] = []
+def _list(reader: Reader, schema: ArgumentSchema) -> Generator[Step, None, str]:
+    found: list[str] = []
     while True:
         yield from reader.skip_space()
         if (yield from reader.skip("]")):
-            return found
-        found.append((yield from _value(reader)))
+            break
+        found.append((yield from _value(reader, schema)))
         yield from reader.skip_space()
         if not (yield from reader.skip(",")):
             yield from reader.expect("]")
-            return found
+            break
+    return f"[{', '.join(found)}]"

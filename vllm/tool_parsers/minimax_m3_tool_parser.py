@@ -3,20 +3,19 @@ Objects and lists are elements in elements; a list's are called item."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Generator, Iterator, Mapping
-from typing import Any
+from collections.abc import Generator, Iterator
 
 from vllm.parser.calls import Calls
 from vllm.parser.reader import NotACall, Reader, Step
-from vllm.parser.typed_values import as_json, dumps, is_text, resolved
+from vllm.parser.schemas import ArgumentSchema
+from vllm.parser.typed_values import as_json, dumps, json_object
 from vllm.tool_parsers.abstract_tool_parser import ToolParser
 
 _MARK = "]<]minimax[>["
 _INVOKE, _INVOKE_END = f"{_MARK}<invoke name=", f"{_MARK}</invoke>"
 _SECTION, _SECTION_END = f"{_MARK}<tool_call>", f"{_MARK}</tool_call>"
 _ITEM = "item"
-_Schema = Mapping[str, Any]
+_NESTS = frozenset({"array", "object"})
 
 
 class MinimaxM3ToolParser(ToolParser):
@@ -32,16 +31,15 @@ class MinimaxM3ToolParser(ToolParser):
             name = name.strip().strip("\"'")
             if "\n" in name:
                 raise NotACall
-            root = calls.schemas.get(name, {})
-            arguments = yield from _elements(reader, root, root, _INVOKE_END)
+            arguments = yield from _elements(reader, calls.schema(name), _INVOKE_END)
             yield calls.start(name)
-            yield calls.arguments(dumps(_as_object(arguments)))
+            yield calls.arguments(_as_object(arguments))
             yield from calls.end()
 
 
-def _elements(reader: Reader, schema: _Schema, root: _Schema, end: str) -> Generator[Step, None, list[tuple[str, Any]]]:
-    """Read elements, and white space between them, up to and with `end`: their names and values."""
-    found: list[tuple[str, Any]] = []
+def _elements(reader: Reader, schema: ArgumentSchema, end: str) -> Generator[Step, None, list[tuple[str, str]]]:
+    """Read elements, and white space between them, up to and with `end`: their names, and their values as JSON."""
+    found: list[tuple[str, str]] = []
     while True:
         yield from reader.skip_space()
         if (yield from reader.skip(end)):
@@ -50,47 +48,43 @@ def _elements(reader: Reader, schema: _Schema, root: _Schema, end: str) -> Gener
         name, _ = yield from reader.until(">")
         if not name or name.startswith("/") or any(char in name for char in "<\n"):
             raise NotACall
-        found.append((name, (yield from _value(reader, name, _inner(schema, name, root), root))))
+        found.append((name, (yield from _value(reader, name, _inner(schema, name)))))
 
 
-def _value(reader: Reader, name: str, schema: _Schema, root: _Schema) -> Generator[Step, None, Any]:
+def _value(reader: Reader, name: str, schema: ArgumentSchema) -> Generator[Step, None, str]:
     """Read what an element holds, and its end."""
     end = f"{_MARK}</{name}>"
     text, _ = yield from reader.until(_MARK)
     reader.untake()
-    kind = schema.get("type")
+    types = schema.allowed.types or frozenset()
     if (yield from reader.skip(end)):
-        return _empty(kind) if not text.strip() and not is_text(schema) else _scalar(text, schema)
+        return _scalar(text, schema, types)
     if text.strip():
         raise NotACall
-    elements = yield from _elements(reader, schema, root, end)
-    is_list = kind == "array" or (kind is None and all(each == _ITEM for each, _ in elements))
-    return [value for _, value in elements] if is_list else _as_object(elements)
+    elements = yield from _elements(reader, schema, end)
+    is_list = all(each == _ITEM for each, _ in elements) if not types & _NESTS or types >= _NESTS else "array" in types
+    return f"[{', '.join(value for _, value in elements)}]" if is_list else _as_object(elements)
 
 
-def _inner(schema: _Schema, name: str, root: _Schema) -> _Schema:
+def _inner(schema: ArgumentSchema, name: str) -> ArgumentSchema:
     """The schema of an element in another one."""
-    if schema.get("type") == "array" or (not schema.get("properties") and name == _ITEM):
-        own = schema.get("items")
-    else:
-        properties, further = schema.get("properties"), schema.get("additionalProperties")
-        own = properties.get(name, further) if isinstance(properties, Mapping) else further
-    own = resolved(own, root)
-    return own if isinstance(own, Mapping) else {}
+    if name == _ITEM and name not in schema.property_names and "object" not in (schema.allowed.types or ()):
+        return schema.items
+    return schema.items if schema.allowed.types == {"array"} else schema.property(name)
 
 
-def _empty(kind: Any) -> Any:
-    return {"array": [], "object": {}}.get(kind, "") if isinstance(kind, str) else ""
-
-
-def _scalar(text: str, schema: _Schema) -> Any:
+def _scalar(text: str, schema: ArgumentSchema, types: frozenset[str]) -> str:
     """A value without elements: what looks like an object or a list is a text, unless the schema has it."""
-    value = json.loads(as_json(text, schema))
-    return text if isinstance(value, (dict, list)) and not schema else value
+    if not text.strip() and not schema.is_text:
+        return dumps(text) if "string" in types or not types & _NESTS else "[]" if "array" in types else "{}"
+    value = as_json(text, schema)
+    return dumps(text) if value[0] in "[{" and not types else value
 
 
-def _as_object(elements: list[tuple[str, Any]]) -> dict[str, Any]:
+def _as_object(elements: list[tuple[str, str]]) -> str:
     """Elements of one name are a list."""
     names = [name for name, _ in elements]
     several = {name: [value for own, value in elements if own == name] for name in names}
-    return {name: values if len(values) > 1 else values[0] for name, values in several.items()}
+    return json_object(
+        {name: f"[{', '.join(values)}]" if len(values) > 1 else values[0] for name, values in several.items()}
+    )

@@ -16,6 +16,7 @@ class Qwen3CoderToolParser(ToolParser):
     names: ClassVar[tuple[str, ...]] = ("qwen3_coder", "qwen3_xml", "step3p5", "step5", "nemotron_v3", "mimo")
     begins: ClassVar[tuple[str, ...]] = ("<tool_call>", "<function=")
     template_marks: ClassVar[tuple[str, ...]] = ("<tool_call>", "<function=")
+    values_on_lines: ClassVar[bool] = True
     call_text: ClassVar[CallText] = CallText(
         "<tool_call>\n<function=",
         ">\n",
@@ -26,7 +27,8 @@ class Qwen3CoderToolParser(ToolParser):
 
     def read_calls(self, reader: Reader, calls: Calls, marker: str) -> Iterator[Step]:
         end = f"</{self.begins[0][1:]}"
-        tags = Tags("<parameter=", ">", "</parameter>", ("</function>", end), on_lines=True)
+        ends = ("</function>", end)
+        tags = Tags("<parameter=", ">", "</parameter>", ends, on_lines=self.values_on_lines, may_be_open=True)
         yield from reader.skip_space()
         if marker == self.begins[0]:
             yield from reader.expect("<function=")
@@ -39,11 +41,12 @@ class Qwen3CoderToolParser(ToolParser):
 
 
 class SeedOssToolParser(Qwen3CoderToolParser):
-    """<seed:tool_call>."""
+    """<seed:tool_call>; line ends around a value are the value's."""
 
     names = ("seed_oss",)
     begins = ("<seed:tool_call>", "<function=")
     template_marks = ("<seed:tool_call>",)
+    values_on_lines = False
     call_text = CallText(
         "<seed:tool_call>\n<function=",
         ">\n",

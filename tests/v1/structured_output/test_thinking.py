@@ -50,6 +50,10 @@ class Answer:
         assert not bits[size:].any()
         return {self._tokenizer.id_to_token(each) for each in np.flatnonzero(bits).tolist()}
 
+    def forced(self) -> str:
+        """What follows without a choice."""
+        return self._tokenizer.decode(self._matcher.forced())
+
     def add(self, text: str) -> Answer:
         """Take a text's tokens, each of which must be allowed."""
         for token in self._tokenizer.encode(text, add_special_tokens=False).tokens:
@@ -119,6 +123,28 @@ def test_what_reasoning_before_a_form_does_not_hold(tokenizer, grammars):
     answer = Answer(tokenizer, grammars, **DIGIT, thinking=thinking)
     assert answer.allowed() == EVERYTHING - {"<eos>", "<t>"}
     assert Answer(tokenizer, grammars, thinking=thinking).allowed() == EVERYTHING
+    # Spelled out it is the same text.
+    assert answer.add("<").allowed() == EVERYTHING - {"<eos>", "<t>"}
+    assert answer.add("t").allowed() == EVERYTHING - {"<eos>", "<t>", ">"}
+    assert answer.add("xsome tex").allowed() == EVERYTHING - {"<eos>", "<t>", "t"}
+    assert answer.add("</t>").allowed() == set("0123456789")
+
+
+def test_a_form_may_begin_like_the_reasoning(tokenizer, grammars):
+    form = {"regex": "<tool>7|[0-9]", "thinking": Thinking("</t>", "<think>")}
+    assert Answer(tokenizer, grammars, **form).add("<t").allowed() == {"h", "o"}
+    assert Answer(tokenizer, grammars, **form).add("<tool>").allowed() == {"7"}
+    answer = Answer(tokenizer, grammars, **form).add("<th")
+    assert answer.allowed() == {"i"} and answer.forced() == "ink>"
+    assert answer.add("ink>x</t>").allowed() == {*"0123456789", "<"}
+
+
+def test_what_a_spent_budget_forces_is_not_drawn(tokenizer, grammars):
+    form = {"regex": "abc[0-9]", "thinking": Thinking("THE END", budget=2)}
+    answer = Answer(tokenizer, grammars, **form)
+    assert answer.forced() == "" and answer.add("xx").forced() == "THE ENDabc"
+    assert answer.add("THE ENDa").forced() == "bc"
+    assert Answer(tokenizer, grammars, thinking=Thinking("THE END", budget=2)).add("xxT").forced() == "HE END"
 
 
 def test_what_begins_like_reasoning_is_free_without_a_form(tokenizer, grammars):

@@ -62,7 +62,7 @@ class UsageCount:
         self.is_wanted_last = is_forced or (options is not None and bool(options.include_usage))
         # As upstream: the server's flag asks for all, and continuous_usage_stats without include_usage for nothing.
         continuous = options is not None and bool(options.continuous_usage_stats)
-        self._in_every_chunk = is_forced or (self.is_wanted_last and continuous)
+        self.in_every_chunk = is_forced or (self.is_wanted_last and continuous)
 
     def add(self, index: int, output: RequestOutput) -> None:
         """Count the new tokens of an output of prompt `index`, and the prompt once."""
@@ -99,6 +99,6 @@ class UsageCount:
 
     def so_far(self) -> dict[str, Any]:
         """The `usage` field of a chunk, if any."""
-        if self._in_every_chunk:
+        if self.in_every_chunk:
             return {"usage": self.fields()}
         return {"usage": None} if self.is_wanted_last else {}

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from vllm.exceptions import VLLMValidationError
-from vllm.params.structured import StructuredOutputsParams
+from vllm.params.structured import OwnGrammar, StructuredOutputsParams
 from vllm.v1.structured_output.exact_schemas import schema_expression
 from vllm.v1.structured_output.expressions import ascii_classes
 from vllm.v1.structured_output.gbnf import lark_of
@@ -113,6 +113,8 @@ def _of_grammar(value: str, params: StructuredOutputsParams) -> str:
     """Lark's dialect, or EBNF as GBNF has it."""
     from llguidance import LLMatcher
 
+    if isinstance(value, OwnGrammar):
+        return LLMatcher.grammar_from_lark(value)
     return LLMatcher.grammar_from_lark(_unforced(lark_of(value)))
 
 

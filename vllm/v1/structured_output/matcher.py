@@ -15,7 +15,7 @@ from vllm.config import ModelConfig
 from vllm.exceptions import VLLMValidationError
 from vllm.tokenizers.tokenizer import get_tokenizer
 from vllm.v1.structured_output.structural_tags import lark_of_tag, split_tag
-from vllm.v1.structured_output.thinking import ThinkingMatcher, split_thinking
+from vllm.v1.structured_output.thinking import Completions, ThinkingMatcher, split_thinking
 
 MAX_CACHED_CHARS = 2**20
 """Grammars are kept up to so many characters in all. They compile to 50 to 150 bytes a character."""
@@ -31,6 +31,10 @@ class Matcher:
         self._inner = inner
         self.num_taken = 0
         """Tokens that it has taken."""
+
+    def copy(self) -> Matcher:
+        """Another one at the same place."""
+        return Matcher(self._inner.deep_copy())
 
     def take(self, token_ids: Sequence[int]) -> str | None:
         """Go on by tokens, the end's included; why it cannot, or None."""
@@ -89,6 +93,7 @@ class Grammars:
             for each in added
             if each["id"] < vocab_size and self._tokenizer.is_special_token(each["id"])
         }
+        self._completions = Completions(self._tokenizer, vocab_size)
         self._compiled: OrderedDict[str, Any] = OrderedDict()
         self._num_chars = 0
         self._lock = threading.Lock()
@@ -99,7 +104,7 @@ class Grammars:
         if thinking is None:
             return self._start_form(grammar)
         form = self._start_form(grammar) if grammar else None
-        return ThinkingMatcher(thinking, form, self._tokenizer, self._vocab_size, self._eos_token_ids)
+        return ThinkingMatcher(thinking, form, self._tokenizer, self._completions, self._eos_token_ids)
 
     def _start_form(self, grammar: str) -> Matcher:
         with self._lock:

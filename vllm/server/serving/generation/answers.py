@@ -85,9 +85,22 @@ class Answer(ABC):
                 usage.add(index, output)
                 self.log.add(index, output)
                 async for piece in self.pieces(index, output):
-                    yield {**self._frame, **piece, **usage.so_far()}
+                    if usage.in_every_chunk or _says_anything(piece):
+                        yield {**self._frame, **piece, **usage.so_far()}
         if usage.is_wanted_last:
             yield {**self._frame, **usage.last_chunk_fields()}
+
+
+def _says_anything(piece: dict[str, Any]) -> bool:
+    """Whether a chunk has more than deltas without a word: markers are parsed, and characters wait for their bytes."""
+    return piece.keys() != {"choices"} or any(map(_is_said, piece["choices"]))
+
+
+def _is_said(choice: dict[str, Any]) -> bool:
+    if "delta" not in choice:
+        return True
+    said = {**choice, **choice["delta"], **(choice["logprobs"] or {})}
+    return any(value for name, value in said.items() if name not in ("index", "delta", "logprobs"))
 
 
 async def respond(request: Request, answer: Answer, stream: bool) -> Response:

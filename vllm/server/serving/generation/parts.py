@@ -276,7 +276,10 @@ class AnswerPlan:
         if reasoning.ends_before_any and (form is None or self._holds_calls):
             end, more = reasoning.ends_before_any, []
         has_begun = is_inside or reasoning.is_implicit
-        excluded = reasoning.also_ends if self._holds_calls else ()
+        # What else the answer's reader takes for its end: there a form could not begin.
+        excluded = () if form is None or reasoning.has_channels else reasoning.also_ends
+        if form is None:
+            more += reasoning.also_ends
         thinking = Thinking(end, "" if has_begun else begin, budget, more, excluded)
         return StructuredOutputsParams(thinking=thinking) if form is None else replace(form, thinking=thinking)
 
