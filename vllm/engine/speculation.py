@@ -1,43 +1,17 @@
-"""The engine's arguments of speculation."""
+"""The configuration of drafts, beside that of their target."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from vllm.config.speculative import EAGLE_OPTIONS, SpeculativeConfig, as_speculative_config, num_named_layers
-from vllm.engine.arguments import arg
+from vllm.config.speculative import EAGLE_OPTIONS, SpeculativeConfig, num_named_layers
 from vllm.logger import init_logger
 
 if TYPE_CHECKING:
     from vllm.config import ModelConfig, SchedulerConfig
 
 logger = init_logger(__name__)
-
-
-@dataclass(kw_only=True)
-class SpeculativeArgs:
-    """How tokens are drafted: one configuration, and arguments of their own for its usual fields."""
-
-    speculative_config: dict[str, Any] | SpeculativeConfig | None = arg(
-        None, 'draft tokens that a step checks, as {"method": "ngram", "num_speculative_tokens": 8}'
-    )
-    spec_method: str | None = arg(None, "its method: ngram, suffix, draft_model, mtp, eagle or eagle3")
-    spec_model: str | None = arg(None, "its model: the folder of a draft model")
-    spec_tokens: int | None = arg(None, "its num_speculative_tokens")
-
-    def create_speculative_config(self, tensor_parallel_size: int = 1) -> SpeculativeConfig | None:
-        """
-        Raises:
-            ValueError: a field that is not known, or a value that is not done; the message names what to do.
-        """
-        return as_speculative_config(
-            self.speculative_config,
-            tensor_parallel_size,
-            method=self.spec_method,
-            model=self.spec_model,
-            num_speculative_tokens=self.spec_tokens,
-        )
 
 
 def with_model_and_schedule(
