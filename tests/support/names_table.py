@@ -101,8 +101,8 @@ def names_section() -> str:
         "",
         f"Paths, names and arguments follow upstream's version {version}. Of {len(names)} that callers use, "
         f"{len(done)} are there, {len(refused)} can be imported and say what to do instead when they are used, "
-        f"{len(partly)} lack something, and {len(absent)} are not there. `vllm/upstream/names.toml` lists all of them by "
-        "module.",
+        f"{len(partly)} lack something, and {len(absent)} are not there. `vllm/upstream/names.toml` lists them "
+        "by module.",
         "",
         "### Lacking something",
         "",
