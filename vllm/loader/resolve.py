@@ -168,7 +168,7 @@ def _load_config(folder: Path, overrides: Overrides, model_impl: str, trust_remo
 
 
 def _with_architecture(raw: dict[str, Any], name: str) -> dict[str, Any]:
-    """What transformers calls the model of a file that names none: its language model, or the bare one of an encoder or
+    """The model that transformers has for a file that names none: its language model, or the bare one of an encoder or
     of a kind without language models."""
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, MODEL_MAPPING_NAMES
 
