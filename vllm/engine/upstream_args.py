@@ -18,7 +18,7 @@ _LORA = "an adapter adds no words, and its scale is lora_alpha"
 _DRAFTS = "CompletionOutput.spec_decode_metrics is there wherever tokens were drafted"
 NO_SPECULATION = "processors see the right history of drafted tokens, too"
 _SERVER_PARTS = "the server parts reasoning from answers: vllm serve --reasoning-parser"
-_GRAMMARS = "reasoning parsers are not implemented"
+_GRAMMARS = "the format that --reasoning-parser names says where thoughts begin and end"
 _ONE_LIBRARY = "grammars are compiled by one library, llguidance"
 _TP = "use tensor_parallel_size, or replicas by data_parallel_size"
 _REPLICAS = "replicas are started by one server (data_parallel_size)"
@@ -74,7 +74,7 @@ class UpstreamArgs:
     tokenizer_pool_extra_config: dict[str, Any] | None = unused(None, _ONE_WAY)
     worker_use_ray: bool = refused(False, 'distributed_executor_backend="ray" does it')
     guided_decoding_disable_fallback: bool = unused(False, _ONE_LIBRARY)
-    enable_reasoning: bool = unused(False, "a model's thoughts are not parted from its answer")
+    enable_reasoning: bool = unused(False, "a reasoning parser alone turns it on")
     disable_mm_preprocessor_cache: bool = unused(False, _TEXT_ONLY)
     calculate_kv_scales: bool = refused(False, "scales of an 8-bit KV cache are the checkpoint's, or 1")
     rope_scaling: dict[str, Any] | None = refused(None, _OVERRIDE)

@@ -14,7 +14,7 @@ _ONE_SERVER = "one process serves all replicas; start one server a machine (data
 _NO_SUPERVISOR = "replicas are started by the server itself"
 _MEDIA = "inputs are text only"
 _LOG = "what was generated is logged when it is complete, also of streams"
-_OTHER_API = "there are no routes of that API"
+_OTHER_API = "there is no route for chats of that API"
 _HTTPTOOLS = "requests are parsed by httptools, whose limits are its own"
 
 
@@ -45,7 +45,9 @@ class UpstreamServerArgs:
     enable_log_deltas: bool = unused(True, _LOG)
     cohere_is_reasoning_model: bool = unused(True, _OTHER_API)
     cohere_format: str = unused("cmd4", _OTHER_API)
-    anthropic_disabled_thinking_effort: str = unused("auto", _OTHER_API)
+    anthropic_disabled_thinking_effort: str = unused(
+        "auto", "disabled thinking is the chat template's enable_thinking=false"
+    )
     enable_flash_late_interaction: bool = unused(True, "MaxSim is computed from all vectors of both texts")
     h11_max_incomplete_event_size: int = unused(4194304, _HTTPTOOLS)
     h11_max_header_count: int = unused(256, _HTTPTOOLS)

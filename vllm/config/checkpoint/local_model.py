@@ -30,13 +30,13 @@ def embedded_model_path() -> Path | None:
 
 
 def local_model(model: str | None) -> Path | None:
-    """The folder or .gguf file that `model` names, None being the embedded one; None: it is not on this machine.
+    """The folder or .gguf file that `model` names, none, or its served name, being the embedded one; None: neither.
 
     Raises:
         FileNotFoundError: there is no embedded model.
         ValueError: a folder of several .gguf files.
     """
-    if model is None:
+    if not model:
         embedded = embedded_model_path()
         if embedded is None:
             raise FileNotFoundError(NO_EMBEDDED_MODEL)
@@ -45,7 +45,9 @@ def local_model(model: str | None) -> Path | None:
     if path.is_file():
         return path
     if not path.is_dir():
-        return None
+        # Its name in a server's answers finds it, too.
+        embedded = embedded_model_path()
+        return embedded if embedded is not None and model == embedded.stem else None
     files = first_parts(list(path.glob("*.gguf")))
     if (path / "config.json").is_file() or not files:
         return path
