@@ -3,11 +3,13 @@ alone, VLLM_LOGGING_CONFIG_PATH sets it up by a file."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import logging.config
 import sys
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
 from functools import lru_cache
 from pathlib import Path
 
@@ -55,6 +57,14 @@ def init_logger(name: str) -> logging.Logger:
     """The logger of a module, by its `__name__`."""
     _configure_root()
     return logging.getLogger(name)
+
+
+@contextlib.contextmanager
+def timed(logger: logging.Logger, work: str) -> Iterator[None]:
+    """Log what was done, and how long it took."""
+    start = time.monotonic()
+    yield
+    logger.info("%s: %.1f s", work, time.monotonic() - start)
 
 
 def warn_once(logger: logging.Logger, message: str, *args: object) -> None:

@@ -163,6 +163,20 @@ def test_a_template_that_asks_for_more_than_a_conversation(tokenizer):
     assert resolve_chat_template_content_format(asks, None, "auto", tokenizer, model_config=None) == "openai"
 
 
+def test_a_template_for_tools_alone(tokenizer):
+    template = "{% for t in tools %}{{ t.function.name }}{% endfor %}" + PARTS["sum of the first"]
+    options = (tokenizer.hf_tokenizer,)
+    assert resolve_chat_template_content_format(template, None, "auto", *options, model_config=None) == "openai"
+    tools = [{"type": "function", "function": {"name": "f", "parameters": {}}}]
+    assert rendered(tokenizer, template, TALK[1:2], tools=tools) == "f<user>xWhere am I?y"
+
+
+def test_a_template_that_begins_with_the_system(tokenizer):
+    begins = "{% if messages[0].role != 'system' %}{{ raise_exception('system first') }}{% endif %}"
+    for body in ("loop", "sum of the first"):
+        assert "Where am I?" in rendered(tokenizer, begins + PARTS[body], TALK[:2])
+
+
 def test_the_given_format_holds(tokenizer):
     plain, parts = TEXTS["plain"], PARTS["loop"]
     message = [{"role": "user", "content": "Hi"}]

@@ -113,10 +113,29 @@ def test_lines_of_a_file(server: ScriptedServer, words: Words, tmp_path: Path) -
 def test_what_requests_hold(server: ScriptedServer, words: Words) -> None:
     flags = ["--top-p", "0.9", "--temperature", "0.5", "--logprobs", "3", "--extra-body", '{"min_tokens": 2}']
     flags += ["--header", "X-Team=a", "--num-prompts", "1", "--served-model-name", "second", "--model", "Org/any"]
-    (body,) = bench(server, words, *flags, "--endpoint", "/v1/completions", "--no-stream")
+    more = ["--endpoint", "/v1/completions", "--no-stream"]
+    (body,) = bench(server, words, *flags, *more)
     assert (body["top_p"], body["temperature"], body["logprobs"], body["min_tokens"]) == (0.9, 0.5, 3, 2)
     assert body["model"] == "second" and "stream" not in body
     assert words.calls[0].headers["x-team"] == "a"
+
+
+def test_adapters_and_variables_of_the_template(server: ScriptedServer, words: Words) -> None:
+    flags = [
+        "--num-prompts",
+        "4",
+        "--max-concurrency",
+        "1",
+        "--lora-modules",
+        "a",
+        "b",
+        "--chat-template-kwargs",
+        '{"x": 1}',
+    ]
+    found = bench(server, words, *flags, "--lora-assignment", "round-robin", "--endpoint-type", "openai-chat")
+    assert [body["model"] for body in found] == ["a", "b", "a", "b"]
+    assert all(body["chat_template_kwargs"] == {"x": 1} for body in found)
+    assert {body["model"] for body in bench(server, words, *flags)} <= {"a", "b"}
 
 
 def test_a_result_as_upstreams_tools_read_it(server: ScriptedServer, words: Words, tmp_path: Path) -> None:
@@ -174,6 +193,8 @@ def test_host_and_port(server: ScriptedServer, words: Words) -> None:
         (["bench", "serve", "--percentile-metrics", "ttft,x"], "must be some of ttft,tpot,itl,e2el, got 'x'"),
         (["bench", "serve", "--random-range-ratio", "1"], "must be in [0, 1), got 1"),
         (["bench", "serve", "--header", "x"], "must be KEY=VALUE"),
+        (["bench", "serve", "--probe-request-rate", "1"], "--probe-request-rate is not supported: run a second"),
+        (["run-batch", "--url", "x", "-i", "a", "-o", "b"], "--url is not supported: `vllm serve` has /metrics"),
         (["bench", "throughput", "--async-engine"], "--async-engine is not supported: `vllm bench serve`"),
         (["bench", "throughput", "--backend", "hf"], "must be vllm, this engine, got 'hf'"),
         (["bench", "latency", "--n", "2"], "must be 1, got 2: ask for more prompts"),

@@ -259,6 +259,7 @@ def test_errors_have_anthropics_shape(server):
     assert error_of(server, path=f"{PATH}/count_tokens", messages=[])["type"] == "invalid_request_error"
     answer = server.request("GET", PATH)
     assert (answer.status_code, answer.json()["type"]) == (405, "error")
+    assert answer.headers["request-id"] == answer.headers["x-request-id"]
 
 
 def test_what_changes_nothing_is_taken(server):

@@ -7,10 +7,13 @@ import math
 import os
 import re
 import shutil
+import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 
+import httpx
 import pytest
 from byte_tokenizer import byte_id
 from live_server import ROOT, LiveServer
@@ -24,11 +27,14 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 READ = re.compile(r"  position (\d+)  id +(\d+)  logit +(\S+)")
 
 
-def run(example: str, *arguments: object) -> subprocess.CompletedProcess[str]:
+def environment() -> dict[str, str]:
     path = os.pathsep.join(part for part in (str(ROOT), os.environ.get("PYTHONPATH", "")) if part)
+    return {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
+
+
+def run(example: str, *arguments: object) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, str(ROOT / "examples" / example), *map(str, arguments)]
-    env = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
-    return subprocess.run(command, env=env, capture_output=True, text=True, timeout=120)
+    return subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=120)
 
 
 def test_a_server_of_its_own(tmp_path: Path) -> None:
@@ -56,10 +62,38 @@ def test_a_server_of_its_own(tmp_path: Path) -> None:
 
 
 def test_a_server_that_cannot_start() -> None:
-    done = run("serve_with_logits_indices.py", "--tensor-parallel-size", 64)
+    done = run("serve_with_logits_indices.py", "--tensor-parallel-size", 64, "--prompts", "a")
     assert done.returncode == 1
     assert "tensor_parallel_size" in done.stderr
     assert done.stderr.splitlines()[-1] == "the server did not start"
+    assert run("serve_with_logits_indices.py", "--tensor-parallel-size", 64).returncode == 2
+
+
+def test_it_serves_until_it_is_stopped(tmp_path: Path) -> None:
+    folder = make_tiny_model(tmp_path)
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    command = [sys.executable, str(ROOT / "examples" / "serve_with_logits_indices.py"), "--model", str(folder)]
+    with subprocess.Popen([*command, "--port", str(port)], env=environment()) as server:
+        try:
+            url = f"http://127.0.0.1:{port}"
+            while not is_healthy(url):
+                assert server.poll() is None
+                time.sleep(0.1)
+            body = {"prompt": "The sky is", "max_tokens": 1, "logits_indices": [5, 9]}
+            for _ in range(2):
+                answer = httpx.post(f"{url}/v1/completions", json=body, timeout=30).json()
+                assert list(answer["choices"][0]["logits_values"]) == ["5", "9"]
+        finally:
+            server.terminate()
+    assert server.returncode == 0
+
+
+def is_healthy(url: str) -> bool:
+    try:
+        return httpx.get(f"{url}/health").status_code == 200
+    except httpx.TransportError:
+        return False
 
 
 @pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not installed")

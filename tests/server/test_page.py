@@ -83,7 +83,7 @@ def scenario(seen: dict[str, dict[str, Any]], name: str, server: LiveServer) -> 
     found = seen[name]
     assert "failed" not in found, f"{found['failed']}\n{found['log']}"
     assert found["log"]["hosts"] == [server.url.removeprefix("http://")]
-    if name not in ("key", "errors"):
+    if name not in ("key", "errors", "sampling"):
         assert found["log"]["complaints"] == []
     return found
 
@@ -312,6 +312,55 @@ def test_tools_are_sent_as_they_are_written(seen, server, monkeypatch):
         exec(compile(code, "shown", "exec"), {})
     sent = captured.pop()
     assert sent | sent.pop("extra_body") == one
+
+
+def test_further_fields_of_sampling_are_sent(seen, server):
+    found = scenario(seen, "sampling", server)
+    assert found["choices"] == ["auto", "none", "required", "weather", "now"]
+    none, named, refused = map(whole, found["log"]["bodies"])
+    assert (none["tool_choice"], none["top_p"], none["stop"]) == ("none", 0.5, ["END", "\n\n"])
+    assert named["tool_choice"] == {"type": "function", "function": {"name": "now"}}
+    assert "tool_choice" in found["code"] and "top_p" in found["code"]
+    assert refused["top_p"] == 7
+    assert found["refused"]["focused"] == "top-p" and "top_p" in found["refused"]["text"]
+
+
+def test_a_chat_keeps_its_turns_and_shows_markdown(seen, server):
+    found = scenario(seen, "conversation", server)
+    assert len(set(found["examples"].values())) == 4, "each mode has an example of its own"
+    user, answer = found["turns"]
+    assert user == "&lt;b&gt;Hello&lt;/b&gt;", "texts are never markup"
+    for part in (
+        "<h5>Two <em>things</em></h5>",
+        "<li><strong>bold</strong> and <code>co&lt;de&gt;</code></li>",
+        "[no](javascript:window.hacked=1)",
+        '<pre data-language="js"><code>if (a &lt; b) { &lt;script&gt;</code></pre>',
+        '&lt;img src=x onerror="window.hacked = 1"&gt; &lt;script&gt;window.hacked = 1&lt;/script&gt;',
+        "<blockquote><p>quoted</p></blockquote>",
+        "<thead><tr><th>a</th><th>b</th></tr></thead><tbody><tr><td>1</td><td><s>2</s></td></tr></tbody>",
+        "2 * 3 * 4, snake_case_name",
+    ):
+        assert part in answer, answer
+    assert "<img" not in answer and "<script" not in answer and found["hacked"] is None
+    rel = "noopener noreferrer"
+    assert found["links"] == [
+        ["https://example.org/a?b=1", rel, "link"],
+        ["https://example.org/p.png", rel, "pic"],
+    ]
+    assert found["prompt"] == "", "the next message can be written"
+    assert found["label"] == "Result of weather" and found["call"] == 'weather({"city": "Oslo"})'
+    first, second, third = found["sent"]
+    assert [message["role"] for message in first] == ["user"]
+    assert [message["role"] for message in second] == ["user", "assistant", "user"]
+    assert second[0]["content"] == "<b>Hello</b>" and second[1]["content"].startswith("## Two *things*")
+    assert [message["role"] for message in third[3:]] == ["assistant", "tool"]
+    assert third[3]["tool_calls"][0]["function"] == {"name": "weather", "arguments": '{"city": "Oslo"}'}
+    assert (third[4]["tool_call_id"], third[4]["content"]) == ("call-1", "rain")
+    after = found["after"]
+    assert (after["mode"], after["prompt"], after["system"], after["topP"]) == ("chat", "a draft", "Be brief.", "0.5")
+    assert len(after["turns"]) == 6 and after["turns"][-1] == "It rains.", "a reload keeps all of it"
+    assert found["completion"] == found["examples"]["completion"]
+    assert found["cleared"] == {"turns": 0, "prompt": "a draft"}
 
 
 def test_documents_are_shown_by_their_scores(seen, server):

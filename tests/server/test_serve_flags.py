@@ -4,6 +4,7 @@ name it was started by."""
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import socket
 import ssl
@@ -253,6 +254,8 @@ def test_what_the_log_has_of_all_this(server, client):
     assert last["path"] == "/api/v1/models"
     assert "k1" not in server.access_log() + server.log()
     assert "zzz" not in server.access_log() + server.log()
+    done = ("the model found and its configuration read", "tokenizer read", "weights read and packed")
+    assert all(re.search(rf"\] {work}: \d+\.\d s\n", server.log()) for work in done), server.log()
 
 
 def test_and_its_end_is_an_orderly_one(server):

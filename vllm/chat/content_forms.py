@@ -21,9 +21,13 @@ FORMS: tuple[ContentForm, ...] = ("text", "parts", "part")
 Message = dict[str, Any]
 Content = str | Sequence[Mapping[str, Any]]
 
-# No template has the words; a form that is printed instead of read shows the key.
+# No template has the words or the tool; a form that is printed instead of read shows the key.
 _WORDS = ("zqfirst", "zqsecond")
 _KEY = "zqkey"
+PROBE_TOOL: dict[str, Any] = {
+    "type": "function",
+    "function": {"name": "zqtool", "description": "zqtool", "parameters": {"type": "object", "properties": {}}},
+}
 _CALL = {"id": "zqcall00a", "type": "function", "function": {"name": "zqtool", "arguments": {}}}
 
 
@@ -58,21 +62,31 @@ def readable_form(render: Callable[[Any], str]) -> ContentForm | None:
 def forms_of_template(template: str) -> Mapping[str, ContentForm]:
     """The form of each role's content that a chat template reads; of several the text. A role whose messages come out
     in no form is left out."""
-    from transformers.utils.chat_template_utils import render_jinja_template
+    # Some templates are for conversations with tools alone.
+    return _forms(template, None) or _forms(template, [PROBE_TOOL])
 
-    special: Any = dict.fromkeys(("bos_token", "eos_token", "pad_token", "unk_token"), "")
+
+def _forms(template: str, tools: list[dict[str, Any]] | None) -> dict[str, ContentForm]:
     found: dict[str, ContentForm] = {}
     for role in ("user", "assistant", "system", "developer", "tool"):
 
         def render(content: Any, role: str = role) -> str:
-            options = {"chat_template": template, "add_generation_prompt": True, **special}
-            texts: Any = render_jinja_template([_conversation(role, content, found)], **options)
-            return texts[0][0]
+            return probed(template, _conversation(role, content, found), tools)
 
         form = readable_form(render)
         if form is not None:
             found[role] = form
     return found
+
+
+def probed(template: str, conversation: list[Message], tools: list[dict[str, Any]] | None) -> str:
+    """What a chat template makes of a conversation, without a tokenizer; it may raise anything."""
+    from transformers.utils.chat_template_utils import render_jinja_template
+
+    options: dict[str, Any] = dict.fromkeys(("bos_token", "eos_token", "pad_token", "unk_token"), "")
+    options |= {"chat_template": template, "add_generation_prompt": True, "tools": tools}
+    rendered: Any = render_jinja_template([conversation], **options)
+    return rendered[0][0]
 
 
 def reads_texts(template: str) -> bool:

@@ -8,15 +8,11 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-from vllm.chat.content_forms import Message, formed, forms_of_template
+from vllm.chat.content_forms import PROBE_TOOL, Message, formed, forms_of_template, probed
 from vllm.chat.messages import content_text
 from vllm.chat.template_source import variables
 from vllm.tool_parsers.abstract_tool_parser import ANY_NUMBER, ANY_WORD, ArgumentText, CallText
 
-_TOOL = {
-    "type": "function",
-    "function": {"name": "zqtool", "description": "zqtool", "parameters": {"type": "object", "properties": {}}},
-}
 _TOLD = """\
 You can call functions. Each line is one of them, with the JSON schema of its arguments:
 {functions}
@@ -42,17 +38,13 @@ class ToolPrompt:
 @lru_cache(maxsize=64)
 def shows_tools(template: str) -> bool:
     """Whether a chat template writes the tools of a request."""
-    from transformers.utils.chat_template_utils import render_jinja_template
-
     if "tools" not in variables(template):
         return False
-    special: Any = dict.fromkeys(("bos_token", "eos_token", "pad_token", "unk_token"), "")
     messages = [{"role": "user", "content": formed("x", forms_of_template(template).get("user", "text"))}]
     try:
-        texts: Any = render_jinja_template([messages], tools=[_TOOL], chat_template=template, **special)
+        return PROBE_TOOL["function"]["name"] in probed(template, messages, [PROBE_TOOL])
     except Exception:  # it asks for more than a conversation
         return True
-    return "zqtool" in texts[0][0]
 
 
 def with_told_tools(messages: Sequence[Message], prompt: ToolPrompt, has_system: bool) -> list[Message]:
@@ -60,6 +52,7 @@ def with_told_tools(messages: Sequence[Message], prompt: ToolPrompt, has_system:
     such role, in the first user's; earlier calls as texts, and their results as the user's words."""
     result: list[Message] = []
     names: dict[Any, str] = {}
+    follows_result = False
     for message in messages:
         calls = [(call.get("id"), call.get("function") or {}) for call in message.get("tool_calls") or ()]
         names |= {call_id: str(function.get("name")) for call_id, function in calls}
@@ -68,13 +61,18 @@ def with_told_tools(messages: Sequence[Message], prompt: ToolPrompt, has_system:
             written = call_texts(prompt.text, functions)
             rest = {name: value for name, value in message.items() if name != "tool_calls"}
             result.append({**rest, "content": _joined(content_text(message["content"]), written)})
-        elif message["role"] in ("tool", "function"):
+            follows_result = False
+            continue
+        is_result = message["role"] in ("tool", "function")
+        if is_result:
             name = names.get(message.get("tool_call_id")) or message.get("name") or "the function"
-            told = f"Result of {name}:\n{content_text(message['content'])}"
-            result.append({"role": "user", "content": told})
-        else:
-            result.append(dict(message))
-    result = _alternating(result)
+            message = {"role": "user", "content": f"Result of {name}:\n{content_text(message['content'])}"}
+        if message["role"] == "user" and (is_result or follows_result) and result and result[-1]["role"] == "user":
+            # Many templates refuse two in a row.
+            contents = [content_text(each["content"]) for each in (result.pop(), message)]
+            message = {**message, "content": _joined(*contents)}
+        result.append(dict(message))
+        follows_result = is_result
     if prompt.tools:
         _tell(result, _described(prompt), has_system)
     return result
@@ -140,18 +138,6 @@ def _tell(messages: list[Message], told: str, has_system: bool) -> None:
         else:
             user = messages[index]
             messages[index] = {**user, "content": _joined(told, content_text(user["content"]))}
-
-
-def _alternating(messages: Sequence[Message]) -> list[Message]:
-    """Neighbouring messages of the user as one: many templates refuse two."""
-    result: list[Message] = []
-    for message in messages:
-        if result and message["role"] == result[-1]["role"] == "user":
-            before = content_text(result[-1]["content"])
-            result[-1] = {**result[-1], "content": _joined(before, content_text(message["content"]))}
-        else:
-            result.append(message)
-    return result
 
 
 def _joined(*texts: str) -> str:

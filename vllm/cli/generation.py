@@ -126,7 +126,7 @@ class LocalModel:
         if self._engine.tokenizer is None:
             raise CliError("--skip-tokenizer-init: texts cannot be answered without a tokenizer")
         self.model_name = Path(config.model).name
-        self._params = sampling_params(args, config.hf_config.default_sampling_params)
+        self._params = sampling_params(args, config.default_sampling_params)
 
     def complete(self, text: str) -> Iterator[str]:
         """What continues a text, piece by piece as it is generated."""

@@ -16,6 +16,7 @@ import argparse
 import sys
 
 from vllm.cli.generation import add_engine_arguments
+from vllm.cli.other_flags import add_refused
 from vllm.cli.serve import check_args, template_text
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.engine.first_checks import check_first
@@ -31,8 +32,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("-o", "--output-file", metavar="FILE", required=True, help="answers, JSONL; or an http URL")
     folder = "folder of the answers until they are uploaded (default: the system's)"
     parser.add_argument("--output-tmp-dir", metavar="FOLDER", help=folder)
-    metrics = "not supported: `vllm serve` has /metrics"
-    parser.add_argument("--enable-metrics", action="store_true", help=metrics)
+    metrics = "`vllm serve` has /metrics"
+    parser.add_argument("--enable-metrics", action="store_true", help=f"not supported: {metrics}")
+    add_refused(parser, {"--url": metrics})
     ServerArgs.add_cli_args(parser)
     add_engine_arguments(parser)
 

@@ -25,13 +25,17 @@ from vllm.cli.generation import add_engine_arguments
 from vllm.engine.arg_utils import AsyncEngineArgs, EngineArgs
 from vllm.engine.first_checks import check_first
 from vllm.exceptions import CliError
+from vllm.logger import init_logger, timed
 from vllm.lora.request import NOT_ENABLED
 from vllm.scoring.files import read_text
 from vllm.server.listening import bind
 from vllm.server.lora_modules import check_folders, parse_modules
 from vllm.server.server_args import ServerArgs
+from vllm.version import __version__
 
 __all__ = ["ServeSubcommand", "cmd_init", "make_arg_parser", "run_headless"]
+
+logger = init_logger(__name__)
 
 NAME = "serve"
 HELP = "serve a model over HTTP, as OpenAI's API does"
@@ -123,6 +127,7 @@ def run(args: argparse.Namespace) -> int:
         raise CliError(str(error)) from error
     if envs.logging_level() is None and envs.configures_logging() and not envs.logging_config_path():
         logging.getLogger("vllm").setLevel(logging.INFO)
+    logger.info("vLLM %s starts: importing what it needs", __version__)
     # Flags are checked before the slow imports, and the core's process imports its part at the same time.
     from vllm.v1.engine.core_process.start import end_core, start_core
 
@@ -133,7 +138,8 @@ def run(args: argparse.Namespace) -> int:
         from vllm.server.launcher import serve
 
         try:
-            config = engine_args.create_engine_config()
+            with timed(logger, "the model found and its configuration read"):
+                config = engine_args.create_engine_config()
             check_score_args(config.model_config, server_args.score_template, server_args.score_labels)
         except (ValueError, OSError) as error:
             raise CliError(str(error)) from error

@@ -344,7 +344,11 @@ class EngineArgs(LoRAArgs, SpeculativeArgs, ComputingArgs, UpstreamArgs):
     def _default_sampling_params(self, source: ResolvedModel) -> dict[str, Any]:
         defaults = dict(source.hf_config.default_sampling_params) if self.generation_config == "auto" else {}
         defaults |= check_generation_config(self)
-        return {name: value for name, value in defaults.items() if value is not None}
+        defaults = {name: value for name, value in defaults.items() if value is not None}
+        if defaults:
+            said = ", ".join(f"{name} {value:g}" for name, value in defaults.items())
+            logger.info("requests sample by default with %s; --generation-config vllm: with vLLM's defaults", said)
+        return defaults
 
     def create_parallel_config(self) -> ParallelConfig:
         """How many devices and processes there are to be; reads no model.

@@ -23,7 +23,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from vllm.config import VllmConfig
 from vllm.entrypoints.async_llm import AsyncLLM
-from vllm.logger import init_logger
+from vllm.logger import init_logger, timed
 from vllm.server.listening import bind
 from vllm.server.server_args import ServerArgs
 from vllm.tokenizers.tokenizer import Tokenizer
@@ -95,11 +95,12 @@ def serve(
 def _prepare(tokenizer: Tokenizer | None) -> None:
     """Import what the first requests need, while the core loads the model. Not in a thread: two threads in one cycle
     of imports see half-initialised modules."""
-    importlib.import_module("vllm.server.app")
-    if tokenizer is not None:
-        # An unsupported tokenizer is reported to chat requests.
-        with contextlib.suppress(ValueError):
-            _ = tokenizer.chat_template
+    with timed(logger, "the server's routes prepared"):
+        importlib.import_module("vllm.server.app")
+        if tokenizer is not None:
+            # An unsupported tokenizer is reported to chat requests.
+            with contextlib.suppress(ValueError):
+                _ = tokenizer.chat_template
 
 
 async def serve_app(

@@ -162,6 +162,19 @@ def test_how_the_publisher_samples(base: Path, tmp_path: Path, caplog: pytest.Lo
     assert "m.gguf: general.sampling.mirostat are not applied" in caplog.text
 
 
+def test_a_model_that_chats_is_sampled_as_its_card_says(base: Path, tmp_path: Path) -> None:
+    def sampling(name: str, header: dict[str, Any]) -> list[Any]:
+        path = changed(base, tmp_path / f"{name}.gguf", header)
+        config = json.loads((converted_folder(path, "float32") / "generation_config.json").read_text())
+        return [config.get(field) for field in ("temperature", "top_p")]
+
+    card = {"general.basename": "SmolLM2", "tokenizer.chat_template": "{{ messages }}"}
+    assert sampling("card", card) == [0.2, 0.9]
+    assert sampling("own", {**card, "general.sampling.temp": 0.5}) == [0.5, None]
+    assert sampling("base", {"general.basename": "SmolLM2"}) == [None, None]
+    assert sampling("other", {**card, "general.basename": "other"}) == [None, None]
+
+
 def test_other_alignments_and_old_tensors(base: Path, tmp_path: Path) -> None:
     rotations = {"blk.0.attn_rot_embd.inv_freq": np.ones(8)}
     want = load_file(converted_folder(base, "float32") / "model.safetensors")

@@ -117,6 +117,14 @@ const WEATHER = {
   parameters: { type: "object", properties: { city: { type: "string" } }, required: ["city"] },
 };
 
+// As it comes, in pieces that cut words and marks.
+const MARKDOWN = [
+  "## Two *th",
+  "ings*\n\n1. **bold** and `co<de>`\n2. a [link](https://example.org/a?b=1) and [no](javascript:window.hacked=1)\n",
+  "\n```js\nif (a < b) { <script>\n```\n\n<img src=x onerror=\"window.hacked = 1\"> <script>window.hacked = 1</script>\n",
+  "\n> quoted\n\n| a | b |\n|---|---|\n| 1 | ~~2~~ |\n\n![pic](https://example.org/p.png) 2 * 3 * 4, snake_case_name\n",
+];
+
 const RANKING = { query: "Where is <b>it</b>?", documents: ["the stop", "<i>on</i> the roof \u{1f600}", "no"] };
 
 // Answers are replaced by replacing fetch(): after page.route(), the next request of an open page may still pass.
@@ -192,11 +200,95 @@ const scenarios = {
     const tool = { type: "function", function: WEATHER };
     for (const given of [WEATHER, [tool, { ...WEATHER, name: "now" }], ""]) {
       await page.fill("#tools", given && JSON.stringify(given));
+      await page.fill("#prompt", REQUEST.prompt);
       await submit(page);
+      await page.click("#new-chat");
     }
     await page.fill("#tools", JSON.stringify(WEATHER));
+    await page.fill("#prompt", REQUEST.prompt);
     await page.check("input[name=language][value=python]", { force: true });
     seen.code = await page.textContent("#code");
+    return seen;
+  },
+
+  async sampling(page) {
+    const seen = {};
+    await page.check("input[name=mode][value=chat]", { force: true });
+    await page.fill("#tools", JSON.stringify([WEATHER, { ...WEATHER, name: "now" }]));
+    seen.choices = await page.$$eval("#tool-choice option", (options) => options.map(({ value }) => value));
+    await page.fill("#max-tokens", "4");
+    await page.fill("#top-p", "0.5");
+    await page.fill("#stop-texts", "END\n\\n\\n\n");
+    for (const choice of ["none", "now"]) {
+      await page.selectOption("#tool-choice", choice);
+      await page.fill("#prompt", "A");
+      seen.code = await page.textContent("#code");
+      await submit(page);
+      await page.click("#new-chat");
+    }
+    await page.fill("#prompt", "A");
+    await page.fill("#top-p", "7");
+    await page.keyboard.press("Control+Enter");
+    await status(page, "^Failed$");
+    seen.refused = { text: await page.textContent("#top-p-error"), focused: await focused(page) };
+    return seen;
+  },
+
+  async conversation(page) {
+    const seen = { examples: {} };
+    for (const mode of ["chat", "decision", "rerank", "completion", "chat"]) {
+      await page.check(`input[name=mode][value=${mode}]`, { force: true });
+      seen.examples[mode] = await page.inputValue("#prompt");
+    }
+    // Answers are written here; what is asked is kept.
+    const answers = (pieces) =>
+      page.evaluate((pieces) => {
+        const { fetch } = window;
+        window.sent = window.sent ?? [];
+        window.fetch = async (address, options) => {
+          if (!String(address).endsWith("v1/chat/completions")) return fetch(address, options);
+          window.sent.push(JSON.parse(options.body));
+          const chunks = pieces.map((delta) => ({ choices: [{ index: 0, delta }] }));
+          chunks.push({ choices: [], usage: { prompt_tokens: 1, completion_tokens: 1 } });
+          const lines = chunks.map((chunk) => `data: ${JSON.stringify(chunk)}\n\n`);
+          window.fetch = fetch;
+          return new Response(`${lines.join("")}data: [DONE]\n\n`, { status: 200 });
+        };
+      }, pieces);
+    const say = async (text, ...pieces) => {
+      await answers(pieces);
+      await page.fill("#prompt", text);
+      await submit(page);
+    };
+    await say("<b>Hello</b>", ...MARKDOWN.map((content) => ({ content })));
+    seen.turns = await page.$$eval("#turns .turn", (nodes) => nodes.map((node) => node.querySelector(".said").innerHTML));
+    if (process.env.PAGE_SHOTS) await page.screenshot({ path: `${process.env.PAGE_SHOTS}/chat.png`, fullPage: true });
+    seen.prompt = await page.inputValue("#prompt");
+    seen.links = await page.$$eval("#turns a", (nodes) => nodes.map((node) => [node.href, node.rel, node.textContent]));
+    const call = { index: 0, id: "call-1", type: "function", function: { name: "weather", arguments: '{"city": ' } };
+    await say("And?", { tool_calls: [call] }, { tool_calls: [{ index: 0, function: { arguments: '"Oslo"}' } }] });
+    seen.label = await page.textContent("#prompt-label");
+    seen.call = await page.textContent("#turns .turn:last-child pre");
+    await say("rain", { content: "It **rains**." });
+    seen.sent = await page.evaluate(() => window.sent.map((body) => body.messages));
+    await page.fill("#prompt", "a draft");
+    await page.fill("#system", "Be brief.");
+    await page.fill("#top-p", "0.5");
+    await page.reload();
+    await serverIsMet(page);
+    seen.after = {
+      mode: await page.$eval("input[name=mode]:checked", (radio) => radio.value),
+      prompt: await page.inputValue("#prompt"),
+      system: await page.inputValue("#system"),
+      topP: await page.inputValue("#top-p"),
+      turns: await page.$$eval("#turns .turn .said", (nodes) => nodes.map((node) => node.textContent)),
+    };
+    await page.check("input[name=mode][value=completion]", { force: true });
+    seen.completion = await page.inputValue("#prompt");
+    await page.check("input[name=mode][value=chat]", { force: true });
+    await page.click("#new-chat");
+    seen.cleared = { turns: await page.locator("#turns .turn").count(), prompt: await page.inputValue("#prompt") };
+    seen.hacked = await page.evaluate(() => window.hacked ?? null);
     return seen;
   },
 
@@ -324,6 +416,8 @@ const scenarios = {
       await page.fill("#temperature", "3"); // so that unlikely tokens come, too, and the same each time
       await submit(page);
       const tips = [];
+      await page.locator("#tokens").scrollIntoViewIfNeeded(); // scrolling closes an explanation
+      await frame(page);
       for (let i = 1; i <= REQUEST.maxTokens; i++) {
         await page.hover(`#tokens .token:nth-child(${i})`);
         tips.push(await facts(page));

@@ -206,3 +206,17 @@ def test_rows_are_copies_and_the_rest_is_the_samplers(indices):
     assert torch.equal(capture.get_captured_logits(), want if indices is None else want[:, indices])
     assert capture.get_captured_logits("b")[0, -1] == (2.0 if indices is None else 1.0)
     assert isinstance(runner.sampler, Inner)
+
+
+def test_its_other_names_import() -> None:
+    from vllm.entrypoints.openai import protocol_ext
+    from vllm.model_executor.layers import logits_processor_ext, sampler
+
+    assert sampler.LogitsCapturingSampler is LogitsCapturingSampler
+    assert logits_processor_ext.LogitsProcessorWithIndexedOutput.__init__
+    for name in ("CompletionRequest", "ChatCompletionRequest"):
+        assert "logits_indices" in getattr(protocol_ext, name).model_fields
+    for name in ("CompletionResponseChoice", "ChatCompletionResponseChoice"):
+        assert {"logits_values", "logits_values_per_token"} <= set(getattr(protocol_ext, name).model_fields)
+    request = protocol_ext.CompletionRequest(prompt="The sky is", logits_indices=[1, 2])
+    assert request.logits_indices == [1, 2]

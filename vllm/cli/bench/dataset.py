@@ -18,10 +18,10 @@ Tokenize = Callable[[str], Awaitable[list[int]]]
 
 _CUSTOM = 'take --dataset-name custom, a file of {"prompt": TEXT} lines'
 _NOT_READ = {
-    "sonnet": _CUSTOM, "burstgpt": _CUSTOM, "hf": _CUSTOM, "spec_bench": _CUSTOM, "speed_bench": _CUSTOM,
-    "random-mm": "prompts are texts", "custom_mm": "prompts are texts", "random-rerank": "/rerank is not measured",
-    "custom_image": "prompts are texts", "custom_audio": "prompts are texts",
-}  # fmt: skip
+    **dict.fromkeys(("sonnet", "burstgpt", "hf", "spec_bench", "speed_bench", "timed_trace"), _CUSTOM),
+    **dict.fromkeys(("random-mm", "custom_mm", "custom_image", "custom_audio"), "prompts are texts"),
+    "random-rerank": "/rerank is not measured",
+}
 _NAMES = ("random", "sharegpt", "custom", "prefix_repetition")
 # Upstream drops ShareGPT's conversations that are shorter or longer.
 _LEAST_LEN, _MOST_PROMPT_LEN, _MOST_LEN = 4, 1024, 2048

@@ -15,6 +15,7 @@ example: vllm bench serve --url http://127.0.0.1:8000 --num-prompts 256 --concur
 from __future__ import annotations
 
 import argparse
+import itertools
 import random
 import sys
 from collections import Counter
@@ -107,8 +108,10 @@ async def make_calls(client: ServerClient, args: argparse.Namespace, model: str)
     prompts = await make_prompts(args, draw, args.num_prompts, args.vocab_size, tokenize)
     warmup = await make_prompts(args, draw, args.warmup, args.vocab_size, tokenize) if args.warmup else []
     calls = []
+    in_turns = itertools.cycle(args.lora_modules or [model])
     for prompt in (*warmup, *prompts):
-        name = draw.choice(args.lora_modules) if args.lora_modules else model
+        is_drawn = args.lora_modules and args.lora_assignment == "random"
+        name = draw.choice(args.lora_modules) if is_drawn else next(in_turns)
         body = await _body(client, args, name, prompt, ids)
         calls.append(Call(ENDPOINTS[args.endpoint], {**body, **(args.extra_body or {})}))
     return calls
@@ -124,11 +127,15 @@ async def _body(
     if args.endpoint == "chat":
         if not isinstance(content, str):
             content = (await client.post("/detokenize", {"model": model, "tokens": content}))["prompt"]
-        return {**generation, "messages": [{"role": "user", "content": content}]}
+        return {**generation, **_chat(args, content)}
     if args.dataset_name == "custom" and not args.skip_chat_template:
-        message = {"role": "user", "content": content}
-        content = (await client.post("/tokenize", {"model": model, "messages": [message]}))["tokens"]
+        content = (await client.post("/tokenize", {"model": model, **_chat(args, content)}))["tokens"]
     return {**generation, "prompt": content}
+
+
+def _chat(args: argparse.Namespace, content: str | list[int]) -> dict[str, Any]:
+    variables = {"chat_template_kwargs": args.chat_template_kwargs} if args.chat_template_kwargs else {}
+    return {"messages": [{"role": "user", "content": content}], **variables}
 
 
 def _generation(args: argparse.Namespace, model: str, ids: list[int], prompt: Prompt) -> dict[str, Any]:

@@ -34,13 +34,18 @@ _REFUSED = {
     "--insecure": "name the certificate's authority by SSL_CERT_FILE",
     "--plot-timeline": _PLOTS, "--timeline-itl-thresholds": _PLOTS, "--plot-dataset-stats": _PLOTS,
     "--random-batch-size": "a request has one prompt",
+    "--probe-request-rate": "run a second `vllm bench serve` beside this one",
+    "--self-timed": "requests come at --request-rate",
 }  # fmt: skip
 _NO_TOKENIZER = "the server's tokenizer counts tokens"
-_UNUSED_SWITCHES = {"--trust-remote-code": _NO_TOKENIZER, "--skip-tokenizer-init": _NO_TOKENIZER}
+_UNUSED_SWITCHES = {
+    "--trust-remote-code": _NO_TOKENIZER,
+    "--skip-tokenizer-init": _NO_TOKENIZER,
+    "--no-self-timed": "requests come at --request-rate in any case",
+}
 _UNUSED_VALUES = {
     "--tokenizer-mode": _NO_TOKENIZER,
     "--request-id-prefix": "the server numbers requests",
-    "--lora-assignment": "adapters are drawn from --seed",
 }
 
 
@@ -119,7 +124,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def _add_workload(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("workload")
     backend = "the API that is asked: vllm and openai have completions, openai-chat has chat"
-    group.add_argument("--backend", metavar="NAME", type=_backend, help=backend)
+    group.add_argument("--backend", "--endpoint-type", metavar="NAME", type=_backend, help=backend)
     what = "what to ask for, or its path (default: by --backend, else completions)"
     group.add_argument("--endpoint", type=_endpoint, choices=tuple(ENDPOINTS), help=what)
     for flags, least, default, text in (
@@ -136,7 +141,9 @@ def _add_workload(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--request-rate", metavar="R", type=_rate, help=rate)
     bursts = "1: intervals of a Poisson process; below 1 they come in bursts, above it more evenly"
     group.add_argument("--burstiness", metavar="B", type=positive, default=1.0, help=bursts)
-    group.add_argument("--lora-modules", metavar="NAME", nargs="+", help="adapters of the server, one drawn a request")
+    group.add_argument("--lora-modules", metavar="NAME", nargs="+", help="adapters of the server, one a request")
+    order = "how they are chosen"
+    group.add_argument("--lora-assignment", choices=("random", "round-robin"), default="random", help=order)
     group.add_argument("--no-stream", action="store_true", help="whole answers, whose tokens have no times")
     group.add_argument("--profile", action="store_true", help="let the server profile the requests that count")
 
@@ -152,6 +159,8 @@ def _add_sampling(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--ignore-eos", action="store_true", help=ignore)
     template = "custom texts as they are; else completions render them as a chat with one message"
     group.add_argument("--skip-chat-template", "--custom-skip-chat-template", action="store_true", help=template)
+    kwargs = "variables of the chat template"
+    group.add_argument("--chat-template-kwargs", metavar="JSON", type=_object, help=kwargs)
     group.add_argument("--extra-body", metavar="JSON", type=_object, help="further fields of requests")
     group.add_argument("--tokenizer", metavar="NAME", help="named in results; the server's counts tokens")
 

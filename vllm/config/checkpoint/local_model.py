@@ -30,7 +30,7 @@ def embedded_model_path() -> Path | None:
 
 
 def local_model(model: str | None) -> Path | None:
-    """The folder or .gguf file that `model` names, None being the embedded one; None: it is not on this machine.
+    """The folder or .gguf file that `model` names, None or its served name being the embedded one; None: neither.
 
     Raises:
         FileNotFoundError: there is no embedded model.
@@ -45,7 +45,9 @@ def local_model(model: str | None) -> Path | None:
     if path.is_file():
         return path
     if not path.is_dir():
-        return None
+        # Its name in a server's answers finds it, too.
+        embedded = embedded_model_path()
+        return embedded if embedded is not None and model == embedded.stem else None
     files = first_parts(list(path.glob("*.gguf")))
     if (path / "config.json").is_file() or not files:
         return path

@@ -39,7 +39,7 @@ from vllm.quantization.formats.gguf import FLOATS, TYPES, tensor_name
 logger = init_logger(__name__)
 
 # Increase when what a conversion writes changes: older copies are then not used.
-_FORMAT = 12
+_FORMAT = 13
 _WEIGHTS = "model.safetensors"
 _NUM_THREADS = 2
 # Tensors that are added to others, not multiplied with.

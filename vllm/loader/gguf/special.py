@@ -23,6 +23,9 @@ _SAMPLED = {
     "temp": "temperature", "top_k": "top_k", "top_p": "top_p", "min_p": "min_p", "penalty_repeat": "repetition_penalty"
 }  # fmt: skip
 # Those that say something only beside others.
+# By general.basename, what the card of a model recommends whose file says nothing: at temperature 1 the answers of so
+# small a model make no sense.
+_CARDS = {"smollm2": {"temperature": 0.2, "top_p": 0.9}}
 _UNUSED = {"mirostat_tau", "mirostat_eta", "penalty_last_n", "sequence", "xtc_threshold"}
 
 
@@ -72,11 +75,14 @@ def special_ids(file: GGUFFile) -> dict[str, Any]:
 
 
 def sampling(file: GGUFFile) -> dict[str, Any]:
-    """How the model's publisher samples, in the names of generation_config.json; a warning names what has none."""
+    """How the model's publisher samples, in the names of generation_config.json; a warning names what has none. A model
+    that chats and says nothing is sampled as its card says."""
     given = {key.removeprefix(_SAMPLING): value for key, value in file.metadata.items() if key.startswith(_SAMPLING)}
     if left := sorted(f"{_SAMPLING}{name}" for name in given.keys() - _SAMPLED.keys() - _UNUSED if given[name]):
         warn_once(logger, f"{file.path.name}: {', '.join(left)} are not applied: there is no such sampling here")
-    return {field: given[name] for name, field in _SAMPLED.items() if name in given}
+    if given or "tokenizer.chat_template" not in file.metadata:
+        return {field: given[name] for name, field in _SAMPLED.items() if name in given}
+    return dict(_CARDS.get(str(file.metadata.get("general.basename", "")).lower(), {}))
 
 
 def _ends_of_turns(meta: dict[str, Any]) -> list[int]:

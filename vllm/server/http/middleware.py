@@ -21,7 +21,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from vllm import envs
 from vllm.logger import init_logger
-from vllm.server.errors import ApiError, as_api_error
+from vllm.server.errors import ApiError, as_api_error, is_of_messages
 from vllm.server.http.extra_middleware import install_middleware
 from vllm.server.http.trace_context import TraceContextMiddleware
 from vllm.server.state import ServerState
@@ -121,6 +121,9 @@ class RequestContext:
             headers = MutableHeaders(scope=message)
             self.is_event_stream = headers.get("content-type", "").startswith("text/event-")
             headers["X-Request-Id"] = self._request_id
+            if is_of_messages(self._scope["path"]):
+                # Where Anthropic's clients look for it.
+                headers["Request-Id"] = self._request_id
             # A client still waiting for "100 Continue" may send its body or not, so that the start of a next request
             # on the connection would be ambiguous. A stopping server sends its clients elsewhere.
             if self._awaits_permission or self._state.draining:

@@ -15,17 +15,32 @@ export class Answer {
   finishReason = null;
   /** {path: entries} of the values that the answer's form leaves to its places; null until the answer has ended. */
   places = null;
+  /** Of a chat: what it says, its reasoning, and its calls, as messages have them. */
+  content = "";
+  reasoning = "";
+  calls = [];
   #decoder = new TextDecoder();
 
   add(chunk) {
     if (chunk.labels) this.labels = chunk.labels;
     if (chunk.usage) this.usage = chunk.usage;
     for (const choice of chunk.choices) {
+      if (choice.delta) this.#addDelta(choice.delta);
       if (choice.logprobs) this.tokens.push(...this.#tokensOf(choice.logprobs));
       if (choice.readings) this.readings.push(...choice.readings);
       if (choice.field_readings) this.places = choice.field_readings;
       if (choice.choice_readings) this.places = { choices: choice.choice_readings };
       if (choice.finish_reason) this.finishReason = choice.finish_reason;
+    }
+  }
+
+  #addDelta({ content, reasoning, reasoning_content: older, tool_calls: calls }) {
+    this.content += content ?? "";
+    this.reasoning += reasoning ?? older ?? "";
+    for (const { index, id, function: said } of calls ?? []) {
+      const call = (this.calls[index] ??= { id, type: "function", function: { name: "", arguments: "" } });
+      call.function.name += said?.name ?? "";
+      call.function.arguments += said?.arguments ?? "";
     }
   }
 

@@ -5,8 +5,10 @@ import { apiKey, BASE, getJson, postJson, postStream } from "./api.js";
 import { Bars } from "./bars.js";
 import { askForKey, clearComplaints, complain } from "./complaints.js";
 import { Answers, Questions } from "./decisions.js";
+import { Conversation } from "./chat.js";
 import { byId, copyText, el, perFrame } from "./dom.js";
-import { FieldTables, FormField, ToolsField } from "./fields.js";
+import { Draft } from "./draft.js";
+import { FieldTables, FormField, stopTexts, ToolsField } from "./fields.js";
 import { count, plural, seconds, visible } from "./format.js";
 import { IdsPanel } from "./ids.js";
 import { LabelEditor } from "./labels.js";
@@ -21,7 +23,12 @@ let selected = 0; // the position whose bars are shown
 let running = null; // the AbortController of the run in progress
 let usage = ""; // the last run's counts and times, as a text
 
-const labels = new LabelEditor([" positive", " negative"], () => drawCode());
+const labels = new LabelEditor([], () => {
+  drawCode();
+  draft.save();
+});
+const conversation = new Conversation();
+const draft = new Draft(labels, conversation);
 const bars = new Bars();
 const numbers = new Numbers();
 const timeline = new Timeline(select);
@@ -51,10 +58,13 @@ function currentRequest() {
     model: byId("model").value,
     system: byId("system").value,
     prompt: byId("prompt").value,
+    messages: conversation.withText(byId("prompt").value),
     tools: mode === "chat" ? toolsField.fields : {},
     labels: labels.labels,
     maxTokens: byId("max-tokens").valueAsNumber,
     temperature: byId("temperature").valueAsNumber,
+    topP: byId("top-p").valueAsNumber,
+    stop: stopTexts(),
     form: isGenerated ? formField.fields : {},
   });
 }
@@ -79,6 +89,7 @@ async function run() {
   const isWhole = mode === "decision" || mode === "rerank";
   try {
     const { path, body } = currentRequest();
+    if (mode === "chat") conversation.begin(conversation.withText(byId("prompt").value));
     if (mode === "decision") answers.draw(body.questions, await postJson(path, body, own.signal));
     else if (mode === "rerank") ranking.draw(body.documents, await postJson(path, body, own.signal));
     else await stream(path, body, own.signal);
@@ -92,7 +103,16 @@ async function run() {
       complain(error);
     }
   }
+  if (mode === "chat") endTurn();
   finish();
+}
+
+/** Keeps what was said, and makes room for the next message. */
+function endTurn() {
+  if (!conversation.end(answer)) return;
+  byId("prompt").value = "";
+  drawMode();
+  drawCode();
 }
 
 async function stream(path, body, signal) {
@@ -111,6 +131,7 @@ function finish() {
   const stop = byId("stop");
   if (document.activeElement === stop) byId("run").focus();
   stop.disabled = true;
+  draft.save();
   draw();
 }
 
@@ -137,6 +158,7 @@ function select(position) {
 }
 
 const draw = perFrame(() => {
+  if (chosen("mode") === "chat") conversation.draw(answer);
   tokens.draw(answer.tokens, selected);
   byId("usage").textContent = usage;
   byId("legend").hidden = answer.tokens.length === 0;
@@ -186,9 +208,12 @@ function drawCode() {
 
 function drawMode() {
   const mode = chosen("mode");
-  for (const id of ["system-field", "tools-field"]) byId(id).hidden = mode !== "chat";
-  const names = { completion: "Prompt", chat: "User message", decision: "Input", rerank: "Query" };
-  byId("prompt-label").textContent = names[mode];
+  draft.show(mode);
+  toolsField.drawChoices();
+  for (const id of ["system-field", "tools-field", "chat-card"]) byId(id).hidden = mode !== "chat";
+  const called = conversation.openCalls.map((call) => call.function.name).join(", ");
+  const chat = called ? `Result of ${called}` : "User message";
+  byId("prompt-label").textContent = { completion: "Prompt", chat, decision: "Input", rerank: "Query" }[mode];
   const isWhole = mode === "decision" || mode === "rerank";
   for (const id of ["labels-field", "sampling", "schema-field", "labels-card", "text-card", "code-stream-field"]) {
     byId(id).hidden = isWhole;
@@ -253,6 +278,15 @@ function listen() {
   form.addEventListener("input", () => {
     drawMode();
     drawCode();
+    draft.save();
+  });
+  byId("new-chat").addEventListener("click", () => {
+    running?.abort();
+    conversation.clear();
+    drawMode();
+    drawCode();
+    draft.save();
+    byId("prompt").focus();
   });
   document.addEventListener("keydown", (event) => {
     if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) {
@@ -278,6 +312,7 @@ function listen() {
 }
 
 byId("api-key").value = apiKey.get();
+draft.restore();
 listen();
 drawMode();
 drawCode();

@@ -27,8 +27,35 @@ export class ToolsField {
     if (given === undefined) return {};
     const isFunction = (tool) => typeof tool?.name === "string" && tool.function === undefined;
     const whole = (tool) => (isFunction(tool) ? { type: "function", function: tool } : tool);
-    return { tools: [given].flat().map(whole) };
+    const tools = [given].flat().map(whole);
+    const choice = byId("tool-choice").value;
+    if (choice === "auto") return { tools };
+    const isName = !["none", "required"].includes(choice);
+    return { tools, tool_choice: isName ? { type: "function", function: { name: choice } } : choice };
   }
+
+  /** Offers the tools' names as choices. */
+  drawChoices() {
+    let names = [];
+    try {
+      names = (this.fields.tools ?? []).map((tool) => tool?.function?.name).filter((name) => typeof name === "string");
+    } catch {
+      return; // while JSON is typed
+    }
+    const select = byId("tool-choice");
+    const all = ["auto", "none", "required", ...names.filter((name) => !["auto", "none", "required"].includes(name))];
+    if (JSON.stringify(all) === JSON.stringify([...select.options].map(({ value }) => value))) return;
+    const chosen = select.value;
+    select.replaceChildren(...all.map((name) => el("option", { value: name }, name)));
+    select.value = all.includes(chosen) ? chosen : "auto";
+  }
+}
+
+/** The texts that end an answer: one a line, in which \n is a line's end. */
+export function stopTexts() {
+  const escapes = { "\\n": "\n", "\\t": "\t", "\\\\": "\\" };
+  const lines = byId("stop-texts").value.split("\n").filter((line) => line !== "");
+  return lines.map((line) => line.replace(/\\[nt\\]/g, (escape) => escapes[escape]));
 }
 
 /** What a field's text stands for; undefined: it is empty. */

@@ -33,6 +33,12 @@ export class LabelEditor {
     return this.#labels;
   }
 
+  set labels(labels) {
+    this.#labels = labels;
+    this.#draw();
+    this.resolve();
+  }
+
   /** Takes what is typed but not yet added. */
   commit() {
     this.#add([this.#input.value]);

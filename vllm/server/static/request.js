@@ -5,9 +5,10 @@ import { TOP } from "./answer.js";
 // Fields that OpenAI's SDK does not know.
 const OF_THIS_SERVER = new Set(["labels", "diagnostics", "structured_outputs", "choice_readings", "field_readings"]);
 
-/** A route and the body for it, from {mode, model, system, prompt, tools, labels, maxTokens, temperature, form}, with the
- *  tools' and the form's own fields, of a decision {mode, model, prompt, questions}, of a ranking {mode, model, prompt, documents}; numbers that are NaN are left out,
- *  so that the server's defaults hold. */
+/** A route and the body for it, from {mode, model, prompt, labels, maxTokens, temperature, topP, stop, form}, of a chat
+ *  with {system, messages, tools} in place of the prompt, of a decision {mode, model, prompt, questions}, of a ranking
+ *  {mode, model, prompt, documents}. `tools` and `form` are fields of the body. Numbers that are NaN are left out, so
+ *  that the server's defaults hold. */
 export function requestOf(form) {
   const body = { model: form.model };
   if (form.mode === "decision") {
@@ -20,14 +21,16 @@ export function requestOf(form) {
   }
   const chat = form.mode === "chat";
   if (chat) {
-    body.messages = [{ role: "user", content: form.prompt }];
-    if (form.system) body.messages.unshift({ role: "system", content: form.system });
+    const system = form.system ? [{ role: "system", content: form.system }] : [];
+    body.messages = [...system, ...(form.messages ?? [{ role: "user", content: form.prompt }])];
     Object.assign(body, form.tools);
   } else {
     body.prompt = form.prompt;
   }
   if (!Number.isNaN(form.maxTokens)) body.max_tokens = form.maxTokens;
   if (!Number.isNaN(form.temperature)) body.temperature = form.temperature;
+  if (Number.isFinite(form.topP)) body.top_p = form.topP;
+  if (form.stop?.length) body.stop = form.stop;
   if (form.maxTokens !== 0) Object.assign(body, chat ? { logprobs: true, top_logprobs: TOP } : { logprobs: TOP });
   if (form.labels.length) body.labels = form.labels;
   Object.assign(body, form.form);

@@ -11,7 +11,7 @@ from typing import Any
 from vllm.config import ModelConfig, VllmConfig
 from vllm.exceptions import VLLMValidationError, shown
 from vllm.inputs.text_options import DEFAULT_TEXT_OPTIONS, TextOptions
-from vllm.logger import init_logger, warn_once
+from vllm.logger import init_logger, timed, warn_once
 from vllm.lora.request import LoRARequest, check_lora_request
 from vllm.pooling_params import PoolingParams, classified_length
 from vllm.sampling_params import SamplingParams, StructuredOutputsParams
@@ -45,12 +45,13 @@ def load_tokenizer(config: ModelConfig) -> Tokenizer | None:
     """The model's tokenizer; None with skip_tokenizer_init."""
     if config.skip_tokenizer_init:
         return None
-    return get_tokenizer(
-        config.tokenizer,
-        tokenizer_mode=config.tokenizer_mode,
-        trust_remote_code=config.trust_remote_code,
-        revision=config.tokenizer_revision,
-    )
+    with timed(logger, "tokenizer read"):
+        return get_tokenizer(
+            config.tokenizer,
+            tokenizer_mode=config.tokenizer_mode,
+            trust_remote_code=config.trust_remote_code,
+            revision=config.tokenizer_revision,
+        )
 
 
 @dataclass(frozen=True)

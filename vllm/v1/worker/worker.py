@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import os
 import time
@@ -23,7 +24,7 @@ from vllm.distributed.trainer_group import TrainerGroup, join_trainer, receive_t
 from vllm.layers.state import state_bytes
 from vllm.layers.weight_update import HEAD, move_weights
 from vllm.loader import get_model
-from vllm.logger import init_logger
+from vllm.logger import init_logger, timed
 from vllm.lora.manager import AdapterManager
 from vllm.lora.request import LoRARequest
 from vllm.ops.gpu_kernels import compiles_while_running
@@ -83,7 +84,9 @@ class Worker:
         with tensor_parallel(self.group):
             shows = use_tqdm and not self.group.rank
             takes_adapters = self.config.lora_config is not None
-            model = get_model(self.config.model_config, self.device, shows, takes_adapters)
+            is_first = not self.group.rank
+            with timed(logger, "weights read and packed") if is_first else contextlib.nullcontext():
+                model = get_model(self.config.model_config, self.device, shows, takes_adapters)
             self._runner = _runner_class(self.model_config)(self.config, model, self.device)
             for request in self._adapters.values():
                 self.adapters.add(request)

@@ -4,6 +4,7 @@ so that it and its parent import the rest at the same time."""
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import pickle
 import signal
@@ -39,6 +40,8 @@ def start_core() -> CoreProcessHandle:
     """A core process that imports what it needs and waits for `tell_core`. It ends with this process."""
     # A fresh interpreter rather than a fork or a spawn: no thread is copied, and no main module is run again.
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+    if level := logging.getLogger("vllm").level:
+        environment.setdefault("VLLM_LOGGING_LEVEL", logging.getLevelName(level))
     command = [sys.executable, "-m", "vllm.v1.engine"]
     with starting_child():
         return subprocess.Popen(command, stdin=subprocess.PIPE, env=environment)
