@@ -28,7 +28,7 @@ logger = init_logger(__name__)
 _WORKSPACE_BYTES = 256 * 2**20
 _HEAD_DIMS = (64, 128, 256)
 _LEAST_CAPABILITY = 8
-# Of the layout [num_blocks, num_kv_heads, block_size, head_dim].
+# The layout is [num_blocks, num_kv_heads, block_size, head_dim].
 _LAYOUT = "HND"
 
 
@@ -196,9 +196,9 @@ def _described(kind: LayerKind) -> str:
 
 
 def _requests(host: HostStep, first: int, block_size: int, window: int | None) -> list[np.ndarray]:
-    """Of the requests from `first` on, all int32: where their queries begin [R + 1] and their pages [R + 1], the pages,
-    the tokens in the last page [R] and in all [R]. Pages before the first key that a query sees are left out: with a
-    window they may be none, and masks are counted from the sequences' ends."""
+    """The plan of the requests from `first` on, all int32: where their queries begin [R + 1] and their pages [R + 1],
+    the pages, the tokens in the last page [R] and in all [R]. Pages before the first key that a query sees are left
+    out: with a window they may be none, and masks are counted from the sequences' ends."""
     starts, slots = host.query_start_loc[first:] - host.query_start_loc[first], host.slots[first:]
     lengths = host.seq_lens[first:].astype(np.int32)
     skipped = np.zeros_like(lengths)

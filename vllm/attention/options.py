@@ -1,4 +1,4 @@
-"""What distinguishes a layer's attention from plain causal attention."""
+"""Options by which a layer's attention differs from plain causal attention."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class AttentionOptions:
 
 
 class LayerKind(NamedTuple):
-    """What a layer's attention depends on; heads are this rank's."""
+    """The options of a layer's attention; heads are this rank's."""
 
     num_heads: int
     num_kv_heads: int

@@ -87,7 +87,7 @@ class Communicator:
 
     @property
     def device_group(self) -> Any:
-        """What it was made of: a process group or a backend; None for a group of one rank."""
+        """The process group or backend that it was made of; None for a group of one rank."""
         return self._group
 
     cpu_group = device_group

@@ -18,7 +18,7 @@ from vllm.logger import init_logger
 
 logger = init_logger(__name__)
 
-# Of larger tensors each device would read too much.
+# Each device would read too much of larger tensors.
 MAX_BYTES = 512 * 2**10
 # For these Torch's kernel adds in the order of ranks, so that all ranks get the same bits.
 _WORLD_SIZES = (2, 4, 8)
@@ -60,8 +60,8 @@ def make_one_shot(
     device: torch.device,
     gather: Callable[[Tensor], Tensor],
 ) -> OneShotAllReduce | None:
-    """What sums small tensors over the ranks of `store`, all of which make this call; None on all ranks, if it is
-    missing, or does not work, on any. `gather` is all_gather.
+    """An object that sums small tensors over the ranks of `store`, all of which make this call; None on all ranks,
+    if it is missing, or does not work, on any. `gather` is all_gather.
 
     Raises:
         TrialHangs: a trial sum has not ended after TRIAL_SECONDS.

@@ -34,7 +34,7 @@ def tensor_parallel(group: Communicator) -> Iterator[None]:
         _tp_group.reset(token)
 
 
-# What upstream's callers ask for by name. A replica's ranks are its tensor-parallel group; it has no pipeline.
+# Upstream's callers ask for these by name. A replica's ranks are its tensor-parallel group; it has no pipeline.
 
 GroupCoordinator = Communicator
 
@@ -140,7 +140,7 @@ def model_parallel_is_initialized() -> bool:
 
 
 def destroy_model_parallel() -> None:
-    """What this process builds from now on is for one rank again. Engines keep their groups until they end."""
+    """Build for one rank again, in this process, from now on. Engines keep their groups until they end."""
     _tp_group.set(ALONE)
 
 

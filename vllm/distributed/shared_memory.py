@@ -103,7 +103,7 @@ class SharedMemoryCommunicator(Communicator):
         slots = [slot[:size].view(piece.dtype) for slot in self._slots[self._parity].unbind()]
         slots[self.rank][: len(piece)] = piece
         self._parity = (self._parity + 1) % _NUM_SLOTS
-        # What a process wrote before it sent is visible to those that have received.
+        # Writes of a process before it sent are visible to those that have received.
         for each in self._sockets:
             each.send(b"\0")
         for each in self._sockets:

@@ -17,7 +17,7 @@ from vllm.distributed.utils import StatelessProcessGroup
 BUCKET_BYTES = 1 << 30
 # A sender may gather, between two buckets, what its own ranks hold.
 _TIMEOUT = timedelta(minutes=30)
-# Of each tensor in a bucket, so that it can be viewed in place.
+# Each tensor in a bucket begins at such a multiple, so that it can be viewed in place.
 _ALIGNMENT = 16
 _END, _FAILED = 0, -1
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import KW_ONLY, MISSING, dataclass, fields
 from typing import TYPE_CHECKING, Any, Literal
 
 from typing_extensions import Self
@@ -22,23 +22,22 @@ from vllm.config.attention import AttentionConfig
 from vllm.config.cache import FLOAT8_DTYPES, resolve_cache_dtype
 from vllm.config.checkpoint.overrides import Overrides, extended
 from vllm.config.load import resolve_load_format
+from vllm.config.lora import LoRAConfig
 from vllm.config.model import one_capture_length
 from vllm.config.pooler import runner_fields
 from vllm.config.profiler import ProfilerConfig
 from vllm.config.quantization import QUANTIZATIONS, canonical_quantization, quantization_error
 from vllm.config.scheduler import default_step_sizes
+from vllm.config.speculative import SpeculativeConfig, as_speculative_config
 from vllm.config.structured_outputs import StructuredOutputsConfig, as_structured_outputs_config
 from vllm.config.unserved import as_config
-from vllm.engine.arguments import add_flags, arg, passed_on
-from vllm.engine.computing_args import ComputingArgs
-from vllm.engine.env_checks import check_variables
+from vllm.engine.arguments import add_flags, arg, is_neutral, passed_on
 from vllm.engine.first_checks import check_generation_config, check_values, requested_dtype, too_long
-from vllm.engine.lora_args import LoRAArgs
-from vllm.engine.speculative_args import SpeculativeArgs, with_model_and_schedule
+from vllm.engine.speculation import with_model_and_schedule
 from vllm.engine.upstream_args import UpstreamArgs
 from vllm.engine.usage import UsageContext
 from vllm.exceptions import shown
-from vllm.logger import init_logger
+from vllm.logger import init_logger, warn_once
 from vllm.sampling_params import MAX_LOGPROB_TOKEN_IDS, MODEL_DEFAULTS
 from vllm.utils.device import device_bytes, resolve_device, usable_cores
 from vllm.utils.plugins import load_general_plugins
@@ -53,9 +52,9 @@ _IDLE_STEPS = 4
 
 
 @dataclass
-class EngineArgs(LoRAArgs, SpeculativeArgs, ComputingArgs, UpstreamArgs):
+class EngineArgs(UpstreamArgs):
     """Arguments of `LLM` and of the command line. Names and defaults are vLLM's unless the help says otherwise; None is
-    the default of an argument. UpstreamArgs has the arguments of upstream's that this engine lacks.
+    the default of an argument. UpstreamArgs has the rows of upstream's arguments that this engine lacks.
 
     `create_engine_config` resolves and checks them.
     """
@@ -217,11 +216,76 @@ class EngineArgs(LoRAArgs, SpeculativeArgs, ComputingArgs, UpstreamArgs):
         None, "address of an OpenTelemetry collector that gets a span for each request; needs the extra otel"
     )
 
+    _: KW_ONLY
+    model_impl: Literal["auto", "vllm", "transformers"] = arg(
+        "auto",
+        "whose code runs the model: vllm's, transformers', or, with auto, vllm's where it has the architecture",
+        to="model_config",
+    )
+    rounding: Literal["auto", "vllm", "transformers", "autocast"] = arg(
+        "auto",
+        "where values are rounded to half precision; transformers: wherever its modules with eager attention do; "
+        "autocast: wherever these do under torch.autocast with bfloat16, of float32 weights. Slow, and of "
+        "model_impl=transformers alone; auto: VLLM_ROUNDING, else vllm",
+        to="model_config",
+    )
+    speculative_config: dict[str, Any] | SpeculativeConfig | None = arg(
+        None, 'draft tokens that a step checks, as {"method": "ngram", "num_speculative_tokens": 8}'
+    )
+    spec_method: str | None = arg(None, "its method: ngram, suffix, draft_model, mtp, eagle or eagle3")
+    spec_model: str | None = arg(None, "its model: the folder of a draft model")
+    spec_tokens: int | None = arg(None, "its num_speculative_tokens")
+    enable_lora: bool = arg(False, "serve LoRA adapters, which requests name by lora_request")
+    max_loras: int = arg(1, "different adapters in a step; requests of others wait", to="lora_config")
+    max_lora_rank: int = arg(16, "largest rank of an adapter", to="lora_config")
+    max_cpu_loras: int | None = arg(
+        None, "adapters kept in the host's memory, at least max_loras, its default", to="lora_config"
+    )
+    lora_dtype: str | None = arg("auto", "dtype of adapters; auto: the model's", to="lora_config")
+    fully_sharded_loras: bool = arg(False, "changes nothing: adapters are split as their layers are", to="lora_config")
+    lora_target_modules: list[str] | None = arg(
+        None, "adapters' own target_modules say where they apply", to="lora_config.target_modules"
+    )
+    default_mm_loras: dict[str, Any] | None = arg(None, "inputs are text only", to="lora_config")
+    enable_tower_connector_lora: bool = arg(False, "inputs are text only", to="lora_config")
+    specialize_active_lora: bool = arg(False, "changes nothing", to="lora_config")
+    enable_mixed_moe_lora_format: bool = arg(False, "changes nothing: an adapter's files say it", to="lora_config")
+    enable_moe_shared_loras: bool = arg(False, "changes nothing: an adapter's files say it", to="lora_config")
+    max_lora_cls_labels: int | None = arg(None, "changes nothing: an adapter's files say it", to="lora_config")
+
     def __post_init__(self) -> None:
         # None is upstream's word for "the default".
         for item in fields(self):
             if getattr(self, item.name) is None and item.default is not MISSING:
                 setattr(self, item.name, item.default)
+
+    def create_lora_config(self) -> LoRAConfig | None:
+        """None without enable_lora.
+
+        Raises:
+            ValueError: an argument that cannot be honoured; the message names it.
+        """
+        config = LoRAConfig(**passed_on(self, "lora_config"))
+        if self.enable_lora:
+            return config
+        for item in fields(self):
+            is_about_adapters = item.metadata.get("to", "").partition(".")[0] == "lora_config"
+            if is_about_adapters and not is_neutral(value := getattr(self, item.name), item.default):
+                warn_once(logger, "%s=%s changes nothing without enable_lora", item.name, shown(value))
+        return None
+
+    def create_speculative_config(self, tensor_parallel_size: int = 1) -> SpeculativeConfig | None:
+        """
+        Raises:
+            ValueError: a field that is not known, or a value that is not done; the message names what to do.
+        """
+        return as_speculative_config(
+            self.speculative_config,
+            tensor_parallel_size,
+            method=self.spec_method,
+            model=self.spec_model,
+            num_speculative_tokens=self.spec_tokens,
+        )
 
     def create_engine_config(self, usage_context: Any = None, headless: bool = False) -> VllmConfig:
         """Find the model, read its configuration, check every argument. `usage_context` says who asks, and so
@@ -245,7 +309,7 @@ class EngineArgs(LoRAArgs, SpeculativeArgs, ComputingArgs, UpstreamArgs):
         load_general_plugins()
         logits_processors = tuple(load_logits_processors(self.logits_processors))
         device = self._resolve_device(parallel_config := self.create_parallel_config())
-        check_variables(device, self.tensor_parallel_size, self.disable_custom_all_reduce)
+        _check_variables(device, self.tensor_parallel_size, self.disable_custom_all_reduce)
         source = self._find_model(device, self.hf_overrides)
         max_model_len = self._resolve_max_model_len(source.longest_prompt(self.max_model_len))
         model_config = ModelConfig(
@@ -444,3 +508,19 @@ class AsyncEngineArgs(EngineArgs):
             flag = argparse.BooleanOptionalAction
             parser.add_argument("--enable-log-requests", action=flag, default=False, help="log each request")
         return parser if async_args_only else EngineArgs.add_cli_args(parser)
+
+
+def _check_variables(device: str, tensor_parallel_size: int, disable_custom_all_reduce: bool) -> None:
+    """
+    Raises:
+        ValueError: a variable that cannot be honoured on the device, or with these arguments.
+    """
+    from vllm.ops.cpu_kernels import check_batch_invariance
+
+    if envs.batch_invariant():
+        check_batch_invariance(device)
+        if tensor_parallel_size > 2 - (device == "cuda") and (device == "cuda" or disable_custom_all_reduce):
+            asked = "tensor_parallel_size" if device == "cuda" else "disable_custom_all_reduce"
+            raise ValueError(f"VLLM_BATCH_INVARIANT=1 rules out {asked}: gloo and NCCL add in no one order")
+    if device == "cpu":
+        envs.cpu_gemm()  # an error if it is no layout

@@ -5,8 +5,10 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
+from functools import wraps
+from numbers import Integral
 from pathlib import Path
-from typing import Any
+from typing import Any, Concatenate
 
 from vllm.chat import load_chat_template, render_conversations, render_texts
 from vllm.config.unserved import is_neutral_value
@@ -14,10 +16,8 @@ from vllm.decisions.params import DecisionParams
 from vllm.decisions.plan import DecisionPlan
 from vllm.decisions.types import Decision
 from vllm.engine.arg_utils import EngineArgs
-from vllm.entrypoints.arguments import as_input_list, as_prompt_list, one_each, progress_bar
 from vllm.entrypoints.beam_search import BeamSearches, as_beam_search_output, as_sampling_params
 from vllm.entrypoints.interrupts import InterruptsBetweenSteps
-from vllm.entrypoints.llm_control import EngineControl
 from vllm.entrypoints.llm_pooling import PoolingOfflineMixin
 from vllm.exceptions import VLLMValidationError
 from vllm.inputs import PromptType, TokensPrompt
@@ -30,12 +30,26 @@ from vllm.pooling.long_texts import in_parts, joined
 from vllm.sampling_params import RequestOutputKind, SamplingParams
 from vllm.tracing import continued
 from vllm.utils.checks import check_integer, check_neutral
+from vllm.v1.engine.calls import Arguments, BlockingCalls, EngineCalls, Result
 from vllm.v1.engine.input_processor import ProcessedPrompt
 from vllm.v1.engine.llm_engine import LLMEngine
 from vllm.v1.engine.plans.label_scoring import LabelScorer, encode_labels
 
 
-class LLM(EngineControl, PoolingOfflineMixin):
+def _of_engine(
+    method: Callable[Concatenate[LLMEngine, Arguments], Result],
+) -> Callable[Concatenate[LLM, Arguments], Result]:
+    """The engine's method as one of its LLM, with signature and docstring."""
+
+    @wraps(method)
+    def call(self: LLM, *args: Arguments.args, **kwargs: Arguments.kwargs) -> Result:
+        result: Result = getattr(self.llm_engine, method.__name__)(*args, **kwargs)
+        return result
+
+    return call
+
+
+class LLM(BlockingCalls, PoolingOfflineMixin):
     """A model that generates for lists of prompts and reads chosen tokens' logprobs.
 
     Args:
@@ -74,6 +88,30 @@ class LLM(EngineControl, PoolingOfflineMixin):
         self.request_counter = itertools.count()
         self._enqueued: list[str] = []
 
+    @property
+    def engine_calls(self) -> EngineCalls:
+        """The engine's."""
+        return self.llm_engine.engine_calls
+
+    set_tokenizer = _of_engine(LLMEngine.set_tokenizer)
+    collective_rpc = _of_engine(LLMEngine.collective_rpc)
+    apply_model = _of_engine(LLMEngine.apply_model)
+    get_metrics = _of_engine(LLMEngine.get_metrics)
+
+    @property
+    def supported_tasks(self) -> tuple[str, ...]:
+        """What the model can be asked for: "generate", or the tasks of a pooling model, the default first."""
+        return self.llm_engine.get_supported_tasks()
+
+    def get_default_sampling_params(self) -> SamplingParams:
+        """What `generate` uses without sampling_params: the values of the model's generation_config.json, unless
+        generation_config="vllm"."""
+        return SamplingParams(**self.llm_engine.model_config.default_sampling_params)
+
+    def get_world_size(self, include_dp: bool = True) -> int:
+        """Ranks of the engine. `include_dp`: an engine in the caller's process is one replica."""
+        return self.llm_engine.vllm_config.parallel_config.tensor_parallel_size
+
     def generate(
         self,
         prompts: PromptType | Sequence[PromptType] | None = None,
@@ -111,12 +149,12 @@ class LLM(EngineControl, PoolingOfflineMixin):
             if prompts is not None:
                 raise VLLMValidationError("prompts and prompt_token_ids are two ways to give the same", "prompts")
             prompts = prompt_token_ids
-        prompt_list = as_prompt_list(prompts)
+        prompt_list = _as_prompt_list(prompts)
         if sampling_params is None:
             sampling_params = self.get_default_sampling_params()
-        params_list = one_each("sampling_params", sampling_params, len(prompt_list))
-        priorities = one_each("priority", 0 if priority is None else priority, len(prompt_list))
-        adapters = one_each("lora_request", lora_request, len(prompt_list))
+        params_list = _one_each("sampling_params", sampling_params, len(prompt_list))
+        priorities = _one_each("priority", 0 if priority is None else priority, len(prompt_list))
+        adapters = _one_each("lora_request", lora_request, len(prompt_list))
         options = text_options(tokenization_kwargs)
         with continued(self.llm_engine.tracer, trace_headers):
             return self._generate(prompt_list, params_list, priorities, adapters, use_tqdm, options=options)
@@ -134,12 +172,12 @@ class LLM(EngineControl, PoolingOfflineMixin):
         """Queue prompts for `wait_for_completion`; returns the requests' ids. Arguments and errors are those of
         `generate`."""
         check_neutral("mm_processor_kwargs", mm_processor_kwargs, "inputs are text only")
-        prompt_list = as_prompt_list(prompts)
-        params_list = one_each(
+        prompt_list = _as_prompt_list(prompts)
+        params_list = _one_each(
             "sampling_params", sampling_params or self.get_default_sampling_params(), len(prompt_list)
         )
-        priorities = one_each("priority", 0 if priority is None else priority, len(prompt_list))
-        adapters = one_each("lora_request", lora_request, len(prompt_list))
+        priorities = _one_each("priority", 0 if priority is None else priority, len(prompt_list))
+        adapters = _one_each("lora_request", lora_request, len(prompt_list))
         processed, checked = self._check(prompt_list, params_list, text_options(tokenization_kwargs))
         if any(each.use_beam_search for each in checked):
             raise VLLMValidationError("use_beam_search needs LLM.generate or LLM.beam_search", "use_beam_search", True)
@@ -181,10 +219,10 @@ class LLM(EngineControl, PoolingOfflineMixin):
         Raises:
             VLLMValidationError: a prompt or parameter that cannot be honoured; as in `generate`.
         """
-        prompt_list = as_prompt_list(prompts)
-        adapters = one_each("lora_request", lora_request, len(prompt_list))
-        params_list = one_each("params", params, len(prompt_list))
-        priorities = one_each("priority", 0 if priority is None else priority, len(prompt_list))
+        prompt_list = _as_prompt_list(prompts)
+        adapters = _one_each("lora_request", lora_request, len(prompt_list))
+        params_list = _one_each("params", params, len(prompt_list))
+        priorities = _one_each("priority", 0 if priority is None else priority, len(prompt_list))
         checked = [as_sampling_params(each) for each in params_list]
         size = len(prompt_list) or 1
         if concurrency_limit is not None:
@@ -345,7 +383,7 @@ class LLM(EngineControl, PoolingOfflineMixin):
         """
         config, processor = self.llm_engine.model_config, self.llm_engine.input_processor
         scorer = LabelScorer(encode_labels(labels, processor.tokenizer, config.vocab_size), config.max_model_len)
-        prompt_list = as_prompt_list(prompts)
+        prompt_list = _as_prompt_list(prompts)
         processed = processor.process_prompts(prompt_list, [SamplingParams(max_tokens=0)] * len(prompt_list))
         scorer.check_prompts(processed)
         processed, count = self._with_each(processed, lora_request, lora_requests)
@@ -361,7 +399,7 @@ class LLM(EngineControl, PoolingOfflineMixin):
     ) -> tuple[list[ProcessedPrompt], int | None]:
         """The prompts with `adapter` or, each, with every one of `adapters`, and how many these are, if asked."""
         if adapters is None:
-            return self.llm_engine.with_adapters(prompts, one_each("lora_request", adapter, len(prompts))), None
+            return self.llm_engine.with_adapters(prompts, _one_each("lora_request", adapter, len(prompts))), None
         if adapter is not None or not isinstance(adapters, Sequence) or isinstance(adapters, str) or not adapters:
             message = "lora_requests must be a list of adapters, and comes in place of lora_request"
             raise VLLMValidationError(message, "lora_requests")
@@ -376,12 +414,12 @@ class LLM(EngineControl, PoolingOfflineMixin):
         options: TextOptions = DEFAULT_TEXT_OPTIONS,
         lora_request: Any = None,
     ) -> list[Any]:
-        prompt_list = as_prompt_list(prompts)
+        prompt_list = _as_prompt_list(prompts)
         processed, checked = self._check(
-            prompt_list, one_each("pooling_params", params, len(prompt_list)), options, in_parts=True
+            prompt_list, _one_each("pooling_params", params, len(prompt_list)), options, in_parts=True
         )
         tokenizer = self.llm_engine.tokenizer
-        adapters = one_each("lora_request", lora_request, len(prompt_list))
+        adapters = _one_each("lora_request", lora_request, len(prompt_list))
         processed = self.llm_engine.with_adapters(processed, adapters)
         chunks = [
             late_chunks(tokenizer, prompt, own, options.add_special_tokens)
@@ -421,7 +459,7 @@ class LLM(EngineControl, PoolingOfflineMixin):
         params = DecisionParams(**{"chat_template": self._chat_template, **options})
         processor = self.llm_engine.input_processor
         config, tokenizer = self.llm_engine.model_config, processor.tokenizer
-        plans = [DecisionPlan(config, tokenizer, each, questions, params) for each in as_input_list(inputs)]
+        plans = [DecisionPlan(config, tokenizer, each, questions, params) for each in _as_input_list(inputs)]
         return self.decide_plans(plans, use_tqdm=use_tqdm, priority=priority, lora_request=lora_request)
 
     def decide_plans(
@@ -433,10 +471,10 @@ class LLM(EngineControl, PoolingOfflineMixin):
         lora_request: LoRARequest | Sequence[LoRARequest | None] | None = None,
     ) -> list[Decision]:
         """The second half of `decide`: run what was checked before."""
-        priorities = one_each("priority", 0 if priority is None else priority, len(plans))
+        priorities = _one_each("priority", 0 if priority is None else priority, len(plans))
         requests = [request for plan in plans for request in plan.requests()]
         each_priority = [own for own, plan in zip(priorities, plans, strict=True) for _ in range(plan.num_requests)]
-        adapters = zip(one_each("lora_request", lora_request, len(plans)), plans, strict=True)
+        adapters = zip(_one_each("lora_request", lora_request, len(plans)), plans, strict=True)
         prompts = self.llm_engine.with_adapters(
             [own for own, _ in requests], [own for own, plan in adapters for _ in range(plan.num_requests)]
         )
@@ -454,7 +492,7 @@ class LLM(EngineControl, PoolingOfflineMixin):
         own = set(request_ids)  # the engine may hold requests of others, too
         bar = None
         try:
-            bar = progress_bar(use_tqdm, len(request_ids))
+            bar = _progress_bar(use_tqdm, len(request_ids))
             while len(finished) < len(own):
                 if not self.llm_engine.has_unfinished_requests():
                     raise RuntimeError("the engine lost requests: " + ", ".join(own - set(finished)))
@@ -473,3 +511,44 @@ class LLM(EngineControl, PoolingOfflineMixin):
             if bar is not None:
                 bar.close()
         return [finished[request_id] for request_id in request_ids]
+
+
+def _as_prompt_list(prompts: Any) -> list[Any]:
+    """One prompt or many, as a list. A flat list of integers is one prompt."""
+    if isinstance(prompts, (str, Mapping)):
+        return [prompts]
+    if hasattr(prompts, "tolist"):
+        prompts = prompts.tolist()
+    if not isinstance(prompts, Sequence):
+        raise VLLMValidationError(
+            f"prompts must be a prompt or a list of prompts, got {type(prompts).__name__}", "prompts"
+        )
+    if prompts and isinstance(prompts[0], Integral):
+        return [prompts]
+    return list(prompts)
+
+
+def _as_input_list(inputs: Any) -> list[Any]:
+    """One input of a decision or many, as a list. A flat list of messages is one input."""
+    if isinstance(inputs, str) or not isinstance(inputs, Sequence):
+        return [inputs]
+    return [inputs] if inputs and isinstance(inputs[0], Mapping) else list(inputs)
+
+
+def _one_each(name: str, values: Any, count: int) -> list[Any]:
+    """`values`, or the one value for each."""
+    if not isinstance(values, Sequence):
+        return [values] * count
+    if len(values) != count:
+        raise VLLMValidationError(f"{name} has {len(values)} entries for {count} prompts", name, len(values))
+    return list(values)
+
+
+def _progress_bar(use_tqdm: bool | Callable[..., Any], total: int) -> Any:
+    if not use_tqdm:
+        return None
+    if callable(use_tqdm):
+        return use_tqdm(total=total, desc="Processed prompts", unit="req")
+    from tqdm import tqdm
+
+    return tqdm(total=total, desc="Processed prompts", unit="req", dynamic_ncols=True)

@@ -54,7 +54,7 @@ _IN_PLACE: dict[Any, str] = {
     _quick_gelu: "quick_gelu",
 }
 SILU_AND_MUL = partial(gate_and_mul, activation="silu")
-"""What get_act_and_mul_fn gives for "silu"; products with packed weights can have it in them."""
+"""The module that get_act_and_mul_fn gives for "silu"; products with packed weights can have it in them."""
 
 _GATES: dict[Any, Callable[[Tensor], Tensor]] = {
     F.silu: SILU_AND_MUL,
@@ -101,7 +101,7 @@ def get_act_and_mul_fn(name: str) -> Callable[[Tensor], Tensor]:
 
 
 def get_expert_activation(name: str, clamp: tuple[float, float] | None = None, gated: bool = True) -> Any:
-    """What stands between an expert's products: see `experts`. `clamp` and `gated`: see MoeSpec."""
+    """The step between an expert's products: see `experts`. `clamp` and `gated`: see MoeSpec."""
     if clamp is not None:
         slope, limit = clamp
         return ExpertActivation("silu", limit=limit, slope=slope, offset=1.0)

@@ -42,7 +42,7 @@ class ExpertSlot(WeightSlot):
 
 @dataclass
 class _Read:
-    """What has been read of an expert's weight, by name."""
+    """The parts of an expert's weight that have been read, by name."""
 
     weights: dict[str, Tensor | QuantizedWeight] = field(default_factory=dict)
     biases: dict[str, Tensor] = field(default_factory=dict)
@@ -82,7 +82,7 @@ class Experts(nn.Module):
         self.weighs_inputs, self.has_bias = weighs_inputs, bias
         self.method: LinearMethod = UNQUANTIZED
         self._like = self.like = torch.empty(1)
-        # What adds adapters' products: AdaptedExperts.
+        # AdaptedExperts adds adapters' products.
         self.adapters: Callable[..., Tensor | None] | None = None
         self._first = _FIRST if gated else _FIRST[1:]
         self.shapes = {name: (size, hidden_size) for name in self._first} | {"down_proj": (hidden_size, size)}
@@ -92,7 +92,7 @@ class Experts(nn.Module):
         self._slots: dict[str, WeightSlot] = {}
         # By expert and whether it is the first product, those that lack tensors.
         self._read: dict[tuple[int, bool], _Read] = {}
-        # Of `put` and the count, as several threads pack.
+        # Guards `put` and the count, as several threads pack.
         self._lock = threading.Lock()
         # Products that have no weight yet.
         self._num_missing = 2 * count
@@ -160,7 +160,7 @@ class Experts(nn.Module):
             self._num_missing -= 1
             is_last = not self._num_missing
         if is_last:
-            # What was packed is freed in pieces that glibc keeps: as much as the layer takes.
+            # Packed tensors are freed in pieces that glibc keeps: as much as the layer takes.
             return_freed_memory()
 
     @property

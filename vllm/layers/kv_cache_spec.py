@@ -32,18 +32,18 @@ class KVCacheSpec(NamedTuple):
 
     @property
     def shape(self) -> tuple[int, int, bool]:
-        """What layers that use each other's memory have in common."""
+        """The fields that layers which use each other's memory share."""
         return self.num_kv_heads, self.head_dim, self.is_latent
 
     def cache_shapes(self, backend: AttentionBackend, num_blocks: int, block_size: int) -> tuple[tuple[int, ...], ...]:
-        """Of the layer's keys and its values, or of its rows alone."""
+        """The shapes of the layer's keys and its values, or of its rows alone."""
         if self.is_latent:
             return ((num_blocks, block_size, self.head_dim),)
         return (backend.kv_cache_shape(num_blocks, block_size, self.num_kv_heads, self.head_dim),) * 2
 
 
 def kv_cache_specs(model: nn.Module, config: HFConfig, group: Communicator) -> list[KVCacheSpec]:
-    """Of the model's attention layers, in their order.
+    """The caches of the model's attention layers, in their order.
 
     Raises:
         ValueError: a layer shares the cache of one that is not before it, or that shares one itself.
@@ -74,7 +74,7 @@ def kv_cache_specs(model: nn.Module, config: HFConfig, group: Communicator) -> l
 
 
 def layer_kinds(model: nn.Module, config: HFConfig, group: Communicator) -> list[LayerKind]:
-    """What the attention of each of the model's layers depends on, in their order, latent ones apart."""
+    """The options of attention of each of the model's layers, in their order, latent ones apart."""
     # Split evenly, however many key/value heads a layer or a rank has.
     num_heads = config.num_attention_heads // group.world_size
     specs = kv_cache_specs(model, config, group)

@@ -21,10 +21,10 @@ from vllm.ops.latent_attention import latent_attention, write_latent_
 from vllm.ops.packed_linear import PackedLinear, pack_linear, packed_linear
 from vllm.ops.paged_attention import paged_attention
 
-# Of a request's tokens in a step from which on keys and values of heads are cheaper to attend to, although those of
+# From so many of a request's tokens in a step on, keys and values of heads are cheaper to attend to, although those of
 # former tokens are made anew.
 WIDENS_FROM = 256
-# Of keys and values that are made for a request; with more, latents are attended to.
+# So much of keys and values is made for a request; with more, latents are attended to.
 _MOST_BYTES = 256 * 2**20
 
 
@@ -105,7 +105,7 @@ class LatentAttention(Attention):
         query_start_loc: Tensor,
         seq_lens: Tensor,
     ) -> Tensor:
-        """Of requests with many tokens keys and values are made; others attend to latents."""
+        """Requests with many tokens get keys and values; others attend to latents."""
         starts, lens = query_start_loc.tolist(), seq_lens.tolist()
         counts = query_start_loc.diff()
         are_widened = [
@@ -193,7 +193,7 @@ class LatentHeads(ColumnParallelLinear):
         return keys, values
 
     def widened_bytes(self, num_tokens: int) -> int:
-        """Of that many tokens' keys and values, and their copies in a cache."""
+        """The bytes of that many tokens' keys and values, and of their copies in a cache."""
         return 4 * num_tokens * self.num_heads * sum(self._sizes) * self._empty.element_size()
 
     def checkpoint_slots(self) -> dict[str, WeightSlot]:

@@ -25,7 +25,7 @@ class AdaptableNorm(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        # What does it again for rows whose adapters have their own: AdaptedNorm.
+        # AdaptedNorm does it again for rows whose adapters have their own.
         self.adapters: Any = None
 
     @abstractmethod

@@ -97,7 +97,7 @@ class LinearBase(nn.Module):
         super().__init__()
         # Set before weights are packed: a gate is then applied behind adapters.
         self.is_adapted = False
-        # What adds adapters' products: AdaptedProduct.
+        # AdaptedProduct adds adapters' products.
         self.adapters: Callable[..., Tensor] | None = None
         self.inputs = inputs
         self.parts = parts
@@ -115,7 +115,7 @@ class LinearBase(nn.Module):
         self.packed: Any
         # By part, what came quantised from the checkpoint, until it is packed.
         self._quantized: dict[str, QuantizedWeight] = {}
-        # Of the weight and its bias before they are packed.
+        # The shape of the weight, and whether there is a bias, before they are packed.
         self._shape, self._has_bias = weight.shape, bias
         self._empty = weight.new_empty(0)
 

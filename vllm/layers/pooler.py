@@ -48,7 +48,7 @@ class Pooler:
             seed = config.seed if config.load_format == "dummy" else None
             self._heads = TokenHeads(Path(config.path), config.hf_config.hidden_size, *ends, seed).to(device)
             self._classify, self._activation = self._heads.weigh, "relu"
-        # Of decoders whose tokens see those before them alone, what follows is not computed in the first place.
+        # Decoders whose tokens see only those before them do not compute what follows in the first place.
         self._padding_id = config.class_padding_id if config.attn_type == "encoder_only" else None
 
     def __call__(self, hidden: Tensor, token_ids: TokenIds, params: PoolingParams) -> Tensor:
@@ -145,7 +145,7 @@ def _compared(token_ids: TokenIds, extra: Mapping[str, Any]) -> Tensor:
 
 
 def _activation(config: ModelConfig) -> str | None:
-    """Of the classifier's logits; None: by their number. One reward is no probability."""
+    """The activation of the classifier's logits; None: by their number. One reward is no probability."""
     raw = config.hf_config.raw
     named = classifier_activation(Path(config.path), raw)
     if named is None and config.convert == "reward" and "Process" not in config.architecture:

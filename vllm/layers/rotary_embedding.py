@@ -71,7 +71,7 @@ def rope_frequencies(head_dim: int, rope: RopeConfig, max_positions: int = 0) ->
 
 
 def _longrope_attention_factor(params: dict[str, Any]) -> float:
-    """Of LongRoPE (arXiv:2402.13753): sqrt(1 + ln(factor) / ln(trained length))."""
+    """LongRoPE's scale (arXiv:2402.13753): sqrt(1 + ln(factor) / ln(trained length))."""
     if params.get("attention_factor") is not None:
         return float(params["attention_factor"])
     factor = params["factor"]

@@ -18,7 +18,7 @@ logger = init_logger(__name__)
 
 @dataclass(frozen=True)
 class Shard:
-    """Of `size` rows (or columns) of a whole tensor, those in `held`."""
+    """The rows (or columns) in `held` of the `size` that a whole tensor has."""
 
     size: int
     held: range

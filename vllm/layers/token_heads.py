@@ -46,7 +46,7 @@ class TokenHeads(nn.Module):
         return self.colbert_linear(rows.float())
 
     def without_ends(self, token_ids: Sequence[int] | np.ndarray, keeps_last: bool = False) -> slice:
-        """Of a text's tokens those between its first one and its last one."""
+        """The tokens of a text between its first one and its last one."""
         ends = len(token_ids) > 0 and token_ids[-1] == self._last and not keeps_last
         begins = len(token_ids) > 0 and token_ids[0] == self._first
         return slice(int(begins), len(token_ids) - int(ends))

@@ -46,7 +46,7 @@ class VocabShard(nn.Module):
         self.weight: nn.Parameter | None = None
         self._hidden_size = self.width = hidden_size
         self._like = self.empty = torch.empty(0)
-        # What adds adapters' products: AdaptedProduct, AdaptedEmbedding.
+        # AdaptedProduct and AdaptedEmbedding add adapters' products.
         self.adapters: Callable[..., Tensor] | None = None
         if has_weight:
             self._use_weight(self._new_weight())
@@ -71,7 +71,7 @@ class VocabParallelEmbedding(VocabShard):
     def __init__(self, vocab_size: int, hidden_size: int) -> None:
         super().__init__(vocab_size, hidden_size)
         self._packed: PackedLinear | None = None
-        # What came quantised from the checkpoint.
+        # A weight that came quantised from the checkpoint.
         self.quantized: PackedQuantized | None = None
 
     def checkpoint_slots(self) -> dict[str, WeightSlot]:
@@ -152,7 +152,7 @@ class ParallelLMHead(VocabShard):
         self._tied_to = (tied_to,)
         self.method: LinearMethod = UNQUANTIZED
         self.packed: Any
-        # What came quantised from the checkpoint, until it is packed.
+        # A weight that came quantised from the checkpoint, until it is packed.
         self._quantized: QuantizedWeight | None = None
 
     def forward(self, hidden: Tensor) -> Tensor:

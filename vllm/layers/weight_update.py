@@ -32,7 +32,7 @@ def module_slots(module: nn.Module, name: str) -> dict[str, WeightSlot]:
 
 
 def _whole_slots(module: nn.Module) -> dict[str, WeightSlot]:
-    """Of the parameters of a module that every rank holds whole."""
+    """The slots of the parameters of a module that every rank holds whole."""
     return {
         name: WeightSlot(parameter.data, tuple(map(Shard.whole, parameter.shape)))
         for name, parameter in module.named_parameters(recurse=False)
@@ -55,7 +55,7 @@ def checkpoint_parts(model: nn.Module, name: str, value: Value) -> Iterable[tupl
 def _quantized_parts(
     read: Callable[[str, Tensor], Iterable[tuple[str, Tensor]]], name: str, value: QuantizedWeight
 ) -> list[tuple[str, Value]]:
-    """What is done to a tensor's rows, done to those of a quantised one: to their numbers. Where more is done than
+    """Do to a quantised tensor's rows, by their numbers, what is done to those of another. Where more is done than
     ordering rows, it is done to the de-quantised values."""
     numbers = torch.arange(value.shape[0])
     parts = list(read(name, numbers))
@@ -84,7 +84,7 @@ def _stack_parts(
 
 @dataclass(frozen=True)
 class _Owner:
-    """Of a checkpoint's tensor, the module that has it, and what it must be. No memory: that is freed when packed."""
+    """The module that has a checkpoint's tensor, and what this must be. No memory: that is freed when packed."""
 
     module: nn.Module
     name: str
@@ -143,7 +143,7 @@ class WeightUpdater:
         # The heads of an update to a model that has none of its own.
         self._heads: dict[str, Value] = {}
         self._pending: dict[nn.Module, _Pending] = {}
-        # Those that got tensors since `complete`.
+        # Modules that got tensors since `complete`.
         self._experts: set[Experts] = set()
 
     @torch.inference_mode()

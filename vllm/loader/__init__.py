@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-# What most models are made of: imported with the engine, not when one is loaded.
+# Most models are made of these: imported with the engine, not when one is loaded.
 import vllm.models.dense.llama  # noqa: F401
 from vllm import envs
 from vllm.config.checkpoint.mapped_tensors import block_bytes

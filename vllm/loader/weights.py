@@ -19,7 +19,7 @@ from vllm.quantization.stored import StoredConfig, Value, read_quantized
 from vllm.quantization.weight import QuantizedStack, QuantizedWeight
 
 _NUM_NAMED = 5
-# What GPTQ, AWQ, SqueezeLLM and compressed-tensors, and torchao call the codes of a weight.
+# GPTQ, AWQ, SqueezeLLM and compressed-tensors, and torchao call the codes of a weight so.
 _QUANTIZED_NAMES = ("qweight", "weight_packed", "_weight_qdata")
 
 

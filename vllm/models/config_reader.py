@@ -97,7 +97,7 @@ class ConfigReader:
         """The error for an option whose value is not supported."""
         return ValueError(f"{self._where}: {name}={self._raw.get(name)!r} is not supported: {reason}")
 
-    # What several families have in common.
+    # Several families have these in common.
 
     @property
     def head_dim(self) -> int:
@@ -234,7 +234,7 @@ class ConfigReader:
         return self.integer(*given, *names, default=default)
 
     def mixed(self, mixture: MoeSpec, mlp: MlpSpec, kinds: Sequence[str]) -> tuple[MlpSpec | MoeSpec, ...]:
-        """Of each layer `mixture`, or `mlp` where mlp_layer_types, by default `kinds`, says "dense", not "sparse"."""
+        """`mixture` for each layer, or `mlp` where mlp_layer_types, by default `kinds`, says "dense", not "sparse"."""
         kinds = self.get("mlp_layer_types", default=list(kinds))
         if not isinstance(kinds, list) or len(kinds) != self.num_layers or set(kinds) - {"dense", "sparse"}:
             raise ValueError(

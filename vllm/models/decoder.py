@@ -261,7 +261,7 @@ class Decoder(nn.Module):
 
 
 def caches_of_layers(layers: nn.ModuleList) -> list[int | None]:
-    """Of each layer the index among those that have keys and values; None: it has none."""
+    """The index of each layer among those that have keys and values; None: it has none."""
     count = itertools.count()
     return [next(count) if attention_layers(layer) else None for layer in layers]
 
@@ -367,7 +367,7 @@ class DecoderForCausalLM(CausalLM):
         return replace(
             config,
             **_head_sizes(spec),
-            # What ranks that share each layer's MLP or state have to divide.
+            # Ranks that share each layer's MLP or state have to divide this.
             intermediate_size=math.gcd(
                 *(mlp.split_size for mlp in spec.mlps if mlp is not None),
                 *(layer.split_size for layer in spec.layers if isinstance(layer, StateSpec | BesideSpec)),

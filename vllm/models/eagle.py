@@ -151,7 +151,7 @@ def _plain(name: str) -> str:
 
 
 class _Ids(nn.Module):
-    """What is added to a head's token id to make the target's."""
+    """The difference between a head's token id and the target's."""
 
     def __init__(self, vocab_size: int) -> None:
         super().__init__()

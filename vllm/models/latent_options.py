@@ -8,7 +8,7 @@ from dataclasses import replace
 from vllm.models.config_reader import ConfigReader
 from vllm.models.spec import LatentAttentionSpec, NormSpec
 
-# Of the norms of the latents: a constant of every family, whatever rms_norm_eps is.
+# The norms of the latents have this epsilon in every family, whatever rms_norm_eps is.
 _EPS = 1e-6
 
 

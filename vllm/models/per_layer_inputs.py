@@ -15,7 +15,7 @@ from vllm.models.spec import NormSpec, PerLayerInputSpec
 
 
 class PerLayerInputs(nn.Module):
-    """Of each layer, the sum of a token's second embedding and a projection of its first one. Tokens beyond the second
+    """Each layer's own input: a token's second embedding plus a projection of its first one. Tokens beyond the second
     vocabulary have its first row."""
 
     def __init__(self, spec: PerLayerInputSpec, num_layers: int, hidden_size: int, norm: NormSpec) -> None:
@@ -37,7 +37,7 @@ class PerLayerInputs(nn.Module):
 
 
 class LayerInput(nn.Module):
-    """What a layer's own input adds to the residual stream, by which it is gated: norm(up(act(gate(x)) * given))."""
+    """A layer's own input, added to the residual stream, by which it is gated: norm(up(act(gate(x)) * given))."""
 
     def __init__(self, spec: PerLayerInputSpec, hidden_size: int, norm: NormSpec) -> None:
         super().__init__()

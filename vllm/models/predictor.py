@@ -83,7 +83,7 @@ class Predictor(UpdatableModel):
         attn: AttentionMetadata,
         rows: Tensor | None = None,
     ) -> Tensor:
-        """What layer `index` makes of its input [T, H], which is overwritten: hidden states for a further layer,
+        """Run layer `index` on its input [T, H], which is overwritten: hidden states for a further layer,
         [T, H], or [L, H] of the tokens in `rows`, int64 [L]."""
         stream, pending = self.model.layers[index](positions, stream, None, kv_cache, attn, rows)
         if not self._layers.passes_normed or not len(self.model.norms):
@@ -93,11 +93,11 @@ class Predictor(UpdatableModel):
 
     @property
     def vocab_size(self) -> int:
-        """Of the logits."""
+        """The width of the logits."""
         return self.spec.vocab_size
 
     def taken_of(self, hidden: Tensor, streams: Sequence[Tensor]) -> Tensor:
-        """What the first layer takes of the target's final hidden states, [T, H]."""
+        """The part of the target's final hidden states [T, H] that the first layer takes."""
         return hidden
 
     def embed(self, target: Any, ids: Tensor, positions: Tensor) -> Tensor:
@@ -118,7 +118,7 @@ class Predictor(UpdatableModel):
 
     @staticmethod
     def _own(modules: Any, index: int) -> Any:
-        """Of a layer, or the one of all."""
+        """A layer's module, or the one that all have."""
         return modules[min(index, len(modules) - 1)]
 
     def checkpoint_tensors(self, name: str, tensor: Tensor) -> Iterator[tuple[str, Tensor]]:

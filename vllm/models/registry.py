@@ -54,7 +54,7 @@ _DENSE = {
     "xglm": "BioGptForCausalLM XGLMForCausalLM",
     "youtu": "YoutuForCausalLM",
 }
-# Those with experts, by their module in `mixtures/`.
+# Decoders with experts, by their module in `mixtures/`.
 _MIXTURES = {
     "afmoe": "AfmoeForCausalLM",
     "aria": "AriaTextForCausalLM",
@@ -79,7 +79,7 @@ _MIXTURES = {
     "phi": "PhimoeForCausalLM",
     "qwen": "FlintForCausalLM MellumForCausalLM Qwen2MoeForCausalLM Qwen3MoeForCausalLM",
 }
-# Those with recurrent states, by their module in `hybrids/`.
+# Decoders with recurrent states, by their module in `hybrids/`.
 _HYBRIDS = {
     "bailing": "BailingHybridForCausalLM",
     "bamba": "BambaForCausalLM",
@@ -151,14 +151,14 @@ _POOLING = {
         | {family + SPARSE_ENDING: _ENCODERS[family] for family in _WITH_WORDS}
     ).items()
 }
-# What position_embedding_type="rotary" makes of an architecture: Jina's models bear the names of others.
+# position_embedding_type="rotary" makes another architecture of one: Jina's models bear the names of others.
 _ROTARY = {
     "HF_ColBERT": "ColBERTJinaRobertaModel",
     **{f"XLMRoberta{ending}": f"JinaEmbeddingsV3{ending}" for ending in _ENDINGS_OF_ENCODERS},
 }
 
 
-# What the ending of an architecture's name says of its results; "embed": hidden states. Reward models are token
+# The ending of an architecture's name says what its results are; "embed": hidden states. Reward models are token
 # classifiers with a hidden layer.
 _ENDINGS = {
     "ForSequenceClassification": "classify",
@@ -175,7 +175,7 @@ def encoder_archs() -> AbstractSet[str]:
 
 
 def pooling_kind(architectures: Sequence[str]) -> str | None:
-    """What a model is made for, by the first name: "embed", "token_embed" (late interaction), "classify",
+    """The task that a model is made for, by the first name: "embed", "token_embed" (late interaction), "classify",
     "token_classify" or "reward"; None: text."""
     if ModelRegistry.find(architectures) is not None:
         return None
@@ -255,7 +255,7 @@ class _ModelRegistry:
         self._models[model_arch] = model_cls
 
     def find(self, architectures: Sequence[str]) -> type[nn.Module] | str | None:
-        """What the first known architecture is registered with; None if there is none."""
+        """The entry of the first known architecture; None if there is none."""
         return next((self._models[name] for name in architectures if name in self._models), None)
 
     def resolve_model_cls(

@@ -33,7 +33,7 @@ _ORIGINAL = "original_max_position_embeddings"
 
 @dataclass(frozen=True)
 class RopeDefaults:
-    """What a family means where config.json says nothing.
+    """A family's rotary positions where config.json says nothing.
 
     Attributes:
         theta: base of the frequencies; `sliding_theta` that of layers with a window, where kinds have their own.

@@ -1,4 +1,4 @@
-"""What a decoder is, as data: its config.json says which; `decoder.py` builds it. A layer has what mixes tokens
+"""A decoder as data: its config.json says which; `decoder.py` builds it. A layer has what mixes tokens
 (`attention.py`) and what follows (`mlp.py`): another kind of either is a class of specs here, a module beside these and
 a line where DecoderLayer builds its parts. Kinds of states are in `states/specs.py`."""
 
@@ -143,7 +143,7 @@ class LatentAttentionSpec:
 
     @property
     def head_dim(self) -> int:
-        """Of a head's query."""
+        """The width of a head's query."""
         return self.nope_dim + self.rope_dim
 
     @property
@@ -157,11 +157,11 @@ AnyAttention = AttentionSpec | LatentAttentionSpec
 
 @dataclass(frozen=True)
 class StateSpec:
-    """What mixes tokens through a recurrent state in place of attention; each kind derives from it."""
+    """A layer that mixes tokens through a recurrent state in place of attention; each kind derives from it."""
 
     @property
     def split_size(self) -> int:
-        """What the number of ranks has to divide."""
+        """The number of ranks has to divide this."""
         raise NotImplementedError
 
 
@@ -174,7 +174,7 @@ class BesideSpec:
 
     @property
     def split_size(self) -> int:
-        """What the number of ranks has to divide."""
+        """The number of ranks has to divide this."""
         return self.state.split_size
 
 
@@ -182,7 +182,7 @@ AnyMixer = AnyAttention | StateSpec | BesideSpec
 
 
 def attentions_of(layers: Iterable[AnyMixer | None]) -> tuple[AnyAttention, ...]:
-    """What has keys and values, in order."""
+    """The parts that have keys and values, in order."""
     own = (layer.attention if isinstance(layer, BesideSpec) else layer for layer in layers)
     return tuple(layer for layer in own if isinstance(layer, AttentionSpec | LatentAttentionSpec))
 
@@ -203,7 +203,7 @@ class MlpSpec:
 
     @property
     def split_size(self) -> int:
-        """What the number of ranks has to divide."""
+        """The number of ranks has to divide this."""
         return self.intermediate_size
 
 
@@ -261,7 +261,7 @@ class MoeSpec:
 
     @property
     def split_size(self) -> int:
-        """What the number of ranks has to divide, beside the number of experts; 0: nothing."""
+        """The number of ranks has to divide this, beside the number of experts; 0: nothing."""
         return 0 if self.shared is None else self.shared.intermediate_size
 
 
@@ -337,10 +337,10 @@ class DecoderSpec:
 
     @property
     def attentions(self) -> tuple[AttentionSpec, ...]:
-        """Those of `layers` that are attention, but not latent."""
+        """The layers that are attention, but not latent."""
         return tuple(layer for layer in self.cached if isinstance(layer, AttentionSpec))
 
     @property
     def cached(self) -> tuple[AnyAttention, ...]:
-        """Of `layers` what has keys and values."""
+        """The parts of `layers` that have keys and values."""
         return attentions_of(self.layers)

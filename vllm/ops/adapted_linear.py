@@ -40,7 +40,7 @@ class AdaptedWeights:
         borders = torch.tensor([0, *accumulate(sizes)])
         columns = torch.arange(1, int(borders[-1]) + 1)
         columns = interleave_gate(columns) if gated else columns
-        # Of the panels, the weight's columns by half panels; -1: there is none.
+        # The panels hold the weight's columns by half panels; -1: there is none.
         filled = torch.zeros(-(-len(columns) // PANEL) * PANEL, dtype=torch.int64)
         filled[: len(columns)] = columns
         self._columns = filled.view(-1, BLOCK) - 1
@@ -62,7 +62,7 @@ class AdaptedWeights:
         self._number = self._make()
 
     def of(self, order: Tensor, starts: Tensor) -> AddedAdapters:
-        """What a product with these rows takes."""
+        """The arguments that a product with these rows takes."""
         return AddedAdapters(self._number, order, starts)
 
     def clear(self, adapter: int) -> None:

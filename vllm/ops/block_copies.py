@@ -21,7 +21,7 @@ class BlockParts(NamedTuple):
 
 
 def block_parts(parts: Sequence[Tensor]) -> BlockParts:
-    """Of P tensors [blocks, size of the part], whose addresses it keeps."""
+    """Copies blocks of P tensors [blocks, size of the part], whose addresses it keeps."""
     rows = [(part.data_ptr(), part.stride(0) * part.element_size(), part[0].nbytes) for part in parts]
     width = next(width for width in (8, 4, 2, 1) if not any(value % width for row in rows for value in row))
     table = torch.tensor(rows, dtype=torch.int64).t().contiguous().to(parts[0].device)

@@ -21,7 +21,7 @@ from vllm.ops.quantized_panels import FloatPanels, QuantizedPanels
 
 @dataclass(frozen=True)
 class ExpertActivation:
-    """What is done between an expert's two products, in float32: curve(g) (u + offset) of a gate g and its u, or
+    """The step between an expert's two products, in float32: curve(g) (u + offset) of a gate g and its u, or
     curve(u) where there is no gate.
 
     Attributes:
@@ -135,7 +135,7 @@ class PackedExperts:
         if not packed.gated:
             return apply(x, packed, float_out=True)
         half = packed.shape[0] // 2
-        # What lies in memory: 16 rows of either half in turn, filled up.
+        # Memory holds 16 rows of either half in turn, filled up.
         rows = 2 * 16 * -(-half // 16)
         product = apply(x, replace(packed, gated=False, shape=(rows, packed.shape[1])), float_out=True)
         return separate_gate(product.T, half).T
@@ -289,7 +289,7 @@ def _of_all_tokens(
 
 
 def _places(ids: Tensor, first_expert: int, num_experts: int) -> Sequence[Tensor]:
-    """Of each expert, the places in the flattened `ids` that it has there, in order."""
+    """The places that each expert has in the flattened `ids`, in order."""
     flat = ids.flatten().long() - first_expert
     flat = torch.where((flat >= 0) & (flat < num_experts), flat, num_experts)
     order, counts = flat.argsort(stable=True), torch.bincount(flat, minlength=num_experts + 1)

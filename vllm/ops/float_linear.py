@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-# Of the weight in float32, at one time, where it has to be widened.
+# So much of a weight is in float32 at one time where it has to be widened.
 _TILE_BYTES = 16 * 2**20
 
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from vllm import envs
 from vllm.ops.quantized_linear import PackedQuantized, PlainPart
 
-# What the units ask of a product's width and number of outputs.
+# The units ask this of a product's width and number of outputs.
 _MULTIPLE = 16
 _LEAST_CAPABILITY = (8, 9)
 

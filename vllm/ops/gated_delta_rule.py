@@ -25,7 +25,8 @@ def gated_delta_rule_(
     bound: float = 0.0,
     eps: float = 1e-6,
 ) -> Tensor:
-    """Of each head, token after token and in float32 (arXiv:2412.06464, equation 10; by channel: arXiv:2510.26692):
+    """The recurrence of each head, token after token and in float32 (arXiv:2412.06464, equation 10; by channel:
+    arXiv:2510.26692):
 
         S = g S;  S = S + k ((v - k S) b);  o = (q / sqrt(Dk)) S
 

@@ -21,7 +21,7 @@ def gated_recurrence_(
     query_start_loc: Tensor,
     seq_lens: Tensor,
 ) -> Tensor:
-    """Of each channel, token after token and in float32 (arXiv:2402.19427, section 2.4):
+    """The recurrence of each channel, token after token and in float32 (arXiv:2402.19427, section 2.4):
 
         h = a h + sqrt(1 - a^2) sigmoid(input_gate + input_bias) x,  a = e^(-rate * sigmoid(kept_gate + kept_bias))
 

@@ -21,7 +21,7 @@ def mlstm_(
     cap: float,
     eps: float,
 ) -> Tensor:
-    """Of each head, token after token and in float32 (arXiv:2405.04517, equations 19 to 27):
+    """The recurrence of each head, token after token and in float32 (arXiv:2405.04517, equations 19 to 27):
 
         C = f C + i k v;  n = f n + i k;  y = (q C) / (max(|q n|, 1) + e^m eps)
 

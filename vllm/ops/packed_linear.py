@@ -18,7 +18,7 @@ from vllm.ops.rms_norm import NO_NORM, AddedNorm
 
 Layout = Literal["plain", "packed_f32", "packed_bf16_dot", "packed_fp16"]
 
-# Of our kernel; the first two hold the weight's values unchanged.
+# Layouts of our kernel; the first two hold the weight's values unchanged.
 EXACT: tuple[Layout, ...] = ("packed_f32", "packed_bf16_dot")
 OWN: tuple[Layout, ...] = (*EXACT, "packed_fp16")
 
@@ -173,7 +173,7 @@ def _layout(weight: Tensor, float_out: bool) -> Layout:
 
 
 def bf16_layout(float_out: bool) -> Layout:
-    """What VLLM_CPU_GEMM names, else what the CPU multiplies fastest, of the layouts that can be used of bfloat16."""
+    """The layout that VLLM_CPU_GEMM names, else the one that the CPU multiplies bfloat16 by fastest."""
     ops = cpu_ops()
     assert ops is not None
     usable = EXACT if float_out else OWN

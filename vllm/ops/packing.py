@@ -18,7 +18,7 @@ _SEARCHED = (torch.float32, torch.float16, torch.bfloat16)
 
 @dataclass
 class _Background(threading.local):
-    """What the calling thread has to refuse in the end: where uint8 [1] is not 0, an error."""
+    """Errors that the calling thread has to raise in the end, each where its uint8 [1] is not 0."""
 
     checks: list[tuple[Tensor, Callable[[], ValueError]]] | None = field(default=None)
 
@@ -28,7 +28,7 @@ _background = _Background()
 
 @contextmanager
 def packing_in_background(num_bytes: int = 0) -> Iterator[None]:
-    """What the block packs by the C++ operators, in its own thread, is there when it has ended, not before: they return
+    """Weights that the block packs by the C++ operators, in its own thread, are there when it has ended: those return
     at once. `num_bytes`: about how much that will be. ValueError: a weight that it gave `refuse_unless_finite` is not
     finite."""
     if of_device("cpu") != "cpp":

@@ -36,7 +36,7 @@ __all__ = [
     "take_quantized_rows",
 ]
 
-# Of a weight that is widened at a time.
+# So much of a weight is widened at a time.
 _TILE_BYTES = 2**22
 
 

@@ -20,7 +20,7 @@ _FLIPPED = 128
 # Inputs of a group are filled up to whole units.
 UNIT = 8
 _TABLE = 16
-# Of codes that are packed at a time.
+# So many codes are packed at a time.
 _TILE_CODES = 2**22
 
 # As csrc/cpu/kernels.h numbers them.
@@ -210,7 +210,7 @@ def _write_codes(
 
 
 def _stored_parts(weights: Sequence[QuantizedTensor]) -> tuple[list[list[Tensor]], list[int]]:
-    """What stands behind the codes, of each weight, and the five kinds of it (0: none)."""
+    """The parts behind each weight's codes, and their five kinds (0: none)."""
     found = [_parts_of(weight) for weight in weights]
     kinds = found[0][1]
     if any(own != kinds for _, own in found):
@@ -276,7 +276,7 @@ def _code_bytes(numbers: list[int]) -> int:
 
 
 def _counts(numbers: list[int]) -> Iterator[tuple[int, int]]:
-    """Of each part behind the codes: numbers a row, and bytes of a number."""
+    """Numbers a row and bytes a number, for each part behind the codes."""
     bits, kind, _, groups, supers, _, *kinds = numbers
     sizes = {number: dtype.itemsize for dtype, number in _STORED.items()} | {_NIBBLES[0]: 1}
     for place, stored in enumerate(kinds):
@@ -287,7 +287,7 @@ def _counts(numbers: list[int]) -> Iterator[tuple[int, int]]:
 
 
 def _views(panels: Tensor, numbers: list[int]) -> Iterator[Tensor]:
-    """Of each plane of codes, and of each part behind them: [panels, A, 2, 16, B], columns by halves."""
+    """Each plane of codes, and each part behind them, as [panels, A, 2, 16, B], columns by halves."""
     yield from _code_views(panels, numbers)
     yield from _number_views(panels, numbers)
 

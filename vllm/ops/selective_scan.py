@@ -24,7 +24,7 @@ def selective_scan_(
     query_start_loc: Tensor,
     seq_lens: Tensor,
 ) -> Tensor:
-    """Of each channel, token after token and in float32 (arXiv:2312.00752, algorithm 2):
+    """The recurrence of each channel, token after token and in float32 (arXiv:2312.00752, algorithm 2):
 
         S = e^(-rate * d) S + b (d x);  y = (sum of c S + skip * x) * silu(gate)
 

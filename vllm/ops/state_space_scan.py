@@ -24,7 +24,7 @@ def state_space_scan_(
     dt_min: float = 0.0,
     dt_max: float = torch.inf,
 ) -> Tensor:
-    """Of each head, token after token and in float32 (arXiv:2405.21060, section 2):
+    """The recurrence of each head, token after token and in float32 (arXiv:2405.21060, section 2):
 
         S = e^(-rate * d) S + B (d x);  y = C S + skip * x
 

@@ -13,7 +13,7 @@ from vllm.ops.topk import topk
 
 
 class RowReadings(NamedTuple):
-    """What one pass over R rows of logits yields. Padding columns hold logit 0.0 and rank 0."""
+    """The results of one pass over R rows of logits. Padding columns hold logit 0.0 and rank 0."""
 
     logits: Tensor  # float32 [R, W]
     ranks: Tensor  # int32 [R, W]; 1 + the number of strictly greater logits in the row; 0 where not requested

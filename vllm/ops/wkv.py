@@ -23,7 +23,7 @@ def wkv_(
     query_start_loc: Tensor,
     seq_lens: Tensor,
 ) -> Tensor:
-    """Of each channel, token after token and in float32 (arXiv:2305.13048, equation 16):
+    """The recurrence of each channel, token after token and in float32 (arXiv:2305.13048, equation 16):
 
         y = sigmoid(gate) (A + e^(bonus + key) value) / (B + e^(bonus + key)),
         A = e^-rate A + e^key value;  B = e^-rate B + e^key

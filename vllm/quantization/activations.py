@@ -1,4 +1,4 @@
-"""What a format does to the inputs of a product: rounds them to the values of a narrow type, or scales them."""
+"""Formats' treatment of the inputs of a product: it rounds them to the values of a narrow type, or scales them."""
 
 from __future__ import annotations
 

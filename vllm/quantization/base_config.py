@@ -1,4 +1,4 @@
-"""What a quantisation is to the layers: the interface that upstream's plug-ins write."""
+"""A quantisation as the layers see it: the interface that upstream's plug-ins write."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class QuantizationConfig(ABC):
     """A quantisation's settings: the content of a model's quantization_config."""
 
     def __init__(self) -> None:
-        # Of each fused layer, the checkpoint's own ones.
+        # Each fused layer has the checkpoint's own ones here.
         self.packed_modules_mapping: dict[str, list[str]] = {}
 
     @abstractmethod

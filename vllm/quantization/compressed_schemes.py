@@ -105,8 +105,8 @@ def _rank(target: str) -> int:
 
 
 def parse_schemes(config: dict[str, Any], rounds_inputs: bool) -> Schemes:
-    """Of the content of a quantization_config, of which input_activations count only with `rounds_inputs`. ValueError
-    names what is not implemented."""
+    """The schemes in the content of a quantization_config, of which input_activations count only with `rounds_inputs`.
+    ValueError names what is not implemented."""
     for name, meaning in _REFUSED.items():
         value = config.get(name)
         if value and not (isinstance(value, dict) and value.get("format", "dense") == "dense"):
@@ -201,13 +201,14 @@ _INPUT_KINDS: dict[tuple[str, int], Literal["int8", "fp8", "fp4"]] = {
 
 
 def parse_activations(scheme: dict[str, Any] | None) -> tuple[InputQuantization | None, bool]:
-    """What a group's input_activations do, and whether with the checkpoint's scales. ValueError: not implemented."""
+    """The treatment that a group's input_activations name, and whether with the checkpoint's scales. ValueError: not
+    implemented."""
     if not scheme:
         return None, False
     kind = _INPUT_KINDS.get((scheme.get("type", "int"), scheme.get("num_bits", 8)))
     strategy, dynamic = scheme.get("strategy") or "tensor", scheme.get("dynamic", False)
     size = scheme.get("group_size") if strategy in ("group", "tensor_group") else None
-    # Of these, fp4 has scales in fp8 times one of the checkpoint's, and the others their own.
+    # fp4 has scales in fp8 times one of the checkpoint's, and the others their own.
     is_known = (kind == "fp4") == (strategy == "tensor_group") and strategy in (
         "tensor",
         "token",

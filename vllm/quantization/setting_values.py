@@ -9,7 +9,7 @@ from vllm.logger import init_logger, warn_once
 
 logger = init_logger(__name__)
 
-# What weights were multiplied with when they were quantised: activations would have to be, too.
+# Weights were multiplied with this when they were quantised: activations would have to be, too.
 _TRANSFORMS = ("rotation", "rotation_config", "hadamard_config", "transform_config")
 
 
@@ -74,7 +74,7 @@ def check_pattern(name: str, pattern: str) -> None:
 
 def warn_of_unknown(known: str, settings: dict[str, Any], where: str) -> None:
     """Say which settings have no effect because they are not among `known`, names with spaces between them."""
-    # What is off, or empty, asks for nothing.
+    # A setting that is off, or empty, asks for nothing.
     unknown = sorted(
         {name for name, value in settings.items() if value} - {"quant_method", *_TRANSFORMS, *known.split()}
     )

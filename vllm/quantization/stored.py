@@ -97,7 +97,7 @@ class WeightFormat:
 
 
 class StoredMethod(QuantizeMethodBase):
-    """Of layers whose weight comes quantised from the checkpoint: the loader fills them."""
+    """The method of layers whose weight comes quantised from the checkpoint: the loader fills them."""
 
     def create_weights(self, layer: nn.Module, *weight_args: Any, **extra_weight_attrs: Any) -> None:
         """Nothing: a layer takes its packed weight when it is loaded."""

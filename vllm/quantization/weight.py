@@ -15,7 +15,7 @@ from vllm.quantization.activations import InputQuantization, InputScale
 
 @dataclass
 class QuantizedWeight:
-    """What a format makes of a module's tensors.
+    """A weight as a format makes it of a module's tensors.
 
     Attributes:
         tensor: the weight [N, K].
@@ -107,7 +107,7 @@ class QuantizedStack:
 
 
 def _take_ordered(tensor: QuantizedTensor, order: Tensor, columns: range) -> QuantizedTensor:
-    """Of a weight whose groups are of inputs anywhere: some inputs of each group, in as large groups as there are."""
+    """Some inputs of each group, in as large groups as there are, for a weight whose groups are of inputs anywhere."""
     places = ((order >= columns.start) & (order < columns.stop)).nonzero().flatten()
     group_of = places // tensor.group_size
     size = math.gcd(*torch.bincount(group_of).tolist())

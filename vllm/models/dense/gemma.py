@@ -59,7 +59,7 @@ class GemmaForCausalLM(DecoderForCausalLM):
         attention = reader.attention(head_dim=reader.integer("head_dim", default=256))
         mlp = reader.mlp("gelu_pytorch_tanh", bias=False, activation_names=("hidden_act",))
         if mlp.activation == "gelu":
-            # What the published files say, and do not mean.
+            # The published files say this and do not mean it.
             mlp = replace(mlp, activation="gelu_pytorch_tanh")
         if reader.get("hidden_activation", default=mlp.activation) != mlp.activation:
             raise reader.refuse("hidden_activation", f"hidden_act says {mlp.activation}")

@@ -1,4 +1,4 @@
-"""What Gemma 3n and Gemma 4 have in common: last layers that read the keys and values of earlier ones, and an input of
+"""Parts that Gemma 3n and Gemma 4 share: last layers that read the keys and values of earlier ones, and an input of
 each layer's own."""
 
 from __future__ import annotations

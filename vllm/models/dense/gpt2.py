@@ -119,7 +119,7 @@ class OpenAIGPTLMHeadModel(DecoderForCausalLM):
     @classmethod
     def describe(cls, reader: ConfigReader) -> DecoderSpec:
         name = reader.get("afn", default="gelu")
-        # What it calls gelu is the approximation by tanh.
+        # Its gelu is the approximation by tanh.
         activation = "gelu_new" if name == "gelu" else name
         attention = reader.attention(rotary=False, bias=True)
         return describe(reader, attention, activation, default_positions=512, block="post", final_norm=None)

@@ -51,7 +51,7 @@ class GPTNeoXJapaneseForCausalLM(GPTNeoXForCausalLM):
     def describe(cls, reader: ConfigReader) -> DecoderSpec:
         rotary = reader.rotary(reader.head_dim, theta_names=("rotary_emb_base",), share_names=("rotary_pct",))
         attention = reader.attention(bias=False, rotary=rotary)
-        # Of the biases the last layer has one.
+        # The last layer alone has a bias, that of its output.
         layers = [attention] * (reader.num_layers - 1) + [replace(attention, o_bias=True)]
         size = reader.integer("intermediate_multiple_size", default=4) * reader.hidden_size
         reader.only("intermediate_size", size)

@@ -86,7 +86,7 @@ class BertModel(EncoderForPooling):
             raise reader.refuse("position_embedding_type", "positions must be absolute")
         if reader.get("is_decoder", default=False):
             raise reader.refuse("is_decoder", "the model is an encoder")
-        # Of files made by TensorFlow's code, which has a choice.
+        # Files made by TensorFlow's code name a direction, which it lets one choose.
         reader.only("directionality", "bidi")
         reader.only("pooler_type", "first_token_transform")
         reader.ignore("pooler_fc_size", "pooler_num_attention_heads", "pooler_num_fc_layers", "pooler_size_per_head")

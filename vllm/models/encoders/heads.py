@@ -1,4 +1,4 @@
-"""What follows an encoder, as data: the ending of the architecture's name says which row of its family it is."""
+"""Heads that follow an encoder, as data: the ending of the architecture's name says which row of its family it is."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from vllm.config.checkpoint.sentence_transformers import SPARSE_ENDING
 from vllm.models.config_reader import ConfigReader
 
-# What an architecture's name has, for rows of heads.
+# Parts of an architecture's name, for rows of heads.
 SEQUENCE, TOKENS, WORDS, LATE = "ForSequenceClassification", "ForTokenClassification", SPARSE_ENDING, "ColBERT"
 
 _WIDTHS = ("colbert_dim", "dim", "projection_dim")
@@ -51,8 +51,8 @@ def classes(activation: str | None, *renames: tuple[str, str]) -> Head:
 
 
 def words(*renames: tuple[str, str], activation: str | None = None) -> Head:
-    """Of masked words, for SPLADE (arXiv:2109.10086), which embeds a text by the words that it names; `activation` is
-    the encoder's if None."""
+    """A head of masked words, for SPLADE (arXiv:2109.10086), which embeds a text by the words that it names;
+    `activation` is the encoder's if None."""
     return Head(lambda reader, own: words_spec(reader, activation or own), renames)
 
 

@@ -54,7 +54,7 @@ class JinaRobertaModel(EncoderForPooling):
             if part not in _PARTS:
                 yield name, tensor
                 continue
-            # Of the adapters, only one task's are kept.
+            # Only one task's adapters are kept.
             parts = waiting.setdefault(base, {})
             parts[part] = tensor if part == "original" else tensor[self._adapter].float()
             if len(parts) == len(_PARTS):
@@ -64,7 +64,7 @@ class JinaRobertaModel(EncoderForPooling):
             raise ValueError(f"weight {base}{_ADAPTED}original and its adapters are not all there")
 
     def _adapted(self, name: str, weight: Tensor, a: Tensor, b: Tensor) -> Tensor:
-        """Of embeddings A [rows, rank] and B [rank, size], of linear layers B [outputs, rank] and A [rank, inputs]."""
+        """Embeddings have A [rows, rank] and B [rank, size], linear layers B [outputs, rank] and A [rank, inputs]."""
         product = a @ b if "embeddings" in name else b @ a
         return (weight.float() + self._scale * product.view(weight.shape)).to(weight.dtype)
 

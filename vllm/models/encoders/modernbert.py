@@ -50,7 +50,7 @@ class ModernBertModel(EncoderForPooling):
     def describe(cls, reader: ConfigReader) -> EncoderSpec:
         reader.ignore("classifier_activation", "classifier_bias", "decoder_bias")
         reader.ignore("deterministic_flash_attn", "sparse_prediction", "sparse_pred_ignore_index")
-        # Of published files; those of transformers name the layers.
+        # Published files have these; those of transformers name the layers.
         reader.ignore("reference_compile", "repad_logits_with_grad", "position_embedding_type")
         if reader.get("classifier_pooling", default="cls") not in ("cls", "mean"):
             raise reader.refuse("classifier_pooling", "it must be cls or mean")

@@ -52,5 +52,5 @@ class JambaForCausalLM(DecoderForCausalLM):
 
 
 def _every(reader: ConfigReader, name: str, period: int, offset: int) -> tuple[int, int]:
-    """Of so many layers, which one is different."""
+    """(period, offset): of each `period` layers the one at `offset` is different."""
     return reader.integer(f"{name}_period", default=period), reader.count(f"{name}_offset", default=offset)

@@ -26,7 +26,7 @@ _RENAMES = (
 
 
 def own_names(name: str, tensor: Tensor, spec: DecoderSpec) -> Parts:
-    """Of linear attention o_proj, and A_log [1, 1, heads, 1]."""
+    """Linear attention's o_proj and A_log [1, 1, heads, 1] by our names."""
     if name.endswith(".decays.A_log"):
         tensor = tensor.flatten()
     if name.endswith(".self_attn.o_proj.weight"):
@@ -73,7 +73,7 @@ class KimiLinearForCausalLM(DecoderForCausalLM):
 
 
 def _size(reader: ConfigReader, linear: dict[str, Any], own: str, name: str, default: int) -> int:
-    """Of linear attention, by the option of its own part of config.json or of the whole."""
+    """A size of linear attention, by the option of its own part of config.json or of the whole."""
     return reader.integer(name, default=linear.get(own, default))
 
 

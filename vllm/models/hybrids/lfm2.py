@@ -149,7 +149,7 @@ def _conv(reader: ConfigReader, kernel_size: int = 3) -> ShortConvSpec:
 
 
 def _ignore_names(reader: ConfigReader) -> None:
-    """What published files have beside, without effect."""
+    """Options that published files have beside, without effect."""
     reader.ignore("conv_use_xavier_init", "block_dim", "block_norm_eps", "block_use_swiglu", "block_use_xavier_init")
     reader.ignore("conv_dim_out", "theta")
     reader.only("use_pos_enc", True)

@@ -82,7 +82,7 @@ class Mamba2ForCausalLM(DecoderForCausalLM):
 
 
 def _ignore_training(reader: ConfigReader) -> None:
-    """What makes weights, not what is computed with them; residuals have the model's dtype here."""
+    """Options that make weights and change nothing computed with them; residuals have the model's dtype here."""
     reader.ignore("residual_in_fp32", "rescale_prenorm_residual", "time_step_min", "time_step_max", "time_step_floor")
     reader.ignore("time_step_scale", "time_step_init_scheme", "fused_add_norm", "pad_vocab_size_multiple")
     reader.ignore("layer_types")

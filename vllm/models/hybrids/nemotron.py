@@ -47,7 +47,7 @@ class NemotronHForCausalLM(DecoderForCausalLM):
         default = [_OF_LETTERS.get(letter, letter) for letter in letters]
         kinds = layer_kinds(reader, default, "linear_attention", "full_attention", "mlp", "moe")
         if "moe" not in kinds:
-            # Of mixtures, which are not there.
+            # These are options of mixtures, and there are none.
             reader.ignore(*_OF_MIXTURES)
         of_kind: dict[str, AnyMixer] = {}
         if "linear_attention" in kinds:

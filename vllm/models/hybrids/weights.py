@@ -17,15 +17,15 @@ _IN_PROJ = re.compile(r"(.+)\.in_proj\.(weight|bias)")
 _SINGLE_CONV = re.compile(r"(.+)\.([qkv])_conv1d\.weight")
 _CONV = re.compile(r"(.+\.conv)\.(weight|bias)")
 
-# Of a model without a head, whose names lack the prefix.
+# A model without a head has names that lack the prefix.
 WITH_PREFIX = (r"^layers\.", "model.layers.")
-# Of models that are called a backbone.
+# Some models are called a backbone.
 BACKBONE = (
     (r"^(backbone\.|model\.)?embeddings?\.", "model.embed_tokens."),
     (r"^(backbone\.|model\.)?norm_f\.", "model.norm."),
     (r"^(backbone\.)?layers\.", "model.layers."),
 )
-# Of Mamba 1 and 2, in layers that have it beside attention.
+# Mamba 1 and 2 have these names in layers where they stand beside attention.
 MAMBA_RENAMES = (
     (r"\.mamba\.conv1d\.", ".self_attn.conv."),
     (r"\.mamba\.(A_log|dt_bias|D)$", r".self_attn.decays.\1"),
@@ -37,13 +37,13 @@ MAMBA_RENAMES = (
 
 
 def spec_of(kind: type[S], spec: DecoderSpec) -> S:
-    """Of the layers with a state of this kind, which are alike."""
+    """The spec of the layers with a state of this kind, which are alike."""
     layers = (layer.state if isinstance(layer, BesideSpec) else layer for layer in spec.layers)
     return next(layer for layer in layers if isinstance(layer, kind))
 
 
 def delta_rule_of(spec: DecoderSpec) -> DeltaRuleSpec:
-    """Of the layers with linear attention."""
+    """The spec of the layers with linear attention."""
     return spec_of(DeltaRuleSpec, spec)
 
 

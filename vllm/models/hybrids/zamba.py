@@ -39,7 +39,7 @@ class ZambaSpec(DecoderSpec):
 
     @property
     def hybrid_layers(self) -> list[int]:
-        """Those with attention."""
+        """The layers with attention."""
         return [index for index, layer in enumerate(self.layers) if isinstance(layer, BesideSpec)]
 
 
@@ -310,7 +310,7 @@ class Zamba2ForCausalLM(DecoderForCausalLM):
         return _describe(reader, mamba, mlp, default, {"rotary": has_rotary}, **own)
 
 
-# What makes weights.
+# These options make weights.
 _OF_STEPS = ("time_step_min", "time_step_max", "time_step_floor")
 
 

@@ -55,6 +55,6 @@ class JetMoeForCausalLM(DecoderForCausalLM):
             num_experts=mixture.num_experts,
             choice=ExpertChoice(mixture.choice.num_chosen, compares_logits=True),
         )
-        # Of the layers' norms epsilon is a constant.
+        # The layers' norms have a constant epsilon.
         norm = NormSpec("rms", 1e-6)
         return reader.decoder(attention, mixture, norm, tied=True, final_norm=reader.norm())

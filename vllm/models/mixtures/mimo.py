@@ -66,7 +66,7 @@ class MiMoV2FlashForCausalLM(DecoderForCausalLM):
         kinds = ["sliding_attention" if flag else "full_attention" for flag in flags]
         layers = reader.windowed(attention, 129, default_kinds=kinds)
         if tokens := reader.get("sliding_window_size"):
-            # Those before a token, without its own.
+            # The file counts the tokens before a token, and not itself.
             layers = tuple(layer if layer.window is None else replace(layer, window=tokens + 1) for layer in layers)
         layers = tuple(
             replace(layer, rotary=_rotary(reader, head_dim, "full_attention", "rope_theta", 5e6))
@@ -105,7 +105,7 @@ def _check_published(reader: ConfigReader, attention: AttentionSpec, head_dim: i
 
 
 def _rotary(reader: ConfigReader, head_dim: int, kind: str, theta: str, default: float) -> RotarySpec:
-    """Of layers of a kind: by rope_parameters, or the published file's names."""
+    """Rotary positions of layers of a kind, by rope_parameters or the published file's names."""
     base, share = reader.number(theta, default=default), reader.number("partial_rotary_factor", default=0.334)
     if reader.get("rope_parameters") is None:
         return RotarySpec(int(head_dim * share), RopeConfig("default", base))

@@ -13,7 +13,7 @@ from vllm.models.spec import DecoderSpec, MlpSpec, MoeSpec
 
 
 def mlps(reader: ConfigReader, mixture: MoeSpec, default_dense: Sequence[int] = ()) -> tuple[MlpSpec | MoeSpec, ...]:
-    """Of each layer: a mixture in the last of each decoder_sparse_step, except in mlp_only_layers."""
+    """The kind of each layer: a mixture in the last of each decoder_sparse_step, except in mlp_only_layers."""
     step = reader.integer("decoder_sparse_step", default=1)
     dense = reader.get("mlp_only_layers", default=default_dense)
     kinds = ["dense" if i in dense or (i + 1) % step else "sparse" for i in range(reader.num_layers)]

@@ -67,7 +67,7 @@ class Mamba(StateLayer):
         return self.out_proj(out if rows is None else out.index_select(0, rows))
 
     def _inputs(self, x: Tensor) -> list[Tensor]:
-        """What steps are made of, B and C, each of all heads: [T, heads * width]."""
+        """The source of steps, B and C, each of all heads: [T, heads * width]."""
         inputs = self.x_proj(x)
         if not self.has_heads:
             return list(inputs.split(self.widths, dim=1))

@@ -1,4 +1,4 @@
-"""What layers with recurrent states have in common: a convolution of their projections, numbers of heads, a norm."""
+"""Parts that layers with recurrent states share: a convolution of their projections, numbers of heads, a norm."""
 
 from __future__ import annotations
 
@@ -147,7 +147,7 @@ class HeadLinear(ColumnParallelLinear):
 
 
 def heads_of(shard: Shard, width: int) -> Shard:
-    """Of values [heads * width] the heads."""
+    """The shard of heads for one of values [heads * width]."""
     return Shard(shard.size // width, range(shard.held.start // width, shard.held.stop // width))
 
 

@@ -80,7 +80,7 @@ class TransformersForCausalLM(UpdatableModel):
         # Not as a module: it is one already, under the name that it has there.
         self.__dict__["lm_head"] = head
         self._kept = {name: buffer for name, buffer in hf.named_buffers() if name in persistent}
-        # What an update gives them, once all else of it is there.
+        # Buffers get an update's values once all else of it is there.
         self._new_buffers: list[tuple[Tensor, Tensor]] = []
         self._is_unchecked = False
         # In place of the base's results while logits are computed.
@@ -225,7 +225,7 @@ class TransformersForCausalLM(UpdatableModel):
         return f"{self._head_name}."
 
     def _finish(self, hidden: Tensor) -> Tensor:
-        """What the model makes of its base's hidden states [L, H]: logits [L, V_rank]."""
+        """Logits [L, V_rank] of the base's hidden states [L, H]."""
         self._given.append(hidden[None])
         try:
             ids = torch.zeros(1, hidden.shape[0], dtype=torch.long, device=hidden.device)
@@ -290,7 +290,7 @@ def _answer(base: Any, given: list[Tensor]) -> None:
 
 
 class _Hidden(tuple[Tensor]):
-    """What a base returns: hidden states, and None for all else that it may be asked for."""
+    """A base's result: hidden states, and None for all else that it may be asked for."""
 
     @property
     def last_hidden_state(self) -> Tensor:

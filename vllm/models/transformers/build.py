@@ -20,9 +20,9 @@ from vllm.models.transformers.experts import EXPERTS, register_experts
 from vllm.models.transformers.layers import paged_attention_forward
 from vllm.models.transformers.probe import PAGED, PROBED, AttentionCall, probe, register_probe
 
-# Of names of encoder-decoders.
+# Endings of the names of encoder-decoders.
 _OTHER_ENDINGS = ("Model", "ForConditionalGeneration", "ForSequenceClassification", "ForTokenClassification")
-# Of a configuration's layer_types: what is attention over a cache of keys and values, and layers without any.
+# Kinds in a configuration's layer_types: attention over a cache of keys and values, and layers without any.
 _LAYER_KINDS = {
     "attention",
     "full_attention",
@@ -39,7 +39,7 @@ _building = threading.Lock()
 
 @dataclass(frozen=True)
 class ModelPlan:
-    """What a run without data found.
+    """The findings of a run without data.
 
     Attributes:
         calls: the attention layers in the order in which they run.

@@ -16,7 +16,7 @@ from vllm.ops.kv_cache import cache_rows
 from vllm.ops.packed_linear import PackedLinear, take_packed_rows
 from vllm.ops.rms_norm import AddedNorm
 
-# Of float32 numbers: PyTorch adds those of a softmax that fill none in another order.
+# A vector holds so many float32 numbers: PyTorch adds those of a softmax that fill none in another order.
 _VECTOR = 16
 # PyTorch adds in another order in products of a single row, or of few numbers, which a trainer's forward has none of.
 _FEWEST_ROWS = 16

@@ -27,12 +27,12 @@ if TYPE_CHECKING:
 _CLASSIFIERS = ("ForSequenceClassification", "ForTokenClassification")
 # Encoders that transformers does not list as models of masked words.
 _OTHERS = frozenset({"splinter"})
-# Those that are no decoders by architectures like BertLMHeadModel.
+# These are no decoders, whatever architectures such as BertLMHeadModel say.
 _NAMED_AS_CAUSAL = frozenset({"bert", "roberta", "xlm-roberta", "camembert", "electra", "ernie", "xlm", "flaubert"})
 # Decoders whose layers keep a state that our cache does not hold: they pool whole texts, which need none. By the class
 # that runs an architecture.
 _WHOLE = {"Lfm2Model": "Lfm2Model", "ColBERTLfm2Model": "Lfm2Model"}
-# What cannot be run right here, and why.
+# These cannot be run right here, for the reason beside each.
 _REFUSED = {
     "funnel": "its first token has a type of its own",
     "xlnet": "its first token has a type of its own",
@@ -108,7 +108,7 @@ def _problem(raw: dict[str, Any], auto: Any) -> str | None:
 def _num_positions(model: nn.Module) -> int:
     """Rows of the table of positions that are for tokens: in some models they begin after the padding's."""
     tables = [each for name, each in model.named_modules() if name.endswith("position_embeddings")]
-    # Those of I-BERT are no nn.Embedding.
+    # I-BERT's are no nn.Embedding.
     paddings = [getattr(each, "padding_idx", None) for each in tables]
     sizes = [
         len(each.weight) - (0 if padding is None else padding + 1)
@@ -195,7 +195,7 @@ class TransformersEncoder(UpdatableModel):
         lengths: Sequence[int],
         attended: Sequence[int] | None = None,
     ) -> list[Tensor]:
-        """Of each sequence the hidden states [L, H], or logits: [L, labels] or [1, labels]. See EncoderForPooling."""
+        """Each sequence's hidden states [L, H], or logits: [L, labels] or [1, labels]. See EncoderForPooling."""
         results: list[Tensor] = []
         start = place = 0
         adapters = [0 if self.adapter_of is None else self.adapter_of(index) for index in range(len(lengths))]

@@ -22,7 +22,7 @@ EXPERTS = "vllm"
 """Our implementation's name among transformers'."""
 
 _WEIGHTS = ("gate_up_proj", "up_proj", "down_proj")
-# What modules call the numbers of a gate.
+# Modules call the numbers of a gate by these names.
 _LIMITS, _SLOPES = ("limit", "swiglu_limit"), ("alpha", "swiglu_alpha")
 
 
@@ -112,7 +112,7 @@ class StackedExperts(nn.Module):
         return {"gate_up_proj" if self._source[0].has_gate else "up_proj": self._first, "down_proj": self._second}
 
     def _rows(self, name: str) -> Iterator[Tensor]:
-        """Of each expert the places of gates, then of what they are multiplied with."""
+        """Each expert's places of gates, then of what they are multiplied with."""
         count, *shape = self._shapes[name]
         rows = torch.arange(shape[1] if self._source[0].is_transposed else shape[0])
         if name != "down_proj" and self._alternates:
@@ -157,7 +157,7 @@ def _taken(weights: list[QuantizedWeight], rows: Tensor) -> list[QuantizedWeight
 
 
 def _activation(source: Any) -> tuple[ExpertActivation | Callable[[Tensor], Tensor], bool]:
-    """What the module does between its products, and whether gates alternate with what they are multiplied with. It is
+    """The module's step between its products, and whether gates alternate with what they are multiplied with. It is
     found by what comes out of it: modules say it in code. One that the operation does not know stays as it is."""
     function: Callable[[Tensor], Tensor] = source._apply_gate if source.has_gate else source.act_fn
     if any(isinstance(value, nn.Module) and [*value.parameters()] for value in vars(source).values()):
@@ -177,7 +177,7 @@ def _activation(source: Any) -> tuple[ExpertActivation | Callable[[Tensor], Tens
 
 
 def _known_activations(source: Any) -> Iterator[ExpertActivation]:
-    """What the operation could do with the module's numbers."""
+    """The results that the operation could have with the module's numbers."""
     if not source.has_gate:
         yield from (ExpertActivation(curve, gated=False) for curve in ACTIVATIONS)
         return

@@ -1,4 +1,4 @@
-"""What transformers' module of a model does, found by running it once without data: its attention calls."""
+"""The attention calls of transformers' module of a model, found by running it once without data."""
 
 from __future__ import annotations
 

@@ -58,7 +58,7 @@ class CheckpointNames:
 
     @contextmanager
     def all_or_nothing(self) -> Iterator[None]:
-        """What waits for others is as before where an update fails."""
+        """Tensors that wait for others are as before where an update fails."""
         before = {target: dict(parts) for target, parts in self._waiting.items()}
         try:
             yield
@@ -68,7 +68,7 @@ class CheckpointNames:
 
     @property
     def lacking(self) -> str | None:
-        """What an update still lacks, in words."""
+        """The tensors that an update still lacks, in words."""
         for target, parts in self._waiting.items():
             count = self._count(target, parts)
             return f"{count - len(parts)} of the {count} tensors of {target}"
@@ -147,7 +147,7 @@ class CheckpointNames:
             yield from self._merge_tensors(target, parts)
             return
         _check_shapes(parts)
-        # What is done to tensors, done to the numbers of all rows.
+        # Merge the numbers of all rows as tensors would be.
         starts = torch.tensor([0, *(value.shape[0] for value in quantized)]).cumsum(0)
         rows = [torch.arange(start, end)[:, None] for start, end in pairwise(starts.tolist())]
         numbered = [(name, pattern, own) for (name, pattern, _), own in zip(parts, rows, strict=True)]

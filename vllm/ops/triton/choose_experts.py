@@ -43,7 +43,7 @@ def choose_experts(logits: Tensor, choice: ExpertChoice, correction: Tensor | No
     return ids, weights
 
 
-# Of values, -inf where there are none.
+# Values are -inf where there are none.
 @triton.jit
 def _scores(values, SIGMOID: tl.constexpr):
     if SIGMOID:
@@ -133,7 +133,7 @@ def _choose_experts_kernel(
     columns = tl.arange(0, CHOSEN_BLOCK)
     weights = tl.full((CHOSEN_BLOCK,), float("-inf"), tl.float32)
     ids = tl.zeros((CHOSEN_BLOCK,), tl.int32)
-    # Those that were taken are below all others, NaN and -inf too.
+    # A value that was taken is below all others, NaN and -inf too.
     is_taken = ~inside
     for column in tl.static_range(NUM_CHOSEN):
         comparable = tl.where(compared == compared, tl.maximum(compared, -3.0e38), float("inf"))

@@ -6,7 +6,7 @@ import triton
 import triton.language as tl
 
 ROWS, COLUMNS = 64, 64
-"""Of a tile of a product, whatever the number of tokens, so that a token's bits do not depend on the others."""
+"""The sizes of a product's tile, whatever the number of tokens, so that a token's bits do not depend on the others."""
 
 
 def num_tiles(num_rows: int, num_experts: int) -> int:

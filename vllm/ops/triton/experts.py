@@ -29,7 +29,7 @@ from vllm.ops.triton.expert_tiles import COLUMNS, ROWS, num_tiles, rows_of_tile
 _ALIGNED = 16
 # Choices that a program looks at at a time.
 _SEARCHED = 1024
-# Of all results that are added up at a time; tokens with more are taken in turns.
+# Results that are added up at a time take so much; tokens with more are taken in turns.
 _RESULT_BYTES = 256 * 2**20
 
 
@@ -150,7 +150,7 @@ def _constants(activation: ExpertActivation) -> dict[str, Any]:
 
 
 def _options(x: Tensor, top_k: int, num_experts: int) -> dict[str, Any]:
-    """What the kernels of both plain products take."""
+    """The arguments that the kernels of both plain products take."""
     return {
         "TOP_K": top_k,
         "ROWS": ROWS,
@@ -241,7 +241,7 @@ def _curve(x, slope, CURVE: tl.constexpr):
     return positive
 
 
-# What is between the products, of float32 sums.
+# The step between the products works on float32 sums.
 @triton.jit
 def _activated(gate, up, limit, slope, offset, GATED: tl.constexpr, CURVE: tl.constexpr, LIMITED: tl.constexpr):
     if LIMITED:

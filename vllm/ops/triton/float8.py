@@ -13,7 +13,7 @@ from torch import Tensor
 KINDS = {torch.float8_e4m3fn: 1, torch.float8_e5m2: 2}
 """By a cache's dtype, what the kernels call FLOAT8; 0: keys and values as they are."""
 RAW_FACTOR = {0: 1.0, 1: 256.0, 2: 1.0}
-"""What the results of `widened` are a part of, by FLOAT8."""
+"""The results of `widened` are the values over this, by FLOAT8."""
 
 
 def as_bytes(cache: Tensor) -> Tensor:
@@ -40,7 +40,7 @@ def widened(x, FLOAT8: tl.constexpr, dtype: tl.constexpr):
 
 @triton.jit
 def narrowed(x, scale, FLOAT8: tl.constexpr):
-    """What a cache holds of keys or values x; see `vllm.ops.kv_cache.as_cached`."""
+    """Keys or values x as a cache holds them; see `vllm.ops.kv_cache.as_cached`."""
     if FLOAT8 == 0:
         return x
     else:

@@ -16,7 +16,7 @@ from vllm.ops.triton.float8 import KINDS, RAW_FACTOR, as_bytes, narrowed, widene
 from vllm.ops.triton.paged_tiles import ANY_ALIGNMENT, LEAST_SHARED_KIB, Tile, shared_kib
 
 _LOG2_E = 1.4426950408889634
-# Of a tile of rows.
+# A tile of rows takes at most so many bytes of keys.
 _KEYS_BYTES = 32768
 
 

@@ -83,7 +83,7 @@ def _prefill(inputs: Inputs, first_token: int, takes_all: bool = False) -> None:
     group = q.shape[1] // kv_heads
     tile = _prefill_tile(padded(q.shape[2]), q.element_size(), shared_kib(q.device))
     if inputs.most_seen or inputs.softcap or inputs.alibi_slopes is not None:
-        # What they do to scores takes registers.
+        # Changes of scores take registers.
         tile = tile._replace(rows=max(tile.rows // 2, 16), keys=max(tile.keys // 2, 16))
     rows = max(tile.rows, triton.next_power_of_2(group))
     launch = {

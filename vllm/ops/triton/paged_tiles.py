@@ -1,4 +1,4 @@
-"""What the decode and prefill kernels of `paged_attention` share: their inputs, and the loop over the keys."""
+"""Inputs and the loop over the keys, which the decode and prefill kernels of `paged_attention` share."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def shared_kib(device: torch.device) -> int:
 
 
 class Inputs(NamedTuple):
-    """What both kernels take, beside the strides of the first three."""
+    """The arguments that both kernels take, beside the strides of the first three."""
 
     q: Tensor
     keys: Tensor

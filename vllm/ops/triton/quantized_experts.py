@@ -20,7 +20,7 @@ from vllm.ops.triton.expert_tiles import COLUMNS, ROWS, num_tiles, rows_of_tile
 from vllm.ops.triton.quantized_linear import add_block, numbers_of, options_of, parts_of
 
 _NUM_PARTS = tl.constexpr(10)
-"""What `parts_of` gives, the bias and the order of inputs."""
+"""The parts that `parts_of` gives, the bias and the order of inputs."""
 
 
 class Tables(NamedTuple):
@@ -106,7 +106,7 @@ def first_products(
 def second_products(
     inner: Tensor, weights: Tensor | None, packed: PackedExperts, rows: tuple[Tensor, Tensor, int], out: Tensor
 ) -> None:
-    """Of `inner` [n, I], sorted by expert, into their places in `out`, float32 [n, H]; times `weights`."""
+    """Products of `inner` [n, I], sorted by expert, times `weights`, into their places in `out`, float32 [n, H]."""
     _multiply(inner, weights, packed, rows, out, TOP_K=1, IS_FIRST=False)
 
 

@@ -20,12 +20,12 @@ from vllm.ops.quantized_tensor import QuantizedTensor
 from vllm.ops.triton import descriptors
 
 COLUMNS = 64
-"""Of a tile of a product."""
+"""The columns of a product's tile."""
 # Inputs of a block; the first is too many for the registers where values are split, or codes lie in two planes.
 _DEPTHS = (64, 32, 16)
 _INTEGERS, _TABLE, _TABLES, _E4M3, _E5M2 = range(5)
 _FLOAT8 = {torch.float8_e4m3fn: _E4M3, torch.float8_e5m2: _E5M2}
-# What the kernels call SCALE_KIND; 0: what Triton reads itself.
+# The kernels' SCALE_KIND; 0: Triton reads the scale itself.
 _SCALES = {torch.float8_e4m3fn: 1, torch.float8_e8m0fnu: 2}
 
 
@@ -44,7 +44,7 @@ def _multiplies_tiles(device: torch.device) -> bool:
 
 
 def parts_of(planes: tuple[Tensor, ...], weight: QuantizedTensor) -> tuple[Tensor | None, ...]:
-    """What `add_block` reads, contiguous, in its order from `low` on; what the weight does not have is None."""
+    """The tensors that `add_block` reads, contiguous, in its order from `low` on; None for what the weight lacks."""
     zeros = weight.zero_points if isinstance(weight.zero_points, Tensor) else None
     values = None if weight.values is None else weight.values.float()
     parts = (values, weight.scales, weight.offsets, zeros, weight.super_scales, weight.super_offsets)

@@ -1,4 +1,4 @@
-"""What kernels of states share: which tokens and which state a program has."""
+"""Which tokens and which state a program has: kernels of states share it."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def takes_chunks(num_tokens: int, num_rows: int) -> bool:
 
 @triton.jit
 def chunks_of(first, last, before, CHUNK: tl.constexpr):
-    """Of a row's tokens the first that a chunk begins with, and how many whole chunks there are from it on."""
+    """The first of a row's tokens that a chunk begins with, and how many whole chunks there are from it on."""
     begin = tl.minimum(first + (CHUNK - before % CHUNK) % CHUNK, last)
     return begin, (last - begin) // CHUNK
 

@@ -28,7 +28,7 @@ from vllm.ops.count_above import count_above_reference
 _CHUNK = 4096
 # Logits in a warp's registers, beside as many that are being loaded.
 _TILE = 1024
-# What a lane loads at once: contiguous logits.
+# A lane loads so many contiguous logits at once.
 _RUN_BYTES = 16
 # Above this many columns one sort of the row, which is what count_above_reference then does, is cheaper.
 _SORT_ABOVE = 256
@@ -66,7 +66,7 @@ def token_readings(
     return chosen, ranks, lse, argmax, highest, row_entropy
 
 
-# Of 4 numbers and 4 values, as pairs: all bits of a half are 1 where it is greater; both pairs' sum, then zeros.
+# Compare 4 numbers with 4 values, as pairs: all bits of a half are 1 where it is greater; both pairs' sum, then zeros.
 _COMPARE_PAIRS = """{{
     .reg .b32 first, second;
     set.gt.u32.{pair} first, $4, $6;
@@ -104,7 +104,7 @@ def _launch(logits: Tensor, token_ids: Tensor, num_token_ids: Tensor | None, wit
     result = chosen, ranks, statistics[0], argmax, statistics[1], statistics[2] if with_entropy else None
     if not num_rows:
         return result
-    # Of each chunk: maximum, sum and weighted sum (float32), argmax and the columns' counts (int32).
+    # Each chunk has its maximum, sum and weighted sum (float32), argmax and the columns' counts (int32).
     parts = empty(torch.int32, num_rows, num_chunks, 4 + num_columns)
     width = next(width for width in _WIDTHS if width >= num_columns)
     is_aligned = logits.stride(0) * logits.element_size() % 16 == 0
@@ -306,7 +306,7 @@ def _merge_statistics(
     chunk = tl.arange(0, ALL_CHUNKS)
     inside = chunk < num_chunks
     part_ptr = row_parts_ptr + chunk * part_size
-    # Of other programs, so past the L1 cache.
+    # Other programs wrote it, so read past the L1 cache.
     maxima = tl.load(part_ptr, mask=inside, other=0, cache_modifier=".cg").to(tl.float32, bitcast=True)
     maxima = tl.where(inside, maxima, float("-inf"))
     sums = tl.load(part_ptr + 1, mask=inside, other=0, cache_modifier=".cg").to(tl.float32, bitcast=True)

@@ -64,7 +64,7 @@ class ModelOptConfig(StoredConfig):
             if algorithm not in (*_WEIGHT_ONLY, *_WITH_ACTIVATIONS):
                 known = ", ".join((*_WITH_ACTIVATIONS, *_WEIGHT_ONLY, _MIXED))
                 raise ValueError(f"{where} must be one of {known}, got {algorithm!r}")
-        # What all of them have, where it is said.
+        # All of them have this, where it is said.
         self._group_size = None if len(algorithms) > 1 or "quantized_layers" in config else config.get("group_size")
         if (cache := config.get("kv_cache_quant_algo")) not in (None, "FP8"):
             raise ValueError(f"kv_cache_quant_algo is not implemented with {cache!r}, only with 'FP8'")

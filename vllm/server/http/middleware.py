@@ -23,8 +23,8 @@ from vllm import envs
 from vllm.logger import init_logger
 from vllm.server.errors import ApiError, as_api_error, is_of_messages
 from vllm.server.http.extra_middleware import install_middleware
-from vllm.server.http.trace_context import TraceContextMiddleware
 from vllm.server.state import ServerState
+from vllm.tracing import continued, extract_trace_headers, has_current_span
 
 logger = init_logger(__name__)
 
@@ -256,3 +256,20 @@ def _digest(key: bytes) -> bytes:
 
 def _is_below(path: str, root: str) -> bool:
     return path == root or path.startswith(root + "/")
+
+
+class TraceContextMiddleware:
+    """Makes the caller's trace current, so that the spans of the engine's requests are part of it. What instruments the
+    application has done so already, with a span of its own."""
+
+    def __init__(self, app: ASGIApp, state: ServerState) -> None:
+        self._app = app
+        self._state = state
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        tracer = self._state.tracer
+        headers = {}
+        if tracer is not None and scope["type"] == "http" and not has_current_span():
+            headers = extract_trace_headers(Headers(scope=scope))
+        with continued(tracer, headers):
+            await self._app(scope, receive, send)
