@@ -202,19 +202,19 @@ def _pieces(setting: Setting, models: _Models) -> dict[str, Any]:
     """A step of a few hundred prompt tokens, replayed in pieces and launched kernel by kernel."""
     llm, sizes = models.engine(), setting.sizes
     runner = llm.llm_engine.engine_core.executor.worker.model_runner
-    kept, count = runner._pieces, max(1, 512 // sizes.prompt_len)
+    kept, count = runner.replay.pieces, max(1, 512 // sizes.prompt_len)
     if kept is None:
         return {"not_here": "steps with prompts are not captured on this device"}
     seconds: dict[str, list[float]] = {"replayed": [], "launched": []}
     try:
         for repeat in range(4 * sizes.engine_repeats + 1):
             for kind in seconds if repeat % 2 else reversed(seconds):
-                runner._pieces = kept if kind == "replayed" else None
+                runner.replay.pieces = kept if kind == "replayed" else None
                 spent = _generate(llm, models.prompts(min(count, max(sizes.batches))), 1)
                 if repeat:
                     seconds[kind].append(spent)
     finally:
-        runner._pieces = kept
+        runner.replay.pieces = kept
     ratio = statistics.median(seconds["launched"]) / statistics.median(seconds["replayed"])
     work = "a step of at most 512 prompt tokens, replayed in pieces, against launches of its kernels"
     return {"seconds": seconds, "rows": [make_row("pieces", work, ratio, 1.2, "x")]}

@@ -20,6 +20,7 @@ from vllm.attention import flashinfer
 from vllm.attention.backend import AttentionBackend
 from vllm.attention.options import AttentionOptions, LayerKind
 from vllm.attention.select import select_backend
+from vllm.v1.worker.gpu.replay.interface import Replay
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="it is for the pretended device")
 
@@ -181,7 +182,7 @@ def test_an_engine_plans_steps_with_prompts_and_replays_decodes(
     with served(folders[arch]) as llm:
         runner = runner_of(llm)
         assert runner._backend.name == "flashinfer"
-        assert runner._recorded_decode is not None and runner._pieces._steps
+        assert type(runner.replay) is not Replay and runner.replay.pieces._steps
         runner._forward = _not_waiting(runner._forward)
         Wrapper.plans = 0
         got = readings(llm)

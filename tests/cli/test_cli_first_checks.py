@@ -11,19 +11,25 @@ from pathlib import Path
 import pytest
 
 CODE = """
-import contextlib, io, json, sys
+import contextlib, io, json, os, sys
 sys.modules["torch"] = None  # importing it is an error
 from vllm.cli import main as cli
 parser = cli.build_parser()
 cli.build_parser = lambda: parser
 said = []
 for arguments in json.load(sys.stdin):
+    named = arguments[0].partition("=")
+    if named[1]:
+        os.environ[named[0]] = named[2]
+        del arguments[0]
     with contextlib.redirect_stderr(io.StringIO()) as error:
         try:
             code = cli.main(arguments)
         except SystemExit as end:
             code = end.code
     said.append([code, error.getvalue()])
+    if named[1]:
+        del os.environ[named[0]]
 json.dump(said, sys.stdout)
 """
 
@@ -46,6 +52,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
         for file, text in files.items():
             (root / name / file).write_text(text)
     (root / "a.jsonl").write_text('"hello"\n')
+    (root / "some.gguf").write_text("GGUF")
     (root / "other.gguf").write_text("PK")
     (root / "bad.jinja").write_text("{% for m in messages %}{{ m }}")
     return root
@@ -87,6 +94,11 @@ def test_what_is_wrong_is_said_without_torch(folders: Path) -> None:
             ([*good, "--speculative-config", drafts], "speculative_config: model '/no/draft' is neither"),
             ([*good, "--speculative-config", '{"method": "x"}'], "speculative_config"),
             ([*good, "--logits-processors", "no_module:A"], "there is no module 'no_module'"),
+            ([*good, "--worker-extension-cls", "no_module.A"], "there is no module 'no_module'"),
+            ([*good, "--pooler-config", '{"x": 1}'], "pooler_config has no field 'x'"),
+            ([*good, "--convert", "x"], "convert must be 'auto'"),
+            ([*good, "--attention-config", '{"x": 1}'], "attention_config has no field 'x'"),
+            (["serve", str(folders / "some.gguf"), "--quantization", "gptq"], "some.gguf is a GGUF file"),
             ([*good, "--generation-config", "/no"], "generation_config must be"),
             ([*good, "--override-generation-config", '{"heat": 1}'], "override_generation_config must hold"),
             ([*good, "--chat-template", "/no.jinja"], "cannot read /no.jinja"),
@@ -97,6 +109,8 @@ def test_what_is_wrong_is_said_without_torch(folders: Path) -> None:
             ([*good, "--served-model-name", ""], "--served-model-name must not be empty"),
             ([*good, "--tool-call-parser", "none"], "tool parser 'none' is not known"),
             ([*good, "--reasoning-parser", "none"], "reasoning parser 'none' is not known"),
+            (["VLLM_CPU_KVCACHE_SPACE=x", *good], "VLLM_CPU_KVCACHE_SPACE must be a positive number of GiB"),
+            (["VLLM_BATCH_INVARIANT=x", *good], "VLLM_BATCH_INVARIANT must be one of 0, 1"),
             (["chat", "/no/model", "-q", "hi"], "model '/no/model' is neither"),
             (["bench", "latency", "--model", "/no/model"], "model '/no/model' is neither"),
             (["run-batch", "-i", __file__, "-o", "/tmp/x", "--model", "/no/model"], "model '/no/model' is neither"),

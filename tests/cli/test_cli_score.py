@@ -313,6 +313,7 @@ def test_engine_flags_reach_the_engine(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(LLM, "__init__", record)
     Path("a.jsonl").write_text('"hello"\n')
+    Path("m.gguf").write_text("GGUF")
     flags = ["--model", "m.gguf", "--max-num-seqs", "7", "--no-enable-prefix-caching", "--quiet"]
     assert main(["score", "a.jsonl", "--labels", " a", *flags]) == 2
     assert seen.pop("use_tqdm_on_load") is False

@@ -14,8 +14,8 @@ from safetensors.torch import load_file, save_file
 from tiny_adapters import PREFIX, make_adapter
 
 from vllm import LLM
-from vllm.lora.adapter import read_adapter
 from vllm.lora.request import LoRARequest
+from vllm.v1.features.adapters.adapter import read_adapter
 
 SIDE_A, SIDE_B = f"{PREFIX}model.layers.1.mlp.side.lora_A.weight", f"{PREFIX}model.layers.1.mlp.side.lora_B.weight"
 A, B = f"{PREFIX}model.layers.1.mlp.up_proj.lora_A.weight", f"{PREFIX}model.layers.1.mlp.up_proj.lora_B.weight"

@@ -93,7 +93,7 @@ def test_eager_steps_and_recorded_ones_are_equal(tmp_path: Path) -> None:
         give_adapters(engine, lambda prompt, requests=requests: requests[prompt[0] - 1] if prompt[0] else None)
         results.append([output.outputs[0].cumulative_logprob for output in run(engine, asked)])
     assert results[0] == results[1]
-    recorded = worker_of(llm).model_runner._recorded_decode
+    recorded = worker_of(llm).model_runner.replay.steps
     assert any(key[-1] for key in recorded._recorded)
 
 

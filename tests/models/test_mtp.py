@@ -22,6 +22,7 @@ from tiny_llm import is_empty
 from vllm import LLM, SamplingParams
 from vllm.lora.request import LoRARequest
 from vllm.sampling_params import StructuredOutputsParams
+from vllm.v1.features.drafts.runner import Speculator
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -52,7 +53,7 @@ def run(llm: LLM, params: SamplingParams | list[SamplingParams], prompts: list[l
 
 def drafts_of(llm: LLM) -> list[tuple[list[int], list[int]]]:
     """Fills with each text that something was drafted after, and what."""
-    follower: Any = llm.llm_engine.engine_core.executor.worker.model_runner.follower
+    follower: Any = llm.llm_engine.engine_core.executor.worker.model_runner.guest(Speculator).follower
     found: list[tuple[list[int], list[int]]] = []
     propose = follower.propose
 

@@ -41,7 +41,7 @@ def test_replays_have_the_bits_of_the_modules(family: str, tmp_path: Path) -> No
         results.append([output.outputs[0] for output in llm.generate(prompts, params, use_tqdm=False)])
         if not eager:
             runner = llm.llm_engine.engine_core.executor.worker.model_runner
-            assert {rows for rows, *_ in runner._recorded_decode._recorded} == {1, 2, 3}, "a step was not recorded"
+            assert {rows for rows, *_ in runner.replay.steps._recorded} == {1, 2, 3}, "a step was not recorded"
     for replayed, by_modules in zip(*results, strict=True):
         assert replayed.token_ids == by_modules.token_ids
         for field in ("token_ids", "logprobs", "logits", "ranks"):

@@ -14,7 +14,7 @@ from tiny_llm import is_empty
 
 from vllm import LLM, BeamSearchParams, SamplingParams
 from vllm.selftest.invariance import InvarianceTest
-from vllm.v1.worker import state_memory
+from vllm.v1.features.states import memory as state_memory
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

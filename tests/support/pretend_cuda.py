@@ -32,7 +32,7 @@ from torch.utils._pytree import register_dataclass, tree_map
 
 import vllm.ops.triton as triton_kernels
 from vllm.ops.quantized_tensor import QuantizedTensor
-from vllm.v1.worker.gpu import piecewise_graphs
+from vllm.v1.worker.gpu.replay import piecewise_graphs
 
 # So that its tensors are found.
 register_dataclass(QuantizedTensor)

@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 
 from vllm import LLM
-from vllm.v1.worker.gpu.spec_decode.speculator import Speculator
+from vllm.v1.features.drafts.runner import Speculator
+from vllm.v1.features.drafts.scheduler import Drafts
 from vllm.v1.worker.gpu.states import RequestStates
 
 Guess = Callable[[list[int], int], Sequence[int]]
@@ -60,10 +61,20 @@ def speculate(llm: LLM, guess: Guess | None, num_tokens: int = 4) -> ScriptedDra
     core = llm.llm_engine.engine_core
     core.step()  # the runner hears of the last requests' ends
     runner: Any = core.executor.worker.model_runner
+    scheduler = core.scheduler
+    others = [guest for guest in scheduler.guests if not isinstance(guest, Drafts)]
+    scheduler.use_guests(others if guess is None else [Drafts(scheduler), *others])
+    without = [guest for guest in runner.guests if not isinstance(guest, Speculator)]
     if guess is None:
-        runner.speculator = None
+        runner.use_guests(without)
         return None
     drafter = ScriptedDrafter(guess)
-    runner.speculator = Speculator(num_tokens, runner.model_config.vocab_size, runner.states)
-    runner.speculator.drafter = drafter
+    speculator = Speculator(runner, num_tokens)
+    speculator.drafter = drafter
+    runner.use_guests([*without, speculator])
     return drafter
+
+
+def speculator_of(runner: Any) -> Any:
+    """The runner's."""
+    return runner.guest(Speculator)

@@ -120,6 +120,7 @@ def run(args: argparse.Namespace) -> int:
     try:
         # Each engine reads it when it starts; a bad value must be an error before that.
         envs.engine_hang_timeout_seconds()
+        check_folders(parse_modules(server_args.lora_modules))
         check_first(engine_args)
         listener = bind(server_args.host or "", server_args.port, server_args.uds)
         num_replicas = engine_args.create_parallel_config().data_parallel_size
@@ -204,7 +205,7 @@ def check_args(args: ServerArgs) -> None:
             Calibration.load(args.calibration)
         if args.tool_call_parser or args.tool_parser_plugin or args.reasoning_parser or args.reasoning_parser_plugin:
             args.check_parsers()
-        check_folders(parse_modules(args.lora_modules))
+        parse_modules(args.lora_modules)
         if args.score_template is not None or args.score_labels is not None:
             from vllm.pooling.score_templates import score_template
 

@@ -182,7 +182,7 @@ def runner_fields(args: Any, source: Source) -> dict[str, Any]:
     Raises:
         ValueError: what is asked for does not suit the model, or is not done.
     """
-    runner, convert = _asked(args)
+    runner, convert = asked_runner(args)
     pooler = as_config("pooler_config", PoolerConfig, args.pooler_config, keeps_neutral=True) or PoolerConfig()
     raw, folder = source.hf_config.raw, read_pooling(source.path)
     is_bidirectional = source.is_encoder or attends_both_ways(raw)
@@ -274,8 +274,8 @@ def attends_both_ways(raw: Mapping[str, Any]) -> bool:
     return raw.get("is_causal") is False or raw.get("use_bidirectional_attention") in (True, "all")
 
 
-def _asked(args: Any) -> tuple[str, str]:
-    """runner and convert, of which "none" and "auto" mean the same."""
+def asked_runner(args: Any) -> tuple[str, str]:
+    """runner and convert of engine arguments, of which "none" and "auto" mean the same. ValueError: another value."""
     runner, convert, task = args.runner, args.convert, args.task or "auto"
     if runner not in ("auto", "generate", "pooling"):
         raise ValueError(f"runner must be 'auto', 'generate' or 'pooling', got {runner!r}")

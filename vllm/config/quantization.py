@@ -55,3 +55,13 @@ def canonical_quantization(name: Any) -> Any:
     if known in QUANTIZATIONS or known in REFUSED:
         return known
     return next((form for form, aliases in ALIASES.items() if known in aliases), name)
+
+
+def check_gguf_quantization(asked: str | None, source: Path) -> None:
+    """ValueError: it is another format of checkpoints."""
+    known = ("gguf", *ON_LOAD)
+    if (name := canonical_quantization(asked)) in STORED and name not in known:
+        raise ValueError(
+            f"quantization={asked!r}, but {source.name} is a GGUF file: leave it out, or use one of "
+            f"{', '.join(map(repr, known))}"
+        )

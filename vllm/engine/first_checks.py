@@ -10,6 +10,7 @@ from typing import Any
 
 from vllm import envs
 from vllm.config import MODEL_IMPLS, CacheConfig, SchedulerConfig
+from vllm.config.attention import AttentionConfig
 from vllm.config.cache import FLOAT8_DTYPES
 from vllm.config.checkpoint.config import load_sampling_defaults, read_config
 from vllm.config.checkpoint.hub import fetch
@@ -18,8 +19,15 @@ from vllm.config.checkpoint.overrides import Overrides
 from vllm.config.checkpoint.shards import shard_files
 from vllm.config.load import resolve_load_format
 from vllm.config.model import check_limits
-from vllm.config.quantization import QUANTIZATIONS, canonical_quantization, quantization_error
+from vllm.config.pooler import PoolerConfig, asked_runner
+from vllm.config.quantization import (
+    QUANTIZATIONS,
+    canonical_quantization,
+    check_gguf_quantization,
+    quantization_error,
+)
 from vllm.config.structured_outputs import as_structured_outputs_config
+from vllm.config.unserved import as_config
 from vllm.engine.arguments import passed_on
 from vllm.exceptions import shown
 from vllm.logger import init_logger, warn_once
@@ -46,10 +54,16 @@ def check_first(args: Any) -> None:
     _check_quantization_name(args.quantization)
     check_device_name(args.device)
     _check_step(args)
+    _check_environment()
+    asked_runner(args)
+    as_config("pooler_config", PoolerConfig, args.pooler_config)
+    as_config("attention_config", AttentionConfig, args.attention_config)
     args.create_lora_config()
     args.create_parallel_config()
     speculative = args.create_speculative_config(args.tensor_parallel_size)
-    _check_processors(args.logits_processors)
+    for spec in args.logits_processors if isinstance(args.logits_processors, list | tuple) else ():
+        _check_package(f"logits processor {spec!r}", spec)
+    _check_package(f"worker_extension_cls={args.worker_extension_cls!r}", args.worker_extension_cls)
     raw = _check_model(args, args.model, args.revision, args.hf_overrides)
     _check_length(args, raw)
     if args.tokenizer and not args.skip_tokenizer_init:
@@ -141,12 +155,21 @@ def _check_step(args: Any) -> None:
         raise ValueError(f"kv_cache_dtype must be {names} or the model's dtype, got {shown(args.kv_cache_dtype)}")
 
 
-def _check_processors(specs: Any) -> None:
-    """That the packages of processors named by text are installed; they themselves need torch."""
-    for spec in specs if isinstance(specs, list | tuple) else ():
-        package = spec.partition(":")[0].partition(".")[0] if isinstance(spec, str) else ""
-        if package.isidentifier() and package not in sys.modules and find_spec(package) is None:
-            raise ValueError(f"logits processor {spec!r}: there is no module {package!r}")
+def _check_environment() -> None:
+    """Variables that the engine reads late."""
+    envs.cpu_kvcache_space_bytes()
+    envs.worker_timeout_seconds()
+    envs.worker_link_timeout_seconds()
+    envs.batch_invariant()
+    envs.cpu_gemm()
+    envs.rounding()
+
+
+def _check_package(what: str, spec: Any) -> None:
+    """That the package of a class that is named by text is installed; the class itself may need torch."""
+    package = spec.partition(":")[0].partition(".")[0] if isinstance(spec, str) else ""
+    if package.isidentifier() and package not in sys.modules and find_spec(package) is None:
+        raise ValueError(f"{what}: there is no module {package!r}")
 
 
 def _check_model(args: Any, model: str | None, revision: str | None, overrides: Overrides) -> dict[str, Any] | None:
@@ -161,6 +184,7 @@ def _check_model(args: Any, model: str | None, revision: str | None, overrides: 
     elif found.is_dir() and args.load_format != "dummy":
         shard_files(found)
     if found.is_file():
+        check_gguf_quantization(args.quantization, found)
         check_gguf_file(found)
         return None
     return None if callable(overrides) else read_config(found, overrides)[0]

@@ -39,6 +39,7 @@ from vllm.v1.engine.replica import Replica
 from vllm.v1.engine.replica_router import ReplicaRouter
 from vllm.v1.engine.request_stream import RequestStream
 from vllm.v1.messages import EngineCoreOutput
+from vllm.v1.structured_output.matcher import read_early
 
 _PAUSE_POLL_SECONDS = 0.01
 
@@ -90,6 +91,7 @@ class AsyncLLM(EngineCalls):
         cores = _start_cores(config, core_processes)
         try:
             self.tokenizer = load_tokenizer(self.model_config)
+            read_early(self.model_config)
             if meanwhile is not None:
                 meanwhile(self.tokenizer)
             for core in cores:

@@ -22,7 +22,7 @@ from vllm.config.checkpoint.overrides import Overrides, overridden_entries
 from vllm.config.checkpoint.sentence_transformers import has_sparse_pooling, sentence_length
 from vllm.config.checkpoint.shards import shard_files
 from vllm.config.checkpoint.weight_files import stored_dtype
-from vllm.config.quantization import ON_LOAD, STORED, canonical_quantization
+from vllm.config.quantization import check_gguf_quantization
 from vllm.loader.gguf.convert import converted_folder
 from vllm.loader.gguf.hub import find_on_hub
 from vllm.logger import init_logger, warn_once
@@ -116,7 +116,7 @@ def resolve_model(
     """
     source = _locate(model, revision, download_dir, hf_token)
     if source.is_file():
-        _check_gguf_quantization(quantization, source)
+        check_gguf_quantization(quantization, source)
         dtype = _dtype_on(device, _fast_dtype(device), requested_dtype)
         keeps_blocks = needs_weights and _keeps_blocks(quantization, device)
         with needed_by("a .gguf file"):
@@ -180,16 +180,6 @@ def _with_architecture(raw: dict[str, Any], name: str) -> dict[str, Any]:
         return raw
     warn_once(logger, f"{name}/config.json names no architecture: its model_type {kind!r} runs as {found}")
     return {**raw, "architectures": [found]}
-
-
-def _check_gguf_quantization(asked: str | None, source: Path) -> None:
-    """ValueError: it is another format of checkpoints."""
-    known = ("gguf", *ON_LOAD)
-    if (name := canonical_quantization(asked)) in STORED and name not in known:
-        raise ValueError(
-            f"quantization={asked!r}, but {source.name} is a GGUF file: leave it out, or use one of "
-            f"{', '.join(map(repr, known))}"
-        )
 
 
 def _keeps_blocks(quantization: str | None, device: str) -> bool:

@@ -181,7 +181,7 @@ class InvarianceTest:
         blocks = min(num_blocks or before.kv.pool.num_blocks, before.kv.pool.num_blocks)
         cache = before.cache_config
         cache = replace(cache, num_blocks=blocks, num_host_blocks=0, snapshot_interval=cache.block_size)
-        core.scheduler = Scheduler(replace(before.config, **changes), cache, self._max_model_len)
+        core.scheduler = Scheduler(replace(before.config, **changes), cache, self._max_model_len, core.make_guests)
         try:
             yield core.scheduler
             core.step()

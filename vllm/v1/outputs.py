@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 
@@ -33,6 +33,24 @@ NO_TOKEN_MESSAGE = (
     "no token can be sampled: structured_outputs, logits processors, bad_words, allowed_token_ids and min_tokens "
     "together rule out every one"
 )
+
+
+Part = TypeVar("Part")
+
+
+class Parts(dict[type, Any]):
+    """What guests add to a step or to its results: one value of a class of its own each."""
+
+    def add(self, part: Any) -> None:
+        self[type(part)] = part
+
+    def of(self, kind: type[Part]) -> Part | None:
+        """The part of this class, if there is one."""
+        return self.get(kind)
+
+    def without(self, req_ids: Collection[str]) -> Parts:
+        """The parts without these requests, of those that have a method for it."""
+        return Parts({kind: part.without(req_ids) if hasattr(part, "without") else part for kind, part in self.items()})
 
 
 class LogprobsTensors(NamedTuple):
@@ -78,14 +96,11 @@ class LogprobsTensors(NamedTuple):
 
 
 class FollowingTokens(NamedTuple):
-    """What a step drew for a request after its first token: N tokens, of which all but the last were drafted."""
+    """What a step drew for a request after its first token: N tokens."""
 
     token_ids: list[int]
     logprobs: list[LogprobsRow]  # N, or none where nothing is read
     allowed_mass: list[float]  # the same, of ModelRunnerOutput.allowed_mass
-
-
-NOTHING_FOLLOWS = FollowingTokens([], [], [])
 
 
 @dataclass
@@ -102,12 +117,8 @@ class ModelRunnerOutput:
     allowed_mass: dict[str, float] = field(default_factory=dict)
     # Readings of prompt positions, those of a request in order; also of requests whose prompt is not complete yet.
     prompt_logprobs: dict[str, list[LogprobsRows]] = field(default_factory=dict)
-    # Tokens that follow the sampled one without a choice, and the readings of such tokens of earlier steps, in order.
-    forced: dict[str, list[int]] = field(default_factory=dict)
-    run_logprobs: dict[str, list[LogprobsRows]] = field(default_factory=dict)
-    # Of requests with drafts that were right, what follows `sampled_token_ids`; and new drafts, for the next step.
-    following: dict[str, FollowingTokens] = field(default_factory=dict)
-    drafts: dict[str, list[int]] = field(default_factory=dict)
+    following: dict[str, FollowingTokens] = field(default_factory=dict)  # where a request draws several tokens
+    parts: Parts = field(default_factory=Parts)  # of guests
     readings_seconds: float = 0.0  # device time spent on reading logits for logprobs
     pooled: dict[str, torch.Tensor] = field(default_factory=dict)  # of pooling models: float32, on the CPU
 
@@ -121,7 +132,7 @@ class ModelRunnerOutput:
             logprobs=[self.logprobs[row] for row in kept],
             errors={req_id: message for req_id, message in self.errors.items() if req_id not in req_ids},
             prompt_logprobs={req_id: rows for req_id, rows in self.prompt_logprobs.items() if req_id not in req_ids},
-            run_logprobs={req_id: rows for req_id, rows in self.run_logprobs.items() if req_id not in req_ids},
+            parts=self.parts.without(req_ids) if self.parts else self.parts,
             pooled={req_id: tensor for req_id, tensor in self.pooled.items() if req_id not in req_ids},
         )
 

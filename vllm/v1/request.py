@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import enum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from vllm.pooling_params import PoolingParams
 from vllm.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
     from vllm.lora.request import LoRARequest
-    from vllm.v1.adapters import Adapter
 
 
 class RequestStatus(enum.Enum):
     """The state of a request."""
 
+    PREPARING = "preparing"
     WAITING = "waiting"
     RUNNING = "running"
     FINISHED = "finished"
@@ -42,9 +42,8 @@ class Request:
         self.sampling_params = sampling_params  # of a pooling model's: what its tokens are read for
         self.pooling_params = pooling_params
         self.lora_request = lora_request
-        self.adapter: Adapter | None = None  # of lora_request, set before it is queued
-        # Of the load that computes it: part of its block hashes. -1: its adapter is not loaded yet.
-        self.adapter_number = 0 if lora_request is None else -1
+        self.lane: Any = None  # where it waits; None: with all others
+        self.content_number = 0  # a part of its block hashes: what computes other values than the model has another
         self.eos_token_ids = frozenset() if sampling_params.ignore_eos else eos_token_ids
         self.stop_token_ids = frozenset(sampling_params.stop_token_ids or ())
         self.end_token_ids = self.eos_token_ids | self.stop_token_ids  # these end it, from min_tokens on
@@ -70,7 +69,6 @@ class Request:
         self.num_preemptions = 0
         # Last known tokens that were appended undrawn and are not returned yet, as they are still to be read.
         self.num_held = 0
-        self.draft_token_ids: list[int] = []  # guesses of what follows the known tokens, for the next step
         # First prompt position whose logits are still to be read for the next token's logprobs; None: no such position.
         self.next_prompt_row: int | None = None
         self._advance_to(sampling_params.first_prompt_row)

@@ -14,8 +14,10 @@ from vllm import SamplingParams
 from vllm.config import CacheConfig, SchedulerConfig
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.features.drafts.scheduler import Drafts, NextDrafts, StepDrafts
+from vllm.v1.features.forced_runs.scheduler import ForcedTokens
 from vllm.v1.messages import EngineCoreOutput
-from vllm.v1.outputs import NO_TOKEN, FollowingTokens, LogprobsRows, ModelRunnerOutput
+from vllm.v1.outputs import NO_TOKEN, FollowingTokens, LogprobsRows, ModelRunnerOutput, Parts
 from vllm.v1.request import Request
 
 BLOCK_SIZE = 4
@@ -51,6 +53,7 @@ def make_scheduler(
             snapshot_interval=interval,
         ),
         max_model_len,
+        lambda scheduler: (Drafts(scheduler), ForcedTokens(scheduler)),
     )
 
 
@@ -93,7 +96,7 @@ class FakeRunner:
     def execute(self, step: SchedulerOutput) -> ModelRunnerOutput:
         self._swap(step)
         self._update(step)
-        guessed = step.scheduled_spec_decode_tokens
+        guessed = step.parts.of(StepDrafts) or {}
         for req_id, drafts in guessed.items():
             assert drafts and self.computed[req_id] + step.num_scheduled_tokens[req_id] == len(
                 self.tokens[req_id]
@@ -131,7 +134,7 @@ class FakeRunner:
             [None] * len(req_ids),
             prompt_logprobs={req_id: rows for req_id, rows in prompts.items() if rows},
             following=following,
-            drafts={req_id: drafts for req_id in req_ids if (drafts := self._guess(req_id))},
+            parts=Parts({NextDrafts: NextDrafts({each: drafts for each in req_ids if (drafts := self._guess(each))})}),
         )
 
     def _draw(self, req_id: str, drafts: list[int]) -> list[int]:
@@ -254,7 +257,7 @@ def _count(
         seen["resumed with cached blocks"] += bool(request.num_preemptions and hits)
         seen["resumed from the host"] += bool(request.num_preemptions and brought_back & set(new.block_ids))
         seen["split prompts"] += request.num_computed_tokens < request.num_tokens
-    for req_id, drafts in step.scheduled_spec_decode_tokens.items():
+    for req_id, drafts in (step.parts.of(StepDrafts) or {}).items():
         seen["drafts"] += 1
         seen["drafts over a border"] += scheduler.requests[req_id].num_computed_tokens % BLOCK_SIZE < len(drafts)
     seen["copied parts"] += len(step.block_copies)
@@ -296,7 +299,7 @@ def check_invariants(scheduler: Scheduler, step: SchedulerOutput | None = None) 
         most = request.num_computed_tokens + (MAX_DRAFTS if scheduler.stats().num_drafts else 0)
         assert request.num_computed_tokens <= held < most + BLOCK_SIZE
     # Those that wait for a snapshot, or for their adapter's turn, let others pass.
-    if scheduler.config.policy == "fcfs" and not scheduler.kv.cuts_shares and scheduler.adapters is None:
+    if scheduler.config.policy == "fcfs" and not scheduler.kv.cuts_shares and not scheduler._on_next:
         line = [request.arrival_index for request in scheduler.running]
         line += sorted(number for lane in scheduler.waiting._lanes.values() for number in lane.members)
         assert line == sorted(line), "somebody jumped the queue"
@@ -305,7 +308,7 @@ def check_invariants(scheduler: Scheduler, step: SchedulerOutput | None = None) 
         assert step.total_num_scheduled_tokens <= scheduler.config.max_num_batched_tokens
         assert all(count > 0 for count in step.num_scheduled_tokens.values())
         assert not (step.preempted_req_ids and step.scheduled_new_reqs)
-        for req_id, drafts in step.scheduled_spec_decode_tokens.items():
+        for req_id, drafts in (step.parts.of(StepDrafts) or {}).items():
             request = scheduler.requests[req_id]
             assert len(drafts) < min(step.num_scheduled_tokens[req_id], request.max_tokens - request.num_output_tokens)
             assert not request.end_token_ids & set(drafts)

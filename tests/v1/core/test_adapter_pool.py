@@ -11,8 +11,9 @@ from core_harness import BLOCK_SIZE, VOCAB, FakeRunner, make_request, make_sched
 from vllm.config import LoRAConfig, SchedulerConfig
 from vllm.exceptions import VLLMValidationError
 from vllm.lora.request import LoRARequest
-from vllm.v1.adapters import AdapterPool
 from vllm.v1.core.sched.whole_requests import WholeRequestScheduler
+from vllm.v1.features.adapters.pool import AdapterPool
+from vllm.v1.features.adapters.scheduler import AdapterTurns, StepAdapters
 
 
 class FakeWorkers:
@@ -138,8 +139,8 @@ class AdapterRunner(FakeRunner):
             self.salts.pop(req_id, None)
         super()._update(step)
         for new in step.scheduled_new_reqs:
-            if new.lora_request is not None:
-                number = new.lora_request.lora_int_id
+            if (adapter := (step.parts.of(StepAdapters) or {}).get(new.req_id)) is not None:
+                number = adapter.lora_int_id
                 self.salts[new.req_id] = f"adapter {number}"
                 self.served[new.req_id] = self.workers.held[number]
         assert len({self.salts[each] for each in self.tokens if each in self.salts}) <= self.max_loras
@@ -155,7 +156,7 @@ def test_random_traffic(workers, seed, snapshots):
     max_loras, kept = draw.choice([(1, 1), (1, 3), (2, 2), (3, 4)])
     pool = make_pool(workers, max_loras=max_loras, max_cpu_loras=kept)
     scheduler = make_scheduler(num_blocks=draw.choice([16, 64]), snapshots=snapshots)
-    scheduler.adapters = pool
+    give(scheduler, pool)
     runner = AdapterRunner(workers, max_loras, 4)
     ended: Counter[str] = Counter()
     asked, met = {}, Counter()
@@ -195,6 +196,11 @@ def drain(scheduler, runner):
     return order
 
 
+def give(scheduler, pool):
+    scheduler.use_guests([AdapterTurns(pool, scheduler.requests), *scheduler.guests])
+    return pool
+
+
 def queue(scheduler, name, adapter, max_tokens=1):
     request = make_request(name, [1, 2, 3], max_tokens=max_tokens)
     request.lora_request = adapter
@@ -203,7 +209,7 @@ def queue(scheduler, name, adapter, max_tokens=1):
 
 def test_others_pass_one_that_waits_for_its_turn_but_not_for_ever(workers):
     scheduler = make_scheduler(max_num_seqs=2)
-    scheduler.adapters = make_pool(workers)
+    give(scheduler, make_pool(workers))
     runner = AdapterRunner(workers, 1, 2)
     queue(scheduler, "r0", lora(1), max_tokens=3)
     queue(scheduler, "r1", lora(2))
@@ -219,17 +225,17 @@ def test_others_pass_one_that_waits_for_its_turn_but_not_for_ever(workers):
 
 def test_a_request_whose_adapter_cannot_be_read_again_ends(workers):
     scheduler = make_scheduler()
-    scheduler.adapters = make_pool(workers)
+    pool = give(scheduler, make_pool(workers))
     runner = AdapterRunner(workers, 1, 4)
-    scheduler.adapters.add(lora(1))
+    pool.add(lora(1))
     queue(scheduler, "r0", lora(1))
-    scheduler.adapters.add(lora(2))
+    pool.add(lora(2))
     del workers.files["/a"]
     queue(scheduler, "r1", None)
     assert drain(scheduler, runner) == ["r1"]
     (output,) = scheduler.refused
     assert output.request_id == "r0" and output.finish_reason == "error" and "/a: there is no" in output.error
-    assert not scheduler.requests and scheduler.adapters.loaded_ids() == {2}
+    assert not scheduler.requests and pool.loaded_ids() == {2}
 
 
 def test_a_prefix_is_not_shared_with_another_adapter_or_another_load(workers):
@@ -241,19 +247,21 @@ def test_a_prefix_is_not_shared_with_another_adapter_or_another_load(workers):
         return request.num_cached_tokens // BLOCK_SIZE
 
     scheduler = make_scheduler()
-    scheduler.adapters = make_pool(workers, max_cpu_loras=2)
+    pool = give(scheduler, make_pool(workers, max_cpu_loras=2))
     runner = AdapterRunner(workers, 1, 4)
     assert VOCAB > 4
     assert [cached(each) for each in (None, lora(1), lora(2), None, lora(1), lora(2))] == [0, 0, 0, 3, 3, 3]
-    scheduler.adapters.add(lora(1, load_inplace=True))
+    pool.add(lora(1, load_inplace=True))
     assert [cached(lora(1)), cached(lora(1)), cached(lora(2))] == [0, 3, 3]
-    scheduler.adapters.remove(2)
+    pool.remove(2)
     assert [cached(lora(2)), cached(None)] == [0, 3]
 
 
 def test_a_step_of_an_encoder_has_at_most_as_many_adapters(workers):
     pool = make_pool(workers, max_loras=2)
-    scheduler = WholeRequestScheduler(SchedulerConfig(max_num_seqs=8), pool)
+    scheduler = WholeRequestScheduler(
+        SchedulerConfig(max_num_seqs=8), lambda made: (AdapterTurns(pool, made.requests),)
+    )
     for number in range(8):
         request = make_request(f"r{number}", [1] * (number + 1))
         request.lora_request = [None, lora(1), lora(2), lora(3)][number % 4]
@@ -262,7 +270,7 @@ def test_a_step_of_an_encoder_has_at_most_as_many_adapters(workers):
     seen = []
     while scheduler.has_unfinished_requests():
         step = scheduler.schedule()
-        numbers = [new.lora_request.lora_int_id for new in step.scheduled_new_reqs if new.lora_request is not None]
+        numbers = [each.lora_int_id for each in (step.parts.of(StepAdapters) or {}).values()]
         assert len(set(numbers)) <= 2 and set(numbers) <= set(workers.held)
         seen.append([new.req_id for new in step.scheduled_new_reqs])
         scheduler.discard_step(step)

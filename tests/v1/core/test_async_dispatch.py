@@ -13,7 +13,7 @@ from test_scheduler_properties import Run, assert_reached, random_workload
 
 from vllm.config import CacheConfig, SchedulerConfig
 from vllm.v1.engine.core import EngineCore
-from vllm.v1.worker.state_memory import NO_STATES
+from vllm.v1.features.states.memory import NO_STATES
 
 
 class Fault(Exception):
@@ -90,8 +90,9 @@ def make_core(worker: FakeWorker, scheduler, monkeypatch: pytest.MonkeyPatch) ->
     config = SimpleNamespace(
         scheduler_config=SchedulerConfig(async_scheduling=True),
         cache_config=CacheConfig(),
-        model_config=SimpleNamespace(max_model_len=1, attn_type="decoder"),
+        model_config=SimpleNamespace(max_model_len=1, attn_type="decoder", runner_type="generate"),
         lora_config=None,
+        speculative_config=None,
     )
     core = EngineCore(config)
     core.scheduler = worker.scheduler = scheduler

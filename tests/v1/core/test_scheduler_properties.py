@@ -10,6 +10,8 @@ from core_harness import FakeRunner, check_invariants, expected_output, make_req
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from vllm.v1.features.drafts.scheduler import NextDrafts
+
 prompts = st.one_of(
     st.lists(st.integers(0, 6), min_size=1, max_size=20),
     # Shared beginnings, so that blocks are found by content; whole blocks, so that all of a prompt may be.
@@ -117,7 +119,7 @@ class Run:
             result.sampled_token_ids = np.delete(result.sampled_token_ids, where)
             result.logprobs.pop(where)
             result.errors[broken] = "broken"
-            for table in (result.following, result.drafts):
+            for table in (result.following, result.parts[NextDrafts]):
                 table.pop(broken, None)
             self.gone.add(broken)
             counts = self.scheduler.kv.pool.ref_counts

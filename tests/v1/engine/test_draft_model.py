@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from byte_tokenizer import VOCAB_SIZE, make_byte_tokenizer
 from models_util import make_random_model, random_prompts
+from scripted_drafters import speculator_of
 from test_speculation import assert_same, drawing, run
 from tiny_llm import make_tiny_llm, make_tiny_model
 
@@ -95,7 +96,7 @@ def test_another_model_drafts(folder: Path, other: Path, plain: LLM) -> None:
 
 def test_its_cache_is_freed_and_made_again(folder: Path, plain: LLM) -> None:
     llm = drafting(folder, folder)
-    draft = llm.llm_engine.engine_core.executor.worker.model_runner.draft_model
+    draft = speculator_of(llm.llm_engine.engine_core.executor.worker.model_runner).draft_model
     llm.sleep()
     assert not draft.cache.kv_caches
     llm.wake_up()
@@ -109,7 +110,7 @@ def test_its_cache_takes_part_of_the_memory(folder: Path) -> None:
     with_draft, without = drafting(folder, folder, **memory), make_tiny_llm(folder, **memory)
     num_blocks = [llm.llm_engine.engine_core.executor.num_blocks for llm in (with_draft, without)]
     runner = with_draft.llm_engine.engine_core.executor.worker.model_runner
-    assert runner.draft_model.block_bytes > 0
+    assert speculator_of(runner).block_bytes > 0
     assert num_blocks[0] < num_blocks[1]
 
 

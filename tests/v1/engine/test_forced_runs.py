@@ -14,7 +14,7 @@ from tiny_llm import is_empty, make_tiny_llm, make_tiny_model
 from vllm import LLM, SamplingParams
 from vllm.outputs import CompletionOutput
 from vllm.sampling_params import RequestOutputKind
-from vllm.v1.worker.gpu import model_runner
+from vllm.v1.features.forced_runs import runner as forced_runs
 from vllm.v1.worker.gpu.sample import grammar
 
 pytest.importorskip("llguidance")
@@ -113,7 +113,7 @@ def test_everything_is_as_one_by_one(llm: LLM, reads: str, temperature: float) -
 
 @pytest.mark.parametrize("reads", ["nothing", "top"])
 def test_an_answer_may_end_within_a_run(llm: LLM, reads: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(model_runner, "_MOST_ROWS_WITH_RUNS", 100)
+    monkeypatch.setattr(forced_runs, "MOST_ROWS", 100)
     limits = [drawing(max_tokens=count, **READS[reads]) for count in range(1, 40)]
     found, _ = run(llm, limits, ["hello"] * len(limits))
     with one_by_one():

@@ -15,6 +15,7 @@ from tiny_llm import is_empty, make_tiny_llm, make_tiny_model
 from vllm import LLM, SamplingParams
 from vllm.exceptions import VLLMValidationError
 from vllm.sampling_params import RequestOutputKind
+from vllm.v1.features.hidden_cache.runner import HiddenCache
 from vllm.v1.worker import worker
 from vllm.v1.worker.gpu.sample import prompt_logprob
 
@@ -191,7 +192,7 @@ def test_without_hidden_states_beside_the_cache(folder, tiny_on_device, device):
         assert output.num_cached_tokens == num_cached
         assert_same_prompts(output.prompt_logprobs[start + 1 :], other.prompt_logprobs[start + 1 :], device)
     own = llm.llm_engine.engine_core.executor.worker
-    assert own.model_runner._hidden_cache is None and worker.memory.hidden_block_bytes(own.config) == 0
+    assert own.model_runner.guest(HiddenCache) is None
 
 
 class TestMemory:

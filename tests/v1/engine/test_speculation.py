@@ -21,7 +21,7 @@ from vllm.outputs import CompletionOutput
 from vllm.sampling_params import RequestOutputKind
 from vllm.v1.sample.logits_capturing_sampler import LogitsCapturingSampler
 from vllm.v1.sample.logits_processor import AdapterLogitsProcessor
-from vllm.v1.worker.gpu import recorded_decode
+from vllm.v1.worker.gpu.replay import recorded_decode
 
 PROMPTS = ["hello", "a", "the stop", "x y"]
 EOS = 2
@@ -163,9 +163,9 @@ def test_steps_with_drafts_are_recorded(folder: Path) -> None:
     params = [drawing(index, logprobs=1, max_tokens=30 - index) for index in range(4)]
     expected, _ = both(llm, params, ["right", "often right", "sometimes", "wrong"])
     assert_same(run(eager, params)[0], expected)
-    recorded = llm.llm_engine.engine_core.executor.worker.model_runner._recorded_decode._recorded
+    recorded = llm.llm_engine.engine_core.executor.worker.model_runner.replay.steps._recorded
     assert {(4, 4, False), (4, 20, False)} < set(recorded)
-    assert max(num_tokens for _, num_tokens, _ in recorded) <= recorded_decode.MAX_DRAFTED_ROWS
+    assert max(num_tokens for _, num_tokens, _ in recorded) <= recorded_decode.MAX_EXPANDED_ROWS
 
 
 def test_many_prompts(llm: LLM) -> None:

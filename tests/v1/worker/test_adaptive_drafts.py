@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from vllm.config import SpeculativeConfig
-from vllm.v1.worker.gpu.spec_decode.adaptive import AdaptiveDrafter
+from vllm.v1.features.drafts.adaptive import AdaptiveDrafter
 from vllm.v1.worker.gpu.states import RequestStates
 
 MOST = 8

@@ -13,8 +13,9 @@ from scripted_drafters import following, speculate
 from tiny_llm import is_empty, make_tiny_llm, make_tiny_model
 
 from vllm import LLM, SamplingParams
+from vllm.v1.features.drafts.runner import Speculator
 from vllm.v1.worker.gpu.buffer_utils import upload, upload_all, upload_into
-from vllm.v1.worker.gpu.decode_graphs import ladder
+from vllm.v1.worker.gpu.replay.decode_graphs import ladder
 
 
 @pytest.fixture(scope="module")
@@ -124,7 +125,7 @@ def test_every_architecture_gives_what_it_gives_on_the_cpu(folders, arch):
 
 def test_every_size_is_recorded_and_replayed(folder):
     llm = make_llm(folder)
-    steps = runner_of(llm)._recorded_decode
+    steps = runner_of(llm).replay.steps
     assert sorted(steps._steps) == ladder(9)
     replays = []
     for size, step in steps._steps.items():
@@ -183,7 +184,8 @@ def test_drafts_give_what_plain_steps_give(folder):
         assert drafter.num_accepted > 10
     settings = {"model": str(folder), "num_speculative_tokens": 3}
     llm = make_llm(folder, enforce_eager=True, speculative_config=settings)
-    runner_of(llm).speculator.drafter = runner_of(llm).draft_model  # also where that does not pay
+    speculator = runner_of(llm).guest(Speculator)
+    speculator.drafter = speculator.draft_model  # also where that does not pay
     assert_near(results(llm, kinds), plain)
     assert llm.llm_engine.engine_core.stats()["num_accepted_tokens"] > 10
 

@@ -14,14 +14,16 @@ from vllm import SamplingParams
 from vllm.distributed.communicator import Communicator
 from vllm.engine.arg_utils import EngineArgs
 from vllm.ops._dispatch import cpu_ops
+from vllm.v1.features.states.memory import StateSlots
 from vllm.v1.worker.gpu.cuda import GraphRecorder
-from vllm.v1.worker.gpu.decode_graphs import DecodeGraphs, ladder
-from vllm.v1.worker.gpu.piecewise_graphs import PiecewiseGraphs
-from vllm.v1.worker.state_memory import StateSlots
+from vllm.v1.worker.gpu.replay.decode_graphs import DecodeGraphs, ladder
+from vllm.v1.worker.gpu.replay.interface import Replay
+from vllm.v1.worker.gpu.replay.piecewise_graphs import PiecewiseGraphs
 
 pytestmark = pytest.mark.skipif(cpu_ops() is None, reason="rows are computed alike by the C++ operators alone")
 
 RUNNER = "vllm.v1.worker.gpu.model_runner"
+MAKE = "vllm.v1.worker.gpu.replay.make"
 FIELDS = {"max_num_seqs": 7, "max_logprob_token_ids": -1}
 
 
@@ -97,7 +99,7 @@ def make_llm(folder, monkeypatch):
 
     def make(**fields):
         with monkeypatch.context() as patch:
-            patch.setattr(f"{RUNNER}.graph_recorder", lambda device, group: Replays())
+            patch.setattr(f"{MAKE}.graph_recorder", lambda device, group: Replays())
             # Not of decodes, and no replay on the CPU.
             patch.setattr(PiecewiseGraphs, "record", lambda *args: None)
             patch.setattr(f"{RUNNER}.host_copies", lambda device, group: LazyCopies())
@@ -169,7 +171,7 @@ def test_states_of_padding_are_nobodys(tmp_path, monkeypatch):
     found = []
     for eager in (False, True):
         with monkeypatch.context() as patch:
-            patch.setattr(f"{RUNNER}.graph_recorder", lambda device, group: Replays())
+            patch.setattr(f"{MAKE}.graph_recorder", lambda device, group: Replays())
             patch.setattr(f"{RUNNER}.host_copies", lambda device, group: LazyCopies())
             fields = {"async_scheduling": True, "skip_tokenizer_init": True, "enforce_eager": eager}
             llm = make_tiny_llm(tmp_path, **{**FIELDS, **fields})
@@ -177,14 +179,14 @@ def test_states_of_padding_are_nobodys(tmp_path, monkeypatch):
         found.append([results(llm, own, count) for count in (1, 3, 6, 9, 9)])
         if not eager:
             runner = runner_of(llm)
-            assert runner._graph_recorder.num_replays > 20 and runner._pieces is None
+            assert runner.replay_maker.graphs.num_replays > 20 and runner.replay.pieces is None
     assert found[0] == found[1]
 
 
 def test_one_replay_does_it_all_for_plain_rows(make_llm):
     # With it, all but the last token of a prompt that comes again may be there, and its step is a replay, too.
     llm = make_llm(enable_prefix_caching=False)
-    recorder = runner_of(llm)._graph_recorder
+    recorder = runner_of(llm).replay_maker.graphs
     # The model at each size, and the usual widths: tokens alone, few ids, few of the most likely tokens.
     at_start = len(ladder(7)) * 4
     assert recorder.num_recorded == at_start
@@ -200,7 +202,7 @@ def test_one_replay_does_it_all_for_plain_rows(make_llm):
 
 def test_the_graphs_that_were_not_used_for_longest_go(make_llm):
     llm, eager = make_llm(), make_llm.eager()
-    graphs = runner_of(llm)._greedy_graphs
+    graphs = runner_of(llm).replay.greedy
     few = sum(graph.num_bytes for graph in graphs._graphs.values()) // 3
     graphs._max_bytes = few
     for name in ("more ids", "few ids", "many ids", "more ids"):
@@ -230,7 +232,7 @@ def test_padding_writes_to_its_own_block_alone(make_llm):
 
 def test_lists_that_move_to_a_wider_table(make_llm):
     llm, eager = make_llm(), make_llm.eager()
-    recorder = runner_of(llm)._graph_recorder
+    recorder = runner_of(llm).replay_maker.graphs
     # Few are recorded at the start; 200 are not replayed, but move the table that recordings read from.
     for count, num_recorded in ((3, 0), (20, 2), (3, 0), (100, 2), (200, 0), (3, 2), (100, 2), (3, 0)):
         before = recorder.num_recorded
@@ -241,7 +243,7 @@ def test_lists_that_move_to_a_wider_table(make_llm):
 
 def test_longer_contexts_are_not_replayed(make_llm):
     llm, eager = make_llm(max_seq_len_to_capture=12), make_llm.eager()
-    recorder = runner_of(llm)._graph_recorder
+    recorder = runner_of(llm).replay_maker.graphs
     before = recorder.num_replays
     assert results(llm, [{"max_tokens": 20}], 1) == results(eager, [{"max_tokens": 20}], 1)
     # The prompt's 5 tokens are one step; those with 6 to 12 tokens of context are replayed.
@@ -263,10 +265,10 @@ def test_captured_logits_go_by_the_sampler(make_llm):
 def test_ranks_record_and_replay_alike(folder, monkeypatch):
     monkeypatch.setenv("VLLM_BATCH_INVARIANT", "1")
     eager = make_thread_llm(folder, 2, **FIELDS, enforce_eager=True)
-    monkeypatch.setattr(f"{RUNNER}.graph_recorder", lambda device, group: Replays())
+    monkeypatch.setattr(f"{MAKE}.graph_recorder", lambda device, group: Replays())
     monkeypatch.setattr(PiecewiseGraphs, "record", lambda *args: None)
     llm = make_thread_llm(folder, 2, **FIELDS)
-    recorders = [each.model_runner._graph_recorder for each in llm.llm_engine.engine_core.executor.workers]
+    recorders = [each.model_runner.replay_maker.graphs for each in llm.llm_engine.engine_core.executor.workers]
     for name in ("tokens alone", "few ids", "drawn"):
         assert results(llm, KINDS[name], 3) == results(eager, KINDS[name], 3)
     first, second = ((each.num_recorded, each.num_replays) for each in recorders)
@@ -297,9 +299,9 @@ def test_the_ladder():
 
 
 def test_without_graphs_there_are_none(folder, make_llm):
-    assert isinstance(runner_of(make_llm())._recorded_decode, DecodeGraphs)
+    assert isinstance(runner_of(make_llm()).replay.steps, DecodeGraphs)
     llm = make_llm(enforce_eager=True)
-    assert runner_of(llm)._recorded_decode is None and runner_of(llm).num_extra_blocks == 0
+    assert type(runner_of(llm).replay) is Replay and runner_of(llm).num_extra_blocks == 0
 
 
 def test_the_setting(folder):

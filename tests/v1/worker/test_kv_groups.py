@@ -94,7 +94,7 @@ def test_ranks_async_scheduling_and_swapping_change_nothing(folder, expected, op
 def test_decode_steps_of_several_groups_are_replayed(folder, expected):
     with pretending():
         llm = make_llm(folder, device="cuda", max_num_seqs=4, gpu_memory_utilization=0.3)
-        steps = llm.llm_engine.engine_core.executor.worker.model_runner._recorded_decode
+        steps = llm.llm_engine.engine_core.executor.worker.model_runner.replay.steps
         num_replays = Counter()
         for step in steps.steps:
             step.replay = lambda size=step.size, replay=step.replay: (num_replays.update([size]), replay())

@@ -14,10 +14,10 @@ from thread_ranks import ThreadExecutor
 from tiny_llm import is_empty, make_tiny_llm, make_tiny_model
 
 from vllm import LLM, RequestOutput, SamplingParams
-from vllm.v1.core.sched.output import CachedRequestData, SchedulerOutput
 from vllm.v1.engine import core
-from vllm.v1.worker.gpu import kv_swap
-from vllm.v1.worker.gpu.kv_swap import KVSwap
+from vllm.v1.features.swap import runner as kv_swap
+from vllm.v1.features.swap.runner import KVSwap
+from vllm.v1.worker.gpu.block_copies import BlockCopies
 
 BLOCK_BYTES = 2 * 2 * 2 * 16 * 16 * 4
 """Of the tiny model in float32: layers, keys and values, heads, dimensions, tokens."""
@@ -37,8 +37,11 @@ def device(request):
         yield torch.device("cpu") if request.param == "cpu" else torch.device("cuda", 0)
 
 
-def make_step(swap_out=(), swap_in=(), block_copies=()) -> SchedulerOutput:
-    return SchedulerOutput([], CachedRequestData(), {}, 0, [], [], list(swap_out), list(block_copies), list(swap_in))
+def run(swap: KVSwap, swap_out=(), swap_in=(), block_copies=()) -> None:
+    """The copies of a step, as the runner has them made."""
+    swap.swap_out(list(swap_out))
+    swap.blocks.copy(list(block_copies))
+    swap.swap_in(list(swap_in))
 
 
 # Of the first layer's heads, and of the second's.
@@ -55,7 +58,7 @@ def test_copies_against_a_model(monkeypatch, device, piece_bytes, staging_bytes)
     expected = [torch.randn(num_blocks, 2, size, generator=generator) for size in SIZES]
     # A copy also on the CPU.
     tensors = [own.to(device, copy=True) for own in expected]
-    swap = KVSwap([tuple(tensors[:2]), tuple(tensors[2:])], num_host_blocks)
+    swap = KVSwap(BlockCopies([tuple(tensors[:2]), tuple(tensors[2:])]), num_host_blocks)
     host = [torch.zeros(num_host_blocks, 2, size) for size in SIZES]
     rng = random.Random(0)
     known: set[int] = set()
@@ -78,7 +81,7 @@ def test_copies_against_a_model(monkeypatch, device, piece_bytes, staging_bytes)
                 own[block] = copy[host_block]
         if device.type == "cuda":
             torch.cuda._sleep(100_000)  # cycles in which the host runs ahead
-        swap.run(make_step(swap_out, swap_in, copies))
+        run(swap, swap_out, swap_in, copies)
         for own, tensor in zip(expected, tensors, strict=True):
             assert torch.equal(own, tensor.cpu())
         # The step's own writes.
@@ -89,9 +92,10 @@ def test_copies_against_a_model(monkeypatch, device, piece_bytes, staging_bytes)
 
 
 def test_an_engine_may_end_while_blocks_are_leaving(device):
-    swap = KVSwap([(torch.ones(2, 8, device=device), torch.ones(2, 8, device=device))], num_host_blocks=2)
-    swap.run(make_step(swap_out=[(0, 1)]))
-    del swap
+    blocks = BlockCopies([(torch.ones(2, 8, device=device), torch.ones(2, 8, device=device))])
+    swap = KVSwap(blocks, num_host_blocks=2)
+    run(swap, swap_out=[(0, 1)])
+    del swap, blocks
     # Where memory that somebody still read was given back, the pretended device says so.
     assert (torch.zeros(2, 8, device=device) == 0).all()
 

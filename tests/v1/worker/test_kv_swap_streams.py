@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from vllm.v1.core.sched.output import CachedRequestData, SchedulerOutput
-from vllm.v1.worker.gpu import kv_swap
-from vllm.v1.worker.gpu.kv_swap import KVSwap
+from vllm.v1.features.swap import runner as kv_swap
+from vllm.v1.features.swap.runner import KVSwap
+from vllm.v1.worker.gpu.block_copies import BlockCopies
 
 aten = torch.ops.aten
 
@@ -76,7 +76,7 @@ def test_any_order_that_the_streams_allow_gives_the_same(monkeypatch, blocks_a_t
     ]
     tensors = [tensor for pair in caches for tensor in pair]
     monkeypatch.setattr(kv_swap, "STAGING_BYTES", blocks_a_turn * 4 * 3 * 4)
-    swap = KVSwap(caches, 8)
+    swap = KVSwap(BlockCopies(caches), 8)
     mode, copy_stream = Queued(), LateStream()
     monkeypatch.setattr(swap, "_stream", copy_stream)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: mode.stream)
@@ -93,7 +93,8 @@ def test_any_order_that_the_streams_allow_gives_the_same(monkeypatch, blocks_a_t
                 own[block] = copy[host_block]
             own[number] = -1.0 - number
         with mode:
-            swap.run(SchedulerOutput([], CachedRequestData(), {}, 0, [], [], swap_out, [], swap_in))
+            swap.swap_out(swap_out)
+            swap.swap_in(swap_in)
             for tensor in tensors:
                 tensor[number].fill_(-1.0 - number)
     order = [copy_stream, mode.main] if copies_first else [mode.main, copy_stream]

@@ -18,7 +18,7 @@ from torch.utils._device import _device_constructors
 
 from vllm import LLM, SamplingParams
 from vllm.models.mlp import MLP
-from vllm.v1.worker.gpu.piecewise_graphs import PiecewiseGraphs, sizes_up_to
+from vllm.v1.worker.gpu.replay.piecewise_graphs import PiecewiseGraphs, sizes_up_to
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="it is for the pretended device")
 
@@ -116,7 +116,7 @@ def test_readings_are_those_of_steps_that_are_not_captured(arch: str, fields: di
     with pretending():
         plain = readings(make_tiny_llm(folder, device="cuda", enforce_eager=True, **kept), prompts, **fields)
         llm = make_tiny_llm(folder, device="cuda", **kept)
-        assert llm.llm_engine.engine_core.executor.worker.model_runner._pieces._steps.keys() == set(SIZES)
+        assert llm.llm_engine.engine_core.executor.worker.model_runner.replay.pieces._steps.keys() == set(SIZES)
         for own, other in zip(readings(llm, prompts, **fields), plain, strict=True):
             assert own[0] == other[0]
             for mine, theirs in zip(own[1:], other[1:], strict=True):

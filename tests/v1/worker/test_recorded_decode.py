@@ -8,7 +8,8 @@ from layouts import needs_kernels
 from models_util import ARCHITECTURES, make_random_model, random_prompts
 
 from vllm import LLM, SamplingParams
-from vllm.v1.worker.gpu import model_runner, recorded_decode, recorded_greedy
+from vllm.v1.worker.gpu import model_runner
+from vllm.v1.worker.gpu.replay import recorded_decode, recorded_greedy
 
 pytestmark = needs_kernels
 
@@ -43,7 +44,7 @@ def generate(llm, num_prompts):
 
 def recordings(llm):
     """Batch size -> recorded step."""
-    steps = llm.llm_engine.engine_core.executor.worker.model_runner._recorded_decode._recorded
+    steps = llm.llm_engine.engine_core.executor.worker.model_runner.replay.steps._recorded
     assert all(num_rows == num_tokens for num_rows, num_tokens, _ in steps)
     return {num_rows: step for (num_rows, _, _), step in steps.items()}
 

@@ -13,8 +13,8 @@ from pretend_tensors import DEVICE
 from tiny_llm import make_tiny_llm, make_tiny_model
 
 from vllm import SamplingParams
+from vllm.v1.features.swap.runner import KVSwap
 from vllm.v1.worker.gpu.cuda import HostCopies
-from vllm.v1.worker.gpu.kv_swap import KVSwap
 
 
 @pytest.fixture(autouse=True)

@@ -10,9 +10,9 @@ import torch
 from sampling_harness import EOS, Harness
 
 from vllm import SamplingParams
+from vllm.v1.features.drafts import verify as verification
+from vllm.v1.features.drafts.verify import expand, verify
 from vllm.v1.outputs import ModelRunnerOutput
-from vllm.v1.worker.gpu.spec_decode import verify as verification
-from vllm.v1.worker.gpu.spec_decode.verify import expand, verify
 
 VOCAB = 8
 NUM_REQS = 1000

@@ -30,13 +30,13 @@ def embedded_model_path() -> Path | None:
 
 
 def local_model(model: str | None) -> Path | None:
-    """The folder or .gguf file that `model` names, None or its served name being the embedded one; None: neither.
+    """The folder or .gguf file that `model` names, none, or its served name, being the embedded one; None: neither.
 
     Raises:
         FileNotFoundError: there is no embedded model.
         ValueError: a folder of several .gguf files.
     """
-    if model is None:
+    if not model:
         embedded = embedded_model_path()
         if embedded is None:
             raise FileNotFoundError(NO_EMBEDDED_MODEL)

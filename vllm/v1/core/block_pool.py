@@ -14,18 +14,18 @@ from vllm.v1.request import Request
 def extend_block_hashes(request: Request, block_size: int) -> list[bytes]:
     """The content hashes of all full blocks of the request; computes the missing ones."""
     return hash_full_blocks(
-        request.token_ids, block_size, request.cache_salt, request.block_hashes, request.adapter_number
+        request.token_ids, block_size, request.cache_salt, request.block_hashes, request.content_number
     )
 
 
 def hash_full_blocks(
-    token_ids: list[int], block_size: int, cache_salt: str | None, known: list[bytes], adapter_number: int = 0
+    token_ids: list[int], block_size: int, cache_salt: str | None, known: list[bytes], content_number: int = 0
 ) -> list[bytes]:
     """Content hashes of all full blocks, in order; `known`, the leading ones, is extended in place. A hash covers the
     block's tokens and, by its key, all before them; it is 16 bytes of BLAKE2b, against constructed collisions."""
     num_full = len(token_ids) // block_size
     if len(known) < num_full:
-        parent = known[-1] if known else root_hash(cache_salt, adapter_number)
+        parent = known[-1] if known else root_hash(cache_salt, content_number)
         content = array("q", token_ids[len(known) * block_size : num_full * block_size]).tobytes()
         size = len(content) // (num_full - len(known))
         for begin in range(0, len(content), size):
@@ -34,9 +34,9 @@ def hash_full_blocks(
     return known
 
 
-def root_hash(salt: str | None, adapter_number: int = 0) -> bytes:
-    """The key of a first block's hash; `adapter_number`: of the load of the adapter that computes it, 0 = none."""
-    person = b"salt" + adapter_number.to_bytes(8, "big", signed=True)
+def root_hash(salt: str | None, content_number: int = 0) -> bytes:
+    """The key of a first block's hash; `content_number`: of what computes it, 0 = the model."""
+    person = b"salt" + content_number.to_bytes(8, "big", signed=True)
     return hashlib.blake2b((salt or "").encode("utf-8", "surrogatepass"), digest_size=16, person=person).digest()
 
 

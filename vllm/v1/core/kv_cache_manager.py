@@ -135,7 +135,7 @@ class KVCacheManager:
 
     @staticmethod
     def _parent(request: Request, index: int) -> bytes:
-        return request.block_hashes[index - 1] if index else root_hash(request.cache_salt, request.adapter_number)
+        return request.block_hashes[index - 1] if index else root_hash(request.cache_salt, request.content_number)
 
     def admit(self, request: Request, prefix: CachedPrefix, num_new_tokens: int) -> bool:
         """Give a request its cached prefix and blocks for `num_new_tokens` more; False: too few are free."""

@@ -6,23 +6,23 @@ import contextlib
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 from vllm.config import ModelConfig, VllmConfig
 from vllm.lora.request import LoRARequest
 from vllm.pooling_params import PoolingParams
 from vllm.sampling_params import SamplingParams
-from vllm.v1.adapters import AdapterPool, enabled
 from vllm.v1.core.sched.async_scheduling import StepInFlight, can_schedule_ahead, complete, discard, dispatch
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.core.sched.whole_requests import WholeRequestScheduler
 from vllm.v1.engine.calls import SLEEP_TAGS, check_sleep_level, check_sleep_tags
-from vllm.v1.engine.compiling import CompilingRequests
 from vllm.v1.executor.select import make_executor
+from vllm.v1.features.adapters.scheduler import pool_of
+from vllm.v1.features.build import scheduler_guests
 from vllm.v1.messages import EngineCoreOutput, EngineCoreRequest
-from vllm.v1.outputs import PendingStep
+from vllm.v1.outputs import ModelRunnerOutput, PendingStep
 from vllm.v1.request import Request
 
 
@@ -31,10 +31,7 @@ class EngineCore:
 
     def __init__(self, config: VllmConfig, use_tqdm: bool = False) -> None:
         self.executor = make_executor(config, use_tqdm)
-        self.adapters: AdapterPool | None = None
-        if config.lora_config is not None:
-            patience = config.scheduler_config.max_num_seqs
-            self.adapters = AdapterPool(config.lora_config, self.executor.collective_rpc, patience)
+        self.make_guests = partial(scheduler_guests, config, self.collective_rpc)
         self.scheduler: Any = self._make_scheduler(config)
         self._model_config = config.model_config
         self._readings_seconds = 0.0
@@ -45,12 +42,11 @@ class EngineCore:
         self.weight_version: int | str = 0
         self._asleep: set[str] = set()
         self._settled: list[EngineCoreOutput] = []
-        self._compiling = CompilingRequests(config.model_config)
         self.is_paused = False
 
     def _make_scheduler(self, config: VllmConfig) -> Scheduler | WholeRequestScheduler:
         if config.model_config.attn_type == "encoder_only":
-            return WholeRequestScheduler(config.scheduler_config, self.adapters)
+            return WholeRequestScheduler(config.scheduler_config, self.make_guests)
         cache_config = replace(
             config.cache_config,
             num_blocks=self.executor.num_blocks,
@@ -60,40 +56,20 @@ class EngineCore:
             num_snapshots=self.executor.state_slots.num_snapshots,
             snapshot_interval=self.executor.state_slots.snapshot_interval or None,
         )
-        return Scheduler(config.scheduler_config, cache_config, config.model_config.max_model_len, self.adapters)
+        return Scheduler(config.scheduler_config, cache_config, config.model_config.max_model_len, self.make_guests)
 
     def add_request(self, request: EngineCoreRequest) -> None:
         """Queue a request; errors as Scheduler.add_request."""
         fields = dict(vars(request))
         if request.pooling_params is not None:
             fields["sampling_params"] = reads_for(request.pooling_params, self._model_config)
-        made = Request(**fields)
-        if made.request_id in self._compiling:
-            raise ValueError(f"request_id {made.request_id!r} is in use by an unfinished request")
-        has_grammar = made.sampling_params.grammar is not None and not self.scheduler.has_request(made.request_id)
-        if not (has_grammar and self._compiling.add(made)):
-            self.scheduler.add_request(made)
+        self.scheduler.add_request(Request(**fields))
 
     def has_request(self, request_id: str) -> bool:
-        return request_id in self._compiling or self.scheduler.has_request(request_id)
+        return bool(self.scheduler.has_request(request_id))
 
     def abort_requests(self, request_ids: Iterable[str]) -> None:
-        ids = list(request_ids)
-        self._compiling.drop(ids)
-        self.scheduler.abort_requests(ids)
-
-    def _queue_compiled(self) -> list[EngineCoreOutput]:
-        """Queue requests whose grammars are compiled; the ends of those that cannot be queued."""
-        failed = []
-        for request, error in self._compiling.take(is_idle=not self.scheduler.has_unfinished_requests()):
-            if error is None:
-                try:
-                    self.scheduler.add_request(request)
-                except ValueError as problem:
-                    error = str(problem)
-            if error is not None:
-                failed.append(EngineCoreOutput(request.request_id, [], finish_reason="error", error=error))
-        return failed
+        self.scheduler.abort_requests(list(request_ids))
 
     def step(self) -> list[EngineCoreOutput]:
         """Run one step of the batch; with async_scheduling begin the one after it before waiting for its results.
@@ -101,28 +77,39 @@ class EngineCore:
         RuntimeError: requests wait, but the engine sleeps or is paused (they stay), or none can ever be scheduled (they
         end)."""
         if self._settled or self.scheduler.refused:
-            settled, self._settled, self.scheduler.refused = self._settled + self.scheduler.refused, [], []
-            return settled
-        if self.is_paused or self._asleep:
-            if self.has_unfinished_requests():
-                self.check_awake()
-                raise RuntimeError("the engine is paused: its requests wait until it goes on")
-            return []
-        if self._compiling:
-            failed = self._queue_compiled()
-            if failed or not self.scheduler.has_unfinished_requests():
-                return failed
+            return self._take_settled()
+        if self._is_at_rest() or not self.scheduler.queue_prepared():
+            return self._take_settled()
         if self._runs_ahead:
             return self._step_ahead()
         self._check_weights()
         scheduler_output = self._schedule()
+        runner_output = self._run(scheduler_output)
+        outputs: list[EngineCoreOutput] = self.scheduler.update_from_output(scheduler_output, runner_output)
+        return outputs
+
+    def _take_settled(self) -> list[EngineCoreOutput]:
+        """The outputs that are there without a step."""
+        settled, self._settled, self.scheduler.refused = self._settled + self.scheduler.refused, [], []
+        return settled
+
+    def _is_at_rest(self) -> bool:
+        """Whether the engine sleeps or is paused. RuntimeError: it does, and requests wait."""
+        if not (self.is_paused or self._asleep):
+            return False
+        if self.has_unfinished_requests():
+            self.check_awake()
+            raise RuntimeError("the engine is paused: its requests wait until it goes on")
+        return True
+
+    def _run(self, step: SchedulerOutput) -> ModelRunnerOutput:
         try:
-            runner_output = self.executor.execute_model(scheduler_output)
+            output = self.executor.execute_model(step)
         except BaseException:
-            self.scheduler.discard_step(scheduler_output)
+            self.scheduler.discard_step(step)
             raise
-        self._readings_seconds += runner_output.readings_seconds
-        return self.scheduler.update_from_output(scheduler_output, runner_output)
+        self._readings_seconds += output.readings_seconds
+        return output
 
     def _schedule(self) -> SchedulerOutput:
         """Schedule a step while none is in flight: RuntimeError if it is empty, since the next ones would be, too."""
@@ -248,7 +235,7 @@ class EngineCore:
             raise RuntimeError(f"the engine sleeps ({parts}): call wake_up() first")
 
     def has_unfinished_requests(self) -> bool:
-        return bool(self._compiling) or self.scheduler.has_unfinished_requests()
+        return bool(self.scheduler.has_unfinished_requests())
 
     def stats(self) -> dict[str, Any]:
         """The fields of SchedulerStats; `weight_version` of the last step; `readings_seconds` spent on reading logits
@@ -273,7 +260,7 @@ class EngineCore:
 
     def add_lora(self, lora_request: LoRARequest) -> bool:
         """See AdapterPool.add; VLLMValidationError: adapters are not enabled."""
-        return enabled(self.adapters).add(lora_request)
+        return pool_of(self.scheduler.guests).add(lora_request)
 
     def try_add_lora(self, fields: dict[str, Any]) -> str:
         """`add_lora` for another process: a LoRARequest's fields in, what is wrong with it out; "" = it is loaded."""
@@ -285,15 +272,15 @@ class EngineCore:
 
     def remove_lora(self, lora_id: int) -> bool:
         """See AdapterPool.remove."""
-        return enabled(self.adapters).remove(lora_id)
+        return pool_of(self.scheduler.guests).remove(lora_id)
 
     def list_loras(self) -> set[int]:
         """See AdapterPool.loaded_ids."""
-        return enabled(self.adapters).loaded_ids()
+        return pool_of(self.scheduler.guests).loaded_ids()
 
     def pin_lora(self, lora_id: int) -> bool:
         """See AdapterPool.pin."""
-        return enabled(self.adapters).pin(lora_id)
+        return pool_of(self.scheduler.guests).pin(lora_id)
 
     def check_health(self) -> None:
         self.executor.check_health()

@@ -24,7 +24,7 @@ from vllm.v1.sample.bad_words import spell_bad_words
 from vllm.v1.sample.contradictions import check_a_token_is_left
 from vllm.v1.sample.logits_processor import validate_params
 from vllm.v1.structured_output.grammar import grammar_text, wrong_form
-from vllm.v1.structured_output.matcher import grammars_of
+from vllm.v1.structured_output.matcher import grammars_of, share_tokenizer
 from vllm.v1.structured_output.readable import check_readable
 
 logger = init_logger(__name__)
@@ -46,12 +46,14 @@ def load_tokenizer(config: ModelConfig) -> Tokenizer | None:
     if config.skip_tokenizer_init:
         return None
     with timed(logger, "tokenizer read"):
-        return get_tokenizer(
+        tokenizer = get_tokenizer(
             config.tokenizer,
             tokenizer_mode=config.tokenizer_mode,
             trust_remote_code=config.trust_remote_code,
             revision=config.tokenizer_revision,
         )
+    share_tokenizer(config, tokenizer)
+    return tokenizer
 
 
 @dataclass(frozen=True)

@@ -26,8 +26,8 @@ from vllm.utils.child_signals import starting_child
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.executor.worker_monitor import WorkerHandle, WorkerMonitor
 from vllm.v1.executor.worker_proc import CALL, STEP, STOP, WorkerStart
+from vllm.v1.features.states.memory import StateSlots
 from vllm.v1.outputs import ModelRunnerOutput, PendingStep
-from vllm.v1.worker.state_memory import StateSlots
 from vllm.v1.worker.worker import call_worker, make_worker, worker_device
 
 _NUM_THREADS = torch.get_num_threads()  # before any engine reduced it

@@ -6,14 +6,16 @@ import json
 import threading
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from functools import lru_cache
 from typing import Any
+from weakref import WeakValueDictionary
 
 import numpy as np
 
 from vllm.config import ModelConfig
 from vllm.exceptions import VLLMValidationError
-from vllm.tokenizers.tokenizer import get_tokenizer
+from vllm.tokenizers.tokenizer import Tokenizer, get_tokenizer
 from vllm.v1.structured_output.structural_tags import lark_of_tag, split_tag
 from vllm.v1.structured_output.thinking import Completions, ThinkingMatcher, split_thinking
 
@@ -170,14 +172,41 @@ def grammars_of(config: ModelConfig) -> Grammars:
     if config.skip_tokenizer_init:
         raise _unusable("skip_tokenizer_init left the tokenizer out")
     ends = tuple(sorted(config.hf_config.eos_token_ids))
-    options = config.tokenizer, config.tokenizer_mode, config.trust_remote_code, config.tokenizer_revision
-    return _grammars(options, config.vocab_size, ends)
+    with _READING:
+        return _grammars(_options(config), config.vocab_size, ends)
+
+
+def read_early(config: ModelConfig) -> None:
+    """Begin to read what all grammars need, in a thread: it may take seconds, and nothing else of this process runs
+    meanwhile. Whether it can be read is said to those that ask for a form."""
+    if config.runner_type != "pooling" and not config.skip_tokenizer_init:
+        threading.Thread(target=_read, args=(config,), name="grammars", daemon=True).start()
+
+
+def _read(config: ModelConfig) -> None:
+    with suppress(ValueError, OSError):
+        grammars_of(config)
+
+
+def share_tokenizer(config: ModelConfig, tokenizer: Tokenizer) -> None:
+    """Let grammars use the model's tokenizer, as long as others do, instead of reading it again."""
+    _TOKENIZERS[_options(config)] = tokenizer
+
+
+_READING = threading.Lock()
+_TOKENIZERS: WeakValueDictionary[tuple[Any, ...], Tokenizer] = WeakValueDictionary()
+
+
+def _options(config: ModelConfig) -> tuple[Any, ...]:
+    return config.tokenizer, config.tokenizer_mode, config.trust_remote_code, config.tokenizer_revision
 
 
 @lru_cache(maxsize=4)
 def _grammars(options: tuple[Any, ...], vocab_size: int, eos_token_ids: tuple[int, ...]) -> Grammars:
     name, mode, trust_remote_code, revision = options
-    tokenizer = get_tokenizer(name, tokenizer_mode=mode, trust_remote_code=trust_remote_code, revision=revision)
+    tokenizer = _TOKENIZERS.get(options)
+    if tokenizer is None:
+        tokenizer = get_tokenizer(name, tokenizer_mode=mode, trust_remote_code=trust_remote_code, revision=revision)
     backend = getattr(tokenizer, "backend", None)
     if backend is None:
         raise _unusable("this model's tokenizer is not one of the tokenizers library")

@@ -128,15 +128,6 @@ def kv_block_bytes(config: VllmConfig, caches: list[KVCacheSpec]) -> int:
     return width * config.cache_config.block_size * getattr(torch, config.kv_cache_dtype).itemsize
 
 
-def hidden_block_bytes(config: VllmConfig) -> int:
-    """Bytes of a block's final hidden states, kept beside keys and values for prompt readings."""
-    cache = config.cache_config
-    if not (cache.enable_prefix_caching and cache.caches_hidden_states):
-        return 0
-    width = config.model_config.hf_config.hidden_size
-    return width * config.cache_config.block_size * getattr(torch, config.model_config.dtype).itemsize
-
-
 def host_block_count(config: VllmConfig, block_bytes: int, available_bytes: int) -> int:
     """How many host blocks of `block_bytes` a rank gets by `swap_space`. ValueError: all ranks and replicas together
     need more than `available_bytes`, or swap_space is below one block."""
@@ -201,7 +192,7 @@ def run_requests(
         # All write to the scratch cache's only block.
         blocks = [0] * -(-length // config.cache_config.block_size)
         first_row = 0 if own.reads_prompt and not computed and length > 1 else None
-        others = [blocks] * len(runner.other_block_tables)
+        others = [blocks] * len(runner.block_tables[1:])
         request = f"warm-up-{index}", [0] * length, length, own, blocks, computed, first_row, others
         new.append(NewRequestData(*request))
     counts = {each.req_id: each.num_prompt_tokens - computed for each in new}

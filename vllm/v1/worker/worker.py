@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from vllm import envs
-from vllm.config import ModelConfig, VllmConfig
+from vllm.config import VllmConfig
 from vllm.config.cache import Window
 from vllm.config.checkpoint.shards import shard_files
 from vllm.config.checkpoint.weight_files import iterate_tensors
@@ -25,20 +25,23 @@ from vllm.layers.state import state_bytes
 from vllm.layers.weight_update import HEAD, move_weights
 from vllm.loader import get_model
 from vllm.logger import init_logger, timed
-from vllm.lora.manager import AdapterManager
 from vllm.lora.request import LoRARequest
 from vllm.ops.gpu_kernels import compiles_while_running
 from vllm.quantization.settings import find_settings
 from vllm.utils.host_memory import return_freed_memory
 from vllm.utils.plugins import load_general_plugins
 from vllm.v1.core.sched.output import SchedulerOutput
+from vllm.v1.features.adapters.manager import AdapterManager
+from vllm.v1.features.adapters.runner import Adapters
+from vllm.v1.features.build import encoder_guests, runner_guests
+from vllm.v1.features.states.memory import NO_STATES, StateSlots, plan_states
+from vllm.v1.features.swap.runner import STAGING_BYTES
 from vllm.v1.outputs import ModelRunnerOutput, PendingStep
 from vllm.v1.worker import memory
-from vllm.v1.worker.gpu.kv_swap import STAGING_BYTES
+from vllm.v1.worker.gpu.guests import CacheSizes, hooks
 from vllm.v1.worker.gpu.model_runner import GPUModelRunner
 from vllm.v1.worker.gpu.pool.decoder_runner import PoolingModelRunner
 from vllm.v1.worker.gpu.pool.encoder_runner import EncoderRunner
-from vllm.v1.worker.state_memory import NO_STATES, StateSlots, plan_states
 from vllm.v1.worker.warm_up import warm_up
 
 logger = init_logger(__name__)
@@ -63,7 +66,7 @@ class Worker:
             torch.cuda.set_device(self.device)
         self._runner: GPUModelRunner | None = None
         self._memory_at_start: memory.DeviceMemory | None = None
-        self._num_blocks = (0, 0, NO_STATES)
+        self._cache_sizes = CacheSizes()
         self._state_slots = NO_STATES
         self._asleep: set[str] = set()  # of "weights", "kv_cache"
         self._num_reloads = 0
@@ -87,7 +90,7 @@ class Worker:
             is_first = not self.group.rank
             with timed(logger, "weights read and packed") if is_first else contextlib.nullcontext():
                 model = get_model(self.config.model_config, self.device, shows, takes_adapters)
-            self._runner = _runner_class(self.model_config)(self.config, model, self.device)
+            self._runner = _make_runner(self.config, model, self.device)
             for request in self._adapters.values():
                 self.adapters.add(request)
 
@@ -101,11 +104,9 @@ class Worker:
         if cache.num_blocks is not None:
             return cache.num_blocks
         most = self._blocks_of_longest * self.config.scheduler_config.max_num_seqs
-        block_bytes = self._kv_block_bytes() + memory.hidden_block_bytes(self.config)
-        reserved = self._state_slots.num_bytes(self._state_bytes)
-        if (draft := self.model_runner.draft_model) is not None:
-            block_bytes += draft.block_bytes
-            reserved += draft.num_own_blocks * draft.block_bytes
+        guests = self.model_runner.guests
+        block_bytes = self._kv_block_bytes() + sum(guest.block_bytes for guest in guests)
+        reserved = self._state_slots.num_bytes(self._state_bytes) + sum(guest.own_bytes for guest in guests)
         if not block_bytes:
             return most
         if cache.memory_bytes is not None:
@@ -153,9 +154,7 @@ class Worker:
         """How many host blocks `swap_space` holds. Raises ValueError: see `host_block_count`."""
         if not self._has_cache:
             return 0
-        block_bytes = self._kv_block_bytes()
-        if (follower := self.model_runner.follower) is not None:
-            block_bytes += follower.hidden_block_bytes
+        block_bytes = self._kv_block_bytes() + sum(guest.host_block_bytes for guest in self.model_runner.guests)
         return memory.host_block_count(self.config, block_bytes, memory.available_host_bytes())
 
     @property
@@ -183,10 +182,10 @@ class Worker:
         logger.info("KV cache: %d blocks of %d tokens", num_blocks, self.config.cache_config.block_size)
         if state_slots.num_requests:
             logger.info("States: of %d requests, and %d snapshots, every %d tokens", *state_slots[:3])
-        self._num_blocks = (num_blocks, num_host_blocks, state_slots)
+        self._cache_sizes = CacheSizes(num_blocks, num_host_blocks, state_slots)
         if compiles_while_running(self.device):
             warm_up(self.model_runner, self.config)
-        self.model_runner.initialize_kv_cache(*self._num_blocks)
+        self.model_runner.initialize_kv_cache(self._cache_sizes)
 
     def execute_model(self, scheduler_output: SchedulerOutput) -> ModelRunnerOutput:
         return self.model_runner.execute_model(scheduler_output).result()
@@ -223,14 +222,14 @@ class Worker:
 
     def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
         """New values for weights, by their checkpoint names; see WeightUpdater.update."""
-        follower = self.model_runner.follower
-        if follower is None or not follower.model.is_of_target:
+        if not (loads := hooks(self.model_runner.guests, "load_weights")):
             self.get_model().load_weights(weights)  # type: ignore[operator]
             return
         # Each takes its own.
         weights = list(weights)
         self.get_model().load_weights(weights)  # type: ignore[operator]
-        follower.model.load_weights(weights)
+        for load in loads:
+            load(weights)
 
     def start_weight_update(self) -> None:
         """Keep what `update_weights` brings, until `finish_weight_update` takes all of it at once."""
@@ -327,9 +326,10 @@ class Worker:
     @property
     def adapters(self) -> AdapterManager:
         """The adapters of its model. ValueError: the engine was started without them."""
-        if self.model_runner.adapters is None:
+        found = next((guest for guest in self.model_runner.guests if isinstance(guest, Adapters)), None)
+        if found is None:
             raise ValueError("adapters are served with enable_lora=True")
-        return self.model_runner.adapters
+        return found.manager
 
     def add_lora(self, request: LoRARequest) -> bool:
         """Read an adapter into memory; see AdapterManager.add. Those that are loaded stay so through `sleep`."""
@@ -381,14 +381,13 @@ class Worker:
         if "kv_cache" in woken:
             if self._runner is None:
                 raise ValueError("wake_up: the weights, which sleep(level=2) freed, must come before kv_cache")
-            self._runner.initialize_kv_cache(*self._num_blocks)
+            self._runner.initialize_kv_cache(self._cache_sizes)
         self._asleep -= woken
 
     def _move_weights(self, device: torch.device) -> None:
         runner = self.model_runner
-        for owner in (runner, runner.draft_model):
-            if owner is not None:
-                move_weights(owner.model, device)
+        for model in (runner.model, *(model for guest in runner.guests for model in guest.models())):
+            move_weights(model, device)
 
     def profile(self, is_start: bool = True, profile_prefix: str | None = None) -> None:
         """Begin to record operators and kernels, or end it and write a trace into the profiler's folder; its
@@ -438,10 +437,11 @@ class Worker:
         return profile
 
 
-def _runner_class(config: ModelConfig) -> Any:
-    if config.attn_type == "encoder_only":
-        return EncoderRunner
-    return PoolingModelRunner if config.runner_type == "pooling" else GPUModelRunner
+def _make_runner(config: VllmConfig, model: Any, device: torch.device) -> Any:
+    if config.model_config.attn_type == "encoder_only":
+        return EncoderRunner(config, model, device, encoder_guests)
+    runner = PoolingModelRunner if config.model_config.runner_type == "pooling" else GPUModelRunner
+    return runner(config, model, device, runner_guests)
 
 
 def make_worker(config: VllmConfig, group: Communicator = ALONE) -> Worker:

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from vllm.lora.request import LoRARequest
 from vllm.pooling_params import PoolingParams
 from vllm.sampling_params import SamplingParams
+from vllm.v1.outputs import Parts
 
 
 @dataclass
@@ -25,8 +25,6 @@ class NewRequestData:
     # Blocks in the other KV groups, from the second on; 0 where a group needs none.
     other_block_ids: list[list[int]] = field(default_factory=list)
     pooling_params: PoolingParams | None = None  # of a pooling model's request
-    # Its adapter, which the workers hold; its lora_int_id is AdapterPool's number.
-    lora_request: LoRARequest | None = None
 
 
 @dataclass
@@ -65,8 +63,7 @@ class SchedulerOutput:
     block_copies: list[tuple[int, int]] = field(default_factory=list)
     swap_in: list[tuple[int, int]] = field(default_factory=list)  # (host block, device block), the latter distinct
     shared_tokens: list[SharedTokens] = field(default_factory=list)
-    # The last tokens of these requests are drafts, which follow all that are known.
-    scheduled_spec_decode_tokens: dict[str, list[int]] = field(default_factory=dict)
+    parts: Parts = field(default_factory=Parts)  # of guests
     # States of models that have them, copied before the forward pass (snapshot, request) and after it (request,
     # snapshot); no snapshot is saved to twice.
     state_loads: list[tuple[int, str]] = field(default_factory=list)

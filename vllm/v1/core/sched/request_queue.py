@@ -4,26 +4,26 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Iterable
+from typing import Any
 
-from vllm.v1.adapters import Adapter
 from vllm.v1.request import Request
 
 
 class RequestQueue:
     """Requests by arrival, or, with `by_priority`, by Request.sort_key. A preempted one gets its old place again.
 
-    Those of an adapter have a lane of their own, so that others can pass them.
+    A request may have a lane, whose requests others can pass.
     """
 
     def __init__(self, by_priority: bool) -> None:
         self._by_priority = by_priority
-        self._lanes: dict[Adapter | None, _Lane] = {}
+        self._lanes: dict[Any, _Lane] = {}
 
     def add(self, request: Request) -> None:
         """Add a request that has arrived or was preempted."""
-        lane = self._lanes.get(request.adapter)
+        lane = self._lanes.get(request.lane)
         if lane is None:
-            lane = self._lanes[request.adapter] = _Lane()
+            lane = self._lanes[request.lane] = _Lane()
         key = request.sort_key() if self._by_priority else (0, 0.0, request.arrival_index)
         lane.add(request, key)
 
@@ -33,12 +33,12 @@ class RequestQueue:
         assert request is not None, "none waits"
         return request
 
-    def peek_among(self, adapters: Iterable[Adapter | None] | None) -> Request | None:
-        """The next request of these adapters (one of them None: of no adapter), or, if None, of all."""
-        lanes = self._lanes
-        if len(lanes) == 1 and adapters is None:
-            return next(iter(lanes.values())).first()[1]
-        heads = [lanes[each].first() for each in (lanes if adapters is None else adapters) if each in lanes]
+    def peek_among(self, lanes: Iterable[Any] | None) -> Request | None:
+        """The next request of these lanes, or, if None, of all."""
+        own = self._lanes
+        if len(own) == 1 and lanes is None:
+            return next(iter(own.values())).first()[1]
+        heads = [own[each].first() for each in (own if lanes is None else lanes) if each in own]
         return min(heads, key=lambda head: head[0])[1] if heads else None
 
     def pop(self) -> Request:
@@ -49,10 +49,10 @@ class RequestQueue:
 
     def remove(self, request: Request) -> None:
         """Remove any request."""
-        lane = self._lanes[request.adapter]
+        lane = self._lanes[request.lane]
         lane.remove(request)
         if not lane.members:
-            del self._lanes[request.adapter]
+            del self._lanes[request.lane]
 
     def __len__(self) -> int:
         return sum(len(lane.members) for lane in self._lanes.values())
@@ -62,7 +62,7 @@ _Key = tuple[int, float, int]  # ends with the request's arrival_index
 
 
 class _Lane:
-    """The waiting requests of an adapter."""
+    """Waiting requests that pass each other only by their order."""
 
     def __init__(self) -> None:
         self.heap: list[_Key] = []

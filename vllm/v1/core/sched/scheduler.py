@@ -4,42 +4,19 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Collection, Iterable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 
 from vllm.config import CacheConfig, SchedulerConfig
 from vllm.exceptions import VLLMValidationError
-from vllm.v1.adapters import AdapterPool
+from vllm.v1.core.guests import SchedulerGuest, hooks
 from vllm.v1.core.make_manager import make_kv_cache_manager
-from vllm.v1.core.sched.bound_adapters import bind, release
-from vllm.v1.core.sched.drafted_tokens import DraftedTokens
 from vllm.v1.core.sched.output import CachedRequestData, NewRequestData, SchedulerOutput
 from vllm.v1.core.sched.repetition import repeats_itself
 from vllm.v1.core.sched.request_queue import RequestQueue
+from vllm.v1.core.sched.stats import SchedulerStats
 from vllm.v1.messages import EngineCoreOutput
-from vllm.v1.outputs import NO_TOKEN, NO_TOKEN_LEFT, NOTHING_FOLLOWS, FollowingTokens, ModelRunnerOutput
+from vllm.v1.outputs import NO_TOKEN, NO_TOKEN_LEFT, FollowingTokens, ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
-
-
-@dataclass
-class SchedulerStats:
-    """Counts of the scheduler between two steps."""
-
-    num_running: int
-    num_waiting: int
-    kv_cache_usage: float  # share of blocks owned, in [0, 1]
-    num_prefix_queried_tokens: int
-    num_prefix_hit_tokens: int
-    num_preemptions: int
-    num_swapped_out_blocks: int  # copied to the host's memory since the start
-    num_swapped_in_blocks: int  # and back
-    host_cache_usage: float  # share of the host's blocks that hold content, in [0, 1]
-    running_adapters: tuple[str, ...] = ()  # names of LoRA adapters with running requests
-    waiting_adapters: tuple[str, ...] = ()  # and with waiting ones
-    num_drafts: int = 0  # since the start, times that tokens drafted for a request were verified
-    num_draft_tokens: int = 0  # of those, all tokens
-    num_accepted_tokens: int = 0  # and the right ones
-    num_accepted_tokens_per_pos: list[int] = field(default_factory=list)  # these by their place in the draft
 
 
 class Scheduler:
@@ -56,8 +33,9 @@ class Scheduler:
         scheduler_config: SchedulerConfig,
         cache_config: CacheConfig,
         max_model_len: int,
-        adapters: AdapterPool | None = None,
+        make_guests: Callable[[Scheduler], Sequence[SchedulerGuest]] = lambda scheduler: (),
     ) -> None:
+        """`make_guests` is called with the scheduler once it has its requests and blocks."""
         if not scheduler_config.enable_chunked_prefill and scheduler_config.max_num_batched_tokens < max_model_len:
             raise ValueError(
                 f"max_num_batched_tokens must be at least max_model_len={max_model_len} when chunked prefill "
@@ -67,17 +45,26 @@ class Scheduler:
         self._max_running = min(scheduler_config.max_num_seqs, cache_config.num_states or scheduler_config.max_num_seqs)
         self.max_model_len = max_model_len
         self.kv = make_kv_cache_manager(cache_config)
-        self.adapters = adapters
-        self.refused: list[EngineCoreOutput] = []  # of requests whose adapters could not be read; taken by the core
+        self.refused: list[EngineCoreOutput] = []  # ends of requests that cannot be admitted; taken by the core
         self.requests: dict[str, Request] = {}
         self._by_priority = scheduler_config.policy == "priority"
         self.waiting = RequestQueue(self._by_priority)
         self.running: list[Request] = []
         self.num_preemptions = 0
-        self.drafts = DraftedTokens(self.kv)
         self.num_ended = 0  # requests that ended, for any reason
         self._finished_req_ids: list[str] = []
         self._arrivals = itertools.count()
+        self.use_guests(make_guests(self))
+
+    def use_guests(self, guests: Sequence[SchedulerGuest]) -> None:
+        """Call these from now on. No request may be there."""
+        self.guests = tuple(guests)
+        self._on_queued, self._on_ready = hooks(guests, "queued"), hooks(guests, "ready")
+        self._prepares, self._prepared = hooks(guests, "prepares"), hooks(guests, "prepared")
+        self._on_next, self._on_admitted = hooks(guests, "next"), hooks(guests, "admitted")
+        self._on_preempted, self._on_ended = hooks(guests, "preempted"), hooks(guests, "ended")
+        self._on_grow, self._on_fill = hooks(guests, "grow"), hooks(guests, "fill")
+        self._begin_updates, self._on_update = hooks(guests, "begin_update"), hooks(guests, "update")
 
     def add_request(self, request: Request) -> None:
         """Queue a request. ValueError: the id is in use, the prompt is empty or longer than max_model_len, or
@@ -96,13 +83,31 @@ class Scheduler:
                 f"max_tokens {request.max_tokens}), but the cache holds {capacity}"
             )
             raise VLLMValidationError(message, "max_tokens", request.max_tokens)
-        if request.lora_request is not None:
-            bind(request, self.adapters)
-        request.arrival_index = next(self._arrivals)
+        for queued in self._on_queued:
+            queued(request)
         request.length_limit = min(request.max_tokens, self.max_model_len - request.num_prompt_tokens)
         self.requests[request.request_id] = request
+        if any(prepares(request) for prepares in self._prepares):
+            request.status = RequestStatus.PREPARING
+        else:
+            self._queue(request)
+
+    def _queue(self, request: Request) -> None:
+        request.status = RequestStatus.WAITING
+        request.arrival_index = next(self._arrivals)
         self.waiting.add(request)
         self.kv.note_waiting(request)
+
+    def queue_prepared(self) -> bool:
+        """Queue the requests that can be admitted by now; those that never can be end. False: there are ends to return,
+        or all requests are still prepared."""
+        for prepared in self._prepared:
+            for request, error in prepared(not self.running and not self.waiting):
+                if error is None:
+                    self._queue(request)
+                else:
+                    self._refuse(request, error)
+        return not self.refused and bool(self.running or self.waiting or not self.requests)
 
     def has_request(self, request_id: str) -> bool:
         return request_id in self.requests
@@ -117,7 +122,7 @@ class Scheduler:
             if request.status is RequestStatus.WAITING:
                 self.waiting.remove(request)
                 self.kv.note_not_waiting(request)
-            else:
+            elif request.status is RequestStatus.RUNNING:
                 aborted_running = True
             self._end(request)
         if aborted_running:
@@ -144,10 +149,8 @@ class Scheduler:
             kv_cache_usage=self.kv.usage,
             num_preemptions=self.num_preemptions,
             host_cache_usage=0.0 if self.kv.host is None else self.kv.host.usage,
-            running_adapters=() if self.adapters is None else tuple(self.adapters.running_names),
-            waiting_adapters=() if self.adapters is None else tuple(self.adapters.waiting_names),
             **vars(self.kv.stats),
-            **self.drafts.counts(),
+            **{name: value for guest in self.guests for name, value in guest.counts().items()},
         )
 
     def schedule(self) -> SchedulerOutput:
@@ -159,13 +162,15 @@ class Scheduler:
         if not step.preempted_req_ids:
             self._admit_waiting(step)
         self.kv.finish_step()
+        for fill in self._on_fill:
+            fill(step)
         return step
 
     def _schedule_running(self, step: SchedulerOutput) -> None:
         budget = self.config.max_num_batched_tokens
         cached, scheduled = step.scheduled_cached_reqs, step.num_scheduled_tokens
         running, grow, others = self.running, self.kv.grow, self.kv.added_to_others
-        cuts_shares = self.kv.cuts_shares
+        cuts_shares, grows = self.kv.cuts_shares, self._on_grow
         index = 0
         # Preemption shortens the list during the loop.
         while index < len(running) and budget > 0:
@@ -182,10 +187,9 @@ class Scheduler:
                 num_new = budget
             if cuts_shares and num_new > 1:
                 num_new = self.kv.share(request, num_computed, num_new)
-            if request.draft_token_ids:
-                # Drafts leave a token to each request that comes after this one.
-                room = budget - (len(running) - index - 1)
-                num_new, added = self.drafts.grow(step, request, num_new, room)
+            grown = self._grow_further(step, request, num_new, budget - (len(running) - index - 1)) if grows else None
+            if grown is not None:
+                num_new, added = grown
             else:
                 added = grow(request, num_new)
             if added is None:
@@ -206,12 +210,20 @@ class Scheduler:
             index += 1
         step.total_num_scheduled_tokens = self.config.max_num_batched_tokens - budget
 
+    def _grow_further(
+        self, step: SchedulerOutput, request: Request, num_new: int, room: int
+    ) -> tuple[int, list[int] | None] | None:
+        """See SchedulerGuest.grow. `room` leaves a token to each request that comes after this one."""
+        for grow in self._on_grow:
+            grown: tuple[int, list[int] | None] | None = grow(step, request, num_new, room)
+            if grown is not None:
+                return grown
+        return None
+
     def _preempt(self, victim: Request, step: SchedulerOutput) -> int:
         """Free the victim's slot and blocks; returns the tokens that were scheduled for it in this step."""
         request_id = victim.request_id
         num_scheduled = step.num_scheduled_tokens.pop(request_id, 0)
-        step.scheduled_spec_decode_tokens.pop(request_id, None)
-        victim.draft_token_ids = []
         if num_scheduled:
             cached = step.scheduled_cached_reqs
             where = cached.req_ids.index(request_id)
@@ -220,10 +232,9 @@ class Scheduler:
             cached.other_new_block_ids.pop(request_id, None)
             self.kv.forget_step(victim, victim.num_computed_tokens - num_scheduled)
         self.running.remove(victim)
-        if victim.adapter is not None:
-            victim.adapter.pool.end(victim.adapter)
         self.kv.free(victim)
-        victim.drop_held(self.kv.block_size)
+        for preempted in self._on_preempted:
+            preempted(victim, step)
         victim.status = RequestStatus.WAITING
         victim.num_computed_tokens = 0
         victim.num_preemptions += 1
@@ -267,8 +278,8 @@ class Scheduler:
             self.waiting.remove(request)
             self.kv.note_not_waiting(request)
             self.running.append(request)
-            if request.adapter is not None:
-                request.adapter.pool.begin(request.adapter)
+            for admitted in self._on_admitted:
+                admitted(request)
             request.status = RequestStatus.RUNNING
             if request.num_cached_tokens < 0:
                 request.num_cached_tokens = num_cached
@@ -285,7 +296,6 @@ class Scheduler:
                     pooling_params=request.pooling_params,
                     next_prompt_row=request.next_prompt_row,
                     other_block_ids=self.kv.other_blocks_of(request.request_id),
-                    lora_request=None if request.adapter is None else request.adapter.worker_request,
                 )
             )
             step.num_scheduled_tokens[request.request_id] = num_new
@@ -300,18 +310,18 @@ class Scheduler:
         num_ended_before = self.num_ended
         logprobs = model_runner_output.logprobs
         prompt_logprobs, beam_scores = model_runner_output.prompt_logprobs, model_runner_output.beam_scores
-        allowed_mass, drafted = model_runner_output.allowed_mass, scheduler_output.scheduled_spec_decode_tokens
+        allowed_mass, following = model_runner_output.allowed_mass, model_runner_output.following
+        begun: dict[str, EngineCoreOutput] = {}
+        for begin_update in self._begin_updates:
+            begun |= begin_update(model_runner_output)
         token_ids = model_runner_output.sampled_token_ids.tolist()
         for index, request_id in enumerate(model_runner_output.req_ids):
             request = self.requests.get(request_id)
             if request is None:
                 continue  # aborted while the step ran
             token_id = token_ids[index]
-            output = EngineCoreOutput(
-                request_id, [], num_cached_tokens=request.num_cached_tokens, scheduled_time=request.scheduled_time
-            )
-            if request.num_held:
-                self._return_held(output, model_runner_output)
+            output = (begun.pop(request_id, None) if begun else None) or EngineCoreOutput(request_id, [])
+            output.num_cached_tokens, output.scheduled_time = request.num_cached_tokens, request.scheduled_time
             if token_id != NO_TOKEN:
                 request.token_ids.append(token_id)
                 output.new_token_ids.append(token_id)
@@ -333,28 +343,23 @@ class Scheduler:
                 self._check_stop(request, token_id, output)
                 if output.finish_reason is not None:
                     self._end(request)
-            if request_id in drafted:
-                self._append_following(request, model_runner_output.following.get(request_id, NOTHING_FOLLOWS), output)
-                self.drafts.settle(request, scheduler_output, output)
-            if request_id in model_runner_output.forced and output.finish_reason is None:
-                self._append_run(request, model_runner_output.forced[request_id], output)
+            if request_id in following:
+                self._append_following(request, following[request_id], output)
             outputs.append(output)
-        for request_id in list(model_runner_output.run_logprobs):
-            if request_id in self.requests:
-                outputs.append(EngineCoreOutput(request_id, []))
-                self._return_held(outputs[-1], model_runner_output)
+        for update in self._on_update:
+            update(scheduler_output, model_runner_output, outputs)
+        outputs += begun.values()
         for request_id in list(prompt_logprobs):
             if request_id in self.requests:
                 outputs.append(EngineCoreOutput(request_id, []))
                 self._add_prompt_logprobs(outputs[-1], model_runner_output)
         outputs += self._end_failed(model_runner_output)
-        self.drafts.take(self.requests, model_runner_output.drafts)
         if self.num_ended > num_ended_before:
             self._drop_finished_from_running()
         return outputs
 
     def _append_following(self, request: Request, following: FollowingTokens, output: EngineCoreOutput) -> None:
-        """Add the tokens that a step drew after the first one of a request with drafts, up to one that ends it."""
+        """Add the tokens that a step drew after the first one, up to one that ends the request."""
         count = 0
         while count < len(following.token_ids) and output.finish_reason is None:
             request.token_ids.append(following.token_ids[count])
@@ -383,28 +388,6 @@ class Scheduler:
                     self.kv.forget_broken_states(request)
                 self._end(request)
                 yield output
-
-    def _append_run(self, request: Request, run: list[int], output: EngineCoreOutput) -> None:
-        """Add tokens that follow without a choice; those that are to be read are returned with their readings."""
-        request.token_ids += run
-        if request.sampling_params.reads_generated:
-            request.num_held = len(run)
-        else:
-            output.new_token_ids += run
-
-    def _return_held(self, output: EngineCoreOutput, step: ModelRunnerOutput) -> None:
-        """Move the held tokens that the step has read to the request's output."""
-        request = self.requests[output.request_id]
-        parts = step.run_logprobs.pop(output.request_id, [])
-        rows = [(part.lists, index) for part in parts for index in range(part.rows.start, part.rows.stop)]
-        start = len(request.token_ids) - request.num_held
-        output.new_token_ids += request.token_ids[start : start + len(rows)]
-        request.num_held -= len(rows)
-        if request.reads_logprobs:
-            output.logprobs = list(rows)
-        if request.sampling_params.grammar_readings:
-            # All that was allowed is the token itself.
-            output.allowed_mass = [lists.first_logprob(index) for lists, index in rows]
 
     def _add_prompt_logprobs(self, output: EngineCoreOutput, step: ModelRunnerOutput) -> None:
         """Move the step's readings of the request's prompt to its output."""
@@ -449,36 +432,30 @@ class Scheduler:
             output.finish_reason, output.stop_reason = "repetition", "repetition_detected"
 
     def _next_waiting(self) -> Request | None:
-        """The next request whose adapter has its turn."""
-        if self.adapters is None or (adapters := self.adapters.open) is None:
-            return self.waiting.peek()
-        request = self.waiting.peek_among(adapters)
-        if request is not None and request.adapter is not None and self.waiting.peek() is not request:
-            self.adapters.num_passed += 1
-        return request
+        """The next request, or the next whose turn it is."""
+        return self._on_next[0](self.waiting) if self._on_next else self.waiting.peek()
 
     def _make_ready(self, request: Request) -> bool:
-        """Load the adapter of a request that is to be admitted; False: it cannot be read, and the request ends."""
-        adapter = request.adapter
-        if adapter is None:
-            return True
-        error = adapter.pool.make_ready(adapter)
-        if error is None and request.adapter_number == adapter.number:
-            return True
-        self.kv.note_not_waiting(request)
-        if error is not None:
-            self.waiting.remove(request)
-            self._end(request)
-            self.refused.append(EngineCoreOutput(request.request_id, [], finish_reason="error", error=error))
-            return False
-        # What was hashed of it is of another load.
-        request.adapter_number = adapter.number
-        request.block_hashes.clear()
-        self.kv.note_waiting(request)
+        """Whether a request that is to be admitted can be; otherwise it ends."""
+        number = request.content_number
+        for ready in self._on_ready:
+            if (error := ready(request)) is not None:
+                self.kv.note_not_waiting(request)
+                self.waiting.remove(request)
+                self._refuse(request, error)
+                return False
+        if request.content_number != number:
+            self.kv.note_not_waiting(request)
+            self.kv.note_waiting(request)
         return True
 
+    def _refuse(self, request: Request, error: str) -> None:
+        self._end(request)
+        self.refused.append(EngineCoreOutput(request.request_id, [], finish_reason="error", error=error))
+
     def _end(self, request: Request) -> None:
-        release(request)
+        for ended in self._on_ended:
+            ended(request)
         request.status = RequestStatus.FINISHED
         self.num_ended += 1
         del self.requests[request.request_id]

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 
 from vllm.config import SchedulerConfig
-from vllm.v1.adapters import Adapter, AdapterPool
-from vllm.v1.core.sched.bound_adapters import bind, release
+from vllm.v1.core.guests import SchedulerGuest, hooks
 from vllm.v1.core.sched.output import CachedRequestData, NewRequestData, SchedulerOutput
 from vllm.v1.core.sched.request_queue import RequestQueue
-from vllm.v1.core.sched.scheduler import SchedulerStats
+from vllm.v1.core.sched.stats import SchedulerStats
 from vllm.v1.messages import EngineCoreOutput
 from vllm.v1.outputs import ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
@@ -21,18 +20,27 @@ class WholeRequestScheduler:
     """Methods as Scheduler's. A step takes the next requests, at most max_num_seqs with max_num_batched_tokens
     together, and at least one."""
 
-    def __init__(self, scheduler_config: SchedulerConfig, adapters: AdapterPool | None = None) -> None:
-        self.config, self.adapters = scheduler_config, adapters
-        self.refused: list[EngineCoreOutput] = []  # of requests whose adapters could not be read; taken by the core
+    def __init__(
+        self,
+        scheduler_config: SchedulerConfig,
+        make_guests: Callable[[WholeRequestScheduler], Sequence[SchedulerGuest]] = lambda scheduler: (),
+    ) -> None:
+        self.config = scheduler_config
+        self.refused: list[EngineCoreOutput] = []  # ends of requests that cannot be admitted; taken by the core
         self.requests: dict[str, Request] = {}
         self.waiting = RequestQueue(scheduler_config.policy == "priority")
         self._arrivals = itertools.count()
+        self.guests = guests = tuple(make_guests(self))
+        self._on_queued, self._on_ready = hooks(guests, "queued"), hooks(guests, "ready")
+        self._on_next, self._on_admitted = hooks(guests, "next"), hooks(guests, "admitted")
+        self._on_ended, self._on_fill = hooks(guests, "ended"), hooks(guests, "fill")
 
     def add_request(self, request: Request) -> None:
         """Queue a request. ValueError: its id is in use."""
         if request.request_id in self.requests:
             raise ValueError(f"request_id {request.request_id!r} is in use by an unfinished request")
-        bind(request, self.adapters)
+        for queued in self._on_queued:
+            queued(request)
         request.arrival_index = next(self._arrivals)
         self.requests[request.request_id] = request
         self.waiting.add(request)
@@ -47,7 +55,15 @@ class WholeRequestScheduler:
             if request is not None:
                 if request.status is RequestStatus.WAITING:
                     self.waiting.remove(request)
-                release(request)
+                self._end(request)
+
+    def _end(self, request: Request) -> None:
+        for ended in self._on_ended:
+            ended(request)
+
+    def queue_prepared(self) -> bool:
+        """See Scheduler."""
+        return True
 
     def has_unfinished_requests(self) -> bool:
         return bool(self.requests)
@@ -58,25 +74,24 @@ class WholeRequestScheduler:
     def stats(self) -> SchedulerStats:
         """There is no cache to count."""
         num_running = len(self.requests) - len(self.waiting)
-        stats = SchedulerStats(num_running, len(self.waiting), 0.0, 0, 0, 0, 0, 0, 0.0)
-        if self.adapters is not None:
-            stats.running_adapters = tuple(self.adapters.running_names)
-            stats.waiting_adapters = tuple(self.adapters.waiting_names)
-        return stats
+        counts = {name: value for guest in self.guests for name, value in guest.counts().items()}
+        return SchedulerStats(num_running, len(self.waiting), 0.0, 0, 0, 0, 0, 0, 0.0, **counts)
 
     def schedule(self) -> SchedulerOutput:
         """Choose the next step, in the order of lengths: neighbours of equal length are attended together."""
         budget, now = self.config.max_num_batched_tokens, time.monotonic()
         batch: list[Request] = []
         while len(self.waiting) and len(batch) < self.config.max_num_seqs:
-            request = self.waiting.peek_among(None if self.adapters is None else self.adapters.open)
+            request = self._on_next[0](self.waiting) if self._on_next else self.waiting.peek()
             if request is None:
                 break
             budget -= request.num_tokens
             if batch and budget < 0:
                 break
             self.waiting.remove(request)
-            if request.adapter is None or self._begin_adapter(request, request.adapter):
+            if self._make_ready(request):
+                for admitted in self._on_admitted:
+                    admitted(request)
                 request.status, request.scheduled_time = RequestStatus.RUNNING, now
                 batch.append(request)
         batch.sort(key=lambda request: request.num_tokens)
@@ -89,23 +104,24 @@ class WholeRequestScheduler:
                 block_ids=[],
                 num_computed_tokens=0,
                 pooling_params=request.pooling_params,
-                lora_request=None if request.adapter is None else request.adapter.worker_request,
             )
             for request in batch
         ]
         counts = {request.request_id: request.num_tokens for request in batch}
-        return SchedulerOutput(new, CachedRequestData(), counts, sum(counts.values()), [], [])
+        step = SchedulerOutput(new, CachedRequestData(), counts, sum(counts.values()), [], [])
+        for fill in self._on_fill:
+            fill(step)
+        return step
 
-    def _begin_adapter(self, request: Request, adapter: Adapter) -> bool:
-        """False: it cannot be read, and the request ends."""
-        error = adapter.pool.make_ready(adapter)
-        if error is None:
-            adapter.pool.begin(adapter)
-            return True
-        del self.requests[request.request_id]
-        release(request)
-        self.refused.append(EngineCoreOutput(request.request_id, [], finish_reason="error", error=error))
-        return False
+    def _make_ready(self, request: Request) -> bool:
+        """Whether a request that is to be admitted can be; otherwise it ends."""
+        for ready in self._on_ready:
+            if (error := ready(request)) is not None:
+                del self.requests[request.request_id]
+                self._end(request)
+                self.refused.append(EngineCoreOutput(request.request_id, [], finish_reason="error", error=error))
+                return False
+        return True
 
     def update_from_output(
         self, scheduler_output: SchedulerOutput, model_runner_output: ModelRunnerOutput
@@ -116,7 +132,7 @@ class WholeRequestScheduler:
             request = self.requests.pop(request_id, None)
             if request is None:
                 continue  # aborted while the step ran
-            release(request)
+            self._end(request)
             output = EngineCoreOutput(request_id, [], finish_reason="stop", scheduled_time=request.scheduled_time)
             if error := model_runner_output.errors.get(request_id):
                 output.finish_reason, output.error = "error", error

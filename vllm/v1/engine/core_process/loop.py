@@ -10,22 +10,29 @@ import shutil
 import sys
 import threading
 import traceback
+from typing import Any
 
 import msgspec
 import torch
 import zmq
 
+from vllm.config import ModelConfig
 from vllm.exceptions import EngineDeadError
 from vllm.logger import init_logger
 from vllm.v1.engine.core import EngineCore
 from vllm.v1.engine.core_process.serial import decode_request, encode_outputs
 from vllm.v1.engine.core_process.start import ABORT, ADD, CALL, DEAD, OUTPUTS, READY, REPLY, STOP, CoreStart
 from vllm.v1.messages import EngineCoreOutput
+from vllm.v1.structured_output.matcher import read_early
 
 logger = init_logger(__name__)
 
 _HEALTH_CHECK_MS = 1000
 _MAX_FAILED_STEPS = 3  # in a row; the fault is then the engine's, not a request's
+
+
+def _read_early(worker: Any, config: ModelConfig) -> None:
+    read_early(config)
 
 
 class CoreProcess:
@@ -48,7 +55,11 @@ class CoreProcess:
     def run(self) -> int:
         """Serve until told to stop; the process's exit status."""
         try:
+            # Grammars are read while the model is, so that no request waits for that.
+            read_early(self._config.model_config)
             self._core = EngineCore(self._config)
+            if self._config.parallel_config.tensor_parallel_size > 1:
+                self._core.executor.collective_rpc(_read_early, (self._config.model_config,))
             try:
                 self._serve()
             finally:

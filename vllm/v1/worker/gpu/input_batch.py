@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import NamedTuple
@@ -25,6 +25,15 @@ class PromptBatch:
     cached: PromptRows  # sources are KV cache slots, where hidden states of cached prefixes are kept
     kept_rows: np.ndarray  # int64 [N], rows of the step's hidden states that are kept for later requests
     kept_slots: np.ndarray  # int64 [N], the KV cache slots of their tokens
+    cached_hidden: Tensor | None = None  # [KV cache slots, H], what `cached` reads
+
+    def parts(self, hidden: Tensor) -> Iterator[tuple[Tensor, PromptRows]]:
+        """The rows to read, with their hidden states: first those of cached prefixes, then those that the step has
+        computed, of which `hidden` are the final ones."""
+        for source, rows in ((self.cached_hidden, self.cached), (hidden, self.computed)):
+            if len(rows.slots):
+                assert source is not None, "a cached prefix without the cache"
+                yield source, rows
 
 
 @dataclass
@@ -50,13 +59,14 @@ class InputBatch:
     hidden_rows_np: np.ndarray  # int64 [M], increasing: tokens whose final hidden state is needed
     logits_rows_np: np.ndarray | None = None  # int64 [L], rows of the hidden states; None = all
     prompts: PromptBatch | None = None  # None: no request reads its prompt
-    runs: PromptRows | None = None  # positions of tokens that were appended undrawn; None: none are read
     # Tokens whose keys and values are written a second time, and the KV cache slots for that, both int64 [S].
     shared_np: tuple[np.ndarray, np.ndarray] | None = None
     other_slot_mappings_np: list[np.ndarray] = field(default_factory=list)  # of the KV groups from the second on
-    has_adapters: bool = False  # whether a request runs with an adapter
-    # int64 [N], batch rows of the requests that have logits rows, and int32 [N], their drafts: each has one logits row
-    # more than drafts, its last. None: nothing is drafted.
+    is_changed: bool = False  # whether layers compute something else for some request
+    can_record_change: bool = False  # whether that can be recorded
+    state_slots_np: np.ndarray | None = None  # int64 [R], rows of recurrent states; None: the slots
+    # int64 [N], batch rows of the requests that have logits rows, and int32 [N], their tentative tokens: each has one
+    # logits row more than these, its last. None: no tokens are tentative.
     expanded_np: tuple[np.ndarray, np.ndarray] | None = None
 
     @property
@@ -65,8 +75,8 @@ class InputBatch:
         return self.max_query_len == 1 and self._needs_all_hidden
 
     @property
-    def is_drafted_decode(self) -> bool:
-        """Whether requests compute drafts, and all final hidden states are needed."""
+    def is_expanded_decode(self) -> bool:
+        """Whether requests compute tentative tokens, and all final hidden states are needed."""
         return self.expanded_np is not None and self._needs_all_hidden
 
     @property
@@ -83,19 +93,19 @@ class InputBatch:
         """int32 [R]: a request's token at position p is the step's token `origin + p`."""
         return self.query_start_loc_np[:-1] - self.num_computed_np
 
-    def need_all_hidden(self) -> None:
-        """Let the final hidden states of all tokens be computed."""
+    def need_hidden(self, tokens: np.ndarray) -> None:
+        """Let the final hidden states of the step's tokens of these numbers, int64, be computed, too."""
         kept = self.hidden_rows_np
-        if len(kept) == len(self.input_ids_np):
+        rows = np.union1d(kept, tokens)
+        if len(rows) == len(kept):
             return
-        self.hidden_rows_np = np.arange(len(self.input_ids_np))
-        self.logits_rows_np = kept if self.logits_rows_np is None else kept[self.logits_rows_np]
+        moved = np.searchsorted(rows, kept)
+        self.hidden_rows_np = rows
+        self.logits_rows_np = moved if self.logits_rows_np is None else moved[self.logits_rows_np]
         if self.prompts is not None:
             computed = self.prompts.computed
-            self.prompts.computed = computed._replace(sources=kept[computed.sources])
-            self.prompts.kept_rows = kept[self.prompts.kept_rows]
-        if self.runs is not None:
-            self.runs = self.runs._replace(sources=kept[self.runs.sources])
+            self.prompts.computed = computed._replace(sources=moved[computed.sources])
+            self.prompts.kept_rows = moved[self.prompts.kept_rows]
 
     def to_device(self, states: RequestStates) -> ModelInputs:
         wide = [self.positions_np, self.idx_mapping_np, self.hidden_rows_np, self.slot_mapping_np]
@@ -116,6 +126,8 @@ class InputBatch:
         if self.shared_np is not None:
             tokens, other_slots = upload_all(list(self.shared_np), states.device)
             attn.shared = tokens, other_slots
+        if self.state_slots_np is not None:
+            (attn.state_slots,) = upload_all([self.state_slots_np], states.device)
         host = [
             HostStep(self.query_start_loc_np, self.seq_lens_np, self.idx_mapping_np, table.table)
             for table in self.block_tables
@@ -140,17 +152,14 @@ class ModelInputs(NamedTuple):
 def build_input_batch(
     step: SchedulerOutput,
     states: RequestStates,
-    block_tables: BlockTables,
+    block_tables: Sequence[BlockTables],
     prompt_logprobs: PromptLogprobsState,
-    other_tables: Sequence[BlockTables] = (),
-    run_logprobs: PromptLogprobsState | None = None,
 ) -> InputBatch:
-    """Gather a step's inputs from the slots, vectorised over the step: nothing is built row by row. `run_logprobs`:
-    what is read of tokens that were appended undrawn."""
+    """Gather a step's inputs from the slots, vectorised over the step: nothing is built row by row."""
     req_ids = list(step.num_scheduled_tokens)
-    is_read = not prompt_logprobs.is_idle or (run_logprobs is not None and not run_logprobs.is_idle)
+    is_read = not prompt_logprobs.is_idle
     if len(req_ids) == step.total_num_scheduled_tokens and not is_read and not step.shared_tokens:
-        return _build_decodes(req_ids, states, (block_tables, *other_tables))
+        return _build_decodes(req_ids, states, block_tables)
     counts = np.fromiter(step.num_scheduled_tokens.values(), dtype=np.int32, count=len(req_ids))
     num_decodes = int((counts == 1).sum())
     if 0 < num_decodes < len(req_ids):
@@ -165,13 +174,14 @@ def build_input_batch(
     token_slots = np.repeat(slots, counts)
     # Position = tokens already computed + index within the request's share of this step.
     positions = np.arange(query_start_loc[-1], dtype=np.int64) + np.repeat(computed - query_start_loc[:-1], counts)
-    num_drafts = _num_drafts(step, req_ids)
-    complete, reads_next = seq_lens == states.total_len[slots] + num_drafts, states.reads_next[slots]
+    num_tentative = states.take_tentative(slots)
+    complete, reads_next = seq_lens == states.total_len[slots] + num_tentative, states.reads_next[slots]
     sampling_rows = np.flatnonzero(complete & reads_next)
     expanded, hidden_rows = None, query_start_loc[1:][sampling_rows].astype(np.int64) - 1
-    if isinstance(num_drafts, np.ndarray):
-        expanded = sampling_rows, num_drafts[sampling_rows]
+    if isinstance(num_tentative, np.ndarray):
+        expanded = sampling_rows, num_tentative[sampling_rows]
         sampling_rows, hidden_rows = _expand(*expanded, hidden_rows)
+    slot_mapping, *others = (table.slot_mapping(token_slots, positions) for table in block_tables)
     batch = InputBatch(
         req_ids=req_ids,
         idx_mapping_np=slots,
@@ -180,34 +190,28 @@ def build_input_batch(
         query_start_loc_np=query_start_loc,
         token_slots_np=token_slots,
         positions_np=positions,
-        slot_mapping_np=block_tables.slot_mapping(token_slots, positions),
+        slot_mapping_np=slot_mapping,
         input_ids_np=states.token_ids[token_slots, positions],
         max_query_len=int(counts.max(initial=0)),
         max_seq_len=int(seq_lens.max(initial=0)),
         num_decodes=num_decodes,
-        block_tables=(block_tables, *other_tables),
+        block_tables=block_tables,
         sampling_rows_np=sampling_rows,
         silent_rows_np=np.flatnonzero(complete & ~reads_next),
         hidden_rows_np=hidden_rows,
-        other_slot_mappings_np=[table.slot_mapping(token_slots, positions) for table in other_tables],
+        other_slot_mappings_np=others,
         expanded_np=expanded,
     )
     if is_read:
-        _add_readings(batch, prompt_logprobs, run_logprobs, block_tables)
+        _add_readings(batch, prompt_logprobs, block_tables[0])
     if step.shared_tokens:
-        batch.shared_np = _shared(step.shared_tokens, batch, states, block_tables)
+        batch.shared_np = _shared(step.shared_tokens, batch, states, block_tables[0])
     return batch
 
 
-def _num_drafts(step: SchedulerOutput, req_ids: list[str]) -> np.ndarray | int:
-    """int32 [R], or 0 where there are none."""
-    drafts = step.scheduled_spec_decode_tokens
-    return np.fromiter((len(drafts.get(each, ())) for each in req_ids), np.int32, len(req_ids)) if drafts else 0
-
-
-def _expand(rows: np.ndarray, num_drafts: np.ndarray, last: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def _expand(rows: np.ndarray, num_tentative: np.ndarray, last: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """The batch row and the token, both int64 [L], of each logits row; `last`: the last tokens of batch `rows`."""
-    counts = num_drafts.astype(np.int64) + 1
+    counts = num_tentative.astype(np.int64) + 1
     ends = np.cumsum(counts)
     before_last = np.repeat(ends, counts) - 1 - np.arange(ends[-1] if len(ends) else 0)
     return np.repeat(rows, counts), np.repeat(last, counts) - before_last
@@ -253,36 +257,24 @@ def _build_decodes(req_ids: list[str], states: RequestStates, tables: Sequence[B
     )
 
 
-def _add_readings(
-    batch: InputBatch,
-    prompt_logprobs: PromptLogprobsState,
-    run_logprobs: PromptLogprobsState | None,
-    block_tables: BlockTables,
-) -> None:
-    """Add the positions that the step reads beside those that it samples, and the rows of hidden states for them."""
+def _add_readings(batch: InputBatch, prompt_logprobs: PromptLogprobsState, block_table: BlockTables) -> None:
+    """Add the prompt positions that the step reads, and the rows of hidden states for them."""
     kept = prompt_logprobs.keeps_hidden(batch.token_slots_np, batch.positions_np)
     needed = kept.copy()
-    if run_logprobs is not None:
-        needed |= run_logprobs.reads(batch.token_slots_np, batch.positions_np)
     needed[batch.hidden_rows_np] = True
     row_of_token = np.cumsum(needed) - 1
     batch.logits_rows_np, batch.hidden_rows_np = row_of_token[batch.hidden_rows_np], np.flatnonzero(needed)
     slots, computed = batch.idx_mapping_np, batch.num_computed_np
-    if run_logprobs is not None and not run_logprobs.is_idle:
-        index, positions = run_logprobs.take_rows(slots, computed, batch.seq_lens_np)
-        batch.runs = PromptRows(slots[index], positions, row_of_token[batch.origins_np[index] + positions])
-    if prompt_logprobs.is_idle:
-        return
     # The prefix cache has computed positions only of requests in their first step.
     index, positions = prompt_logprobs.take_rows(slots, np.zeros_like(computed), computed)
-    cached = PromptRows(slots[index], positions, block_tables.slot_mapping(slots[index], positions))
+    cached = PromptRows(slots[index], positions, block_table.slot_mapping(slots[index], positions))
     index, positions = prompt_logprobs.take_rows(slots, computed, batch.seq_lens_np)
     computed_rows = PromptRows(slots[index], positions, row_of_token[batch.origins_np[index] + positions])
     batch.prompts = PromptBatch(computed_rows, cached, row_of_token[kept], batch.slot_mapping_np[kept])
 
 
 def _shared(
-    shared_tokens: Sequence[SharedTokens], batch: InputBatch, states: RequestStates, block_tables: BlockTables
+    shared_tokens: Sequence[SharedTokens], batch: InputBatch, states: RequestStates, block_table: BlockTables
 ) -> tuple[np.ndarray, np.ndarray]:
     """What a step writes a second time: its tokens and their other slots, both int64 [S]."""
     row_of = {req_id: row for row, req_id in enumerate(batch.req_ids)}
@@ -291,4 +283,4 @@ def _shared(
     positions = np.concatenate([np.arange(each.start, each.start + each.num_tokens) for each in shared_tokens])
     owners = np.repeat([origins[row_of[each.owner]] for each in shared_tokens], counts)
     sharers = np.repeat([states.req_id_to_slot[each.sharer] for each in shared_tokens], counts)
-    return owners + positions, block_tables.slot_mapping(sharers, positions)
+    return owners + positions, block_table.slot_mapping(sharers, positions)

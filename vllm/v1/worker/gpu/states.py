@@ -50,6 +50,8 @@ class RequestStates:
         if async_scheduling:
             self.last_sampled = torch.zeros(max_num_reqs + 1, dtype=torch.int32, device=device)
         self.samples = np.zeros(max_num_reqs, dtype=bool)  # [S], max_tokens is not 0
+        self.num_tentative = np.zeros(max_num_reqs, dtype=np.int32)  # [S], see `place_tentative`
+        self.has_tentative = False
         self.reads_next = np.zeros(max_num_reqs, dtype=bool)  # [S], the logits after the last known token are needed
 
     def add_request(
@@ -95,10 +97,20 @@ class RequestStates:
         self.token_ids[slot, start : start + len(token_ids)] = token_ids
         self.total_len[slot] += len(token_ids)
 
-    def place_drafts(self, slot: int, token_ids: list[int]) -> None:
-        """Write guesses after the known tokens. They do not count until they are appended."""
+    def place_tentative(self, slot: int, token_ids: list[int]) -> None:
+        """Write tokens that the next step computes after the known ones. They do not count until they are appended."""
         start = self.total_len[slot]
         self.token_ids[slot, start : start + len(token_ids)] = token_ids
+        self.num_tentative[slot] = len(token_ids)
+        self.has_tentative = True
+
+    def take_tentative(self, slots: np.ndarray) -> np.ndarray | int:
+        """int32 [R], how many were placed for the step that is built; 0: none."""
+        if not self.has_tentative:
+            return 0
+        counts, self.has_tentative = self.num_tentative[slots], False
+        self.num_tentative[:] = 0
+        return counts
 
     def reserve(self, slots: np.ndarray) -> Places:
         """Append UNKNOWN to each of `slots` (int [R], distinct), to be replaced by `fill`."""

@@ -9,10 +9,10 @@ from itertools import repeat
 import numpy as np
 
 from vllm.v1.outputs import NO_TOKEN, NO_TOKEN_MESSAGE, ModelRunnerOutput
+from vllm.v1.worker.gpu.guests import Completion, Samples, StepOutcome
 from vllm.v1.worker.gpu.sample.logprob import ReadingClock
 from vllm.v1.worker.gpu.sample.output import SamplerOutput
-from vllm.v1.worker.gpu.sample.prompt_logprob import NON_FINITE_PROMPT, NON_FINITE_RUN, PromptReadings
-from vllm.v1.worker.gpu.spec_decode.verify import VerifiedSamples
+from vllm.v1.worker.gpu.sample.prompt_logprob import NON_FINITE_PROMPT, PromptReadings
 from vllm.v1.worker.gpu.states import Places, RequestStates
 
 
@@ -25,6 +25,10 @@ class Sampled:
     take_output: Callable[[], SamplerOutput]  # waits until the output is on the host
     places: Places | None  # of reserved tokens; None: tokens are appended when they are known
     owners: np.ndarray  # int64 [R], the numbers of the slots' requests
+
+    def judged(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """See Samples: no request had tokens that were not certain."""
+        return self.slots[:0], np.zeros(0, np.int32), np.zeros(0, np.int32)
 
     def put_into(self, output: ModelRunnerOutput, states: RequestStates) -> dict[int, str]:
         """Wait for the results, and put tokens and readings into the states and into the step's output, whose first R
@@ -63,14 +67,10 @@ class StepResult:
     req_ids: list[str]  # of `sampled`, in its order
     silent_req_ids: list[str]  # of requests that are complete and not in `sampled`
     states: RequestStates
-    sampled: Sampled | VerifiedSamples | None
+    sampled: Samples | None
     readings: PromptReadings | None
     reading_clocks: Sequence[ReadingClock]
-    runs: PromptReadings | None = None  # of tokens that were appended undrawn
-    # Appends what follows the samples without a choice, by index into them; None: nothing is sampled.
-    append_runs: Callable[[Sampled | VerifiedSamples], dict[int, list[int]]] | None = None
-    # Drafts what follows, by the same index; None: nothing is drafted.
-    draft: Callable[[Sampled | VerifiedSamples], dict[int, list[int]]] | None = None
+    completions: Sequence[Completion] = ()  # of guests, in their order
 
     def result(self) -> ModelRunnerOutput:
         """Wait for the results, once. A row with non-finite logits is an error of its request alone."""
@@ -81,21 +81,16 @@ class StepResult:
         if self.sampled is not None:
             errors = {req_ids[row]: message for row, message in self.sampled.put_into(output, self.states).items()}
         # Tokens that were drawn before an error are returned.
-        unsound = errors.keys() - output.following.keys()
+        unsound = set(errors.keys() - output.following.keys())
         if self.readings is not None:
             self.readings.take()
             output.prompt_logprobs = self.readings.rows
             errors.update(dict.fromkeys(self.readings.non_finite, NON_FINITE_PROMPT))
             unsound |= self.readings.non_finite
-        if self.runs is not None:
-            self.runs.take()
-            output.run_logprobs = self.runs.rows
-            errors.update(dict.fromkeys(self.runs.non_finite, NON_FINITE_RUN))
-            unsound |= self.runs.non_finite
-        if self.sampled is not None and self.append_runs is not None:
-            output.forced = {req_ids[row]: run for row, run in self.append_runs(self.sampled).items()}
-        if self.sampled is not None and self.draft is not None:
-            output.drafts = {req_ids[row]: tokens for row, tokens in self.draft(self.sampled).items()}
+        if self.completions:
+            outcome = StepOutcome(output, self.sampled, errors, unsound)
+            for complete in self.completions:
+                complete(outcome)
         if errors:
             exhausted = {req_id for req_id, message in errors.items() if message == NO_TOKEN_MESSAGE}
             # Of the prompt everything is known where only the constraints leave nothing.

@@ -26,8 +26,8 @@ class PoolingModelRunner(GPUModelRunner):
 
     records_steps = False
 
-    def __init__(self, config: VllmConfig, model: Any, device: torch.device) -> None:
-        super().__init__(config, model, device)
+    def __init__(self, config: VllmConfig, model: Any, device: torch.device, *make_guests: Any) -> None:
+        super().__init__(config, model, device, *make_guests)
         self._pooler = Pooler(config.model_config, device, getattr(model, "classify", None))
         # By slot: the parameters, and final hidden states of the tokens before the last one, in their order.
         self._params: dict[int, PoolingParams] = {}
@@ -50,16 +50,14 @@ class PoolingModelRunner(GPUModelRunner):
             parts = self._parts.pop(slot)
             states = torch.cat([*parts, last]) if parts else last
             ids = self.states.token_ids[slot, : int(batch.seq_lens_np[index])]
-            if self.adapters is not None:
-                self.adapters.use_one(slot)
+            for before_request in self._before_request:
+                before_request(slot)
             pooled[batch.req_ids[index]] = self._pooler(states, ids, self._params[slot])
         return PooledStep(pooled)
 
     def _collect(self, prompts: PromptBatch, hidden: Tensor) -> None:
-        self._keep_hidden(prompts, hidden)
-        for source, rows in ((self._hidden_cache, prompts.cached), (hidden, prompts.computed)):
+        for source, rows in prompts.parts(hidden):
             for slot, places in _by_slot(rows):
-                assert source is not None, "a cached prefix without the cache"
                 self._parts[slot].append(source.index_select(0, upload(places, self.device)))
 
 

@@ -13,11 +13,10 @@ from vllm.attention.packed import PackedAttention, PackedSequences
 from vllm.config import VllmConfig
 from vllm.layers.attention import attention_layers, use_backend
 from vllm.layers.pooler import Pooler
-from vllm.lora.manager import AdapterManager
 from vllm.models.transformers.encoder import TransformersEncoder
 from vllm.v1.core.sched.output import NewRequestData, SchedulerOutput
+from vllm.v1.worker.gpu.guests import CacheSizes, RunnerGuest, hooks
 from vllm.v1.worker.gpu.pool.step import PooledStep
-from vllm.v1.worker.state_memory import NO_STATES, StateSlots
 
 
 def whole_sequences(model: Any) -> Callable[..., Sequence[Tensor]]:
@@ -46,19 +45,25 @@ class EncoderRunner:
     """An encoder, or a decoder without its causal mask, with its pooler on one device: the calls of a GPUModelRunner
     that has no cache."""
 
-    draft_model = follower = None
-
-    def __init__(self, config: VllmConfig, model: Any, device: torch.device) -> None:
+    def __init__(
+        self,
+        config: VllmConfig,
+        model: Any,
+        device: torch.device,
+        make_guests: Callable[[VllmConfig, Any], Sequence[RunnerGuest]] = lambda config, model: (),
+    ) -> None:
+        """`make_guests` is called with the configuration and the model. Of guests' methods those about slots and rows
+        are called: a request's slot is its place in the step."""
         self.model, self.device = model, device
         self._forward = whole_sequences(model)
         self._pooler = Pooler(config.model_config, device, getattr(model, "classify", None))
-        self.adapters: AdapterManager | None = None
-        if config.lora_config is not None:
-            self.adapters = adapters = AdapterManager(
-                model, config.lora_config, config.scheduler_config.max_num_seqs, 1
-            )
-            if isinstance(model, TransformersEncoder):
-                model.use_adapter, model.adapter_of = adapters.use_one, lambda place: int(adapters.row_of_slot[place])
+        self.guests = tuple(make_guests(config, model))
+        self._on_remove, self._on_add = hooks(self.guests, "remove"), hooks(self.guests, "add")
+        self._before_rows, self._before_request = (
+            hooks(self.guests, "before_rows"),
+            hooks(self.guests, "before_request"),
+        )
+        self._num_slots = 0
 
     @torch.inference_mode()
     def execute_model(self, scheduler_output: SchedulerOutput) -> PooledStep:
@@ -76,32 +81,32 @@ class EncoderRunner:
         attended = [min(pair) for pair in zip(asked, lengths, strict=True)]
         # A model that a caller registered may not know of them.
         more = () if attended == lengths else (attended,)
-        self._use_adapters(requests)
+        self._update_slots(scheduler_output)
         parts = self._forward(ids, positions, types, lengths, *more)
         pooled = {}
         for slot, (part, each) in enumerate(zip(parts, requests, strict=True)):
-            if self.adapters is not None:
-                self.adapters.use_one(slot)
+            for before_request in self._before_request:
+                before_request(slot)
             pooled[each.req_id] = self._pool(part, each)
         return PooledStep(pooled)
 
-    def _use_adapters(self, requests: Sequence[NewRequestData]) -> None:
-        """A request's slot is its place in the step."""
-        if self.adapters is None:
-            return
-        for slot in range(len(self.adapters.row_of_slot)):
-            self.adapters.remove_request(slot)
-        for slot, each in enumerate(requests):
-            self.adapters.add_request(slot, each.lora_request)
-        self.adapters.use(np.repeat(np.arange(len(requests)), [each.num_prompt_tokens for each in requests]))
+    def _update_slots(self, step: SchedulerOutput) -> None:
+        requests = step.scheduled_new_reqs
+        for remove in self._on_remove:
+            for slot in range(self._num_slots):
+                remove(slot)
+        self._num_slots = len(requests)
+        for add in self._on_add:
+            for slot, each in enumerate(requests):
+                add(slot, each, step)
+        for before_rows in self._before_rows:
+            before_rows(np.repeat(np.arange(len(requests)), [each.num_prompt_tokens for each in requests]))
 
     def _pool(self, hidden: Tensor, request: NewRequestData) -> Tensor:
         assert request.pooling_params is not None
         return self._pooler(hidden, request.prefill_token_ids, request.pooling_params)
 
-    def initialize_kv_cache(
-        self, num_blocks: int, num_host_blocks: int = 0, state_slots: StateSlots = NO_STATES
-    ) -> None:
+    def initialize_kv_cache(self, sizes: CacheSizes) -> None:
         """There is none."""
 
     def release_kv_cache(self) -> None:

@@ -12,10 +12,10 @@ from vllm.distributed.parallel_state import get_tp_group
 from vllm.layers.state import state_layers
 from vllm.loader import get_model
 from vllm.ops.recording import can_record
+from vllm.v1.features.drafts.draft_cache import DraftCache, take_tokens
 from vllm.v1.worker.gpu.buffer_utils import upload
-from vllm.v1.worker.gpu.recorded_decode import RecordedDecode
+from vllm.v1.worker.gpu.replay.recorded_decode import RecordedDecode
 from vllm.v1.worker.gpu.sample.vocab_parallel import vocab_of
-from vllm.v1.worker.gpu.spec_decode.draft_cache import DraftCache, take_tokens
 from vllm.v1.worker.gpu.states import BlockTables, RequestStates
 
 NO_DRAFT = np.zeros(0, dtype=np.int32)

@@ -25,10 +25,10 @@ from vllm.layers.experts import Experts
 from vllm.layers.latent_attention import LatentHeads
 from vllm.layers.layernorm import AdaptableNorm
 from vllm.layers.vocab_parallel_embedding import ParallelLMHead, VocabParallelEmbedding
-from vllm.lora.adapter import read_adapter
-from vllm.lora.changes import layer_changes
-from vllm.lora.modules import ModuleMap
 from vllm.lora.request import LoRARequest
+from vllm.v1.features.adapters.adapter import read_adapter
+from vllm.v1.features.adapters.changes import layer_changes
+from vllm.v1.features.adapters.modules import ModuleMap
 
 NO_ADAPTER = -1
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from vllm.config.lora import LoRAConfig
 from vllm.exceptions import VLLMValidationError
-from vllm.lora.request import NOT_ENABLED, LoRARequest
+from vllm.lora.request import LoRARequest
 
 Call = Callable[[str, tuple], Any]
 
@@ -228,13 +228,3 @@ class AdapterPool:
                 return
             self._unload(victim)
             self._forget_unused(victim)
-
-
-def enabled(pool: AdapterPool | None) -> AdapterPool:
-    """
-    Raises:
-        VLLMValidationError: there is none.
-    """
-    if pool is None:
-        raise VLLMValidationError(NOT_ENABLED, "lora_request")
-    return pool

@@ -11,7 +11,7 @@ from torch import Tensor
 from vllm.logprobs.lists import WIDEST_TABLE
 from vllm.ops.recording import RecordedMemory, Recording
 from vllm.v1.outputs import LogprobsTensors
-from vllm.v1.worker.gpu.recorded_decode import RecordedStep
+from vllm.v1.worker.gpu.replay.recorded_decode import RecordedStep
 from vllm.v1.worker.gpu.sample.logprob import Columns, greedy_readings
 from vllm.v1.worker.gpu.sample.output import SamplerOutput
 from vllm.v1.worker.gpu.sample.sampler import Sampler

@@ -8,7 +8,7 @@ further tokens, at the next position: what it made of an entry stands for the hi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -20,11 +20,11 @@ from vllm.config import ModelConfig, VllmConfig
 from vllm.distributed.parallel_state import get_tp_group
 from vllm.ops.recording import can_record
 from vllm.v1.core.sched.output import SchedulerOutput
+from vllm.v1.features.drafts.draft_cache import DraftCache, take_tokens
 from vllm.v1.worker.gpu.buffer_utils import upload
 from vllm.v1.worker.gpu.input_batch import InputBatch
-from vllm.v1.worker.gpu.recorded_decode import MAX_DRAFTED_ROWS, MAX_ROWS, RecordedDecode
+from vllm.v1.worker.gpu.replay.recorded_decode import MAX_EXPANDED_ROWS, MAX_ROWS, RecordedDecode, streams_of
 from vllm.v1.worker.gpu.sample.vocab_parallel import vocab_of
-from vllm.v1.worker.gpu.spec_decode.draft_cache import DraftCache, take_tokens
 from vllm.v1.worker.gpu.states import BlockTables, KVCaches, RequestStates
 
 NO_DRAFT = np.zeros(0, dtype=np.int32)
@@ -43,9 +43,10 @@ class Follower:
         target: Any,
         states: RequestStates,
         tables: BlockTables,
+        before_rows: Callable[[np.ndarray], object],
     ) -> None:
         """`model`: this rank's share of the layers, a Predictor or an EagleHead, of `model_config`. `tables`: see
-        DraftCache."""
+        DraftCache. `before_rows` is called with the slots of rows that the target's embeddings or head take next."""
         speculative = config.speculative_config
         assert speculative is not None and speculative.num_speculative_tokens is not None
         self.model, self._target, self._states, self._target_tables = model, target, states, tables
@@ -66,8 +67,7 @@ class Follower:
         self._records = model.can_be_recorded and not config.model_config.enforce_eager and self._group.world_size == 1
         self._recorded: list[_RecordedLayer] = []
         self._packing_version = 0
-        # Called with the slots of rows that the target's embeddings or head take next.
-        self.use_adapters: Callable[[np.ndarray], object] = lambda slots: None
+        self._before_rows = before_rows
 
     @property
     def num_own_blocks(self) -> int:
@@ -122,7 +122,7 @@ class Follower:
         if blocks and len(self._is_final):
             self._is_final.reshape(-1, self.cache.block_size)[blocks] = False
 
-    def keep(self, batch: InputBatch, hidden: Tensor, streams: Sequence[Tensor]) -> None:
+    def keep(self, batch: InputBatch, hidden: Tensor) -> None:
         """Keep what the layers take of a step's final hidden states [T, H] and of the target's streams; nothing before
         `allocate`, when steps only measure memory."""
         if self.hidden is None:
@@ -130,7 +130,7 @@ class Follower:
         slots = batch.idx_mapping_np
         self._num_final[slots] = np.minimum(self._num_final[slots], batch.num_computed_np)
         self._num_kept[slots] = batch.seq_lens_np
-        hidden = self.model.taken_of(hidden, streams)
+        hidden = self.model.taken_of(hidden, streams_of(self._target))
         self._write(batch.slot_mapping_np, hidden)
         if batch.shared_np is not None:
             tokens, places = batch.shared_np
@@ -243,7 +243,7 @@ class Follower:
         """[T, H], or [L, H] of the tokens in `rows`, int64 [L]: what a layer makes of tokens, int32 [T], and of the
         hidden states before them, [T, H]."""
         inputs = batch.to_device(self._states)
-        self.use_adapters(batch.token_slots_np)
+        self._before_rows(batch.token_slots_np)
         embeddings = self.model.embed(self._target, upload(token_ids, self._device), inputs.positions + 1 + layer)
         stream = self.model.combine(layer, embeddings, hidden)
         if self._recorded and self._recorded[layer].takes(batch):
@@ -254,7 +254,7 @@ class Follower:
 
     def _most_likely(self, layer: int, hidden: Tensor, slots: np.ndarray) -> np.ndarray:
         """int32 [R]"""
-        self.use_adapters(slots)
+        self._before_rows(slots)
         found = self._vocab.most_likely(self.model.compute_logits(self._target, layer, hidden))[0]
         return self.model.target_ids(found).cpu().numpy()
 
@@ -273,7 +273,7 @@ class _RecordedLayer:
         dtype: torch.dtype,
     ) -> None:
         self._index, self._predictor = index, predictor
-        most = max(min(states.max_num_reqs, MAX_ROWS), MAX_DRAFTED_ROWS)
+        most = max(min(states.max_num_reqs, MAX_ROWS), MAX_EXPANDED_ROWS)
         self._stream = torch.empty((most, hidden_size), dtype=dtype)
         self._steps = RecordedDecode(self._run, kv_caches, states, tables, states.max_num_reqs)
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from typing import Any
 
 from vllm.config import ModelConfig
+from vllm.v1.core.guests import SchedulerGuest
 from vllm.v1.request import Request
 from vllm.v1.structured_output.matcher import grammars_of
 
@@ -14,24 +15,19 @@ from vllm.v1.structured_output.matcher import grammars_of
 _PATIENCE = 0.02
 
 
-class CompilingRequests:
-    """Requests whose grammar this process has not compiled yet. The tokenizer, too, is read for the first of them."""
+class GrammarCompiler(SchedulerGuest):
+    """Requests whose grammar this process has not compiled yet are not queued before it has. The tokenizer, too, is
+    read for the first of them."""
 
     def __init__(self, config: ModelConfig) -> None:
         self._config = config
         self._threads: ThreadPoolExecutor | None = None
         self._requests: dict[str, tuple[Request, Future[Any]]] = {}
 
-    def __len__(self) -> int:
-        return len(self._requests)
-
-    def __contains__(self, request_id: str) -> bool:
-        return request_id in self._requests
-
-    def add(self, request: Request) -> bool:
-        """Take a request with a grammar; False: its grammar is compiled already."""
+    def prepares(self, request: Request) -> bool:
         grammar = request.sampling_params.grammar
-        assert grammar is not None
+        if grammar is None:
+            return False
         if self._threads is None:
             self._threads = ThreadPoolExecutor(2, "grammars")
         compiled = self._threads.submit(lambda: grammars_of(self._config).start(grammar))
@@ -42,11 +38,10 @@ class CompilingRequests:
         self._requests[request.request_id] = request, compiled
         return True
 
-    def take(self, is_idle: bool) -> list[tuple[Request, str | None]]:
-        """Requests whose grammars have been compiled since, in order of their arrival, and why one has not been.
-        `is_idle`: wait a moment for the first."""
+    def prepared(self, is_idle: bool) -> Sequence[tuple[Request, str | None]]:
+        """In order of their arrival."""
         if not self._requests:
-            return []
+            return ()
         if is_idle:
             wait([compiled for _, compiled in self._requests.values()], _PATIENCE, FIRST_COMPLETED)
         ready = [(request, compiled) for request, compiled in self._requests.values() if compiled.done()]
@@ -54,7 +49,5 @@ class CompilingRequests:
             del self._requests[request.request_id]
         return [(request, None if (error := each.exception()) is None else str(error)) for request, each in ready]
 
-    def drop(self, request_ids: Iterable[str]) -> None:
-        """Forget requests; others' ids are ignored."""
-        for request_id in request_ids:
-            self._requests.pop(request_id, None)
+    def ended(self, request: Request) -> None:
+        self._requests.pop(request.request_id, None)

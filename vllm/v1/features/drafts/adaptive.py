@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from vllm.config import SpeculativeConfig
-from vllm.v1.worker.gpu.spec_decode.drafter import Drafter
-from vllm.v1.worker.gpu.spec_decode.ngram import NO_DRAFT
+from vllm.v1.features.drafts.drafter import Drafter
+from vllm.v1.features.drafts.ngram import NO_DRAFT
 from vllm.v1.worker.gpu.states import RequestStates
 
 # Rows of a step that take as long to compute as the weights take to read.

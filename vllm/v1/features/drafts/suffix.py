@@ -6,8 +6,8 @@ from __future__ import annotations
 import numpy as np
 
 from vllm.config import SpeculativeConfig
-from vllm.v1.worker.gpu.spec_decode.ngram import NO_DRAFT
-from vllm.v1.worker.gpu.spec_decode.output_pool import OutputPool, num_matched
+from vllm.v1.features.drafts.ngram import NO_DRAFT
+from vllm.v1.features.drafts.output_pool import OutputPool, num_matched
 from vllm.v1.worker.gpu.states import RequestStates
 
 # Places that are looked at, the last ones: where the last token stands, and where at least the last few do.

@@ -16,9 +16,9 @@ from vllm.layers.layernorm import AdaptableNorm
 from vllm.layers.linear import LinearBase, RowParallelLinear
 from vllm.layers.linear_method import before_gate
 from vllm.layers.vocab_parallel_embedding import ParallelLMHead, VocabParallelEmbedding
-from vllm.lora.adapter import AdapterFile, LoraTensors
-from vllm.lora.modules import ModuleMap, Share
 from vllm.ops.packed_linear import pack_linear
+from vllm.v1.features.adapters.adapter import AdapterFile, LoraTensors
+from vllm.v1.features.adapters.modules import ModuleMap, Share
 
 # Columns of a base weight that are taken out of it at once.
 _UNIT_VECTORS = 256

@@ -1,4 +1,5 @@
-"""The states of requests and their snapshots: rows of the same pools, in the layers."""
+"""Recurrent states in the worker: rows of the layers' pools, and the snapshots and backups that are copied to and from
+them."""
 
 from __future__ import annotations
 
@@ -6,12 +7,53 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from vllm.layers.state import allocate_states, state_layers
 from vllm.v1.core.sched.output import SchedulerOutput
+from vllm.v1.features.states.memory import StateSlots
 from vllm.v1.worker.gpu.buffer_utils import upload_all
+from vllm.v1.worker.gpu.guests import CacheSizes, Completion, RunnerGuest, StepOutcome
+from vllm.v1.worker.gpu.input_batch import InputBatch
 from vllm.v1.worker.gpu.states import RequestStates
-from vllm.v1.worker.state_memory import StateSlots
+
+
+class States(RunnerGuest):
+    """Loads and saves snapshots around a forward pass, and takes states back that have taken wrong tokens."""
+
+    def __init__(self, runner: Any) -> None:
+        self._runner, self._states = runner, runner.states
+        self.pools: StatePools | None = None
+
+    def reset(self, sizes: CacheSizes) -> None:
+        model, device = self._runner.model, self._runner.device
+        self.pools = None
+        if sizes.num_blocks and not sizes.is_scratch:
+            self.pools = StatePools(model, sizes.state_slots, device)
+        else:
+            # In a scratch cache all requests have one state.
+            allocate_states(model, sizes.num_blocks, device)
+
+    def before_forward(self, step: SchedulerOutput, batch: InputBatch) -> None:
+        if self.pools is None:
+            batch.state_slots_np = np.zeros_like(batch.idx_mapping_np)
+            return
+        self.pools.load(step, self._states)
+        if batch.expanded_np is not None:
+            rows, num_tentative = batch.expanded_np
+            self.pools.back_up(batch.idx_mapping_np[rows[num_tentative > 0]], self._states)
+
+    def after_forward(self, step: SchedulerOutput, batch: InputBatch, hidden: Tensor) -> None:
+        if self.pools is not None:
+            self.pools.save(step, self._states)
+
+    def after_sample(self, batch: InputBatch, hidden: Tensor) -> Completion | None:
+        return None if batch.expanded_np is None else self._take_back
+
+    def _take_back(self, outcome: StepOutcome) -> None:
+        if self.pools is not None and outcome.sampled is not None:
+            slots, tentative, right = outcome.sampled.judged()
+            self.pools.restore(slots[right < tentative], self._states)
 
 
 class StatePools:

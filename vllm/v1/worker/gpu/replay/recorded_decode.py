@@ -21,8 +21,8 @@ logger = init_logger(__name__)
 MAX_ROWS = 256
 """Requests of a recorded step: with more, the kernels' time leaves little to save."""
 
-MAX_DRAFTED_ROWS = 32
-"""Tokens of a recorded step with drafts. Its size varies with them, and a larger step has less to save."""
+MAX_EXPANDED_ROWS = 32
+"""Tokens of a recorded step where a request has several. Its size varies, and a larger step has less to save."""
 
 # A recording of 30 layers takes half a MiB.
 _MAX_RECORDINGS = 64
@@ -35,14 +35,14 @@ class _Inputs:
         self._input_ids = torch.empty(num_tokens, dtype=torch.int32)
         self._positions = torch.empty(num_tokens, dtype=torch.int64)
         self._query_start_loc = torch.arange(num_rows + 1, dtype=torch.int32)  # where each has one token
-        self._drafted_start_loc = torch.empty(num_rows + 1, dtype=torch.int32)
+        self._expanded_start_loc = torch.empty(num_rows + 1, dtype=torch.int32)
         self._seq_lens = torch.empty(num_rows, dtype=torch.int32)
         self._slot_mappings = [torch.empty(num_tokens, dtype=torch.int64) for _ in range(num_groups)]
         self._state_slots = torch.empty(num_rows, dtype=torch.int64)
         self._block_tables = [torch.zeros((num_rows, max_num_blocks), dtype=torch.int32) for _ in range(num_groups)]
         numbers = self._positions, self._seq_lens, self._state_slots, *self._slot_mappings
         self._numbers_np = [each.numpy() for each in numbers]
-        self._drafted_start_loc_np = self._drafted_start_loc.numpy()
+        self._expanded_start_loc_np = self._expanded_start_loc.numpy()
         self._input_ids_np = self._input_ids.numpy()
         self._block_tables_np = [each.numpy() for each in self._block_tables]
 
@@ -58,7 +58,7 @@ class _Inputs:
         for kept, given in zip(self._numbers_np, numbers, strict=True):
             kept[: len(given)] = given
         if batch.expanded_np is not None:
-            self._drafted_start_loc_np[: num_rows + 1] = batch.query_start_loc_np
+            self._expanded_start_loc_np[: num_rows + 1] = batch.query_start_loc_np
         for kept, table in zip(self._block_tables_np, batch.block_tables, strict=True):
             width = -(-batch.max_seq_len // table.block_size)
             kept[:num_rows, :width] = table.table[batch.idx_mapping_np, :width]
@@ -72,7 +72,7 @@ class _Inputs:
 
     def _group(self, attn: AttentionMetadata, index: int) -> AttentionMetadata:
         num_rows, num_tokens = len(attn.seq_lens), len(attn.slot_mapping)
-        starts = self._query_start_loc if num_rows == num_tokens else self._drafted_start_loc
+        starts = self._query_start_loc if num_rows == num_tokens else self._expanded_start_loc
         return replace(
             attn,
             slot_mapping=self._slot_mappings[index][:num_tokens],
@@ -94,8 +94,8 @@ class RecordedStep:
 
 
 class RecordedDecode:
-    """The model's forward pass for steps of up to MAX_ROWS requests that compute one token each, or, with drafts, up to
-    MAX_DRAFTED_ROWS together: kernels read how many each request has. A replay runs the same kernels on the same
+    """The model's forward pass for steps of up to MAX_ROWS requests that compute one token each, or up to
+    MAX_EXPANDED_ROWS together: kernels read how many each request has. A replay runs the same kernels on the same
     numbers, so results are equal bit for bit. It bypasses Python: hooks on modules are not called (use `enforce_eager`
     for them). A model with an operation that cannot be recorded is not recorded at all, and the log says so."""
 
@@ -113,10 +113,10 @@ class RecordedDecode:
         self._kv_caches = kv_caches
         self._states = states
         self._max_rows = min(max_num_reqs, MAX_ROWS)
-        num_tokens = max(self._max_rows, MAX_DRAFTED_ROWS)
+        num_tokens = max(self._max_rows, MAX_EXPANDED_ROWS)
         self._inputs = _Inputs(self._max_rows, num_tokens, block_tables.table.shape[1], num_groups)
         self._memory = RecordedMemory()
-        # By numbers of requests and of tokens, and whether some have adapters, least recently used first.
+        # By numbers of requests and of tokens, and whether layers are changed, least recently used first.
         self._recorded: dict[tuple[int, int, bool], RecordedStep] = {}
         self._records = True
 
@@ -124,7 +124,9 @@ class RecordedDecode:
         """Whether `batch` can be replayed from a recording."""
         if not self._records or len(batch.req_ids) > self._max_rows:
             return False
-        return batch.is_decode or (batch.is_drafted_decode and len(batch.input_ids_np) <= MAX_DRAFTED_ROWS)
+        if batch.is_changed:
+            return batch.can_record_change
+        return batch.is_decode or (batch.is_expanded_decode and len(batch.input_ids_np) <= MAX_EXPANDED_ROWS)
 
     def step_for(self, batch: InputBatch) -> RecordedStep | None:
         """The recording that a batch was replayed from, or made it; None: it cannot be recorded."""
@@ -137,6 +139,8 @@ class RecordedDecode:
         step = self._recorded.pop(key, None)
         if step is not None:
             step.recording.replay()
+            if step.streams:
+                self._model.model.streams = step.streams
         else:
             step = self._record(batch)
             if not self._records:
@@ -158,11 +162,11 @@ class RecordedDecode:
         else:
             # Recorded calls are allocated between kernels' buffers, which leave holes of hundreds of KiB when freed.
             return_freed_memory()
-        return RecordedStep(recording, hidden, _streams(self._model))
+        return RecordedStep(recording, hidden, streams_of(self._model))
 
 
 def _key(batch: InputBatch) -> tuple[int, int, bool]:
-    return len(batch.req_ids), len(batch.input_ids_np), batch.has_adapters
+    return len(batch.req_ids), len(batch.input_ids_np), batch.is_changed
 
 
 def keeps_streams(model: Any) -> bool:
@@ -170,12 +174,7 @@ def keeps_streams(model: Any) -> bool:
     return bool(getattr(getattr(model, "model", None), "kept_streams", ()))
 
 
-def kept_streams(model: Any, steps: Any, batch: InputBatch) -> Sequence[Tensor]:
-    """What the model has kept in a step, [T, H] each; `steps`: by which it was replayed, or None."""
-    step = steps.step_for(batch) if isinstance(steps, RecordedDecode) else None
-    return _streams(model) if step is None else step.streams
-
-
-def _streams(model: Any) -> Sequence[Tensor]:
+def streams_of(model: Any) -> Sequence[Tensor]:
+    """The streams that a model has kept in the last step, [T, H] each."""
     streams: Sequence[Tensor] = getattr(getattr(model, "model", None), "streams", ())
     return streams

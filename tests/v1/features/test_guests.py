@@ -1,0 +1,60 @@
+"""Guests are called in the order that is written down, only where they are configured and only what they define."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tiny_llm import make_tiny_llm, make_tiny_model
+
+from vllm.v1.features.build import ORDER, SCHEDULER_ORDER
+from vllm.v1.worker.gpu.guests import RunnerGuest, hooks
+
+ROOMS = Path(__file__).parents[3] / "vllm/v1/features"
+NGRAM = {"method": "ngram", "num_speculative_tokens": 2}
+
+
+def rooms_of(guests: Any) -> list[str]:
+    return [type(guest).__module__.split(".")[3] for guest in guests]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_tiny_model(tmp_path_factory.mktemp("model"))
+
+
+@pytest.mark.parametrize(
+    ("fields", "absent"),
+    [
+        ({}, {"states", "drafts", "adapters", "swap"}),
+        ({"enable_prefix_caching": False}, {"hidden_cache", "states", "drafts", "adapters", "swap"}),
+        ({"speculative_config": NGRAM, "enable_lora": True, "swap_space": 0.01}, {"states"}),
+    ],
+    ids=["none", "no prefix cache", "all"],
+)
+def test_guests_are_those_of_the_configuration_in_their_order(folder, fields, absent):
+    core = make_tiny_llm(folder, **fields).llm_engine.engine_core
+    runner = core.executor.worker.model_runner
+    assert rooms_of(runner.guests) == [name for name in ORDER if name not in absent]
+    assert rooms_of(core.scheduler.guests) == [name for name in SCHEDULER_ORDER if name not in absent]
+
+
+def test_every_room_has_its_place():
+    for file, order in (("runner.py", ORDER), ("scheduler.py", SCHEDULER_ORDER)):
+        assert sorted(path.parent.name for path in ROOMS.glob(f"*/{file}")) == sorted(order)
+
+
+def test_hooks_are_those_that_a_class_defines():
+    class One(RunnerGuest):
+        def remove(self, slot: int) -> None:
+            pass
+
+    class Two(One):
+        def begin(self, step: Any) -> None:
+            pass
+
+    one, two = One(), Two()
+    assert hooks([two, RunnerGuest(), one], "remove") == (two.remove, one.remove)
+    assert hooks([one, two], "begin") == (two.begin,)
+    assert hooks([one, two], "reset") == ()

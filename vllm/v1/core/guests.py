@@ -1,0 +1,87 @@
+"""What the scheduler asks of its guests.
+
+A guest is a feature that only some requests need: it has a room in `vllm/v1/features`, where also the list of guests
+and its order are. The scheduler calls lists of their methods and knows nothing else of them.
+Nothing here imports torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from vllm.v1.core.sched.output import SchedulerOutput
+    from vllm.v1.core.sched.request_queue import RequestQueue
+    from vllm.v1.messages import EngineCoreOutput
+    from vllm.v1.outputs import ModelRunnerOutput
+    from vllm.v1.request import Request
+
+
+class SchedulerGuest:
+    """A feature's side in the scheduler. Every method is optional: only those that a class defines are ever called, in
+    the order of the list of guests."""
+
+    # -- requests -------------------------------------------------------------------------------------------------
+
+    def queued(self, request: Request) -> None:
+        """A valid request is about to be queued.
+
+        Raises:
+            VLLMValidationError: it cannot be.
+        """
+
+    def prepares(self, request: Request) -> bool:
+        """Whether a request cannot be admitted yet: it is in no queue until `prepared` gives it."""
+        return False
+
+    def prepared(self, is_idle: bool) -> Sequence[tuple[Request, str | None]]:
+        """Requests that can be admitted now, and why one never can be. `is_idle`: no other request is there, so wait a
+        moment."""
+        return ()
+
+    def next(self, waiting: RequestQueue) -> Request | None:
+        """The waiting request to admit next; None: none may be. The first guest that defines this chooses."""
+
+    def ready(self, request: Request) -> str | None:
+        """A request is to be admitted. Returns why it can never be: then it ends."""
+        return None
+
+    def admitted(self, request: Request) -> None:
+        """It has a slot."""
+
+    def preempted(self, request: Request, step: SchedulerOutput) -> None:
+        """It has lost slot and blocks, while `step` is scheduled."""
+
+    def ended(self, request: Request) -> None:
+        """It ends; its status is still that before."""
+
+    # -- steps ----------------------------------------------------------------------------------------------------
+
+    def grow(
+        self, step: SchedulerOutput, request: Request, num_new: int, room: int
+    ) -> tuple[int, list[int] | None] | None:
+        """Allocate for the request's next `num_new` known tokens and for more, which are not certain, up to `room` for
+        both. Returns how many tokens that is, and the blocks added, None: too few are free; or None: it is as any
+        other."""
+        return None
+
+    def fill(self, step: SchedulerOutput) -> None:
+        """The step's requests are chosen: add what the guest's side in the worker needs to know of them."""
+
+    def begin_update(self, output: ModelRunnerOutput) -> dict[str, EngineCoreOutput]:
+        """Results have come; their tokens are not appended yet. Returns outputs that begin with what they give."""
+        return {}
+
+    def update(self, step: SchedulerOutput, output: ModelRunnerOutput, outputs: list[EngineCoreOutput]) -> None:
+        """The results of a step are in `outputs`, and requests have ended by them."""
+
+    def counts(self) -> dict[str, Any]:
+        """Fields of SchedulerStats."""
+        return {}
+
+
+def hooks(guests: Sequence[SchedulerGuest], name: str) -> tuple[Any, ...]:
+    """The methods of this name, bound, of the guests that define one, in their order."""
+    base = getattr(SchedulerGuest, name)
+    return tuple(getattr(guest, name) for guest in guests if getattr(type(guest), name) is not base)

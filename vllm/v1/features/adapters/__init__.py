@@ -1,0 +1,1 @@
+"""LoRA adapters: their files, what they change in which layers, and which of them a step's rows go through."""

@@ -1,0 +1,96 @@
+"""The lists of guests. A new feature of the engine is a folder beside this file and a row here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from vllm.config import VllmConfig
+from vllm.layers.state import state_layers
+from vllm.v1.core.guests import SchedulerGuest
+from vllm.v1.features.drafts.scheduler import Drafts
+from vllm.v1.features.forced_runs.scheduler import ForcedTokens
+from vllm.v1.features.grammars.scheduler import GrammarCompiler
+from vllm.v1.worker.gpu.guests import RunnerGuest
+
+Call = Callable[[str, tuple], Any]
+
+SCHEDULER_ORDER = ("adapters", "grammars", "drafts", "forced_runs")
+"""The order in which guests of the scheduler are called, by their folders' names.
+
+1. adapters: a request that names another adapter under an id is refused before anything else is done for it.
+2. grammars: those that wait for theirs are known by their adapter's lane when they are queued.
+3. drafts before forced_runs: a step's drafts are settled at the last token that was drawn, before tokens are appended
+   that were not.
+4. forced_runs: tokens that are dropped at a preemption are dropped after all others have looked at them.
+"""
+ORDER = ("hidden_cache", "forced_runs", "states", "drafts", "adapters", "swap")
+"""The order in which guests are called, by their folders' names.
+
+1. hidden_cache: whoever reads hidden states of cached prefixes after it finds them.
+2. forced_runs before drafts: a draft follows the tokens that are appended undrawn.
+3. states before drafts: a state that has taken wrong tokens is taken back before further ones are drafted.
+4. drafts before adapters: a step's rows are known once all have said which hidden states they need.
+5. adapters: they see the rows that layers have.
+6. swap: its host blocks hold what all others keep in a block, which they have allocated before.
+"""
+
+
+def runner_guests(runner: Any) -> Sequence[RunnerGuest]:
+    """The guests of a GPUModelRunner, in their order."""
+    config: VllmConfig = runner.vllm_config
+    cache = config.cache_config
+    guests: list[RunnerGuest] = []
+    if cache.enable_prefix_caching and cache.caches_hidden_states:
+        from vllm.v1.features.hidden_cache.runner import HiddenCache
+
+        guests.append(HiddenCache(runner))
+    if config.model_config.runner_type != "pooling":
+        from vllm.v1.features.forced_runs.runner import ForcedRuns
+
+        guests.append(ForcedRuns(runner))
+    if state_layers(runner.model):
+        from vllm.v1.features.states.runner import States
+
+        guests.append(States(runner))
+    if config.speculative_config is not None:
+        from vllm.v1.features.drafts.make_drafter import make_speculator
+
+        guests.append(make_speculator(runner))
+    if config.lora_config is not None:
+        from vllm.v1.features.adapters.runner import Adapters
+
+        sizes = runner.states.max_num_reqs, runner.max_decode_rows
+        guests.append(Adapters(runner.model, config.lora_config, *sizes, runner.records_kernels))
+    if cache.swap_space:
+        from vllm.v1.features.swap.runner import SwapSpace
+
+        guests.append(SwapSpace(runner))
+    return guests
+
+
+def scheduler_guests(config: VllmConfig, call: Call, scheduler: Any) -> Sequence[SchedulerGuest]:
+    """The guests of a scheduler, in their order. `call`: see AdapterPool."""
+    guests: list[SchedulerGuest] = []
+    if config.lora_config is not None:
+        from vllm.v1.features.adapters.pool import AdapterPool
+        from vllm.v1.features.adapters.scheduler import AdapterTurns
+
+        pool = AdapterPool(config.lora_config, call, config.scheduler_config.max_num_seqs)
+        guests.append(AdapterTurns(pool, scheduler.requests))
+    if config.model_config.runner_type == "pooling":
+        return guests
+    guests.append(GrammarCompiler(config.model_config))
+    if config.speculative_config is not None:
+        guests.append(Drafts(scheduler))
+    guests.append(ForcedTokens(scheduler))
+    return guests
+
+
+def encoder_guests(config: VllmConfig, model: Any) -> Sequence[RunnerGuest]:
+    """The guests of an EncoderRunner, which has no cache."""
+    if config.lora_config is None:
+        return ()
+    from vllm.v1.features.adapters.runner import Adapters
+
+    return (Adapters(model, config.lora_config, config.scheduler_config.max_num_seqs, 1, False),)

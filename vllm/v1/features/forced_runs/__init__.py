@@ -1,0 +1,1 @@
+"""Jump-forward: tokens that a grammar leaves no choice about are appended together, without being drawn."""

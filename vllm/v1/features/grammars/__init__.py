@@ -1,0 +1,1 @@
+"""Requests with grammars, which are compiled beside the steps."""

@@ -1,0 +1,1 @@
+"""Final hidden states of cached prompts, from which later requests read positions without computing them again."""

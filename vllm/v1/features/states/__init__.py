@@ -1,0 +1,1 @@
+"""Recurrent states of requests, and their snapshots for the prefix cache."""

@@ -1,0 +1,65 @@
+"""What may be recorded of a model's steps."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from vllm.layers.attention import attention_layers
+from vllm.layers.experts import asks_for_counts
+from vllm.layers.state import state_layers
+from vllm.ops.recording import can_record
+from vllm.v1.worker.gpu.cuda import GraphRecorder, graph_recorder
+from vllm.v1.worker.gpu.guests import CacheSizes
+from vllm.v1.worker.gpu.replay.decode_graphs import ladder
+from vllm.v1.worker.gpu.replay.graphs import Graphs
+from vllm.v1.worker.gpu.replay.interface import Replay
+from vllm.v1.worker.gpu.replay.recorded_decode import keeps_streams
+from vllm.v1.worker.gpu.replay.recordings import Recordings
+
+
+class ReplayMaker:
+    """Records the steps of a runner's model, where its device and its layers allow that.
+
+    Attributes:
+        graphs: captures CUDA graphs; None: nothing is captured.
+        num_extra_blocks: KV blocks beyond the pool's, for the padding rows of captured steps.
+    """
+
+    def __init__(self, runner: Any, backend: Any) -> None:
+        self._runner, self._backend = runner, backend
+        model, device = runner.model, runner.device
+        may_capture = runner.records_steps and not runner.model_config.enforce_eager and backend.can_be_captured
+        captures = may_capture and _can_capture_layers(model, device)
+        captures = captures and not asks_for_counts(model) and not keeps_streams(model)
+        self.graphs = graph_recorder(device, runner.group) if captures else None
+        self.num_extra_blocks = 0 if self.graphs is None else 1
+
+    def make(self, sizes: CacheSizes) -> Replay:
+        """For the KV cache that there is: recordings keep its addresses."""
+        runner = self._runner
+        if self.graphs is not None:
+            return self._capture(self.graphs, sizes)
+        if runner.records_kernels and can_record(runner.block_tables[0].tensor):
+            return Recordings(runner)
+        return Replay()
+
+    @torch.inference_mode()
+    def _capture(self, recorder: GraphRecorder, sizes: CacheSizes) -> Replay:
+        runner, has_states = self._runner, bool(state_layers(self._runner.model))
+        max_model_len = runner.model_config.max_model_len
+        limit = min(runner.model_config.max_seq_len_to_capture or max_model_len, max_model_len)
+        # The row of padding comes after those of all requests.
+        scratch = sizes.num_blocks, limit, sizes.state_slots.num_requests if has_states else 0
+        graphs = Graphs(runner, recorder, ladder(runner.max_decode_rows), *scratch)
+        if not has_states:
+            # A step's rows, which states go by, are not those of a graph of some number of tokens.
+            graphs.capture_pieces(self._backend)
+        return graphs
+
+
+def _can_capture_layers(model: Any, device: torch.device) -> bool:
+    """Turing attends to latents in PyTorch, which waits for the device."""
+    is_latent = any(layer.is_latent for layer in attention_layers(model))
+    return not is_latent or device.type != "cuda" or torch.cuda.get_device_capability(device) >= (8, 0)
