@@ -28,7 +28,7 @@ class Adapter(Protocol):
     version: str
     notes: dict[str, str]
     last: dict[str, Any]
-    """What else is to be known of the last run."""
+    """Further facts of the last run."""
 
     def run(self, work: Workload) -> np.ndarray | None:
         """Do the work: float32 readings [prompts, positions, read_ids]; None if none were requested."""
@@ -120,7 +120,7 @@ class VllmAdapter:
         return np.array([self._read(output.outputs[0].logprobs, work.read_ids) for output in outputs], np.float32)
 
     def prepare(self, work: Workload) -> None:
-        """What teaching needs of a student, which is not timed: each position's most likely ids."""
+        """Each position's most likely ids of a student, which teaching needs; it is not timed."""
         num_ids = 0 if work.teacher is None else -work.teacher[0]
         self._student: list[np.ndarray] = []
         if num_ids > 0 and self._ours:
@@ -177,7 +177,7 @@ class VllmAdapter:
         return self._params(temperature=work.temperature, max_tokens=work.max_tokens, ignore_eos=True, **wanted)
 
     def _drafts(self, outputs: list[Any]) -> dict[str, Any]:
-        """What was drafted and right, if the engine says so by request, and a hash of the answers."""
+        """The drafted and the right tokens, if the engine says so by request, and a hash of the answers."""
         found: list[Any] = [each for output in outputs if (each := output.outputs[0].spec_decode_metrics) is not None]
         answers = [list(output.outputs[0].token_ids) for output in outputs]
         return {

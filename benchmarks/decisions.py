@@ -192,7 +192,7 @@ class ServedWays:
 
 @contextlib.contextmanager
 def served_ways(model: str | None) -> Iterator[ServedWays]:
-    """Those of a server that runs meanwhile."""
+    """The measurements of a server that runs meanwhile."""
     from vllm.engine.arg_utils import EngineArgs
     from vllm.v1.engine.input_processor import load_tokenizer
 

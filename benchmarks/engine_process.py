@@ -82,7 +82,7 @@ def _model_shape(adapter: Any) -> dict[str, int]:
 
 
 def _weight_mib(adapter: Any) -> float:
-    """Of all tensors that the model's modules hold, each place in memory once."""
+    """The bytes of all tensors that the model's modules hold, each place in memory once."""
     (num_bytes,) = adapter.llm.apply_model(held_bytes)
     return round(num_bytes / 2**20, 1)
 

@@ -1,4 +1,4 @@
-"""What LoRA adapters cost, against the same model without one.
+"""The cost of LoRA adapters, against the same model without one.
 
     python benchmarks/lora.py --model FOLDER
     python benchmarks/lora.py --model FOLDER --upstream ENVIRONMENT --peft ENVIRONMENT

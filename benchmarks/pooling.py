@@ -54,7 +54,7 @@ _TEMPLATE = (
 
 
 def make_texts(count: int, folder: Path) -> list[str]:
-    """Of _SHORTEST to _LONGEST tokens of the folder's tokenizer: each word is one, and two are special."""
+    """Texts of _SHORTEST to _LONGEST tokens of the folder's tokenizer: each word is one, and two are special."""
     from vllm.tokenizers import get_tokenizer
 
     tokenizer = get_tokenizer(str(folder))
@@ -214,7 +214,7 @@ def measure_servers(
     upstream: Path | None,
     measure: Callable[[str], Awaitable[dict[str, float]]],
 ) -> dict[str, Any]:
-    """What `measure` finds with the URL of our server, then of upstream's; one that does not start is left out."""
+    """The findings of `measure` with the URL of our server, then of upstream's; one that does not start is left out."""
     found: dict[str, Any] = {}
     for name in (OURS, UPSTREAM) if upstream is not None else (OURS,):
         own = ["--served-model-name", "model", *flags[name]]

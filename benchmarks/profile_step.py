@@ -27,7 +27,7 @@ from common import make_parser, some_of
 from report import markdown_table, write_section
 from workloads import EngineOptions, make_workload
 
-# Of each row: steps to skip and steps to measure. Scoring takes about five steps, a shared prefix three, the first of
+# Each row has steps to skip and steps to measure. Scoring takes about five steps, a shared prefix three, the first of
 # which computes it; decoding begins with the prompts.
 STEPS = {
     "score": (1, 3),

@@ -40,7 +40,7 @@ FILE = "llama.cpp, the file alone"
 PAIRS = tuple((one, other) for other in (LLAMA, FILE, UPSTREAM, PLAIN) for one in (OURS, INT8))
 
 _MIB = 2**20
-# Of a row's work, to learn how long it takes.
+# A part of a row's work, to learn how long it takes.
 _FIRST_SHARE = 0.05
 
 Found = dict[str, list[float]]

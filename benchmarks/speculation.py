@@ -1,4 +1,4 @@
-"""What drafting brings: tokens a second with speculation, over those without.
+"""The gain of drafting: tokens a second with speculation, over those without.
 
     python benchmarks/speculation.py                                            # the embedded model
     python benchmarks/speculation.py --model FOLDER --upstream ENVIRONMENT --llama-cpp ENVIRONMENT --gguf FILE
@@ -139,7 +139,7 @@ def chat_ids(tokenizer: Any, text: str) -> list[int]:
 
 
 def lines(found: dict[str, dict[str, list[dict[str, Any]]]]) -> list[list[str]]:
-    """Of each engine and row: the median rate, and over the same engine without speculation, by wall-clock and by
+    """For each engine and row the median rate, and over the same engine without speculation, by wall-clock and by
     processor time; the share of drafted tokens that were right, of ours."""
     result = []
     for name, rows in found.items():

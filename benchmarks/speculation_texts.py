@@ -1,4 +1,4 @@
-"""What speculation.py asks: tasks whose answers copy the prompt, and questions whose answers do not."""
+"""Prompts of speculation.py: tasks whose answers copy the prompt, and questions whose answers do not."""
 
 from __future__ import annotations
 

@@ -48,7 +48,7 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
         {
             "intermediate_size": 2304,
             "block_auto_adjust_ff_dim": False,
-            # Of published checkpoints, and what upstream reads.
+            # Published checkpoints have these, and upstream reads them.
             "block_dim": 768,
             "conv_dim": 768,
             "conv_dim_out": 768,

@@ -1,4 +1,4 @@
-"""What answers bound to a JSON schema cost, against free text.
+"""The cost of answers bound to a JSON schema, against free text.
 
     python benchmarks/structured.py                                         # the embedded model
     python benchmarks/structured.py --model FOLDER --upstream ENVIRONMENT --outlines ENVIRONMENT
@@ -67,7 +67,7 @@ def main() -> None:
 
 
 def lines(found: dict[str, dict[str, list[dict[str, Any]]]]) -> list[list[str]]:
-    """Of each engine and row: the median rate, the form's over free text's by wall-clock and by processor time, and our
+    """For each engine and row the median rate, the form's over free text's by wall-clock and by processor time, and our
     rate over the engine's."""
     result = []
     for name, rows in found.items():

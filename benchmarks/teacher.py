@@ -1,4 +1,4 @@
-"""What a teacher's readings of prompts cost, as shares of plain prefill's tokens a second.
+"""The cost of a teacher's readings of prompts, as shares of plain prefill's tokens a second.
 
     python benchmarks/teacher.py                                            # the embedded model
     python benchmarks/teacher.py --model FOLDER --upstream ENVIRONMENT --transformers
@@ -85,7 +85,7 @@ def measure(
 
 
 def lines(found: dict[str, dict[str, list[dict[str, Any]]]]) -> list[list[str]]:
-    """Of each engine and row: medians of tokens a second and of the shares, in wall-clock and processor time."""
+    """For each engine and row the medians of tokens a second and of the shares, in wall-clock and processor time."""
     result = []
     for name, rows in found.items():
         plain = rows["prefill"]

@@ -22,7 +22,7 @@ WORK_ROWS = (
     "decode1",
     "prompt_logprobs",
 )
-# What teacher.py reads of prompts, beside plain prefill: ids a position, top-k, ranks.
+# teacher.py reads these of prompts, beside plain prefill: ids a position, top-k, ranks.
 TEACHER_ROWS = {
     "prefill": (0, None, True),
     "tokens": (0, 0, True),
@@ -32,7 +32,7 @@ TEACHER_ROWS = {
     "likely256": (-256, None, True),
     "top256": (0, 256, True),
 }
-# What structured.py measures: whether answers are bound to a form, temperature, requests, tokens of each.
+# structured.py measures these: whether answers are bound to a form, temperature, requests, tokens of each.
 STRUCTURED_ROWS = {
     "free64": (False, 0.0, 64, 64),
     "json64": (True, 0.0, 64, 64),
@@ -41,7 +41,7 @@ STRUCTURED_ROWS = {
     "free_first": (False, 0.0, 32, 1),
     "json_first": (True, 0.0, 32, 1),
 }
-# What speculation.py measures: whether answers copy, temperature, requests, whether one after another, ids read.
+# speculation.py measures these: whether answers copy, temperature, requests, whether one after another, ids read.
 SPECULATION_ROWS = {
     "copies1": (True, 0.0, 3, True, False),
     "copies1_ids": (True, 0.0, 3, True, True),

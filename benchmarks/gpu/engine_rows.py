@@ -117,7 +117,7 @@ def _same_bits(setting: Setting) -> dict[str, Any]:
 
 
 def _late_compilations(setting: Setting, models: _Models) -> dict[str, Any]:
-    """What Triton compiles for batches of many shapes, once the engine has started."""
+    """The kernels that Triton compiles for batches of many shapes, once the engine has started."""
     import triton
 
     llm, sizes, compiled = models.engine(), setting.sizes, []

@@ -14,7 +14,7 @@ from vllm.ops.quantized_tensor import QuantizedTensor
 
 _EXPERTS, _TOP_K, _GROUP = 16, 4, 32
 
-# Of each expert the dense weight and the bias.
+# Each expert's dense weight and bias.
 _Dense = list[tuple[Tensor, Tensor]]
 
 

@@ -84,7 +84,7 @@ def _on_host(starts: Tensor, lengths: Sequence[tuple[int, int]], blocks: Tensor)
 
 
 def _decodes(lengths: Sequence[tuple[int, int]]) -> dict[str, int]:
-    """What a step's metadata says of sequences with one query, where these come first."""
+    """A step's metadata about sequences with one query, where these come first."""
     ones = [tokens for count, tokens in lengths if count == 1]
     come_first = all(count == 1 for count, _ in lengths[: len(ones)])
     return {"num_decodes": len(ones), "max_decode_len": max(ones, default=0)} if come_first else {}

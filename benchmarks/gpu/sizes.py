@@ -9,7 +9,7 @@ from bounds import ModelShape
 
 @dataclass(frozen=True)
 class Sizes:
-    """Of every case.
+    """The sizes of every case.
 
     Attributes:
         models: by name, the smallest first; the rows are measured with that one.
@@ -47,7 +47,7 @@ class Sizes:
 
     @property
     def shape(self) -> ModelShape:
-        """Of the model that rows are measured with."""
+        """The sizes of the model that rows are measured with."""
         return next(iter(self.models.values()))
 
 

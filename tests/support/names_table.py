@@ -90,7 +90,7 @@ def problem(name: Name) -> str | None:
 
 
 def names_section() -> str:
-    """The names, by what becomes of them."""
+    """The names that work differently, by what to do instead; names.toml lists the others."""
     version, names = load()
     problems = {name: problem(name) for name in names if name.status == "partly"}
     partly = [name for name, found in problems.items() if found is not None]
@@ -101,20 +101,18 @@ def names_section() -> str:
         "",
         f"Paths, names and arguments follow upstream's version {version}. Of {len(names)} that callers use, "
         f"{len(done)} are there, {len(refused)} can be imported and say what to do instead when they are used, "
-        f"{len(partly)} lack something, and {len(absent)} are not there.",
+        f"{len(partly)} lack something, and {len(absent)} are not there. `vllm/upstream/names.toml` lists them "
+        "by module.",
         "",
-        "### There",
-        "",
-        *_table(("module", "names"), _grouped(done, lambda name: f"`{name.module}`", short=True)),
-        "### Refused when used",
-        "",
-        *_table(("names", "why, and what to do instead"), _turned(_grouped(refused, lambda name: name.why))),
         "### Lacking something",
         "",
-        *_table(("names", "what"), _turned(_grouped(partly, lambda name: f"{problems[name]}{_because(name)}"))),
+        *_table(("what", "names"), _grouped(partly, lambda name: f"{problems[name]}{_because(name)}")),
         "### Not there",
         "",
-        *_table(("names", "why, and what to do instead"), _turned(_grouped(absent, lambda name: name.why))),
+        *_table(("why, and what to do instead", "names"), _grouped(absent, lambda name: name.why)),
+        "### Refused when used",
+        "",
+        *_table(("why, and what to do instead", "names"), _grouped(refused, lambda name: name.why)),
     ]
     return "\n".join(lines).rstrip() + "\n"
 
@@ -181,10 +179,10 @@ def _because(name: Name) -> str:
     return f": {name.why}" if name.why else ""
 
 
-def _grouped(names: Iterable[Name], key: Callable[[Name], str], *, short: bool = False) -> list[tuple[str, str]]:
+def _grouped(names: Iterable[Name], key: Callable[[Name], str]) -> list[tuple[str, str]]:
     groups: dict[str, list[str]] = {}
     for name in names:
-        groups.setdefault(key(name), []).append(f"`{name.name if short else name}`")
+        groups.setdefault(key(name), []).append(f"`{name}`")
     return [(group, ", ".join(members)) for group, members in groups.items()]
 
 
@@ -193,10 +191,6 @@ def _by_reason(items: Iterable[Field[Any]], shown: Callable[[str], str]) -> list
     for item in items:
         groups.setdefault(item.metadata["why"], []).append(f"`{shown(item.name)}`")
     return [(", ".join(names), why) for why, names in groups.items()]
-
-
-def _turned(rows: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
-    return [(second, first) for first, second in rows]
 
 
 def _table(head: tuple[str, str], rows: list[tuple[str, str]]) -> list[str]:

@@ -26,7 +26,7 @@ from vllm.utils.checks import check_integer, check_number, check_texts, wrong_ty
 
 MAX_TEMPERATURE, MAX_BIAS = 1e3, 1e3
 VERSION = 1
-"""Of the JSON object."""
+"""The version of the JSON object."""
 
 _FIELDS = ("temperature", "bias", "labels")
 

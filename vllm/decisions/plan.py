@@ -37,7 +37,7 @@ MAX_TOKENS = 2**24
 """Most tokens of all its prompts."""
 
 
-# Of an input, each time by as much as it was too long.
+# An input is shortened so often, each time by as much as it was too long.
 _MAX_CUTS = 8
 
 
@@ -197,7 +197,7 @@ class DecisionPlan:
         return sum(reading.scorer.num_requests for reading in self._readings)
 
     def requests(self) -> list[tuple[ProcessedPrompt, SamplingParams]]:
-        """What to queue, at once and in this order; ready for the engine core."""
+        """The requests to queue, at once and in this order; ready for the engine core."""
         pairs = zip(self._readings, self._prompts, strict=True)
         return [request for reading, prompt in pairs for request in reading.scorer.requests(prompt)]
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from vllm.decisions.types import Option, Question
 
 PREDICATE_LABELS = (("Yes", "No"), ("yes", "no"), ("true", "false"), ("A", "B"))
-"""What may stand for true and false, the preferred first."""
+"""The pairs that may stand for true and false, the preferred first."""
 
 WORD_PREDICATE_LABELS = PREDICATE_LABELS[1:]
 """The same for a model that answers in words, as its examples are spelled."""

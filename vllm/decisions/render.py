@@ -22,7 +22,7 @@ _THINKS = re.compile(r"<(think|thinking|thought|reason|reasoning)>\s*$")
 
 @dataclass(frozen=True)
 class Frame:
-    """What stands around every question of a decision.
+    """The frame around every question of a decision.
 
     Attributes:
         head: text before it, with the input.

@@ -1,4 +1,4 @@
-"""What a decision is made of, offline and on the server."""
+"""The parts of a decision, offline and on the server."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class OptionProbability:
 
 @dataclass(frozen=True)
 class OptionReading:
-    """What was read for an option after one prompt.
+    """The reading of an option after one prompt.
 
     Attributes:
         label: the text that stands for it.

@@ -60,7 +60,7 @@ def check_score_args(config: ModelConfig, template: str | ScoreTemplate | None, 
 
 
 def longest_text(config: ModelConfig) -> int:
-    """Of a pair, or of each of its texts, in tokens: texts of pairs are not read in parts."""
+    """The limit of a pair, or of each of its texts, in tokens: texts of pairs are not read in parts."""
     return min(config.max_embed_len, config.max_model_len)
 
 
@@ -134,7 +134,7 @@ class PooledPairs:
             cut = limits.max_document_tokens
             self._pairs = [(first, cut_text(tokenizer, second, cut)) for first, second in pairs]
         self._prompt = default_prompt(Path(config.path))
-        # Of embedded texts, in the order first seen; what is a query is read apart where documents are read otherwise.
+        # Embedded texts, in the order first seen; a query is read apart where documents are read otherwise.
         self._places: dict[tuple[bool, str], int] = {}
         self._late = config.late_interaction if kind == "late-interaction" else None
         self._texts = None if self._late is None else LateTexts(config, self._late, tokenizer)
@@ -184,7 +184,7 @@ class PooledPairs:
         """As transformers joins texts, and cuts them: the longer one loses its end."""
         cut = {} if self._limits.truncate_to is None else {"truncation": True, "max_length": self._limits.limit}
         firsts, seconds = zip(*self._pairs, strict=True)
-        # Of a pair, the first text has the model's default prompt.
+        # The first text of a pair has the model's default prompt.
         queries = [self._prompt + first for first in firsts]
         encoded = self._tokenizer.hf_tokenizer(queries, list(seconds), verbose=False, **cut)
         types = encoded.get("token_type_ids") or [[]] * len(firsts)

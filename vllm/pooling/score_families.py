@@ -65,5 +65,5 @@ def _names(config: ModelConfig) -> Iterator[str]:
         if isinstance(given, str):
             path = PurePath(given)
             yield path.name
-            # Of a hub's cache: models--ORG--NAME/snapshots/REVISION.
+            # A hub's cache has folders models--ORG--NAME/snapshots/REVISION.
             yield from (part for part in path.parts[-3:-2] if part.startswith(_HUB_FOLDER))

@@ -196,7 +196,7 @@ def _compiled(source: str) -> Any:
 
 @lru_cache(maxsize=16)
 def _content_form(source: str) -> ContentForm:
-    """What the template's messages have as contents."""
+    """The contents of the template's messages."""
     if "messages" not in source:
         return "text"
     values = dict.fromkeys(("query", "document", "instruction"), "")

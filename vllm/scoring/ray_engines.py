@@ -46,7 +46,7 @@ class FileJob(Protocol):
         """Arguments of an engine."""
 
     def make_scorer(self, llm: LLM) -> Any:
-        """What `score` gets first. CliError, ValueError, OSError: the model or the labels cannot be used."""
+        """The object that `score` gets first. CliError, ValueError, OSError: the model or the labels cannot be used."""
 
     def score(self, scorer: Any, part: int, items: bytes) -> Any:
         """A batch's result, which depends on the batch alone."""
@@ -192,7 +192,7 @@ class RayEngines:
 
 
 def last_line(error: Exception) -> str:
-    """What a message of Ray's ends with, after a traceback where there is one."""
+    """The end of a message of Ray's, after a traceback where there is one."""
     return (str(error).strip() or type(error).__name__).splitlines()[-1]
 
 

@@ -30,7 +30,7 @@ def engine_resources(engine_args: EngineArgs, replicas: int, cpus: float | None,
 
 
 def load_scorer(engine_args: EngineArgs, make_scorer: Callable[[LLM], Any]) -> tuple[Any, str | None]:
-    """What `make_scorer` makes of a new engine, or why the arguments cannot be used."""
+    """The scorer that `make_scorer` makes of a new engine, or why the arguments cannot be used."""
     from vllm.entrypoints.llm import LLM
 
     try:

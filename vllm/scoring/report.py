@@ -1,4 +1,4 @@
-"""What a run over a file shows at its end: counts, throughput and failures; what else is of a kind of rows."""
+"""The end of a run over a file: counts, throughput and failures; kinds of rows show more."""
 
 from __future__ import annotations
 

@@ -82,7 +82,7 @@ class RowFile:
         return self
 
     def __exit__(self, exception: type[BaseException] | None, *_: object) -> None:
-        # What a failed append left in the buffer fails again, and was reported.
+        # Bytes that a failed append left in the buffer fail again, which was reported.
         with io_errors("write", self._path) if exception is None else suppress(OSError):
             self._file.close()
 

@@ -1,4 +1,4 @@
-"""What makes rows of texts, batch by batch: an engine in this process, or a running server."""
+"""Scorers make rows of texts, batch by batch: by an engine in this process, or by a running server."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from vllm.scoring.server import Server
 
 Results = dict[str, Any]
-"""What a row has beside the input: a kind's results and num_prompt_tokens, or an error."""
+"""The fields of a row beside the input: a kind's results and num_prompt_tokens, or an error."""
 
 # Statuses of an answer that is about one text.
 _OF_A_TEXT = (400, 413, 500)

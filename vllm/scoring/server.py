@@ -22,7 +22,7 @@ class Server(ServerSession):
         self.max_model_len: int = self.card["max_model_len"]
 
     def deciding(self) -> dict[str, Any]:
-        """What decides the rows; not the URL, as the same model may be served elsewhere."""
+        """The settings that decide the rows; not the URL, as the same model may be served elsewhere."""
         answer = self.wait(self.client.get("/version"))
         try:
             version = answer["version"]

@@ -1,4 +1,4 @@
-"""What a command asks about each text of a file: what differs between the kinds of rows."""
+"""A command's task for each text of a file: it is all that differs between the kinds of rows."""
 
 from __future__ import annotations
 

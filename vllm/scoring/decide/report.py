@@ -1,4 +1,4 @@
-"""What `vllm decide` shows at its end: the first rows, measures on known answers, reliability diagrams."""
+"""The report that `vllm decide` ends with: the first rows, measures on known answers, reliability diagrams."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ def print_evaluation(name: str, found: Evaluation) -> None:
 
 
 def print_fit(name: str, halves: HeldOut, num_rows: int, scaling: Scaling) -> None:
-    """What a fit on half of the rows did for the others, and the fit on all."""
+    """The effect of a fit on half of the rows on the others, and the fit on all."""
     before, after = halves.before, halves.after
     num_fitted = num_rows - before.num_rows
     print(f"{name}: fitted on {num_fitted} rows, measured on the {before.num_rows} others")

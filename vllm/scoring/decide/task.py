@@ -95,7 +95,7 @@ class EngineDecider(EngineScorer):
         super().__init__(llm)
         self._asked, self._params = asked, params
         try:
-            # What no text could be asked is an error of the whole run.
+            # A question that no text could be asked is an error of the whole run.
             self._plan(_PROBE)
         except VLLMValidationError as error:
             raise CliError(error.args[0]) from None
@@ -124,7 +124,7 @@ class ServerDecider(ServerScorer):
         """`fields`: further ones of each request."""
         super().__init__(server)
         self._asked, self._fields = asked, {**fields, "questions": asked.given, "diagnostics": True}
-        # What is refused of another text is then the text.
+        # Ask of a probe first: a later refusal is then due to its text.
         server.wait(self.result(Item(0, _PROBE, {})))
 
     async def result(self, item: Item) -> Results:

@@ -75,8 +75,8 @@ class Labels:
 
 
 def label_results(num_prompt_tokens: int | None, scores: LabelScores | str, labels: Labels) -> dict[str, Any]:
-    """What a row has beside the input, or its error. A value that is not finite is None, as is `num_prompt_tokens` if
-    the server did not say."""
+    """The fields of a row beside the input, or its error. A value that is not finite is None, as is `num_prompt_tokens`
+    if the server did not say."""
     error = scores if isinstance(scores, str) else scores.error
     if error is not None:
         return {"num_prompt_tokens": num_prompt_tokens, "error": error}

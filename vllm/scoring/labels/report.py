@@ -1,4 +1,4 @@
-"""What `vllm score` shows at its end: a line or a bar a text, and the accuracy."""
+"""The report that `vllm score` ends with: a line or a bar a text, and the accuracy."""
 
 from __future__ import annotations
 

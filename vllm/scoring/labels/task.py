@@ -114,7 +114,7 @@ class ServerLabelScorer(ServerScorer):
         return label_results(scored["num_prompt_tokens"], _scores(scored, self.labels), self.labels)
 
     async def refused(self, item: Item, error: ServerError) -> Results:
-        """Of this text alone: too long, empty, or one whose logits are not finite."""
+        """The row of an error of this text alone: too long, empty, or one whose logits are not finite."""
         if error.status not in (413, 500) and (error.status, error.param) != (400, "items"):
             raise error
         num_tokens = await self._count(self._render(item))

@@ -182,7 +182,7 @@ class _ServerPooler(ServerScorer):
         super().__init__(server)
         self.taken = (self.kind, "num_prompt_tokens", "error")
         self._given = {name: value for name, value in given.items() if value is not None}
-        # What is refused of another text is then the text.
+        # Ask of a probe first: a later refusal is then due to its text.
         server.wait(self.result(probe))
 
     async def result(self, item: Item) -> Results:

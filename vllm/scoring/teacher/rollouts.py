@@ -1,4 +1,4 @@
-"""What is asked about a rollout, and the row that its readings make."""
+"""The request about a rollout, and the row that its readings make."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ class TeacherOptions:
         )
 
     def params(self, rollout: Rollout, num_tokens: int) -> SamplingParams:
-        """What a prompt of so many tokens is asked. VLLMValidationError: it cannot be."""
+        """The request for a prompt of so many tokens. VLLMValidationError: there can be none."""
         ids, start = rollout.ids, rollout.start
         if start is None and ids and not isinstance(ids[0], int):
             start = num_tokens - 1 - len(ids)

@@ -113,7 +113,7 @@ class EngineTeacher(EngineScorer):
         return [next(encoded) if each.token_ids is None else each.token_ids for each in rollouts]
 
     def _checked(self, rollout: Rollout, token_ids: list[int]) -> _Asked | Results:
-        """What the engine is asked; an error where it cannot be."""
+        """The engine's requests; an error where there can be none."""
         processor, count = self._llm.llm_engine.input_processor, len(token_ids)
         try:
             params = self._options.params(rollout, count)
