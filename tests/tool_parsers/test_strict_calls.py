@@ -94,6 +94,23 @@ class Forms:
             assert matcher.take([token]) is None
         return True
 
+    def drawn(self, grammar: str, text: str, begin: str) -> tuple[int, int]:
+        """How many of the text's tokens behind `begin` are drawn, as no run of what must follow has them, and of how
+        many."""
+        matcher = self._grammars.start(grammar)
+        ids = self._tokenizer.encode(text, add_special_tokens=False).ids
+        start = len(self._tokenizer.encode(begin, add_special_tokens=False).ids)
+        assert matcher.take(ids[:start]) is None
+        place, drawn = start, 0
+        while place < len(ids):
+            run = matcher.forced()
+            if not run:
+                run, drawn = [ids[place]], drawn + 1
+            assert run == ids[place : place + len(run)]
+            assert matcher.take(run) is None
+            place += len(run)
+        return drawn, len(ids) - start
+
 
 def size_of_end(tokenizer: tokenizers.Tokenizer) -> int:
     return tokenizer.token_to_id("<eos>")
@@ -124,6 +141,35 @@ def test_strict_calls_in_text(name, forms):
         text = before + write(("weather", arguments))
         assert not forms.holds(grammar, text), text
     assert not forms.holds(grammar, before + write(("never", {})))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_what_must_follow_in_a_call_is_not_drawn(name, forms):
+    schema = {
+        "type": "object",
+        "properties": {"a_city_of_the_world": {"enum": ["Oslo in Norway"]}},
+        "required": ["a_city_of_the_world"],
+    }
+    function = CallableFunction("weather_of_the_city", schema)
+    write, has_text = FORMATS[name]
+    call = write((function.name, {"a_city_of_the_world": "Oslo in Norway"}))
+    before = "I look.\n" if has_text else ""
+    # Its beginning, and white space in JSON, are the model's.
+    begin = before + call[: call.index(function.name)]
+    drawn, count = forms.drawn(forms.of(name).free([function], False, None), before + call, begin)
+    assert count > 40 and drawn <= 8, (drawn, count)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_values_are_bound_by_all_parts_of_a_schema(name, forms):
+    text = {"$ref": "#/$defs/kind", "description": "x"}
+    for own in (text, {"allOf": [text]}, {"anyOf": [text, {"type": "null"}]}):
+        schema = {**SCHEMA, "properties": {"kind": own}, "required": ["kind"]}
+        grammar = forms.of(name).forced([CallableFunction("f", schema)], False)
+        write, _ = FORMATS[name]
+        assert forms.holds(grammar, write(("f", {"kind": "a b"}))) and not forms.holds(
+            grammar, write(("f", {"kind": "d"}))
+        )
 
 
 @pytest.mark.parametrize("name", ["kimi_k3", "cohere_command3", "gigachat3"])

@@ -106,20 +106,24 @@ class ArgumentForms:
     def _argument(self, key: str, schema: Any, root: Mapping[str, Any], rule: str, rules: list[str]) -> str:
         text, own = self._text, schema if isinstance(schema, Mapping) else {}
         whole = ArgumentSchema(own, root)
-        before = self._literal(text.before + key + (text.between_text if whole.is_text else text.between))
+        of_text, other = (self._literal(text.before + key + each) for each in (text.between_text, text.between))
         if text.is_python or text.quote:
-            return f"{before} {self._nested(key, own, root, rule, rules)}"
+            return f"{other} {self._nested(key, own, root, rule, rules)}"
         after = self._literal(text.after)
         choices = whole.allowed.values
         if choices is not None:
-            plain = [each if isinstance(each, str) else dumps(each) for each in choices]
-            return f"{before} ({' | '.join(self._literal(each) or EMPTY for each in plain)}) {after}"
+            plain = [(of_text, each) if isinstance(each, str) else (other, dumps(each)) for each in choices]
+            found = {head: [self._literal(each) or EMPTY for own, each in plain if own == head] for head, _ in plain}
+            return " | ".join(f"{head} ({' | '.join(each)}) {after}" for head, each in found.items()).join("()")
         if whole.allowed.types == {"boolean"}:
-            return f"{before} {_BOOLEANS} {after}"
+            return f"{other} {_BOOLEANS} {after}"
         if not whole.may_be_text:
-            return f"{before} {self._json(own, root)} {after}"
+            return f"{other} {self._json(own, root)} {after}"
         _check_unbound(key, whole)
-        return f"{before} {self._until(text.after, rule, rules)}"
+        any_text = f"{of_text} {self._until(text.after, rule, rules)}"
+        if whole.is_text or of_text == other:
+            return any_text
+        return f"({any_text} | {other} {self._json(own, root)} {after})"
 
     def _entry(self, key: str, schema: Any, root: Mapping[str, Any], rule: str, rules: list[str]) -> str:
         """A key of an object in an argument, and its value."""
@@ -146,7 +150,8 @@ class ArgumentForms:
             del self._open[depth:]
 
     def _own_value(self, key: str, own: Mapping[str, Any], root: Mapping[str, Any], rule: str, rules: list[str]) -> str:
-        choices, several, kind = _choices(own), own.get("anyOf") or own.get("oneOf"), own.get("type")
+        choices = ArgumentSchema(own, root).allowed.values
+        several, kind = own.get("anyOf") or own.get("oneOf"), own.get("type")
         if choices is not None:
             return f"({' | '.join(map(self._constant, choices))})"
         if several:
@@ -204,10 +209,6 @@ class ArgumentForms:
         first = re.sub(r"[^\w\s]", r"\\\g<0>", end[: found.start()]).replace("\n", "\\n")
         rules.append(f"{rule.upper()}_TEXT: {_ANY_TEXT[:-1]}{first}/")
         return f"{rule.upper()}_TEXT {self._literal(end[found.start() :])}"
-
-
-def _choices(schema: Mapping[str, Any]) -> list[Any] | None:
-    return [schema["const"]] if "const" in schema else schema.get("enum")
 
 
 def _check_unbound(key: str, schema: ArgumentSchema) -> None:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from vllm.exceptions import VLLMValidationError
+from vllm.parser.typed_values import loaded
 from vllm.utils.checks import check_encodable, wrong_type
 
 # Types of parts that are texts, and which key has the text.
@@ -140,7 +140,7 @@ def _check_function(name: str, function: Mapping[str, Any]) -> dict[str, Any]:
     if not isinstance(arguments, str):
         return dict(function)
     try:
-        return {**function, "arguments": json.loads(arguments or "{}")}
+        return {**function, "arguments": loaded(arguments or "{}")}
     except ValueError as error:
         place = f"{name}.arguments"
         raise VLLMValidationError(f"{place} is not JSON: {error}", place, arguments) from None

@@ -15,6 +15,8 @@ from vllm.parser.schemas import UNKNOWN, ArgumentSchema, kinds_of
 _MOST_DIGITS = 4000
 """Python reads and writes no integers of 4300 digits."""
 
+_MOST_LEVELS, _TOO_DEEP = 200, "it is nested too deeply"
+
 _NUMBERS = {"integer", "number"}
 
 
@@ -104,6 +106,34 @@ def read_json(text: str) -> tuple[str, frozenset[str]]:
 
     value = json.loads(text, parse_int=number, parse_float=number, parse_constant=_refuse)
     return (scalars(text) if exact else dumps(value)), kinds_of(value)
+
+
+def loaded(text: str) -> Any:
+    """The value of a text of JSON. Numbers that Python does not hold, and NaN, are texts as they are written, halves of
+    characters are replaced. Raises ValueError for another text, and for more than 200 levels."""
+
+    def number(own: str) -> Any:
+        if len(own) >= _MOST_DIGITS:
+            return own
+        value = float(own) if any(char in own for char in ".eE") else int(own)
+        return value if math.isfinite(value) else own
+
+    try:
+        value = json.loads(text, parse_int=number, parse_float=number, parse_constant=str)
+        if "\\u" in text:
+            value = json.loads(whole_characters(json.dumps(value, ensure_ascii=False)))
+    except RecursionError:
+        raise ValueError(_TOO_DEEP) from None
+    level = [value] if _holds(value) else []
+    for _ in range(_MOST_LEVELS):
+        level = [own for each in level for own in (each.values() if isinstance(each, dict) else each) if _holds(own)]
+        if not level:
+            return value
+    raise ValueError(_TOO_DEEP)
+
+
+def _holds(value: Any) -> bool:
+    return isinstance(value, (dict, list))
 
 
 def _refuse(name: str) -> Any:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from typing import Any, ClassVar
 
 from vllm.parser.events import CallArguments, CallEnd, CallStart, Content, Reasoning
+from vllm.parser.typed_values import loaded
 from vllm.server.serving.generation.turn import Step
 
 Event = dict[str, Any]
@@ -132,7 +132,7 @@ class MessageWriter:
 def _object(arguments: str) -> dict[str, Any]:
     """The arguments of a call; those that were cut short are kept as a text."""
     try:
-        found = json.loads(arguments)
+        found = loaded(arguments)
     except ValueError:
         found = None
     return found if isinstance(found, dict) else {"INVALID_JSON": arguments}
