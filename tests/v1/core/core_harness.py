@@ -207,7 +207,7 @@ class FakeRunner:
         for new in step.scheduled_new_reqs:
             assert new.req_id not in self.tokens, "a request got a second slot"
             self.tokens[new.req_id] = list(new.prefill_token_ids)
-            self.blocks[new.req_id] = list(new.block_ids)
+            self.blocks[new.req_id] = list(new.block_ids[0])
             self.computed[new.req_id] = new.num_computed_tokens
             self.max_tokens[new.req_id] = new.sampling_params.max_tokens
             start, end = new.next_prompt_row, new.num_prompt_tokens
@@ -218,7 +218,7 @@ class FakeRunner:
         for req_id, added, computed in zip(
             cached.req_ids, cached.new_block_ids, cached.num_computed_tokens, strict=True
         ):
-            self.blocks[req_id] += added
+            self.blocks[req_id] += added[0] if added else []
             assert self.computed[req_id] == computed
         assert [*cached.req_ids, *(new.req_id for new in step.scheduled_new_reqs)] == list(step.num_scheduled_tokens)
 
@@ -255,7 +255,7 @@ def _count(
         seen["prefix hits"] += hits
         seen["shared within a step"] += any(content_hash not in content for content_hash in request.block_hashes[:hits])
         seen["resumed with cached blocks"] += bool(request.num_preemptions and hits)
-        seen["resumed from the host"] += bool(request.num_preemptions and brought_back & set(new.block_ids))
+        seen["resumed from the host"] += bool(request.num_preemptions and brought_back & set(new.block_ids[0]))
         seen["split prompts"] += request.num_computed_tokens < request.num_tokens
     for req_id, drafts in (step.parts.of(StepDrafts) or {}).items():
         seen["drafts"] += 1
@@ -263,7 +263,7 @@ def _count(
     seen["copied parts"] += len(step.block_copies)
     seen["parts shared within a step"] += len(step.shared_tokens)
     # The copy's source was handed out in this very step.
-    handed_out = {block for new in step.scheduled_new_reqs for block in new.block_ids}
+    handed_out = {block for new in step.scheduled_new_reqs for block in new.block_ids[0]}
     seen["copies of what is given up"] += sum(block in handed_out for block, _ in step.block_copies)
     seen["swapped out"] += len(step.swap_out)
     seen["swapped in"] += len(step.swap_in)

@@ -56,9 +56,9 @@ class GroupedRunner(FakeRunner):
         self._update(step)
         cached = step.scheduled_cached_reqs
         for new in step.scheduled_new_reqs:
-            self.tables[new.req_id] = [list(new.block_ids), *map(list, new.other_block_ids)]
+            self.tables[new.req_id] = [list(ids) for ids in new.block_ids]
         for req_id, added in zip(cached.req_ids, cached.new_block_ids, strict=True):
-            groups = [added, *cached.other_new_block_ids.get(req_id, [[]] * (len(self.windows) - 1))]
+            groups = added or [[]] * len(self.windows)
             assert len({len(each) for each in groups}) == 1
             for table, blocks in zip(self.tables[req_id], groups, strict=True):
                 table += blocks
@@ -100,7 +100,7 @@ def check_blocks(scheduler):
     kv = scheduler.kv
     pool, held = kv.pool, Counter()
     for request in scheduler.running:
-        groups = kv._groups_of(request.request_id)
+        groups = kv._groups[request.request_id]
         assert len({len(blocks) for blocks in groups}) == 1
         for blocks in groups:
             held.update(block for block in blocks if block != NO_BLOCK)
@@ -162,7 +162,7 @@ def test_a_window_holds_its_tokens_and_a_steps():
     most = Counter()
 
     def count():
-        for group, blocks in enumerate(scheduler.kv._groups_of("r0")):
+        for group, blocks in enumerate(scheduler.kv._groups.get("r0", ())):
             most[group] = max(most[group], sum(block != NO_BLOCK for block in blocks))
 
     run(scheduler, GroupedRunner(4, windows), each_step=count)
@@ -180,7 +180,7 @@ def test_chunks_hold_their_tokens_and_a_steps():
     held = []
 
     def count():
-        for blocks in scheduler.kv._groups_of("r0")[1:]:
+        for blocks in scheduler.kv._groups.get("r0", ())[1:]:
             held.append(sum(block != NO_BLOCK for block in blocks))
 
     run(scheduler, GroupedRunner(4, windows), each_step=count)

@@ -94,7 +94,7 @@ def test_a_block_given_up_for_another_is_copied_before():
     scheduler.add_request(make_request("r1", [1, 2, 6, 6, 6, 6], max_tokens=1))
     step = scheduler.schedule()
     ((source, copy),) = step.block_copies
-    assert step.scheduled_new_reqs[0].block_ids == [copy, source]
+    assert step.scheduled_new_reqs[0].block_ids == ([copy, source],)
     assert step.num_scheduled_tokens == {"r1": 4}
     runner.execute(step)
 

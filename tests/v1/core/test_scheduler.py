@@ -62,7 +62,7 @@ def test_a_prefix_is_shared_within_the_step_that_computes_it():
     step = scheduler.schedule()
     assert step.num_scheduled_tokens == {"r0": 9, "r1": 2}
     first, second = step.scheduled_new_reqs
-    assert first.block_ids[:2] == second.block_ids[:2]
+    assert first.block_ids[0][:2] == second.block_ids[0][:2]
     assert second.num_computed_tokens == 8
     runner = FakeRunner(4)
     scheduler.update_from_output(step, runner.execute(step))

@@ -119,6 +119,12 @@ def test_white_space_beside_exact_numbers(grammars: Grammars) -> None:
     assert held(grammars, texts, json=LIST) == texts
 
 
+def test_definitions_that_nothing_refers_to_change_nothing() -> None:
+    plain = an_object(a={"type": "string"})
+    assert "%lark" not in grammar_text(StructuredOutputsParams(json={**plain, "$defs": {"P": SHARE}}))
+    assert "%lark" in grammar_text(StructuredOutputsParams(json=BOTH))
+
+
 def test_calls_of_exact_numbers_are_closed(grammars: Grammars) -> None:
     schema = bound(CallableFunction("f", {"allOf": [an_object(a=SHARE), an_object(b={"const": BIG})]}))
     texts = [f'{{"a":0.9,"b":{BIG}}}', f'{{"a":0.9,"b":{BIG},"c":1}}', f'{{"a":0.96,"b":{BIG}}}']

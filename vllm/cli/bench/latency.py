@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import statistics
 
-from vllm.cli.bench.load import percentile
 from vllm.cli.bench.run import add_workload_arguments, draft_figures, measure, report, summary, write_json
 
 NAME = "latency"
@@ -24,6 +23,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    from vllm.cli.bench.load import percentile
+
     engine, samples = measure(args)
     figures = {
         "batch_seconds": summary([sample.seconds for sample in samples]),

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from vllm.v1.core.kv_cache_manager import Blocks
     from vllm.v1.core.sched.output import SchedulerOutput
     from vllm.v1.core.sched.request_queue import RequestQueue
     from vllm.v1.messages import EngineCoreOutput
@@ -60,7 +61,7 @@ class SchedulerGuest:
 
     def grow(
         self, step: SchedulerOutput, request: Request, num_new: int, room: int
-    ) -> tuple[int, list[int] | None] | None:
+    ) -> tuple[int, Blocks | None] | None:
         """Allocate for the request's next `num_new` known tokens and for more, which are not certain, up to `room` for
         both. Returns how many tokens that is, and the blocks added, None: too few are free; or None: it is as any
         other."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from vllm.config import CacheConfig
 from vllm.config.cache import Chunks, Window
 from vllm.v1.core.block_pool import extend_block_hashes
-from vllm.v1.core.kv_cache_manager import CachedPrefix, KVCacheManager
+from vllm.v1.core.kv_cache_manager import Blocks, CachedPrefix, KVCacheManager
 from vllm.v1.request import Request
 
 NO_BLOCK = -1
@@ -47,17 +47,17 @@ class GroupedKVCacheManager(KVCacheManager):
         self.num_groups = len(self.windows)
         super().__init__(config)
         self._shares_parts = False
-        self._others: dict[str, list[list[int]]] = {}
+        self._groups: dict[str, Blocks] = {}  # the first are those of `_blocks`
         self._num_released: dict[str, list[int]] = {}  # leading blocks without an owner, by group
 
-    def other_blocks_of(self, request_id: str) -> list[list[int]]:
-        return [[max(block, 0) for block in blocks] for blocks in self._others.get(request_id, [])]
+    def groups_of(self, request_id: str) -> Blocks:
+        return tuple([max(block, 0) for block in blocks] for blocks in self._groups[request_id])
 
     def blocks_of(self, request_id: str) -> list[int]:
         return [max(block, 0) for block in self._blocks.get(request_id, [])]
 
     def all_blocks_of(self, request_id: str) -> list[int]:
-        return [block for blocks in self._groups_of(request_id) for block in blocks if block != NO_BLOCK]
+        return [block for blocks in self._groups.get(request_id, ()) for block in blocks if block != NO_BLOCK]
 
     def capacity(self, step_tokens: int) -> int:
         num_blocks = self.pool.num_blocks
@@ -133,7 +133,7 @@ class GroupedKVCacheManager(KVCacheManager):
         self._keep_on_host(keys)
         groups = self._take_prefix(keys, self.pool.allocate(num_missing))
         groups = [[NO_BLOCK] * (count - len(row)) + blocks for row, blocks in zip(keys, groups, strict=True)]
-        self._blocks[request.request_id], *self._others[request.request_id] = groups
+        self._groups[request.request_id], self._blocks[request.request_id] = tuple(groups), groups[0]
         self._num_released[request.request_id] = [count - len(row) for row in keys]
         request.hidden_from = request.next_prompt_row if self._caches_hidden else None
         self._num_registered[request.request_id] = count
@@ -169,23 +169,21 @@ class GroupedKVCacheManager(KVCacheManager):
             groups.append(blocks)
         return [[*blocks, *(next(fresh) for _ in range(num_new))] for blocks in groups]
 
-    def grow(self, request: Request, num_new_tokens: int) -> list[int] | None:
+    def grow(self, request: Request, num_new_tokens: int) -> Blocks | None:
         num_tokens = request.num_computed_tokens + num_new_tokens
         if num_new_tokens == 1 and num_tokens % self.block_size > 1:
-            return []
+            return ()
         self._release_passed(request)
         missing = max(self.num_missing_blocks(request, num_new_tokens), 0)
         if missing > self.pool.num_free:
             return None
         added = self.pool.allocate(missing)
         share = missing // self.num_groups
-        parts = [added[share * group : share * (group + 1)] for group in range(self.num_groups)]
-        for blocks, part in zip(self._groups_of(request.request_id), parts, strict=True):
+        parts = tuple(added[share * group : share * (group + 1)] for group in range(self.num_groups))
+        for blocks, part in zip(self._groups[request.request_id], parts, strict=True):
             blocks += part
-        if added and self.num_groups > 1:
-            self.added_to_others[request.request_id] = parts[1:]
         self._register(request, num_tokens, request.num_computed_tokens)
-        return parts[0]
+        return parts if added else ()
 
     def num_missing_blocks(self, request: Request, num_new_tokens: int) -> int:
         return super().num_missing_blocks(request, num_new_tokens) * self.num_groups
@@ -193,7 +191,7 @@ class GroupedKVCacheManager(KVCacheManager):
     def _release_passed(self, request: Request) -> None:
         """Release the blocks that no query from the first one not computed on sees."""
         released = self._num_released[request.request_id]
-        for group, blocks in enumerate(self._groups_of(request.request_id)):
+        for group, blocks in enumerate(self._groups[request.request_id]):
             first = first_needed_block(request.num_computed_tokens, self.windows[group], self.block_size)
             first = min(first, self._num_registered[request.request_id] if self.enable_caching else first)
             if first > released[group]:
@@ -202,30 +200,27 @@ class GroupedKVCacheManager(KVCacheManager):
                 blocks[passed.start : first] = [NO_BLOCK] * len(passed)
                 released[group] = first
 
-    def _groups_of(self, request_id: str) -> list[list[int]]:
-        return [self._blocks[request_id], *self._others[request_id]] if request_id in self._blocks else []
-
     def _register(self, request: Request, num_tokens: int, begin: int) -> None:
         first, full = self._num_registered[request.request_id], num_tokens // self.block_size
         if not self.enable_caching or full <= first:
             return
         hashes = extend_block_hashes(request, self.block_size)
         full = min(full, len(hashes))
-        for group, blocks in enumerate(self._groups_of(request.request_id)):
+        for group, blocks in enumerate(self._groups[request.request_id]):
             for index in range(first, full):
                 keeps_hidden = group == 0 and request.keeps_hidden(index, self.block_size)
                 self.pool.register(blocks[index], self._key(group, hashes[index]), keeps_hidden)
         self._num_registered[request.request_id] = full
 
     def forget_step(self, request: Request, num_computed_before: int) -> None:
-        for blocks in self._groups_of(request.request_id):
+        for blocks in self._groups.get(request.request_id, ()):
             for block_id in blocks[num_computed_before // self.block_size :]:
                 if block_id != NO_BLOCK:
                     self.pool.unregister(block_id)
 
     def free(self, request: Request) -> None:
-        groups = self._groups_of(request.request_id)
-        for held in (self._blocks, self._others, self._num_registered, self._num_released, self.added_to_others):
+        groups = self._groups.get(request.request_id, ())
+        for held in (self._blocks, self._groups, self._num_registered, self._num_released):
             held.pop(request.request_id, None)  # type: ignore[attr-defined]
         for blocks in groups:
             self.pool.release(block for block in reversed(blocks) if block != NO_BLOCK)

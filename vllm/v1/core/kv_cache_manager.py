@@ -12,6 +12,9 @@ from vllm.v1.core.partial_block_index import PartialBlockIndex
 from vllm.v1.core.sched.output import SchedulerOutput, SharedTokens
 from vllm.v1.request import Request
 
+Blocks = tuple[list[int], ...]
+"""Block ids of a request in each KV group."""
+
 
 @dataclass
 class PrefixCacheStats:
@@ -72,8 +75,6 @@ class KVCacheManager:
         self.stats = PrefixCacheStats()
         self._blocks: dict[str, list[int]] = {}
         self._num_registered: dict[str, int] = {}  # leading blocks that were registered
-        # Blocks that `grow` added in the other KV groups, by request; taken by the scheduler.
-        self.added_to_others: dict[str, list[list[int]]] = {}
 
     @property
     def usage(self) -> float:
@@ -81,12 +82,12 @@ class KVCacheManager:
         return 1 - self.pool.num_free / self.pool.num_blocks
 
     def blocks_of(self, request_id: str) -> list[int]:
-        """The request's blocks, in order."""
+        """The request's blocks in the first KV group, in order."""
         return self._blocks.get(request_id, [])
 
-    def other_blocks_of(self, request_id: str) -> list[list[int]]:
-        """The request's blocks in the other KV groups, of which there are none."""
-        return []
+    def groups_of(self, request_id: str) -> Blocks:
+        """The request's blocks in each KV group, in order; 0 where a group needs none."""
+        return (list(self.blocks_of(request_id)),)
 
     def all_blocks_of(self, request_id: str) -> list[int]:
         """The request's blocks in all groups."""
@@ -171,12 +172,13 @@ class KVCacheManager:
         self._note(request, num_tokens // self.block_size, num_tokens, prefix.num_tokens)
         return True
 
-    def grow(self, request: Request, num_new_tokens: int) -> list[int] | None:
-        """Allocate for `num_new_tokens` beyond the computed ones: the blocks added; None: too few are free."""
+    def grow(self, request: Request, num_new_tokens: int) -> Blocks | None:
+        """Allocate for `num_new_tokens` beyond the computed ones: the blocks added in each KV group, or () where none
+        are; None: too few are free."""
         num_tokens = request.num_computed_tokens + num_new_tokens
         if num_new_tokens == 1 and num_tokens % self.block_size > 1:
             # Fast path of most decodes: the last block neither begins nor becomes full.
-            return []
+            return ()
         blocks = self._blocks[request.request_id]
         missing = self.num_missing_blocks(request, num_new_tokens)
         if missing > self.pool.num_free:
@@ -186,7 +188,7 @@ class KVCacheManager:
         self._register(request, num_tokens, request.num_computed_tokens)
         if num_new_tokens > 1:
             self._note(request, num_tokens // self.block_size, num_tokens, request.num_computed_tokens)
-        return added
+        return (added,) if added else ()
 
     def num_missing_blocks(self, request: Request, num_new_tokens: int) -> int:
         """Blocks to allocate for `num_new_tokens` beyond the computed ones; none if not above 0."""

@@ -51,7 +51,8 @@ def schema_expression(schema: dict[str, Any]) -> str:
     if any("oneOf" in each for each in _schemas_of(schema)) and not _is_disjoint(schema):
         return json_text
     try:
-        return _Writer(schema).grammar()
+        writer = _Writer(schema)
+        return writer.grammar() if writer.is_inexact(_without(schema)) else json_text
     except (_Unwritable, TooManyParts, RecursionError):
         return json_text
 
@@ -126,7 +127,7 @@ class _Writer:
 
     def _value(self, schema: Any) -> str | None:
         """An expression of a value; None: there is none."""
-        if not isinstance(schema, dict) or not self._is_inexact(schema):
+        if not isinstance(schema, dict) or not self.is_inexact(schema):
             return self._json(schema)
         reference = schema.get("$ref")
         if isinstance(reference, str) and reference in self._names:
@@ -150,7 +151,7 @@ class _Writer:
             found, left = found | more, left - more
         return found
 
-    def _is_inexact(self, value: Any) -> bool:
+    def is_inexact(self, value: Any) -> bool:
         """Whether a number of those is in a schema, or in the values of a part of one."""
         return any(_is_inexact(each) or each.get("$ref") in self._inexact for each in _schemas_of(value))
 
@@ -199,7 +200,7 @@ class _Writer:
         return [each for each in types if each != "integer" or "number" not in types]
 
     def _is_inside(self, schema: Mapping[str, Any], names: tuple[str, ...]) -> bool:
-        return any(self._is_inexact(schema[name]) for name in names if name in schema)
+        return any(self.is_inexact(schema[name]) for name in names if name in schema)
 
     def _number(self, schema: Mapping[str, Any], is_integer: bool) -> str | None:
         if is_empty(schema, is_integer):

@@ -113,9 +113,8 @@ def _of_grammar(value: str, params: StructuredOutputsParams) -> str:
     """Lark's dialect, or EBNF as GBNF has it."""
     from llguidance import LLMatcher
 
-    if isinstance(value, OwnGrammar):
-        return LLMatcher.grammar_from_lark(value)
-    return LLMatcher.grammar_from_lark(_unforced(lark_of(value)))
+    lark = lark_of(value)
+    return LLMatcher.grammar_from_lark(lark if isinstance(value, OwnGrammar) else _unforced(lark))
 
 
 def _unforced(lark: str) -> str:

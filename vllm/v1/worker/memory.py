@@ -190,10 +190,9 @@ def run_requests(
     new: list[NewRequestData] = []
     for index, (length, own) in enumerate(zip(lengths, params, strict=True)):
         # All write to the scratch cache's only block.
-        blocks = [0] * -(-length // config.cache_config.block_size)
+        blocks = ([0] * -(-length // config.cache_config.block_size),) * len(runner.block_tables)
         first_row = 0 if own.reads_prompt and not computed and length > 1 else None
-        others = [blocks] * len(runner.block_tables[1:])
-        request = f"warm-up-{index}", [0] * length, length, own, blocks, computed, first_row, others
+        request = f"warm-up-{index}", [0] * length, length, own, blocks, computed, first_row
         new.append(NewRequestData(*request))
     counts = {each.req_id: each.num_prompt_tokens - computed for each in new}
     # Backwards, so that low slots are free first again.

@@ -92,7 +92,7 @@ def _chat_tool(tool: Any, place: str) -> dict[str, Any]:
 def _instead_of(kind: Any) -> str:
     """What to do instead of a tool that is no function."""
     if kind in _CLIENTS_TOOLS:
-        return "what it takes is no JSON, which calls are here; give a function with a text as its argument"
+        return "its calls are no JSON, as those made here are; give a function with a text as its argument"
     return "this server runs no tools; give functions, which the client calls"
 
 

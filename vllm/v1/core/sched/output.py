@@ -19,11 +19,10 @@ class NewRequestData:
     prefill_token_ids: list[int]  # the prompt, and the tokens generated before a preemption
     num_prompt_tokens: int
     sampling_params: SamplingParams
-    block_ids: list[int]  # all blocks owned so far, cached prefix first
+    # The blocks owned so far in each KV group, cached prefix first; 0 where a group needs none.
+    block_ids: tuple[list[int], ...]
     num_computed_tokens: int  # tokens whose KV is in those blocks, or is written there by this step
     next_prompt_row: int | None = None  # first prompt position whose logits are still to be read, if any
-    # Blocks in the other KV groups, from the second on; 0 where a group needs none.
-    other_block_ids: list[list[int]] = field(default_factory=list)
     pooling_params: PoolingParams | None = None  # of a pooling model's request
 
 
@@ -32,10 +31,9 @@ class CachedRequestData:
     """Requests that have a slot already, in batch order."""
 
     req_ids: list[str] = field(default_factory=list)
-    new_block_ids: list[list[int]] = field(default_factory=list)  # appended in this step, often none
+    # The blocks appended in this step in each KV group, in all as many; often none: ().
+    new_block_ids: list[tuple[list[int], ...]] = field(default_factory=list)
     num_computed_tokens: list[int] = field(default_factory=list)
-    # Of the requests that get blocks in other KV groups: for each of these groups as many as in the first.
-    other_new_block_ids: dict[str, list[list[int]]] = field(default_factory=dict)
 
 
 class SharedTokens(NamedTuple):

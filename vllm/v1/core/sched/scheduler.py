@@ -9,6 +9,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from vllm.config import CacheConfig, SchedulerConfig
 from vllm.exceptions import VLLMValidationError
 from vllm.v1.core.guests import SchedulerGuest, hooks
+from vllm.v1.core.kv_cache_manager import Blocks
 from vllm.v1.core.make_manager import make_kv_cache_manager
 from vllm.v1.core.sched.output import CachedRequestData, NewRequestData, SchedulerOutput
 from vllm.v1.core.sched.repetition import repeats_itself
@@ -169,7 +170,7 @@ class Scheduler:
     def _schedule_running(self, step: SchedulerOutput) -> None:
         budget = self.config.max_num_batched_tokens
         cached, scheduled = step.scheduled_cached_reqs, step.num_scheduled_tokens
-        running, grow, others = self.running, self.kv.grow, self.kv.added_to_others
+        running, grow = self.running, self.kv.grow
         cuts_shares, grows = self.kv.cuts_shares, self._on_grow
         index = 0
         # Preemption shortens the list during the loop.
@@ -202,8 +203,6 @@ class Scheduler:
             cached.req_ids.append(request.request_id)
             cached.new_block_ids.append(added)
             cached.num_computed_tokens.append(num_computed)
-            if added and others:
-                cached.other_new_block_ids[request.request_id] = others.pop(request.request_id)
             scheduled[request.request_id] = num_new
             request.num_computed_tokens = num_computed + num_new
             budget -= num_new
@@ -212,10 +211,10 @@ class Scheduler:
 
     def _grow_further(
         self, step: SchedulerOutput, request: Request, num_new: int, room: int
-    ) -> tuple[int, list[int] | None] | None:
+    ) -> tuple[int, Blocks | None] | None:
         """See SchedulerGuest.grow. `room` leaves a token to each request that comes after this one."""
         for grow in self._on_grow:
-            grown: tuple[int, list[int] | None] | None = grow(step, request, num_new, room)
+            grown: tuple[int, Blocks | None] | None = grow(step, request, num_new, room)
             if grown is not None:
                 return grown
         return None
@@ -229,7 +228,6 @@ class Scheduler:
             where = cached.req_ids.index(request_id)
             for column in (cached.req_ids, cached.new_block_ids, cached.num_computed_tokens):
                 del column[where]  # type: ignore[attr-defined]
-            cached.other_new_block_ids.pop(request_id, None)
             self.kv.forget_step(victim, victim.num_computed_tokens - num_scheduled)
         self.running.remove(victim)
         self.kv.free(victim)
@@ -291,11 +289,10 @@ class Scheduler:
                     prefill_token_ids=list(request.token_ids),
                     num_prompt_tokens=request.num_prompt_tokens,
                     sampling_params=request.sampling_params,
-                    block_ids=list(self.kv.blocks_of(request.request_id)),
+                    block_ids=self.kv.groups_of(request.request_id),
                     num_computed_tokens=num_cached,
                     pooling_params=request.pooling_params,
                     next_prompt_row=request.next_prompt_row,
-                    other_block_ids=self.kv.other_blocks_of(request.request_id),
                 )
             )
             step.num_scheduled_tokens[request.request_id] = num_new

@@ -101,7 +101,7 @@ class WholeRequestScheduler:
                 request.token_ids,
                 request.num_tokens,
                 request.sampling_params,
-                block_ids=[],
+                block_ids=(),
                 num_computed_tokens=0,
                 pooling_params=request.pooling_params,
             )

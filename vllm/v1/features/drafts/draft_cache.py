@@ -101,7 +101,7 @@ class DraftCache:
             query_start_loc_np=starts,
             token_slots_np=token_slots,
             positions_np=positions,
-            slot_mapping_np=self.tables.slot_mapping(token_slots, positions),
+            slot_mappings_np=(self.tables.slot_mapping(token_slots, positions),),
             input_ids_np=self._states.token_ids[token_slots, positions],
             max_query_len=int(counts.max()),
             max_seq_len=int(ends.max()),

@@ -131,7 +131,7 @@ class Follower:
         self._num_final[slots] = np.minimum(self._num_final[slots], batch.num_computed_np)
         self._num_kept[slots] = batch.seq_lens_np
         hidden = self.model.taken_of(hidden, streams_of(self._target))
-        self._write(batch.slot_mapping_np, hidden)
+        self._write(batch.slot_mappings_np[0], hidden)
         if batch.shared_np is not None:
             tokens, places = batch.shared_np
             self._write(places, hidden.index_select(0, upload(tokens, self._device)))
@@ -212,7 +212,7 @@ class Follower:
             batch = self.cache.batch(slots[rows], counts, starts[rows])
             last = batch.query_start_loc_np[1:].astype(np.int64) - 1
             done = np.flatnonzero(starts[rows] == ends[rows])
-            hidden = self.hidden.index_select(0, upload(batch.slot_mapping_np, self._device))
+            hidden = self.hidden.index_select(0, upload(batch.slot_mappings_np[0], self._device))
             for layer in range(num_layers):
                 ids = self._tokens(batch.token_slots_np, batch.positions_np + 1 + layer)
                 hidden = self._layer(layer, batch, ids, hidden, last if layer == num_layers - 1 else None)

@@ -6,6 +6,7 @@ from __future__ import annotations
 from typing import Any
 
 from vllm.v1.core.guests import SchedulerGuest
+from vllm.v1.core.kv_cache_manager import Blocks
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.messages import EngineCoreOutput
 from vllm.v1.outputs import ModelRunnerOutput
@@ -31,7 +32,7 @@ class Drafts(SchedulerGuest):
 
     def grow(
         self, step: SchedulerOutput, request: Request, num_new: int, room: int
-    ) -> tuple[int, list[int] | None] | None:
+    ) -> tuple[int, Blocks | None] | None:
         """As many drafts as are of use and fit into the blocks and into `room`."""
         if not self._next or (drafts := self._next.pop(request.request_id, None)) is None:
             return None

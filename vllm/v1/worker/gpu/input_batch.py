@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -48,7 +48,7 @@ class InputBatch:
     query_start_loc_np: np.ndarray  # int32 [R + 1]
     token_slots_np: np.ndarray  # int64 [T], the slot of each token's request
     positions_np: np.ndarray  # int64 [T]
-    slot_mapping_np: np.ndarray  # int64 [T], KV cache slots
+    slot_mappings_np: Sequence[np.ndarray]  # int64 [T] each, KV cache slots in every KV group
     input_ids_np: np.ndarray  # int32 [T], UNKNOWN where only the device has the token
     max_query_len: int
     max_seq_len: int
@@ -61,7 +61,6 @@ class InputBatch:
     prompts: PromptBatch | None = None  # None: no request reads its prompt
     # Tokens whose keys and values are written a second time, and the KV cache slots for that, both int64 [S].
     shared_np: tuple[np.ndarray, np.ndarray] | None = None
-    other_slot_mappings_np: list[np.ndarray] = field(default_factory=list)  # of the KV groups from the second on
     is_changed: bool = False  # whether layers compute something else for some request
     can_record_change: bool = False  # whether that can be recorded
     state_slots_np: np.ndarray | None = None  # int64 [R], rows of recurrent states; None: the slots
@@ -108,8 +107,7 @@ class InputBatch:
             self.prompts.kept_rows = moved[self.prompts.kept_rows]
 
     def to_device(self, states: RequestStates) -> ModelInputs:
-        wide = [self.positions_np, self.idx_mapping_np, self.hidden_rows_np, self.slot_mapping_np]
-        wide += self.other_slot_mappings_np
+        wide = [self.positions_np, self.idx_mapping_np, self.hidden_rows_np, *self.slot_mappings_np]
         narrow = [self.input_ids_np, self.query_start_loc_np, self.seq_lens_np]
         is_unknown = states.last_sampled is not None and (self.input_ids_np == UNKNOWN).any()
         if is_unknown:
@@ -181,7 +179,7 @@ def build_input_batch(
     if isinstance(num_tentative, np.ndarray):
         expanded = sampling_rows, num_tentative[sampling_rows]
         sampling_rows, hidden_rows = _expand(*expanded, hidden_rows)
-    slot_mapping, *others = (table.slot_mapping(token_slots, positions) for table in block_tables)
+    slot_mappings = [table.slot_mapping(token_slots, positions) for table in block_tables]
     batch = InputBatch(
         req_ids=req_ids,
         idx_mapping_np=slots,
@@ -190,7 +188,7 @@ def build_input_batch(
         query_start_loc_np=query_start_loc,
         token_slots_np=token_slots,
         positions_np=positions,
-        slot_mapping_np=slot_mapping,
+        slot_mappings_np=slot_mappings,
         input_ids_np=states.token_ids[token_slots, positions],
         max_query_len=int(counts.max(initial=0)),
         max_seq_len=int(seq_lens.max(initial=0)),
@@ -199,7 +197,6 @@ def build_input_batch(
         sampling_rows_np=sampling_rows,
         silent_rows_np=np.flatnonzero(complete & ~reads_next),
         hidden_rows_np=hidden_rows,
-        other_slot_mappings_np=others,
         expanded_np=expanded,
     )
     if is_read:
@@ -234,7 +231,7 @@ def _build_decodes(req_ids: list[str], states: RequestStates, tables: Sequence[B
     complete, reads_next = seq_lens == states.total_len[slots], states.reads_next[slots]
     is_sampled = complete & reads_next
     all_sampled = is_sampled.all()
-    slot_mapping, *others = (table.slot_mapping(slots, positions) for table in tables)
+    slot_mappings = [table.slot_mapping(slots, positions) for table in tables]
     sampling_rows = rows if all_sampled else np.flatnonzero(is_sampled)
     return InputBatch(
         req_ids=req_ids,
@@ -244,7 +241,7 @@ def _build_decodes(req_ids: list[str], states: RequestStates, tables: Sequence[B
         query_start_loc_np=query_start_loc,
         token_slots_np=slots,
         positions_np=positions,
-        slot_mapping_np=slot_mapping,
+        slot_mappings_np=slot_mappings,
         input_ids_np=states.token_ids[slots, computed],
         max_query_len=1,
         max_seq_len=int(seq_lens.max()),
@@ -253,7 +250,6 @@ def _build_decodes(req_ids: list[str], states: RequestStates, tables: Sequence[B
         sampling_rows_np=sampling_rows,
         silent_rows_np=rows[:0] if all_sampled else np.flatnonzero(complete & ~reads_next),
         hidden_rows_np=sampling_rows,
-        other_slot_mappings_np=others,
     )
 
 
@@ -270,7 +266,7 @@ def _add_readings(batch: InputBatch, prompt_logprobs: PromptLogprobsState, block
     cached = PromptRows(slots[index], positions, block_table.slot_mapping(slots[index], positions))
     index, positions = prompt_logprobs.take_rows(slots, computed, batch.seq_lens_np)
     computed_rows = PromptRows(slots[index], positions, row_of_token[batch.origins_np[index] + positions])
-    batch.prompts = PromptBatch(computed_rows, cached, row_of_token[kept], batch.slot_mapping_np[kept])
+    batch.prompts = PromptBatch(computed_rows, cached, row_of_token[kept], batch.slot_mappings_np[0][kept])
 
 
 def _shared(

@@ -226,19 +226,18 @@ class GPUModelRunner:
             slot = self.states.add_request(
                 new.req_id, new.prefill_token_ids, prompt_len, new.num_computed_tokens, samples, reads_next
             )
-            for table, ids in zip(self.block_tables, (new.block_ids, *new.other_block_ids), strict=True):
+            for table, ids in zip(self.block_tables, new.block_ids, strict=True):
                 table.set_row(slot, ids)
             self.sampler.add_request(slot, params, new.req_id)
             self.prompt_logprobs.add_request(slot, new.req_id, params, new.num_prompt_tokens, new.next_prompt_row)
             for add in self._on_add:
                 add(slot, new, step)
         cached = step.scheduled_cached_reqs
-        for req_id, block_ids in zip(cached.req_ids, cached.new_block_ids, strict=True):
-            if block_ids:
-                self.block_tables[0].append(self.states.req_id_to_slot[req_id], block_ids)
-        for req_id, added in cached.other_new_block_ids.items():
-            for table, ids in zip(self.block_tables[1:], added, strict=True):
-                table.append(self.states.req_id_to_slot[req_id], ids)
+        for req_id, added in zip(cached.req_ids, cached.new_block_ids, strict=True):
+            if added:
+                slot = self.states.req_id_to_slot[req_id]
+                for table, ids in zip(self.block_tables, added, strict=True):
+                    table.append(slot, ids)
         for table in self.block_tables:
             table.apply_staged_writes()
         self.sampler.apply_staged_writes()
