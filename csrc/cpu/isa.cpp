@@ -21,8 +21,10 @@ constexpr Isa below(Isa level) { return static_cast<Isa>(static_cast<int>(level)
 // Whether the library has the kernels of a level.
 constexpr bool is_compiled(Isa level) {
   switch (level) {
+#ifdef VLLM_HAVE_PORTABLE
     case Isa::portable:
       return true;
+#endif
 #ifdef VLLM_HAVE_AVX2
     case Isa::avx2:
       return true;
@@ -97,18 +99,22 @@ Isa widest_that_runs() {
   return widest;
 }
 
-// The widest level that was compiled and runs here, up to `level`.
+// The widest level that was compiled and runs here, up to `level`; else the narrowest.
 Isa capped(Isa level) {
   static const Isa widest = widest_that_runs();
-  if (level > widest) level = widest;
-  while (!is_compiled(level)) level = below(level);
-  return level;
+  Isa found = level > widest ? widest : level;
+  while (found != Isa::none && !is_compiled(found)) found = below(found);
+  while (found == Isa::none && level < widest) {
+    level = next(level);
+    if (is_compiled(level)) found = level;
+  }
+  return found;
 }
 
 Isa initial() {
   const char* wanted = std::getenv("VLLM_CPU_ISA");
   if (wanted == nullptr) return capped(kWidest);
-  if (std::strcmp(wanted, "portable") == 0) return Isa::portable;
+  if (std::strcmp(wanted, "portable") == 0) return capped(Isa::portable);
   if (std::strcmp(wanted, "avx2") == 0) return capped(Isa::avx2);
   if (std::strcmp(wanted, "avx512") == 0) return capped(Isa::avx512);
   if (std::strcmp(wanted, "avx512_bf16") == 0) return capped(Isa::avx512_bf16);

@@ -2,9 +2,20 @@
 // that runs is chosen when the library is first used.
 #pragma once
 
-// A level that was not compiled stands for the next narrower one.
+// A level that was not compiled stands for the next narrower one; those below the narrowest, for that one.
 namespace vllm_cpu {
+#if defined(VLLM_HAVE_PORTABLE)
 namespace portable {}
+#elif defined(VLLM_HAVE_AVX2)
+namespace avx2 {}
+namespace portable = avx2;
+#elif defined(VLLM_HAVE_AVX512)
+namespace avx512 {}
+namespace portable = avx512;
+#else
+namespace avx512_bf16 {}
+namespace portable = avx512_bf16;
+#endif
 #ifdef VLLM_HAVE_AVX2
 namespace avx2 {}
 #else
@@ -37,13 +48,14 @@ using namespace avx512_fp16;
 namespace amx = avx512_fp16;
 #endif
 
-enum class Isa : int { portable = 0, avx2 = 1, avx512 = 2, avx512_bf16 = 3, avx512_fp16 = 4, amx = 5 };
+enum class Isa : int { none = -1, portable = 0, avx2 = 1, avx512 = 2, avx512_bf16 = 3, avx512_fp16 = 4, amx = 5 };
 constexpr Isa kWidest = Isa::amx;
 
-// The level in use: the widest that was compiled, that this machine runs and that VLLM_CPU_ISA allows.
+// The level in use: the widest that was compiled, that this machine runs and that VLLM_CPU_ISA allows, or else the
+// narrowest that was compiled and runs. None: this machine runs none of them, and no kernel may be called.
 Isa current_isa();
 
-// Uses `level`, or the widest possible one below it; returns what is in use then.
+// Uses `level`, or the widest possible one below it, or else the narrowest; returns what is in use then.
 Isa set_isa(Isa level);
 
 // Whether the level in use has bfloat16 dot products that outrun float32 multiply-adds: on AMD they run at twice their
@@ -70,6 +82,11 @@ F* pick(F* portable, F* avx2, F* avx512, F* avx512_bf16, F* avx512_fp16, F* amx)
 }  // namespace vllm_cpu
 
 // Runs DECLARE(level) for each compiled level: how a header declares its kernels in every namespace.
+#ifdef VLLM_HAVE_PORTABLE
+#define VLLM_FOR_PORTABLE(DECLARE) DECLARE(portable)
+#else
+#define VLLM_FOR_PORTABLE(DECLARE)
+#endif
 #ifdef VLLM_HAVE_AVX2
 #define VLLM_FOR_AVX2(DECLARE) DECLARE(avx2)
 #else
@@ -86,7 +103,7 @@ F* pick(F* portable, F* avx2, F* avx512, F* avx512_bf16, F* avx512_fp16, F* amx)
 #define VLLM_FOR_AVX512_BF16(DECLARE)
 #endif
 #define VLLM_FOR_EACH_ISA(DECLARE) \
-  DECLARE(portable) VLLM_FOR_AVX2(DECLARE) VLLM_FOR_AVX512(DECLARE) VLLM_FOR_AVX512_BF16(DECLARE)
+  VLLM_FOR_PORTABLE(DECLARE) VLLM_FOR_AVX2(DECLARE) VLLM_FOR_AVX512(DECLARE) VLLM_FOR_AVX512_BF16(DECLARE)
 
 // The kernel `name` of the level in use.
 #define VLLM_KERNEL(name)                                                                          \

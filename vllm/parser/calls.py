@@ -69,7 +69,7 @@ class Calls:
         return half if half == rest and name not in self.schemas and half in self.schemas else name
 
     def schema(self, function: str) -> ArgumentSchema:
-        """What is known of the function's arguments."""
+        """The schema of the function's arguments, which may say nothing."""
         if function not in self._read:
             self._read[function] = ArgumentSchema(self.schemas.get(function, {}))
         return self._read[function]

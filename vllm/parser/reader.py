@@ -23,7 +23,7 @@ class Ended(Exception):
 
 
 BROKEN = (NotACall, Ended, RecursionError)
-"""What parsers raise for a text that is not what they expect, or that is nested too deeply."""
+"""Raised by parsers for a text that is not what they expect, or that is nested too deeply."""
 
 
 class Reader:

@@ -1,4 +1,4 @@
-"""What a JSON schema says of an argument: the kinds of values that it allows, and the schemas of what these hold."""
+"""JSON schemas of arguments: the kinds of values that they allow, and the schemas of what these hold."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def kinds_of(value: Any) -> frozenset[str]:
 
 @dataclass(frozen=True)
 class Allowed:
-    """What a schema allows.
+    """The values that a schema allows.
 
     Attributes:
         types: JSON Schema's names; None: any.
@@ -71,7 +71,7 @@ class ArgumentSchema:
 
     @cached_property
     def allowed(self) -> Allowed:
-        """What it allows, by references and by all of its parts."""
+        """The values that it allows, by references and by all of its parts."""
         try:
             return self._allowed(self.schema, {}) or _ANY
         except RecursionError:
@@ -89,7 +89,7 @@ class ArgumentSchema:
 
     @property
     def keywords(self) -> set[str]:
-        """Those of all its parts."""
+        """The words of all its parts."""
         try:
             return {str(name) for each in self._flat(self.schema, set()) for name in each}
         except RecursionError:
@@ -97,7 +97,7 @@ class ArgumentSchema:
 
     @cached_property
     def property_names(self) -> frozenset[str]:
-        """Those that it describes."""
+        """The properties that it describes."""
         try:
             parts = [each.get("properties") for each in self._flat(self.schema, set())]
         except RecursionError:
@@ -133,7 +133,7 @@ class ArgumentSchema:
             return ArgumentSchema({}, self.root)
 
     def _picked(self, schema: Any, pick: Callable[[Mapping[str, Any]], Any], known: dict[int, Any]) -> Any:
-        """What `pick` finds in a schema and its parts, as one schema; None: nothing. `known`: of schemas by their
+        """All that `pick` finds in a schema and its parts, as one schema; None: nothing. `known`: of schemas by their
         `id`, None of those that are being read."""
         if not isinstance(schema, Mapping) or id(schema) in known:
             return known.get(id(schema))
@@ -161,7 +161,7 @@ class ArgumentSchema:
         for each in beside:
             found &= each or _ANY
         for parts in _either(schema):
-            # What holds itself adds nothing to what else there is.
+            # A part that holds its whole adds nothing to what else there is.
             several = [each for part in parts if (each := self._allowed(part, known)) is not None]
             if several:
                 found &= functools.reduce(Allowed.__or__, several)
@@ -221,7 +221,7 @@ def _either(schema: Mapping[str, Any]) -> list[list[Any]]:
 
 
 def _own(schema: Mapping[str, Any]) -> Allowed:
-    """What a schema's own words allow."""
+    """The values that a schema's own words allow."""
     types = _types(schema)
     found = Allowed(types, (None,) if types == {"null"} else None)
     if "const" in schema:

@@ -145,5 +145,5 @@ def _string(reader: Reader, calls: Calls, tags: Tags) -> Iterator[Step]:
 
 
 def _ends_of(tags: Tags) -> tuple[str, ...]:
-    """What ends a value: models leave its own end out at times where arguments are lines."""
+    """The ends of a value: models leave its own end out at times where arguments are lines."""
     return (tags.end, "\n" + tags.begin) if tags.may_be_open else (tags.end,)

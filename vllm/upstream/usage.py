@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from vllm.engine.usage import UsageContext as UsageContext
+from vllm.config.usage import UsageContext as UsageContext
 
 
 def is_usage_stats_enabled() -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from vllm.engine.weight_transfer import check_weight_transfer_config
+from vllm.v1.engine.weight_transfer import check_weight_transfer_config
 
 
 @dataclass

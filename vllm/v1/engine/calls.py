@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from functools import wraps
 from typing import TYPE_CHECKING, Any, Concatenate, Literal, ParamSpec, TypeVar
 
-from vllm.engine.weight_transfer import trainer_of, weights_of_update
 from vllm.exceptions import VLLMValidationError
 from vllm.lora.request import NOT_ENABLED, LoRARequest, given_lora_request
 from vllm.utils.checks import MAX_INTEGER, check_integer, check_neutral
+from vllm.v1.engine.weight_transfer import trainer_of, weights_of_update
 
 if TYPE_CHECKING:
     from vllm.config import ModelConfig, VllmConfig

@@ -5,11 +5,10 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from vllm.config import VllmConfig
-from vllm.engine.arg_utils import EngineArgs
-from vllm.engine.usage import UsageContext
+from vllm.config.usage import UsageContext
 from vllm.exceptions import VLLMValidationError
 from vllm.inputs.text_options import text_options
 from vllm.lora.request import LoRARequest
@@ -33,6 +32,16 @@ if TYPE_CHECKING:
 
     from vllm.tokenizers.tokenizer import Tokenizer
     from vllm.v1.engine.offline_metrics import OfflineMetrics
+
+
+class EngineArguments(Protocol):
+    """An EngineArgs, as `from_engine_args` uses it."""
+
+    data_parallel_size: int
+    disable_log_stats: bool
+
+    def create_engine_config(self, usage_context: Any = None) -> VllmConfig:
+        """The configuration that they mean."""
 
 
 class LLMEngine(BlockingCalls):
@@ -100,7 +109,7 @@ class LLMEngine(BlockingCalls):
     @classmethod
     def from_engine_args(
         cls,
-        engine_args: EngineArgs,
+        engine_args: EngineArguments,
         usage_context: Any = None,
         stat_loggers: Sequence[Any] | None = None,
         enable_multiprocessing: bool = False,

@@ -276,7 +276,7 @@ class AnswerPlan:
         if reasoning.ends_before_any and (form is None or self._holds_calls):
             end, more = reasoning.ends_before_any, []
         has_begun = is_inside or reasoning.is_implicit
-        # What else the answer's reader takes for its end: there a form could not begin.
+        # Other ends, as the answer's reader knows them: there a form could not begin.
         excluded = () if form is None or reasoning.has_channels else reasoning.also_ends
         if form is None:
             more += reasoning.also_ends
