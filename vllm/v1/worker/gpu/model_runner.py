@@ -150,15 +150,18 @@ class GPUModelRunner:
 
     @contextlib.contextmanager
     def scratch_cache(self) -> Iterator[None]:
-        """For steps whose results are discarded, before `initialize_kv_cache`: a cache of one block, number 0; nothing
-        is recorded or replayed."""
-        assert not self._sizes.num_blocks, "there is a cache"
+        """For steps whose results are discarded: a cache of one block, number 0; nothing is recorded or replayed. What
+        guests keep of requests is forgotten."""
+        sizes, kept, self.replay = self._sizes, self.kv_caches, Replay()
         self.kv_caches = self._make_kv_caches(1)
         self._reset(CacheSizes(num_blocks=1, is_scratch=True))
         try:
             yield
         finally:
-            self.release_kv_cache()
+            self.kv_caches = kept
+            self._reset(sizes)
+            if sizes.num_blocks:
+                self.replay = self.replay_maker.make(sizes)
 
     def max_logits_bytes(self) -> int:
         """The most bytes of logits in a step: a float32 row a sequence, a copy of it for processing, another in the
