@@ -22,6 +22,7 @@ class HiddenCache(RunnerGuest):
         self._num_slots = 0
         # [blocks * block size, H]; allocated at the first prompt readings.
         self.hidden: Tensor | None = None
+        self._set_aside: Tensor | None = None  # while a scratch cache is used
 
     @property
     def block_bytes(self) -> int:
@@ -31,7 +32,10 @@ class HiddenCache(RunnerGuest):
         return size
 
     def reset(self, sizes: CacheSizes) -> None:
-        self.hidden = None
+        if sizes.is_scratch:
+            self._set_aside, self.hidden = self.hidden, None
+        else:
+            self.hidden, self._set_aside = self._set_aside if sizes.num_blocks else None, None
         self._num_slots = (sizes.num_blocks + self._runner.num_extra_blocks) * self._runner.block_size
 
     def after_forward(self, step: SchedulerOutput, batch: InputBatch, hidden: Tensor) -> None:
