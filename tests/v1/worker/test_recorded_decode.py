@@ -207,9 +207,15 @@ def test_a_step_of_single_tokens_is_built_as_any_other(folder, monkeypatch):
     assert built
     for batch, other in built:
         for name, value in vars(batch).items():
-            theirs = getattr(other, name)
-            if isinstance(value, np.ndarray):
-                assert value.dtype == theirs.dtype, name
-                np.testing.assert_array_equal(value, theirs, err_msg=name)
-            else:
-                assert value == theirs, name
+            assert_same_field(value, getattr(other, name), name)
+
+
+def assert_same_field(value, theirs, name):
+    if isinstance(value, tuple):
+        for one, other in zip(value, theirs, strict=True):
+            assert_same_field(one, other, name)
+    elif isinstance(value, np.ndarray):
+        assert value.dtype == theirs.dtype, name
+        np.testing.assert_array_equal(value, theirs, err_msg=name)
+    else:
+        assert value == theirs, name
