@@ -202,7 +202,7 @@ def _pieces(setting: Setting, models: _Models) -> dict[str, Any]:
     """A step of a few hundred prompt tokens, replayed in pieces and launched kernel by kernel."""
     llm, sizes = models.engine(), setting.sizes
     runner = llm.llm_engine.engine_core.executor.worker.model_runner
-    kept, count = runner.replay.pieces, max(1, 512 // sizes.prompt_len)
+    kept, count = getattr(runner.replay, "pieces", None), max(1, 512 // sizes.prompt_len)
     if kept is None:
         return {"not_here": "steps with prompts are not captured on this device"}
     seconds: dict[str, list[float]] = {"replayed": [], "launched": []}

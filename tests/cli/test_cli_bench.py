@@ -98,10 +98,10 @@ def test_the_same_seed_is_the_same_workload(requests: list[Any]) -> None:
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (["--input-len", "0"], "argument --input-len: must be at least 1, got 0"),
-        (["--repeats", "0"], "argument --repeats: must be at least 1, got 0"),
+        (["--input-len", "0"], "argument --input-len/--random-input-len: must be at least 1, got 0"),
+        (["--repeats", "0"], "argument --repeats/--num-iters: must be at least 1, got 0"),
         (["--num-ids", "-1"], "argument --num-ids: must be at least 0, got -1"),
-        (["--output-len", "x"], "argument --output-len: invalid"),
+        (["--output-len", "x"], "argument --output-len/--random-output-len"),
     ],
 )
 @pytest.mark.parametrize("kind", KINDS)

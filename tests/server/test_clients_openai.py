@@ -64,7 +64,7 @@ def test_prompts_of_every_kind(client: openai.OpenAI, llm: LLM) -> None:
 def test_choices_of_a_seed(client: openai.OpenAI, llm: LLM) -> None:
     def texts(seed: int) -> list[str]:
         answer = client.completions.create(
-            model=MODEL, prompt=[PROMPT, "One"], n=3, seed=seed, temperature=1.0, max_tokens=6
+            model=MODEL, prompt=[PROMPT, "One"], n=3, seed=seed, temperature=1.0, top_p=1.0, max_tokens=6
         )
         assert [choice.index for choice in answer.choices] == list(range(6))
         return [choice.text for choice in answer.choices]

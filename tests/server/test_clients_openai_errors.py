@@ -166,7 +166,8 @@ def test_a_server_that_goes_away(tmp_path: Path) -> None:
     with LiveServer(folder, env={"OMP_NUM_THREADS": "1"}) as server, client_of(server) as client:
         stream = iter(client.completions.create(model="tiny", prompt="a", **LONG))
         next(stream)
-        server.process.send_signal(signal.SIGINT)
+        server.process.send_signal(signal.SIGINT)  # lets requests finish; a second signal cuts them
+        server.process.send_signal(signal.SIGTERM)
         with pytest.raises(openai.APIError) as caught:
             list(stream)
         assert caught.value.code == "shutting_down"

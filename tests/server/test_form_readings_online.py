@@ -27,7 +27,7 @@ FORMS: dict[str, dict[str, Any]] = {
     "choice": {"structured_outputs": {"choice": CHOICES}, "choice_readings": True},
     "fields": {"structured_outputs": {"json": SCHEMA}, "field_readings": True},
 }
-SAMPLING = {"temperature": 1, "seed": 3, "n": 2, "max_tokens": 40}
+SAMPLING = {"temperature": 1, "top_p": 1, "seed": 3, "n": 2, "max_tokens": 40}
 
 
 @pytest.fixture(scope="module")

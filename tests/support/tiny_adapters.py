@@ -14,6 +14,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
+from vllm.v1.features.adapters.scheduler import StepAdapters
+
 PREFIX = "base_model.model."
 
 
@@ -141,8 +143,9 @@ def give_adapters(llm: Any, adapter_of: Callable[[list[int]], Any]) -> None:
     update = runner._update_states
 
     def update_states(step: Any) -> None:
-        for new in step.scheduled_new_reqs:
-            new.lora_request = adapter_of(new.prefill_token_ids[: new.num_prompt_tokens])
+        prompts = {new.req_id: new.prefill_token_ids[: new.num_prompt_tokens] for new in step.scheduled_new_reqs}
+        found = {req_id: adapter_of(prompt) for req_id, prompt in prompts.items()}
+        step.parts.add(StepAdapters((req_id, adapter) for req_id, adapter in found.items() if adapter is not None))
         update(step)
 
     runner._update_states = update_states

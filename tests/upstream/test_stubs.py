@@ -36,15 +36,19 @@ LLMEngine.nothing
 """
 
 
+def has_file(module: str) -> bool:
+    path = ROOT.joinpath(*module.split("."))
+    return path.with_suffix(".py").exists() or (path / "__init__.py").exists()
+
+
 def test_a_stub_for_every_listed_module():
     found = stubs(table())
     assert found["vllm.engine.llm_engine"].endswith("from vllm.v1.engine.llm_engine import *\n")
     assert found["vllm.model_executor"] == ""
     for module, text in found.items():
         compile(text, module, "exec")
-    missing = [
-        module for module in table().rooms if module not in found and module not in ("vllm.config", "vllm.utils")
-    ]
+    # A stub would hide what a module of ours itself has.
+    missing = [module for module in table().rooms if module not in found and not has_file(module)]
     assert not missing
 
 

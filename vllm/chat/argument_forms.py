@@ -8,9 +8,9 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from vllm.exceptions import shown
+from vllm.parser.call_text import ArgumentText
 from vllm.parser.schemas import ArgumentSchema, resolved
 from vllm.parser.typed_values import dumps
-from vllm.tool_parsers.abstract_tool_parser import ArgumentText
 
 _ANY_TEXT, EMPTY = r"/(.|\n)*/", '""'
 # Templates write them as JSON or as Python does.

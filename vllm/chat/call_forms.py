@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 
 from vllm.chat.argument_forms import ArgumentForms
 from vllm.params.structured import OwnGrammar
+from vllm.parser.call_text import ANY_NUMBER, ANY_WORD, ArgumentText, CallText
 from vllm.tokenizers.tokenizer import Tokenizer
-from vllm.tool_parsers.abstract_tool_parser import ANY_NUMBER, ANY_WORD, ArgumentText, CallText
 from vllm.v1.structured_output.grammar import WHITE_SPACE
 from vllm.v1.structured_output.schemas import closed_schema, compilable
 

@@ -11,7 +11,7 @@ from typing import Any
 from vllm.chat.content_forms import PROBE_TOOL, Message, formed, forms_of_template, probed
 from vllm.chat.messages import content_text
 from vllm.chat.template_source import variables
-from vllm.tool_parsers.abstract_tool_parser import ANY_NUMBER, ANY_WORD, ArgumentText, CallText
+from vllm.parser.call_text import ANY_NUMBER, ANY_WORD, ArgumentText, CallText
 
 _TOLD = """\
 You can call functions. Each line is one of them, with the JSON schema of its arguments:

@@ -2,10 +2,11 @@
 
 from collections.abc import Iterator
 
+from vllm.parser.call_text import CallText
 from vllm.parser.calls import Calls
 from vllm.parser.json_calls import json_arguments, json_value, parsed_json
 from vllm.parser.reader import NotACall, Reader, Step
-from vllm.tool_parsers.abstract_tool_parser import CallText, ToolParser
+from vllm.tool_parsers.abstract_tool_parser import ToolParser
 
 TOOL_CALLS_PREFIX, TOOL_CALLS_SUFFIX = "<|tools_prefix|>", "<|tools_suffix|>"
 

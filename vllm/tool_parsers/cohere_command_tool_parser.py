@@ -3,11 +3,12 @@
 from collections.abc import Iterator
 from typing import ClassVar
 
+from vllm.parser.call_text import ANY_NUMBER, CallText
 from vllm.parser.calls import Calls
 from vllm.parser.frames import COHERE
 from vllm.parser.json_calls import json_calls
 from vllm.parser.reader import Reader, Step
-from vllm.tool_parsers.abstract_tool_parser import ANY_NUMBER, CallText, ToolParser
+from vllm.tool_parsers.abstract_tool_parser import ToolParser
 
 
 class CohereCommand3ToolParser(ToolParser):

@@ -3,10 +3,11 @@
 from collections.abc import Iterator
 from typing import ClassVar
 
+from vllm.parser.call_text import ArgumentText, CallText
 from vllm.parser.calls import Calls
 from vllm.parser.reader import Reader, Step
 from vllm.parser.tag_calls import Tags, invoked_calls
-from vllm.tool_parsers.abstract_tool_parser import ArgumentText, CallText, ToolParser
+from vllm.tool_parsers.abstract_tool_parser import ToolParser
 
 
 def _call_text(section: str, space: str = "") -> CallText:

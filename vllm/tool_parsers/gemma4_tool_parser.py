@@ -4,12 +4,13 @@
 from collections.abc import Generator, Iterator
 from typing import ClassVar
 
+from vllm.parser.call_text import ArgumentText, CallText
 from vllm.parser.calls import Calls
 from vllm.parser.json_calls import json_value, parsed_json
 from vllm.parser.reader import Ended, NotACall, Reader, Step
 from vllm.parser.schemas import ArgumentSchema
 from vllm.parser.typed_values import as_json, dumps, json_object
-from vllm.tool_parsers.abstract_tool_parser import ArgumentText, CallText, ToolParser
+from vllm.tool_parsers.abstract_tool_parser import ToolParser
 
 TOOL_CALL_START, TOOL_CALL_END = "<|tool_call>", "<tool_call|>"
 _ENDS = {TOOL_CALL_START: TOOL_CALL_END, "<start_function_call>": "<end_function_call>"}

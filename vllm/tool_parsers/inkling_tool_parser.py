@@ -3,9 +3,10 @@
 from collections.abc import Iterator
 
 from vllm.parser.blocks import CALL, END, START, read_blocks
+from vllm.parser.call_text import CallText
 from vllm.parser.calls import Calls
 from vllm.parser.reader import Reader, Step
-from vllm.tool_parsers.abstract_tool_parser import CallText, ToolParser
+from vllm.tool_parsers.abstract_tool_parser import ToolParser
 
 
 class InklingEngineToolParser(ToolParser):

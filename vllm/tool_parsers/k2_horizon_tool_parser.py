@@ -3,11 +3,12 @@
 
 from collections.abc import Iterator
 
+from vllm.parser.call_text import ArgumentText, CallText
 from vllm.parser.calls import Calls
 from vllm.parser.json_calls import json_object_call
 from vllm.parser.reader import NotACall, Reader, Step
 from vllm.parser.tag_calls import Tags, tag_arguments
-from vllm.tool_parsers.abstract_tool_parser import ArgumentText, CallText, ToolParser
+from vllm.tool_parsers.abstract_tool_parser import ToolParser
 
 _CALL, _CALL_END = "<ifm|tool_call>", "</ifm|tool_call>"
 _SECTION, _SECTION_END = "<ifm|tool_calls>", "</ifm|tool_calls>"

@@ -3,10 +3,11 @@ it. What stands before the arguments is the call's id, too."""
 
 from collections.abc import Iterator
 
+from vllm.parser.call_text import ANY_NUMBER, CallText
 from vllm.parser.calls import Calls
 from vllm.parser.json_calls import json_arguments
 from vllm.parser.reader import NotACall, Reader, Step
-from vllm.tool_parsers.abstract_tool_parser import ANY_NUMBER, CallText, ToolParser
+from vllm.tool_parsers.abstract_tool_parser import ToolParser
 
 _SECTIONS = ("<|tool_calls_section_begin|>", "<|tool_call_section_begin|>")
 _SECTION_ENDS = ("<|tool_calls_section_end|>", "<|tool_call_section_end|>")

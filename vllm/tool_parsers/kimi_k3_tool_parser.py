@@ -5,11 +5,12 @@ import html
 import re
 from collections.abc import Iterator
 
+from vllm.parser.call_text import ANY_NUMBER, ANY_WORD, ArgumentText, CallText
 from vllm.parser.calls import Calls
 from vllm.parser.frames import KIMI_K3
 from vllm.parser.reader import NotACall, Reader, Step
 from vllm.parser.tag_calls import Tags, tag_arguments
-from vllm.tool_parsers.abstract_tool_parser import ANY_NUMBER, ANY_WORD, ArgumentText, CallText, ToolParser
+from vllm.tool_parsers.abstract_tool_parser import ToolParser
 
 _SECTION, _SECTION_END = "<|open|>tools<|sep|>", "<|close|>tools<|sep|>"
 _CALL, _CALL_END = "<|open|>call ", "<|close|>call<|sep|>"

@@ -4,10 +4,11 @@ import random
 import string
 from collections.abc import Iterator
 
+from vllm.parser.call_text import CallText
 from vllm.parser.calls import Calls
 from vllm.parser.json_calls import json_arguments, json_calls
 from vllm.parser.reader import NotACall, Reader, Step
-from vllm.tool_parsers.abstract_tool_parser import CallText, ToolParser
+from vllm.tool_parsers.abstract_tool_parser import ToolParser
 
 _ID_CHARACTERS = string.ascii_letters + string.digits
 

@@ -2,10 +2,11 @@
 
 from collections.abc import Iterator
 
+from vllm.parser.call_text import PYTHON_ARGUMENTS, CallText
 from vllm.parser.calls import Calls
 from vllm.parser.python_calls import python_calls
 from vllm.parser.reader import Reader, Step
-from vllm.tool_parsers.abstract_tool_parser import PYTHON_ARGUMENTS, CallText, ToolParser
+from vllm.tool_parsers.abstract_tool_parser import ToolParser
 
 
 class Olmo3PythonicToolParser(ToolParser):

@@ -2,10 +2,11 @@
 
 from collections.abc import Iterator
 
+from vllm.parser.call_text import CallText
 from vllm.parser.calls import Calls
 from vllm.parser.json_calls import json_calls
 from vllm.parser.reader import Reader, Step
-from vllm.tool_parsers.abstract_tool_parser import CallText, ToolParser
+from vllm.tool_parsers.abstract_tool_parser import ToolParser
 
 
 class Phi4MiniJsonToolParser(ToolParser):

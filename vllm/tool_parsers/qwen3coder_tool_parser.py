@@ -4,10 +4,11 @@ Seed-OSS with outer tags of its own."""
 from collections.abc import Iterator
 from typing import ClassVar
 
+from vllm.parser.call_text import ArgumentText, CallText
 from vllm.parser.calls import Calls
 from vllm.parser.reader import NotACall, Reader, Step
 from vllm.parser.tag_calls import Tags, tag_arguments
-from vllm.tool_parsers.abstract_tool_parser import ArgumentText, CallText, ToolParser
+from vllm.tool_parsers.abstract_tool_parser import ToolParser
 
 
 class Qwen3CoderToolParser(ToolParser):

@@ -3,10 +3,11 @@ each between tokens of its own, in a section."""
 
 from collections.abc import Iterator
 
+from vllm.parser.call_text import ArgumentText, CallText
 from vllm.parser.calls import Calls
 from vllm.parser.reader import Reader, Step
 from vllm.parser.tag_calls import Tags, invoked_calls
-from vllm.tool_parsers.abstract_tool_parser import ArgumentText, CallText, ToolParser
+from vllm.tool_parsers.abstract_tool_parser import ToolParser
 
 _SECTION, _SECTION_END = "<｜tool_calls_begin｜>", "<｜tool_calls_end｜>"
 _CALL, _CALL_END, _SEPARATOR = "<｜tool_call_begin｜>", "<｜tool_call_end｜>", "<｜tool_sep｜>"

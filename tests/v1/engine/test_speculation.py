@@ -236,20 +236,33 @@ def test_a_grammar_ends_within_a_draft(llm: LLM, reads: dict[str, Any]) -> None:
         {"max_num_batched_tokens": 7, "max_num_seqs": 4},
         {"num_gpu_blocks_override": 9, "max_num_seqs": 4},
         {"num_gpu_blocks_override": 9, "max_num_seqs": 4, "swap_space": 0.01},
-        {"tensor_parallel_size": 2},
         {"enable_prefix_caching": False},
         {"enforce_eager": True},
     ],
-    ids=["little budget", "preempted", "swapped", "two ranks", "no prefix cache", "eager"],
+    ids=["little budget", "preempted", "swapped", "no prefix cache", "eager"],
 )
 def test_other_engines_do_the_same(folder: Path, fields: dict[str, Any]) -> None:
     other = make_tiny_llm(folder, **fields)
     params = [drawing(index, **own, **READS["top"], ignore_eos=True) for index, own in enumerate(SAMPLING.values())]
     prompts = ["hello", "a", "the stop and some more of it", "x y", "hello", "one more that is a little longer"]
-    names = ["right"] if "tensor_parallel_size" in fields else ["right", "often right", "wrong", "too long"]
-    both(other, params, names, prompts)
+    both(other, params, ["right", "often right", "wrong", "too long"], prompts)
     if "num_gpu_blocks_override" in fields:
         assert other.llm_engine.engine_core.scheduler.num_preemptions > 0
+
+
+def test_two_ranks(folder: Path) -> None:
+    """Each has a drafter; those of the first count."""
+    config = {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_min": 1, "prompt_lookup_max": 3}
+    llm = make_tiny_llm(folder, tensor_parallel_size=2, speculative_config=config)
+    params = [drawing(index, **own, **READS["top"], ignore_eos=True) for index, own in enumerate(SAMPLING.values())]
+    prompts = ["a a a a a a", "b c b c b c b", "hello hello hello", "x y x y x", "the the the", "z"]
+    greedy = [SamplingParams(temperature=0, max_tokens=60, ignore_eos=True, logprobs=1)]
+    found = run(llm, params, prompts), run(llm, greedy, ["hello"])
+    speculate(llm, None)
+    expected = run(llm, params, prompts), run(llm, greedy, ["hello"])
+    for one, other in zip(found, expected, strict=True):
+        assert_same(one[0], other[0])
+    assert found[1][1] < expected[1][1] == 60
 
 
 def test_only_accepted_tokens_are_cached(folder: Path) -> None:

@@ -219,10 +219,10 @@ def test_padding_writes_to_its_own_block_alone(make_llm):
     for pair in runner.kv_caches:
         for cache in pair:
             cache.fill_(100.0)
-    tables = runner.block_tables
-    owned, set_row, append = set(), tables.set_row, tables.append
-    tables.set_row = lambda slot, blocks: owned.update(blocks) or set_row(slot, blocks)
-    tables.append = lambda slot, blocks: owned.update(blocks) or append(slot, blocks)
+    (table,) = runner.block_tables
+    owned, set_row, append = set(), table.set_row, table.append
+    table.set_row = lambda slot, blocks: owned.update(blocks) or set_row(slot, blocks)
+    table.append = lambda slot, blocks: owned.update(blocks) or append(slot, blocks)
     results(llm, [{"max_tokens": 6}], 5)
     written = {
         block for pair in runner.kv_caches for cache in pair for block in range(40) if (cache[block] != 100.0).any()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import fields, is_dataclass
+
 import numpy as np
 import pytest
 from layouts import needs_kernels
@@ -207,9 +209,18 @@ def test_a_step_of_single_tokens_is_built_as_any_other(folder, monkeypatch):
     assert built
     for batch, other in built:
         for name, value in vars(batch).items():
-            theirs = getattr(other, name)
-            if isinstance(value, np.ndarray):
-                assert value.dtype == theirs.dtype, name
-                np.testing.assert_array_equal(value, theirs, err_msg=name)
-            else:
-                assert value == theirs, name
+            assert_same_field(value, getattr(other, name), name)
+
+
+def assert_same_field(value, theirs, name):
+    if isinstance(value, (list, tuple)):
+        for one, other in zip(value, theirs, strict=True):
+            assert_same_field(one, other, name)
+    elif is_dataclass(value):
+        for field in fields(value):
+            assert_same_field(getattr(value, field.name), getattr(theirs, field.name), f"{name}.{field.name}")
+    elif isinstance(value, np.ndarray):
+        assert value.dtype == theirs.dtype, name
+        np.testing.assert_array_equal(value, theirs, err_msg=name)
+    else:
+        assert value == theirs, name

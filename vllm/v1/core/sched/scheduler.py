@@ -108,7 +108,10 @@ class Scheduler:
                     self._queue(request)
                 else:
                     self._refuse(request, error)
-        return not self.refused and bool(self.running or self.waiting or not self.requests)
+        if self.running or self.waiting or not self.requests:
+            return not self.refused
+        is_preparing = all(request.status is RequestStatus.PREPARING for request in self.requests.values())
+        return not self.refused and not is_preparing
 
     def has_request(self, request_id: str) -> bool:
         return request_id in self.requests

@@ -21,7 +21,7 @@ class Recordings(Replay):
     """
 
     def __init__(self, runner: Any) -> None:
-        self._sampler = runner.sampler
+        self._runner = runner
         first, num_groups = runner.block_tables[0], len(runner.block_tables)
         parts = runner.model, runner.kv_caches, runner.states, first
         self.steps = RecordedDecode(*parts, runner.max_decode_rows, num_groups)
@@ -36,7 +36,7 @@ class Recordings(Replay):
         return self.steps(batch)
 
     def sample(self, batch: InputBatch, slots: np.ndarray) -> SamplerOutput | None:
-        if self._greedy is None or self._sampler.is_followed or len(slots) < len(batch.input_ids_np):
+        if self._greedy is None or self._runner.sampler.is_followed or len(slots) < len(batch.input_ids_np):
             return None
         step = self.steps.step_for(batch) if self.steps.takes(batch) else None
         return None if step is None else self._greedy(step, slots)
