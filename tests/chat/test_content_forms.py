@@ -122,7 +122,7 @@ def test_all_words_reach_the_prompt(tokenizer, name):
     text = rendered(tokenizer, template, TALK).casefold()
     for words in ("be kind.", "where am i?", "i look."):
         assert text.count(words) == 1
-    # What came in two parts may be two parts, or one.
+    # A text that came in two parts may be two parts, or one.
     assert "thank you" in text and ("so much." in text or name == "selectattr")
     assert "'type'" not in text and '"type"' not in text
     if name != "gemma":

@@ -1,4 +1,4 @@
-"""What a prompt has of the answer: that is all that decides whether an answer begins within a thought."""
+"""The end of a prompt that belongs to the answer alone decides whether it begins within a thought."""
 
 # ruff: noqa: RUF001  # markers of DeepSeek
 

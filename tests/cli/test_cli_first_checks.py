@@ -1,4 +1,4 @@
-"""What is wrong with a command line is said before anything slow is imported: here torch cannot be."""
+"""Errors of a command line are said before anything slow is imported: here torch cannot be."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What requests sample with that say nothing: the model's generation_config.json, or vLLM's defaults."""
+"""Requests that say nothing sample by the model's generation_config.json, or by vLLM's defaults."""
 
 from __future__ import annotations
 

@@ -242,7 +242,7 @@ def test_a_tied_head_alone_or_in_a_checkpoint(tied):
 
 @pytest.mark.parametrize("fields", [{}, {"model_impl": "transformers"}, {"quantization": "int8"}])
 def test_a_model_that_was_kept(models, fields):
-    """What a kept `model_runner.model` is given reaches the model that lives."""
+    """Weights given to a kept `model_runner.model` reach the model that lives."""
     first, second, weights = models
     llm, expected = make_llm(first, **fields), readings(make_llm(second, **fields))
     kept, runner = model_of(llm), llm.llm_engine.model_executor.driver_worker.model_runner

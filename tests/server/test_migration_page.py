@@ -40,7 +40,7 @@ ROWS = [row for heading in HEADINGS for row in rows(heading)]
 
 
 def tries(*cells: str) -> Callable[[Check], Check]:
-    """What checks the rows that begin with these cells."""
+    """The check of the rows that begin with these cells."""
 
     def add(check: Check) -> Check:
         CHECKS.update(dict.fromkeys(cells, check))

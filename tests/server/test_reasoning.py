@@ -175,7 +175,7 @@ def test_words_of_turns_begin_no_reasoning(server, messages):
     assert (message["reasoning"], message["content"]) == (None, "left")
     message = ask(server, "It is markup.", messages=messages, thinking_token_budget=2)["message"]
     assert (message["reasoning"], message["content"]) == (None, "It is markup.")
-    # What the template begins counts all the same.
+    # A beginning by the template counts all the same.
     message = ask(server, "Hm.</think>Yes.", messages=messages, chat_template_kwargs={"inside": True})["message"]
     assert (message["reasoning"], message["content"]) == ("Hm.", "Yes.")
 

@@ -97,7 +97,7 @@ NORMED = COMMON | {"attention.layer_norm_epsilon": 1e-5}
 COHERE = NORMED | {"logit_scale": 0.1, "attention.sliding_window": 8}
 Given = dict[str, Any]
 UNREAD: list[tuple[str, Given, Given]] = [
-    # What llama.cpp reads of a key, and this architecture's model does not have.
+    # llama.cpp reads these keys, which this architecture's model does not have.
     ("qwen2", COMMON, {"made_up": 1}),
     ("llama", COMMON, {"attention.sliding_window": 32}),
     ("llama", COMMON, {"logit_scale": 0.5}),
