@@ -68,7 +68,7 @@ def test_chosen_levels(build: ModuleType, monkeypatch: pytest.MonkeyPatch) -> No
     assert build.chosen_levels("avx2, portable,avx512") == {"portable", "avx2", "avx512"}
     with pytest.raises(SystemExit, match="VLLM_BUILD_LEVELS=avx2,mmx: should be all, native or some of portable,avx2,"):
         build.chosen_levels("avx2,mmx")
-    # What is asked for at run time is there.
+    # Levels asked for at run time are there.
     monkeypatch.setenv("VLLM_CPU_ISA", "portable")
     assert build.chosen_levels("native") == native | {"portable"}
     monkeypatch.setenv("VLLM_CPU_ISA", "mmx")

@@ -1,4 +1,4 @@
-"""What docs/server.md says of routes, fields and flags, and the README of what there is not, is so."""
+"""Routes, fields and flags are as docs/server.md says, and the README names what there is not."""
 
 from __future__ import annotations
 

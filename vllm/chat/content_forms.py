@@ -14,7 +14,7 @@ from vllm.chat.messages import content_text
 from vllm.chat.template_source import goes_through_contents
 
 ContentForm = Literal["text", "parts", "part"]
-"""What a content is given as: one text; a list of its text parts; a list of one part with all of the text."""
+"""How a content is given: one text; a list of its text parts; a list of one part with all of the text."""
 
 FORMS: tuple[ContentForm, ...] = ("text", "parts", "part")
 

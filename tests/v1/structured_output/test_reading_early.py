@@ -1,4 +1,4 @@
-"""What all grammars of a model need is read once a process, and by a server's processes before a request needs it."""
+"""A process reads the tokenizer for grammars once, and a server's processes before a request needs it."""
 
 from __future__ import annotations
 

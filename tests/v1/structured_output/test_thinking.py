@@ -51,7 +51,7 @@ class Answer:
         return {self._tokenizer.id_to_token(each) for each in np.flatnonzero(bits).tolist()}
 
     def forced(self) -> str:
-        """What follows without a choice."""
+        """The text that follows without a choice."""
         return self._tokenizer.decode(self._matcher.forced())
 
     def add(self, text: str) -> Answer:
