@@ -64,7 +64,8 @@ def test_vllm_router_reads_a_list(server, path):
     whole = server.post(path, query=QUERY, documents=DOCUMENTS)["results"]
     answer = server.post(path, query=QUERY, documents=DOCUMENTS, **written)
     assert answer == [
-        {"score": each["relevance_score"], "index": each["index"], "document": each["document"]["text"]} for each in whole
+        {"score": each["relevance_score"], "index": each["index"], "document": each["document"]["text"]}
+        for each in whole
     ]
     own = {**written, "rid": "mine", "return_documents": False, "top_k": 1}
     assert server.post(path, query=QUERY, documents=DOCUMENTS, **own) == [

@@ -182,8 +182,8 @@ _SAMPLING_NAMES = {"max_completion_tokens": "max_tokens", "top_logprobs": "logpr
 
 
 def _document(schema: dict[str, Any], model: type[RequestModel]) -> None:
-    """Add to the schema what pydantic does not check: SamplingParams' limits, of other fields those that ask for nothing,
-    one of ONE_OF."""
+    """Add to the schema what pydantic does not check: SamplingParams' limits, other fields' values that ask for
+    nothing, one of ONE_OF."""
     schema["additionalProperties"] = {"enum": _NOTHING, "description": "A field that asks for nothing."}
     properties = schema["properties"]
     for name, own in properties.items():
@@ -191,8 +191,10 @@ def _document(schema: dict[str, Any], model: type[RequestModel]) -> None:
         limits = None if row is None else row.limits
         for branch in own.get("anyOf", [own]):
             if limits is not None and branch.get("type") in ("integer", "number"):
-                branch["exclusiveMinimum" if limits.open_low else "minimum"] = limits.low
-                branch["maximum"] = limits.high
+                # A field of the same name and another meaning has limits of its own.
+                if "minimum" not in branch:
+                    branch["exclusiveMinimum" if limits.open_low else "minimum"] = limits.low
+                branch.setdefault("maximum", limits.high)
                 if name == "truncate_prompt_tokens":
                     branch["not"] = {"const": 0}
     for name in model.ACCEPTED:
@@ -201,7 +203,9 @@ def _document(schema: dict[str, Any], model: type[RequestModel]) -> None:
         properties[name] = {"title": name, "description": "Accepted; changes nothing here."}
     for name, (neutral, reason) in model.REFUSED.items():
         description = f"Only as a value that asks for nothing: {reason}."
-        others = [each for each in _NOTHING if not (_asks(each, neutral) or any(_is_same(each, own) for own in neutral))]
+        others = [
+            each for each in _NOTHING if not (_asks(each, neutral) or any(_is_same(each, own) for own in neutral))
+        ]
         properties[name] = {"title": name, "enum": [*neutral, *others], "description": description}
     if model.ONE_OF:
         kinds = {name: next(kind for kind in properties[name]["anyOf"] if kind != _NULL) for name in model.ONE_OF}

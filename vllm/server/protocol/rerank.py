@@ -86,7 +86,7 @@ class RerankRequest(PairFields):
         None, description="How many of the best are returned; 0 or left out: all."
     )
     return_documents: bool | None = Field(None, description="Add the documents' texts; on when left out.")
-    top_k: Annotated[int, Field(ge=0)] | None = Field(None, description="The same as top_n.")
+    top_k: Annotated[int, Field(ge=0, le=2**31 - 1)] | None = Field(None, description="The same as top_n.")
 
     def num_results(self) -> int | None:
         """How many of the best are asked for; None: all. Raises VLLMValidationError: two numbers."""

@@ -182,7 +182,8 @@ def _finite(values: np.ndarray) -> np.ndarray:
 
 
 def _top_then_ids(position: Position, num_topk: int, ids: Sequence[int]) -> np.ndarray:
-    """Indices (int64) of the k most likely entries in order, behind k > 0 of them the first one, then `ids`: each once."""
+    """Indices (int64), each once: of the k most likely entries in order, behind k > 0 of them of the first one, then of
+    `ids`."""
     num_entries = len(position.token_ids)
     k = num_entries if num_topk < 0 else num_topk
     # The entries after the first are the top k in order, without the first if it is one of them.
