@@ -134,7 +134,7 @@ class LocalModel:
 
     def chat(self, messages: list[dict[str, Any]], template: str | None) -> Iterator[str]:
         """The answer to a conversation, piece by piece; `template` replaces the model's own."""
-        from vllm.chat import render_conversations
+        from vllm.answers.prompts import render_conversations
 
         (prompt,) = render_conversations(messages, self._engine.tokenizer, chat_template=template)
         return stream(self._engine, prompt, self._params)

@@ -10,7 +10,7 @@ from numbers import Integral
 from pathlib import Path
 from typing import Any, Concatenate
 
-from vllm.chat import load_chat_template, render_conversations, render_texts
+from vllm.answers.prompts import load_chat_template, render_conversations, render_texts
 from vllm.config.unserved import is_neutral_value
 from vllm.decisions.params import DecisionParams
 from vllm.decisions.plan import DecisionPlan
@@ -301,7 +301,7 @@ class LLM(BlockingCalls, PoolingOfflineMixin):
 
         Args:
             messages: a list of dicts with `role` and `content`, or a list of such lists; see `render_conversations` of
-                vllm/chat/templates.py for these and the template's arguments.
+                vllm/answers/prompts/templates.py for these and the template's arguments.
             chat_template_content_format: "auto", "string" or "openai", as `content_format` there.
             sampling_params, use_tqdm, lora_request, priority, mm_processor_kwargs: as in `generate`.
             tokenization_kwargs: as in `generate`; but add_special_tokens is False if left out: templates write them.

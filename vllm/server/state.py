@@ -14,9 +14,10 @@ from typing import Any
 from fastapi import Request
 
 from vllm import envs
-from vllm.chat.answers import AUTO, AnswerFormat
-from vllm.chat.template_source import chosen_template
-from vllm.chat.tool_prompts import shows_tools
+from vllm.answers.answer import AUTO, AnswerFormat
+from vllm.answers.prompts.template_source import chosen_template
+from vllm.answers.prompts.tool_prompts import shows_tools
+from vllm.answers.tool_parsers import ToolParserManager
 from vllm.decisions.calibration import Calibration
 from vllm.entrypoints.async_llm import AsyncLLM
 from vllm.exceptions import shown
@@ -30,7 +31,6 @@ from vllm.server.lora_modules import parse_modules
 from vllm.server.response_store import ResponseStore
 from vllm.server.server_args import ServerArgs
 from vllm.tokenizers.tokenizer import Tokenizer
-from vllm.tool_parsers import ToolParserManager
 from vllm.tracing import RequestTracer
 from vllm.version import __version__
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from vllm.chat.content_forms import reads_texts
-from vllm.chat.template_source import chosen_template, variables
+from vllm.answers.prompts.content_forms import reads_texts
+from vllm.answers.prompts.template_source import chosen_template, variables
 from vllm.exceptions import VLLMValidationError
 from vllm.upstream.chat.conversations import ChatTemplateContentFormat, ChatTemplateContentFormatOption
 

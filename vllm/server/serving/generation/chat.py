@@ -10,13 +10,13 @@ from typing import Any
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from vllm.chat import normal_messages, written_conversations
-from vllm.chat.answers import AnswerParser
-from vllm.chat.writer import Written
+from vllm.answers.answer import AnswerParser
+from vllm.answers.deltas import delta_fields, whole_call
+from vllm.answers.events import Content, Event, collect
+from vllm.answers.prompts import normal_messages, written_conversations
+from vllm.answers.prompts.writer import Written
 from vllm.logger import init_logger, warn_once
 from vllm.outputs import CompletionOutput, RequestOutput
-from vllm.parser.events import Content, Event, collect
-from vllm.parser.messages import delta_fields, whole_call
 from vllm.server.errors import ApiError
 from vllm.server.http.routes import post
 from vllm.server.protocol.generation import (

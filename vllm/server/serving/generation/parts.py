@@ -7,19 +7,19 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
-from vllm.chat.answers import AUTO, AnswerFormat, AnswerParser
-from vllm.chat.argument_forms import UnwritableSchema
-from vllm.chat.call_forms import CallableFunction, CallForms
-from vllm.chat.channel_forms import ChannelForms
-from vllm.chat.content_places import ContentPlaces
-from vllm.chat.tool_prompts import ToolPrompt
+from vllm.answers.answer import AUTO, AnswerFormat, AnswerParser
+from vllm.answers.content_places import ContentPlaces
+from vllm.answers.grammars.arguments import UnwritableSchema
+from vllm.answers.grammars.calls import CallableFunction, CallGrammar
+from vllm.answers.grammars.channels import ChannelGrammar
+from vllm.answers.prompts.tool_prompts import ToolPrompt
+from vllm.answers.tool_parsers import ToolParser, ToolParserManager
 from vllm.exceptions import VLLMValidationError, shown
 from vllm.params.structured import StructuredOutputsParams, Thinking
 from vllm.server.errors import ApiError
 from vllm.server.protocol.forms import GUIDED, is_same_json
 from vllm.server.protocol.generation import ChatCompletionRequest
 from vllm.server.state import ServerState
-from vllm.tool_parsers import ToolParser, ToolParserManager
 from vllm.utils.checks import wrong_type
 
 _ANY_CALL = "required"
@@ -211,7 +211,7 @@ class AnswerPlan:
             if given is not None and not self._leaves_calls(given, functions):
                 message = f"{choice.choice_field} and the form of the answer exclude each other: give one of them"
                 raise ApiError(400, message, choice.choice_field, "invalid_value")
-            return {"grammar": self._forms(parser).forced(functions, many)}
+            return {"grammar": self._grammar(parser).forced(functions, many)}
         if parser is None or parser.call_text is None or not (parser.calls_follow_reasoning or parser.has_channels):
             if given is None:
                 message = (
@@ -222,7 +222,7 @@ class AnswerPlan:
             message = f"{choice.field} and the form of the answer exclude each other for this model's format of calls"
             raise ApiError(400, message, choice.field, "unsupported_field")
         try:
-            return {"grammar": self._forms(parser).free(functions, many, self._schema(given))}
+            return {"grammar": self._grammar(parser).free(functions, many, self._schema(given))}
         except UnwritableSchema as error:
             message = f"{choice.field}: strict cannot be kept for this model's format of calls: {error}"
             raise ApiError(400, message, choice.field, "unsupported_field") from None
@@ -293,12 +293,12 @@ class AnswerPlan:
         message = f"beside {self.choice.field} the form of an answer may be a JSON schema alone, got {shown(given)}"
         raise ApiError(400, message, self.choice.field, "unsupported_field")
 
-    def _forms(self, parser: type[ToolParser] | None) -> CallForms:
+    def _grammar(self, parser: type[ToolParser] | None) -> CallGrammar:
         tokenizer = self._state.tokenizer
         assert parser is not None and parser.call_text is not None
-        forms = ChannelForms if parser.has_channels else CallForms
-        made = forms(tokenizer, parser.call_text, (*parser.begins, *parser.begins_unread), parser.frames)
-        if isinstance(made, ChannelForms):
+        kind = ChannelGrammar if parser.has_channels else CallGrammar
+        made = kind(tokenizer, parser.call_text, (*parser.begins, *parser.begins_unread), parser.frames)
+        if isinstance(made, ChannelGrammar):
             made.thinks = self._budget is None
         return made
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from itertools import accumulate
 from typing import Any, ClassVar
 
-from vllm.parser.events import CallArguments, CallEnd, CallStart, Content, Reasoning
+from vllm.answers.events import CallArguments, CallEnd, CallStart, Content, Reasoning
 from vllm.server.serving.generation.turn import Step
 from vllm.server.serving.responses.input_items import new_id
 
