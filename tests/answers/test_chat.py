@@ -185,7 +185,7 @@ class TestMessagesWithoutContent:
         assert render(message) == "<user>hello<assistant><call>look</call><tool>seen"
 
     def test_beside_a_function_call(self, render):
-        """What tool calls were before there were several."""
+        """A function call is the form from before there were several tool calls."""
         message = {"role": "assistant", "content": None, "function_call": CALL["function"]}
         assert render(message) == "<user>hello<assistant><call>look</call><tool>seen"
 

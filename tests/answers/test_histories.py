@@ -1,4 +1,4 @@
-"""What a template gets of earlier answers: reasoning by its own name, and calls as templates of channels take them."""
+"""Templates get earlier answers: reasoning by its own name, and calls as templates of channels take them."""
 
 from __future__ import annotations
 

@@ -120,8 +120,8 @@ def our_prompt(items: list[dict[str, Any]]) -> str:
 
 
 def messages_of(encoding, ids: list[int]) -> list[tuple[Any, ...]]:
-    """What a prompt says, and to whom. Reasoning before the last answer is left out: the library does so only where
-    that is the last thing that the assistant has said."""
+    """Each message of a prompt, and to whom it is said. Reasoning before the last answer is left out: the library does
+    so only where that is the last thing that the assistant has said."""
     parser = openai_harmony.StreamableParser(encoding, role=None)
     for each in ids:
         parser.process(each)

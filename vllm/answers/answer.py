@@ -58,7 +58,7 @@ class AnswerFormat:
             markers += [*self.tools.begins, *self.tools.begins_at_start]
         if self.reasoning is not None:
             markers += [*self.reasoning.begins, *self.reasoning.ends]
-        # What others' parsers look for is not known.
+        # Others' parsers may look for anything.
         markers += ["<"] if self.asks_tokenizer else []
         special = [tokenizer.id_to_token(token_id) or "" for token_id in tokenizer.all_special_ids]
         return any(text and (text in marker or marker in text) for text in special for marker in markers)
@@ -116,7 +116,7 @@ class AnswerParser:
 
     @property
     def call_end(self) -> str:
-        """What is written behind a call's arguments; "": there are no calls, or it is not known."""
+        """The text behind a call's arguments; "": there are no calls, or it is not known."""
         text = None if self._tools is None else self._tools.call_text
         return "" if text is None else text.after + text.last
 
@@ -222,7 +222,7 @@ class _ForeignReasoning:
         return [Reasoning(delta.reasoning)] if delta.reasoning else [], delta.content or ""
 
     def finish(self) -> tuple[list[Event], str]:
-        """Those of a whole answer."""
+        """The events of a whole answer, and its content."""
         if self._is_streamed:
             return [], ""
         reasoning, content = self._parser.extract_reasoning(self._text, self._request)
@@ -239,7 +239,7 @@ class _ForeignTools:
         self._open: int | None = None
 
     def events(self, events: Iterable[Event], token_ids: Sequence[int], is_last: bool) -> Iterator[Event]:
-        """What becomes of the content among `events`."""
+        """The events that the content among `events` becomes."""
         for event in events:
             if not isinstance(event, Content):
                 yield event

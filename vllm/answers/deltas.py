@@ -27,14 +27,14 @@ class ToolCall(BaseModel):
 
 
 class DeltaFunctionCall(BaseModel):
-    """What a delta adds to a function's call."""
+    """A delta's addition to a function's call."""
 
     name: str | None = None
     arguments: str | None = None
 
 
 class DeltaToolCall(BaseModel):
-    """What a delta adds to the call of this index."""
+    """A delta's addition to the call of this index."""
 
     id: str | None = None
     type: Literal["function"] | None = None
@@ -43,7 +43,7 @@ class DeltaToolCall(BaseModel):
 
 
 class DeltaMessage(BaseModel):
-    """What a delta adds to a message."""
+    """A delta's addition to a message."""
 
     role: str | None = None
     content: str | None = None

@@ -1,4 +1,4 @@
-"""What the text of an answer becomes, piece by piece."""
+"""The events that the text of an answer becomes, piece by piece."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from vllm.answers.events import Content, Event
 
 Step = Event | None
-"""What parsers yield; None: more text, please."""
+"""Parsers yield it; None: more text, please."""
 
 
 class NotACall(Exception):
@@ -52,7 +52,7 @@ class Reader:
         self._read.clear()
 
     def since_mark(self) -> str:
-        """What was read since the last mark."""
+        """The text that was read since the last mark."""
         return "".join(self._read)
 
     def put_back(self, text: str) -> None:
@@ -192,7 +192,7 @@ class Machine:
         self._reader = Reader()
         self._steps = parser(self._reader)
         self.places: list[int] = []
-        """Of each of the last events: how many characters had been read when it came, without white space that is kept
+        """How many characters had been read when each of the last events came, without white space that is kept
         back of a text."""
 
     def feed(self, text: str) -> list[Event]:

@@ -100,12 +100,12 @@ class LLM(BlockingCalls, PoolingOfflineMixin):
 
     @property
     def supported_tasks(self) -> tuple[str, ...]:
-        """What the model can be asked for: "generate", or the tasks of a pooling model, the default first."""
+        """The tasks that the model can be asked for: "generate", or the tasks of a pooling model, the default first."""
         return self.llm_engine.get_supported_tasks()
 
     def get_default_sampling_params(self) -> SamplingParams:
-        """What `generate` uses without sampling_params: the values of the model's generation_config.json, unless
-        generation_config="vllm"."""
+        """The parameters that `generate` uses without sampling_params: the values of the model's
+        generation_config.json, unless generation_config="vllm"."""
         return SamplingParams(**self.llm_engine.model_config.default_sampling_params)
 
     def get_world_size(self, include_dp: bool = True) -> int:

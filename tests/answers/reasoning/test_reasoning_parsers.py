@@ -253,7 +253,7 @@ class Words:
 
 
 class TwoTokens(BaseThinkingReasoningParser):
-    """What plug-ins write."""
+    """A parser as plug-ins write it."""
 
     start_token, end_token = "<a>", "</a>"
 

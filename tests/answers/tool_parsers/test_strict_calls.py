@@ -174,7 +174,7 @@ def test_values_are_bound_by_all_parts_of_a_schema(name, forms):
 
 @pytest.mark.parametrize("name", ["kimi_k3", "cohere_command3", "gigachat3"])
 def test_markup_around_the_content_is_free(name, forms):
-    """Of models whose calls follow it."""
+    """The markup belongs to models whose calls follow it."""
     grammar = forms.of(name).free([WEATHER], True, None)
     first, last = (*ToolParserManager.get_tool_parser(name).frames, "")[:2]
     call, _ = FORMATS[name]

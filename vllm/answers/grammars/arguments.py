@@ -16,7 +16,7 @@ _ANY_TEXT, EMPTY = r"/(.|\n)*/", '""'
 # Templates write them as JSON or as Python does.
 _BOOLEANS = '("true" | "false" | "True" | "False")'
 _PYTHON_STRING = r"""('([^'\\\n]|\\['"\\nrt])*'|"([^"\\\n]|\\['"\\nrt])*")"""
-# Of a value that is a text: what binds it beyond its type, and cannot be kept where it stands without quotes.
+# Keywords that bind a text beyond its type, and cannot be kept where it stands without quotes.
 _BOUNDS = ("pattern", "format", "minLength", "maxLength")
 _COMBINED = ("allOf", "anyOf", "oneOf", "not", "if", "patternProperties", "minProperties", "maxProperties")
 

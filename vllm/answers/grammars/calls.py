@@ -27,7 +27,7 @@ class CallableFunction(NamedTuple):
 
 
 def bound_schema(function: CallableFunction) -> dict[str, Any]:
-    """What a function's arguments fit where a grammar holds."""
+    """The schema that a function's arguments fit where a grammar holds."""
     if not function.is_bound:
         return {"type": "object"}
     return closed_schema({**compilable(function.schema), "type": "object"})

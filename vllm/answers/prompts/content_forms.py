@@ -80,7 +80,7 @@ def _forms(template: str, tools: list[dict[str, Any]] | None) -> dict[str, Conte
 
 
 def probed(template: str, conversation: list[Message], tools: list[dict[str, Any]] | None) -> str:
-    """What a chat template makes of a conversation, without a tokenizer; it may raise anything."""
+    """The text that a chat template makes of a conversation, without a tokenizer; it may raise anything."""
     from transformers.utils.chat_template_utils import render_jinja_template
 
     options: dict[str, Any] = dict.fromkeys(("bos_token", "eos_token", "pad_token", "unk_token"), "")

@@ -1,4 +1,4 @@
-"""What conversations hold of earlier answers, as a chat template reads it."""
+"""Earlier answers in conversations, as a chat template reads it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a chat template's own text says: which one is taken, and which variables it reads."""
+"""A chat template's own text says which one is taken, and which variables it reads."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ The result is in the next message. Answer without a call where no function helps
 
 @dataclass(frozen=True)
 class ToolPrompt:
-    """What a prompt tells of tools where the template ignores them.
+    """The tools that a prompt tells of where the template ignores them.
 
     Attributes:
         text: how calls are written, so that the answer's parser reads them.

@@ -1,4 +1,4 @@
-"""What writes a conversation by a chat template, in the forms that the template reads."""
+"""The writer of conversations by a chat template, in the forms that the template reads."""
 
 from __future__ import annotations
 
@@ -157,7 +157,7 @@ class Written:
     writer: ChatWriter
 
     def opening(self, markers: Iterable[str]) -> str:
-        """What the answer begins with: what stands behind the last words of others. It is what the template writes
+        """The beginning of the answer: all behind the last words of others. It is what the template writes
         there, with the message that is continued, if one is. "": no marker is anywhere in the prompt."""
         if not any(marker.strip() in self.text for marker in markers):
             return ""
@@ -176,7 +176,7 @@ class Written:
         return self._added()
 
     def _added(self) -> str:
-        """What the prompt has beyond one without the beginning of an answer, or the message that is continued."""
+        """The prompt's text beyond one without the beginning of an answer, or the message that is continued."""
         rest = self.messages[:-1] if self.writer.is_continued else self.messages
         options = {"add_generation_prompt": False, "continue_final_message": False}
         try:

@@ -1,4 +1,4 @@
-"""What a parser of reasoning is, and the names that it is chosen by."""
+"""Parsers of reasoning: their base class, and the names that they are chosen by."""
 
 from __future__ import annotations
 
@@ -151,7 +151,7 @@ class ReasoningParser:
         current_token_ids: Sequence[int],
         delta_token_ids: Sequence[int],
     ) -> DeltaMessage | None:
-        """What the next piece of the answer adds; None: nothing yet."""
+        """The delta of the answer's next piece; None: nothing yet."""
         if self._machine is None or current_text == delta_text:
             self._machine = Machine(lambda reader: self.read(reader, self._is_inside))
             if previous_text:

@@ -157,7 +157,7 @@ def content_and_calls(
             yield from calls.end()
         except BROKEN:
             if calls.is_open:
-                # What was read of it are its arguments.
+                # The part of it that was read is its arguments.
                 yield from calls.end(is_cut=True)
             else:
                 reader.put_back(reader.since_mark())

@@ -1,4 +1,4 @@
-"""What a parser of calls is, and the names that it is chosen by."""
+"""Parsers of calls: their base class, and the names that they are chosen by."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ class ToolParser:
         delta_token_ids: Sequence[int],
         request: Any,
     ) -> DeltaMessage | None:
-        """What the next piece of the answer adds; None: nothing yet."""
+        """The delta of the answer's next piece; None: nothing yet."""
         if self._machine is None or current_text == delta_text:
             self._machine = self._new_machine(request)
             if previous_text:
@@ -111,7 +111,7 @@ class ToolParser:
         return as_delta(self._machine.feed(delta_text))
 
     def finish_streaming(self) -> DeltaMessage | None:
-        """What was held back of an answer that has ended."""
+        """The delta that was held back of an answer that has ended."""
         return None if self._machine is None else as_delta(self._machine.finish())
 
     def get_remaining_unstreamed_args(self) -> str:

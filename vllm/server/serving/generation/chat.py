@@ -92,7 +92,7 @@ def _written(
         }
         variables |= {name: value for name, value in own.items() if value}
         if body.effort == "none":
-            # What templates of models that may think call it.
+            # Templates of models that may think call it so.
             variables |= {"enable_thinking": False, "thinking": False}
     (only,) = written_conversations(
         body.messages,
@@ -236,7 +236,7 @@ class ChatAnswer(Answer):
         return fields
 
     def parsed(self, completion: CompletionOutput) -> list[Event]:
-        """What `completion` adds to its choice, part by part."""
+        """The events that `completion` adds to its choice."""
         index = completion.index
         if index not in self._parsers:
             parser = self._parts.parser(self._opening)

@@ -1,4 +1,4 @@
-"""What a chat request asks of the parts of its answers: which tools they may or must call, and how they are parsed."""
+"""A chat request's wishes for the parts of its answers: which tools they may or must call, and how they are parsed."""
 
 from __future__ import annotations
 
@@ -131,7 +131,8 @@ class ToolChoice:
 
     @property
     def functions(self) -> list[CallableFunction]:
-        """What may be called, all bound to their schemas if calls are forced; else those that are `strict`."""
+        """The functions that may be called, all bound to their schemas if calls are forced; else those that are
+        `strict`."""
         is_forced = self.mode == _ANY_CALL
         functions = [each["function"] for each in self.tools]
         return [
@@ -188,7 +189,7 @@ class AnswerPlan:
 
     @property
     def tool_prompt(self) -> ToolPrompt | None:
-        """What tells of the tools where the template ignores them; None: nothing does."""
+        """The text that tells of the tools where the template ignores them; None: nothing does."""
         parser = self.form.tools or self._state.answer_format(self._body.chat_template).tools
         if self._state.args.tool_prompt != "generic" or parser is None or parser.call_text is None:
             return None
@@ -304,14 +305,14 @@ class AnswerPlan:
 
     @property
     def skip_special_tokens(self) -> bool | None:
-        """What the engine shall do with special tokens: leave those that mark parts in the text."""
+        """Whether the engine leaves special tokens out: those that mark parts stay in the text."""
         given = self._body.skip_special_tokens
         if given is None and self.form.has_special_markers(self._state.tokenizer):
             return False
         return given
 
     def content_of(self, opening: str) -> Callable[[], ContentPlaces] | None:
-        """What makes a reader of where the content of a choice stands; None: all is content."""
+        """A maker of readers of where the content of a choice stands; None: all is content."""
         if self.form.tools is None and self.form.reasoning is None:
             return None
 

@@ -25,7 +25,7 @@ from vllm.server.state import ServerState
 
 @dataclass(frozen=True)
 class Step:
-    """What an output adds to the answer.
+    """An output's addition to the answer.
 
     Attributes:
         events: what it adds, part by part.

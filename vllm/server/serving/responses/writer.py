@@ -174,7 +174,8 @@ class ResponseWriter:
         return events
 
     def _taken_logprobs(self, part: dict[str, Any], text: str) -> list[dict[str, Any]]:
-        """Those of a piece of a message, without what stands before the message and, if a call follows, behind."""
+        """The logprobs of a piece of a message, without what stands before the message and, if a call follows,
+        behind."""
         new, wanted = self._new_logprobs, text.encode()
         ends = list(accumulate(len(each["bytes"] or ()) for each in new))
         joined = b"".join(bytes(each["bytes"] or ()) for each in new)
