@@ -121,7 +121,7 @@ def test_a_process_that_sees_another_copy(tmp_path: Path) -> None:
     shutil.copy(file, other)
     assert resolve_model(str(other), "float32").path == folder
     assert find_files(folder / LIST_NAME) == [other]
-    # What is not the file that it was is not read in its place.
+    # A file that is not the one that it was is not read in its place.
     other.write_bytes(bytes(other.stat().st_size))
     assert find_files(folder / LIST_NAME) == [file]
 
