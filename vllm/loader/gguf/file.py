@@ -137,7 +137,7 @@ class _Part:
                 )
             num_bytes = math.prod(shape) // block * block_bytes
             tensors[name] = GGUFTensor(
-                name, shape, ggml_type, base + offset, num_bytes, self.path.resolve(), self._data
+                name, shape, ggml_type, base + offset, num_bytes, self.path, self._data
             )
         self._check_size(tensors)
         return tensors
