@@ -38,7 +38,7 @@ class StatLoggerBase(ABC):
         """The engine is ready."""
 
     def log(self) -> None:  # noqa: B027
-        """What has come since the last call."""
+        """Log what has come since the last call."""
 
 
 StatLoggerFactory = Callable[[Any, int], StatLoggerBase]

@@ -1,4 +1,4 @@
-"""What layers, models and quantisation methods of callers build on: the engine itself builds on none of it."""
+"""Base classes of callers' layers, models and quantisation methods: the engine itself builds on none of it."""
 
 from __future__ import annotations
 
