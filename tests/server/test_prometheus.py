@@ -17,7 +17,7 @@ from vllm.server.prometheus import make_registry
 from vllm.v1.messages import EngineCoreOutput
 from vllm.v1.metrics.engine_metrics import EngineMetrics
 
-# What dashboards and autoscalers made for vLLM ask for.
+# Dashboards and autoscalers made for vLLM ask for these.
 EXPECTED = {
     "gauge": "num_requests_running num_requests_waiting num_requests_waiting_by_reason engine_sleep_state "
     "kv_cache_usage_perc cpu_cache_usage_perc cache_config_info",
@@ -48,7 +48,7 @@ HTTP = ("http_requests", "http_request_duration_seconds")
 
 
 def make_replica(**fields) -> SimpleNamespace:
-    """What of a Replica the metrics look at."""
+    """The part of a Replica that the metrics look at."""
     values = {
         "metrics": EngineMetrics(128),
         "stats": {},
@@ -60,7 +60,7 @@ def make_replica(**fields) -> SimpleNamespace:
 
 
 def make_engine(*replicas: SimpleNamespace, lora_config=None, **fields) -> SimpleNamespace:
-    """What of AsyncLLM the metrics look at: these replicas, or one with these fields."""
+    """The part of AsyncLLM that the metrics look at: these replicas, or one with these fields."""
     replicas = replicas or (make_replica(**fields),)
     config = SimpleNamespace(cache_config=CacheConfig(block_size=32), lora_config=lora_config)
     pids = [os.getpid()] * len(replicas)
