@@ -106,7 +106,7 @@ LogitBias = Annotated[
 ]
 
 _NULL = {"type": "null"}
-_NOTHING = [None, False, "", [], {}]
+_NOTHING: list[Any] = [None, False, "", [], {}]
 
 # Lower ratios are of other names that share a word: prompt and prompt_ranks, options and stream_options.
 _IS_A_MISSPELLING = 0.75

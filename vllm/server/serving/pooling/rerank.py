@@ -79,7 +79,9 @@ async def _rank(
         raise wrong_type("documents", body.documents, "a list of texts")
     if not isinstance(body.query, str):
         raise wrong_type("query", body.query, "a text")
-    documents = [each["text"] if isinstance(each, dict) and set(each) == {"text"} else each for each in body.documents]
+    documents: list[Any] = [
+        each["text"] if isinstance(each, dict) and set(each) == {"text"} else each for each in body.documents
+    ]
     state.check_count(len(documents), "documents")
     pairs = pairs_of(body.query, documents, ("query", "documents"))
     scored = await while_connected(request, score_pairs(state, body, pairs, "documents", answer_id))
