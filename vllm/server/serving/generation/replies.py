@@ -17,7 +17,7 @@ from vllm.server.rendering.written_json import PartsResponse
 from vllm.server.serving.engine_requests import Submission, while_connected
 from vllm.server.serving.generation.beam_search import BeamSubmission
 from vllm.server.serving.generation.output_log import OutputLog
-from vllm.server.serving.generation.prompt_tables import TableAnswer
+from vllm.server.serving.generation.prompt_tables import TableReply
 from vllm.server.serving.generation.sampling import PreparedPrompts, named_as
 from vllm.server.serving.usage import UsageCount
 from vllm.server.state import ServerState
@@ -25,14 +25,15 @@ from vllm.server.state import ServerState
 Submitted = Submission | BeamSubmission
 
 
-class Answer(ABC):
-    """The constructor raises ApiError or VLLMValidationError for a field that cannot be honoured."""
+class Reply(ABC):
+    """A request on its way to its answer. The constructor raises ApiError or VLLMValidationError for a field that cannot
+    be honoured."""
 
     _own_names: Mapping[str, str]  # what fields of SamplingParams are called in the body
     _params: SamplingParams
 
     def __init__(
-        self, body: Any, state: ServerState, answer_id: str, frame: dict[str, Any], tables: TableAnswer | None = None
+        self, body: Any, state: ServerState, answer_id: str, frame: dict[str, Any], tables: TableReply | None = None
     ) -> None:
         """`frame`: what every chunk begins with. `tables`: what is answered of the prompt as arrays."""
         self._body, self._state, self._id, self._frame = body, state, answer_id, frame
@@ -103,7 +104,7 @@ def _is_said(choice: dict[str, Any]) -> bool:
     return any(value for name, value in said.items() if name not in ("index", "delta", "logprobs"))
 
 
-async def respond(request: Request, answer: Answer, stream: bool) -> Response:
+async def respond(request: Request, answer: Reply, stream: bool) -> Response:
     """Generate and answer, whole, as events or as bytes; aborts with ClientDisconnected when the client disconnects."""
     if answer.tables is not None and answer.tables.body_type is not None:
         submission = await while_connected(request, answer.noted_submit(request))
