@@ -38,7 +38,6 @@ from vllm.loader.gguf.unread import check_unread
 from vllm.logger import init_logger
 from vllm.quantization.formats.gguf import FLOATS, TYPES, tensor_name
 
-
 logger = init_logger(__name__)
 
 # Increase when what a conversion writes changes: older copies are then not used.
