@@ -16,6 +16,7 @@ _ROOT = "vllm."
 _WITH_MORE = {
     "vllm.config",
     "vllm.distributed",
+    "vllm.distributed.parallel_state",
     "vllm.envs",
     "vllm.inputs",
     "vllm.logprobs",
