@@ -1,4 +1,4 @@
-"""Upstream's paths to parsers, and those that plug-ins of former releases import, lead to the modules of vllm.answers."""
+"""Upstream's paths to parsers, and those of former releases, lead to the modules of vllm.answers."""
 
 from __future__ import annotations
 
