@@ -98,7 +98,7 @@ def test_the_question_joins_the_last_users_message():
         ({"type": "function_call", "call_id": "", "name": "f", "arguments": ""}, "call_id must not be empty"),
         ({"role": "user", "content": [{"type": "input_text", "text": "a", "prompt_cache_breakpoint": 1}]}, "an object"),
         ({"role": "assistant", "content": "a", "phase": "x"}, "phase"),
-        ({"role": "user", "content": "a", "phase": None}, "unknown field"),
+        ({"role": "user", "content": "a", "phase": "final"}, "unknown field"),
         ({"role": "user", "content": [{"type": "input_json", "data": [1]}]}, "list of objects"),
     ],
 )

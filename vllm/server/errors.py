@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 from starlette.responses import Response
+from starlette.types import Scope
 
 from vllm.exceptions import EngineDeadError, UnservedFieldError, VLLMValidationError
 
@@ -41,6 +42,12 @@ DONE = b"data: [DONE]\n\n"
 def is_of_messages(path: str) -> bool:
     """Whether the path is one of Anthropic's API."""
     return path.endswith(("/v1/messages", "/v1/messages/count_tokens"))
+
+
+def path_of(scope: Scope) -> str:
+    """A request's path, by which errors have the shape of an API; Anthropic's clients read theirs at every path."""
+    is_anthropic = any(name == b"anthropic-version" for name, _ in scope["headers"])
+    return "/v1/messages" if is_anthropic else scope["path"]
 
 
 def _named_event(body: dict[str, Any]) -> bytes:

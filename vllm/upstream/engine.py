@@ -72,16 +72,6 @@ class IntermediateTensors:
         return self.tensors.items()
 
 
-_INSTEAD_FORWARD_CONTEXT = (
-    "models here are called with their batch: vllm.attention.backend.AttentionMetadata is an argument"
-)
-
-
-def is_forward_context_available() -> bool:
-    """False: there is none."""
-    return False
-
-
 class AttentionBackendEnum(Enum):
     """Upstream's backends. The engine takes each for the one of its own that is nearest, and says which."""
 

@@ -14,6 +14,7 @@ from vllm.upstream.table import Row, table
 _ROOT = "vllm."
 # Modules of ours that do not have all of upstream's names; the table has the others.
 _WITH_MORE = {
+    "vllm.attention",
     "vllm.config",
     "vllm.distributed",
     "vllm.distributed.parallel_state",
@@ -31,8 +32,8 @@ _WITH_MORE = {
     "vllm.v1.sample.logits_processor",
     "vllm.v1.structured_output",
 }
-# Modules whose classes have further attributes: attributes.py has them, a row each.
-_WITH_ATTRIBUTES = {"vllm.logprobs.flat", "vllm.v1.engine.core", "vllm.v1.worker.worker"}
+# Modules that have, or whose classes have, further attributes: attributes.py has them, a row each.
+_WITH_ATTRIBUTES = {"vllm.logprobs.flat", "vllm.models.registry", "vllm.v1.engine.core", "vllm.v1.worker.worker"}
 
 
 def install() -> None:

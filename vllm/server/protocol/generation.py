@@ -450,7 +450,7 @@ class ChatLogprob(ResponseModel):
 
 
 class ChatPositionLogprobs(ChatLogprob):
-    """A generated token, with the top-k and the requested ids."""
+    """A generated token, with the top-k, itself where it is not one of them, and the requested ids."""
 
     top_logprobs: list[ChatLogprob]
     part: AnswerPart | None = Field(None, description=_PART)
