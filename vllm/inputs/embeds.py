@@ -114,9 +114,8 @@ def load_embeds(text: Any, width: int, longest: int) -> torch.Tensor:
     _check_file(data, most)
     try:
         tensor: torch.Tensor = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
-    except Exception as error:  # a damaged file fails in many ways
-        reason = str(error).partition("\n")[0]
-        raise VLLMValidationError(f"{FIELD} is no tensor that torch.save has written: {reason}", FIELD) from None
+    except Exception:  # a damaged file fails in many ways
+        raise VLLMValidationError(f"{FIELD} is no tensor that torch.save has written", FIELD) from None
     _check_tensor(tensor, width, longest)
     return tensor
 
@@ -137,12 +136,12 @@ def _check_file(data: bytes, most: int) -> None:
     if len(pickles) != 1 or pickles[0].file_size > _MAX_PICKLE_BYTES:
         raise VLLMValidationError(f"{problem}it holds no single small pickle", FIELD)
     try:
-        names = [
-            argument for code, argument, _ in pickletools.genops(archive.read(pickles[0])) if code.name == "GLOBAL"
-        ]
-        others = [name for name in names if name not in _REBUILDERS]
+        codes = list(pickletools.genops(archive.read(pickles[0])))
     except Exception:  # a damaged pickle fails in many ways
         raise VLLMValidationError(f"{problem}its pickle is damaged", FIELD) from None
+    if any(code.proto > 2 or code.name in ("INST", "OBJ") or code.name.startswith("EXT") for code, _, _ in codes):
+        raise VLLMValidationError(f"{problem}its pickle is not of protocol 2", FIELD)
+    others = [name for code, name, _ in codes if code.name == "GLOBAL" and name not in _REBUILDERS]
     for name in others:
         module, _, storage = str(name).partition(" ")
         if module == "torch" and storage.endswith("Storage"):

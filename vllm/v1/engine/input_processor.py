@@ -30,7 +30,7 @@ from vllm.v1.structured_output.readable import check_readable
 
 logger = init_logger(__name__)
 
-_PROMPT_KEYS = {"prompt", "prompt_token_ids", "prompt_embeds", "prompt_is_token_ids", "cache_salt"}
+_PROMPT_KEYS = {"prompt", "prompt_token_ids", "prompt_embeds", "prompt_is_token_ids", "is_token_ids", "cache_salt"}
 # Of upstream's prompts, and what to do instead.
 _REFUSED_KEYS = {
     "multi_modal_data": "inputs are text only",
@@ -292,7 +292,7 @@ class InputProcessor:
             raise wrong_type("cache_salt", salt, "a string")
         if prompt.get("prompt_embeds") is not None:
             return self._with_embeds(prompt, text, ids, salt)
-        if prompt.get("prompt_is_token_ids") is not None:
+        if _is_token(prompt) is not None:
             message = "prompt_is_token_ids says where prompt_embeds are not used: pass it with them"
             raise VLLMValidationError(message, "prompt_is_token_ids")
         if ids is None:
@@ -301,7 +301,7 @@ class InputProcessor:
 
     def _with_embeds(self, prompt: Mapping[str, Any], text: str | None, ids: Any, salt: str | None) -> _Parsed:
         """A prompt of embeddings, `text` and ids what they stand for."""
-        config, is_token = self.model_config, prompt.get("prompt_is_token_ids")
+        config, is_token = self.model_config, _is_token(prompt)
         check_embeds_enabled(config)
         if text is not None:
             _check_text(text)
@@ -381,6 +381,11 @@ def _follow_trace(params: SamplingParams, trace: list[int]) -> None:
     """Generate exactly these tokens."""
     params.trace_decode_token_ids, params.max_tokens, params.min_tokens = trace, len(trace), 0
     params.stop, params.stop_token_ids, params.ignore_eos = [], [], True
+
+
+def _is_token(prompt: Mapping[str, Any]) -> Any:
+    """Where a prompt with embeddings has tokens; EmbedsInput has it under another name than EmbedsPrompt."""
+    return prompt.get("prompt_is_token_ids", prompt.get("is_token_ids"))
 
 
 def check_embeds_enabled(config: ModelConfig) -> None:
