@@ -90,7 +90,7 @@ def test_a_class_that_is_not_there_is_named_when_it_is_needed():
 
 
 def register_theirs() -> None:
-    """What a plug-in's entry point names."""
+    """A plug-in's entry point names this."""
     ModelRegistry.register_model("TheirsForCausalLM", f"{__name__}:DoubledLogits")
 
 

@@ -493,7 +493,7 @@ class EngineArgs(UpstreamArgs):
     @classmethod
     def from_cli_args(cls, args: argparse.Namespace) -> Self:
         """Read the flags back from a parsed command line."""
-        # What is unused without a flag may be a flag of the server, which heeds it.
+        # An unused argument without a flag may be a flag of the server, which heeds it.
         own = [item for item in fields(cls) if item.metadata.get("flag", True) or "why" not in item.metadata]
         return cls(**{item.name: getattr(args, item.name) for item in own if hasattr(args, item.name)})
 

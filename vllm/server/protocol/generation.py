@@ -473,7 +473,7 @@ class ChatLogprob(ResponseModel):
 
 
 class ChatPositionLogprobs(ChatLogprob):
-    """A generated token, with the top-k and the requested ids."""
+    """A generated token, with the top-k, itself where it is not one of them, and the requested ids."""
 
     top_logprobs: list[ChatLogprob]
     part: AnswerPart | None = Field(None, description=_PART)
@@ -501,7 +501,7 @@ class ToolCallFields(ResponseModel):
 
 
 class MessageParts(ResponseModel):
-    """What an answer may have beside its content."""
+    """Parts that an answer may have beside its content."""
 
     reasoning: str | None = Field(None, description="With --reasoning-parser.")
     reasoning_content: str | None = Field(None, description="The same.")

@@ -10,8 +10,8 @@ from typing import Any
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
+from vllm.decisions.content import any_json_text
 from vllm.decisions.params import DecisionParams
-from vllm.decisions.parts import any_json_text
 from vllm.decisions.plan import DecisionPlan
 from vllm.decisions.rendering import decision_fields, systemone_fields
 from vllm.decisions.systemone import parse_systemone
@@ -129,7 +129,8 @@ def _template_kwargs(state: ServerState, given: dict[str, Any]) -> dict[str, Any
 
 
 def _salt(body: DecisionRequest) -> str | None:
-    """What keeps the request's cached prefixes apart: its salt and key; or a salt of its own, if it wants no cache."""
+    """The salt that keeps the request's cached prefixes apart: its salt and key; or a salt of its own, if it wants no
+    cache."""
     options = body.prompt_cache_options
     if options is not None and options.mode == "explicit" and not _has_breakpoint(body.input):
         return f"decision-{uuid.uuid4().hex}"
