@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from vllm.decisions.content import MAX_JSON_BYTES, MAX_JSON_DEPTH, MAX_JSON_VALUES
 from vllm.decisions.conversation import conversations, parse_input, transcript
-from vllm.decisions.parts import MAX_JSON_BYTES, MAX_JSON_DEPTH, MAX_JSON_VALUES
 from vllm.decisions.plan import orders
 from vllm.decisions.questions import parse_questions
 from vllm.exceptions import VLLMValidationError

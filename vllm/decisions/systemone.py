@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from vllm.decisions.parts import check_text, is_list
+from vllm.decisions.content import check_text, is_list
 from vllm.decisions.questions import MAX_LEVELS, choice_options
 from vllm.decisions.types import Option, Question
 from vllm.exceptions import VLLMValidationError, shown

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from types import NoneType
@@ -282,3 +283,13 @@ def check_structured(name: str, value: Any) -> StructuredOutputsParams | None:
     if given.get("json_object") is False:
         del given["json_object"]
     return StructuredOutputsParams(**given) if any(kind in given for kind in (*KINDS, "thinking")) else None
+
+
+def plain_json(value: Any) -> str:
+    """A value of JSON, or a text of one, as a text that is the same for equal values."""
+    if isinstance(value, str):
+        try:
+            value = json.loads(value)
+        except (ValueError, RecursionError):
+            return json.dumps(value)
+    return json.dumps(value, sort_keys=True)

@@ -13,9 +13,9 @@ from vllm.server.errors import ApiError
 from vllm.server.http.routes import post
 from vllm.server.protocol.generation import CompletionRequest, CompletionResponse
 from vllm.server.serving.engine_requests import request_id_of
-from vllm.server.serving.generation.answers import Answer, respond
 from vllm.server.serving.generation.completion_choices import ChoiceWriter, CompletionPrompt, CompletionSequence
-from vllm.server.serving.generation.prompt_tables import BODY_TYPES, TableAnswer
+from vllm.server.serving.generation.prompt_tables import BODY_TYPES, TableReply
+from vllm.server.serving.generation.replies import Reply, respond
 from vllm.server.serving.generation.sampling import PreparedPrompts, named_as, prepare_prompts, sampling_params
 from vllm.server.serving.usage import UsageCount, answer_frame
 from vllm.server.state import ServerState
@@ -31,8 +31,8 @@ _OWN_NAMES = {"extra_args": "vllm_xargs", "prompt_token_ids": "prompt"}
 @post(router, "/v1/completions", CompletionRequest, CompletionResponse, CompletionResponse, body_types=BODY_TYPES)
 async def create_completion(request: Request, state: ServerState, body: CompletionRequest) -> Response:
     """Continue one prompt or many, and read the logprobs of chosen tokens."""
-    tables = await TableAnswer.of(body, request.headers.get("accept"))
-    answer = CompletionAnswer(body, state, request_id_of(request, "cmpl", body.request_id), tables)
+    tables = await TableReply.of(body, request.headers.get("accept"))
+    answer = CompletionReply(body, state, request_id_of(request, "cmpl", body.request_id), tables)
     return await respond(request, answer, bool(body.stream))
 
 
@@ -46,13 +46,13 @@ def _prompt_list(prompt: Any) -> list[Any]:
     return [prompt]
 
 
-class CompletionAnswer(Answer):
-    """See `Answer`."""
+class CompletionReply(Reply):
+    """See `Reply`."""
 
     _own_names = _OWN_NAMES
 
     def __init__(
-        self, body: CompletionRequest, state: ServerState, answer_id: str, tables: TableAnswer | None = None
+        self, body: CompletionRequest, state: ServerState, answer_id: str, tables: TableReply | None = None
     ) -> None:
         frame = {**answer_frame(state, answer_id), "object": "text_completion"}
         super().__init__(body, state, answer_id, frame, tables)
