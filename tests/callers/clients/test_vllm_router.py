@@ -1,5 +1,5 @@
-"""vllm-router before two of our servers, with its default flags and by its policies: it writes fields of its own into every
-body, asks for the prompt's ids first, and tries a request again when a server has died."""
+"""vllm-router before two of our servers, with its default flags and by its policies: it writes fields of its own into
+every body, asks for the prompt's ids first, and tries a request again when a server has died."""
 
 from __future__ import annotations
 
