@@ -34,7 +34,7 @@ def _flat_or_editable(cls: type, *args: Any, **fields: Any) -> Any:
 
 
 def _adopt(model_class: Any) -> Any:
-    """What runs a model that was written for upstream; other classes as they are."""
+    """A class that runs a model that was written for upstream; other classes as they are."""
     if model_class.__module__.startswith("vllm.models."):
         return model_class
     from vllm.upstream.outside.model import adopted
