@@ -41,6 +41,7 @@ class EngineCore:
         self._num_updates = 0
         self.weight_version: int | str = 0
         self._asleep: set[str] = set()
+        self._sleep_level = 0
         self._settled: list[EngineCoreOutput] = []
         self.is_paused = False
 
@@ -205,6 +206,7 @@ class EngineCore:
         # Also when it sleeps: a deeper level frees more, and a part of it may be awake.
         self.executor.collective_rpc("sleep", (level,))
         self._asleep = set(SLEEP_TAGS)
+        self._sleep_level = max(self._sleep_level, level)
 
     def _settle(self) -> None:
         """Take the results of a step in flight; the next call of `step` gives them."""
@@ -223,10 +225,15 @@ class EngineCore:
         check_sleep_tags(tags)
         self.executor.collective_rpc("wake_up", (tags,))
         self._asleep -= set(tags) if tags else self._asleep
+        self._sleep_level = self._sleep_level if self._asleep else 0
 
     def is_sleeping(self) -> bool:
         """Whether any part of the engine sleeps."""
         return bool(self._asleep)
+
+    def sleep_level(self) -> int:
+        """The deepest level of `sleep` since the engine was wholly awake; 0: it is."""
+        return self._sleep_level
 
     def check_awake(self) -> None:
         """RuntimeError: something of it sleeps."""

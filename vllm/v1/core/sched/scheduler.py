@@ -150,6 +150,7 @@ class Scheduler:
         return SchedulerStats(
             num_running=len(self.running),
             num_waiting=len(self.waiting),
+            num_preparing=len(self.requests) - len(self.running) - len(self.waiting),
             kv_cache_usage=self.kv.usage,
             num_preemptions=self.num_preemptions,
             host_cache_usage=0.0 if self.kv.host is None else self.kv.host.usage,
