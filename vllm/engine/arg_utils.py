@@ -451,6 +451,7 @@ class EngineArgs(UpstreamArgs):
             max_num_seqs=num_seqs if self.max_num_seqs is None else self.max_num_seqs,
             max_num_batched_tokens=budget,
             async_scheduling=device == "cuda" if self.async_scheduling is None else self.async_scheduling,
+            max_model_len=max_model_len,
         )
 
     def _check_quantization(self) -> None:
