@@ -181,6 +181,7 @@ GENERATION = [
 _TOO_LONG = [70] * (MAX_MODEL_LEN + 1)
 
 COMPLETIONS = [
+    *bad("prompt_embeds", "AAAA", ["AAAA"], says="--enable-prompt-embeds"),
     *bad("prompt", LEFT_OUT, says="prompt is required"),
     Bad({"prompt": LEFT_OUT, "promt": "a"}, "promt", "'prompt'"),
     *bad("prompt", None, 7, 1.5, True, {}, {"prompt": "a"}, {"prompt_token_ids": [70]}),

@@ -52,7 +52,7 @@ REFUSED_FIELDS: Refusals = {
     "verbosity": (("medium",), "the model has no verbosity to set"),
     "web_search_options": ((), "this server searches nothing"),
     "suffix": (("",), "the models here only continue texts"),
-    "prompt_embeds": (([],), "prompts are texts or token ids"),
+    "prompt_embeds": (([],), "/v1/completions takes embeddings"),
     "documents": (([],), "pass them in chat_template_kwargs or in a message"),
     "mm_processor_kwargs": (({},), "prompts are texts or token ids"),
     "media_io_kwargs": (({},), "prompts are texts or token ids"),

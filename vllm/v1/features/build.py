@@ -11,20 +11,22 @@ from vllm.v1.core.guests import SchedulerGuest
 from vllm.v1.features.drafts.scheduler import Drafts
 from vllm.v1.features.forced_runs.scheduler import ForcedTokens
 from vllm.v1.features.grammars.scheduler import GrammarCompiler
+from vllm.v1.features.prompt_embeds.scheduler import EmbeddedPrompts
 from vllm.v1.worker.gpu.guests import RunnerGuest
 
 Call = Callable[[str, tuple], Any]
 
-SCHEDULER_ORDER = ("adapters", "grammars", "drafts", "forced_runs")
+SCHEDULER_ORDER = ("adapters", "prompt_embeds", "grammars", "drafts", "forced_runs")
 """The order in which guests of the scheduler are called, by their folders' names.
 
 1. adapters: a request that names another adapter under an id is refused before anything else is done for it.
-2. grammars: those that wait for theirs are known by their adapter's lane when they are queued.
-3. drafts before forced_runs: a step's drafts are settled at the last token that was drawn, before tokens are appended
+2. prompt_embeds: its part of a block's hash is known before anyone waits.
+3. grammars: those that wait for theirs are known by their adapter's lane when they are queued.
+4. drafts before forced_runs: a step's drafts are settled at the last token that was drawn, before tokens are appended
    that were not.
-4. forced_runs: tokens that are dropped at a preemption are dropped after all others have looked at them.
+5. forced_runs: tokens that are dropped at a preemption are dropped after all others have looked at them.
 """
-ORDER = ("hidden_cache", "forced_runs", "states", "drafts", "adapters", "swap")
+ORDER = ("hidden_cache", "forced_runs", "states", "drafts", "adapters", "prompt_embeds", "swap")
 """The order in which guests are called, by their folders' names.
 
 1. hidden_cache: whoever reads hidden states of cached prefixes after it finds them.
@@ -32,7 +34,8 @@ ORDER = ("hidden_cache", "forced_runs", "states", "drafts", "adapters", "swap")
 3. states before drafts: a state that has taken wrong tokens is taken back before further ones are drafted.
 4. drafts before adapters: a step's rows are known once all have said which hidden states they need.
 5. adapters: they see the rows that layers have.
-6. swap: its host blocks hold what all others keep in a block, which they have allocated before.
+6. prompt_embeds after adapters: a step that has embeddings is computed, whatever they say of recordings.
+7. swap: its host blocks hold what all others keep in a block, which they have allocated before.
 """
 
 
@@ -62,6 +65,10 @@ def runner_guests(runner: Any) -> Sequence[RunnerGuest]:
 
         sizes = runner.states.max_num_reqs, runner.max_decode_rows
         guests.append(Adapters(runner.model, config.lora_config, *sizes, runner.records_kernels))
+    if config.model_config.enable_prompt_embeds:
+        from vllm.v1.features.prompt_embeds.runner import EmbeddedRows
+
+        guests.append(EmbeddedRows(runner))
     if cache.swap_space:
         from vllm.v1.features.swap.runner import SwapSpace
 
@@ -80,6 +87,8 @@ def scheduler_guests(config: VllmConfig, call: Call, scheduler: Any) -> Sequence
         guests.append(AdapterTurns(pool, scheduler.requests))
     if config.model_config.runner_type == "pooling":
         return guests
+    if config.model_config.enable_prompt_embeds:
+        guests.append(EmbeddedPrompts(scheduler.requests))
     guests.append(GrammarCompiler(config.model_config))
     if config.speculative_config is not None:
         guests.append(Drafts(scheduler))

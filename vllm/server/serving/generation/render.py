@@ -10,7 +10,7 @@ from pydantic import Field
 from starlette.responses import Response
 
 from vllm.sampling_params import SamplingParams
-from vllm.server.errors import json_response
+from vllm.server.errors import ApiError, json_response
 from vllm.server.http.routes import post
 from vllm.server.protocol.base import ResponseModel
 from vllm.server.protocol.generation import ChatCompletionRequest, CompletionRequest, GenerationFields
@@ -43,6 +43,8 @@ class RenderedPrompt(ResponseModel):
 @post(router, "/v1/completions/render", CompletionRequest, list[RenderedPrompt])
 async def render_completion(request: Request, state: ServerState, body: CompletionRequest) -> Response:
     """The ids and parameters of each prompt, as /v1/completions would use them."""
+    if body.prompt_embeds:
+        raise ApiError(400, "prompt_embeds has no ids to answer with", "prompt_embeds", "invalid_value")
     answer_id = request_id_of(request, "cmpl", body.request_id)
     tables = await TableReply.of(body, None)
 
