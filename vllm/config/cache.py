@@ -85,6 +85,11 @@ class CacheConfig:
     cache_dtype: str = "auto"
 
     @property
+    def finds_prefixes(self) -> bool:
+        """Whether requests can begin with cached content: blocks without the state at their end begin nothing."""
+        return self.enable_prefix_caching and (self.num_states is None or self.num_snapshots > 0)
+
+    @property
     def float8_dtype(self) -> str | None:
         """What torch calls the cache's dtype; None: it is the model's."""
         return FLOAT8_DTYPES.get(self.cache_dtype)

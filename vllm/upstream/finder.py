@@ -23,7 +23,6 @@ _WITH_MORE = {
     "vllm.tokenizers",
     "vllm.tool_parsers.xlam_tool_parser",
     "vllm.utils",
-    "vllm.v1.core.kv_cache_groups",
     "vllm.v1.core.kv_cache_manager",
     "vllm.v1.engine",
     "vllm.v1.engine.core",

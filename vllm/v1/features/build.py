@@ -15,14 +15,15 @@ from vllm.v1.worker.gpu.guests import RunnerGuest
 
 Call = Callable[[str, tuple], Any]
 
-SCHEDULER_ORDER = ("adapters", "grammars", "drafts", "forced_runs")
+SCHEDULER_ORDER = ("adapters", "grammars", "drafts", "forced_runs", "swap", "states")
 """The order in which guests of the scheduler are called, by their folders' names.
 
 1. adapters: a request that names another adapter under an id is refused before anything else is done for it.
 2. grammars: those that wait for theirs are known by their adapter's lane when they are queued.
 3. drafts before forced_runs: a step's drafts are settled at the last token that was drawn, before tokens are appended
    that were not.
-4. forced_runs: tokens that are dropped at a preemption are dropped after all others have looked at them.
+4. forced_runs before states: a state is kept for tokens that are left when some are dropped at a preemption.
+5. swap before states: without evicted content that the host does not take, the state after it is of no use.
 """
 ORDER = ("hidden_cache", "forced_runs", "states", "drafts", "adapters", "swap")
 """The order in which guests are called, by their folders' names.
@@ -78,12 +79,27 @@ def scheduler_guests(config: VllmConfig, call: Call, scheduler: Any) -> Sequence
 
         pool = AdapterPool(config.lora_config, call, config.scheduler_config.max_num_seqs)
         guests.append(AdapterTurns(pool, scheduler.requests))
-    if config.model_config.runner_type == "pooling":
+    if config.model_config.attn_type == "encoder_only":
         return guests
-    guests.append(GrammarCompiler(config.model_config))
-    if config.speculative_config is not None:
-        guests.append(Drafts(scheduler))
-    guests.append(ForcedTokens(scheduler))
+    if config.model_config.runner_type != "pooling":
+        guests.append(GrammarCompiler(config.model_config))
+        if config.speculative_config is not None:
+            guests.append(Drafts(scheduler))
+        guests.append(ForcedTokens(scheduler))
+    return [*guests, *cache_guests(scheduler)]
+
+
+def cache_guests(scheduler: Any) -> Sequence[SchedulerGuest]:
+    """Those that concern what a scheduler's cache keeps, the last in the order."""
+    guests: list[SchedulerGuest] = []
+    if scheduler.kv.enable_caching and scheduler.cache_config.num_host_blocks:
+        from vllm.v1.features.swap.scheduler import Swaps
+
+        guests.append(Swaps(scheduler))
+    if scheduler.kv.enable_caching and scheduler.cache_config.num_states is not None:
+        from vllm.v1.features.states.scheduler import Snapshots
+
+        guests.append(Snapshots(scheduler))
     return guests
 
 

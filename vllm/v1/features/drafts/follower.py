@@ -118,7 +118,7 @@ class Follower:
 
     def forget(self, step: SchedulerOutput) -> None:
         """Before a step that fills blocks from elsewhere: their entries were others'."""
-        blocks = [target for pairs in (step.swap_in, step.block_copies) for _, target in pairs]
+        blocks = [*step.brought_blocks, *(copy for _, copy in step.block_copies)]
         if blocks and len(self._is_final):
             self._is_final.reshape(-1, self.cache.block_size)[blocks] = False
 
