@@ -178,7 +178,8 @@ class Snapshots(SchedulerGuest):
         self.pool.end_step()
 
     def discarded(self, step: SchedulerOutput) -> None:
-        self.pool.forget_snapshots({snapshot for _, snapshot in _part(step).saves})
+        if (part := step.parts.of(StepStates)) is not None:
+            self.pool.forget_snapshots({snapshot for _, snapshot in part.saves})
 
 
 def _part(step: SchedulerOutput) -> StepStates:
