@@ -236,7 +236,7 @@ def test_nothing_is_lost_when_the_step_ahead_fails(make_run):
     assert [output.request_id for output in core.step()] == ["r1"]
     assert not core.has_unfinished_requests()
     assert core.scheduler.kv.pool.num_free == core.scheduler.kv.pool.num_blocks
-    np.testing.assert_equal(len(worker.flying), core._in_flight is not None)
+    np.testing.assert_equal(len(worker.flying), not core.steps.are_done)
 
 
 def test_content_of_an_aborted_request_whose_step_failed_is_not_found(make_run):

@@ -7,7 +7,7 @@ Nothing here imports torch.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -129,7 +129,11 @@ class SchedulerGuest:
     def reset_cache(self) -> None:
         """Forget all content."""
 
-    # -- statistics -----------------------------------------------------------------------------------------------
+    # -- the engine -----------------------------------------------------------------------------------------------
+
+    def calls(self) -> Mapping[str, Callable[..., Any]]:
+        """What it answers of the calls upon an engine (vllm/v1/engine/calls.py), by their names in the core."""
+        return {}
 
     def counts(self) -> dict[str, Any]:
         """Fields of SchedulerStats."""
