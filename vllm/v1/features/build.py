@@ -25,15 +25,16 @@ SCHEDULER_ORDER = ("adapters", "grammars", "drafts", "forced_runs", "swap", "sta
 4. forced_runs before states: a state is kept for tokens that are left when some are dropped at a preemption.
 5. swap before states: without evicted content that the host does not take, the state after it is of no use.
 """
-ORDER = ("hidden_cache", "forced_runs", "states", "drafts", "adapters", "swap")
+ORDER = ("hidden_cache", "grammars", "forced_runs", "states", "drafts", "adapters", "swap")
 """The order in which guests are called, by their folders' names.
 
 1. hidden_cache: whoever reads hidden states of cached prefixes after it finds them.
-2. forced_runs before drafts: a draft follows the tokens that are appended undrawn.
-3. states before drafts: a state that has taken wrong tokens is taken back before further ones are drafted.
-4. drafts before adapters: a step's rows are known once all have said which hidden states they need.
-5. adapters: they see the rows that layers have.
-6. swap: its host blocks hold what all others keep in a block, which they have allocated before.
+2. grammars before forced_runs, which asks their masks.
+3. forced_runs before drafts: a draft follows the tokens that are appended undrawn.
+4. states before drafts: a state that has taken wrong tokens is taken back before further ones are drafted.
+5. drafts before adapters: a step's rows are known once all have said which hidden states they need.
+6. adapters: they see the rows that layers have.
+7. swap: its host blocks hold what all others keep in a block, which they have allocated before.
 """
 
 
@@ -48,8 +49,10 @@ def runner_guests(runner: Any) -> Sequence[RunnerGuest]:
         guests.append(HiddenCache(runner))
     if config.model_config.runner_type != "pooling":
         from vllm.v1.features.forced_runs.runner import ForcedRuns
+        from vllm.v1.features.grammars.runner import Grammars
 
-        guests.append(ForcedRuns(runner))
+        grammars = Grammars(runner)
+        guests += [grammars, ForcedRuns(runner, grammars.masks)]
     if state_layers(runner.model):
         from vllm.v1.features.states.runner import States
 
