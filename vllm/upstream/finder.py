@@ -32,7 +32,7 @@ _WITH_MORE = {
     "vllm.v1.structured_output",
 }
 # Those whose classes have further attributes: attributes.py has them, a row each.
-_WITH_ATTRIBUTES = {"vllm.logprobs.flat", "vllm.v1.engine.core", "vllm.v1.worker.worker"}
+_WITH_ATTRIBUTES = {"vllm.logprobs.flat", "vllm.v1.engine.core", "vllm.v1.executor.worker"}
 
 
 def install() -> None:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from vllm.v1.core.kv_cache_manager import Blocks
+    from vllm.v1.core.kv_cache_groups import Blocks
     from vllm.v1.core.sched.output import SchedulerOutput
     from vllm.v1.core.sched.request_queue import RequestQueue
     from vllm.v1.messages import EngineCoreOutput

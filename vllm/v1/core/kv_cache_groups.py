@@ -10,6 +10,9 @@ from collections.abc import Callable
 
 from vllm.config.cache import Chunks, Window
 
+Blocks = tuple[list[int], ...]
+"""Block ids of a request in each KV group."""
+
 NO_BLOCK = -1
 """In place of a block that a group no longer needs or never needed."""
 

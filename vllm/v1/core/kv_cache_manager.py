@@ -10,13 +10,10 @@ from typing import NamedTuple
 from vllm.config import CacheConfig
 from vllm.v1.core.block_pool import BlockPool, extend_block_hashes
 from vllm.v1.core.guests import SchedulerGuest, hooks
-from vllm.v1.core.kv_cache_groups import NO_BLOCK, FullGroup, WindowGroup, make_groups
+from vllm.v1.core.kv_cache_groups import NO_BLOCK, Blocks, FullGroup, WindowGroup, make_groups
 from vllm.v1.core.parts_of_blocks import PartsOfBlocks
 from vllm.v1.core.sched.output import SchedulerOutput, SharedTokens
 from vllm.v1.request import Request
-
-Blocks = tuple[list[int], ...]
-"""Block ids of a request in each KV group."""
 
 
 @dataclass

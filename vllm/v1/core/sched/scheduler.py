@@ -9,7 +9,8 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from vllm.config import CacheConfig, SchedulerConfig
 from vllm.exceptions import VLLMValidationError
 from vllm.v1.core.guests import SchedulerGuest, hooks
-from vllm.v1.core.kv_cache_manager import Blocks, KVCacheManager
+from vllm.v1.core.kv_cache_groups import Blocks
+from vllm.v1.core.kv_cache_manager import KVCacheManager
 from vllm.v1.core.sched.output import CachedRequestData, NewRequestData, SchedulerOutput
 from vllm.v1.core.sched.repetition import repeats_itself
 from vllm.v1.core.sched.request_queue import RequestQueue

@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import Any
 
 from vllm.v1.core.guests import SchedulerGuest
-from vllm.v1.core.kv_cache_manager import Blocks
+from vllm.v1.core.kv_cache_groups import Blocks
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.messages import EngineCoreOutput
 from vllm.v1.outputs import ModelRunnerOutput
