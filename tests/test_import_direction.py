@@ -22,9 +22,8 @@ ORDER = """
     cli server
     selftest scoring
     entrypoints
-    pooling decisions chat
-    tool_parsers reasoning
-    parser
+    pooling decisions
+    answers
     engine
     v1.engine v1.metrics v1.executor v1.features v1.worker v1.sample v1.core v1
     lora

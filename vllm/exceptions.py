@@ -78,7 +78,7 @@ class CliError(Exception):
 def shown(value: Any, limit: int = 120) -> str:
     """The value as an error message shows it, in at most `limit` characters."""
     if isinstance(value, (str, list)):
-        # What is cut anyway may be long.
+        # A value that is cut anyway may be long.
         value = value[:limit]
     try:
         text = repr(value)

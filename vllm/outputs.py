@@ -27,7 +27,7 @@ logger = init_logger(__name__)
 
 @dataclass
 class RequestSpecDecodeMetrics:
-    """Of one generated sequence, the tokens that were drafted and those of them that were right. A draft's right tokens
+    """The tokens that were drafted for one generated sequence, and those that were right. A draft's right tokens
     are followed by one that the model itself drew.
 
     Attributes:

@@ -32,7 +32,7 @@ STUDENT = ["--prompt-ids-field", "topk", "--student-logprobs-field", "said"]
 
 
 def make_rollout(index: int) -> dict[str, Any]:
-    """Of 12 to 20 tokens, of which the last few have lists of 0 to 3 ids."""
+    """A rollout of 12 to 20 tokens, the last few of which have lists of 0 to 3 ids."""
     text = "a rollout " + "x" * (index + 2)
     num_rows = 3 + index
     lists = [RNG.permutation(VOCAB_SIZE)[: row % 4].tolist() for row in range(num_rows)]

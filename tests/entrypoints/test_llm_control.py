@@ -1,4 +1,4 @@
-"""What callers of LLM do beside generating, by upstream's names and arguments."""
+"""Calls of LLM beside generating, by upstream's names and arguments."""
 
 from __future__ import annotations
 

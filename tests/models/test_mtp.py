@@ -84,7 +84,7 @@ def made(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 
 
 def test_drafts_follow_the_formula(made: tuple[Path, Reference]) -> None:
-    """Of each family, with more tokens than layers; the second time after cached prefixes."""
+    """Drafts of each family, with more tokens than layers; the second time after cached prefixes."""
     folder, reference = made
     plain = make_llm(folder)
     llm = make_llm(folder, NUM_TOKENS)
@@ -96,7 +96,7 @@ def test_drafts_follow_the_formula(made: tuple[Path, Reference]) -> None:
 
 @pytest.fixture(scope="module", params=["qwen3_next", "deepseek_v3"])
 def near(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Reference]:
-    """Of which most drafts are right: with states, and with two layers."""
+    """Models most of whose drafts are right: with states, and with two layers."""
     folder = tmp_path_factory.mktemp(request.param)
     return folder, Reference(request.param, folder, is_near=True)
 

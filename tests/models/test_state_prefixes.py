@@ -102,7 +102,7 @@ def test_prompts_that_part_at_several_places(folder, plain) -> None:
 
 
 def test_the_end_of_a_prompt_is_kept(folder, plain) -> None:
-    """What follows a conversation begins where the last turn's prompt ended."""
+    """A further turn begins where the last turn's prompt ended."""
     (prompt,) = random_prompts((150,), seed=9)
     llm = make_llm(folder)
     (first,) = run(llm, [prompt], READS)

@@ -24,7 +24,7 @@ from vllm.selftest.invariance import Check, InvarianceTest, compare_bits
 from vllm.selftest.probes import make_probes, result_of, run_probes
 from vllm.v1.worker.gpu.sample import vocab
 
-# What an architecture adds is in its layers; what a dtype adds is in the kernels.
+# An architecture adds layers; a dtype adds kernels.
 ARCHITECTURES_AND_DTYPES = (
     *((arch, "bfloat16") for arch in ARCHITECTURES),
     ("llama", "float32"),

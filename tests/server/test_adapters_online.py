@@ -39,7 +39,7 @@ class Made:
 
     @torch.no_grad()
     def tokens(self, name, ids, count=5):
-        """What the model says greedily after `ids`."""
+        """The model's greedy tokens after `ids`."""
         found = list(ids)
         for _ in range(count):
             found.append(int(self.models[name](torch.tensor([found])).logits[0, -1].argmax()))

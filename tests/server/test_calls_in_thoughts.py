@@ -12,7 +12,7 @@ from call_texts import FORMATS
 from forced_tokens import ForcedTokens
 from tiny_llm import make_tiny_model
 
-from vllm.chat.answers import AnswerFormat
+from vllm.answers.answer import AnswerFormat
 
 pytestmark = pytest.mark.usefixtures("engines_of_one_thread")
 

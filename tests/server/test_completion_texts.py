@@ -96,7 +96,7 @@ def test_every_split_of_broken_bytes(server):
         text = data.decode(errors="replace")
         whole = complete(server, ids[:split], ids[split:], logprobs=0, echo=True)
         assert whole["text"] == "".join(whole["logprobs"]["tokens"])
-        # What is unfinished at the end is no text.
+        # A character that is unfinished at the end is no text.
         assert whole["text"] in (text, text.removesuffix("\ufffd"))
         assert whole["text"] == complete(server, ids[:split], ids[split:], echo=True)["text"]
         own = complete(server, ids[:split], ids[split:], logprobs=0)

@@ -90,7 +90,7 @@ def test_over_http(tmp_path, monkeypatch):
         monkeypatch.setattr(ServerState, "max_sequences", 3)
         answer = server.request("POST", "/v1/embeddings", json={"input": words})
         assert answer.status_code == 400 and "part of a text" in answer.json()["error"]["message"]
-        # Of pairs each text is read whole.
+        # Each text of a pair is read whole.
         assert server.request("POST", "/score", json={"text_1": short, "text_2": words}).status_code == 400
 
 

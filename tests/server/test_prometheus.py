@@ -14,7 +14,7 @@ from vllm.config import CacheConfig, LoRAConfig
 from vllm.server.prometheus import make_registry
 from vllm.v1.metrics.engine_metrics import EngineMetrics
 
-# What dashboards and autoscalers made for vLLM ask for.
+# Dashboards and autoscalers made for vLLM ask for these.
 EXPECTED = {
     "gauge": "num_requests_running num_requests_waiting kv_cache_usage_perc cpu_cache_usage_perc cache_config_info",
     "counter": "num_preemptions prefix_cache_queries prefix_cache_hits prompt_tokens prompt_tokens_cached "
@@ -31,7 +31,7 @@ EXPECTED = {
 
 
 def make_replica(**fields) -> SimpleNamespace:
-    """What of a Replica the metrics look at."""
+    """The part of a Replica that the metrics look at."""
     values = {
         "metrics": EngineMetrics(128),
         "stats": {},
@@ -43,7 +43,7 @@ def make_replica(**fields) -> SimpleNamespace:
 
 
 def make_engine(*replicas: SimpleNamespace, lora_config=None, **fields) -> SimpleNamespace:
-    """What of AsyncLLM the metrics look at: these replicas, or one with these fields."""
+    """The part of AsyncLLM that the metrics look at: these replicas, or one with these fields."""
     replicas = replicas or (make_replica(**fields),)
     config = SimpleNamespace(cache_config=CacheConfig(block_size=32), lora_config=lora_config)
     return SimpleNamespace(replicas=replicas, vllm_config=config, core_pids=[os.getpid()] * len(replicas))

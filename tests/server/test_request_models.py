@@ -1,4 +1,4 @@
-"""What all bodies have in common: whole numbers as floats, names that other engines' clients send."""
+"""All bodies have in common: whole numbers as floats, names that other engines' clients send."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ INTEGERS = [
 
 
 def _wrong_inputs(model: type[RequestModel], name: str, value: Any) -> list[Any]:
-    """What is refused of the field; other fields may be missing."""
+    """Values that the field refuses; other fields may be missing."""
     try:
         model.model_validate({name: value})
     except ValidationError as error:

@@ -125,7 +125,7 @@ def test_log_odds_readings_and_instructions(server, folder_and_model, encode):
 def test_a_query_is_read_once(server):
     documents = [f"{number} document" for number in range(6)]
     usage = server.post("/rerank", query="one long query " * 6, documents=documents)["usage"]
-    # Of five documents the whole of what stands before them, as usage counts it: in steps of 16.
+    # Five documents share all that stands before them, as usage counts it: in steps of 16.
     shared = len(TEMPLATE.partition("{{ document }}")[0].replace("{{ query }}", "one long query " * 6))
     assert usage["prompt_tokens_details"]["cached_tokens"] == 5 * (shared // 16 * 16)
 

@@ -187,7 +187,7 @@ def test_null_is_as_if_left_out(server):
 
 
 def test_readings_equal_those_of_chat(server):
-    """Of chosen ids, top-k and labels, whole and streamed."""
+    """Readings of chosen ids, top-k and labels, whole and streamed."""
     own = {"top_logprobs": 2, "logprob_token_ids": [70, 71], "labels": ["a"], "logits_indices": [9]}
     want = chat(server, [{"role": "user", "content": "hello"}], logprobs=True, **own)
     choice = want["choices"][0]

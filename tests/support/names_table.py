@@ -59,7 +59,7 @@ def load() -> tuple[str, list[Name]]:
 
 
 def find(name: Name) -> Any:
-    """What the name stands for here.
+    """The object that the name stands for here.
 
     Raises:
         ImportError, AttributeError: there is no such name.
@@ -71,7 +71,7 @@ def find(name: Name) -> Any:
 
 
 def problem(name: Name) -> str | None:
-    """What is lacking here; None when nothing is."""
+    """A description of what is lacking here; None when nothing is."""
     try:
         found = find(name)
     except (ImportError, AttributeError):
@@ -163,7 +163,7 @@ def _arguments(
 
 
 SECTIONS: list[Callable[[], str]] = [arguments_section, flags_section, names_section]
-"""What is made of code and put between the marks of the document, in this order."""
+"""Sections that are made of code and put between the marks of the document, in this order."""
 
 
 def document() -> str:

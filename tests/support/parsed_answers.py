@@ -6,8 +6,8 @@ import itertools
 import json
 from typing import Any
 
-from vllm.chat.answers import AnswerFormat, AnswerParser
-from vllm.parser.events import CallArguments, CallEnd, CallStart, Event, ParsedAnswer, collect
+from vllm.answers.answer import AnswerFormat, AnswerParser
+from vllm.answers.events import CallArguments, CallEnd, CallStart, Event, ParsedAnswer, collect
 
 TOOLS = [
     {

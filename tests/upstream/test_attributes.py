@@ -17,7 +17,8 @@ from vllm.upstream.finder import _WITH_ATTRIBUTES
 def test_a_class_has_them_once_its_module_is_imported(module):
     assert set(ROWS) == _WITH_ATTRIBUTES
     for name, attributes in ROWS[module].items():
-        own = vars(getattr(importlib.import_module(module), name))
+        owner = importlib.import_module(module)
+        own = vars(getattr(owner, name) if name else owner)
         assert all(own[attribute] is value for attribute, value in attributes.items())
 
 

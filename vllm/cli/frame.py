@@ -1,4 +1,4 @@
-"""What all subcommands share: the look of --help, errors of usage in one line, --config and --debug."""
+"""All subcommands share the look of --help, errors of usage in one line, --config and --debug."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ _OTHER_TITLES = {"frontend": "server"}
 
 
 def help_part(parser: argparse.ArgumentParser, asked: str) -> str:
-    """What `--help=asked` shows.
+    """The part of the help that `--help=asked` shows.
 
     Raises:
         ValueError: no group and no flag is called so; the message names the groups.

@@ -11,7 +11,7 @@ from vllm.exceptions import shown
 from vllm.utils.checks import check_number
 
 FLOAT8_DTYPES = {"fp8": "float8_e4m3fn", "fp8_e4m3": "float8_e4m3fn", "fp8_e5m2": "float8_e5m2"}
-"""What torch calls the dtypes of 8 bits that a KV cache may have."""
+"""Torch's names of the dtypes of 8 bits that a KV cache may have."""
 
 
 class Chunks(NamedTuple):
@@ -21,7 +21,7 @@ class Chunks(NamedTuple):
 
 
 Window = int | Chunks | None
-"""What queries of a layer see: so many tokens, themselves included, those of their chunk, or all before them."""
+"""Queries of a layer see so many tokens, themselves included, those of their chunk, or all before them."""
 
 
 def resolve_cache_dtype(asked: str, model_dtype: str, is_encoder: bool) -> str:
@@ -91,7 +91,7 @@ class CacheConfig:
 
     @property
     def float8_dtype(self) -> str | None:
-        """What torch calls the cache's dtype; None: it is the model's."""
+        """Torch's name of the cache's dtype; None: it is the model's."""
         return FLOAT8_DTYPES.get(self.cache_dtype)
 
     def __post_init__(self) -> None:

@@ -78,7 +78,7 @@ class ModelConfig:
     """
 
     model: str
-    # What a caller leaves out, the folder's config.json says.
+    # The folder's config.json says what a caller leaves out.
     path: str = ""
     tokenizer: str = ""
     hf_config: HFConfig = None  # type: ignore[assignment]
@@ -153,12 +153,12 @@ class ModelConfig:
 
     @property
     def runner_type(self) -> str:
-        """What it is served as: "generate" or "pooling"."""
+        """The model is served as this: "generate" or "pooling"."""
         return self.runner
 
     @property
     def supported_tasks(self) -> tuple[str, ...]:
-        """What the model can be asked for: "generate", or the tasks of a pooling model, the default first."""
+        """The tasks that the model can be asked for: "generate", or the tasks of a pooling model, the default first."""
         return self.pooling_tasks if self.runner == "pooling" else ("generate",)
 
     @property

@@ -254,6 +254,7 @@ class EngineArgs(UpstreamArgs):
     max_lora_cls_labels: int | None = arg(None, "changes nothing: an adapter's files say it", to="lora_config")
 
     def __post_init__(self) -> None:
+        load_general_plugins()
         # None is upstream's word for "the default".
         for item in fields(self):
             if getattr(self, item.name) is None and item.default is not MISSING:
@@ -306,7 +307,6 @@ class EngineArgs(UpstreamArgs):
         speculative = self.create_speculative_config(self.tensor_parallel_size)
         if headless:
             raise ValueError("headless=True is not supported: one server starts all replicas (data_parallel_size)")
-        load_general_plugins()
         logits_processors = tuple(load_logits_processors(self.logits_processors))
         device = self._resolve_device(parallel_config := self.create_parallel_config())
         _check_variables(device, self.tensor_parallel_size, self.disable_custom_all_reduce)
@@ -490,7 +490,7 @@ class EngineArgs(UpstreamArgs):
     @classmethod
     def from_cli_args(cls, args: argparse.Namespace) -> Self:
         """Read the flags back from a parsed command line."""
-        # What is unused without a flag may be a flag of the server, which heeds it.
+        # An unused argument without a flag may be a flag of the server, which heeds it.
         own = [item for item in fields(cls) if item.metadata.get("flag", True) or "why" not in item.metadata]
         return cls(**{item.name: getattr(args, item.name) for item in own if hasattr(args, item.name)})
 

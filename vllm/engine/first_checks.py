@@ -1,4 +1,4 @@
-"""What arguments can be refused for at once, without torch and without loading anything."""
+"""Checks that refuse arguments at once, without torch and without loading anything."""
 
 from __future__ import annotations
 
@@ -140,7 +140,7 @@ def _check_quantization_name(asked: str | None) -> None:
 
 
 def _check_step(args: Any) -> None:
-    """What a step holds, and the cache; the limits do not depend on the model."""
+    """Check what a step holds, and the cache; the limits do not depend on the model."""
     as_structured_outputs_config(
         args.structured_outputs_config, args.guided_decoding_backend, args.guided_decoding_disable_any_whitespace
     )
@@ -173,7 +173,7 @@ def _check_package(what: str, spec: Any) -> None:
 
 
 def _check_model(args: Any, model: str | None, revision: str | None, overrides: Overrides) -> dict[str, Any] | None:
-    """What config.json says; None where it says nothing yet: a .gguf file, or overrides by a function."""
+    """Check config.json; None where it says nothing yet: a .gguf file, or overrides by a function."""
     found = local_model(model)
     if found is None:
         assert model is not None

@@ -56,7 +56,7 @@ class UpstreamArgs:
     """The arguments, with upstream's names and defaults: those that are refused at another value, and those that only
     change nothing. docs/migration.md lists them."""
 
-    # Of former versions.
+    # Arguments of former versions.
     # On the command line it is --no-enable-log-requests.
     disable_log_requests: bool = unused(False, _LOG_REQUESTS, flag=False)
     use_v2_block_manager: bool = unused(True, _ONE_WAY)

@@ -470,7 +470,7 @@ class AsyncLLM(EngineCalls):
             if await self.is_sleeping():
                 message = 'mode must not be "wait": requests wait themselves until a sleeping engine wakes up'
                 raise VLLMValidationError(message, "mode", mode)
-            # Those that were kept run, too.
+            # Requests that were kept run, too.
             await self._call("pause", False)
         if self._resumed is None:
             self._resumed = asyncio.Event()

@@ -193,7 +193,7 @@ class Search:
         query.max_tokens, query.logprobs = 0, min(self.beams.num_candidates, config.vocab_size)
         query.logprobs_mode = "processed_logprobs" if self._reads_processed else "raw_logprobs"
         if not query.temperature and config.logits_processors:
-            # Of greedy requests no processor is called that leaves the most likely token.
+            # Greedy requests do not call a processor that leaves the most likely token.
             query.temperature = 1.0
         query.detokenize, query.output_kind, query._beam_length = False, RequestOutputKind.FINAL_ONLY, 0
         return query
@@ -305,7 +305,7 @@ def as_sampling_params(params: BeamSearchParams) -> SamplingParams:
 def as_beam_search_output(
     output: RequestOutput, params: BeamSearchParams, tokenizer: Tokenizer | None
 ) -> BeamSearchOutput:
-    """What `LLM.beam_search` returns for a search with logprobs."""
+    """The output of `LLM.beam_search` for a search with logprobs."""
     error = next((each.error for each in output.outputs if each.error is not None), None)
     if error is not None:
         return BeamSearchOutput([], error)

@@ -28,7 +28,7 @@ class MultiModalDataBuiltins(TypedDict, total=False):
 
 
 class _PromptOptions(TypedDict):
-    """What every prompt may bring; `cache_salt` keeps its cached prefix from being shared with other salts."""
+    """Keys that every prompt may have; `cache_salt` keeps its cached prefix from being shared with other salts."""
 
     multi_modal_data: NotRequired[MultiModalDataDict | None]
     media_io_kwargs: NotRequired[dict[str, dict[str, Any]] | None]

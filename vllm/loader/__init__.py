@@ -14,6 +14,7 @@ from torch import nn
 # Most models are made of these: imported with the engine, not when one is loaded.
 import vllm.models.dense.llama  # noqa: F401
 from vllm import envs
+from vllm.config import VllmConfig
 from vllm.config.checkpoint.mapped_tensors import block_bytes
 from vllm.distributed.parallel_state import get_tp_group
 from vllm.layers.adapted import adapter_places
@@ -54,12 +55,14 @@ def get_model(
     use_tqdm: bool = False,
     takes_adapters: bool = False,
     part: Callable[[HFConfig, int], nn.Module] | None = None,
+    engine: VllmConfig | None = None,
 ) -> nn.Module:
     """Build the model of `model_config` on `device`, with its weights loaded (random with load_format="dummy") and
     packed. Its methods are those of LlamaForCausalLM; one that `takes_adapters` has `adapter_places`. `part`: makes, of
     a configuration and max_model_len, what is built in the model's place; it takes those of the checkpoint's tensors
-    for which its `checkpoint_tensors` has names. ValueError for an architecture that is not supported, or weights that
-    are missing, unexpected or of another shape."""
+    for which its `checkpoint_tensors` has names. `engine`: what callers' models may read; None = the model's alone.
+    ValueError for an architecture that is not supported, or weights that are missing, unexpected or of another
+    shape."""
     config = model_config.hf_config
     entry = model_entry(config.architectures, model_config.model_impl, config.raw)
     if config.is_encoder and entry == TRANSFORMERS:
@@ -75,7 +78,7 @@ def get_model(
             if is_light:
                 # Before they work, the tokenizer has the caches for itself.
                 native_work_begins()
-            model = _build(model_config, quantization, torch.device(device), part)
+            model = _build(model_config, quantization, torch.device(device), part, engine)
             # "fp8" is also the name of a checkpoint's format.
             method = linear_method(model_config.quantization if quantization is None else None)
             if model_config.rounding != "vllm":
@@ -91,7 +94,7 @@ def get_model(
                     if model_config.load_format == "dummy":
                         fill_with_noise(model, model_config.seed)
                     else:
-                        load_weights(model, Path(model_config.path), use_tqdm, quantization)
+                        _load(model, Path(model_config.path), use_tqdm, quantization)
                 _pack(model, method, quantization, torch.device(device), is_light)
         if entry == TRANSFORMERS:
             # Packed weights are there from here on.
@@ -99,6 +102,15 @@ def get_model(
     # Loading and packing freed, with a small model, as much memory as the weights take.
     return_freed_memory()
     return model.eval()
+
+
+def _load(model: Any, folder: Path, use_tqdm: bool, quantization: QuantizationConfig | None) -> None:
+    """By the model's own `load_checkpoint`, where it has one."""
+    own = getattr(model, "load_checkpoint", None)
+    if own is not None:
+        own(folder, use_tqdm)
+    else:
+        load_weights(model, folder, use_tqdm, quantization)
 
 
 def _check_invariance(model_config: ModelConfig, device: torch.device) -> None:
@@ -115,14 +127,19 @@ def _build(
     quantization: QuantizationConfig | None,
     device: torch.device,
     part: Callable[[HFConfig, int], nn.Module] | None,
+    engine: VllmConfig | None,
 ) -> Any:
     """The model, or the part in its place, its weights not loaded."""
     config = model_config.hf_config
     entry = model_entry(config.architectures, model_config.model_impl, config.raw)
     make: Any = part or import_model_class(entry)
     with _building(getattr(torch, model_config.dtype), device):
-        is_foreign = entry == TRANSFORMERS and part is None
-        model = make(model_config) if is_foreign else make(config, model_config.max_model_len)
+        if entry == TRANSFORMERS and part is None:
+            model = make(model_config)
+        elif getattr(make, "takes_engine_config", False):
+            model = make(VllmConfig(model_config) if engine is None else engine)
+        else:
+            model = make(config, model_config.max_model_len)
         if model_config.runner_type == "pooling" and not config.is_encoder:
             use_pooling_head(model, model_config)
         if quantization is not None:

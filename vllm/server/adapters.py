@@ -20,7 +20,7 @@ from vllm.server.lora_modules import LoRAModulePath
 logger = init_logger(__name__)
 
 chosen: ContextVar[LoRARequest | None] = ContextVar("adapter of the HTTP request", default=None)
-"""What the HTTP request that is being answered named as its model; None: the model itself."""
+"""The adapter that the HTTP request that is being answered named as its model; None: the model itself."""
 
 
 class ServedAdapters:

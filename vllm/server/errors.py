@@ -24,7 +24,7 @@ _TYPES = {
 }
 
 
-# Of Anthropic's API.
+# The types of Anthropic's API.
 _MESSAGES_TYPES = {
     400: "invalid_request_error",
     401: "authentication_error",

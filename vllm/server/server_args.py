@@ -132,9 +132,9 @@ class ServerArgs(UpstreamServerArgs):
         Raises:
             ValueError: a plugin that cannot be loaded, or a parser that is not known.
         """
-        from vllm.chat.answers import AnswerFormat
-        from vllm.reasoning import ReasoningParserManager
-        from vllm.tool_parsers import ToolParserManager
+        from vllm.answers.answer import AnswerFormat
+        from vllm.answers.reasoning import ReasoningParserManager
+        from vllm.answers.tool_parsers import ToolParserManager
 
         if self.tool_parser_plugin:
             ToolParserManager.import_tool_parser(self.tool_parser_plugin)

@@ -14,9 +14,10 @@ from typing import Any
 from fastapi import Request
 
 from vllm import envs
-from vllm.chat.answers import AUTO, AnswerFormat
-from vllm.chat.template_source import chosen_template
-from vllm.chat.tool_prompts import shows_tools
+from vllm.answers.answer import AUTO, AnswerFormat
+from vllm.answers.prompts.template_source import chosen_template
+from vllm.answers.prompts.tool_prompts import shows_tools
+from vllm.answers.tool_parsers import ToolParserManager
 from vllm.decisions.calibration import Calibration
 from vllm.entrypoints.async_llm import AsyncLLM
 from vllm.exceptions import shown
@@ -30,7 +31,6 @@ from vllm.server.lora_modules import parse_modules
 from vllm.server.response_store import ResponseStore
 from vllm.server.server_args import ServerArgs
 from vllm.tokenizers.tokenizer import Tokenizer
-from vllm.tool_parsers import ToolParserManager
 from vllm.tracing import RequestTracer
 from vllm.version import __version__
 
@@ -41,7 +41,7 @@ TOOLS_IGNORED = (
     "the prompt, and --chat-template names another template"
 )
 
-# Of each task, what a model that has it does, and what one that has not does not.
+# For each task, what a model that has it does, and one that has not does not.
 _DOES = {
     "generate": "generates (/v1/completions, /v1/chat/completions), reads the probabilities of labels (/v1/score)",
     "embed": "embeds (/v1/embeddings)",
@@ -126,7 +126,7 @@ class ServerState:
 
     @property
     def model_names(self) -> list[str]:
-        """What the server lists; the first stands in answers. Left out, the model as it was given."""
+        """The names that the server lists; the first stands in answers. Left out, the model as it was given."""
         if self.args.served_model_name:
             return self.args.served_model_name
         config = self.engine.model_config
@@ -168,7 +168,7 @@ class ServerState:
         """How answers are parsed, as the arguments say, or the template: a request's own, or else the server's."""
         template = self.template_text(own_template)
         if template not in self._formats:
-            # Of others' templates, none are kept.
+            # Formats of others' templates are not kept.
             kept = {} if own_template else self._formats
             reasoning = self.args.reasoning_parser or None
             form = AnswerFormat.of(template, self.args.tool_call_parser or AUTO, reasoning)
@@ -248,7 +248,7 @@ class ServerState:
 
     @cached_property
     def tasks(self) -> tuple[str, ...]:
-        """What the model can do: "generate" or a pooling model's tasks and "pool"; "score": pairs of texts."""
+        """The model's tasks: "generate" or a pooling model's tasks and "pool"; "score": pairs of texts."""
         config = self.engine.model_config
         if config.runner_type != "pooling":
             return ("generate", "score")

@@ -33,18 +33,28 @@ def _flat_or_editable(cls: type, *args: Any, **fields: Any) -> Any:
     return object.__new__(cls)
 
 
-# module -> class -> attribute -> value
+def _adopt(model_class: Any) -> Any:
+    """What runs a model that was written for upstream; other classes as they are."""
+    if model_class.__module__.startswith("vllm.models."):
+        return model_class
+    from vllm.upstream.outside.model import adopted
+
+    return adopted(model_class)
+
+
+# module -> class, or "" for the module itself -> attribute -> value
 ROWS: dict[str, dict[str, dict[str, Any]]] = {
     "vllm.logprobs.flat": {"FlatLogprobs": {"__new__": staticmethod(_flat_or_editable)}},
     "vllm.v1.engine.core": {
         "EngineCore": {"engine_core": _ITSELF, "model_executor": _EXECUTOR, "save_sharded_state": _save_sharded_state}
     },
+    "vllm.models.registry": {"": {"adopt": _adopt}},
     "vllm.v1.executor.worker": {"Worker": {"worker": _ITSELF}},
 }
 
 
 def add(module: ModuleType) -> None:
-    """Give the module's classes what ROWS says."""
+    """Give the module and its classes what ROWS says."""
     for name, attributes in ROWS[module.__name__].items():
         for attribute, value in attributes.items():
-            setattr(getattr(module, name), attribute, value)
+            setattr(getattr(module, name) if name else module, attribute, value)

@@ -38,7 +38,7 @@ class StatLoggerBase(ABC):
         """The engine is ready."""
 
     def log(self) -> None:  # noqa: B027
-        """What has come since the last call."""
+        """Log what has come since the last call."""
 
 
 StatLoggerFactory = Callable[[Any, int], StatLoggerBase]
@@ -70,16 +70,6 @@ class IntermediateTensors:
     def items(self) -> ItemsView[str, torch.Tensor]:
         """(name, tensor) of each."""
         return self.tensors.items()
-
-
-_INSTEAD_FORWARD_CONTEXT = (
-    "models here are called with their batch: vllm.attention.backend.AttentionMetadata is an argument"
-)
-
-
-def is_forward_context_available() -> bool:
-    """False: there is none."""
-    return False
 
 
 class AttentionBackendEnum(Enum):

@@ -1,4 +1,4 @@
-"""What upstream's models say of themselves. Models here have none of it: isinstance is False."""
+"""Upstream's models describe themselves by these. Models here have none of it: isinstance is False."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ def positive(text: str) -> float:
 
 
 def json_or_text(text: str) -> Any:
-    """What the text says as JSON, or the text."""
+    """The value of the text as JSON, or the text."""
     try:
         return json.loads(text)
     except ValueError:

@@ -1,4 +1,4 @@
-"""What goes into the engine core and comes out of it for one request."""
+"""Messages into the engine core and out of it for one request."""
 
 from __future__ import annotations
 

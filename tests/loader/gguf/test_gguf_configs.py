@@ -1,4 +1,4 @@
-"""What a GGUF file's header says that cannot be run is refused by name."""
+"""A GGUF file whose header asks for what cannot be run is refused by name."""
 
 from __future__ import annotations
 

@@ -85,7 +85,7 @@ def swaps_of(step: SchedulerOutput) -> StepSwaps:
 
 
 def next_token(tokens: list[int]) -> int:
-    """What the model says after `tokens`: a pure function of them, as any model's answer."""
+    """The model's token after `tokens`: a pure function of them, as any model's answer."""
     return hashlib.sha256(bytes(tokens)).digest()[0] % VOCAB
 
 
@@ -153,7 +153,7 @@ class FakeRunner:
         )
 
     def _draw(self, req_id: str, drafts: list[int]) -> list[int]:
-        """What follows the known tokens: one token, and one for each right draft before it."""
+        """Draw what follows the known tokens: one token, and one for each right draft before it."""
         tokens = self.tokens[req_id]
         if not self.max_tokens[req_id]:
             return [NO_TOKEN]
@@ -189,7 +189,7 @@ class FakeRunner:
         return [LogprobsRows(None, slice(0, end - unread.start), 0)]
 
     def spoil(self, blocks: Iterable[int]) -> None:
-        """What stands in these blocks is wrong from now on."""
+        """The contents of these blocks are wrong from now on."""
         for block in blocks:
             for offset in range(BLOCK_SIZE):
                 self.cells[block, offset] = self.hidden[block, offset] = ("wrong",)
@@ -315,7 +315,7 @@ def check_invariants(scheduler: Scheduler, step: SchedulerOutput | None = None) 
         # Blocks for drafts that were wrong are kept for the tokens to come.
         most = request.num_computed_tokens + (MAX_DRAFTS if scheduler.stats().num_drafts else 0)
         assert request.num_computed_tokens <= held < most + BLOCK_SIZE
-    # Those that wait for a snapshot, or for their adapter's turn, let others pass.
+    # Requests that wait for a snapshot, or for their adapter's turn, let others pass.
     if scheduler.config.policy == "fcfs" and not scheduler._shares and not scheduler._on_next:
         line = [request.arrival_index for request in scheduler.running]
         line += sorted(number for lane in scheduler.waiting._lanes.values() for number in lane.members)
@@ -337,7 +337,7 @@ def check_invariants(scheduler: Scheduler, step: SchedulerOutput | None = None) 
 
 
 def expected_output(prompt: list[int], max_tokens: int, max_model_len: int, eos=()) -> list[int]:
-    """What a request generates when it is alone in the world."""
+    """A request's output when it is alone in the world."""
     tokens = list(prompt)
     while len(tokens) - len(prompt) < max_tokens and len(tokens) < max_model_len:
         tokens.append(next_token(tokens))

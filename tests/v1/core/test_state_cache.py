@@ -90,7 +90,7 @@ def test_a_common_beginning_is_computed_once() -> None:
     for number, suffix in enumerate(suffixes):
         scheduler.add_request(make_request(f"r{number}", [1] * 21 + suffix, max_tokens=1))
     run_all(scheduler, runner)
-    # Of the 21 common tokens 20 are whole blocks.
+    # 20 of the 21 common tokens are whole blocks.
     assert runner.num_tokens == 20 + sum(1 + len(suffix) for suffix in suffixes)
 
 

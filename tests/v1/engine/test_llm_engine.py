@@ -309,7 +309,7 @@ class TestBlocks:
 
 
 class TestLogits:
-    """What processing does, read back in processed modes and computed by hand from the raw ones."""
+    """The effects of processing, read back in processed modes and computed by hand from the raw ones."""
 
     PROMPT = (5, 9, 9, 17)
 

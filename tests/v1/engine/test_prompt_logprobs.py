@@ -42,7 +42,7 @@ def generate(llm, prompts, params):
 
 
 def mixed_params(prompts: list[list[int]]) -> list[SamplingParams]:
-    """Of every kind, one a prompt."""
+    """One request of every kind a prompt."""
     lists = [[(3 * row) % 50, 7, *range(row % 3)] for row in range(len(prompts[3]) - 1)]
     return [
         SamplingParams(max_tokens=1, prompt_logprobs=0),

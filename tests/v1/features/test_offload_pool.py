@@ -10,7 +10,7 @@ from vllm.v1.features.swap.offload_pool import OffloadPool
 
 
 class Model:
-    """What the pool should hold."""
+    """A model of what the pool should hold."""
 
     def __init__(self, num_blocks: int) -> None:
         self.num_blocks = num_blocks

@@ -114,7 +114,7 @@ def runner_of(llm):
 
 
 def results(llm, kinds, num_prompts=None):
-    """What requests with these parameters give, those of a kind in turn; they end one after another."""
+    """Results of requests with these parameters, those of a kind in turn; they end one after another."""
     params = [
         SamplingParams(
             **{"max_tokens": 4 + 3 * index, "ignore_eos": True, "temperature": 0, **kinds[index % len(kinds)]}

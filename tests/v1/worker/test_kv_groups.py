@@ -100,5 +100,5 @@ def test_decode_steps_of_several_groups_are_replayed(folder, expected):
         for step in steps.steps:
             step.replay = lambda size=step.size, replay=step.replay: (num_replays.update([size]), replay())
         check(llm, expected)
-    # Of 12 prompts, 4 at a time, 40 tokens each; the first ones come from the prompts' steps.
+    # 12 prompts, 4 at a time, have 40 tokens each; the first ones come from the prompts' steps.
     assert num_replays.total() > 80

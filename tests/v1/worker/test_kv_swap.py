@@ -22,7 +22,7 @@ from vllm.v1.features.swap.scheduler import Swaps
 from vllm.v1.worker.gpu.block_copies import BlockCopies
 
 BLOCK_BYTES = 2 * 2 * 2 * 16 * 16 * 4
-"""Of the tiny model in float32: layers, keys and values, heads, dimensions, tokens."""
+"""A block of the tiny model in float32: layers, keys and values, heads, dimensions, tokens."""
 
 
 @pytest.fixture(
@@ -46,7 +46,7 @@ def run(swap: KVSwap, swap_out=(), swap_in=(), block_copies=()) -> None:
     swap.swap_in(list(swap_in))
 
 
-# Of the first layer's heads, and of the second's.
+# Sizes of the first layer's heads, and of the second's.
 SIZES = (12, 12, 18, 18)
 
 
@@ -141,7 +141,7 @@ def check_same(outputs: list[RequestOutput], expected: list[RequestOutput]) -> N
 
 @pytest.fixture(scope="module")
 def roomy(folder: Path) -> list[RequestOutput]:
-    """What the workload gives where there is room for everybody."""
+    """The workload's outputs where there is room for everybody."""
     return make_tiny_llm(folder, device="cpu").generate(*workload(), use_tqdm=False)
 
 

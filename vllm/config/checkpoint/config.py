@@ -47,8 +47,8 @@ _NUM_EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts")
 
 @dataclass(frozen=True)
 class HFConfig:
-    """What the engine needs of a model's configuration; `raw` holds the whole config.json, from which the model reads
-    the rest.
+    """The part of a model's configuration that the engine needs; `raw` holds the whole config.json, from which the
+    model reads the rest.
 
     Attributes:
         max_context_len: longest sequence in tokens: the trained length times the factor of a linear or yarn scaling.

@@ -47,7 +47,7 @@ class StepAdapters:
 
 
 class _AllRows(dict[int, AdapterRows]):
-    """Of any number of rows all."""
+    """All rows, for any number of them."""
 
     def __init__(self, adapter: int, num_adapters: int) -> None:
         super().__init__()
@@ -78,7 +78,7 @@ class AdapterPlace:
     prepare: Callable[[Tensor], Tensor] | None = None
 
     def held(self, rows: Tensor) -> Tensor:
-        """Of what each of the checkpoint's rows has, [rows] or [rows, ...], the rank's, in the layer's order."""
+        """The rank's part of the checkpoint's `rows`, [rows] or [rows, ...], in the layer's order."""
         if self.prepare is not None:
             rows = self.prepare(rows)
         return rows[self.rows.held.start : self.rows.held.stop]
@@ -86,7 +86,7 @@ class AdapterPlace:
 
 @dataclass
 class AdapterPart:
-    """What an adapter adds to one matrix, of this rank's share: s (x A^T) B^T.
+    """An adapter's addition to one matrix, of this rank's share: s (x A^T) B^T.
 
     Attributes:
         a: [r, inputs held].
@@ -101,7 +101,7 @@ class AdapterPart:
 
 @dataclass
 class LayerChange:
-    """What an adapter does to a layer.
+    """An adapter's change of a layer.
 
     Attributes:
         parts: by index, what is added.
@@ -264,7 +264,7 @@ class _Stacks:
 
 
 class AdaptedProduct(_Stacks):
-    """What a linear layer calls in place of its product."""
+    """A linear layer calls this in place of its product."""
 
     def __init__(self, *args: Any, packed: Any = None) -> None:
         """As _Stacks. `packed`: the layer's weight, by whose kind adapters are added in the product's operation, or
@@ -316,7 +316,7 @@ class AdaptedProduct(_Stacks):
 
 
 class AdaptedEmbedding(_Stacks):
-    """What an embedding calls with what it has looked up: A's columns, and the rows of whole weights, are tokens."""
+    """An embedding calls this with what it has looked up: A's columns, and the rows of whole weights, are tokens."""
 
     def __call__(self, out: Tensor, ids: Tensor) -> Tensor:
         """`out` [T, H] with what the adapters of tokens `ids` (numbered from the rank's first one) change, in place."""

@@ -57,11 +57,11 @@ def expert_places(name: str, experts: Experts) -> Iterator[tuple[str, AdapterPla
 
 
 class AdaptedExperts:
-    """What a layer of experts calls in place of its operation where some rows have adapters."""
+    """A layer of experts calls this in place of its operation where some rows have adapters."""
 
     def __init__(self, experts: Experts, step: StepAdapters, num_adapters: int) -> None:
         self._experts, self._step, self._num_adapters = (experts,), step, num_adapters
-        # Of the tokens of the expert that is multiplied with.
+        # The adapters of the tokens of the expert that is multiplied with.
         self.own_step = StepAdapters()
         self.products: dict[tuple[bool, int], AdaptedProduct] = {}
 

@@ -145,7 +145,7 @@ class _Planned:
         return None if start % self.dtype.itemsize else Place(files.index(tensor.file), start, self.shape, dtype)
 
     def load(self) -> torch.Tensor:
-        """Of its shape and dtype. ValueError: a value is too large for that."""
+        """The tensor, in its shape and dtype. ValueError: a value is too large for that."""
         value = self._weight.blocks(self._file) if self._is_kept else self._weight.load(self._file)
         tensor = torch.from_numpy(np.require(value, requirements=["W", "C"]))
         if self._is_kept:

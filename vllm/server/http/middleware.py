@@ -250,7 +250,7 @@ def _sane_id(text: str | None) -> str | None:
 
 
 def _digest(key: bytes) -> bytes:
-    """Of fixed length, so that comparing it does not reveal the key's."""
+    """A digest of fixed length, so that comparing it does not reveal the key's."""
     return hashlib.sha256(key).digest()
 
 

@@ -38,7 +38,7 @@ class FormFields(BaseModel):
     guided_whitespace_pattern: str | None = Field(None, description="structured_outputs.whitespace_pattern")
 
     def form(self, given: Any) -> Any:
-        """What structured_outputs is to be: `given`, its own value, or what the other fields say.
+        """The value of structured_outputs: `given`, its own value, or what the other fields say.
 
         Raises:
             VLLMValidationError: two of them say different things, or response_format is of no known type.
@@ -57,7 +57,7 @@ class FormFields(BaseModel):
 
 
 def _joined(forms: dict[str, dict[str, Any]]) -> dict[str, Any]:
-    """What fields say together: clients of servers of several ages say one thing by each age's name of it."""
+    """Join the forms that fields give: clients of servers of several ages say one thing by each age's name of it."""
     joined: dict[str, Any] = {}
     said: dict[str, tuple[str, tuple[str, str]]] = {}
     for name, form in forms.items():

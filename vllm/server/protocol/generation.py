@@ -478,7 +478,7 @@ class ToolCallFields(ResponseModel):
 
 
 class MessageParts(ResponseModel):
-    """What an answer may have beside its content."""
+    """Parts that an answer may have beside its content."""
 
     reasoning: str | None = Field(None, description="With --reasoning-parser.")
     reasoning_content: str | None = Field(None, description="The same.")

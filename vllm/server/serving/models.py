@@ -143,7 +143,7 @@ async def metrics(request: Request) -> Response:
 
 
 def _card(state: ServerState, name: str) -> dict[str, Any]:
-    """Of an adapter `parent` is its model. `root` is the name: answers say nothing of paths."""
+    """An adapter's `parent` is its model. `root` is the name: answers say nothing of paths."""
     longest = state.engine.model_config.max_model_len
     adapter = None if name in state.model_names else state.adapters.by_name.get(name)
     return {

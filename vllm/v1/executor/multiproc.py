@@ -138,7 +138,7 @@ class MultiprocExecutor:
         try:
             self._monitor.send(STEP, pickle.dumps((method, args, {})))
             yield
-            # What an aborted collective gave means nothing.
+            # An aborted collective's result means nothing.
             self._monitor.check()
         except BaseException as error:
             dead = self._monitor.fail(error)

@@ -89,7 +89,7 @@ class Worker:
             takes_adapters = self.config.lora_config is not None
             is_first = not self.group.rank
             with timed(logger, "weights read and packed") if is_first else contextlib.nullcontext():
-                model = get_model(self.config.model_config, self.device, shows, takes_adapters)
+                model = get_model(self.config.model_config, self.device, shows, takes_adapters, engine=self.config)
             self._runner = _make_runner(self.config, model, self.device)
             for request in self._adapters.values():
                 self.adapters.add(request)

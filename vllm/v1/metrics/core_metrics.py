@@ -1,4 +1,4 @@
-"""What an engine core counts, as Prometheus' families of metrics."""
+"""An engine core's counts, as Prometheus' families of metrics."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an engine has done since it started: counts, and distributions of times and lengths."""
+"""An engine's work since it started: counts, and distributions of times and lengths."""
 
 from __future__ import annotations
 

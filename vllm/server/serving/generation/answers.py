@@ -1,4 +1,4 @@
-"""What the generating endpoints share: a request on its way from body to answer, whole or as a stream of chunks."""
+"""The generating endpoints share this: a request on its way from body to answer, whole or as a stream of chunks."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Answer(ABC):
 
     @property
     def params(self) -> SamplingParams:
-        """Of the answer."""
+        """The answer's parameters."""
         return self._params
 
     @abstractmethod
@@ -54,7 +54,7 @@ class Answer(ABC):
 
     @abstractmethod
     def pieces(self, index: int, output: RequestOutput) -> AsyncIterator[dict[str, Any]]:
-        """What the chunks for an output of prompt `index` have beside frame and usage."""
+        """The parts of the chunks for an output of prompt `index` beside frame and usage."""
 
     async def submit(self) -> Submitted:
         """Check everything and queue it; errors as of `prepare` and Submission.queue."""

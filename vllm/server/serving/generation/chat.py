@@ -10,13 +10,13 @@ from typing import Any
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from vllm.chat import normal_messages, written_conversations
-from vllm.chat.answers import AnswerParser
-from vllm.chat.writer import Written
+from vllm.answers.answer import AnswerParser
+from vllm.answers.deltas import delta_fields, whole_call
+from vllm.answers.events import Content, Event, collect
+from vllm.answers.prompts import normal_messages, written_conversations
+from vllm.answers.prompts.writer import Written
 from vllm.logger import init_logger, warn_once
 from vllm.outputs import CompletionOutput, RequestOutput
-from vllm.parser.events import Content, Event, collect
-from vllm.parser.messages import delta_fields, whole_call
 from vllm.server.errors import ApiError
 from vllm.server.http.routes import post
 from vllm.server.protocol.generation import (
@@ -92,7 +92,7 @@ def _written(
         }
         variables |= {name: value for name, value in own.items() if value}
         if body.effort == "none":
-            # What templates of models that may think call it.
+            # Templates of models that may think call it so.
             variables |= {"enable_thinking": False, "thinking": False}
     (only,) = written_conversations(
         body.messages,
@@ -236,7 +236,7 @@ class ChatAnswer(Answer):
         return fields
 
     def parsed(self, completion: CompletionOutput) -> list[Event]:
-        """What `completion` adds to its choice, part by part."""
+        """The events that `completion` adds to its choice."""
         index = completion.index
         if index not in self._parsers:
             parser = self._parts.parser(self._opening)

@@ -23,7 +23,7 @@ from vllm.tokenizers.tokenizer import Tokenizer
 
 
 def form_fields(completion: CompletionOutput) -> dict[str, Any]:
-    """What the answer's form allowed, where it was read."""
+    """The choices that the answer's form allowed, where they were read."""
     fields: dict[str, Any] = {}
     if completion.allowed_mass is not None:
         fields["allowed_mass"] = completion.allowed_mass

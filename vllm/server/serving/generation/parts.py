@@ -1,4 +1,4 @@
-"""What a chat request asks of the parts of its answers: which tools they may or must call, and how they are parsed."""
+"""A chat request's wishes for the parts of its answers: which tools they may or must call, and how they are parsed."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
-from vllm.chat.answers import AUTO, AnswerFormat, AnswerParser
-from vllm.chat.argument_forms import UnwritableSchema
-from vllm.chat.call_forms import CallableFunction, CallForms
-from vllm.chat.channel_forms import ChannelForms
-from vllm.chat.content_places import ContentPlaces
-from vllm.chat.tool_prompts import ToolPrompt
+from vllm.answers.answer import AUTO, AnswerFormat, AnswerParser
+from vllm.answers.content_places import ContentPlaces
+from vllm.answers.grammars.arguments import UnwritableSchema
+from vllm.answers.grammars.calls import CallableFunction, CallGrammar
+from vllm.answers.grammars.channels import ChannelGrammar
+from vllm.answers.prompts.tool_prompts import ToolPrompt
+from vllm.answers.tool_parsers import ToolParser, ToolParserManager
 from vllm.exceptions import VLLMValidationError, shown
 from vllm.params.structured import StructuredOutputsParams, Thinking
 from vllm.server.errors import ApiError
 from vllm.server.protocol.forms import GUIDED, is_same_json
 from vllm.server.protocol.generation import ChatCompletionRequest
 from vllm.server.state import ServerState
-from vllm.tool_parsers import ToolParser, ToolParserManager
 from vllm.utils.checks import wrong_type
 
 _ANY_CALL = "required"
@@ -131,7 +131,8 @@ class ToolChoice:
 
     @property
     def functions(self) -> list[CallableFunction]:
-        """What may be called, all bound to their schemas if calls are forced; else those that are `strict`."""
+        """The functions that may be called, all bound to their schemas if calls are forced; else those that are
+        `strict`."""
         is_forced = self.mode == _ANY_CALL
         functions = [each["function"] for each in self.tools]
         return [
@@ -188,7 +189,7 @@ class AnswerPlan:
 
     @property
     def tool_prompt(self) -> ToolPrompt | None:
-        """What tells of the tools where the template ignores them; None: nothing does."""
+        """The text that tells of the tools where the template ignores them; None: nothing does."""
         parser = self.form.tools or self._state.answer_format(self._body.chat_template).tools
         if self._state.args.tool_prompt != "generic" or parser is None or parser.call_text is None:
             return None
@@ -211,7 +212,7 @@ class AnswerPlan:
             if given is not None and not self._leaves_calls(given, functions):
                 message = f"{choice.choice_field} and the form of the answer exclude each other: give one of them"
                 raise ApiError(400, message, choice.choice_field, "invalid_value")
-            return {"grammar": self._forms(parser).forced(functions, many)}
+            return {"grammar": self._grammar(parser).forced(functions, many)}
         if parser is None or parser.call_text is None or not (parser.calls_follow_reasoning or parser.has_channels):
             if given is None:
                 message = (
@@ -222,7 +223,7 @@ class AnswerPlan:
             message = f"{choice.field} and the form of the answer exclude each other for this model's format of calls"
             raise ApiError(400, message, choice.field, "unsupported_field")
         try:
-            return {"grammar": self._forms(parser).free(functions, many, self._schema(given))}
+            return {"grammar": self._grammar(parser).free(functions, many, self._schema(given))}
         except UnwritableSchema as error:
             message = f"{choice.field}: strict cannot be kept for this model's format of calls: {error}"
             raise ApiError(400, message, choice.field, "unsupported_field") from None
@@ -293,25 +294,25 @@ class AnswerPlan:
         message = f"beside {self.choice.field} the form of an answer may be a JSON schema alone, got {shown(given)}"
         raise ApiError(400, message, self.choice.field, "unsupported_field")
 
-    def _forms(self, parser: type[ToolParser] | None) -> CallForms:
+    def _grammar(self, parser: type[ToolParser] | None) -> CallGrammar:
         tokenizer = self._state.tokenizer
         assert parser is not None and parser.call_text is not None
-        forms = ChannelForms if parser.has_channels else CallForms
-        made = forms(tokenizer, parser.call_text, (*parser.begins, *parser.begins_unread), parser.frames)
-        if isinstance(made, ChannelForms):
+        kind = ChannelGrammar if parser.has_channels else CallGrammar
+        made = kind(tokenizer, parser.call_text, (*parser.begins, *parser.begins_unread), parser.frames)
+        if isinstance(made, ChannelGrammar):
             made.thinks = self._budget is None
         return made
 
     @property
     def skip_special_tokens(self) -> bool | None:
-        """What the engine shall do with special tokens: leave those that mark parts in the text."""
+        """Whether the engine leaves special tokens out: those that mark parts stay in the text."""
         given = self._body.skip_special_tokens
         if given is None and self.form.has_special_markers(self._state.tokenizer):
             return False
         return given
 
     def content_of(self, opening: str) -> Callable[[], ContentPlaces] | None:
-        """What makes a reader of where the content of a choice stands; None: all is content."""
+        """A maker of readers of where the content of a choice stands; None: all is content."""
         if self.form.tools is None and self.form.reasoning is None:
             return None
 

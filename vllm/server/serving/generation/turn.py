@@ -11,9 +11,9 @@ from typing import Any
 
 from fastapi import Request
 
+from vllm.answers.events import Event
 from vllm.exceptions import VLLMValidationError
 from vllm.outputs import RequestOutput
-from vllm.parser.events import Event
 from vllm.server.errors import ApiError
 from vllm.server.http.request_body import parse_body
 from vllm.server.protocol.generation import ChatCompletionRequest
@@ -25,7 +25,7 @@ from vllm.server.state import ServerState
 
 @dataclass(frozen=True)
 class Step:
-    """What an output adds to the answer.
+    """An output's addition to the answer.
 
     Attributes:
         events: what it adds, part by part.

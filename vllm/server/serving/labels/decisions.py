@@ -129,7 +129,8 @@ def _template_kwargs(state: ServerState, given: dict[str, Any]) -> dict[str, Any
 
 
 def _salt(body: DecisionRequest) -> str | None:
-    """What keeps the request's cached prefixes apart: its salt and key; or a salt of its own, if it wants no cache."""
+    """The salt that keeps the request's cached prefixes apart: its salt and key; or a salt of its own, if it wants no
+    cache."""
     options = body.prompt_cache_options
     if options is not None and options.mode == "explicit" and not _has_breakpoint(body.input):
         return f"decision-{uuid.uuid4().hex}"

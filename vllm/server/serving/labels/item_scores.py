@@ -91,7 +91,7 @@ class ScoredPrompts:
 
 
 class ScoredItems(ScoredPrompts):
-    """Those of items, in whose order lists are.
+    """The scores of items, in whose order lists are.
 
     `label_names` are the labels' texts, as given or decoded. With `is_large`, processing this is slow.
     """

@@ -19,7 +19,7 @@ CHAT_NAMES = {
     "stop": "stop_sequences",
     "parallel_tool_calls": "tool_choice",
 }
-"""What fields of chat are called here, for errors."""
+"""The names that fields of chat have here, for errors."""
 
 # Fields of chat that have another name here, or do not occur: those values that ask for nothing, and why.
 _OTHERWISE: dict[str, tuple[tuple[Any, ...], str]] = {

@@ -9,7 +9,7 @@ from typing import Any
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from vllm.chat.answers import AUTO, AnswerFormat
+from vllm.answers.answer import AUTO, AnswerFormat
 from vllm.logger import init_logger
 from vllm.server.errors import ApiError, as_api_error, json_response
 from vllm.server.http.routes import post

@@ -1,4 +1,4 @@
-"""What all endpoints of pooling models share: inputs to prompts, prompts to pooled tensors and usage; POST /pooling."""
+"""All endpoints of pooling models share this: inputs to prompts, prompts to pooled tensors and usage; POST /pooling."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ _PURPOSES: dict[str, tuple[str, ...]] = {
 
 @post(router, "/pooling", PoolingRequest, PoolingResponse)
 async def pooling(request: Request, state: ServerState, body: PoolingRequest) -> Response:
-    """What the model pools of each text: a vector, or one for each token."""
+    """Pool each text: a vector, or one for each token."""
     tasks = state.engine.model_config.pooling_tasks
     if body.task is not None and body.task not in tasks:
         message = f"Unsupported task: {body.task!r}; the model has {', '.join(tasks)}"

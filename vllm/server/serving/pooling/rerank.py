@@ -128,7 +128,7 @@ def _of_field(error: VLLMValidationError, names: Sequence[str], field: str) -> E
 
 
 class ScoredPairs(ScoredPrompts):
-    """Those of pairs; `values` are the scores as the answer shows them."""
+    """The scores of pairs; `values` are the scores as the answer shows them."""
 
     def __init__(self, state: ServerState, body: PairFields, pairs: Sequence[tuple[str, str]], field: str) -> None:
         config, tokenizer, template = state.engine.model_config, state.tokenizer, state.score_template

@@ -117,7 +117,7 @@ class ResponseAnswer:
             self._state.responses.running.pop(self.id, None)
 
     def release(self, submission: Submitted) -> Any:
-        """What frees the request of a client that has left before the first event."""
+        """A task that frees the request of a client that has left before the first event."""
 
         async def free() -> None:
             self._state.responses.running.pop(self.id, None)
