@@ -69,6 +69,7 @@ class ModelConfig:
         logits_processors: classes of custom logits processors, loaded.
         max_seq_len_to_capture: CUDA graphs are for decode steps whose longest context has at most so many tokens;
             None: for all.
+        enable_prompt_embeds: prompts may have embeddings in place of tokens.
         runner: "generate" or "pooling". The fields after it are of pooling models:
         convert: what is pooled: "embed", "classify", "token_classify" or "reward".
         attn_type: "decoder", or "encoder_only", where tokens see those after them, too.
@@ -103,6 +104,7 @@ class ModelConfig:
     attention_backend: str = "auto"
     served_model_name: tuple[str, ...] = ()
     default_sampling_params: dict[str, Any] = field(default_factory=dict)
+    enable_prompt_embeds: bool = False
     runner: str = "generate"
     convert: str = "none"
     attn_type: str = "decoder"
@@ -122,6 +124,10 @@ class ModelConfig:
         one_of("attention_backend", self.attention_backend, ATTENTION_BACKENDS)
         at_least("max_model_len", self.max_model_len, 1)
         check_dimensions(self.pooler_config.dimensions, self)
+        if self.runner == "pooling" and self.enable_prompt_embeds:
+            raise ValueError(
+                "enable_prompt_embeds=True is for models that generate, and this one is a pooling model: leave it out"
+            )
         if self.runner == "pooling" and (self.pooler_config.max_embed_len or 0) > self.max_embed_len:
             raise ValueError(
                 f"pooler_config: max_embed_len={self.pooler_config.max_embed_len} is more than "
@@ -165,6 +171,12 @@ class ModelConfig:
     def embedding_size(self) -> int:
         """Length of an embedding."""
         return self.pooling.size(self.hf_config.hidden_size)
+
+    @property
+    def input_embedding_size(self) -> int:
+        """Length of the embedding of a prompt's token."""
+        # OPT's may differ from the hidden states.
+        return int(self.hf_config.raw.get("word_embed_proj_dim") or self.hf_config.hidden_size)
 
     @property
     def max_embed_len(self) -> int:

@@ -75,6 +75,9 @@ class EngineArgs(UpstreamArgs):
     skip_tokenizer_init: bool = arg(
         False, "do without a tokenizer: prompts are token ids, outputs have no text", to="model_config"
     )
+    enable_prompt_embeds: bool = arg(
+        False, "prompts may be embeddings, as prompt_embeds of /v1/completions and LLM.generate", to="model_config"
+    )
     trust_remote_code: bool = arg(
         False, "let the code in the model's and the tokenizer's repositories run", to="model_config"
     )

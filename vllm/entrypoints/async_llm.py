@@ -259,9 +259,10 @@ class AsyncLLM(EngineCalls):
     async def process_prompts(
         self, prompts: Sequence[Any], params: Sequence[Any], *, options: TextOptions = DEFAULT_TEXT_OPTIONS
     ) -> list[ProcessedPrompt]:
-        """InputProcessor.process_prompts, for long texts in a thread."""
+        """InputProcessor.process_prompts, for long texts and embeddings in a thread."""
         process = self.input_processor.process_prompts
-        if sum(len(_text_of(prompt)) for prompt in prompts) > _LONG_TEXT:
+        has_embeds = any(isinstance(prompt, dict) and "prompt_embeds" in prompt for prompt in prompts)
+        if has_embeds or sum(len(_text_of(prompt)) for prompt in prompts) > _LONG_TEXT:
             return await asyncio.to_thread(process, prompts, params, options=options)
         return process(prompts, params, options=options)
 

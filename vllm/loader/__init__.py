@@ -31,7 +31,7 @@ from vllm.loader.resolve import (
     resolve_model,
 )
 from vllm.loader.weights import fill_with_noise, load_weights
-from vllm.models.pooling import use_pooling_head
+from vllm.models.pooled_decoder import use_pooling_head
 from vllm.models.registry import TRANSFORMERS, import_model_class, model_entry
 from vllm.models.transformers.eager import PRODUCTS
 from vllm.models.transformers.encoder import TransformersEncoder

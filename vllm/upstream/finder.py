@@ -17,6 +17,7 @@ _WITH_MORE = {
     "vllm.attention",
     "vllm.config",
     "vllm.distributed",
+    "vllm.distributed.parallel_state",
     "vllm.envs",
     "vllm.inputs",
     "vllm.logprobs",

@@ -6,6 +6,7 @@ from dataclasses import InitVar, dataclass
 from typing import TYPE_CHECKING, Any
 
 from vllm.exceptions import VLLMValidationError
+from vllm.inputs.embeds import PromptEmbeds
 from vllm.logprobs.lists import LogprobsRow, LogprobsRows
 from vllm.lora.request import LoRARequest
 from vllm.pooling_params import PoolingParams
@@ -36,6 +37,7 @@ class EngineCoreRequest:
     pooling_params: PoolingParams | None = None  # a pooling model's requests have these, and no sampling_params
     lora_request: LoRARequest | None = None
     data_parallel_rank: InitVar[Any] = None
+    prompt_embeds: PromptEmbeds | None = None  # in place of some of the ids
 
     def __post_init__(self, mm_features: Any, data_parallel_rank: Any) -> None:
         asked = {"mm_features": mm_features, "data_parallel_rank": data_parallel_rank}

@@ -9,6 +9,7 @@ from vllm.pooling_params import PoolingParams
 from vllm.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
+    from vllm.inputs.embeds import PromptEmbeds
     from vllm.lora.request import LoRARequest
 
 
@@ -35,6 +36,7 @@ class Request:
         cache_salt: str | None = None,
         pooling_params: PoolingParams | None = None,
         lora_request: LoRARequest | None = None,
+        prompt_embeds: PromptEmbeds | None = None,
     ) -> None:
         if sampling_params.max_tokens is None:
             raise ValueError(f"request {request_id}: max_tokens must be set when it reaches the scheduler")
@@ -42,6 +44,7 @@ class Request:
         self.sampling_params = sampling_params  # of a pooling model's: what its tokens are read for
         self.pooling_params = pooling_params
         self.lora_request = lora_request
+        self.prompt_embeds = prompt_embeds  # the ids at its positions say nothing
         self.lane: Any = None  # where it waits; None: with all others
         self.content_number = 0  # a part of its block hashes: what computes other values than the model has another
         self.eos_token_ids = frozenset() if sampling_params.ignore_eos else eos_token_ids

@@ -59,6 +59,8 @@ class EngineCalls:
 
     vllm_config: VllmConfig
     input_processor: InputProcessor
+    sleep_level: int = 0
+    """The deepest level of `sleep` since the engine was wholly awake; 0: it is."""
 
     async def _call(self, method: str, *arguments: Any) -> list[Any]:
         """Call a method of every replica's core; one result a replica."""
@@ -120,6 +122,7 @@ class EngineCalls:
         check_pause_mode(mode)
         await self._quieten(mode)
         await self._call("sleep", level)
+        self.sleep_level = max(await self._call("sleep_level"))
 
     @routed("POST", "/wake_up")
     async def wake_up(self, tags: list[str] | None = None) -> bool:
@@ -127,6 +130,7 @@ class EngineCalls:
         go on then."""
         check_sleep_tags(tags)
         await self._call("wake_up", tags)
+        self.sleep_level = max(await self._call("sleep_level"))
         await self._go_on()
         return not await self.is_sleeping()
 

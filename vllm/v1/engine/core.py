@@ -13,7 +13,7 @@ from vllm.pooling_params import PoolingParams
 from vllm.sampling_params import SamplingParams
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.core.sched.whole_requests import WholeRequestScheduler
-from vllm.v1.engine.calls import SLEEP_TAGS, check_sleep_level, check_sleep_tags
+from vllm.v1.engine.calls import check_sleep_level, check_sleep_tags
 from vllm.v1.engine.gate import Gate
 from vllm.v1.engine.steps import Steps, StepsAhead
 from vllm.v1.executor.select import make_executor
@@ -112,7 +112,7 @@ class EngineCore:
             self.reset_prefix_cache(reset_running_requests=True)
         # Also when it sleeps: a deeper level frees more, and a part of it may be awake.
         self.executor.collective_rpc("sleep", (level,))
-        self._gate.asleep = set(SLEEP_TAGS)
+        self._gate.fall_asleep(level)
 
     def wake_up(self, tags: list[str] | None = None) -> None:
         """Undo `sleep`, or, with `tags`, what concerns "weights" or "kv_cache".
@@ -122,11 +122,15 @@ class EngineCore:
         """
         check_sleep_tags(tags)
         self.executor.collective_rpc("wake_up", (tags,))
-        self._gate.asleep -= set(tags or SLEEP_TAGS)
+        self._gate.wake_up(tags)
 
     def is_sleeping(self) -> bool:
         """Whether any part of the engine sleeps."""
         return bool(self._gate.asleep)
+
+    def sleep_level(self) -> int:
+        """The deepest level of `sleep` since the engine was wholly awake; 0: it is."""
+        return self._gate.sleep_level
 
     def check_awake(self) -> None:
         """RuntimeError: something of it sleeps."""

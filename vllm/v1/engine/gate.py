@@ -14,16 +14,28 @@ class Gate:
     Attributes:
         is_paused: all requests stay as they are.
         asleep: what sleeps, of SLEEP_TAGS.
+        sleep_level: the deepest level of sleep since all was awake; 0: it is.
     """
 
     def __init__(self) -> None:
         self.is_paused = False
         self.asleep: set[str] = set()
+        self.sleep_level = 0
         self._settled: list[EngineCoreOutput] = []
 
     def add(self, outputs: list[EngineCoreOutput]) -> None:
         """The next call of `take` gives these, too."""
         self._settled += outputs
+
+    def fall_asleep(self, level: int) -> None:
+        """All of the engine sleeps, at least at this level."""
+        self.asleep, self.sleep_level = set(SLEEP_TAGS), max(self.sleep_level, level)
+
+    def wake_up(self, tags: list[str] | None) -> None:
+        """These parts are awake; None: all."""
+        self.asleep -= set(tags or SLEEP_TAGS)
+        if not self.asleep:
+            self.sleep_level = 0
 
     def opens(self, scheduler: Any) -> bool:
         """Whether a step may begin; otherwise `take` what there is. RuntimeError: requests wait, but the engine sleeps

@@ -199,6 +199,7 @@ class LLMEngine(BlockingCalls):
                     priority,
                     prompt.lora_request,
                     prompt.content_of,
+                    prompt.embeds,
                 )
                 added.append(request_id)
                 for request in self.input_processor.core_requests(children, prompt, now, priority):

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from vllm.exceptions import VLLMValidationError
+from vllm.inputs.embeds import PromptEmbeds
 from vllm.lora.request import LoRARequest
 from vllm.outputs import CompletionOutput, RequestMetrics, RequestOutput, RequestSpecDecodeMetrics
 from vllm.sampling_params import RequestOutputKind, SamplingParams
@@ -170,6 +171,7 @@ class _RequestState:
     cache_salt: str | None = None
     priority: int = 0
     lora_request: LoRARequest | None = None
+    embeds: PromptEmbeds | None = None
     reading: _FormReading | None = None  # while all answers are there, and their form is read
 
     @property
@@ -289,10 +291,11 @@ class OutputProcessor:
         priority: int = 0,
         lora_request: LoRARequest | None = None,
         content_of: Callable[[], ContentReader] | None = None,
+        embeds: PromptEmbeds | None = None,
     ) -> list[tuple[str, SamplingParams]]:
         """Register a request; returns (core id, parameters) of each sequence. VLLMValidationError: an id is in use.
-        `cache_salt`, `priority`, `lora_request`: for the requests that read the form of its answers, too. `content_of`
-        makes what says where stop strings are looked for, for each sequence; None: everywhere."""
+        `cache_salt`, `priority`, `lora_request`, `embeds`: for the requests that read the form of its answers, too.
+        `content_of` makes what says where stop strings are looked for, for each sequence; None: everywhere."""
         if params.num_distinct == 1:
             children = [(request_id, params.child(0) if params.num_sequences > 1 else params)]
         else:
@@ -310,6 +313,7 @@ class OutputProcessor:
         metrics = RequestMetrics(arrival_time)
         state = _RequestState(request_id, prompt, prompt_token_ids, params, metrics, sequences, len(sequences))
         state.cache_salt, state.priority, state.lora_request = cache_salt, priority, lora_request
+        state.embeds = embeds
         if params.num_distinct == 1:
             state.num_copies = params.n
         elif params.num_sequences > params.n:
@@ -405,7 +409,9 @@ class OutputProcessor:
         # Offline most requests have no form.
         from vllm.v1.engine.plans.form_readings import FormReadings
 
-        prompt = ProcessedPrompt(state.prompt, state.prompt_token_ids, state.cache_salt, state.lora_request)
+        prompt = ProcessedPrompt(
+            state.prompt, state.prompt_token_ids, state.cache_salt, state.lora_request, embeds=state.embeds
+        )
         whole = [sequence for sequence in state.sequences if sequence.error is None]
         answers = [sequence.token_ids for sequence in whole]
         plan = FormReadings(self._config, self.tokenizer, prompt, state.params, answers)

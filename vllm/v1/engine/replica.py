@@ -61,6 +61,7 @@ class Replica:
             priority,
             processed.lora_request,
             processed.content_of,
+            processed.embeds,
         )
         stream = RequestStream(request_id, checked.output_kind is RequestOutputKind.DELTA, changed)
         self.streams[request_id] = stream

@@ -13,6 +13,7 @@ from vllm.logprobs.lists import LogprobsRows
 from vllm.sampling_params import SamplingParams
 from vllm.v1.messages import EngineCoreOutput
 
+PROMPT_SOURCES = ("local_compute", "local_cache_hit", "external_kv_transfer")
 FINISH_REASONS = ("stop", "length", "abort", "error")
 
 # Upstream's, so that dashboards made for it show the same.
@@ -84,6 +85,11 @@ class EngineMetrics:
 
         self.num_prompt_tokens = counter("prompt_tokens", "Prompt tokens of completed prompts, cached ones included")
         self.num_cached_prompt_tokens = counter("prompt_tokens_cached", "Those of them that came from the prefix cache")
+        self.num_prompt_tokens_by_source = counter(
+            "prompt_tokens_by_source", "The same, by where they came from", "source"
+        )
+        for source in PROMPT_SOURCES:
+            self.num_prompt_tokens_by_source.labels(source)
         self.num_generated_tokens = counter("generation_tokens", "Tokens generated")
         self.num_rows_read = counter("logprob_rows_read", "Prompt and generated positions read for logprobs")
         self.num_token_ids_read = counter("logprob_token_ids_read", "Token ids read, one for each id and position")
@@ -176,6 +182,9 @@ class EngineMetrics:
         record.num_cached_tokens = output.num_cached_tokens
         self.num_prompt_tokens.inc(record.num_prompt_tokens)
         self.num_cached_prompt_tokens.inc(output.num_cached_tokens)
+        computed, cached, _ = PROMPT_SOURCES
+        self.num_prompt_tokens_by_source.labels(computed).inc(record.num_prompt_tokens - output.num_cached_tokens)
+        self.num_prompt_tokens_by_source.labels(cached).inc(output.num_cached_tokens)
         self.time_to_first_token.observe(now - record.arrival_time)
         return record.num_prompt_tokens - output.num_cached_tokens
 

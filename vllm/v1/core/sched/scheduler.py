@@ -157,6 +157,7 @@ class Scheduler:
         return SchedulerStats(
             num_running=len(self.running),
             num_waiting=len(self.waiting),
+            num_preparing=len(self.requests) - len(self.running) - len(self.waiting),
             kv_cache_usage=self.kv.usage,
             num_preemptions=self.num_preemptions,
             **vars(self.kv.stats),

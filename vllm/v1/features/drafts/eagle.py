@@ -25,7 +25,7 @@ from vllm.v1.worker.gpu.buffer_utils import upload
 from vllm.v1.worker.gpu.input_batch import InputBatch
 from vllm.v1.worker.gpu.replay.recorded_decode import MAX_EXPANDED_ROWS, MAX_ROWS, RecordedDecode, streams_of
 from vllm.v1.worker.gpu.sample.vocab_parallel import vocab_of
-from vllm.v1.worker.gpu.states import BlockTables, KVCaches, RequestStates
+from vllm.v1.worker.gpu.states import NO_ID, BlockTables, KVCaches, RequestStates
 
 NO_DRAFT = np.zeros(0, dtype=np.int32)
 _UNKNOWN = -1
@@ -233,8 +233,10 @@ class EagleProposer:
         return found
 
     def _tokens(self, slots: np.ndarray, positions: np.ndarray) -> np.ndarray:
-        """int32 [T]: known and drafted tokens; near the longest sequence's end, drafts that no one asks for."""
-        return self._states.token_ids[slots, np.minimum(positions, self._longest)]
+        """int32 [T]: known and drafted tokens, 0 for embeddings; near the longest sequence's end, drafts that no one
+        asks for."""
+        ids = self._states.token_ids[slots, np.minimum(positions, self._longest)]
+        return np.where(ids == NO_ID, 0, ids)
 
     def _place(self, slots: np.ndarray, positions: np.ndarray, token_ids: np.ndarray) -> None:
         """No one reads what is beyond the known tokens until drafts are placed there."""

@@ -14,6 +14,9 @@ from vllm.v1.worker.gpu.buffer_utils import upload, upload_all
 UNKNOWN = -1
 """Placeholder id of a token that a step in flight samples."""
 
+NO_ID = -2
+"""In place of the id at a position that has an embedding, but no token."""
+
 KVCaches = list[tuple[Tensor, ...]]
 """Keys and values of each layer, or the rows of latent attention; contiguous, blocks first."""
 
@@ -132,7 +135,7 @@ class RequestStates:
         """Token ids, int32 [T, ...], of `slots`, int64 [T], with each UNKNOWN replaced by the slot's last sample."""
         assert self.last_sampled is not None
         drawn = self.last_sampled[slots]
-        return torch.where(token_ids < 0, drawn if token_ids.dim() == 1 else drawn[:, None], token_ids)
+        return torch.where(token_ids == UNKNOWN, drawn if token_ids.dim() == 1 else drawn[:, None], token_ids)
 
     def token_ids_tensor(self, slots: np.ndarray) -> Tensor:
         """Token ids of some slots on the device: int32 [R, max total_len among them]."""

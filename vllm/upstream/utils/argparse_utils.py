@@ -6,45 +6,17 @@ import argparse
 import json
 import re
 from collections.abc import Sequence
-from decimal import Decimal
 from pathlib import Path
 from typing import Any, NoReturn
 
 from vllm.logger import init_logger
+from vllm.utils.flag_types import human_readable_int, human_readable_int_or_auto
+
+__all__ = ["FlexibleArgumentParser", "human_readable_int", "human_readable_int_or_auto"]
 
 logger = init_logger(__name__)
 
-_SIZE = re.compile(r"(\d+(?:\.\d+)?)([kKmMgGtT]?)")
-_POWERS = {"k": 1, "m": 2, "g": 3, "t": 4}
 _LEVEL = re.compile(r"-O=?(\d+)?")
-
-
-def human_readable_int(value: str) -> int:
-    """An integer, or one with a suffix: k, m, g, t stand for powers of 1000, K, M, G, T for powers of 1024. The number
-    before a small suffix may have a fraction.
-
-    Raises:
-        argparse.ArgumentTypeError: it is neither, or no whole number.
-    """
-    text = value.strip()
-    match = _SIZE.fullmatch(text)
-    if match is None:
-        if re.fullmatch(r"-\d+", text):
-            return int(text)
-        raise argparse.ArgumentTypeError(f"must be an integer such as 4096, 4k or 4K, got {value!r}")
-    number, suffix = match.groups()
-    is_binary = suffix.isupper()
-    if "." in number and (not suffix or is_binary):
-        raise argparse.ArgumentTypeError(f"a fraction needs one of k, m, g, t (powers of 1000), got {value!r}")
-    size = Decimal(number) * (1024 if is_binary else 1000) ** _POWERS.get(suffix.lower(), 0)
-    if size != int(size):
-        raise argparse.ArgumentTypeError(f"must be a whole number, got {value!r}")
-    return int(size)
-
-
-def human_readable_int_or_auto(value: str) -> int:
-    """`human_readable_int`, or -1 for "auto"."""
-    return -1 if value.strip().lower() == "auto" else human_readable_int(value)
 
 
 class SortedHelpFormatter(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescriptionHelpFormatter):

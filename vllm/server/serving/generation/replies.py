@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections import defaultdict
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import aclosing
 from typing import Any
@@ -10,14 +11,14 @@ from typing import Any
 from fastapi import Request
 from starlette.responses import Response
 
+from vllm.logger import init_logger
 from vllm.outputs import RequestOutput
 from vllm.sampling_params import SamplingParams
 from vllm.server.http.streaming import EventStream
 from vllm.server.rendering.written_json import PartsResponse
 from vllm.server.serving.engine_requests import Submission, while_connected
 from vllm.server.serving.generation.beam_search import BeamSubmission
-from vllm.server.serving.generation.output_log import OutputLog
-from vllm.server.serving.generation.prompt_tables import TableAnswer
+from vllm.server.serving.generation.prompt_tables import TableReply
 from vllm.server.serving.generation.sampling import PreparedPrompts, named_as
 from vllm.server.serving.usage import UsageCount
 from vllm.server.state import ServerState
@@ -25,14 +26,18 @@ from vllm.server.state import ServerState
 Submitted = Submission | BeamSubmission
 
 
-class Answer(ABC):
-    """The constructor raises ApiError or VLLMValidationError for a field that cannot be honoured."""
+class Reply(ABC):
+    """A request on its way to its answer.
+
+    Raises:
+        ApiError, VLLMValidationError: a field that cannot be honoured.
+    """
 
     _own_names: Mapping[str, str]  # what fields of SamplingParams are called in the body
     _params: SamplingParams
 
     def __init__(
-        self, body: Any, state: ServerState, answer_id: str, frame: dict[str, Any], tables: TableAnswer | None = None
+        self, body: Any, state: ServerState, answer_id: str, frame: dict[str, Any], tables: TableReply | None = None
     ) -> None:
         """`frame`: what every chunk begins with. `tables`: what is answered of the prompt as arrays."""
         self._body, self._state, self._id, self._frame = body, state, answer_id, frame
@@ -103,7 +108,7 @@ def _is_said(choice: dict[str, Any]) -> bool:
     return any(value for name, value in said.items() if name not in ("index", "delta", "logprobs"))
 
 
-async def respond(request: Request, answer: Answer, stream: bool) -> Response:
+async def respond(request: Request, answer: Reply, stream: bool) -> Response:
     """Generate and answer, whole, as events or as bytes; aborts with ClientDisconnected when the client disconnects."""
     if answer.tables is not None and answer.tables.body_type is not None:
         submission = await while_connected(request, answer.noted_submit(request))
@@ -121,3 +126,34 @@ async def respond(request: Request, answer: Answer, stream: bool) -> Response:
         return await answer.whole(outputs, usage)
 
     return PartsResponse(await while_connected(request, whole()))
+
+
+logger = init_logger(__name__)
+
+
+class OutputLog:
+    """Logs each sequence of a request when it is finished; of a stream the pieces are put together."""
+
+    def __init__(self, state: ServerState, answer_id: str) -> None:
+        self._is_on = state.args.enable_log_outputs
+        self._longest = state.args.max_log_len
+        self._id = answer_id
+        self.note: str | None = None  # what is to be said of the answer
+        self._texts: dict[tuple[int, int], str] = defaultdict(str)
+        self._token_ids: dict[tuple[int, int], list[int]] = defaultdict(list)
+
+    def add(self, index: int, output: RequestOutput) -> None:
+        """Take an output of prompt `index`."""
+        if not self._is_on:
+            return
+        for completion in output.outputs:
+            key = index, completion.index
+            self._texts[key] += completion.text
+            self._token_ids[key] += completion.token_ids
+            if completion.finish_reason is None:
+                continue
+            text, ids = self._texts.pop(key), self._token_ids.pop(key)
+            name = f"{self._id}-{index}-{completion.index}"
+            shown = text[: self._longest], ids[: self._longest]
+            note = f" ({self.note})" if self.note else ""
+            logger.info("output %s: %r, ids %s of %d, %s%s", name, *shown, len(ids), completion.finish_reason, note)

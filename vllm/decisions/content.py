@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from vllm.exceptions import VLLMValidationError, shown
-from vllm.utils.checks import check_encodable, wrong_type
+from vllm.utils.checks import asks_for_nothing, check_encodable, wrong_type
 
 MAX_JSON_DEPTH, MAX_JSON_VALUES, MAX_JSON_BYTES = 32, 10_000, 2**18
 """Limits of a JSON part: nested containers, values in all, bytes of compact UTF-8."""
@@ -22,11 +22,11 @@ def is_list(value: Any) -> bool:
 
 
 def check_object(name: str, value: Any, required: Sequence[str], optional: Sequence[str] = ()) -> Mapping[str, Any]:
-    """An object with all of the required keys and no others but the optional ones."""
+    """An object with all of the required keys and no others but the optional ones, and some that ask for nothing."""
     if not isinstance(value, Mapping):
         raise wrong_type(name, value, "an object")
-    for key in value:
-        if key not in required and key not in optional:
+    for key, each in value.items():
+        if key not in required and key not in optional and not asks_for_nothing(each):
             known = ", ".join((*required, *optional))
             raise VLLMValidationError(f"{name} has an unknown field {shown(key)}; known: {known}", name, key)
     for key in required:

@@ -17,8 +17,8 @@ from vllm.outputs import RequestOutput
 from vllm.server.errors import ApiError
 from vllm.server.http.request_body import parse_body
 from vllm.server.protocol.generation import ChatCompletionRequest
-from vllm.server.serving.generation.answers import Submitted
-from vllm.server.serving.generation.chat import ChatAnswer
+from vllm.server.serving.generation.chat import ChatReply
+from vllm.server.serving.generation.replies import Submitted
 from vllm.server.serving.usage import UsageCount
 from vllm.server.state import ServerState
 
@@ -42,8 +42,8 @@ class Step:
     stop_reason: int | str | None
 
 
-class ChatTurn:
-    """An answer to the body `fields` of chat, of which `names` says what the route calls them; errors say it so.
+class ChatSteps:
+    """The steps of a reply to the body `fields` of chat. `names`: what the route calls these, as errors do.
 
     Raises:
         ApiError, VLLMValidationError: a field that cannot be honoured.
@@ -55,7 +55,7 @@ class ChatTurn:
         self._state, self._names = state, names
         with renamed(names):
             self.body: ChatCompletionRequest = parse_body(fields, ChatCompletionRequest, False)
-            self.answer = ChatAnswer(self.body, state, answer_id, parts_reasoning=True)
+            self.answer = ChatReply(self.body, state, answer_id, parts_reasoning=True)
         self.usage = UsageCount(request)
         self._request = request
         self.prompt_fields: dict[str, Any] = {}
@@ -74,7 +74,7 @@ class ChatTurn:
         return len(self._state.tokenizer.encode(prompt["prompt"]) if ids is None else ids)
 
     async def submit(self) -> Submitted:
-        """See `Answer.submit`."""
+        """See `Reply.submit`."""
         with renamed(self._names):
             return await self.answer.noted_submit(self._request)
 
@@ -116,7 +116,7 @@ def renamed(names: Mapping[str, str]) -> Iterator[None]:
     except VLLMValidationError as error:
         if (found := _renamed(error.args[0], error.parameter, names)) is None:
             raise
-        raise VLLMValidationError(*found, error.value) from None
+        raise type(error)(*found, error.value) from None
 
 
 def _renamed(message: str, param: str | None, names: Mapping[str, str]) -> tuple[str, str] | None:

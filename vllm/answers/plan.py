@@ -1,8 +1,8 @@
-"""A chat request's wishes for the parts of its answers: which tools they may or must call, and how they are parsed."""
+"""The plan of the answers to a request: which tools they may or must call, and how they are bound and parsed."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -14,12 +14,9 @@ from vllm.answers.grammars.calls import CallableFunction, CallGrammar
 from vllm.answers.grammars.channels import ChannelGrammar
 from vllm.answers.prompts.tool_prompts import ToolPrompt
 from vllm.answers.tool_parsers import ToolParser, ToolParserManager
-from vllm.exceptions import VLLMValidationError, shown
-from vllm.params.structured import StructuredOutputsParams, Thinking
-from vllm.server.errors import ApiError
-from vllm.server.protocol.forms import GUIDED, is_same_json
-from vllm.server.protocol.generation import ChatCompletionRequest
-from vllm.server.state import ServerState
+from vllm.exceptions import UnservedFieldError, VLLMValidationError, shown
+from vllm.params.structured import StructuredOutputsParams, Thinking, plain_json
+from vllm.tokenizers.tokenizer import Tokenizer
 from vllm.utils.checks import wrong_type
 
 _ANY_CALL = "required"
@@ -44,22 +41,24 @@ class ToolChoice:
     choice_field: str = "tool_choice"
 
     @classmethod
-    def of(cls, body: ChatCompletionRequest) -> ToolChoice:
+    def of(cls, request: Any) -> ToolChoice:
         """
+        Args:
+            request: has chat's fields.
+
         Raises:
-            ApiError: a tool or a choice that cannot be honoured.
-            VLLMValidationError: fields of a wrong type.
+            VLLMValidationError: a tool or a choice that cannot be honoured, or a field of a wrong type.
         """
-        is_older = bool(body.functions) and not body.tools
+        is_older = bool(request.functions) and not request.tools
         field, choice_field = ("functions", "function_call") if is_older else ("tools", "tool_choice")
-        given: Any = (body.functions if is_older else body.tools) or []
+        given: Any = (request.functions if is_older else request.tools) or []
         if not all(isinstance(each, dict) for each in given):
             raise wrong_type(field, given, "a list of objects")
-        choice: Any = body.function_call if is_older else body.tool_choice
-        if choice is None and not is_older and body.function_call is not None:
-            choice, choice_field = body.function_call, "function_call"
+        choice: Any = request.function_call if is_older else request.tool_choice
+        if choice is None and not is_older and request.function_call is not None:
+            choice, choice_field = request.function_call, "function_call"
         tools = [{"type": "function", "function": each} for each in given] if is_older else list(given)
-        most = 1 if is_older or body.parallel_tool_calls is False else None
+        most = 1 if is_older or request.parallel_tool_calls is False else None
         own = cls("auto" if tools else "none", tuple(tools), most, field, choice_field)
         return own._chosen(choice)
 
@@ -69,12 +68,12 @@ class ToolChoice:
         mode, names = self._read(choice)
         if not self.tools:
             message = f"{self.choice_field}={shown(choice)} needs {self.field}"
-            raise ApiError(400, message, self.choice_field, "invalid_value")
+            raise VLLMValidationError(message, self.choice_field)
         known = [self._check(index, tool) for index, tool in enumerate(self.tools)]
         for name in names or ():
             if name not in known:
                 message = f"{self.choice_field} names {shown(name)}, and {self.field} have {', '.join(known)}"
-                raise ApiError(400, message, self.choice_field, "invalid_value")
+                raise VLLMValidationError(message, self.choice_field)
         tools = self.tools if names is None else tuple(t for t in self.tools if t["function"]["name"] in names)
         is_named = isinstance(choice, dict) and choice.get("type") != "allowed_tools"
         return replace(self, mode=mode, tools=tools, most=1 if is_named else self.most)
@@ -101,7 +100,7 @@ class ToolChoice:
             f'{self.choice_field} must be "none", "auto", "required", an object with a function\'s name, or '
             f"allowed_tools with a mode and a list of functions, got {shown(choice)}"
         )
-        raise ApiError(400, message, self.choice_field, "invalid_value")
+        raise VLLMValidationError(message, self.choice_field)
 
     @staticmethod
     def _allowed_name(tool: Any) -> Any:
@@ -114,19 +113,19 @@ class ToolChoice:
         if tool.get("type") != "function":
             kind = shown(tool.get("type"))
             message = f"{place}.type cannot be honoured: give a function with a schema of its arguments; got {kind}"
-            raise ApiError(400, message, self.field, "unsupported_field")
+            raise UnservedFieldError(message, self.field)
         function = tool.get("function")
         name = function.get("name") if isinstance(function, dict) else None
         if not isinstance(name, str) or not name.strip():
-            raise ApiError(400, f"{place} has no function with a name", self.field, "invalid_value")
+            raise VLLMValidationError(f"{place} has no function with a name", self.field)
         assert isinstance(function, dict)
         schema = function.get("parameters") or {}
         if not isinstance(schema, dict):
-            raise ApiError(400, f"{place}.function.parameters must be a JSON schema", self.field, "invalid_value")
+            raise VLLMValidationError(f"{place}.function.parameters must be a JSON schema", self.field)
         kind = schema.get("type") or "object"
         if kind != "object" and not (isinstance(kind, list) and "object" in kind):
             message = f"{place}.function.parameters must be the schema of an object, got the type {shown(kind)}"
-            raise ApiError(400, message, self.field, "invalid_value")
+            raise VLLMValidationError(message, self.field)
         return name
 
     @property
@@ -150,58 +149,80 @@ class AnswerPlan:
 
     Attributes:
         choice: which tools they may call.
-        form: the parsers.
+        format: the parsers.
         is_older: the request has `functions`, and answers have `function_call`.
     """
 
-    def __init__(self, body: ChatCompletionRequest, state: ServerState, parts_reasoning: bool = False) -> None:
-        """`parts_reasoning`: also without --reasoning-parser. Errors are those of ToolChoice.of, and ApiError where
-        calls cannot be parsed."""
-        self._body, self._state = body, state
-        self.choice = choice = ToolChoice.of(body)
+    def __init__(
+        self,
+        request: Any,
+        tokenizer: Tokenizer,
+        format: AnswerFormat,
+        template: str,
+        *,
+        tells_tools: bool = False,
+        hides_tools: bool = True,
+        parts_reasoning: bool = False,
+    ) -> None:
+        """
+        Args:
+            request: has chat's fields.
+            tokenizer: of the model.
+            format: the parsers of the model's answers.
+            template: the chat template's text.
+            tells_tools: the prompt tells of tools where the template ignores them.
+            hides_tools: with tool_choice "none" the template gets no tools.
+            parts_reasoning: reasoning that the template shows is parted, though `format` has no parser of it.
+
+        Raises:
+            VLLMValidationError: as ToolChoice.of, and where calls cannot be parsed.
+        """
+        self._request, self._tokenizer, self._configured = request, tokenizer, format
+        self._tells_tools, self._hides_tools = tells_tools, hides_tools
+        self.choice = choice = ToolChoice.of(request)
         self.is_older = choice.field == "functions"
         self._holds_calls = False  # the form of answers
-        budget = body.thinking_token_budget
+        budget = request.thinking_token_budget
         self._budget = None if budget in (None, -1) else budget
-        form = state.answer_format(body.chat_template)
-        if form.reasoning is None:
-            own = AnswerFormat.of(state.template_text(body.chat_template), None, AUTO).reasoning
+        if format.reasoning is None:
+            own = AnswerFormat.of(template, None, AUTO).reasoning
             if own is not None and (parts_reasoning or own.has_channels):
-                form = replace(form, reasoning=own)
+                format = replace(format, reasoning=own)
         if choice.mode == "none":
-            form = replace(form, tools=None)
-        elif form.tools is None and choice.mode == "auto":
+            format = replace(format, tools=None)
+        elif format.tools is None and choice.mode == "auto":
             message = (
                 f"{choice.field}: the chat template does not show how this model writes calls; have it told by "
                 "--tool-prompt generic, or name its format by --tool-call-parser: "
                 f"{', '.join(ToolParserManager.list_registered())}"
             )
-            raise ApiError(400, message, choice.field, "unsupported_field")
-        elif choice.mode == _ANY_CALL and (form.tools is None or not _writes_json(form.tools)):
-            form = replace(form, tools=ToolParserManager.get_tool_parser("json_array"))
-        self.form = form
+            raise UnservedFieldError(message, choice.field)
+        elif choice.mode == _ANY_CALL and (format.tools is None or not _writes_json(format.tools)):
+            format = replace(format, tools=ToolParserManager.get_tool_parser("json_array"))
+        self.format = format
 
     @property
     def template_tools(self) -> list[dict[str, Any]] | None:
         """For the chat template."""
-        is_hidden = self.choice.mode == "none" and self._state.args.exclude_tools_when_tool_choice_none
+        is_hidden = self.choice.mode == "none" and self._hides_tools
         return None if is_hidden else list(self.choice.tools) or None
 
     @property
     def tool_prompt(self) -> ToolPrompt | None:
         """The text that tells of the tools where the template ignores them; None: nothing does."""
-        parser = self.form.tools or self._state.answer_format(self._body.chat_template).tools
-        if self._state.args.tool_prompt != "generic" or parser is None or parser.call_text is None:
+        parser = self.format.tools or self._configured.tools
+        if not self._tells_tools or parser is None or parser.call_text is None:
             return None
         return ToolPrompt(parser.call_text, () if self.choice.mode == "none" else self.choice.tools)
 
-    def structured_outputs(self, given: Any) -> Any:
+    def structured_outputs(self, given: Any, may_be_arguments: bool = True) -> Any:
         """The form of answers: `given`, the one of the request's other fields, or a grammar of calls.
+        `may_be_arguments`: `given` may be meant for the arguments of a forced call; otherwise it is of the text.
 
         Raises:
-            ApiError: both are asked for, and cannot be had at once.
+            VLLMValidationError: both are asked for, and cannot be had at once.
         """
-        choice, parser = self.choice, self.form.tools
+        choice, parser = self.choice, self.format.tools
         functions = choice.functions if choice.mode != "none" else []
         needs_grammar = choice.mode == _ANY_CALL or given is not None or any(each.is_bound for each in functions)
         if not functions or not needs_grammar:
@@ -209,9 +230,9 @@ class AnswerPlan:
         many = choice.most is None
         self._holds_calls = True
         if choice.mode == _ANY_CALL:
-            if given is not None and not self._leaves_calls(given, functions):
+            if given is not None and not self._leaves_calls(given, functions, may_be_arguments):
                 message = f"{choice.choice_field} and the form of the answer exclude each other: give one of them"
-                raise ApiError(400, message, choice.choice_field, "invalid_value")
+                raise VLLMValidationError(message, choice.choice_field)
             return {"grammar": self._grammar(parser).forced(functions, many)}
         if parser is None or parser.call_text is None or not (parser.calls_follow_reasoning or parser.has_channels):
             if given is None:
@@ -219,22 +240,23 @@ class AnswerPlan:
                     f"{choice.field}: strict cannot be kept for this model's format of calls with tool_choice auto; "
                     "leave it out, or force a call"
                 )
-                raise ApiError(400, message, choice.field, "unsupported_field")
+                raise UnservedFieldError(message, choice.field)
             message = f"{choice.field} and the form of the answer exclude each other for this model's format of calls"
-            raise ApiError(400, message, choice.field, "unsupported_field")
+            raise UnservedFieldError(message, choice.field)
         try:
             return {"grammar": self._grammar(parser).free(functions, many, self._schema(given))}
         except UnwritableSchema as error:
             message = f"{choice.field}: strict cannot be kept for this model's format of calls: {error}"
-            raise ApiError(400, message, choice.field, "unsupported_field") from None
+            raise UnservedFieldError(message, choice.field) from None
 
-    def _leaves_calls(self, given: Any, functions: Sequence[CallableFunction]) -> bool:
-        """Whether a form does not say that the answer is no call. OpenAI's is of the text, which a forced call has
-        not; another may be that of the only function's arguments."""
-        body = self._body
-        if not body.structured_outputs and all(getattr(body, name) is None for name in GUIDED):
+    @staticmethod
+    def _leaves_calls(given: Any, functions: Sequence[CallableFunction], may_be_arguments: bool) -> bool:
+        """Whether a form does not say that the answer is no call. One of the text does not, as a forced call has none;
+        another may be that of the only function's arguments."""
+        if not may_be_arguments:
             return True
-        return given.keys() == {"json"} and len(functions) == 1 and is_same_json(given["json"], functions[0].schema)
+        is_schema = given.keys() == {"json"} and len(functions) == 1
+        return is_schema and plain_json(given["json"]) == plain_json(functions[0].schema)
 
     @contextmanager
     def named_schemas(self) -> Iterator[None]:
@@ -246,23 +268,23 @@ class AnswerPlan:
                 raise
             reason = error.args[0].rpartition("structured_outputs.grammar ")[2]
             message = f"{self.choice.field}: a schema cannot be kept as a grammar, which {reason}"
-            raise ApiError(400, message, self.choice.field, "invalid_value") from None
+            raise VLLMValidationError(message, self.choice.field) from None
 
     def after_reasoning(self, form: StructuredOutputsParams | None, opening: str) -> StructuredOutputsParams | None:
         """The form of answers, which begins after their reasoning; with the budget of that, if any. `opening`: what the
         prompt has of the answer.
 
         Raises:
-            ApiError: a budget that cannot be kept.
+            VLLMValidationError: a budget that cannot be kept.
         """
-        budget, reasoning = self._budget, self.form.reasoning
+        budget, reasoning = self._budget, self.format.reasoning
         if budget is not None and (reasoning is None or not reasoning.ends):
             message = f"thinking_token_budget={budget} needs --reasoning-parser: the server does not know where it ends"
-            raise ApiError(400, message, "thinking_token_budget", "unsupported_field")
+            raise UnservedFieldError(message, "thinking_token_budget")
         is_bound = form is not None or budget is not None
         if reasoning is None or not reasoning.ends or not is_bound:
             return form
-        parser = self.form.tools if self._holds_calls else None
+        parser = self.format.tools if self._holds_calls else None
         if (
             parser is not None
             and not parser.calls_follow_reasoning
@@ -292,13 +314,12 @@ class AnswerPlan:
         if given.keys() == {"json"} and isinstance(given["json"], (dict, bool)):
             return given["json"]
         message = f"beside {self.choice.field} the form of an answer may be a JSON schema alone, got {shown(given)}"
-        raise ApiError(400, message, self.choice.field, "unsupported_field")
+        raise UnservedFieldError(message, self.choice.field)
 
     def _grammar(self, parser: type[ToolParser] | None) -> CallGrammar:
-        tokenizer = self._state.tokenizer
         assert parser is not None and parser.call_text is not None
         kind = ChannelGrammar if parser.has_channels else CallGrammar
-        made = kind(tokenizer, parser.call_text, (*parser.begins, *parser.begins_unread), parser.frames)
+        made = kind(self._tokenizer, parser.call_text, (*parser.begins, *parser.begins_unread), parser.frames)
         if isinstance(made, ChannelGrammar):
             made.thinks = self._budget is None
         return made
@@ -306,14 +327,14 @@ class AnswerPlan:
     @property
     def skip_special_tokens(self) -> bool | None:
         """Whether the engine leaves special tokens out: those that mark parts stay in the text."""
-        given = self._body.skip_special_tokens
-        if given is None and self.form.has_special_markers(self._state.tokenizer):
+        given = self._request.skip_special_tokens
+        if given is None and self.format.has_special_markers(self._tokenizer):
             return False
         return given
 
     def content_of(self, opening: str) -> Callable[[], ContentPlaces] | None:
         """A maker of readers of where the content of a choice stands; None: all is content."""
-        if self.form.tools is None and self.form.reasoning is None:
+        if self.format.tools is None and self.format.reasoning is None:
             return None
 
         def made() -> ContentPlaces:
@@ -326,13 +347,11 @@ class AnswerPlan:
     def parser(self, opening: str, is_streamed: bool | None = None) -> AnswerParser | None:
         """A parser of one choice of the answer; None: all is content. `opening`: what the prompt has of the answer.
         `is_streamed`: the text comes in pieces; None: if the answer does."""
-        if self.form.tools is None and self.form.reasoning is None:
+        if self.format.tools is None and self.format.reasoning is None:
             return None
-        body = self._body
-        tokenizer = self._state.engine.tokenizer
-        hf_tokenizer = getattr(tokenizer, "hf_tokenizer", None) if self.form.asks_tokenizer else tokenizer
-        tools: Sequence[Mapping[str, Any]] = self.choice.tools
-        wants_pieces = bool(body.stream) if is_streamed is None else is_streamed
-        return AnswerParser(
-            self.form, hf_tokenizer, [dict(each) for each in tools], opening, wants_pieces, self.choice.most, body
-        )
+        tokenizer: Any = self._tokenizer
+        if self.format.asks_tokenizer:
+            tokenizer = getattr(tokenizer, "hf_tokenizer", None)
+        tools = [dict(each) for each in self.choice.tools]
+        wants_pieces = bool(self._request.stream) if is_streamed is None else is_streamed
+        return AnswerParser(self.format, tokenizer, tools, opening, wants_pieces, self.choice.most, self._request)
