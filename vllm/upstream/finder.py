@@ -27,12 +27,21 @@ _WITH_MORE = {
     "vllm.v1.engine",
     "vllm.v1.engine.core",
     "vllm.v1.engine.detokenizer",
+    "vllm.v1.metrics.loggers",
+    "vllm.v1.metrics.stats",
     "vllm.v1.outputs",
     "vllm.v1.sample.logits_processor",
     "vllm.v1.structured_output",
 }
 # Modules that have, or whose classes have, further attributes: attributes.py has them, a row each.
-_WITH_ATTRIBUTES = {"vllm.logprobs.flat", "vllm.models.registry", "vllm.v1.engine.core", "vllm.v1.executor.worker"}
+_WITH_ATTRIBUTES = {
+    "vllm.config.parallel",
+    "vllm.config.vllm",
+    "vllm.logprobs.flat",
+    "vllm.models.registry",
+    "vllm.v1.engine.core",
+    "vllm.v1.executor.worker",
+}
 
 
 def install() -> None:
