@@ -78,7 +78,7 @@ ROWS: dict[str, dict[str, dict[str, Any]]] = {
         "EngineCore": {"engine_core": _ITSELF, "model_executor": _EXECUTOR, "save_sharded_state": _save_sharded_state}
     },
     "vllm.models.registry": {"": {"adopt": _adopt}},
-    "vllm.v1.worker.worker": {"Worker": {"worker": _ITSELF}},
+    "vllm.v1.executor.worker": {"Worker": {"worker": _ITSELF}},
 }
 
 

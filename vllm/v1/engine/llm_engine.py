@@ -306,7 +306,7 @@ class _CallsInProcess(EngineCalls):
         self._engine = engine
 
     async def _call(self, method: str, *arguments: Any) -> list[Any]:
-        return [getattr(self._engine.engine_core, method)(*arguments)]
+        return [self._engine.engine_core.call(method, *arguments)]
 
     async def _quieten(self, mode: str) -> None:
         while mode == "wait" and self._engine.has_unfinished_requests():
@@ -316,7 +316,7 @@ class _CallsInProcess(EngineCalls):
 
     async def _load_adapter(self, request: LoRARequest) -> None:
         self._engine.engine_core.check_awake()
-        self._engine.engine_core.add_lora(request)
+        self._engine.engine_core.call("add_lora", request)
 
 
 def check_executor_class(config: VllmConfig, executor_class: Any) -> None:

@@ -1,1 +1,1 @@
-"""A rank: its model, its KV cache, its sampling."""
+"""What runs a model step by step."""
