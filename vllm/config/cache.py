@@ -87,6 +87,11 @@ class CacheConfig:
     num_gpu_blocks: int | None = field(default=None, repr=False, compare=False)
 
     @property
+    def finds_prefixes(self) -> bool:
+        """Whether requests can begin with cached content: blocks without the state at their end begin nothing."""
+        return self.enable_prefix_caching and (self.num_states is None or self.num_snapshots > 0)
+
+    @property
     def float8_dtype(self) -> str | None:
         """Torch's name of the cache's dtype; None: it is the model's."""
         return FLOAT8_DTYPES.get(self.cache_dtype)

@@ -46,7 +46,7 @@ def _compilation_config(self: Any) -> Any:
 
 
 def _adopt(model_class: Any) -> Any:
-    """What runs a model that was written for upstream; other classes as they are."""
+    """A class that runs a model that was written for upstream; other classes as they are."""
     if model_class.__module__.startswith("vllm.models."):
         return model_class
     from vllm.upstream.outside.model import adopted
@@ -78,7 +78,7 @@ ROWS: dict[str, dict[str, dict[str, Any]]] = {
         "EngineCore": {"engine_core": _ITSELF, "model_executor": _EXECUTOR, "save_sharded_state": _save_sharded_state}
     },
     "vllm.models.registry": {"": {"adopt": _adopt}},
-    "vllm.v1.worker.worker": {"Worker": {"worker": _ITSELF}},
+    "vllm.v1.executor.worker": {"Worker": {"worker": _ITSELF}},
 }
 
 

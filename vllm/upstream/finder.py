@@ -23,7 +23,6 @@ _WITH_MORE = {
     "vllm.logprobs",
     "vllm.tokenizers",
     "vllm.utils",
-    "vllm.v1.core.kv_cache_groups",
     "vllm.v1.core.kv_cache_manager",
     "vllm.v1.engine",
     "vllm.v1.engine.core",
@@ -41,7 +40,7 @@ _WITH_ATTRIBUTES = {
     "vllm.logprobs.flat",
     "vllm.models.registry",
     "vllm.v1.engine.core",
-    "vllm.v1.worker.worker",
+    "vllm.v1.executor.worker",
 }
 
 

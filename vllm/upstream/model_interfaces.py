@@ -1,4 +1,4 @@
-"""What upstream's models say of themselves: a model derives from a class here, or sets its flag."""
+"""Upstream's models describe themselves by these: a model derives from a class here, or sets its flag."""
 
 from __future__ import annotations
 

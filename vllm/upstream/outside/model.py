@@ -79,7 +79,7 @@ class OutsideModel(UpdatableModel):
     def load_config(
         cls, raw: dict[str, Any], folder: Path, generation: dict[str, Any], trust_remote_code: bool
     ) -> HFConfig:
-        """What the engine reads of the model's configuration.
+        """The part of the model's configuration that the engine reads.
 
         Raises:
             ValueError: config.json lacks a size, or has what such models cannot have.
