@@ -24,7 +24,7 @@ def test_a_class_has_them_once_its_module_is_imported(module):
 
 def test_upstreams_path_to_a_worker_ends_at_the_object_that_is_all_of_it():
     from vllm.v1.engine.core import EngineCore
-    from vllm.v1.worker.worker import Worker
+    from vllm.v1.executor.worker import Worker
 
     core, worker = object.__new__(EngineCore), object.__new__(Worker)
     core.executor = SimpleNamespace(driver_worker=worker)

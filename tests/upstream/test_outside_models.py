@@ -8,15 +8,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
+from adapted_models import check_adapters
 from outside_models import plugin
+from safetensors.torch import load_file, save_file
 from tiny_models import make_tiny, reference
 
 from vllm import LLM, ModelRegistry, SamplingParams
 from vllm.utils import plugins
 
 # Architecture -> transformers' model of the same checkpoint, and its options.
-KINDS: dict[str, tuple[str, dict[str, Any]]] = {"BiasedForCausalLM": ("qwen2", {"use_sliding_window": False})}
+KINDS: dict[str, tuple[str, dict[str, Any]]] = {
+    "BiasedForCausalLM": ("qwen2", {"use_sliding_window": False}),
+    "WindowedForCausalLM": ("gemma2", {}),
+    "MixtureForCausalLM": ("qwen3_moe", {"norm_topk_prob": True}),
+}
 PROMPTS = [list(range(3, 43)), [7, 8, 9], [3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 90, 91]]
 
 
@@ -100,9 +105,7 @@ def test_new_weights_while_it_serves(checkpoint, tmp_path):
     llm = make_llm(folder)
     check(llm, model, PROMPTS[:1])
     other = make_model(tmp_path / "other", type_of(folder), seed=1)
-    for name, tensor in other.state_dict().items():
-        assert torch.is_tensor(tensor), name
-    llm.collective_rpc("load_weights", args=(list(other.state_dict().items()),))
+    llm.collective_rpc("load_weights", args=(list(load_file(tmp_path / "other" / "model.safetensors").items()),))
     llm.reset_prefix_cache()
     check(llm, other)
 
@@ -112,8 +115,6 @@ def type_of(folder: Path) -> str:
 
 
 def test_a_missing_weight_is_named(tmp_path):
-    from safetensors.torch import load_file, save_file
-
     make_model(tmp_path / "model", "BiasedForCausalLM")
     file = tmp_path / "model" / "model.safetensors"
     tensors = load_file(file)
@@ -126,6 +127,34 @@ def test_a_missing_weight_is_named(tmp_path):
 def test_random_weights(checkpoint):
     folder, _ = checkpoint
     (output,) = make_llm(folder, load_format="dummy").generate(
+        [{"prompt_token_ids": [1, 2, 3]}], SamplingParams(max_tokens=2), use_tqdm=False
+    )
+    assert len(output.outputs[0].token_ids) == 2
+
+
+@pytest.mark.parametrize("architecture", ["BiasedForCausalLM", "MixtureForCausalLM"])
+def test_adapters(architecture, tmp_path):
+    """Adapters have the checkpoint's names, which the model joins and renames."""
+    model = make_model(tmp_path / "model", architecture)
+    llm = make_llm(tmp_path / "model", enable_lora=True, max_loras=2, max_lora_rank=8, max_logprobs=-1)
+    check_adapters(llm, model, tmp_path)
+
+
+def test_a_model_without_adapters_says_so(tmp_path):
+    make_model(tmp_path / "model", "WindowedForCausalLM")
+    with pytest.raises(ValueError, match="enable_lora: WindowedForCausalLM does not take adapters: derive it from"):
+        make_llm(tmp_path / "model", enable_lora=True)
+
+
+def test_a_quantised_checkpoint_is_refused(tmp_path):
+    make_model(tmp_path / "model", "BiasedForCausalLM")
+    with pytest.raises(ValueError, match="must have plain weights, but there is a quantization_config: de-quantise"):
+        make_llm(tmp_path / "model", hf_overrides={"quantization_config": {"quant_method": "gptq", "bits": 4}})
+
+
+def test_quantised_at_the_start(tmp_path):
+    make_model(tmp_path / "model", "BiasedForCausalLM")
+    (output,) = make_llm(tmp_path / "model", quantization="int8").generate(
         [{"prompt_token_ids": [1, 2, 3]}], SamplingParams(max_tokens=2), use_tqdm=False
     )
     assert len(output.outputs[0].token_ids) == 2

@@ -10,7 +10,7 @@ from vllm import envs
 from vllm.config.checkpoint.late_interaction import LateInteraction
 from vllm.config.checkpoint.sentence_transformers import SentencePooling
 from vllm.config.checks import at_least, one_of
-from vllm.config.load import LOAD_FORMATS
+from vllm.config.load import LOAD_FORMATS, OTHER_FORMATS
 from vllm.config.pooler import PoolerConfig
 from vllm.pooling_params import check_dimensions
 from vllm.sampling_params import LOGPROBS_MODES, MAX_LOGPROB_TOKEN_IDS
@@ -61,7 +61,8 @@ class ModelConfig:
             with our attention, linears and head) or "auto": ours where there is one, else transformers'.
         rounding: "vllm"; "transformers": activations and logits are rounded to `dtype` wherever its modules do;
             "autocast": wherever these do under torch.autocast with bfloat16. "auto" becomes VLLM_ROUNDING's value.
-        load_format: "auto" loads the folder's weights, "dummy" makes random ones up.
+        load_format: "auto" loads the folder's weights, "dummy" makes random ones up; others are callers' loaders.
+        model_loader_extra_config: options of such a loader.
         max_model_len: longest prompt plus output, in tokens.
         max_logprobs: cap on `logprobs`; -1 = the vocabulary.
         max_logprob_token_ids: cap on the length of `logprob_token_ids`; -1 = the vocabulary.
@@ -97,6 +98,7 @@ class ModelConfig:
     enforce_eager: bool = False
     quantization: str | None = None
     load_format: str = "auto"
+    model_loader_extra_config: dict[str, Any] | None = None
     model_impl: str = "auto"
     rounding: str = "auto"
     logits_processors: tuple[type, ...] = ()
@@ -116,7 +118,7 @@ class ModelConfig:
     def __post_init__(self) -> None:
         self._complete()
         one_of("dtype", self.dtype, DTYPES)
-        one_of("load_format", self.load_format, LOAD_FORMATS)
+        one_of("load_format", self.load_format, (*LOAD_FORMATS, *sorted(OTHER_FORMATS)))
         check_limits(self)
         if self.rounding == "auto":
             object.__setattr__(self, "rounding", envs.rounding())

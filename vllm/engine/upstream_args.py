@@ -207,7 +207,6 @@ class UpstreamArgs:
     hf_config_path: str | None = refused(None, _FOLDER)
     code_revision: str | None = refused(None, _FOLDER)
     model_class_overrides: dict[str, str] | None = refused(None, _FOLDER)
-    model_loader_extra_config: dict[str, Any] | None = refused(None, _FOLDER)
     quantization_config: dict[str, Any] | None = refused(None, _FOLDER)
 
     safetensors_load_strategy: str | None = unused(None, _SAFETENSORS)

@@ -49,6 +49,10 @@ if TYPE_CHECKING:
 __all__ = ["NO_EMBEDDED_MODEL", "ResolvedModel", "embedded_model_path", "get_model", "resolve_model"]
 
 
+LOADERS: dict[str, Callable[[nn.Module, VllmConfig], None]] = {}
+"""By load_format, callers' ways to fill a model that was built."""
+
+
 def get_model(
     model_config: ModelConfig,
     device: torch.device | str,
@@ -93,6 +97,9 @@ def get_model(
                 with helped() if mixtures and not is_light else contextlib.nullcontext():
                     if model_config.load_format == "dummy":
                         fill_with_noise(model, model_config.seed)
+                    elif fill := LOADERS.get(model_config.load_format):
+                        _check_plain(quantization, model_config.load_format)
+                        fill(model, VllmConfig(model_config) if engine is None else engine)
                     else:
                         _load(model, Path(model_config.path), use_tqdm, quantization)
                 _pack(model, method, quantization, torch.device(device), is_light)
@@ -102,6 +109,15 @@ def get_model(
     # Loading and packing freed, with a small model, as much memory as the weights take.
     return_freed_memory()
     return model.eval()
+
+
+def _check_plain(quantization: QuantizationConfig | None, load_format: str) -> None:
+    """ValueError: the checkpoint has quantised weights."""
+    if isinstance(quantization, StoredConfig):
+        raise ValueError(
+            f"load_format={load_format!r} fills plain weights only, but the checkpoint is of "
+            f"{quantization.get_name()!r}: use load_format='auto'"
+        )
 
 
 def _load(model: Any, folder: Path, use_tqdm: bool, quantization: QuantizationConfig | None) -> None:

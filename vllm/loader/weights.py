@@ -31,10 +31,15 @@ def checkpoint_slots(model: nn.Module) -> dict[str, WeightSlot]:
 
 
 def load_weights(
-    model: nn.Module, folder: Path, use_tqdm: bool = False, quantization: QuantizationConfig | None = None
+    model: nn.Module,
+    folder: Path,
+    use_tqdm: bool = False,
+    quantization: QuantizationConfig | None = None,
+    tensors: Iterable[tuple[str, Tensor]] | None = None,
 ) -> None:
     """Copy this rank's part of every tensor of the folder's safetensors into the model, converting to the parameters'
-    dtype; a StoredConfig says which are quantised weights, which stay so.
+    dtype; a StoredConfig says which are quantised weights, which stay so. `tensors`: plain ones in place of the
+    folder's.
 
     Raises:
         ValueError: a weight is missing, unexpected, of another shape or not stored as `quantization` says; or a rank's
@@ -46,13 +51,13 @@ def load_weights(
     head: Value | None = None
     unexpected: list[str] = []
     with progress_bar("Loading weights", expected, use_tqdm) as bar:
-        files = shard_files(folder)
-        stored = kv_scales.taken_from(iterate_tensors(files))
-        tensors: Iterable[tuple[str, Value]] = stored
+        files = shard_files(folder) if tensors is None else []
+        stored = kv_scales.taken_from(iterate_tensors(files) if tensors is None else tensors)
+        values_by_name: Iterable[tuple[str, Value]] = stored
         if isinstance(quantization, StoredConfig):
-            tensors = read_quantized(stored, tensor_files(files), quantization)
+            values_by_name = read_quantized(stored, tensor_files(files), quantization)
         convert = getattr(model, "convert_checkpoint", None)
-        for name, tensor in _of_folder(folder, tensors if convert is None else convert(tensors)):
+        for name, tensor in _of_folder(folder, values_by_name if convert is None else convert(values_by_name)):
             for part, values in _parts(model, files, name, tensor):
                 if embedding is not None and part == HEAD:
                     head = values
@@ -102,7 +107,8 @@ def _parts(model: nn.Module, files: list[Path], name: str, value: Value) -> list
 
 def _where(files: list[Path], name: str, value: Value) -> str:
     """The file that a checkpoint's tensor is in, or the folder if the name was made up for it."""
-    return tensor_files(files).get(_stored_name(name, value), files[0].parent.name)
+    others = files[0].parent.name if files else "the loader"
+    return tensor_files(files).get(_stored_name(name, value), others)
 
 
 def _stored_name(name: str, value: Value) -> str:

@@ -24,11 +24,12 @@ _WITH_MORE = {
     "vllm.logprobs",
     "vllm.tokenizers",
     "vllm.utils",
-    "vllm.v1.core.kv_cache_groups",
     "vllm.v1.core.kv_cache_manager",
     "vllm.v1.engine",
     "vllm.v1.engine.core",
     "vllm.v1.engine.detokenizer",
+    "vllm.v1.metrics.loggers",
+    "vllm.v1.metrics.stats",
     "vllm.v1.outputs",
     "vllm.v1.sample.logits_processor",
     "vllm.v1.structured_output",
@@ -36,12 +37,14 @@ _WITH_MORE = {
 # Modules that have, or whose classes have, further attributes: attributes.py has them, a row each.
 _WITH_ATTRIBUTES = {
     "vllm.config.model",
+    "vllm.config.parallel",
+    "vllm.config.vllm",
     "vllm.entrypoints.async_llm",
     "vllm.entrypoints.llm",
     "vllm.logprobs.flat",
     "vllm.models.registry",
     "vllm.v1.engine.core",
-    "vllm.v1.worker.worker",
+    "vllm.v1.executor.worker",
 }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 from dataclasses import InitVar, dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +15,22 @@ from vllm.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
     import torch
+
+
+FINISH_REASON_STRINGS = ("stop", "length", "abort", "error", "repetition")
+
+
+class FinishReason(enum.IntEnum):
+    """Why a sequence ended, as upstream numbers it. Outputs hold the word: `str(FinishReason.STOP)` is "stop"."""
+
+    STOP = 0
+    LENGTH = 1
+    ABORT = 2
+    ERROR = 3
+    REPETITION = 4
+
+    def __str__(self) -> str:
+        return FINISH_REASON_STRINGS[self.value]
 
 
 @dataclass

@@ -73,8 +73,6 @@ class Request:
         self.num_cached_tokens = -1  # prompt tokens from the prefix cache at first admission; -1 before it
         self.scheduled_time: float | None = None  # of the first admission, in seconds on the monotonic clock
         self.num_preemptions = 0
-        # Last known tokens that were appended undrawn and are not returned yet, as they are still to be read.
-        self.num_held = 0
         # First prompt position whose logits are still to be read for the next token's logprobs; None: no such position.
         self.next_prompt_row: int | None = None
         self._advance_to(sampling_params.first_prompt_row)
@@ -112,12 +110,10 @@ class Request:
         # The prompt's last row predicts no token of the prompt.
         self.next_prompt_row = row if row is not None and row < self.num_prompt_tokens - 1 else None
 
-    def drop_held(self, block_size: int) -> None:
-        """Forget the tokens that are not returned yet: they will be found again."""
-        if self.num_held:
-            del self.token_ids[len(self.token_ids) - self.num_held :]
-            del self.block_hashes[len(self.token_ids) // block_size :]
-            self.num_held = 0
+    def drop_last(self, count: int, block_size: int) -> None:
+        """Forget the last `count` known tokens."""
+        del self.token_ids[len(self.token_ids) - count :]
+        del self.block_hashes[len(self.token_ids) // block_size :]
 
     def sort_key(self) -> tuple[int, float, int]:
         """Order under the priority policy: lower runs earlier, ties by arrival; unique within a scheduler."""

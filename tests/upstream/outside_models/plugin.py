@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from vllm import ModelRegistry
 
-MODELS = {"BiasedForCausalLM": "biased"}
+MODELS = {"BiasedForCausalLM": "biased", "WindowedForCausalLM": "windowed", "MixtureForCausalLM": "mixture"}
 
 
 def register() -> None:

@@ -14,7 +14,7 @@ from vllm.upstream.outside.step import Step
 
 
 class AttentionType:
-    """What a layer's queries see, as upstream names it."""
+    """The tokens that a layer's queries see, as upstream names them."""
 
     DECODER = "decoder"
     ENCODER = "encoder"

@@ -20,13 +20,15 @@ from vllm.config.checkpoint.config import HFConfig
 from vllm.config.checkpoint.shards import shard_files
 from vllm.config.checkpoint.weight_files import iterate_tensors, progress_bar, tensor_files
 from vllm.distributed.communicator import split_vocab
-from vllm.distributed.parallel_state import get_tp_group
+from vllm.distributed.parallel_state import get_tp_group, tensor_parallel
 from vllm.layers.attention import attention_layers
+from vllm.layers.experts import Experts
 from vllm.layers.vocab_parallel_embedding import ParallelLMHead as OurHead
 from vllm.layers.vocab_parallel_embedding import VocabParallelEmbedding as OurEmbedding
 from vllm.layers.weight_update import UpdatableModel
 from vllm.quantization.stored import Value
 from vllm.upstream.config.current import set_current_vllm_config
+from vllm.upstream.model_interfaces import supports_lora
 from vllm.upstream.outside.attention import Attention
 from vllm.upstream.outside.embedding import ParallelLMHead, VocabParallelEmbedding
 from vllm.upstream.outside.linear import LinearBase
@@ -75,7 +77,7 @@ class OutsideModel(UpdatableModel):
     def load_config(
         cls, raw: dict[str, Any], folder: Path, generation: dict[str, Any], trust_remote_code: bool
     ) -> HFConfig:
-        """What the engine reads of the model's configuration.
+        """The part of the model's configuration that the engine reads.
 
         Raises:
             ValueError: config.json lacks a size, or has what such models cannot have.
@@ -103,6 +105,7 @@ class OutsideModel(UpdatableModel):
         self._vocab_size, self._step = model_config.vocab_size, Step()
         raw, folder = model_config.hf_config.raw, Path(model_config.path)
         view = view_of(config, transformers_config(raw, folder, model_config.trust_remote_code))
+        _refuse_engine(config, self.outside_class)
         with set_current_vllm_config(view):  # type: ignore[arg-type]
             inner: Any = _construct(self.outside_class, view)
         inner.requires_grad_(False)
@@ -120,6 +123,11 @@ class OutsideModel(UpdatableModel):
         self._arguments = _accepted(inner.forward)
         self._takes_metadata = len(_positional(inner.compute_logits)) > 1
 
+    @property
+    def inner(self) -> Any:
+        """The model of `outside_class`."""
+        return self._inner[0]
+
     # -- what the model is made of ------------------------------------------------------------------------------------
 
     def _heads_of_embeddings(self, inner: Any) -> None:
@@ -127,14 +135,15 @@ class OutsideModel(UpdatableModel):
         for module in list(inner.modules()):
             if isinstance(module, ParallelLMHead):
                 module.take_shared_weight(inner)
-        head = getattr(inner, "lm_head", None)
-        if isinstance(head, VocabParallelEmbedding) and head.head[0] is None:
-            self._add_head(head)
-
-    def _add_head(self, embedding: VocabParallelEmbedding) -> None:
-        head = OurHead(embedding.vocab_size, embedding.embedding_dim, embedding)
-        embedding.head = (head,)
-        self.add_module("head_of_embedding", head)
+        if any(isinstance(module, ParallelLMHead) for module in inner.modules()):
+            return
+        embeddings = [each for each in inner.modules() if isinstance(each, VocabParallelEmbedding)]
+        for embedding in embeddings:
+            if embedding.vocab_size >= self._vocab_size and embedding.head[0] is None:
+                head = OurHead(embedding.vocab_size, embedding.embedding_dim, embedding)
+                embedding.head = (head,)
+                self.add_module("head_of_embedding", head)
+                return
 
     def _name_parts(self, inner: Any) -> None:
         mapping: dict[str, list[str]] = getattr(inner, "packed_modules_mapping", None) or {}
@@ -156,6 +165,11 @@ class OutsideModel(UpdatableModel):
                         raise ValueError(f"kv_sharing_target_layer_name={target!r} is no attention layer of the model")
                     layer.kv_sharing_target = places[target]
         self._layers_by_name: dict[str, Any] = {layer.layer_name: layer for layer in layers}  # type: ignore[misc]
+
+    def checkpoint_tensors(self, name: str, tensor: Tensor) -> Iterator[tuple[str, Tensor]]:
+        """The model's name of a checkpoint's tensor, by its `hf_to_vllm_mapper`, where it has one: for adapters."""
+        mapper = getattr(self.inner, "hf_to_vllm_mapper", None)
+        return iter([(name, tensor)] if mapper is None else mapper.apply([(name, tensor)]))
 
     # -- weights ------------------------------------------------------------------------------------------------------
 
@@ -197,7 +211,7 @@ class OutsideModel(UpdatableModel):
             ValueError: the model does not take one, or its weights are quantised.
         """
         given: list[str] = []
-        with torch.inference_mode(), self._unpacked():
+        with torch.inference_mode(), tensor_parallel(self._logits.group), self._unpacked():
             loaded = self._inner[0].load_weights(_noted(weights, given))
             self.finish_loading()
         return set(given) if loaded is None else set(loaded)
@@ -218,6 +232,9 @@ class OutsideModel(UpdatableModel):
             for layer in layers:
                 if hasattr(layer, "process_weights_after_loading"):
                     layer.process_weights_after_loading(self.weight_updater.method)
+            for layer in self.modules():
+                if isinstance(layer, Experts):
+                    layer.restore_lacking()
             self.weight_updater.version += 1
             self.weight_updater.packing_version += 1
 
@@ -243,7 +260,7 @@ class OutsideModel(UpdatableModel):
             "inputs_embeds": None,
         }
         try:
-            with forward_context(ForwardContext(attn, self._layers_by_name)):
+            with tensor_parallel(self._logits.group), forward_context(ForwardContext(attn, self._layers_by_name)):
                 hidden = self._inner[0](**{name: given[name] for name in self._arguments})
         finally:
             step.kv_caches, step.attn = [], None
@@ -253,7 +270,8 @@ class OutsideModel(UpdatableModel):
     def compute_logits(self, hidden: Tensor) -> Tensor:
         """[L, H] -> this rank's logits, float32 [L, V_rank], those of `lm_head.vocab_range`."""
         extra = (None,) if self._takes_metadata else ()
-        logits = self._inner[0].compute_logits(hidden, *extra)
+        with tensor_parallel(self._logits.group):
+            logits = self._inner[0].compute_logits(hidden, *extra)
         own = self._logits.vocab_range
         if logits.shape[-1] < self._vocab_size:
             raise ValueError(
@@ -305,6 +323,21 @@ def _size(config: Any, model: str, name: str) -> int:
             f"hf_overrides={{{name!r}: N}}, or give its configuration class an attribute_map"
         )
     return value
+
+
+def _refuse_engine(config: VllmConfig, model_class: type[nn.Module]) -> None:
+    """ValueError: the engine is asked for what such a model cannot do."""
+    name, kind = model_class.__name__, config.model_config.quantization
+    if config.lora_config is not None and not supports_lora(model_class):
+        raise ValueError(f"enable_lora: {name} does not take adapters: derive it from SupportsLoRA, or leave it out")
+    if kind not in (None, "fp8", "int8", "int4"):
+        raise ValueError(
+            f"quantization={kind!r}: {name} is a model from outside the tree, whose weights are plain until they are "
+            "loaded: choose fp8, int8 or int4, or leave it out"
+        )
+    for flag, what in (("supports_multimodal", "media"), ("supports_transcription", "speech")):
+        if getattr(model_class, flag, False):
+            raise ValueError(f"{name} takes {what}: models from outside the tree are served for texts only")
 
 
 def _refuse_checkpoint(raw: dict[str, Any], model: str) -> None:

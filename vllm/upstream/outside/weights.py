@@ -65,7 +65,7 @@ def maybe_remap_kv_scale_name(name: str, params_dict: dict[str, Any]) -> str | N
     return None if name.endswith(endings) and name not in params_dict else name
 
 
-def set_loader(parameter: nn.Parameter | None, loader: Callable[..., None], **attributes: Any) -> None:
+def set_loader(parameter: nn.Parameter | None, loader: Callable[..., Any], **attributes: Any) -> None:
     """Give a parameter, if there is one, its `weight_loader` and further attributes."""
     if parameter is not None:
         for name, value in {"weight_loader": loader, **attributes}.items():

@@ -20,6 +20,7 @@ from vllm.v1.engine.weight_transfer import trainer_of, weights_of_update
 if TYPE_CHECKING:
     from vllm.config import ModelConfig, VllmConfig
     from vllm.v1.engine.input_processor import InputProcessor
+    from vllm.v1.metrics.loggers import StatLoggers
 
 PAUSE_MODES = ("abort", "wait", "keep")
 SLEEP_TAGS = ("weights", "kv_cache")
@@ -59,6 +60,7 @@ class EngineCalls:
 
     vllm_config: VllmConfig
     input_processor: InputProcessor
+    stat_loggers: StatLoggers | None = None
     sleep_level: int = 0
     """The deepest level of `sleep` since the engine was wholly awake; 0: it is."""
 
@@ -259,7 +261,9 @@ class EngineCalls:
         return self.vllm_config.model_config.supported_tasks
 
     async def do_log_stats(self) -> None:
-        """Nothing: the engine logs no statistics by itself."""
+        """Have `stat_loggers` say what has come; the engine logs no statistics by itself."""
+        if self.stat_loggers is not None:
+            self.stat_loggers.log()
 
 
 def blocking(

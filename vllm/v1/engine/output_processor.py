@@ -211,7 +211,7 @@ class _RequestState:
         self.reading, self.changed = None, dict.fromkeys(self.sequences)
 
     def prompt_part(self) -> RequestOutput:
-        """What was read of the prompt since the last part."""
+        """The prompt's readings since the last part."""
         assert self.prompt_logprobs is not None
         part = self.prompt_logprobs.take()
         return RequestOutput(
@@ -269,7 +269,7 @@ class OutputProcessor:
         self._tracer = tracer
         self._requests: dict[str, _RequestState] = {}
         self._by_core_id: dict[str, tuple[_RequestState, _Sequence]] = {}
-        # Of the weights that the outputs to be processed next are of.
+        # The version of the weights that the outputs to be processed next are of.
         self.weight_version: int | str = 0
         # The requests that read the forms of answers, and for whom.
         self._readers: OutputProcessor | None = None
@@ -310,7 +310,7 @@ class OutputProcessor:
             )
             for index, (core_id, child) in enumerate(children)
         ]
-        metrics = RequestMetrics(arrival_time)
+        metrics = RequestMetrics.arrived(arrival_time)
         state = _RequestState(request_id, prompt, prompt_token_ids, params, metrics, sequences, len(sequences))
         state.cache_salt, state.priority, state.lora_request = cache_salt, priority, lora_request
         state.embeds = embeds
@@ -363,10 +363,12 @@ class OutputProcessor:
                         result.request_outputs.append(state.prompt_part())
                     continue  # the prompt goes on
             if state.metrics.first_token_time is None and output.finish_reason != "error":
-                state.metrics.first_scheduled_time = output.scheduled_time
-                state.metrics.first_token_time = now
+                state.metrics.begin(output.scheduled_time, now)
                 state.num_cached_tokens = output.num_cached_tokens
                 result.begun.append(state.request_id)
+            if output.new_token_ids:
+                state.metrics.num_generation_tokens += len(output.new_token_ids)
+                state.metrics.last_token_ts = now
             if output.error is None and self.weight_version not in sequence.weight_versions[-1:]:
                 sequence.weight_versions.append(self.weight_version)
             if sequence.update(output):

@@ -86,7 +86,7 @@ class AdapterManager:
         return self._loaded.pop(number, None) is not None
 
     def numbers(self) -> set[int]:
-        """Those that are loaded."""
+        """The numbers of the adapters that are loaded."""
         return set(self._loaded)
 
     # -- steps ------------------------------------------------------------------------------------------------

@@ -31,18 +31,18 @@ from vllm.quantization.settings import find_settings
 from vllm.utils.host_memory import return_freed_memory
 from vllm.utils.plugins import load_general_plugins
 from vllm.v1.core.sched.output import SchedulerOutput
+from vllm.v1.executor import memory
+from vllm.v1.executor.warm_up import warm_up
 from vllm.v1.features.adapters.manager import AdapterManager
 from vllm.v1.features.adapters.runner import Adapters
 from vllm.v1.features.build import encoder_guests, runner_guests
 from vllm.v1.features.states.memory import NO_STATES, StateSlots, plan_states
 from vllm.v1.features.swap.runner import STAGING_BYTES
 from vllm.v1.outputs import ModelRunnerOutput, PendingStep
-from vllm.v1.worker import memory
 from vllm.v1.worker.gpu.guests import CacheSizes, hooks
 from vllm.v1.worker.gpu.model_runner import GPUModelRunner
 from vllm.v1.worker.gpu.pool.decoder_runner import PoolingModelRunner
 from vllm.v1.worker.gpu.pool.encoder_runner import EncoderRunner
-from vllm.v1.worker.warm_up import warm_up
 
 logger = init_logger(__name__)
 
@@ -294,7 +294,7 @@ class Worker:
 
     @property
     def weight_version(self) -> str | None:
-        """What finish_weight_update called the weights; None: they have no name."""
+        """The name that finish_weight_update gave the weights; None: they have no name."""
         if self._named_version is None or self._named_version[0] != self.weights_version:
             return None
         return self._named_version[1]

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from vllm.v1.core.cpu_offload import OffloadPool
+from vllm.v1.features.swap.offload_pool import OffloadPool
 
 
 class Model:

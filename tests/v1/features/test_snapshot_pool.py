@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from vllm import SamplingParams
-from vllm.v1.core.snapshot_pool import SnapshotPool
+from vllm.v1.features.states.snapshot_pool import SnapshotPool
 from vllm.v1.request import Request
 
 OWNER, OTHER = (Request(name, [1, 2], SamplingParams(max_tokens=1)) for name in ("owner", "other"))

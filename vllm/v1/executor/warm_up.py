@@ -11,8 +11,8 @@ from typing import Any
 from vllm.config import VllmConfig
 from vllm.logger import init_logger
 from vllm.sampling_params import SamplingParams
+from vllm.v1.executor.memory import run_requests
 from vllm.v1.worker.gpu.model_runner import GPUModelRunner
-from vllm.v1.worker.memory import run_requests
 
 logger = init_logger(__name__)
 

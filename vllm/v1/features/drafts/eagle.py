@@ -1,4 +1,4 @@
-"""Drafts of layers that take the target's hidden states: a checkpoint's prediction layers, an EAGLE head.
+"""Drafts of layers that take the target's hidden states: a checkpoint's MTP layers, an EAGLE head.
 
 Entry p of a layer's cache is made of the hidden state at position p and of a later token: of layer i, counted from 0,
 the one at p + 1 + i, and the hidden state is layer i - 1's, or the target's. So a request with N tokens has N - 1
@@ -31,9 +31,10 @@ NO_DRAFT = np.zeros(0, dtype=np.int32)
 _UNKNOWN = -1
 
 
-class Follower:
-    """Drafts greedily. The target's hidden states are kept beside keys and values, block by block, so that entries are
-    computed when a draft needs them: also those of cached prefixes, and after steps without drafts."""
+class EagleProposer:
+    """Drafts greedily, with EAGLE heads and MTP layers alike. The target's hidden states are kept beside keys and
+    values, block by block, so that entries are computed when a draft needs them: also those of cached prefixes, and
+    after steps without drafts."""
 
     def __init__(
         self,
@@ -76,12 +77,12 @@ class Follower:
 
     @property
     def block_bytes(self) -> int:
-        """Of the layers' keys and values, and of the target's hidden states, in a block."""
+        """The bytes of the layers' keys and values, and of the target's hidden states, in a block."""
         return self.cache.block_bytes + self.hidden_block_bytes
 
     @property
     def hidden_block_bytes(self) -> int:
-        """Of the target's hidden states in a block."""
+        """The bytes of the target's hidden states in a block."""
         return self._hidden_size * self.cache.block_size * self._dtype.itemsize
 
     def allocate(self, num_blocks: int) -> None:
@@ -97,7 +98,7 @@ class Follower:
         self._record()
 
     def kept_in_blocks(self) -> KVCaches:
-        """What is swapped with a block."""
+        """The caches that are swapped with a block."""
         return [] if self.hidden is None else [(self.hidden.unflatten(0, (-1, self.cache.block_size)),)]
 
     def _record(self) -> None:
@@ -118,7 +119,7 @@ class Follower:
 
     def forget(self, step: SchedulerOutput) -> None:
         """Before a step that fills blocks from elsewhere: their entries were others'."""
-        blocks = [target for pairs in (step.swap_in, step.block_copies) for _, target in pairs]
+        blocks = [*step.brought_blocks, *(copy for _, copy in step.block_copies)]
         if blocks and len(self._is_final):
             self._is_final.reshape(-1, self.cache.block_size)[blocks] = False
 
@@ -224,7 +225,7 @@ class Follower:
                     self._place(slots[own], ends[own] + 1 + layer, drafts[own, layer])
             if len(done):
                 found.index_copy_(0, upload(rows[done], self._device), ended)
-        # Those that were made of known tokens alone.
+        # The entries that were made of known tokens alone.
         self._num_final[slots] = np.maximum(ends - num_layers + 1, 0)
         for slot, start, end in zip(slots.tolist(), begun.tolist(), self._num_final[slots].tolist(), strict=True):
             positions = np.arange(start, end)

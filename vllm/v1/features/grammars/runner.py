@@ -1,28 +1,37 @@
-"""What grammars forbid (structured_outputs), by slot."""
+"""Grammars in the worker: what they forbid (structured_outputs), by slot, and the tokens that they force."""
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any
 
 import numpy as np
 from torch import Tensor
 
 from vllm.config import ModelConfig
 from vllm.sampling_params import SamplingParams
+from vllm.v1.core.sched.output import NewRequestData, SchedulerOutput
 from vllm.v1.structured_output.matcher import Matcher, ThinkingMatcher, all_bits_but, grammars_of
 from vllm.v1.worker.gpu.buffer_utils import upload
+from vllm.v1.worker.gpu.guests import RunnerGuest
+from vllm.v1.worker.gpu.sample.masks import AllowedMass, Masks
 from vllm.v1.worker.gpu.sample.vocab import WHOLE, WholeVocab
 from vllm.v1.worker.gpu.states import RequestStates
 
 
-class AllowedMass(NamedTuple):
-    """The raw model's probability of what a grammar allows."""
+class Grammars(RunnerGuest):
+    """Tells the masks which request has which slot."""
 
-    rows: list[int]
-    logs: Tensor  # float32 [len(rows)], its logarithm, in nats
+    def __init__(self, runner: Any) -> None:
+        self.masks = runner.sampler.masks = GrammarMasks(runner.model_config, runner.sampler.vocab)
+
+    def add(self, slot: int, new: NewRequestData, step: SchedulerOutput) -> None:
+        self.masks.add_request(slot, new.sampling_params)
+
+    def remove(self, slot: int) -> None:
+        self.masks.remove_request(slot)
 
 
-class GrammarState:
+class GrammarMasks(Masks):
     """A matcher for each slot whose request has a grammar. A matcher follows the slot's tokens when its mask is needed:
     a request that begins anew with tokens it has generated needs nothing else."""
 
@@ -31,7 +40,7 @@ class GrammarState:
         self._vocab = vocab
         self._matchers: dict[int, Matcher | ThinkingMatcher] = {}
         self._reads: set[int] = set()
-        # Of slots with min_tokens, the bits of all tokens but those that end them; and where only those are allowed.
+        # Slots with min_tokens have bits of all tokens but those that end them; and where only those are allowed.
         self._others: dict[int, np.ndarray] = {}
         self._ending: set[int] = set()
         # Slots to which forced tokens may be appended undrawn, and the tokens that they may generate.
@@ -42,6 +51,7 @@ class GrammarState:
         return bool(self._matchers)
 
     def add_request(self, slot: int, params: SamplingParams) -> None:
+        """A request has taken the slot."""
         self.remove_request(slot)
         if params.grammar is not None:
             self._matchers[slot] = grammars_of(self._config).start(params.grammar)
@@ -54,6 +64,7 @@ class GrammarState:
             self._reads.add(slot)
 
     def remove_request(self, slot: int) -> None:
+        """The slot has no request."""
         self._matchers.pop(slot, None)
         self._limits.pop(slot, None)
         self._others.pop(slot, None)
@@ -65,8 +76,6 @@ class GrammarState:
     def apply(
         self, logits: Tensor, slots: np.ndarray, states: RequestStates
     ) -> tuple[dict[int, str], AllowedMass | None]:
-        """Set what the grammars forbid to -inf, in place, before anything else has changed the logits. Returns row ->
-        why its grammar cannot go on, and what they allow of rows that read it."""
         self._ending.clear()
         if not self.in_use:
             return {}, None
@@ -91,7 +100,6 @@ class GrammarState:
         return errors, AllowedMass(reading, (self._vocab.log_sums(logits[read]) - before).clamp(max=0.0))
 
     def ending(self, slots: np.ndarray) -> np.ndarray:
-        """bool [R]: rows that `apply` left nothing but an end, which min_tokens must not forbid, then."""
         return np.fromiter(map(self._ending.__contains__, slots.tolist()), dtype=bool, count=len(slots))
 
     def forced_runs(self, slots: np.ndarray, states: RequestStates) -> dict[int, list[int]]:
