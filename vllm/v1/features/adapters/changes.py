@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vllm.layers.adapted import AdapterPart, AdapterPlace, LayerChange, TokenRows
 from vllm.layers.adapted.experts import ExpertProduct
+from vllm.layers.adapted.products import AdapterPart, AdapterPlace, LayerChange, TokenRows
 from vllm.layers.latent_attention import LatentHeads
 from vllm.layers.layernorm import AdaptableNorm
 from vllm.layers.linear import LinearBase, RowParallelLinear

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from vllm.layers.adapted import AdapterPlace
+from vllm.layers.adapted.products import AdapterPlace
 from vllm.layers.vocab_parallel_embedding import ParallelLMHead, VocabShard
 from vllm.layers.weight_update import BASE_PREFIX, checkpoint_parts
 
