@@ -35,7 +35,7 @@ EXPECTED = {
     "request_params_max_tokens iteration_tokens_total",
 }
 
-# What a page of upstream's has with its default flags beside them.
+# A page of upstream's has these beside them, with its default flags.
 UPSTREAM = """
 python_info python_gc_objects_collected python_gc_objects_uncollectable python_gc_collections
 process_virtual_memory_bytes

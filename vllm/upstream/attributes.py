@@ -46,7 +46,7 @@ def _compilation_config(self: Any) -> Any:
 
 
 def _adopt(model_class: Any) -> Any:
-    """What runs a model that was written for upstream; other classes as they are."""
+    """A class that runs a model that was written for upstream; other classes as they are."""
     if model_class.__module__.startswith("vllm.models."):
         return model_class
     from vllm.upstream.outside.model import adopted

@@ -142,7 +142,7 @@ class _Linear(ours.LinearBase):
 
 
 class LinearBase(_Linear, metaclass=KindOfOurs):
-    """What upstream's linear layers are."""
+    """The base of upstream's linear layers."""
 
     ours: ClassVar[Any] = ours.LinearBase
 

@@ -1,4 +1,4 @@
-"""What models from outside the tree cannot ask for, said when they are built."""
+"""Refusals of what models from outside the tree cannot ask for, raised when they are built."""
 
 from __future__ import annotations
 

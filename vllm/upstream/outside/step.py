@@ -21,7 +21,7 @@ class Step:
 
 @dataclass
 class ForwardContext:
-    """What upstream's layers find around a forward.
+    """Surroundings of a forward, as upstream's layers find them.
 
     Attributes:
         attn_metadata: the step's, of vllm.attention.backend.

@@ -1,4 +1,4 @@
-"""What upstream's models are put together and loaded with."""
+"""Helpers by which upstream's models are put together and loaded."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ from vllm.v1.structured_output.readable import check_readable
 logger = init_logger(__name__)
 
 _PROMPT_KEYS = {"prompt", "prompt_token_ids", "prompt_embeds", "prompt_is_token_ids", "is_token_ids", "cache_salt"}
-# Of upstream's prompts, and what to do instead.
+# Keys of upstream's prompts, and what to do instead.
 _REFUSED_KEYS = {
     "multi_modal_data": "inputs are text only",
     "multi_modal_uuids": "inputs are text only",
@@ -70,7 +70,7 @@ class ProcessedPrompt:
 
     @property
     def adapter_id(self) -> int:
-        """Of its adapter; 0: there is none."""
+        """The number of its adapter; 0: there is none."""
         return 0 if self.lora_request is None else self.lora_request.lora_int_id
 
     def with_ids(self, token_ids: list[int]) -> ProcessedPrompt:
@@ -216,7 +216,7 @@ class InputProcessor:
         return own
 
     def read_grammars(self) -> None:
-        """What all grammars need, read once, which may take seconds; errors as compile_grammar's of the tokenizer."""
+        """Read once what all grammars need, which may take seconds; errors as compile_grammar's of the tokenizer."""
         grammars_of(self.model_config)
 
     def compile_grammar(self, form: StructuredOutputsParams) -> str:

@@ -262,7 +262,8 @@ class LLMEngine(BlockingCalls):
 
     @property
     def model_executor(self) -> Executor:
-        """What drives the workers; `model_executor.driver_worker.model_runner.model` is this process's model."""
+        """The executor, which drives the workers; `model_executor.driver_worker.model_runner.model` is this process's
+        model."""
         return self.engine_core.executor
 
     def set_tokenizer(self, tokenizer: Any) -> None:
@@ -287,7 +288,7 @@ class LLMEngine(BlockingCalls):
         return self.collective_rpc(partial(_call_with_model, func))
 
     def get_metrics(self) -> list[Metric]:
-        """What docs/metrics.md lists of the engine, by Prometheus' names, as of now.
+        """The engine's metrics that docs/metrics.md lists, by Prometheus' names, as of now.
 
         Raises:
             ValueError: none are kept: disable_log_stats, LLM's default, or a pooling model.
