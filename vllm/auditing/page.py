@@ -6,6 +6,7 @@ import html
 import io
 import warnings
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from vllm.auditing.report import audit_table
 from vllm.auditing.results import Audit, Candidate
 from vllm.auditing.statistics import abs_deltas, kl_rows, log_shares, margins
 from vllm.decisions.evaluation import Reliability
+from vllm.scoring.files import write_atomically
 
 _NUM_BINS = 12
 _MOST_POINTS = 5000
@@ -24,6 +26,11 @@ _STYLE = (
     "pre{overflow-x:auto;font-size:13px;background:#f6f6f6;padding:1rem}svg{max-width:100%;height:auto}"
     "table{border-collapse:collapse;font-size:13px}td,th{padding:.2rem .8rem .2rem 0;text-align:left}"
 )
+
+
+def save_page(audit: Audit, path: str | Path) -> None:
+    """Write the page. ImportError: matplotlib is not installed; CliError: it cannot be written."""
+    write_atomically(Path(path), page(audit).encode())
 
 
 def page(audit: Audit) -> str:

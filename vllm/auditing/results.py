@@ -125,12 +125,6 @@ class Audit:
         """Write the JSON; CliError: it cannot be written."""
         write_atomically(Path(path), f"{json.dumps(self.to_dict(), ensure_ascii=False, indent=1)}\n".encode())
 
-    def save_page(self, path: str | Path) -> None:
-        """Write one page of HTML, with plots in it. ImportError: matplotlib is not installed."""
-        from vllm.auditing.page import page
-
-        write_atomically(Path(path), page(self).encode())
-
 
 def _plain(value: Any) -> Any:
     if isinstance(value, Reliability):

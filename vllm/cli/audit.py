@@ -144,8 +144,10 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _save_page(found: Any, path: Path) -> None:
+    from vllm.auditing.page import save_page
+
     try:
-        found.save_page(path)
+        save_page(found, path)
     except ImportError:
         raise CliError("--page needs matplotlib (pip install 'vllm[plot]')") from None
 
