@@ -55,6 +55,10 @@ class VLLMValidationError(VLLMClientError, ValueError):
         return f"{base} (parameter={self.parameter}, value={shown(self.value)})"
 
 
+class UnservedFieldError(VLLMValidationError):
+    """A field that is understood, and that nothing here can honour beside the others or for this model."""
+
+
 class ChatTemplateResolutionError(VLLMValidationError):
     """Upstream's name for a missing chat template; ours is VLLMValidationError."""
 

@@ -17,7 +17,7 @@ from vllm.answers.answer import AnswerFormat, AnswerParser
 from vllm.answers.events import collect
 from vllm.answers.prompts.conversations import normal_messages
 from vllm.answers.prompts.histories import fitted
-from vllm.server.serving.generation.turn import Step
+from vllm.server.serving.generation.chat_steps import Step
 from vllm.server.serving.responses.input_items import normal_items, to_messages
 from vllm.server.serving.responses.writer import ResponseWriter
 

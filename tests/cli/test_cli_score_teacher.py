@@ -22,7 +22,7 @@ from vllm import LLM
 from vllm.cli.main import build_parser, main
 from vllm.scoring import run as score_run
 from vllm.scoring.batches import batches
-from vllm.scoring.parts import PartRun
+from vllm.scoring.part_files import PartRun
 from vllm.scoring.rows import PartFolder
 from vllm.scoring.teacher.task import TeacherTask
 

@@ -83,7 +83,7 @@ def test_few_blocks_cached_prefixes_chunks_and_swapping_change_no_bit(made: Any,
         if "num_gpu_blocks_override" in fields:
             assert scheduler.num_preemptions > 0
         if "swap_space" in fields:
-            assert scheduler.kv.stats.num_swapped_in_blocks > 0
+            assert scheduler.stats().num_swapped_in_blocks > 0
 
 
 def test_a_cache_of_eight_bits_holds_rounded_rows(made: Any) -> None:

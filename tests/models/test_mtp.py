@@ -53,9 +53,9 @@ def run(llm: LLM, params: SamplingParams | list[SamplingParams], prompts: list[l
 
 def drafts_of(llm: LLM) -> list[tuple[list[int], list[int]]]:
     """Fills with each text that something was drafted after, and what."""
-    follower: Any = llm.llm_engine.engine_core.executor.worker.model_runner.guest(Speculator).follower
+    proposer: Any = llm.llm_engine.engine_core.executor.worker.model_runner.guest(Speculator).proposer
     found: list[tuple[list[int], list[int]]] = []
-    propose = follower.propose
+    propose = proposer.propose
 
     def noted(slots: np.ndarray, states: Any, room: np.ndarray) -> list[np.ndarray]:
         texts = [states.token_ids[slot, : states.total_len[slot]].tolist() for slot in slots.tolist()]
@@ -63,7 +63,7 @@ def drafts_of(llm: LLM) -> list[tuple[list[int], list[int]]]:
         found.extend((text, draft.tolist()) for text, draft in zip(texts, drafts, strict=True))
         return drafts
 
-    follower.propose = noted
+    proposer.propose = noted
     return found
 
 

@@ -200,7 +200,7 @@ def test_a_fault_is_found(
 def test_what_was_not_reached_has_not_passed(folder: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
     from vllm.v1.core.kv_cache_manager import CachedPrefix, KVCacheManager
 
-    monkeypatch.setattr(KVCacheManager, "find_prefix", lambda self, request: CachedPrefix([]))
+    monkeypatch.setattr(KVCacheManager, "find_prefix", lambda self, request: CachedPrefix())
     checks = {check.name: check for check in run(load(folder("llama", "small")))}
     assert [checks[name].passed for name in CACHED] == [False] * 3
     assert all(checks[name].differing == 0 for name in CACHED)

@@ -165,7 +165,7 @@ GENERATION = [
     *bad("tempratur", 1, says="'temperature'"),
     *bad("top_logprob_token_ids", [1], says="'logprob_token_ids'"),
     *bad("maxTokens", 1, says="'max_tokens'"),
-    *bad("zzz", False, says="unknown field 'zzz'; --ignore-unknown-fields lets"),
+    *bad("zzz", 0, True, says="unknown field 'zzz'; --ignore-unknown-fields lets"),
     *bad("repeat_penalty", 1.1, says="mean 'repetition_penalty'?; --ignore-unknown-fields lets"),
     *bad("num_ctx", 4096, says="'num_ctx'; --max-model-len sets the context's length; --ignore-unknown-fields lets"),
     *bad("keep_alive", "5m", says="the model stays loaded; --ignore-unknown-fields lets"),
@@ -181,6 +181,7 @@ GENERATION = [
 _TOO_LONG = [70] * (MAX_MODEL_LEN + 1)
 
 COMPLETIONS = [
+    *bad("prompt_embeds", "AAAA", ["AAAA"], says="--enable-prompt-embeds"),
     *bad("prompt", LEFT_OUT, says="prompt is required"),
     Bad({"prompt": LEFT_OUT, "promt": "a"}, "promt", "'prompt'"),
     *bad("prompt", None, 7, 1.5, True, {}, {"prompt": "a"}, {"prompt_token_ids": [70]}),
@@ -197,7 +198,7 @@ COMPLETIONS = [
     *bad("logprobs", MAX_LOGPROBS + 1, echo=True),
     *bad("echo", "yes", 1),
     *bad("prompt_logprobs", 3, echo=True, logprobs=1),
-    *bad("messages", [], says="/v1/chat/completions or /v1/messages takes it, and this route prompt; --ignore"),
+    *bad("messages", [{}], says="/v1/chat/completions or /v1/messages takes it, and this route prompt; --ignore"),
     *bad("top_logprobs", 1, says="logprobs"),
 ]  # fmt: skip
 

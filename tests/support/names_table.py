@@ -112,7 +112,7 @@ def names_section() -> str:
         *_table(("why, and what to do instead", "names"), _grouped(absent, lambda name: name.why)),
         "### Refused when used",
         "",
-        *_table(("why, and what to do instead", "names"), _grouped(refused, lambda name: name.why)),
+        *_table(("why, and what to do instead", "names, for example"), _grouped(refused, lambda name: name.why, 2)),
     ]
     return "\n".join(lines).rstrip() + "\n"
 
@@ -179,11 +179,16 @@ def _because(name: Name) -> str:
     return f": {name.why}" if name.why else ""
 
 
-def _grouped(names: Iterable[Name], key: Callable[[Name], str]) -> list[tuple[str, str]]:
+def _grouped(names: Iterable[Name], key: Callable[[Name], str], most: int | None = None) -> list[tuple[str, str]]:
+    """Names by their keys, largest group first; beyond `most` of a group they are counted."""
     groups: dict[str, list[str]] = {}
     for name in names:
         groups.setdefault(key(name), []).append(f"`{name}`")
-    return [(group, ", ".join(members)) for group, members in groups.items()]
+    rows = []
+    for group, members in sorted(groups.items(), key=lambda each: -len(each[1])):
+        more = [f"{len(members) - most} more"] if most is not None and len(members) > most else []
+        rows.append((group, ", ".join(members[:most] + more)))
+    return rows
 
 
 def _by_reason(items: Iterable[Field[Any]], shown: Callable[[str], str]) -> list[tuple[str, str]]:

@@ -72,7 +72,7 @@ def test_only_the_named_ones_run(entries, monkeypatch, names, expected):
     entries += [f"{__name__}:wants_an_engine", f"{__name__}:called"]
     monkeypatch.setenv("VLLM_PLUGINS", names)
     EngineArgs()
-    assert CALLED == expected
+    assert expected == CALLED
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, Field
 
-from vllm.answers.events import CallArguments, CallStart, Content, Event, ParsedAnswer, ParsedCall, Reasoning
+from vllm.answers.events import Answer, CallArguments, CallStart, Content, Event, ParsedCall, Reasoning
 from vllm.answers.syntax.calls import random_id
 
 
@@ -59,7 +59,7 @@ class ExtractedToolCallInformation(BaseModel):
     content: str | None = None
 
 
-def extracted(answer: ParsedAnswer) -> ExtractedToolCallInformation:
+def extracted(answer: Answer) -> ExtractedToolCallInformation:
     """The answer's calls as an object."""
     calls = [
         ToolCall(id=each.id, function=FunctionCall(name=each.name, arguments=each.arguments)) for each in answer.calls

@@ -63,7 +63,7 @@ class ParsedCall:
 
 
 @dataclass
-class ParsedAnswer:
+class Answer:
     """A whole answer; None for a part that it does not have."""
 
     content: str | None = None
@@ -71,9 +71,9 @@ class ParsedAnswer:
     calls: list[ParsedCall] = field(default_factory=list)
 
 
-def collect(events: Iterable[Event]) -> ParsedAnswer:
+def collect(events: Iterable[Event]) -> Answer:
     """The answer that the events make."""
-    answer = ParsedAnswer()
+    answer = Answer()
     for event in events:
         if isinstance(event, Content):
             answer.content = (answer.content or "") + event.text

@@ -8,7 +8,7 @@ import pkgutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Generic, TypeVar
+from typing import Any, ClassVar, Generic, TypeVar
 
 Kind = TypeVar("Kind")
 
@@ -89,3 +89,33 @@ class Registry(Generic[Kind]):
                         found.update(dict.fromkeys(vars(each).get("names", ()), each))
             self._own = found
         return self._own
+
+
+class ParserManager(Generic[Kind]):
+    """The parsers of one kind by name."""
+
+    _registry: ClassVar[Registry[Any]]
+
+    @classmethod
+    def list_registered(cls) -> list[str]:
+        """Their names."""
+        return cls._registry.names()
+
+    @classmethod
+    def register_module(
+        cls,
+        name: str | Sequence[str] | None = None,
+        force: bool = True,
+        module: type[Kind] | None = None,
+    ) -> type[Kind] | Callable[[type[Kind]], type[Kind]]:
+        """Take a class under one name or several; without a class, a decorator that does.
+
+        Raises:
+            KeyError: the name is taken, with `force` False.
+        """
+        return cls._registry.register(name, force, module)
+
+    @classmethod
+    def of_template(cls, template: str) -> type[Kind] | None:
+        """The parser whose marks a chat template has; of several, the one with more of them."""
+        return cls._registry.of_template(template)

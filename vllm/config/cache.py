@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from vllm.config.checks import at_least
@@ -66,6 +66,7 @@ class CacheConfig:
         snapshot_interval: tokens after which a state is kept, a multiple of block_size; None = chosen by the sizes of
             states and keys when the engine starts.
         cache_dtype: "auto", the model's, or one of FLOAT8_DTYPES.
+        num_gpu_blocks: blocks that the engine has, in a configuration of a running engine's; None before.
     """
 
     block_size: int = 16
@@ -83,6 +84,12 @@ class CacheConfig:
     num_snapshots: int = 0
     snapshot_interval: int | None = None
     cache_dtype: str = "auto"
+    num_gpu_blocks: int | None = field(default=None, repr=False, compare=False)
+
+    @property
+    def finds_prefixes(self) -> bool:
+        """Whether requests can begin with cached content: blocks without the state at their end begin nothing."""
+        return self.enable_prefix_caching and (self.num_states is None or self.num_snapshots > 0)
 
     @property
     def float8_dtype(self) -> str | None:

@@ -21,7 +21,7 @@ from vllm.config import (
 from vllm.config.attention import AttentionConfig
 from vllm.config.cache import FLOAT8_DTYPES, resolve_cache_dtype
 from vllm.config.checkpoint.overrides import Overrides, extended
-from vllm.config.load import resolve_load_format
+from vllm.config.load import reads_folder, resolve_load_format
 from vllm.config.lora import LoRAConfig
 from vllm.config.model import one_capture_length
 from vllm.config.pooler import runner_fields
@@ -75,6 +75,9 @@ class EngineArgs(UpstreamArgs):
     skip_tokenizer_init: bool = arg(
         False, "do without a tokenizer: prompts are token ids, outputs have no text", to="model_config"
     )
+    enable_prompt_embeds: bool = arg(
+        False, "prompts may be embeddings, as prompt_embeds of /v1/completions and LLM.generate", to="model_config"
+    )
     trust_remote_code: bool = arg(
         False, "let the code in the model's and the tokenizer's repositories run", to="model_config"
     )
@@ -93,7 +96,11 @@ class EngineArgs(UpstreamArgs):
     )
     load_format: str = arg(
         "auto",
-        "auto (also safetensors, gguf, hf): the model's weights; dummy: random ones from the seed, for measuring",
+        "auto (also safetensors, gguf, hf): the model's weights; dummy: random ones from the seed, for measuring; or "
+        "the name of a registered loader",
+    )
+    model_loader_extra_config: dict[str, Any] | None = arg(
+        None, "options of a registered loader (load_format), as JSON", to="model_config"
     )
     generation_config: str = arg(
         "auto",
@@ -387,7 +394,7 @@ class EngineArgs(UpstreamArgs):
             device=device,
             revision=self.revision,
             hf_overrides=overrides,
-            needs_weights=self.load_format != "dummy",
+            needs_weights=reads_folder(self.load_format),
             download_dir=self.download_dir,
             hf_token=self.hf_token,
             model_impl=self.model_impl,
@@ -444,6 +451,7 @@ class EngineArgs(UpstreamArgs):
             max_num_seqs=num_seqs if self.max_num_seqs is None else self.max_num_seqs,
             max_num_batched_tokens=budget,
             async_scheduling=device == "cuda" if self.async_scheduling is None else self.async_scheduling,
+            max_model_len=max_model_len,
         )
 
     def _check_quantization(self) -> None:

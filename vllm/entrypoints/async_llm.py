@@ -39,6 +39,7 @@ from vllm.v1.engine.replica import Replica
 from vllm.v1.engine.replica_router import ReplicaRouter
 from vllm.v1.engine.request_stream import RequestStream
 from vllm.v1.messages import EngineCoreOutput
+from vllm.v1.metrics.loggers import StatLoggers
 from vllm.v1.structured_output.matcher import read_early
 
 _PAUSE_POLL_SECONDS = 0.01
@@ -75,15 +76,16 @@ class AsyncLLM(EngineCalls):
         meanwhile: Callable[[Tokenizer | None], None] | None = None,
     ) -> None:
         """Start the engine cores and wait until they are ready; EngineDeadError: one could not start, with the cause.
-        The engine logs nothing by itself, so that the arguments about logs change nothing; loggers, executors other
-        than the configuration's, and cores that run elsewhere, are refused.
+        The engine logs nothing by itself, so that the arguments about logs change nothing; executors other than the
+        configuration's, and cores that run elsewhere, are refused.
 
         Args:
             executor_class: None, or what Executor.get_class gives.
+            stat_loggers: callables (vllm_config, engine_index), or subclasses of AggregateStatLoggerBase
+                (vllm.v1.metrics.loggers), which make what is told of each step, once the engine is ready.
             core_processes: data_parallel_size processes that `start_core` started; none = start them.
             meanwhile: called with the tokenizer while the cores load the model.
         """
-        check_neutral("stat_loggers", stat_loggers, "read get_metrics, or the server's /metrics")
         check_neutral("client_addresses", client_addresses, "the engine starts its cores itself")
         check_executor_class(vllm_config, executor_class)
         self.vllm_config = config = vllm_config
@@ -96,12 +98,18 @@ class AsyncLLM(EngineCalls):
                 meanwhile(self.tokenizer)
             for core in cores:
                 core.wait_until_ready()
+            cache = replace(config.cache_config, num_gpu_blocks=min(core.num_blocks for core in cores))
+            self.vllm_config = config = replace(config, cache_config=cache)
+            self.stat_loggers = StatLoggers(config, stat_loggers, len(cores)) if stat_loggers else None
         except BaseException:
             _close_cores(cores)
             raise
         self.input_processor = InputProcessor(config, self.tokenizer)
         self.tracer = make_tracer(config)
         self.replicas = [Replica(core, self.input_processor, self.tracer) for core in cores]
+        if self.stat_loggers is not None:
+            for index, replica in enumerate(self.replicas):
+                replica.listen(partial(self.stat_loggers.record, index))
         self._router: ReplicaRouter | None = None
         if len(cores) > 1:
             cache, num_blocks = config.cache_config, [core.num_blocks for core in cores]
@@ -259,9 +267,10 @@ class AsyncLLM(EngineCalls):
     async def process_prompts(
         self, prompts: Sequence[Any], params: Sequence[Any], *, options: TextOptions = DEFAULT_TEXT_OPTIONS
     ) -> list[ProcessedPrompt]:
-        """InputProcessor.process_prompts, for long texts in a thread."""
+        """InputProcessor.process_prompts, for long texts and embeddings in a thread."""
         process = self.input_processor.process_prompts
-        if sum(len(_text_of(prompt)) for prompt in prompts) > _LONG_TEXT:
+        has_embeds = any(isinstance(prompt, dict) and "prompt_embeds" in prompt for prompt in prompts)
+        if has_embeds or sum(len(_text_of(prompt)) for prompt in prompts) > _LONG_TEXT:
             return await asyncio.to_thread(process, prompts, params, options=options)
         return process(prompts, params, options=options)
 

@@ -166,7 +166,7 @@ class Search:
         self.params = params
         self.priority = priority
         self.returns_logprobs = returns_logprobs
-        self.metrics = RequestMetrics(time.monotonic())
+        self.metrics = RequestMetrics.arrived(time.monotonic())
         self.num_cached_tokens: int | None = None
         self.error: str | None = None
         self.stop_reason: str | None = None  # beside an error
@@ -219,7 +219,7 @@ class Search:
         self.answers[request_id] = completion.logprobs
         if self.num_cached_tokens is None:
             self.num_cached_tokens = output.num_cached_tokens
-            self.metrics.first_token_time = time.monotonic()
+            self.metrics.begin(None, time.monotonic())
 
     def advance(self) -> None:
         """Complete the present step, whose queries all have answers."""

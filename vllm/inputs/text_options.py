@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 
 from vllm.exceptions import VLLMValidationError, shown
-from vllm.utils.checks import check_boolean, check_integer, check_neutral
+from vllm.utils.checks import asks_for_nothing, check_boolean, check_integer, check_neutral
 
 _P = TypeVar("_P")
 
@@ -69,7 +69,7 @@ def text_options(tokenization_kwargs: Mapping[str, Any] | None, *, of_pairs: boo
         if name in _NEUTRAL:
             is_neutral = isinstance(value, bool | str) and value == _NEUTRAL[name]
             check_neutral(name, None if is_neutral else value, "prompts are ids without padding")
-        elif name not in _KNOWN:
+        elif name not in _KNOWN and not asks_for_nothing(value):
             message = f"{_FIELD} takes {', '.join(_KNOWN)}; got {shown(name)}"
             raise VLLMValidationError(message, _FIELD, name)
     special = given.get("add_special_tokens", True)

@@ -24,7 +24,7 @@ from vllm.exceptions import shown
 from vllm.logger import init_logger, warn_once
 from vllm.pooling.pairs import check_score_args, score_type
 from vllm.pooling.score_templates import ScoreTemplate, default_template, score_template
-from vllm.server.adapters import ServedAdapters, chosen
+from vllm.server.adapter_models import ServedAdapters, chosen
 from vllm.server.errors import ApiError
 from vllm.server.http_metrics import HttpMetrics
 from vllm.server.lora_modules import parse_modules

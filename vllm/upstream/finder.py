@@ -14,24 +14,34 @@ from vllm.upstream.table import Row, table
 _ROOT = "vllm."
 # Modules of ours that do not have all of upstream's names; the table has the others.
 _WITH_MORE = {
+    "vllm.attention",
     "vllm.config",
     "vllm.distributed",
+    "vllm.distributed.parallel_state",
     "vllm.envs",
     "vllm.inputs",
     "vllm.logprobs",
     "vllm.tokenizers",
     "vllm.utils",
-    "vllm.v1.core.kv_cache_groups",
     "vllm.v1.core.kv_cache_manager",
     "vllm.v1.engine",
     "vllm.v1.engine.core",
     "vllm.v1.engine.detokenizer",
+    "vllm.v1.metrics.loggers",
+    "vllm.v1.metrics.stats",
     "vllm.v1.outputs",
     "vllm.v1.sample.logits_processor",
     "vllm.v1.structured_output",
 }
-# Modules whose classes have further attributes: attributes.py has them, a row each.
-_WITH_ATTRIBUTES = {"vllm.logprobs.flat", "vllm.v1.engine.core", "vllm.v1.worker.worker"}
+# Modules that have, or whose classes have, further attributes: attributes.py has them, a row each.
+_WITH_ATTRIBUTES = {
+    "vllm.config.parallel",
+    "vllm.config.vllm",
+    "vllm.logprobs.flat",
+    "vllm.models.registry",
+    "vllm.v1.engine.core",
+    "vllm.v1.executor.worker",
+}
 
 
 def install() -> None:

@@ -148,20 +148,6 @@ class PackedvLLMParameter(ModelWeightParameter):
         self.packed_dim, self.packed_factor = packed_dim, packed_factor
 
 
-def default_weight_loader(param: Tensor, loaded_weight: Tensor) -> None:
-    """Copy a weight into a parameter.
-
-    Raises:
-        ValueError: they differ in shape.
-    """
-    if param.numel() == loaded_weight.numel() == 1:
-        param.data.fill_(loaded_weight.item())
-        return
-    if param.shape != loaded_weight.shape:
-        raise ValueError(f"a weight of shape {tuple(loaded_weight.shape)} for a parameter of {tuple(param.shape)}")
-    param.data.copy_(loaded_weight)
-
-
 def initialize_layerwise_reload(model: nn.Module) -> None:
     """Nothing: model.load_weights keeps what is incomplete until the rest comes."""
 

@@ -48,6 +48,13 @@ class Parts(dict[type, Any]):
         """The part of this class, if there is one."""
         return self.get(kind)
 
+    def made(self, kind: type[Part]) -> Part:
+        """The part of this class; an empty one is added if there is none."""
+        part: Part | None = self.get(kind)
+        if part is None:
+            part = self[kind] = kind()
+        return part
+
     def without(self, req_ids: Collection[str]) -> Parts:
         """The parts without these requests, of those that have a method for it."""
         return Parts({kind: part.without(req_ids) if hasattr(part, "without") else part for kind, part in self.items()})

@@ -15,8 +15,8 @@ from tiny_llm import is_empty, make_tiny_llm, make_tiny_model
 from vllm import LLM, SamplingParams
 from vllm.exceptions import VLLMValidationError
 from vllm.sampling_params import RequestOutputKind
+from vllm.v1.executor import worker
 from vllm.v1.features.hidden_cache.runner import HiddenCache
-from vllm.v1.worker import worker
 from vllm.v1.worker.gpu.sample import prompt_logprob
 
 LENGTHS = (1, 16, 5, 37, 2, 50, 33)

@@ -27,9 +27,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize(
     ("fields", "absent"),
     [
-        ({}, {"states", "drafts", "adapters", "swap"}),
-        ({"enable_prefix_caching": False}, {"hidden_cache", "states", "drafts", "adapters", "swap"}),
-        ({"speculative_config": NGRAM, "enable_lora": True, "swap_space": 0.01}, {"states"}),
+        ({}, {"states", "drafts", "adapters", "prompt_embeds", "swap"}),
+        ({"enable_prefix_caching": False}, {"hidden_cache", "states", "drafts", "adapters", "prompt_embeds", "swap"}),
+        (
+            {"speculative_config": NGRAM, "enable_lora": True, "swap_space": 0.01, "enable_prompt_embeds": True},
+            {"states"},
+        ),
     ],
     ids=["none", "no prefix cache", "all"],
 )

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from guests import guest_of
 from pretend_cuda import pretending
 from thread_ranks import ThreadExecutor
 from tiny_llm import is_empty, make_tiny_llm, make_tiny_model
@@ -17,6 +18,7 @@ from vllm import LLM, RequestOutput, SamplingParams
 from vllm.v1.engine import core
 from vllm.v1.features.swap import runner as kv_swap
 from vllm.v1.features.swap.runner import KVSwap
+from vllm.v1.features.swap.scheduler import Swaps
 from vllm.v1.worker.gpu.block_copies import BlockCopies
 
 BLOCK_BYTES = 2 * 2 * 2 * 16 * 16 * 4
@@ -161,7 +163,7 @@ def test_outputs_and_readings_are_those_of_an_engine_with_room(folder, roomy, nu
     check_same(outputs, roomy)
     engine = llm.llm_engine.engine_core
     stats = engine.stats()
-    assert engine.executor.num_host_blocks == engine.scheduler.kv.host.num_blocks == num_host_blocks
+    assert engine.executor.num_host_blocks == guest_of(engine.scheduler, Swaps).host.num_blocks == num_host_blocks
     assert stats["num_preemptions"] > 3
     assert stats["num_swapped_out_blocks"] > 20
     assert stats["num_swapped_in_blocks"] > (10 if num_host_blocks == 60 else 0)

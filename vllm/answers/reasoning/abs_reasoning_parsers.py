@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from types import ModuleType
 from typing import Any, ClassVar
 
 from vllm.answers.deltas import DeltaMessage, as_delta
 from vllm.answers.events import Content, Event, Reasoning, collect
 from vllm.answers.reader import Machine, Reader, Step
-from vllm.answers.registry import Registry
+from vllm.answers.registry import ParserManager, Registry
 from vllm.answers.syntax.calls import framed_content
 
 
@@ -228,16 +228,12 @@ def _has_turn_after(text: str) -> bool:
     return any(mark in text for mark in ("<|im_end|>", "<|im_start|>", "<|eot_id|>", "<end_of_turn>", "[/INST]"))
 
 
-_registry: Registry[ReasoningParser] = Registry("vllm.answers.reasoning", "ReasoningParser", "reasoning parser")
-
-
-class ReasoningParserManager:
+class ReasoningParserManager(ParserManager[ReasoningParser]):
     """The parsers by name."""
 
-    @classmethod
-    def list_registered(cls) -> list[str]:
-        """Their names."""
-        return _registry.names()
+    _registry: ClassVar[Registry[ReasoningParser]] = Registry(
+        "vllm.answers.reasoning", "ReasoningParser", "reasoning parser"
+    )
 
     @classmethod
     def get_reasoning_parser(cls, name: str) -> type[ReasoningParser]:
@@ -245,21 +241,7 @@ class ReasoningParserManager:
         Raises:
             KeyError: no parser has the name; it says which names there are.
         """
-        return _registry.get(name)
-
-    @classmethod
-    def register_module(
-        cls,
-        name: str | Sequence[str] | None = None,
-        force: bool = True,
-        module: type[ReasoningParser] | None = None,
-    ) -> type[ReasoningParser] | Callable[[type[ReasoningParser]], type[ReasoningParser]]:
-        """Take a class under one name or several; without a class, a decorator that does.
-
-        Raises:
-            KeyError: the name is taken, with `force` False.
-        """
-        return _registry.register(name, force, module)
+        return cls._registry.get(name)
 
     @classmethod
     def import_reasoning_parser(cls, plugin_path: str) -> ModuleType:
@@ -268,9 +250,4 @@ class ReasoningParserManager:
         Raises:
             ValueError: it cannot be run.
         """
-        return _registry.import_file(plugin_path)
-
-    @classmethod
-    def of_template(cls, template: str) -> type[ReasoningParser] | None:
-        """The parser whose marks a chat template has; of several, the one with more of them."""
-        return _registry.of_template(template)
+        return cls._registry.import_file(plugin_path)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from types import ModuleType
 from typing import Any, ClassVar
 
 from vllm.answers.deltas import DeltaMessage, ExtractedToolCallInformation, as_delta, extracted
 from vllm.answers.events import collect
 from vllm.answers.reader import Machine, Reader, Step
-from vllm.answers.registry import Registry
+from vllm.answers.registry import ParserManager, Registry
 from vllm.answers.syntax.call_text import CallText
 from vllm.answers.syntax.calls import Calls, argument_schemas, content_and_calls, random_id
 
@@ -124,16 +124,10 @@ class ToolParser:
         return Machine(self.read)
 
 
-_registry: Registry[ToolParser] = Registry("vllm.answers.tool_parsers", "ToolParser", "tool parser")
-
-
-class ToolParserManager:
+class ToolParserManager(ParserManager[ToolParser]):
     """The parsers by name."""
 
-    @classmethod
-    def list_registered(cls) -> list[str]:
-        """Their names."""
-        return _registry.names()
+    _registry: ClassVar[Registry[ToolParser]] = Registry("vllm.answers.tool_parsers", "ToolParser", "tool parser")
 
     @classmethod
     def get_tool_parser(cls, name: str) -> type[ToolParser]:
@@ -141,21 +135,7 @@ class ToolParserManager:
         Raises:
             KeyError: no parser has the name; it says which names there are.
         """
-        return _registry.get(name)
-
-    @classmethod
-    def register_module(
-        cls,
-        name: str | Sequence[str] | None = None,
-        force: bool = True,
-        module: type[ToolParser] | None = None,
-    ) -> type[ToolParser] | Callable[[type[ToolParser]], type[ToolParser]]:
-        """Take a class under one name or several; without a class, a decorator that does.
-
-        Raises:
-            KeyError: the name is taken, with `force` False.
-        """
-        return _registry.register(name, force, module)
+        return cls._registry.get(name)
 
     @classmethod
     def import_tool_parser(cls, plugin_path: str) -> ModuleType:
@@ -164,9 +144,4 @@ class ToolParserManager:
         Raises:
             ValueError: it cannot be run.
         """
-        return _registry.import_file(plugin_path)
-
-    @classmethod
-    def of_template(cls, template: str) -> type[ToolParser] | None:
-        """The parser whose marks a chat template has; of several, the one with more of them."""
-        return _registry.of_template(template)
+        return cls._registry.import_file(plugin_path)

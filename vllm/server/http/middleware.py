@@ -21,7 +21,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from vllm import envs
 from vllm.logger import init_logger
-from vllm.server.errors import ApiError, as_api_error, is_of_messages
+from vllm.server.errors import ApiError, as_api_error, is_of_messages, path_of
 from vllm.server.http.extra_middleware import install_middleware
 from vllm.server.state import ServerState
 from vllm.tracing import continued, extract_trace_headers, has_current_span
@@ -121,7 +121,7 @@ class RequestContext:
             headers = MutableHeaders(scope=message)
             self.is_event_stream = headers.get("content-type", "").startswith("text/event-")
             headers["X-Request-Id"] = self._request_id
-            if is_of_messages(self._scope["path"]):
+            if is_of_messages(path_of(self._scope)):
                 # Where Anthropic's clients look for it.
                 headers["Request-Id"] = self._request_id
             # A client still waiting for "100 Continue" may send its body or not, so that the start of a next request
@@ -211,7 +211,7 @@ async def _fail(error: ApiError, scope: Scope, receive: Receive, send: Send) -> 
     connection closes, and the client sees that it is incomplete."""
     context: RequestContext = scope["state"]["context"]
     if not context.is_started:
-        await error.response(scope["path"])(scope, receive, send)
+        await error.response(path_of(scope))(scope, receive, send)
     elif context.is_event_stream and not context.is_complete:
         await send({"type": "http.response.body", "body": error.event(scope["path"]), "more_body": False})
 

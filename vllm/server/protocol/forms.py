@@ -3,13 +3,12 @@ SamplingParams.structured_outputs."""
 
 from __future__ import annotations
 
-import json
 from typing import Annotated, Any
 
 from pydantic import BaseModel, Field
 
 from vllm.exceptions import VLLMValidationError, shown
-from vllm.params.structured import KINDS
+from vllm.params.structured import KINDS, plain_json
 from vllm.server.protocol.base import UNREAD, UNREAD_LIST, Object
 
 # Older names, and what each is of StructuredOutputsParams.
@@ -64,26 +63,12 @@ def _joined(forms: dict[str, dict[str, Any]]) -> dict[str, Any]:
         for key, value in form.items():
             if value is None:
                 continue
-            mine = (key, _as_json(value))
+            mine = (key, plain_json(value))
             first, other = said.setdefault("kind" if key in KINDS else key, (name, mine))
             if other != mine and first != name:
                 raise VLLMValidationError(f"{first} and {name} exclude each other: give one of them", name)
             joined[key] = value
     return joined
-
-
-def is_same_json(one: Any, other: Any) -> bool:
-    """Whether two values are one of JSON; texts of JSON are what they say."""
-    return _as_json(one) == _as_json(other)
-
-
-def _as_json(value: Any) -> str:
-    if isinstance(value, str):
-        try:
-            value = json.loads(value)
-        except (ValueError, RecursionError):
-            return json.dumps(value)
-    return json.dumps(value, sort_keys=True)
 
 
 def _of_response_format(value: dict[str, Any]) -> dict[str, Any] | None:

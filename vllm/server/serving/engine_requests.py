@@ -13,7 +13,7 @@ from fastapi import Request
 
 from vllm.outputs import CompletionOutput, RequestOutput
 from vllm.pooling_outputs import PoolingRequestOutput
-from vllm.server.adapters import chosen
+from vllm.server.adapter_models import chosen
 from vllm.server.errors import ApiError
 from vllm.server.state import ServerState
 from vllm.v1.engine.input_processor import ProcessedPrompt

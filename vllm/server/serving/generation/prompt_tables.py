@@ -44,7 +44,7 @@ _MANY_CELLS = 2**15
 
 
 @dataclass
-class TableAnswer:
+class TableReply:
     """A request's wishes for its prompts' readings as arrays.
 
     Attributes:
@@ -65,7 +65,7 @@ class TableAnswer:
     _arrow: ArrowStream | None = field(default=None, repr=False)
 
     @classmethod
-    async def of(cls, body: PromptTableFields, accept: str | None) -> TableAnswer | None:
+    async def of(cls, body: PromptTableFields, accept: str | None) -> TableReply | None:
         """Read a body and an Accept header; None: no arrays. ApiError: they cannot be written."""
         body_type = accepted_body(accept)
         as_base64 = body.encoding_format == "base64"

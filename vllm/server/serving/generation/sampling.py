@@ -119,7 +119,7 @@ def named_as(names: Mapping[str, str]) -> Iterator[None]:
         if name is None:
             raise
         message = error.args[0].replace(error.parameter, name, 1)
-        raise VLLMValidationError(message, name, error.value) from None
+        raise type(error)(message, name, error.value) from None
 
 
 def _with_salt(prompt: Any, salt: str) -> Any:

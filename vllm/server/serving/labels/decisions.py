@@ -10,8 +10,8 @@ from typing import Any
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
+from vllm.decisions.content import any_json_text
 from vllm.decisions.params import DecisionParams
-from vllm.decisions.parts import any_json_text
 from vllm.decisions.plan import DecisionPlan
 from vllm.decisions.rendering import decision_fields, systemone_fields
 from vllm.decisions.systemone import parse_systemone

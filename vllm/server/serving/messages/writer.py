@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 from vllm.answers.events import CallArguments, CallEnd, CallStart, Content, Reasoning
 from vllm.answers.syntax.typed_values import loaded
-from vllm.server.serving.generation.turn import Step
+from vllm.server.serving.generation.chat_steps import Step
 
 Event = dict[str, Any]
 

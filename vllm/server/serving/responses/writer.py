@@ -9,7 +9,7 @@ from itertools import accumulate
 from typing import Any, ClassVar
 
 from vllm.answers.events import CallArguments, CallEnd, CallStart, Content, Reasoning
-from vllm.server.serving.generation.turn import Step
+from vllm.server.serving.generation.chat_steps import Step
 from vllm.server.serving.responses.input_items import new_id
 
 Event = dict[str, Any]
