@@ -55,6 +55,8 @@ class Request:
         self.max_tokens = sampling_params.max_tokens
         self.length_limit = self.max_tokens  # tokens to generate; once queued, limited by the context, too
         self.min_tokens = sampling_params.min_tokens
+        # Before min_tokens, if its grammar leaves nothing but an end.
+        self.may_end_early = sampling_params.grammar is not None
         self.num_pending_tokens = 0  # drawn by steps in flight, not known yet
         # Processed on the host from all its tokens: its next step must not begin before the last one is known.
         own = sampling_params
