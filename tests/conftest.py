@@ -64,7 +64,8 @@ def device(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture
 def vllm_log(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> pytest.LogCaptureFixture:
-    """What is logged under `vllm`, each record once: pytest captures at the root and where nothing propagates."""
+    """The records that are logged under `vllm`, each record once: pytest captures at the root and where nothing
+    propagates."""
     logger = logging.getLogger("vllm")
     monkeypatch.setattr(logger, "propagate", False)
     monkeypatch.setattr(logger, "handlers", [caplog.handler])

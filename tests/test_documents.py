@@ -1,4 +1,4 @@
-"""What the pages name exists: files and folders, and links between pages."""
+"""All that the pages name exists: files and folders, and links between pages."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ IN_A_TREE = re.compile(r"(?<![\w./-])(?:benchmarks|csrc|docker|docs|examples|tes
 A_MODULE = re.compile(r"`(vllm(?:\.\w+)+)`")
 # They are no modules, but groups of entry points.
 GROUPS = {"vllm.general_plugins", "vllm.logits_processors"}
-# Of upstream's names, which tests/test_upstream_names.py looks up.
+# Pages with upstream's names, which tests/test_upstream_names.py looks up.
 FOREIGN_NAMES = {"docs/migration.md"}
 
 

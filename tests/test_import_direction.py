@@ -20,13 +20,13 @@ ROOT = Path(__file__).parents[1]
 ORDER = """
     upstream batch
     cli server
+    auditing
     selftest scoring
     entrypoints
-    pooling decisions chat
-    tool_parsers reasoning
-    parser
+    pooling decisions
+    answers
     engine
-    v1.engine v1.metrics v1.executor v1.worker v1.features v1.worker.gpu v1.sample v1.core v1
+    v1.engine v1.metrics v1.executor v1.features v1.worker v1.sample v1.core v1
     lora
     loader models layers quantization
     attention distributed ops

@@ -62,12 +62,10 @@ def test_what_this_engine_never_sets_can_be_read():
     assert output.encoder_prompt is output.kv_transfer_params is output.num_cache_creation_tokens is None
 
 
-def test_times_by_their_newer_names():
-    metrics = RequestMetrics(10.0, 11.0, 12.5)
-    assert (metrics.queued_ts, metrics.scheduled_ts, metrics.first_token_ts, metrics.last_token_ts) == (
-        10,
-        11,
-        12.5,
-        None,
-    )
-    assert metrics.first_token_latency == 2.5 and RequestMetrics(1.0).first_token_latency is None
+def test_times_have_upstreams_names_and_older_ones():
+    metrics = RequestMetrics.arrived(10.0)
+    assert (metrics.first_scheduled_time, metrics.first_token_time, metrics.finished_time) == (None, None, None)
+    metrics.begin(11.0, 12.5)
+    assert (metrics.queued_ts, metrics.scheduled_ts, metrics.first_token_ts) == (10, 11, 12.5)
+    assert metrics.first_token_latency == 2.5
+    assert (metrics.first_scheduled_time, metrics.first_token_time) == (11, 12.5)

@@ -112,7 +112,7 @@ def test_parts_of_a_text_have_places_in_it(offsets, size, expected):
 
 
 def config(**pooler: Any) -> SimpleNamespace:
-    """Of a model that embeds."""
+    """The configuration of a model that embeds."""
     fields = {"pooling_tasks": ("embed", "token_embed"), "embedding_size": 32, "is_matryoshka": True}
     return SimpleNamespace(pooler_config=PoolerConfig(**pooler), matryoshka_dimensions=None, **fields)
 

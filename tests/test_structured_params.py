@@ -1,4 +1,4 @@
-"""What shape an answer is to have: values that hold one kind, refused with what to do instead."""
+"""The shape that an answer is to have: values that hold one kind, refused with what to do instead."""
 
 from __future__ import annotations
 

@@ -27,9 +27,9 @@ def logging_config_path() -> str | None:
 
 
 def plugins() -> list[str] | None:
-    """VLLM_PLUGINS: the plug-ins to load, by name; None, all, when unset."""
+    """VLLM_PLUGINS: the plug-ins to load, by name, with commas between them; none when empty; None, all, when unset."""
     names = os.environ.get("VLLM_PLUGINS")
-    return None if names is None else names.split(",")
+    return None if names is None else [name.strip() for name in names.split(",")]
 
 
 def max_sequences() -> int:

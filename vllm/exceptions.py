@@ -55,6 +55,10 @@ class VLLMValidationError(VLLMClientError, ValueError):
         return f"{base} (parameter={self.parameter}, value={shown(self.value)})"
 
 
+class UnservedFieldError(VLLMValidationError):
+    """A field that is understood, and that nothing here can honour beside the others or for this model."""
+
+
 class ChatTemplateResolutionError(VLLMValidationError):
     """Upstream's name for a missing chat template; ours is VLLMValidationError."""
 
@@ -78,7 +82,7 @@ class CliError(Exception):
 def shown(value: Any, limit: int = 120) -> str:
     """The value as an error message shows it, in at most `limit` characters."""
     if isinstance(value, (str, list)):
-        # What is cut anyway may be long.
+        # A value that is cut anyway may be long.
         value = value[:limit]
     try:
         text = repr(value)

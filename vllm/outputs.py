@@ -27,7 +27,7 @@ logger = init_logger(__name__)
 
 @dataclass
 class RequestSpecDecodeMetrics:
-    """Of one generated sequence, the tokens that were drafted and those of them that were right. A draft's right tokens
+    """The tokens that were drafted for one generated sequence, and those that were right. A draft's right tokens
     are followed by one that the model itself drew.
 
     Attributes:
@@ -169,37 +169,46 @@ class ValueReadings:
 
 @dataclass
 class RequestMetrics:
-    """Times of one request, in seconds of the monotonic clock; None if not reached."""
+    """Tokens and times of one request, in seconds of the monotonic clock, in upstream's names; 0.0 if not reached.
 
-    arrival_time: float
-    first_scheduled_time: float | None = None
-    first_token_time: float | None = None
+    Attributes:
+        num_generation_tokens: generated so far, of all its sequences.
+        arrival_time, queued_ts: when it came.
+        last_token_ts: when its last token so far came.
+        first_token_latency: seconds from arrival to the first token.
+        is_corrupted: never; NaN is an error.
+        finished_time: None before it has ended.
+    """
+
+    num_generation_tokens: int = 0
+    arrival_time: float = 0.0
+    queued_ts: float = 0.0
+    scheduled_ts: float = 0.0
+    first_token_ts: float = 0.0
+    last_token_ts: float = 0.0
+    first_token_latency: float = 0.0
+    is_corrupted: bool = False
     finished_time: float | None = None
 
-    @property
-    def queued_ts(self) -> float:
-        """`arrival_time`."""
-        return self.arrival_time
+    @classmethod
+    def arrived(cls, now: float) -> RequestMetrics:
+        """The metrics of a request that comes now."""
+        return cls(arrival_time=now, queued_ts=now)
+
+    def begin(self, scheduled: float | None, now: float) -> None:
+        """The request was scheduled first at `scheduled`, and its first token or reading comes now."""
+        self.scheduled_ts = scheduled or 0.0
+        self.first_token_ts, self.first_token_latency = now, now - self.arrival_time
 
     @property
-    def scheduled_ts(self) -> float | None:
-        """`first_scheduled_time`."""
-        return self.first_scheduled_time
+    def first_scheduled_time(self) -> float | None:
+        """`scheduled_ts`; None if not reached."""
+        return self.scheduled_ts or None
 
     @property
-    def first_token_ts(self) -> float | None:
-        """`first_token_time`."""
-        return self.first_token_time
-
-    @property
-    def last_token_ts(self) -> float | None:
-        """`finished_time`."""
-        return self.finished_time
-
-    @property
-    def first_token_latency(self) -> float | None:
-        """Seconds from arrival to the first token."""
-        return None if self.first_token_time is None else self.first_token_time - self.arrival_time
+    def first_token_time(self) -> float | None:
+        """`first_token_ts`; None if not reached."""
+        return self.first_token_ts or None
 
 
 @dataclass(init=False)

@@ -1,4 +1,4 @@
-"""What a user asks of one request: sampling, stopping, and which logprobs to return."""
+"""Sampling parameters, a user's wishes for one request: sampling, stopping, and which logprobs to return."""
 
 from __future__ import annotations
 
@@ -216,7 +216,7 @@ class SamplingParams(Struct, dict=True):
     _bad_words_token_ids: list[list[int]] | None = None
     _model_stop_token_ids: list[int] | None = None
     _grammar: str | None = None
-    # Of a beam search's request, which reads a beam's next tokens: how many of its last tokens were generated.
+    # A beam search's request reads a beam's next tokens: how many of its last tokens were generated.
     _beam_length: int | None = None
     # The prompt's readings come in outputs of their own, as they are made (with DELTA).
     _prompt_in_parts: bool = False

@@ -1,5 +1,5 @@
-// The products of adapters in a product's own passes over memory: rows of x are multiplied with their adapter's A where they are
-// packed, by the thread that packs them, and the results with its B where a tile's sums are written.
+// The products of adapters in a product's own passes over memory: rows of x are multiplied with their adapter's A where they
+// are packed, by the thread that packs them, and the results with its B where a tile's sums are written.
 //
 // Each sum is a chain, or two, in the order of k, or of the ranks, however many rows are taken at once.
 //
@@ -30,7 +30,7 @@ template <>
 constexpr bool kDotsOf<BF16> = true;
 #endif
 
-// What is multiplied with A and B: with such instructions what is between them is rounded to bfloat16, too.
+// The operand of A and B: with such instructions the value between them is rounded to bfloat16, too.
 template <typename T>
 using AdaptedValue = std::conditional_t<kDotsOf<T>, BF16, float>;
 
@@ -79,7 +79,7 @@ struct AdaptedTile {
   int64_t adapter, first, count;
 };
 
-// Of the rows in places [begin, end).
+// Tiles of the rows in places [begin, end).
 class AdaptedTiles {
  public:
   AdaptedTiles(const AdaptedArgs& a, int64_t begin, int64_t end) : all_((end - begin) / kAdaptedRows + a.adapters + 1) {
@@ -121,7 +121,7 @@ class AdaptedMemory {
 template <typename T, int R>
 [[gnu::noinline]] void shrink_group(const AdaptedValue<T>* const* x, int64_t inner, const T* weight, float scale,
                                     AdaptedValue<T>* const* out) {
-  // What the hardware fetches by itself stops at each page.
+  // The hardware's own prefetch stops at each page.
   constexpr int64_t kAhead = 4096 / sizeof(T);
   constexpr int kStep = kSideBySide<T>;
   Vec sums[kShrinkChains][R][kRankVectors];
@@ -226,7 +226,7 @@ template <typename T, int R, int H, bool kShared>
   });
 }
 
-// Of `count` rows that have one adapter, from the place of `products` on, in blocks `first` and, if H is 2, `first` + 1.
+// Expand `count` rows that have one adapter, from the place of `products` on, in blocks `first` and, if H is 2, `first` + 1.
 template <typename T, int H, bool kShared>
 inline void expand_rows(const AdaptedArgs& l, const AdaptedRow& adapted, int64_t first, int64_t place, int count, int64_t lane,
                         Vec* sums, int64_t stride) {

@@ -34,7 +34,7 @@ struct Plan {
   int64_t items() const { return first_item[num_tiles]; }
 };
 
-// What is computed at once: a chunk, and members of a tile that have it in common.
+// A step is computed at once: a chunk, and members of a tile that have it in common.
 struct Step {
   const Tile* tile;  // null: no step
   int64_t item;

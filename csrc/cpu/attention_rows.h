@@ -1,4 +1,4 @@
-// What attention by tiles of rows has in common, wherever keys and values lie: the rows' memory, how they attend a chunk, the
+// Attention by tiles of rows, wherever keys and values lie: the rows' memory, how they attend a chunk, the
 // merging of segments, and results.
 //
 // Include only from kernels/*.cpp.
@@ -47,7 +47,7 @@ inline void merge_segment(const AttentionArgs& a, const Plan& plan, const Tile& 
   }
 }
 
-// What a row's weighted values are multiplied with: their scale over the sum of the row's weights and its head's sink.
+// The factor of a row's weighted values: their scale over the sum of the row's weights and its head's sink.
 inline float normaliser(const AttentionArgs& a, int64_t head, float max, float sum) {
   if (!a.sinks) return a.v_scale / sum;
   const float sink = a.sinks[head] * 1.44269504f, top = max < sink ? sink : max;
@@ -93,7 +93,7 @@ class TileRows {
     }
   }
 
-  // Of the kernel's memory.
+  // Take floats of the kernel's memory.
   float* take(int64_t size) { return (own_ += size) - size; }
 
   const Member& member_of(const Step& step) const { return plan_.members[step.tile->first_member + step.member]; }
@@ -110,7 +110,7 @@ class TileRows {
   // Whether rows have no sums yet when they come to the step.
   bool is_fresh(const Step& step) const { return !a_.window && step.start % kSegment == 0; }
 
-  // Of `rows` rows from `row` on the tokens of the step's chunk that they see, from[r] to valid[r] of it; up to which one
+  // Find the tokens of the step's chunk that `rows` rows from `row` on see, from[r] to valid[r] of it; up to which one
   // sees any.
   int find_seen(const Step& step, int64_t row, int rows, int* from, int* valid) const {
     for (int r = 0; r < rows; ++r) {
@@ -135,7 +135,7 @@ class TileRows {
     std::fill_n(sums_, rows * kLanes, 0.0f);
   }
 
-  // Of the scores: exp(x) = 2^(x log2 e).
+  // Scores are scaled for exp2: exp(x) = 2^(x log2 e).
   float factor() const { return a_.scale * 1.44269504f; }
 
   bool adjusts() const { return a_.softcap > 0 || a_.alibi_slopes; }

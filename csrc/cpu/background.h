@@ -90,7 +90,7 @@ class Background {
       }
       lock.unlock();
       (*piece)(index);
-      // What the last one held is given up while others go on.
+      // Release the last piece while others go on.
       piece.reset();
       lock.lock();
     }

@@ -1,4 +1,4 @@
-// What every bindings_*.cpp needs: argument checks that name the tensor, and plain views of tensors.
+// Every bindings_*.cpp needs these: argument checks that name the tensor, and plain views of tensors.
 #pragma once
 
 #include <torch/csrc/stable/library.h>

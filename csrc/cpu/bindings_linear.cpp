@@ -89,7 +89,7 @@ Tensor new_product(const LinearArgs& args, const Tensor& x) {
   return new_result(x, {args.rows, args.out_columns}, ScalarType::Float);
 }
 
-// What x is added to and normalised with before it is multiplied, if it is.
+// The residual that x is added to and the norm that it gets before it is multiplied, if any.
 struct Norm {
   const std::optional<Tensor>&residual, &weight;
   double eps;
@@ -221,8 +221,8 @@ Tensor linear_int8(Tensor x, Tensor weight, std::optional<Tensor> bias, int64_t 
                   {adapters, order, starts});
 }
 
-// See kernels/linear_quantized.cpp; with `half`, bfloat16 takes float16 sums where the level has them. With `out` [rows, all columns] the product's columns are written into it from column
-// `first` on, and it is returned.
+// See kernels/linear_quantized.cpp; with `half`, bfloat16 takes float16 sums where the level has them. With `out` [rows, all
+// columns] the product's columns are written into it from column `first` on, and it is returned.
 Tensor linear_quantized(Tensor x, Tensor panels, Tensor description, std::optional<Tensor> table,
                         std::optional<Tensor> input_order, std::optional<Tensor> sparse_starts,
                         std::optional<Tensor> sparse_columns, std::optional<Tensor> sparse_places,

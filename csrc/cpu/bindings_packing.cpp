@@ -12,7 +12,7 @@ namespace vllm_cpu {
 namespace {
 
 constexpr int64_t kPanel = 32;
-// Of codes, and of numbers.
+// A piece has so many codes, or numbers.
 constexpr int64_t kPieceValues = 1 << 20;
 
 // uint8 [bytes] for a packed weight.

@@ -23,7 +23,7 @@ StateRows rows_of(const Tensor& slots, const Tensor& starts, const Tensor& lengt
           static_cast<const int32_t*>(lengths.data_ptr()), rows};
 }
 
-// Of a pool whose slots are contiguous.
+// The slot stride of a pool whose slots are contiguous.
 int64_t slot_stride_of(const Tensor& pool) {
   int64_t stride = 1;
   for (int64_t i = pool.dim() - 1; i > 0; --i) {

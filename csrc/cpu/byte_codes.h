@@ -7,7 +7,7 @@
 
 namespace vllm_cpu {
 namespace VLLM_ISA {
-// Of each file that includes this by itself: the compiler then folds what is equal for several kinds of codes.
+// Each file that includes this has its own copy: the compiler then folds what is equal for several kinds of codes.
 namespace {
 
 // Units of a block: what has a scale of its own in a row.
@@ -16,7 +16,7 @@ constexpr int kBlockUnits = 4;
 constexpr int64_t kByteUnitBytes = kUnit * kPanel;
 
 inline int64_t blocks_of_group(const Quantized& q) { return (units_of_group(q) + kBlockUnits - 1) / kBlockUnits; }
-// What is subtracted from every code, as it is multiplied.
+// The zero point that is subtracted from every code, as it is multiplied.
 inline int32_t constant_zero(const Quantized& q) { return static_cast<int32_t>(q.zero) + (q.bits == 8 ? 128 : 0); }
 
 // A plane's codes as bytes: of k 0, 2, 4 and 6, and of 1, 3, 5 and 7.
@@ -111,7 +111,7 @@ template <typename C>
 
 typedef int8_t Bytes __attribute__((vector_size(kLanes)));
 
-// Of eight bytes in order, the first and every second one, then the others.
+// Reorder eight bytes: the first and every second one, then the others.
 inline uint64_t evens_first(uint64_t bytes) {
   const auto evens = [](uint64_t each) {
     each &= 0x00ff00ff00ff00ff;
@@ -137,7 +137,7 @@ struct Rounded {
     for (int i = 0; i < kSize; i += kLanes) {
       const Vec some = load_n(x + i, static_cast<int>(count - i < 0 ? 0 : least(kLanes, count - i)));
       greatest = max(greatest, max(some, zero() - some));
-      // What is not finite makes all of the block NaN.
+      // A value that is not finite makes all of the block NaN.
       poison = fma(some, zero(), poison);
       store(values + i, some);
     }
@@ -169,7 +169,7 @@ struct Rounded {
     return q.bits == 8 ? bytes : evens_first(bytes);
   }
 
-  // Of all values.
+  // The sum of all values.
   float sum() const {
     float total = static_cast<float>(sums[D - 1]);
     for (int d = D - 2; d >= 0; --d) total = total / 128.0f + static_cast<float>(sums[d]);

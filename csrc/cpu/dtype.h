@@ -22,7 +22,7 @@ static_assert(sizeof(E4M3) == 1 && sizeof(E5M2) == 1, "8-bit floats must have no
 
 enum class DType : int { f32, bf16, f16 };
 
-// Of the key/value cache: that of the keys and values, or 8-bit floats.
+// The dtype of the key/value cache: that of the keys and values, or 8-bit floats.
 enum class CacheDType : int { same, e4m3, e5m2 };
 
 }  // namespace vllm_cpu

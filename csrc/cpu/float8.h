@@ -10,7 +10,7 @@
 namespace vllm_cpu {
 namespace VLLM_ISA {
 
-// What an element of a cache of T becomes when it is written.
+// Convert an element as it is written to a cache of T.
 template <typename F>
 struct Float8Traits;
 template <>

@@ -18,7 +18,7 @@ inline Vec softplus(Vec x) {
   return max(x, zero()) + tail;
 }
 
-// Of the values of a row from `i` on, how many a vector takes.
+// How many of a row's values from `i` on a vector takes.
 inline int lanes_at(int64_t i, int64_t size) { return size - i < kLanes ? static_cast<int>(size - i) : kLanes; }
 
 }  // namespace VLLM_ISA

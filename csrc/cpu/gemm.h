@@ -376,7 +376,7 @@ inline void write_values(const LinearArgs& a, Vec values, int64_t place, int64_t
   }
 }
 
-// What becomes of a row's sums in kLanes columns of a panel's first half and of its second, from lane `lane` of each.
+// Finish a row's sums in kLanes columns of a panel's first half and of its second, from lane `lane` of each.
 template <typename T>
 inline void write_sums(const LinearArgs& a, Vec low, Vec high, int64_t row, int64_t panel, int64_t lane) {
   const int64_t column = panel * kPanel + lane;
@@ -494,7 +494,7 @@ template <typename Chain, int R, int P>
   }
 }
 
-// What products share whose tiles are sums of a Chain; T: x's dtype, and the result's.
+// Products whose tiles are sums of a Chain share this; T: x's dtype, and the result's.
 template <typename Chain, typename T>
 struct ChainedProduct {
   using Row = T;

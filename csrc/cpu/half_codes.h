@@ -10,12 +10,12 @@
 namespace vllm_cpu {
 namespace VLLM_ISA {
 
-// Of two vectors of words, the lower halves of the first and the upper halves of the second.
+// Join the lower halves of the first vector's words and the upper halves of the second's.
 inline __m512i join_halves(__m512i lower, __m512i upper) {
   return _mm512_ternarylogic_epi32(_mm512_set1_epi32(0xffff), lower, upper, 0xca);
 }
 
-// Of words of columns c and of c + 16, the lower, or upper, halves side by side.
+// The lower, or upper, halves of words of columns c and c + 16, side by side.
 inline __m512i lower_halves(__m512i first, __m512i second) { return join_halves(first, _mm512_slli_epi32(second, 16)); }
 inline __m512i upper_halves(__m512i first, __m512i second) { return join_halves(_mm512_srli_epi32(first, 16), second); }
 

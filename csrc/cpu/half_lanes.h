@@ -23,7 +23,7 @@ using Halves = __m512h;
 [[gnu::always_inline]] inline Halves fma(Halves a, Halves b, Halves c) { return _mm512_fmadd_ph(a, b, c); }
 // a 2^n of whole n.
 [[gnu::always_inline]] inline Halves scale_by_powers(Halves a, Halves n) { return _mm512_scalef_ph(a, n); }
-// Of 16-bit integers.
+// Convert 16-bit integers.
 [[gnu::always_inline]] inline Halves from_unsigned(__m512i words) { return _mm512_cvtepu16_ph(words); }
 [[gnu::always_inline]] inline Halves from_signed(__m512i words) { return _mm512_cvtepi16_ph(words); }
 #else
@@ -63,7 +63,7 @@ inline Halves narrow(Floats32 x) {
 // more, rounding it to float16 is as rounding the sum itself.
 inline __m512 fma_to_odd(__m512 a, __m512 b, __m512 c) {
   const __m512 product = _mm512_mul_ps(a, b), sum = _mm512_add_ps(product, c);
-  // What the sum lacks, exactly.
+  // The sum lacks exactly this.
   const __m512 rest = _mm512_sub_ps(sum, product);
   const __m512 lacks = _mm512_add_ps(_mm512_sub_ps(product, _mm512_sub_ps(sum, rest)), _mm512_sub_ps(c, rest));
   const __m512i bits = _mm512_castps_si512(sum), one = _mm512_set1_epi32(1);

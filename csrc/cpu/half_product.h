@@ -176,17 +176,17 @@ struct HalfProduct {
     return _mm512_broadcastw_epi16(_mm_xor_si128(_mm_minpos_epu16(_mm_xor_si128(eighth, all)), all));
   }
 
-  // Of the greatest magnitude in x.
+  // The bits of the greatest magnitude in x.
   static int greatest_bits(const BF16* x, int64_t size) {
     __m512i greatest = _mm512_setzero_si512();
     for (int64_t k = 0; k < size; k += 32) greatest = _mm512_max_epu16(greatest, magnitudes(x, k, size));
     return _mm_cvtsi128_si32(_mm512_castsi512_si128(repeat_greatest(greatest))) & 0xffff;
   }
 
-  // Of the largest finite magnitude in x: 2^e <= |x| < 2^(e + 1); within what both scales can hold.
+  // The exponent of the largest finite magnitude in x: 2^e <= |x| < 2^(e + 1); within what both scales can hold.
   static int largest_exponent(const BF16* x, int64_t size) {
     const int biased = greatest_bits(x, size) >> 7;
-    // Of infinities and NaN any scale will do.
+    // Any scale will do for infinities and NaN.
     if (biased == 255) return 0;
     const int exponent = biased - 127;
     return exponent < -120 ? -120 : exponent;

@@ -29,7 +29,7 @@ class WeightMemory {
                                     dtype, [own = std::move(own)](void*) {});
   }
 
-  // What several weights lie in, one after another.
+  // A block holds several weights, one after another.
   struct Block {
     char* const start;
     const int64_t size;

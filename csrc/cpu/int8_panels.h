@@ -80,8 +80,8 @@ struct Rotated {
   alignas(64) float values[kGroups * kGroupBlocks][kBlock];
   float greatest[kGroups];
 
-  // What undoes a group's scaling to [-127, 127]; NaN if it is not finite. Below kLeast a group counts as zero: 127 over
-  // it would overflow.
+  // The factor that undoes a group's scaling to [-127, 127]; NaN if it is not finite. Below kLeast a group counts as zero: 127
+  // over it would overflow.
   static constexpr float kLeast = 1e-30f;
   float scale(int group) const {
     const float absmax = greatest[group];
@@ -108,7 +108,7 @@ inline void rotate_blocks(const T* x, int64_t left, int blocks, Rotated* to) {
         smallest = min(smallest, block[i]);
         store(to->values[b] + i * kLanes, block[i]);
       }
-      // What is not finite is in all sums and differences.
+      // A value that is not finite stays so in all sums and differences.
       poison = fma(block[0], zero(), poison);
     }
     to->greatest[first / kGroupBlocks] = reduce_max(max(greatest, zero() - smallest)) + first_lane(poison);
@@ -144,8 +144,8 @@ static inline __m512i round_block(const float* values, Vec inverse) {
   return _mm512_permutexvar_epi32(order, _mm512_packs_epi16(first, second));
 }
 
-// What is added to sums of a group's integers times the weight's integers plus 128, to take the 128 back. `shifted`: the sum
-// of the group's integers plus 128 each.
+// The term that is added to sums of a group's integers times the weight's integers plus 128, to take the 128 back. `shifted`:
+// the sum of the group's integers plus 128 each.
 inline int32_t start_of_sums(int64_t shifted, int blocks) {
   return -128 * (static_cast<int32_t>(shifted) - blocks * kBlock * 128);
 }

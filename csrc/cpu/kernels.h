@@ -145,10 +145,10 @@ struct PackCodesArgs {
   int64_t num_fields;
 };
 
-// What the numbers of a quantised weight are stored as.
+// How the numbers of a quantised weight are stored.
 enum class Stored : int8_t { none, f32, f16, bf16, u8, i8, e4m3, e8m0, u4_low, u4_high };
 
-// What a quantised weight's codes stand for: themselves (of 8 bits: less 128), a table's values, those of a table for each
+// The meaning of a quantised weight's codes: themselves (of 8 bits: less 128), a table's values, those of a table for each
 // column, or 8-bit floats.
 enum class Values : int8_t { integers, table, tables, e4m3, e5m2 };
 

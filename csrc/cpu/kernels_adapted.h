@@ -1,4 +1,4 @@
-// What adapters (LoRA) add to a product with a packed weight: a part of LinearArgs.
+// Adapters (LoRA) add this to a product with a packed weight: a part of LinearArgs.
 #pragma once
 
 #include <cstdint>

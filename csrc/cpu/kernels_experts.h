@@ -32,7 +32,7 @@ struct ExpertsArgs {
   const ExpertProduct* second;  // [num_experts], of `width` results
   int64_t inner;
   void (*kernels[kExpertKinds])(const LinearArgs&);  // by kind
-  // What is done to the first product's results: see ops/experts.py.
+  // Operations on the first product's results: see ops/experts.py.
   bool gated;
   Curve curve;
   float limit, slope, offset;  // limit: infinity for none

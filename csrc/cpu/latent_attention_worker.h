@@ -1,5 +1,5 @@
-// What latent_attention's kernels share. It is causal, with float32 inside; a row of the cache is a token's key for all heads,
-// and its first part the token's value.
+// latent_attention's kernels share this file. The attention is causal, with float32 inside; a row of the cache is a token's key
+// for all heads, and its first part the token's value.
 //
 // It is paged_attention.cpp's way through tiles, chunks and segments, and has what is said there of a row's bits. Heads
 // are taken in groups, each as if it had a key head of its own.
@@ -18,9 +18,9 @@ namespace VLLM_ISA {
 // Rows of a tile at most: more of these long ones would leave the second-level cache between two chunks.
 constexpr int64_t kMostLatentRows = 96;
 
-// The steps of a thread's items. Rows, TileRows, attend them: with `Value`, the dtype of queries and results, and `Cached`, that
-// of the cache; read_part(row, at, q, size) takes a part of a row's query, and attend(step, count, row_of) lets all rows that
-// see the step's chunk attend its first `count` tokens, of which row_of(t) is the cache's row.
+// The steps of a thread's items. Rows, TileRows, attend them: with `Value`, the dtype of queries and results, and `Cached`,
+// that of the cache; read_part(row, at, q, size) takes a part of a row's query, and attend(step, count, row_of) lets all rows
+// that see the step's chunk attend its first `count` tokens, of which row_of(t) is the cache's row.
 template <typename Rows>
 class LatentWorker : Rows {
   using T = typename Rows::Value;

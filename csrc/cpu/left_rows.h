@@ -9,7 +9,7 @@
 namespace vllm_cpu {
 namespace VLLM_ISA {
 
-// Of a product's leave_row: row `row`, whose values are `x`, is left.
+// A product's leave_row: mark row `row`, whose values are `x`, as left.
 inline void mark_left(const LinearArgs& a, const BF16* x, int64_t row) {
   a.left[row] = 1;
   if (a.left_rows != nullptr) std::memcpy(a.left_rows + row * a.inner, x, static_cast<size_t>(a.inner) * sizeof(BF16));

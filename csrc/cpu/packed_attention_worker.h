@@ -1,5 +1,5 @@
-// What packed_attention's kernels share: how texts are cut into items, and where rows gather what they have attended. How rows
-// attend a chunk is a kernel's own: see PackedWorker.
+// packed_attention's kernels share this file: how texts are cut into items, and where rows gather what they have attended. How
+// rows attend a chunk is a kernel's own: see PackedWorker.
 //
 // Include only from kernels/*.cpp.
 #pragma once
@@ -82,10 +82,10 @@ class ItemRows {
     max_ = take(most_rows);
   }
 
-  // Of the kernel's memory.
+  // Take floats of the kernel's memory.
   float* take(int64_t size) { return (own_ += size) - size; }
 
-  // Of the scores: exp(x) = 2^(x log2 e).
+  // Scores are scaled for exp2: exp(x) = 2^(x log2 e).
   float factor() const { return a_.scale * 1.44269504f; }
 
   const T* of_token(const Heads& heads, int64_t token, int64_t head) const {
@@ -122,7 +122,7 @@ class ItemRows {
     return least(least(start + kChunk, item.seen) + a_.left - item.first, item.tokens) * group_;
   }
 
-  // Of `rows` rows from `row` on the tokens of the chunk that they see, from[r] to valid[r] of it; up to which one sees any.
+  // Find the tokens of the chunk that `rows` rows from `row` on see, from[r] to valid[r] of it; up to which one sees any.
   int find_seen(const Item& item, int64_t start, int64_t row, int rows, int* from, int* valid) const {
     for (int r = 0; r < rows; ++r) {
       const int64_t position = item.first + (row + r) / group_;
@@ -163,7 +163,7 @@ class ItemRows {
   float *own_, *sums_, *out_, *max_;
 };
 
-// What a thread does with items. Rows, an ItemRows, attend them: read_row(row, q) takes a row's query, pack(item, start, tokens)
+// A thread's work on items. Rows, an ItemRows, attend them: read_row(row, q) takes a row's query, pack(item, start, tokens)
 // a chunk's keys and values, and attend_rows(item, start) lets all rows that see it attend it.
 template <typename Rows>
 class PackedWorker : Rows {

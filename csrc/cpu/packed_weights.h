@@ -1,4 +1,4 @@
-// What the bindings of products read of packed weights.
+// The bindings of products read this of packed weights.
 #pragma once
 
 #include <optional>
@@ -71,7 +71,7 @@ inline PanelLayout panel_layout(const Quantized& q) {
   return at;
 }
 
-// Of a quantised weight's parts: those that its description, int64 [kDescription], speaks of, and lookup tables.
+// The parts of a quantised weight: those that its description, int64 [kDescription], speaks of, and lookup tables.
 struct QuantizedParts {
   const Tensor &panels, &description;
   const std::optional<Tensor>&table, &order, &sparse_starts, &sparse_columns, &sparse_places, &sparse_values;

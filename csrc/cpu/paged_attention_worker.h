@@ -1,5 +1,5 @@
-// What paged_attention's kernels share: where chunks lie, and a thread's way through its items. How rows attend a chunk is a
-// kernel's own: see Worker.
+// paged_attention's kernels share this file: where chunks lie, and a thread's way through its items. How rows attend a chunk is
+// a kernel's own: see Worker.
 //
 // Include only from kernels/*.cpp.
 #pragma once
@@ -77,7 +77,7 @@ class Worker : Rows {
     chunk->key_stride = a.block_size;
     for (int run = 0; run < kRuns; ++run) {
       int64_t at_token = step.start + (step.start + run * kRun < end ? run * kRun : 0);
-      // Of runs before the window the scores are dropped and the values not read: any run of the request will do.
+      // Runs before the window have their scores dropped and their values not read: any run of the request will do.
       if (at_token + kRun <= seen) at_token = seen / kRun * kRun;
       const uint32_t token = static_cast<uint32_t>(greatest(at_token, runs_are_whole(a) ? 0 : seen));
       const int64_t at = (blocks[token / size] * a.num_kv_heads + step.head) * cell, offset = token % size;

@@ -15,7 +15,7 @@ constexpr int kPairs = kUnit / 2;
 // Where a unit's values stand in pairs, if k does not stand with k + 4.
 inline bool pairs_in_words(const Quantized& q) { return q.bits == 8 && q.values == Values::integers; }
 
-// Of two vectors of words, the lower 16 bits of the first and the upper ones of the second.
+// Join the lower 16 bits of the first vector's words and the upper ones of the second's.
 inline __m512i join_halves(__m512i lower, __m512i upper) {
   return _mm512_ternarylogic_epi32(_mm512_set1_epi32(0xffff), lower, upper, 0xca);
 }

@@ -9,10 +9,10 @@
 namespace vllm_cpu {
 namespace VLLM_ISA {
 
-// Of bfloat16: see kernels/linear_quantized_pairs.cpp.
+// Rows of bfloat16: see kernels/linear_quantized_pairs.cpp.
 bool linear_quantized_pairs(LinearArgs args);
 
-// Of bytes: see kernels/linear_quantized_int8.cpp.
+// Rows as bytes: see kernels/linear_quantized_int8.cpp.
 bool linear_quantized_digits(LinearArgs args);
 
 }  // namespace VLLM_ISA

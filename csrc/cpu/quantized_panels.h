@@ -401,7 +401,7 @@ struct NextPanels {
   NextPanels(const LinearArgs& a, int64_t panel, int64_t panels)
       : at(static_cast<const char*>(a.weight) + (panel + panels) * a.quant.at.size),
         step(panels * a.quant.at.size / num_units(a.quant)) {}
-  // Of a unit of so many bits a code, in each of the panels: one line more is for the scales.
+  // Fetch a unit of so many bits a code in each of the panels: one line more is for the scales.
   template <int kBits, int kPanels>
   void fetch() {
     for (int i = 0; i < kPanels * (kPanel * kBits + 64); i += 64) __builtin_prefetch(at + i, 0, 2);

@@ -43,7 +43,7 @@ class RecordedMemory {
     return found->start;
   }
 
-  // Of a tensor made in recording `number`; if that has ended, its block has been free since.
+  // Give back the block of a tensor made in recording `number`; if that has ended, its block has been free since.
   void give_back(const void* start, int64_t number) {
     if (number != number_) return;
     for (Block& block : blocks_) {
@@ -120,7 +120,7 @@ class Recording {
   std::shared_ptr<RecordedMemory> memory_;
 };
 
-// What an operator fills and returns: uninitialised, of the dtype of `like`.
+// A tensor that an operator fills and returns: uninitialised, of the dtype of `like`.
 inline torch::stable::Tensor new_result(const torch::stable::Tensor& like,
                                         torch::headeronly::IntHeaderOnlyArrayRef sizes) {
   const Recording* recording = Recording::current();

@@ -28,7 +28,7 @@ inline int64_t this_thread() {
 #endif
 }
 
-// Of the parallel region that this is in.
+// The number of threads of the parallel region that this is in.
 inline int64_t num_threads() {
 #ifdef _OPENMP
   return omp_get_num_threads();

@@ -10,7 +10,7 @@
 namespace vllm_cpu {
 namespace VLLM_ISA {
 
-// Of more thresholds a sort of the row is cheaper.
+// Beyond so many thresholds a sort of the row is cheaper.
 constexpr int64_t kMostSearched = 1020;
 
 // Working memory for rows of up to `n` logits.
@@ -96,7 +96,7 @@ class ThresholdBuckets {
   void finish(int32_t* counts) const {
     int32_t above = 0;
     for (int i = 0; i < num_; ++i) {
-      // Those that passed num_ - i thresholds of the ascending order, and no more.
+      // The elements that passed num_ - i thresholds of the ascending order, and no more.
       const int code = mirrored(num_ - i, levels_);
       for (int copy = 0; copy < kCopies; ++copy) above += static_cast<int32_t>(buckets_[copy][code]);
       counts[i] = above;
@@ -217,7 +217,7 @@ inline void count_many(const Logits& logits, int64_t row, const float* values, i
   for (int64_t w = 0; w < num; ++w) lowest = values[w] < lowest ? values[w] : lowest;
   int64_t above = 0;
   for (int64_t i = 0; i < whole; i += kLanes) above += count(gt(load(x + i), set1(lowest)));
-  // What counts nowhere need not be sorted.
+  // Values that count nowhere need not be sorted.
   if (2 * above < n) {
     keep_greater(x, whole, lowest, scratch.kept.get());
     x = scratch.kept.get();

@@ -106,9 +106,9 @@ class ThresholdTree {
   // From so many thresholds on (depths 3, 4, 5), measured.
   static constexpr int64_t kWorthwhile[] = {6, 9, 12};
   static constexpr int kPlanes = 12;
-  // Of 64 floats.
+  // Groups of 64 floats.
   static constexpr int kGroups = 4;
-  // Of blocks with 8 groups of 64 floats each, so many fit the planes.
+  // The planes hold so many blocks with 8 groups of 64 floats each.
   static constexpr int64_t kMostBlocks = (1 << kPlanes) / 8 - 1;
 
   // Where the i-th lowest threshold stands in a tree in order, from 1. The deepest level of the largest tree has as
@@ -203,7 +203,7 @@ class ThresholdTree {
       for (int level = 0; level < 3; ++level) {
         __m512i* waiting = waiting_[level][byte];
         int64_t num = num_blocks_ >> (3 * level) & 7;
-        // What the level below had not handed on until now.
+        // The level below had not handed this on until now.
         if (level > 0 && (num_blocks_ & ((int64_t{1} << (3 * level)) - 1)) != 0) ++num;
         for (; num < 8; ++num) waiting[num] = _mm512_setzero_si512();
         const __m512i rest = add_eight(planes + 3 * (level + 1), waiting);

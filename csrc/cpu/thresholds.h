@@ -1,6 +1,6 @@
 // How many of a row's logits exceed each of W thresholds: W comparisons an element, if one does not look closer.
 //
-// Of the thresholds, sorted, a block of elements needs only those between its minimum and its maximum; above them
+// Among the sorted thresholds, a block of elements needs only those between its minimum and its maximum; above them
 // nothing counts, below them everything does. Where many remain, a block is searched instead (threshold_tree.h).
 // Beyond kManyAbove thresholds threshold_search.h is cheaper.
 #pragma once

@@ -1,5 +1,5 @@
-// Products with a quantised weight in matrix tiles, for one tile of rows with codes that are widened as they are multiplied, for
-// more with a panel that is widened once for all; the same numbers are summed in the same order.
+// Products with a quantised weight in matrix tiles, for one tile of rows with codes that are widened as they are multiplied,
+// for more with a panel that is widened once for all; the same numbers are summed in the same order.
 //
 // Include only from kernels/*.cpp.
 #pragma once
@@ -23,7 +23,7 @@ struct UnitSteps {
 
 using WidenUnits = void (*)(const LinearArgs&, const uint8_t* codes, int64_t units, uint8_t* to);
 
-// What such products share. Form: what codes are widened to, right tiles' rows one behind the other.
+// Such products share this. Form: the dtype that codes are widened to, right tiles' rows one behind the other.
 //
 //   Products            what is multiplied
 //   kUnitBytes          of a widened unit
@@ -64,7 +64,7 @@ struct CodesInTiles {
     return static_cast<const uint8_t*>(a.weight) + panel * a.quant.at.size;
   }
 
-  // What is prepared of a panel: scales [groups][32], offsets [groups][32], and widened codes.
+  // A prepared panel: scales [groups][32], offsets [groups][32], and widened codes.
   struct Prepared {
     float *scales, *offsets;
     uint8_t* codes;

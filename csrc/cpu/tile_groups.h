@@ -14,7 +14,7 @@ namespace VLLM_ISA {
 // Bytes of a panel's row of pairs, or of four bytes, of 32 columns.
 constexpr int64_t kTileStride = kPanel * 4;
 
-// What is multiplied, four bytes a column: add<sums, left, right>().
+// The multiplied values, four bytes a column: add<sums, left, right>().
 struct Bf16Products {
   using Sum = float;
   template <int sums, int left, int right>

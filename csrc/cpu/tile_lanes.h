@@ -2,8 +2,9 @@
 // the bit, for CPUs that lack them. Kernels use no such instruction but through these, so that what the emulation computes
 // is what they compute.
 //
-// A thread has eight tiles of up to 16 rows of 64 bytes. A product takes a left tile [rows][k], and a right one [k / n][columns][n]
-// whose rows hold n neighbours of k of each column, as many as 4 bytes do; into a tile [rows][columns] of float32 or int32.
+// A thread has eight tiles of up to 16 rows of 64 bytes. A product takes a left tile [rows][k], and a right one [k /
+// n][columns][n] whose rows hold n neighbours of k of each column, as many as 4 bytes do; into a tile [rows][columns] of
+// float32 or int32.
 //
 // Include only from kernels/*.cpp.
 #pragma once
@@ -79,7 +80,7 @@ struct EmulatedTiles {
   bool configured = false;
   alignas(64) uint8_t tiles[8][kTileRows][kTileBytes];
 
-  // What the CPU would refuse.
+  // The CPU would refuse what does not hold.
   void check(bool holds) const {
     if (!configured || !holds) __builtin_trap();
   }

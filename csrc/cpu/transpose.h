@@ -10,7 +10,7 @@
 namespace vllm_cpu {
 namespace VLLM_ISA {
 
-// Of two rows `Width` apart: in the first the lanes whose index has not the bit `Width`, of both; in the second those
+// Exchange lanes of two rows `Width` apart: the first gets those of both whose index has not the bit `Width`, the second those
 // that have it.
 template <int Width, int... I>
 [[gnu::always_inline]] inline void exchange(Vec& a, Vec& b, std::integer_sequence<int, I...>) {

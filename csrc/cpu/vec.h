@@ -28,7 +28,7 @@
 namespace vllm_cpu {
 namespace VLLM_ISA {
 
-// Of a lambda, behind its parameters.
+// A lambda has it behind its parameters.
 #define VLLM_INLINE __attribute__((always_inline))
 
 // A number that a lambda's `auto` parameter brings as a constant.

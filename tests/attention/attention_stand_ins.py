@@ -71,7 +71,7 @@ class BatchPrefillWithPagedKVCacheWrapper:
 
     plans = 0
     error: Exception | None = None
-    """What the next plans raise."""
+    """The next plans raise it."""
     bias = 0.0
     """Added to results."""
 

@@ -218,7 +218,7 @@ def test_selection(monkeypatch):
     active.clear()
     assert [select("auto", "cpu"), select("paged", "cpu")] == ["paged", "paged"]
     monkeypatch.setattr(VarlenAttention, "trial", lambda *arguments: "a trial call failed: no such kernel")
-    # What does not work does not stay.
+    # A backend that does not work does not stay.
     assert select("auto") == "paged" and not active
     with pytest.raises(ValueError, match="attention_backend='varlen' cannot be used: a trial call failed: no such ker"):
         select("varlen")

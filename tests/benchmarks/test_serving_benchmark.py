@@ -35,7 +35,7 @@ def _num_shared_words(texts: list[str]) -> int:
 
 
 def test_two_servers_get_the_same_load(tmp_path: Path) -> None:
-    """Of both the code is ours; what is the other's is how it is started."""
+    """Both servers run our code; only the way of starting is the other's."""
     # A context for prompts of one token a byte, a vocabulary with the labels' ids.
     model, _ = make_random_model(
         "llama", "small", tmp_path / "models" / "tiny", vocab_size=5000, max_position_embeddings=1024

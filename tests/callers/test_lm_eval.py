@@ -17,7 +17,7 @@ lm_eval = pytest.importorskip("lm_eval")
 yaml = pytest.importorskip("yaml")
 
 TOLERANCE = 1e-3
-"""Of a text's logprob, in nats: float32 sums in another order, over some tokens."""
+"""The tolerance of a text's logprob, in nats: float32 sums in another order, over some tokens."""
 
 QUESTIONS = [
     ("Question: What is the capital of France?\nAnswer:", ["Paris", "London", "Rome", "Madrid"], 0),

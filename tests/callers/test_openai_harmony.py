@@ -13,11 +13,11 @@ import pytest
 from channel_template import TEMPLATE
 from transformers.utils.chat_template_utils import render_jinja_template
 
-from vllm.chat.answers import AnswerFormat, AnswerParser
-from vllm.chat.histories import fitted
-from vllm.chat.messages import normal_messages
-from vllm.parser.events import collect
-from vllm.server.serving.generation.turn import Step
+from vllm.answers.answer import AnswerFormat, AnswerParser
+from vllm.answers.events import collect
+from vllm.answers.prompts.conversations import normal_messages
+from vllm.answers.prompts.histories import fitted
+from vllm.server.serving.generation.chat_steps import Step
 from vllm.server.serving.responses.input_items import normal_items, to_messages
 from vllm.server.serving.responses.writer import ResponseWriter
 
@@ -120,8 +120,8 @@ def our_prompt(items: list[dict[str, Any]]) -> str:
 
 
 def messages_of(encoding, ids: list[int]) -> list[tuple[Any, ...]]:
-    """What a prompt says, and to whom. Reasoning before the last answer is left out: the library does so only where
-    that is the last thing that the assistant has said."""
+    """Each message of a prompt, and to whom it is said. Reasoning before the last answer is left out: the library does
+    so only where that is the last thing that the assistant has said."""
     parser = openai_harmony.StreamableParser(encoding, role=None)
     for each in ids:
         parser.process(each)

@@ -21,7 +21,7 @@ QUERY = "What is the capital of France?"
 DOCUMENTS = ["Paris.", "Gravity pulls things down.", "the stop of the line"]
 SUFFIX = "\nassistant: "
 UNLISTED = -10.0
-"""What a label counts as that is not among the twenty likeliest tokens."""
+"""A label that is not among the twenty likeliest tokens counts as this."""
 
 TEMPLATE = "{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}{% endfor %}"
 

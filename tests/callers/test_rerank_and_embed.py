@@ -34,7 +34,7 @@ def server(minilm: Path, server_environment: dict[str, str]) -> Iterator[LiveSer
 
 @pytest.fixture(scope="module")
 def vectors(minilm: Path) -> torch.Tensor:
-    """Of the query and the documents."""
+    """The vectors of the query and the documents."""
     outputs = LLM(str(minilm)).embed([QUERY, *DOCUMENTS], use_tqdm=False)
     return torch.tensor([output.outputs.embedding for output in outputs])
 

@@ -29,7 +29,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:TRL currently supports vLLM vers
 PROMPTS = ["the stop", "Hello there", "Say: the", "One, two,"]
 READ = [5, 90, 17, 201, 33, 64, 3]
 TOLERANCE = 1e-4
-"""Of a token's logprob, in nats."""
+"""The tolerance of a token's logprob, in nats."""
 
 _RENDEZVOUS = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
@@ -143,17 +143,17 @@ def test_the_reward_rises(tiny_model: Path, tmp_path: Path, with_adapter: bool) 
 
 
 def check_rise(steps: list[dict[str, float]], with_adapter: bool) -> None:
-    """Of 30 steps."""
+    """The reward rises over 30 steps."""
     assert len(steps) == 30
     # Half of the ids are even.
     assert sum(row["reward"] for row in steps[:5]) / 5 < 0.6
     assert sum(row["reward"] for row in steps[-5:]) / 5 > (0.65 if with_adapter else 0.8)
-    # What is merged into weights, and taken out of them later, rounds them each time.
+    # An adapter that is merged into weights, and taken out of them later, rounds them each time.
     tolerance = TOLERANCE * (5 if with_adapter else 1)
     assert all(row["sampling/sampling_logp_difference/max"] < tolerance for row in steps)
 
 
-# Of 7 tokens each: a batch that trl pads on the left moves the positions of its own forward.
+# Prompts of 7 tokens each: a batch that trl pads on the left moves the positions of its own forward.
 EVEN_PROMPTS = ["abcdefg", "hijklmn", "bcdfghj"]
 
 
@@ -174,14 +174,14 @@ def test_a_trainer_under_autocast_and_the_engines_rounding(
         max_steps=5,
     )
     trainer.train()
-    # Of 5 steps the third: PyTorch may add the few products of so small a model in another order once in a while.
+    # The third of 5 steps: PyTorch may add the few products of so small a model in another order once in a while.
     middle = sorted(row["sampling/sampling_logp_difference/max"] for row in steps_of(trainer))[2]
     assert middle < 1e-5 if rounding == "autocast" else middle > 1e-3
 
 
 @pytest.fixture(scope="module")
 def client(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    """Of `trl vllm-serve`, as trl starts it."""
+    """A client of `trl vllm-serve`, as trl starts it."""
     pytest.importorskip("requests")
     from trl.generation.vllm_client import VLLMClient
 

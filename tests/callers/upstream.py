@@ -39,7 +39,7 @@ SUPPORT = HERE.parent / "support"
 ROOT = HERE.parents[1]
 
 _GRACE_SECONDS = 30.0
-# Of a row of the page.
+# A row of the page has so many cells.
 _NUM_CELLS = 7
 _REFUSED = "refused by name"
 _INI = "[pytest]\nasyncio_mode = strict\nasyncio_default_fixture_loop_scope = function\n"

@@ -1,4 +1,4 @@
-"""What upstream's tests hold before any is run: their files and functions by area, and the names that they import."""
+"""Survey upstream's tests before any is run: their files and functions by area, and the names that they import."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def reason(reasons: Mapping[str, str], path: str, separator: str) -> str | None:
 
 
 def imported(tests: Path) -> Imported:
-    """What the files import of `vllm`, anywhere in them."""
+    """All that the files import of `vllm`, anywhere in them."""
     found: Imported = defaultdict(set)
     for file in sorted(tests.rglob("*.py")):
         for node in ast.walk(ast.parse(file.read_text())):

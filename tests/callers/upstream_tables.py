@@ -1,4 +1,4 @@
-"""What runs of upstream's tests, over which model, and what does not run and why."""
+"""Which of upstream's tests run, over which model, and which do not and why."""
 
 # ruff: noqa: RUF001  # markers of DeepSeek
 
@@ -56,7 +56,7 @@ FILES = (
     "entrypoints/openai/responses/test_[besf]*.py",
     "entrypoints/anthropic",
 )
-"""What runs when no file is named, in this order: files, folders and patterns."""
+"""The default when no file is named, in this order: files, folders and patterns."""
 
 MODELS = (
     "facebook/opt-125m",
@@ -580,7 +580,7 @@ SKIPS = (
         "a stand-in for entry points",
     ),
 )
-"""What is not run: a part of the test's id, at whose end stands a space, and why."""
+"""Tests that are not run: a part of the test's id, at whose end stands a space, and why."""
 
 DROPPED_FLAGS = {
     "--structured-outputs-config.backend": 1,

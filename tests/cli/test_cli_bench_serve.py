@@ -76,7 +76,8 @@ def bench(url: str, *flags: str) -> int:
 
 
 def bodies(generator: Generator) -> list[dict[str, Any]]:
-    """What was asked for, and forgotten, in an order that does not depend on which connection was faster."""
+    """The bodies that were asked for, and forgotten, in an order that does not depend on which connection was
+    faster."""
     found = [request.body for request in generator.calls]
     generator.calls.clear()
     return sorted(found, key=json.dumps)

@@ -224,7 +224,7 @@ class TestTerminal:
     def test_ctrl_c_stops_the_answer_only(
         self, loaded: LLM, typed: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
     ) -> None:
-        """What was said until then is what the conversation goes on with."""
+        """The conversation goes on with all that was said until then."""
         step, steps = loaded.llm_engine.step, []
 
         def interrupted_step() -> Any:

@@ -51,7 +51,7 @@ def leaves(parser: argparse.ArgumentParser) -> Iterator[argparse.ArgumentParser]
 
 
 def offers(asked: pytest.MonkeyPatch, line: str, shell: str = "bash") -> list[str]:
-    """What a shell is offered for the end of a line."""
+    """The words that a shell is offered for the end of a line."""
 
     def end(code: int = 0) -> NoReturn:
         raise Ended

@@ -50,7 +50,7 @@ def loaded(tiny: LLM, monkeypatch: pytest.MonkeyPatch) -> LLM:
 
 @pytest.fixture
 def no_load(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is wrong with the arguments or the data is to be said before a model loads."""
+    """Errors in the arguments or the data are to be said before a model loads."""
 
     def refuse(args: argparse.Namespace) -> LLM:
         raise AssertionError("the model was loaded")

@@ -39,7 +39,7 @@ def _in_tmp_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[No
 
 @pytest.fixture
 def no_load(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is wrong with the arguments or the data is to be said before a model loads."""
+    """Errors in the arguments or the data are to be said before a model loads."""
 
     def refuse(args: argparse.Namespace) -> LLM:
         raise AssertionError("the model was loaded")

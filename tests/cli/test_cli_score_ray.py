@@ -108,7 +108,7 @@ def test_killed_itself_and_resumed(model: Path, ray_cluster: str, capsys: pytest
     assert result.returncode == -signal.SIGKILL, result.stderr
     there = {path: path.stat().st_mtime_ns for path in Path("stopped").glob("part-*")}
     assert len(there) == 7
-    # What a kill in the middle of writing leaves behind.
+    # A kill in the middle of writing leaves such a file behind.
     half = Path("stopped/.part-00000023.parquet.1.tmp")
     half.write_text("{")
 

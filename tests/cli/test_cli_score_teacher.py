@@ -22,7 +22,7 @@ from vllm import LLM
 from vllm.cli.main import build_parser, main
 from vllm.scoring import run as score_run
 from vllm.scoring.batches import batches
-from vllm.scoring.parts import PartRun
+from vllm.scoring.part_files import PartRun
 from vllm.scoring.rows import PartFolder
 from vllm.scoring.teacher.task import TeacherTask
 
@@ -32,7 +32,7 @@ STUDENT = ["--prompt-ids-field", "topk", "--student-logprobs-field", "said"]
 
 
 def make_rollout(index: int) -> dict[str, Any]:
-    """Of 12 to 20 tokens, of which the last few have lists of 0 to 3 ids."""
+    """A rollout of 12 to 20 tokens, the last few of which have lists of 0 to 3 ids."""
     text = "a rollout " + "x" * (index + 2)
     num_rows = 3 + index
     lists = [RNG.permutation(VOCAB_SIZE)[: row % 4].tolist() for row in range(num_rows)]

@@ -28,7 +28,7 @@ def always(*answers: bytes) -> Handler:
 def talk(
     handler: Handler, use: Callable[[ServerClient], Coroutine[Any, Any, Any]], **options: Any
 ) -> tuple[Any, list[Request]]:
-    """What `use` makes of a client of such a server, and the requests that came."""
+    """The result of `use` for a client of such a server, and the requests that came."""
 
     async def run(url: str) -> Any:
         client = ServerClient(url, **{"timeout": 20.0, **options})

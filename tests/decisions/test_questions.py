@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from vllm.decisions.content import MAX_JSON_BYTES, MAX_JSON_DEPTH, MAX_JSON_VALUES
 from vllm.decisions.conversation import conversations, parse_input, transcript
-from vllm.decisions.parts import MAX_JSON_BYTES, MAX_JSON_DEPTH, MAX_JSON_VALUES
 from vllm.decisions.plan import orders
 from vllm.decisions.questions import parse_questions
 from vllm.exceptions import VLLMValidationError
@@ -98,7 +98,7 @@ def test_the_question_joins_the_last_users_message():
         ({"type": "function_call", "call_id": "", "name": "f", "arguments": ""}, "call_id must not be empty"),
         ({"role": "user", "content": [{"type": "input_text", "text": "a", "prompt_cache_breakpoint": 1}]}, "an object"),
         ({"role": "assistant", "content": "a", "phase": "x"}, "phase"),
-        ({"role": "user", "content": "a", "phase": None}, "unknown field"),
+        ({"role": "user", "content": "a", "phase": "final"}, "unknown field"),
         ({"role": "user", "content": [{"type": "input_json", "data": [1]}]}, "list of objects"),
     ],
 )

@@ -31,7 +31,7 @@ FORMS = [(tuple(tensor.shape), tensor.dtype) for tensor in TENSORS]
 
 
 def together(*works: Callable[[TrainerGroup], Any]) -> list[Any]:
-    """What each member's work gave, or raised; the first is the trainer."""
+    """The result of each member's work, or its error; the first is the trainer."""
     port, results = get_open_port(), [None] * len(works)
 
     def run(rank: int) -> None:

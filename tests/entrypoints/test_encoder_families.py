@@ -225,7 +225,7 @@ def test_jina_v2(tmp_path, kind):
     (tmp_path / "config.json").write_text(json.dumps(raw))
     llm = LLM(str(tmp_path), skip_tokenizer_init=True)
     prompts = [*PROMPTS[:4], [index % 50 for index in range(600)]]
-    # Of the paper: 4 heads have 2^-2 ... 2^-8, two more the first and third of 8.
+    # The paper says: 4 heads have 2^-2 ... 2^-8, two more the first and third of 8.
     slopes = [2**-2, 2**-4, 2**-6, 2**-8, 2**-1, 2**-3]
     expected = [jina_bert(weights, ids, slopes, torch_act) for ids in prompts]
     for got, want in zip(tensors(llm.encode(prompts, TOKENS, use_tqdm=False)), expected, strict=True):

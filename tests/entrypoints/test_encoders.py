@@ -227,7 +227,7 @@ def test_what_an_encoder_cannot_be_is_refused(tmp_path, argument, value, message
     [
         ({"sentence_transformers": {"activation_fn": "torch.nn.modules.linear.Identity"}}, lambda logits: logits),
         ({"sbert_ce_default_activation_function": "torch.nn.modules.activation.Sigmoid"}, torch.sigmoid),
-        # Of sentence-transformers 6, in a file of its own.
+        # sentence-transformers 6 writes these, in a file of its own.
         ({"activation_fn": "torch.nn.modules.activation.Tanh"}, torch.tanh),
     ],
     ids=["identity", "sigmoid", "tanh"],

@@ -85,7 +85,7 @@ class TestAllowedTokens:
                 expected = [each for each in expected if set(each[0]) <= set(allowed)]
                 (output,) = llm.generate([prompt], params(allowed_token_ids=allowed), use_tqdm=False)
                 assert_same(output, expected, model, prompt)
-                # What is found is the best under the constraint: its score is its logprob in the model.
+                # A search finds the best under the constraint: its score is its logprob in the model.
                 totals = [score * len(tokens) for tokens, score in expected]
                 assert [each.cumulative_logprob for each in output.outputs] == pytest.approx(totals, abs=1e-4)
                 own = BeamSearchParams(4, LENGTH, allowed_token_ids=allowed)

@@ -121,7 +121,7 @@ class TestFailures:
         ("priority", "expected"),
         [
             ([1, 0, 0], ["1"] * 5 + ["2", "0", "0", "0", "0", "0"]),
-            # Of equal priority, a search's later readings are as old as its first.
+            # With equal priority, a search's later readings are as old as its first.
             ([0, 0, 0], ["0"] * 5 + ["1"] * 5 + ["2"]),
         ],
     )

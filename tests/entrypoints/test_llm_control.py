@@ -1,4 +1,4 @@
-"""What callers of LLM do beside generating, by upstream's names and arguments."""
+"""Calls of LLM beside generating, by upstream's names and arguments."""
 
 from __future__ import annotations
 
@@ -131,8 +131,6 @@ def test_an_engine_has_what_the_llm_has(llm):
     engine.abort_request(["unknown"], internal=True)
     with pytest.raises(VLLMValidationError, match="enable_lora=True"):
         engine.add_lora(LoRARequest("mine", 1, "/adapter"))
-    with pytest.raises(VLLMValidationError, match="stat_loggers"):
-        type(engine).from_vllm_config(engine.vllm_config, stat_loggers=[object])
 
 
 @pytest.mark.parametrize(

@@ -84,7 +84,7 @@ def test_classes_of_an_encoder(tmp_path):
 @torch.no_grad()
 @pytest.mark.parametrize("kind", ("encoder", "decoder"))
 def test_each_adapter_has_its_own_classifier(kind, tmp_path):
-    """What peft stores of a classifier's training: modules_to_save."""
+    """peft stores a classifier's training as modules_to_save."""
     torch.manual_seed(0)
     if kind == "encoder":
         sizes = {name: value for name, value in SIZES.items() if name not in ("num_key_value_heads", "head_dim")}

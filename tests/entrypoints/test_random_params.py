@@ -93,7 +93,7 @@ def bench(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
 
 
 def check(output: RequestOutput | None, fields: dict[str, Any]) -> None:
-    """What holds of every answer."""
+    """Every answer passes this."""
     if output is None:
         return
     assert output.finished and 1 <= len(output.outputs) <= 5

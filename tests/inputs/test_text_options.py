@@ -1,4 +1,4 @@
-"""What tokenization_kwargs stand for."""
+"""tokenization_kwargs stand for our options."""
 
 from __future__ import annotations
 

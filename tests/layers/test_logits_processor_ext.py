@@ -144,7 +144,7 @@ def test_a_head_of_another_vocabulary_is_refused() -> None:
 @pytest.mark.parametrize("world_size", [2, 3])
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_over_several_ranks_the_chosen_logits_are_on_all(world_size: int, layout: Layout) -> None:
-    """Those of the whole head, though no rank has it; a rank that owns none takes part, too."""
+    """The logits are those of the whole head, though no rank has it; a rank that owns none takes part, too."""
     vocab_size, dtype = 199, torch.bfloat16
     hidden = torch.randn(4, 64, generator=torch.Generator().manual_seed(1)).to(dtype)
     _, weight = make_head(vocab_size, 64, dtype, layout)

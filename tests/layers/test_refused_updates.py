@@ -63,7 +63,7 @@ def test_nothing_changes(folder: Path, impl: str, name: str, tensor: Tensor, mes
     weights = [*shifted(folder).items(), (name, tensor)]
     assert_refused(llm, weights, message)
     assert_refused(llm, iter(weights), message)
-    # What was refused leaves nothing behind that a further update meets.
+    # A refused update leaves nothing behind that a further one meets.
     before = readings(llm)
     llm.collective_rpc("update_weights", args=(weights[:-1],))
     assert not np.array_equal(readings(llm)[0], before[0])

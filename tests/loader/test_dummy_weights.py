@@ -58,7 +58,7 @@ def test_scales_are_near_one_and_every_name_has_its_own_numbers() -> None:
     )
     for values, mean in ((matrix, 0), (scale, 1), (bias, 0)):
         assert values.dtype == torch.bfloat16
-        # Of 4,096 draws the mean is off by 0.02 / 64, and bfloat16 near 1 by half of 2 ** -8 at most.
+        # The mean of 4,096 draws is off by 0.02 / 64, and bfloat16 near 1 by half of 2 ** -8 at most.
         assert values.float().mean().item() == pytest.approx(mean, abs=0.0025)
         assert values.float().std().item() == pytest.approx(0.02, rel=0.1)
     assert not torch.equal(bias, dummy_weight("b.bias", (4096,), torch.bfloat16, "cpu", 0))

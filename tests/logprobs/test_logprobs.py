@@ -217,7 +217,8 @@ def test_masked_out_ids_have_no_distribution():
 
 
 def held_bytes(keep) -> int:
-    """What `keep(tables)` holds of 100 steps' tables, 256 rows of 149 columns each, when the steps are over."""
+    """The bytes that `keep(tables)` holds of 100 steps' tables, 256 rows of 149 columns each, when the steps are
+    over."""
 
     def tables():
         rng = np.random.default_rng(1)

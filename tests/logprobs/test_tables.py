@@ -131,7 +131,7 @@ def test_short_prompts_and_requests_without_readings(llm):
 
 
 def expected_kl(p, q):
-    """Of masses of the same buckets, in float64."""
+    """The divergence of masses of the same buckets, in float64."""
     with np.errstate(divide="ignore", invalid="ignore"):
         return np.where(p > 0, p * (np.log(p) - np.log(q)), 0).sum(axis=1)
 

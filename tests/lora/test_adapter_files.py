@@ -1,4 +1,4 @@
-"""What a damaged adapter, or one that cannot be served, is refused with; nothing changes then."""
+"""A damaged adapter, or one that cannot be served, is refused by name; nothing changes then."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def write(name: str, text: str | None) -> Callable[[Path], None]:
     return change
 
 
-# What is done to a good adapter, and what the error must name.
+# Damages to a good adapter, and what the error must name.
 DAMAGES: dict[str, tuple[Callable[[Path], None], list[str]]] = {
     "no configuration": (write("adapter_config.json", None), ["has no adapter_config.json"]),
     "no weights": (write("adapter_model.safetensors", None), ["adapter_model.safetensors", "adapter_model.bin"]),

@@ -1,4 +1,4 @@
-"""What an adapter may hold beside products of linears: embeddings, the head, magnitudes, biases, weights, experts."""
+"""An adapter may hold more than products of linears: embeddings, the head, magnitudes, biases, weights, experts."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def write_adapters(folder: Path, model: Any) -> list[Path]:
     magnitudes = {f"{PREFIX}{name}.lora_magnitude_vector": random(size).abs() + 0.5 for name, size in sizes.items()}
     magnitudes[f"{EMBEDDING}.lora_magnitude_vector"] = random(HIDDEN).abs() + 0.5
     magnitudes |= {name: tensor for name, tensor in embedding.items() if "lora_embedding" in name}
-    # Of an adapted linear peft has them under another name.
+    # peft has those of an adapted linear under another name.
     biases = {f"{PREFIX}{name}.base_layer.bias": random(size) for name, size in sizes.items() if "q_proj" in name}
     biases |= {f"{PREFIX}{name}.bias": random(size) for name, size in sizes.items() if "k_proj" in name}
     norms = {f"{PREFIX}{name}": random(HIDDEN) + 1 for name, _ in model.named_parameters() if "norm.weight" in name}
@@ -86,7 +86,8 @@ def test_readings_equal_those_of_changed_models(is_tied: bool, tmp_path: Path) -
 
 
 def test_norms_of_layers_with_states(tmp_path: Path) -> None:
-    """Of heads, of all heads together and with a gate, and LayerNorms with a bias; eager steps, as none is recorded."""
+    """Norms of heads, of all heads together and with a gate, and LayerNorms with a bias; eager steps, as none is
+    recorded."""
     for name in ("olmo2", "qwen3", "gpt2", "mamba2"):
         model = make_architecture(name, tmp_path / name)
         generator = torch.Generator().manual_seed(2)
@@ -149,8 +150,8 @@ def test_layers_that_share_a_block_have_no_adapters_of_it(tmp_path: Path) -> Non
 
 
 def expert_tensors(model: Any, rank: int, of_each: bool) -> dict[str, Tensor]:
-    """Of the stacks in transformers' modules, as peft's target_parameters has them; or `of_each` expert's matrices, as
-    Mixtral's checkpoints name them."""
+    """Adapters of the stacks in transformers' modules, as peft's target_parameters has them; or `of_each` expert's
+    matrices, as Mixtral's checkpoints name them."""
     generator = torch.Generator().manual_seed(1)
     tensors = {}
     for name, stack in model.named_parameters():

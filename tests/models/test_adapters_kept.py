@@ -91,7 +91,7 @@ def test_adapters_stay_through_sleep(made: Any, level: int) -> None:
 
 
 def num_bytes() -> int:
-    """Of all tensors that there are."""
+    """The bytes of all tensors that there are."""
     gc.collect()
     storages = {
         each.untyped_storage().data_ptr(): each.untyped_storage().nbytes()

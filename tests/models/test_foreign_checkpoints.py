@@ -302,7 +302,7 @@ def test_baichuan_2_heads_have_rows_of_unit_length() -> None:
 
     spec = BaichuanForCausalLM.spec_of(parse_hf_config(fields, {}))
     slopes = spec.layers[0].alibi_slopes
-    # Of 40 heads: those of 32, and every other one of 64.
+    # 40 heads have the slopes of 32, and every other one of 64.
     assert slopes is not None and slopes[31] == 2**-8 and slopes[32] == 2**-0.125 and len(slopes) == 40
     ((_, head),) = unit_rows("lm_head.weight", torch.randn(6, 8), spec)
     torch.testing.assert_close(head.norm(dim=1), torch.ones(6))

@@ -83,7 +83,7 @@ def test_few_blocks_cached_prefixes_chunks_and_swapping_change_no_bit(made: Any,
         if "num_gpu_blocks_override" in fields:
             assert scheduler.num_preemptions > 0
         if "swap_space" in fields:
-            assert scheduler.kv.stats.num_swapped_in_blocks > 0
+            assert scheduler.stats().num_swapped_in_blocks > 0
 
 
 def test_a_cache_of_eight_bits_holds_rounded_rows(made: Any) -> None:
@@ -114,7 +114,7 @@ def test_a_cache_of_eight_bits_holds_rounded_rows(made: Any) -> None:
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("chunk", [None, 16])
 def test_long_prompts_are_widened(made: Any, monkeypatch: pytest.MonkeyPatch, chunk: int | None, dtype: str) -> None:
-    """Those of a step with many tokens, of former steps too; beside others that are not."""
+    """Latents of a step with many tokens are widened, and former steps' too; beside others that are not."""
     folder, model = made
     widened: list[int] = []
     attend = LatentAttention._attend_request

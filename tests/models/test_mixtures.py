@@ -87,7 +87,7 @@ def test_float32_is_transformers_and_bfloat16_as_near_as_theirs(name: str, tmp_p
 
 @pytest.mark.parametrize("name", ["glm4_moe", "gpt_oss", "minimax_m2"])
 def test_tokens_that_all_go_to_the_same_experts(name: str, tmp_path: Path) -> None:
-    """Of the others not one number is read."""
+    """Not one number of the other experts is read."""
     model = make_architecture(name, tmp_path)
     biases = r".*(e_score_correction_bias|router\.bias)"
     with torch.no_grad():

@@ -90,7 +90,7 @@ def test_a_class_that_is_not_there_is_named_when_it_is_needed():
 
 
 def register_theirs() -> None:
-    """What a plug-in's entry point names."""
+    """A plug-in's entry point names this."""
     ModelRegistry.register_model("TheirsForCausalLM", f"{__name__}:DoubledLogits")
 
 
@@ -101,8 +101,8 @@ def test_general_plugins_run_when_an_engine_starts(tmp_path, monkeypatch):
     broken = metadata.EntryPoint("broken", "no_such_module:x", plugins.DEFAULT_PLUGINS_GROUP)
     found = metadata.entry_points
 
-    def entry_points(group: str) -> object:
-        return [entry, broken] if group == plugins.DEFAULT_PLUGINS_GROUP else found(group=group)
+    def entry_points(**params: str) -> object:
+        return [entry, broken] if params.get("group") == plugins.DEFAULT_PLUGINS_GROUP else found(**params)
 
     monkeypatch.setattr(metadata, "entry_points", entry_points)
     monkeypatch.setenv("VLLM_PLUGINS", "another")

@@ -53,9 +53,9 @@ def run(llm: LLM, params: SamplingParams | list[SamplingParams], prompts: list[l
 
 def drafts_of(llm: LLM) -> list[tuple[list[int], list[int]]]:
     """Fills with each text that something was drafted after, and what."""
-    follower: Any = llm.llm_engine.engine_core.executor.worker.model_runner.guest(Speculator).follower
+    proposer: Any = llm.llm_engine.engine_core.executor.worker.model_runner.guest(Speculator).proposer
     found: list[tuple[list[int], list[int]]] = []
-    propose = follower.propose
+    propose = proposer.propose
 
     def noted(slots: np.ndarray, states: Any, room: np.ndarray) -> list[np.ndarray]:
         texts = [states.token_ids[slot, : states.total_len[slot]].tolist() for slot in slots.tolist()]
@@ -63,7 +63,7 @@ def drafts_of(llm: LLM) -> list[tuple[list[int], list[int]]]:
         found.extend((text, draft.tolist()) for text, draft in zip(texts, drafts, strict=True))
         return drafts
 
-    follower.propose = noted
+    proposer.propose = noted
     return found
 
 
@@ -84,7 +84,7 @@ def made(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 
 
 def test_drafts_follow_the_formula(made: tuple[Path, Reference]) -> None:
-    """Of each family, with more tokens than layers; the second time after cached prefixes."""
+    """Drafts of each family, with more tokens than layers; the second time after cached prefixes."""
     folder, reference = made
     plain = make_llm(folder)
     llm = make_llm(folder, NUM_TOKENS)
@@ -96,7 +96,7 @@ def test_drafts_follow_the_formula(made: tuple[Path, Reference]) -> None:
 
 @pytest.fixture(scope="module", params=["qwen3_next", "deepseek_v3"])
 def near(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Reference]:
-    """Of which most drafts are right: with states, and with two layers."""
+    """Models most of whose drafts are right: with states, and with two layers."""
     folder = tmp_path_factory.mktemp(request.param)
     return folder, Reference(request.param, folder, is_near=True)
 

@@ -20,7 +20,7 @@ from thread_ranks import make_thread_llm
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
-# Of each kind of state one.
+# One family for each kind of state.
 FAMILIES = (
     *("qwen3_5", "granite_hybrid", "nemotron_h", "jamba", "mamba2", "kimi_linear", "falcon_h1"),
     *("rwkv", "xlstm", "zamba", "zamba2"),

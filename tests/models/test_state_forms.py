@@ -10,7 +10,7 @@ from byte_tokenizer import VOCAB_SIZE, make_byte_tokenizer
 from tiny_llm import is_empty, make_tiny_llm
 
 from vllm import SamplingParams
-from vllm.v1.worker.gpu.sample import grammar
+from vllm.v1.features.grammars import runner as grammar
 
 pytest.importorskip("llguidance")
 

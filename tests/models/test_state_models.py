@@ -77,7 +77,7 @@ def assert_near_transformers(hf_model: Any, prompts: list[list[int]], outputs: l
 
 @pytest.fixture(scope="module")
 def expected(model: tuple[Path, Any]) -> list[RequestOutput]:
-    """Of prompts of all LENGTHS, each alone and in one step."""
+    """Outputs for prompts of all LENGTHS, each alone and in one step."""
     llm = make_llm(model[0], enable_prefix_caching=False)
     return [run(llm, [prompt])[0] for prompt in random_prompts(LENGTHS)]
 
@@ -126,7 +126,7 @@ def test_no_token_to_generate_and_several_of_one_prompt(model, expected) -> None
     (several,) = run(llm, [prompt], params)
     single = [run(llm, [prompt + list(each.token_ids)[:2]])[0] for each in several.outputs]
     for drawn, again in zip(several.outputs, single, strict=True):
-        # What was read after two drawn tokens is what a prompt that ends with them reads.
+        # A reading after two drawn tokens equals that of a prompt that ends with them.
         got, want = drawn.logprobs[2], again.outputs[0].logprobs[0]
         assert all(got[token].logprob == want[token].logprob for token in got.keys() & want.keys())
     assert len({tuple(each.token_ids) for each in several.outputs}) > 1

@@ -9,12 +9,14 @@ from typing import Any
 import numpy as np
 import pytest
 from architectures import make_architecture
+from guests import guest_of
 from test_state_models import assert_equal_bits, make_llm, random_prompts, run
 from tiny_llm import is_empty
 
 from vllm import LLM, BeamSearchParams, SamplingParams
 from vllm.selftest.invariance import InvarianceTest
 from vllm.v1.features.states import memory as state_memory
+from vllm.v1.features.states.scheduler import Snapshots
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -46,9 +48,9 @@ def cached_tokens(outputs: list[Any]) -> list[int]:
 def assert_no_leak(llm: LLM) -> None:
     """Nothing is left of requests, and each snapshot is either free or found."""
     assert is_empty(llm)
-    kv = llm.llm_engine.engine_core.scheduler.kv
-    assert not (kv._counted or kv._num_waiting or kv._save_at or kv._last_saved)
-    snapshots = kv.snapshots
+    guest = guest_of(llm.llm_engine.engine_core.scheduler, Snapshots)
+    assert not (guest._counted or guest._num_waiting or guest._save_at or guest._last_saved)
+    snapshots = guest.pool
     held = [*snapshots._unused, *snapshots._snapshot_of.values()]
     assert sorted(held) == list(range(snapshots.num_snapshots)) and not snapshots._saved
     assert llm.llm_engine.reset_prefix_cache() and len(snapshots) == 0
@@ -59,7 +61,7 @@ def test_each_border_is_begun_from(folder, plain) -> None:
     (prompt,) = random_prompts((100,))
     llm = make_llm(folder, mamba_block_size=BLOCK)
     run(llm, [prompt], READS)
-    assert llm.llm_engine.engine_core.scheduler.kv.snapshots.usage > 0
+    assert guest_of(llm.llm_engine.engine_core.scheduler, Snapshots).pool.usage > 0
     for parts_at in (15, 16, 17, 31, 48, 95, 96, 99):
         other = prompt[:parts_at] + random_prompts((9,), seed=parts_at)[0]
         (output,) = run(llm, [other], READS)
@@ -100,7 +102,7 @@ def test_prompts_that_part_at_several_places(folder, plain) -> None:
 
 
 def test_the_end_of_a_prompt_is_kept(folder, plain) -> None:
-    """What follows a conversation begins where the last turn's prompt ended."""
+    """A further turn begins where the last turn's prompt ended."""
     (prompt,) = random_prompts((150,), seed=9)
     llm = make_llm(folder)
     (first,) = run(llm, [prompt], READS)
@@ -132,7 +134,7 @@ def test_blocks_come_back_from_the_host(folder, plain) -> None:
     run(llm, prompts, READS)
     outputs = run(llm, prompts, READS)
     assert_equal_bits(outputs, run(plain, prompts, READS))
-    assert llm.llm_engine.engine_core.scheduler.kv.stats.num_swapped_in_blocks > 0
+    assert llm.llm_engine.engine_core.scheduler.stats().num_swapped_in_blocks > 0
     assert min(cached_tokens(outputs)) > 0
     assert_no_leak(llm)
 

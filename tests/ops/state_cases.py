@@ -11,7 +11,7 @@ import torch
 from backends import run
 from torch import Tensor
 
-# Of float32 sums and exponentials over many tokens, relative to the greatest value.
+# Slack for float32 sums and exponentials over many tokens, relative to the greatest value.
 SLACK = 1e-5
 
 Operation = Callable[..., Tensor]

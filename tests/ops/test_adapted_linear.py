@@ -25,7 +25,7 @@ CASES: dict[str, tuple[list[int], bool, list[list[int]]]] = {
     "gate": ([40, 40], True, [[16, 5], [8, 8], [0, 17]]),
 }
 INNER = 74
-# What is between an adapter's products may be rounded to bfloat16, by 2^-9; the products are added up, and may be
+# The values between an adapter's products may be rounded to bfloat16, by 2^-9; the products are added up, and may be
 # several times their sum.
 SLACK = {torch.float32: 1e-5, torch.float16: 1e-5, torch.bfloat16: 2**-7}
 
@@ -43,7 +43,7 @@ class Case:
         self.method = method
         self.packed = method.pack(self.weight, self.bias.to(dtype) if has_bias else None, gated=self.gated)
         assert takes_adapters(self.packed) and self.packed.gated == self.gated
-        # What is multiplied with may have been rounded.
+        # The weight may have been rounded.
         wide = {"float_out": True} if method is not UNQUANTIZED else {}
         units = before_gate(method.apply, torch.eye(inner).to(dtype), self.packed, **wide).double()
         self.exact = self.weight.double() if method is UNQUANTIZED else (units - self.bias.double()).T
@@ -51,7 +51,7 @@ class Case:
         self.deltas = torch.zeros(3, columns, inner, dtype=torch.float64)
         self.gain, self.shift = torch.zeros(2, 3, columns)
         for adapter in range(3):
-            # Of an adapter that was there before.
+            # The slot still has values of an adapter that was there before.
             self.adapters.put(adapter, 0, torch.ones(MAX_RANK, inner), torch.full((sizes[0], MAX_RANK), 9.0), 9.0)
             self.adapters.clear(adapter)
             for part, (first, end) in enumerate(pairwise(self.borders)):
@@ -63,7 +63,7 @@ class Case:
         self.adapters.put_vectors(2, self.gain[2], self.shift[2])
 
     def of(self, adapters: Tensor) -> AddedAdapters:
-        """Of rows with these adapters, -1 = none."""
+        """Products of rows with these adapters, -1 = none."""
         order = torch.where(adapters < 0, 3, adapters).argsort(stable=True).int()
         counts = torch.tensor([int((adapters == number).sum()) for number in range(3)])
         return self.adapters.of(order, F.pad(counts.cumsum(0), (1, 0)).int())

@@ -18,8 +18,8 @@ CASES = {
     "wide": ([3, 8, 17, 1], [270, 20], [[17, 32], [8, 8], [16, 16]]),
 }
 INNER = 37
-# What is between the products may be rounded to bfloat16, by 2^-9, as in a model of that dtype; its products with B are
-# added up, and may be several times their sum.
+# The values between the products may be rounded to bfloat16, by 2^-9, as in a model of that dtype; its products with B
+# are added up, and may be several times their sum.
 SLACK = {torch.float32: 2e-6, torch.float16: 2e-6, torch.bfloat16: 2**-7}
 
 

@@ -21,8 +21,8 @@ from vllm.ops._dispatch import ISA_LEVELS, cpu_ops
 from vllm.ops.packed_linear import pack_linear, packed_linear
 
 HERE = Path(__file__).parent
-# Of what the levels' kernels are for, and which of their tests are of emulated levels: attention is the widest's alone,
-# and experts take the products that the others test.
+# Operations with kernels of their own a level, and which of their tests run emulated levels: attention is the widest's
+# alone, and experts take the products that the others test.
 _PRODUCTS = (
     *("test_packed_linear.py", "test_quantized_linear.py", "test_normed_products.py", "test_large_beside_small.py"),
     *("test_int8_linear.py", "test_int8_activations.py", "test_tile_products.py", "test_adapted_linear.py"),
@@ -66,7 +66,7 @@ def test_emulated_levels(run: str, request: pytest.FixtureRequest) -> None:
 
 
 def products_in_float16() -> Tensor:
-    """Of rows that take float16 sums, at every tile height."""
+    """Products of rows that take float16 sums, at every tile height."""
     torch.manual_seed(0)
     weight, x = torch.randn(70, 300).bfloat16(), torch.randn(13, 300).bfloat16()
     ready = pack_linear(weight, None)
@@ -74,7 +74,7 @@ def products_in_float16() -> Tensor:
 
 
 def products_in_tiles() -> Tensor:
-    """Of each kind of weight, with rows whose sums are below the smallest normal number."""
+    """Products of each kind of weight, with rows whose sums are below the smallest normal number."""
     torch.manual_seed(0)
     x = rows_of(100, 300, torch.bfloat16)
     x[::3] *= 1e-36

@@ -115,7 +115,7 @@ def loop(
 
 
 def assert_near(backend: str, got: Tensor, truth: Tensor, plain: Tensor) -> None:
-    """What is rounded between the products is so in any computation in that dtype: no further off than a plain one."""
+    """Values between the products are rounded in any computation in that dtype: no further off than a plain one."""
     if got.dtype == torch.float32:
         assert_accurate(backend, got, truth, slack=1e-5)
         return
@@ -216,7 +216,7 @@ def test_a_row_with_nan_harms_no_other(backend: str) -> None:
 @pytest.mark.parametrize("method", [INT8, INT4, FP8], ids=["int8", "int4", "fp8"])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_weights_that_are_rounded_when_loaded(backend: str, method: LinearMethod, dtype: torch.dtype) -> None:
-    """What the products by these methods give, one after the other."""
+    """The result equals the products by these methods, one after the other."""
     hidden, ids, weights = inputs(30, 2, dtype, hidden=128)
     with chosen(backend):
         made = mixture(dtype, method=method, hidden=128, inner=64)

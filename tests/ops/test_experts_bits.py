@@ -74,7 +74,7 @@ def test_rows_of_8_bit_integers(backend: str, monkeypatch: pytest.MonkeyPatch) -
 
 @pytest.mark.parametrize("backend", CPP_LEVELS)
 def test_tokens_that_are_taken_in_turns(backend: str) -> None:
-    """What is between their products would take more memory than it may."""
+    """The values between their products would take more memory than they may."""
     hidden, ids, weights = inputs(700, 2, num_experts=2, hidden=8)
     with chosen(backend):
         made = mixture(num_experts=2, hidden=8, inner=8192)

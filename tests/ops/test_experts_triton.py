@@ -155,7 +155,7 @@ def test_other_weights_are_left_to_the_loop(backend: str) -> None:
 
 @pytest.mark.parametrize("weigh_inputs", [False, True])
 def test_all_tokens_of_each_expert(weigh_inputs: bool) -> None:
-    """What a CUDA graph takes of weights that the kernels do not."""
+    """A CUDA graph takes weights that the kernels do not."""
     hidden, ids, weights = inputs(30, 2)
     hidden[4] = float("nan")
     with chosen("reference"):
@@ -172,7 +172,7 @@ QUANTIZED = [("float8", 8), *((kind, bits) for kind, bits in EACH_KIND if bits =
 
 
 def quantized_mixture(kind: str, bits: int, dtype: torch.dtype, bias: bool = False) -> Mixture:
-    """Of what a kind of format stores; the plain weights are what it means."""
+    """A mixture in what a kind of format stores; the plain weights are what it means."""
     torch.manual_seed(3)
     made = Mixture([[], []], PackedExperts.empty(FEW, gated=True), PackedExperts.empty(FEW))
     shapes = (2 * 48, 64), (64, 48)
@@ -190,7 +190,7 @@ def quantized_mixture(kind: str, bits: int, dtype: torch.dtype, bias: bool = Fal
 
 
 def small_inputs(tokens: int, dtype: torch.dtype) -> list[Tensor]:
-    """Of which the products do not overflow; on the device."""
+    """Inputs whose products do not overflow; on the device."""
     hidden, ids, weights = inputs(tokens, 2, dtype, num_experts=FEW, hidden=64)
     return [each.to(DEVICE) for each in (hidden / 1024, ids, weights)]
 

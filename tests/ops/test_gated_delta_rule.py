@@ -53,7 +53,7 @@ def truth(
 
 
 def decays(rows: Rows, heads: int, width: int, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
-    """What decays follow from: they are near 0, near 1 and between."""
+    """The inputs of decays: these are near 0, near 1 and between."""
     logits = torch.randn(rows.num_tokens, heads * width) * 3
     logits[::3] -= 12
     logits[1::5] += 20

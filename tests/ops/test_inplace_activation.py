@@ -40,7 +40,7 @@ def test_activations(backend: str, dtype: torch.dtype, name: str, shape: tuple[i
     assert_accurate(backend, x, expected)
 
 
-# What PyTorch's GELU loses to cancellation far below 0 is not tested.
+# PyTorch's GELU loses digits to cancellation far below 0, which is not tested.
 @pytest.mark.parametrize("backend", [each for each in BACKENDS if each != "reference"])
 @pytest.mark.parametrize("name", ACTIVATIONS)
 def test_values_beyond_the_exponential_and_none(backend: str, name: str) -> None:

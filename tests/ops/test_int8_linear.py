@@ -85,7 +85,7 @@ def test_products(backend: str, dtype: torch.dtype, columns: int, inner: int) ->
 
 
 def test_the_rotation() -> None:
-    """What the tests take for it is a Hadamard transform: a matrix of 1 and -1 with orthogonal rows."""
+    """The tests take a Hadamard transform for it: a matrix of 1 and -1 with orthogonal rows."""
     x = torch.randn(5, BLOCK)
     assert torch.equal(hadamard() @ hadamard(), BLOCK * torch.eye(BLOCK))
     torch.testing.assert_close(rotated(x)[:, 0, :BLOCK], x @ hadamard())

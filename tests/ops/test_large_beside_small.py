@@ -26,7 +26,7 @@ from vllm.ops.rms_norm import AddedNorm, fused_add_rms_norm_, rms_norm
 
 HALVES = (torch.bfloat16, torch.float16)
 LAYOUTS = ("packed_f32", "packed_bf16_dot", "packed_fp16")
-# Of the sum of all products' magnitudes.
+# A part of the sum of all products' magnitudes.
 SUMS = 2.0**-19
 # PyTorch's attention, and Triton's in the interpreter, round weights to the working dtype.
 CPP_BACKENDS = [each for each in backends("paged_attention") if each.startswith("cpp")]

@@ -18,7 +18,7 @@ pytestmark = needs_kernels
 
 
 class Machine(NamedTuple):
-    """What a CPU answers, and the layouts of bfloat16 layers and of what is wanted in float32."""
+    """A CPU's answers, and the layouts of bfloat16 layers and of results that are wanted in float32."""
 
     isa: str
     fast_dot: bool

@@ -272,7 +272,7 @@ def test_wrong_arguments_are_named(
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=ON_CUDA)])
 def test_a_position_reads_alike_as_a_prompts_and_as_an_outputs(device: str, dtype: torch.dtype) -> None:
-    """Of a prompt's no logits are kept; an output's are in memory, in float32. Both sum the same products."""
+    """A prompt's logits are not kept; an output's are in memory, in float32. Both sum the same products."""
     torch.manual_seed(0)
     hidden, weight = matrices(40, 513, 256, dtype)
     ids = ids_for(40, 513, 20)

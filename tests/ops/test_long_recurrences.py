@@ -21,7 +21,7 @@ _BACKENDS = [name for name in backends("gated_delta_rule_") if name != "triton"]
 
 
 def _mean_errors(got: Tensor, expected: Tensor) -> tuple[float, float]:
-    """Of the first and the last 400 tokens."""
+    """The mean errors of the first and the last 400 tokens."""
     errors = (got.double() - expected).square().mean(1)
     return errors[:400].mean().sqrt().item(), errors[-400:].mean().sqrt().item()
 

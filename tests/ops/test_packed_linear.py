@@ -19,7 +19,7 @@ SHAPES = [(1, 1), (31, 7), (32, 16), (33, 256), (70, 257), (130, 600), (3, 1500)
 ROWS = [0, 1, 2, 4, 7, 14, 15, 130]
 
 
-# Those that hold any float, and bfloat16 alone.
+# Layouts that hold any float, and bfloat16 alone.
 EXACT: tuple[tuple[Layout, torch.dtype], ...] = (
     *(("packed_f32", dtype) for dtype in DTYPES),
     ("packed_bf16_dot", torch.bfloat16),
@@ -220,8 +220,8 @@ def test_float16_sums_round_each_step_once() -> None:
 @needs_float16
 @pytest.mark.usefixtures("sums_in_float16")
 def test_usual_rows_keep_float16_sums() -> None:
-    """What float16 loses little of is not left to float32, which is half as fast: rows like a layer's activations, with
-    an outlier, in a gate's wide range, or with zeros."""
+    """Rows that float16 loses little of are not left to float32, which is half as fast: rows like a layer's
+    activations, with an outlier, in a gate's wide range, or with zeros."""
     torch.manual_seed(6)
     weight, x = torch.randn(40, 1536).bfloat16(), torch.randn(6, 1536)
     x[1, 700] = 3000
@@ -283,7 +283,7 @@ def test_gated_products(backend: str, layout: Layout, inner: int, monkeypatch: p
             whole = F.linear(x.double(), weight.double(), None if own_bias is None else own_bias.double())
             gate, up = whole.chunk(2, dim=1)
             truth = F.silu(gate) * up
-            # Of both factors: rounding where they are rounded before they are multiplied, else sums in float16.
+            # Both factors count: rounding where they are rounded before they are multiplied, else sums in float16.
             slack = 1e-5 if backend != "reference" and ready.scales is None else torch.finfo(dtype).eps
             assert got.dtype == dtype and got.shape == (30, inner)
             assert_accurate("reference", got, truth, slack=max(slack, 1e-5))

@@ -1,4 +1,4 @@
-"""What is the Triton backend's own: layouts of the cache, splits of a context, and what a row's bits depend on."""
+"""The Triton backend's own: layouts of the cache, splits of a context, and what a row's bits depend on."""
 
 from __future__ import annotations
 

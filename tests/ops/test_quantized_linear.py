@@ -25,7 +25,7 @@ SLACK = 8e-6
 
 
 def random_weight(columns: int, inner: int, group: int, kind: str, bits: int = 4) -> QuantizedTensor:
-    """What a kind of format stores, of any values."""
+    """A weight as a kind of format stores it, of any values."""
     if bits == 16:
         return plain_tensor(torch.randn(columns, inner).to(getattr(torch, kind)))
     groups = -(-inner // group)
@@ -90,7 +90,7 @@ EACH_KIND += [
     ("tables", 3),
 ]
 EACH_KIND += [("float16", 16), ("bfloat16", 16)]
-# Of these columns are not cut between groups of consecutive ones.
+# These columns are not cut between groups of consecutive ones.
 NOT_CUT = ("order", "sparse", "float16", "bfloat16")
 
 
@@ -170,7 +170,8 @@ def assert_near(got: Tensor, truth: Tensor, x: Tensor, weight: QuantizedTensor) 
     assert got.shape == truth.shape and ((got.double() - truth).abs() <= allowed).all()
 
 
-# Of the root of a row's squared products: sums of 64 in float16, and roundings of the weight's scale, offset and value.
+# A part of the root of a row's squared products: sums of 64 in float16, and roundings of the weight's scale, offset and
+# value.
 HALF_SUMS = 4e-3
 
 
@@ -370,7 +371,7 @@ def test_float16_sums_add_little_to_what_rounding_costs(bits: int) -> None:
         got, head = (quantized_linear(x, pack_quantized(weight, None, float_out=out), out) for out in (False, True))
     error, rounding = ((each.double() - truth).pow(2).mean().sqrt() for each in (got, truth.bfloat16()))
     assert error <= 1.12 * rounding
-    # What is read in float32 is summed in it.
+    # Results that are read in float32 are summed in it.
     assert (head.double() - truth).pow(2).mean().sqrt() < 1e-3 * rounding
 
 

@@ -33,7 +33,7 @@ Product = Callable[[Tensor], Tensor]
 
 
 def rows_of(count: int, inner: int, dtype: torch.dtype) -> Tensor:
-    """Of different sizes, between values that are not theirs."""
+    """Rows of different sizes, between values that are not theirs."""
     return strided((torch.randn(count, inner) * torch.logspace(-3, 3, count)[:, None]).clamp(-6e4, 6e4)).to(dtype)
 
 
@@ -110,7 +110,7 @@ def test_rows_that_are_not_finite_spoil_no_other(name: str, int8_activations: bo
     others = torch.ones(40, dtype=torch.bool).index_fill_(0, spoilt, False)
     got = product(x)
     assert torch.equal(got[others], clean[others])
-    # Of -inf throughout, groups may be of weights of one sign, or zero.
+    # Groups of -inf throughout may meet weights of one sign, or zero.
     assert not got[spoilt].isfinite().any()
 
 

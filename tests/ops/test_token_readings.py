@@ -25,7 +25,7 @@ with_entropy = partial(token_readings, entropy=True)
 
 
 def outputs(readings: RowReadings) -> list[Tensor]:
-    """What was computed, but for the logprobs, which follow: the entropy only if it was asked for."""
+    """All that was computed, but for the logprobs, which follow: the entropy only if it was asked for."""
     return [part for part in readings[:6] if part is not None]
 
 
@@ -197,7 +197,7 @@ def test_hostile_values(backend: str, dtype: torch.dtype, make, width: int) -> N
     ids = ids_for(4, 4099, width)
     ids[:, 0], ids[:, 1] = 4098, 4098
     num_ids = torch.tensor([width, 0, 5, 1], dtype=torch.int32)
-    # What stands in padding columns must not be looked at.
+    # Padding columns must not be looked at.
     for row, count in enumerate(num_ids.tolist()):
         ids[row, count:] = -1 if row % 2 else 2**31 - 1
     got = run(backend, token_readings, logits, strided(ids), num_ids)
@@ -253,7 +253,7 @@ def test_the_first_column_becomes_the_argmax(backend: str, width: int, ragged: b
 @pytest.mark.parametrize("greedy", [False, True], ids=["given", "greedy"])
 @pytest.mark.parametrize("num_rows", [1, 40])
 def test_the_greatest_logits_have_columns(backend: str, num_topk: int, width: int, greedy: bool, num_rows: int) -> None:
-    """Of a row that threads share, and of rows of their own; with ties, and with rows that are mostly -inf."""
+    """Columns of a row that threads share, and of rows of their own; with ties, and with rows that are mostly -inf."""
     torch.manual_seed(width)
     if backend == "triton" and num_rows > 1:
         num_rows = 3

@@ -235,7 +235,7 @@ def _choice_calls() -> Iterator[tuple[str, Call]]:
 
 
 def _experts_calls(dtype: torch.dtype) -> Iterator[tuple[str, Call]]:
-    """Of experts whose memory is found by a table; one of them no token chooses."""
+    """Calls of experts whose memory is found by a table; one of them no token chooses."""
     hidden, ids, weights = (
         torch.randn(5, 40).to(dtype),
         torch.tensor([[0, 2], [2, 1], [2, 0], [4, 2], [2, 1]]),
@@ -285,7 +285,7 @@ def _attention_calls(dtype: torch.dtype, count: int) -> Iterator[tuple[str, Call
     )
     for head_dim, lengths in every[:count]:
         queries = [each for each, _ in lengths]
-        # Of mixed requests the one kind's rows are not told from the other's.
+        # Mixed requests have the one kind's rows not told from the other's.
         told = (None, None) if 1 in queries and max(queries) > 1 else (queries.count(1), lengths[0][1])
         q = torch.randn(sum(queries), 4, head_dim).to(dtype)
         num_blocks = [-(-context // 16) for _, context in lengths]
@@ -303,7 +303,7 @@ def _attention_calls(dtype: torch.dtype, count: int) -> Iterator[tuple[str, Call
 
 
 def _lora_calls(dtype: torch.dtype) -> Iterator[tuple[str, Call]]:
-    """Of two adapters on four of six rows: products of two parts, one of them not adapted, and an embedding."""
+    """Calls for two adapters on four of six rows: products of two parts, one of them not adapted, and an embedding."""
     order, starts = torch.tensor([4, 0, 1, 3, 0, 0]).int(), torch.tensor([0, 1, 4]).int()
     ranks, scales = torch.tensor([[3, 0], [16, 5]]).int(), torch.tensor([[0.5, 1.0], [2.0, 0.3]])
     x, out = torch.randn(6, 40).to(dtype), torch.randn(6, 40).to(dtype)

@@ -62,7 +62,7 @@ def _int32(*shape: int) -> torch.Tensor:
 
 
 def _product_calls(capability: int) -> Iterator[Callable[[], Any]]:
-    """Of kernels with matrix products, which each generation has its own units for."""
+    """Calls of kernels with matrix products, which each generation has its own units for."""
     half = torch.bfloat16 if capability >= 80 else torch.float16
     # These are left to PyTorch on Turing.
     if capability >= 80:
@@ -72,7 +72,7 @@ def _product_calls(capability: int) -> Iterator[Callable[[], Any]]:
         yield from (*quantized[:3], quantized[-1]) if capability == 90 else quantized
         yield from _invariant_calls(half)
         yield from _experts_calls(half)
-        # Of integers; on the oldest and the newest also of the formats that take the most registers.
+        # Integers everywhere; on the oldest and the newest also of the formats that take the most registers.
         gptq, *_, q6_k, _, floats = _weights(512)
         yield from _quantized_experts_calls(half, [gptq] if capability == 90 else [gptq, q6_k, floats])
     yield from _attention_calls(half, 32, 8, 128)
@@ -88,7 +88,7 @@ def _product_calls(capability: int) -> Iterator[Callable[[], Any]]:
 
 
 def _lora_calls(dtype: torch.dtype) -> Iterator[Callable[[], Any]]:
-    """Of a query, key and value, and an embedding, of two adapters."""
+    """Calls for a query, key and value, and an embedding, of two adapters."""
     out, b, vectors = torch.empty(8, 1536, dtype=dtype), torch.empty(2, 16, 1536, dtype=dtype), torch.empty(2, 1536)
     rows, wide = (_int32(8), _int32(3)), torch.empty(2, 3, 1024, 16, dtype=dtype)
     parts = _int32(2, 3), torch.empty(2, 3), _int32(4)
@@ -116,7 +116,7 @@ def _invariant_calls(dtype: torch.dtype) -> Iterator[Callable[[], Any]]:
 
 
 def _experts_calls(dtype: torch.dtype) -> Iterator[Callable[[], Any]]:
-    """Of Qwen3-MoE's experts, and of gpt-oss': with biases and what they do to gates."""
+    """Calls of Qwen3-MoE's experts, and of gpt-oss': with biases and what they do to gates."""
     hidden, ids, weights = torch.empty(8, 512, dtype=dtype), _int32(8, 4), torch.empty(8, 4)
     for activation, bias in ((ExpertActivation(), None), (ExpertActivation(limit=7.0, slope=1.702, offset=1.0), True)):
         packed = PackedExperts.empty(16, gated=True), PackedExperts.empty(16)
@@ -128,7 +128,7 @@ def _experts_calls(dtype: torch.dtype) -> Iterator[Callable[[], Any]]:
 
 
 def _choice_calls() -> Iterator[Callable[[], Any]]:
-    """Of Qwen3-MoE's router, and of DeepSeek V3's: by groups, with a correction."""
+    """Calls of Qwen3-MoE's router, and of DeepSeek V3's: by groups, with a correction."""
     yield lambda: choose_experts(torch.empty(8, 128), ExpertChoice(8, renormalised=True))
     grouped = ExpertChoice(8, "sigmoid", num_groups=8, num_groups_kept=4, group_best=2, renormalised=True)
     yield lambda: choose_experts(torch.empty(8, 256), grouped, torch.empty(256))
@@ -137,7 +137,7 @@ def _choice_calls() -> Iterator[Callable[[], Any]]:
 def _other_calls(capability: int) -> Iterator[Callable[[], Any]]:
     yield from _choice_calls()
     half = torch.bfloat16 if capability >= 80 else torch.float16
-    # Of Qwen3-Next's heads.
+    # Qwen3-Next's heads.
     yield from (call for _, call in state_calls(half, 2, 128, 128))
     for dtype in (torch.float32, half) if capability == 80 else (half,):
         logits = torch.empty(4, 49152, dtype=dtype)
@@ -173,7 +173,7 @@ def _other_calls(capability: int) -> Iterator[Callable[[], Any]]:
 
 
 def _weights(inner: int) -> list[QuantizedTensor]:
-    """Of 128 columns: GPTQ's, those of 3 bits, MXFP4's, Q6_K's, Q4_K's and 8-bit floats."""
+    """Weights of 128 columns: GPTQ's, those of 3 bits, MXFP4's, Q6_K's, Q4_K's and 8-bit floats."""
     codes, ones, groups = torch.zeros(128, inner, dtype=torch.uint8), torch.ones(128, 1), torch.ones(128, inner // 32)
     sub = groups.to(torch.uint8)
     gptq = QuantizedTensor(codes, 4, groups[:, ::4].half(), 128, zero_points=sub[:, ::4])

@@ -24,10 +24,10 @@ _SCALARS = {"i32": np.int32, "i64": np.int64, "u32": np.uint32, "u64": np.uint64
 
 
 KEPT = Path(__file__).parents[2] / "build" / "triton"
-"""What is compiled, for later runs, by what it was made of: without cubins, which nothing here runs."""
+"""Compiled kernels, for later runs, by their sources: without cubins, which nothing here runs."""
 
 reachable: list[torch.Tensor] = []
-"""What kernels may reach beside their arguments: by addresses in a table."""
+"""Tensors that kernels may reach beside their arguments: by addresses in a table."""
 
 
 class StandInDriver:

@@ -89,7 +89,7 @@ class Block(MatrixInstructions):
 
     def run(self, place: tuple[int, ...], grid: tuple[int, ...]) -> None:
         """Run the block of this place in the grid."""
-        # What another block has left there means nothing: NaN, or a number too large for an index.
+        # Another block's leavings mean nothing: NaN, or a number too large for an index.
         self._memory.shared.fill(0xFF)
         self._races.begin_block()
         self._special = {"%tid.x": self._threads, "%laneid": self._threads % WARP}

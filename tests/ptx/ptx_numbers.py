@@ -6,7 +6,7 @@ import numpy as np
 
 
 def names(operand: str) -> list[str]:
-    """Of the registers of a vector, or of the one."""
+    """The names of a vector's registers, or of the one."""
     return operand.strip("{}").replace(" ", "").split(",")
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 
-# Of a code: who, a block's number from 1; when, the barriers that it has passed; which, the thread's number.
+# A code says who, a block's number from 1; when, the barriers that it has passed; which, the thread's number.
 _BLOCK, _TIME, _THREAD = 40, 11, (1 << 11) - 1
 _TIMES = (1 << (_BLOCK - _TIME)) - 1
 # No thread's number.
@@ -75,7 +75,8 @@ class Races:
         self._released[place][self._block] = self._time
 
     def _of(self, piece: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Of each byte who wrote, who changed it by an atomic and who read it, 0 for nobody since the last write."""
+        """For each byte, who wrote it, who changed it by an atomic and who read it, 0 for nobody since the last
+        write."""
         if id(piece) not in self._accesses:
             writers, atomics, readers = (np.zeros(len(piece), dtype=np.int64) for _ in range(3))
             self._accesses[id(piece)] = writers, atomics, readers

@@ -1,4 +1,4 @@
-"""What Triton's compiler makes of every kernel computes what the references compute.
+"""Every kernel, as Triton's compiler makes it, computes what the references compute.
 
 The interpreter of the other tests runs the kernels' Python; here their PTX runs, instruction by instruction, for GPUs
 of three generations.
@@ -36,7 +36,7 @@ def everything() -> list[dict[str, Any]]:
 
 @pytest.fixture
 def reports(everything: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Of kernels that ran to their end."""
+    """Reports of kernels that ran to their end."""
     return [report for report in everything if "race" not in report]
 
 

@@ -124,7 +124,7 @@ def torchao(kind: str, **data: Any) -> dict[str, Any]:
 
 
 def auto_round(data_type: str, bits: int) -> dict[str, Any]:
-    """Of weights that are stored as compressed-tensors has them."""
+    """Settings of weights that are stored as compressed-tensors has them."""
     settings = {"bits": bits, "data_type": data_type, "act_bits": 16, "extra_config": {"lm_head": {"bits": 16}}}
     return {"quant_method": "auto-round", "packing_format": "auto_round:llm_compressor", **settings}
 
@@ -284,7 +284,7 @@ def method_of(name: str) -> str:
 
 
 def only_blocks(pack: Any) -> Pack:
-    """Of the linears of blocks, not the head."""
+    """Pack the linears of blocks, not the head."""
     return lambda name, weight: pack(weight) if "proj" in name else None
 
 

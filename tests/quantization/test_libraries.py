@@ -13,7 +13,7 @@ from vllm.quantization.stored import read_quantized
 
 
 def value(tensors: dict[str, Tensor], settings: dict[str, Any]) -> Tensor:
-    """Of the tensors of one module."""
+    """The value of one module's tensors."""
     named = [(f"model.q_proj.{name}", tensor) for name, tensor in tensors.items()]
     config = get_quantization_config(settings["quant_method"]).from_config(settings)
     ((_, read),) = read_quantized(named, {name: "file" for name, _ in named}, config)

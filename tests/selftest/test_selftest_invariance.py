@@ -24,7 +24,7 @@ from vllm.selftest.invariance import Check, InvarianceTest, compare_bits
 from vllm.selftest.probes import make_probes, result_of, run_probes
 from vllm.v1.worker.gpu.sample import vocab
 
-# What an architecture adds is in its layers; what a dtype adds is in the kernels.
+# An architecture adds layers; a dtype adds kernels.
 ARCHITECTURES_AND_DTYPES = (
     *((arch, "bfloat16") for arch in ARCHITECTURES),
     ("llama", "float32"),
@@ -200,7 +200,7 @@ def test_a_fault_is_found(
 def test_what_was_not_reached_has_not_passed(folder: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
     from vllm.v1.core.kv_cache_manager import CachedPrefix, KVCacheManager
 
-    monkeypatch.setattr(KVCacheManager, "find_prefix", lambda self, request: CachedPrefix([]))
+    monkeypatch.setattr(KVCacheManager, "find_prefix", lambda self, request: CachedPrefix())
     checks = {check.name: check for check in run(load(folder("llama", "small")))}
     assert [checks[name].passed for name in CACHED] == [False] * 3
     assert all(checks[name].differing == 0 for name in CACHED)

@@ -17,7 +17,7 @@ from vllm.layers.linear import LinearBase
 from vllm.selftest.trainer import LIMIT, Deviation, Sampled, Trainer, compare, make_prompts, sample
 
 MAX_TOKENS = 6
-# Of bfloat16, whose significands have 8 bits, after the few layers of these models.
+# The limit of bfloat16, whose significands have 8 bits, after the few layers of these models.
 HALF_LIMIT = 0.2
 
 

@@ -26,7 +26,8 @@ def make_engine(model: Path, **fields: Any) -> AsyncLLM:
 
 
 def server_args(**fields: Any) -> ServerArgs:
-    """Of a server for tests: its model is "tiny", and requests may bring the template that the model lacks."""
+    """Arguments of a server for tests: its model is "tiny", and requests may bring the template that the model
+    lacks."""
     return ServerArgs(**{"served_model_name": ["tiny"], "trust_request_chat_template": True, **fields})
 
 
@@ -63,7 +64,7 @@ class AppThread:
     async def _close(self) -> None:
         await self._client.aclose()
         self.engine.shutdown()
-        # What it cancelled ends.
+        # The tasks that it cancelled end.
         others = asyncio.all_tasks() - {asyncio.current_task()}
         await asyncio.gather(*others, return_exceptions=True)
 

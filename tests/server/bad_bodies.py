@@ -10,7 +10,7 @@ from byte_tokenizer import VOCAB_SIZE
 MAX_MODEL_LEN = 128
 MAX_LOGPROBS = 20
 MAX_IDS = 8
-"""Of the engine that the table is for."""
+"""The limit of the engine that the table is for."""
 
 LEFT_OUT = object()
 """In place of a value: the field is not there."""
@@ -73,7 +73,7 @@ _FLAGS = (
 _IDS = ("stop_token_ids", "allowed_token_ids", "logprob_token_ids", "logits_indices")
 _HUGE = (2**63, -(2**70), int("9" * 400))
 
-# Of completions and chat.
+# Bodies of completions and chat.
 GENERATION = [
     *bad("model", 7, ["tiny"], True),
     Bad({"model": "other"}, "model", "'other'", 404),
@@ -131,11 +131,11 @@ GENERATION = [
     *bad("stream_options", {"continuous_usage_stats": "yes"}, param="stream_options.continuous_usage_stats"),
     *bad("stream_options", {"include_usage": True}, says="unless stream is true"),
     *bad("stream_options", {"include_usag": 1}, param="stream_options.include_usag", says="options.include_usage'"),
-    # What is neither the prompt's matter nor sampling's.
+    # Fields that are neither the prompt's matter nor sampling's.
     *bad("priority", "1", True, 1.5, 2**70),
     *bad("request_id", "", "a b", "a\n", "é", "a" * 129, 7, SURROGATE),
     *bad("cache_salt", "", 7, [], SURROGATE),
-    # What is not done here: the reason is given.
+    # Fields that are not served here: the reason is given.
     *bad("tools", [{"type": "function"}], [1]),
     *bad("tool_choice", "required", {"type": "function"}),
     *bad("functions", [{}]),
@@ -161,11 +161,11 @@ GENERATION = [
     *bad("early_stopping", True, "never", "x", 7, says="early_stopping"),
     *bad("suffix", "x", says="suffix"),
     *bad("prompt_embeds", "AAAA", says="prompt_embeds"),
-    # What nobody knows: the nearest name is given.
+    # Names that nobody knows: the nearest one is given.
     *bad("tempratur", 1, says="'temperature'"),
     *bad("top_logprob_token_ids", [1], says="'logprob_token_ids'"),
     *bad("maxTokens", 1, says="'max_tokens'"),
-    *bad("zzz", False, says="unknown field 'zzz'; --ignore-unknown-fields lets"),
+    *bad("zzz", 0, True, says="unknown field 'zzz'; --ignore-unknown-fields lets"),
     *bad("repeat_penalty", 1.1, says="mean 'repetition_penalty'?; --ignore-unknown-fields lets"),
     *bad("num_ctx", 4096, says="'num_ctx'; --max-model-len sets the context's length; --ignore-unknown-fields lets"),
     *bad("keep_alive", "5m", says="the model stays loaded; --ignore-unknown-fields lets"),
@@ -181,6 +181,7 @@ GENERATION = [
 _TOO_LONG = [70] * (MAX_MODEL_LEN + 1)
 
 COMPLETIONS = [
+    *bad("prompt_embeds", "AAAA", ["AAAA"], says="--enable-prompt-embeds"),
     *bad("prompt", LEFT_OUT, says="prompt is required"),
     Bad({"prompt": LEFT_OUT, "promt": "a"}, "promt", "'prompt'"),
     *bad("prompt", None, 7, 1.5, True, {}, {"prompt": "a"}, {"prompt_token_ids": [70]}),
@@ -197,7 +198,7 @@ COMPLETIONS = [
     *bad("logprobs", MAX_LOGPROBS + 1, echo=True),
     *bad("echo", "yes", 1),
     *bad("prompt_logprobs", 3, echo=True, logprobs=1),
-    *bad("messages", [], says="/v1/chat/completions or /v1/messages takes it, and this route prompt; --ignore"),
+    *bad("messages", [{}], says="/v1/chat/completions or /v1/messages takes it, and this route prompt; --ignore"),
     *bad("top_logprobs", 1, says="logprobs"),
 ]  # fmt: skip
 
@@ -266,7 +267,7 @@ CHATS = [
     *bad("thinking", {"type": "disabled"}, says="'chat_template_kwargs.thinking'?; --ignore-unknown-fields lets"),
 ]  # fmt: skip
 
-# Of /generative_scoring and /v1/score.
+# Bodies of /generative_scoring and /v1/score.
 SCORINGS = [
     Bad({"model": "other"}, "model", "'other'", 404),
     *bad("query", LEFT_OUT, None, 7, {}, ["a"], [70.0], [True], [-1], [VOCAB_SIZE], [[70]], SURROGATE),

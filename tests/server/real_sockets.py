@@ -37,7 +37,7 @@ class SocketServer:
         self.port = port
 
     async def leftovers(self) -> dict[str, Any]:
-        """What the server, the engine and its core hold for requests: name -> what; empty when that is nothing."""
+        """All that the server, the engine and its core hold for requests, by name; empty when that is nothing."""
         engine = self.state.engine
         # Its process answers between two steps, after everything that it was sent before.
         core = await engine.replicas[0].core.call("stats")
@@ -83,7 +83,7 @@ class EngineLoop:
     def close(self) -> None:
         """End both."""
         self.engine.shutdown()
-        # What it cancelled ends in a turn of the loop.
+        # The tasks that it cancelled end in a turn of the loop.
         self._loop.run_until_complete(asyncio.sleep(0))
         self._loop.close()
 
@@ -161,7 +161,7 @@ class RawClient:
         return await self._reader.readuntil(b"\r\n0\r\n\r\n")
 
     async def read_some(self) -> bytes:
-        """What comes next."""
+        """The next bytes."""
         return await self._reader.read(1)
 
     async def read_to_end(self) -> None:

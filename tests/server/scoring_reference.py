@@ -1,4 +1,4 @@
-"""What the scoring endpoints must answer, by transformers and arithmetic."""
+"""The answers that scoring endpoints must give, by transformers and arithmetic."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the servers of conftest.py are asked with."""
+"""Requests to the servers of conftest.py."""
 
 MODEL = "smollm2"
 API_KEY = "the-key"

@@ -9,7 +9,7 @@ from vllm.v1.sample.logits_processor import LogitsProcessor
 
 STEP_SECONDS = 0.02
 HANG = {"vllm_xargs": {"hang": 1}}
-"""Of the request's body."""
+"""A field of the request's body."""
 
 
 class SlowProcessor(LogitsProcessor):

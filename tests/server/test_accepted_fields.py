@@ -58,7 +58,7 @@ def server(tmp_path_factory):
 
 
 def content(answer):
-    """What is not the request's own: no id, no time."""
+    """The answer without the request's own: no id, no time."""
     return {name: value for name, value in answer.items() if name not in ("id", "created")}
 
 
@@ -203,7 +203,7 @@ def test_unknown_fields_may_be_ignored(server, path):
     assert answer.status_code == 200, answer.text
     assert content(answer.json()) == content(server.post(path, **BODIES[path]))
     if path in GENERATING:
-        # What is known and asked for is not ignored.
+        # A field that is known and asked for is not ignored.
         answer = server.run(ask(tools=[{"type": "function"}]))
         assert (answer.status_code, answer.json()["error"]["param"]) == (400, "tools")
         answer = server.run(ask(temperature="hot"))

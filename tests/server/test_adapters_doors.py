@@ -17,7 +17,7 @@ from tiny_adapters import make_adapter, merged
 
 pytestmark = pytest.mark.usefixtures("engines_of_one_thread")
 
-# Of logprobs; probabilities and vectors differ by less.
+# The tolerance of logprobs; probabilities and vectors differ by less.
 TOLERANCE = 2e-4
 # They differ from answer to answer.
 OWN = {"id", "created", "created_at", "completed_at", "model", "item_id", "request_id", "system_fingerprint"}

@@ -19,7 +19,7 @@ TEMPLATE = {"chat_template": "{{ messages[0].content }}"}
 PAIRS = {"model": "tiny", "query": "ab", "documents": ["c", "d"]}
 TEXTS = {"model": "tiny", "input": ["ab", "c"]}
 COHERE = {"model": "tiny", "texts": ["ab", "c"], "input_type": "search_document"}
-# Those that need the model, where it can do what they ask for.
+# Requests that need the model, where it can do what they ask for.
 REQUESTS: dict[str, dict[str, Any]] = {
     "/v1/completions": {**COMPLETION, **GREEDY},
     "/v1/chat/completions": {**CHAT, **GREEDY, **TEMPLATE},
@@ -78,7 +78,7 @@ def app(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 
 
 def content(answer: Any) -> Any:
-    """What is not the request's own: no id, no time."""
+    """The answer without the request's own: no id, no time."""
     if isinstance(answer, list):
         return [content(each) for each in answer]
     if not isinstance(answer, dict):

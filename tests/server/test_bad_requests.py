@@ -73,7 +73,7 @@ def server(tmp_path_factory):
 
 
 def choices(server):
-    """What the server answers to a good request."""
+    """The server's choices for a good request."""
     answer = send(server, "/v1/completions", GOOD)
     assert answer.status_code == 200, answer.text
     return answer.json()["choices"]

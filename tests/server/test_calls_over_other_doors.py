@@ -173,7 +173,7 @@ def test_no_tool_may_be_called(server):
 
 
 def test_history_reaches_the_template(server):
-    """What was thought, said and called, and what came of it, is the same prompt through all three doors."""
+    """Thoughts, words, calls and their results make the same prompt through all three doors."""
     function = {"name": "weather", "arguments": '{"city": "Oslo"}'}
     said = {"reasoning_content": "hm", "tool_calls": [{"id": "c1", "type": "function", "function": function}]}
     history = [

@@ -63,12 +63,12 @@ def test_max_tokens_left_out_fill_the_context(server, llm):
 
 @pytest.mark.parametrize("k", [0, 1, 4, -1])
 def test_top_logprobs_are_the_true_ones_then_the_ids(server, llm, k):
-    """Also where the sampled token lies outside the top k, and where an id is in it."""
+    """Behind k > 0 of them the sampled token, where it lies outside, and no id that is there already."""
     fields = {"temperature": 2.0, "seed": 11, "max_tokens": 12}
     vocab_size = llm.llm_engine.model_config.vocab_size
     everything = offline(llm, **fields, logprobs=-1).outputs[0].logprobs
     best = max(everything[0], key=lambda token_id: everything[0][token_id].logit)
-    ids = [200, best, 7]
+    ids = [200, best, next(iter(everything[1])), 7]
     (choice,) = chat(server, **fields, logprobs=True, top_logprobs=k, logprob_token_ids=ids)["choices"]
     outside = 0
     for entry, position in zip(choice["logprobs"]["content"], everything, strict=True):
@@ -77,7 +77,8 @@ def test_top_logprobs_are_the_true_ones_then_the_ids(server, llm, k):
         ranked = sorted(position, key=lambda token_id: -position[token_id].logit)
         top = ranked[: vocab_size if k == -1 else k]
         outside += sampled not in top
-        expected = top + [token_id for token_id in ids if token_id not in top]
+        shown = [*top, sampled] if k > 0 and sampled not in top else top
+        expected = shown + [token_id for token_id in ids if token_id not in shown]
         assert [each["token_id"] for each in entry["top_logprobs"]] == expected
         for each in entry["top_logprobs"]:
             truth = position[each["token_id"]]
@@ -206,7 +207,7 @@ def test_variables_of_the_template(server):
     template = "{{ flavour }}:{{ messages[0].content }}"
     fields = {"chat_template": template, "chat_template_kwargs": {"flavour": "mint"}, "return_token_ids": True}
     answer = chat(server, **fields)
-    ids = server.engine.tokenizer.encode("mint:the cat", add_special_tokens=False)
+    ids = server.engine.input_processor.tokenizer.encode("mint:the cat", add_special_tokens=False)
     assert answer["prompt_token_ids"] == ids
 
 

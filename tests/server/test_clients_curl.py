@@ -21,7 +21,7 @@ PROMPT = "The capital of France is"
 
 
 class Answer(NamedTuple):
-    """What `curl -i` prints. Header names in lower case."""
+    """The answer as `curl -i` prints it. Header names in lower case."""
 
     status: int
     headers: dict[str, str]

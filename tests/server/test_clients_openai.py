@@ -106,7 +106,7 @@ def test_echo_with_logprobs(client: openai.OpenAI, llm: LLM) -> None:
     ):
         assert logprob == position[token_id].logprob
         assert top == {entry.decoded_token: entry.logprob for entry in position.values()}
-        # What evaluation harnesses take as "the model would have said this itself".
+        # Evaluation harnesses take it as "the model would have said this itself".
         assert (logprob == max(top.values())) == (position[token_id].rank == 1)
 
 

@@ -96,7 +96,7 @@ def test_every_split_of_broken_bytes(server):
         text = data.decode(errors="replace")
         whole = complete(server, ids[:split], ids[split:], logprobs=0, echo=True)
         assert whole["text"] == "".join(whole["logprobs"]["tokens"])
-        # What is unfinished at the end is no text.
+        # A character that is unfinished at the end is no text.
         assert whole["text"] in (text, text.removesuffix("\ufffd"))
         assert whole["text"] == complete(server, ids[:split], ids[split:], echo=True)["text"]
         own = complete(server, ids[:split], ids[split:], logprobs=0)
@@ -189,7 +189,7 @@ def test_tokens_of_what_the_text_leaves_out(server):
 
 
 def test_a_token_in_which_the_text_was_cut_is_shown_whole(server):
-    stop = server.engine.tokenizer.token_to_id("Ġstop")
+    stop = server.engine.input_processor.tokenizer.token_to_id("Ġstop")
     choice = complete(server, byte_ids("x"), [*byte_ids("a"), stop], stop="top", logprobs=0)
     assert (choice["text"], choice["logprobs"]["tokens"]) == ("a s", ["a", " stop"])
 

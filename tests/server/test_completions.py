@@ -232,7 +232,7 @@ def test_a_stream_adds_up_to_the_answer(server):
     whole = complete(server, prompt=prompts, **fields)
     body = {"prompt": prompts, "max_tokens": 5, **GREEDY, **fields, "stream_options": {"include_usage": True}}
     *chunks, last = server.stream("/v1/completions", **body)
-    # What was computed first stands in the cache by now.
+    # The prompt that was computed first stands in the cache by now.
     del whole["usage"]["prompt_tokens_details"], last["usage"]["prompt_tokens_details"]
     assert (last["choices"], last["usage"]) == ([], whole["usage"])
     assert chunks[0]["labels"] == whole["labels"]

@@ -75,7 +75,7 @@ def declared(request, tmp_path_factory):
 
 @torch.no_grad()
 def logits_of_answers(declared, query, documents):
-    """Of a generating model's two answers, [documents, 2]."""
+    """Logits of a generating model's two answers, [documents, 2]."""
     _, _, model, tokenizer = declared
     rows = []
     for document in documents:
@@ -123,7 +123,7 @@ def test_over_http(declared):
             answer = server.post("/score", text_1=QUERY, text_2=DOCUMENTS, **fields)
             found = [each["score"] for each in answer["data"]]
             assert found == pytest.approx(expected(declared, fields.get("instruction")), abs=1e-5)
-            # What spells a special token is text.
+            # Words that spell a special token are text.
             spelt = [f"{DOCUMENTS[0]} [SEP] a", DOCUMENTS[1]]
             answer = server.post("/score", text_1=QUERY, text_2=spelt, **fields)
             found = [each["score"] for each in answer["data"]]

@@ -10,7 +10,7 @@ import pytest
 from asgi import AppThread, make_engine
 from tiny_llm import make_tiny_model
 
-from vllm.chat.answers import AnswerFormat
+from vllm.answers.answer import AnswerFormat
 
 pytestmark = pytest.mark.usefixtures("engines_of_one_thread")
 

@@ -12,7 +12,7 @@ from byte_tokenizer import byte_ids
 from forced_tokens import ForcedTokens
 from tiny_llm import make_tiny_model
 
-from vllm.parser.typed_values import loaded
+from vllm.answers.syntax.typed_values import loaded
 
 pytestmark = pytest.mark.usefixtures("engines_of_one_thread")
 

@@ -74,7 +74,7 @@ class InFlight:
 
     @property
     def num_tokens(self) -> int:
-        """Of the stream, without its usage, error or end."""
+        """The stream's tokens, without its usage, error or end."""
         return sum(isinstance(event, dict) and bool(event.get("choices")) for event in self.events)
 
     def _ask(self) -> None:
@@ -123,7 +123,7 @@ def refuses(server: LiveServer) -> bool:
 
 
 def test_sigterm_lets_requests_finish(folder):
-    """What is in flight goes on to its end; what is new is sent away; health says so."""
+    """Requests in flight go on to their end; new ones are sent away; health says so."""
     two = ["--data-parallel-size", "2"] if usable_cores() > 1 else []
     with servers(folder, ["--access-log-format", "json", *two], ["--shutdown-timeout", "0.3"]) as (patient, hasty):
         assert_drains(patient, 2 if two else 1)

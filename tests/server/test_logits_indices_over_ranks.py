@@ -35,7 +35,7 @@ def server(folder: Path) -> Iterator[LiveServer]:
 
 @pytest.fixture(scope="module")
 def expected(folder: Path) -> list[dict[int, float]]:
-    """Of one rank: by position, the logits of the ids."""
+    """One rank's logits of the ids, by position."""
     params = SamplingParams(max_tokens=3, temperature=0, logprob_token_ids=INDICES)
     (output,) = make_tiny_llm(folder).generate([PROMPT], params, use_tqdm=False)
     return [{index: position[index].logit for index in INDICES} for position in output.outputs[0].logprobs]

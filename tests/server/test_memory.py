@@ -27,7 +27,7 @@ NUM_MIXED, NUM_SMALL = 60, 400
 
 NUM_SENT = 1500
 GROWTH_KIB = 8192
-"""Of a whole process over a thousand requests: what allocators do on their own, with room. A leak of 8 KiB a request
+"""Growth of a whole process over a thousand requests: allocators' own, with room. A leak of 8 KiB a request
 shows; smaller ones show in the counts of objects."""
 
 
@@ -105,7 +105,7 @@ def test_the_core_keeps_nothing_of_a_request(folder, cases):
 
 
 def assert_flat(blocks: list[int]) -> None:
-    """What three equal rounds leave behind."""
+    """Three equal rounds leave nothing behind."""
     # One a request would be a leak. Free lists of libraries fill up slowly, and the loop's own objects come and go.
     assert min(blocks[1] - blocks[0], blocks[2] - blocks[1]) < NUM_SMALL / 2, blocks
 

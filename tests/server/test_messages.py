@@ -252,6 +252,24 @@ def test_models_as_its_clients_read_them(server, monkeypatch):
         assert (answer.status_code, answer.json()["error"]["param"]) == (400, next(iter(query)))
 
 
+def test_models_as_llama_cpps_clients_read_them(server):
+    body = server.request("GET", "/v1/models").json()
+    (card,) = body["data"]
+    size = SIZES["max_model_len"]
+    assert card["meta"]["n_ctx"] == size <= card["meta"]["n_ctx_train"]
+    assert card["meta"]["n_vocab"] == server.state.engine.model_config.vocab_size and card["meta"]["n_embd"] > 0
+    assert body["models"] == [{"name": "tiny", "model": "tiny", "type": "model", "capabilities": ["completion"]}]
+
+
+@pytest.mark.parametrize("path", ["/v1/models/other", "/v1/none"])
+def test_its_clients_read_errors_of_any_path(server, path):
+    answer = server.request("GET", path, headers={"anthropic-version": "2023-06-01"})
+    body = answer.json()
+    assert (answer.status_code, body["type"], body["error"]["type"]) == (404, "error", "not_found_error")
+    assert body["error"]["message"] and answer.headers["request-id"]
+    assert "type" not in server.request("GET", path).json()
+
+
 def test_errors_have_anthropics_shape(server):
     assert error_of(server, 404, model="other")["type"] == "not_found_error"
     assert error_of(server, 401, headers={"x-api-key": "wrong"})["type"] == "authentication_error"

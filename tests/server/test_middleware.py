@@ -1,4 +1,4 @@
-"""What surrounds the endpoints, around endpoints that need no engine."""
+"""The layers around the endpoints, around endpoints that need no engine."""
 
 from __future__ import annotations
 
@@ -283,7 +283,7 @@ def test_a_stream_that_breaks_says_so(error, lines):
 
 
 def messages_of(app: FastAPI, path: str, query: bytes = b"", *incoming: dict[str, Any]) -> list[dict[str, Any]]:
-    """What the application sends for a POST, message by message."""
+    """The application's messages for a POST, message by message."""
     sent: list[dict[str, Any]] = []
     waiting = [*incoming, {"type": "http.request", "body": b"", "more_body": False}]
 

@@ -130,12 +130,13 @@ def many_ids(server: AppThread) -> None:
 
 
 @tries("chat `top_logprobs`")
-def exactly_the_top(server: AppThread) -> None:
+def the_top_and_the_sampled_token(server: AppThread) -> None:
     # The token that is sampled is no likely one.
     (entry,) = answer(server, CHAT, logprobs=True, top_logprobs=4, allowed_token_ids=[3])["choices"][0]["logprobs"][
         "content"
     ]
-    assert entry["token_id"] == 3 and len(entry["top_logprobs"]) == 4
+    assert entry["token_id"] == 3 and len(entry["top_logprobs"]) == 5
+    assert entry["top_logprobs"][-1]["token_id"] == 3
 
 
 CHECKS |= {

@@ -25,7 +25,7 @@ from tiny_llm import make_tiny_model
 KEY = 'a key\'s "own" $value'
 TEMPLATE = "{% for m in messages %}[{{ m.role }}] {{ m.content }}\n{% endfor %}[assistant] "
 FOLDER = Path(__file__).parent / "browser"
-# What page.mjs types.
+# page.mjs types these.
 REQUEST = {
     "model": "tiny",
     "prompt": "Stop the clock \U0001f600 at",
@@ -69,7 +69,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
 
 @pytest.fixture(scope="module")
 def seen(server: LiveServer) -> dict[str, dict[str, Any]]:
-    """What page.mjs saw."""
+    """All that page.mjs saw."""
     tools = find_tools()
     command = [tools.pop("node"), str(FOLDER / "page.mjs")]
     env = {**os.environ, **tools, "PAGE_URL": server.url, "PAGE_KEY": KEY}
@@ -79,7 +79,7 @@ def seen(server: LiveServer) -> dict[str, dict[str, Any]]:
 
 
 def scenario(seen: dict[str, dict[str, Any]], name: str, server: LiveServer) -> dict[str, Any]:
-    """What one scenario saw, in which no other host was asked and nothing was complained of."""
+    """The observations of one scenario, in which no other host was asked and nothing was complained of."""
     found = seen[name]
     assert "failed" not in found, f"{found['failed']}\n{found['log']}"
     assert found["log"]["hosts"] == [server.url.removeprefix("http://")]

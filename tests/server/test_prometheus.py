@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -11,13 +12,18 @@ from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from vllm.config import CacheConfig, LoRAConfig
+from vllm.sampling_params import SamplingParams
 from vllm.server.prometheus import make_registry
+from vllm.v1.messages import EngineCoreOutput
 from vllm.v1.metrics.engine_metrics import EngineMetrics
 
-# What dashboards and autoscalers made for vLLM ask for.
+# Dashboards and autoscalers made for vLLM ask for these.
 EXPECTED = {
-    "gauge": "num_requests_running num_requests_waiting kv_cache_usage_perc cpu_cache_usage_perc cache_config_info",
+    "gauge": "num_requests_running num_requests_waiting num_requests_waiting_by_reason engine_sleep_state "
+    "kv_cache_usage_perc cpu_cache_usage_perc cache_config_info",
     "counter": "num_preemptions prefix_cache_queries prefix_cache_hits prompt_tokens prompt_tokens_cached "
+    "prompt_tokens_by_source prompt_tokens_recomputed external_prefix_cache_queries external_prefix_cache_hits "
+    "mm_cache_queries mm_cache_hits "
     "generation_tokens request_success logprob_token_ids_read logprob_rows_read readings_seconds "
     "spec_decode_num_drafts spec_decode_num_draft_tokens spec_decode_num_accepted_tokens "
     "spec_decode_num_accepted_tokens_per_pos tp_collective_bytes tp_collective_calls "
@@ -29,9 +35,20 @@ EXPECTED = {
     "request_params_max_tokens iteration_tokens_total",
 }
 
+# A page of upstream's has these beside them, with its default flags.
+UPSTREAM = """
+python_info python_gc_objects_collected python_gc_objects_uncollectable python_gc_collections
+process_virtual_memory_bytes
+process_resident_memory_bytes process_start_time_seconds process_cpu_seconds process_open_fds process_max_fds
+http_requests http_request_duration_seconds http_request_duration_highr_seconds http_request_size_bytes
+http_response_size_bytes
+"""
+# These are the server's, not the engine's: test_metrics.py.
+HTTP = ("http_requests", "http_request_duration_seconds")
+
 
 def make_replica(**fields) -> SimpleNamespace:
-    """What of a Replica the metrics look at."""
+    """The part of a Replica that the metrics look at."""
     values = {
         "metrics": EngineMetrics(128),
         "stats": {},
@@ -43,10 +60,11 @@ def make_replica(**fields) -> SimpleNamespace:
 
 
 def make_engine(*replicas: SimpleNamespace, lora_config=None, **fields) -> SimpleNamespace:
-    """What of AsyncLLM the metrics look at: these replicas, or one with these fields."""
+    """The part of AsyncLLM that the metrics look at: these replicas, or one with these fields."""
     replicas = replicas or (make_replica(**fields),)
     config = SimpleNamespace(cache_config=CacheConfig(block_size=32), lora_config=lora_config)
-    return SimpleNamespace(replicas=replicas, vllm_config=config, core_pids=[os.getpid()] * len(replicas))
+    pids = [os.getpid()] * len(replicas)
+    return SimpleNamespace(replicas=replicas, vllm_config=config, core_pids=pids, sleep_level=0)
 
 
 def scrape(engine: SimpleNamespace, model_name: str = "tiny"):
@@ -73,7 +91,8 @@ def test_all_series_are_there_from_the_start():
             continue
         assert family.samples and family.documentation
         for sample in family.samples:
-            assert sample.value == 0 and sample.labels["model_name"] == "tiny" and sample.labels["engine"] == "0"
+            awake = sample.labels.get("sleep_state") == "awake"
+            assert sample.value == awake and sample.labels["model_name"] == "tiny" and sample.labels["engine"] == "0"
     for reason in ("stop", "length", "abort", "error"):
         assert value(samples, "request_success_total", finished_reason=reason) == 0
 
@@ -213,3 +232,39 @@ def test_replicas_are_told_apart():
 def test_a_model_name_may_hold_anything():
     _, samples = scrape(make_engine(), 'a "b"\\\n🙂')
     assert ("vllm:num_requests_running", ("engine", "0"), ("model_name", 'a "b"\\\n🙂')) in samples
+
+
+def test_prompt_tokens_by_source_add_up():
+    replica = make_replica()
+    record = replica.metrics.start(SamplingParams(max_tokens=2), 9, 0.0)
+    output = EngineCoreOutput("a", [5], num_cached_tokens=4, scheduled_time=0.5)
+    replica.metrics.observe_step([(record, output, None)], 1.0, 1.0)
+    _, samples = scrape(make_engine(replica))
+    counts = {"local_compute": 5, "local_cache_hit": 4, "external_kv_transfer": 0}
+    for source, count in counts.items():
+        assert value(samples, "prompt_tokens_by_source_total", source=source) == count
+    assert value(samples, "prompt_tokens_total") == 9
+
+
+@pytest.mark.parametrize(("level", "state"), list(enumerate(["awake", "weights_offloaded", "discard_all"])))
+def test_one_sleep_state_holds(level, state):
+    engine = make_engine()
+    engine.sleep_level = level
+    _, samples = scrape(engine)
+    for each in ("awake", "weights_offloaded", "discard_all"):
+        assert value(samples, "engine_sleep_state", sleep_state=each) == (each == state)
+
+
+def test_those_who_wait_are_told_apart():
+    _, samples = scrape(make_engine(stats={"num_running": 2, "num_waiting": 3, "num_preparing": 1}))
+    assert value(samples, "num_requests_waiting") == 4
+    assert value(samples, "num_requests_waiting_by_reason", reason="capacity") == 3
+    assert value(samples, "num_requests_waiting_by_reason", reason="deferred") == 1
+
+
+def test_what_upstream_shows_is_there_or_has_a_reason():
+    families, _ = scrape(make_engine())
+    page = (Path(__file__).parents[2] / "docs/metrics.md").read_text()
+    _, _, reasons = page.partition("### Names that are not here")
+    for name in UPSTREAM.split():
+        assert name in families or f"`{name}`" in reasons or name in HTTP, name

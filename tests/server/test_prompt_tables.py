@@ -66,7 +66,7 @@ def npy(array):
 
 
 def body(path, **fields):
-    """Of a request for the readings of IDS; `fields` of SamplingParams are where the path has them."""
+    """The body of a request for the readings of IDS; `fields` of SamplingParams are where the path has them."""
     own = {"max_tokens": 0, **fields}
     if path == COMPLETIONS:
         return {"model": "tiny", "prompt": IDS, **own}

@@ -1,4 +1,4 @@
-"""What all bodies have in common: whole numbers as floats, names that other engines' clients send."""
+"""All bodies have in common: whole numbers as floats, names that other engines' clients send."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ INTEGERS = [
 
 
 def _wrong_inputs(model: type[RequestModel], name: str, value: Any) -> list[Any]:
-    """What is refused of the field; other fields may be missing."""
+    """Values that the field refuses; other fields may be missing."""
     try:
         model.model_validate({name: value})
     except ValidationError as error:
@@ -84,6 +84,37 @@ def test_unknown_fields_say_how_they_pass(model):
         assert param == name and message.startswith(f"unknown field {name!r}") and "--ignore-unknown-fields" in message
         check_names({name: 1}, model, ignore_unknown=True)
         check_names({name: None}, model)
+
+
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("nothing", [None, False, "", [], {}])
+def test_fields_that_ask_for_nothing_pass(model, nothing):
+    names = {"zzz", "num_ctx", "rid", "session_params", "messages"}
+    # An empty object can turn on what it is the options of.
+    names |= set() if nothing == {} else {"no_stop_trim", "return_hidden_states", "web_search_options"}
+    check_names(dict.fromkeys(names - set(model.model_fields), nothing), model)
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_what_routers_write_into_every_body(model):
+    written = {
+        "separate_reasoning": True, "stream_reasoning": True, "no_stop_trim": False, "return_hidden_states": False,
+    }  # fmt: skip
+    check_names(written, model)
+    for name, value in written.items():
+        for asked in (not value, 1):
+            with pytest.raises(ApiError, match=f"{name} cannot be honoured: ") as caught:
+                check_names({name: asked}, model)
+            assert (caught.value.status, caught.value.param) == (400, name)
+
+
+@pytest.mark.parametrize("name", ["do_sample", "think", "enable_thinking"])
+def test_false_may_be_a_wish(name):
+    with pytest.raises(ApiError, match=f"unknown field '{name}'"):
+        check_names({name: False}, ChatCompletionRequest)
+    check_names({name: []}, ChatCompletionRequest)
+    with pytest.raises(ApiError, match="enabled cannot be honoured"):
+        check_names({"reasoning": {"enabled": False}}, ChatCompletionRequest)
 
 
 def test_hints_are_of_fields_that_are_there():
@@ -174,7 +205,7 @@ def test_a_body_of_another_route_says_which():
 @pytest.mark.parametrize("model", [ChatCompletionRequest, CompletionRequest])
 def test_neutral_values_are_compared_as_numbers(model):
     check_names({"thinking_token_budget": -1.0, "routed_experts_prompt_start": 0.0, "watermarking": False}, model)
-    for name, value in {"routed_experts_prompt_start": False, "watermarking": 0}.items():
+    for name, value in {"routed_experts_prompt_start": True, "watermarking": 0}.items():
         with pytest.raises(ApiError, match=name):
             check_names({name: value}, model)
 

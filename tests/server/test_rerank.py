@@ -48,6 +48,33 @@ def server(folder_and_model):
         yield app
 
 
+@pytest.mark.parametrize("path", ["/rerank", "/v1/rerank", "/v2/rerank"])
+def test_top_k_is_top_n(server, path):
+    best = server.post(path, query=QUERY, documents=DOCUMENTS, top_n=2)["results"]
+    for count in ({"top_k": 2}, {"top_k": 2, "top_n": 2}, {"top_k": 2, "top_n": 0}):
+        assert server.post(path, query=QUERY, documents=DOCUMENTS, **count)["results"] == best
+    error = refused(server, path, {"query": QUERY, "documents": DOCUMENTS, "top_n": 2, "top_k": 3}, 400)
+    assert error["param"] == "top_k"
+
+
+@pytest.mark.parametrize("path", ["/rerank", "/v1/rerank", "/v2/rerank"])
+def test_vllm_router_reads_a_list(server, path):
+    """It sends all of its fields, a model that was left out as "default", and makes the client's answer itself."""
+    written = {"model": "default", "top_k": None, "return_documents": True, "rid": None, "user": None}
+    whole = server.post(path, query=QUERY, documents=DOCUMENTS)["results"]
+    answer = server.post(path, query=QUERY, documents=DOCUMENTS, **written)
+    assert answer == [
+        {"score": each["relevance_score"], "index": each["index"], "document": each["document"]["text"]}
+        for each in whole
+    ]
+    own = {**written, "rid": "mine", "return_documents": False, "top_k": 1}
+    assert server.post(path, query=QUERY, documents=DOCUMENTS, **own) == [
+        {"score": whole[0]["relevance_score"], "index": whole[0]["index"]}
+    ]
+    refused(server, path, {"query": QUERY, "documents": DOCUMENTS, **written, "model": "other"}, 404)
+    refused(server, path, {"query": QUERY, "documents": DOCUMENTS, "model": "default"}, 404)
+
+
 def refused(server, path, body, status):
     answer = server.request("POST", path, json=body)
     assert answer.status_code == status, answer.text
@@ -125,7 +152,7 @@ def test_log_odds_readings_and_instructions(server, folder_and_model, encode):
 def test_a_query_is_read_once(server):
     documents = [f"{number} document" for number in range(6)]
     usage = server.post("/rerank", query="one long query " * 6, documents=documents)["usage"]
-    # Of five documents the whole of what stands before them, as usage counts it: in steps of 16.
+    # Five documents share all that stands before them, as usage counts it: in steps of 16.
     shared = len(TEMPLATE.partition("{{ document }}")[0].replace("{{ query }}", "one long query " * 6))
     assert usage["prompt_tokens_details"]["cached_tokens"] == 5 * (shared // 16 * 16)
 

@@ -1,4 +1,4 @@
-"""What is kept of responses and conversations: a bound in bytes, and what has not been used for longest goes."""
+"""The store of responses and conversations: a bound in bytes, and the least recently used go."""
 
 from __future__ import annotations
 

@@ -159,7 +159,7 @@ def test_what_to_do_instead(server):
         said = error_of(server, **{name: value})["message"]
         assert "give a function" in said and "runs no tools" not in said
     assert "runs no tools" in error_of(server, tools=[run_here])["message"]
-    assert "/v1/chat/completions or /v1/messages takes it" in error_of(server, messages=[])["message"]
+    assert "/v1/chat/completions or /v1/messages takes it" in error_of(server, messages=[{}])["message"]
     answer = server.request("POST", "/v1/responses/compact", json={"model": "tiny", "input": "a"})
     assert answer.status_code == 404 and "truncation=auto" in answer.json()["error"]["message"]
 
@@ -187,7 +187,7 @@ def test_null_is_as_if_left_out(server):
 
 
 def test_readings_equal_those_of_chat(server):
-    """Of chosen ids, top-k and labels, whole and streamed."""
+    """Readings of chosen ids, top-k and labels, whole and streamed."""
     own = {"top_logprobs": 2, "logprob_token_ids": [70, 71], "labels": ["a"], "logits_indices": [9]}
     want = chat(server, [{"role": "user", "content": "hello"}], logprobs=True, **own)
     choice = want["choices"][0]

@@ -32,8 +32,8 @@ KEY = "secret"
 TEMPLATE = "{% for m in messages %}>{{ m.content }}{% endfor %}"
 
 LEFT_OUT_CHECKS = (
-    # What a description cannot say is still refused: ids beyond the vocabulary, prompts beyond the context, labels of
-    # several tokens, fields that contradict each other.
+    # Limits that a description cannot say still refuse: ids beyond the vocabulary, prompts beyond the context, labels
+    # of several tokens, fields that contradict each other.
     "positive_data_acceptance",
 )
 
@@ -73,7 +73,7 @@ def test_bodies_are_described_to_the_field():
     schemas = description()["components"]["schemas"]
     for model in REQUEST_MODELS:
         body = schemas[model.__name__]
-        assert body["additionalProperties"] is False
+        assert body["additionalProperties"]["enum"] == [None, False, "", [], {}]
         assert set(body["properties"]) == {*model.model_fields, *model.ACCEPTED, *model.REFUSED}
         # One that is not asked to be there may be null.
         for name in set(model.model_fields) - set(body.get("required", ())):
@@ -184,7 +184,7 @@ def test_events_are_as_described(server):
 
 POOLING = ("/v1/embeddings", "/v2/embed", "/classify", "/pooling")
 OF_AN_ID = tuple(f"/v1/responses/{{response_id}}{rest}" for rest in ("", "/cancel", "/input_items"))
-"""Of responses that are there; nobody guesses which."""
+"""Paths of responses that are there; nobody guesses which."""
 # Other paths of endpoints that are tried at one of theirs.
 ALIASES = (
     "/v1/responses/input_tokens", "/v1/messages/count_tokens", "/invocations", "/embeddings", "/embed", "/v1/embed",
@@ -230,5 +230,5 @@ def test_every_router_is_served():
     prefix = f"{serving.__name__}."
     modules = [importlib.import_module(found.name) for found in walk_packages(serving.__path__, prefix)]
     with_router = {module.__name__.removeprefix(prefix) for module in modules if hasattr(module, "router")}
-    # Those of some environment variables are.
+    # The routes of some environment variables are.
     assert with_router == {*_ENDPOINTS, "adapters", "development"}

@@ -103,7 +103,7 @@ def ids_of(llm: LLM, documents: list[str] = DOCUMENTS, **fields: Any) -> list[li
 
 @torch.no_grad()
 def share(model: Any, ids: list[int], answers: list[int]) -> float:
-    """Of one answer the logistic function of its logit; of (no, yes) the share of yes."""
+    """The logistic function of one answer's logit; of (no, yes) the share of yes."""
     logits = model(torch.tensor([ids])).logits[0, -1].double()[answers]
     return float(logits.softmax(-1)[1] if len(answers) == 2 else logits.sigmoid())
 
@@ -265,7 +265,7 @@ def test_over_http(qwen3, log, runner):
         args = make_arg_parser(argparse.ArgumentParser()).parse_args(["--model", str(folder)])
         app.run(init_app_state(engine, SimpleNamespace(), args))
         assert len(log()) == 1
-        encode = engine.tokenizer.encode
+        encode = engine.input_processor.tokenizer.encode
         answers = [encode(word)[0] for word in ("no", "yes")]
 
         def want(text: str) -> float:

@@ -1,4 +1,4 @@
-"""What the scoring endpoints refuse, by which field; and that nothing of it stays in the engine."""
+"""The scoring endpoints' refusals, by field; nothing of a refused request stays in the engine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a query and an item are put together to, and what of it truncate_prompt_tokens cuts."""
+"""A query and an item are put together to a prompt, of which truncate_prompt_tokens cuts parts."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "server.md").read_text(encoding="utf-8")
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 _SPAN = re.compile(r"`([^`]+)`")
-# Those that come with a variable of the environment, or are the page's own.
+# Routes that come with a variable of the environment, or are the page's own.
 OPTIONAL = {"/v1/load_lora_adapter", "/v1/unload_lora_adapter"}
 NOT_LISTED = {"/", "/docs", "/redoc", "/openapi.json", "/docs/oauth2-redirect", "/favicon.ico"}
 

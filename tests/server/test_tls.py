@@ -82,7 +82,7 @@ def context(folder: Path, name: str | None) -> ssl.SSLContext:
 
 
 def status(server: LiveServer, folder: Path, name: str | None) -> int:
-    """Of an answer to a client with the certificate `name`."""
+    """The status of an answer to a client with the certificate `name`."""
     with httpx.Client(verify=context(folder, name), timeout=30) as client:
         return client.get(f"{server.url}/health").status_code
 

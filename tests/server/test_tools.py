@@ -151,7 +151,7 @@ def test_without_a_format_forced_calls_are_json(server):
 
 def test_strict_tools_bind_calls_in_free_text(server):
     strict = [{"type": "function", "function": {**WEATHER["function"], "strict": True}}]
-    # What follows the forced beginning of a call is the model's, and the grammar's.
+    # The rest of a call behind its forced beginning is the model's, and the grammar's.
     for beginning in ("Well: <tool_call>", '<tool_call>\n{"name": "weather", "arguments": {'):
         ids = byte_ids(beginning)
         body = {"vllm_xargs": {"forced": ids}, "max_tokens": 120, "temperature": 1, "seed": 1, "tools": strict}

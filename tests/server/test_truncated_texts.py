@@ -79,7 +79,7 @@ def test_an_echoed_text_is_that_of_the_tokens_that_are_left(server, cut):
         (CHAT, True, lambda cut: cut(TEXT, 3)),
         (CHAT, None, lambda cut: cut(TEXT, 3, add_special_tokens=False)),
         (CHAT, False, lambda cut: cut(TEXT, 3, add_special_tokens=False)),
-        # What a template writes is text.
+        # A template writes text.
         (WRITES_BOS, None, lambda cut: cut(TEXT, 3, add_special_tokens=False)),
         (WRITES_BOS, True, lambda cut: cut(TEXT, 3)),
     ],

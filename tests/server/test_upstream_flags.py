@@ -24,7 +24,7 @@ from vllm.exceptions import CliError
 from vllm.server.server_args import ServerArgs
 from vllm.server.upstream_server_args import UpstreamServerArgs
 
-# Of upstream's BaseFrontendArgs and FrontendArgs, and of its `serve` command.
+# The flags of upstream's BaseFrontendArgs and FrontendArgs, and of its `serve` command.
 UPSTREAM = """
     lora_modules chat_template chat_template_content_format trust_request_chat_template trust_request_mm_kwargs
     default_chat_template_kwargs reasoning_effort_map response_role return_tokens_as_token_ids enable_auto_tool_choice
@@ -231,7 +231,7 @@ def test_answers_behind_these_flags(server, client):
     log = server.log()
     assert "'hel'" in log and "hello" not in log
     assert "max_tokens=2" in log
-    # Of the whole answer and of the stream alike.
+    # The whole answer and the stream alike.
     shown, ids = first_output(log), [line.rpartition(": ")[2] for line in log.splitlines() if "output chatcmpl" in line]
     assert ids == [shown, shown]
     assert shown == f"{answer['choices'][0]['message']['content'][:3]!r}, ids {shown_ids(shown)} of 2, length"

@@ -218,7 +218,7 @@ def test_upstreams_fields_at_neutral_values(server, path, neutral, refused):
         assert (answer.status_code, answer.json()["error"]["param"]) == (400, *refused)
 
 
-# Of upstream's ChatCompletionRequest and CompletionRequest.
+# The fields of upstream's ChatCompletionRequest and CompletionRequest.
 UPSTREAM = {
     "/v1/chat/completions": """
         messages model frequency_penalty logit_bias logprobs top_logprobs max_tokens max_completion_tokens n

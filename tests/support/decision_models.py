@@ -104,6 +104,6 @@ class RandomDecisions:
         return question
 
     def options(self) -> dict[str, Any]:
-        """Of LLM.decide."""
+        """Options of LLM.decide."""
         read = self._random.choice(["labels", None, "values"])
         return {"read": read, "permutations": self._random.choice([1, 1, 1, 2, 3])}

@@ -1,4 +1,4 @@
-"""What a decision must say, by transformers' logits after the prompts and the labels that it reports."""
+"""The answer that a decision must give, by transformers' logits after the prompts and the labels that it reports."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 import torch
 
 TOLERANCE = 1e-4
-"""Of probabilities; both sides compute in float32."""
+"""The tolerance of probabilities; both sides compute in float32."""
 
 
 @torch.no_grad()
@@ -20,7 +20,7 @@ def label_logprobs(model: Any, prompt: list[int], labels: list[list[int]]) -> tu
     logprobs = [float(first[label[0]]) for label in labels]
     longest = max(len(label) for label in labels)
     if longest > 1:
-        # What stands after a label's end changes nothing before it.
+        # Padding after a label's end changes nothing before it.
         rows = torch.tensor([(label + [0] * longest)[: longest - 1] for label in labels])
         begun.past_key_values.batch_repeat_interleave(len(labels))
         logits = model(rows, past_key_values=begun.past_key_values).logits.double().log_softmax(-1)

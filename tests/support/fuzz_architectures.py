@@ -31,9 +31,9 @@ from models_util import load_model, paged_logits, random_prompts  # noqa: E402
 NUM_LAYERS = 4
 LENGTHS = (3, 21, 37)
 _TOLERANCE = 1e-4
-"""Of logits of unit variance: float32 sums in two orders, through four layers of sharp weights."""
+"""The tolerance for logits of unit variance: float32 sums in two orders, through four layers of sharp weights."""
 
-# What changes no logits of a decoder, or what a tiny model needs.
+# Options that change no logits of a decoder, or that a tiny model needs.
 _FIXED = re.compile(
     r"""_.*|.*token_id|.*dropout.*|.*drop|.*pdrop|initializer.*|init_.*|use_cache|vocab_size|architectures|model_type|
     .*_layers?|num_hidden_layers|hidden_size|n_embd|d_model|.*heads?|is_.*|add_cross_attention|output_.*|return_dict|
@@ -207,7 +207,7 @@ def _change_heads(trial: Trial, defaults: dict[str, Any], rng: random.Random) ->
 def _change_kinds(trial: Trial, defaults: dict[str, Any], rng: random.Random) -> None:
     if "layer_types" in defaults:
         own = trial.raw.get("layer_types") or defaults["layer_types"] or []
-        # Of a model with states, which may have fewer layers.
+        # A model with states, which may have fewer layers.
         has_states = bool({"linear_attention", "conv"} & set(own))
         known = sorted(set(own)) if has_states else ["full_attention", "sliding_attention"]
         count = trial.raw.get("num_hidden_layers", NUM_LAYERS)

@@ -20,7 +20,7 @@ from vllm.v1.structured_output.matcher import Grammars, Matcher
 
 TOKENS = {byte_id(byte): bytes([byte]) for byte in range(256)}
 TOKENS |= {FIRST_BYTE + 256 + index: text for index, text in enumerate(map(token_bytes, WORDS))}
-# What brings an answer nearer to its end.
+# Bytes that bring an answer nearer to its end.
 _CLOSING = {byte_id(byte) for byte in b'"}]'}
 _COMMA = byte_id(ord(","))
 
@@ -31,7 +31,7 @@ def byte_grammars(folder: Path) -> Grammars:
 
 
 def allowed_tokens(matcher: Matcher) -> list[int]:
-    """Those of the next position."""
+    """The tokens that are allowed at the next position."""
     mask = np.zeros(-(-VOCAB_SIZE // 32), dtype=np.int32)
     assert matcher.fill_mask(mask) is None
     return np.flatnonzero(np.unpackbits(mask.view(np.uint8), bitorder="little")).tolist()

@@ -1,4 +1,4 @@
-"""What tests of kernels run over: the instruction-set levels and the layouts that this machine can run, its device."""
+"""Tests of kernels run over these: the instruction-set levels and the layouts that this machine can run, its device."""
 
 from __future__ import annotations
 
@@ -38,5 +38,5 @@ needs_tiles = pytest.mark.skipif(
 BFLOAT16_LAYOUTS = ["packed_f32", "packed_bf16_dot", "packed_fp16"]
 
 
-# Of what runs on a CUDA device, and on a pretended one where there is none.
+# The marks of tests that run on a CUDA device, and on a pretended one where there is none.
 ON_CUDA = [pytest.mark.gpu] if torch.cuda.is_available() else []

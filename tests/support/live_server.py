@@ -97,11 +97,11 @@ class LiveServer:
         raise RuntimeError(f"the server is not ready after {_READY_SECONDS} s:\n{self.log()}")
 
     def log(self) -> str:
-        """What the server and its core have written to stderr."""
+        """All that the server and its core have written to stderr."""
         return _content(self._stderr)
 
     def access_log(self) -> str:
-        """What the server has written to stdout."""
+        """All that the server has written to stdout."""
         return _content(self._stdout)
 
     @property

@@ -62,7 +62,7 @@ class MemoryCommunicator(Communicator):
 
 
 def run_ranks(world_size: int, run: Callable[[Communicator], T]) -> list[T]:
-    """What `run` returns for each rank of a group, all of which run at a time."""
+    """Call `run` for each rank of a group, all at a time; their results."""
     meeting = _Meeting(world_size)
 
     def one(rank: int) -> T:

@@ -59,7 +59,7 @@ def load() -> tuple[str, list[Name]]:
 
 
 def find(name: Name) -> Any:
-    """What the name stands for here.
+    """The object that the name stands for here.
 
     Raises:
         ImportError, AttributeError: there is no such name.
@@ -71,7 +71,7 @@ def find(name: Name) -> Any:
 
 
 def problem(name: Name) -> str | None:
-    """What is lacking here; None when nothing is."""
+    """A description of what is lacking here; None when nothing is."""
     try:
         found = find(name)
     except (ImportError, AttributeError):
@@ -112,7 +112,7 @@ def names_section() -> str:
         *_table(("why, and what to do instead", "names"), _grouped(absent, lambda name: name.why)),
         "### Refused when used",
         "",
-        *_table(("why, and what to do instead", "names"), _grouped(refused, lambda name: name.why)),
+        *_table(("why, and what to do instead", "names, for example"), _grouped(refused, lambda name: name.why, 2)),
     ]
     return "\n".join(lines).rstrip() + "\n"
 
@@ -163,7 +163,7 @@ def _arguments(
 
 
 SECTIONS: list[Callable[[], str]] = [arguments_section, flags_section, names_section]
-"""What is made of code and put between the marks of the document, in this order."""
+"""Sections that are made of code and put between the marks of the document, in this order."""
 
 
 def document() -> str:
@@ -179,11 +179,16 @@ def _because(name: Name) -> str:
     return f": {name.why}" if name.why else ""
 
 
-def _grouped(names: Iterable[Name], key: Callable[[Name], str]) -> list[tuple[str, str]]:
+def _grouped(names: Iterable[Name], key: Callable[[Name], str], most: int | None = None) -> list[tuple[str, str]]:
+    """Names by their keys, largest group first; beyond `most` of a group they are counted."""
     groups: dict[str, list[str]] = {}
     for name in names:
         groups.setdefault(key(name), []).append(f"`{name}`")
-    return [(group, ", ".join(members)) for group, members in groups.items()]
+    rows = []
+    for group, members in sorted(groups.items(), key=lambda each: -len(each[1])):
+        more = [f"{len(members) - most} more"] if most is not None and len(members) > most else []
+        rows.append((group, ", ".join(members[:most] + more)))
+    return rows
 
 
 def _by_reason(items: Iterable[Field[Any]], shown: Callable[[str], str]) -> list[tuple[str, str]]:

@@ -198,7 +198,7 @@ SOUND: dict[str, st.SearchStrategy[Any]] = {
 junk = st.sampled_from(sorted(JUNK)).map(lambda name: JUNK[name]())
 
 
-# What the other fields are drawn around, so that not every request fails at the first check.
+# The other fields are drawn around these, so that not every request fails at the first check.
 KINDS: list[dict[str, Any]] = [
     {},
     {"temperature": 0},

@@ -6,8 +6,8 @@ import itertools
 import json
 from typing import Any
 
-from vllm.chat.answers import AnswerFormat, AnswerParser
-from vllm.parser.events import CallArguments, CallEnd, CallStart, Event, ParsedAnswer, collect
+from vllm.answers.answer import AnswerFormat, AnswerParser
+from vllm.answers.events import Answer, CallArguments, CallEnd, CallStart, Event, collect
 
 TOOLS = [
     {
@@ -54,7 +54,7 @@ def _check_order(events: list[Event]) -> None:
     assert not is_open
 
 
-def parts(answer: ParsedAnswer) -> tuple[str | None, str | None, list[tuple[str, str]]]:
+def parts(answer: Answer) -> tuple[str | None, str | None, list[tuple[str, str]]]:
     """Reasoning, content, and each call's name and arguments, as written."""
     return answer.reasoning, answer.content, [(call.name, call.arguments) for call in answer.calls]
 

@@ -128,7 +128,7 @@ def _capturing(graph: Any) -> Iterator[None]:
 
 
 class _Generator(torch.Generator):
-    """Of the CPU, for the device."""
+    """The CPU's generator, for the device."""
 
     def __new__(cls, device: Any = "cpu") -> _Generator:
         return super().__new__(cls, "cpu")

@@ -23,14 +23,14 @@ import torch
 from torch import Tensor
 
 Clock = dict[int, int]
-"""Of streams, by number, how many of their operations are done."""
+"""How many of a stream's operations are done, by the stream's number."""
 
 # Instead of what has not come yet; no token, and no logprob.
 _POISON = 127
 
 
 class StreamRace(AssertionError):
-    """What the device does depends on which stream is faster."""
+    """The device's results depend on which stream is faster."""
 
 
 @dataclass
@@ -55,7 +55,7 @@ class _Transfer:
 
 
 class Streams:
-    """What the streams have been given, and what is known of how far they are."""
+    """The operations that streams have been given, and how far each is known to be."""
 
     def __init__(self) -> None:
         self.current = 0
@@ -76,7 +76,7 @@ class Streams:
         _join(self._known[stream], self._known[for_stream])
 
     def reached(self) -> Clock:
-        """What is done when the current stream has done what it has been given."""
+        """The operations that are done once the current stream has done all that it was given."""
         return dict(self._known[self.current])
 
     def host_waits(self, *clocks: Clock) -> None:
@@ -132,7 +132,7 @@ class Streams:
         self._transfers.append(_Transfer(key_of(source), done, settle))
 
     def deliver(self, pinned: Tensor) -> None:
-        """What was copied there is there, for streams that know of it."""
+        """Note that a copy there is complete, for streams that know of it."""
         own = _joined(self._host, self._known[self.current])
         self._settle(lambda transfer: transfer.storage == key_of(pinned) and _covers(own, transfer.done))
 
@@ -178,7 +178,7 @@ class Streams:
 
 
 def key_of(tensor: Tensor) -> int:
-    """Of the storage, as long as it is there."""
+    """The storage's key, as long as it is there."""
     return tensor.untyped_storage()._cdata
 
 

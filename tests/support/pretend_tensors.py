@@ -44,7 +44,7 @@ def _mm_to(x: Tensor, y: Tensor, dtype: torch.dtype) -> Tensor:
     return x.to(dtype) @ y.to(dtype)
 
 
-# What CUDA computes and the CPU does not.
+# Operators that CUDA computes and the CPU does not.
 _OWN_KERNELS: dict[Any, Callable[..., Any]] = {_aten.mm.dtype: _mm_to}
 
 
@@ -57,14 +57,14 @@ class MixesDevices(AssertionError):
 
 
 class PretendTensor(Tensor):
-    """Of the pretended device; `held` is the CPU tensor."""
+    """A tensor of the pretended device; `held` is the CPU tensor."""
 
     held: Tensor
     mode: PretendMode
 
     @staticmethod
     def __new__(cls, held: Tensor) -> PretendTensor:
-        # What is a view of a tensor that inference mode did not make must not be its own.
+        # A view of a tensor that inference mode did not make must not be its own.
         with torch.inference_mode(False):
             return Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
                 cls,
@@ -111,7 +111,7 @@ class PretendTensor(Tensor):
 
 
 class PretendMode(TorchDispatchMode):
-    """What becomes of operations on the device."""
+    """Runs operations on the pretended device."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -178,7 +178,7 @@ class PretendMode(TorchDispatchMode):
         result = run()
         if func._schema.is_mutable:
             self.record(run)
-            # What it writes, in the order of the arguments.
+            # The tensors that it writes, in the order of the arguments.
             written = [
                 args[index] if index < len(args) else kwargs.get(each.name)
                 for index, each in enumerate(func._schema.arguments)
@@ -218,7 +218,7 @@ class PretendMode(TorchDispatchMode):
         return {}
 
     def launch(self, compute: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        """What a kernel's wrapper does, on held tensors."""
+        """Run a kernel's wrapper on held tensors."""
         for each in tree_leaves((args, kwargs)):
             if isinstance(each, Tensor) and not isinstance(each, PretendTensor):
                 raise MixesDevices(f"a kernel is given {tuple(each.shape)} {each.dtype} on the CPU")

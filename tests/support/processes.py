@@ -1,4 +1,4 @@
-"""What the system says of processes."""
+"""Processes, as the system sees them."""
 
 from __future__ import annotations
 

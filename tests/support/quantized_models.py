@@ -31,7 +31,7 @@ class Stored:
 
 
 Pack = Callable[[str, Tensor], Stored | None]
-"""Of a module's name and weight; None: the module is not quantised."""
+"""Stores a module's weight by its name; None: the module is not quantised."""
 
 
 @dataclass

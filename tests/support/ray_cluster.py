@@ -46,7 +46,7 @@ def _start_cluster() -> Any:
 
     # Actors import what this process does.
     _environment.setenv("PYTHONPATH", os.pathsep.join(path for path in sys.path if path))
-    # Of each folder that is read, 32 processes would look at the files.
+    # Each folder that is read would have 32 processes look at its files.
     _environment.setenv("RAY_DATA_PARQUET_FOOTER_NUM_ACTORS", "1")
     import_ray_for()
     import ray

@@ -1,4 +1,4 @@
-"""What transformers says a reading should be, and the comparison with what the engine returned."""
+"""The readings that transformers expects, and their comparison with the engine's."""
 
 from __future__ import annotations
 

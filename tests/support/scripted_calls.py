@@ -17,7 +17,7 @@ TEMPLATE = (
 CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "Oslo"}}\n</tool_call>'
 ANSWER = "It is cold."
 RESULT = "-7 degrees"
-"""What the function returns: prompts that hold it are answered."""
+"""The function's result: prompts that hold it are answered."""
 
 
 class ScriptedCalls(AdapterLogitsProcessor):

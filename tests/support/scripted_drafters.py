@@ -46,7 +46,7 @@ class ScriptedDrafter:
 
 
 def following(answers: Sequence[Sequence[int]]) -> Guess:
-    """What follows in the first of these token sequences that begins with the tokens."""
+    """Guess the rest of the first of these token sequences that begins with the tokens."""
 
     def guess(tokens: list[int], room: int) -> Sequence[int]:
         count = len(tokens)

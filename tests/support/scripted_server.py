@@ -13,7 +13,7 @@ from typing import Any
 
 @dataclass
 class Request:
-    """What a client sent, and how many requests its connection had before."""
+    """A client's request, and how many requests its connection had before."""
 
     method: str
     path: str

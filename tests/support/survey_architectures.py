@@ -65,7 +65,7 @@ def survey(model_type: str) -> tuple[str, str]:
 
 
 def _refusal(model_type: str, otherwise: str) -> tuple[str, str]:
-    """What a model of the usual size is refused for, before its weights are read; else "untried"."""
+    """The reason why a model of the usual size is refused before its weights are read; else "untried"."""
     from transformers import CONFIG_MAPPING
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 

@@ -21,9 +21,9 @@ from vllm.distributed.process_group import join_group
 from vllm.distributed.shared_memory import SharedMemoryCommunicator, make_links
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.executor.multiproc import sendable
+from vllm.v1.executor.worker import Worker, call_worker
 from vllm.v1.features.states.memory import StateSlots
 from vllm.v1.outputs import ModelRunnerOutput
-from vllm.v1.worker.worker import Worker, call_worker
 
 Result = TypeVar("Result")
 

@@ -112,7 +112,7 @@ def _add_to_experts(model: nn.Module, config: dict[str, Any], name: str, a: Tens
 
 
 def _replace_tokens(model: Any, config: dict[str, Any], name: str, rows: Tensor) -> None:
-    """Of a tied head, too, unless it has its own."""
+    """Replace a tied head's, too, unless it has its own."""
     indices = config["trainable_token_indices"]
     own = indices if isinstance(indices, list) else indices[name.rpartition(".")[2]]
     model.get_submodule(name).weight[own] = rows
@@ -127,7 +127,7 @@ def _replace(model: nn.Module, name: str, value: Tensor) -> None:
 
 
 def scale_of(config: dict[str, Any], name: str) -> float:
-    """What B A is multiplied by in the module `name`."""
+    """The factor of B A in the module `name`."""
     rank = _by_pattern(config.get("rank_pattern"), name, config["r"])
     alpha = _by_pattern(config.get("alpha_pattern"), name, config["lora_alpha"])
     return alpha / math.sqrt(rank) if config.get("use_rslora") else alpha / rank

@@ -48,7 +48,7 @@ _SIZES: dict[str, Any] = {
     "eos_token_id": 2,
     "pad_token_id": 0,
 }
-# Of these, also where they are None unless given.
+# Options that are needed, also where they are None unless given.
 _NEEDED = (
     "head_dim",
     "num_key_value_heads",

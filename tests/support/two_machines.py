@@ -49,7 +49,7 @@ class TwoMachines:
             pytest.skip("network namespaces cannot be joined here")
 
     def link(self, delay_seconds: float = 0.0, loss: float = 0.0, is_cut: bool = False) -> None:
-        """What happens to packets from here on, in each direction."""
+        """Set what happens to packets from here on, in each direction."""
         assert self._wire.stdin is not None and self._wire.stdout is not None
         self._wire.stdin.write(json.dumps([delay_seconds, loss, is_cut]) + "\n")
         self._wire.stdin.flush()

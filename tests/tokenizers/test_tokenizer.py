@@ -46,7 +46,7 @@ def tokenizer(folder: Path) -> Tokenizer:
 
 @pytest.fixture(scope="module")
 def of_gguf() -> Any:
-    """What transformers makes of the embedded GGUF file, with the pre-tokenizer of SmolLM2's own tokenizer.json:
+    """Transformers' tokenizer of the embedded GGUF file, with the pre-tokenizer of SmolLM2's own tokenizer.json:
     transformers does not read the header's `tokenizer.ggml.pre`, by which digits stand alone."""
     from transformers import AutoTokenizer
 

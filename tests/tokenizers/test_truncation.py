@@ -18,7 +18,7 @@ from vllm.exceptions import VLLMValidationError
 from vllm.tokenizers.tokenizer import SlowTokenizer, Tokenizer, get_tokenizer
 from vllm.tokenizers.truncation import special_tokens_around, truncate_ids, truncate_text
 
-# What stands around a text, and how many tokens that are.
+# Templates around a text, and how many tokens they add.
 TEMPLATES = {"$A": 0, "<s> $A": 1, "$A </s>": 1, "<s> $A </s>": 2, "<s> <s> $A </s>": 3}
 PIECES = ("a", "b", " the", "stop", "<s>", "</s>", "\n", "é", "😀")
 

@@ -17,13 +17,14 @@ from vllm.upstream.finder import _WITH_ATTRIBUTES
 def test_a_class_has_them_once_its_module_is_imported(module):
     assert set(ROWS) == _WITH_ATTRIBUTES
     for name, attributes in ROWS[module].items():
-        own = vars(getattr(importlib.import_module(module), name))
+        owner = importlib.import_module(module)
+        own = vars(getattr(owner, name) if name else owner)
         assert all(own[attribute] is value for attribute, value in attributes.items())
 
 
 def test_upstreams_path_to_a_worker_ends_at_the_object_that_is_all_of_it():
     from vllm.v1.engine.core import EngineCore
-    from vllm.v1.worker.worker import Worker
+    from vllm.v1.executor.worker import Worker
 
     core, worker = object.__new__(EngineCore), object.__new__(Worker)
     core.executor = SimpleNamespace(driver_worker=worker)

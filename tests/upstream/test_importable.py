@@ -1,4 +1,4 @@
-"""What could be imported can be imported: the paths and names of tests/data/importable.txt."""
+"""Every former import works: the paths and names of tests/data/importable.txt."""
 
 from __future__ import annotations
 

@@ -68,7 +68,7 @@ def test_a_prompt_that_ends_inside_a_character(tokenizer, byte_fallback, kind):
             detokenizer.update(ids[split:], False)
             whole = text.encode()[:split].decode(errors="ignore")
             assert whole + detokenizer.output_text == text
-    # What a prompt begins and nothing finishes is no part of the output.
+    # A character that a prompt begins and nothing finishes is no part of the output.
     for data, split, added in (
         (b"a\xe4\xb8bc", 3, "bc"),
         (b"a\xe4\xb8bc", 2, "bc"),

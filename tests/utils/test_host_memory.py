@@ -15,7 +15,7 @@ needs_proc = pytest.mark.skipif(not Path("/proc/self/smaps").is_file(), reason="
 
 
 def resident_kib(path: Path) -> int:
-    """Of the file's mappings in this process."""
+    """The resident size of the file's mappings in this process."""
     found, is_own = 0, False
     for line in Path("/proc/self/smaps").read_text().splitlines():
         first = line.split()[0]
@@ -38,7 +38,7 @@ def test_pages_are_given_back_behind_the_reader(kept: int, tmp_path: Path, monke
         assert tensor.sum() == tensor.numel() * int(name)
         read[name] = tensor
         most = max(most, resident_kib(path))
-    # What is 2 to 3 times `kept` behind is gone, of 8 MiB; else all of it is there.
+    # Pages 2 to 3 times `kept` behind are gone, of 8 MiB; else all of them are there.
     assert (most <= 2048) is (kept == 1 << 18)
     # It is read again where it is needed after all.
     assert all(tensor.equal(values[name]) for name, tensor in read.items())

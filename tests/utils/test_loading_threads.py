@@ -85,7 +85,7 @@ def test_an_error_of_the_block_comes_before_the_call_s() -> None:
         raise RuntimeError("the block's")
     with pytest.raises(ValueError, match="the call's"):
         failed.result()
-    # What had not begun by then is not made any more.
+    # Work that had not begun by then is not done any more.
     with pytest.raises(RuntimeError, match="the block's"), meanwhile(fail) as failed:
         raise RuntimeError("the block's")
     with pytest.raises(CancelledError):

@@ -7,8 +7,9 @@ from typing import Any
 
 import torch
 
+import vllm.attention.flashinfer as flashinfer
+import vllm.attention.varlen as varlen
 from vllm import envs
-from vllm.attention import flashinfer, varlen
 from vllm.attention.backend import AttentionBackend, PagedAttention
 from vllm.attention.flashinfer import FlashInferAttention
 from vllm.attention.options import AttentionOptions, LayerKind

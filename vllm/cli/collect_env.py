@@ -31,7 +31,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def described() -> str:
-    """What the command prints."""
+    """The text that the command prints."""
     return "\n".join(_lines(collect()))
 
 

@@ -89,7 +89,7 @@ def add_generation_arguments(parser: argparse.ArgumentParser, max_tokens: int | 
 
 
 def sampling_params(args: argparse.Namespace, defaults: dict[str, Any] | None = None) -> SamplingParams:
-    """What the flags say; `defaults` (the model's own) for those left out."""
+    """The parameters that the flags give; `defaults` (the model's own) for those left out."""
     options = {"max_tokens": None, **(defaults or {}), **_given_sampling(args)}
     return SamplingParams(**options, output_kind=RequestOutputKind.DELTA)
 
@@ -129,12 +129,12 @@ class LocalModel:
         self._params = sampling_params(args, config.default_sampling_params)
 
     def complete(self, text: str) -> Iterator[str]:
-        """What continues a text, piece by piece as it is generated."""
+        """The continuation of a text, piece by piece as it is generated."""
         return stream(self._engine, text, self._params)
 
     def chat(self, messages: list[dict[str, Any]], template: str | None) -> Iterator[str]:
         """The answer to a conversation, piece by piece; `template` replaces the model's own."""
-        from vllm.chat import render_conversations
+        from vllm.answers.prompts import render_conversations
 
         (prompt,) = render_conversations(messages, self._engine.tokenizer, chat_template=template)
         return stream(self._engine, prompt, self._params)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from vllm.config.checks import at_least
@@ -11,7 +11,7 @@ from vllm.exceptions import shown
 from vllm.utils.checks import check_number
 
 FLOAT8_DTYPES = {"fp8": "float8_e4m3fn", "fp8_e4m3": "float8_e4m3fn", "fp8_e5m2": "float8_e5m2"}
-"""What torch calls the dtypes of 8 bits that a KV cache may have."""
+"""Torch's names of the dtypes of 8 bits that a KV cache may have."""
 
 
 class Chunks(NamedTuple):
@@ -21,7 +21,7 @@ class Chunks(NamedTuple):
 
 
 Window = int | Chunks | None
-"""What queries of a layer see: so many tokens, themselves included, those of their chunk, or all before them."""
+"""Queries of a layer see so many tokens, themselves included, those of their chunk, or all before them."""
 
 
 def resolve_cache_dtype(asked: str, model_dtype: str, is_encoder: bool) -> str:
@@ -66,6 +66,7 @@ class CacheConfig:
         snapshot_interval: tokens after which a state is kept, a multiple of block_size; None = chosen by the sizes of
             states and keys when the engine starts.
         cache_dtype: "auto", the model's, or one of FLOAT8_DTYPES.
+        num_gpu_blocks: blocks that the engine has, in a configuration of a running engine's; None before.
     """
 
     block_size: int = 16
@@ -83,10 +84,16 @@ class CacheConfig:
     num_snapshots: int = 0
     snapshot_interval: int | None = None
     cache_dtype: str = "auto"
+    num_gpu_blocks: int | None = field(default=None, repr=False, compare=False)
+
+    @property
+    def finds_prefixes(self) -> bool:
+        """Whether requests can begin with cached content: blocks without the state at their end begin nothing."""
+        return self.enable_prefix_caching and (self.num_states is None or self.num_snapshots > 0)
 
     @property
     def float8_dtype(self) -> str | None:
-        """What torch calls the cache's dtype; None: it is the model's."""
+        """Torch's name of the cache's dtype; None: it is the model's."""
         return FLOAT8_DTYPES.get(self.cache_dtype)
 
     def __post_init__(self) -> None:

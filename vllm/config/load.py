@@ -8,6 +8,8 @@ from typing import Any, ClassVar
 from vllm.config.unserved import UnservedConfig, choice, number
 
 LOAD_FORMATS = ("auto", "dummy")
+OTHER_FORMATS: set[str] = set()
+"""The formats of loaders that callers registered in this process."""
 # Upstream's values for what is found out anyway.
 _SAME_AS_AUTO = ("safetensors", "hf", "gguf", "pt", "bitsandbytes")
 
@@ -15,15 +17,25 @@ _SAME_AS_AUTO = ("safetensors", "hf", "gguf", "pt", "bitsandbytes")
 def resolve_load_format(name: Any, quantization: str | None = "bitsandbytes") -> str:
     """One of LOAD_FORMATS. `quantization`: the model's, once it is known. ValueError: it is none of upstream's values
     for these, or not the model's."""
+    if name in OTHER_FORMATS:
+        return str(name)
     known = str(getattr(name, "value", name)).lower()
     if known not in (*LOAD_FORMATS, *_SAME_AS_AUTO):
-        raise ValueError(f"load_format must be one of {', '.join((*LOAD_FORMATS, *_SAME_AS_AUTO))}, got {name!r}")
+        others = sorted(OTHER_FORMATS)
+        raise ValueError(
+            f"load_format must be one of {', '.join((*LOAD_FORMATS, *_SAME_AS_AUTO, *others))}, got {name!r}"
+        )
     if known == "bitsandbytes" != quantization:
         raise ValueError(
             "load_format='bitsandbytes', but the model is no checkpoint of bitsandbytes: use one, or "
             "quantization='int4', which rounds the weights of any unquantised model"
         )
     return "auto" if known in _SAME_AS_AUTO else known
+
+
+def reads_folder(load_format: Any) -> bool:
+    """Whether the weights are those of the model's folder."""
+    return load_format != "dummy" and load_format not in OTHER_FORMATS
 
 
 @dataclass
@@ -56,6 +68,8 @@ class LoadConfig(UnservedConfig):
     def asked(self) -> dict[str, Any]:
         """See UnservedConfig.asked; the load formats that the engine has ask for nothing else."""
         found = super().asked()
-        if self.load_format in (*LOAD_FORMATS, *_SAME_AS_AUTO):
+        if self.load_format in (*LOAD_FORMATS, *_SAME_AS_AUTO, *OTHER_FORMATS):
             found.pop("load_format", None)
+        if self.load_format in OTHER_FORMATS:
+            found.pop("model_loader_extra_config", None)
         return found

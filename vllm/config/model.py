@@ -10,7 +10,7 @@ from vllm import envs
 from vllm.config.checkpoint.late_interaction import LateInteraction
 from vllm.config.checkpoint.sentence_transformers import SentencePooling
 from vllm.config.checks import at_least, one_of
-from vllm.config.load import LOAD_FORMATS
+from vllm.config.load import LOAD_FORMATS, OTHER_FORMATS
 from vllm.config.pooler import PoolerConfig
 from vllm.pooling_params import check_dimensions
 from vllm.sampling_params import LOGPROBS_MODES, MAX_LOGPROB_TOKEN_IDS
@@ -61,7 +61,8 @@ class ModelConfig:
             with our attention, linears and head) or "auto": ours where there is one, else transformers'.
         rounding: "vllm"; "transformers": activations and logits are rounded to `dtype` wherever its modules do;
             "autocast": wherever these do under torch.autocast with bfloat16. "auto" becomes VLLM_ROUNDING's value.
-        load_format: "auto" loads the folder's weights, "dummy" makes random ones up.
+        load_format: "auto" loads the folder's weights, "dummy" makes random ones up; others are callers' loaders.
+        model_loader_extra_config: options of such a loader.
         max_model_len: longest prompt plus output, in tokens.
         max_logprobs: cap on `logprobs`; -1 = the vocabulary.
         max_logprob_token_ids: cap on the length of `logprob_token_ids`; -1 = the vocabulary.
@@ -69,6 +70,7 @@ class ModelConfig:
         logits_processors: classes of custom logits processors, loaded.
         max_seq_len_to_capture: CUDA graphs are for decode steps whose longest context has at most so many tokens;
             None: for all.
+        enable_prompt_embeds: prompts may have embeddings in place of tokens.
         runner: "generate" or "pooling". The fields after it are of pooling models:
         convert: what is pooled: "embed", "classify", "token_classify" or "reward".
         attn_type: "decoder", or "encoder_only", where tokens see those after them, too.
@@ -78,7 +80,7 @@ class ModelConfig:
     """
 
     model: str
-    # What a caller leaves out, the folder's config.json says.
+    # The folder's config.json says what a caller leaves out.
     path: str = ""
     tokenizer: str = ""
     hf_config: HFConfig = None  # type: ignore[assignment]
@@ -96,6 +98,7 @@ class ModelConfig:
     enforce_eager: bool = False
     quantization: str | None = None
     load_format: str = "auto"
+    model_loader_extra_config: dict[str, Any] | None = None
     model_impl: str = "auto"
     rounding: str = "auto"
     logits_processors: tuple[type, ...] = ()
@@ -103,6 +106,7 @@ class ModelConfig:
     attention_backend: str = "auto"
     served_model_name: tuple[str, ...] = ()
     default_sampling_params: dict[str, Any] = field(default_factory=dict)
+    enable_prompt_embeds: bool = False
     runner: str = "generate"
     convert: str = "none"
     attn_type: str = "decoder"
@@ -114,7 +118,7 @@ class ModelConfig:
     def __post_init__(self) -> None:
         self._complete()
         one_of("dtype", self.dtype, DTYPES)
-        one_of("load_format", self.load_format, LOAD_FORMATS)
+        one_of("load_format", self.load_format, (*LOAD_FORMATS, *sorted(OTHER_FORMATS)))
         check_limits(self)
         if self.rounding == "auto":
             object.__setattr__(self, "rounding", envs.rounding())
@@ -122,6 +126,10 @@ class ModelConfig:
         one_of("attention_backend", self.attention_backend, ATTENTION_BACKENDS)
         at_least("max_model_len", self.max_model_len, 1)
         check_dimensions(self.pooler_config.dimensions, self)
+        if self.runner == "pooling" and self.enable_prompt_embeds:
+            raise ValueError(
+                "enable_prompt_embeds=True is for models that generate, and this one is a pooling model: leave it out"
+            )
         if self.runner == "pooling" and (self.pooler_config.max_embed_len or 0) > self.max_embed_len:
             raise ValueError(
                 f"pooler_config: max_embed_len={self.pooler_config.max_embed_len} is more than "
@@ -153,18 +161,24 @@ class ModelConfig:
 
     @property
     def runner_type(self) -> str:
-        """What it is served as: "generate" or "pooling"."""
+        """The model is served as this: "generate" or "pooling"."""
         return self.runner
 
     @property
     def supported_tasks(self) -> tuple[str, ...]:
-        """What the model can be asked for: "generate", or the tasks of a pooling model, the default first."""
+        """The tasks that the model can be asked for: "generate", or the tasks of a pooling model, the default first."""
         return self.pooling_tasks if self.runner == "pooling" else ("generate",)
 
     @property
     def embedding_size(self) -> int:
         """Length of an embedding."""
         return self.pooling.size(self.hf_config.hidden_size)
+
+    @property
+    def input_embedding_size(self) -> int:
+        """Length of the embedding of a prompt's token."""
+        # OPT's may differ from the hidden states.
+        return int(self.hf_config.raw.get("word_embed_proj_dim") or self.hf_config.hidden_size)
 
     @property
     def max_embed_len(self) -> int:

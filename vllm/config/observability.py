@@ -10,7 +10,7 @@ from vllm.config.unserved import UnservedConfig, choice, number
 
 @dataclass
 class ObservabilityConfig(UnservedConfig):
-    """What is measured beside the metrics that are always there."""
+    """Measurements beside the metrics that are always there."""
 
     instead: ClassVar[str] = "it is not measured; docs/metrics.md lists what /metrics and LLM.get_metrics() show"
     harmless: ClassVar[frozenset[str]] = frozenset(

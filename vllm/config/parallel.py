@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from vllm.config.checks import at_least, one_of
 
@@ -28,6 +28,8 @@ class ParallelConfig:
         data_parallel_rank: which of them this configuration is for, in [0, data_parallel_size).
         worker_extension_cls: a class, or its path, whose methods workers get.
         data_parallel_master_port: changes nothing; the replicas' processes meet over files.
+        placement_group: of Ray, whose bundles the ranks of "ray" take; None: the one that the caller runs in, if it has
+            a bundle for each rank, or else a new one.
     """
 
     tensor_parallel_size: int = 1
@@ -37,6 +39,7 @@ class ParallelConfig:
     data_parallel_rank: int = 0
     worker_extension_cls: str | type = ""
     data_parallel_master_port: int = field(default=0, repr=False, compare=False)
+    placement_group: Any = field(default=None, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         at_least("tensor_parallel_size", self.tensor_parallel_size, 1)

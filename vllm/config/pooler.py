@@ -107,7 +107,7 @@ class PoolerConfig(UnservedConfig):
         return "STEP" in (self.tok_pooling_type, self.pooling_type) or self.step_tag_id is not None
 
 
-# Of fields whose neutral value is not None.
+# Fields whose neutral value is not None.
 _NEUTRAL = {"enable_chunked_processing": False, "logit_mean": 0.0, "logit_sigma": 1.0}
 _OLDER_FIELDS = {
     "normalize": "use_activation",
@@ -127,7 +127,7 @@ _FIELDS_OF_TASKS = {
     "step_tag_id": frozenset({"token_classify"}),
     "returned_token_ids": frozenset({"token_classify"}),
 }
-# Of older callers, what they say in place of runner and convert.
+# Older callers say these in place of runner and convert.
 _OLDER_TASKS = {
     "auto": ("auto", "auto"),
     "generate": ("generate", "auto"),
@@ -150,7 +150,7 @@ _TASKS = {
 
 
 def tasks_of(convert: str, is_encoder: bool, pooler: PoolerConfig, own: tuple[str, ...] = ()) -> tuple[str, ...]:
-    """What a pooling model can do, the default first; `own`: of an architecture that is made for other tasks.
+    """The tasks of a pooling model, the default first; `own`: those of an architecture that is made for other tasks.
 
     Raises:
         ValueError: `pooler.task` is not among it.
@@ -213,7 +213,8 @@ def runner_fields(args: Any, source: Source) -> dict[str, Any]:
     for name, needed in _FIELDS_OF_TASKS.items():
         if getattr(pooler, name) not in (None, _NEUTRAL.get(name)) and not needed & set(tasks):
             raise ValueError(f"pooler_config: {name} is for {' and '.join(sorted(needed))}; this model has {tasks}")
-    default = SentencePooling((_encoder_mode(raw, kind) if source.is_encoder else _decoder_mode(raw, kind),))
+    mode = _encoder_mode(raw, kind) if source.is_encoder else _decoder_mode(raw, kind)
+    default = SentencePooling((source.hf_config.default_pooling or mode,))
     pooling = sparse or (folder if "embed" in kind else None) or default
     pooling = replace(pooling, has_token_heads=has_heads)
     pooling.check(source.hf_config.hidden_size, source.path.name)
@@ -229,7 +230,8 @@ def runner_fields(args: Any, source: Source) -> dict[str, Any]:
 
 
 def _sparse_pooling(source: Source, folder: SentencePooling | None) -> SentencePooling | None:
-    """Of a model whose architecture pools words: as the folder says, or as most do; None: it is another one."""
+    """The pooling of a model whose architecture pools words: as the folder says, or as most do; None: it is another
+    one."""
     if not is_sparse(source.hf_config.architectures):
         return None
     found = folder if folder is not None and folder.sparse is not None else SentencePooling(normalize=False)

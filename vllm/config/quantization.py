@@ -12,7 +12,7 @@ STORED = tuple(sorted(module.name.replace("_", "-") for module in pkgutil.iter_m
 """Formats of checkpoints, by their files."""
 
 ON_LOAD = ("int8", "int4", "fp8")
-"""What is done to any unquantised checkpoint when it is loaded; fp8 may be its own format, too."""
+"""Quantisations of any unquantised checkpoint when it is loaded; fp8 may be its own format, too."""
 
 QUANTIZATIONS = (None, *ON_LOAD, *(name for name in STORED if name not in ON_LOAD))
 

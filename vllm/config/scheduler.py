@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from vllm.config.checks import at_least, one_of
 
@@ -20,6 +20,7 @@ class SchedulerConfig:
         max_num_batched_tokens: tokens in a step.
         enable_chunked_prefill: split a prompt over steps when it does not fit.
         policy: "fcfs" or "priority" (lower value first).
+        max_model_len: the model's, for callers who look for it here; None in a configuration of a caller's own.
         async_scheduling: begin a step before the results of the one before it are known; results are the same.
     """
 
@@ -28,6 +29,7 @@ class SchedulerConfig:
     enable_chunked_prefill: bool = True
     policy: str = "fcfs"
     async_scheduling: bool = False
+    max_model_len: int | None = field(default=None, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         at_least("max_num_seqs", self.max_num_seqs, 1)

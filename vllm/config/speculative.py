@@ -31,7 +31,7 @@ _SERVED = {
     "suffix_decoding_max_tree_depth", "suffix_decoding_max_cached_requests", "suffix_decoding_max_spec_factor",
     "suffix_decoding_min_token_prob",
 }  # fmt: skip
-# Of another engine's batches, and what upstream's arguments put into its own configuration.
+# Options of another engine's batches, and those that upstream's arguments put into its own configuration.
 _CHANGES_NOTHING = {
     "enforce_eager", "disable_padded_drafter_batch", "disable_eagle_block_drop", "disable_lookahead_block_hashes",
     "use_local_argmax_reduction", "index_share_for_mtp_iteration", "target_model_config", "target_parallel_config",
@@ -134,7 +134,7 @@ EAGLE_OPTIONS = (
     "draft_vocab_size", "eagle_config", "norm_before_residual", "target_hidden_size", "target_layer_count",
     "eagle_aux_hidden_state_layer_ids", "num_aux_hidden_states",
 )  # fmt: skip
-"""Of an EAGLE head's config.json, beside a Llama's."""
+"""Keys of an EAGLE head's config.json, beside a Llama's."""
 
 
 def num_named_layers(raw: Mapping[str, Any]) -> int:

@@ -1,4 +1,4 @@
-"""What requests' structured_outputs are by default, and by which library."""
+"""Defaults of requests' structured_outputs, and the library."""
 
 from __future__ import annotations
 

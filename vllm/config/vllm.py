@@ -36,7 +36,7 @@ class VllmConfig:
     """None: no adapters."""
     speculative_config: SpeculativeConfig | None = None
     """None: each step computes one token of a request."""
-    # Of what is not done; callers look whether it is configured.
+    # Not served; callers look whether it is configured.
     reasoning_config: ClassVar[None] = None
     kv_transfer_config: ClassVar[None] = None
     kv_events_config: ClassVar[None] = None

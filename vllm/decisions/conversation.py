@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from vllm.decisions.parts import (
+from vllm.decisions.content import (
     check_literal,
     check_nullable_text,
     check_object,

@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from vllm.decisions.parts import check_literal, check_object, check_text, content_text, is_list
+from vllm.decisions.content import check_literal, check_object, check_text, content_text, is_list
 from vllm.decisions.types import Option, Question
 from vllm.exceptions import VLLMValidationError, shown
 from vllm.utils.checks import wrong_type

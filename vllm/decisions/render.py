@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from vllm.chat import render_texts
+from vllm.answers.prompts import render_texts
 from vllm.decisions.conversation import Turn, after_examples, conversations, transcript
 from vllm.decisions.prompts import ANSWER_CUE, EXAMPLES, example_question, example_text
 from vllm.exceptions import VLLMValidationError

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from vllm.decisions.parts import check_text, is_list
+from vllm.decisions.content import check_text, is_list
 from vllm.decisions.questions import MAX_LEVELS, choice_options
 from vllm.decisions.types import Option, Question
 from vllm.exceptions import VLLMValidationError, shown
-from vllm.utils.checks import wrong_type
+from vllm.utils.checks import asks_for_nothing, wrong_type
 
 MAX_QUESTIONS, MAX_OPTIONS = 64, 26
 """Limits of this interface; /v1/decisions takes more of both."""
@@ -37,7 +37,7 @@ def _question(name: str, key: Any, value: Any) -> Question:
     place = f"{name}.{check_text(name, key)}"
     if not isinstance(value, Mapping):
         raise wrong_type(place, value, "a question: an object with type, instructions and criteria")
-    unknown = sorted(str(field) for field in value if field not in _FIELDS)
+    unknown = sorted(str(field) for field, each in value.items() if field not in _FIELDS and not asks_for_nothing(each))
     if unknown:
         message = f"{place} has unknown field(s) {', '.join(unknown)}; known: {', '.join(_FIELDS)}"
         raise VLLMValidationError(message, name, unknown[0])

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from vllm.distributed.process_group import connect_hosts
-from vllm.distributed.utils import StatelessProcessGroup
+from vllm.distributed.stateless_group import StatelessProcessGroup
 
 BUCKET_BYTES = 1 << 30
 # A sender may gather, between two buckets, what its own ranks hold.

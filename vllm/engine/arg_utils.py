@@ -21,7 +21,7 @@ from vllm.config import (
 from vllm.config.attention import AttentionConfig
 from vllm.config.cache import FLOAT8_DTYPES, resolve_cache_dtype
 from vllm.config.checkpoint.overrides import Overrides, extended
-from vllm.config.load import resolve_load_format
+from vllm.config.load import reads_folder, resolve_load_format
 from vllm.config.lora import LoRAConfig
 from vllm.config.model import one_capture_length
 from vllm.config.pooler import runner_fields
@@ -75,6 +75,9 @@ class EngineArgs(UpstreamArgs):
     skip_tokenizer_init: bool = arg(
         False, "do without a tokenizer: prompts are token ids, outputs have no text", to="model_config"
     )
+    enable_prompt_embeds: bool = arg(
+        False, "prompts may be embeddings, as prompt_embeds of /v1/completions and LLM.generate", to="model_config"
+    )
     trust_remote_code: bool = arg(
         False, "let the code in the model's and the tokenizer's repositories run", to="model_config"
     )
@@ -93,7 +96,11 @@ class EngineArgs(UpstreamArgs):
     )
     load_format: str = arg(
         "auto",
-        "auto (also safetensors, gguf, hf): the model's weights; dummy: random ones from the seed, for measuring",
+        "auto (also safetensors, gguf, hf): the model's weights; dummy: random ones from the seed, for measuring; or "
+        "the name of a registered loader",
+    )
+    model_loader_extra_config: dict[str, Any] | None = arg(
+        None, "options of a registered loader (load_format), as JSON", to="model_config"
     )
     generation_config: str = arg(
         "auto",
@@ -254,6 +261,7 @@ class EngineArgs(UpstreamArgs):
     max_lora_cls_labels: int | None = arg(None, "changes nothing: an adapter's files say it", to="lora_config")
 
     def __post_init__(self) -> None:
+        load_general_plugins()
         # None is upstream's word for "the default".
         for item in fields(self):
             if getattr(self, item.name) is None and item.default is not MISSING:
@@ -306,7 +314,6 @@ class EngineArgs(UpstreamArgs):
         speculative = self.create_speculative_config(self.tensor_parallel_size)
         if headless:
             raise ValueError("headless=True is not supported: one server starts all replicas (data_parallel_size)")
-        load_general_plugins()
         logits_processors = tuple(load_logits_processors(self.logits_processors))
         device = self._resolve_device(parallel_config := self.create_parallel_config())
         _check_variables(device, self.tensor_parallel_size, self.disable_custom_all_reduce)
@@ -387,7 +394,7 @@ class EngineArgs(UpstreamArgs):
             device=device,
             revision=self.revision,
             hf_overrides=overrides,
-            needs_weights=self.load_format != "dummy",
+            needs_weights=reads_folder(self.load_format),
             download_dir=self.download_dir,
             hf_token=self.hf_token,
             model_impl=self.model_impl,
@@ -444,6 +451,7 @@ class EngineArgs(UpstreamArgs):
             max_num_seqs=num_seqs if self.max_num_seqs is None else self.max_num_seqs,
             max_num_batched_tokens=budget,
             async_scheduling=device == "cuda" if self.async_scheduling is None else self.async_scheduling,
+            max_model_len=max_model_len,
         )
 
     def _check_quantization(self) -> None:
@@ -490,7 +498,7 @@ class EngineArgs(UpstreamArgs):
     @classmethod
     def from_cli_args(cls, args: argparse.Namespace) -> Self:
         """Read the flags back from a parsed command line."""
-        # What is unused without a flag may be a flag of the server, which heeds it.
+        # An unused argument without a flag may be a flag of the server, which heeds it.
         own = [item for item in fields(cls) if item.metadata.get("flag", True) or "why" not in item.metadata]
         return cls(**{item.name: getattr(args, item.name) for item in own if hasattr(args, item.name)})
 

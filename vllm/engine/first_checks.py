@@ -1,4 +1,4 @@
-"""What arguments can be refused for at once, without torch and without loading anything."""
+"""Checks that refuse arguments at once, without torch and without loading anything."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from vllm.config.checkpoint.hub import fetch
 from vllm.config.checkpoint.local_model import check_gguf_file, check_hub_name, is_gguf_name, local_model
 from vllm.config.checkpoint.overrides import Overrides
 from vllm.config.checkpoint.shards import shard_files
-from vllm.config.load import resolve_load_format
+from vllm.config.load import OTHER_FORMATS, reads_folder, resolve_load_format
 from vllm.config.model import check_limits
 from vllm.config.pooler import PoolerConfig, asked_runner
 from vllm.config.quantization import (
@@ -84,6 +84,11 @@ def check_values(args: Any) -> None:
     args.check_neutral()
     check_weight_transfer_config(args.weight_transfer_config)
     resolve_load_format(args.load_format)
+    if args.model_loader_extra_config and args.load_format not in OTHER_FORMATS:
+        raise ValueError(
+            f"model_loader_extra_config={shown(args.model_loader_extra_config)} is not supported: load_format="
+            f"{args.load_format!r} has no options; a loader that register_model_loader has been given may have"
+        )
     requested_dtype(args.dtype)
     if not isinstance(args.hf_overrides, dict | None) and not callable(args.hf_overrides):
         kind = type(args.hf_overrides).__name__
@@ -140,7 +145,7 @@ def _check_quantization_name(asked: str | None) -> None:
 
 
 def _check_step(args: Any) -> None:
-    """What a step holds, and the cache; the limits do not depend on the model."""
+    """Check what a step holds, and the cache; the limits do not depend on the model."""
     as_structured_outputs_config(
         args.structured_outputs_config, args.guided_decoding_backend, args.guided_decoding_disable_any_whitespace
     )
@@ -173,7 +178,7 @@ def _check_package(what: str, spec: Any) -> None:
 
 
 def _check_model(args: Any, model: str | None, revision: str | None, overrides: Overrides) -> dict[str, Any] | None:
-    """What config.json says; None where it says nothing yet: a .gguf file, or overrides by a function."""
+    """Check config.json; None where it says nothing yet: a .gguf file, or overrides by a function."""
     found = local_model(model)
     if found is None:
         assert model is not None
@@ -181,7 +186,7 @@ def _check_model(args: Any, model: str | None, revision: str | None, overrides: 
             return None  # large: it is for the load to fetch
         check_hub_name(model)
         found = fetch(model, ["config.json"], revision, args.download_dir, args.hf_token)
-    elif found.is_dir() and args.load_format != "dummy":
+    elif found.is_dir() and reads_folder(args.load_format):
         shard_files(found)
     if found.is_file():
         check_gguf_quantization(args.quantization, found)

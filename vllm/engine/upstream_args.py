@@ -56,7 +56,7 @@ class UpstreamArgs:
     """The arguments, with upstream's names and defaults: those that are refused at another value, and those that only
     change nothing. docs/migration.md lists them."""
 
-    # Of former versions.
+    # Arguments of former versions.
     # On the command line it is --no-enable-log-requests.
     disable_log_requests: bool = unused(False, _LOG_REQUESTS, flag=False)
     use_v2_block_manager: bool = unused(True, _ONE_WAY)
@@ -89,7 +89,6 @@ class UpstreamArgs:
     override_neuron_config: dict[str, Any] | None = unused(None, "it is of another device")
     override_pooler_config: dict[str, Any] | None = refused(None, "pooler_config is its name")
 
-    enable_prompt_embeds: bool = refused(False, _PROMPTS)
     io_processor_plugin: str | None = refused(None, _PROMPTS)
 
     allowed_local_media_path: str = refused("", _MEDIA)
@@ -208,7 +207,6 @@ class UpstreamArgs:
     hf_config_path: str | None = refused(None, _FOLDER)
     code_revision: str | None = refused(None, _FOLDER)
     model_class_overrides: dict[str, str] | None = refused(None, _FOLDER)
-    model_loader_extra_config: dict[str, Any] | None = refused(None, _FOLDER)
     quantization_config: dict[str, Any] | None = refused(None, _FOLDER)
 
     safetensors_load_strategy: str | None = unused(None, _SAFETENSORS)

@@ -32,13 +32,14 @@ from vllm.v1.engine.adapters import distinct, once
 from vllm.v1.engine.calls import EngineCalls, check_pause_mode, routed
 from vllm.v1.engine.core_process.client import CoreClient
 from vllm.v1.engine.core_process.start import CoreProcessHandle
-from vllm.v1.engine.input_processor import InputProcessor, ProcessedPrompt, load_tokenizer
+from vllm.v1.engine.input_processor import InputProcessor, ProcessedPrompt, load_tokenizer, with_notes
 from vllm.v1.engine.llm_engine import check_executor_class
 from vllm.v1.engine.output_processor import id_in_use_error
 from vllm.v1.engine.replica import Replica
 from vllm.v1.engine.replica_router import ReplicaRouter
 from vllm.v1.engine.request_stream import RequestStream
 from vllm.v1.messages import EngineCoreOutput
+from vllm.v1.metrics.loggers import StatLoggers
 from vllm.v1.structured_output.matcher import read_early
 
 _PAUSE_POLL_SECONDS = 0.01
@@ -75,33 +76,40 @@ class AsyncLLM(EngineCalls):
         meanwhile: Callable[[Tokenizer | None], None] | None = None,
     ) -> None:
         """Start the engine cores and wait until they are ready; EngineDeadError: one could not start, with the cause.
-        The engine logs nothing by itself, so that the arguments about logs change nothing; loggers, executors other
-        than the configuration's, and cores that run elsewhere, are refused.
+        The engine logs nothing by itself, so that the arguments about logs change nothing; executors other than the
+        configuration's, and cores that run elsewhere, are refused.
 
         Args:
             executor_class: None, or what Executor.get_class gives.
+            stat_loggers: callables (vllm_config, engine_index), or subclasses of AggregateStatLoggerBase
+                (vllm.v1.metrics.loggers), which make what is told of each step, once the engine is ready.
             core_processes: data_parallel_size processes that `start_core` started; none = start them.
             meanwhile: called with the tokenizer while the cores load the model.
         """
-        check_neutral("stat_loggers", stat_loggers, "read get_metrics, or the server's /metrics")
         check_neutral("client_addresses", client_addresses, "the engine starts its cores itself")
         check_executor_class(vllm_config, executor_class)
         self.vllm_config = config = vllm_config
         self.model_config = config.model_config
         cores = _start_cores(config, core_processes)
         try:
-            self.tokenizer = load_tokenizer(self.model_config)
+            tokenizer = load_tokenizer(self.model_config)
             read_early(self.model_config)
             if meanwhile is not None:
-                meanwhile(self.tokenizer)
+                meanwhile(tokenizer)
             for core in cores:
                 core.wait_until_ready()
+            cache = replace(config.cache_config, num_gpu_blocks=min(core.num_blocks for core in cores))
+            self.vllm_config = config = replace(config, cache_config=cache)
+            self.stat_loggers = StatLoggers(config, stat_loggers, len(cores)) if stat_loggers else None
         except BaseException:
             _close_cores(cores)
             raise
-        self.input_processor = InputProcessor(config, self.tokenizer)
+        self.input_processor = InputProcessor(config, tokenizer)
         self.tracer = make_tracer(config)
         self.replicas = [Replica(core, self.input_processor, self.tracer) for core in cores]
+        if self.stat_loggers is not None:
+            for index, replica in enumerate(self.replicas):
+                replica.listen(partial(self.stat_loggers.record, index))
         self._router: ReplicaRouter | None = None
         if len(cores) > 1:
             cache, num_blocks = config.cache_config, [core.num_blocks for core in cores]
@@ -109,6 +117,12 @@ class AsyncLLM(EngineCalls):
         self._receivers: list[asyncio.Task[None]] = []
         self._adapters: dict[int, str] = {}  # paths of those that were loaded, by id; they may have been evicted since
         self._resumed: asyncio.Event | None = None  # set while it is not paused; None = it never was
+
+    @property
+    def tokenizer(self) -> Any:
+        """What `get_tokenizer` gives; None with skip_tokenizer_init."""
+        own = self.input_processor.tokenizer
+        return None if own is None else own.hf_tokenizer
 
     @classmethod
     def from_vllm_config(
@@ -144,11 +158,14 @@ class AsyncLLM(EngineCalls):
         sampling_params: SamplingParams,
         request_id: str,
         *,
+        prompt_text: str | None = None,
         lora_request: Any = None,
         tokenization_kwargs: Mapping[str, Any] | None = None,
         trace_headers: Mapping[str, str] | None = None,
         priority: int = 0,
         data_parallel_rank: int | None = None,
+        session_id: str | None = None,
+        kv_hints: Any = None,
     ) -> AsyncGenerator[RequestOutput, None]:
         """Yield the outputs of one prompt, by `sampling_params.output_kind`. Leaving the iteration early aborts the
         request. Arguments and errors as for `add_request`; EngineDeadError also when the engine dies meanwhile."""
@@ -161,6 +178,9 @@ class AsyncLLM(EngineCalls):
             trace_headers=trace_headers,
             priority=priority,
             data_parallel_rank=data_parallel_rank,
+            prompt_text=prompt_text,
+            session_id=session_id,
+            kv_hints=kv_hints,
         ) as stream:
             async for output in stream:
                 yield output
@@ -210,6 +230,9 @@ class AsyncLLM(EngineCalls):
         trace_headers: Mapping[str, str] | None = None,
         priority: int = 0,
         data_parallel_rank: int | None = None,
+        session_id: str | None = None,
+        prompt_text: str | None = None,
+        kv_hints: Any = None,
     ) -> RequestStream:
         """Check and queue one request.
 
@@ -222,6 +245,7 @@ class AsyncLLM(EngineCalls):
             tokenization_kwargs: as in LLM.generate.
             trace_headers: W3C's, of the trace that the request's span is to be part of.
             priority: lower runs earlier under the "priority" policy.
+            session_id, prompt_text, kv_hints: as of LLMEngine.add_request.
 
         Raises:
             VLLMValidationError: a bad prompt, parameter, id or adapter; nothing is queued then.
@@ -245,6 +269,7 @@ class AsyncLLM(EngineCalls):
         await self.compile_grammar(params)
         checked = self.input_processor.process_params(params, len(processed.token_ids))
         (processed,) = await self.with_adapters([processed], [lora_request])
+        processed = with_notes(processed, prompt_text, session_id, kv_hints)
         with continued(self.tracer, trace_headers):
             return await self.add_checked(request_id, processed, checked, priority)
 
@@ -259,9 +284,10 @@ class AsyncLLM(EngineCalls):
     async def process_prompts(
         self, prompts: Sequence[Any], params: Sequence[Any], *, options: TextOptions = DEFAULT_TEXT_OPTIONS
     ) -> list[ProcessedPrompt]:
-        """InputProcessor.process_prompts, for long texts in a thread."""
+        """InputProcessor.process_prompts, for long texts and embeddings in a thread."""
         process = self.input_processor.process_prompts
-        if sum(len(_text_of(prompt)) for prompt in prompts) > _LONG_TEXT:
+        has_embeds = any(isinstance(prompt, dict) and "prompt_embeds" in prompt for prompt in prompts)
+        if has_embeds or sum(len(_text_of(prompt)) for prompt in prompts) > _LONG_TEXT:
             return await asyncio.to_thread(process, prompts, params, options=options)
         return process(prompts, params, options=options)
 
@@ -331,7 +357,9 @@ class AsyncLLM(EngineCalls):
         """
         params = DecisionParams(**options)
         # In a thread: templates and long inputs may be slow.
-        plan = await asyncio.to_thread(DecisionPlan, self.model_config, self.tokenizer, input, questions, params)
+        plan = await asyncio.to_thread(
+            DecisionPlan, self.model_config, self.input_processor.tokenizer, input, questions, params
+        )
         requests = plan.requests()
         if request_id is None:
             request_id = f"decision-{uuid.uuid4().hex}"
@@ -470,7 +498,7 @@ class AsyncLLM(EngineCalls):
             if await self.is_sleeping():
                 message = 'mode must not be "wait": requests wait themselves until a sleeping engine wakes up'
                 raise VLLMValidationError(message, "mode", mode)
-            # Those that were kept run, too.
+            # Requests that were kept run, too.
             await self._call("pause", False)
         if self._resumed is None:
             self._resumed = asyncio.Event()

@@ -166,7 +166,7 @@ class Search:
         self.params = params
         self.priority = priority
         self.returns_logprobs = returns_logprobs
-        self.metrics = RequestMetrics(time.monotonic())
+        self.metrics = RequestMetrics.arrived(time.monotonic())
         self.num_cached_tokens: int | None = None
         self.error: str | None = None
         self.stop_reason: str | None = None  # beside an error
@@ -193,7 +193,7 @@ class Search:
         query.max_tokens, query.logprobs = 0, min(self.beams.num_candidates, config.vocab_size)
         query.logprobs_mode = "processed_logprobs" if self._reads_processed else "raw_logprobs"
         if not query.temperature and config.logits_processors:
-            # Of greedy requests no processor is called that leaves the most likely token.
+            # Greedy requests do not call a processor that leaves the most likely token.
             query.temperature = 1.0
         query.detokenize, query.output_kind, query._beam_length = False, RequestOutputKind.FINAL_ONLY, 0
         return query
@@ -219,7 +219,7 @@ class Search:
         self.answers[request_id] = completion.logprobs
         if self.num_cached_tokens is None:
             self.num_cached_tokens = output.num_cached_tokens
-            self.metrics.first_token_time = time.monotonic()
+            self.metrics.begin(None, time.monotonic())
 
     def advance(self) -> None:
         """Complete the present step, whose queries all have answers."""
@@ -305,7 +305,7 @@ def as_sampling_params(params: BeamSearchParams) -> SamplingParams:
 def as_beam_search_output(
     output: RequestOutput, params: BeamSearchParams, tokenizer: Tokenizer | None
 ) -> BeamSearchOutput:
-    """What `LLM.beam_search` returns for a search with logprobs."""
+    """The output of `LLM.beam_search` for a search with logprobs."""
     error = next((each.error for each in output.outputs if each.error is not None), None)
     if error is not None:
         return BeamSearchOutput([], error)

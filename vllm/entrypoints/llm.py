@@ -10,7 +10,7 @@ from numbers import Integral
 from pathlib import Path
 from typing import Any, Concatenate
 
-from vllm.chat import load_chat_template, render_conversations, render_texts
+from vllm.answers.prompts import load_chat_template, render_conversations, render_texts
 from vllm.config.unserved import is_neutral_value
 from vllm.decisions.params import DecisionParams
 from vllm.decisions.plan import DecisionPlan
@@ -100,12 +100,12 @@ class LLM(BlockingCalls, PoolingOfflineMixin):
 
     @property
     def supported_tasks(self) -> tuple[str, ...]:
-        """What the model can be asked for: "generate", or the tasks of a pooling model, the default first."""
+        """The tasks that the model can be asked for: "generate", or the tasks of a pooling model, the default first."""
         return self.llm_engine.get_supported_tasks()
 
     def get_default_sampling_params(self) -> SamplingParams:
-        """What `generate` uses without sampling_params: the values of the model's generation_config.json, unless
-        generation_config="vllm"."""
+        """The parameters that `generate` uses without sampling_params: the values of the model's
+        generation_config.json, unless generation_config="vllm"."""
         return SamplingParams(**self.llm_engine.model_config.default_sampling_params)
 
     def get_world_size(self, include_dp: bool = True) -> int:
@@ -301,7 +301,7 @@ class LLM(BlockingCalls, PoolingOfflineMixin):
 
         Args:
             messages: a list of dicts with `role` and `content`, or a list of such lists; see `render_conversations` of
-                vllm/chat/templates.py for these and the template's arguments.
+                vllm/answers/prompts/templates.py for these and the template's arguments.
             chat_template_content_format: "auto", "string" or "openai", as `content_format` there.
             sampling_params, use_tqdm, lora_request, priority, mm_processor_kwargs: as in `generate`.
             tokenization_kwargs: as in `generate`; but add_special_tokens is False if left out: templates write them.

@@ -170,7 +170,7 @@ class PoolingOfflineMixin(PairScoring):
         tokenization_kwargs: dict[str, Any] | None = None,
         prompt_name: str | None = None,
     ) -> list[PoolingRequestOutput]:
-        """What the model pools of each prompt: a float32 tensor, [size] or, for token_embed, [tokens, size].
+        """The result that the model pools of each prompt: a float32 tensor, [size] or, for token_embed, [tokens, size].
 
         Args:
             tokenization_kwargs: as in `generate`; texts that are cut lose their ends.

@@ -3,6 +3,7 @@
 from vllm.inputs.data import (
     DataPrompt,
     DictPrompt,
+    EmbedsInput,
     EmbedsPrompt,
     EngineInput,
     ExplicitEncoderDecoderPrompt,
@@ -15,12 +16,14 @@ from vllm.inputs.data import (
     TextPrompt,
     TokensInput,
     TokensPrompt,
+    embeds_input,
     tokens_input,
 )
 
 __all__ = [
     "DataPrompt",
     "DictPrompt",
+    "EmbedsInput",
     "EmbedsPrompt",
     "EngineInput",
     "ExplicitEncoderDecoderPrompt",
@@ -33,5 +36,6 @@ __all__ = [
     "TextPrompt",
     "TokensInput",
     "TokensPrompt",
+    "embeds_input",
     "tokens_input",
 ]

@@ -1,4 +1,4 @@
-"""The shapes a prompt may have. Those with images or embeddings are refused by name when a request brings them."""
+"""The shapes a prompt may have. Those with images are refused by name when a request brings them."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class MultiModalDataBuiltins(TypedDict, total=False):
 
 
 class _PromptOptions(TypedDict):
-    """What every prompt may bring; `cache_salt` keeps its cached prefix from being shared with other salts."""
+    """Keys that every prompt may have; `cache_salt` keeps its cached prefix from being shared with other salts."""
 
     multi_modal_data: NotRequired[MultiModalDataDict | None]
     media_io_kwargs: NotRequired[dict[str, dict[str, Any]] | None]
@@ -53,7 +53,8 @@ class TokensPrompt(_PromptOptions):
 
 
 class EmbedsPrompt(_PromptOptions):
-    """A prompt as embeddings, [num_tokens, hidden_size]."""
+    """A prompt as embeddings, [num_tokens, hidden_size]. Where `prompt_is_token_ids` is true, the token's own takes the
+    place of the one given; other ids, and `prompt`, are what the embeddings stand for."""
 
     prompt_embeds: torch.Tensor
     prompt: NotRequired[str]
@@ -98,7 +99,31 @@ def tokens_input(
     return made
 
 
+class EmbedsInput(TypedDict):
+    """A prompt as embeddings, as a renderer hands it on; `is_token_ids` is EmbedsPrompt's `prompt_is_token_ids`."""
+
+    type: Literal["embeds"]
+    prompt_embeds: torch.Tensor
+    prompt: NotRequired[str]
+    prompt_token_ids: NotRequired[list[int]]
+    is_token_ids: NotRequired[list[bool]]
+    arrival_time: NotRequired[float]
+    cache_salt: NotRequired[str]
+
+
+def embeds_input(
+    prompt_embeds: torch.Tensor, *, prompt: str | None = None, cache_salt: str | None = None
+) -> EmbedsInput:
+    """An EmbedsInput of these embeddings, [num_tokens, hidden_size]."""
+    made: EmbedsInput = {"type": "embeds", "prompt_embeds": prompt_embeds}
+    if prompt is not None:
+        made["prompt"] = prompt
+    if cache_salt is not None:
+        made["cache_salt"] = cache_salt
+    return made
+
+
 SingletonPrompt = str | list[int] | TextPrompt | TokensPrompt | EmbedsPrompt
 DictPrompt = TextPrompt | TokensPrompt | EmbedsPrompt | ExplicitEncoderDecoderPrompt
 PromptType = SingletonPrompt | ExplicitEncoderDecoderPrompt
-EngineInput = TokensInput
+EngineInput = TokensInput | EmbedsInput

@@ -1,4 +1,4 @@
-"""What upstream's `tokenization_kwargs` say of texts: the names are those of transformers' tokenizers."""
+"""Upstream's `tokenization_kwargs` for texts: the names are those of transformers' tokenizers."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 
 from vllm.exceptions import VLLMValidationError, shown
-from vllm.utils.checks import check_boolean, check_integer, check_neutral
+from vllm.utils.checks import asks_for_nothing, check_boolean, check_integer, check_neutral
 
 _P = TypeVar("_P")
 
 _FIELD = "tokenization_kwargs"
 _KNOWN = ("add_special_tokens", "truncate_prompt_tokens", "truncation", "max_length", "truncation_side")
-# Of transformers and upstream; at other values they ask for padding, or for other outputs than ids.
+# Options of transformers and upstream; at other values they ask for padding, or for other outputs than ids.
 _NEUTRAL = {
     "padding": "do_not_pad", "pad_prompt_tokens": None, "pad_to_multiple_of": None, "stride": None,
     "is_split_into_words": None, "return_tensors": None, "return_attention_mask": None, "return_token_type_ids": None,
@@ -21,7 +21,7 @@ _NEUTRAL = {
     "return_special_tokens_mask": None, "do_lower_case": None, "needs_detokenization": None, "verbose": True,
 }  # fmt: skip
 _WHOLE = (False, "do_not_truncate")
-# Of one text both strategies are the same. Of a pair only the first lets either text go.
+# Both strategies are the same for one text. For a pair only the first lets either text go.
 _CUTS = (True, "longest_first", "only_first")
 
 
@@ -69,7 +69,7 @@ def text_options(tokenization_kwargs: Mapping[str, Any] | None, *, of_pairs: boo
         if name in _NEUTRAL:
             is_neutral = isinstance(value, bool | str) and value == _NEUTRAL[name]
             check_neutral(name, None if is_neutral else value, "prompts are ids without padding")
-        elif name not in _KNOWN:
+        elif name not in _KNOWN and not asks_for_nothing(value):
             message = f"{_FIELD} takes {', '.join(_KNOWN)}; got {shown(name)}"
             raise VLLMValidationError(message, _FIELD, name)
     special = given.get("add_special_tokens", True)

@@ -143,8 +143,8 @@ def _num_seen(window: Window, all_tokens: int) -> int:
 
 
 def _cost(sizes: list[int], size: int) -> float:
-    """Of groups of `size` layers: what padding adds to the layers of each kind, those that see all tokens (which have
-    the most blocks) three times, and the work that a block table is."""
+    """The cost of groups of `size` layers: what padding adds to the layers of each kind, those that see all tokens
+    (which have the most blocks) three times, and the work that a block table is."""
     groups = [-(-each // size) for each in sizes]
     padded = [count * size / each for count, each in zip(groups, sizes, strict=True)]
     return 3 * padded[0] + sum(padded[1:]) + 0.05 * sum(groups)

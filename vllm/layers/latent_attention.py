@@ -148,10 +148,10 @@ class LatentAttention(Attention):
 
 
 class LatentHeads(ColumnParallelLinear):
-    """What widens a latent to each head's keys [nope_dim] and values [value_dim], the checkpoint's `kv_b_proj`. Queries
-    go through the keys' part to latents, and weighted latents through the values' part; on the CPU, it is also held as
-    it is for latents of long prompts. So a quantised weight is de-quantised, as no layout multiplies by both of its
-    dimensions."""
+    """The product that widens a latent to each head's keys [nope_dim] and values [value_dim], the checkpoint's
+    `kv_b_proj`. Queries go through the keys' part to latents, and weighted latents through the values' part; on the
+    CPU, it is also held as it is for latents of long prompts. So a quantised weight is de-quantised, as no layout
+    multiplies by both of its dimensions."""
 
     # AdaptedHeads.
     adapters: Any

@@ -20,8 +20,7 @@ from vllm.distributed.communicator import split_kv_heads
 from vllm.distributed.parallel_state import get_tp_group
 from vllm.layers.activation import SILU_AND_MUL, get_act_and_mul_fn
 from vllm.layers.linear_method import PARTS, QUANTIZED, UNQUANTIZED, LinearMethod, keeps_quantized, pack_parts
-from vllm.layers.parameter_slots import parameter_slots
-from vllm.layers.sharding import Shard, WeightSlot
+from vllm.layers.sharding import Shard, WeightSlot, parameter_slots
 from vllm.ops.adapted_linear import adds_adapters
 from vllm.ops.packed_linear import PackedLinear, unpack_linear
 from vllm.ops.rms_norm import AddedNorm

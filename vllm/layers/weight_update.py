@@ -129,7 +129,7 @@ class WeightUpdater:
     def __init__(self, model: nn.Module, method: LinearMethod) -> None:
         """`model`: with its weights not packed yet."""
         self.version = self.packing_version = 0
-        self._model, self._method = model, method
+        self._model, self.method = model, method
         self._owners = {
             key: _Owner(module, name, slot.shape, slot.target.is_floating_point())
             for name, module in model.named_modules()
@@ -290,7 +290,7 @@ class WeightUpdater:
     def _pack(self, module: nn.Module) -> None:
         packs: Any = self._tied_heads.get(module, module)  # type: ignore[call-overload]
         if hasattr(packs, "process_weights_after_loading"):
-            packs.process_weights_after_loading(self._method)
+            packs.process_weights_after_loading(self.method)
             if not packs.is_plain:
                 self.packing_version += 1
 

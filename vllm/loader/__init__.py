@@ -14,9 +14,10 @@ from torch import nn
 # Most models are made of these: imported with the engine, not when one is loaded.
 import vllm.models.dense.llama  # noqa: F401
 from vllm import envs
+from vllm.config import VllmConfig
 from vllm.config.checkpoint.mapped_tensors import block_bytes
 from vllm.distributed.parallel_state import get_tp_group
-from vllm.layers.adapted import adapter_places
+from vllm.layers.adapted.products import adapter_places
 from vllm.layers.attention import Attention
 from vllm.layers.experts import Experts
 from vllm.layers.linear import LinearBase, UnquantizedLinearMethod
@@ -30,7 +31,7 @@ from vllm.loader.resolve import (
     resolve_model,
 )
 from vllm.loader.weights import fill_with_noise, load_weights
-from vllm.models.pooling import use_pooling_head
+from vllm.models.pooled_decoder import use_pooling_head
 from vllm.models.registry import TRANSFORMERS, import_model_class, model_entry
 from vllm.models.transformers.eager import PRODUCTS
 from vllm.models.transformers.encoder import TransformersEncoder
@@ -48,18 +49,24 @@ if TYPE_CHECKING:
 __all__ = ["NO_EMBEDDED_MODEL", "ResolvedModel", "embedded_model_path", "get_model", "resolve_model"]
 
 
+LOADERS: dict[str, Callable[[nn.Module, VllmConfig], None]] = {}
+"""By load_format, callers' ways to fill a model that was built."""
+
+
 def get_model(
     model_config: ModelConfig,
     device: torch.device | str,
     use_tqdm: bool = False,
     takes_adapters: bool = False,
     part: Callable[[HFConfig, int], nn.Module] | None = None,
+    engine: VllmConfig | None = None,
 ) -> nn.Module:
     """Build the model of `model_config` on `device`, with its weights loaded (random with load_format="dummy") and
     packed. Its methods are those of LlamaForCausalLM; one that `takes_adapters` has `adapter_places`. `part`: makes, of
     a configuration and max_model_len, what is built in the model's place; it takes those of the checkpoint's tensors
-    for which its `checkpoint_tensors` has names. ValueError for an architecture that is not supported, or weights that
-    are missing, unexpected or of another shape."""
+    for which its `checkpoint_tensors` has names. `engine`: what callers' models may read; None = the model's alone.
+    ValueError for an architecture that is not supported, or weights that are missing, unexpected or of another
+    shape."""
     config = model_config.hf_config
     entry = model_entry(config.architectures, model_config.model_impl, config.raw)
     if config.is_encoder and entry == TRANSFORMERS:
@@ -75,7 +82,7 @@ def get_model(
             if is_light:
                 # Before they work, the tokenizer has the caches for itself.
                 native_work_begins()
-            model = _build(model_config, quantization, torch.device(device), part)
+            model = _build(model_config, quantization, torch.device(device), part, engine)
             # "fp8" is also the name of a checkpoint's format.
             method = linear_method(model_config.quantization if quantization is None else None)
             if model_config.rounding != "vllm":
@@ -90,8 +97,11 @@ def get_model(
                 with helped() if mixtures and not is_light else contextlib.nullcontext():
                     if model_config.load_format == "dummy":
                         fill_with_noise(model, model_config.seed)
+                    elif fill := LOADERS.get(model_config.load_format):
+                        _check_plain(quantization, model_config.load_format)
+                        fill(model, VllmConfig(model_config) if engine is None else engine)
                     else:
-                        load_weights(model, Path(model_config.path), use_tqdm, quantization)
+                        _load(model, Path(model_config.path), use_tqdm, quantization)
                 _pack(model, method, quantization, torch.device(device), is_light)
         if entry == TRANSFORMERS:
             # Packed weights are there from here on.
@@ -99,6 +109,24 @@ def get_model(
     # Loading and packing freed, with a small model, as much memory as the weights take.
     return_freed_memory()
     return model.eval()
+
+
+def _check_plain(quantization: QuantizationConfig | None, load_format: str) -> None:
+    """ValueError: the checkpoint has quantised weights."""
+    if isinstance(quantization, StoredConfig):
+        raise ValueError(
+            f"load_format={load_format!r} fills plain weights only, but the checkpoint is of "
+            f"{quantization.get_name()!r}: use load_format='auto'"
+        )
+
+
+def _load(model: Any, folder: Path, use_tqdm: bool, quantization: QuantizationConfig | None) -> None:
+    """By the model's own `load_checkpoint`, where it has one."""
+    own = getattr(model, "load_checkpoint", None)
+    if own is not None:
+        own(folder, use_tqdm)
+    else:
+        load_weights(model, folder, use_tqdm, quantization)
 
 
 def _check_invariance(model_config: ModelConfig, device: torch.device) -> None:
@@ -115,14 +143,19 @@ def _build(
     quantization: QuantizationConfig | None,
     device: torch.device,
     part: Callable[[HFConfig, int], nn.Module] | None,
+    engine: VllmConfig | None,
 ) -> Any:
     """The model, or the part in its place, its weights not loaded."""
     config = model_config.hf_config
     entry = model_entry(config.architectures, model_config.model_impl, config.raw)
     make: Any = part or import_model_class(entry)
     with _building(getattr(torch, model_config.dtype), device):
-        is_foreign = entry == TRANSFORMERS and part is None
-        model = make(model_config) if is_foreign else make(config, model_config.max_model_len)
+        if entry == TRANSFORMERS and part is None:
+            model = make(model_config)
+        elif getattr(make, "takes_engine_config", False):
+            model = make(VllmConfig(model_config) if engine is None else engine)
+        else:
+            model = make(config, model_config.max_model_len)
         if model_config.runner_type == "pooling" and not config.is_encoder:
             use_pooling_head(model, model_config)
         if quantization is not None:

@@ -58,7 +58,7 @@ class ResolvedModel:
     @property
     def pooling_kind(self) -> str | None:
         """See registry.pooling_kind."""
-        return pooling_kind(self.hf_config.architectures)
+        return self.hf_config.pooling_kind or pooling_kind(self.hf_config.architectures)
 
     @property
     def is_encoder(self) -> bool:
@@ -155,7 +155,11 @@ def _load_config(folder: Path, overrides: Overrides, model_impl: str, trust_remo
         raw = with_sparse_head(raw, f"{folder.name}/modules.json")
     entry = model_entry(raw.get("architectures") or (), model_impl, raw)
     if entry != TRANSFORMERS:
-        resolve_config = getattr(import_model_class(entry), "resolve_config", None)
+        model_class = import_model_class(entry)
+        load_config = getattr(model_class, "load_config", None)
+        if load_config is not None:
+            return load_config(raw, folder, generation, trust_remote_code)
+        resolve_config = getattr(model_class, "resolve_config", None)
         config = parse_hf_config(raw, generation, f"{folder.name}/config.json")
         return config if resolve_config is None else resolve_config(config)
     # Its import takes seconds.

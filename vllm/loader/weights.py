@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -9,11 +11,11 @@ from torch import Tensor, nn
 
 from vllm.config.checkpoint.shards import shard_files
 from vllm.config.checkpoint.weight_files import check_range, iterate_tensors, progress_bar, tensor_files
+from vllm.layers.attention import Attention
 from vllm.layers.dummy_weights import dummy_weight
 from vllm.layers.sharding import WeightSlot
 from vllm.layers.vocab_parallel_embedding import ParallelLMHead
 from vllm.layers.weight_update import BASE_PREFIX, HEAD, checkpoint_parts, module_slots
-from vllm.loader.kv_scales import KVScales
 from vllm.quantization.base_config import QuantizationConfig
 from vllm.quantization.stored import StoredConfig, Value, read_quantized
 from vllm.quantization.weight import QuantizedStack, QuantizedWeight
@@ -29,10 +31,15 @@ def checkpoint_slots(model: nn.Module) -> dict[str, WeightSlot]:
 
 
 def load_weights(
-    model: nn.Module, folder: Path, use_tqdm: bool = False, quantization: QuantizationConfig | None = None
+    model: nn.Module,
+    folder: Path,
+    use_tqdm: bool = False,
+    quantization: QuantizationConfig | None = None,
+    tensors: Iterable[tuple[str, Tensor]] | None = None,
 ) -> None:
     """Copy this rank's part of every tensor of the folder's safetensors into the model, converting to the parameters'
-    dtype; a StoredConfig says which are quantised weights, which stay so.
+    dtype; a StoredConfig says which are quantised weights, which stay so. `tensors`: plain ones in place of the
+    folder's.
 
     Raises:
         ValueError: a weight is missing, unexpected, of another shape or not stored as `quantization` says; or a rank's
@@ -44,13 +51,13 @@ def load_weights(
     head: Value | None = None
     unexpected: list[str] = []
     with progress_bar("Loading weights", expected, use_tqdm) as bar:
-        files = shard_files(folder)
-        stored = kv_scales.taken_from(iterate_tensors(files))
-        tensors: Iterable[tuple[str, Value]] = stored
+        files = shard_files(folder) if tensors is None else []
+        stored = kv_scales.taken_from(iterate_tensors(files) if tensors is None else tensors)
+        values_by_name: Iterable[tuple[str, Value]] = stored
         if isinstance(quantization, StoredConfig):
-            tensors = read_quantized(stored, tensor_files(files), quantization)
+            values_by_name = read_quantized(stored, tensor_files(files), quantization)
         convert = getattr(model, "convert_checkpoint", None)
-        for name, tensor in _of_folder(folder, tensors if convert is None else convert(tensors)):
+        for name, tensor in _of_folder(folder, values_by_name if convert is None else convert(values_by_name)):
             for part, values in _parts(model, files, name, tensor):
                 if embedding is not None and part == HEAD:
                     head = values
@@ -100,7 +107,8 @@ def _parts(model: nn.Module, files: list[Path], name: str, value: Value) -> list
 
 def _where(files: list[Path], name: str, value: Value) -> str:
     """The file that a checkpoint's tensor is in, or the folder if the name was made up for it."""
-    return tensor_files(files).get(_stored_name(name, value), files[0].parent.name)
+    others = files[0].parent.name if files else "the loader"
+    return tensor_files(files).get(_stored_name(name, value), others)
 
 
 def _stored_name(name: str, value: Value) -> str:
@@ -155,3 +163,41 @@ def fill_with_noise(model: nn.Module, seed: int) -> None:
     """Fill every weight that a checkpoint would with `dummy_weight`, of which a rank takes its part."""
     for name, slot in checkpoint_slots(model).items():
         slot.fill(dummy_weight(name, slot.shape, slot.target.dtype, slot.target.device, seed))
+
+
+_NAME = re.compile(r"(?:k_proj\.output_|v_proj\.output_|k_|v_|kv_)scale$")
+_LAYER = re.compile(r"\.(\d+)\.")
+
+
+class KVScales:
+    """Scales of the KV cache, by attention layer."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._layers: dict[str, Attention] = {}
+        for name, module in model.named_modules():
+            number = _LAYER.search(f".{name}.")
+            if isinstance(module, Attention) and number:
+                self._layers[number[1]] = module
+        self._found: dict[tuple[str, str], float] = {}
+
+    def taken_from(self, tensors: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
+        """The tensors that are none.
+
+        Raises:
+            ValueError: a scale that is not positive and finite.
+        """
+        for name, tensor in tensors:
+            kind, layer = _NAME.search(name), _LAYER.search(name)
+            if kind is None or layer is None or layer[1] not in self._layers or tensor.numel() != 1:
+                yield name, tensor
+                continue
+            value = float(tensor)
+            if not (value > 0 and math.isfinite(value)):
+                raise ValueError(f"{name} must be positive, got {value}")
+            for letter in kind[0].partition("_")[0]:
+                self._found[layer[1], letter] = value
+
+    def give(self) -> None:
+        """Set the layers' scales to what was found."""
+        for (number, letter), value in self._found.items():
+            setattr(self._layers[number], f"{letter}_scale", value)

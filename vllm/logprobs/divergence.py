@@ -10,7 +10,7 @@ import numpy as np
 from vllm.exceptions import VLLMValidationError, shown
 
 STUDENT_FIELD = "prompt_student_logprobs"
-"""What errors call a student's logprobs."""
+"""Errors call a student's logprobs so."""
 
 TAIL_RESOLUTION = 2.0**-20
 """Least mass of the bucket of all other ids where the other model's is divided by it. Masses are 1 minus sums of

@@ -1,4 +1,4 @@
-"""What a request for a LoRA adapter looks like."""
+"""A request for a LoRA adapter."""
 
 from __future__ import annotations
 

@@ -16,6 +16,7 @@ from vllm.attention.backend import AttentionMetadata, KVCache
 from vllm.config.checkpoint.config import HFConfig
 from vllm.config.checkpoint.text_part import MARK, text_tensor_name
 from vllm.layers.attention import attention_layers
+from vllm.layers.input_rows import InputRows
 from vllm.layers.layernorm import LayerNorm, RMSNorm
 from vllm.layers.linear import ReplicatedLinear
 from vllm.layers.vocab_parallel_embedding import Embedding, ParallelLMHead, VocabParallelEmbedding
@@ -194,6 +195,7 @@ class Decoder(nn.Module):
         hidden, width = spec.hidden_size, spec.embedding_size or spec.hidden_size
         self.embed_tokens = VocabParallelEmbedding(spec.vocab_size, width)
         self.embedding_scale, self.positions = spec.embedding_scale, spec.positions
+        self.input_rows, self._scales_given = InputRows(), spec.scales_given
         self.embed_positions: nn.Module | None = None
         if spec.positions is not None and spec.positions.kind == "learned":
             self.embed_positions = Embedding(spec.positions.num_rows, hidden)
@@ -219,8 +221,12 @@ class Decoder(nn.Module):
     def embed(self, ids: Tensor, positions: Tensor) -> Tensor:
         """Embeddings [T, H] of tokens [T], as the first block takes them."""
         hidden = self.embed_tokens(ids)
+        if self._scales_given:
+            hidden = self.input_rows(hidden)
         if self.embedding_scale != 1.0:
             hidden = scaled(hidden, _rounded(self.embedding_scale, hidden.dtype))
+        if not self._scales_given:
+            hidden = self.input_rows(hidden)
         if self.project_in is not None:
             hidden = self.project_in(hidden)
         if self.embed_positions is not None and self.positions is not None:
@@ -391,6 +397,11 @@ class DecoderForCausalLM(CausalLM):
         self.lm_head = ParallelLMHead(
             spec.vocab_size, width, tied_to, spec.head_bias, spec.logits_scale, spec.logits_softcap
         )
+
+    @property
+    def input_rows(self) -> InputRows | None:
+        """The rows in place of embeddings; None where layers take more of a token than that."""
+        return self.model.input_rows if self.spec.per_layer_input is None else None
 
     def checkpoint_tensors(self, name: str, tensor: Tensor) -> Iterator[tuple[str, Tensor]]:
         """Our names and tensors of a checkpoint's one: none for those of a whole model's other parts."""

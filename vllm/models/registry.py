@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from typing import TYPE_CHECKING, Any
 
@@ -286,6 +286,10 @@ class _ModelRegistry:
         return False
 
 
+adopt: Callable[[type[nn.Module]], type[nn.Module]] | None = None
+"""Makes of a caller's class that is built in another way one that the loader can build; others stay as they are."""
+
+
 ModelRegistry = _ModelRegistry()
 
 
@@ -326,7 +330,12 @@ def model_entry(
 
 
 def import_model_class(entry: type[nn.Module] | str) -> type[nn.Module]:
-    """The class of an entry. ValueError: it cannot be imported, or is no nn.Module."""
+    """The class that the loader builds for an entry. ValueError: it cannot be imported, or is no nn.Module."""
+    found = _import(entry)
+    return found if adopt is None else adopt(found)
+
+
+def _import(entry: type[nn.Module] | str) -> type[nn.Module]:
     if not isinstance(entry, str):
         return entry
     module_name, _, class_name = entry.partition(":")
@@ -339,7 +348,7 @@ def import_model_class(entry: type[nn.Module] | str) -> type[nn.Module]:
 
 def resolve_model_class(architectures: Sequence[str], model_impl: str = "vllm") -> type[nn.Module]:
     """The class of `model_entry`. ValueError: there is none, or it cannot be imported."""
-    return import_model_class(model_entry(architectures, model_impl))
+    return _import(model_entry(architectures, model_impl))
 
 
 def _check_model_class(found: Any, problem: str) -> type[nn.Module]:

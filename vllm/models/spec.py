@@ -304,6 +304,7 @@ class DecoderSpec:
         embedding_size: width of the embeddings, projected to and from hidden_size where it differs.
         embedding_scale, residual_scale, logits_scale: factors on embeddings, on what a block adds to the residual
             stream, and on logits.
+        scales_given: embeddings that a caller gives are multiplied by `embedding_scale`, too, as in transformers.
         logits_softcap: c of c * tanh(logit / c).
         residual_of_norm: what attention and MLP give is added to what they take, the norm's result.
         stream_scales: by layer, with `residual_of_norm`: factors on what attention's and the MLP's results are added
@@ -324,6 +325,7 @@ class DecoderSpec:
     tie_word_embeddings: bool = False
     embedding_size: int | None = None
     embedding_scale: float = 1.0
+    scales_given: bool = False
     embedding_norm: NormSpec | None = None
     positions: PositionSpec | None = None
     residual_scale: float = 1.0

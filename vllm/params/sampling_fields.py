@@ -1,4 +1,5 @@
-"""What fields of SamplingParams hold and which endpoints take them: the rows that annotate the class's fields."""
+"""Fields of SamplingParams, their values and the endpoints that take them: the rows that annotate the class's
+fields."""
 
 from __future__ import annotations
 
@@ -245,7 +246,8 @@ def early_stopping(**more: Any) -> SamplingField:
 def refused(
     is_neutral: Callable[[Any], bool], instead: str, refusal: tuple[tuple[Any, ...], str] | None = None
 ) -> SamplingField:
-    """What is not implemented: None is taken, and what `is_neutral` holds for. `instead` ends the refusal offline."""
+    """A field that is not implemented: None is taken, and what `is_neutral` holds for. `instead` ends the refusal
+    offline."""
 
     def check(name: str, value: Any) -> Any:
         if value is not None and not is_neutral(value):
@@ -260,7 +262,7 @@ def is_zero(value: Any) -> bool:
     return isinstance(value, int) and value == 0
 
 
-# What beam search cannot be combined with: field -> values that leave it alone, the normal one first.
+# Fields that beam search cannot be combined with: field -> values that leave it alone, the normal one first.
 BEAM_SEARCH_NEEDS: dict[str, tuple[Any, ...]] = {
     "temperature": (0.0,),
     "presence_penalty": (0.0,),

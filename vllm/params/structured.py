@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from types import NoneType
 from typing import Any
 
 from vllm.exceptions import VLLMValidationError, shown
-from vllm.utils.checks import check_integer, wrong_type
+from vllm.utils.checks import asks_for_nothing, check_integer, wrong_type
 
 BACKENDS = ("guidance",)
 """Names of what grammars run by."""
@@ -244,10 +245,10 @@ def check_repetition_detection(value: Any) -> RepetitionDetectionParams | None:
     if not isinstance(given, Mapping):
         raise wrong_type(name, value, "a RepetitionDetectionParams")
     known = [item.name for item in fields(RepetitionDetectionParams)]
-    for key in given:
-        if key not in known:
+    for key, each in given.items():
+        if key not in known and not asks_for_nothing(each):
             raise VLLMValidationError(f"{name} has no field {shown(key)}; it has {', '.join(known)}", name, key)
-    numbers = {key: check_integer(key, each, 0, 2**31 - 1) for key, each in given.items()}
+    numbers = {key: check_integer(key, each, 0, 2**31 - 1) for key, each in given.items() if key in known}
     params = RepetitionDetectionParams(**numbers)
     return params if params.max_pattern_size else None
 
@@ -275,10 +276,20 @@ def check_structured(name: str, value: Any) -> StructuredOutputsParams | None:
     if not isinstance(value, Mapping):
         raise wrong_type(name, value, "a StructuredOutputsParams")
     known_names = [item.name for item in fields(StructuredOutputsParams)]
-    for key in value:
-        if key not in known_names:
+    for key, each in value.items():
+        if key not in known_names and not asks_for_nothing(each):
             raise VLLMValidationError(f"{name} has no field {shown(key)}; it has {', '.join(known_names)}", name, key)
-    given = {key: each for key, each in value.items() if each is not None}
+    given = {key: value[key] for key in known_names if value.get(key) is not None}
     if given.get("json_object") is False:
         del given["json_object"]
     return StructuredOutputsParams(**given) if any(kind in given for kind in (*KINDS, "thinking")) else None
+
+
+def plain_json(value: Any) -> str:
+    """A value of JSON, or a text of one, as a text that is the same for equal values."""
+    if isinstance(value, str):
+        try:
+            value = json.loads(value)
+        except (ValueError, RecursionError):
+            return json.dumps(value)
+    return json.dumps(value, sort_keys=True)

@@ -16,7 +16,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from vllm.chat.content_forms import ContentForm, formed, readable_form
+from vllm.answers.prompts.content_forms import ContentForm, formed, readable_form
 from vllm.config import ModelConfig
 from vllm.config.checkpoint.sentence_transformers import (
     PairMessages,

@@ -17,7 +17,7 @@ import ray
 
 from vllm.exceptions import CliError
 from vllm.scoring.batches import Progress, deciding
-from vllm.scoring.parts import PartJob, PartRun
+from vllm.scoring.part_files import PartJob, PartRun
 from vllm.scoring.ray_engines import EnginesLostError, RayEngines, last_line
 from vllm.scoring.task import Task
 from vllm.utils.ray_utils import call_within, connect

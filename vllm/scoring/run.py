@@ -56,7 +56,7 @@ def complete_file(args: argparse.Namespace, kind: type[Task]) -> int:
 def complete_in_parts(args: argparse.Namespace, task: Task) -> int:
     """See `complete_parts`. CliError: pyarrow is not installed."""
     try:
-        from vllm.scoring.parts import complete_parts
+        from vllm.scoring.part_files import complete_parts
     except ImportError:
         raise CliError("--output: writing .parquet needs pyarrow (pip install 'vllm[arrow]')") from None
     return complete_parts(args, task, load)

@@ -103,8 +103,8 @@ class Trainer:
         self.model = AutoModelForCausalLM.from_pretrained(path, dtype=dtype, **options).eval()
 
     def logprobs(self, sampled: Sequence[Sampled], temperature: float) -> list[np.ndarray]:
-        """Of the sampled tokens of each sequence at that temperature, float64 [sampled tokens]. The model's logits, in
-        its dtype, are widened before softmax."""
+        """The logprobs of the sampled tokens of each sequence at that temperature, float64 [sampled tokens]. The
+        model's logits, in its dtype, are widened before softmax."""
         import torch
 
         found = []
@@ -125,7 +125,8 @@ class Trainer:
 
 
 def compare(sampled: Sequence[Sampled], trainer: Sequence[np.ndarray]) -> list[Deviation]:
-    """Of all tokens (the first) and of those of each range of contexts. A ratio that is no number is infinitely far."""
+    """The deviation of all tokens (the first) and of those of each range of contexts. A ratio that is no number is
+    infinitely far."""
     contexts = np.concatenate([len(each.prompt) + np.arange(len(each.token_ids)) for each in sampled])
     with np.errstate(invalid="ignore", over="ignore"):
         logs = np.concatenate([own - each.logprobs for each, own in zip(sampled, trainer, strict=True)])

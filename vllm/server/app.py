@@ -13,7 +13,7 @@ from starlette.routing import Match
 from vllm import envs
 from vllm.exceptions import EngineDeadError, VLLMValidationError
 from vllm.server import serving
-from vllm.server.errors import ApiError, as_api_error
+from vllm.server.errors import ApiError, as_api_error, path_of
 from vllm.server.http import middleware, page, routes
 from vllm.server.serving.engine_requests import ClientDisconnected
 from vllm.server.state import ServerState
@@ -49,7 +49,7 @@ def build_app(state: ServerState) -> FastAPI:
     # Without its description, the application has no pages of it either.
     described = None if state.args.disable_fastapi_docs else "/openapi.json"
     app = FastAPI(title="vLLM", version=__version__, openapi_url=described)
-    app.state.server = state
+    app.state.serving = state
     for name in _ENDPOINTS:
         app.include_router(_router(name))
     if state.args.page:
@@ -74,7 +74,7 @@ def _router(name: str) -> APIRouter:
 
 
 def _answer_error(request: Request, error: Exception) -> Response:
-    return as_api_error(error).response(request.url.path)
+    return as_api_error(error).response(path_of(request.scope))
 
 
 def _answer_http_exception(request: Request, error: Exception) -> Response:
@@ -89,7 +89,7 @@ def _answer_http_exception(request: Request, error: Exception) -> Response:
         answer = ApiError(405, f"{path} takes {headers['Allow']}, not {request.method}", code="method_not_allowed")
     else:
         answer = ApiError(status, str(error.detail), code="http_error")
-    response = answer.response(path)
+    response = answer.response(path_of(request.scope))
     response.headers.update(headers)
     return response
 

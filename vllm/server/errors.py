@@ -7,8 +7,9 @@ from typing import Any
 
 import msgspec
 from starlette.responses import Response
+from starlette.types import Scope
 
-from vllm.exceptions import EngineDeadError, VLLMValidationError
+from vllm.exceptions import EngineDeadError, UnservedFieldError, VLLMValidationError
 
 _TYPES = {
     400: "invalid_request_error",
@@ -24,7 +25,7 @@ _TYPES = {
 }
 
 
-# Of Anthropic's API.
+# The types of Anthropic's API.
 _MESSAGES_TYPES = {
     400: "invalid_request_error",
     401: "authentication_error",
@@ -41,6 +42,12 @@ DONE = b"data: [DONE]\n\n"
 def is_of_messages(path: str) -> bool:
     """Whether the path is one of Anthropic's API."""
     return path.endswith(("/v1/messages", "/v1/messages/count_tokens"))
+
+
+def path_of(scope: Scope) -> str:
+    """A request's path, by which errors have the shape of an API; Anthropic's clients read theirs at every path."""
+    is_anthropic = any(name == b"anthropic-version" for name, _ in scope["headers"])
+    return "/v1/messages" if is_anthropic else scope["path"]
 
 
 def _named_event(body: dict[str, Any]) -> bytes:
@@ -113,7 +120,8 @@ def as_api_error(error: BaseException) -> ApiError:
     if isinstance(error, VLLMValidationError):
         # `param` is the field's name; the index of the entry at fault is in the message.
         param = None if error.parameter is None else re.sub(r"(\[\d+\])+$", "", error.parameter)
-        return ApiError(400, error.args[0], param=param, code="invalid_value")
+        code = "unsupported_field" if isinstance(error, UnservedFieldError) else "invalid_value"
+        return ApiError(400, error.args[0], param=param, code=code)
     if isinstance(error, EngineDeadError):
         return ApiError(503, "the engine has stopped after a fault of its own", code="engine_dead", retry_after=10)
     return ApiError(500, f"internal error: {type(error).__name__}", code="internal_error")

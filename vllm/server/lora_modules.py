@@ -1,4 +1,4 @@
-"""What --lora-modules names."""
+"""The adapters that --lora-modules names."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ class StoredResponse:
 
     @property
     def context(self) -> list[Item]:
-        """What the next response follows."""
+        """The items that the next response follows."""
         return [*self.items, *self.response["output"]]
 
 
@@ -57,7 +57,7 @@ class RunningResponse:
 
 
 class ResponseStore:
-    """What has not been used for longest goes when the bound is reached.
+    """A store from which the least recently used goes when the bound is reached.
 
     Args:
         max_bytes: of all entries as JSON, each with the items that it follows. 0: nothing is kept.

@@ -132,9 +132,9 @@ class ServerArgs(UpstreamServerArgs):
         Raises:
             ValueError: a plugin that cannot be loaded, or a parser that is not known.
         """
-        from vllm.chat.answers import AnswerFormat
-        from vllm.reasoning import ReasoningParserManager
-        from vllm.tool_parsers import ToolParserManager
+        from vllm.answers.answer import AnswerFormat
+        from vllm.answers.reasoning import ReasoningParserManager
+        from vllm.answers.tool_parsers import ToolParserManager
 
         if self.tool_parser_plugin:
             ToolParserManager.import_tool_parser(self.tool_parser_plugin)
@@ -153,8 +153,9 @@ class ServerArgs(UpstreamServerArgs):
 
     @classmethod
     def from_cli_args(cls, args: argparse.Namespace) -> ServerArgs:
-        """Read the flags back from a parsed command line; what it lacks has its default."""
-        values = {item.name: plain(getattr(args, item.name, item.default)) for item in fields(cls)}
+        """Read the flags back from a parsed command line; what it lacks, or has as None, has its default."""
+        given = ((item, getattr(args, item.name, None)) for item in fields(cls))
+        values = {item.name: plain(item.default if value is None else value) for item, value in given}
         if values["host"] in (None, "", "None"):
             values["host"] = "127.0.0.1"
         return cls(**values)

@@ -54,7 +54,7 @@ def _load(context: ssl.SSLContext, config: uvicorn.Config) -> None:
 
 
 def _stamp(path: str) -> Stamp:
-    """What changes with the file's content; None: there is none."""
+    """A stamp that changes with the file's content; None: there is none."""
     try:
         found = os.stat(path)
     except OSError:

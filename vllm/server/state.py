@@ -14,23 +14,23 @@ from typing import Any
 from fastapi import Request
 
 from vllm import envs
-from vllm.chat.answers import AUTO, AnswerFormat
-from vllm.chat.template_source import chosen_template
-from vllm.chat.tool_prompts import shows_tools
+from vllm.answers.answer import AUTO, AnswerFormat
+from vllm.answers.prompts.template_source import chosen_template
+from vllm.answers.prompts.tool_prompts import shows_tools
+from vllm.answers.tool_parsers import ToolParserManager
 from vllm.decisions.calibration import Calibration
 from vllm.entrypoints.async_llm import AsyncLLM
 from vllm.exceptions import shown
 from vllm.logger import init_logger, warn_once
 from vllm.pooling.pairs import check_score_args, score_type
 from vllm.pooling.score_templates import ScoreTemplate, default_template, score_template
-from vllm.server.adapters import ServedAdapters, chosen
+from vllm.server.adapter_models import ServedAdapters, chosen
 from vllm.server.errors import ApiError
 from vllm.server.http_metrics import HttpMetrics
 from vllm.server.lora_modules import parse_modules
 from vllm.server.response_store import ResponseStore
 from vllm.server.server_args import ServerArgs
 from vllm.tokenizers.tokenizer import Tokenizer
-from vllm.tool_parsers import ToolParserManager
 from vllm.tracing import RequestTracer
 from vllm.version import __version__
 
@@ -41,7 +41,7 @@ TOOLS_IGNORED = (
     "the prompt, and --chat-template names another template"
 )
 
-# Of each task, what a model that has it does, and what one that has not does not.
+# For each task, what a model that has it does, and one that has not does not.
 _DOES = {
     "generate": "generates (/v1/completions, /v1/chat/completions), reads the probabilities of labels (/v1/score)",
     "embed": "embeds (/v1/embeddings)",
@@ -126,7 +126,7 @@ class ServerState:
 
     @property
     def model_names(self) -> list[str]:
-        """What the server lists; the first stands in answers. Left out, the model as it was given."""
+        """The names that the server lists; the first stands in answers. Left out, the model as it was given."""
         if self.args.served_model_name:
             return self.args.served_model_name
         config = self.engine.model_config
@@ -161,14 +161,16 @@ class ServerState:
 
     def template_text(self, own: str | None = None) -> str:
         """The chat template: a request's `own`, the server's or the model's; "" without one."""
-        found: Any = own or self.chat_template or getattr(self.engine.tokenizer, "chat_template", None) or ""
+        found: Any = (
+            own or self.chat_template or getattr(self.engine.input_processor.tokenizer, "chat_template", None) or ""
+        )
         return "\n".join(found.values()) if isinstance(found, dict) else found
 
     def answer_format(self, own_template: str | None = None) -> AnswerFormat:
         """How answers are parsed, as the arguments say, or the template: a request's own, or else the server's."""
         template = self.template_text(own_template)
         if template not in self._formats:
-            # Of others' templates, none are kept.
+            # Formats of others' templates are not kept.
             kept = {} if own_template else self._formats
             reasoning = self.args.reasoning_parser or None
             form = AnswerFormat.of(template, self.args.tool_call_parser or AUTO, reasoning)
@@ -200,7 +202,9 @@ class ServerState:
                 return None
             source = source or self.chat_template
         if source is None:
-            return default_template(config, self.engine.tokenizer, labels, self.args.served_model_name or ())
+            return default_template(
+                config, self.engine.input_processor.tokenizer, labels, self.args.served_model_name or ()
+            )
         return score_template(source, labels, config.hf_config.raw)
 
     def log_templates(self) -> None:
@@ -220,9 +224,9 @@ class ServerState:
     @property
     def tokenizer(self) -> Tokenizer:
         """Raises ApiError if skip_tokenizer_init left it out."""
-        if self.engine.tokenizer is None:
+        if self.engine.input_processor.tokenizer is None:
             raise ApiError(400, "this server runs without a tokenizer: texts cannot be read or written")
-        return self.engine.tokenizer
+        return self.engine.input_processor.tokenizer
 
     @property
     def max_sequences(self) -> int:
@@ -248,7 +252,7 @@ class ServerState:
 
     @cached_property
     def tasks(self) -> tuple[str, ...]:
-        """What the model can do: "generate" or a pooling model's tasks and "pool"; "score": pairs of texts."""
+        """The model's tasks: "generate" or a pooling model's tasks and "pool"; "score": pairs of texts."""
         config = self.engine.model_config
         if config.runner_type != "pooling":
             return ("generate", "score")
@@ -303,4 +307,9 @@ class ServerState:
 
 def server_state(request: Request) -> ServerState:
     """The state of the server that got `request`."""
-    return request.app.state.server
+    return state_of(request.app)
+
+
+def state_of(app: Any) -> ServerState:
+    """The state of an application's server. A program may give the application another one's."""
+    return app.state.serving

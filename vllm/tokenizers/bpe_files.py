@@ -21,8 +21,8 @@ _OPTIONS = (
 
 
 def write_bpe_files(tokenizer: Any, tokens: list[str], merges: list[tuple[str, str]], folder: Path) -> None:
-    """Of a tokenizers.Tokenizer whose model, BPE, has this vocabulary and these merges; nothing where a token has the
-    files' separator. `tokenizer` has no vocabulary afterwards."""
+    """Write the files of a tokenizers.Tokenizer whose model, BPE, has this vocabulary and these merges; nothing where a
+    token has the files' separator. `tokenizer` has no vocabulary afterwards."""
     if any(_SEPARATOR in token for token in tokens):
         return
     tokenizer.model = models.BPE(**_given({name: getattr(tokenizer.model, name) for name in _OPTIONS}))

@@ -10,7 +10,7 @@ from tokenizers import processors
 
 from vllm.tokenizers.sentencepiece_model import SentencePieceModel
 
-# What stands behind the pieces of ChatGLM's models, in this order; the roles are ChatGLM3's.
+# The tokens behind the pieces of ChatGLM's models, in this order; the roles are ChatGLM3's.
 _GLM_MARKS = ("[MASK]", "[gMASK]", "[sMASK]", "sop", "eop")
 _GLM_ROLES = ("<|system|>", "<|user|>", "<|assistant|>", "<|observation|>")
 _GLM_PREFIX = ("[gMASK]", "sop")

@@ -20,7 +20,7 @@ _UNIGRAM, _BPE = 1, 2
 
 @dataclass(frozen=True)
 class SentencePieceModel:
-    """What a tokenizer.model holds.
+    """The contents of a tokenizer.model.
 
     Attributes:
         pieces: text, score and kind of each id.

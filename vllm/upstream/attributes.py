@@ -33,18 +33,87 @@ def _flat_or_editable(cls: type, *args: Any, **fields: Any) -> Any:
     return object.__new__(cls)
 
 
-# module -> class -> attribute -> value
+def _part(name: str) -> Any:
+    """A function of `engine_parts`, which is imported when it is called."""
+
+    def call(self: Any, *args: Any, **fields: Any) -> Any:
+        from vllm.upstream import engine_parts
+
+        return getattr(engine_parts, name)(self, *args, **fields)
+
+    return call
+
+
+def _load_config(self: Any) -> Any:
+    from vllm.config.load import LoadConfig
+
+    return LoadConfig(load_format=self.model_config.load_format)
+
+
+def _compilation_config(self: Any) -> Any:
+    from vllm.upstream.config.compilation import CompilationConfig
+
+    return CompilationConfig()
+
+
+def _adopt(model_class: Any) -> Any:
+    """A class that runs a model that was written for upstream; other classes as they are."""
+    if model_class.__module__.startswith("vllm.models."):
+        return model_class
+    from vllm.upstream.outside.model import adopted
+
+    return adopted(model_class)
+
+
+# module -> class, or "" for the module itself -> attribute -> value
 ROWS: dict[str, dict[str, dict[str, Any]]] = {
+    "vllm.config.parallel": {
+        "ParallelConfig": {
+            "data_parallel_size_local": property(lambda self: self.data_parallel_size),
+            "enable_expert_parallel": False,
+            "pipeline_parallel_size": 1,
+            "world_size": property(lambda self: self.tensor_parallel_size),
+            "world_size_across_dp": property(lambda self: self.tensor_parallel_size * self.data_parallel_size),
+        }
+    },
+    "vllm.config.vllm": {
+        "VllmConfig": {
+            "additional_config": property(lambda self: {}),
+            "compilation_config": property(_compilation_config),
+            "instance_id": "",
+            "load_config": property(_load_config),
+        }
+    },
     "vllm.logprobs.flat": {"FlatLogprobs": {"__new__": staticmethod(_flat_or_editable)}},
     "vllm.v1.engine.core": {
         "EngineCore": {"engine_core": _ITSELF, "model_executor": _EXECUTOR, "save_sharded_state": _save_sharded_state}
     },
-    "vllm.v1.worker.worker": {"Worker": {"worker": _ITSELF}},
+    "vllm.models.registry": {"": {"adopt": _adopt}},
+    "vllm.config.model": {
+        "ModelConfig": {
+            "architectures": property(_part("architectures")),
+            "is_moe": property(_part("is_moe")),
+            "uses_mrope": property(_part("uses_mrope")),
+            "get_num_layers": _part("get_num_layers"),
+            "get_num_attention_heads": _part("get_num_attention_heads"),
+            "get_sliding_window": _part("get_sliding_window"),
+            "try_get_generation_config": _part("read_generation_config"),
+            "get_diff_sampling_param": _part("get_diff_sampling_param"),
+        }
+    },
+    "vllm.entrypoints.async_llm": {"AsyncLLM": {"engine_core": property(_part("CoreClients"))}},
+    "vllm.entrypoints.llm": {
+        "LLM": {
+            "_preprocess_cmpl": _part("preprocess_completions"),
+            "_preprocess_cmpl_one": _part("preprocess_completion"),
+        }
+    },
+    "vllm.v1.executor.worker": {"Worker": {"worker": _ITSELF}},
 }
 
 
 def add(module: ModuleType) -> None:
-    """Give the module's classes what ROWS says."""
+    """Give the module and its classes what ROWS says."""
     for name, attributes in ROWS[module.__name__].items():
         for attribute, value in attributes.items():
-            setattr(getattr(module, name), attribute, value)
+            setattr(getattr(module, name) if name else module, attribute, value)

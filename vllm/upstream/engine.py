@@ -1,12 +1,11 @@
-"""Types around an engine: its interface, loggers, errors, and what its steps exchange."""
+"""Types around an engine: errors, and what its steps exchange."""
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Callable, ItemsView
+from collections.abc import ItemsView
 from dataclasses import dataclass
 from enum import Enum
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Literal, get_args
 
 from vllm.exceptions import GenerationError
 from vllm.pooling_params import PoolingTask
@@ -19,33 +18,6 @@ GenerationTask = Literal["generate", "transcription", "realtime"]
 SupportedTask = Literal[GenerationTask, PoolingTask, "render"]
 GENERATION_TASKS = get_args(GenerationTask)
 POOLING_TASKS = get_args(PoolingTask)
-
-
-class StatLoggerBase(ABC):
-    """Base of loggers of callers' own. An engine takes none: `stat_loggers` is refused."""
-
-    @abstractmethod
-    def __init__(self, vllm_config: Any, engine_index: int = 0) -> None: ...
-
-    @abstractmethod
-    def record(
-        self, scheduler_stats: Any, iteration_stats: Any, mm_cache_stats: Any = None, engine_idx: int = 0
-    ) -> None:
-        """A step's statistics."""
-
-    @abstractmethod
-    def log_engine_initialized(self) -> None:
-        """The engine is ready."""
-
-    def log(self) -> None:  # noqa: B027
-        """What has come since the last call."""
-
-
-StatLoggerFactory = Callable[[Any, int], StatLoggerBase]
-
-
-class AggregateStatLoggerBase(StatLoggerBase):
-    """Base of loggers of several engines together."""
 
 
 class EngineGenerateError(GenerationError):
@@ -70,16 +42,6 @@ class IntermediateTensors:
     def items(self) -> ItemsView[str, torch.Tensor]:
         """(name, tensor) of each."""
         return self.tensors.items()
-
-
-_INSTEAD_FORWARD_CONTEXT = (
-    "models here are called with their batch: vllm.attention.backend.AttentionMetadata is an argument"
-)
-
-
-def is_forward_context_available() -> bool:
-    """False: there is none."""
-    return False
 
 
 class AttentionBackendEnum(Enum):

@@ -1,4 +1,4 @@
-"""What a server asks of an engine. AsyncLLM is one."""
+"""The engine as a server asks it. AsyncLLM is one."""
 
 from __future__ import annotations
 

@@ -14,26 +14,38 @@ from vllm.upstream.table import Row, table
 _ROOT = "vllm."
 # Modules of ours that do not have all of upstream's names; the table has the others.
 _WITH_MORE = {
+    "vllm.attention",
     "vllm.config",
+    "vllm.config.lora",
     "vllm.distributed",
+    "vllm.distributed.parallel_state",
     "vllm.envs",
     "vllm.inputs",
     "vllm.logprobs",
-    "vllm.parser",
     "vllm.tokenizers",
-    "vllm.tool_parsers.xlam_tool_parser",
     "vllm.utils",
-    "vllm.v1.core.kv_cache_groups",
     "vllm.v1.core.kv_cache_manager",
     "vllm.v1.engine",
     "vllm.v1.engine.core",
     "vllm.v1.engine.detokenizer",
+    "vllm.v1.metrics.loggers",
+    "vllm.v1.metrics.stats",
     "vllm.v1.outputs",
     "vllm.v1.sample.logits_processor",
     "vllm.v1.structured_output",
 }
-# Those whose classes have further attributes: attributes.py has them, a row each.
-_WITH_ATTRIBUTES = {"vllm.logprobs.flat", "vllm.v1.engine.core", "vllm.v1.worker.worker"}
+# Modules that have, or whose classes have, further attributes: attributes.py has them, a row each.
+_WITH_ATTRIBUTES = {
+    "vllm.config.model",
+    "vllm.config.parallel",
+    "vllm.config.vllm",
+    "vllm.entrypoints.async_llm",
+    "vllm.entrypoints.llm",
+    "vllm.logprobs.flat",
+    "vllm.models.registry",
+    "vllm.v1.engine.core",
+    "vllm.v1.executor.worker",
+}
 
 
 def install() -> None:
@@ -46,7 +58,7 @@ def install() -> None:
 
 
 class Finder:
-    """Of modules below `vllm`; a meta path finder. The table is read when a file is missing.
+    """A meta path finder of modules below `vllm`. The table is read when a file is missing.
 
     It imports nothing: Python holds the global import lock meanwhile, which another thread that imports the same needs.
     """
@@ -86,7 +98,7 @@ def _listed(name: str) -> ModuleSpec | None:
 
 
 def _find(module: str) -> ModuleSpec | None:
-    """Of a file or by the table; what is above it is not imported."""
+    """The spec of a file or by the table; what is above it is not imported."""
     root, *parts = module.split(".")
     path: Sequence[str] | None = sys.modules[root].__path__
     spec, name = None, root
@@ -113,8 +125,8 @@ class _MoreLoader(SourceFileLoader):
 
 
 class _ListLoader:
-    """Of a listed module. A package's alias is one, too: were it the package itself, the modules below it would be
-    loaded once more by their other path.
+    """The loader of a listed module. A package's alias is one, too: were it the package itself, the modules below it
+    would be loaded once more by their other path.
 
     Args:
         found: the module that has what no row says.
@@ -139,13 +151,13 @@ class _ListLoader:
 
 
 class _AliasLoader(_ListLoader):
-    """Of one more path to a module: both give the same object.
+    """The loader of one more path to a module: both give the same object.
 
     Until it is imported, a listed module stands in for it, which another thread's `from ... import` may get.
     """
 
     def exec_module(self, module: ModuleType) -> None:
-        # What an import returns is looked up here.
+        # An import looks up here what it returns.
         assert self._found is not None
         sys.modules[module.__name__] = importlib.import_module(self._found.name)
 
@@ -216,7 +228,7 @@ def _real(module: ModuleType) -> str | None:
 
 
 def _names(module: ModuleType) -> list[str]:
-    """What `import *` takes."""
+    """The names that `import *` takes."""
     rows, real = table().names.get(module.__name__, {}), _real(module)
     names = [name for name, row in rows.items() if "." not in name and (row.place or row.status == "refused")]
     if real is None:

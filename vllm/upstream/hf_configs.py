@@ -31,7 +31,7 @@ def get_hf_text_config(config: PretrainedConfig) -> PretrainedConfig:
 def try_get_generation_config(
     model: str, trust_remote_code: bool = False, revision: str | None = None
 ) -> GenerationConfig | None:
-    """What its generation_config.json says, or else its configuration; None: neither can be read."""
+    """The contents of its generation_config.json, or else its configuration; None: neither can be read."""
     from transformers import GenerationConfig
 
     with contextlib.suppress(OSError):

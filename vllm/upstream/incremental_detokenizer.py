@@ -78,7 +78,7 @@ class BaseIncrementalDetokenizer(IncrementalDetokenizer, ABC):
 
     @abstractmethod
     def decode_next(self, next_token_id: int) -> str:
-        """What the id adds to the text; empty while a character is unfinished."""
+        """The text that the id adds; empty while a character is unfinished."""
 
     def update(self, new_token_ids: list[int], stop_terminated: bool) -> str | None:
         """See IncrementalDetokenizer. A stop string counts if it ends behind the first `min_tokens` tokens; the ids

@@ -5,13 +5,6 @@ from __future__ import annotations
 from typing import Any, TypedDict
 
 
-class EmbedsInput(TypedDict):
-    """Embeddings in place of tokens."""
-
-    type: str
-    prompt_embeds: Any
-
-
 class MultiModalInput(TypedDict):
     """Tokens and media."""
 

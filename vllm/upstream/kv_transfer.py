@@ -70,7 +70,7 @@ class KVConnectorRole(enum.Enum):
 
 
 class KVConnectorMetadata:
-    """What the scheduler's connector tells the workers'."""
+    """The scheduler's connector tells this to the workers'."""
 
 
 class KVConnectorBase_V1(Unserved):
@@ -80,7 +80,7 @@ class KVConnectorBase_V1(Unserved):
 
 
 class ExampleConnectorMetadata(KVConnectorMetadata):
-    """What it tells the workers."""
+    """The connector tells this to the workers."""
 
 
 class ExampleConnector(KVConnectorBase_V1):

@@ -1,4 +1,4 @@
-"""What layers, models and quantisation methods of callers build on: the engine itself builds on none of it."""
+"""Base classes of callers' layers, models and quantisation methods: the engine itself builds on none of it."""
 
 from __future__ import annotations
 
@@ -146,20 +146,6 @@ class PackedvLLMParameter(ModelWeightParameter):
             if value is not None:
                 raise ValueError(f"{name}={value} is not supported: parameters are not stored in tiles; leave it out")
         self.packed_dim, self.packed_factor = packed_dim, packed_factor
-
-
-def default_weight_loader(param: Tensor, loaded_weight: Tensor) -> None:
-    """Copy a weight into a parameter.
-
-    Raises:
-        ValueError: they differ in shape.
-    """
-    if param.numel() == loaded_weight.numel() == 1:
-        param.data.fill_(loaded_weight.item())
-        return
-    if param.shape != loaded_weight.shape:
-        raise ValueError(f"a weight of shape {tuple(loaded_weight.shape)} for a parameter of {tuple(param.shape)}")
-    param.data.copy_(loaded_weight)
 
 
 def initialize_layerwise_reload(model: nn.Module) -> None:

@@ -65,7 +65,7 @@ class DeviceCapability(NamedTuple):
 
 
 class Platform:
-    """What is asked of a device; see CpuPlatform and CudaPlatform for the answers that differ.
+    """A device, as callers ask of it; see CpuPlatform and CudaPlatform for the answers that differ.
 
     Attributes:
         device_type: torch's name of the device: "cpu" or "cuda".
@@ -87,7 +87,7 @@ class Platform:
 
     @property
     def supported_dtypes(self) -> list[torch.dtype]:
-        """Those that models may have, the preferred one first."""
+        """The dtypes that models may have, the preferred one first."""
         import torch
 
         return [torch.bfloat16, torch.float16, torch.float32]
@@ -140,7 +140,7 @@ class Platform:
 
     @classmethod
     def get_device_capability(cls, device_id: int = 0) -> DeviceCapability | None:
-        """Of a GPU; None for a CPU."""
+        """A GPU's capability; None for a CPU."""
         return None
 
     @classmethod
@@ -163,7 +163,7 @@ class Platform:
 
     @classmethod
     def get_device_name(cls, device_id: int = 0) -> str:
-        """What its maker calls it."""
+        """The maker's name of it."""
         return cls.device_name
 
     @classmethod

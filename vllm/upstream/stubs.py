@@ -83,7 +83,7 @@ def _import(module: str, name: str, listed: str) -> list[str]:
 
 
 def _file(module: str) -> Path | None:
-    """Of a module of ours."""
+    """The file of a module of ours."""
     path = PACKAGE.joinpath(*module.split(".")[1:])
     files = (path / "__init__.py", path.with_suffix(".py"))
     return next((file for file in files if file.exists()), None)
@@ -98,7 +98,7 @@ def _below(package: str) -> list[str]:
 
 
 def _handed_on(file: Path) -> list[str]:
-    """What a module imports, if that is all that it does."""
+    """The names that a module imports, if that is all that it does."""
     lines = []
     for node in ast.parse(file.read_text(encoding="utf-8")).body:
         if isinstance(node, ast.ImportFrom) and node.module != "__future__":

@@ -17,7 +17,7 @@ def set_runtime_usage_data(key: str, value: str | int | bool) -> None:
 
 
 class UsageMessage:
-    """What upstream reports of an engine. Nothing is."""
+    """Upstream reports this of an engine. Nothing is reported here."""
 
     def report_usage(self, *args: Any, **kwargs: Any) -> None:
         """Nothing."""

@@ -33,6 +33,11 @@ def wrong_type(name: str, value: Any, expected: str) -> VLLMValidationError:
     return VLLMValidationError(f"{name} must be {expected}, got {type(value).__name__}", name, value)
 
 
+def asks_for_nothing(value: Any) -> bool:
+    """Whether a field of this value changes nothing, whatever its name: None, False, an empty text, list or object."""
+    return value is None or value is False or (isinstance(value, (str, list, tuple, Mapping)) and not value)
+
+
 def check_boolean(name: str, value: Any) -> None:
     """Python's and numpy's bools pass."""
     if not isinstance(value, (bool, np.bool_)):

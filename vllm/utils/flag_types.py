@@ -4,11 +4,42 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import typing
 from collections.abc import Callable
+from decimal import Decimal
 from typing import Any, Literal
 
-from vllm.utils.argparse_utils import human_readable_int_or_auto
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)([kKmMgGtT]?)")
+_POWERS = {"k": 1, "m": 2, "g": 3, "t": 4}
+
+
+def human_readable_int(value: str) -> int:
+    """An integer, or one with a suffix: k, m, g, t stand for powers of 1000, K, M, G, T for powers of 1024. The number
+    before a small suffix may have a fraction.
+
+    Raises:
+        argparse.ArgumentTypeError: it is neither, or no whole number.
+    """
+    text = value.strip()
+    match = _SIZE.fullmatch(text)
+    if match is None:
+        if re.fullmatch(r"-\d+", text):
+            return int(text)
+        raise argparse.ArgumentTypeError(f"must be an integer such as 4096, 4k or 4K, got {value!r}")
+    number, suffix = match.groups()
+    is_binary = suffix.isupper()
+    if "." in number and (not suffix or is_binary):
+        raise argparse.ArgumentTypeError(f"a fraction needs one of k, m, g, t (powers of 1000), got {value!r}")
+    size = Decimal(number) * (1024 if is_binary else 1000) ** _POWERS.get(suffix.lower(), 0)
+    if size != int(size):
+        raise argparse.ArgumentTypeError(f"must be a whole number, got {value!r}")
+    return int(size)
+
+
+def human_readable_int_or_auto(value: str) -> int:
+    """`human_readable_int`, or -1 for "auto"."""
+    return -1 if value.strip().lower() == "auto" else human_readable_int(value)
 
 
 def at_least(least: int) -> Callable[[str], int]:
@@ -32,7 +63,7 @@ def positive(text: str) -> float:
 
 
 def json_or_text(text: str) -> Any:
-    """What the text says as JSON, or the text."""
+    """The value of the text as JSON, or the text."""
     try:
         return json.loads(text)
     except ValueError:

@@ -72,8 +72,8 @@ class _Helpers:
 
 @contextmanager
 def helped() -> Iterator[None]:
-    """What the block hands over is done in threads beside the caller's, which share PyTorch's threads with it, and when
-    the block has ended. An error of it is raised by a later `hand_over` or by the block's end."""
+    """Work that the block hands over is done in threads beside the caller's, which share PyTorch's threads with it, and
+    when the block has ended. An error of it is raised by a later `hand_over` or by the block's end."""
     total = torch.get_num_threads()
     count = min(_MOST, total)
     torch.set_num_threads(total // count)

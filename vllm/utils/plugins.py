@@ -16,6 +16,8 @@ IO_PROCESSOR_PLUGINS_GROUP = "vllm.io_processor_plugins"
 PLATFORM_PLUGINS_GROUP = "vllm.platform_plugins"
 STAT_LOGGER_PLUGINS_GROUP = "vllm.stat_logger_plugins"
 
+_FAILURES = (Exception, SystemExit)  # a plug-in may fail in any way
+
 _has_loaded_general = False
 
 
@@ -31,18 +33,29 @@ def load_plugins_by_group(group: str) -> dict[str, Callable[[], Any]]:
             continue
         try:
             found[entry.name] = entry.load()
-        except Exception:  # a plug-in may fail in any way
-            logger.exception("the plug-in %s of %s cannot be imported", entry.name, group)
+        except _FAILURES as error:
+            _warn(entry.name, group, error)
     return found
 
 
 def load_general_plugins() -> None:
-    """Call the functions of `vllm.general_plugins`, once a process; they may register models. What one raises is the
-    caller's."""
+    """Call the functions of `vllm.general_plugins`, once a process; they may register models and replace parts of the
+    engine. One that fails is left out with a warning."""
     global _has_loaded_general
     if _has_loaded_general:
         return
+    # A plug-in may make EngineArgs itself.
     _has_loaded_general = True
     for name, function in load_plugins_by_group(DEFAULT_PLUGINS_GROUP).items():
         logger.info("running the plug-in %s", name)
-        function()
+        try:
+            function()
+        except _FAILURES as error:
+            _warn(name, DEFAULT_PLUGINS_GROUP, error)
+
+
+def _warn(name: str, group: str, error: BaseException) -> None:
+    """The error's text names what the plug-in wanted; where it was raised is shown at the level DEBUG."""
+    reason = f"{type(error).__name__}: {error}"
+    logger.warning("the plug-in %s of %s fails and is left out: %s", name, group, reason)
+    logger.debug("the plug-in %s was called here", name, exc_info=error)

@@ -1,11 +1,13 @@
-"""What goes into the engine core and comes out of it for one request."""
+"""Messages into the engine core and out of it for one request."""
 
 from __future__ import annotations
 
+import enum
 from dataclasses import InitVar, dataclass
 from typing import TYPE_CHECKING, Any
 
 from vllm.exceptions import VLLMValidationError
+from vllm.inputs.embeds import PromptEmbeds
 from vllm.logprobs.lists import LogprobsRow, LogprobsRows
 from vllm.lora.request import LoRARequest
 from vllm.pooling_params import PoolingParams
@@ -13,6 +15,22 @@ from vllm.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
     import torch
+
+
+FINISH_REASON_STRINGS = ("stop", "length", "abort", "error", "repetition")
+
+
+class FinishReason(enum.IntEnum):
+    """Why a sequence ended, as upstream numbers it. Outputs hold the word: `str(FinishReason.STOP)` is "stop"."""
+
+    STOP = 0
+    LENGTH = 1
+    ABORT = 2
+    ERROR = 3
+    REPETITION = 4
+
+    def __str__(self) -> str:
+        return FINISH_REASON_STRINGS[self.value]
 
 
 @dataclass
@@ -36,6 +54,9 @@ class EngineCoreRequest:
     pooling_params: PoolingParams | None = None  # a pooling model's requests have these, and no sampling_params
     lora_request: LoRARequest | None = None
     data_parallel_rank: InitVar[Any] = None
+    prompt_embeds: PromptEmbeds | None = None  # in place of some of the ids
+    session_id: str | None = None
+    kv_hints: Any = None  # dicts, lists, texts and numbers
 
     def __post_init__(self, mm_features: Any, data_parallel_rank: Any) -> None:
         asked = {"mm_features": mm_features, "data_parallel_rank": data_parallel_rank}

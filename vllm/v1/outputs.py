@@ -39,7 +39,7 @@ Part = TypeVar("Part")
 
 
 class Parts(dict[type, Any]):
-    """What guests add to a step or to its results: one value of a class of its own each."""
+    """Guests' additions to a step or to its results: one value of a class of its own each."""
 
     def add(self, part: Any) -> None:
         self[type(part)] = part
@@ -47,6 +47,13 @@ class Parts(dict[type, Any]):
     def of(self, kind: type[Part]) -> Part | None:
         """The part of this class, if there is one."""
         return self.get(kind)
+
+    def made(self, kind: type[Part]) -> Part:
+        """The part of this class; an empty one is added if there is none."""
+        part: Part | None = self.get(kind)
+        if part is None:
+            part = self[kind] = kind()
+        return part
 
     def without(self, req_ids: Collection[str]) -> Parts:
         """The parts without these requests, of those that have a method for it."""
@@ -96,7 +103,7 @@ class LogprobsTensors(NamedTuple):
 
 
 class FollowingTokens(NamedTuple):
-    """What a step drew for a request after its first token: N tokens."""
+    """The N tokens that a step drew for a request after its first one."""
 
     token_ids: list[int]
     logprobs: list[LogprobsRow]  # N, or none where nothing is read
@@ -105,7 +112,7 @@ class FollowingTokens(NamedTuple):
 
 @dataclass
 class ModelRunnerOutput:
-    """What one step produced, for the R requests whose known tokens all have KV after it, in batch order."""
+    """The results of one step, for the R requests whose known tokens all have KV after it, in batch order."""
 
     req_ids: list[str]
     sampled_token_ids: np.ndarray  # int32 [R]; NO_TOKEN for a request that samples none

@@ -9,6 +9,7 @@ from vllm.pooling_params import PoolingParams
 from vllm.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
+    from vllm.inputs.embeds import PromptEmbeds
     from vllm.lora.request import LoRARequest
 
 
@@ -35,6 +36,9 @@ class Request:
         cache_salt: str | None = None,
         pooling_params: PoolingParams | None = None,
         lora_request: LoRARequest | None = None,
+        prompt_embeds: PromptEmbeds | None = None,
+        session_id: str | None = None,
+        kv_hints: Any = None,
     ) -> None:
         if sampling_params.max_tokens is None:
             raise ValueError(f"request {request_id}: max_tokens must be set when it reaches the scheduler")
@@ -42,6 +46,8 @@ class Request:
         self.sampling_params = sampling_params  # of a pooling model's: what its tokens are read for
         self.pooling_params = pooling_params
         self.lora_request = lora_request
+        self.prompt_embeds = prompt_embeds  # the ids at its positions say nothing
+        self.session_id, self.kv_hints = session_id, kv_hints  # for who reads requests; the engine does not
         self.lane: Any = None  # where it waits; None: with all others
         self.content_number = 0  # a part of its block hashes: what computes other values than the model has another
         self.eos_token_ids = frozenset() if sampling_params.ignore_eos else eos_token_ids
@@ -52,6 +58,8 @@ class Request:
         self.max_tokens = sampling_params.max_tokens
         self.length_limit = self.max_tokens  # tokens to generate; once queued, limited by the context, too
         self.min_tokens = sampling_params.min_tokens
+        # Before min_tokens, if its grammar leaves nothing but an end.
+        self.may_end_early = sampling_params.grammar is not None
         self.num_pending_tokens = 0  # drawn by steps in flight, not known yet
         # Processed on the host from all its tokens: its next step must not begin before the last one is known.
         own = sampling_params
@@ -67,8 +75,6 @@ class Request:
         self.num_cached_tokens = -1  # prompt tokens from the prefix cache at first admission; -1 before it
         self.scheduled_time: float | None = None  # of the first admission, in seconds on the monotonic clock
         self.num_preemptions = 0
-        # Last known tokens that were appended undrawn and are not returned yet, as they are still to be read.
-        self.num_held = 0
         # First prompt position whose logits are still to be read for the next token's logprobs; None: no such position.
         self.next_prompt_row: int | None = None
         self._advance_to(sampling_params.first_prompt_row)
@@ -106,12 +112,10 @@ class Request:
         # The prompt's last row predicts no token of the prompt.
         self.next_prompt_row = row if row is not None and row < self.num_prompt_tokens - 1 else None
 
-    def drop_held(self, block_size: int) -> None:
-        """Forget the tokens that are not returned yet: they will be found again."""
-        if self.num_held:
-            del self.token_ids[len(self.token_ids) - self.num_held :]
-            del self.block_hashes[len(self.token_ids) // block_size :]
-            self.num_held = 0
+    def drop_last(self, count: int, block_size: int) -> None:
+        """Forget the last `count` known tokens."""
+        del self.token_ids[len(self.token_ids) - count :]
+        del self.block_hashes[len(self.token_ids) // block_size :]
 
     def sort_key(self) -> tuple[int, float, int]:
         """Order under the priority policy: lower runs earlier, ties by arrival; unique within a scheduler."""

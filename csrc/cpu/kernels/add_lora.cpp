@@ -24,7 +24,7 @@ template <>
 constexpr bool kPairs<BF16> = true;
 #endif
 
-// Of what is between the products: of bfloat16 with such instructions it is rounded, too.
+// The dtype between the products: bfloat16 with such instructions is rounded there, too.
 template <typename T>
 struct InnerOf {
   using type = float;
@@ -137,7 +137,7 @@ void shrink(const AddLoraArgs& a, const Tile& tile, int64_t group, float* wide, 
   });
 }
 
-// Of an embedding A has a row for each token.
+// An embedding's A has a row for each token.
 template <typename T>
 void look_up(const AddLoraArgs& a, const Tile& tile, int64_t group, Inner<T>* inner) {
   const T* table = static_cast<const T*>(a.a) + (tile.adapter * a.groups + group) * a.inner * kRankGroup;
@@ -145,7 +145,7 @@ void look_up(const AddLoraArgs& a, const Tile& tile, int64_t group, Inner<T>* in
   for (int64_t at = tile.first; at < tile.first + tile.count; ++at) {
     const int64_t row = a.order[at];
     const int64_t id = a.ids_int64 != nullptr ? a.ids_int64[row] : a.ids_int32[row];
-    // Of another rank's part of the vocabulary.
+    // Another rank may hold this part of the vocabulary.
     const bool held = id >= 0 && id < a.inner;
     Inner<T>* out = inner + at * a.groups * kRankGroup + group * kRankGroup;
     unroll<kVectors>([&](auto v) VLLM_INLINE {

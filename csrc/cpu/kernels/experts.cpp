@@ -15,19 +15,19 @@ namespace VLLM_ISA {
 namespace {
 
 constexpr int64_t kColumns = 32;
-// Of a panel of the first product with gates.
+// Gates are half of a panel of the first product.
 constexpr int64_t kGates = kColumns / 2;
-// Of an expert that are multiplied together: as many as share a panel well, and stay in the second-level cache.
+// So many rows of an expert are multiplied together: as many as share a panel well, and stay in the second-level cache.
 constexpr int64_t kMostRows = 112, kLeastRows = 28, kRowsBytes = 512 * 1024;
-// Of float32 results that wait in the second-level cache for what is done to them.
+// Float32 results wait in the second-level cache for the next operation.
 constexpr int64_t kResultsBytes = 512 * 1024;
-// Of the sums of tokens that a thread is at.
+// The sums of tokens that a thread is at take so much.
 constexpr int64_t kSumsBytes = 1024 * 1024;
 // An expert's rows that are not cut by tokens in the second product.
 constexpr int64_t kTogether = 64;
-// Of all that is between the products: tokens with more are taken in turns.
+// All that is between the products takes at most this: tokens with more are taken in turns.
 constexpr int64_t kInnerBytes = 32 * 1024 * 1024;
-// What fetching a panel takes, in rows' time.
+// Fetching a panel takes the time of so many rows.
 constexpr int64_t kPanelRows = 12;
 constexpr int64_t kPartsPerThread = 4;
 
@@ -47,7 +47,7 @@ struct Cut {
 template <typename T>
 class Mixture {
  public:
-  // Of tokens [begin, end).
+  // The mixture of tokens [begin, end).
   Mixture(const ExpertsArgs& a, int64_t begin, int64_t end)
       : a_(a), begin_(begin), tokens_(end - begin), starts_(a.num_experts + 1), places_(tokens_ * a.top_k), ids_(tokens_ * a.top_k) {
     sort();
@@ -184,7 +184,7 @@ class Mixture {
     return cut;
   }
 
-  // Of the tokens' sums and of an expert's results.
+  // The floats of the tokens' sums and of an expert's results.
   int64_t second_floats(const Cut& cut) const {
     const int64_t rows = parts_of(tokens_, cut.tokens) + most_rows();
     return rows * parts_of(second_panels(), cut.panels) * kColumns;
@@ -208,7 +208,7 @@ class Mixture {
     a_.kernels[static_cast<int>(product.kind)](args);
   }
 
-  // What an expert's rows are multiplied with, in memory `x` if they are weighed.
+  // Take the inputs of an expert's rows, into memory `x` if they are weighed.
   void take_rows(const Part& part, LinearArgs& args, T* x) const {
     const T* hidden = static_cast<const T*>(a_.hidden) + begin_ * a_.hidden_stride;
     args.rows = part.rows;

@@ -24,7 +24,7 @@ constexpr int64_t kAhead = 3072;
 
 #ifdef __AVX512VNNI__
 
-// What a group of a packed row has beside its bytes.
+// A group of a packed row has this beside its bytes.
 constexpr int64_t kInfoBytes = sizeof(float) + sizeof(int32_t);
 
 // sums += four k of R packed rows times P panels.
@@ -154,7 +154,7 @@ struct Int8Product {
   // Writes row r's part of a group that begins at a rotated block; returns where the next group begins.
   static int8_t* pack_group(const Rotated& rotated, int block, int blocks, int64_t rows, int64_t r, int8_t* to) {
     const int group = block / kGroupBlocks;
-    // Of the integers plus 128, in eight parts.
+    // Sum the integers plus 128, in eight parts.
     __m512i sums = _mm512_setzero_si512();
     for (int b = 0; b < blocks; ++b, to += rows * kBlock) {
       const __m512i bytes = round_block(rotated.values[block + b], rotated.inverse(group));

@@ -29,7 +29,7 @@ bool is_widened_once(const LinearArgs& a) { return a.rows > 3 * kTileRows; }
 // Panels that are prepared together.
 constexpr int kSlots = 2;
 
-// What is prepared of a panel: scales [groups][32], offsets [groups][32], and widened codes [k][32].
+// A prepared panel: scales [groups][32], offsets [groups][32], and widened codes [k][32].
 struct Prepared {
   float *scales, *offsets, *values;
   Prepared(const LinearArgs& a, int64_t panel) {

@@ -22,7 +22,7 @@ constexpr int64_t kChunkUnits = HalfProduct::kHalfSum / kUnit;
 // Whether the weight is of one of HalfCodes' kinds, and nothing is added to it.
 bool fits(const Quantized& q) { return q.values != Values::tables && q.sparse_starts == nullptr; }
 
-// What a packed row consists of: groups filled up to whole units.
+// A packed row consists of groups filled up to whole units.
 int64_t packed_inner(const LinearArgs& a) { return num_units(a.quant) * kUnit; }
 
 struct QuantizedHalfProduct {
@@ -121,7 +121,7 @@ struct QuantizedHalfProduct {
   static bool is_direct(const LinearArgs& a) { return a.rows <= kDirectRows; }
   static bool is_widened_once(const LinearArgs& a) { return a.rows > kMaxRows; }
 
-  // What is prepared of a panel: what to multiply sums of its columns with [32], scales and offsets of groups as floats
+  // A prepared panel: factors of its columns' sums [32], scales and offsets of groups as floats
   // [groups][2][32] and as float16 [groups][32], columns c and c + 16 side by side, and widened codes [k][32] likewise.
   struct Prepared {
     float *scales, *wide;
@@ -140,7 +140,7 @@ struct QuantizedHalfProduct {
     }
   };
 
-  // Of float16 numbers of 32 columns in order, those of columns c and c + 16 side by side.
+  // Reorder the float16 numbers of 32 columns: those of columns c and c + 16 side by side.
   static __m512i side_by_side(__m512i columns) {
     alignas(64) static constexpr int16_t kOrder[32] = {0, 16, 1, 17, 2,  18, 3,  19, 4,  20, 5,  21, 6,  22, 7,  23,
                                                        8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31};
@@ -160,7 +160,7 @@ struct QuantizedHalfProduct {
            q.zeros == Stored::none && !lacks_zero(q) && q.values != Values::e4m3;
   }
 
-  // What the bound of a column's weights is multiplied with, so that their roundings stay below it.
+  // The bound of a column's weights is multiplied with this, so that their roundings stay below it.
   static constexpr float kMargin = 1.0f + 0x1p-9f;
 
   // `greatest`, `factor`: of HalfCodes.

@@ -69,7 +69,7 @@ struct PackedRows {
   }
 };
 
-// What is prepared of a panel: scales [groups][32], offsets [groups][32], and widened codes.
+// A prepared panel: scales [groups][32], offsets [groups][32], and widened codes.
 struct Prepared {
   float *scales, *offsets;
   uint8_t* bytes;

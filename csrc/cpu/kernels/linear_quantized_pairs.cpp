@@ -20,7 +20,7 @@ constexpr int kSlots = 2;
 // Units whose products are summed before they are scaled, also of long groups: short chains keep the rounding error small.
 constexpr int64_t kChainUnits = 16;
 
-// What is prepared of a panel: scales [groups][32], offsets [groups][32], and widened codes.
+// A prepared panel: scales [groups][32], offsets [groups][32], and widened codes.
 template <bool kWidened>
 struct Prepared {
   float *scales, *offsets;

@@ -18,7 +18,7 @@ class MatrixRows : public ItemRows<BF16> {
     chunk_.values = reinterpret_cast<uint32_t*>(take(kChunk / 2 * dim_));
     scores_ = take(kTileRows * kChunk);
     q_ = reinterpret_cast<BF16*>(take(most_rows * inner_ / 2));
-    // What stays zero beyond head_dim.
+    // Values beyond head_dim stay zero.
     std::memset(keys_, 0, inner_ / 2 * kChunk * sizeof(float));
     std::memset(q_, 0, most_rows * inner_ * sizeof(BF16));
   }

@@ -1,5 +1,5 @@
-// paged_attention of bfloat16 over a cache of bfloat16 by matrix tiles (see tile_attention.h), few rows as many. Others attend as
-// on the levels below.
+// paged_attention of bfloat16 over a cache of bfloat16 by matrix tiles (see tile_attention.h), few rows as many. Others attend
+// as on the levels below.
 //
 // A chunk is brought into the layout of right tiles once for all rows that share it, which takes about one row's time.
 #include "../paged_attention_worker.h"
@@ -23,7 +23,7 @@ class MatrixRows : protected TileRows {
     chunk_.values = reinterpret_cast<uint32_t*>(take(kChunk / 2 * dim_));
     scores_ = take(kTileRows * kChunk);
     q_ = reinterpret_cast<BF16*>(take(plan.most_rows * inner_ / 2));
-    // What stays zero beyond head_dim.
+    // Values beyond head_dim stay zero.
     std::memset(chunk_.keys, 0, inner_ / 2 * kChunk * sizeof(uint32_t));
     std::memset(q_, 0, plan.most_rows * inner_ * sizeof(BF16));
   }

@@ -1,4 +1,4 @@
-// What stands before and after the experts of a mixture: their choice, and the addition of what all tokens take.
+// The operations before and after the experts of a mixture: their choice, and the addition of what all tokens take.
 //
 // A row is one thread's, whose order of sums follows the number of experts alone.
 #include "../kernels_routing.h"
@@ -14,7 +14,7 @@ constexpr float kInfinity = __builtin_inff();
 
 int64_t padded(int64_t n) { return (n + kLanes - 1) / kLanes * kLanes; }
 
-// Of values that are filled up with -inf to whole vectors.
+// Softmax of values that are filled up with -inf to whole vectors.
 void softmax(float* x, int64_t n) {
   Vec most = set1(-kInfinity);
   for (int64_t i = 0; i < n; i += kLanes) most = max(most, load(x + i));

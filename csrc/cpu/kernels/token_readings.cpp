@@ -31,7 +31,7 @@ inline void sum_exp(const float* x, int64_t n, float offset, const float* next, 
   Vec sums[4] = {zero(), zero(), zero(), zero()};
   Vec weighted[4] = {zero(), zero(), zero(), zero()};
   const Vec shift = set1(offset);
-  // Of -inf it makes a number whose exponential is 0 too: 0 times -inf would be NaN. In this order NaN stays.
+  // -inf becomes a number whose exponential is 0 too: 0 times -inf would be NaN. In this order NaN stays.
   const Vec lowest = set1(-200.0f);
   const auto add = [&](int u, Vec v) __attribute__((always_inline)) {
     const Vec shifted = v - shift;
@@ -165,7 +165,7 @@ void join_segments(const RankedReadingsArgs& args, int64_t row, const Segment* s
   args.entropy[row] = has_nan ? __builtin_nanf("") : entropy < 0 ? 0.0f : static_cast<float>(entropy);
 }
 
-// What one thread reads of a row at a time: counts of `num` thresholds, the logits `named`.
+// One thread reads a piece of a row at a time: counts of `num` thresholds, the logits `named`.
 void read_piece(const RankedReadingsArgs& args, const Pieces& pieces, int64_t row, int64_t piece, const float* named,
                 int64_t num, Segment* segments, int32_t* counts) {
   const int64_t n = args.logits.vocab;
@@ -196,7 +196,7 @@ void finish_row(const RankedReadingsArgs& args, const Pieces& pieces, int64_t ro
   if (!args.ranked) memset(args.ranks + start, 0, valid * sizeof(int32_t));
 }
 
-// Of each row its ids, logprobs, logits and ranks, log-sum-exp and entropy (NaN where it was not asked for).
+// Write each row's ids, logprobs, logits and ranks, log-sum-exp and entropy (NaN where it was not asked for).
 void write_table(const RankedReadingsArgs& args) {
   const int64_t width = args.width, bytes = width * int64_t{sizeof(int32_t)};
   for (int64_t row = 0; row < args.logits.rows; ++row) {

@@ -44,7 +44,7 @@ double exponentiate(const float* x, int64_t n, float highest, float* weights) {
   return total;
 }
 
-// What the row has above `threshold`. NaN is above nothing.
+// The row's values above `threshold`. NaN is above nothing.
 Above above(const float* x, const float* weights, int64_t n, float threshold) {
   Above result{0, 0};
   const Vec limit = set1(threshold), one = set1(1.0f);

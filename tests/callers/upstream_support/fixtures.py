@@ -327,7 +327,7 @@ def no_downloads() -> Iterator[None]:
     nothing = SimpleNamespace(snapshot_download=lambda *args, **fields: "", hf_hub_download=local)
     with (
         patch("vllm.transformers_utils.repo_utils.hf_api", lambda: nothing),
-        # Of modules that have imported it.
+        # Patch it in modules that have imported it.
         patch("huggingface_hub.HfApi.hf_hub_download", lambda api, *args, **fields: local(*args, **fields)),
     ):
         yield

@@ -18,8 +18,8 @@ from models_util import hf_logits, paged_logits, random_prompts
 from torch import Tensor
 
 from vllm.loader import get_model, resolve_model
+from vllm.loader.gguf.convert import weights
 from vllm.loader.gguf.file import GGUFFile
-from vllm.loader.gguf.weights import weights
 
 LAYERS, HEADS, GROUPS, WIDTH, SIZE, VOCAB = 7, 4, 2, 16, 64, 96
 COMMON = {

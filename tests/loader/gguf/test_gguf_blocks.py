@@ -52,7 +52,7 @@ def random_blocks(kind: str, rows: int, columns: int, seed: int = 0) -> np.ndarr
     rng = np.random.default_rng(seed)
     data = rng.integers(0, 256, (rows, columns // block, size), dtype=np.uint8)
     for at in HALVES[kind]:
-        # What a scale and a sub-scale multiply is of another size in each type.
+        # The values that a scale and a sub-scale multiply are of another size in each type.
         scale = 0.002 if kind in ("Q4_0", "Q5_0", "Q4_1", "Q5_1") else 0.0003 if kind in ("Q8_0", "IQ4_NL") else 2e-5
         values = rng.uniform(0.5, 1, (rows, columns // block)).astype(np.float16) * np.float16(scale)
         data[:, :, at : at + 2] = values.astype(np.float16)[..., None].view(np.uint8)
@@ -103,7 +103,7 @@ def test_blocks_are_packed_as_unpacked_codes_are(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", NUMBERS)
 def test_ranks_share_blocks_of_inputs_in_another_order(kind: str) -> None:
-    """Of a block of 256 one has all inputs, or half of them."""
+    """A rank has all inputs of a block of 256, or half of them."""
     tensor = read_blocks(torch.from_numpy(random_blocks(kind, 3, 1024)), tensor_name(NUMBERS[kind]))
     order = torch.arange(1024).view(4, 2, 128).transpose(0, 1).flatten()
     weight = QuantizedWeight(replace(tensor, input_order=order), "m.gguf")
@@ -223,7 +223,7 @@ def test_types_mixed_in_one_layer(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 
 def test_readings_do_not_depend_on_the_batch(tmp_path: Path) -> None:
-    """Of Q4_K_M, where a step has parts of prompts and decodes of others."""
+    """Readings of Q4_K_M hold where a step has parts of prompts and decodes of others."""
     model = write(tmp_path / "m.gguf", {"v_proj": "Q6_K", "down_proj": "Q6_K", "embed_tokens": "Q6_K", "": "Q4_K"})
     llm = make_tiny_llm(tmp_path / "m.gguf", quantization="gguf", max_num_batched_tokens=16)
     together = generate(llm)
@@ -240,7 +240,7 @@ def test_readings_do_not_depend_on_the_batch(tmp_path: Path) -> None:
 
 
 def test_a_trial_run_waits_for_packed_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of transformers' module; they are packed in the background."""
+    """Transformers' modules have their weights packed in the background."""
     model, order = write(tmp_path / "m.gguf", {"": "Q4_K"}), []
     packing, check = loader.packing_in_background, TransformersForCausalLM.check_loaded
 

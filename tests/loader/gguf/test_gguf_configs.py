@@ -1,4 +1,4 @@
-"""What a GGUF file's header says that cannot be run is refused by name."""
+"""A GGUF file whose header asks for what cannot be run is refused by name."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from vllm.loader.gguf.configs import hf_config
-from vllm.loader.gguf.weights import weights
+from vllm.loader.gguf.convert import hf_config, weights
 
 COMMON = {
     "block_count": 4,

@@ -241,7 +241,7 @@ def test_an_encoder_that_scores_pairs(tmp_path, monkeypatch):
     with torch.no_grad():
         want = torch.cat([model(torch.tensor([ids])).logits for ids in PROMPTS]).sigmoid()
     torch.testing.assert_close(got, want, **TOLERANCE)
-    # Of BERT's own classifiers, llama.cpp's converter leaves a layer out.
+    # llama.cpp's converter leaves a layer of BERT's own classifiers out.
     names = "cls.weight", "cls.bias"
     reader = gguf.GGUFReader(tmp_path / "m.gguf")
     writer = gguf.GGUFWriter(tmp_path / "cut.gguf", "bert")

@@ -298,7 +298,7 @@ def test_readings_equal_the_original(case: str, tmp_path: Any, monkeypatch: pyte
 
 
 def test_rates_above_0(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of files that have A_log as it is."""
+    """Some files have A_log as it is."""
     monkeypatch.setenv("VLLM_CACHE_ROOT", str(tmp_path / "cache"))
     arch, class_name, options, header = CASES["mamba2"]
     model = converted("mamba2", make(class_name, options))

@@ -56,6 +56,18 @@ def test_only_what_changes_is_copied(tmp_path: Path) -> None:
     assert stored_dtype(shard_files(folder)) == "bfloat16"
 
 
+def test_a_link_to_a_file_of_another_name(tmp_path: Path) -> None:
+    """The hub's cache holds files by their hashes, and links by their names."""
+    blob, link = tmp_path / "blobs" / "0123abcd", tmp_path / "snapshots" / "main" / "m.gguf"
+    blob.parent.mkdir()
+    link.parent.mkdir(parents=True)
+    write(blob, {"": "Q8_0"})
+    link.symlink_to(Path("..", "..", "blobs", blob.name))
+    expected = readings(link)
+    assert readings(link.parent) == expected
+    assert readings(blob) == expected
+
+
 def test_a_tensor_at_an_odd_byte_is_copied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "m.gguf"
     with monkeypatch.context() as patch:
@@ -109,7 +121,7 @@ def test_a_process_that_sees_another_copy(tmp_path: Path) -> None:
     shutil.copy(file, other)
     assert resolve_model(str(other), "float32").path == folder
     assert find_files(folder / LIST_NAME) == [other]
-    # What is not the file that it was is not read in its place.
+    # A file that is not the one that it was is not read in its place.
     other.write_bytes(bytes(other.stat().st_size))
     assert find_files(folder / LIST_NAME) == [file]
 

@@ -231,7 +231,7 @@ def test_a_tokenizer_from_elsewhere(base: Path, tmp_path: Path) -> None:
     assert list(own.encode("ab")) == [92]
     with pytest.raises(ValueError, match="tokenizer.ggml.pre must be one of .* got 'what'"):
         LLM(str(path), dtype="float32")
-    # What did without a tokenizer gets one where the file has it.
+    # A folder that did without a tokenizer gets one where the file has it.
     converted_folder(base, "float16", needs_tokenizer=False)
     folder = converted_folder(base, "float32")
     (folder / "tokenizer.json").unlink()

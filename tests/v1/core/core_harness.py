@@ -9,13 +9,17 @@ from collections import Counter
 from collections.abc import Iterable
 
 import numpy as np
+from guests import guest_of
 
 from vllm import SamplingParams
 from vllm.config import CacheConfig, SchedulerConfig
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.features.build import cache_guests
 from vllm.v1.features.drafts.scheduler import Drafts, NextDrafts, StepDrafts
 from vllm.v1.features.forced_runs.scheduler import ForcedTokens
+from vllm.v1.features.swap.offload_pool import OffloadPool
+from vllm.v1.features.swap.scheduler import StepSwaps, Swaps
 from vllm.v1.messages import EngineCoreOutput
 from vllm.v1.outputs import NO_TOKEN, FollowingTokens, LogprobsRows, ModelRunnerOutput, Parts
 from vllm.v1.request import Request
@@ -38,6 +42,7 @@ def make_scheduler(
     parts=True,
     snapshots=None,
     interval=BLOCK_SIZE,
+    windows=(None,),
 ) -> Scheduler:
     return Scheduler(
         SchedulerConfig(max_num_seqs, budget, chunked, policy),
@@ -48,12 +53,13 @@ def make_scheduler(
             shares_parts_of_blocks=parts,
             max_idle_tokens=idle,
             num_host_blocks=host_blocks,
+            group_windows=windows,
             num_states=None if snapshots is None else max_num_seqs,
             num_snapshots=snapshots or 0,
             snapshot_interval=interval,
         ),
         max_model_len,
-        lambda scheduler: (Drafts(scheduler), ForcedTokens(scheduler)),
+        lambda scheduler: (Drafts(scheduler), ForcedTokens(scheduler), *cache_guests(scheduler)),
     )
 
 
@@ -69,8 +75,17 @@ def make_request(request_id: str, prompt: list[int], max_tokens=4, priority=0, e
     )
 
 
+def host_of(scheduler: Scheduler) -> OffloadPool | None:
+    swaps = guest_of(scheduler, Swaps)
+    return None if swaps is None else swaps.host
+
+
+def swaps_of(step: SchedulerOutput) -> StepSwaps:
+    return step.parts.of(StepSwaps) or StepSwaps()
+
+
 def next_token(tokens: list[int]) -> int:
-    """What the model says after `tokens`: a pure function of them, as any model's answer."""
+    """The model's token after `tokens`: a pure function of them, as any model's answer."""
     return hashlib.sha256(bytes(tokens)).digest()[0] % VOCAB
 
 
@@ -138,7 +153,7 @@ class FakeRunner:
         )
 
     def _draw(self, req_id: str, drafts: list[int]) -> list[int]:
-        """What follows the known tokens: one token, and one for each right draft before it."""
+        """Draw what follows the known tokens: one token, and one for each right draft before it."""
         tokens = self.tokens[req_id]
         if not self.max_tokens[req_id]:
             return [NO_TOKEN]
@@ -174,14 +189,15 @@ class FakeRunner:
         return [LogprobsRows(None, slice(0, end - unread.start), 0)]
 
     def spoil(self, blocks: Iterable[int]) -> None:
-        """What stands in these blocks is wrong from now on."""
+        """The contents of these blocks are wrong from now on."""
         for block in blocks:
             for offset in range(BLOCK_SIZE):
                 self.cells[block, offset] = self.hidden[block, offset] = ("wrong",)
 
     def _swap(self, step: SchedulerOutput) -> None:
+        swaps = swaps_of(step)
         # Backwards, because the scheduler counts on no order among the copies of one direction.
-        for block, host_block in reversed(step.swap_out):
+        for block, host_block in reversed(swaps.out):
             for offset in range(BLOCK_SIZE):
                 self.host_cells[host_block, offset] = self.cells.get((block, offset), ("nothing",))
         # All are read before any is written.
@@ -192,7 +208,7 @@ class FakeRunner:
         for (_, copy), content in zip(step.block_copies, contents, strict=True):
             for offset, cell in enumerate(content):
                 self.cells[copy, offset], self.hidden[copy, offset] = cell, ("none",)
-        for host_block, block in reversed(step.swap_in):
+        for host_block, block in reversed(swaps.back):
             for offset in range(BLOCK_SIZE):
                 self.cells[block, offset] = self.host_cells[host_block, offset]
                 self.hidden[block, offset] = ("none",)
@@ -243,7 +259,8 @@ def _count(
 ) -> None:
     """Which of the hard cases the step met."""
     order = [*computed]
-    brought_back = {block for _, block in step.swap_in}
+    swaps = swaps_of(step)
+    brought_back = {block for _, block in swaps.back}
     seen["preemptions"] += len(step.preempted_req_ids)
     for req_id in step.preempted_req_ids:
         # Somebody who came later goes on: this one had had its turn when it lost its place.
@@ -265,16 +282,16 @@ def _count(
     # The copy's source was handed out in this very step.
     handed_out = {block for new in step.scheduled_new_reqs for block in new.block_ids[0]}
     seen["copies of what is given up"] += sum(block in handed_out for block, _ in step.block_copies)
-    seen["swapped out"] += len(step.swap_out)
-    seen["swapped in"] += len(step.swap_in)
-    seen["out and in within a step"] += len({host for _, host in step.swap_out} & {host for host, _ in step.swap_in})
+    seen["swapped out"] += len(swaps.out)
+    seen["swapped in"] += len(swaps.back)
+    seen["out and in within a step"] += len({host for _, host in swaps.out} & {host for host, _ in swaps.back})
     seen["evictions"] += len(content - set(scheduler.kv.pool._block_of))
 
 
 def check_invariants(scheduler: Scheduler, step: SchedulerOutput | None = None) -> None:
     """No block is leaked, owned by more or fewer than its count says, or free while referenced."""
     pool = scheduler.kv.pool
-    owners = Counter(block for blocks in scheduler.kv._blocks.values() for block in blocks)
+    owners = Counter(block for owned in scheduler.kv.owned.values() for block in owned.groups[0])
     assert {block: count for block, count in enumerate(pool.ref_counts) if count} == owners
     free = [*pool._uncached, *pool._evictable]
     assert len(free) == len(set(free))
@@ -284,22 +301,22 @@ def check_invariants(scheduler: Scheduler, step: SchedulerOutput | None = None) 
     assert not set(pool._uncached) & set(pool._hash_of)
     assert pool._with_hidden <= set(pool._hash_of)
     assert set(pool.partial_blocks._groups) == set(pool.partial_blocks._group_of.values())
-    for blocks in scheduler.kv._blocks.values():
-        assert len(blocks) == len(set(blocks))
-    host = scheduler.kv.host
+    for owned in scheduler.kv.owned.values():
+        assert len(owned.groups[0]) == len(set(owned.groups[0]))
+    host = host_of(scheduler)
     if host is not None:
         assert sorted([*host._uncached, *host._block_of.values()]) == list(range(host.num_blocks))
         assert not host._of_this_step
-    assert set(scheduler.kv._blocks) == {request.request_id for request in scheduler.running}
+    assert set(scheduler.kv.owned) == {request.request_id for request in scheduler.running}
     assert len(scheduler.running) <= scheduler.config.max_num_seqs
     assert len(scheduler.running) + len(scheduler.waiting) == len(scheduler.requests)
     for request in scheduler.running:
-        held = len(scheduler.kv.blocks_of(request.request_id)) * BLOCK_SIZE
+        held = len(scheduler.kv.blocks_of(request.request_id)[0]) * BLOCK_SIZE
         # Blocks for drafts that were wrong are kept for the tokens to come.
         most = request.num_computed_tokens + (MAX_DRAFTS if scheduler.stats().num_drafts else 0)
         assert request.num_computed_tokens <= held < most + BLOCK_SIZE
-    # Those that wait for a snapshot, or for their adapter's turn, let others pass.
-    if scheduler.config.policy == "fcfs" and not scheduler.kv.cuts_shares and not scheduler._on_next:
+    # Requests that wait for a snapshot, or for their adapter's turn, let others pass.
+    if scheduler.config.policy == "fcfs" and not scheduler._shares and not scheduler._on_next:
         line = [request.arrival_index for request in scheduler.running]
         line += sorted(number for lane in scheduler.waiting._lanes.values() for number in lane.members)
         assert line == sorted(line), "somebody jumped the queue"
@@ -312,15 +329,15 @@ def check_invariants(scheduler: Scheduler, step: SchedulerOutput | None = None) 
             request = scheduler.requests[req_id]
             assert len(drafts) < min(step.num_scheduled_tokens[req_id], request.max_tokens - request.num_output_tokens)
             assert not request.end_token_ids & set(drafts)
-        copies = [block for _, block in step.block_copies] + [block for _, block in step.swap_in]
-        for targets in ([host for _, host in step.swap_out], copies):
+        copies = [block for _, block in step.block_copies] + [block for _, block in swaps_of(step).back]
+        for targets in ([host for _, host in swaps_of(step).out], copies):
             assert len(targets) == len(set(targets)), "two copies to one block"
         if step.total_num_scheduled_tokens < scheduler.config.max_num_batched_tokens:
             assert [request.request_id for request in scheduler.running] == list(step.num_scheduled_tokens)
 
 
 def expected_output(prompt: list[int], max_tokens: int, max_model_len: int, eos=()) -> list[int]:
-    """What a request generates when it is alone in the world."""
+    """A request's output when it is alone in the world."""
     tokens = list(prompt)
     while len(tokens) - len(prompt) < max_tokens and len(tokens) < max_model_len:
         tokens.append(next_token(tokens))

@@ -127,7 +127,7 @@ def test_running_requests_finish_with_what_they_began_with(workers):
 
 
 class AdapterRunner(FakeRunner):
-    """What it writes depends on the load of the request's adapter; checks how many of them it is given."""
+    """Its tokens depend on the load of the request's adapter; it checks how many of them it is given."""
 
     def __init__(self, workers: FakeWorkers, max_loras: int, max_num_seqs: int) -> None:
         super().__init__(max_num_seqs)
@@ -144,7 +144,7 @@ class AdapterRunner(FakeRunner):
                 self.salts[new.req_id] = f"adapter {number}"
                 self.served[new.req_id] = self.workers.held[number]
         assert len({self.salts[each] for each in self.tokens if each in self.salts}) <= self.max_loras
-        # Of those with slots none was unloaded.
+        # No adapter with a slot was unloaded.
         assert all(int(salt.split()[1]) in self.workers.held for salt in self.salts.values())
 
 

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from dataclasses import replace
 
 import numpy as np
 import pytest
 from core_harness import BLOCK_SIZE, VOCAB, FakeRunner, make_request, make_scheduler, next_token
 
-from vllm.config import CacheConfig
 from vllm.config.cache import Chunks
 from vllm.exceptions import VLLMValidationError
 from vllm.v1.core.block_pool import hash_full_blocks
-from vllm.v1.core.kv_cache_groups import NO_BLOCK, GroupedKVCacheManager, blocks_needed
-from vllm.v1.core.make_manager import make_kv_cache_manager
+from vllm.v1.core.kv_cache_groups import NO_BLOCK, blocks_needed
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.outputs import NO_TOKEN, ModelRunnerOutput
 
@@ -30,17 +27,7 @@ WINDOWS = {
 
 
 def make_grouped_scheduler(windows, num_blocks=64, **options) -> Scheduler:
-    scheduler = make_scheduler(num_blocks, **options)
-    config = make_config(num_blocks, windows, options)
-    scheduler.kv = make_kv_cache_manager(config)
-    assert isinstance(scheduler.kv, GroupedKVCacheManager)
-    return scheduler
-
-
-def make_config(num_blocks, windows, options):
-    host = options.get("host_blocks", 0)
-    config = CacheConfig(BLOCK_SIZE, options.get("caching", True), num_blocks, num_host_blocks=host)
-    return replace(config, group_windows=windows)
+    return make_scheduler(num_blocks, windows=windows, **options)
 
 
 class GroupedRunner(FakeRunner):
@@ -100,7 +87,7 @@ def check_blocks(scheduler):
     kv = scheduler.kv
     pool, held = kv.pool, Counter()
     for request in scheduler.running:
-        groups = kv._groups[request.request_id]
+        groups = kv.owned[request.request_id].groups
         assert len({len(blocks) for blocks in groups}) == 1
         for blocks in groups:
             held.update(block for block in blocks if block != NO_BLOCK)
@@ -108,7 +95,7 @@ def check_blocks(scheduler):
     free = [*pool._uncached, *pool._evictable]
     assert sorted(free) == sorted(set(range(pool.num_blocks)) - set(held))
     assert {content: block for block, content in pool._hash_of.items()} == pool._block_of
-    assert set(kv._blocks) == {request.request_id for request in scheduler.running}
+    assert set(kv.owned) == {request.request_id for request in scheduler.running}
 
 
 def run(scheduler, runner, steps=10_000, each_step=lambda: None):
@@ -152,7 +139,7 @@ def test_random_traffic(windows, host_blocks, caching):
     assert scheduler.num_preemptions > 0
     assert (scheduler.kv.stats.num_prefix_hit_tokens > 0) is caching
     if host_blocks and caching:
-        assert scheduler.kv.stats.num_swapped_in_blocks > 0
+        assert scheduler.stats().num_swapped_in_blocks > 0
 
 
 def test_a_window_holds_its_tokens_and_a_steps():
@@ -162,7 +149,7 @@ def test_a_window_holds_its_tokens_and_a_steps():
     most = Counter()
 
     def count():
-        for group, blocks in enumerate(scheduler.kv._groups.get("r0", ())):
+        for group, blocks in enumerate(groups_of(scheduler)):
             most[group] = max(most[group], sum(block != NO_BLOCK for block in blocks))
 
     run(scheduler, GroupedRunner(4, windows), each_step=count)
@@ -180,7 +167,7 @@ def test_chunks_hold_their_tokens_and_a_steps():
     held = []
 
     def count():
-        for blocks in scheduler.kv._groups.get("r0", ())[1:]:
+        for blocks in groups_of(scheduler)[1:]:
             held.append(sum(block != NO_BLOCK for block in blocks))
 
     run(scheduler, GroupedRunner(4, windows), each_step=count)
@@ -206,13 +193,18 @@ def test_a_prefix_hit_holds_in_every_group():
     assert num_hit("r1", [*prompt, 1, 2]) == 32
     # Without a block that the window's group needs, the hit is shorter: at 28 its window begins in the sixth block.
     hashes = make_hashes(prompt)
-    pool.unregister(pool.find(GroupedKVCacheManager._key(1, hashes[7])))
+    pool.unregister(pool.find(scheduler.kv.groups[1].key(hashes[7])))
     assert num_hit("r2", [*prompt[:32], 3, 3]) == 28
     # A block before the window is not missed in its group, but it is in the other.
-    pool.unregister(pool.find(GroupedKVCacheManager._key(1, hashes[0])))
+    pool.unregister(pool.find(scheduler.kv.groups[1].key(hashes[0])))
     assert num_hit("r3", [*prompt[:32], 4, 4]) == 32
     pool.unregister(pool.find(hashes[2]))
     assert num_hit("r4", [*prompt[:32], 5, 5]) == 0
+
+
+def groups_of(scheduler):
+    owned = scheduler.kv.owned.get("r0")
+    return () if owned is None else owned.groups
 
 
 def make_hashes(tokens):

@@ -218,11 +218,11 @@ def test_a_failed_step_takes_its_requests_and_leaves_no_content():
     scheduler.add_request(make_request("r2", [3] * 9))
     assert set(scheduler.discard_step(scheduler.schedule())) == {"r0", "r1"}
     assert scheduler.kv.pool.num_free == scheduler.kv.pool.num_blocks
-    # What the earlier step wrote is still good, what the failed one would have written is not there.
+    # The earlier step's blocks are still good, those of the failed one are not there.
     scheduler.add_request(make_request("r3", [1] * 9))
     scheduler.add_request(make_request("r4", [2] * 9))
-    assert scheduler.kv.find_prefix(scheduler.requests["r3"]).blocks
-    assert not scheduler.kv.find_prefix(scheduler.requests["r4"]).blocks
+    assert scheduler.kv.find_prefix(scheduler.requests["r3"]).num_blocks
+    assert not scheduler.kv.find_prefix(scheduler.requests["r4"]).num_blocks
     assert set(drain(scheduler, runner)) == {"r2", "r3", "r4"}
 
 

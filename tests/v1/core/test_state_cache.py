@@ -6,10 +6,17 @@ import random
 from collections import Counter
 
 from core_harness import BLOCK_SIZE, FakeRunner, make_request, make_scheduler, run_step
+from guests import guest_of
 from test_scheduler_properties import Run, assert_reached, random_workload
 
 from vllm.v1.core.sched.output import SchedulerOutput
+from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.features.states.scheduler import Snapshots, StepStates
 from vllm.v1.outputs import ModelRunnerOutput
+
+
+def snapshots_of(scheduler: Scheduler) -> Snapshots:
+    return guest_of(scheduler, Snapshots)
 
 
 class StateRunner(FakeRunner):
@@ -22,9 +29,10 @@ class StateRunner(FakeRunner):
         self.num_loads = self.num_tokens = 0
 
     def execute(self, step: SchedulerOutput) -> ModelRunnerOutput:
+        states = step.parts.of(StepStates) or StepStates()
         for new in step.scheduled_new_reqs:
             self.states[new.req_id] = []
-        for snapshot, req_id in step.state_loads:
+        for snapshot, req_id in states.loads:
             self.states[req_id] = list(self.snapshots[snapshot])
             self.num_loads += 1
         output = super().execute(step)
@@ -34,9 +42,9 @@ class StateRunner(FakeRunner):
             state += self.tokens[req_id][end - count : end]
             assert state == self.tokens[req_id][:end], f"{req_id} has another's state"
             self.num_tokens += count
-        targets = [snapshot for _, snapshot in step.state_saves]
+        targets = [snapshot for _, snapshot in states.saves]
         assert len(targets) == len(set(targets)), "two states in one snapshot"
-        for req_id, snapshot in step.state_saves:
+        for req_id, snapshot in states.saves:
             assert len(self.states[req_id]) % BLOCK_SIZE == 0
             self.snapshots[snapshot] = list(self.states[req_id])
         return output
@@ -49,11 +57,14 @@ class StateRun(Run):
 
     def finish(self) -> None:
         super().finish()
-        kv = self.scheduler.kv
-        assert not (kv._counted or kv._num_waiting or kv._save_at or kv._last_saved)
-        pool = kv.snapshots
-        assert sorted([*pool._unused, *pool._snapshot_of.values()]) == list(range(pool.num_snapshots))
         self.seen["loads"] += self.runner.num_loads
+        snapshots = snapshots_of(self.scheduler)
+        if not self.scheduler.kv.enable_caching:
+            assert snapshots is None
+            return
+        assert not (snapshots._counted or snapshots._num_waiting or snapshots._save_at or snapshots._last_saved)
+        pool = snapshots.pool
+        assert sorted([*pool._unused, *pool._snapshot_of.values()]) == list(range(pool.num_snapshots))
 
 
 def test_states_follow_their_requests() -> None:
@@ -79,7 +90,7 @@ def test_a_common_beginning_is_computed_once() -> None:
     for number, suffix in enumerate(suffixes):
         scheduler.add_request(make_request(f"r{number}", [1] * 21 + suffix, max_tokens=1))
     run_all(scheduler, runner)
-    # Of the 21 common tokens 20 are whole blocks.
+    # 20 of the 21 common tokens are whole blocks.
     assert runner.num_tokens == 20 + sum(1 + len(suffix) for suffix in suffixes)
 
 
@@ -88,9 +99,9 @@ def test_what_a_failed_step_was_to_save_is_not_found() -> None:
     prompt = list(range(7)) * 2
     scheduler.add_request(make_request("r0", prompt, max_tokens=1))
     step = scheduler.schedule()
-    assert step.state_saves
+    assert step.parts.of(StepStates).saves
     assert scheduler.discard_step(step) == ["r0"]
-    assert len(scheduler.kv.snapshots) == 0
+    assert len(snapshots_of(scheduler).pool) == 0
     scheduler.add_request(make_request("r1", prompt, max_tokens=1))
     assert scheduler.schedule().scheduled_new_reqs[0].num_computed_tokens == 0
 
@@ -102,4 +113,4 @@ def test_what_a_broken_request_saved_is_not_found() -> None:
     step = scheduler.schedule()
     output = ModelRunnerOutput([], runner.execute(step).sampled_token_ids[:0], [], errors={"r0": "NaN"})
     scheduler.update_from_output(step, output)
-    assert len(scheduler.kv.snapshots) == 0
+    assert len(snapshots_of(scheduler).pool) == 0

@@ -67,7 +67,7 @@ ENGINE: dict[str, Callable[[LLMEngine], Any]] = {
     "add_request": lambda engine: run_engine(engine, lambda: engine.add_request("a", "ab", GREEDY)),
     "add_processed": lambda engine: run_engine(engine, lambda: queue_processed(engine)),
 }
-# Those that answer while it sleeps, as they do otherwise.
+# Calls that answer while it sleeps, as they do otherwise.
 CONTROL: dict[str, Callable[[Any], Any]] = {
     "get_default_sampling_params": lambda llm: llm.get_default_sampling_params(),
     "get_metrics": lambda llm: llm.get_metrics(),
@@ -175,7 +175,7 @@ def outcome(call: Callable[[Any], Any], on: Any) -> Any:
 
 
 def check(calls: dict[str, Callable[[Any], Any]], on: Any, awake: dict[str, Any]) -> None:
-    """Those that succeed when it is awake are errors that say what to do."""
+    """Calls that succeed when it is awake are errors that say what to do."""
     for name, call in calls.items():
         with time_limit(name):
             got = outcome(call, on)

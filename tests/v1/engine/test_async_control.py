@@ -80,7 +80,7 @@ REQUESTS = {
     "add_checked": add_checked,
     "decide": decide,
 }
-# Those that answer meanwhile.
+# Calls that answer meanwhile.
 ANSWERING = {
     "abort": lambda engine: engine.abort("unknown"),
     "check_health": lambda engine: engine.check_health(),

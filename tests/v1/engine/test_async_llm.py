@@ -91,7 +91,7 @@ def test_streams_that_share_an_event():
         changed.clear()
         deltas.put(outputs[0])
         deltas.end(EngineDeadError("gone"))
-        # What had come before the end is not lost.
+        # Outputs that had come before the end are not lost.
         assert changed.is_set() and deltas.take() == outputs[:1]
         with pytest.raises(EngineDeadError, match="gone"):
             deltas.take()
@@ -172,7 +172,7 @@ def test_a_bad_request_harms_nobody(folder):
         for prompt, params, request_id in bad[:-1]:
             with pytest.raises(VLLMValidationError):
                 await last_of(engine, prompt, params, request_id)
-        # What only the core knows comes back as the request's error.
+        # An error that only the core can find comes back as the request's.
         output = await last_of(engine, *bad[-1])
         assert output.outputs[0].finish_reason == "error" and "tokens of KV cache" in output.outputs[0].error
         stream = await engine.add_request("twice", "a", SamplingParams(max_tokens=30, ignore_eos=True))

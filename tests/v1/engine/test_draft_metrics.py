@@ -35,7 +35,7 @@ def generate(llm, **fields):
 def test_tokens_readings_and_counts(folder, plain, config):
     llm = make_tiny_llm(folder, speculative_config=config, disable_log_stats=False)
     drafts = []
-    # What greedy decoding repeats is copied; a suffix that earlier requests had is found.
+    # Greedy decoding's repetitions are copied; a suffix that earlier requests had is found.
     for fields in ({"temperature": 0}, {"temperature": 0.8, "seed": 3}, {"temperature": 0}):
         for expected, found in zip(generate(plain, **fields), generate(llm, **fields), strict=True):
             assert found.token_ids == expected.token_ids

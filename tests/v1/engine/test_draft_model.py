@@ -26,7 +26,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def other(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Of another family, with other weights and a shorter context."""
+    """A model of another family, with other weights and a shorter context."""
     folder = tmp_path_factory.mktemp("other")
     make_random_model("qwen2", "small", folder, vocab_size=VOCAB_SIZE, max_position_embeddings=48)
     make_byte_tokenizer(folder)

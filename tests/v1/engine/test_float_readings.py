@@ -78,7 +78,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[bool, Model]:
 
 @contextlib.contextmanager
 def taking(way: Way, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """What the context runs multiplies in this way."""
+    """Products within the context are taken in this way."""
     monkeypatch.delenv("VLLM_BATCH_INVARIANT", raising=False)
     monkeypatch.setenv("VLLM_CPU_GEMM", way.gemm)
     if way.device == "cuda, tiles":
@@ -159,7 +159,7 @@ def test_logits_are_the_float32_sums(way: Way, models: dict[bool, Model], monkey
 
 
 def ranks_of(row: Tensor) -> np.ndarray:
-    """Of IDS among a row's logits [V]."""
+    """The ranks of IDS among a row's logits [V]."""
     return (1 + (row[None, :] > row[IDS][:, None]).sum(dim=1)).numpy()
 
 

@@ -15,7 +15,7 @@ from vllm import LLM, SamplingParams
 from vllm.outputs import CompletionOutput
 from vllm.sampling_params import RequestOutputKind
 from vllm.v1.features.forced_runs import runner as forced_runs
-from vllm.v1.worker.gpu.sample import grammar
+from vllm.v1.features.grammars import runner as grammar
 
 pytest.importorskip("llguidance")
 

@@ -1,4 +1,4 @@
-"""What a form lets one choose from is read exactly: every choice, and every value of a field, against transformers."""
+"""A form's alternatives are read exactly: every choice, and every value of a field, against transformers."""
 
 from __future__ import annotations
 

@@ -79,7 +79,7 @@ class TestSamples:
         prompt = random_prompts(VOCAB_SIZE, (50,), seed=5)[0]
         tiny.llm_engine.add_request("r", prompt, SamplingParams(n=3, seed=0, max_tokens=2, ignore_eos=True))
         tiny.llm_engine.step()
-        tables = [core.scheduler.kv.blocks_of(request.request_id) for request in core.scheduler.running]
+        tables = [core.scheduler.kv.blocks_of(request.request_id)[0] for request in core.scheduler.running]
         assert len(tables) == 3
         assert tables[0][:3] == tables[1][:3] == tables[2][:3]
         assert len({table[3] for table in tables}) == 3
@@ -309,7 +309,7 @@ class TestBlocks:
 
 
 class TestLogits:
-    """What processing does, read back in processed modes and computed by hand from the raw ones."""
+    """The effects of processing, read back in processed modes and computed by hand from the raw ones."""
 
     PROMPT = (5, 9, 9, 17)
 

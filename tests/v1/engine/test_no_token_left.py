@@ -71,7 +71,7 @@ def test_the_prompt_is_read_all_the_same(llm, fields):
 
 
 def test_siblings_go_on(llm):
-    """Of n samples those that can go on do."""
+    """Samples that can go on do."""
 
     def end_after_a(output_ids: list[int], logits: torch.Tensor) -> torch.Tensor:
         return logits.fill_(-torch.inf) if output_ids[:1] == [A] else logits

@@ -1,4 +1,4 @@
-"""What a user sees of one request: kinds of output, kept stop strings, special tokens, no text at all."""
+"""A user's view of one request: kinds of output, kept stop strings, special tokens, no text at all."""
 
 from __future__ import annotations
 

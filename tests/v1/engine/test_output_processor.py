@@ -1,4 +1,4 @@
-"""What users see of each step: output kinds, samples put together, readings that stay what they were."""
+"""Users' view of each step: output kinds, samples put together, readings that stay what they were."""
 
 from __future__ import annotations
 

@@ -15,8 +15,8 @@ from tiny_llm import is_empty, make_tiny_llm, make_tiny_model
 from vllm import LLM, SamplingParams
 from vllm.exceptions import VLLMValidationError
 from vllm.sampling_params import RequestOutputKind
+from vllm.v1.executor import worker
 from vllm.v1.features.hidden_cache.runner import HiddenCache
-from vllm.v1.worker import worker
 from vllm.v1.worker.gpu.sample import prompt_logprob
 
 LENGTHS = (1, 16, 5, 37, 2, 50, 33)
@@ -42,7 +42,7 @@ def generate(llm, prompts, params):
 
 
 def mixed_params(prompts: list[list[int]]) -> list[SamplingParams]:
-    """Of every kind, one a prompt."""
+    """One request of every kind a prompt."""
     lists = [[(3 * row) % 50, 7, *range(row % 3)] for row in range(len(prompts[3]) - 1)]
     return [
         SamplingParams(max_tokens=1, prompt_logprobs=0),

@@ -108,7 +108,7 @@ def test_prompts_that_share_nothing_go_round():
 def test_the_load_is_what_is_left_to_do():
     traffic = Traffic(router := make_router())
     first = traffic.send(prompt(0, 41), n=2, max_tokens=7)
-    # Of the second sequence only what follows the last full block before the last token.
+    # The second sequence counts only what follows the last full block before the last token.
     assert router.loads[first] == 41 + 1 + 2 * 7
     other = traffic.send(prompt(1, 10), max_tokens=10**6)
     assert other != first and router.loads[other] == 10 + GENERATED_TOKENS

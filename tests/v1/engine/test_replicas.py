@@ -47,7 +47,7 @@ def engine(folder):
     loop = asyncio.new_event_loop()
     with running(folder) as engine:
         yield engine, loop.run_until_complete
-    # What the engine's end cancelled ends, too.
+    # Tasks that the engine's end cancelled end, too.
     loop.run_until_complete(asyncio.sleep(0))
     loop.close()
 

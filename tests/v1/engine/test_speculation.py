@@ -125,7 +125,7 @@ def drawing(index: int = 0, **fields: Any) -> SamplingParams:
 def both(
     llm: LLM, params: Sequence[SamplingParams], names: Sequence[str] = ("right", "often right"), prompts: Any = PROMPTS
 ) -> tuple[list[Any], dict[str, int]]:
-    """What requests get, with each way of guessing as without; and the numbers of steps."""
+    """Outputs, equal with each way of guessing and without; and the numbers of steps."""
     speculate(llm, None)
     expected, num_plain = run(llm, params, prompts)
     num_steps = {"plain": num_plain}
@@ -394,7 +394,7 @@ def test_processors_see_accepted_tokens_alone(folder: Path, llm: LLM) -> None:
 
 
 def test_errors_within_a_draft(llm: LLM) -> None:
-    """What precedes them is returned, and others go on."""
+    """The tokens before an error are returned, and others go on."""
 
     def failing(how: str) -> Any:
         def process(output_ids: list[int], logits: Any) -> Any:

@@ -97,7 +97,7 @@ def test_free_requests_beside_it_are_as_alone(llm: LLM) -> None:
 
 
 def test_readings_are_those_of_the_raw_model(llm: LLM) -> None:
-    """Of the same tokens as a given continuation, without a grammar."""
+    """Readings equal those of the same tokens as a given continuation, without a grammar."""
     ids = [3, 70, 100]
     params = drawing(seed=3, **FORMS[1])
     params.logprob_token_ids = ids

@@ -1,4 +1,4 @@
-"""What trainers' programs import of upstream's and call: verl 0.9, OpenRLHF 0.11, SkyRL 0.3, AReaL 1.0 and axolotl
+"""Trainers' programs import of upstream's and call these: verl 0.9, OpenRLHF 0.11, SkyRL 0.3, AReaL 1.0 and axolotl
 0.19 by what their code says, without them."""
 
 from __future__ import annotations

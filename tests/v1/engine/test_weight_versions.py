@@ -175,7 +175,7 @@ def test_weights_change_while_requests_are_paused(
     assert after == before + 1
     assert waiting.outputs[0].weight_versions == [after]
     if mode == "abort":
-        # What there was, as verl needs it.
+        # The output so far comes back, as verl needs it.
         assert running.finished and running.outputs[0].finish_reason == "abort"
         assert 0 < len(running.outputs[0].token_ids) < 900
         assert running.outputs[0].weight_versions == [before]

@@ -1,4 +1,4 @@
-"""What may go wrong on a rank, in the middle of a step. Importable by the workers, whom it is sent to."""
+"""Faults of a rank, in the middle of a step. Importable by the workers, whom it is sent to."""
 
 from __future__ import annotations
 

@@ -62,7 +62,7 @@ def monitor(actors: list[Actor]) -> Iterator[WorkerMonitor]:
 
 
 def failure_of(monitor: WorkerMonitor, seconds: float, meanwhile: Callable[[float], None] = lambda _: None) -> str:
-    """What the monitor says within so many seconds; "" when it has nothing to say."""
+    """The failure that the monitor reports within so many seconds; "" when it has nothing to say."""
     began = time.monotonic()
     while (passed := time.monotonic() - began) < seconds:
         meanwhile(passed)

@@ -27,9 +27,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize(
     ("fields", "absent"),
     [
-        ({}, {"states", "drafts", "adapters", "swap"}),
-        ({"enable_prefix_caching": False}, {"hidden_cache", "states", "drafts", "adapters", "swap"}),
-        ({"speculative_config": NGRAM, "enable_lora": True, "swap_space": 0.01}, {"states"}),
+        ({}, {"states", "drafts", "adapters", "prompt_embeds", "swap"}),
+        ({"enable_prefix_caching": False}, {"hidden_cache", "states", "drafts", "adapters", "prompt_embeds", "swap"}),
+        (
+            {"speculative_config": NGRAM, "enable_lora": True, "swap_space": 0.01, "enable_prompt_embeds": True},
+            {"states"},
+        ),
     ],
     ids=["none", "no prefix cache", "all"],
 )
@@ -38,6 +41,15 @@ def test_guests_are_those_of_the_configuration_in_their_order(folder, fields, ab
     runner = core.executor.worker.model_runner
     assert rooms_of(runner.guests) == [name for name in ORDER if name not in absent]
     assert rooms_of(core.scheduler.guests) == [name for name in SCHEDULER_ORDER if name not in absent]
+
+
+def test_a_call_upon_the_engine_reaches_the_guest_that_answers_it(folder):
+    core = make_tiny_llm(folder, enable_lora=True).llm_engine.engine_core
+    assert core.call("list_loras") == set() and not core.call("remove_lora", 1)
+    assert core.call("is_sleeping") is False
+    plain = make_tiny_llm(folder).llm_engine.engine_core
+    with pytest.raises(AttributeError, match="list_loras"):
+        plain.call("list_loras")
 
 
 def test_every_room_has_its_place():

@@ -111,7 +111,7 @@ def test_seeds_and_requests_functions(pair):
 
 
 def test_custom_processors_stay_in_this_process(tmp_path):
-    """Of a class that no other process could import."""
+    """The processor is of a class that no other process could import."""
 
     def force(token_id: torch.Tensor, output_ids: list[int], logits: torch.Tensor) -> torch.Tensor:
         return logits.index_fill(0, token_id, 1000.0)

@@ -53,7 +53,7 @@ class Slots:
 
 
 def shape(update):
-    """What an update does, with names in place of parameters and ids."""
+    """An update's effects, with names in place of parameters and ids."""
     added = [(index, params.extra_args["name"]) for index, params, _, _ in update.added]
     return update.batch_size, list(update.removed), added, list(update.moved)
 

@@ -59,7 +59,7 @@ number ::= "1 " | "2 "
     ("grammar", "held", "others"),
     [
         (JSON, ["{}", '{"a": [1, -2.5e3, "x\\n\\u00e9"], "b": null}'], ["[]", "{a}", '{"a":}']),
-        # What ends one part may begin the next.
+        # The end of one part may begin the next.
         (SUMS, ["1+2=3\n", "(a*b) = c\n", "a=b\n\nc=d\n"], ["1+=3\n", "1+2"]),
         (CHESS, ["1. e4 e5\n2. Nf3 O-O\n", "1. e4 e5\n12. Qxe8+ O-O-O#\n"], ["1. e4 e5\n", "1. e9 e5\n2. a1 a2\n"]),
         (QUERY, ["SELECT col_1  from table_1  where col_2 = 1 "], ["SELECT col_1 "]),
@@ -101,7 +101,7 @@ def test_what_a_grammar_allows(grammars: Grammars, grammar: str, held: list[str]
         ("root ::= []", "has no characters"),
         (r'root ::= "\UFFFFFFFF"', "is no character"),
         ('x\nroot ::= "a"', "consists of rules"),
-        # Of other dialects.
+        # Syntax of other dialects.
         ('root ::= <think> "a"', "line 1: '<think>"),
         ('root ::= "a" (="b")', "nothing that GBNF has"),
         ("root ::= /[a-z]+/", "nothing that GBNF has"),

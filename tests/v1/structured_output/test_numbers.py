@@ -13,8 +13,8 @@ from grammar_walks import accepts, byte_grammars, random_answer
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vllm.chat.call_forms import CallableFunction, grammar_of, schema_text
-from vllm.chat.call_forms import bound_schema as bound
+from vllm.answers.grammars.calls import CallableFunction, grammar_of, schema_text
+from vllm.answers.grammars.calls import bound_schema as bound
 from vllm.exceptions import VLLMValidationError
 from vllm.sampling_params import StructuredOutputsParams
 from vllm.v1.structured_output.grammar import grammar_text

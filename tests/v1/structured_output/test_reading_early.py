@@ -22,7 +22,7 @@ FORM = SamplingParams(temperature=0, max_tokens=5, structured_outputs={"choice":
 
 
 class Extension:
-    """Of a worker."""
+    """An extension of a worker."""
 
     def num_grammars(self) -> int:
         """Tokenizers that the process has read."""

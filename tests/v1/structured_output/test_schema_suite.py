@@ -46,7 +46,7 @@ def test_what_is_kept_accepts_nothing_else(grammars: Grammars, keyword: str) -> 
                 validator.validate(json.loads(answer))
 
 
-# Of schemas with these keywords none is kept.
+# No schema with these keywords is kept.
 REFUSED = """contains defs dependentRequired dependentSchemas dynamicRef if-then-else maxContains minContains not
     propertyNames refRemote unevaluatedItems unevaluatedProperties uniqueItems vocabulary""".split()
 

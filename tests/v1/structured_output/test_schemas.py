@@ -11,7 +11,7 @@ from grammar_walks import accepts, byte_grammars, random_answer
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vllm.chat.call_forms import CallableFunction, bound_schema
+from vllm.answers.grammars.calls import CallableFunction, bound_schema
 from vllm.sampling_params import StructuredOutputsParams
 from vllm.v1.structured_output.fields import finite_fields
 from vllm.v1.structured_output.grammar import grammar_text, schema_of

@@ -20,7 +20,7 @@ ALPHABET = sorted(pre_tokenizers.ByteLevel.alphabet())
 
 @pytest.fixture(scope="module")
 def tokenizer() -> tokenizers.Tokenizer:
-    """Of bytes, with the end, one marker as a token and the other as a text."""
+    """A tokenizer of bytes, with the end, one marker as a token and the other as a text."""
     made = tokenizers.Tokenizer(models.BPE({char: index for index, char in enumerate(ALPHABET)}, []))
     made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     made.decoder = decoders.ByteLevel()

@@ -1,4 +1,4 @@
-"""What top-k, top-p and min-p cut from a row does not depend on the rows beside it."""
+"""Top-k, top-p and min-p cut a row in a way that does not depend on the rows beside it."""
 
 from __future__ import annotations
 

@@ -114,7 +114,7 @@ def runner_of(llm):
 
 
 def results(llm, kinds, num_prompts=None):
-    """What requests with these parameters give, those of a kind in turn; they end one after another."""
+    """Results of requests with these parameters, those of a kind in turn; they end one after another."""
     params = [
         SamplingParams(
             **{"max_tokens": 4 + 3 * index, "ignore_eos": True, "temperature": 0, **kinds[index % len(kinds)]}
@@ -167,7 +167,7 @@ def test_states_of_padding_are_nobodys(tmp_path, monkeypatch):
     make_random_model("lfm2", "small", tmp_path, layer_types=["conv", "full_attention"], block_auto_adjust_ff_dim=False)
     monkeypatch.setenv("VLLM_BATCH_INVARIANT", "1")
     slots = StateSlots(num_requests=6, num_snapshots=4, snapshot_interval=16)
-    monkeypatch.setattr("vllm.v1.worker.worker.plan_states", lambda *args: slots)
+    monkeypatch.setattr("vllm.v1.executor.worker.plan_states", lambda *args: slots)
     found = []
     for eager in (False, True):
         with monkeypatch.context() as patch:

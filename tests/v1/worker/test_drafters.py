@@ -1,4 +1,4 @@
-"""What drafters propose, held against slow searches in lists; hostile texts, rooms and histories."""
+"""Drafters' proposals, held against slow searches in lists; hostile texts, rooms and histories."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def last_place(text, least, most):
 def test_the_last_place_of_the_longest_match(text, lengths):
     for end in range(1, len(text) + 1, 7):
         known = text[:end]
-        # What lies beyond the known tokens is of the slot's last request.
+        # Tokens beyond the known ones are of the slot's last request.
         row = np.array(known + known[:9], dtype=np.int32)
         assert find_last(row, len(known), *lengths) == last_place(known, *lengths)
 
@@ -210,7 +210,7 @@ def test_a_full_ring_forgets_the_first_outputs():
     for _ in range(60):
         outputs.append(random.randint(0, 12, random.randint(4, 40)).astype(np.int32))
         pool.add(outputs[-1])
-        # Of the last output, everything is found; of those that are gone, nothing that is not elsewhere.
+        # All of the last output is found; of those that are gone, nothing that is not elsewhere.
         matched, followers = found(pool, outputs[-1][:-1], depth=8, room=1)
         assert matched == min(len(outputs[-1]) - 1, 8)
         assert [outputs[-1][-1]] in followers

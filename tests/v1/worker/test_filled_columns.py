@@ -30,7 +30,7 @@ def add(state: LogprobTokenIdsState, slot: int, ids: list[int]) -> None:
 
 
 def sampling_states(num_topk: int = 0) -> SamplingStates:
-    """Of which every slot has this top-k."""
+    """States every slot of which has this top-k."""
     states = SamplingStates(8, 100, torch.device("cpu"), 0)
     set_topk(states, range(8), num_topk)
     return states

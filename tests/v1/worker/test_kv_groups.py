@@ -68,7 +68,8 @@ def test_few_blocks_and_cached_prefixes_change_nothing(folder, expected):
     scheduler = tight.llm_engine.engine_core.scheduler
     for _ in range(2):
         check(tight, expected)
-    assert scheduler.kv.windows == (None, next(seen for name, seen in SEEN.items() if name in folder.name))
+    windows = [group.window for group in scheduler.kv.groups]
+    assert windows == [None, next(seen for name, seen in SEEN.items() if name in folder.name)]
     assert scheduler.num_preemptions > 0 and scheduler.kv.stats.num_prefix_hit_tokens > 0
 
 
@@ -87,7 +88,7 @@ def test_ranks_async_scheduling_and_swapping_change_nothing(folder, expected, op
     for _ in range(2):
         check(llm, expected)
     if "swap_space" in options:
-        assert llm.llm_engine.engine_core.scheduler.kv.stats.num_swapped_in_blocks > 0
+        assert llm.llm_engine.engine_core.scheduler.stats().num_swapped_in_blocks > 0
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="pretended where there is no device")
@@ -99,5 +100,5 @@ def test_decode_steps_of_several_groups_are_replayed(folder, expected):
         for step in steps.steps:
             step.replay = lambda size=step.size, replay=step.replay: (num_replays.update([size]), replay())
         check(llm, expected)
-    # Of 12 prompts, 4 at a time, 40 tokens each; the first ones come from the prompts' steps.
+    # 12 prompts, 4 at a time, have 40 tokens each; the first ones come from the prompts' steps.
     assert num_replays.total() > 80

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from guests import guest_of
 from pretend_cuda import pretending
 from thread_ranks import ThreadExecutor
 from tiny_llm import is_empty, make_tiny_llm, make_tiny_model
@@ -17,10 +18,11 @@ from vllm import LLM, RequestOutput, SamplingParams
 from vllm.v1.engine import core
 from vllm.v1.features.swap import runner as kv_swap
 from vllm.v1.features.swap.runner import KVSwap
+from vllm.v1.features.swap.scheduler import Swaps
 from vllm.v1.worker.gpu.block_copies import BlockCopies
 
 BLOCK_BYTES = 2 * 2 * 2 * 16 * 16 * 4
-"""Of the tiny model in float32: layers, keys and values, heads, dimensions, tokens."""
+"""A block of the tiny model in float32: layers, keys and values, heads, dimensions, tokens."""
 
 
 @pytest.fixture(
@@ -44,7 +46,7 @@ def run(swap: KVSwap, swap_out=(), swap_in=(), block_copies=()) -> None:
     swap.swap_in(list(swap_in))
 
 
-# Of the first layer's heads, and of the second's.
+# Sizes of the first layer's heads, and of the second's.
 SIZES = (12, 12, 18, 18)
 
 
@@ -139,7 +141,7 @@ def check_same(outputs: list[RequestOutput], expected: list[RequestOutput]) -> N
 
 @pytest.fixture(scope="module")
 def roomy(folder: Path) -> list[RequestOutput]:
-    """What the workload gives where there is room for everybody."""
+    """The workload's outputs where there is room for everybody."""
     return make_tiny_llm(folder, device="cpu").generate(*workload(), use_tqdm=False)
 
 
@@ -161,7 +163,7 @@ def test_outputs_and_readings_are_those_of_an_engine_with_room(folder, roomy, nu
     check_same(outputs, roomy)
     engine = llm.llm_engine.engine_core
     stats = engine.stats()
-    assert engine.executor.num_host_blocks == engine.scheduler.kv.host.num_blocks == num_host_blocks
+    assert engine.executor.num_host_blocks == guest_of(engine.scheduler, Swaps).host.num_blocks == num_host_blocks
     assert stats["num_preemptions"] > 3
     assert stats["num_swapped_out_blocks"] > 20
     assert stats["num_swapped_in_blocks"] > (10 if num_host_blocks == 60 else 0)

@@ -40,7 +40,7 @@ class LateStream:
 
 
 class Queued(TorchDispatchMode):
-    """What reads or writes a tensor's elements is queued on the current stream; views are made at once."""
+    """Operations on a tensor's elements are queued on the current stream; views are made at once."""
 
     def __init__(self) -> None:
         super().__init__()

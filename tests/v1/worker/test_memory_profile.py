@@ -14,15 +14,15 @@ from tiny_llm import is_empty, make_tiny_llm, make_tiny_model
 
 from vllm import LLM, SamplingParams
 from vllm.v1.engine import core
-from vllm.v1.sample.logits_processor import LogitsProcessor
-from vllm.v1.worker import worker
-from vllm.v1.worker.memory import (
+from vllm.v1.executor import worker
+from vllm.v1.executor.memory import (
     DeviceMemory,
     MemoryProfile,
     check_free_memory,
     device_block_count,
     run_largest_steps,
 )
+from vllm.v1.sample.logits_processor import LogitsProcessor
 
 GIB = 2**30
 BLOCK_BYTES = 16 * 4 * (2 * 2 * 2 * 16 + 64)  # keys and values of two layers and two heads of 16; hidden states of 64

@@ -67,7 +67,7 @@ def prompts_of(*lengths: int) -> list[dict[str, list[int]]]:
 
 
 def launched(folder: Path, monkeypatch: pytest.MonkeyPatch, **fields: Any) -> Counter[str]:
-    """Of a step with one prompt, which is read."""
+    """Launches of a step with one prompt, which is read."""
     with counting(monkeypatch) as counts:
         llm = make_tiny_llm(folder, device="cuda", max_num_seqs=1, **fields)
         counts.clear()

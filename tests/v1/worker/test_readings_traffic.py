@@ -1,4 +1,4 @@
-"""What the readings of a decode step move between ranks, by the communicators' own count."""
+"""Bytes that the readings of a decode step move between ranks, by the communicators' own count."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from vllm.sampling_params import SamplingParams
 
 VOCAB, BATCH, NUM_IDS, WORLD_SIZE = 151936, 64, 20, 2
 
-# What a rank hands over when logits are gathered: its slice of each row, in float32.
+# A rank hands over this when logits are gathered: its slice of each row, in float32.
 GATHERED_BYTES = BATCH * (VOCAB // WORLD_SIZE) * 4
 
 
@@ -26,7 +26,7 @@ def ranks() -> Iterator[ThreadRanks]:
 
 
 def moved_bytes(ranks: ThreadRanks, num_calls: int, **fields: object) -> int:
-    """What a rank hands over in a step whose rows all have these parameters, in so many collectives."""
+    """Bytes that a rank hands over in a step whose rows all have these parameters, in so many collectives."""
     logits = torch.randn(1, VOCAB, generator=torch.Generator().manual_seed(0)).expand(BATCH, VOCAB)
 
     def step(rank: int | None) -> list[int]:

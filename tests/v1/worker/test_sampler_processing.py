@@ -1,4 +1,4 @@
-"""What happens to logits before the draw, against numpy loops and transformers' processors."""
+"""Logits before the draw, against numpy loops and transformers' processors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What happens in the sampler when a logits processor, or a request's callable, fails."""
+"""The sampler, when a logits processor or a request's callable fails."""
 
 from __future__ import annotations
 

@@ -107,7 +107,7 @@ def statistic(fields: dict[str, Any], num_draws: int = MANY) -> tuple[float, int
 
 
 def too_much(freedom: int) -> float:
-    """What chi-square exceeds once in 30000 times."""
+    """The bound that chi-square exceeds once in 30000 times."""
     return freedom + 4 * (2 * freedom) ** 0.5
 
 

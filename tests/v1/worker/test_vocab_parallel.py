@@ -22,7 +22,7 @@ FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 
 
 def on_ranks(world_size: int, logits: Tensor, run: Callable[[WholeVocab, Tensor], T]) -> list[T]:
-    """What each rank gets, given its slice of whole rows."""
+    """Each rank's result, given its slice of whole rows."""
     vocab_size = logits.shape[1]
 
     def one(group: Communicator) -> T:

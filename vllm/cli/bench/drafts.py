@@ -1,4 +1,4 @@
-"""What the benchmarks say of speculation."""
+"""Speculation in the benchmarks' reports."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class DraftCounts:
     accepted_by_position: Sequence[int] = ()
 
     def since(self, earlier: DraftCounts) -> DraftCounts:
-        """What came after `earlier`."""
+        """The counts since `earlier`."""
         before = [*earlier.accepted_by_position, *[0] * len(self.accepted_by_position)]
         return DraftCounts(
             self.num_drafts - earlier.num_drafts,
@@ -45,12 +45,12 @@ class DraftCounts:
         }
 
     def rates_by_position(self) -> list[float]:
-        """Of all drafts, the share whose token at each place was right."""
+        """The share of all drafts whose token at each place was right."""
         return [count / self.num_drafts for count in self.accepted_by_position] if self.num_drafts else []
 
 
 def counts_of_steps(drafted: Sequence[int], accepted: Sequence[int]) -> DraftCounts:
-    """Of drafts with so many tokens, and so many right ones."""
+    """The counts of drafts with so many tokens, and so many right ones."""
     places = [sum(count > place for count in accepted) for place in range(max(drafted, default=0))]
     return DraftCounts(len(drafted), sum(drafted), sum(accepted), places)
 

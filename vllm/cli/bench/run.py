@@ -1,4 +1,4 @@
-"""What the benchmarks share: a workload of random prompts, run several times, and its report."""
+"""The benchmarks share a workload of random prompts, run several times, and its report."""
 
 from __future__ import annotations
 

@@ -215,6 +215,6 @@ def complete(args: argparse.Namespace) -> None:
 
 
 def sampling_fields(args: argparse.Namespace) -> dict[str, Any]:
-    """What requests say of sampling."""
+    """Requests' fields of sampling."""
     given = {name: getattr(args, name) for name in _SAMPLING if getattr(args, name) is not None}
     return {"temperature": 0.0, **given}

@@ -1,1 +1,1 @@
-"""What the files of a checkpoint say."""
+"""The configuration that a checkpoint's files give."""

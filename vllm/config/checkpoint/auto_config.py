@@ -52,8 +52,8 @@ def _with_floats(value: Any) -> Any:
 
 
 def describe(auto: Any, geometry: dict[str, int], raw: dict[str, Any], generation: dict[str, Any]) -> HFConfig:
-    """What the engine reads of a model, from transformers' configuration and the sizes of its parts (`geometry`:
-    hidden_size, vocab_size, num_hidden_layers, num_attention_heads, num_key_value_heads, head_dim).
+    """A model's configuration as the engine reads it, from transformers' configuration and the sizes of its parts
+    (`geometry`: hidden_size, vocab_size, num_hidden_layers, num_attention_heads, num_key_value_heads, head_dim).
 
     Raises:
         ValueError: the configuration has no longest position.

@@ -13,7 +13,7 @@ from vllm.config.checkpoint.sentence_files import Module, own_settings, read_mod
 
 Side = Literal["query", "document"]
 SIDES: tuple[Side, ...] = ("query", "document")
-# What pylate writes, and what it takes where a value is missing.
+# pylate writes these, and takes them where a value is missing.
 _PYLATE: dict[str, Any] = {
     "query_prefix": "[Q] ",
     "document_prefix": "[D] ",
@@ -88,7 +88,8 @@ class LateInteraction:
 
 
 def read_late_interaction(folder: Path, raw: Mapping[str, Any]) -> LateInteraction | None:
-    """What a folder says; `raw`: config.json's contents. None: it says nothing, and all texts are read as they are.
+    """Read a folder's settings; `raw`: config.json's contents. None: it says nothing, and all texts are read as they
+    are.
 
     Raises:
         ValueError: a setting that is not supported.

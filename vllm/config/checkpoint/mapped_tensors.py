@@ -21,7 +21,7 @@ from vllm.config.checkpoint.shards import LIST_NAME
 _MOST_COPIES = 4
 
 Identity = list[Any]
-"""Of a file: see file_identity."""
+"""The identity of a file: see file_identity."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class Place:
 
 
 def file_identity(file: Path) -> Identity:
-    """What tells a file from a later one: its whole path, size, and time of modification in ns."""
+    """The identity that tells a file from a later one: its whole path, size, and time of modification in ns."""
     stat = file.stat()
     return [str(file.absolute()), stat.st_size, stat.st_mtime_ns]
 
@@ -76,7 +76,7 @@ def read_places(path: Path) -> dict[str, Place]:
 
 
 def block_bytes(folder: Path) -> int:
-    """Of the tensors of bytes that a folder's list names, if it has one."""
+    """The size of the tensors of bytes that a folder's list names, if it has one."""
     path = folder / LIST_NAME
     if not path.is_file():
         return 0

@@ -1,4 +1,4 @@
-"""What the files of a sentence-transformers folder say about pooling. Nothing here needs torch."""
+"""Pooling as the files of a sentence-transformers folder describe it. Nothing here needs torch."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _MODES = {
 }
 
 SPARSE_ENDING = "SpladeSparseEmbeddingModel"
-"""Of the architectures that embed by their heads of masked words: upstream's name of BERT's."""
+"""The ending of architectures that embed by their heads of masked words: upstream's name of BERT's."""
 
 TOKEN_HEADS = "BgeM3EmbeddingModel"
 """Upstream's name of an XLM-RoBERTa with layers on single tokens."""
@@ -41,7 +41,7 @@ ACTIVATIONS = ("identity", "sigmoid", "softmax", "tanh")
 
 @dataclass(frozen=True)
 class PoolingLayer:
-    """What follows the pooling.
+    """A layer that follows the pooling.
 
     Attributes:
         kind: "Dense", "LayerNorm" or "Normalize".
@@ -140,7 +140,7 @@ class PairMessages:
     gives_logits: bool = False
 
 
-# Of a tokenizer's settings, those that change no token of texts that are short enough.
+# A tokenizer's settings that change no token of texts that are short enough.
 _CUTTING = {"truncation", "max_length", "padding", "padding_side", "pad_to_multiple_of", "return_tensors"}
 # Values of others that change no token either. None is the tokenizer's own.
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
@@ -156,14 +156,14 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "truncation_side": ("right", None),
     "verbose": (True, False, None),
 }
-# Of the settings of a chat template, those that are not the template's.
+# Settings of a chat template that are not the template's.
 _NO_ARGUMENTS = _CUTTING | {"restore_suffix"}
 # Where the settings of a tokenizer are; the first one wins.
 _TOKENIZING = ("text", "common")
 
 
 def read_pair_messages(folder: Path) -> PairMessages | None:
-    """What a CrossEncoder's folder says; None: it joins texts without a chat template, or is none.
+    """Read a CrossEncoder's folder; None: it joins texts without a chat template, or is none.
 
     Raises:
         ValueError: a setting is not supported, or of another kind.
@@ -198,7 +198,7 @@ def read_pair_messages(folder: Path) -> PairMessages | None:
 
 
 def read_pooling(folder: Path) -> SentencePooling | None:
-    """What modules.json says; None without one, and where it is of a model that generates.
+    """Read modules.json; None without one, and where it is of a model that generates.
 
     Raises:
         ValueError: a module or a mode that is not known, or a setting that is not what it must be.
@@ -303,15 +303,15 @@ def _check_processing(settings: dict[str, Any], where: str, joins_pairs: bool = 
 
 
 def named_prompts(folder: Path) -> dict[str, str]:
-    """What the model's authors put before texts, by the name of a purpose; {} where they say nothing, or where prompts
-    are not pooled (include_prompt=false)."""
+    """The prompts that the model's authors put before texts, by the name of a purpose; {} where they say nothing, or
+    where prompts are not pooled (include_prompt=false)."""
     own = (read_object(folder / "config.json") or {}).get("task_instructions")
     prompts = own or part_of(own_settings(folder), "prompts", f"{folder.name}/{OWN_SETTINGS}")
     return {} if _leaves_out_prompts(folder) else {str(name): str(prompt) for name, prompt in prompts.items()}
 
 
 def default_prompt(folder: Path) -> str:
-    """What is put before texts that are embedded where nothing is asked for: that of default_prompt_name. ValueError:
+    """The prompt before texts that are embedded where nothing is asked for: that of default_prompt_name. ValueError:
     there is no such prompt."""
     config, where = own_settings(folder), f"{folder.name}/{OWN_SETTINGS}"
     prompts, name = part_of(config, "prompts", where), config.get("default_prompt_name")

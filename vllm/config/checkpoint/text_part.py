@@ -106,7 +106,7 @@ _ARCHITECTURES = {
     "qwen3_5_text": "Qwen3_5ForCausalLM",
     "qwen3_5_moe_text": "Qwen3_5MoeForCausalLM",
 }
-# Of the whole model's options, those of its text decoder, if that does not have them itself.
+# Options of the whole model that its text decoder gets, if that does not have them itself.
 _INHERITED = ("dtype", "torch_dtype", "bos_token_id", "eos_token_id", "quantization_config")
 # The head is the whole model's.
 _OF_WHOLE = "tie_word_embeddings"

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from vllm.layers.adapted import AdaptedProduct, AdapterPlace, AdapterRows, StepAdapters
+from vllm.layers.adapted.products import AdaptedProduct, AdapterPlace, AdapterRows, StepAdapters
 from vllm.layers.experts import Experts
 from vllm.layers.sharding import Shard
 from vllm.ops.experts import experts_one_by_one
@@ -57,11 +57,11 @@ def expert_places(name: str, experts: Experts) -> Iterator[tuple[str, AdapterPla
 
 
 class AdaptedExperts:
-    """What a layer of experts calls in place of its operation where some rows have adapters."""
+    """A layer of experts calls this in place of its operation where some rows have adapters."""
 
     def __init__(self, experts: Experts, step: StepAdapters, num_adapters: int) -> None:
         self._experts, self._step, self._num_adapters = (experts,), step, num_adapters
-        # Of the tokens of the expert that is multiplied with.
+        # The adapters of the tokens of the expert that is multiplied with.
         self.own_step = StepAdapters()
         self.products: dict[tuple[bool, int], AdaptedProduct] = {}
 

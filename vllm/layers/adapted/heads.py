@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from vllm.layers.adapted import LayerChange, StepAdapters
+from vllm.layers.adapted.products import LayerChange, StepAdapters
 from vllm.layers.latent_attention import LatentHeads
 from vllm.ops.head_linear import PackedHeads, head_linear, pack_heads
 from vllm.ops.packed_linear import PackedLinear, pack_linear, packed_linear
@@ -15,7 +15,7 @@ from vllm.ops.packed_linear import PackedLinear, pack_linear, packed_linear
 
 @dataclass
 class _Own:
-    """Of one adapter: s B of each head's keys, turned, and of its values; A and A turned."""
+    """One adapter's parts: s B of each head's keys, turned, and of its values; A and A turned."""
 
     keys: PackedHeads
     values: PackedHeads
@@ -24,7 +24,7 @@ class _Own:
 
 
 class AdaptedHeads:
-    """What LatentHeads calls with its results. Attributes as AdaptedNorm's."""
+    """LatentHeads calls this with its results. Attributes as AdaptedNorm's."""
 
     def __init__(self, layer: LatentHeads, step: StepAdapters) -> None:
         self.is_used = False

@@ -6,11 +6,11 @@ from collections.abc import Callable
 
 from torch import Tensor
 
-from vllm.layers.adapted import LayerChange, StepAdapters
+from vllm.layers.adapted.products import LayerChange, StepAdapters
 
 
 class AdaptedNorm:
-    """What a norm calls with its result.
+    """A norm calls this with its result.
 
     Attributes:
         is_used: whether an adapter has, or had, weights of its own. Then no product takes the norm in.

@@ -1,5 +1,5 @@
-"""What llama.cpp's converter (convert_hf_to_gguf.py) does to a checkpoint's weights, undone: one tensor of the file
-becomes the weights that it was made of.
+"""The changes of llama.cpp's converter (convert_hf_to_gguf.py) to a checkpoint's weights, undone: one tensor of the
+file becomes the weights that it was made of.
 
 A change takes the header, and the tensor as one weight with the checkpoint's name; it gives the weights that there are.
 `{}` in that name is what tells several apart.
@@ -115,7 +115,7 @@ def transposed(header: GGUFHeader, weight: Weight) -> list[Weight]:
 
 
 def difference(header: GGUFHeader, weight: Weight) -> list[Weight]:
-    """Of the rows for "yes" and "no", the one whose logistic function is the probability of the first."""
+    """Join the rows for "yes" and "no" to the one whose logistic function is the probability of the first."""
     shape = (1, *weight.shape[1:])
     return [replace(weight, shape=shape, change=lambda value: value[:1] - value[1:], keeps_rows=False)]
 
@@ -158,7 +158,7 @@ def stacked(header: GGUFHeader, weight: Weight) -> list[Weight]:
 
 
 def stacked_pairs(header: GGUFHeader, weight: Weight) -> list[Weight]:
-    """Of an expert [2 N, K] in a stack the gate's rows, then the up's."""
+    """Stack the gate's rows of each expert [2 N, K], then the up's."""
     _check_experts(header, weight)
     shape = weight.shape
     half, rest = divmod(shape[1], 2)
@@ -201,7 +201,7 @@ def gate_and_up(header: GGUFHeader, weight: Weight) -> list[Weight]:
 
 
 def keys_and_values(header: GGUFHeader, weight: Weight) -> list[Weight]:
-    """Of latent attention, what widens keys and values: of each head, the keys' rows turned into columns
+    """Latent attention's products that widen keys and values: each head's keys have their rows turned into columns
     [heads, rank, width] in attn_k_b, and the values' rows [heads, width, rank] in attn_v_b. Files that have the whole,
     too, are read there. ValueError: the file lacks the values, or their shape is another."""
     keys = weight.tensor
@@ -263,4 +263,4 @@ EVERYWHERE: dict[str, Change] = {
     "ffn_gate_up_exps": stacked_pairs,
     "token_types": table,
 }
-"""Those of every architecture that has no other change of the tensor."""
+"""Every architecture that has no other change of the tensor has these."""

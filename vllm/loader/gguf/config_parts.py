@@ -1,4 +1,4 @@
-"""What the configurations of several of GGUF's architectures have in common."""
+"""The common parts of the configurations of GGUF's architectures."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from vllm.loader.gguf.header import GGUFHeader
 
 Config = dict[str, Any]
 ROPE_FACTORS, LONG_FACTORS = "rope_freqs.weight", "rope_factors_long.weight"
-# What config.json has as null, in place of a default.
+# Stands for null in config.json, in place of a default.
 NULL = object()
 SLIDING, FULL = "sliding_attention", "full_attention"
 
@@ -42,7 +42,7 @@ def rope_parameters(h: GGUFHeader, theta: float = 10000.0) -> Config:
 
 
 def _scale(h: GGUFHeader) -> float:
-    """What positions are divided by; 0 stands for 1."""
+    """The divisor of positions; 0 stands for 1."""
     older, key = h.get("rope.scale_linear"), "rope.scaling.factor"
     if (value := h.get(key)) is None:
         value, key = older, "rope.scale_linear"
@@ -53,7 +53,7 @@ def _scale(h: GGUFHeader) -> float:
 
 
 def factors(h: GGUFHeader, tensor: str, scale: float) -> list[float]:
-    """What frequencies are divided by, times `scale`, that of positions. ValueError: not one for each of them, or one
+    """The divisors of frequencies, times `scale`, that of positions. ValueError: not one for each of them, or one
     that is not positive."""
     values = h.values(tensor)
     expected = h.get("rope.dimension_count", h.head_dim) // 2
@@ -104,7 +104,7 @@ def activation(h: GGUFHeader, usual: str) -> Any:
 
 
 def modern(h: GGUFHeader, norm: str | None = "rms_norm_eps", activation: str | None = "silu") -> Config:
-    """What most architectures since Llama call by the same names; `norm` is None where the epsilon is fixed."""
+    """Entries that most architectures since Llama call by the same names; `norm` is None where the epsilon is fixed."""
     config: Config = {
         "hidden_size": h.hidden,
         "num_hidden_layers": h.layers,
@@ -147,7 +147,7 @@ def _has(tensor: str) -> Callable[[GGUFHeader], bool]:
     return lambda h: h.has(tensor)
 
 
-# What entries of config.json have, whatever the architecture.
+# The values of config.json's entries, whatever the architecture.
 _ENTRIES: dict[str, Callable[[GGUFHeader], Any]] = {
     "head_dim": lambda h: h.head_dim,
     **dict.fromkeys(("attention_bias", "qkv_bias", "use_bias", "use_qkv_bias"), _has("blk.0.attn_q.bias")),
@@ -194,7 +194,7 @@ def entries(
     more: Callable[[GGUFHeader], Config] | None = None,
     **others: Any,
 ) -> Callable[[GGUFHeader], Config]:
-    """What makes the usual entries (see `modern`), those that `names` lists, and `others`: values, or functions of the
+    """A maker of the usual entries (see `modern`), those that `names` lists, and `others`: values, or functions of the
     header. What `more` gives counts most."""
 
     def config(h: GGUFHeader) -> Config:

@@ -9,6 +9,7 @@ import hashlib
 import json
 import math
 import os
+import re
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -18,21 +19,22 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from vllm import envs
 from vllm.config.checkpoint.local_model import all_parts
 from vllm.config.checkpoint.mapped_tensors import Place, add_files, file_identity, write_list
 from vllm.config.checkpoint.shards import LIST_NAME
 from vllm.config.checkpoint.weight_files import check_range, progress_bar
-from vllm.loader.gguf.architectures import ARCHITECTURES
-from vllm.loader.gguf.changes import Weight
-from vllm.loader.gguf.configs import hf_config
-from vllm.loader.gguf.encoders import write_pooling
+from vllm.loader.gguf.architectures import ARCHITECTURES, REFUSED
+from vllm.loader.gguf.changes import EVERYWHERE, Weight, stacked
+from vllm.loader.gguf.config_parts import NULL, Config
+from vllm.loader.gguf.encoders import DENSE, classifier, write_pooling
 from vllm.loader.gguf.file import GGUFFile
+from vllm.loader.gguf.header import GGUFHeader
 from vllm.loader.gguf.special import sampling, special_ids
 from vllm.loader.gguf.tokenizer import MORE_TEMPLATES, write_tokenizer
-from vllm.loader.gguf.weights import weights
-from vllm.loader.safetensors_writer import SafetensorsWriter
+from vllm.loader.gguf.unread import check_unread
 from vllm.logger import init_logger
 from vllm.quantization.formats.gguf import FLOATS, TYPES, tensor_name
 
@@ -145,7 +147,7 @@ class _Planned:
         return None if start % self.dtype.itemsize else Place(files.index(tensor.file), start, self.shape, dtype)
 
     def load(self) -> torch.Tensor:
-        """Of its shape and dtype. ValueError: a value is too large for that."""
+        """The tensor, in its shape and dtype. ValueError: a value is too large for that."""
         value = self._weight.blocks(self._file) if self._is_kept else self._weight.load(self._file)
         tensor = torch.from_numpy(np.require(value, requirements=["W", "C"]))
         if self._is_kept:
@@ -247,3 +249,101 @@ def _remembered_sha256(path: Path, root: Path) -> str:
 
 def _write_json(path: Path, value: Any) -> None:
     path.write_text(json.dumps(value, indent=2), encoding="utf-8")
+
+
+# A block's number, the part, the number of a single expert, and the ending.
+_TENSOR = re.compile(r"(?:blk\.(\d+)\.)?(.+?)(?:\.(\d+))?(?:\.(weight|bias|scale))?")
+# Read as part of the configuration, or following from it.
+_UNREAD = re.compile(r"(rope_freqs|rope_factors_long|rope_factors_short)\.weight|(blk\.\d+\.)?attn_rot_embd\..*")
+
+
+def weights(file: GGUFFile) -> Iterator[Weight]:
+    """Every weight of the checkpoint; ValueError for a tensor that the architecture does not have."""
+    header = GGUFHeader(file)
+    row = ARCHITECTURES[header.architecture]
+    changes = EVERYWHERE | row.changes
+    for tensor, entry in file.tensors.items():
+        match = _TENSOR.fullmatch(tensor)
+        layer, part, expert, ending = match.groups() if match is not None else (None, tensor, None, None)
+        if _UNREAD.fullmatch(tensor) or part in DENSE or (layer is not None and int(layer) in header.further):
+            continue
+        name = row.names.find(layer, part, expert, ending)
+        if name is None:
+            raise header.error(f"{header.architecture} has no tensor {tensor}")
+        is_norm = part.endswith("norm") and ending == "weight"
+        change = changes.get(part) or (changes.get("norm") if is_norm else None) or (stacked if "{}" in name else None)
+        weight = Weight(name, entry.shape, tensor)
+        yield from (weight,) if change is None else change(header, weight)
+    if row.further is not None:
+        yield from row.further(header)
+
+
+def hf_config(file: GGUFFile, dtype: str) -> Config:
+    """The contents of config.json; ValueError for an unsupported architecture, or a value that the header lacks."""
+    architecture = file.metadata.get("general.architecture", "")
+    if (kind := file.metadata.get("general.type", "model")) != "model":
+        raise ValueError(f"{file.path.name}: general.type must be model, got {kind!r}")
+    if (reason := REFUSED.get(architecture)) is not None:
+        raise ValueError(f"{file.path.name}: general.architecture={architecture} is not supported: {reason}")
+    if (row := ARCHITECTURES.get(architecture)) is None:
+        known = ", ".join(sorted(ARCHITECTURES))
+        raise ValueError(f"{file.path.name}: general.architecture must be one of {known}, got {architecture!r}")
+    if "token_embd.weight" not in file.tensors:
+        raise ValueError(f"{file.path.name} has no tensor token_embd.weight")
+    header = GGUFHeader(file)
+    config = {
+        "architectures": [row.name],
+        "model_type": row.model_type,
+        "dtype": dtype,
+        "vocab_size": header.rows("token_embd.weight"),
+        "tie_word_embeddings": not header.has("output.weight"),
+        **row.config(header),
+        **special_ids(file),
+    }
+    _check_rotated(header, config)
+    config = classifier(header, config)
+    if row.is_causal and header.get("attention.causal", True) is False:
+        config["is_causal"] = False
+    check_unread(header, config)
+    return {key: None if value is NULL else value for key, value in config.items() if value is not None}
+
+
+def _check_rotated(h: GGUFHeader, config: Config) -> None:
+    """ValueError: the header rotates a part of each head in an architecture that rotates all of it."""
+    rope = config.get("rope_parameters") or {}
+    ropes = [rope] if "rope_type" in rope else [value for value in rope.values() if isinstance(value, dict)]
+    is_whole = "qk_rope_head_dim" not in config and any("partial_rotary_factor" not in rope for rope in ropes)
+    if is_whole and (rotated := h.get("rope.dimension_count", h.head_dim)) != h.head_dim:
+        raise h.wrong("rope.dimension_count", f"must be the size of a head, {h.head_dim}, got {rotated!r}")
+
+
+_DTYPE_NAMES = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16", torch.uint8: "U8"}
+
+
+class SafetensorsWriter:
+    """Writes one file whose tensors come one at a time, in the order of `tensors`: by name, their shapes and dtypes
+    (float32, bfloat16, float16 or uint8)."""
+
+    def __init__(self, path: Path, tensors: dict[str, tuple[tuple[int, ...], torch.dtype]]) -> None:
+        self._remaining = list(tensors.values())[::-1]
+        header: dict[str, object] = {"__metadata__": {"format": "pt"}}
+        end = 0
+        for name, (shape, dtype) in tensors.items():
+            start, end = end, end + math.prod(shape) * dtype.itemsize
+            header[name] = {"dtype": _DTYPE_NAMES[dtype], "shape": list(shape), "data_offsets": [start, end]}
+        text = json.dumps(header).encode()
+        text += b" " * (-len(text) % 8)  # aligns the data that follows
+        self._file = path.open("wb")
+        self._file.write(len(text).to_bytes(8, "little") + text)
+
+    def write(self, tensor: Tensor) -> None:
+        shape, dtype = self._remaining.pop()
+        assert tuple(tensor.shape) == tuple(shape) and tensor.dtype == dtype
+        self._file.write(tensor.contiguous().reshape(-1).view(torch.uint8).numpy().data)
+
+    def __enter__(self) -> SafetensorsWriter:
+        return self
+
+    def __exit__(self, _: object, error: object, __: object) -> None:
+        self._file.close()
+        assert error is not None or not self._remaining

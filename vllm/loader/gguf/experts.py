@@ -20,7 +20,7 @@ ROUTED = (
     "n_routed_experts num_experts_per_tok n_shared_experts moe_intermediate_size first_k_dense_replace "
     "routed_scaling_factor norm_topk_prob"
 )
-"""What DeepSeek and models of its kind say of their experts."""
+"""Entries of DeepSeek, and models of its kind, for their experts."""
 
 
 def width(h: GGUFHeader) -> int:

@@ -136,9 +136,7 @@ class _Part:
                     f"of {block} values"
                 )
             num_bytes = math.prod(shape) // block * block_bytes
-            tensors[name] = GGUFTensor(
-                name, shape, ggml_type, base + offset, num_bytes, self.path.resolve(), self._data
-            )
+            tensors[name] = GGUFTensor(name, shape, ggml_type, base + offset, num_bytes, self.path, self._data)
         self._check_size(tensors)
         return tensors
 

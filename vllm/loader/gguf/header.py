@@ -68,7 +68,7 @@ class GGUFHeader:
         return value
 
     def unread(self) -> dict[str, Any]:
-        """What the header says under the architecture's name, and no call has asked for."""
+        """Entries under the architecture's name that no call has asked for."""
         prefix = f"{self.architecture}."
         given = {key.removeprefix(prefix): value for key, value in self.file.metadata.items() if key.startswith(prefix)}
         return {key: value for key, value in given.items() if key not in self._read}

@@ -12,7 +12,7 @@ from vllm.config.checkpoint.local_model import first_parts
 _REPOSITORY = r"(?P<repository>[A-Za-z0-9][\w.-]*/\w[\w.-]*)"
 _TYPE = re.compile(_REPOSITORY + r":(?P<kind>[\w.-]+)")
 _FILE = re.compile(_REPOSITORY + r"/(?P<file>[^:]+\.gguf)")
-# What reads images in a vision model: no model by itself.
+# The part of a vision model that reads images: no model by itself.
 _PROJECTOR = "mmproj"
 
 

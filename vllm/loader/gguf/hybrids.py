@@ -18,7 +18,7 @@ def _kinds(h: GGUFHeader, tensor: str, other: str) -> list[str]:
 
 
 def _mixer(h: GGUFHeader, eps: str) -> Config:
-    """What models have in common."""
+    """The entries that models have in common."""
     return {
         "hidden_size": h.hidden,
         "num_hidden_layers": h.layers,
@@ -127,7 +127,7 @@ def granite(h: GGUFHeader) -> Config:
         "num_local_experts": count,
         "shared_intermediate_size": h.rows(f"blk.0.{'ffn_up_shexp' if count else 'ffn_up'}.weight"),
         "attention_bias": False,
-        # What the file calls fine-tuned is whether positions rotate.
+        # The file says by "fine-tuned" whether positions rotate.
         "position_embedding_type": "nope",
     }
     if count:

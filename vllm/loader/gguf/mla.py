@@ -46,7 +46,7 @@ def mistral4(h: GGUFHeader) -> Config:
 
 
 def minicpm3(h: GGUFHeader) -> Config:
-    # What scales embeddings, layers and logits is the same in all its models: transformers' defaults.
+    # The scales of embeddings, layers and logits are the same in all its models: transformers' defaults.
     config = latent(h)
     config["v_head_dim"] = h.hidden // h.heads
     return config

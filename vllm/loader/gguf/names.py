@@ -153,7 +153,7 @@ GRANITE_EXPERTS = MODERN.but(
     ffn_up_shexp="shared_mlp.input_linear",
     ffn_down_shexp="shared_mlp.output_linear",
 )
-# What layers with latent attention have.
+# Tensors of layers with latent attention.
 LATENT = {
     "attn_q_a": "self_attn.q_a_proj",
     "attn_q_a_norm": "self_attn.q_a_layernorm",
@@ -185,7 +185,7 @@ LFM2 = MODERN.but(
 
 
 def _mamba(module: str) -> dict[str, str]:
-    """What Mamba 1 and 2 have, in a module of this name."""
+    """Tensors of Mamba 1 and 2, in a module of this name."""
     matrices = {"ssm_in": "in_proj", "ssm_conv1d": "conv1d", "ssm_out": "out_proj", "ssm_norm": "norm"}
     return {part: f"{module}.{name}" for part, name in (matrices | {"ssm_a.": "A_log", "ssm_d.": "D"}).items()}
 

@@ -22,7 +22,7 @@ _SAMPLING = "general.sampling."
 _SAMPLED = {
     "temp": "temperature", "top_k": "top_k", "top_p": "top_p", "min_p": "min_p", "penalty_repeat": "repetition_penalty"
 }  # fmt: skip
-# Those that say something only beside others.
+# Keys that say something only beside others.
 # By general.basename, what the card of a model recommends whose file says nothing: at temperature 1 the answers of so
 # small a model make no sense.
 _CARDS = {"smollm2": {"temperature": 0.2, "top_p": 0.9}}

@@ -1,4 +1,5 @@
-"""What llama.cpp's converter does to the weights of recurrent states, undone (changes.py says what a change is)."""
+"""The changes of llama.cpp's converter to the weights of recurrent states, undone (changes.py says what a change
+is)."""
 
 from __future__ import annotations
 
@@ -19,7 +20,7 @@ def flat(header: GGUFHeader, weight: Weight) -> list[Weight]:
 
 
 def decays(header: GGUFHeader, weight: Weight) -> list[Weight]:
-    """Of each channel its rates, which files have as -e^A_log."""
+    """The rates of each channel, which files have as -e^A_log."""
     return [replace(weight, change=lambda value: _logarithm(header, weight, value), keeps_rows=False)]
 
 

@@ -180,7 +180,7 @@ _TOKENIZER: dict[str, tuple[str, ...]] = {
     "normalizer.lowercase": _PIECES,
     "normalizer.strip_accents": _PIECES,
 }
-# What splits no text: numbers of tokens by their meaning, how texts of a pair are joined (a row says it), sizes.
+# Keys that split no text: numbers of tokens by their meaning, how texts of a pair are joined (a row says it), sizes.
 _NO_SPLIT = frozenset(
     f"{name}_token_id"
     for name in (

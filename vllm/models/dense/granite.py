@@ -35,6 +35,7 @@ class GraniteForCausalLM(DecoderForCausalLM):
             reader.norm(eps=cls.default_eps),
             tied=cls.is_tied,
             embedding_scale=reader.number("embedding_multiplier", default=1.0),
+            scales_given=True,
             residual_scale=reader.number("residual_multiplier", default=1.0),
             logits_scale=1.0 / reader.number("logits_scaling", default=1.0),
         )

@@ -69,6 +69,7 @@ class RecurrentGemmaForCausalLM(DecoderForCausalLM):
             tied=True,
             # As rounded as the model has it.
             embedding_scale=float(torch.tensor(math.sqrt(reader.hidden_size)).bfloat16()),
+            scales_given=True,
             logits_softcap=reader.optional_number("logits_soft_cap", default=30.0),
             max_positions=reader.integer("max_position_embeddings", default=8192),
         )

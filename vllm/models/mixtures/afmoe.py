@@ -51,4 +51,4 @@ class AfmoeForCausalLM(DecoderForCausalLM):
         dense = reader.first_dense(reader.count("num_dense_layers", default=1))
         mlps = reader.mixed(mixture, reader.mlp(bias=False, size=6144), dense)
         scale = reader.hidden_size**0.5 if reader.boolean("mup_enabled", default=False) else 1.0
-        return reader.decoder(layers, mlps, norm, block="both", embedding_scale=scale)
+        return reader.decoder(layers, mlps, norm, block="both", embedding_scale=scale, scales_given=True)

@@ -10,7 +10,7 @@ from vllm.distributed.parallel_state import get_tp_group
 from vllm.layers.linear import ColumnParallelLinear, LinearBase, RowParallelLinear
 from vllm.layers.sharding import Shard
 from vllm.layers.state import StateLayer, StateShape
-from vllm.models.states.parts import Convolution, Decays, GatedNorm, step_rows
+from vllm.models.states.modules import Convolution, Decays, GatedNorm, step_rows
 from vllm.models.states.specs import ChannelDeltaSpec
 from vllm.ops.gated_delta_rule import gated_delta_rule_
 from vllm.ops.rms_norm import AddedNorm

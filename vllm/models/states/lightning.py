@@ -11,7 +11,7 @@ from vllm.layers.activation import get_inplace_act_fn
 from vllm.layers.linear import ColumnParallelLinear, RowParallelLinear, StackedLinear
 from vllm.layers.sharding import Shard
 from vllm.layers.state import StateLayer, StateShape
-from vllm.models.states.parts import GatedNorm, step_rows
+from vllm.models.states.modules import GatedNorm, step_rows
 from vllm.models.states.specs import LightningSpec
 from vllm.ops.rms_norm import AddedNorm
 from vllm.ops.state_space_scan import state_space_scan_

@@ -11,7 +11,7 @@ from vllm.layers.linear import ColumnParallelLinear, LinearBase, RowParallelLine
 from vllm.layers.sharding import Shard
 from vllm.layers.state import StateLayer, StateShape
 from vllm.models.norms import make_norm
-from vllm.models.states.parts import Convolution, Decays, HeadLinear, step_rows
+from vllm.models.states.modules import Convolution, Decays, HeadLinear, step_rows
 from vllm.models.states.specs import MambaSpec
 from vllm.ops.rms_norm import AddedNorm
 from vllm.ops.selective_scan import selective_scan_

@@ -12,7 +12,7 @@ from vllm.distributed.parallel_state import get_tp_group
 from vllm.layers.linear import LinearBase, RowParallelLinear
 from vllm.layers.sharding import Shard
 from vllm.layers.state import StateLayer, StateShape
-from vllm.models.states.parts import Convolution, Decays, GatedNorm, step_rows
+from vllm.models.states.modules import Convolution, Decays, GatedNorm, step_rows
 from vllm.models.states.specs import Mamba2Spec
 from vllm.ops.rms_norm import AddedNorm
 from vllm.ops.state_space_scan import state_space_scan_

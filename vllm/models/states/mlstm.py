@@ -11,7 +11,7 @@ from vllm.layers.layernorm import LayerNorm
 from vllm.layers.linear import ColumnParallelLinear, RowParallelLinear, StackedLinear
 from vllm.layers.sharding import Shard
 from vllm.layers.state import StateLayer, StateShape
-from vllm.models.states.parts import step_rows
+from vllm.models.states.modules import step_rows
 from vllm.models.states.specs import MlstmSpec
 from vllm.ops.elementwise import gated
 from vllm.ops.mlstm import mlstm_

@@ -12,7 +12,7 @@ from vllm.layers.activation import get_inplace_act_fn
 from vllm.layers.linear import RowParallelLinear, StackedLinear
 from vllm.layers.sharding import Shard, WeightSlot
 from vllm.layers.state import StateLayer, StateShape
-from vllm.models.states.parts import HeadLinear, step_rows
+from vllm.models.states.modules import HeadLinear, step_rows
 from vllm.models.states.specs import RgLruSpec
 from vllm.ops.gated_recurrence import gated_recurrence_
 from vllm.ops.rms_norm import AddedNorm

@@ -11,7 +11,7 @@ from vllm.layers.activation import get_inplace_act_fn
 from vllm.layers.linear import ColumnParallelLinear, ReplicatedLinear, RowParallelLinear
 from vllm.layers.sharding import Shard, WeightSlot
 from vllm.layers.state import StateLayer, StateShape
-from vllm.models.states.parts import step_rows
+from vllm.models.states.modules import step_rows
 from vllm.models.states.specs import ChannelMixSpec, WkvSpec
 from vllm.ops.elementwise import gated
 from vllm.ops.rms_norm import AddedNorm

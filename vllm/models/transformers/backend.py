@@ -16,6 +16,7 @@ from vllm.config.checkpoint.auto_config import load_auto_config
 from vllm.config.checkpoint.text_part import MARK, text_tensor_name
 from vllm.distributed.communicator import PeerLostError
 from vllm.distributed.parallel_state import get_tp_group
+from vllm.layers.input_rows import InputRows
 from vllm.layers.vocab_parallel_embedding import VocabParallelEmbedding
 from vllm.layers.weight_update import UpdatableModel
 from vllm.logger import init_logger
@@ -86,6 +87,7 @@ class TransformersForCausalLM(UpdatableModel):
         # In place of the base's results while logits are computed.
         self._given: list[Any] = []
         _answer(self._base[0], self._given)
+        self.input_rows = _input_rows(hf, self._base[0])
 
     def _replace(self, hf: Any) -> Head:
         """Put our modules in the places of transformers'; returns the head."""
@@ -277,6 +279,15 @@ def _materialize(model: nn.Module) -> None:
             if parameter.is_meta:
                 own = torch.empty(parameter.shape, dtype=parameter.dtype)
                 module.register_parameter(name, nn.Parameter(own, requires_grad=False))
+
+
+def _input_rows(hf: Any, base: Any) -> InputRows | None:
+    """The rows in place of the embeddings; None where layers take more of a token than that."""
+    if hasattr(base, "get_per_layer_inputs"):
+        return None
+    rows = InputRows()
+    hf.get_input_embeddings().register_forward_hook(lambda module, ids, embeddings: rows(embeddings))
+    return rows
 
 
 def _answer(base: Any, given: list[Tensor]) -> None:

@@ -36,7 +36,7 @@ def _flat(values: Tensor) -> Tensor:
 
 
 def _nibbles(at: int, count: int = 32, size: int = 32) -> tuple[BitField, ...]:
-    """Of each `size` codes, in half as many bytes, all low halves, then all high ones."""
+    """Each `size` codes are in half as many bytes: all low halves, then all high ones."""
     half = size // 2
     return tuple(
         BitField(start + part * half, half, at + start // 2, 4, shift=4 * part)
@@ -46,7 +46,7 @@ def _nibbles(at: int, count: int = 32, size: int = 32) -> tuple[BitField, ...]:
 
 
 def _quarters(at: int, to: int = 0) -> tuple[BitField, ...]:
-    """Of 256 codes in 64 bytes: of each 32 bytes the lowest two bits, then the next two, and so on."""
+    """256 codes in 64 bytes: of each 32 bytes the lowest two bits, then the next two, and so on."""
     return tuple(
         BitField(128 * half + 32 * part, 32, at + 32 * half, 2, shift=2 * part, to=to)
         for half in range(2)
@@ -55,7 +55,7 @@ def _quarters(at: int, to: int = 0) -> tuple[BitField, ...]:
 
 
 def _eighths(at: int, to: int) -> tuple[BitField, ...]:
-    """Of 256 codes in 32 bytes: the lowest bits, then the next ones, and so on."""
+    """256 codes in 32 bytes: the lowest bits, then the next ones, and so on."""
     return tuple(BitField(32 * part, 32, at, 1, shift=part, to=to) for part in range(8))
 
 

@@ -15,7 +15,7 @@ from vllm.exceptions import VLLMValidationError, shown
 from vllm.params.sampling_fields import At
 from vllm.sampling_params import FIELDS
 from vllm.server.errors import ApiError
-from vllm.utils.checks import whole
+from vllm.utils.checks import asks_for_nothing, whole
 
 _TOOLS = "tools are called in chat: /v1/chat/completions"
 
@@ -52,7 +52,7 @@ REFUSED_FIELDS: Refusals = {
     "verbosity": (("medium",), "the model has no verbosity to set"),
     "web_search_options": ((), "this server searches nothing"),
     "suffix": (("",), "the models here only continue texts"),
-    "prompt_embeds": (([],), "prompts are texts or token ids"),
+    "prompt_embeds": (([],), "/v1/completions takes embeddings"),
     "documents": (([],), "pass them in chat_template_kwargs or in a message"),
     "mm_processor_kwargs": (({},), "prompts are texts or token ids"),
     "media_io_kwargs": (({},), "prompts are texts or token ids"),
@@ -106,6 +106,7 @@ LogitBias = Annotated[
 ]
 
 _NULL = {"type": "null"}
+_NOTHING: list[Any] = [None, False, "", [], {}]
 
 # Lower ratios are of other names that share a word: prompt and prompt_ranks, options and stream_options.
 _IS_A_MISSPELLING = 0.75
@@ -165,21 +166,35 @@ _INSTEAD = {
     "previous_response_id": "/v1/responses keeps answers",
 }
 
+# False is a wish, too.
+_ASKED_BY_FALSE = {"do_sample", "think", "thinking", "enable_thinking"}
+
+# Routers write SGLang's fields into every body, at their defaults.
+_WRITTEN_BY_ROUTERS: Refusals = {
+    "separate_reasoning": ((True,), "reasoning is apart from the content wherever --reasoning-parser finds it"),
+    "stream_reasoning": ((True,), "reasoning is streamed as it comes"),
+    "no_stop_trim": ((False,), "include_stop_str_in_output keeps stop strings"),
+    "return_hidden_states": ((False,), "/pooling of a pooling model returns hidden states"),
+}
+
 # Names in SamplingParams of fields that differ.
 _SAMPLING_NAMES = {"max_completion_tokens": "max_tokens", "top_logprobs": "logprobs"}
 
 
 def _document(schema: dict[str, Any], model: type[RequestModel]) -> None:
-    """Add to the schema what pydantic does not check: SamplingParams' limits, no other fields, one of ONE_OF."""
-    schema["additionalProperties"] = False
+    """Add to the schema what pydantic does not check: SamplingParams' limits, other fields' values that ask for
+    nothing, one of ONE_OF."""
+    schema["additionalProperties"] = {"enum": _NOTHING, "description": "A field that asks for nothing."}
     properties = schema["properties"]
     for name, own in properties.items():
         row = FIELDS.get(_SAMPLING_NAMES.get(name, name))
         limits = None if row is None else row.limits
         for branch in own.get("anyOf", [own]):
             if limits is not None and branch.get("type") in ("integer", "number"):
-                branch["exclusiveMinimum" if limits.open_low else "minimum"] = limits.low
-                branch["maximum"] = limits.high
+                # A field of the same name and another meaning has limits of its own.
+                if "minimum" not in branch:
+                    branch["exclusiveMinimum" if limits.open_low else "minimum"] = limits.low
+                branch.setdefault("maximum", limits.high)
                 if name == "truncate_prompt_tokens":
                     branch["not"] = {"const": 0}
     for name in model.ACCEPTED:
@@ -188,7 +203,10 @@ def _document(schema: dict[str, Any], model: type[RequestModel]) -> None:
         properties[name] = {"title": name, "description": "Accepted; changes nothing here."}
     for name, (neutral, reason) in model.REFUSED.items():
         description = f"Only as a value that asks for nothing: {reason}."
-        properties[name] = {"title": name, "enum": [*neutral, None], "description": description}
+        others = [
+            each for each in _NOTHING if not (_asks(each, neutral) or any(_is_same(each, own) for own in neutral))
+        ]
+        properties[name] = {"title": name, "enum": [*neutral, *others], "description": description}
     if model.ONE_OF:
         kinds = {name: next(kind for kind in properties[name]["anyOf"] if kind != _NULL) for name in model.ONE_OF}
         schema["oneOf"] = [{"required": [name], "properties": {name: kind}} for name, kind in kinds.items()]
@@ -197,7 +215,7 @@ def _document(schema: dict[str, Any], model: type[RequestModel]) -> None:
 def check_names(
     fields: dict[str, Any], model: type[RequestModel], ignore_unknown: bool = False, within: str = ""
 ) -> None:
-    """Refuse unknown and unsupported fields, also of objects inside; null asks for nothing.
+    """Refuse unknown and unsupported fields that ask for something, also of objects inside.
 
     Args:
         ignore_unknown: let unknown fields pass.
@@ -211,12 +229,14 @@ def check_names(
         if name in known_fields:
             if isinstance(value, dict) and (inner := nested_model(known_fields[name].annotation)) is not None:
                 check_names(value, inner, ignore_unknown, f"{name}.")
-        elif name in model.REFUSED:
-            neutral, reason = model.REFUSED[name]
-            if value is not None and not any(_is_same(value, each) for each in neutral):
+        elif name in model.ACCEPTED:
+            continue
+        elif (refusal := model.REFUSED.get(name) or _WRITTEN_BY_ROUTERS.get(name)) is not None:
+            neutral, reason = refusal
+            if _asks(value, neutral):
                 message = f"{name} cannot be honoured: {reason}; got {shown(value)}"
                 raise ApiError(400, message, name, "unsupported_field", details=model.REFUSAL_DETAILS.get(name))
-        elif name not in model.ACCEPTED and not ignore_unknown and value is not None:
+        elif not ignore_unknown and (not asks_for_nothing(value) or (value is False and name in _ASKED_BY_FALSE)):
             hint = _hint(name, [*known_fields, *model.ACCEPTED], within)
             message = f"unknown field {shown(within + name)}{hint}; --ignore-unknown-fields lets such fields pass"
             raise ApiError(400, message, within + name[:_LONGEST_NAME], "unknown_field")
@@ -239,6 +259,13 @@ def _hint(name: str, known: list[str], within: str) -> str:
 
 def _letters(name: str) -> str:
     return name[:_LONGEST_NAME].replace("_", "").lower()
+
+
+def _asks(value: Any, neutral: tuple[Any, ...]) -> bool:
+    """Whether a value is not neutral; False is a wish where True is none, and an empty object may turn something on."""
+    if any(_is_same(value, each) for each in neutral):
+        return False
+    return not asks_for_nothing(value) or value == {} or (value is False and any(each is True for each in neutral))
 
 
 def _is_same(value: Any, other: Any) -> bool:

@@ -1,4 +1,4 @@
-"""What completions and chat take beyond other generating routes, and chat beyond completions."""
+"""Fields that completions and chat take beyond other generating routes, and chat beyond completions."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from vllm.server.protocol.base import REFUSED_FIELDS, RequestModel
 
 
 class VersionFields(RequestModel):
-    """Of completions and chat."""
+    """Fields of completions and chat."""
 
     return_weight_versions: bool | None = None
 

@@ -7,8 +7,8 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field
 from typing_extensions import NotRequired, TypedDict
 
+from vllm.decisions.content import NO_IMAGES
 from vllm.decisions.params import MAX_PERMUTATIONS
-from vllm.decisions.parts import NO_IMAGES
 from vllm.decisions.questions import (
     MAX_CHOICES,
     MAX_LEVELS,

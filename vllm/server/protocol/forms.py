@@ -3,13 +3,12 @@ SamplingParams.structured_outputs."""
 
 from __future__ import annotations
 
-import json
 from typing import Annotated, Any
 
 from pydantic import BaseModel, Field
 
 from vllm.exceptions import VLLMValidationError, shown
-from vllm.params.structured import KINDS
+from vllm.params.structured import KINDS, plain_json
 from vllm.server.protocol.base import UNREAD, UNREAD_LIST, Object
 
 # Older names, and what each is of StructuredOutputsParams.
@@ -38,7 +37,7 @@ class FormFields(BaseModel):
     guided_whitespace_pattern: str | None = Field(None, description="structured_outputs.whitespace_pattern")
 
     def form(self, given: Any) -> Any:
-        """What structured_outputs is to be: `given`, its own value, or what the other fields say.
+        """The value of structured_outputs: `given`, its own value, or what the other fields say.
 
         Raises:
             VLLMValidationError: two of them say different things, or response_format is of no known type.
@@ -57,33 +56,19 @@ class FormFields(BaseModel):
 
 
 def _joined(forms: dict[str, dict[str, Any]]) -> dict[str, Any]:
-    """What fields say together: clients of servers of several ages say one thing by each age's name of it."""
+    """Join the forms that fields give: clients of servers of several ages say one thing by each age's name of it."""
     joined: dict[str, Any] = {}
     said: dict[str, tuple[str, tuple[str, str]]] = {}
     for name, form in forms.items():
         for key, value in form.items():
             if value is None:
                 continue
-            mine = (key, _as_json(value))
+            mine = (key, plain_json(value))
             first, other = said.setdefault("kind" if key in KINDS else key, (name, mine))
             if other != mine and first != name:
                 raise VLLMValidationError(f"{first} and {name} exclude each other: give one of them", name)
             joined[key] = value
     return joined
-
-
-def is_same_json(one: Any, other: Any) -> bool:
-    """Whether two values are one of JSON; texts of JSON are what they say."""
-    return _as_json(one) == _as_json(other)
-
-
-def _as_json(value: Any) -> str:
-    if isinstance(value, str):
-        try:
-            value = json.loads(value)
-        except (ValueError, RecursionError):
-            return json.dumps(value)
-    return json.dumps(value, sort_keys=True)
 
 
 def _of_response_format(value: dict[str, Any]) -> dict[str, Any] | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import AfterValidator, Field, ValidationInfo, field_validator
+from pydantic import AfterValidator, Field, ValidationInfo, field_validator, model_validator
 from typing_extensions import NotRequired, TypedDict
 
 from vllm.exceptions import VLLMValidationError, shown
@@ -67,6 +67,17 @@ Prompt = Annotated[
     AfterValidator(_check_prompt),
 ]
 """Parsing checks only the outside; the engine's input processor checks the rest."""
+
+
+def _check_embeds(embeds: Any) -> list[str]:
+    texts = embeds if isinstance(embeds, list) else [embeds] if embeds else []
+    if not all(isinstance(text, str) and text for text in texts):
+        raise ValueError("must be a tensor as torch.save writes it, in base64, or a list of these")
+    return texts
+
+
+PromptEmbedsField = Annotated[Text | list[Text] | None, UNREAD, AfterValidator(_check_embeds)]
+"""A list: empty where there are none."""
 
 
 class TextPart(TypedDict):
@@ -242,11 +253,23 @@ class GenerationFields(FormFields, _TextsBody):  # type: ignore[misc, valid-type
 class CompletionRequest(VersionFields, GenerationFields, PromptTableFields):
     """POST /v1/completions"""
 
-    REFUSED: ClassVar[Refusals] = REFUSED_OF_CHOICES
+    REFUSED: ClassVar[Refusals] = {name: each for name, each in REFUSED_OF_CHOICES.items() if name != "prompt_embeds"}
 
     prompt: Prompt
+    prompt_embeds: PromptEmbedsField = Field(
+        None,
+        description="A tensor [T, H] as torch.save writes it, in base64, or several: prompts in place of `prompt`, "
+        "which may then be left out, or before it. With --enable-prompt-embeds.",
+    )
     logprobs: int | None = None
     echo: bool | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _read_embeds_alone(cls, fields: Any) -> Any:
+        if isinstance(fields, dict) and fields.get("prompt_embeds") and not fields.get("prompt"):
+            return {**fields, "prompt": []}
+        return fields
 
     @property
     def num_topk(self) -> int | None:
@@ -450,7 +473,7 @@ class ChatLogprob(ResponseModel):
 
 
 class ChatPositionLogprobs(ChatLogprob):
-    """A generated token, with the top-k and the requested ids."""
+    """A generated token, with the top-k, itself where it is not one of them, and the requested ids."""
 
     top_logprobs: list[ChatLogprob]
     part: AnswerPart | None = Field(None, description=_PART)
@@ -478,7 +501,7 @@ class ToolCallFields(ResponseModel):
 
 
 class MessageParts(ResponseModel):
-    """What an answer may have beside its content."""
+    """Parts that an answer may have beside its content."""
 
     reasoning: str | None = Field(None, description="With --reasoning-parser.")
     reasoning_content: str | None = Field(None, description="The same.")

@@ -22,7 +22,7 @@ from vllm.server.protocol.base import (
 from vllm.server.protocol.generation import ChatLogprobs, GenerationFields, PromptLogprobs, check_conversation
 
 _OWN_FIELDS = ("tools", "tool_choice", "parallel_tool_calls")
-# What Claude Code sends: an edit that leaves everything in.
+# Claude Code sends an edit that leaves everything in.
 _KEEPS_ALL = {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]}
 
 
@@ -54,7 +54,7 @@ class ToolResultBlock(TypedDict):
 
 
 class Message(TypedDict):
-    """What the schema says of a message; `chat_fields` checks it."""
+    """A message as the schema describes it; `chat_fields` checks it."""
 
     role: Literal["user", "assistant", "system"]
     content: str | list[TextBlock | ThinkingBlock | RedactedThinkingBlock | ToolUseBlock | ToolResultBlock]

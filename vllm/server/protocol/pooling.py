@@ -82,7 +82,7 @@ class PoolingFields(EngineRequestModel):
     )
 
     def conversations(self) -> list[list[Any]] | None:
-        """Of messages, wherever they are given; None: the input is of texts or token ids."""
+        """The conversations, wherever messages are given; None: the input is of texts or token ids."""
         given: Any = self.input if self.messages is None else self.messages
         if not isinstance(given, list) or not given:
             return None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from vllm.exceptions import VLLMValidationError, shown
 from vllm.server.protocol.base import (
@@ -86,6 +86,25 @@ class RerankRequest(PairFields):
         None, description="How many of the best are returned; 0 or left out: all."
     )
     return_documents: bool | None = Field(None, description="Add the documents' texts; on when left out.")
+    top_k: Annotated[int, Field(ge=0, le=2**31 - 1)] | None = Field(None, description="The same as top_n.")
+
+    def num_results(self) -> int | None:
+        """How many of the best are asked for; None: all. Raises VLLMValidationError: two numbers."""
+        if self.top_n and self.top_k and self.top_n != self.top_k:
+            message = f"top_n and top_k exclude each other: got {self.top_n} and {self.top_k}"
+            raise VLLMValidationError(message, "top_k", self.top_k)
+        return self.top_n or self.top_k or None
+
+
+class RouterRerankRequest(RerankRequest):
+    """POST /rerank as vllm-router asks: `rid` is there, if only as null, and a model that was left out is "default"."""
+
+    rid: str | None = Field(None, min_length=1, description="The request's id, as request_id.")
+
+    @field_validator("model")
+    @classmethod
+    def _read_default(cls, value: str | None) -> str | None:
+        return None if value == "default" else value
 
 
 class ScorePairsRequest(PairFields):
@@ -137,6 +156,14 @@ class RerankResponse(ResponseModel):
     model: str
     usage: Usage
     results: list[RerankResult] = Field(description="By descending score.")
+
+
+class RouterRerankResult(ResponseModel):
+    """A document by its rank, of which vllm-router makes a client's answer."""
+
+    score: float | None
+    index: int = Field(description="Of the document in the request.")
+    document: str | None = None
 
 
 class PairScore(ResponseModel):

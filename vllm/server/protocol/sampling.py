@@ -41,7 +41,7 @@ class RepetitionDetection(RequestModel):
 
 
 def _json_types(row: SamplingField) -> dict[Any, Any]:
-    """What JSON has for some types of Python. SamplingParams checks the values."""
+    """JSON's types for some of Python. SamplingParams checks the values."""
     texts = Text | Annotated[list[Text], Field(max_length=row.most)] | None
     ids = Annotated[list[TokenId], Field(min_length=row.least), UNREAD_LIST]
     return {

@@ -125,7 +125,8 @@ async def classic_prompt_logprobs(
 async def chat_logprobs(
     readings: FlatLogprobs, names: TokenNames, num_topk: int, ids: Sequence[int]
 ) -> list[dict[str, Any]]:
-    """Chat's `content`: each generated token with the true top `num_topk` (-1: the vocabulary), then `ids`."""
+    """Chat's `content`: each generated token with the true top `num_topk` (-1: the vocabulary), itself if it is not one
+    of them, then `ids`."""
     content = []
     async for position in positions(readings):
         token_id = position.token_ids[0].item()
@@ -181,7 +182,8 @@ def _finite(values: np.ndarray) -> np.ndarray:
 
 
 def _top_then_ids(position: Position, num_topk: int, ids: Sequence[int]) -> np.ndarray:
-    """Indices (int64) of the k most likely entries in order, then of those of `ids` that are not among them."""
+    """Indices (int64), each once: of the k most likely entries in order, behind k > 0 of them of the first one, then of
+    `ids`."""
     num_entries = len(position.token_ids)
     k = num_entries if num_topk < 0 else num_topk
     # The entries after the first are the top k in order, without the first if it is one of them.
@@ -190,6 +192,9 @@ def _top_then_ids(position: Position, num_topk: int, ids: Sequence[int]) -> np.n
     tied = slice(int(np.searchsorted(falling, first)), int(np.searchsorted(falling, first, side="right")))
     place = tied.start + int(np.searchsorted(position.token_ids[ranked][tied], position.token_ids[0]))
     top = np.insert(np.arange(ranked.start, ranked.stop), place, 0)[:k]
+    if 0 < k <= place:
+        # Some clients read k entries, others look for the token among them.
+        top = np.append(top, 0)
     if not ids:
         return top
     shown = set(position.token_ids[top].tolist())

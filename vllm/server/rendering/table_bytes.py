@@ -93,7 +93,7 @@ class ArrowStream:
         return self._taken()
 
     def end(self) -> bytes:
-        """What ends the stream."""
+        """The bytes that end the stream."""
         self._writer.close()
         return self._taken()
 

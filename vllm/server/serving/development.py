@@ -136,7 +136,7 @@ async def _changed(call: Awaitable[None], param: str, otherwise: str) -> None:
 
 
 async def _body(request: Request, model: type[RequestModel]) -> Any:
-    """What a body says; without one, the defaults."""
+    """The fields of a body; without one, the defaults."""
     if not await request.body():
         return model()
     args = server_state(request).args

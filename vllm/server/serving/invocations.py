@@ -40,20 +40,21 @@ _POOLED = (
     BodyKind(ClassificationRequest, ClassificationResponse, classify),
     BodyKind(PoolingRequest, PoolingResponse, pooling),
 )
+_COMPLETIONS = (BodyKind(CompletionRequest, CompletionResponse, create_completion, CompletionResponse),)
 _PAIRS = (BodyKind(ScorePairsRequest, ScorePairsResponse, score_pairs_of_texts),)
 
 post_by_field(
     router,
     "/invocations",
-    "A body with `messages` is one of /v1/chat/completions, with `prompt` one of /v1/completions, with `query` of "
-    "/rerank, with `text_1`, `data_1` or `queries` of /score; of a pooling model one with `input` or `messages` is of "
-    "/v1/embeddings, /classify or /pooling, the first that the model can.",
+    "A body with `messages` is one of /v1/chat/completions, with `prompt` or `prompt_embeds` one of /v1/completions, "
+    "with `query` of /rerank, with `text_1`, `data_1` or `queries` of /score; of a pooling model one with `input` or "
+    "`messages` is of /v1/embeddings, /classify or /pooling, the first that the model can.",
     {
         "messages": (
             BodyKind(ChatCompletionRequest, ChatCompletionResponse, create_chat_completion, ChatCompletionChunk),
             *_POOLED,
         ),
-        "prompt": (BodyKind(CompletionRequest, CompletionResponse, create_completion, CompletionResponse),),
+        **dict.fromkeys(("prompt", "prompt_embeds"), _COMPLETIONS),
         "input": _POOLED,
         "query": (BodyKind(RerankRequest, RerankResponse, rerank),),
         **dict.fromkeys(ScorePairsRequest.ONE_OF, _PAIRS),

@@ -12,6 +12,7 @@ from prometheus_client import generate_latest
 from pydantic import Field
 from starlette.responses import Response
 
+from vllm.config import ModelConfig
 from vllm.exceptions import shown
 from vllm.server.errors import ApiError, json_response
 from vllm.server.http.routes import error_answers
@@ -42,14 +43,23 @@ class ModelCard(ResponseModel):
     lifecycle: Literal["active"]
     max_input_tokens: int
     max_tokens: int
+    meta: dict[str, int] = Field(description="As llama.cpp's clients read it: n_ctx, n_ctx_train, n_vocab, n_embd.")
     tasks: list[str] = Field(
         description='"generate", or a pooling model\'s ("embed", "classify" ...) and "pool"; "score" is of pairs'
     )
 
 
+class NamedModel(ResponseModel):
+    name: str
+    model: str
+    type: Literal["model"]
+    capabilities: list[str]
+
+
 class ModelList(ResponseModel):
     object: Literal["list"]
     data: list[ModelCard]
+    models: list[NamedModel] = Field(description="The same, as llama.cpp's clients read them.")
     has_more: bool = Field(description="Only where the query has a `limit`; `after_id` and `before_id` turn pages.")
     first_id: str | None
     last_id: str | None
@@ -70,7 +80,21 @@ async def list_models(request: Request) -> Response:
     names, has_more = _page([*state.model_names, *state.adapters.by_name], request.query_params)
     first, last = (names[0], names[-1]) if names else (None, None)
     cards = [_card(state, name) for name in names]
-    return json_response({"object": "list", "data": cards, "has_more": has_more, "first_id": first, "last_id": last})
+    can = ["completion"] if "generate" in state.tasks else ["embedding"]
+    named = [{"name": name, "model": name, "type": "model", "capabilities": can} for name in names]
+    page = {"has_more": has_more, "first_id": first, "last_id": last}
+    return json_response({"object": "list", "data": cards, "models": named, **page})
+
+
+def _meta(config: ModelConfig) -> dict[str, int]:
+    own = config.hf_text_config
+    trained = getattr(own, "max_position_embeddings", None) or config.max_model_len
+    return {
+        "n_ctx": config.max_model_len,
+        "n_ctx_train": trained,
+        "n_vocab": config.vocab_size,
+        "n_embd": config.get_hidden_size(),
+    }
 
 
 def _page(names: list[str], query: Mapping[str, str]) -> tuple[list[str], bool]:
@@ -143,7 +167,7 @@ async def metrics(request: Request) -> Response:
 
 
 def _card(state: ServerState, name: str) -> dict[str, Any]:
-    """Of an adapter `parent` is its model. `root` is the name: answers say nothing of paths."""
+    """An adapter's `parent` is its model. `root` is the name: answers say nothing of paths."""
     longest = state.engine.model_config.max_model_len
     adapter = None if name in state.model_names else state.adapters.by_name.get(name)
     return {
@@ -160,5 +184,6 @@ def _card(state: ServerState, name: str) -> dict[str, Any]:
         "lifecycle": "active",
         "max_input_tokens": longest,
         "max_tokens": longest,
+        "meta": _meta(state.engine.model_config),
         "tasks": state.tasks,
     }

@@ -63,7 +63,7 @@ async def detokenize(request: Request, state: ServerState, body: DetokenizeReque
     "/tokenizer_info", responses={200: {"model": TokenizerInfo}, **error_answers(400, 401)}, response_model=None
 )
 async def tokenizer_info(request: Request) -> Response:
-    """What clients need to write prompts as the server's tokenizer reads them."""
+    """Settings that clients need to write prompts as the server's tokenizer reads them."""
     return json_response(await asyncio.to_thread(_info, server_state(request)))
 
 

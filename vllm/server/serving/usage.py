@@ -91,7 +91,8 @@ class UsageCount:
         return fields
 
     def last_chunk_fields(self) -> dict[str, Any]:
-        """What a stream's last chunk says beside its frame; as upstream, times that were not reached are left out."""
+        """The fields of a stream's last chunk beside its frame; as upstream, times that were not reached are left
+        out."""
         fields = {"choices": [], **self.last_fields()}
         if times := fields.pop("metrics", None):
             fields["metrics"] = {name: each for name, each in times.items() if each is not None}

@@ -42,7 +42,7 @@ const fields = new FieldTables();
 const documents = new Documents();
 const ranking = new Ranking();
 
-// What a model must be able to do for a mode, as /v1/models says it.
+// The task that a model must be able to do for a mode, as /v1/models says it.
 const TASKS = { completion: "generate", chat: "generate", decision: "generate", rerank: "score" };
 
 const chosen = (name) => document.querySelector(`input[name=${name}]:checked`).value;

@@ -1,4 +1,4 @@
-// What the server complains of, beside the field that it is about.
+// The server's complaints, each beside the field that it is about.
 
 import { byId } from "./dom.js";
 

@@ -1,4 +1,4 @@
-// What stands in the form, for as long as the tab is open: a reload gives it back, and each mode has its own texts.
+// The form's contents, for as long as the tab is open: a reload gives it back, and each mode has its own texts.
 
 import { byId } from "./dom.js";
 

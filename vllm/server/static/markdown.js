@@ -65,7 +65,7 @@ function list(lines, at, found, level) {
       if (/\d/.test(match[2]) !== isOrdered) break;
       items.push([match[3]]);
     } else if (items.length && (lines[at].trim() === "" || /^\s+/.test(lines[at]))) {
-      // What is indented belongs to the item, and an empty line if something of the list follows.
+      // An indented line belongs to the item, and an empty line if something of the list follows.
       const next = lines[at + 1] ?? "";
       if (lines[at].trim() === "" && !/^\s+\S/.test(next) && !ITEM.test(next)) break;
       items.at(-1).push(lines[at].replace(new RegExp(`^\\s{0,${indent.length + 4}}`), ""));

@@ -10,9 +10,9 @@ from typing import Any, Literal, TypedDict
 
 from typing_extensions import NotRequired, Required
 
-from vllm.chat import load_chat_template as load_template
-from vllm.chat import normal_messages
-from vllm.chat.content_forms import ContentForm, formed
+from vllm.answers.prompts import load_chat_template as load_template
+from vllm.answers.prompts import normal_messages
+from vllm.answers.prompts.content_forms import ContentForm, formed
 
 ChatTemplateContentFormatOption = Literal["auto", "string", "openai"]
 ChatTemplateContentFormat = Literal["string", "openai"]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from vllm.chat.content_forms import reads_texts
-from vllm.chat.template_source import chosen_template, variables
+from vllm.answers.prompts.content_forms import reads_texts
+from vllm.answers.prompts.template_source import chosen_template, variables
 from vllm.exceptions import VLLMValidationError
 from vllm.upstream.chat.conversations import ChatTemplateContentFormat, ChatTemplateContentFormatOption
 
@@ -33,8 +33,8 @@ def resolve_chat_template_content_format(
     *,
     model_config: Any,
 ) -> ChatTemplateContentFormat:
-    """What a template takes a message's content as: the format that is given; for "auto", "openai" for a template that
-    reads the parts of a content, and "string" for one that reads texts, or both."""
+    """The form in which a template takes a message's content: the format that is given; for "auto", "openai" for a
+    template that reads the parts of a content, and "string" for one that reads texts, or both."""
     if given_format != "auto":
         return given_format
     template = resolve_chat_template(tokenizer, chat_template, tools, model_config=model_config)
@@ -44,7 +44,7 @@ def resolve_chat_template_content_format(
 def resolve_chat_template_kwargs(
     tokenizer: Any, chat_template: str, chat_template_kwargs: dict[str, Any], raise_on_unexpected: bool = True
 ) -> dict[str, Any]:
-    """Those of the arguments that the template has variables for, or that transformers' method takes.
+    """The arguments that the template has variables for, or that transformers' method takes.
 
     Raises:
         ValueError: `chat_template` or `tokenize` is among them, unless `raise_on_unexpected` is False.

@@ -51,7 +51,7 @@ class CUDAGraphMode(enum.Enum):
 
 
 class DynamicShapesType(str, enum.Enum):
-    """What torch's compiler assumes of sizes that change."""
+    """Torch's compiler assumes this of sizes that change."""
 
     BACKED = "backed"
     UNBACKED = "unbacked"
@@ -92,7 +92,7 @@ class PassConfig(UnservedConfig):
 
 @dataclass
 class CompilationConfig(UnservedConfig):
-    """What is compiled, and what is replayed. It changes how fast results come, never which: the engine decides whether
+    """Compilation and replay. The settings change how fast results come, never which: the engine decides whether
     it refuses one or says that it has no effect.
 
     Raises:

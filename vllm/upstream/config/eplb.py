@@ -12,7 +12,7 @@ from vllm.config.unserved import UnservedConfig, number
 class EPLBConfig(UnservedConfig):
     """How experts are moved between ranks as their load changes."""
 
-    instead: ClassVar[str] = "models with experts are not served"
+    instead: ClassVar[str] = "experts stay on their ranks"
     harmless: ClassVar[frozenset[str]] = frozenset({"window_size", "step_interval", "use_async"})
 
     window_size: int = number(1000, 1)

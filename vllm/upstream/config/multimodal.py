@@ -13,7 +13,7 @@ class MultiModalConfig(UnservedConfig):
     """How many items of a kind a prompt may hold, and how they are prepared."""
 
     instead: ClassVar[str] = "only text models are served"
-    # What is kept of media, and how it is hashed: without media, nothing.
+    # Fields of how media are kept and hashed: without media, nothing is.
     harmless: ClassVar[frozenset[str]] = frozenset(
         {
             "language_model_only", "mm_device_do_normalize", "mm_processor_cache_gb", "mm_processor_cache_type",

@@ -1,1 +1,1 @@
-"""What is started by `python -m` of a path of upstream's."""
+"""Programs that are started by `python -m` of a path of upstream's."""

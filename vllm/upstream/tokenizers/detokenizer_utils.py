@@ -36,7 +36,7 @@ def detokenize_incrementally(
     skip_special_tokens: bool = False,
     spaces_between_special_tokens: bool = True,
 ) -> tuple[list[str], str, int, int]:
-    """What the last id adds to the text.
+    """The text that the last id adds.
 
     Args:
         all_input_ids: all ids, the new one last.

@@ -1,4 +1,4 @@
-"""What callers may ask of a tokenizer: what transformers' tokenizers give."""
+"""Callers may ask this of a tokenizer: what transformers' tokenizers give."""
 
 from __future__ import annotations
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import uuid
 
+from vllm.upstream.utils.argparse_utils import FlexibleArgumentParser
 from vllm.upstream.utils.async_utils import make_async, merge_async_iterators
 from vllm.upstream.utils.collection_utils import as_list, chunk_list, flatten_2d_lists, full_groupby, is_list_of
 from vllm.upstream.utils.counter import AtomicCounter, Counter
@@ -14,7 +15,6 @@ from vllm.upstream.utils.mem_constants import GiB_bytes, MiB_bytes
 from vllm.upstream.utils.network_utils import get_distributed_init_method, get_ip, get_open_port, get_tcp_uri
 from vllm.upstream.utils.platform_utils import is_pin_memory_available
 from vllm.upstream.utils.system_utils import update_environment_variables
-from vllm.utils.argparse_utils import FlexibleArgumentParser
 
 MASK_64_BITS = (1 << 64) - 1
 

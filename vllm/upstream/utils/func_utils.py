@@ -63,7 +63,7 @@ def get_allowed_kwarg_only_overrides(
     requires_kw_only: bool = True,
     allow_var_kwargs: bool = False,
 ) -> dict[str, Any]:
-    """Those of the overrides that `callable` takes by name; see `supports_kw`."""
+    """The overrides that `callable` takes by name; see `supports_kw`."""
     return {
         name: value
         for name, value in (overrides or {}).items()

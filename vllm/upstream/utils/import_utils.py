@@ -56,7 +56,7 @@ def _has_module(module_name: str) -> bool:
     try:
         if importlib.util.find_spec(module_name) is None:
             return False
-        # What is there may still lack a library that it is linked with.
+        # A module that is there may still lack a library that it is linked with.
         importlib.import_module(module_name)
     except ImportError:
         return False
@@ -105,7 +105,7 @@ class PlaceholderModule:
         self._name = name
 
     def placeholder_attr(self, attr_path: str) -> PlaceholderModule:
-        """What stands for something of it."""
+        """A stand-in for something of it."""
         return PlaceholderModule(f"{self._name}.{attr_path}")
 
     def __getattr__(self, key: str) -> Any:

@@ -87,12 +87,12 @@ def get_tcp_uri(ip: str, port: int) -> str:
 
 
 def get_distributed_init_method(ip: str, port: int) -> str:
-    """What torch.distributed takes to meet there."""
+    """The method by which torch.distributed meets there."""
     return get_tcp_uri(ip, port)
 
 
 def get_file_store_init_method() -> str:
-    """What torch.distributed takes to meet in a new file of this machine."""
+    """The method by which torch.distributed meets in a new file of this machine."""
     import tempfile
 
     return f"file://{tempfile.gettempdir()}/vllm-{uuid.uuid4().hex}"

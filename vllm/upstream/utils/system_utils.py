@@ -40,7 +40,7 @@ def set_env_var(key: str, value: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def suppress_stdout() -> Iterator[None]:
-    """What the process and its libraries print within goes nowhere."""
+    """Drop all that the process and its libraries print within."""
     sys.stdout.flush()
     kept = os.dup(1)
     try:

@@ -1,4 +1,4 @@
-"""What trainers and engines exchange weights by."""
+"""Trainers and engines exchange weights by these."""
 
 from __future__ import annotations
 
@@ -150,12 +150,12 @@ class TrainerWeightTransferEngine(ABC, Generic[InitInfo]):
 
 @dataclass
 class WeightTransferInitInfo:
-    """What an engine is told before the first weights come."""
+    """An engine is told this before the first weights come."""
 
 
 @dataclass
 class WeightTransferUpdateInfo:
-    """What an engine is told with each update."""
+    """An engine is told this with each update."""
 
 
 class WeightTransferEngine(ABC, Generic[EngineInitInfo, EngineUpdateInfo]):

@@ -61,7 +61,7 @@ class BlockPool:
         self.num_blocks = num_blocks
         self._max_evictable_blocks = num_blocks if max_evictable_blocks is None else max_evictable_blocks
         self._num_touched = 0  # blocks from this id on were never allocated
-        self._on_evict = on_evict
+        self.on_evict = on_evict
         self.ref_counts = [0] * num_blocks
         self._uncached = list(range(num_blocks - 1, -1, -1))  # a stack: low ids come first
         self._evictable: OrderedDict[int, None] = OrderedDict()  # free, with content; oldest first
@@ -101,8 +101,8 @@ class BlockPool:
             else:
                 block_id, _ = self._evictable.popitem(last=False)
                 content_hash = self._forget(block_id)
-                if self._on_evict is not None:
-                    self._on_evict(block_id, content_hash)
+                if self.on_evict is not None:
+                    self.on_evict(block_id, content_hash)
             self.ref_counts[block_id] = 1
             blocks.append(block_id)
         return blocks

@@ -1,4 +1,4 @@
-"""What the scheduler asks of its guests.
+"""The scheduler's questions to its guests.
 
 A guest is a feature that only some requests need: it has a room in `vllm/v1/features`, where also the list of guests
 and its order are. The scheduler calls lists of their methods and knows nothing else of them.
@@ -7,11 +7,11 @@ Nothing here imports torch.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from vllm.v1.core.kv_cache_manager import Blocks
+    from vllm.v1.core.kv_cache_groups import Blocks
     from vllm.v1.core.sched.output import SchedulerOutput
     from vllm.v1.core.sched.request_queue import RequestQueue
     from vllm.v1.messages import EngineCoreOutput
@@ -32,6 +32,9 @@ class SchedulerGuest:
             VLLMValidationError: it cannot be.
         """
 
+    def waits(self, request: Request) -> None:
+        """A request waits to be admitted: it has been queued, or was preempted."""
+
     def prepares(self, request: Request) -> bool:
         """Whether a request cannot be admitted yet: it is in no queue until `prepared` gives it."""
         return False
@@ -48,11 +51,16 @@ class SchedulerGuest:
         """A request is to be admitted. Returns why it can never be: then it ends."""
         return None
 
+    def awaits(self, request: Request, num_cached: int) -> bool:
+        """Whether a request that could be admitted with so many cached tokens should rather begin further on in the
+        next step."""
+        return False
+
     def admitted(self, request: Request) -> None:
         """It has a slot."""
 
     def preempted(self, request: Request, step: SchedulerOutput) -> None:
-        """It has lost slot and blocks, while `step` is scheduled."""
+        """It has lost slot and blocks, while `step` is scheduled; what the step was to compute of it, it does not."""
 
     def ended(self, request: Request) -> None:
         """It ends; its status is still that before."""
@@ -67,6 +75,15 @@ class SchedulerGuest:
         other."""
         return None
 
+    def share(self, request: Request, begin: int, num_new: int) -> int:
+        """How many of the request's `num_new` next tokens the step, which computes from `begin`, should take. Not asked
+        where a request that runs has one."""
+        return num_new
+
+    def computes(self, request: Request, begin: int, end: int, step: SchedulerOutput) -> None:
+        """The step computes these positions of it; blocks are allocated. One that has just been admitted begins after
+        its cached prefix."""
+
     def fill(self, step: SchedulerOutput) -> None:
         """The step's requests are chosen: add what the guest's side in the worker needs to know of them."""
 
@@ -76,6 +93,47 @@ class SchedulerGuest:
 
     def update(self, step: SchedulerOutput, output: ModelRunnerOutput, outputs: list[EngineCoreOutput]) -> None:
         """The results of a step are in `outputs`, and requests have ended by them."""
+
+    def discarded(self, step: SchedulerOutput) -> None:
+        """A step has failed: what it was to do may not have been done. Its requests end afterwards."""
+
+    # -- cached content -------------------------------------------------------------------------------------------
+    # Content of a block in a KV group is known by a key, which begins with the hash of the tokens up to its end.
+
+    def longest_prefix(self, request: Request, hashes: list[bytes], count: int) -> int:
+        """The most leading blocks, at most `count`, after which the request can begin. `hashes` are of whole blocks."""
+        return count
+
+    def take(self, key: bytes, block_id: int, step: SchedulerOutput) -> bool:
+        """A block is given to another while `step` is scheduled, and holds this content until the step begins to write.
+        Whether the guest keeps it; then no further one is asked."""
+        return False
+
+    def lost(self, key: bytes) -> None:
+        """Content has been evicted, and no guest keeps it."""
+
+    def holds(self, key: bytes) -> bool:
+        """Whether the guest can bring this content."""
+        return False
+
+    def keep(self, keys: list[bytes]) -> None:
+        """It will be asked for these in this step, of those that it holds: do not lose them for others."""
+
+    def bring(self, key: bytes, block_id: int, step: SchedulerOutput) -> bool:
+        """Fill a block with this content before the step's forward pass. False: the guest does not hold it."""
+        return False
+
+    def broken(self, request: Request, keys: list[bytes]) -> None:
+        """Stop using what was computed of the request; `keys` are of content that it was first with."""
+
+    def reset_cache(self) -> None:
+        """Forget all content."""
+
+    # -- the engine -----------------------------------------------------------------------------------------------
+
+    def calls(self) -> Mapping[str, Callable[..., Any]]:
+        """The calls upon an engine that it answers (vllm/v1/engine/calls.py), by their names in the core."""
+        return {}
 
     def counts(self) -> dict[str, Any]:
         """Fields of SchedulerStats."""

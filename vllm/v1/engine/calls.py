@@ -20,6 +20,7 @@ from vllm.v1.engine.weight_transfer import trainer_of, weights_of_update
 if TYPE_CHECKING:
     from vllm.config import ModelConfig, VllmConfig
     from vllm.v1.engine.input_processor import InputProcessor
+    from vllm.v1.metrics.loggers import StatLoggers
 
 PAUSE_MODES = ("abort", "wait", "keep")
 SLEEP_TAGS = ("weights", "kv_cache")
@@ -59,6 +60,9 @@ class EngineCalls:
 
     vllm_config: VllmConfig
     input_processor: InputProcessor
+    stat_loggers: StatLoggers | None = None
+    sleep_level: int = 0
+    """The deepest level of `sleep` since the engine was wholly awake; 0: it is."""
 
     async def _call(self, method: str, *arguments: Any) -> list[Any]:
         """Call a method of every replica's core; one result a replica."""
@@ -120,6 +124,7 @@ class EngineCalls:
         check_pause_mode(mode)
         await self._quieten(mode)
         await self._call("sleep", level)
+        self.sleep_level = max(await self._call("sleep_level"))
 
     @routed("POST", "/wake_up")
     async def wake_up(self, tags: list[str] | None = None) -> bool:
@@ -127,6 +132,7 @@ class EngineCalls:
         go on then."""
         check_sleep_tags(tags)
         await self._call("wake_up", tags)
+        self.sleep_level = max(await self._call("sleep_level"))
         await self._go_on()
         return not await self.is_sleeping()
 
@@ -255,7 +261,9 @@ class EngineCalls:
         return self.vllm_config.model_config.supported_tasks
 
     async def do_log_stats(self) -> None:
-        """Nothing: the engine logs no statistics by itself."""
+        """Have `stat_loggers` say what has come; the engine logs no statistics by itself."""
+        if self.stat_loggers is not None:
+            self.stat_loggers.log()
 
 
 def blocking(

@@ -8,8 +8,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
+import msgspec
+
 from vllm.config import ModelConfig, VllmConfig
 from vllm.exceptions import VLLMValidationError, shown
+from vllm.inputs.embeds import PromptEmbeds
 from vllm.inputs.text_options import DEFAULT_TEXT_OPTIONS, TextOptions
 from vllm.logger import init_logger, timed, warn_once
 from vllm.lora.request import LoRARequest, check_lora_request
@@ -29,13 +32,12 @@ from vllm.v1.structured_output.readable import check_readable
 
 logger = init_logger(__name__)
 
-_PROMPT_KEYS = {"prompt", "prompt_token_ids", "cache_salt"}
-# Of upstream's prompts, and what to do instead.
+_PROMPT_KEYS = {"prompt", "prompt_token_ids", "prompt_embeds", "prompt_is_token_ids", "is_token_ids", "cache_salt"}
+# Keys of upstream's prompts, and what to do instead.
 _REFUSED_KEYS = {
     "multi_modal_data": "inputs are text only",
     "multi_modal_uuids": "inputs are text only",
     "mm_processor_kwargs": "inputs are text only",
-    "prompt_embeds": "pass prompt_token_ids",
     "encoder_prompt": "models are decoders",
     "token_type_ids": "models are decoders",
 }
@@ -58,22 +60,36 @@ def load_tokenizer(config: ModelConfig) -> Tokenizer | None:
 
 @dataclass(frozen=True)
 class ProcessedPrompt:
-    """A prompt ready for the engine core. `content_of`: see OutputProcessor.add_request."""
+    """A prompt ready for the engine core. `content_of`: see OutputProcessor.add_request. Ids at positions that have
+    embeddings say nothing."""
 
     text: str | None
     token_ids: list[int]
     cache_salt: str | None
     lora_request: LoRARequest | None = None
     content_of: Callable[[], ContentReader] | None = None
+    embeds: PromptEmbeds | None = None
+    session_id: str | None = None
+    kv_hints: Any = None
 
     @property
     def adapter_id(self) -> int:
-        """Of its adapter; 0: there is none."""
+        """The number of its adapter; 0: there is none."""
         return 0 if self.lora_request is None else self.lora_request.lora_int_id
 
     def with_ids(self, token_ids: list[int]) -> ProcessedPrompt:
-        """Other tokens for the same model and cache, without a text."""
-        return ProcessedPrompt(None, token_ids, self.cache_salt, self.lora_request)
+        """Further tokens for the same model and cache, without a text."""
+        return replace(self, text=None, token_ids=token_ids, content_of=None)
+
+
+@dataclass(frozen=True)
+class _Parsed:
+    """A prompt as it came; without ids, the text is to be tokenised."""
+
+    text: str | None
+    token_ids: list[int] | None = None
+    cache_salt: str | None = None
+    embeds: PromptEmbeds | None = None
 
 
 class InputProcessor:
@@ -121,7 +137,7 @@ class InputProcessor:
         for i, prompt in enumerate(prompts):
             with _naming(i, len(prompts)):
                 parsed.append(self._parse(prompt))
-        texts = [text or "" for text, token_ids, _ in parsed if token_ids is None]
+        texts = [each.text or "" for each in parsed if each.token_ids is None]
         encoded: Iterator[list[int]] = iter(())
         if texts:
             if self.tokenizer is None:
@@ -129,8 +145,8 @@ class InputProcessor:
                 raise VLLMValidationError(message, "prompt", texts[0])
             encoded = iter(self.tokenizer.encode_batch(texts, options.add_special_tokens))
         result = []
-        for i, (text, given_ids, cache_salt) in enumerate(parsed):
-            token_ids = next(encoded) if given_ids is None else given_ids
+        for i, each in enumerate(parsed):
+            token_ids = next(encoded) if each.token_ids is None else each.token_ids
             with _naming(i, len(prompts)):
                 room, longest = 1, self.model_config.max_model_len
                 if params is not None:
@@ -141,9 +157,10 @@ class InputProcessor:
                         room = 0 if own.max_tokens == 0 else 1
                     limit = self._limit(own, longest)
                     if limit is not None and len(token_ids) > limit:
-                        token_ids = self._truncate(text, token_ids, limit, own, options, given_ids is None)
+                        token_ids = self._truncate(each, token_ids, limit, own, options)
+                    _check_embedded(each.embeds, own)
                 self._check_length(token_ids, room, longest)
-            result.append(ProcessedPrompt(text, token_ids, cache_salt))
+            result.append(ProcessedPrompt(each.text, token_ids, each.cache_salt, embeds=each.embeds))
         return result
 
     def with_adapters(self, prompts: Sequence[ProcessedPrompt], adapters: Sequence[Any]) -> list[ProcessedPrompt]:
@@ -203,7 +220,7 @@ class InputProcessor:
         return own
 
     def read_grammars(self) -> None:
-        """What all grammars need, read once, which may take seconds; errors as compile_grammar's of the tokenizer."""
+        """Read once what all grammars need, which may take seconds; errors as compile_grammar's of the tokenizer."""
         grammars_of(self.model_config)
 
     def compile_grammar(self, form: StructuredOutputsParams) -> str:
@@ -246,7 +263,8 @@ class InputProcessor:
         ids, salt, priority = prompt.token_ids, prompt.cache_salt, int(priority)
         for core_id, params in children:
             request = EngineCoreRequest(core_id, ids, params, self.eos_token_ids, arrival_time, priority, salt)
-            request.lora_request = prompt.lora_request
+            request.lora_request, request.prompt_embeds = prompt.lora_request, prompt.embeds
+            request.session_id, request.kv_hints = prompt.session_id, prompt.kv_hints
             if isinstance(params, PoolingParams):
                 request.pooling_params, request.sampling_params = params, None  # type: ignore[assignment]
                 if params.task == "classify" and self.model_config.attn_type == "decoder":
@@ -262,12 +280,11 @@ class InputProcessor:
         for core_id, prompt, params, priority in requests:
             yield from self.core_requests([(core_id, params)], prompt, now, priority)
 
-    def _parse(self, prompt: Any) -> tuple[str | None, list[int] | None, str | None]:
-        """(text, token ids, cache salt); without ids, the text is to be tokenised."""
+    def _parse(self, prompt: Any) -> _Parsed:
         if isinstance(prompt, str):
-            return _check_text(prompt), None, None
+            return _Parsed(_check_text(prompt))
         if not isinstance(prompt, Mapping):
-            return None, self._check_ids(prompt), None
+            return _Parsed(None, self._check_ids(prompt))
         for name in _REFUSED_KEYS.keys() & prompt.keys():
             check_neutral(name, prompt[name], _REFUSED_KEYS[name])
         # "type" is the tag of upstream's prompt types.
@@ -278,9 +295,32 @@ class InputProcessor:
         text, ids, salt = prompt.get("prompt"), prompt.get("prompt_token_ids"), prompt.get("cache_salt")
         if salt is not None and not isinstance(salt, str):
             raise wrong_type("cache_salt", salt, "a string")
+        if prompt.get("prompt_embeds") is not None:
+            return self._with_embeds(prompt, text, ids, salt)
+        if _is_token(prompt) is not None:
+            message = "prompt_is_token_ids says where prompt_embeds are not used: pass it with them"
+            raise VLLMValidationError(message, "prompt_is_token_ids")
         if ids is None:
-            return _check_text(text), None, salt
-        return text, self._check_ids(ids), salt
+            return _Parsed(_check_text(text), None, salt)
+        return _Parsed(text, self._check_ids(ids), salt)
+
+    def _with_embeds(self, prompt: Mapping[str, Any], text: str | None, ids: Any, salt: str | None) -> _Parsed:
+        """A prompt of embeddings, `text` and ids what they stand for."""
+        config, is_token = self.model_config, _is_token(prompt)
+        check_embeds_enabled(config)
+        if text is not None:
+            _check_text(text)
+        if ids is None and is_token is not None:
+            message = "prompt_is_token_ids needs prompt_token_ids: the ids of the positions without an embedding"
+            raise VLLMValidationError(message, "prompt_is_token_ids")
+        width = config.input_embedding_size
+        embeds = PromptEmbeds.of(prompt["prompt_embeds"], is_token, width, config.max_model_len, config.dtype)
+        num_rows = len(embeds.positions) if is_token is None else len(is_token)
+        token_ids = [0] * num_rows if ids is None else self._check_ids(ids)
+        if len(token_ids) != num_rows:
+            message = f"prompt_token_ids must have an id for each of the {num_rows} rows of prompt_embeds, got"
+            raise VLLMValidationError(f"{message} {len(token_ids)}", "prompt_token_ids", len(token_ids))
+        return _Parsed(text, token_ids, salt, embeds if len(embeds.positions) else None)
 
     def _check_ids(self, ids: Any) -> list[int]:
         name, vocab_size = "prompt_token_ids", self.model_config.vocab_size
@@ -311,14 +351,15 @@ class InputProcessor:
             return max(longest - (1 if params.max_tokens is None else params.max_tokens), 1)
         return limit
 
-    def _truncate(
-        self, text: str | None, ids: list[int], limit: int, params: Any, options: TextOptions, is_text: bool
-    ) -> list[int]:
+    def _truncate(self, parsed: _Parsed, ids: list[int], limit: int, params: Any, options: TextOptions) -> list[int]:
+        if parsed.embeds is not None:
+            message = f"truncate_prompt_tokens={limit} would cut prompt_embeds of {len(ids)} rows: cut them yourself"
+            raise VLLMValidationError(message, "truncate_prompt_tokens", limit)
         is_pooled, tokenizer = isinstance(params, PoolingParams), self.tokenizer
         side = options.truncation_side or ("right" if is_pooled else "left")
-        if is_text:
-            assert text is not None and tokenizer is not None
-            return truncate_text(tokenizer, text, ids, limit, side, options.add_special_tokens)
+        if parsed.token_ids is None:
+            assert parsed.text is not None and tokenizer is not None
+            return truncate_text(tokenizer, parsed.text, ids, limit, side, options.add_special_tokens)
         return truncate_ids(ids, limit, side, tokenizer.all_special_ids if is_pooled and tokenizer is not None else ())
 
     def _longest_pooled(self, params: PoolingParams, in_parts: bool) -> int:
@@ -345,6 +386,51 @@ def _follow_trace(params: SamplingParams, trace: list[int]) -> None:
     """Generate exactly these tokens."""
     params.trace_decode_token_ids, params.max_tokens, params.min_tokens = trace, len(trace), 0
     params.stop, params.stop_token_ids, params.ignore_eos = [], [], True
+
+
+def with_notes(
+    prompt: ProcessedPrompt, prompt_text: Any = None, session_id: Any = None, kv_hints: Any = None
+) -> ProcessedPrompt:
+    """The prompt with what goes with it. `prompt_text` is the text that its ids are of; the others change nothing here.
+
+    Raises:
+        VLLMValidationError: a text is something else, or kv_hints cannot be sent to the engine's process.
+    """
+    for name, text in (("prompt_text", prompt_text), ("session_id", session_id)):
+        if text is not None and not isinstance(text, str):
+            raise wrong_type(name, text, "a string")
+    if kv_hints is not None:
+        try:
+            kv_hints = msgspec.msgpack.decode(msgspec.msgpack.encode(kv_hints))
+        except (TypeError, ValueError, OverflowError, RecursionError) as error:
+            raise VLLMValidationError(f"kv_hints must be data: {error}", "kv_hints") from None
+    text = prompt.text if prompt_text is None else prompt_text
+    return replace(prompt, text=text, session_id=session_id, kv_hints=kv_hints)
+
+
+def _is_token(prompt: Mapping[str, Any]) -> Any:
+    """Where a prompt with embeddings has tokens; EmbedsInput has it under another name than EmbedsPrompt."""
+    return prompt.get("prompt_is_token_ids", prompt.get("is_token_ids"))
+
+
+def check_embeds_enabled(config: ModelConfig) -> None:
+    """Raises VLLMValidationError unless prompts may have embeddings."""
+    if not config.enable_prompt_embeds:
+        message = "prompt_embeds needs an engine that was started with enable_prompt_embeds=True"
+        raise VLLMValidationError(f"{message} (--enable-prompt-embeds)", "prompt_embeds")
+
+
+def _check_embedded(embeds: PromptEmbeds | None, params: SamplingParams | PoolingParams) -> None:
+    """Raises VLLMValidationError if prompt positions are read whose token is not there."""
+    if embeds is None or isinstance(params, PoolingParams) or params.first_prompt_row is None:
+        return
+    last = int(embeds.positions[-1])
+    if params.first_prompt_row < last:
+        message = (
+            "prompt readings are those of the prompt's tokens, of which prompt_embeds has none up to position "
+            f"{last}; set prompt_logprob_start={last} to read those after it"
+        )
+        raise VLLMValidationError(message, "prompt_logprobs")
 
 
 def check_pooling_params(params: Any) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -21,7 +22,7 @@ from vllm.utils.loading_threads import meanwhile
 from vllm.v1.engine.adapters import loaded
 from vllm.v1.engine.calls import BlockingCalls, EngineCalls
 from vllm.v1.engine.core import EngineCore
-from vllm.v1.engine.input_processor import InputProcessor, ProcessedPrompt, load_tokenizer
+from vllm.v1.engine.input_processor import InputProcessor, ProcessedPrompt, load_tokenizer, with_notes
 from vllm.v1.engine.output_processor import OutputProcessor
 from vllm.v1.engine.pooling_output_processor import PoolingOutputProcessor
 from vllm.v1.executor.select import Executor
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 
     from vllm.tokenizers.tokenizer import Tokenizer
     from vllm.v1.engine.offline_metrics import OfflineMetrics
+    from vllm.v1.metrics.loggers import StatLoggers
 
 
 class EngineArguments(Protocol):
@@ -61,9 +63,13 @@ class LLMEngine(BlockingCalls):
         *,
         use_tqdm: bool = False,
     ) -> None:
-        """Load the model. Nothing is logged by itself, and no usage reported; loggers, another executor than the
-        configuration's, and a core in another process, are refused. `log_stats`: keep metrics, for get_metrics."""
-        check_neutral("stat_loggers", stat_loggers, "read get_metrics, or the server's /metrics")
+        """Load the model. Nothing is logged by itself, and no usage reported; another executor than the
+        configuration's, and a core in another process, are refused.
+
+        Args:
+            log_stats: keep metrics, for get_metrics.
+            stat_loggers: as AsyncLLM's; metrics are kept for them, too.
+        """
         check_neutral("multiprocess_mode", multiprocess_mode, "AsyncLLM runs the core in its own process")
         check_executor_class(vllm_config, executor_class)
         self.vllm_config = config = vllm_config
@@ -76,24 +82,33 @@ class LLMEngine(BlockingCalls):
         with meanwhile(load if named is None else lambda: named) as tokenizer:
             self.engine_core: Any = EngineCore(config, use_tqdm)
         try:
-            self._prepare(tokenizer.result(), log_stats)
+            self._prepare(tokenizer.result(), log_stats, stat_loggers or ())
         except BaseException:
             self.engine_core.shutdown()
             raise
 
-    def _prepare(self, tokenizer: Tokenizer | None, log_stats: bool) -> None:
-        """Make the processors between callers and the core."""
+    def _prepare(self, tokenizer: Tokenizer | None, log_stats: bool, stat_loggers: Sequence[Any]) -> None:
+        """Make the processors between callers and the core, and the callers' loggers."""
         self.tokenizer = tokenizer
         self.input_processor = InputProcessor(self.vllm_config, tokenizer)
         self._metrics: OfflineMetrics | None = None
-        self.output_processor: Any = PoolingOutputProcessor()
-        if self.model_config.runner_type != "pooling":
-            if log_stats:
-                from vllm.v1.engine.offline_metrics import OfflineMetrics
+        self.stat_loggers: StatLoggers | None = None
+        is_pooling = self.model_config.runner_type == "pooling"
+        if stat_loggers or (log_stats and not is_pooling):
+            from vllm.v1.engine.offline_metrics import OfflineMetrics
 
-                self._metrics = OfflineMetrics(self.vllm_config)
-            counts = None if self._metrics is None else self._metrics.counts
+            self._metrics = OfflineMetrics(self.vllm_config)
+        counts = None if self._metrics is None else self._metrics.counts
+        self.output_processor: Any = PoolingOutputProcessor(counts)
+        if not is_pooling:
             self.output_processor = OutputProcessor(tokenizer, counts, self.tracer, self.model_config)
+        if stat_loggers:
+            from vllm.v1.metrics.loggers import StatLoggers
+
+            assert counts is not None
+            cache = replace(self.vllm_config.cache_config, num_gpu_blocks=self.engine_core.executor.num_blocks)
+            self.stat_loggers = StatLoggers(replace(self.vllm_config, cache_config=cache), stat_loggers)
+            counts.listen()
 
     @classmethod
     def from_vllm_config(
@@ -138,6 +153,9 @@ class LLMEngine(BlockingCalls):
         tokenization_kwargs: Mapping[str, Any] | None = None,
         trace_headers: Mapping[str, str] | None = None,
         priority: int = 0,
+        session_id: str | None = None,
+        prompt_text: str | None = None,
+        kv_hints: Any = None,
     ) -> str:
         """Queue one request; returns its id.
 
@@ -149,6 +167,8 @@ class LLMEngine(BlockingCalls):
             tokenization_kwargs: as in LLM.generate.
             trace_headers: W3C's, of the trace that the request's span is to be part of.
             priority: lower runs earlier under the "priority" policy.
+            session_id, kv_hints: what the request is part of, and data about its cache, for who reads requests.
+            prompt_text: the text of a prompt of ids, which outputs show.
 
         Raises:
             VLLMValidationError: a bad prompt, parameter or id; nothing is queued then.
@@ -159,6 +179,7 @@ class LLMEngine(BlockingCalls):
         (processed,) = self.input_processor.process_prompts([prompt], [params], options=options)
         checked = self.input_processor.process_params(params, len(processed.token_ids))
         (processed,) = self.with_adapters([processed], [lora_request])
+        processed = with_notes(processed, prompt_text, session_id, kv_hints)
         with continued(self.tracer, trace_headers):
             self.add_processed([request_id], [processed], [checked], arrival_time, [priority])
         return request_id
@@ -199,6 +220,7 @@ class LLMEngine(BlockingCalls):
                     priority,
                     prompt.lora_request,
                     prompt.content_of,
+                    prompt.embeds,
                 )
                 added.append(request_id)
                 for request in self.input_processor.core_requests(children, prompt, now, priority):
@@ -221,6 +243,9 @@ class LLMEngine(BlockingCalls):
             self.engine_core.abort_requests(processed.requests_to_abort)
         for request in self.input_processor.further_requests(processed.to_queue):
             self.engine_core.add_request(request)
+        if self.stat_loggers is not None:
+            assert self._metrics is not None, "loggers have them kept"
+            self.stat_loggers.record(0, self.engine_core.stats(), self._metrics.counts.take_iteration())
         return processed.request_outputs
 
     def abort_request(self, request_ids: Iterable[str], internal: bool = False) -> None:
@@ -243,8 +268,14 @@ class LLMEngine(BlockingCalls):
 
     @property
     def model_executor(self) -> Executor:
-        """What drives the workers; `model_executor.driver_worker.model_runner.model` is this process's model."""
+        """The executor, which drives the workers; `model_executor.driver_worker.model_runner.model` is this process's
+        model."""
         return self.engine_core.executor
+
+    @model_executor.deleter
+    def model_executor(self) -> None:
+        """Ends the workers; the engine serves nothing any more."""
+        self.engine_core.shutdown()
 
     def set_tokenizer(self, tokenizer: Any) -> None:
         """Use another tokenizer of the model's vocabulary, one of transformers', for the requests that follow."""
@@ -268,7 +299,7 @@ class LLMEngine(BlockingCalls):
         return self.collective_rpc(partial(_call_with_model, func))
 
     def get_metrics(self) -> list[Metric]:
-        """What docs/metrics.md lists of the engine, by Prometheus' names, as of now.
+        """The engine's metrics that docs/metrics.md lists, by Prometheus' names, as of now.
 
         Raises:
             ValueError: none are kept: disable_log_stats, LLM's default, or a pooling model.
@@ -283,10 +314,11 @@ class _CallsInProcess(EngineCalls):
 
     def __init__(self, engine: LLMEngine) -> None:
         self.vllm_config, self.input_processor = engine.vllm_config, engine.input_processor
+        self.stat_loggers = engine.stat_loggers
         self._engine = engine
 
     async def _call(self, method: str, *arguments: Any) -> list[Any]:
-        return [getattr(self._engine.engine_core, method)(*arguments)]
+        return [self._engine.engine_core.call(method, *arguments)]
 
     async def _quieten(self, mode: str) -> None:
         while mode == "wait" and self._engine.has_unfinished_requests():
@@ -296,7 +328,7 @@ class _CallsInProcess(EngineCalls):
 
     async def _load_adapter(self, request: LoRARequest) -> None:
         self._engine.engine_core.check_awake()
-        self._engine.engine_core.add_lora(request)
+        self._engine.engine_core.call("add_lora", request)
 
 
 def check_executor_class(config: VllmConfig, executor_class: Any) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 from prometheus_client.metrics_core import Metric as Family
 
 from vllm.config import VllmConfig
-from vllm.v1.metrics.core_metrics import adapter_info, add, cache_info, core_metrics
+from vllm.v1.metrics.core_metrics import adapter_info, add, cache_info, core_metrics, sleep_state
 from vllm.v1.metrics.engine_metrics import EngineMetrics
 from vllm.v1.metrics.reader import Metric, snapshot
 
@@ -31,10 +31,11 @@ class OfflineMetrics:
         self._labels = {"model_name": names[0] if names else config.model_config.model, "engine": "0"}
 
     def collect(self, core: Any, num_unfinished_sequences: int) -> list[Metric]:
-        """Of the counts and of the core, labelled with the model's name."""
+        """The metrics of the counts and of the core, labelled with the model's name."""
         families: dict[str, Family] = {}
         add(families, [cache_info(core.executor.num_blocks, self._config.cache_config)], {"engine": "0"})
         add(families, adapter_info(self._config.lora_config, core.stats()), {"engine": "0"})
         add(families, core_metrics(_State(core.stats(), num_unfinished_sequences)), self._labels)
+        add(families, [sleep_state(core.sleep_level())], self._labels)
         add(families, self.counts.registry.collect(), self._labels)
         return snapshot(families.values())

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from vllm.exceptions import VLLMValidationError
+from vllm.inputs.embeds import PromptEmbeds
 from vllm.lora.request import LoRARequest
 from vllm.outputs import CompletionOutput, RequestMetrics, RequestOutput, RequestSpecDecodeMetrics
 from vllm.sampling_params import RequestOutputKind, SamplingParams
@@ -170,6 +171,7 @@ class _RequestState:
     cache_salt: str | None = None
     priority: int = 0
     lora_request: LoRARequest | None = None
+    embeds: PromptEmbeds | None = None
     reading: _FormReading | None = None  # while all answers are there, and their form is read
 
     @property
@@ -209,7 +211,7 @@ class _RequestState:
         self.reading, self.changed = None, dict.fromkeys(self.sequences)
 
     def prompt_part(self) -> RequestOutput:
-        """What was read of the prompt since the last part."""
+        """The prompt's readings since the last part."""
         assert self.prompt_logprobs is not None
         part = self.prompt_logprobs.take()
         return RequestOutput(
@@ -267,7 +269,7 @@ class OutputProcessor:
         self._tracer = tracer
         self._requests: dict[str, _RequestState] = {}
         self._by_core_id: dict[str, tuple[_RequestState, _Sequence]] = {}
-        # Of the weights that the outputs to be processed next are of.
+        # The version of the weights that the outputs to be processed next are of.
         self.weight_version: int | str = 0
         # The requests that read the forms of answers, and for whom.
         self._readers: OutputProcessor | None = None
@@ -289,10 +291,11 @@ class OutputProcessor:
         priority: int = 0,
         lora_request: LoRARequest | None = None,
         content_of: Callable[[], ContentReader] | None = None,
+        embeds: PromptEmbeds | None = None,
     ) -> list[tuple[str, SamplingParams]]:
         """Register a request; returns (core id, parameters) of each sequence. VLLMValidationError: an id is in use.
-        `cache_salt`, `priority`, `lora_request`: for the requests that read the form of its answers, too. `content_of`
-        makes what says where stop strings are looked for, for each sequence; None: everywhere."""
+        `cache_salt`, `priority`, `lora_request`, `embeds`: for the requests that read the form of its answers, too.
+        `content_of` makes what says where stop strings are looked for, for each sequence; None: everywhere."""
         if params.num_distinct == 1:
             children = [(request_id, params.child(0) if params.num_sequences > 1 else params)]
         else:
@@ -307,9 +310,10 @@ class OutputProcessor:
             )
             for index, (core_id, child) in enumerate(children)
         ]
-        metrics = RequestMetrics(arrival_time)
+        metrics = RequestMetrics.arrived(arrival_time)
         state = _RequestState(request_id, prompt, prompt_token_ids, params, metrics, sequences, len(sequences))
         state.cache_salt, state.priority, state.lora_request = cache_salt, priority, lora_request
+        state.embeds = embeds
         if params.num_distinct == 1:
             state.num_copies = params.n
         elif params.num_sequences > params.n:
@@ -359,10 +363,12 @@ class OutputProcessor:
                         result.request_outputs.append(state.prompt_part())
                     continue  # the prompt goes on
             if state.metrics.first_token_time is None and output.finish_reason != "error":
-                state.metrics.first_scheduled_time = output.scheduled_time
-                state.metrics.first_token_time = now
+                state.metrics.begin(output.scheduled_time, now)
                 state.num_cached_tokens = output.num_cached_tokens
                 result.begun.append(state.request_id)
+            if output.new_token_ids:
+                state.metrics.num_generation_tokens += len(output.new_token_ids)
+                state.metrics.last_token_ts = now
             if output.error is None and self.weight_version not in sequence.weight_versions[-1:]:
                 sequence.weight_versions.append(self.weight_version)
             if sequence.update(output):
@@ -405,7 +411,9 @@ class OutputProcessor:
         # Offline most requests have no form.
         from vllm.v1.engine.plans.form_readings import FormReadings
 
-        prompt = ProcessedPrompt(state.prompt, state.prompt_token_ids, state.cache_salt, state.lora_request)
+        prompt = ProcessedPrompt(
+            state.prompt, state.prompt_token_ids, state.cache_salt, state.lora_request, embeds=state.embeds
+        )
         whole = [sequence for sequence in state.sequences if sequence.error is None]
         answers = [sequence.token_ids for sequence in whole]
         plan = FormReadings(self._config, self.tokenizer, prompt, state.params, answers)

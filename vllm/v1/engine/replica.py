@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from vllm.exceptions import EngineDeadError
@@ -17,6 +17,7 @@ from vllm.v1.engine.pooling_output_processor import PoolingOutputProcessor
 from vllm.v1.engine.request_stream import RequestStream
 from vllm.v1.messages import EngineCoreOutput
 from vllm.v1.metrics.engine_metrics import EngineMetrics
+from vllm.v1.metrics.stats import IterationStats
 
 
 class Replica:
@@ -32,6 +33,12 @@ class Replica:
             self.output_processor = OutputProcessor(tokenizer, self.metrics, tracer, config)
         self.streams: dict[str, RequestStream] = {}
         self._input_processor = input_processor
+        self._listener: Callable[[Mapping[str, Any], IterationStats], None] | None = None
+
+    def listen(self, listener: Callable[[Mapping[str, Any], IterationStats], None]) -> None:
+        """Have `listener` called after each step, with the core's `stats` and what the step brought."""
+        self._listener = listener
+        self.metrics.listen()
 
     @property
     def is_dead(self) -> bool:
@@ -61,6 +68,7 @@ class Replica:
             priority,
             processed.lora_request,
             processed.content_of,
+            processed.embeds,
         )
         stream = RequestStream(request_id, checked.output_kind is RequestOutputKind.DELTA, changed)
         self.streams[request_id] = stream
@@ -100,6 +108,8 @@ class Replica:
             self.core.abort_requests(processed.requests_to_abort)
         for request in self._input_processor.further_requests(processed.to_queue):
             self.core.add_request(request)
+        if self._listener is not None:
+            self._listener(stats, self.metrics.take_iteration())
         return processed
 
     def fail(self, error: EngineDeadError) -> list[str]:

@@ -13,7 +13,7 @@ from vllm.config import VllmConfig
 from vllm.distributed.communicator import Communicator
 from vllm.distributed.process_group import JOIN_TIMEOUT, join_group
 from vllm.v1.executor.uniproc import UniProcExecutor
-from vllm.v1.worker.worker import worker_device
+from vllm.v1.executor.worker import worker_device
 
 # Engines of one process meet apart from one another.
 _numbers = itertools.count()

@@ -24,11 +24,11 @@ from vllm.distributed.process_group import host_store, join_group
 from vllm.distributed.shared_memory import Links, SharedMemoryCommunicator, make_links
 from vllm.utils.child_signals import starting_child
 from vllm.v1.core.sched.output import SchedulerOutput
+from vllm.v1.executor.worker import call_worker, make_worker, worker_device
 from vllm.v1.executor.worker_monitor import WorkerHandle, WorkerMonitor
 from vllm.v1.executor.worker_proc import CALL, STEP, STOP, WorkerStart
 from vllm.v1.features.states.memory import StateSlots
 from vllm.v1.outputs import ModelRunnerOutput, PendingStep
-from vllm.v1.worker.worker import call_worker, make_worker, worker_device
 
 _NUM_THREADS = torch.get_num_threads()  # before any engine reduced it
 
@@ -138,7 +138,7 @@ class MultiprocExecutor:
         try:
             self._monitor.send(STEP, pickle.dumps((method, args, {})))
             yield
-            # What an aborted collective gave means nothing.
+            # An aborted collective's result means nothing.
             self._monitor.check()
         except BaseException as error:
             dead = self._monitor.fail(error)

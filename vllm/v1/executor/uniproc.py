@@ -8,9 +8,9 @@ from typing import Any
 from vllm.config import VllmConfig
 from vllm.distributed.communicator import ALONE, Communicator
 from vllm.v1.core.sched.output import SchedulerOutput
+from vllm.v1.executor.worker import call_worker, make_worker
 from vllm.v1.features.states.memory import StateSlots
 from vllm.v1.outputs import ModelRunnerOutput, PendingStep
-from vllm.v1.worker.worker import call_worker, make_worker
 
 
 class UniProcExecutor:

@@ -237,7 +237,7 @@ class WorkerMonitor:
         )
         if any(seconds >= _COMPUTED_SECONDS for seconds in computed):
             self._marks, self._marked_at = (calls, clocks), now
-        # Of devices it is not known whether they compute.
+        # Whether a device computes is not known.
         may_compute = self.group.waits_for_device and all(each.waits_for_device for each in ranks)
         if now - self._marked_at > self._stall_seconds and not may_compute:
             limit = f"{self._stall_seconds:.0f} s"

@@ -19,7 +19,7 @@ from vllm.config import VllmConfig
 from vllm.distributed.communicator import Communicator, PeerLostError
 from vllm.distributed.process_group import connect_store, join_group
 from vllm.distributed.shared_memory import Links, SharedMemoryCommunicator
-from vllm.v1.worker.worker import Worker, call_worker, make_worker, worker_device
+from vllm.v1.executor.worker import Worker, call_worker, make_worker, worker_device
 
 # To the worker: a call without a reply, a call whose result is sent back, the end.
 STEP, CALL, STOP = b"s", b"c", b"q"

@@ -11,28 +11,33 @@ from vllm.v1.core.guests import SchedulerGuest
 from vllm.v1.features.drafts.scheduler import Drafts
 from vllm.v1.features.forced_runs.scheduler import ForcedTokens
 from vllm.v1.features.grammars.scheduler import GrammarCompiler
+from vllm.v1.features.prompt_embeds.scheduler import EmbeddedPrompts
 from vllm.v1.worker.gpu.guests import RunnerGuest
 
 Call = Callable[[str, tuple], Any]
 
-SCHEDULER_ORDER = ("adapters", "grammars", "drafts", "forced_runs")
+SCHEDULER_ORDER = ("adapters", "prompt_embeds", "grammars", "drafts", "forced_runs", "swap", "states")
 """The order in which guests of the scheduler are called, by their folders' names.
 
 1. adapters: a request that names another adapter under an id is refused before anything else is done for it.
-2. grammars: those that wait for theirs are known by their adapter's lane when they are queued.
-3. drafts before forced_runs: a step's drafts are settled at the last token that was drawn, before tokens are appended
+2. prompt_embeds: its part of a block's hash is known before anyone waits.
+3. grammars: those that wait for theirs are known by their adapter's lane when they are queued.
+4. drafts before forced_runs: a step's drafts are settled at the last token that was drawn, before tokens are appended
    that were not.
-4. forced_runs: tokens that are dropped at a preemption are dropped after all others have looked at them.
+5. forced_runs before states: a state is kept for tokens that are left when some are dropped at a preemption.
+6. swap before states: without evicted content that the host does not take, the state after it is of no use.
 """
-ORDER = ("hidden_cache", "forced_runs", "states", "drafts", "adapters", "swap")
+ORDER = ("hidden_cache", "grammars", "forced_runs", "states", "drafts", "adapters", "prompt_embeds", "swap")
 """The order in which guests are called, by their folders' names.
 
 1. hidden_cache: whoever reads hidden states of cached prefixes after it finds them.
-2. forced_runs before drafts: a draft follows the tokens that are appended undrawn.
-3. states before drafts: a state that has taken wrong tokens is taken back before further ones are drafted.
-4. drafts before adapters: a step's rows are known once all have said which hidden states they need.
-5. adapters: they see the rows that layers have.
-6. swap: its host blocks hold what all others keep in a block, which they have allocated before.
+2. grammars before forced_runs, which asks their masks.
+3. forced_runs before drafts: a draft follows the tokens that are appended undrawn.
+4. states before drafts: a state that has taken wrong tokens is taken back before further ones are drafted.
+5. drafts before adapters: a step's rows are known once all have said which hidden states they need.
+6. adapters: they see the rows that layers have.
+7. prompt_embeds after adapters: a step that has embeddings is computed, whatever they say of recordings.
+8. swap: its host blocks hold what all others keep in a block, which they have allocated before.
 """
 
 
@@ -47,8 +52,10 @@ def runner_guests(runner: Any) -> Sequence[RunnerGuest]:
         guests.append(HiddenCache(runner))
     if config.model_config.runner_type != "pooling":
         from vllm.v1.features.forced_runs.runner import ForcedRuns
+        from vllm.v1.features.grammars.runner import Grammars
 
-        guests.append(ForcedRuns(runner))
+        grammars = Grammars(runner)
+        guests += [grammars, ForcedRuns(runner, grammars.masks)]
     if state_layers(runner.model):
         from vllm.v1.features.states.runner import States
 
@@ -62,6 +69,10 @@ def runner_guests(runner: Any) -> Sequence[RunnerGuest]:
 
         sizes = runner.states.max_num_reqs, runner.max_decode_rows
         guests.append(Adapters(runner.model, config.lora_config, *sizes, runner.records_kernels))
+    if config.model_config.enable_prompt_embeds:
+        from vllm.v1.features.prompt_embeds.runner import EmbeddedRows
+
+        guests.append(EmbeddedRows(runner))
     if cache.swap_space:
         from vllm.v1.features.swap.runner import SwapSpace
 
@@ -78,12 +89,29 @@ def scheduler_guests(config: VllmConfig, call: Call, scheduler: Any) -> Sequence
 
         pool = AdapterPool(config.lora_config, call, config.scheduler_config.max_num_seqs)
         guests.append(AdapterTurns(pool, scheduler.requests))
-    if config.model_config.runner_type == "pooling":
+    if config.model_config.attn_type == "encoder_only":
         return guests
-    guests.append(GrammarCompiler(config.model_config))
-    if config.speculative_config is not None:
-        guests.append(Drafts(scheduler))
-    guests.append(ForcedTokens(scheduler))
+    if config.model_config.runner_type != "pooling":
+        if config.model_config.enable_prompt_embeds:
+            guests.append(EmbeddedPrompts(scheduler.requests))
+        guests.append(GrammarCompiler(config.model_config))
+        if config.speculative_config is not None:
+            guests.append(Drafts(scheduler))
+        guests.append(ForcedTokens(scheduler))
+    return [*guests, *cache_guests(scheduler)]
+
+
+def cache_guests(scheduler: Any) -> Sequence[SchedulerGuest]:
+    """The guests that concern what a scheduler's cache keeps, the last in the order."""
+    guests: list[SchedulerGuest] = []
+    if scheduler.kv.enable_caching and scheduler.cache_config.num_host_blocks:
+        from vllm.v1.features.swap.scheduler import Swaps
+
+        guests.append(Swaps(scheduler))
+    if scheduler.kv.enable_caching and scheduler.cache_config.num_states is not None:
+        from vllm.v1.features.states.scheduler import Snapshots
+
+        guests.append(Snapshots(scheduler))
     return guests
 
 

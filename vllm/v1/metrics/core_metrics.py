@@ -1,4 +1,4 @@
-"""What an engine core counts, as Prometheus' families of metrics."""
+"""An engine core's counts, as Prometheus' families of metrics."""
 
 from __future__ import annotations
 
@@ -41,6 +41,14 @@ _COLLECTIVE_COUNTERS = (
     ("tp_collective_bytes", "collective_bytes", "Bytes that tensor-parallel rank 0 has handed over, by collective"),
     ("tp_collective_calls", "collective_calls", "Collectives that tensor-parallel rank 0 took part in"),
 )
+# Dashboards made for upstream ask for them.
+_NEVER = (
+    ("external_prefix_cache_queries", "Prompt tokens looked up in another process's KV cache: none is"),
+    ("external_prefix_cache_hits", "Those found there"),
+    ("mm_cache_queries", "Lookups of processed images: they are not cached"),
+    ("mm_cache_hits", "Those found there"),
+    ("prompt_tokens_recomputed", "Cached prompt tokens that are computed again: the last one is never cached"),
+)
 _COLLECTIVES = ("all_reduce", "all_gather", "gather", "broadcast")
 
 
@@ -60,7 +68,8 @@ def core_metrics(engine: CoreState) -> Iterator[Metric]:
     now = {} if engine.is_dead else engine.stats
     running = now.get("num_running", 0)
     # The core's counts lack the requests that came since the last step.
-    waiting = max(now.get("num_waiting", 0), engine.num_unfinished_sequences - running)
+    preparing = now.get("num_preparing", 0)
+    waiting = max(now.get("num_waiting", 0) + preparing, engine.num_unfinished_sequences - running)
     for name, value, help_text in (
         ("num_requests_running", running, "Sequences in the batch, as of the last step"),
         ("num_requests_waiting", waiting, "Sequences that wait for a place in the batch"),
@@ -68,19 +77,41 @@ def core_metrics(engine: CoreState) -> Iterator[Metric]:
         ("cpu_cache_usage_perc", now.get("host_cache_usage", 0.0), "Share of the swap space in use; 1 is all"),
     ):
         yield GaugeMetricFamily(f"vllm:{name}", help_text, value)
+    reasons = {"capacity": waiting - preparing, "deferred": preparing}
+    yield _by_label(
+        GaugeMetricFamily, "num_requests_waiting_by_reason", "They, by what they wait for: a place, or to be ready",
+        "reason", reasons,
+    )  # fmt: skip
     for name, source, help_text in _CORE_COUNTERS:
         yield CounterMetricFamily(f"vllm:{name}", help_text, engine.stats.get(source, 0))
-    family = CounterMetricFamily(
-        f"vllm:{ACCEPTED_BY_POSITION}", "Right tokens by place in a draft", labels=["position"]
-    )
-    for position, value in enumerate(engine.stats.get("num_accepted_tokens_per_pos") or (0,)):
-        family.add_metric([str(position)], value)
-    yield family
+    by_position = enumerate(engine.stats.get("num_accepted_tokens_per_pos") or (0,))
+    counts = {str(position): value for position, value in by_position}
+    yield _by_label(CounterMetricFamily, ACCEPTED_BY_POSITION, "Right tokens by place in a draft", "position", counts)
+    for name, help_text in _NEVER:
+        yield CounterMetricFamily(f"vllm:{name}", help_text, 0)
     for name, source, help_text in _COLLECTIVE_COUNTERS:
-        family = CounterMetricFamily(f"vllm:{name}", help_text, labels=["collective"])
-        for collective, value in {**dict.fromkeys(_COLLECTIVES, 0), **engine.stats.get(source, {})}.items():
-            family.add_metric([collective], value)
-        yield family
+        counts = {**dict.fromkeys(_COLLECTIVES, 0), **engine.stats.get(source, {})}
+        yield _by_label(CounterMetricFamily, name, help_text, "collective", counts)
+
+
+def sleep_state(level: int) -> Metric:
+    """Which of upstream's three states the engine is in, by the level of its sleep; 0: it is awake."""
+    states = {name: int(level == own) for own, name in enumerate(("awake", "weights_offloaded", "discard_all"))}
+    return _by_label(GaugeMetricFamily, "engine_sleep_state", "1 for the state that holds", "sleep_state", states)
+
+
+def _by_label(
+    kind: type[CounterMetricFamily] | type[GaugeMetricFamily],
+    name: str,
+    help_text: str,
+    label: str,
+    values: Mapping[str, float],
+) -> Metric:
+    """A family with a sample for each of the label's values."""
+    family = kind(f"vllm:{name}", help_text, labels=[label])
+    for value, count in values.items():
+        family.add_metric([value], count)
+    return family
 
 
 def cache_info(num_blocks: int, config: CacheConfig) -> Metric:

@@ -1,4 +1,4 @@
-"""What an engine has done since it started: counts, and distributions of times and lengths."""
+"""An engine's work since it started: counts, and distributions of times and lengths."""
 
 from __future__ import annotations
 
@@ -11,8 +11,10 @@ from prometheus_client import CollectorRegistry, Counter
 
 from vllm.logprobs.lists import LogprobsRows
 from vllm.sampling_params import SamplingParams
-from vllm.v1.messages import EngineCoreOutput
+from vllm.v1.messages import FINISH_REASON_STRINGS, EngineCoreOutput, FinishReason
+from vllm.v1.metrics.stats import FinishedRequestStats, IterationStats
 
+PROMPT_SOURCES = ("local_compute", "local_cache_hit", "external_kv_transfer")
 FINISH_REASONS = ("stop", "length", "abort", "error")
 
 # Upstream's, so that dashboards made for it show the same.
@@ -71,7 +73,12 @@ class EngineMetrics:
     `request_num_sequences`. Times of a step are the core's, so that a late event loop does not distort them; those that
     a client sees (to the first token, of the whole request) end when the event loop receives the outputs. All are on
     the monotonic clock, which the processes of a machine share. Belongs to one thread.
+
+    Attributes:
+        iteration: what has come since it was set, for loggers; None: there are none.
     """
+
+    iteration: IterationStats | None = None
 
     def __init__(self, max_model_len: int) -> None:
         self.registry = CollectorRegistry()
@@ -84,6 +91,11 @@ class EngineMetrics:
 
         self.num_prompt_tokens = counter("prompt_tokens", "Prompt tokens of completed prompts, cached ones included")
         self.num_cached_prompt_tokens = counter("prompt_tokens_cached", "Those of them that came from the prefix cache")
+        self.num_prompt_tokens_by_source = counter(
+            "prompt_tokens_by_source", "The same, by where they came from", "source"
+        )
+        for source in PROMPT_SOURCES:
+            self.num_prompt_tokens_by_source.labels(source)
         self.num_generated_tokens = counter("generation_tokens", "Tokens generated")
         self.num_rows_read = counter("logprob_rows_read", "Prompt and generated positions read for logprobs")
         self.num_token_ids_read = counter("logprob_token_ids_read", "Token ids read, one for each id and position")
@@ -125,6 +137,16 @@ class EngineMetrics:
         num_token_ids = len(params.logprob_token_ids or ())
         return SequenceRecord(arrival_time, num_prompt_tokens, params.max_tokens, num_token_ids)
 
+    def listen(self) -> None:
+        """Keep `iteration`, too."""
+        self.iteration = IterationStats()
+
+    def take_iteration(self) -> IterationStats:
+        """`iteration`, which begins anew."""
+        assert self.iteration is not None, "someone listens"
+        found, self.iteration = self.iteration, IterationStats()
+        return found
+
     def observe_step(self, news: Sequence[News], step_time: float, now: float) -> None:
         """Count a step that ended at `step_time` and was received at `now`. `news`: at most one entry a sequence."""
         gaps: dict[float, int] = {}  # by the time of the last token, which is the same for most sequences of a step
@@ -135,7 +157,7 @@ class EngineMetrics:
                 if not output.new_token_ids and finish_reason is None:
                     continue
             if finish_reason == "error":
-                self.num_finished.labels("error").inc()
+                self.observe_dropped(1, "error")
                 continue
             last = record.last_token_time
             if last is None:
@@ -153,6 +175,10 @@ class EngineMetrics:
                 self._finish(record, finish_reason, step_time, now)
         for last, count in gaps.items():
             self.inter_token_latency.observe(step_time - last, count=count)
+            if self.iteration is not None:
+                self.iteration.inter_token_latencies_iter += [step_time - last] * count
+        if self.iteration is not None:
+            self.iteration.num_generation_tokens += num_generated
         self.num_generated_tokens.inc(num_generated)
         self.num_rows_read.inc(num_rows)
         self.num_token_ids_read.inc(num_token_ids)
@@ -163,10 +189,15 @@ class EngineMetrics:
         """A request has ended, whose longest sequence has `longest` generated tokens."""
         self.request_num_sequences.observe(num_sequences)
         self.request_longest_sequence.observe(longest)
+        if self.iteration is not None:
+            self.iteration.n_params_iter.append(num_sequences)
+            self.iteration.max_num_generation_tokens_iter.append(longest)
 
     def observe_dropped(self, num_sequences: int, reason: str) -> None:
         """Sequences ended without their last output; `reason`: "abort" or "error"."""
         self.num_finished.labels(reason).inc(num_sequences)
+        if self.iteration is not None:
+            self.iteration.finished_requests += [FinishedRequestStats.dropped(reason) for _ in range(num_sequences)]
 
     def _begin(self, record: SequenceRecord, output: EngineCoreOutput, step_time: float, now: float) -> int:
         """The prompt is computed; returns how many of its tokens were not cached."""
@@ -176,23 +207,45 @@ class EngineMetrics:
         record.num_cached_tokens = output.num_cached_tokens
         self.num_prompt_tokens.inc(record.num_prompt_tokens)
         self.num_cached_prompt_tokens.inc(output.num_cached_tokens)
+        computed, cached, _ = PROMPT_SOURCES
+        self.num_prompt_tokens_by_source.labels(computed).inc(record.num_prompt_tokens - output.num_cached_tokens)
+        self.num_prompt_tokens_by_source.labels(cached).inc(output.num_cached_tokens)
         self.time_to_first_token.observe(now - record.arrival_time)
+        if self.iteration is not None:
+            self.iteration.prompt_token_stats.add(record.num_prompt_tokens, output.num_cached_tokens)
+            self.iteration.time_to_first_tokens_iter.append(now - record.arrival_time)
         return record.num_prompt_tokens - output.num_cached_tokens
 
     def _finish(self, record: SequenceRecord, reason: str, step_time: float, now: float) -> None:
         self.num_finished.labels(reason).inc()
+        num_later = record.num_generated_tokens - 1
         decode_time = step_time - record.first_token_time
-        self.e2e_latency.observe(now - record.arrival_time)
-        self.queue_time.observe(record.scheduled_time - record.arrival_time)
-        self.prefill_time.observe(record.first_token_time - record.scheduled_time)
-        self.decode_time.observe(decode_time)
-        self.inference_time.observe(step_time - record.scheduled_time)
-        if record.num_generated_tokens > 1:
-            self.time_per_output_token.observe(decode_time / (record.num_generated_tokens - 1))
+        ended = FinishedRequestStats(
+            FinishReason(FINISH_REASON_STRINGS.index(reason)),
+            e2e_latency=now - record.arrival_time,
+            num_prompt_tokens=record.num_prompt_tokens,
+            num_generation_tokens=record.num_generated_tokens,
+            max_tokens_param=record.max_tokens,
+            queued_time=record.scheduled_time - record.arrival_time,
+            prefill_time=record.first_token_time - record.scheduled_time,
+            inference_time=step_time - record.scheduled_time,
+            decode_time=decode_time,
+            mean_time_per_output_token=decode_time / num_later if num_later > 0 else 0.0,
+            num_cached_tokens=record.num_cached_tokens,
+        )
+        self.e2e_latency.observe(ended.e2e_latency)
+        self.queue_time.observe(ended.queued_time)
+        self.prefill_time.observe(ended.prefill_time)
+        self.decode_time.observe(ended.decode_time)
+        self.inference_time.observe(ended.inference_time)
+        if num_later > 0:
+            self.time_per_output_token.observe(ended.mean_time_per_output_token)
         self.request_prompt_tokens.observe(record.num_prompt_tokens)
         self.request_computed_prompt_tokens.observe(record.num_prompt_tokens - record.num_cached_tokens)
         self.request_generated_tokens.observe(record.num_generated_tokens)
         self.request_max_tokens.observe(record.max_tokens)
+        if self.iteration is not None:
+            self.iteration.finished_requests.append(ended)
 
     def _count_prompt_rows(self, readings: Iterable[LogprobsRows]) -> None:
         for each in readings:

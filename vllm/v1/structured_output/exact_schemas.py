@@ -43,7 +43,7 @@ class _Unwritable(Exception):
 
 
 def schema_expression(schema: dict[str, Any]) -> str:
-    """What stands for JSON of a schema in a grammar of Lark. ValueError: a bound of too many digits."""
+    """The expression that stands for JSON of a schema in a grammar of Lark. ValueError: a bound of too many digits."""
     schema = changed(schema, _spread_multiples)
     json_text = f"%json {json.dumps(schema)}"
     if not any(map(_is_inexact, _schemas_of(schema))):

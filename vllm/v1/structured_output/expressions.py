@@ -16,7 +16,7 @@ def _with_complements(classes: dict[str, str]) -> dict[str, str]:
 
 
 CLASSES = _with_complements({"d": "0-9", "w": "0-9A-Za-z_", "s": r"\t-\r "})
-r"""What `\d`, `\D`, `\w`, `\W`, `\s` and `\S` stand for, by their letters: a class, which may stand in another one."""
+r"""`\d`, `\D`, `\w`, `\W`, `\s` and `\S` by their letters: each a class, which may stand in another one."""
 # With (?u). They are spelled out, too: in a schema's pattern llguidance takes the escapes for ASCII's.
 _UNICODE = _with_complements(
     {"d": r"\p{Nd}", "w": r"\p{Alphabetic}\p{M}\p{Nd}\p{Pc}\p{Join_Control}", "s": r"\p{White_Space}"}
@@ -28,7 +28,8 @@ _POSIX = re.compile(r"\[:\^?[a-z]+:\]")
 _REMARK = re.compile(r"#[^\n]*")
 _HYPHEN = re.compile(r"-(?=\\[dDwWsS])")
 
-# Of Lark's text: what holds no expression, an expression with its flags, and keywords that objects of JSON follow.
+# Parts of Lark's text: what holds no expression, an expression with its flags, and keywords that objects of JSON
+# follow.
 _LARK = re.compile(
     r'(?P<other>(?:#|//)[^\n]*|"(?:\\.|[^"\\\n])*")|/(?P<pattern>(?:\\.|[^/\\])+)/(?P<flags>[imslux]*)'
     r"|(?P<keyword>%(?:json|regex|llguidance))\s*",
@@ -58,7 +59,7 @@ def ascii_classes_in_lark(grammar: str, write_schema: Callable[[Any], str]) -> s
                 raise ValueError(f"{found['keyword']} is followed by no JSON: {error}") from None
             text = write_schema(schema)
         elif found["keyword"] is not None and grammar.startswith("{", place):
-            # What is no JSON is the compiler's to refuse.
+            # The compiler refuses what is no JSON.
             place = _end_of_json(grammar, place)
             text = grammar[found.start() : place]
         parts.append(text)

@@ -86,7 +86,7 @@ def _scan(data: bytes, start: int, depth: int) -> tuple[_Node | None, int]:
     found = (_STRING if first == b'"' else _WORD).match(data, start)
     if found is None:
         return node, len(data)
-    # What follows a word, if anything does, ends it.
+    # The next byte after a word, if there is one, ends it.
     is_ended = first == b'"' or depth == 0 or found.end() < len(data)
     if is_ended:
         try:

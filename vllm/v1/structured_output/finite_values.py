@@ -59,7 +59,7 @@ class Schema:
         return own
 
     def of_key(self, key: str) -> Schema:
-        """What holds for an object's value of this key."""
+        """The schema that holds for an object's value of this key."""
         below = []
         for part in self._parts:
             properties = part.get("properties")
@@ -70,7 +70,7 @@ class Schema:
         return Schema({"allOf": below}, self._root)
 
     def of_item(self, index: int) -> Schema:
-        """What holds for an array's value at this index."""
+        """The schema that holds for an array's value at this index."""
         below = []
         for part in self._parts:
             first = _list_of(part, "prefixItems")

@@ -1,4 +1,4 @@
-"""What a request says of its answer's form, as a text that llguidance compiles: all kinds become one."""
+"""The form that a request gives its answer, as a text that llguidance compiles: all kinds become one."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def grammar_text(params: StructuredOutputsParams) -> str:
 
 
 def wrong_form(kind: str, reason: str, value: Any = None) -> VLLMValidationError:
-    """What is said of a form that cannot be honoured, with the words that callers look for."""
+    """The error of a form that cannot be honoured, with the words that callers look for."""
     if re.search("recursion (depth|limit)", reason):
         reason, value = ": it is nested too deeply", None
     message = f"{_INVALID.get(kind, '')}structured_outputs.{kind}{reason}"

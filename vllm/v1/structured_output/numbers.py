@@ -84,7 +84,8 @@ def _decimal(value: float) -> Decimal:
 
 
 def _digits(value: Decimal) -> tuple[str, str]:
-    """Of a number that is not negative: those of its integer, and of its fraction without zeros at the end."""
+    """The digits of a number that is not negative: those of its integer, and of its fraction without zeros at the
+    end."""
     integer, _, fraction = format(abs(value), "f").partition(".")
     if len(integer) + len(fraction) > _MAX_DIGITS:
         raise ValueError(f"a bound of a number has more than {_MAX_DIGITS} digits")
@@ -106,7 +107,7 @@ def _below(bound: Decimal, is_strict: bool) -> str:
 
 
 def _at_least(bound: Decimal, is_strict: bool) -> str:
-    """Of texts without a sign."""
+    """An expression of texts without a sign."""
     integer, fraction = _digits(bound)
     larger = [rf"[1-9][0-9]{{{len(integer)},}}"]
     larger += [
@@ -126,7 +127,7 @@ def _fraction_at_least(digits: str, is_strict: bool) -> str:
 
 
 def _at_most(bound: Decimal, is_strict: bool) -> str:
-    """Of texts without a sign."""
+    """An expression of texts without a sign."""
     integer, fraction = _digits(bound)
     smaller = ["0", rf"[1-9][0-9]{{0,{len(integer) - 2}}}"] if len(integer) > 1 else []
     for place, digit in enumerate(integer):

@@ -140,7 +140,7 @@ class Parts:
         self._root, self._num_merged = root, 0
 
     def find(self, reference: str) -> Any:
-        """What a reference into the root is to; None: it is none, or to nothing."""
+        """The schema that a reference into the root is to; None: it is none, or to nothing."""
         return _find(self._root, reference)
 
     def merged(self, schema: dict[str, Any], is_whole: bool = False) -> list[dict[str, Any]]:
@@ -155,7 +155,7 @@ class Parts:
         return merged
 
     def _parts(self, schema: Any, seen: frozenset[str], is_whole: bool) -> Iterator[dict[str, Any]]:
-        """What a schema says, without allOf. `seen`: references that have led here."""
+        """The parts of a schema, without allOf. `seen`: references that have led here."""
         if schema is False:
             yield {"not": {}}
         if not isinstance(schema, dict):
@@ -287,7 +287,7 @@ def _merge(merged: dict[str, Any], part: dict[str, Any]) -> list[dict[str, Any]]
 
 
 def _all_properties(first: dict[str, Any], second: dict[str, Any]) -> dict[str, Any]:
-    """Those of both, each bound by what the other says of properties that it does not name."""
+    """The properties of both, each bound by what the other says of properties that it does not name."""
     found: dict[str, Any] = {}
     for own, other in ((first, second), (second, first)):
         for name, schema in (own.get("properties") or {}).items():

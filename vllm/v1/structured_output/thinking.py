@@ -1,4 +1,4 @@
-"""What an answer may hold before its form: the model's reasoning."""
+"""The part of an answer before its form: the model's reasoning."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def with_thinking(thinking: Thinking | None, grammar: str) -> str:
 
 
 def split_thinking(text: str) -> tuple[Thinking | None, str]:
-    """What `with_thinking` has joined."""
+    """Split what `with_thinking` has joined."""
     if not text.startswith(_HEADER):
         return None, text
     header, _, grammar = text.partition("\n")

@@ -1,1 +1,1 @@
-"""A rank: its model, its KV cache, its sampling."""
+"""The worker, which runs a model step by step."""

@@ -34,7 +34,7 @@ def model_logprobs(tokens: Sequence[int], vocab_size: int = VOCAB) -> np.ndarray
 
 
 def rows_of(token_ids: list[list[int]], tokens_before: list[list[int]]) -> LogprobsRows:
-    """What the engine would hand up for rows that all read equally many ids, the sampled token's column first."""
+    """The engine's rows if all read equally many ids, the sampled token's column first."""
     logprobs = np.array([model_logprobs(own)[ids] for ids, own in zip(token_ids, tokens_before, strict=True)])
     ranks = [
         [1 + int((model_logprobs(own) > model_logprobs(own)[token]).sum()) for token in ids]
@@ -118,7 +118,7 @@ def test_mass_is_the_probability_of_beginning_with_a_label(labels):
     scores, _ = score(labels)
 
     def probability(tokens: list[int]) -> float:
-        """Of the continuations of `tokens`, by walking down to the labels."""
+        """The probability of the continuations of `tokens`, by walking down to the labels."""
         if tokens in labels:
             return 1.0
         if not any(label[: len(tokens)] == tokens for label in labels):

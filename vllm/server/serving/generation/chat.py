@@ -10,15 +10,17 @@ from typing import Any
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from vllm.chat import normal_messages, written_conversations
-from vllm.chat.answers import AnswerParser
-from vllm.chat.writer import Written
+from vllm.answers.answer import AnswerParser
+from vllm.answers.deltas import delta_fields, whole_call
+from vllm.answers.events import Content, Event, collect
+from vllm.answers.plan import AnswerPlan
+from vllm.answers.prompts import normal_messages, written_conversations
+from vllm.answers.prompts.writer import Written
 from vllm.logger import init_logger, warn_once
 from vllm.outputs import CompletionOutput, RequestOutput
-from vllm.parser.events import Content, Event, collect
-from vllm.parser.messages import delta_fields, whole_call
 from vllm.server.errors import ApiError
 from vllm.server.http.routes import post
+from vllm.server.protocol.forms import GUIDED
 from vllm.server.protocol.generation import (
     NOT_A_CONVERSATION,
     ChatCompletionChunk,
@@ -30,10 +32,9 @@ from vllm.server.protocol.tokenization import TokenizeRequest
 from vllm.server.rendering.logprobs import chat_logprobs
 from vllm.server.rendering.token_texts import TokenPieces
 from vllm.server.serving.engine_requests import request_id_of
-from vllm.server.serving.generation.answers import Answer, respond
 from vllm.server.serving.generation.completion_choices import ChoiceWriter
-from vllm.server.serving.generation.parts import AnswerPlan
 from vllm.server.serving.generation.position_parts import PositionParts
+from vllm.server.serving.generation.replies import Reply, respond
 from vllm.server.serving.generation.sampling import PreparedPrompts, named_as, prepare_prompts, sampling_params
 from vllm.server.serving.usage import UsageCount, answer_frame
 from vllm.server.state import TOOLS_IGNORED, ServerState
@@ -52,7 +53,7 @@ _OWN_NAMES = {"logprobs": "top_logprobs", "prompt": "messages", "extra_args": "v
 @post(router, "/v1/chat/completions", ChatCompletionRequest, ChatCompletionResponse, ChatCompletionChunk)
 async def create_chat_completion(request: Request, state: ServerState, body: ChatCompletionRequest) -> Response:
     """Answer a conversation, and read the logprobs of chosen tokens."""
-    answer = ChatAnswer(body, state, request_id_of(request, "chatcmpl", body.request_id))
+    answer = ChatReply(body, state, request_id_of(request, "chatcmpl", body.request_id))
     return await respond(request, answer, bool(body.stream))
 
 
@@ -92,7 +93,7 @@ def _written(
         }
         variables |= {name: value for name, value in own.items() if value}
         if body.effort == "none":
-            # What templates of models that may think call it.
+            # Templates of models that may think call it so.
             variables |= {"enable_thinking": False, "thinking": False}
     (only,) = written_conversations(
         body.messages,
@@ -113,8 +114,22 @@ def _begins_answer(body: ChatCompletionRequest | TokenizeRequest | PoolingFields
     return not body.continue_final_message if body.add_generation_prompt is None else body.add_generation_prompt
 
 
-class ChatAnswer(Answer):
-    """See `Answer`."""
+def _planned(body: ChatCompletionRequest, state: ServerState, parts_reasoning: bool) -> AnswerPlan:
+    """The plan of the answers; errors as of AnswerPlan."""
+    args, template = state.args, body.chat_template
+    return AnswerPlan(
+        body,
+        state.tokenizer,
+        state.answer_format(template),
+        state.template_text(template),
+        tells_tools=args.tool_prompt == "generic",
+        hides_tools=args.exclude_tools_when_tool_choice_none,
+        parts_reasoning=parts_reasoning,
+    )
+
+
+class ChatReply(Reply):
+    """See `Reply`."""
 
     def __init__(
         self, body: ChatCompletionRequest, state: ServerState, answer_id: str, parts_reasoning: bool = False
@@ -127,7 +142,7 @@ class ChatAnswer(Answer):
         max_tokens = getattr(body, self._max_tokens_field)
         if not all(isinstance(each, dict) for each in body.documents or ()):
             raise wrong_type("documents", body.documents, "a list of objects")
-        self._parts = AnswerPlan(body, state, parts_reasoning)
+        self._parts = _planned(body, state, parts_reasoning)
         self._parsers: dict[int, AnswerParser] = {}
         self._positions: dict[int, PositionParts] = {}
         self._opening = ""  # what the prompt has of the answer
@@ -163,7 +178,10 @@ class ChatAnswer(Answer):
     def _bound_fields(self) -> dict[str, Any]:
         """Fields of SamplingParams that tools and reasoning decide."""
         given = self._body.form(self._body.structured_outputs)
-        fields = {"structured_outputs": self._parts.structured_outputs(given)}
+        body = self._body
+        # OpenAI's forms are of the text.
+        may_be_arguments = bool(body.structured_outputs) or any(getattr(body, name) is not None for name in GUIDED)
+        fields = {"structured_outputs": self._parts.structured_outputs(given, may_be_arguments)}
         skips = self._parts.skip_special_tokens
         return fields if skips is None else {**fields, "skip_special_tokens": skips}
 
@@ -193,7 +211,7 @@ class ChatAnswer(Answer):
     def _rendered(self) -> tuple[dict[str, Any], str]:
         """The prompt, and what it has of the answer."""
         own = self._written()
-        reasoning = self._parts.form.reasoning
+        reasoning = self._parts.format.reasoning
         opening = "" if reasoning is None else own.opening((*reasoning.begins, *reasoning.ends))
         return _as_prompt(self._state, self._body, own), opening
 
@@ -226,7 +244,7 @@ class ChatAnswer(Answer):
         fields: dict[str, Any] = {"content": self._echo + (answer.content or "")}
         if answer.content is None and (answer.calls or answer.reasoning):
             fields["content"] = self._echo or None
-        if (answer.reasoning or self._parts.form.reasoning is not None) and self._body.include_reasoning is not False:
+        if (answer.reasoning or self._parts.format.reasoning is not None) and self._body.include_reasoning is not False:
             fields |= {"reasoning": answer.reasoning, "reasoning_content": answer.reasoning}
         calls = [whole_call(each) for each in answer.calls]
         if calls and self._parts.is_older:
@@ -236,7 +254,7 @@ class ChatAnswer(Answer):
         return fields
 
     def parsed(self, completion: CompletionOutput) -> list[Event]:
-        """What `completion` adds to its choice, part by part."""
+        """The events that `completion` adds to its choice."""
         index = completion.index
         if index not in self._parsers:
             parser = self._parts.parser(self._opening)
@@ -320,10 +338,10 @@ class ChatAnswer(Answer):
         self, completion: CompletionOutput, logprobs: dict[str, Any] | None, fields: dict[str, Any]
     ) -> None:
         """Write into the positions that are read which part of the answer they belong to."""
-        parser, tokenizer = self._parsers.get(completion.index), self._state.engine.tokenizer
+        parser, tokenizer = self._parsers.get(completion.index), self._state.engine.input_processor.tokenizer
         lists = {"logprobs": logprobs["content"]} if logprobs is not None else {}
         lists |= {"readings": fields["readings"]} if "readings" in fields else {}
-        if parser is None or tokenizer is None or not lists or self._parts.form.asks_tokenizer:
+        if parser is None or tokenizer is None or not lists or self._parts.format.asks_tokenizer:
             return
         if completion.index not in self._positions:
             skips = self._params.skip_special_tokens

@@ -12,7 +12,7 @@ from vllm.server.http.routes import post
 from vllm.server.protocol.generation import BatchChatCompletionRequest, ChatCompletionResponse
 from vllm.server.rendering.written_json import PartsResponse
 from vllm.server.serving.engine_requests import Submission, request_id_of, while_connected
-from vllm.server.serving.generation.chat import ChatAnswer
+from vllm.server.serving.generation.chat import ChatReply
 from vllm.server.serving.usage import UsageCount
 from vllm.server.state import ServerState
 
@@ -29,7 +29,7 @@ async def create_batch_chat_completion(
             raise ApiError(400, f"{name} cannot be honoured: {reason}", name, "unsupported_field")
     state.check_count(len(body.messages), "messages")
     answer_id = request_id_of(request, "chatcmpl", body.request_id)
-    answers = [ChatAnswer(body.to_chat_completion_request(each), state, answer_id) for each in body.messages]
+    answers = [ChatReply(body.to_chat_completion_request(each), state, answer_id) for each in body.messages]
 
     async def whole() -> dict[str, Any]:
         prompts, params = [], []

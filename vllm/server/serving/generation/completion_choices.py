@@ -23,7 +23,7 @@ from vllm.tokenizers.tokenizer import Tokenizer
 
 
 def form_fields(completion: CompletionOutput) -> dict[str, Any]:
-    """What the answer's form allowed, where it was read."""
+    """The choices that the answer's form allowed, where they were read."""
     fields: dict[str, Any] = {}
     if completion.allowed_mass is not None:
         fields["allowed_mass"] = completion.allowed_mass
@@ -68,7 +68,9 @@ class ChoiceWriter:
     def of(cls, body: GenerationFields, state: ServerState, shows_topk: bool, has_tables: bool = False) -> ChoiceWriter:
         """See ReadingPlan.of."""
         as_ids = body.return_tokens_as_token_ids
-        names = TokenNames(state.engine.tokenizer, state.args.return_tokens_as_token_ids if as_ids is None else as_ids)
+        names = TokenNames(
+            state.engine.input_processor.tokenizer, state.args.return_tokens_as_token_ids if as_ids is None else as_ids
+        )
         return cls(body, ReadingPlan.of(body, state, shows_topk), names, has_tables)
 
     async def fields(self, completion: CompletionOutput, is_first: bool) -> dict[str, Any]:

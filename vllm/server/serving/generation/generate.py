@@ -16,9 +16,9 @@ from vllm.server.protocol.generate import AbortRequest, GenerateRequest, Generat
 from vllm.server.rendering.logprobs import prompt_logprobs, token_logprobs
 from vllm.server.rendering.token_texts import TokenNames
 from vllm.server.serving.engine_requests import Submission, request_id_of
-from vllm.server.serving.generation.answers import Answer, respond
 from vllm.server.serving.generation.completion_choices import form_fields
-from vllm.server.serving.generation.prompt_tables import BODY_TYPES, TableAnswer
+from vllm.server.serving.generation.prompt_tables import BODY_TYPES, TableReply
+from vllm.server.serving.generation.replies import Reply, respond
 from vllm.server.serving.generation.sampling import PreparedPrompts, named_as, prepare_prompts
 from vllm.server.serving.usage import UsageCount
 from vllm.server.state import ServerState
@@ -33,8 +33,8 @@ _OWN_NAMES = {"prompt_token_ids": "token_ids", "prompt": "token_ids"}
 @post(router, "/inference/v1/generate", GenerateRequest, GenerateResponse, GenerateResponse, body_types=BODY_TYPES)
 async def generate(request: Request, state: ServerState, body: GenerateRequest) -> Response:
     """Continue a prompt of token ids, and read the logprobs of chosen tokens."""
-    tables = await TableAnswer.of(body, request.headers.get("accept"))
-    answer = GenerateAnswer(body, state, request_id_of(request, "generate-tokens", body.request_id), tables)
+    tables = await TableReply.of(body, request.headers.get("accept"))
+    answer = GenerateReply(body, state, request_id_of(request, "generate-tokens", body.request_id), tables)
     return await respond(request, answer, bool(body.stream))
 
 
@@ -46,13 +46,13 @@ async def abort_requests(request: Request, state: ServerState, body: AbortReques
     return json_response({})
 
 
-class GenerateAnswer(Answer):
-    """See `Answer`."""
+class GenerateReply(Reply):
+    """See `Reply`."""
 
     _own_names = _OWN_NAMES
 
     def __init__(
-        self, body: GenerateRequest, state: ServerState, answer_id: str, tables: TableAnswer | None = None
+        self, body: GenerateRequest, state: ServerState, answer_id: str, tables: TableReply | None = None
     ) -> None:
         self._mode = body.output_mode or "tokens"
         super().__init__(body, state, answer_id, {"request_id": answer_id, "output_mode": self._mode}, tables)
@@ -63,13 +63,13 @@ class GenerateAnswer(Answer):
         self._params = self._sampling_params()
         if tables is not None:
             self._params = tables.applied(self._params, 1)
-        self._names = TokenNames(state.engine.tokenizer, state.args.return_tokens_as_token_ids)
+        self._names = TokenNames(state.engine.input_processor.tokenizer, state.args.return_tokens_as_token_ids)
         self._has_logprobs = self._params.num_logprobs is not None
 
     def _sampling_params(self) -> SamplingParams:
         own, state = self._body.sampling_params, self._state
         needs_text = self._mode != "tokens"
-        if needs_text and state.engine.tokenizer is None:
+        if needs_text and state.engine.input_processor.tokenizer is None:
             message = f'output_mode "{self._mode}" requires a tokenizer, and this server runs without one'
             raise ApiError(400, message, "output_mode", "invalid_value")
         if needs_text and own.detokenize is False:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from vllm.chat.answers import AnswerParser
+from vllm.answers.answer import AnswerParser
 from vllm.outputs import CompletionOutput
 from vllm.server.rendering.token_texts import TokenPieces
 

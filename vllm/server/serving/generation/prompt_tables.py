@@ -44,8 +44,8 @@ _MANY_CELLS = 2**15
 
 
 @dataclass
-class TableAnswer:
-    """What a request asks of its prompts' readings as arrays.
+class TableReply:
+    """A request's wishes for its prompts' readings as arrays.
 
     Attributes:
         body_type: one of BODY_TYPES; None: the answer is JSON.
@@ -65,8 +65,8 @@ class TableAnswer:
     _arrow: ArrowStream | None = field(default=None, repr=False)
 
     @classmethod
-    async def of(cls, body: PromptTableFields, accept: str | None) -> TableAnswer | None:
-        """What a body and an Accept header ask for; None: no arrays. ApiError: they cannot be written."""
+    async def of(cls, body: PromptTableFields, accept: str | None) -> TableReply | None:
+        """Read a body and an Accept header; None: no arrays. ApiError: they cannot be written."""
         body_type = accepted_body(accept)
         as_base64 = body.encoding_format == "base64"
         asked = {
@@ -190,7 +190,7 @@ class TableAnswer:
                 yield index, {"prompt_index": np.full(num_rows, index, np.int32), **arrays}
 
     def _next_readings(self, index: int, output: RequestOutput) -> PromptLogprobs | None:
-        """Those of the output, which may be none only in a prompt's first part."""
+        """The output's readings, which may be none only in a prompt's first part."""
         readings = output.prompt_logprobs
         if readings is None or (index in self._sent and len(readings) == readings.num_unread):
             return None

@@ -10,15 +10,15 @@ from pydantic import Field
 from starlette.responses import Response
 
 from vllm.sampling_params import SamplingParams
-from vllm.server.errors import json_response
+from vllm.server.errors import ApiError, json_response
 from vllm.server.http.routes import post
 from vllm.server.protocol.base import ResponseModel
 from vllm.server.protocol.generation import ChatCompletionRequest, CompletionRequest, GenerationFields
 from vllm.server.protocol.prompt_tables import PromptTableFields
 from vllm.server.serving.engine_requests import request_id_of, while_connected
-from vllm.server.serving.generation.chat import ChatAnswer
-from vllm.server.serving.generation.completion import CompletionAnswer
-from vllm.server.serving.generation.prompt_tables import TableAnswer
+from vllm.server.serving.generation.chat import ChatReply
+from vllm.server.serving.generation.completion import CompletionReply
+from vllm.server.serving.generation.prompt_tables import TableReply
 from vllm.server.serving.generation.sampling import PreparedPrompts
 from vllm.server.state import ServerState
 
@@ -43,11 +43,13 @@ class RenderedPrompt(ResponseModel):
 @post(router, "/v1/completions/render", CompletionRequest, list[RenderedPrompt])
 async def render_completion(request: Request, state: ServerState, body: CompletionRequest) -> Response:
     """The ids and parameters of each prompt, as /v1/completions would use them."""
+    if body.prompt_embeds:
+        raise ApiError(400, "prompt_embeds has no ids to answer with", "prompt_embeds", "invalid_value")
     answer_id = request_id_of(request, "cmpl", body.request_id)
-    tables = await TableAnswer.of(body, None)
+    tables = await TableReply.of(body, None)
 
     async def prepare() -> PreparedPrompts:
-        prepared = await CompletionAnswer(body, state, answer_id, tables).prepare()
+        prepared = await CompletionReply(body, state, answer_id, tables).prepare()
         if tables is not None:
             await tables.check_prompts(prepared)
         return prepared
@@ -61,7 +63,7 @@ async def render_completion(request: Request, state: ServerState, body: Completi
 async def render_chat_completion(request: Request, state: ServerState, body: ChatCompletionRequest) -> Response:
     """The ids and parameters of a conversation's prompt, as /v1/chat/completions would use them."""
     answer_id = request_id_of(request, "chatcmpl", body.request_id)
-    prepared = await while_connected(request, ChatAnswer(body, state, answer_id).prepare())
+    prepared = await while_connected(request, ChatReply(body, state, answer_id).prepare())
     (fields,) = _fields(state, body, [answer_id], prepared)
     return json_response(fields)
 

@@ -10,8 +10,8 @@ from typing import Any
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
+from vllm.decisions.content import any_json_text
 from vllm.decisions.params import DecisionParams
-from vllm.decisions.parts import any_json_text
 from vllm.decisions.plan import DecisionPlan
 from vllm.decisions.rendering import decision_fields, systemone_fields
 from vllm.decisions.systemone import parse_systemone
@@ -95,7 +95,9 @@ async def decide(
     """Check everything, queue it and wait for the answers. Raises ApiError or VLLMValidationError."""
     engine = state.engine
     # In a thread: templates and long inputs may be slow.
-    plan = await asyncio.to_thread(DecisionPlan, engine.model_config, engine.tokenizer, input, questions, params)
+    plan = await asyncio.to_thread(
+        DecisionPlan, engine.model_config, engine.input_processor.tokenizer, input, questions, params
+    )
     # An error of its own: a full queue's error would say that trying again may help.
     if plan.num_requests > state.max_sequences:
         message = (
@@ -129,7 +131,8 @@ def _template_kwargs(state: ServerState, given: dict[str, Any]) -> dict[str, Any
 
 
 def _salt(body: DecisionRequest) -> str | None:
-    """What keeps the request's cached prefixes apart: its salt and key; or a salt of its own, if it wants no cache."""
+    """The salt that keeps the request's cached prefixes apart: its salt and key; or a salt of its own, if it wants no
+    cache."""
     options = body.prompt_cache_options
     if options is not None and options.mode == "explicit" and not _has_breakpoint(body.input):
         return f"decision-{uuid.uuid4().hex}"

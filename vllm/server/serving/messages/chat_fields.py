@@ -10,6 +10,7 @@ from vllm.exceptions import shown
 from vllm.server.errors import ApiError
 from vllm.server.protocol.generation import GenerationFields
 from vllm.server.protocol.messages import MessagesCountRequest
+from vllm.utils.checks import asks_for_nothing
 
 CHAT_NAMES = {
     "max_completion_tokens": "max_tokens",
@@ -19,7 +20,7 @@ CHAT_NAMES = {
     "stop": "stop_sequences",
     "parallel_tool_calls": "tool_choice",
 }
-"""What fields of chat are called here, for errors."""
+"""The names that fields of chat have here, for errors."""
 
 # Fields of chat that have another name here, or do not occur: those values that ask for nothing, and why.
 _OTHERWISE: dict[str, tuple[tuple[Any, ...], str]] = {
@@ -176,7 +177,9 @@ def _tool_choice(choice: dict[str, Any] | None) -> dict[str, Any]:
 
 def _output_fields(body: MessagesCountRequest) -> dict[str, Any]:
     config = body.output_config or {}
-    unknown = next((name for name in config if name not in ("effort", "format")), None)
+    unknown = next(
+        (name for name, each in config.items() if name not in ("effort", "format") and not asks_for_nothing(each)), None
+    )
     if unknown is not None:
         raise _bad(f"output_config.{unknown}", "is no field that is known here", "unknown_field")
     form = config.get("format", body.output_format)

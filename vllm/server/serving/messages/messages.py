@@ -9,7 +9,7 @@ from typing import Any
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from vllm.chat.answers import AUTO, AnswerFormat
+from vllm.answers.answer import AUTO, AnswerFormat
 from vllm.logger import init_logger
 from vllm.server.errors import ApiError, as_api_error, json_response
 from vllm.server.http.routes import post
@@ -24,8 +24,8 @@ from vllm.server.protocol.messages import (
 )
 from vllm.server.rendering.written_json import PartsResponse
 from vllm.server.serving.engine_requests import request_id_of, while_connected
-from vllm.server.serving.generation.answers import Submitted
-from vllm.server.serving.generation.turn import ChatTurn
+from vllm.server.serving.generation.chat_steps import ChatSteps
+from vllm.server.serving.generation.replies import Submitted
 from vllm.server.serving.messages.chat_fields import CHAT_NAMES, chat_fields
 from vllm.server.serving.messages.writer import MessageWriter
 from vllm.server.state import ServerState
@@ -38,7 +38,7 @@ router = APIRouter()
 @post(router, "/v1/messages", MessagesRequest, MessageObject, MessageEvent, error=MessagesError)
 async def create_message(request: Request, state: ServerState, body: MessagesRequest) -> Response:
     """Answer a conversation in Anthropic's shape."""
-    answer = MessageAnswer(request, state, body)
+    answer = MessageReply(request, state, body)
     if body.stream:
         submission = await while_connected(request, answer.submit())
         return NamedEventStream(answer.events(submission), submission.abort)
@@ -56,7 +56,7 @@ async def create_message(request: Request, state: ServerState, body: MessagesReq
 @post(router, "/v1/messages/count_tokens", MessagesCountRequest, MessageTokens, error=MessagesError)
 async def count_tokens(request: Request, state: ServerState, body: MessagesCountRequest) -> Response:
     """How many tokens a message's prompt would have."""
-    turn = ChatTurn(request, state, _fields(state, body), _message_id(request, body), CHAT_NAMES)
+    turn = ChatSteps(request, state, _fields(state, body), _message_id(request, body), CHAT_NAMES)
     return json_response({"input_tokens": await while_connected(request, turn.prompt_length())})
 
 
@@ -75,7 +75,7 @@ def _fields(state: ServerState, body: MessagesCountRequest) -> dict[str, Any]:
     return fields
 
 
-class MessageAnswer:
+class MessageReply:
     """A message on its way. The constructor raises ApiError for a field that cannot be honoured."""
 
     def __init__(self, request: Request, state: ServerState, body: MessagesRequest) -> None:
@@ -86,7 +86,7 @@ class MessageAnswer:
         self.writer = MessageWriter(self._id, state.answer_name)
 
     async def submit(self) -> Submitted:
-        """Check everything and queue it; errors as of `Answer.submit`."""
+        """Check everything and queue it; errors as of `Reply.submit`."""
         try:
             return await self._submit()
         except ApiError as error:
@@ -98,7 +98,7 @@ class MessageAnswer:
         return await self._submit()
 
     async def _submit(self) -> Submitted:
-        self.turn = ChatTurn(self._request, self._state, self._fields, self._id, CHAT_NAMES)
+        self.turn = ChatSteps(self._request, self._state, self._fields, self._id, CHAT_NAMES)
         return await self.turn.submit()
 
     async def events(self, submission: Submitted) -> AsyncGenerator[dict[str, Any], None]:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, ClassVar
 
-from vllm.parser.events import CallArguments, CallEnd, CallStart, Content, Reasoning
-from vllm.parser.typed_values import loaded
-from vllm.server.serving.generation.turn import Step
+from vllm.answers.events import CallArguments, CallEnd, CallStart, Content, Reasoning
+from vllm.answers.syntax.typed_values import loaded
+from vllm.server.serving.generation.chat_steps import Step
 
 Event = dict[str, Any]
 

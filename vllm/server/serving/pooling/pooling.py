@@ -1,4 +1,4 @@
-"""What all endpoints of pooling models share: inputs to prompts, prompts to pooled tensors and usage; POST /pooling."""
+"""All endpoints of pooling models share this: inputs to prompts, prompts to pooled tensors and usage; POST /pooling."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ _PURPOSES: dict[str, tuple[str, ...]] = {
 
 @post(router, "/pooling", PoolingRequest, PoolingResponse)
 async def pooling(request: Request, state: ServerState, body: PoolingRequest) -> Response:
-    """What the model pools of each text: a vector, or one for each token."""
+    """Pool each text: a vector, or one for each token."""
     tasks = state.engine.model_config.pooling_tasks
     if body.task is not None and body.task not in tasks:
         message = f"Unsupported task: {body.task!r}; the model has {', '.join(tasks)}"
@@ -92,7 +92,9 @@ async def pool(
             made = [(prompt, params) for prompt in _prompts(state, body, task)]
         prompts = [replace(prompt, cache_salt=body.cache_salt) for prompt, _ in made]
         has_special = body.add_special_tokens is not False
-        chunks = [late_chunks(state.engine.tokenizer, prompt, params, has_special) for prompt in prompts]
+        chunks = [
+            late_chunks(state.engine.input_processor.tokenizer, prompt, params, has_special) for prompt in prompts
+        ]
         return prompts, [own for _, own in made], chunks
 
     answer_id = request_id_of(request, prefix, body.request_id)
@@ -186,7 +188,11 @@ def text_prompts(
     strings = [text for text, _ in parsed if text is not None]
     encode = state.tokenizer.encode_batch if strings else None
     ids_of_texts = iter(encode(strings, add_special_tokens) if encode else ())
-    special = state.engine.tokenizer.all_special_ids if state.engine.tokenizer is not None else ()
+    special = (
+        state.engine.input_processor.tokenizer.all_special_ids
+        if state.engine.input_processor.tokenizer is not None
+        else ()
+    )
     side: TruncationSide = "left" if from_end else "right"
     prompts = []
     for index, (text, given) in enumerate(parsed):

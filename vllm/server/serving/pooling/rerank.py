@@ -18,12 +18,14 @@ from vllm.pooling.pairs import PairLimits, PooledPairs, longest_text, order_of
 from vllm.pooling.score_templates import PairPrompts, cut_text, pairs_of, score_of
 from vllm.pooling_params import PoolingParams
 from vllm.server.errors import ApiError, json_response
-from vllm.server.http.routes import post
+from vllm.server.http.routes import OtherBody, post
 from vllm.server.protocol.rerank import (
     PAIRED_FIELDS,
     PairFields,
     RerankRequest,
     RerankResponse,
+    RouterRerankRequest,
+    RouterRerankResult,
     ScorePairsRequest,
 )
 from vllm.server.serving.engine_requests import Submission, request_id_of, while_connected
@@ -44,18 +46,10 @@ _MANY = 256
 
 async def rerank(request: Request, state: ServerState, body: RerankRequest) -> Response:
     """Order documents by how well they answer the query."""
-    if not isinstance(body.documents, list):
-        raise wrong_type("documents", body.documents, "a list of texts")
-    if not isinstance(body.query, str):
-        raise wrong_type("query", body.query, "a text")
-    documents = [each["text"] if isinstance(each, dict) and set(each) == {"text"} else each for each in body.documents]
-    state.check_count(len(documents), "documents")
     answer_id = request_id_of(request, "rerank", body.request_id)
-    pairs = pairs_of(body.query, documents, ("query", "documents"))
-    scored = await while_connected(request, score_pairs(state, body, pairs, "documents", answer_id))
-    request.state.usage = scored.usage
+    documents, best, scored = await _rank(request, state, body, answer_id)
     results = []
-    for index in order_of(scored.values)[: body.top_n or None]:
+    for index in best:
         result: dict[str, Any] = {"index": index, "relevance_score": scored.values[index]}
         if body.return_documents is not False:
             result["document"] = {"text": documents[index]}
@@ -63,8 +57,41 @@ async def rerank(request: Request, state: ServerState, body: RerankRequest) -> R
     return json_response({"id": answer_id, "model": state.answer_name, "usage": scored.usage, "results": results})
 
 
+async def rerank_for_router(request: Request, state: ServerState, body: RouterRerankRequest) -> Response:
+    """The same, as vllm-router reads it."""
+    answer_id = request_id_of(request, "rerank", body.request_id or body.rid)
+    documents, best, scored = await _rank(request, state, body, answer_id)
+    return json_response(
+        [
+            {"score": scored.values[index], "index": index}
+            | ({} if body.return_documents is False else {"document": documents[index]})
+            for index in best
+        ]
+    )
+
+
+async def _rank(
+    request: Request, state: ServerState, body: RerankRequest, answer_id: str
+) -> tuple[list[str], Sequence[int], ScoredPairs | PooledScores]:
+    """The documents' texts, the indices of the best in order, and the scores."""
+    count = body.num_results()
+    if not isinstance(body.documents, list):
+        raise wrong_type("documents", body.documents, "a list of texts")
+    if not isinstance(body.query, str):
+        raise wrong_type("query", body.query, "a text")
+    documents: list[Any] = [
+        each["text"] if isinstance(each, dict) and set(each) == {"text"} else each for each in body.documents
+    ]
+    state.check_count(len(documents), "documents")
+    pairs = pairs_of(body.query, documents, ("query", "documents"))
+    scored = await while_connected(request, score_pairs(state, body, pairs, "documents", answer_id))
+    request.state.usage = scored.usage
+    return documents, order_of(scored.values)[:count], scored
+
+
+_FOR_ROUTER = OtherBody(("rid",), RouterRerankRequest, list[RouterRerankResult], rerank_for_router)
 for _path in ("/rerank", "/v1/rerank", "/v2/rerank"):
-    post(router, _path, RerankRequest, RerankResponse)(rerank)
+    post(router, _path, RerankRequest, RerankResponse, other=_FOR_ROUTER)(rerank)
 
 
 async def score_pairs_of_texts(request: Request, state: ServerState, body: ScorePairsRequest) -> Response:
@@ -128,7 +155,7 @@ def _of_field(error: VLLMValidationError, names: Sequence[str], field: str) -> E
 
 
 class ScoredPairs(ScoredPrompts):
-    """Those of pairs; `values` are the scores as the answer shows them."""
+    """The scores of pairs; `values` are the scores as the answer shows them."""
 
     def __init__(self, state: ServerState, body: PairFields, pairs: Sequence[tuple[str, str]], field: str) -> None:
         config, tokenizer, template = state.engine.model_config, state.tokenizer, state.score_template

@@ -19,9 +19,9 @@ CHAT_NAMES = {
     "reasoning_effort": "reasoning.effort",
     "logprobs": "top_logprobs",
 }
-"""What fields of chat are called here, for errors."""
+"""The names that fields of chat have here, for errors."""
 
-# Of OpenAI's `include`: what is of items that do not occur here changes nothing.
+# OpenAI's `include`: values for items that do not occur here change nothing.
 _INCLUDABLE = frozenset(
     "message.output_text.logprobs reasoning.encrypted_content file_search_call.results web_search_call.results "
     "web_search_call.action.sources message.input_image.image_url computer_call_output.output.image_url "
@@ -90,7 +90,7 @@ def _chat_tool(tool: Any, place: str) -> dict[str, Any]:
 
 
 def _instead_of(kind: Any) -> str:
-    """What to do instead of a tool that is no function."""
+    """The advice for a tool that is no function."""
     if kind in _CLIENTS_TOOLS:
         return "its calls are no JSON, as those made here are; give a function with a text as its argument"
     return "this server runs no tools; give functions, which the client calls"

@@ -20,8 +20,8 @@ from vllm.server.protocol.responses import InputTokens, ResponseEvent, ResponseO
 from vllm.server.rendering.written_json import PartsResponse
 from vllm.server.response_store import Conversation, RunningResponse, StoredResponse
 from vllm.server.serving.engine_requests import Submission, while_connected
-from vllm.server.serving.generation.answers import Submitted
-from vllm.server.serving.generation.turn import ChatTurn
+from vllm.server.serving.generation.chat_steps import ChatSteps
+from vllm.server.serving.generation.replies import Submitted
 from vllm.server.serving.responses.chat_fields import CHAT_NAMES, chat_fields, check_fields
 from vllm.server.serving.responses.input_items import Item, new_id, normal_items, to_messages
 from vllm.server.serving.responses.writer import ResponseWriter
@@ -35,7 +35,7 @@ router = APIRouter()
 @post(router, "/v1/responses", ResponsesRequest, ResponseObject, ResponseEvent)
 async def create_response(request: Request, state: ServerState, body: ResponsesRequest) -> Response:
     """Answer a text or a conversation, which may be one that the server keeps."""
-    answer = ResponseAnswer(request, state, body)
+    answer = ResponseReply(request, state, body)
     if body.stream:
         submission = await while_connected(request, answer.submit())
         return NamedEventStream(answer.events(submission), answer.release(submission))
@@ -53,12 +53,12 @@ async def create_response(request: Request, state: ServerState, body: ResponsesR
 @post(router, "/v1/responses/input_tokens", ResponsesRequest, InputTokens)
 async def count_input_tokens(request: Request, state: ServerState, body: ResponsesRequest) -> Response:
     """How many tokens a response's prompt would have."""
-    answer = ResponseAnswer(request, state, body)
+    answer = ResponseReply(request, state, body)
     length = await while_connected(request, answer.prompt_length(answer.items))
     return json_response({"object": "response.input_tokens", "input_tokens": length})
 
 
-class ResponseAnswer:
+class ResponseReply:
     """A response on its way. The constructor raises ApiError for a field that cannot be honoured."""
 
     def __init__(self, request: Request, state: ServerState, body: ResponsesRequest) -> None:
@@ -78,12 +78,12 @@ class ResponseAnswer:
         self._keeps = body.store is not False
 
     async def submit(self) -> Submitted:
-        """Check everything and queue it; errors as of `Answer.submit`."""
+        """Check everything and queue it; errors as of `Reply.submit`."""
         items = self.items
         if self._body.truncation == "auto":
             items = await self._fitting(items)
         fields = chat_fields(self._body, to_messages(self._body.instructions, items))
-        self.turn = ChatTurn(self._request, self._state, fields, self.id, CHAT_NAMES)
+        self.turn = ChatSteps(self._request, self._state, fields, self.id, CHAT_NAMES)
         submission = await self.turn.submit()
         self.writer = ResponseWriter(self._head())
         cancel = partial(Submission.cut_short, self._state, [self.id])
@@ -117,7 +117,7 @@ class ResponseAnswer:
             self._state.responses.running.pop(self.id, None)
 
     def release(self, submission: Submitted) -> Any:
-        """What frees the request of a client that has left before the first event."""
+        """A task that frees the request of a client that has left before the first event."""
 
         async def free() -> None:
             self._state.responses.running.pop(self.id, None)
@@ -128,7 +128,7 @@ class ResponseAnswer:
     async def prompt_length(self, items: list[Item]) -> int:
         """Tokens of the prompt that the items make."""
         fields = chat_fields(self._body, to_messages(self._body.instructions, items))
-        return await ChatTurn(self._request, self._state, fields, self.id, CHAT_NAMES).prompt_length()
+        return await ChatSteps(self._request, self._state, fields, self.id, CHAT_NAMES).prompt_length()
 
     async def _fitting(self, items: list[Item]) -> list[Item]:
         """The items from the first turn of the user's with which all fits."""

@@ -83,7 +83,7 @@ async def cancel_response(request: Request, response_id: str) -> Response:
     f"{_PATH}/input_items", responses={200: {"model": ItemList}, **error_answers(400, 401, 404)}, response_model=None
 )
 async def list_input_items(request: Request, response_id: str) -> Response:
-    """What a response was made from, what it followed included."""
+    """The items that a response was made from, with those that it followed."""
     return listed(request, server_state(request).responses.response(response_id).items)
 
 

@@ -8,8 +8,8 @@ from collections.abc import Callable
 from itertools import accumulate
 from typing import Any, ClassVar
 
-from vllm.parser.events import CallArguments, CallEnd, CallStart, Content, Reasoning
-from vllm.server.serving.generation.turn import Step
+from vllm.answers.events import CallArguments, CallEnd, CallStart, Content, Reasoning
+from vllm.server.serving.generation.chat_steps import Step
 from vllm.server.serving.responses.input_items import new_id
 
 Event = dict[str, Any]
@@ -174,7 +174,8 @@ class ResponseWriter:
         return events
 
     def _taken_logprobs(self, part: dict[str, Any], text: str) -> list[dict[str, Any]]:
-        """Those of a piece of a message, without what stands before the message and, if a call follows, behind."""
+        """The logprobs of a piece of a message, without what stands before the message and, if a call follows,
+        behind."""
         new, wanted = self._new_logprobs, text.encode()
         ends = list(accumulate(len(each["bytes"] or ()) for each in new))
         joined = b"".join(bytes(each["bytes"] or ()) for each in new)

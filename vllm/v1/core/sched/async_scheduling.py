@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.messages import EngineCoreOutput
-from vllm.v1.outputs import ModelRunnerOutput
+from vllm.v1.outputs import ModelRunnerOutput, PendingStep
 from vllm.v1.request import Request, RequestStatus
 
 
@@ -17,6 +17,7 @@ class StepInFlight:
     """A step without results yet. Meanwhile its requests may end, and their ids may be reused."""
 
     scheduled: SchedulerOutput
+    pending: PendingStep
     requests: dict[str, Request]
     drawing: list[Request]  # those that draw a token in the step
     num_ended: int  # scheduler.num_ended when the step began
@@ -48,8 +49,8 @@ def can_schedule_ahead(scheduler: Scheduler) -> bool:
     return num_free >= 0
 
 
-def dispatch(scheduler: Scheduler, scheduled: SchedulerOutput) -> StepInFlight:
-    """Begin the scheduled step: mark the tokens that it draws as pending."""
+def dispatch(scheduler: Scheduler, scheduled: SchedulerOutput, pending: PendingStep) -> StepInFlight:
+    """The scheduled step has begun: mark the tokens that it draws as pending."""
     requests = {request_id: scheduler.requests[request_id] for request_id in scheduled.num_scheduled_tokens}
     drawing = [
         request
@@ -58,7 +59,7 @@ def dispatch(scheduler: Scheduler, scheduled: SchedulerOutput) -> StepInFlight:
     ]
     for request in drawing:
         request.num_pending_tokens += 1
-    return StepInFlight(scheduled, requests, drawing, scheduler.num_ended)
+    return StepInFlight(scheduled, pending, requests, drawing, scheduler.num_ended)
 
 
 def complete(scheduler: Scheduler, step: StepInFlight, output: ModelRunnerOutput) -> list[EngineCoreOutput]:

@@ -55,17 +55,12 @@ class SchedulerOutput:
     total_num_scheduled_tokens: int
     finished_req_ids: list[str]  # ended since the last step: their slots are free
     preempted_req_ids: list[str]  # lost slot and blocks in this step; they come back as NewRequestData
-    # Copies at the start of the step: to the host's memory, then between blocks, then from the host.
-    swap_out: list[tuple[int, int]] = field(default_factory=list)  # (device block, host block), each at most once
-    # (block, its copy), the copies distinct. All blocks are read before a copy is written.
+    # Copies at the start of the step: (block, its copy), the latter distinct. All are read before one is written.
     block_copies: list[tuple[int, int]] = field(default_factory=list)
-    swap_in: list[tuple[int, int]] = field(default_factory=list)  # (host block, device block), the latter distinct
+    # Distinct blocks that guests fill with cached content, after these copies and before the forward pass.
+    brought_blocks: list[int] = field(default_factory=list)
     shared_tokens: list[SharedTokens] = field(default_factory=list)
     parts: Parts = field(default_factory=Parts)  # of guests
-    # States of models that have them, copied before the forward pass (snapshot, request) and after it (request,
-    # snapshot); no snapshot is saved to twice.
-    state_loads: list[tuple[int, str]] = field(default_factory=list)
-    state_saves: list[tuple[str, int]] = field(default_factory=list)
 
     def begun_at(self) -> Iterator[tuple[str, int]]:
         """Each request of the step, and how many of its tokens were computed before."""

@@ -9,8 +9,8 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from vllm.config import CacheConfig, SchedulerConfig
 from vllm.exceptions import VLLMValidationError
 from vllm.v1.core.guests import SchedulerGuest, hooks
-from vllm.v1.core.kv_cache_manager import Blocks
-from vllm.v1.core.make_manager import make_kv_cache_manager
+from vllm.v1.core.kv_cache_groups import Blocks
+from vllm.v1.core.kv_cache_manager import KVCacheManager
 from vllm.v1.core.sched.output import CachedRequestData, NewRequestData, SchedulerOutput
 from vllm.v1.core.sched.repetition import repeats_itself
 from vllm.v1.core.sched.request_queue import RequestQueue
@@ -45,7 +45,7 @@ class Scheduler:
         self.config, self.cache_config = scheduler_config, cache_config
         self._max_running = min(scheduler_config.max_num_seqs, cache_config.num_states or scheduler_config.max_num_seqs)
         self.max_model_len = max_model_len
-        self.kv = make_kv_cache_manager(cache_config)
+        self.kv = KVCacheManager(cache_config)
         self.refused: list[EngineCoreOutput] = []  # ends of requests that cannot be admitted; taken by the core
         self.requests: dict[str, Request] = {}
         self._by_priority = scheduler_config.policy == "priority"
@@ -60,11 +60,15 @@ class Scheduler:
     def use_guests(self, guests: Sequence[SchedulerGuest]) -> None:
         """Call these from now on. No request may be there."""
         self.guests = tuple(guests)
+        self.kv.use_guests(guests)
         self._on_queued, self._on_ready = hooks(guests, "queued"), hooks(guests, "ready")
         self._prepares, self._prepared = hooks(guests, "prepares"), hooks(guests, "prepared")
         self._on_next, self._on_admitted = hooks(guests, "next"), hooks(guests, "admitted")
+        self._on_waits, self._awaits = hooks(guests, "waits"), hooks(guests, "awaits")
         self._on_preempted, self._on_ended = hooks(guests, "preempted"), hooks(guests, "ended")
         self._on_grow, self._on_fill = hooks(guests, "grow"), hooks(guests, "fill")
+        self._shares, self._on_computes = hooks(guests, "share"), hooks(guests, "computes")
+        self._on_discarded = hooks(guests, "discarded")
         self._begin_updates, self._on_update = hooks(guests, "begin_update"), hooks(guests, "update")
 
     def add_request(self, request: Request) -> None:
@@ -96,8 +100,12 @@ class Scheduler:
     def _queue(self, request: Request) -> None:
         request.status = RequestStatus.WAITING
         request.arrival_index = next(self._arrivals)
+        self._wait(request)
+
+    def _wait(self, request: Request) -> None:
         self.waiting.add(request)
-        self.kv.note_waiting(request)
+        for waits in self._on_waits:
+            waits(request)
 
     def queue_prepared(self) -> bool:
         """Queue the requests that can be admitted by now; those that never can be end. False: there are ends to return,
@@ -125,7 +133,6 @@ class Scheduler:
                 continue
             if request.status is RequestStatus.WAITING:
                 self.waiting.remove(request)
-                self.kv.note_not_waiting(request)
             elif request.status is RequestStatus.RUNNING:
                 aborted_running = True
             self._end(request)
@@ -150,9 +157,9 @@ class Scheduler:
         return SchedulerStats(
             num_running=len(self.running),
             num_waiting=len(self.waiting),
+            num_preparing=len(self.requests) - len(self.running) - len(self.waiting),
             kv_cache_usage=self.kv.usage,
             num_preemptions=self.num_preemptions,
-            host_cache_usage=0.0 if self.kv.host is None else self.kv.host.usage,
             **vars(self.kv.stats),
             **{name: value for guest in self.guests for name, value in guest.counts().items()},
         )
@@ -174,7 +181,7 @@ class Scheduler:
         budget = self.config.max_num_batched_tokens
         cached, scheduled = step.scheduled_cached_reqs, step.num_scheduled_tokens
         running, grow = self.running, self.kv.grow
-        cuts_shares, grows = self.kv.cuts_shares, self._on_grow
+        shares, grows, on_computes = self._shares, self._on_grow, self._on_computes
         index = 0
         # Preemption shortens the list during the loop.
         while index < len(running) and budget > 0:
@@ -189,8 +196,8 @@ class Scheduler:
                     continue
             if num_new > budget:
                 num_new = budget
-            if cuts_shares and num_new > 1:
-                num_new = self.kv.share(request, num_computed, num_new)
+            if shares and num_new > 1:
+                num_new = self._share(request, num_computed, num_new)
             grown = self._grow_further(step, request, num_new, budget - (len(running) - index - 1)) if grows else None
             if grown is not None:
                 num_new, added = grown
@@ -203,6 +210,8 @@ class Scheduler:
                 if position < index:
                     index -= 1
                 continue
+            for computes in on_computes:
+                computes(request, num_computed, num_computed + num_new, step)
             cached.req_ids.append(request.request_id)
             cached.new_block_ids.append(added)
             cached.num_computed_tokens.append(num_computed)
@@ -211,6 +220,11 @@ class Scheduler:
             budget -= num_new
             index += 1
         step.total_num_scheduled_tokens = self.config.max_num_batched_tokens - budget
+
+    def _share(self, request: Request, begin: int, num_new: int) -> int:
+        for share in self._shares:
+            num_new = share(request, begin, num_new)
+        return num_new
 
     def _grow_further(
         self, step: SchedulerOutput, request: Request, num_new: int, room: int
@@ -240,8 +254,7 @@ class Scheduler:
         victim.num_computed_tokens = 0
         victim.num_preemptions += 1
         self.num_preemptions += 1
-        self.waiting.add(victim)
-        self.kv.note_waiting(victim)
+        self._wait(victim)
         step.preempted_req_ids.append(request_id)
         return num_scheduled
 
@@ -263,7 +276,7 @@ class Scheduler:
             if not self._make_ready(request):
                 continue
             prefix = self.kv.find_prefix(request)
-            if self.kv.awaits(request, prefix):
+            if any(awaits(request, prefix.num_tokens) for awaits in self._awaits):
                 self.waiting.remove(request)
                 passed_over.append(request)
                 continue
@@ -273,14 +286,15 @@ class Scheduler:
                 if not self.config.enable_chunked_prefill:
                     break
                 num_new = budget
-            num_new = self.kv.share(request, num_cached, num_new)
+            num_new = self._share(request, num_cached, num_new)
             if not self.kv.admit(request, prefix, num_new):
                 break
             self.waiting.remove(request)
-            self.kv.note_not_waiting(request)
             self.running.append(request)
             for admitted in self._on_admitted:
                 admitted(request)
+            for computes in self._on_computes:
+                computes(request, num_cached, num_cached + num_new, step)
             request.status = RequestStatus.RUNNING
             if request.num_cached_tokens < 0:
                 request.num_cached_tokens = num_cached
@@ -292,7 +306,7 @@ class Scheduler:
                     prefill_token_ids=list(request.token_ids),
                     num_prompt_tokens=request.num_prompt_tokens,
                     sampling_params=request.sampling_params,
-                    block_ids=self.kv.groups_of(request.request_id),
+                    block_ids=self.kv.blocks_of(request.request_id),
                     num_computed_tokens=num_cached,
                     pooling_params=request.pooling_params,
                     next_prompt_row=request.next_prompt_row,
@@ -384,8 +398,7 @@ class Scheduler:
                     output.stop_reason = NO_TOKEN_LEFT
                 else:
                     # Its keys and values may be as corrupted as its logits.
-                    self.kv.forget_broken_content(self.kv.all_blocks_of(request_id))
-                    self.kv.forget_broken_states(request)
+                    self.kv.forget_broken(request)
                 self._end(request)
                 yield output
 
@@ -400,8 +413,9 @@ class Scheduler:
         """The step failed: end its requests, except for `stale` ids, which other requests may have now, and forget what
         it was to write. Returns the ids of the ended requests."""
         lost = []
-        self.kv.forget_swaps(scheduler_output.swap_out, scheduler_output.swap_in)
-        self.kv.forget_saves(scheduler_output)
+        self.kv.forget_brought(scheduler_output)
+        for discarded in self._on_discarded:
+            discarded(scheduler_output)
         for request_id, begun_at in scheduler_output.begun_at():
             request = self.requests.get(request_id)
             if request is None or request_id in stale:
@@ -415,9 +429,9 @@ class Scheduler:
         return lost
 
     def _check_stop(self, request: Request, token_id: int, output: EngineCoreOutput) -> None:
-        """Set the finish reason if the request ends with this token: not before min_tokens, unless its grammar has left
-        nothing but an end, as otherwise none is drawn."""
-        if request.num_output_tokens >= request.min_tokens or request.sampling_params.grammar is not None:
+        """Set the finish reason if the request ends with this token: not before min_tokens, unless it may
+        generate nothing but an end, as otherwise none is drawn."""
+        if request.num_output_tokens >= request.min_tokens or request.may_end_early:
             if token_id in request.eos_token_ids:
                 output.finish_reason = "stop"
                 return
@@ -437,16 +451,11 @@ class Scheduler:
 
     def _make_ready(self, request: Request) -> bool:
         """Whether a request that is to be admitted can be; otherwise it ends."""
-        number = request.content_number
         for ready in self._on_ready:
             if (error := ready(request)) is not None:
-                self.kv.note_not_waiting(request)
                 self.waiting.remove(request)
                 self._refuse(request, error)
                 return False
-        if request.content_number != number:
-            self.kv.note_not_waiting(request)
-            self.kv.note_waiting(request)
         return True
 
     def _refuse(self, request: Request, error: str) -> None:

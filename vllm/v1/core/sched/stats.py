@@ -15,9 +15,10 @@ class SchedulerStats:
     num_prefix_queried_tokens: int
     num_prefix_hit_tokens: int
     num_preemptions: int
-    num_swapped_out_blocks: int  # copied to the host's memory since the start
-    num_swapped_in_blocks: int  # and back
-    host_cache_usage: float  # share of the host's blocks that hold content, in [0, 1]
+    num_swapped_out_blocks: int = 0  # copied to the host's memory since the start
+    num_swapped_in_blocks: int = 0  # and back
+    host_cache_usage: float = 0.0  # share of the host's blocks that hold content, in [0, 1]
+    num_preparing: int = 0  # requests that wait in no queue, as for their grammar
     running_adapters: tuple[str, ...] = ()  # names of LoRA adapters with running requests
     waiting_adapters: tuple[str, ...] = ()  # and with waiting ones
     num_drafts: int = 0  # since the start, times that tokens drafted for a request were verified

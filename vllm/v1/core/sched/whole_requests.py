@@ -75,7 +75,7 @@ class WholeRequestScheduler:
         """There is no cache to count."""
         num_running = len(self.requests) - len(self.waiting)
         counts = {name: value for guest in self.guests for name, value in guest.counts().items()}
-        return SchedulerStats(num_running, len(self.waiting), 0.0, 0, 0, 0, 0, 0, 0.0, **counts)
+        return SchedulerStats(num_running, len(self.waiting), 0.0, 0, 0, 0, **counts)
 
     def schedule(self) -> SchedulerOutput:
         """Choose the next step, in the order of lengths: neighbours of equal length are attended together."""

@@ -110,7 +110,7 @@ class CoreProcess:
         elif kind == CALL:
             number, method, arguments = msgspec.msgpack.decode(frames[0])
             try:
-                reply = msgspec.msgpack.encode((number, True, getattr(self._core, method)(*arguments)))
+                reply = msgspec.msgpack.encode((number, True, self._core.call(method, *arguments)))
             except Exception as error:
                 reply = msgspec.msgpack.encode((number, False, f"{type(error).__name__}: {error}"))
             self._send(REPLY, reply)

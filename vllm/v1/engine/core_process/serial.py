@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from vllm.exceptions import VLLMValidationError
+from vllm.inputs.embeds import PromptEmbeds
 from vllm.logprobs.lists import LogprobsLists, LogprobsRows
 from vllm.lora.request import LoRARequest
 from vllm.pooling_params import LateChunkingParams, PoolingParams
@@ -19,7 +20,7 @@ from vllm.v1.messages import EngineCoreOutput, EngineCoreRequest
 
 Frame = bytes | memoryview
 
-# Of PoolingParams, what is done before a request is sent.
+# Fields of PoolingParams that are done with before a request is sent.
 _LOCAL_FIELDS = frozenset({"output_kind", "late_interaction_params"})
 
 _encoder = msgspec.msgpack.Encoder()
@@ -43,6 +44,8 @@ def encode_request(request: EngineCoreRequest) -> bytes:
         if (value := getattr(params, name)) is not default and (default is None or value != default)
     }
     values = {**vars(request), "eos_token_ids": sorted(request.eos_token_ids), "sampling_params": changed}
+    if request.prompt_embeds is not None:
+        values["prompt_embeds"] = request.prompt_embeds.pack()
     try:
         return _encoder.encode(values)
     except (TypeError, ValueError, OverflowError, RecursionError) as error:
@@ -78,6 +81,8 @@ def decode_request(data: Frame) -> EngineCoreRequest:
             params["late_chunking_params"] = LateChunkingParams(*params["late_chunking_params"])
         values["pooling_params"] = PoolingParams(**params)
         return EngineCoreRequest(**values)
+    if values["prompt_embeds"] is not None:
+        values["prompt_embeds"] = PromptEmbeds.unpack(*values["prompt_embeds"])
     changed = values["sampling_params"]
     # Not through the constructor: the parameters were checked before they were sent.
     params = values["sampling_params"] = _DEFAULT_PARAMS.clone()

@@ -2,28 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
-from vllm.exceptions import VLLMValidationError
-from vllm.lora.request import NOT_ENABLED, LoRARequest
+from vllm.lora.request import LoRARequest
 from vllm.v1.core.guests import SchedulerGuest
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.request_queue import RequestQueue
 from vllm.v1.features.adapters.pool import Adapter, AdapterPool
 from vllm.v1.request import Request, RequestStatus
-
-
-def pool_of(guests: Sequence[Any]) -> AdapterPool:
-    """The pool of a scheduler's guests.
-
-    Raises:
-        VLLMValidationError: adapters are not enabled.
-    """
-    for guest in guests:
-        if isinstance(guest, AdapterTurns):
-            return guest.pool
-    raise VLLMValidationError(NOT_ENABLED, "lora_request")
 
 
 class StepAdapters(dict[str, LoRARequest]):
@@ -41,7 +28,7 @@ class AdapterTurns(SchedulerGuest):
     def queued(self, request: Request) -> None:
         if request.lora_request is not None:
             adapter = self.pool.bind(request.lora_request)
-            # What an adapter computes is found only by requests of the same load.
+            # Blocks that an adapter computes are found only by requests of the same load.
             request.lane, request.content_number = adapter, adapter.number or -1
 
     def next(self, waiting: RequestQueue) -> Request | None:
@@ -60,7 +47,7 @@ class AdapterTurns(SchedulerGuest):
             return None
         error = self.pool.make_ready(adapter)
         if error is None and request.content_number != adapter.number:
-            # What was hashed of it is of another load.
+            # The blocks that were hashed of it are of another load.
             request.content_number = adapter.number
             request.block_hashes.clear()
         return error
@@ -86,6 +73,24 @@ class AdapterTurns(SchedulerGuest):
                 adapters[new.req_id] = adapter.worker_request
         if adapters:
             step.parts.add(adapters)
+
+    def calls(self) -> Mapping[str, Callable[..., Any]]:
+        pool = self.pool
+        return {
+            "add_lora": pool.add,
+            "try_add_lora": self._try_add,
+            "remove_lora": pool.remove,
+            "list_loras": pool.loaded_ids,
+            "pin_lora": pool.pin,
+        }
+
+    def _try_add(self, fields: Mapping[str, Any]) -> str:
+        """Load an adapter for another process: a LoRARequest's fields in, what is wrong with it out; "" = nothing."""
+        try:
+            self.pool.add(LoRARequest(**fields))
+        except ValueError as error:
+            return str(error.args[0])
+        return ""
 
     def counts(self) -> dict[str, Any]:
         return {

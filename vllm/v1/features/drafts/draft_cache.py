@@ -13,7 +13,7 @@ from vllm.distributed.parallel_state import get_tp_group
 from vllm.layers.attention import use_backend
 from vllm.layers.kv_cache_spec import kv_cache_layout, kv_cache_specs, layer_kinds
 from vllm.v1.worker.gpu.input_batch import InputBatch
-from vllm.v1.worker.gpu.states import BlockTables, KVCaches, RequestStates
+from vllm.v1.worker.gpu.states import NO_ID, BlockTables, KVCaches, RequestStates
 
 
 class DraftCache:
@@ -54,7 +54,7 @@ class DraftCache:
 
     @property
     def block_bytes(self) -> int:
-        """Of keys and values in a block."""
+        """The bytes of keys and values in a block."""
         width = sum(spec.values_per_token for spec in self._layout.caches)
         return width * self.block_size * self._dtype.itemsize
 
@@ -93,6 +93,7 @@ class DraftCache:
         token_slots = np.repeat(slots, counts)
         positions = np.arange(starts[-1], dtype=np.int64) + np.repeat(ends - counts - starts[:-1], counts)
         num_decodes = int((counts == 1).sum())
+        ids = self._states.token_ids[token_slots, positions]
         return InputBatch(
             req_ids=[""] * len(slots),
             idx_mapping_np=slots,
@@ -102,7 +103,7 @@ class DraftCache:
             token_slots_np=token_slots,
             positions_np=positions,
             slot_mappings_np=(self.tables.slot_mapping(token_slots, positions),),
-            input_ids_np=self._states.token_ids[token_slots, positions],
+            input_ids_np=np.where(ids == NO_ID, 0, ids),
             max_query_len=int(counts.max()),
             max_seq_len=int(ends.max()),
             num_decodes=num_decodes,
@@ -115,9 +116,9 @@ class DraftCache:
 
 
 def take_tokens(starts: np.ndarray, ends: np.ndarray, most: int) -> tuple[np.ndarray, np.ndarray]:
-    """Of requests whose tokens from `starts` to `ends`, int32 [R], are to be computed: rows, int64, and how many tokens
-    of each, int32, one step of `most` tokens takes, single tokens first, as attention runs these apart; none: all are
-    computed."""
+    """Take the tokens from `starts` to `ends`, int32 [R], of requests, which are to be computed: rows, int64, and how
+    many tokens of each, int32, one step of `most` tokens takes, single tokens first, as attention runs these apart;
+    none: all are computed."""
     rows = np.flatnonzero(starts < ends)
     counts = ends[rows] - starts[rows]
     counts = np.minimum(counts, np.maximum(most - (np.cumsum(counts) - counts), 0))

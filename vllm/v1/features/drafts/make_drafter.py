@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from vllm.config import SpeculativeConfig, VllmConfig
+from vllm.v1.features.drafts.draft_lengths import DraftLengths
 from vllm.v1.features.drafts.drafter import CachedDrafter, Drafter
 from vllm.v1.features.drafts.runner import Speculator
 
@@ -17,20 +18,16 @@ def make_speculator(runner: Any) -> Speculator:
     Raises:
         ValueError: a draft model or prediction layers cannot be used, or cannot be used with the runner's model.
     """
-    # What no engine asks for is not imported.
-    from vllm.v1.features.drafts.adaptive import AdaptiveDrafter
-
     config, states = runner.vllm_config, runner.states
     speculative = config.speculative_config
     assert speculative.num_speculative_tokens is not None
     speculator = Speculator(runner, speculative.num_speculative_tokens)
-    drafter: Drafter
     if speculative.method in ("draft_model", "mtp", "eagle", "eagle3"):
-        drafter = speculator.draft_model = _make_cached_drafter(runner, speculator)
+        speculator.drafter = speculator.draft_model = _make_cached_drafter(runner, speculator)
     else:
-        drafter = _make_drafter(speculative, states.max_num_reqs)
+        speculator.drafter = _make_drafter(speculative, states.max_num_reqs)
     token_cost = _relative_size(config) if speculator.draft_model else 0.0
-    speculator.drafter = AdaptiveDrafter(drafter, speculative, states.max_num_reqs, states.device.type, token_cost)
+    speculator.lengths = DraftLengths(speculative, states.max_num_reqs, states.device.type, token_cost)
     return speculator
 
 
@@ -46,19 +43,19 @@ def _make_cached_drafter(runner: Any, speculator: Speculator) -> CachedDrafter:
             "that see all tokens, whose blocks it shares; take method='ngram' or 'suffix'"
         )
     if method != "draft_model":
-        from vllm.v1.features.drafts.follower import Follower
+        from vllm.v1.features.drafts.eagle import EagleProposer
         from vllm.v1.features.drafts.layers import load_layers
 
         layers = load_layers(config, runner.model, runner.device)
-        speculator.follower = Follower(config, *layers, runner.model, runner.states, tables, runner.before_rows)
-        return speculator.follower
+        speculator.proposer = EagleProposer(config, *layers, runner.model, runner.states, tables, runner.before_rows)
+        return speculator.proposer
     from vllm.v1.features.drafts.draft_model import DraftModelDrafter
 
     return DraftModelDrafter(config, runner.states, tables)
 
 
 def _relative_size(config: VllmConfig) -> float:
-    """Of the weights that draft to the target's, near enough."""
+    """The size of the weights that draft, relative to the target's, near enough."""
     assert config.speculative_config is not None
     target = config.model_config.hf_config
     is_mtp = config.speculative_config.method == "mtp"

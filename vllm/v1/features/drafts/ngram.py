@@ -69,6 +69,9 @@ def find_last(tokens: np.ndarray, length: int, least: int, most: int) -> tuple[i
 
 
 def copied(tokens: np.ndarray, source: int, length: int, most: int) -> np.ndarray:
-    """At most `most` tokens from `source` on; after the last one, the copy goes on with itself."""
+    """At most `most` tokens from `source` on, to where an embedding stands; after the last one, the copy goes on with
+    itself."""
     draft = tokens[source : min(source + most, length)]
+    if len(draft) and draft.min() < 0:
+        return draft[: int((draft < 0).argmax())]
     return np.resize(draft, most) if len(draft) < most else draft

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from vllm.logger import init_logger
 from vllm.v1.core.sched.output import NewRequestData, SchedulerOutput
+from vllm.v1.features.drafts.draft_lengths import DraftLengths
 from vllm.v1.features.drafts.drafter import CachedDrafter, Drafter
 from vllm.v1.features.drafts.scheduler import NextDrafts, StepDrafts
 from vllm.v1.features.drafts.verify import VerifiedSamples, expand, verified, verify
@@ -18,19 +19,22 @@ from vllm.v1.worker.gpu.input_batch import InputBatch
 from vllm.v1.worker.gpu.states import KVCaches
 
 if TYPE_CHECKING:
-    from vllm.v1.features.drafts.follower import Follower
+    from vllm.v1.features.drafts.eagle import EagleProposer
 
 logger = init_logger(__name__)
 
 
 class Speculator(RunnerGuest):
-    """Asks a drafter on behalf of the slots' requests. Those for which it raises go on without drafts."""
+    """Asks a drafter on behalf of the slots' requests, for as many tokens as there is room for and as pay. Requests for
+    which it raises go on without drafts."""
 
     drafter: Drafter
     draft_model: CachedDrafter | None = None
     """The part of the drafter that has a model, and so a cache."""
-    follower: Follower | None = None
-    """The part of the drafter that takes the target's hidden states."""
+    proposer: EagleProposer | None = None
+    """The drafter, where it takes the target's hidden states."""
+    lengths: DraftLengths | None = None
+    """How much to draft; None: as much as there is room for."""
 
     def __init__(self, runner: Any, num_tokens: int) -> None:
         """`num_tokens`: the most that are drafted for a request at once. The drafter is set afterwards."""
@@ -57,10 +61,10 @@ class Speculator(RunnerGuest):
 
     @property
     def host_block_bytes(self) -> int:
-        return 0 if self.follower is None else self.follower.hidden_block_bytes
+        return 0 if self.proposer is None else self.proposer.hidden_block_bytes
 
     def in_blocks(self) -> KVCaches:
-        return [] if self.follower is None else self.follower.kept_in_blocks()
+        return [] if self.proposer is None else self.proposer.kept_in_blocks()
 
     def reset(self, sizes: CacheSizes) -> None:
         if self.draft_model is not None:
@@ -70,8 +74,8 @@ class Speculator(RunnerGuest):
         return () if self.draft_model is None else (self.draft_model.model,)
 
     def load_weights(self, weights: Sequence[tuple[str, Tensor]]) -> None:
-        if self.follower is not None and self.follower.model.is_of_target:
-            self.follower.model.load_weights(weights)
+        if self.proposer is not None and self.proposer.model.is_of_target:
+            self.proposer.model.load_weights(weights)
 
     # -- slots and steps ----------------------------------------------------------------------------------------------
 
@@ -83,23 +87,25 @@ class Speculator(RunnerGuest):
         if params.max_tokens is not None:
             longest = min(int(self._states.prompt_len[slot]) + params.max_tokens, longest)
         self._limits[slot], self._failed[slot] = longest, False
+        if self.lengths is not None:
+            self.lengths.add_request(slot)
         self._try(np.array([slot]), self.drafter.add_request, slot, self._states)
 
     def begin(self, step: SchedulerOutput) -> None:
-        if self.follower is not None:
-            self.follower.forget(step)
+        if self.proposer is not None:
+            self.proposer.forget(step)
 
     def before_batch(self, step: SchedulerOutput) -> None:
         for req_id, drafts in (step.parts.of(StepDrafts) or {}).items():
             self._states.place_tentative(self._states.req_id_to_slot[req_id], drafts)
 
     def before_forward(self, step: SchedulerOutput, batch: InputBatch) -> None:
-        if self.follower is not None:
+        if self.proposer is not None:
             batch.need_hidden(np.arange(len(batch.input_ids_np)))
 
     def after_forward(self, step: SchedulerOutput, batch: InputBatch, hidden: Tensor) -> None:
-        if self.follower is not None:
-            self.follower.keep(batch, hidden)
+        if self.proposer is not None:
+            self.proposer.keep(batch, hidden)
 
     def sample(self, batch: InputBatch, hidden: Tensor) -> Samples | None:
         """Where requests have drafts, each logits row draws what it would draw without."""
@@ -129,7 +135,10 @@ class Speculator(RunnerGuest):
     def observe(self, slots: np.ndarray, drafted: np.ndarray, accepted: np.ndarray) -> None:
         """See Drafter.observe."""
         if (chosen := ~self._failed[slots]).any():
-            self._try(slots[chosen], self.drafter.observe, slots[chosen], drafted[chosen], accepted[chosen])
+            outcomes = slots[chosen], drafted[chosen], accepted[chosen]
+            if self.lengths is not None:
+                self.lengths.observe(*outcomes)
+            self._try(slots[chosen], self.drafter.observe, *outcomes)
 
     def propose(self, slots: np.ndarray) -> dict[int, list[int]]:
         """By index into `slots`, int64 [R], the drafts of those that have any."""
@@ -138,12 +147,23 @@ class Speculator(RunnerGuest):
         asked = np.flatnonzero((room > 0) & ~self._failed[slots])
         if not len(asked):
             return {}
-        own, room = slots[asked], room[asked].astype(np.int32)
-        drafts = self._try(own, self.drafter.propose, own, self._states, room)
+        own, wanted, may_be_too_short = slots[asked], room[asked].astype(np.int32), False
+        if self.lengths is not None:
+            wanted, may_be_too_short = self.lengths.wanted(own, wanted)
+        chosen = np.flatnonzero(wanted)
+        if not len(chosen):
+            return {}
+        most = wanted[chosen].astype(np.int32)
+        drafts = self._try(own[chosen], self.drafter.propose, own[chosen], self._states, most)
         if drafts is None:
             return {}
-        found = zip(asked.tolist(), drafts, room.tolist(), strict=True)
-        return {index: usable for index, draft, most in found if (usable := self._usable(draft, most))}
+        if self.lengths is not None and may_be_too_short:
+            found = np.zeros(len(own), dtype=np.int64)
+            found[chosen] = [len(draft) for draft in drafts]
+            if not self.lengths.are_worth_it(own, found):
+                return {}
+        rows = zip(asked[chosen].tolist(), drafts, most.tolist(), strict=True)
+        return {index: usable for index, draft, room in rows if (usable := self._usable(draft, room))}
 
     def _usable(self, draft: np.ndarray, most: int) -> list[int]:
         """The draft up to its room, or to its first invalid id."""

@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import Any
 
 from vllm.v1.core.guests import SchedulerGuest
-from vllm.v1.core.kv_cache_manager import Blocks
+from vllm.v1.core.kv_cache_groups import Blocks
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.messages import EngineCoreOutput
 from vllm.v1.outputs import ModelRunnerOutput
@@ -26,6 +26,9 @@ class Drafts(SchedulerGuest):
 
     def __init__(self, scheduler: Any) -> None:
         self._kv, self._requests = scheduler.kv, scheduler.requests
+        cache = scheduler.cache_config
+        self._has_states = cache.num_states is not None
+        self._save_interval = cache.snapshot_interval if self._has_states and cache.finds_prefixes else None
         self._next: dict[str, list[int]] = {}
         self._num_drafts = self._num_tokens = 0
         self._accepted: list[int] = []  # by place in the draft
@@ -39,10 +42,7 @@ class Drafts(SchedulerGuest):
         if drafts := self._usable(drafts, request, num_new, room):
             added = self._kv.grow(request, num_new + len(drafts))
             if added is not None:
-                scheduled = step.parts.of(StepDrafts)
-                if scheduled is None:
-                    step.parts.add(scheduled := StepDrafts())
-                scheduled[request.request_id] = drafts
+                step.parts.made(StepDrafts)[request.request_id] = drafts
                 return num_new + len(drafts), added
         return None
 
@@ -53,8 +53,8 @@ class Drafts(SchedulerGuest):
         if request.num_pending_tokens or request.num_computed_tokens + num_new < len(request.token_ids):
             return []
         most = min(request.length_limit - request.num_output_tokens - 1, room - num_new)
-        if self._kv.snapshot_interval is not None:
-            most = min(most, -len(request.token_ids) % self._kv.snapshot_interval - 1)
+        if self._save_interval is not None:
+            most = min(most, -len(request.token_ids) % self._save_interval - 1)
         drafts = drafts[: max(most, 0)]
         for index, token_id in enumerate(drafts):
             if token_id in request.end_token_ids:
@@ -90,7 +90,7 @@ class Drafts(SchedulerGuest):
             self._accepted[index] += 1
         request = self._requests.get(output.request_id)
         if request is not None and request.status is RequestStatus.RUNNING:
-            if self._kv.has_states and output.num_accepted < num_drafted:
+            if self._has_states and output.num_accepted < num_drafted:
                 request.num_computed_tokens -= step.num_scheduled_tokens[request.request_id]
             else:
                 request.num_computed_tokens = len(request.token_ids) - 1

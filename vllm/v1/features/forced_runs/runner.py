@@ -10,6 +10,7 @@ from torch import Tensor
 from vllm.sampling_params import SamplingParams
 from vllm.v1.core.sched.output import NewRequestData, SchedulerOutput
 from vllm.v1.features.forced_runs.scheduler import StepRuns
+from vllm.v1.features.grammars.runner import GrammarMasks
 from vllm.v1.worker.gpu.guests import Completion, RunnerGuest, Samples, StepOutcome
 from vllm.v1.worker.gpu.input_batch import InputBatch
 from vllm.v1.worker.gpu.sample.prompt_logprob import (
@@ -26,9 +27,8 @@ MOST_ROWS = 4
 class ForcedRuns(RunnerGuest):
     """After each draw of a request with a grammar, the tokens that follow without a choice."""
 
-    def __init__(self, runner: Any) -> None:
-        self._runner, self._states = runner, runner.states
-        self._grammars = runner.sampler.grammars
+    def __init__(self, runner: Any, grammars: GrammarMasks) -> None:
+        self._runner, self._states, self._grammars = runner, runner.states, grammars
         vocab_size = runner.model_config.vocab_size
         self._readings = PromptLogprobsState(self._states.max_num_reqs, vocab_size, runner.sampler.vocab)
         # By slot, the requests that read what they generate.
@@ -56,7 +56,8 @@ class ForcedRuns(RunnerGuest):
 
     def after_sample(self, batch: InputBatch, hidden: Tensor) -> Completion | None:
         readings = None if self._rows is None else self._read(batch, hidden, *self._rows)
-        appends = self._grammars.in_use
+        # Host code that observes every sampled row sees no others.
+        appends = self._grammars.in_use and not self._runner.sampler.is_followed
         if readings is None and not appends:
             return None
 
@@ -90,7 +91,7 @@ class ForcedRuns(RunnerGuest):
             return {}
         # Skip slots that have been reused since.
         rows = np.flatnonzero(sampled.draws & (self._states.owners[sampled.slots] == sampled.owners))
-        runs = self._runner.sampler.forced_runs(sampled.slots[rows], self._states)
+        runs = self._grammars.forced_runs(sampled.slots[rows], self._states)
         found = {}
         for index, run in runs.items():
             slot = int(sampled.slots[rows[index]])

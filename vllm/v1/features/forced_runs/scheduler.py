@@ -17,7 +17,7 @@ from vllm.v1.request import Request
 
 @dataclass
 class StepRuns:
-    """What a step gives of forced tokens, by request id."""
+    """A step's forced tokens, by request id."""
 
     appended: dict[str, list[int]] = field(default_factory=dict)  # follow the sampled token without a choice
     readings: dict[str, list[LogprobsRows]] = field(default_factory=dict)  # of those of earlier steps, in order
@@ -33,10 +33,16 @@ class ForcedTokens(SchedulerGuest):
 
     def __init__(self, scheduler: Any) -> None:
         self._requests, self._kv = scheduler.requests, scheduler.kv
+        # By request id, how many of its last tokens are not returned yet, as they are still to be read.
+        self._held: dict[str, int] = {}
 
     def preempted(self, request: Request, step: SchedulerOutput) -> None:
-        # Those that are not returned yet will be found again.
-        request.drop_held(self._kv.block_size)
+        if num_held := self._held.pop(request.request_id, 0):
+            # They will be found again.
+            request.drop_last(num_held, self._kv.block_size)
+
+    def ended(self, request: Request) -> None:
+        self._held.pop(request.request_id, None)
 
     def begin_update(self, output: ModelRunnerOutput) -> dict[str, EngineCoreOutput]:
         runs = output.parts.of(StepRuns)
@@ -48,14 +54,15 @@ class ForcedTokens(SchedulerGuest):
             if request_id in self._requests
         }
 
-    @staticmethod
-    def _returned(request: Request, parts: list[LogprobsRows]) -> EngineCoreOutput:
+    def _returned(self, request: Request, parts: list[LogprobsRows]) -> EngineCoreOutput:
         """The held tokens that the step has read."""
         output = EngineCoreOutput(request.request_id, [])
         rows = [(part.lists, index) for part in parts for index in range(part.rows.start, part.rows.stop)]
-        start = len(request.token_ids) - request.num_held
+        num_held = self._held.pop(request.request_id, 0)
+        start = len(request.token_ids) - num_held
         output.new_token_ids += request.token_ids[start : start + len(rows)]
-        request.num_held -= len(rows)
+        if num_held > len(rows):
+            self._held[request.request_id] = num_held - len(rows)
         if request.reads_logprobs:
             output.logprobs = list(rows)
         if request.sampling_params.grammar_readings:
@@ -73,6 +80,6 @@ class ForcedTokens(SchedulerGuest):
                 continue
             request.token_ids += run
             if request.sampling_params.reads_generated:
-                request.num_held = len(run)
+                self._held[each.request_id] = len(run)
             else:
                 each.new_token_ids += run

@@ -12,6 +12,7 @@ from torch import Tensor
 from vllm.layers.state import allocate_states, state_layers
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.features.states.memory import StateSlots
+from vllm.v1.features.states.scheduler import StepStates
 from vllm.v1.worker.gpu.buffer_utils import upload_all
 from vllm.v1.worker.gpu.guests import CacheSizes, Completion, RunnerGuest, StepOutcome
 from vllm.v1.worker.gpu.input_batch import InputBatch
@@ -72,14 +73,16 @@ class StatePools:
 
     def load(self, step: SchedulerOutput, states: RequestStates) -> None:
         """Before the step's forward pass: the states of requests that begin from snapshots."""
-        if step.state_loads:
-            snapshots, owners = zip(*step.state_loads, strict=True)
+        part = step.parts.of(StepStates)
+        if part is not None and part.loads:
+            snapshots, owners = zip(*part.loads, strict=True)
             self._copy(self._rows_of(snapshots), self._slots_of(owners, states))
 
     def save(self, step: SchedulerOutput, states: RequestStates) -> None:
         """After the step's forward pass: its snapshots."""
-        if step.state_saves:
-            owners, snapshots = zip(*step.state_saves, strict=True)
+        part = step.parts.of(StepStates)
+        if part is not None and part.saves:
+            owners, snapshots = zip(*part.saves, strict=True)
             self._copy(self._slots_of(owners, states), self._rows_of(snapshots))
 
     def back_up(self, slots: np.ndarray, states: RequestStates) -> None:

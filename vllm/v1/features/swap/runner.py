@@ -13,6 +13,7 @@ from torch import Tensor
 from vllm.logger import init_logger
 from vllm.ops.block_copies import block_parts, copy_blocks_
 from vllm.v1.core.sched.output import SchedulerOutput
+from vllm.v1.features.swap.scheduler import StepSwaps
 from vllm.v1.worker.gpu.block_copies import BlockCopies
 from vllm.v1.worker.gpu.guests import CacheSizes, RunnerGuest
 from vllm.v1.worker.gpu.input_batch import InputBatch
@@ -37,12 +38,14 @@ class SwapSpace(RunnerGuest):
         self._swap = KVSwap(self._runner.block_copies, sizes.num_host_blocks) if sizes.num_host_blocks else None
 
     def begin(self, step: SchedulerOutput) -> None:
-        if step.swap_out and self._swap is not None:
-            self._swap.swap_out(step.swap_out)
+        swaps = step.parts.of(StepSwaps)
+        if swaps is not None and swaps.out and self._swap is not None:
+            self._swap.swap_out(swaps.out)
 
     def before_forward(self, step: SchedulerOutput, batch: InputBatch) -> None:
-        if step.swap_in and self._swap is not None:
-            self._swap.swap_in(step.swap_in)
+        swaps = step.parts.of(StepSwaps)
+        if swaps is not None and swaps.back and self._swap is not None:
+            self._swap.swap_in(swaps.back)
 
 
 class KVSwap:

@@ -14,7 +14,7 @@ from vllm.sampling_params import SamplingParams
 
 
 class MoveDirectionality(Enum):
-    """What a move (a, b) does to the requests at the two indices."""
+    """The effect of a move (a, b) on the requests at the two indices."""
 
     UNIDIRECTIONAL = "unidirectional"
     """The request at a goes to b; nothing is left at a."""

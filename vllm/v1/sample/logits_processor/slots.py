@@ -59,7 +59,7 @@ class LogitsProcRequestState:
 
 @dataclass
 class LogitsContext:
-    """What the rows of a step's logits are: R requests, and as many rows, since no tokens are drafted."""
+    """The rows of a step's logits: R requests, and as many rows, since no tokens are drafted."""
 
     expanded_idx_mapping: Tensor  # int32 [R], row -> slot
     idx_mapping: Tensor  # int32 [R], request -> slot

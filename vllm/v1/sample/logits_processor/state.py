@@ -25,7 +25,9 @@ class TokenLists:
     def __init__(self, slot: int, states: SlotTokens) -> None:
         self._slot = slot
         self._num_known = int(states.prompt_len[slot])
-        self.prompt: list[int] = states.token_ids[slot, : self._num_known].tolist()
+        prompt = states.token_ids[slot, : self._num_known]
+        # Embeddings are no tokens.
+        self.prompt: list[int] = prompt[prompt >= 0].tolist()
         self.output: list[int] = []
         self.sync(states)
 

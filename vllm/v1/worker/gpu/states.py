@@ -14,6 +14,9 @@ from vllm.v1.worker.gpu.buffer_utils import upload, upload_all
 UNKNOWN = -1
 """Placeholder id of a token that a step in flight samples."""
 
+NO_ID = -2
+"""In place of the id at a position that has an embedding, but no token."""
+
 KVCaches = list[tuple[Tensor, ...]]
 """Keys and values of each layer, or the rows of latent attention; contiguous, blocks first."""
 
@@ -132,7 +135,7 @@ class RequestStates:
         """Token ids, int32 [T, ...], of `slots`, int64 [T], with each UNKNOWN replaced by the slot's last sample."""
         assert self.last_sampled is not None
         drawn = self.last_sampled[slots]
-        return torch.where(token_ids < 0, drawn if token_ids.dim() == 1 else drawn[:, None], token_ids)
+        return torch.where(token_ids == UNKNOWN, drawn if token_ids.dim() == 1 else drawn[:, None], token_ids)
 
     def token_ids_tensor(self, slots: np.ndarray) -> Tensor:
         """Token ids of some slots on the device: int32 [R, max total_len among them]."""
@@ -149,7 +152,7 @@ class BlockTables:
     def __init__(self, max_num_reqs: int, max_model_len: int, block_size: int, device: torch.device) -> None:
         self.block_size = block_size
         shape = (max_num_reqs + 1, -(-(max_model_len + 1) // block_size))
-        # Of NumPy, which takes no memory for what is not written.
+        # NumPy's zeros take no memory for what is not written.
         self.table = np.zeros(shape, dtype=np.int32)  # [S + 1, B]
         self.num_blocks = np.zeros(max_num_reqs + 1, dtype=np.int32)  # [S + 1]
         is_on_host = device.type == "cpu"

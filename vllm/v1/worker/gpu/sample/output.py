@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from vllm.v1.outputs import NO_TOKEN_MESSAGE, LogprobsTensors
-from vllm.v1.worker.gpu.sample.grammar import AllowedMass
+from vllm.v1.worker.gpu.sample.masks import AllowedMass
 
 
 @dataclass

@@ -20,7 +20,7 @@ class TokenHistory:
         self._table = torch.zeros((0, 0), dtype=torch.int32, device=device)
         self._row_of_slot = np.full(max_num_reqs, -1, dtype=np.int64)  # [S]
         self._num_rows = 0
-        # Of which request, by its number, how many tokens a slot's row holds.
+        # The number of the request whose tokens a slot's row holds, and how many.
         self._owners = np.zeros(max_num_reqs, dtype=np.int64)  # [S]
         self._num_tokens = np.zeros(max_num_reqs, dtype=np.int32)  # [S]
 
@@ -88,9 +88,10 @@ class PenaltiesState:
         device = logits.device
         index = upload(slots, device)
         token_ids = states.token_ids_tensor(slots) if self._history is None else self._history.rows(slots, states)
-        columns = self._vocab.columns(token_ids.to(torch.int64))  # [R, W]
+        columns = self._vocab.columns(token_ids.clamp(min=0).to(torch.int64))  # [R, W]
         position = torch.arange(columns.shape[1], device=device)
         known = position < upload(states.total_len[slots], device)[:, None]  # the rest is padding, or stale
+        known &= token_ids >= 0
         generated = known & (position >= upload(states.prompt_len[slots], device)[:, None])
 
         # A new value depends on its token alone, so a token at several positions (known or stale) is written several

@@ -13,7 +13,6 @@ from vllm.ops.top_p import keep_top_p_
 from vllm.sampling_params import SamplingParams
 from vllm.v1.outputs import LogprobsTensors
 from vllm.v1.worker.gpu.buffer_utils import upload
-from vllm.v1.worker.gpu.sample.grammar import AllowedMass, GrammarState
 from vllm.v1.worker.gpu.sample.logit_bias import BadWordsState, LogitBiasState
 from vllm.v1.worker.gpu.sample.logprob import (
     FilledColumns,
@@ -23,6 +22,7 @@ from vllm.v1.worker.gpu.sample.logprob import (
     compute_topk_logprobs,
     greedy_readings,
 )
+from vllm.v1.worker.gpu.sample.masks import AllowedMass, Masks
 from vllm.v1.worker.gpu.sample.output import SamplerOutput
 from vllm.v1.worker.gpu.sample.penalties import PenaltiesState
 from vllm.v1.worker.gpu.sample.processors import LogitsProcessorError, make_processors
@@ -67,7 +67,7 @@ class Sampler:
         self.token_ids = LogprobTokenIdsState(max_num_reqs, device)
         self.columns = FilledColumns(self.token_ids, self.states)
         self.bad_words = BadWordsState(vocab)
-        self.grammars = GrammarState(model_config, vocab)
+        self.masks = Masks()  # filled by a guest, which adds and removes requests itself
         self.trace = TraceState()
         self.request_processors, self.custom = make_processors(config, device, vocab)
         self.reading_clock = ReadingClock()
@@ -81,14 +81,14 @@ class Sampler:
         self.version += 1
         self.states.add_request(slot, params, request_id)
         stages = (self.penalties, self.logit_bias, self.token_ids, self.bad_words, self.request_processors, self.trace)
-        for state in (self.grammars, *stages):
+        for state in stages:
             state.add_request(slot, params)
         if self.custom is not None:
             self.custom.add_request(slot, params)
 
     def remove_request(self, slot: int) -> None:
         self.version += 1
-        for state in (self.grammars, self.token_ids, self.bad_words, self.request_processors, self.trace, self.custom):
+        for state in (self.token_ids, self.bad_words, self.request_processors, self.trace, self.custom):
             if state is not None:
                 state.remove_request(slot)
 
@@ -136,19 +136,15 @@ class Sampler:
     def depends_on_history(self, slots: np.ndarray, states: RequestStates) -> np.ndarray:
         """bool [R]: rows whose processing depends on the request's tokens or on their number, the noise apart."""
         depends = self.penalties.uses(slots) | self.logit_bias.may_not_stop(slots, states)
-        for state in (self.bad_words, self.request_processors, self.grammars, self.trace):
+        for state in (self.bad_words, self.request_processors, self.masks, self.trace):
             if state.in_use:
                 depends |= state.uses(slots)
         return depends
 
-    def forced_runs(self, slots: np.ndarray, states: RequestStates) -> dict[int, list[int]]:
-        """See GrammarState.forced_runs; none where host code observes every sampled row."""
-        return {} if self.is_followed or not self.grammars.in_use else self.grammars.forced_runs(slots, states)
-
     def is_plain(self, slots: np.ndarray, states: RequestStates) -> np.ndarray:
         """bool [R]: greedy rows with unchanged logits."""
         changed = self.penalties.uses(slots) | self.logit_bias.uses(slots, states)
-        for state in (self.bad_words, self.request_processors, self.grammars):
+        for state in (self.bad_words, self.request_processors, self.masks):
             if state.in_use:
                 changed |= state.uses(slots)
         if self.trace.in_use:
@@ -199,11 +195,11 @@ class Sampler:
         processed = self.vocab.workspace(_float32_copy(logits, rows))
         # The maximum of a row with a NaN is NaN; processing could hide it.
         maxima = [processed.amax(dim=-1)]
-        grammar_errors, allowed = self.grammars.apply(processed, own_slots, states)
+        mask_errors, allowed = self.masks.apply(processed, own_slots, states)
         if allowed is not None:
             output.allowed_mass = AllowedMass(rows[allowed.rows].tolist(), allowed.logs)
         temperature, errors, highest_processed = self._process(processed, own_slots, states)
-        errors |= grammar_errors
+        errors |= mask_errors
         if highest_processed is not None:
             maxima.append(highest_processed)
         positions = upload(lengths.astype(np.int64), device)
@@ -270,7 +266,7 @@ class Sampler:
     ) -> tuple[Tensor, dict[int, str], Tensor | None]:
         """Process a workspace, float32 [R, V], in place. Returns what the draw has still to divide by, float32 [R]; row
         -> how its logits processor failed; this rank's maxima after logits processors, float32 [R], None: none ran."""
-        self.logit_bias.apply(logits, slots, states, self.grammars.ending(slots))
+        self.logit_bias.apply(logits, slots, states, self.masks.ending(slots))
         self.bad_words.apply(logits, slots, states)
         errors = self.request_processors.apply(logits, slots, states)
         if self.custom is not None:

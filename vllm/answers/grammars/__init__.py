@@ -1,0 +1,1 @@
+"""Grammars of answers that hold calls, in Lark's dialect."""

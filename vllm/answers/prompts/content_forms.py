@@ -1,0 +1,111 @@
+"""Which form of a message's content a template reads: a text, or parts.
+
+A template is a program, which may read a content through loops, filters, macros, names or tests. It is therefore asked:
+short conversations are rendered in each form, and the form counts in which their words come out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
+from typing import Any, Literal
+
+from vllm.answers.prompts.conversations import content_text
+from vllm.answers.prompts.template_source import goes_through_contents
+
+ContentForm = Literal["text", "parts", "part"]
+"""How a content is given: one text; a list of its text parts; a list of one part with all of the text."""
+
+FORMS: tuple[ContentForm, ...] = ("text", "parts", "part")
+
+Message = dict[str, Any]
+Content = str | Sequence[Mapping[str, Any]]
+
+# No template has the words or the tool; a form that is printed instead of read shows the key.
+_WORDS = ("zqfirst", "zqsecond")
+_KEY = "zqkey"
+PROBE_TOOL: dict[str, Any] = {
+    "type": "function",
+    "function": {"name": "zqtool", "description": "zqtool", "parameters": {"type": "object", "properties": {}}},
+}
+_CALL = {"id": "zqcall00a", "type": "function", "function": {"name": "zqtool", "arguments": {}}}
+
+
+def formed(content: Content, form: ContentForm) -> str | list[dict[str, Any]]:
+    """The content in a form."""
+    if form == "text":
+        return content_text(content)
+    if form == "part" or isinstance(content, str) or not content:
+        return [{"type": "text", "text": content_text(content)}]
+    return [dict(part) for part in content]
+
+
+def readable_form(render: Callable[[Any], str]) -> ContentForm | None:
+    """The first of FORMS in which a content comes out; None: in no form.
+
+    Args:
+        render: what the template makes of a content; it may raise anything.
+    """
+    for form in FORMS:
+        words = _WORDS if form == "parts" else _WORDS[:1]
+        parts = [{"type": "text", "text": word, _KEY: _KEY} for word in words]
+        try:
+            text = render(words[0] if form == "text" else parts).casefold()
+        except Exception:  # templates raise on purpose
+            continue
+        if all(word in text for word in words) and _KEY not in text:
+            return form
+    return None
+
+
+@lru_cache(maxsize=64)
+def forms_of_template(template: str) -> Mapping[str, ContentForm]:
+    """The form of each role's content that a chat template reads; of several the text. A role whose messages come out
+    in no form is left out."""
+    # Some templates are for conversations with tools alone.
+    return _forms(template, None) or _forms(template, [PROBE_TOOL])
+
+
+def _forms(template: str, tools: list[dict[str, Any]] | None) -> dict[str, ContentForm]:
+    found: dict[str, ContentForm] = {}
+    for role in ("user", "assistant", "system", "developer", "tool"):
+
+        def render(content: Any, role: str = role) -> str:
+            return probed(template, _conversation(role, content, found), tools)
+
+        form = readable_form(render)
+        if form is not None:
+            found[role] = form
+    return found
+
+
+def probed(template: str, conversation: list[Message], tools: list[dict[str, Any]] | None) -> str:
+    """The text that a chat template makes of a conversation, without a tokenizer; it may raise anything."""
+    from transformers.utils.chat_template_utils import render_jinja_template
+
+    options: dict[str, Any] = dict.fromkeys(("bos_token", "eos_token", "pad_token", "unk_token"), "")
+    options |= {"chat_template": template, "add_generation_prompt": True, "tools": tools}
+    rendered: Any = render_jinja_template([conversation], **options)
+    return rendered[0][0]
+
+
+def reads_texts(template: str) -> bool:
+    """Whether a chat template reads a user's content as a text, be it beside parts."""
+    try:
+        form = forms_of_template(template).get("user")
+    except Exception:  # what cannot be compiled reads nothing
+        return True
+    return form == "text" if form is not None else not goes_through_contents(template)
+
+
+def _conversation(role: str, content: Any, forms: Mapping[str, ContentForm]) -> list[Message]:
+    """A conversation with a message of the role; other messages are in their forms."""
+    own: Message = {"role": role, "content": content}
+    user = {"role": "user", "content": formed("x", forms.get("user", "text"))}
+    if role == "assistant":
+        return [user, own, user]
+    if role == "tool":
+        empty = formed("", forms.get("assistant", forms.get("user", "text")))
+        call = {"role": "assistant", "content": empty, "tool_calls": [_CALL]}
+        return [user, call, {**own, "tool_call_id": _CALL["id"], "name": "zqtool"}]
+    return [own] if role == "user" else [own, user]

@@ -1,0 +1,150 @@
+"""The messages of a conversation, checked and in one form."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from vllm.answers.syntax.typed_values import loaded
+from vllm.exceptions import VLLMValidationError
+from vllm.utils.checks import check_encodable, wrong_type
+
+# Types of parts that are texts, and which key has the text.
+_TEXT_KEYS = {
+    "text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal", "thinking": "thinking",
+}  # fmt: skip
+
+
+def normal_messages(messages: Any) -> list[dict[str, Any]]:
+    """One conversation as templates take it: each message's content as one text, arguments of tool calls as objects.
+
+    Raises:
+        VLLMValidationError: a malformed message; its index is named.
+    """
+    return [message for _, conversation in named_conversations([messages]) for message in conversation]
+
+
+def named_conversations(messages: Any, keeps_parts: bool = False) -> list[tuple[str, list[dict[str, Any]]]]:
+    """(name in errors, messages as templates take them) of one conversation, or of a list of them. With `keeps_parts`
+    a content that came in parts is a list of text parts.
+
+    Raises:
+        VLLMValidationError: a malformed message; its index is named.
+    """
+    if not _is_list(messages):
+        raise wrong_type("messages", messages, "a list of dicts, or a list of such lists")
+    if not messages or not _is_list(messages[0]):
+        named = [("messages", messages)] if messages else []
+    else:
+        named = [(f"messages[{index}]", conversation) for index, conversation in enumerate(messages)]
+    for name, conversation in named:
+        if not _is_list(conversation):
+            raise wrong_type(name, conversation, "a conversation, as the first is: a list of dicts")
+        if not conversation:
+            raise VLLMValidationError(f"{name} has no message", name, conversation)
+    return [
+        (
+            name,
+            [_check_message(f"{name}[{index}]", message, keeps_parts) for index, message in enumerate(conversation)],
+        )
+        for name, conversation in named
+    ]
+
+
+def content_text(content: str | Sequence[Mapping[str, Any]]) -> str:
+    """A content of `named_conversations` as one text: its parts are lines."""
+    return content if isinstance(content, str) else "\n".join(part["text"] for part in content)
+
+
+def _check_message(name: str, message: Any, keeps_parts: bool) -> dict[str, Any]:
+    """The message with the arguments of its tool calls as objects, and its content as text parts or one text."""
+    if not isinstance(message, Mapping):
+        raise wrong_type(name, message, "a dict with role and content")
+    role = message.get("role")
+    if not isinstance(role, str) or not role:
+        raise VLLMValidationError(f"{name} has no role", f"{name}.role", role)
+    tool_calls = _check_tool_calls(name, message)
+    result = {key: value for key, value in message.items() if key != "tool_calls"}
+    if tool_calls:
+        result["tool_calls"] = tool_calls
+    content = _check_content(name, message, bool(tool_calls))
+    result["content"] = content if keeps_parts else content_text(content)
+    return result
+
+
+def _check_content(name: str, message: Mapping[str, Any], has_tool_calls: bool) -> str | list[dict[str, Any]]:
+    """The content; without one the refusal, or nothing beside tool calls."""
+    content = message.get("content")
+    if content is not None:
+        return _check_parts(f"{name}.content", content)
+    if message.get("refusal") is not None:
+        return _check_text(f"{name}.refusal", message["refusal"])
+    if has_tool_calls or any(isinstance(message.get(each), str) for each in ("reasoning", "reasoning_content")):
+        return ""
+    raise VLLMValidationError(f"{name} has no content", f"{name}.content")
+
+
+def _check_parts(name: str, content: Any) -> str | list[dict[str, Any]]:
+    if isinstance(content, str):
+        return _check_text(name, content)
+    if not _is_list(content):
+        raise wrong_type(name, content, "a string or a list of text parts")
+    parts = []
+    for index, part in enumerate(content):
+        place = f"{name}[{index}]"
+        if isinstance(part, str):
+            parts.append({"type": "text", "text": _check_text(place, part)})
+        elif not isinstance(part, Mapping):
+            raise wrong_type(place, part, "a text part")
+        else:
+            kind = part.get("type")
+            key = _TEXT_KEYS.get(kind) if isinstance(kind, str) else None
+            if key is None:
+                raise VLLMValidationError(f"{place} is of type {kind!r}, and only 'text' can be read", place, kind)
+            text = _check_text(f"{place}.{key}", part.get(key))
+            # Some templates ask for keys of their own, such as languages.
+            parts.append({**{name: value for name, value in part.items() if name != key}, "type": "text", "text": text})
+    return parts
+
+
+def _check_text(name: str, text: Any) -> str:
+    if not isinstance(text, str):
+        raise wrong_type(name, text, "a string")
+    check_encodable(name, text)
+    return text
+
+
+def _check_tool_calls(name: str, message: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The message's tool calls, or its function_call, which OpenAI's API had before."""
+    tool_calls, function_call = message.get("tool_calls"), message.get("function_call")
+    if not tool_calls and function_call is not None:
+        place = f"{name}.function_call"
+        if not isinstance(function_call, Mapping):
+            raise wrong_type(place, function_call, "a dict")
+        return [{"type": "function", "function": _check_function(place, function_call)}]
+    if tool_calls is None:
+        return []
+    place = f"{name}.tool_calls"
+    if not _is_list(tool_calls) or not all(isinstance(call, Mapping) for call in tool_calls):
+        raise wrong_type(place, tool_calls, "a list of dicts")
+    result = [dict(call) for call in tool_calls]
+    for index, call in enumerate(result):
+        if isinstance(call.get("function"), Mapping):
+            call["function"] = _check_function(f"{place}[{index}].function", call["function"])
+    return result
+
+
+def _check_function(name: str, function: Mapping[str, Any]) -> dict[str, Any]:
+    """With the arguments as an object, which templates print; OpenAI's clients send them as a text of JSON."""
+    arguments = function.get("arguments")
+    if not isinstance(arguments, str):
+        return dict(function)
+    try:
+        return {**function, "arguments": loaded(arguments or "{}")}
+    except ValueError as error:
+        place = f"{name}.arguments"
+        raise VLLMValidationError(f"{place} is not JSON: {error}", place, arguments) from None
+
+
+def _is_list(value: Any) -> bool:
+    return isinstance(value, Sequence) and not isinstance(value, (str, bytes))

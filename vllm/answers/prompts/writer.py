@@ -1,0 +1,234 @@
+"""The writer of conversations by a chat template, in the forms that the template reads."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from vllm.answers.prompts.content_forms import FORMS, ContentForm, Message, formed, forms_of_template
+from vllm.answers.prompts.histories import fitted
+from vllm.answers.prompts.template_source import chosen_template, variables
+from vllm.answers.prompts.tool_prompts import ToolPrompt, shows_tools, with_told_tools
+from vllm.exceptions import VLLMValidationError, shown
+from vllm.logger import init_logger, warn_once
+from vllm.tokenizers.tokenizer import Tokenizer
+from vllm.utils.checks import check_boolean, check_encodable, wrong_type
+
+logger = init_logger(__name__)
+
+# Arguments of transformers' apply_chat_template that LLM.chat has, or that would make the result no text.
+_RESERVED = frozenset(
+    "add_generation_prompt chat_template continue_final_message conversation max_length padding "
+    "return_assistant_tokens_mask return_dict return_tensors tokenize tokenizer_kwargs tools truncation".split()
+)
+_FORMATS = ("auto", "string", "openai")
+# Stands for words, or behind them, to see what becomes of them.
+_MARK = "zqmark"
+_CHANGED = (
+    "the chat template leaves out or changes words: a prompt does not hold the last user's text as it was sent; "
+    "the template begins with %s"
+)
+
+
+class ChatWriter:
+    """Writes conversations by a template. Arguments and errors are those of `render_texts`."""
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer | None,
+        *,
+        chat_template: str | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        tools: list[dict[str, Any]] | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+        content_format: str = "auto",
+        tool_prompt: ToolPrompt | None = None,
+    ) -> None:
+        _check_arguments(chat_template, add_generation_prompt, continue_final_message, tools, chat_template_kwargs)
+        if content_format not in _FORMATS:
+            message = f"chat_template_content_format must be one of {', '.join(_FORMATS)}, got {shown(content_format)}"
+            raise VLLMValidationError(message, "chat_template_content_format", content_format)
+        if tokenizer is None:
+            raise VLLMValidationError("chat needs a tokenizer, and skip_tokenizer_init left it out", "messages")
+        template = chosen_template(tokenizer.chat_template, chat_template or None, tools)
+        if template is None:
+            missing = "the model's tokenizer has no chat template; pass one as chat_template"
+            raise VLLMValidationError(missing, "chat_template")
+        self._tokenizer, self._template, self._format = tokenizer, template, content_format
+        self._told = tool_prompt if tool_prompt is not None and not shows_tools(template) else None
+        self.is_continued = continue_final_message
+        self._options = {
+            "chat_template": template,
+            "add_generation_prompt": add_generation_prompt,
+            "continue_final_message": continue_final_message,
+            "tools": tools,
+            **(chat_template_kwargs or {}),
+        }
+
+    def write(self, name: str, conversation: Sequence[Message]) -> Written:
+        """A conversation of `named_conversations`, with the parts of contents. `name`: in errors."""
+        conversation = fitted(conversation, self._template)
+        if self._told is not None:
+            conversation = with_told_tools(conversation, self._told, "system" in _forms(self._template))
+        problem: VLLMValidationError | None = None
+        for forms in self._ways():
+            usual = forms.get("user", "text")
+            messages = [
+                {**each, "content": formed(each["content"], forms.get(each["role"], usual))} for each in conversation
+            ]
+            try:
+                text = self.rendered(name, messages)
+                self._check_words(name, messages, text, usual)
+            except VLLMValidationError as error:
+                problem = problem or error
+            else:
+                return Written(text, name, messages, self)
+        assert problem is not None, "there is a way"
+        raise problem
+
+    @property
+    def hides_tools(self) -> bool:
+        """Whether there are tools, and prompts do not tell of them."""
+        is_told = self._told is not None and bool(self._told.tools)
+        return bool(self._options["tools"]) and not is_told and not shows_tools(self._template)
+
+    def rendered(self, name: str, messages: list[Message], **options: Any) -> str:
+        """Messages as the template writes them, with other `options` of it."""
+        try:
+            text = self._tokenizer.apply_chat_template(messages, tokenize=False, **{**self._options, **options})
+        except Exception as error:  # a template is a program: it may raise anything, often on purpose
+            reason = error or type(error).__name__
+            raise VLLMValidationError(f"{name}: the chat template failed: {reason}", name) from error
+        if not text:
+            raise VLLMValidationError(f"{name}: the chat template made an empty prompt", name)
+        check_encodable(name, text)
+        return text
+
+    def _ways(self) -> Iterator[Mapping[str, ContentForm]]:
+        """The forms of roles' contents, to be tried one after the other."""
+        if self._format == "string":
+            yield {}
+            return
+        forms = _forms(self._template)
+        if self._format == "openai":
+            whole: dict[str, ContentForm] = {role: "part" for role, form in forms.items() if form == "part"}
+            yield {"user": "parts", **whole}
+        elif "user" in forms:
+            yield forms
+        else:
+            # It asks for more than a conversation.
+            yield from ({"user": form} for form in FORMS)
+
+    def _check_words(self, name: str, messages: Sequence[Message], text: str, form: ContentForm) -> None:
+        """VLLMValidationError: the prompt does not depend on what the user says last, which the template does not write
+        in that form. It is logged where it changes words, or has not taken these."""
+        index = max((at for at, each in enumerate(messages) if each["role"] == "user"), default=None)
+        if index is None:
+            return
+        content = messages[index]["content"]
+        missing = [each for each in _texts(content) if each.strip() not in text]
+        squeezed = _squeezed(text) if missing else ""
+        if all(_squeezed(each) in squeezed for each in missing):
+            return
+        is_lost = "messages" in variables(self._template) and _forms(self._template).get("user") != form
+        if is_lost:
+            other = [*messages[:index], {**messages[index], "content": _with_mark(content, replaces=True)}]
+            try:
+                is_lost = self.rendered(name, other) == text
+            except VLLMValidationError:
+                is_lost = False
+        if not is_lost:
+            warn_once(logger, _CHANGED, repr(self._template[:60]))
+            return
+        hint = "" if self._format == "auto" else f" with chat_template_content_format={self._format!r}"
+        message = f"{name}[{index}].content is lost: the chat template does not write the last user's text{hint}"
+        raise VLLMValidationError(message, f"{name}[{index}].content")
+
+
+@dataclass(frozen=True)
+class Written:
+    """A conversation as a template wrote it: the prompt's text, and the messages in the forms that were read."""
+
+    text: str
+    name: str
+    messages: list[Message]
+    writer: ChatWriter
+
+    def opening(self, markers: Iterable[str]) -> str:
+        """The beginning of the answer: all behind the last words of others. It is what the template writes
+        there, with the message that is continued, if one is. "": no marker is anywhere in the prompt."""
+        if not any(marker.strip() in self.text for marker in markers):
+            return ""
+        at = len(self.messages) - (2 if self.writer.is_continued else 1)
+        if at < 0:
+            return self.text
+        turn = self.messages[at]
+        marked = {**turn, "content": _with_mark(turn["content"])}
+        try:
+            text = self.writer.rendered(self.name, [*self.messages[:at], marked, *self.messages[at + 1 :]])
+        except VLLMValidationError:
+            text = ""
+        # Calls may be written behind a content.
+        if _MARK in text and not turn.get("tool_calls"):
+            return text.rpartition(_MARK)[2]
+        return self._added()
+
+    def _added(self) -> str:
+        """The prompt's text beyond one without the beginning of an answer, or the message that is continued."""
+        rest = self.messages[:-1] if self.writer.is_continued else self.messages
+        options = {"add_generation_prompt": False, "continue_final_message": False}
+        try:
+            other = self.writer.rendered(self.name, rest, **options)
+        except VLLMValidationError:
+            return ""
+        pairs = enumerate(zip(self.text, other, strict=False))
+        count = next((at for at, (own, its) in pairs if own != its), len(other))
+        return self.text[count:]
+
+
+def _forms(template: str) -> Mapping[str, ContentForm]:
+    try:
+        return forms_of_template(template)
+    except Exception:  # what cannot be compiled; rendering says why
+        return {}
+
+
+def _with_mark(content: Any, replaces: bool = False) -> Any:
+    """The content with a mark behind its words, or in their place."""
+    if isinstance(content, str):
+        return _MARK if replaces else f"{content}\n{_MARK}"
+    last = content[-1] if content else {"type": "text", "text": ""}
+    rest = [{**each, "text": ""} for each in content[:-1]] if replaces else content[:-1]
+    return [*rest, {**last, "text": _with_mark(last["text"], replaces)}]
+
+
+def _texts(content: Any) -> list[str]:
+    return [content] if isinstance(content, str) else [part["text"] for part in content]
+
+
+def _squeezed(text: str) -> str:
+    """Without white space and case, which templates may change."""
+    return "".join(text.split()).casefold()
+
+
+def _check_arguments(
+    chat_template: Any, add_generation_prompt: Any, continue_final_message: Any, tools: Any, template_kwargs: Any
+) -> None:
+    check_boolean("add_generation_prompt", add_generation_prompt)
+    check_boolean("continue_final_message", continue_final_message)
+    if add_generation_prompt and continue_final_message:
+        both = "continue_final_message needs add_generation_prompt=False: a message cannot be continued and followed by"
+        raise VLLMValidationError(f"{both} another at once", "continue_final_message", True)
+    if chat_template is not None and not isinstance(chat_template, str):
+        raise wrong_type("chat_template", chat_template, "a Jinja template as a string")
+    if tools is not None and not (isinstance(tools, list) and all(isinstance(tool, dict) for tool in tools)):
+        raise wrong_type("tools", tools, "a list of dicts")
+    if template_kwargs is None:
+        return
+    if not isinstance(template_kwargs, Mapping):
+        raise wrong_type("chat_template_kwargs", template_kwargs, "a dict")
+    taken = sorted(_RESERVED.intersection(template_kwargs))
+    if taken:
+        raise VLLMValidationError(f"chat_template_kwargs cannot set {taken[0]!r}", "chat_template_kwargs", taken[0])

@@ -1,0 +1,1 @@
+"""How answers are written: calls as JSON, in tags or as Python; and what parts them: channels, blocks, recipients."""

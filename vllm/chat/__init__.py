@@ -1,6 +1,0 @@
-"""Conversations to prompts."""
-
-from vllm.chat.messages import normal_messages
-from vllm.chat.templates import load_chat_template, render_conversations, render_texts, written_conversations
-
-__all__ = ["load_chat_template", "normal_messages", "render_conversations", "render_texts", "written_conversations"]

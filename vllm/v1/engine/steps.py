@@ -1,0 +1,146 @@
+"""How steps follow each other: one by one, or each begun while the one before it runs."""
+
+from __future__ import annotations
+
+import contextlib
+from collections import deque
+from typing import Any
+
+from vllm.v1.core.sched.async_scheduling import StepInFlight, can_schedule_ahead, complete, discard, dispatch
+from vllm.v1.core.sched.output import SchedulerOutput
+from vllm.v1.messages import EngineCoreOutput
+from vllm.v1.outputs import ModelRunnerOutput
+
+
+class Steps:
+    """Each step is scheduled once the results of the last one are known.
+
+    Attributes:
+        weight_version: of the weights of the last step.
+        readings_seconds: spent on reading logits for logprobs since the start.
+    """
+
+    def __init__(self, scheduler: Any, executor: Any) -> None:
+        self.scheduler, self._executor = scheduler, executor
+        self.weight_version: int | str = 0
+        self.readings_seconds = 0.0
+        self._weights_version = executor.worker.weights_version
+        self._num_updates = 0
+
+    @property
+    def are_done(self) -> bool:
+        """Whether the results of all steps are known."""
+        return True
+
+    def schedule(self) -> SchedulerOutput:
+        """The step whose results come next. RuntimeError: none of the requests can ever be scheduled; they end."""
+        self.check_weights()
+        return self._schedule()
+
+    def run(self, step: SchedulerOutput) -> ModelRunnerOutput:
+        """The step's results. Raises the worker's error, after ending the step's requests; EngineDeadError: a rank of
+        several failed."""
+        try:
+            output: ModelRunnerOutput = self._executor.execute_model(step)
+        except BaseException:
+            self.scheduler.discard_step(step)
+            raise
+        self.readings_seconds += output.readings_seconds
+        return output
+
+    def update(self, step: SchedulerOutput, output: ModelRunnerOutput) -> list[EngineCoreOutput]:
+        """The outputs for the step's requests."""
+        outputs: list[EngineCoreOutput] = self.scheduler.update_from_output(step, output)
+        return outputs
+
+    def settle(self) -> list[EngineCoreOutput]:
+        """Wait for the results of all steps that have begun."""
+        return []
+
+    def _schedule(self) -> SchedulerOutput:
+        """Schedule a step while none is in flight: RuntimeError if it is empty, since the next ones would be, too."""
+        step: SchedulerOutput = self.scheduler.schedule()
+        # Blocks that a preempted request gave up are for the next step.
+        if self.scheduler.has_unfinished_requests() and not (step.num_scheduled_tokens or step.preempted_req_ids):
+            stuck = list(self.scheduler.requests)
+            self.scheduler.discard_step(step)
+            self.scheduler.abort_requests(stuck)
+            raise RuntimeError(f"none of {len(stuck)} unfinished requests can ever be scheduled; they were aborted")
+        return step
+
+    @property
+    def _weights_changed(self) -> bool:
+        return bool(self._executor.worker.weights_version != self._weights_version)
+
+    def check_weights(self) -> None:
+        """After a change of weights nothing is kept of what others computed: running requests begin anew."""
+        worker = self._executor.worker
+        if self._weights_changed:
+            self._weights_version = worker.weights_version
+            self._num_updates += 1
+            self.scheduler.reset_prefix_cache(reset_running_requests=True)
+        named = worker.weight_version
+        self.weight_version = self._num_updates if named is None else named
+
+
+class StepsAhead(Steps):
+    """A step begins, where that is possible, before the results of the one before it are taken."""
+
+    def __init__(self, scheduler: Any, executor: Any) -> None:
+        super().__init__(scheduler, executor)
+        self._in_flight: deque[StepInFlight] = deque()  # the next results are the first one's
+
+    @property
+    def are_done(self) -> bool:
+        return not self._in_flight
+
+    def schedule(self) -> SchedulerOutput:
+        if not self._in_flight:
+            self.check_weights()
+            self._begin(self._schedule())
+        elif self._in_flight[0].is_over(self.scheduler):
+            # All its requests have ended since.
+            self._begin(self._schedule())
+            self.readings_seconds += self._in_flight.popleft().pending.result().readings_seconds
+        return self._in_flight[0].scheduled
+
+    def run(self, step: SchedulerOutput) -> ModelRunnerOutput:
+        # If this raises, the next call takes the results of the step in flight.
+        worker = self._executor.worker
+        if not self._weights_changed and worker.can_schedule_ahead and can_schedule_ahead(self.scheduler):
+            self._begin(self.scheduler.schedule())
+        return self._take()
+
+    def update(self, step: SchedulerOutput, output: ModelRunnerOutput) -> list[EngineCoreOutput]:
+        return complete(self.scheduler, self._in_flight.popleft(), output)
+
+    def settle(self) -> list[EngineCoreOutput]:
+        outputs: list[EngineCoreOutput] = []
+        while self._in_flight:
+            outputs += self.update(self._in_flight[0].scheduled, self._take())
+        return outputs
+
+    def _begin(self, step: SchedulerOutput) -> None:
+        try:
+            pending = self._executor.begin_step(step)
+        except BaseException:
+            self.scheduler.discard_step(step)
+            raise
+        self._in_flight.append(dispatch(self.scheduler, step, pending))
+
+    def _take(self) -> ModelRunnerOutput:
+        """The results of the first step in flight; on an error all are discarded: others read what it was to
+        write."""
+        try:
+            output = self._in_flight[0].pending.result()
+        except BaseException:
+            discard(self.scheduler, self._in_flight.popleft())
+            while self._in_flight:
+                later = self._in_flight.popleft()
+                discard(self.scheduler, later)
+                # Wait until the device has finished with it; the first error is the one to raise.
+                with contextlib.suppress(Exception):
+                    later.pending.result()
+            raise
+        self.readings_seconds += output.readings_seconds
+        return output

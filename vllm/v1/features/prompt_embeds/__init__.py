@@ -1,0 +1,1 @@
+"""Prompts that have embeddings in place of tokens."""
