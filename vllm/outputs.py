@@ -192,7 +192,7 @@ class RequestMetrics:
 
     @classmethod
     def arrived(cls, now: float) -> RequestMetrics:
-        """Those of a request that comes now."""
+        """The metrics of a request that comes now."""
         return cls(arrival_time=now, queued_ts=now)
 
     def begin(self, scheduled: float | None, now: float) -> None:

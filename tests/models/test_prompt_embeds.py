@@ -39,7 +39,7 @@ def make_llm(folder: Path, **fields: Any) -> LLM:
 
 
 def own_rows(model: Any, ids: list[int]) -> Tensor:
-    """What `inputs_embeds` has for tokens."""
+    """The rows that `inputs_embeds` has for tokens."""
     with torch.no_grad():
         rows: Tensor = model.get_input_embeddings()(torch.tensor(ids))
     # Falcon H1 multiplies its own embeddings alone.
@@ -124,7 +124,7 @@ def mixed(model: Any, length: int, seed: int) -> tuple[dict[str, Any], Tensor]:
     is_token = (torch.rand(length, generator=generator) < 0.5).repeat_interleave(3)[:length].tolist()
     rows = some_rows(model, length, seed)
     whole = torch.where(torch.tensor(is_token)[:, None], own_rows(model, ids), rows)
-    # What stands in the place of a token is not looked at.
+    # Rows in the place of a token are not looked at.
     rows = rows.masked_fill(torch.tensor(is_token)[:, None], 7.0)
     return {"prompt_embeds": rows, "prompt_token_ids": ids, "prompt_is_token_ids": is_token}, whole
 

@@ -1,4 +1,5 @@
-"""The largest files, functions and folders of the package: questions, as nothing fails by its size.
+"""The largest files, functions and folders of the package, and comments without a subject: questions, as nothing fails
+by them.
 
 `python tests/support/sizes.py` prints them, as `make lint` does.
 """
@@ -6,6 +7,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,7 +18,11 @@ SHOWN = 10
 FILE_LINES, FUNCTION_LINES, FOLDER_FILES = 500, 60, 20
 # A kernel is as long as it is, and a folder that is a list has a file a row.
 KERNELS = "ops"
-LISTS = {"tool_parsers", "models/mixtures", "models/dense"}
+LISTS = {"answers/tool_parsers", "models/mixtures", "models/dense"}
+
+# A sentence has a subject: these begin none.
+_HEADLESS = re.compile(r'(?:"""|# |// )(?:Of|What|Those) ')
+_WRITTEN = {".py", ".h", ".cpp", ".js"}
 
 Sizes = list[tuple[int, str]]
 
@@ -42,6 +48,19 @@ def folders() -> Sizes:
     return [(count, name) for folder, count in counts.items() if (name := _name(folder)) not in LISTS]
 
 
+def headless() -> list[str]:
+    """Comments and docstrings that begin with a word that is no subject, in the package, its kernels and the tests."""
+    root = PACKAGE.parent
+    return [
+        f"{path.relative_to(root).as_posix()}:{number}"
+        for folder in ("vllm", "csrc", "tests")
+        for path in sorted((root / folder).rglob("*"))
+        if path.suffix in _WRITTEN and path.is_file()
+        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1)
+        if _HEADLESS.search(line)
+    ]
+
+
 def _name(path: Path) -> str:
     return path.relative_to(PACKAGE).as_posix()
 
@@ -64,6 +83,8 @@ def report() -> str:
         beyond = sum(size > guide for size, _ in sizes)
         lines.append(f"largest {title} ({beyond} beyond {guide}):")
         lines += [f"  {size:5d} {name}" for size, name in sorted(sizes, key=lambda each: (-each[0], each[1]))[:SHOWN]]
+    found = headless()
+    lines += [f"comments that begin with Of, What or Those ({len(found)}):", *(f"  {each}" for each in found[:SHOWN])]
     return "\n".join(lines)
 
 

@@ -134,7 +134,7 @@ def test_random_weights(checkpoint):
 
 @pytest.mark.parametrize("architecture", ["BiasedForCausalLM", "MixtureForCausalLM"])
 def test_adapters(architecture, tmp_path):
-    """Of the checkpoint's names, which the model joins and renames."""
+    """Adapters have the checkpoint's names, which the model joins and renames."""
     model = make_model(tmp_path / "model", architecture)
     llm = make_llm(tmp_path / "model", enable_lora=True, max_loras=2, max_lora_rank=8, max_logprobs=-1)
     check_adapters(llm, model, tmp_path)

@@ -9,7 +9,7 @@ from vllm.config.unserved import UnservedConfig, choice, number
 
 LOAD_FORMATS = ("auto", "dummy")
 OTHER_FORMATS: set[str] = set()
-"""Those of loaders that callers registered in this process."""
+"""The formats of loaders that callers registered in this process."""
 # Upstream's values for what is found out anyway.
 _SAME_AS_AUTO = ("safetensors", "hf", "gguf", "pt", "bitsandbytes")
 

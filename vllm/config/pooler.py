@@ -213,7 +213,8 @@ def runner_fields(args: Any, source: Source) -> dict[str, Any]:
     for name, needed in _FIELDS_OF_TASKS.items():
         if getattr(pooler, name) not in (None, _NEUTRAL.get(name)) and not needed & set(tasks):
             raise ValueError(f"pooler_config: {name} is for {' and '.join(sorted(needed))}; this model has {tasks}")
-    default = SentencePooling((_encoder_mode(raw, kind) if source.is_encoder else _decoder_mode(raw, kind),))
+    mode = _encoder_mode(raw, kind) if source.is_encoder else _decoder_mode(raw, kind)
+    default = SentencePooling((source.hf_config.default_pooling or mode,))
     pooling = sparse or (folder if "embed" in kind else None) or default
     pooling = replace(pooling, has_token_heads=has_heads)
     pooling.check(source.hf_config.hidden_size, source.path.name)

@@ -71,7 +71,7 @@ class PromptEmbeds:
         return cls(rows, positions, _digest(rows, positions))
 
     def pack(self) -> tuple[str, int, bytes, bytes]:
-        """What `unpack` makes it of, for another process."""
+        """The parts that `unpack` makes it of, for another process."""
         import torch
 
         dtype = str(self.rows.dtype).removeprefix("torch.")

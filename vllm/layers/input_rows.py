@@ -6,7 +6,7 @@ from torch import Tensor
 
 
 class InputRows:
-    """What is given for one forward pass. A model calls it where transformers' would take `inputs_embeds`."""
+    """The rows that are given for one forward pass. A model calls it where transformers' would take `inputs_embeds`."""
 
     def __init__(self) -> None:
         self._given: tuple[Tensor, Tensor] | None = None

@@ -17,7 +17,7 @@ from vllm import envs
 from vllm.config import VllmConfig
 from vllm.config.checkpoint.mapped_tensors import block_bytes
 from vllm.distributed.parallel_state import get_tp_group
-from vllm.layers.adapted import adapter_places
+from vllm.layers.adapted.products import adapter_places
 from vllm.layers.attention import Attention
 from vllm.layers.experts import Experts
 from vllm.layers.linear import LinearBase, UnquantizedLinearMethod

@@ -58,7 +58,7 @@ class ResolvedModel:
     @property
     def pooling_kind(self) -> str | None:
         """See registry.pooling_kind."""
-        return pooling_kind(self.hf_config.architectures)
+        return self.hf_config.pooling_kind or pooling_kind(self.hf_config.architectures)
 
     @property
     def is_encoder(self) -> bool:

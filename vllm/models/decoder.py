@@ -400,7 +400,7 @@ class DecoderForCausalLM(CausalLM):
 
     @property
     def input_rows(self) -> InputRows | None:
-        """What is given in place of embeddings; None where layers take more of a token than that."""
+        """The rows in place of embeddings; None where layers take more of a token than that."""
         return self.model.input_rows if self.spec.per_layer_input is None else None
 
     def checkpoint_tensors(self, name: str, tensor: Tensor) -> Iterator[tuple[str, Tensor]]:

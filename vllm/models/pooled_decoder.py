@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from vllm.config.checkpoint.shards import shard_files
 from vllm.config.checkpoint.weight_files import tensor_files
 from vllm.distributed.vocab_slice import VocabSlice
-from vllm.layers.adapted import WideLinear
+from vllm.layers.adapted.products import WideLinear
 from vllm.layers.logits_processor_ext import LogitsProcessorWithIndexedOutput
 from vllm.tokenizers.tokenizer import get_tokenizer
 

@@ -1,4 +1,4 @@
-"""What upstream's models say of themselves: a model derives from a class here, or sets its flag."""
+"""Upstream's models describe themselves by these: a model derives from a class here, or sets its flag."""
 
 from __future__ import annotations
 
@@ -112,13 +112,25 @@ def default_pooling_type(
     seq_pooling_type: str | None = None, tok_pooling_type: str | None = None, **former: Any
 ) -> Callable[[_T], _T]:
     """A class decorator: how the model's states become an embedding ("CLS", "LAST" or "MEAN") and embeddings of tokens
-    ("ALL") where its requests and configuration do not say. Former callers give one positional name."""
+    ("ALL") where its requests and configuration do not say. Former callers give one name."""
 
-    def name(model: _T) -> _T:
-        if seq_pooling_type is not None:
-            model.default_seq_pooling_type = seq_pooling_type  # type: ignore[attr-defined]
-        if tok_pooling_type is not None:
-            model.default_tok_pooling_type = tok_pooling_type  # type: ignore[attr-defined]
+    def name(model: Any) -> Any:
+        for attribute, value in (
+            ("default_seq_pooling_type", seq_pooling_type or former.get("default_pooling_type")),
+            ("default_tok_pooling_type", tok_pooling_type),
+        ):
+            if value is not None:
+                setattr(model, attribute, value)
+        return model
+
+    return name
+
+
+def attn_type(attn_type: str) -> Callable[[_T], _T]:
+    """A class decorator: "decoder", or "encoder_only", where tokens see those after them."""
+
+    def name(model: Any) -> Any:
+        model.attn_type = attn_type
         return model
 
     return name

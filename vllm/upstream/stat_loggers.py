@@ -22,7 +22,7 @@ logger = init_logger(__name__)
 
 
 def _of_finished(read: Callable[[FinishedRequestStats], float]) -> Callable[[IterationStats], Iterable[float]]:
-    """What histograms have of sequences that ended with their last output."""
+    """The values that histograms have of sequences that ended with their last output."""
     return lambda step: [read(each) for each in step.finished_requests if each.e2e_latency]
 
 
@@ -265,7 +265,7 @@ class RayPrometheusStatLogger(PrometheusStatLogger):
 
 
 def _replica_id() -> str:
-    """Of Ray Serve; "" elsewhere."""
+    """Ray Serve's name of the replica; "" elsewhere."""
     try:
         from ray import serve
 

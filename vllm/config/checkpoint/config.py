@@ -57,6 +57,8 @@ class HFConfig:
         default_sampling_params: sampling fields that generation_config.json recommends.
         where: the file's name in errors.
         is_encoder: whether it is one, whose tokens see those after them.
+        pooling_kind: what a caller's pooling model is made for; None: the architecture's name says it.
+        default_pooling: "cls", "mean" or "lasttoken", where such a model says how it pools.
     """
 
     architectures: tuple[str, ...]
@@ -78,6 +80,8 @@ class HFConfig:
     raw: dict[str, Any] = field(repr=False)
     where: str = "config.json"
     is_encoder: bool = False
+    pooling_kind: str | None = None
+    default_pooling: str | None = None
 
     @property
     def id2label(self) -> dict[int, str]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from vllm.layers.adapted import AdaptedProduct, AdapterPlace, AdapterRows, StepAdapters
+from vllm.layers.adapted.products import AdaptedProduct, AdapterPlace, AdapterRows, StepAdapters
 from vllm.layers.experts import Experts
 from vllm.layers.sharding import Shard
 from vllm.ops.experts import experts_one_by_one

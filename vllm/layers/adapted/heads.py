@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from vllm.layers.adapted import LayerChange, StepAdapters
+from vllm.layers.adapted.products import LayerChange, StepAdapters
 from vllm.layers.latent_attention import LatentHeads
 from vllm.ops.head_linear import PackedHeads, head_linear, pack_heads
 from vllm.ops.packed_linear import PackedLinear, pack_linear, packed_linear

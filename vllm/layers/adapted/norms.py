@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from torch import Tensor
 
-from vllm.layers.adapted import LayerChange, StepAdapters
+from vllm.layers.adapted.products import LayerChange, StepAdapters
 
 
 class AdaptedNorm:

@@ -282,7 +282,7 @@ def _materialize(model: nn.Module) -> None:
 
 
 def _input_rows(hf: Any, base: Any) -> InputRows | None:
-    """What is given in place of the embeddings; None where layers take more of a token than that."""
+    """The rows in place of the embeddings; None where layers take more of a token than that."""
     if hasattr(base, "get_per_layer_inputs"):
         return None
     rows = InputRows()

@@ -17,7 +17,7 @@ from vllm.config.checkpoint.auto_config import describe, load_auto_config
 from vllm.config.checkpoint.config import HFConfig
 from vllm.config.checkpoint.sentence_transformers import sentence_length
 from vllm.distributed.parallel_state import get_tp_group
-from vllm.layers.adapted import ModuleLinear, adapter_places
+from vllm.layers.adapted.products import ModuleLinear, adapter_places
 from vllm.layers.linear_method import UNQUANTIZED
 from vllm.layers.weight_update import UpdatableModel, WeightUpdater
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from vllm.attention.options import AttentionOptions
+from vllm.attention.packed import PackedSequences
 from vllm.layers import attention as ours
+from vllm.ops.packed_attention import packed_attention
 from vllm.upstream.outside.refused import refuse_quantization
 from vllm.upstream.outside.step import Step
 
@@ -88,9 +91,9 @@ class Attention(ours.Attention):
             (backend is not None, "attn_backend", "choose one of the engine's by attention_backend"),
             (is_uneven, "values of another size than keys (head_size_v)", "fill the narrower ones up with zeros"),
             (
-                attn_type != AttentionType.DECODER,
+                attn_type not in (AttentionType.DECODER, AttentionType.ENCODER_ONLY),
                 f"attn_type={attn_type!r}",
-                "tokens see those before them; encoders of transformers run with model_impl='transformers'",
+                "an encoder beside a decoder is not served",
             ),
         ):
             if asked:
@@ -109,16 +112,37 @@ class Attention(ours.Attention):
         k = v = None
         if self.kv_sharing_target is None:
             k, v = (each.reshape(-1, self._kv_heads, self.head_dim) for each in (key, value))
-        out = super().forward(q, k, v, self.step.kv_caches[self.index], attn)
+        if isinstance(attn, PackedSequences):
+            out = self._within(q, k, v, attn)
+        elif self.attn_type == AttentionType.ENCODER_ONLY:
+            raise ValueError(f"{self.layer_name}: tokens that see those after them need a model with a pooler")
+        else:
+            out = super().forward(q, k, v, self.step.kv_caches[self.index], attn)
         return out if query.dim() == 2 else out.view(*query.shape[:-1], -1) if query.dim() != 3 else out
+
+    def _within(self, q: Tensor, k: Tensor | None, v: Tensor | None, sequences: PackedSequences) -> Tensor:
+        """[T, Hq * D] of attention within whole sequences, to tokens before, or to all."""
+        options, is_causal = self.options, self.attn_type == AttentionType.DECODER
+        if k is None or v is None or options.sinks is not None or (is_causal and options.alibi_slopes is not None):
+            raise ValueError(f"{self.layer_name}: sinks, ALiBi and shared keys are not served in models with a pooler")
+        reach = len(q) if options.window is None else options.window - 1
+        window = (reach, 0) if is_causal else None if options.window is None else (reach, reach)
+        others = window, options.softcap, options.alibi_slopes, sequences.seqused_k
+        assert options.scale is not None
+        return packed_attention(q, k, v, sequences.cu_seqlens, options.scale, *others).flatten(1)
 
     def finish_loading(self) -> None:
         """Take what was loaded into sinks."""
         (sinks,) = self._sinks
         if sinks is not None:
-            from dataclasses import replace
-
             self.options = replace(self.options, sinks=sinks.detach().flatten().float())
+
+
+class EncoderOnlyAttention(Attention):
+    """Attention of each token to all of its text, for models with a pooler."""
+
+    def __init__(self, *args: Any, attn_type: str | None = None, **options: Any) -> None:
+        super().__init__(*args, **{**options, "attn_type": AttentionType.ENCODER_ONLY})
 
 
 class MultiHeadAttention(nn.Module):

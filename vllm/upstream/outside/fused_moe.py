@@ -192,7 +192,7 @@ class SharedFusedMoE(FusedMoE):
 
     @property
     def shared_experts(self) -> nn.Module | None:
-        """What every token takes."""
+        """The experts that every token takes."""
         return self._shared[0]
 
     def forward(self, hidden_states: Tensor, router_logits: Tensor) -> Any:  # type: ignore[override]

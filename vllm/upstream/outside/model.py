@@ -7,6 +7,7 @@ import functools
 import inspect
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -28,10 +29,11 @@ from vllm.layers.vocab_parallel_embedding import VocabParallelEmbedding as OurEm
 from vllm.layers.weight_update import UpdatableModel
 from vllm.quantization.stored import Value
 from vllm.upstream.config.current import set_current_vllm_config
-from vllm.upstream.model_interfaces import supports_lora
+from vllm.upstream.model_interfaces import is_pooling_model, supports_lora
 from vllm.upstream.outside.attention import Attention
 from vllm.upstream.outside.embedding import ParallelLMHead, VocabParallelEmbedding
 from vllm.upstream.outside.linear import LinearBase
+from vllm.upstream.outside.pooler import OwnPooler
 from vllm.upstream.outside.step import ForwardContext, Step, forward_context
 from vllm.upstream.outside.views import transformers_config, view_of
 
@@ -96,7 +98,8 @@ class OutsideModel(UpdatableModel):
             "num_key_value_heads": getattr(text, "num_key_value_heads", None) or heads,
             "head_dim": getattr(text, "head_dim", None) or hidden // heads,
         }
-        return describe(text, geometry, raw, generation)
+        config = describe(text, geometry, raw, generation)
+        return _for_pooling(config, cls.outside_class) if is_pooling_model(cls.outside_class) else config
 
     def __init__(self, config: VllmConfig) -> None:
         """ValueError: the model asks for what is not served; it names that."""
@@ -121,7 +124,11 @@ class OutsideModel(UpdatableModel):
         # Not as a module: where there is one, it is one already.
         self.__dict__["lm_head"] = self._logits = Logits(self._vocab_size)
         self._arguments = _accepted(inner.forward)
-        self._takes_metadata = len(_positional(inner.compute_logits)) > 1
+        self._takes_metadata = hasattr(inner, "compute_logits") and len(_positional(inner.compute_logits)) > 1
+        self._is_whole = model_config.hf_config.is_encoder
+        self.own_pooler: OwnPooler | None = None
+        if self._is_whole and getattr(inner, "pooler", None) is not None:
+            self.own_pooler = OwnPooler(inner.pooler, model_config)
 
     @property
     def inner(self) -> Any:
@@ -249,23 +256,27 @@ class OutsideModel(UpdatableModel):
         logits_rows: Tensor | None = None,
     ) -> Tensor:
         """See CausalLM.forward."""
+        if self._is_whole and isinstance(attn, list):
+            return self._one_by_one(input_ids, positions, attn)
         step = self._step
         step.kv_caches, step.attn = kv_caches, attn
-        given = {
-            "input_ids": input_ids,
-            "positions": positions,
-            "kv_caches": kv_caches,
-            "attn_metadata": attn,
-            "intermediate_tensors": None,
-            "inputs_embeds": None,
-        }
         try:
-            with tensor_parallel(self._logits.group), forward_context(ForwardContext(attn, self._layers_by_name)):
-                hidden = self._inner[0](**{name: given[name] for name in self._arguments})
+            hidden = self._run(input_ids=input_ids, positions=positions, kv_caches=kv_caches, attn_metadata=attn)
         finally:
             step.kv_caches, step.attn = [], None
-        hidden = hidden[0] if isinstance(hidden, tuple) else hidden
         return hidden if logits_rows is None else hidden.index_select(0, logits_rows)
+
+    def _run(self, **given: Any) -> Tensor:
+        """[T, H] of the model's forward, by those of its arguments that are given; None for the others."""
+        context = ForwardContext(given.get("attn_metadata"), self._layers_by_name)
+        with tensor_parallel(self._logits.group), forward_context(context):
+            hidden = self._inner[0](**{name: given.get(name) for name in self._arguments})
+        return hidden[0] if isinstance(hidden, tuple) else hidden
+
+    def _one_by_one(self, input_ids: Tensor, positions: Tensor, lengths: list[int]) -> Tensor:
+        """A model without layers of attention that know of requests computes one at a time."""
+        parts = zip(input_ids.split(lengths), positions.split(lengths), strict=True)
+        return torch.cat([self._run(input_ids=ids, positions=places) for ids, places in parts])
 
     def compute_logits(self, hidden: Tensor) -> Tensor:
         """[L, H] -> this rank's logits, float32 [L, V_rank], those of `lm_head.vocab_range`."""
@@ -323,6 +334,21 @@ def _size(config: Any, model: str, name: str) -> int:
             f"hf_overrides={{{name!r}: N}}, or give its configuration class an attribute_map"
         )
     return value
+
+
+_MODES = {"CLS": "cls", "MEAN": "mean", "LAST": "lasttoken"}
+
+
+def _for_pooling(config: HFConfig, model_class: Any) -> HFConfig:
+    """`config` of a model that is pooled: its requests are computed whole."""
+    own = vars(model_class)
+    is_of_tokens = "default_tok_pooling_type" in own and "default_seq_pooling_type" not in own
+    mode = str(getattr(model_class, "default_seq_pooling_type", None) or "LAST")
+    if mode not in _MODES:
+        known = ", ".join(_MODES)
+        raise ValueError(f"{model_class.__name__}: default_pooling_type must be one of {known}, got {mode!r}")
+    kind = "token_embed" if is_of_tokens else "embed"
+    return replace(config, is_encoder=True, pooling_kind=kind, default_pooling=_MODES[mode])
 
 
 def _refuse_engine(config: VllmConfig, model_class: type[nn.Module]) -> None:

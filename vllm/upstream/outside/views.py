@@ -24,6 +24,7 @@ def transformers_config(raw: dict[str, Any], folder: Path, trust_remote_code: bo
     has_code = "AutoConfig" in (raw.get("auto_map") or {})
     is_known = str(raw.get("model_type")) in CONFIG_MAPPING or has_code
     config = load_auto_config(raw, folder, trust_remote_code) if is_known else PretrainedConfig.from_dict(dict(raw))
+    config._name_or_path = str(folder)
     ropes = rope_parameters(config)
     if len(ropes) == 1:
         rope = ropes[0]
@@ -53,6 +54,13 @@ class View:
 
     def __repr__(self) -> str:
         return repr(self._of)
+
+
+def engines_own(config: Any) -> Any:
+    """What a view is of."""
+    while isinstance(config, View):
+        config = config.__dict__["_of"]
+    return config
 
 
 class ModelConfigView(View):

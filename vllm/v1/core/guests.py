@@ -1,4 +1,4 @@
-"""What the scheduler asks of its guests.
+"""The scheduler's questions to its guests.
 
 A guest is a feature that only some requests need: it has a room in `vllm/v1/features`, where also the list of guests
 and its order are. The scheduler calls lists of their methods and knows nothing else of them.
@@ -124,7 +124,7 @@ class SchedulerGuest:
         return False
 
     def broken(self, request: Request, keys: list[bytes]) -> None:
-        """What was computed of the request is not to be used any more; `keys` are of content that it was first with."""
+        """Stop using what was computed of the request; `keys` are of content that it was first with."""
 
     def reset_cache(self) -> None:
         """Forget all content."""
@@ -132,7 +132,7 @@ class SchedulerGuest:
     # -- the engine -----------------------------------------------------------------------------------------------
 
     def calls(self) -> Mapping[str, Callable[..., Any]]:
-        """What it answers of the calls upon an engine (vllm/v1/engine/calls.py), by their names in the core."""
+        """The calls upon an engine that it answers (vllm/v1/engine/calls.py), by their names in the core."""
         return {}
 
     def counts(self) -> dict[str, Any]:

@@ -28,7 +28,8 @@ class FullGroup:
         self._block_size = block_size
 
     def key(self, content_hash: bytes) -> bytes:
-        """What content of the group's layers is registered by: its hash, with the group's number after the first."""
+        """The key that content of the group's layers is registered by: its hash, with the group's number after the
+        first."""
         return content_hash + self._suffix
 
     def first_needed(self, num_computed: int) -> int:

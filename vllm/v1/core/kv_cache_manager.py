@@ -134,7 +134,7 @@ class KVCacheManager:
                     count = index
                     break
         before = -1
-        # What is shorter may need others of every group.
+        # A shorter prefix may need others of every group.
         while count != before:
             before = count
             for windowed in self._windowed:
@@ -180,7 +180,7 @@ class KVCacheManager:
         return True
 
     def _keys_of_prefix(self, group: FullGroup, request: Request, count: int) -> list[bytes]:
-        """What a prefix of `count` blocks has to have in a group: hidden states, too, lie in the first."""
+        """The keys that a prefix of `count` blocks has to have in a group: hidden states, too, lie in the first."""
         first = group.first_needed(count * self.block_size)
         if group is self.groups[0] and request.next_prompt_row is not None:
             first = min(first, request.next_prompt_row // self.block_size)

@@ -27,7 +27,7 @@ class PartsOfBlocks:
         self._written, self._block_size = pool.partial_blocks, block_size
         # Blocks that the step will have written up to these tokens: (request, index among its blocks, block, tokens).
         self._unwritten: list[tuple[Request, int, int, list[int]]] = []
-        # Those that it writes from their beginning, and their requests.
+        # The blocks that it writes from their beginning, and their requests.
         self._whole = PartialBlockIndex()
         self._owners: dict[int, str] = {}
 

@@ -5,7 +5,7 @@ from typing import Literal
 from vllm.v1.messages import FINISH_REASON_STRINGS, EngineCoreOutput, EngineCoreRequest, FinishReason
 
 PauseMode = Literal["abort", "wait", "keep"]
-"""What becomes of running requests while generation pauses."""
+"""The fate of running requests while generation pauses."""
 
 __all__ = [
     "EngineCoreOutput",

@@ -55,7 +55,8 @@ class Detokenizer:
             return None
         if self._content is not None:
             return self._search_content(self._content, ids, is_last)
-        # What the first min_tokens tokens complete does not stop the text, whichever tokens come in one update.
+        # A stop string that the first min_tokens tokens complete does not stop the text, whichever tokens come in one
+        # update.
         early = max(self._params.min_tokens - (self._num_tokens - len(new_token_ids)), 0)
         later = self._pending_ids[early:] if early else []
         if early:

@@ -1,4 +1,4 @@
-"""What keeps a step from beginning: the engine is paused or sleeps, or all that there is waits for something else."""
+"""The gate before a step: the engine is paused or sleeps, or all that there is waits for something else."""
 
 from __future__ import annotations
 

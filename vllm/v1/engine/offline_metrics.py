@@ -31,7 +31,7 @@ class OfflineMetrics:
         self._labels = {"model_name": names[0] if names else config.model_config.model, "engine": "0"}
 
     def collect(self, core: Any, num_unfinished_sequences: int) -> list[Metric]:
-        """Of the counts and of the core, labelled with the model's name."""
+        """The metrics of the counts and of the core, labelled with the model's name."""
         families: dict[str, Family] = {}
         add(families, [cache_info(core.executor.num_blocks, self._config.cache_config)], {"engine": "0"})
         add(families, adapter_info(self._config.lora_config, core.stats()), {"engine": "0"})

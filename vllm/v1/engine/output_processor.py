@@ -211,7 +211,7 @@ class _RequestState:
         self.reading, self.changed = None, dict.fromkeys(self.sequences)
 
     def prompt_part(self) -> RequestOutput:
-        """What was read of the prompt since the last part."""
+        """The prompt's readings since the last part."""
         assert self.prompt_logprobs is not None
         part = self.prompt_logprobs.take()
         return RequestOutput(
@@ -269,7 +269,7 @@ class OutputProcessor:
         self._tracer = tracer
         self._requests: dict[str, _RequestState] = {}
         self._by_core_id: dict[str, tuple[_RequestState, _Sequence]] = {}
-        # Of the weights that the outputs to be processed next are of.
+        # The version of the weights that the outputs to be processed next are of.
         self.weight_version: int | str = 0
         # The requests that read the forms of answers, and for whom.
         self._readers: OutputProcessor | None = None

@@ -132,7 +132,7 @@ class ReplicaRouter:
         def cost(index: int) -> tuple[int, int, int]:
             replica = self._replicas[index]
             due = replica.load + max(missing[index] - replica.credit, fewest)
-            # Of equal ones, the least recently chosen: all caches are to fill.
+            # The least recently chosen of equal ones: all caches are to fill.
             return due, missing[index], replica.last_route
 
         index = min(range(len(missing)), key=cost)

@@ -49,7 +49,7 @@ class Steps:
         return output
 
     def update(self, step: SchedulerOutput, output: ModelRunnerOutput) -> list[EngineCoreOutput]:
-        """What the results are for the step's requests."""
+        """The outputs for the step's requests."""
         outputs: list[EngineCoreOutput] = self.scheduler.update_from_output(step, output)
         return outputs
 
@@ -60,7 +60,7 @@ class Steps:
     def _schedule(self) -> SchedulerOutput:
         """Schedule a step while none is in flight: RuntimeError if it is empty, since the next ones would be, too."""
         step: SchedulerOutput = self.scheduler.schedule()
-        # What a preempted request gave up is for the next step.
+        # Blocks that a preempted request gave up are for the next step.
         if self.scheduler.has_unfinished_requests() and not (step.num_scheduled_tokens or step.preempted_req_ids):
             stuck = list(self.scheduler.requests)
             self.scheduler.discard_step(step)

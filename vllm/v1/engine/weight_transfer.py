@@ -1,4 +1,4 @@
-"""What callers say of new weights, and of the trainers that send them."""
+"""Callers' messages about new weights, and about the trainers that send them."""
 
 from __future__ import annotations
 

@@ -294,7 +294,7 @@ class Worker:
 
     @property
     def weight_version(self) -> str | None:
-        """What finish_weight_update called the weights; None: they have no name."""
+        """The name that finish_weight_update gave the weights; None: they have no name."""
         if self._named_version is None or self._named_version[0] != self.weights_version:
             return None
         return self._named_version[1]

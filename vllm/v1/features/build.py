@@ -102,7 +102,7 @@ def scheduler_guests(config: VllmConfig, call: Call, scheduler: Any) -> Sequence
 
 
 def cache_guests(scheduler: Any) -> Sequence[SchedulerGuest]:
-    """Those that concern what a scheduler's cache keeps, the last in the order."""
+    """The guests that concern what a scheduler's cache keeps, the last in the order."""
     guests: list[SchedulerGuest] = []
     if scheduler.kv.enable_caching and scheduler.cache_config.num_host_blocks:
         from vllm.v1.features.swap.scheduler import Swaps

@@ -1,4 +1,4 @@
-"""What loggers of callers' own are told of a step, in upstream's names."""
+"""Reports of a step to loggers of callers' own, in upstream's names."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class SpecDecodingStats:
 
 @dataclass
 class SchedulerStats:
-    """What the scheduler holds after a step.
+    """The scheduler's holdings after a step.
 
     Attributes:
         kv_cache_usage: share of the KV cache in use, in [0, 1].
@@ -116,7 +116,7 @@ class FinishedRequestStats:
 
 @dataclass
 class IterationStats:
-    """What the outputs of a step brought; an entry a sequence in lists, times in seconds.
+    """Counts of the outputs of a step; an entry a sequence in lists, times in seconds.
 
     Attributes:
         iteration_timestamp: in Unix seconds.
@@ -150,7 +150,7 @@ class CoreCounts:
         self._before: Mapping[str, Any] = {}
 
     def step(self, now: Mapping[str, Any], iteration: IterationStats) -> SchedulerStats:
-        """Those of `now` (EngineCore.stats) since the last call; preemptions go into `iteration`."""
+        """The counts of `now` (EngineCore.stats) since the last call; preemptions go into `iteration`."""
         before, self._before = self._before, now
 
         def since(name: str) -> int:

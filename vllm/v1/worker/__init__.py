@@ -1,1 +1,1 @@
-"""What runs a model step by step."""
+"""The worker, which runs a model step by step."""

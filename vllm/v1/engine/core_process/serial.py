@@ -20,7 +20,7 @@ from vllm.v1.messages import EngineCoreOutput, EngineCoreRequest
 
 Frame = bytes | memoryview
 
-# Of PoolingParams, what is done before a request is sent.
+# Fields of PoolingParams that are done with before a request is sent.
 _LOCAL_FIELDS = frozenset({"output_kind", "late_interaction_params"})
 
 _encoder = msgspec.msgpack.Encoder()

@@ -86,7 +86,7 @@ class BeamSearch:
         return list(self._ended)
 
     def latest(self) -> list[Beam]:
-        """What the last step made of the beams: those that go on, and the hypotheses that are kept."""
+        """The beams after the last step: those that go on, and the hypotheses that are kept."""
         return [*self._beams, *(each for each in self._ended if len(each.token_ids) == self._num_steps)]
 
     def advance(self, candidates: Sequence[tuple[np.ndarray, np.ndarray]]) -> None:

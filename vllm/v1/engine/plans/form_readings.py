@@ -24,7 +24,7 @@ _Requests = list[tuple[ProcessedPrompt, SamplingParams]]
 
 
 class _Reading:
-    """Of texts after a prompt: the tokenizer's spelling of each, as labels are read."""
+    """A reading of texts after a prompt: the tokenizer's spelling of each, as labels are read."""
 
     def __init__(self, config: ModelConfig, prompt: ProcessedPrompt, values: list[Any], texts: list[str]) -> None:
         spell = grammars_of(config).spell
@@ -47,7 +47,7 @@ class _Reading:
 
 
 class FormReadings:
-    """What `choice_readings` and `field_readings` ask for, of the answers to one prompt."""
+    """The readings that `choice_readings` and `field_readings` ask for, of the answers to one prompt."""
 
     def __init__(
         self,
@@ -89,7 +89,7 @@ class FormReadings:
         ends = list(itertools.accumulate(map(len, pieces[first:])))
         answer, found = b"".join(pieces[first:]), {}
         for field in finite_fields(schema, answer):
-            # Of the token across the value's beginning, the part before it begins each text.
+            # A token across the value's beginning has a part before it, which begins each text.
             count = sum(end <= field.start for end in ends)
             while (before := _text(answer[ends[count - 1] if count else 0 : field.start])) is None:
                 count -= 1
@@ -106,7 +106,7 @@ class FormReadings:
         return self._readings[key]
 
     def requests(self) -> _Requests:
-        """What to queue, in this order; ready for the engine core."""
+        """Requests to queue, in this order; ready for the engine core."""
         return [request for reading in self._readings.values() for request in reading.requests()]
 
     def results(

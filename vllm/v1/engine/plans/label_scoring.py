@@ -169,7 +169,7 @@ class LabelScorer:
         return self._max_model_len - len(self._longest.token_ids) + 1
 
     def requests(self, prompt: ProcessedPrompt) -> list[tuple[ProcessedPrompt, SamplingParams]]:
-        """What to queue for a prompt, in this order; ready for the engine core, as the caps on ids do not apply."""
+        """Requests to queue for a prompt, in this order; ready for the engine core, as the caps on ids do not apply."""
         last_row = len(prompt.token_ids) - 1
         result = []
         for token_ids, shared_params in self._branches:

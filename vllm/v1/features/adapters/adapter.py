@@ -18,7 +18,7 @@ from vllm.config.checkpoint.weight_files import iterate_tensors
 CONFIG_NAME = "adapter_config.json"
 _WEIGHT_NAMES = ("adapter_model.safetensors", "adapter_model.bin")
 _PREFIX = "base_model.model."
-# What only training or peft itself uses, or what the tensors' names say, too.
+# Settings that only training or peft itself uses, or that the tensors' names say, too.
 _WITHOUT_EFFECT = frozenset(
     "alpha_pattern arrow_config auto_mapping base_model_name_or_path bias corda_config ensure_weight_tying eva_config "
     "exclude_modules fan_in_fan_out inference_mode init_lora_weights init_weights layers_pattern layers_to_transform "
@@ -39,7 +39,7 @@ _TOKENS = re.compile(r"(?P<module>.+?)(?:\.token_adapter)?\.trainable_tokens_del
 
 @dataclass
 class LoraTensors:
-    """What a file has for one module: s B A, of which the base weight is [N, K].
+    """A file's tensors for one module: s B A, of which the base weight is [N, K].
 
     Attributes:
         scale: s.
@@ -117,7 +117,7 @@ class _Config:
         }
 
     def tokens_of(self, module: str) -> list[int]:
-        """Those whose rows a table's tensor has."""
+        """The tokens whose rows a table's tensor has."""
         return self.tokens if isinstance(self.tokens, list) else _by_pattern(self.tokens, module, [])
 
 
@@ -232,7 +232,7 @@ def _read_config(folder: Path) -> _Config:
 
 
 def _problems(raw: dict[str, Any]) -> Iterator[str]:
-    """What cannot be done of a configuration."""
+    """Settings of a configuration that cannot be honoured."""
     if raw.get("peft_type") not in ("LORA", *_WHOLE):
         yield f"peft_type must be 'LORA', {', '.join(map(repr, _WHOLE))}, got {raw.get('peft_type')!r}"
     for name, default in (("r", 1 if raw.get("peft_type") in _WHOLE else 0), ("qalora_group_size", 1)):

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vllm.layers.adapted import AdapterPart, AdapterPlace, LayerChange, TokenRows
 from vllm.layers.adapted.experts import ExpertProduct
+from vllm.layers.adapted.products import AdapterPart, AdapterPlace, LayerChange, TokenRows
 from vllm.layers.latent_attention import LatentHeads
 from vllm.layers.layernorm import AdaptableNorm
 from vllm.layers.linear import LinearBase, RowParallelLinear
@@ -26,7 +26,7 @@ _UNIT_VECTORS = 256
 
 @dataclass
 class _Given:
-    """What an adapter has for a layer, by part."""
+    """An adapter's tensors for a layer, by part."""
 
     lora: dict[int, tuple[Share, LoraTensors]] = field(default_factory=dict)
     weights: dict[int, Tensor] = field(default_factory=dict)
@@ -72,7 +72,7 @@ def layer_changes(found: AdapterFile, modules: ModuleMap) -> dict[Any, LayerChan
 
 
 def _shares(module: str, tensors: LoraTensors, modules: ModuleMap) -> Iterator[tuple[Share, LoraTensors]]:
-    """What a module is in the model, and its own part of the tensors."""
+    """The places of a module in the model, each with its own part of the tensors."""
     num_rows, num_columns = len(tensors.b), tensors.a.shape[1]
     if tensors.stacks:
         yield from _of_stack(module, tensors, modules)
@@ -80,7 +80,7 @@ def _shares(module: str, tensors: LoraTensors, modules: ModuleMap) -> Iterator[t
     if tensors.group_size > 1 and (whole := _without_groups(module, tensors, modules)) is not None:
         yield from whole
         return
-    # Of an embedding, A is [r, tokens] and B [width, r].
+    # An embedding's A is [r, tokens], its B [width, r].
     shape = (num_columns, num_rows) if tensors.is_embedding else (num_rows, num_columns)
     yield from ((share, tensors) for share in modules.shares(f"{module}.weight", *shape))
 
@@ -171,7 +171,7 @@ def _change(layer: Any, given: _Given) -> LayerChange:
             bias = given.biases.get(part)
             if bias is None:
                 bias = _columns(layer, part, _product(layer, torch.zeros(1, weight.shape[1]))[0])
-            # Of the ranks that add up, the first one has the bias.
+            # The first one of the ranks that add up has the bias.
             own_bias = _owned(bias, layer) if _adds_bias(layer) else None
             change.weights[part] = pack_linear(_owned(weight, layer), own_bias, float_out=True)
     if given.tokens is not None:
@@ -268,7 +268,7 @@ def _width(layer: Any) -> int:
 
 
 def _columns(layer: Any, index: int, values: Tensor) -> Tensor:
-    """Those of a part, of values of all outputs: a view."""
+    """The columns of a part, of values of all outputs: a view."""
     if not isinstance(layer, LinearBase):
         return values
     sizes = [len(rows.held) for rows in layer.parts.values()]

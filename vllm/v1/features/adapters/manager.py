@@ -9,7 +9,10 @@ import numpy as np
 import torch
 
 from vllm.config.lora import LoRAConfig
-from vllm.layers.adapted import (
+from vllm.layers.adapted.experts import AdaptedExperts, ExpertProduct, expert_places
+from vllm.layers.adapted.heads import AdaptedHeads
+from vllm.layers.adapted.norms import AdaptedNorm
+from vllm.layers.adapted.products import (
     AdaptedEmbedding,
     AdaptedProduct,
     AdapterRows,
@@ -18,9 +21,6 @@ from vllm.layers.adapted import (
     StepAdapters,
     WideLinear,
 )
-from vllm.layers.adapted.experts import AdaptedExperts, ExpertProduct, expert_places
-from vllm.layers.adapted.heads import AdaptedHeads
-from vllm.layers.adapted.norms import AdaptedNorm
 from vllm.layers.experts import Experts
 from vllm.layers.latent_attention import LatentHeads
 from vllm.layers.layernorm import AdaptableNorm
@@ -86,7 +86,7 @@ class AdapterManager:
         return self._loaded.pop(number, None) is not None
 
     def numbers(self) -> set[int]:
-        """Those that are loaded."""
+        """The numbers of the adapters that are loaded."""
         return set(self._loaded)
 
     # -- steps ------------------------------------------------------------------------------------------------

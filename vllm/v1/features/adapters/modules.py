@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from vllm.layers.adapted import AdapterPlace
+from vllm.layers.adapted.products import AdapterPlace
 from vllm.layers.vocab_parallel_embedding import ParallelLMHead, VocabShard
 from vllm.layers.weight_update import BASE_PREFIX, checkpoint_parts
 
@@ -50,8 +50,8 @@ class ModuleMap:
         self._found: dict[tuple[str, tuple[int, ...]], list[Share]] = {}
 
     def shares(self, name: str, *shape: int) -> list[Share]:
-        """Of a weight [rows, columns], or a stack [E, rows, columns] of experts'; none: the model does without it.
-        ValueError: the model has none of that name, or one of another shape."""
+        """The shares of a weight [rows, columns], or of a stack [E, rows, columns] of experts'; none: the model does
+        without it. ValueError: the model has none of that name, or one of another shape."""
         if (name, shape) not in self._found:
             self._found[name, shape] = self._find(name, shape)
         return self._found[name, shape]
@@ -103,7 +103,7 @@ class ModuleMap:
         raise failure or ValueError("its weight's rows and columns do not stay apart in this model")
 
     def _shares(self, name: str, *probes: Tensor) -> list[Share] | None:
-        """What is done to the weight, done to the numbers of its rows, of its columns, and to ones. None: rows and
+        """The changes of the weight, applied to the numbers of its rows, of its columns, and to ones. None: rows and
         columns get mixed."""
         shares = []
         for parts in zip(*(checkpoint_parts(self._model, name, probe) for probe in probes), strict=True):

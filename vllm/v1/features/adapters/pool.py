@@ -167,12 +167,12 @@ class AdapterPool:
 
     @property
     def running_names(self) -> list[str]:
-        """Of the adapters with running requests."""
+        """The names of the adapters with running requests."""
         return [adapter.request.lora_name for adapter in self._running if adapter is not None]
 
     @property
     def waiting_names(self) -> list[str]:
-        """Of those with waiting ones."""
+        """The names of those with waiting ones."""
         every = {*self._listed.values(), *self._loaded}
         return sorted(each.request.lora_name for each in every if each.num_requests > each.num_running)
 

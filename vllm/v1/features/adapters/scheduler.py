@@ -28,7 +28,7 @@ class AdapterTurns(SchedulerGuest):
     def queued(self, request: Request) -> None:
         if request.lora_request is not None:
             adapter = self.pool.bind(request.lora_request)
-            # What an adapter computes is found only by requests of the same load.
+            # Blocks that an adapter computes are found only by requests of the same load.
             request.lane, request.content_number = adapter, adapter.number or -1
 
     def next(self, waiting: RequestQueue) -> Request | None:
@@ -47,7 +47,7 @@ class AdapterTurns(SchedulerGuest):
             return None
         error = self.pool.make_ready(adapter)
         if error is None and request.content_number != adapter.number:
-            # What was hashed of it is of another load.
+            # The blocks that were hashed of it are of another load.
             request.content_number = adapter.number
             request.block_hashes.clear()
         return error

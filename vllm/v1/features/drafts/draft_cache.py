@@ -54,7 +54,7 @@ class DraftCache:
 
     @property
     def block_bytes(self) -> int:
-        """Of keys and values in a block."""
+        """The bytes of keys and values in a block."""
         width = sum(spec.values_per_token for spec in self._layout.caches)
         return width * self.block_size * self._dtype.itemsize
 
@@ -116,9 +116,9 @@ class DraftCache:
 
 
 def take_tokens(starts: np.ndarray, ends: np.ndarray, most: int) -> tuple[np.ndarray, np.ndarray]:
-    """Of requests whose tokens from `starts` to `ends`, int32 [R], are to be computed: rows, int64, and how many tokens
-    of each, int32, one step of `most` tokens takes, single tokens first, as attention runs these apart; none: all are
-    computed."""
+    """Take the tokens from `starts` to `ends`, int32 [R], of requests, which are to be computed: rows, int64, and how
+    many tokens of each, int32, one step of `most` tokens takes, single tokens first, as attention runs these apart;
+    none: all are computed."""
     rows = np.flatnonzero(starts < ends)
     counts = ends[rows] - starts[rows]
     counts = np.minimum(counts, np.maximum(most - (np.cumsum(counts) - counts), 0))

@@ -9,16 +9,16 @@ from vllm.config import SpeculativeConfig
 # Rows of a step that take as long to compute as the weights take to read.
 _FREE_ROWS = {"cpu": 8}
 _FREE_ROWS_ELSEWHERE = 128
-# What drafts are to bring at least, as a share of the tokens: they cost something beyond their rows.
+# Drafts are to bring at least this, as a share of the tokens: they cost something beyond their rows.
 _LEAST_GAIN = 0.04
 # Drafts some time ago count for less: a text that did not copy may begin to.
 _DECAY = 0.75
-# What a request is taken to have drafted before it did: half of it right.
+# A request is taken to have drafted so many tokens before it did: half of them right.
 _PRIOR_RIGHT, _PRIOR_ENDED = 0.5, 0.5
 _FIRST_WAIT, _LONGEST_WAIT = 8, 64
-# Of a text that copies: nothing is tried where that would not pay.
+# The chance of a text that copies: nothing is tried where that would not pay.
 _BEST_CHANCE = 0.97
-# Of which drafts are cut to those tokens that are right with at least this probability, the one that yields most is
+# Drafts are cut to tokens that are right with at least such a probability; the one that yields most is
 # taken.
 _LEAST_CHANCES = np.array([0.02, 0.05, 0.1, 0.2, 0.35, 0.5, 0.65, 0.8, 0.9, 0.95])[:, None]
 

@@ -57,7 +57,7 @@ class DraftModelDrafter:
 
     @property
     def block_bytes(self) -> int:
-        """Of the draft's keys and values in a block."""
+        """The bytes of the draft's keys and values in a block."""
         return self.cache.block_bytes
 
     def allocate(self, num_blocks: int) -> None:

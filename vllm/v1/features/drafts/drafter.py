@@ -1,4 +1,4 @@
-"""What drafts tokens."""
+"""A drafter of tokens."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Drafter(Protocol):
         """The slot's request has ended or was preempted."""
 
     def observe(self, slots: np.ndarray, drafted: np.ndarray, accepted: np.ndarray) -> None:
-        """What became of drafts of the last step: of `slots`, int64 [R], `drafted` tokens, int32 [R], above 0, were
+        """Learn from the drafts of the last step: of `slots`, int64 [R], `drafted` tokens, int32 [R], above 0, were
         verified, and the first `accepted`, int32 [R], are right. `states.total_len` counts these, and the token after
         them. It is called before `propose`."""
 
@@ -44,7 +44,7 @@ class CachedDrafter(Drafter, Protocol):
 
     @property
     def block_bytes(self) -> int:
-        """Of what it keeps in a block."""
+        """The bytes of what it keeps in a block."""
         ...
 
     def allocate(self, num_blocks: int) -> None:

@@ -77,12 +77,12 @@ class EagleProposer:
 
     @property
     def block_bytes(self) -> int:
-        """Of the layers' keys and values, and of the target's hidden states, in a block."""
+        """The bytes of the layers' keys and values, and of the target's hidden states, in a block."""
         return self.cache.block_bytes + self.hidden_block_bytes
 
     @property
     def hidden_block_bytes(self) -> int:
-        """Of the target's hidden states in a block."""
+        """The bytes of the target's hidden states in a block."""
         return self._hidden_size * self.cache.block_size * self._dtype.itemsize
 
     def allocate(self, num_blocks: int) -> None:
@@ -98,7 +98,7 @@ class EagleProposer:
         self._record()
 
     def kept_in_blocks(self) -> KVCaches:
-        """What is swapped with a block."""
+        """The caches that are swapped with a block."""
         return [] if self.hidden is None else [(self.hidden.unflatten(0, (-1, self.cache.block_size)),)]
 
     def _record(self) -> None:
@@ -225,7 +225,7 @@ class EagleProposer:
                     self._place(slots[own], ends[own] + 1 + layer, drafts[own, layer])
             if len(done):
                 found.index_copy_(0, upload(rows[done], self._device), ended)
-        # Those that were made of known tokens alone.
+        # The entries that were made of known tokens alone.
         self._num_final[slots] = np.maximum(ends - num_layers + 1, 0)
         for slot, start, end in zip(slots.tolist(), begun.tolist(), self._num_final[slots].tolist(), strict=True):
             positions = np.arange(start, end)

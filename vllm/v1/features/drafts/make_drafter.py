@@ -55,7 +55,7 @@ def _make_cached_drafter(runner: Any, speculator: Speculator) -> CachedDrafter:
 
 
 def _relative_size(config: VllmConfig) -> float:
-    """Of the weights that draft to the target's, near enough."""
+    """The size of the weights that draft, relative to the target's, near enough."""
     assert config.speculative_config is not None
     target = config.model_config.hf_config
     is_mtp = config.speculative_config.method == "mtp"

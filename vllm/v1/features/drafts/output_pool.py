@@ -21,7 +21,7 @@ class OutputPool:
     def __init__(self, most_outputs: int, capacity: int = _CAPACITY) -> None:
         self._most_outputs = most_outputs
         self._capacity = capacity
-        # Of NumPy, which takes no memory for what is not written.
+        # NumPy's zeros take no memory for what is not written.
         self._tokens = np.zeros(capacity, dtype=np.int32)
         self._tokens[0] = -1
         self._earlier = np.zeros(capacity, dtype=np.int64)  # the place before with the same hash; 0: none

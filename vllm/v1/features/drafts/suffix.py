@@ -99,7 +99,7 @@ def _most_common(followers: np.ndarray, least_share: float) -> np.ndarray:
         if size == followers.shape[1] or len(followers) == 1:
             break
         found = followers[:, size].tolist()
-        # Of those that are as common, the last one's.
+        # The last one of those that are as common.
         token_id = max(reversed(found), key=found.count)
         followers = followers[followers[:, size] == token_id, size:] if token_id >= 0 else followers[:0]
     return np.concatenate(parts) if parts else NO_DRAFT

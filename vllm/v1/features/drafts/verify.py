@@ -70,7 +70,7 @@ class VerifiedSamples:
         return self.rows.slots
 
     def judged(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Of the requests with drafts: slots, int64, the number of drafts and that of the right ones, both int32."""
+        """Requests with drafts: slots, int64, the number of drafts and that of the right ones, both int32."""
         drafted = np.diff(self.rows.cu_num_logits).astype(np.int32) - 1
         chosen = drafted > 0
         return self.slots[chosen], drafted[chosen], self.num_accepted[chosen]
@@ -188,7 +188,7 @@ def verify(
 
 
 def verified(rows: ExpandedRows, output: SamplerOutput, states: RequestStates) -> VerifiedSamples:
-    """What all expanded rows together have drawn and read, on the host."""
+    """Join what all expanded rows have drawn and read, on the host."""
     return _samples(rows, [(np.arange(len(rows.drafts)), _of(output))], states)
 
 

@@ -17,7 +17,7 @@ from vllm.v1.request import Request
 
 @dataclass
 class StepRuns:
-    """What a step gives of forced tokens, by request id."""
+    """A step's forced tokens, by request id."""
 
     appended: dict[str, list[int]] = field(default_factory=dict)  # follow the sampled token without a choice
     readings: dict[str, list[LogprobsRows]] = field(default_factory=dict)  # of those of earlier steps, in order

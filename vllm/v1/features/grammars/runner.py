@@ -40,7 +40,7 @@ class GrammarMasks(Masks):
         self._vocab = vocab
         self._matchers: dict[int, Matcher | ThinkingMatcher] = {}
         self._reads: set[int] = set()
-        # Of slots with min_tokens, the bits of all tokens but those that end them; and where only those are allowed.
+        # Slots with min_tokens have bits of all tokens but those that end them; and where only those are allowed.
         self._others: dict[int, np.ndarray] = {}
         self._ending: set[int] = set()
         # Slots to which forced tokens may be appended undrawn, and the tokens that they may generate.

@@ -19,7 +19,7 @@ from vllm.v1.worker.gpu.states import NO_ID
 
 
 class EmbeddedRows(RunnerGuest):
-    """What the slots' requests have embeddings for."""
+    """The rows that the slots' requests have embeddings for."""
 
     def __init__(self, runner: Any) -> None:
         """ValueError: the model does more with a token's id than look up its embedding."""

@@ -20,7 +20,7 @@ class StateSlots(NamedTuple):
     num_backups: int = 0  # of requests' states before their drafts
 
     def num_bytes(self, state_bytes: int) -> int:
-        """Of all, with the row of padding."""
+        """The bytes of all, with the row of padding."""
         num_rows = self.num_requests + 1 + self.num_snapshots + self.num_backups
         return num_rows * state_bytes if self.num_requests else 0
 

@@ -39,7 +39,7 @@ class OffloadPool:
         if self._uncached:
             block_id = self._uncached.pop()
         else:
-            # What this step uses is at the end: if it comes first, there is nothing else.
+            # Blocks that this step uses are at the end: if one comes first, there is nothing else.
             oldest = next(iter(self._block_of))
             if oldest in self._of_this_step:
                 return None

@@ -1,4 +1,4 @@
-"""What the model runner asks of its guests.
+"""The model runner's questions to its guests.
 
 A guest is a feature that only some requests need: it has a room in `vllm/v1/features`, where also the list of guests
 and its order are. The runner calls lists of their methods and knows nothing else of them.
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class CacheSizes(NamedTuple):
-    """What is allocated when the KV cache is; 0 blocks: it is freed."""
+    """Sizes of what is allocated when the KV cache is; 0 blocks: it is freed."""
 
     num_blocks: int = 0
     num_host_blocks: int = 0
@@ -45,7 +45,7 @@ class Samples(Protocol):
         ...
 
     def judged(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """What became of tokens that were not certain, after `put_into`: the slots that had any, int64, their numbers
+        """The fate of tokens that were not certain, after `put_into`: the slots that had any, int64, their numbers
         and those of the leading ones that are right, both int32."""
         ...
 

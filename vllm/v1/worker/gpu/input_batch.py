@@ -216,8 +216,8 @@ def _expand(rows: np.ndarray, num_tentative: np.ndarray, last: np.ndarray) -> tu
 
 @lru_cache(maxsize=256)
 def _single_tokens(num_reqs: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Of requests with one token each: counts int32 [R], query_start_loc int32 [R + 1], rows int64 [R]; not to be
-    written to."""
+    """Arrays of requests with one token each: counts int32 [R], query_start_loc int32 [R + 1], rows int64 [R]; not to
+    be written to."""
     return np.ones(num_reqs, np.int32), np.arange(num_reqs + 1, dtype=np.int32), np.arange(num_reqs)
 
 
@@ -272,7 +272,7 @@ def _add_readings(batch: InputBatch, prompt_logprobs: PromptLogprobsState, block
 def _shared(
     shared_tokens: Sequence[SharedTokens], batch: InputBatch, states: RequestStates, block_table: BlockTables
 ) -> tuple[np.ndarray, np.ndarray]:
-    """What a step writes a second time: its tokens and their other slots, both int64 [S]."""
+    """The slots that a step writes a second time: its tokens and their other slots, both int64 [S]."""
     row_of = {req_id: row for row, req_id in enumerate(batch.req_ids)}
     origins = batch.origins_np
     counts = [each.num_tokens for each in shared_tokens]

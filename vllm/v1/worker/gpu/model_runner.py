@@ -295,8 +295,8 @@ class GPUModelRunner:
         return logits
 
     def head(self) -> tuple[Callable[[Tensor, np.ndarray], Tensor], Tensor | None]:
-        """What gives the logits of hidden states [L, H] and their requests' slots, int64 [L]; and the weight that
-        suffices for them."""
+        """The function that gives the logits of hidden states [L, H] and their requests' slots, int64 [L]; and the
+        weight that suffices for them."""
         if any(changes() for changes in self._changes_head):
             return self._changed_logits, None
         return lambda hidden, _: self.model.compute_logits(hidden), self.model.lm_head.plain_weight

@@ -152,7 +152,7 @@ class BlockTables:
     def __init__(self, max_num_reqs: int, max_model_len: int, block_size: int, device: torch.device) -> None:
         self.block_size = block_size
         shape = (max_num_reqs + 1, -(-(max_model_len + 1) // block_size))
-        # Of NumPy, which takes no memory for what is not written.
+        # NumPy's zeros take no memory for what is not written.
         self.table = np.zeros(shape, dtype=np.int32)  # [S + 1, B]
         self.num_blocks = np.zeros(max_num_reqs + 1, dtype=np.int32)  # [S + 1]
         is_on_host = device.type == "cpu"

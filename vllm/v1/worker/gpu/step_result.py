@@ -1,4 +1,4 @@
-"""What a dispatched step gives when it is done."""
+"""The result of a dispatched step when it is done."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ class StepResult:
                 complete(outcome)
         if errors:
             exhausted = {req_id for req_id, message in errors.items() if message == NO_TOKEN_MESSAGE}
-            # Of the prompt everything is known where only the constraints leave nothing.
+            # Everything is known of the prompt where only the constraints leave nothing.
             of_prompts = {req_id: rows for req_id, rows in output.prompt_logprobs.items() if req_id in exhausted}
             output = output.without(unsound)
             output.exhausted = exhausted

@@ -56,7 +56,8 @@ class EncoderRunner:
         are called: a request's slot is its place in the step."""
         self.model, self.device = model, device
         self._forward = whole_sequences(model)
-        self._pooler = Pooler(config.model_config, device, getattr(model, "classify", None))
+        own = getattr(model, "own_pooler", None)
+        self._pooler = own or Pooler(config.model_config, device, getattr(model, "classify", None))
         self.guests = tuple(make_guests(config, model))
         self._on_remove, self._on_add = hooks(self.guests, "remove"), hooks(self.guests, "add")
         self._before_rows, self._before_request = (

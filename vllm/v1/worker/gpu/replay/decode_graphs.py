@@ -35,9 +35,9 @@ _MAX_ROWS = 512
 _NUM_TOPK = (0, 8, 32)
 _NUM_TOKEN_IDS = (0, 8, 32, 128)
 
-# Of all greedy graphs, beside the memory that they share.
+# All greedy graphs take so much, beside the memory that they share.
 _GREEDY_BYTES = 128 * 2**20
-# What CUDA keeps of a graph of some 20 kernels: an estimate, the driver does not tell.
+# CUDA keeps so much of a graph of some 20 kernels: an estimate, the driver does not tell.
 _NODE_BYTES = 128 * 2**10
 
 _Sampled = tuple[Tensor, Tensor, LogprobsTensors | None]  # token ids int32 [B], health float32 [B], readings
@@ -192,13 +192,13 @@ class GreedyGraphs:
         """Capture the usual widths of these steps."""
         vocab_size = self._sampler.states.vocab_size
         for step in steps:
-            # What capturing it left where its results go is no slot.
+            # Capturing it has left values that are no slots where its results go.
             step.replay()
             for widths in _USUAL_WIDTHS:
                 self._graph(step, widths._replace(num_topk=min(widths.num_topk, vocab_size)))
 
     def widths(self, slots: np.ndarray) -> Widths | None:
-        """What these slots (int64 [R]) read, rounded up; None: the step cannot be replayed."""
+        """The widths that these slots (int64 [R]) read, rounded up; None: the step cannot be replayed."""
         sampler, own = self._sampler, self._sampler.states
         reads = own.reads[slots]
         if (reads & Reads.ENTROPY).any() or not sampler.is_plain(slots, self._states).all():
@@ -259,7 +259,8 @@ class GreedyGraphs:
 
 
 def _num_bytes(sampled: _Sampled) -> int:
-    """Of the results, which a graph keeps; what it computes on the way lies in memory that all graphs share."""
+    """The bytes of the results, which a graph keeps; what it computes on the way lies in memory that all graphs
+    share."""
     token_ids, health, readings = sampled
     of_readings = [] if readings is None else [each for each in readings if isinstance(each, Tensor)]
     return sum(tensor.nbytes for tensor in (token_ids, health, *of_readings))

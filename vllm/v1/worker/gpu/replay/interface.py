@@ -1,4 +1,4 @@
-"""What the runner knows of replays."""
+"""The interface of replays, which is all that the runner knows of them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What may be recorded of a model's steps."""
+"""The steps of a model that may be recorded."""
 
 from __future__ import annotations
 

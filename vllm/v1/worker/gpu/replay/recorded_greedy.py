@@ -33,7 +33,7 @@ class _Sampling(NamedTuple):
 
 
 class _Plan(NamedTuple):
-    """What rows read."""
+    """The readings of rows."""
 
     slots: bytes
     version: int  # of the sampler
@@ -56,7 +56,7 @@ class RecordedGreedy:
     def __call__(self, step: RecordedStep, slots: np.ndarray) -> SamplerOutput | None:
         """Sample what `step` has just computed for `slots` (int64 [R]); None: that is left to the sampler. The results
         are valid until the next step."""
-        # What a caller has put in the method's place is called in every step.
+        # A function that a caller has put in the method's place is called in every step.
         if len(slots) > self._most_rows or "compute_logits" in vars(self._model):
             return None
         plan = self._plan
@@ -78,14 +78,15 @@ class RecordedGreedy:
         sampling.recording.replay()
         output = SamplerOutput(sampling.token_ids, sampling.health)
         if columns is not None and sampling.readings is not None and sampling.readings.table is not None:
-            # Of readings the table is what outlives the step.
+            # The table of readings outlives the step.
             table = sampling.readings.table.clone()
             readings = sampling.readings._replace(table=table, num_token_ids=columns.num_token_ids)
             output.logprobs.append((range(len(slots)), readings))
         return output
 
     def _plan_for(self, hidden: Tensor, slots: np.ndarray) -> _Plan | None:
-        """What these rows read; None: they cannot be replayed. A row that is plain stays so until its slot changes."""
+        """The plan of these rows' readings; None: they cannot be replayed. A row that is plain stays so until its slot
+        changes."""
         sampler = self._sampler
         if not sampler.is_plain(slots, self._states).all():
             return None

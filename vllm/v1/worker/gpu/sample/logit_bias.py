@@ -48,8 +48,8 @@ class _Lists:
 
 
 class LogitBiasState:
-    """What a request adds to, or forbids among, the logits, by slot. Applied in upstream's order: allowed_token_ids,
-    then logit_bias, then min_tokens; penalties and temperature come after."""
+    """Additions to the logits and tokens that are forbidden among them, by slot. Applied in upstream's order:
+    allowed_token_ids, then logit_bias, then min_tokens; penalties and temperature come after."""
 
     def __init__(
         self, max_num_reqs: int, device: torch.device, eos_token_ids: Collection[int] = (), vocab: WholeVocab = WHOLE

@@ -20,7 +20,7 @@ class TokenHistory:
         self._table = torch.zeros((0, 0), dtype=torch.int32, device=device)
         self._row_of_slot = np.full(max_num_reqs, -1, dtype=np.int64)  # [S]
         self._num_rows = 0
-        # Of which request, by its number, how many tokens a slot's row holds.
+        # The number of the request whose tokens a slot's row holds, and how many.
         self._owners = np.zeros(max_num_reqs, dtype=np.int64)  # [S]
         self._num_tokens = np.zeros(max_num_reqs, dtype=np.int32)  # [S]
 
