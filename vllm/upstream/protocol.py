@@ -19,6 +19,15 @@ class ChatCompletionRequest(generation.ChatCompletionRequest):
     model_config = _OPEN
 
 
+class BatchChatCompletionRequest(generation.BatchChatCompletionRequest):
+    """POST /v1/chat/completions/batch"""
+
+    def to_chat_completion_request(self, messages: list[Any]) -> ChatCompletionRequest:
+        """The request for one of the conversations."""
+        one = super().to_chat_completion_request(messages)
+        return ChatCompletionRequest.model_construct(**dict(one))
+
+
 class CompletionRequest(generation.CompletionRequest):
     """POST /v1/completions"""
 
