@@ -20,6 +20,7 @@ ROOT = Path(__file__).parents[1]
 ORDER = """
     upstream batch
     cli server
+    auditing
     selftest scoring
     entrypoints
     pooling decisions

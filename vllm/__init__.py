@@ -35,12 +35,14 @@ _EXPORTS = {
     "ScoringOutput": "vllm.outputs",
     "ScoringRequestOutput": "vllm.outputs",
     "ModelRegistry": "vllm.models",
+    "audit": "vllm.auditing.api",
     "initialize_ray_cluster": "vllm.v1.executor.ray_utils",
 }
 
 __all__ = ["__version__", "__version_tuple__", *_EXPORTS]
 
 if TYPE_CHECKING:
+    from vllm.auditing.api import audit
     from vllm.engine.arg_utils import AsyncEngineArgs, EngineArgs
     from vllm.entrypoints.async_llm import AsyncLLM
     from vllm.entrypoints.async_llm import AsyncLLM as AsyncLLMEngine

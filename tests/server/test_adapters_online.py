@@ -65,7 +65,7 @@ def server(made):
 
 @pytest.fixture
 def encode(server):
-    return server.engine.tokenizer.encode
+    return server.engine.input_processor.tokenizer.encode
 
 
 def names(server):
@@ -100,10 +100,10 @@ def test_completions_and_what_is_generated_from_messages(server, made, encode, n
     wanted = made.tokens(name, encode(PROMPT))
     answer = complete(server, name)
     assert answer["model"] == name and answer["choices"][0]["token_ids"] == wanted
-    text = server.engine.tokenizer.decode(wanted, skip_special_tokens=True)
+    text = server.engine.input_processor.tokenizer.decode(wanted, skip_special_tokens=True)
     messages = [{"role": "user", "content": PROMPT}]
     plain = made.tokens(name, encode(PROMPT, add_special_tokens=False))
-    text = server.engine.tokenizer.decode(plain, skip_special_tokens=True)
+    text = server.engine.input_processor.tokenizer.decode(plain, skip_special_tokens=True)
     body = {"model": name, "messages": messages, "temperature": 0, "max_tokens": 5, **CHAT}
     answer = server.post("/v1/chat/completions", **body)
     assert (answer["model"], answer["choices"][0]["message"]["content"]) == (name, text)
@@ -119,7 +119,7 @@ def test_the_other_doors(server, made, encode):
     ids = encode(PROMPT, add_special_tokens=False)
     texts = {}
     for name in ("tiny", "one"):
-        texts[name] = server.engine.tokenizer.decode(made.tokens(name, ids), skip_special_tokens=True)
+        texts[name] = server.engine.input_processor.tokenizer.decode(made.tokens(name, ids), skip_special_tokens=True)
         body = {"model": name, "input": PROMPT, "temperature": 0, "max_output_tokens": 5}
         answer = server.post("/v1/responses", **body)
         parts = [part["text"] for item in answer["output"] for part in item.get("content") or ()]
@@ -153,7 +153,7 @@ def test_load_and_unload(server, made):
     assert names(server)[-1] == "third"
     made.models["third"] = made.models["three"]
     assert complete(server, "third")["choices"][0]["token_ids"] == made.tokens(
-        "third", server.engine.tokenizer.encode(PROMPT)
+        "third", server.engine.input_processor.tokenizer.encode(PROMPT)
     )
     assert "loaded already" in refused(server, 400, "/v1/load_lora_adapter", **body)["message"]
     assert server.request("POST", "/v1/load_lora_adapter", json={**body, "load_inplace": True}).status_code == 200
@@ -190,7 +190,7 @@ def test_resolvers(server, made, tmp_path, monkeypatch):
     known = Known({"resolved": made.paths["three"], "broken": tmp_path})
     LoRAResolverRegistry.register_resolver("known", known)
     made.models["resolved"] = made.models["three"]
-    wanted = made.tokens("resolved", server.engine.tokenizer.encode(PROMPT))
+    wanted = made.tokens("resolved", server.engine.input_processor.tokenizer.encode(PROMPT))
     assert complete(server, "resolved")["choices"][0]["token_ids"] == wanted
     assert complete(server, "resolved")["choices"][0]["token_ids"] == wanted
     assert known.asked == [("tiny", "resolved")]
@@ -224,7 +224,7 @@ def test_folders_are_found_by_their_names(made, tmp_path, monkeypatch):
     monkeypatch.setattr(LoRAResolverRegistry, "resolvers", {})
     with AppThread(make_engine(made.folder / "model", enable_lora=True, max_loras=2)) as server:
         assert LoRAResolverRegistry.get_supported_resolvers() == {"Filesystem Resolver"}
-        ids = server.engine.tokenizer.encode(PROMPT)
+        ids = server.engine.input_processor.tokenizer.encode(PROMPT)
         for name, kind in (
             ("three", "three"),
             ("two", "two"),

@@ -40,7 +40,7 @@ def server(request, tmp_path_factory) -> Iterator[AppThread]:
 
 def ask(server: AppThread, text: str, **body: Any) -> dict[str, Any]:
     """The message of an answer that is `text` as far as nothing forbids it."""
-    ids = server.engine.tokenizer.encode(text, add_special_tokens=False)
+    ids = server.engine.input_processor.tokenizer.encode(text, add_special_tokens=False)
     body = {
         "model": "tiny", "messages": [{"role": "user", "content": "?"}], "tools": TOOLS, "temperature": 0,
         "vllm_xargs": {"forced": ids, "obeys": True}, "max_tokens": len(ids), **body,
@@ -69,7 +69,7 @@ def test_a_call_ends_the_thought(server, monkeypatch, thinker):
     thought = "I look. "
     call = ("<|start|>assistant" if thinker == "openai_gptoss" else "") + write(("weather", ARGUMENTS))
     least, most = (
-        len(server.engine.tokenizer.encode(form.reasoning.drops + each, add_special_tokens=False))
+        len(server.engine.input_processor.tokenizer.encode(form.reasoning.drops + each, add_special_tokens=False))
         for each in (thought, thought + call)
     )
     budget = most - 9

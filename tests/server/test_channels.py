@@ -32,7 +32,7 @@ def server(tmp_path_factory) -> Iterator[AppThread]:
 
 def ask(server: AppThread, beginning: str, **body: Any) -> dict[str, Any]:
     """The choice of an answer that begins so, and goes on as the model and the grammar will."""
-    ids = server.engine.tokenizer.encode(beginning, add_special_tokens=False)
+    ids = server.engine.input_processor.tokenizer.encode(beginning, add_special_tokens=False)
     body = {
         "vllm_xargs": {"forced": ids},
         "max_tokens": 400,
@@ -73,7 +73,7 @@ def test_a_spent_budget_ends_the_reasoning_but_no_call(server, tools):
 
 
 def test_responses_follow_their_reasoning_and_calls(server):
-    ids = server.engine.tokenizer.encode(
+    ids = server.engine.input_processor.tokenizer.encode(
         f'{THOUGHT}{CALL}weather<|message|>{{"city": "Rome"}}<|call|>', add_special_tokens=False
     )
     tools = [{"type": "function", "name": "weather", "parameters": CITY}]
@@ -85,7 +85,7 @@ def test_responses_follow_their_reasoning_and_calls(server):
     second = server.post(
         "/v1/responses", input=[output], previous_response_id=first["id"], return_token_ids=True, **body
     )
-    prompt = server.engine.tokenizer.decode(second["prompt_token_ids"])
+    prompt = server.engine.input_processor.tokenizer.decode(second["prompt_token_ids"])
     assert prompt.endswith(
         "<|start|>user<|message|>?<|end|><|start|>assistant<|channel|>analysis<|message|>Hm.<|end|>"
         '<|start|>assistant to=functions.weather<|channel|>commentary json<|message|>{"city": "Rome"}<|call|>'

@@ -207,7 +207,7 @@ def test_variables_of_the_template(server):
     template = "{{ flavour }}:{{ messages[0].content }}"
     fields = {"chat_template": template, "chat_template_kwargs": {"flavour": "mint"}, "return_token_ids": True}
     answer = chat(server, **fields)
-    ids = server.engine.tokenizer.encode("mint:the cat", add_special_tokens=False)
+    ids = server.engine.input_processor.tokenizer.encode("mint:the cat", add_special_tokens=False)
     assert answer["prompt_token_ids"] == ids
 
 

@@ -189,7 +189,7 @@ def test_tokens_of_what_the_text_leaves_out(server):
 
 
 def test_a_token_in_which_the_text_was_cut_is_shown_whole(server):
-    stop = server.engine.tokenizer.token_to_id("Ġstop")
+    stop = server.engine.input_processor.tokenizer.token_to_id("Ġstop")
     choice = complete(server, byte_ids("x"), [*byte_ids("a"), stop], stop="top", logprobs=0)
     assert (choice["text"], choice["logprobs"]["tokens"]) == ("a s", ["a", " stop"])
 

@@ -53,7 +53,7 @@ def test_texts_in_every_form(server, expected, path):
     answer = server.post(path, input=TEXTS, user="u")
     np.testing.assert_allclose(embeddings(answer), expected[0], atol=1e-5)
     assert [each["index"] for each in answer["data"]] == [0, 1, 2] and answer["model"] == "tiny"
-    encode = server.state.engine.tokenizer.encode
+    encode = server.state.engine.input_processor.tokenizer.encode
     ids = [encode(text) for text in TEXTS]
     num_tokens = sum(map(len, ids))
     assert answer["usage"] == {"prompt_tokens": num_tokens, "completion_tokens": 0, "total_tokens": num_tokens}
@@ -154,7 +154,7 @@ def test_several_conversations(server, expected):
 
 
 def test_which_end_is_cut(server):
-    ids = server.state.engine.tokenizer.encode("one two three four")
+    ids = server.state.engine.input_processor.tokenizer.encode("one two three four")
     for side, kept in (("right", [*ids[:3], ids[-1]]), ("left", [ids[0], *ids[-3:]])):
         cut = server.post("/v1/embeddings", input=ids, truncate_prompt_tokens=4, truncation_side=side)
         np.testing.assert_allclose(embeddings(cut), embeddings(server.post("/v1/embeddings", input=kept)), atol=1e-6)
@@ -268,7 +268,7 @@ def test_scores_are_cosines(server, expected):
     assert [each["index"] for each in answer["results"]] == [2, 1, 0]
     assert answer["results"][0]["relevance_score"] == pytest.approx(1.0, abs=1e-5)
     # Each text once, the query's among the documents too.
-    num_tokens = sum(len(server.state.engine.tokenizer.encode(text)) for text in TEXTS)
+    num_tokens = sum(len(server.state.engine.input_processor.tokenizer.encode(text)) for text in TEXTS)
     assert answer["usage"]["prompt_tokens"] == num_tokens
     long = "word " * 300
     cut = server.post("/rerank", query="the mat " * 9, documents=TEXTS, max_tokens_per_query=2)
@@ -303,7 +303,7 @@ def test_requests_are_counted_by_endpoint(server):
 
 def test_vectors_of_tokens(server):
     answer = server.post("/pooling", input=TEXTS[:1], task="token_embed")
-    num_tokens = len(server.state.engine.tokenizer.encode(TEXTS[0]))
+    num_tokens = len(server.state.engine.input_processor.tokenizer.encode(TEXTS[0]))
     assert np.array(answer["data"][0]["data"]).shape == (num_tokens, 384)
     whole = server.post("/pooling", input=TEXTS[:1])["data"][0]["data"]
     np.testing.assert_allclose(whole, server.post("/v1/embeddings", input=TEXTS[0])["data"][0]["embedding"], atol=1e-6)

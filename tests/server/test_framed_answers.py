@@ -49,7 +49,7 @@ def server(tmp_path_factory) -> Iterator[AppThread]:
 
 def ask(server: AppThread, beginning: str, **body: Any) -> dict[str, Any]:
     """The message of an answer that begins so, and goes on as the model and the grammar will."""
-    ids = server.engine.tokenizer.encode(beginning, add_special_tokens=False)
+    ids = server.engine.input_processor.tokenizer.encode(beginning, add_special_tokens=False)
     fixed = {
         "vllm_xargs": {"forced": ids},
         "max_tokens": 300,

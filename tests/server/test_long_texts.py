@@ -79,7 +79,7 @@ def test_over_http(tmp_path, monkeypatch):
         answer = server.post("/v1/embeddings", input=[short, words])
         found = np.array([each["embedding"] for each in answer["data"]])
         np.testing.assert_allclose(found, expected, atol=1e-5)
-        ids = [server.state.engine.tokenizer.encode(text) for text in (short, words)]
+        ids = [server.state.engine.input_processor.tokenizer.encode(text) for text in (short, words)]
         assert answer["usage"]["prompt_tokens"] == sum(map(len, ids)) > 70
         answer = server.post("/v2/embed", texts=[short, words], input_type="search_document")
         np.testing.assert_allclose(np.array(answer["embeddings"]["float"]), expected, atol=1e-5)

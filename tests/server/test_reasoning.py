@@ -33,7 +33,7 @@ def server(tmp_path_factory) -> Iterator[AppThread]:
 
 def bodied(server: AppThread, text: str | None, **body: Any) -> dict[str, Any]:
     # Spelled as a model would, and as a grammar that forces a mark does.
-    ids = server.engine.tokenizer.encode(text or "", add_special_tokens=False)
+    ids = server.engine.input_processor.tokenizer.encode(text or "", add_special_tokens=False)
     forced = {"vllm_xargs": {"forced": ids}, "temperature": 0} if ids else {}
     return {"model": "tiny", "messages": USER, "max_tokens": len(ids) or 80, **forced, **body}
 

@@ -265,7 +265,7 @@ def test_over_http(qwen3, log, runner):
         args = make_arg_parser(argparse.ArgumentParser()).parse_args(["--model", str(folder)])
         app.run(init_app_state(engine, SimpleNamespace(), args))
         assert len(log()) == 1
-        encode = engine.tokenizer.encode
+        encode = engine.input_processor.tokenizer.encode
         answers = [encode(word)[0] for word in ("no", "yes")]
 
         def want(text: str) -> float:

@@ -33,7 +33,7 @@ def server(tmp_path_factory) -> Iterator[AppThread]:
 
 
 def bodied(server: AppThread, text: str, stop: Any, **body: Any) -> dict[str, Any]:
-    ids = server.engine.tokenizer.encode(text, add_special_tokens=False)
+    ids = server.engine.input_processor.tokenizer.encode(text, add_special_tokens=False)
     own = {"model": "tiny", "messages": USER, "max_tokens": len(ids), "temperature": 0, "stop": stop}
     return {**own, "vllm_xargs": {"forced": ids}, **body}
 
@@ -154,7 +154,9 @@ def test_each_choice_has_its_own(server):
 
 def test_min_tokens_count_all_tokens(server):
     text = "<think>a</think>b STOP c STOP" + LONG
-    first = len(server.engine.tokenizer.encode(text[: text.index("STOP") + 4], add_special_tokens=False))
+    first = len(
+        server.engine.input_processor.tokenizer.encode(text[: text.index("STOP") + 4], add_special_tokens=False)
+    )
     assert whole(server, text, "STOP", min_tokens=first)["message"]["content"] == "b STOP c "
     assert whole(server, text, "STOP", min_tokens=first - 1)["message"]["content"] == "b "
 

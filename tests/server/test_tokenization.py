@@ -162,7 +162,7 @@ def test_the_models_name(server, path, body):
 
 def test_others_are_answered_while_a_long_text_is_tokenised(server, monkeypatch):
     """The long text's tokenisation does not end before the other request has its answer."""
-    encode = type(server.engine.tokenizer).encode
+    encode = type(server.engine.input_processor.tokenizer).encode
     answered = threading.Event()
 
     def wait_and_encode(self, text, **options):
@@ -177,7 +177,7 @@ def test_others_are_answered_while_a_long_text_is_tokenised(server, monkeypatch)
             answered.set()
             return (await long).json(), other.json()
 
-    monkeypatch.setattr(type(server.engine.tokenizer), "encode", wait_and_encode)
+    monkeypatch.setattr(type(server.engine.input_processor.tokenizer), "encode", wait_and_encode)
     long, other = server.run(run())
     assert long["count"] == 5001 and other == {"prompt": "the"}
 

@@ -11,6 +11,7 @@ from types import ModuleType
 from typing import NoReturn
 
 from vllm.cli import (
+    audit,
     bench,
     chat,
     collect_env,
@@ -29,7 +30,21 @@ from vllm.exceptions import CliError, VLLMValidationError
 from vllm.utils.packages import needed_by
 from vllm.version import __version__
 
-_COMMANDS = (serve, chat, complete, score, decide, rerank, embed, run_batch, bench, selftest, collect_env, completion)
+_COMMANDS = (
+    serve,
+    chat,
+    complete,
+    score,
+    decide,
+    rerank,
+    embed,
+    audit,
+    run_batch,
+    bench,
+    selftest,
+    collect_env,
+    completion,
+)
 
 _REFUSED = {"launch": "`vllm serve` has the render routes"}
 

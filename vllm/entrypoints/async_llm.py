@@ -32,7 +32,7 @@ from vllm.v1.engine.adapters import distinct, once
 from vllm.v1.engine.calls import EngineCalls, check_pause_mode, routed
 from vllm.v1.engine.core_process.client import CoreClient
 from vllm.v1.engine.core_process.start import CoreProcessHandle
-from vllm.v1.engine.input_processor import InputProcessor, ProcessedPrompt, load_tokenizer
+from vllm.v1.engine.input_processor import InputProcessor, ProcessedPrompt, load_tokenizer, with_notes
 from vllm.v1.engine.llm_engine import check_executor_class
 from vllm.v1.engine.output_processor import id_in_use_error
 from vllm.v1.engine.replica import Replica
@@ -92,10 +92,10 @@ class AsyncLLM(EngineCalls):
         self.model_config = config.model_config
         cores = _start_cores(config, core_processes)
         try:
-            self.tokenizer = load_tokenizer(self.model_config)
+            tokenizer = load_tokenizer(self.model_config)
             read_early(self.model_config)
             if meanwhile is not None:
-                meanwhile(self.tokenizer)
+                meanwhile(tokenizer)
             for core in cores:
                 core.wait_until_ready()
             cache = replace(config.cache_config, num_gpu_blocks=min(core.num_blocks for core in cores))
@@ -104,7 +104,7 @@ class AsyncLLM(EngineCalls):
         except BaseException:
             _close_cores(cores)
             raise
-        self.input_processor = InputProcessor(config, self.tokenizer)
+        self.input_processor = InputProcessor(config, tokenizer)
         self.tracer = make_tracer(config)
         self.replicas = [Replica(core, self.input_processor, self.tracer) for core in cores]
         if self.stat_loggers is not None:
@@ -117,6 +117,12 @@ class AsyncLLM(EngineCalls):
         self._receivers: list[asyncio.Task[None]] = []
         self._adapters: dict[int, str] = {}  # paths of those that were loaded, by id; they may have been evicted since
         self._resumed: asyncio.Event | None = None  # set while it is not paused; None = it never was
+
+    @property
+    def tokenizer(self) -> Any:
+        """What `get_tokenizer` gives; None with skip_tokenizer_init."""
+        own = self.input_processor.tokenizer
+        return None if own is None else own.hf_tokenizer
 
     @classmethod
     def from_vllm_config(
@@ -152,11 +158,14 @@ class AsyncLLM(EngineCalls):
         sampling_params: SamplingParams,
         request_id: str,
         *,
+        prompt_text: str | None = None,
         lora_request: Any = None,
         tokenization_kwargs: Mapping[str, Any] | None = None,
         trace_headers: Mapping[str, str] | None = None,
         priority: int = 0,
         data_parallel_rank: int | None = None,
+        session_id: str | None = None,
+        kv_hints: Any = None,
     ) -> AsyncGenerator[RequestOutput, None]:
         """Yield the outputs of one prompt, by `sampling_params.output_kind`. Leaving the iteration early aborts the
         request. Arguments and errors as for `add_request`; EngineDeadError also when the engine dies meanwhile."""
@@ -169,6 +178,9 @@ class AsyncLLM(EngineCalls):
             trace_headers=trace_headers,
             priority=priority,
             data_parallel_rank=data_parallel_rank,
+            prompt_text=prompt_text,
+            session_id=session_id,
+            kv_hints=kv_hints,
         ) as stream:
             async for output in stream:
                 yield output
@@ -218,6 +230,9 @@ class AsyncLLM(EngineCalls):
         trace_headers: Mapping[str, str] | None = None,
         priority: int = 0,
         data_parallel_rank: int | None = None,
+        session_id: str | None = None,
+        prompt_text: str | None = None,
+        kv_hints: Any = None,
     ) -> RequestStream:
         """Check and queue one request.
 
@@ -230,6 +245,7 @@ class AsyncLLM(EngineCalls):
             tokenization_kwargs: as in LLM.generate.
             trace_headers: W3C's, of the trace that the request's span is to be part of.
             priority: lower runs earlier under the "priority" policy.
+            session_id, prompt_text, kv_hints: as of LLMEngine.add_request.
 
         Raises:
             VLLMValidationError: a bad prompt, parameter, id or adapter; nothing is queued then.
@@ -253,6 +269,7 @@ class AsyncLLM(EngineCalls):
         await self.compile_grammar(params)
         checked = self.input_processor.process_params(params, len(processed.token_ids))
         (processed,) = await self.with_adapters([processed], [lora_request])
+        processed = with_notes(processed, prompt_text, session_id, kv_hints)
         with continued(self.tracer, trace_headers):
             return await self.add_checked(request_id, processed, checked, priority)
 
@@ -340,7 +357,9 @@ class AsyncLLM(EngineCalls):
         """
         params = DecisionParams(**options)
         # In a thread: templates and long inputs may be slow.
-        plan = await asyncio.to_thread(DecisionPlan, self.model_config, self.tokenizer, input, questions, params)
+        plan = await asyncio.to_thread(
+            DecisionPlan, self.model_config, self.input_processor.tokenizer, input, questions, params
+        )
         requests = plan.requests()
         if request_id is None:
             request_id = f"decision-{uuid.uuid4().hex}"
@@ -575,7 +594,8 @@ class AsyncLLM(EngineCalls):
         self._start_receiving()
 
     def _start_receiving(self) -> None:
-        if not self._receivers:
+        # The loop in which they ran may have ended: programs call asyncio.run again and again.
+        if all(each.cancelled() or each.get_loop().is_closed() for each in self._receivers):
             self._receivers = [asyncio.create_task(self._receive(replica)) for replica in self.replicas]
 
     async def _receive(self, replica: Replica) -> None:

@@ -161,7 +161,9 @@ class ServerState:
 
     def template_text(self, own: str | None = None) -> str:
         """The chat template: a request's `own`, the server's or the model's; "" without one."""
-        found: Any = own or self.chat_template or getattr(self.engine.tokenizer, "chat_template", None) or ""
+        found: Any = (
+            own or self.chat_template or getattr(self.engine.input_processor.tokenizer, "chat_template", None) or ""
+        )
         return "\n".join(found.values()) if isinstance(found, dict) else found
 
     def answer_format(self, own_template: str | None = None) -> AnswerFormat:
@@ -200,7 +202,9 @@ class ServerState:
                 return None
             source = source or self.chat_template
         if source is None:
-            return default_template(config, self.engine.tokenizer, labels, self.args.served_model_name or ())
+            return default_template(
+                config, self.engine.input_processor.tokenizer, labels, self.args.served_model_name or ()
+            )
         return score_template(source, labels, config.hf_config.raw)
 
     def log_templates(self) -> None:
@@ -220,9 +224,9 @@ class ServerState:
     @property
     def tokenizer(self) -> Tokenizer:
         """Raises ApiError if skip_tokenizer_init left it out."""
-        if self.engine.tokenizer is None:
+        if self.engine.input_processor.tokenizer is None:
             raise ApiError(400, "this server runs without a tokenizer: texts cannot be read or written")
-        return self.engine.tokenizer
+        return self.engine.input_processor.tokenizer
 
     @property
     def max_sequences(self) -> int:
@@ -303,4 +307,9 @@ class ServerState:
 
 def server_state(request: Request) -> ServerState:
     """The state of the server that got `request`."""
-    return request.app.state.server
+    return state_of(request.app)
+
+
+def state_of(app: Any) -> ServerState:
+    """The state of an application's server. A program may give the application another one's."""
+    return app.state.serving

@@ -33,6 +33,17 @@ def _flat_or_editable(cls: type, *args: Any, **fields: Any) -> Any:
     return object.__new__(cls)
 
 
+def _part(name: str) -> Any:
+    """A function of `engine_parts`, which is imported when it is called."""
+
+    def call(self: Any, *args: Any, **fields: Any) -> Any:
+        from vllm.upstream import engine_parts
+
+        return getattr(engine_parts, name)(self, *args, **fields)
+
+    return call
+
+
 def _load_config(self: Any) -> Any:
     from vllm.config.load import LoadConfig
 
@@ -78,6 +89,25 @@ ROWS: dict[str, dict[str, dict[str, Any]]] = {
         "EngineCore": {"engine_core": _ITSELF, "model_executor": _EXECUTOR, "save_sharded_state": _save_sharded_state}
     },
     "vllm.models.registry": {"": {"adopt": _adopt}},
+    "vllm.config.model": {
+        "ModelConfig": {
+            "architectures": property(_part("architectures")),
+            "is_moe": property(_part("is_moe")),
+            "uses_mrope": property(_part("uses_mrope")),
+            "get_num_layers": _part("get_num_layers"),
+            "get_num_attention_heads": _part("get_num_attention_heads"),
+            "get_sliding_window": _part("get_sliding_window"),
+            "try_get_generation_config": _part("read_generation_config"),
+            "get_diff_sampling_param": _part("get_diff_sampling_param"),
+        }
+    },
+    "vllm.entrypoints.async_llm": {"AsyncLLM": {"engine_core": property(_part("CoreClients"))}},
+    "vllm.entrypoints.llm": {
+        "LLM": {
+            "_preprocess_cmpl": _part("preprocess_completions"),
+            "_preprocess_cmpl_one": _part("preprocess_completion"),
+        }
+    },
     "vllm.v1.executor.worker": {"Worker": {"worker": _ITSELF}},
 }
 

@@ -16,6 +16,7 @@ _ROOT = "vllm."
 _WITH_MORE = {
     "vllm.attention",
     "vllm.config",
+    "vllm.config.lora",
     "vllm.distributed",
     "vllm.distributed.parallel_state",
     "vllm.envs",
@@ -35,8 +36,11 @@ _WITH_MORE = {
 }
 # Modules that have, or whose classes have, further attributes: attributes.py has them, a row each.
 _WITH_ATTRIBUTES = {
+    "vllm.config.model",
     "vllm.config.parallel",
     "vllm.config.vllm",
+    "vllm.entrypoints.async_llm",
+    "vllm.entrypoints.llm",
     "vllm.logprobs.flat",
     "vllm.models.registry",
     "vllm.v1.engine.core",

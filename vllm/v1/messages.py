@@ -55,6 +55,8 @@ class EngineCoreRequest:
     lora_request: LoRARequest | None = None
     data_parallel_rank: InitVar[Any] = None
     prompt_embeds: PromptEmbeds | None = None  # in place of some of the ids
+    session_id: str | None = None
+    kv_hints: Any = None  # dicts, lists, texts and numbers
 
     def __post_init__(self, mm_features: Any, data_parallel_rank: Any) -> None:
         asked = {"mm_features": mm_features, "data_parallel_rank": data_parallel_rank}

@@ -37,6 +37,8 @@ class Request:
         pooling_params: PoolingParams | None = None,
         lora_request: LoRARequest | None = None,
         prompt_embeds: PromptEmbeds | None = None,
+        session_id: str | None = None,
+        kv_hints: Any = None,
     ) -> None:
         if sampling_params.max_tokens is None:
             raise ValueError(f"request {request_id}: max_tokens must be set when it reaches the scheduler")
@@ -45,6 +47,7 @@ class Request:
         self.pooling_params = pooling_params
         self.lora_request = lora_request
         self.prompt_embeds = prompt_embeds  # the ids at its positions say nothing
+        self.session_id, self.kv_hints = session_id, kv_hints  # for who reads requests; the engine does not
         self.lane: Any = None  # where it waits; None: with all others
         self.content_number = 0  # a part of its block hashes: what computes other values than the model has another
         self.eos_token_ids = frozenset() if sampling_params.ignore_eos else eos_token_ids
@@ -55,6 +58,8 @@ class Request:
         self.max_tokens = sampling_params.max_tokens
         self.length_limit = self.max_tokens  # tokens to generate; once queued, limited by the context, too
         self.min_tokens = sampling_params.min_tokens
+        # Before min_tokens, if its grammar leaves nothing but an end.
+        self.may_end_early = sampling_params.grammar is not None
         self.num_pending_tokens = 0  # drawn by steps in flight, not known yet
         # Processed on the host from all its tokens: its next step must not begin before the last one is known.
         own = sampling_params

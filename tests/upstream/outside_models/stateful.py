@@ -1,4 +1,4 @@
-"""The dense decoder with a short convolution behind each block's first norm: it has a state, as upstream's layers do."""
+"""The dense decoder with a short convolution behind the first norm of each block, which has a state."""
 
 from __future__ import annotations
 

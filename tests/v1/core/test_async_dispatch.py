@@ -90,7 +90,9 @@ def make_core(worker: FakeWorker, scheduler, monkeypatch: pytest.MonkeyPatch) ->
     config = SimpleNamespace(
         scheduler_config=SchedulerConfig(async_scheduling=True),
         cache_config=CacheConfig(),
-        model_config=SimpleNamespace(max_model_len=1, attn_type="decoder", runner_type="generate"),
+        model_config=SimpleNamespace(
+            max_model_len=1, attn_type="decoder", runner_type="generate", enable_prompt_embeds=False
+        ),
         lora_config=None,
         speculative_config=None,
     )
@@ -251,3 +253,16 @@ def test_content_of_an_aborted_request_whose_step_failed_is_not_found(make_run):
     with pytest.raises(Fault):
         core.step()
     assert not core.scheduler.kv.find_prefix(make_request("r3", prompt)).num_blocks
+
+
+def test_a_step_that_fails_while_the_engine_settles_ends_its_requests(make_run):
+    core, worker = make_run()
+    core.scheduler.add_request(make_request("r1", [1, 2], max_tokens=40))
+    core.step()
+    worker.lose_next = True
+    core.step()
+    assert not core.steps.are_done
+    with pytest.raises(Fault):
+        core.reset_prefix_cache(reset_running_requests=True)
+    assert core.steps.are_done and not core.has_unfinished_requests()
+    assert core.scheduler.kv.pool.num_free == core.scheduler.kv.pool.num_blocks

@@ -43,6 +43,15 @@ def test_guests_are_those_of_the_configuration_in_their_order(folder, fields, ab
     assert rooms_of(core.scheduler.guests) == [name for name in SCHEDULER_ORDER if name not in absent]
 
 
+def test_a_call_upon_the_engine_reaches_the_guest_that_answers_it(folder):
+    core = make_tiny_llm(folder, enable_lora=True).llm_engine.engine_core
+    assert core.call("list_loras") == set() and not core.call("remove_lora", 1)
+    assert core.call("is_sleeping") is False
+    plain = make_tiny_llm(folder).llm_engine.engine_core
+    with pytest.raises(AttributeError, match="list_loras"):
+        plain.call("list_loras")
+
+
 def test_every_room_has_its_place():
     for file, order in (("runner.py", ORDER), ("scheduler.py", SCHEDULER_ORDER)):
         assert sorted(path.parent.name for path in ROOMS.glob(f"*/{file}")) == sorted(order)

@@ -11,6 +11,7 @@ from pydantic.json_schema import models_json_schema
 
 from vllm.server.errors import ApiError
 from vllm.server.http.request_body import parse_body, read_json
+from vllm.server.http.session import note_session
 from vllm.server.protocol.base import RequestModel, ResponseModel
 from vllm.server.protocol.generation import ErrorResponse
 from vllm.server.state import ServerState, server_state
@@ -89,6 +90,7 @@ def post(
             state = server_state(request)
             args = state.args
             value = await read_json(request, int(args.max_body_mib * 2**20))
+            note_session(request, value)
             kind, endpoint = model, function
             if other is not None and isinstance(value, dict) and any(name in value for name in other.fields):
                 kind, endpoint = other.model, other.endpoint
@@ -123,8 +125,9 @@ def post_by_field(router: APIRouter, path: str, description: str, kinds: Mapping
         state = server_state(request)
         args = state.args
         value = await read_json(request, int(args.max_body_mib * 2**20))
+        note_session(request, value)
         given = [name for name in kinds if isinstance(value, dict) and value.get(name) is not None]
-        if len(given) != 1:
+        if len({id(kinds[name]) for name in given}) != 1:
             names = " or ".join(kinds)
             problem = f"{' and '.join(given)} exclude each other: give one of them" if given else f"{names} is required"
             raise ApiError(400, problem, given[1] if given else next(iter(kinds)), "missing_field")

@@ -6,6 +6,7 @@ import asyncio
 import sys
 import uuid
 from collections.abc import AsyncGenerator, Awaitable, Collection, Sequence
+from dataclasses import replace
 from typing import Any, TypeVar
 from weakref import WeakSet
 
@@ -15,6 +16,7 @@ from vllm.outputs import CompletionOutput, RequestOutput
 from vllm.pooling_outputs import PoolingRequestOutput
 from vllm.server.adapter_models import chosen
 from vllm.server.errors import ApiError
+from vllm.server.http.session import session
 from vllm.server.state import ServerState
 from vllm.v1.engine.input_processor import ProcessedPrompt
 from vllm.v1.engine.request_stream import RequestStream
@@ -82,6 +84,8 @@ class Submission:
         """`queue` without its checks, for which there is room."""
         if (adapter := chosen.get()) is not None:
             prompts = await state.engine.with_adapters(prompts, [adapter] * len(prompts))
+        if (own_session := session.get()) is not None:
+            prompts = [replace(prompt, session_id=own_session) for prompt in prompts]
         submission = cls(state, request_id)
         submission._generates = all(getattr(own, "max_tokens", 0) != 0 for own in params)
         _submissions.add(submission)

@@ -8,6 +8,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
+import msgspec
+
 from vllm.config import ModelConfig, VllmConfig
 from vllm.exceptions import VLLMValidationError, shown
 from vllm.inputs.embeds import PromptEmbeds
@@ -67,6 +69,8 @@ class ProcessedPrompt:
     lora_request: LoRARequest | None = None
     content_of: Callable[[], ContentReader] | None = None
     embeds: PromptEmbeds | None = None
+    session_id: str | None = None
+    kv_hints: Any = None
 
     @property
     def adapter_id(self) -> int:
@@ -75,7 +79,7 @@ class ProcessedPrompt:
 
     def with_ids(self, token_ids: list[int]) -> ProcessedPrompt:
         """Further tokens for the same model and cache, without a text."""
-        return ProcessedPrompt(None, token_ids, self.cache_salt, self.lora_request, embeds=self.embeds)
+        return replace(self, text=None, token_ids=token_ids, content_of=None)
 
 
 @dataclass(frozen=True)
@@ -260,6 +264,7 @@ class InputProcessor:
         for core_id, params in children:
             request = EngineCoreRequest(core_id, ids, params, self.eos_token_ids, arrival_time, priority, salt)
             request.lora_request, request.prompt_embeds = prompt.lora_request, prompt.embeds
+            request.session_id, request.kv_hints = prompt.session_id, prompt.kv_hints
             if isinstance(params, PoolingParams):
                 request.pooling_params, request.sampling_params = params, None  # type: ignore[assignment]
                 if params.task == "classify" and self.model_config.attn_type == "decoder":
@@ -381,6 +386,26 @@ def _follow_trace(params: SamplingParams, trace: list[int]) -> None:
     """Generate exactly these tokens."""
     params.trace_decode_token_ids, params.max_tokens, params.min_tokens = trace, len(trace), 0
     params.stop, params.stop_token_ids, params.ignore_eos = [], [], True
+
+
+def with_notes(
+    prompt: ProcessedPrompt, prompt_text: Any = None, session_id: Any = None, kv_hints: Any = None
+) -> ProcessedPrompt:
+    """The prompt with what goes with it. `prompt_text` is the text that its ids are of; the others change nothing here.
+
+    Raises:
+        VLLMValidationError: a text is something else, or kv_hints cannot be sent to the engine's process.
+    """
+    for name, text in (("prompt_text", prompt_text), ("session_id", session_id)):
+        if text is not None and not isinstance(text, str):
+            raise wrong_type(name, text, "a string")
+    if kv_hints is not None:
+        try:
+            kv_hints = msgspec.msgpack.decode(msgspec.msgpack.encode(kv_hints))
+        except (TypeError, ValueError, OverflowError, RecursionError) as error:
+            raise VLLMValidationError(f"kv_hints must be data: {error}", "kv_hints") from None
+    text = prompt.text if prompt_text is None else prompt_text
+    return replace(prompt, text=text, session_id=session_id, kv_hints=kv_hints)
 
 
 def _is_token(prompt: Mapping[str, Any]) -> Any:

@@ -22,7 +22,7 @@ from vllm.utils.loading_threads import meanwhile
 from vllm.v1.engine.adapters import loaded
 from vllm.v1.engine.calls import BlockingCalls, EngineCalls
 from vllm.v1.engine.core import EngineCore
-from vllm.v1.engine.input_processor import InputProcessor, ProcessedPrompt, load_tokenizer
+from vllm.v1.engine.input_processor import InputProcessor, ProcessedPrompt, load_tokenizer, with_notes
 from vllm.v1.engine.output_processor import OutputProcessor
 from vllm.v1.engine.pooling_output_processor import PoolingOutputProcessor
 from vllm.v1.executor.select import Executor
@@ -153,6 +153,9 @@ class LLMEngine(BlockingCalls):
         tokenization_kwargs: Mapping[str, Any] | None = None,
         trace_headers: Mapping[str, str] | None = None,
         priority: int = 0,
+        session_id: str | None = None,
+        prompt_text: str | None = None,
+        kv_hints: Any = None,
     ) -> str:
         """Queue one request; returns its id.
 
@@ -164,6 +167,8 @@ class LLMEngine(BlockingCalls):
             tokenization_kwargs: as in LLM.generate.
             trace_headers: W3C's, of the trace that the request's span is to be part of.
             priority: lower runs earlier under the "priority" policy.
+            session_id, kv_hints: what the request is part of, and data about its cache, for who reads requests.
+            prompt_text: the text of a prompt of ids, which outputs show.
 
         Raises:
             VLLMValidationError: a bad prompt, parameter or id; nothing is queued then.
@@ -174,6 +179,7 @@ class LLMEngine(BlockingCalls):
         (processed,) = self.input_processor.process_prompts([prompt], [params], options=options)
         checked = self.input_processor.process_params(params, len(processed.token_ids))
         (processed,) = self.with_adapters([processed], [lora_request])
+        processed = with_notes(processed, prompt_text, session_id, kv_hints)
         with continued(self.tracer, trace_headers):
             self.add_processed([request_id], [processed], [checked], arrival_time, [priority])
         return request_id
@@ -265,6 +271,11 @@ class LLMEngine(BlockingCalls):
         """The executor, which drives the workers; `model_executor.driver_worker.model_runner.model` is this process's
         model."""
         return self.engine_core.executor
+
+    @model_executor.deleter
+    def model_executor(self) -> None:
+        """Ends the workers; the engine serves nothing any more."""
+        self.engine_core.shutdown()
 
     def set_tokenizer(self, tokenizer: Any) -> None:
         """Use another tokenizer of the model's vocabulary, one of transformers', for the requests that follow."""

@@ -67,7 +67,7 @@ class BeamSubmission:
             for name, output in zip(names, await step.results(), strict=True):
                 search.take(name, output)
             search.advance()
-        output = search.output(self._state.engine.tokenizer)
+        output = search.output(self._state.engine.input_processor.tokenizer)
         for completion in output.outputs:
             check_completion(completion, generates=True)
         return output

@@ -338,7 +338,7 @@ class ChatReply(Reply):
         self, completion: CompletionOutput, logprobs: dict[str, Any] | None, fields: dict[str, Any]
     ) -> None:
         """Write into the positions that are read which part of the answer they belong to."""
-        parser, tokenizer = self._parsers.get(completion.index), self._state.engine.tokenizer
+        parser, tokenizer = self._parsers.get(completion.index), self._state.engine.input_processor.tokenizer
         lists = {"logprobs": logprobs["content"]} if logprobs is not None else {}
         lists |= {"readings": fields["readings"]} if "readings" in fields else {}
         if parser is None or tokenizer is None or not lists or self._parts.format.asks_tokenizer:

@@ -75,7 +75,7 @@ class CompletionReply(Reply):
         shows_topk = max_tokens == 0 and body.logprobs is not None
         self._writer = ChoiceWriter.of(body, state, shows_topk, has_tables=tables is not None)
         self._plan = self._writer.plan
-        self._tokenizer = state.tokenizer if body.echo else state.engine.tokenizer
+        self._tokenizer = state.tokenizer if body.echo else state.engine.input_processor.tokenizer
         own = body.num_echo_topk
         if own is not None and body.prompt_logprobs not in (None, own):
             message = (

@@ -68,7 +68,9 @@ class ChoiceWriter:
     def of(cls, body: GenerationFields, state: ServerState, shows_topk: bool, has_tables: bool = False) -> ChoiceWriter:
         """See ReadingPlan.of."""
         as_ids = body.return_tokens_as_token_ids
-        names = TokenNames(state.engine.tokenizer, state.args.return_tokens_as_token_ids if as_ids is None else as_ids)
+        names = TokenNames(
+            state.engine.input_processor.tokenizer, state.args.return_tokens_as_token_ids if as_ids is None else as_ids
+        )
         return cls(body, ReadingPlan.of(body, state, shows_topk), names, has_tables)
 
     async def fields(self, completion: CompletionOutput, is_first: bool) -> dict[str, Any]:

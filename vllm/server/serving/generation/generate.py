@@ -63,13 +63,13 @@ class GenerateReply(Reply):
         self._params = self._sampling_params()
         if tables is not None:
             self._params = tables.applied(self._params, 1)
-        self._names = TokenNames(state.engine.tokenizer, state.args.return_tokens_as_token_ids)
+        self._names = TokenNames(state.engine.input_processor.tokenizer, state.args.return_tokens_as_token_ids)
         self._has_logprobs = self._params.num_logprobs is not None
 
     def _sampling_params(self) -> SamplingParams:
         own, state = self._body.sampling_params, self._state
         needs_text = self._mode != "tokens"
-        if needs_text and state.engine.tokenizer is None:
+        if needs_text and state.engine.input_processor.tokenizer is None:
             message = f'output_mode "{self._mode}" requires a tokenizer, and this server runs without one'
             raise ApiError(400, message, "output_mode", "invalid_value")
         if needs_text and own.detokenize is False:

@@ -11,6 +11,7 @@ from vllm.inputs.text_options import TextOptions
 from vllm.logger import init_logger
 from vllm.sampling_params import RequestOutputKind, SamplingParams
 from vllm.server.errors import ApiError
+from vllm.server.http.session import session
 from vllm.server.protocol.generate import GenerateRequest
 from vllm.server.protocol.generation import GenerationFields
 from vllm.server.rendering.readings import ReadingPlan
@@ -18,6 +19,8 @@ from vllm.server.state import ServerState
 from vllm.v1.engine.input_processor import ProcessedPrompt
 
 logger = init_logger(__name__)
+
+_LONGEST_SESSION = 128  # letters of a session's name that are logged
 
 PreparedPrompts = tuple[list[ProcessedPrompt], list[SamplingParams]]
 """The prompts of a request, and the parameters of each."""
@@ -47,7 +50,7 @@ def sampling_params(
     fields |= {"logprobs": logprobs, "logprob_token_ids": plan.engine_ids or None}
     return SamplingParams(
         **{"max_tokens": None, **fields, **more},
-        detokenize=state.engine.tokenizer is not None,
+        detokenize=state.engine.input_processor.tokenizer is not None,
         extra_args=request.vllm_xargs,
         output_kind=RequestOutputKind.DELTA if request.stream else RequestOutputKind.FINAL_ONLY,
     )
@@ -106,7 +109,8 @@ def _log_request(name: str, prompt: ProcessedPrompt, params: SamplingParams, lon
     text, ids = prompt.text, list(prompt.token_ids)
     if longest is not None:
         text, ids = None if text is None else text[:longest], ids[:longest]
-    logger.info("request %s: prompt %r, ids %s of %d, %s", name, text, ids, len(prompt.token_ids), params)
+    part_of = "" if (own := session.get()) is None else f" of session {own[:_LONGEST_SESSION]!r}"
+    logger.info("request %s%s: prompt %r, ids %s of %d, %s", name, part_of, text, ids, len(prompt.token_ids), params)
 
 
 @contextmanager

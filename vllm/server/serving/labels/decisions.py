@@ -95,7 +95,9 @@ async def decide(
     """Check everything, queue it and wait for the answers. Raises ApiError or VLLMValidationError."""
     engine = state.engine
     # In a thread: templates and long inputs may be slow.
-    plan = await asyncio.to_thread(DecisionPlan, engine.model_config, engine.tokenizer, input, questions, params)
+    plan = await asyncio.to_thread(
+        DecisionPlan, engine.model_config, engine.input_processor.tokenizer, input, questions, params
+    )
     # An error of its own: a full queue's error would say that trying again may help.
     if plan.num_requests > state.max_sequences:
         message = (

@@ -98,7 +98,7 @@ class ScoredItems(ScoredPrompts):
 
     def __init__(self, state: ServerState, body: ScoringFields, items: list[Any], field: str) -> None:
         """`field`: the one that holds the labels."""
-        config, tokenizer = state.engine.model_config, state.engine.tokenizer
+        config, tokenizer = state.engine.model_config, state.engine.input_processor.tokenizer
         labels = _labels(state, getattr(body, field), field, len(items))
         scorer = LabelScorer(labels, config.max_model_len)
         num_requests = scorer.num_requests * len(items)
@@ -141,7 +141,7 @@ def _labels(state: ServerState, given: Any, field: str, num_items: int) -> list[
     if wrong:
         raise wrong_type(field, wrong[0], expected)
     _check_num_readings(field, len(given), num_items)
-    labels = encode_labels(given, state.engine.tokenizer, config.vocab_size, field)
+    labels = encode_labels(given, state.engine.input_processor.tokenizer, config.vocab_size, field)
     _check_num_readings(field, sum(len(label.token_ids) for label in labels), num_items)
     longest = max(labels, key=lambda label: len(label.token_ids))
     if len(longest.token_ids) > config.max_model_len:

@@ -92,7 +92,9 @@ async def pool(
             made = [(prompt, params) for prompt in _prompts(state, body, task)]
         prompts = [replace(prompt, cache_salt=body.cache_salt) for prompt, _ in made]
         has_special = body.add_special_tokens is not False
-        chunks = [late_chunks(state.engine.tokenizer, prompt, params, has_special) for prompt in prompts]
+        chunks = [
+            late_chunks(state.engine.input_processor.tokenizer, prompt, params, has_special) for prompt in prompts
+        ]
         return prompts, [own for _, own in made], chunks
 
     answer_id = request_id_of(request, prefix, body.request_id)
@@ -186,7 +188,11 @@ def text_prompts(
     strings = [text for text, _ in parsed if text is not None]
     encode = state.tokenizer.encode_batch if strings else None
     ids_of_texts = iter(encode(strings, add_special_tokens) if encode else ())
-    special = state.engine.tokenizer.all_special_ids if state.engine.tokenizer is not None else ()
+    special = (
+        state.engine.input_processor.tokenizer.all_special_ids
+        if state.engine.input_processor.tokenizer is not None
+        else ()
+    )
     side: TruncationSide = "left" if from_end else "right"
     prompts = []
     for index, (text, given) in enumerate(parsed):

@@ -429,9 +429,9 @@ class Scheduler:
         return lost
 
     def _check_stop(self, request: Request, token_id: int, output: EngineCoreOutput) -> None:
-        """Set the finish reason if the request ends with this token: not before min_tokens, unless its grammar has left
-        nothing but an end, as otherwise none is drawn."""
-        if request.num_output_tokens >= request.min_tokens or request.sampling_params.grammar is not None:
+        """Set the finish reason if the request ends with this token: not before min_tokens, unless it may
+        generate nothing but an end, as otherwise none is drawn."""
+        if request.num_output_tokens >= request.min_tokens or request.may_end_early:
             if token_id in request.eos_token_ids:
                 output.finish_reason = "stop"
                 return

@@ -1,0 +1,224 @@
+"""An audit from its options to what it found."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from vllm.auditing.budgets import Budget, decide
+from vllm.auditing.label_tables import (
+    GroupStatistics,
+    LabelTable,
+    TableBuilder,
+    by_field,
+    by_length,
+    joined,
+    label_statistics,
+)
+from vllm.auditing.models import ModelSpec
+from vllm.auditing.pooled_rows import embedding_statistics, ranking_statistics
+from vllm.auditing.reader import KINDS
+from vllm.auditing.readings import Reader, Readings
+from vllm.auditing.results import Audit, Candidate, Cost
+from vllm.auditing.text_rows import text_statistics, text_table
+from vllm.auditing.vocabularies import check_vocabularies
+from vllm.exceptions import CliError
+from vllm.scoring.decide.gold import gold_columns, option_index
+from vllm.scoring.decide.records import ANSWERS, QuestionSet
+from vllm.scoring.files import io_errors, write_atomically
+from vllm.scoring.labels.records import GOLD_FIELD
+
+_FOLDER_ROWS = "rows.jsonl"
+_TEXT_SUFFIXES = (".txt", ".md", "")
+
+
+@dataclass(frozen=True)
+class Options:
+    """What is asked; see `vllm.audit`. `rows`: a file, or a folder of texts. `args`: further ones of the readers."""
+
+    rows: Path
+    kind: str
+    reference: str
+    candidates: Sequence[str]
+    text_field: str = "text"
+    gold: Sequence[str] | None = None
+    by: Sequence[str] = ()
+    budget: str | None = None
+    readings: Path | None = None
+    overwrite: bool = False
+    quiet: bool = False
+    args: Mapping[str, Any] = field(default_factory=dict)
+    engine: Mapping[str, Any] = field(default_factory=dict)
+
+
+def run(options: Options) -> Audit:
+    """Read all models, one after the other, and compare them. CliError: something cannot be read, or asked."""
+    if not options.candidates:
+        raise CliError("--candidate: at least one is needed")
+    budget = None if options.budget is None else Budget.parse(options.budget, options.kind)
+    reference = ModelSpec.parse(options.reference, None, dict(options.engine))
+    candidates = [ModelSpec.parse(each, reference, dict(options.engine)) for each in options.candidates]
+    if options.kind == "text" and any(each.url is not None for each in (reference, *candidates)):
+        raise CliError("a server does not give whole vocabularies of texts: read labels (--labels) through it")
+    folder = options.readings or Path(f"{options.rows.name.removesuffix(options.rows.suffix)}.audit")
+    rows = _rows_file(options.rows, folder, options.text_field)
+    reader = Reader(
+        folder, argparse.Namespace(**_task_args(options, rows)), KINDS[options.kind], options.overwrite, options.quiet
+    )
+    if options.kind not in ("rerank", "embed"):
+        check_vocabularies(reference, candidates)
+    known = reader.read(reference)
+    found = [_candidate(options, known, reader.read(each, known)) for each in candidates]
+    result = Audit(options.rows.name, options.kind, Cost(**_cost(known, known.num_rows)), found)
+    if budget is not None:
+        judged = decide(budget, found, known.num_rows - known.num_failed)
+        result = dataclasses.replace(result, budget=judged)
+    return result
+
+
+def _rows_file(path: Path, folder: Path, text_field: str) -> Path:
+    """The file of rows: of a folder, one that is made of its texts, with their names in the field `file`."""
+    if not path.is_dir():
+        return path
+    files = sorted(each for each in path.rglob("*") if each.is_file() and each.suffix.lower() in _TEXT_SUFFIXES)
+    lines = []
+    for each in files:
+        with io_errors("read", each):
+            try:
+                row = {text_field: each.read_text(encoding="utf-8"), "file": str(each.relative_to(path))}
+            except UnicodeDecodeError as error:
+                raise CliError(f"{each}: not UTF-8 ({error.reason})") from None
+        lines.append(f"{json.dumps(row, ensure_ascii=False)}\n")
+    if not lines:
+        raise CliError(f"{path}: there are no .txt or .md files in it")
+    with io_errors("make", folder):
+        folder.mkdir(parents=True, exist_ok=True)
+    made = folder / _FOLDER_ROWS
+    write_atomically(made, "".join(lines).encode())
+    return made
+
+
+def _task_args(options: Options, rows: Path) -> dict[str, Any]:
+    """The arguments of a task over a file, those that an audit has no use for included."""
+    usual = dict.fromkeys((
+        "output", "limit", "picture", "backend", "replicas", "replica_cpus", "ray_address", "output_format",
+        "api_key", "timeout", "concurrency", "labels", "label_ids", "template", "template_file",
+        "questions", "gold", "calibration", "fit_calibration", "read", "truncate_prompt_tokens",
+        "query", "score_template", "score_labels", "instruction", "max_tokens_per_doc",
+        "prompt", "prompt_name", "dimensions", "chunk_tokens", "reference_rows",
+    ))  # fmt: skip
+    more = {"no_picture": True, "permutations": 1, "min_label_mass": 0.0, "no_normalize": False, "debug": False}
+    return {
+        **usual, **more, "query_field": "query", **options.args, "kind": options.kind, "file": rows,
+        "text_field": options.text_field, "output_format": "jsonl" if options.args.get("backend") else None,
+    }  # fmt: skip
+
+
+def _cost(readings: Readings, rows: int) -> dict[str, Any]:
+    names = ("name", "failure", "seconds", "loading_seconds", "peak_mib")
+    own = {name: getattr(readings, name) for name in names}
+    return {**own, "rows": rows, "failed": readings.num_failed, "readings": str(readings.path)}
+
+
+def _candidate(options: Options, reference: Readings, readings: Readings) -> Candidate:
+    pairs = _pairs(reference, readings)
+    if options.kind == "text":
+        texts = text_table(pairs)
+        statistics = None if texts is None else text_statistics(texts)
+        return Candidate(**_cost(readings, 0 if texts is None else len(texts.index)), text=statistics, text_table=texts)
+    if options.kind in ("rerank", "embed"):
+        common = reference.num_rows - max(reference.num_failed, readings.num_failed)
+        if options.kind == "embed":
+            return Candidate(**_cost(readings, common), embedding=embedding_statistics(pairs))
+        by_query = None if options.args.get("query") is not None else options.args.get("query_field") or "query"
+        return Candidate(**_cost(readings, common), ranking=ranking_statistics(pairs, by_query))
+    if options.kind == "labels":
+        tables = _label_tables(options, reference, readings)
+    else:
+        tables = _question_tables(options, pairs)
+    return _of_tables(options, readings, tables)
+
+
+def _of_tables(options: Options, readings: Readings, tables: dict[str, LabelTable]) -> Candidate:
+    if not tables:
+        return Candidate(**_cost(readings, 0))
+    statistics = {name: label_statistics(table) for name, table in tables.items()}
+    if len(tables) == 1:
+        (whole,) = statistics.values()
+    else:
+        whole = dataclasses.replace(
+            label_statistics(joined(tables)),
+            delta_by_label={
+                f"{name}.{label}": delta
+                for name, own in statistics.items()
+                for label, delta in own.delta_by_label.items()
+            },
+            flipped=[flip for own in statistics.values() for flip in own.flipped],
+        )
+    lengths: list[GroupStatistics] = []
+    fields: dict[str, list[GroupStatistics]] = {name: [] for name in options.by}
+    for name, table in tables.items():
+        prefix = f"{name}: " if len(tables) > 1 else ""
+        lengths += _named(prefix, by_length(table))
+        for by, groups in fields.items():
+            groups += _named(prefix, by_field(table, by))
+    rows = max(len(table.index) for table in tables.values())
+    return Candidate(
+        **_cost(readings, rows),
+        labels=whole,
+        questions={} if options.kind == "labels" else statistics,
+        by_length=lengths,
+        by=fields,
+        label_tables=tables,
+    )
+
+
+def _named(prefix: str, groups: list[GroupStatistics]) -> list[GroupStatistics]:
+    return [dataclasses.replace(each, group=f"{prefix}{each.group}") for each in groups]
+
+
+def _pairs(reference: Readings, readings: Readings) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
+    yield from zip(reference.rows(), readings.rows(), strict=True)
+
+
+def _label_tables(options: Options, reference: Readings, readings: Readings) -> dict[str, LabelTable]:
+    if reference.label_token_ids and readings.label_token_ids and reference.label_token_ids != readings.label_token_ids:
+        raise CliError(
+            f"--candidate {readings.name}: the labels are tokens {readings.label_token_ids}, of the reference "
+            f"{reference.label_token_ids}"
+        )
+    names = [str(each) for each in options.args.get("labels") or options.args.get("label_ids") or ()]
+    texts = reference.label_texts or names
+    columns = {text.strip(): place for place, text in enumerate(texts)} | {
+        name.strip(): place for place, name in enumerate(names)
+    }
+    gold = options.gold[0] if options.gold else GOLD_FIELD
+    builder = TableBuilder(names, options.by)
+    for own, other in _pairs(reference, readings):
+        if "error" in own or "error" in other:
+            continue
+        known = columns.get(str(own.get(gold, "")).strip())
+        builder.add(own["index"], own, other, own["num_prompt_tokens"], known, own)
+    table = builder.table()
+    return {} if table is None else {"": table}
+
+
+def _question_tables(options: Options, pairs: Iterator[tuple[dict[str, Any], dict[str, Any]]]) -> dict[str, LabelTable]:
+    asked = QuestionSet.load(options.args["questions"], has_orders=False)
+    golds = gold_columns(options.gold or (), asked)
+    builders = [TableBuilder(keys, options.by) for keys in asked.keys]
+    for own, other in pairs:
+        if "error" in own or "error" in other:
+            continue
+        for place, (name, question) in enumerate(zip(asked.names, asked.questions, strict=True)):
+            value = own.get(golds[place]) if place in golds else None
+            known = None if value in (None, "") else option_index(question, value)
+            answers = own[ANSWERS][name], other[ANSWERS][name]
+            builders[place].add(own["index"], *answers, own["num_prompt_tokens"], known, own)
+    tables = {name: builder.table() for name, builder in zip(asked.names, builders, strict=True)}
+    return {name: table for name, table in tables.items() if table is not None}

@@ -1,0 +1,373 @@
+"""Two models' readings of the same labels, row by row, and what differs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from vllm.auditing.statistics import (
+    abs_deltas,
+    bootstrap,
+    kl_rows,
+    log_shares,
+    margins,
+    mcnemar,
+    mean_interval,
+    reliability_features,
+    tv_rows,
+)
+from vllm.decisions.evaluation import NUM_BINS, Reliability, evaluate
+
+_PART = 4096
+_NUM_LISTED = 1000
+_NUM_LENGTHS = 4
+_READ = ("reference", "candidate")
+_RANKS = ("reference_ranks", "candidate_ranks")
+_COLUMNS = ("index", *_READ, *_RANKS, "reference_mass", "candidate_mass", "lengths", "gold")
+
+
+@dataclass(frozen=True)
+class LabelTable:
+    """Readings of the rows that both models could read.
+
+    Attributes:
+        names: [k], of the labels.
+        index: int64 [n], places of the rows in the file.
+        reference, candidate: float32 [n, k], logprobs over the whole vocabulary; -inf stays.
+        reference_ranks, candidate_ranks: int32 [n, k].
+        reference_mass, candidate_mass: float32 [n], probability of all labels together.
+        lengths: int32 [n], tokens of the prompts.
+        gold: int32 [n], the known label's column; -1: it is not known.
+        groups: by field, int32 [n], places in `group_names`.
+        group_names: by field, its values as texts.
+        used: bool [n, k], labels that a row has, of questions with different labels; None: all.
+    """
+
+    names: list[str]
+    index: np.ndarray
+    reference: np.ndarray
+    candidate: np.ndarray
+    reference_ranks: np.ndarray
+    candidate_ranks: np.ndarray
+    reference_mass: np.ndarray
+    candidate_mass: np.ndarray
+    lengths: np.ndarray
+    gold: np.ndarray
+    groups: dict[str, np.ndarray]
+    group_names: dict[str, list[str]]
+    used: np.ndarray | None = None
+
+    @property
+    def flipped(self) -> np.ndarray:
+        """bool [n], where the likeliest label is another one."""
+        return np.asarray(self.reference.argmax(1) != self.candidate.argmax(1))
+
+    def of(self, rows: np.ndarray) -> LabelTable:
+        """The table of some rows; a mask [n] or places."""
+        arrays = {
+            name: value[rows] if isinstance(value, np.ndarray) else value for name, value in vars(self).items()
+        } | {"groups": {name: values[rows] for name, values in self.groups.items()}}
+        return LabelTable(**arrays)
+
+
+def joined(tables: dict[str, LabelTable]) -> LabelTable:
+    """One table of the answers to several questions, whose labels are columns of their own numbers; without gold."""
+    parts, width = list(tables.values()), max(len(table.names) for table in tables.values())
+
+    def wide(arrays: list[np.ndarray], filler: float) -> np.ndarray:
+        return np.concatenate(
+            [np.pad(each, ((0, 0), (0, width - each.shape[1])), constant_values=filler) for each in arrays]
+        )
+
+    def long(name: str) -> np.ndarray:
+        return np.concatenate([getattr(each, name) for each in parts])
+
+    arrays: dict[str, Any] = {name: wide([getattr(each, name) for each in parts], -np.inf) for name in _READ}
+    arrays |= {name: wide([getattr(each, name) for each in parts], 0) for name in _RANKS}
+    arrays |= {name: long(name) for name in ("index", "reference_mass", "candidate_mass", "lengths")}
+    used = wide([np.ones(each.reference.shape, dtype=bool) for each in parts], False)
+    gold, names = np.full(len(arrays["index"]), -1, dtype=np.int32), [str(column) for column in range(width)]
+    return LabelTable(names=names, **arrays, gold=gold, groups={}, group_names={}, used=used)
+
+
+class TableBuilder:
+    """Collects rows as they are read, in some bytes a label and row."""
+
+    def __init__(self, names: Sequence[str], by: Sequence[str]) -> None:
+        self._names = list(names)
+        self._parts: list[tuple[np.ndarray, ...]] = []
+        self._rows: list[tuple[Any, ...]] = []
+        self._values: dict[str, dict[str, int]] = {name: {} for name in by}
+
+    def add(
+        self,
+        index: int,
+        reference: dict[str, Any],
+        candidate: dict[str, Any],
+        length: int | None,
+        gold: int | None,
+        fields: dict[str, Any],
+    ) -> None:
+        """A row with the readings (logprobs, ranks, label_mass) of both; `gold` a column, `fields` of the input."""
+        own, other = (_floats(each["logprobs"], self._names) for each in (reference, candidate))
+        ranks = (_ranks(each, self._names) for each in (reference, candidate))
+        masses = (math.nan if each["label_mass"] is None else each["label_mass"] for each in (reference, candidate))
+        places = [values.setdefault(_text(fields.get(name)), len(values)) for name, values in self._values.items()]
+        self._rows.append(
+            (index, own, other, *ranks, *masses, length or 0, -1 if gold is None else gold, tuple(places))
+        )
+        if len(self._rows) == _PART:
+            self._pack()
+
+    def _pack(self) -> None:
+        kinds = (np.int64, *[np.float32] * 2, *[np.int32] * 2, *[np.float32] * 2, *[np.int32] * 3)
+        self._parts.append(
+            tuple(
+                np.asarray(column, dtype=kind)
+                for column, kind in zip(zip(*self._rows, strict=True), kinds, strict=True)
+            )
+        )
+        self._rows = []
+
+    def table(self) -> LabelTable | None:
+        """All rows; None: there are none."""
+        if self._rows:
+            self._pack()
+        if not self._parts:
+            return None
+        *columns, places = (np.concatenate(each) for each in zip(*self._parts, strict=True))
+        arrays: dict[str, Any] = dict(zip(_COLUMNS, columns, strict=True))
+        groups = {name: places[:, i] for i, name in enumerate(self._values)}
+        names = {name: list(values) for name, values in self._values.items()}
+        return LabelTable(names=self._names, **arrays, groups=groups, group_names=names)
+
+
+def _floats(values: dict[str, float | None], names: Iterable[str]) -> list[float]:
+    found = (values[name] for name in names)
+    return [-math.inf if value is None else value for value in found]
+
+
+def _ranks(readings: dict[str, Any], names: Iterable[str]) -> list[int]:
+    return [readings["ranks"].get(name) or 0 for name in names]
+
+
+def _text(value: Any) -> str:
+    return "" if value is None else str(value)
+
+
+@dataclass(frozen=True)
+class Flip:
+    """A row whose likeliest label is another one: its place, the labels, the distributions among the labels by label,
+    and by how much the reference's label is ahead of its second (nats)."""
+
+    index: int
+    reference: str
+    candidate: str
+    reference_probs: dict[str, float]
+    candidate_probs: dict[str, float]
+    margin: float
+
+
+@dataclass(frozen=True)
+class GoldStatistics:
+    """Measures on the rows whose label is known; expected calibration errors as `vllm decide` measures them.
+
+    Attributes:
+        rows: that have a known label.
+        accuracy_change, ece_change: candidate's less the reference's.
+        lost, won: rows that the reference alone has right, and the candidate alone.
+        mcnemar_p: two-sided p-value of McNemar's exact test that both are equally often right.
+    """
+
+    rows: int
+    reference_accuracy: float
+    candidate_accuracy: float
+    accuracy_change: float
+    accuracy_change_interval: tuple[float, float]
+    reference_ece: float
+    candidate_ece: float
+    ece_change: float
+    ece_change_interval: tuple[float, float]
+    lost: int
+    won: int
+    mcnemar_p: float
+    reference_reliability: Reliability = field(repr=False)
+    candidate_reliability: Reliability = field(repr=False)
+
+
+@dataclass(frozen=True)
+class LabelStatistics:
+    """What differs between two models' readings of labels. Intervals are of 95 %, by the bootstrap of `statistics`.
+
+    Attributes:
+        rows: compared.
+        flips: rows whose likeliest label is another one; `flip_share` of all rows.
+        margin_at_flips: nats, the reference's lead at the flips: mean, max (0 of no flips).
+        kl_mean, kl_p99: nats, reference to candidate, over the labels' normalised probabilities.
+        tv_mean: total variation of these, in [0, 1].
+        abs_delta_logprob: nats, over all labels and rows: mean, p99, max.
+        delta_by_label: mean of candidate less reference by label.
+        rank_changes: share of (row, label) pairs whose rank in the vocabulary changed.
+        order_changes: share of rows where the labels' order by probability changed.
+        reference_mass, candidate_mass: means of the labels' probability together.
+        mass_lost: what the candidate's has less of it on average.
+        gold: on known labels; None: there are none.
+        flipped: the first flips, at most 1,000.
+    """
+
+    rows: int
+    flips: int
+    flip_share: float
+    flip_share_interval: tuple[float, float]
+    margin_at_flips: dict[str, float]
+    kl_mean: float
+    kl_mean_interval: tuple[float, float]
+    kl_p99: float
+    tv_mean: float
+    tv_mean_interval: tuple[float, float]
+    abs_delta_logprob: dict[str, float]
+    delta_by_label: dict[str, float]
+    rank_changes: float
+    order_changes: float
+    reference_mass: float
+    candidate_mass: float
+    mass_lost: float
+    gold: GoldStatistics | None
+    flipped: list[Flip] = field(repr=False)
+
+
+def label_statistics(table: LabelTable) -> LabelStatistics:
+    """Statistics of a table of at least one row."""
+    own, other = log_shares(table.reference), log_shares(table.candidate)
+    flipped, kl, tv = table.flipped, kl_rows(own, other), tv_rows(own, other)
+    deltas = abs_deltas(table.reference, table.candidate)
+    used = np.ones(deltas.shape, dtype=bool) if table.used is None else table.used
+    with np.errstate(invalid="ignore"):
+        signed = np.where(table.reference == table.candidate, 0.0, table.candidate.astype(np.float64) - table.reference)
+    lead = margins(table.reference)
+    at_flips = lead[flipped]
+    orders = [np.argsort(-each, axis=1, kind="stable") for each in (table.reference, table.candidate)]
+    masses = float(table.reference_mass.mean(dtype=np.float64)), float(table.candidate_mass.mean(dtype=np.float64))
+    return LabelStatistics(
+        rows=len(table.index),
+        flips=int(flipped.sum()),
+        flip_share=float(flipped.mean()),
+        flip_share_interval=mean_interval(flipped),
+        margin_at_flips={
+            "mean": float(at_flips.mean()) if len(at_flips) else 0.0,
+            "max": float(at_flips.max(initial=0.0)),
+        },
+        kl_mean=float(kl.mean()),
+        kl_mean_interval=mean_interval(kl),
+        kl_p99=quantile(kl, 0.99),
+        tv_mean=float(tv.mean()),
+        tv_mean_interval=mean_interval(tv),
+        abs_delta_logprob={
+            "mean": float(deltas[used].mean()),
+            "p99": quantile(deltas[used], 0.99),
+            "max": float(deltas[used].max()),
+        },
+        delta_by_label=dict(zip(table.names, signed.mean(0).tolist(), strict=True)),
+        rank_changes=float((table.reference_ranks != table.candidate_ranks)[used].mean()),
+        order_changes=float((orders[0] != orders[1]).any(1).mean()),
+        reference_mass=masses[0],
+        candidate_mass=masses[1],
+        mass_lost=masses[0] - masses[1],
+        gold=_gold_statistics(table, np.exp(own), np.exp(other)),
+        flipped=[_flip(table, own, other, lead, row) for row in np.flatnonzero(flipped)[:_NUM_LISTED]],
+    )
+
+
+def quantile(values: np.ndarray, level: float) -> float:
+    """Interpolated linearly; an infinity where that reaches one."""
+    with np.errstate(invalid="ignore"):
+        found = float(np.quantile(values, level))
+    return math.inf if math.isnan(found) and not np.isnan(values).any() else found
+
+
+def _flip(table: LabelTable, own: np.ndarray, other: np.ndarray, lead: np.ndarray, row: int) -> Flip:
+    shares = [dict(zip(table.names, np.exp(each[row]).tolist(), strict=True)) for each in (own, other)]
+    best = [table.names[int(each[row].argmax())] for each in (table.reference, table.candidate)]
+    return Flip(int(table.index[row]), best[0], best[1], shares[0], shares[1], float(lead[row]))
+
+
+def _gold_statistics(table: LabelTable, own: np.ndarray, other: np.ndarray) -> GoldStatistics | None:
+    known = (table.gold >= 0) & np.isfinite(own).all(1) & np.isfinite(other).all(1)
+    if not known.any():
+        return None
+    gold, shares = table.gold[known], (own[known], other[known])
+    before, after = (evaluate(each, gold, table.names) for each in shares)
+    right = [each.argmax(1) == gold for each in shares]
+    gaps = [reliability_features(each.max(1), hit, NUM_BINS) for each, hit in zip(shares, right, strict=True)]
+    lost, won = int((right[0] & ~right[1]).sum()), int((~right[0] & right[1]).sum())
+
+    def change(sums: np.ndarray) -> np.ndarray:
+        errors = [np.abs(sums[:, i * NUM_BINS : (i + 1) * NUM_BINS]).sum(1) for i in (0, 1)]
+        return np.asarray((errors[1] - errors[0]) / sums[:, -1])
+
+    return GoldStatistics(
+        rows=int(known.sum()),
+        reference_accuracy=before.accuracy,
+        candidate_accuracy=after.accuracy,
+        accuracy_change=after.accuracy - before.accuracy,
+        accuracy_change_interval=mean_interval(right[1].astype(np.float64) - right[0]),
+        reference_ece=before.ece,
+        candidate_ece=after.ece,
+        ece_change=after.ece - before.ece,
+        ece_change_interval=bootstrap(np.concatenate([*gaps, np.ones((len(gold), 1))], axis=1), change),
+        lost=lost,
+        won=won,
+        mcnemar_p=mcnemar(lost, won),
+        reference_reliability=before.reliability,
+        candidate_reliability=after.reliability,
+    )
+
+
+@dataclass(frozen=True)
+class GroupStatistics:
+    """Some statistics of `LabelStatistics`, of the rows of a group."""
+
+    group: str
+    rows: int
+    flips: int
+    flip_share: float
+    kl_mean: float
+    tv_mean: float
+    abs_delta_logprob: dict[str, float]
+
+
+def by_length(table: LabelTable) -> list[GroupStatistics]:
+    """Groups of rows by the length of their prompts, cut at the quartiles."""
+    edges = np.unique(np.quantile(table.lengths, np.linspace(0, 1, _NUM_LENGTHS + 1), method="higher"))
+    own = np.searchsorted(edges[1:-1], table.lengths, side="left")
+    groups = []
+    for place in np.unique(own):
+        rows = own == place
+        ends = int(table.lengths[rows].min()), int(table.lengths[rows].max())
+        groups.append(_group(f"{ends[0]}-{ends[1]} tokens", table.of(rows)))
+    return groups
+
+
+def by_field(table: LabelTable, name: str) -> list[GroupStatistics]:
+    """Groups of rows by a field of the input, the largest first."""
+    counts = np.bincount(table.groups[name])
+    order = np.argsort(-counts, kind="stable")[:_NUM_LISTED]
+    return [_group(table.group_names[name][i], table.of(table.groups[name] == i)) for i in order if counts[i]]
+
+
+def _group(name: str, table: LabelTable) -> GroupStatistics:
+    own, other = log_shares(table.reference), log_shares(table.candidate)
+    deltas, flipped = abs_deltas(table.reference, table.candidate), table.flipped
+    return GroupStatistics(
+        name,
+        len(table.index),
+        int(flipped.sum()),
+        float(flipped.mean()),
+        float(kl_rows(own, other).mean()),
+        float(tv_rows(own, other).mean()),
+        {"mean": float(deltas.mean()), "p99": quantile(deltas, 0.99)},
+    )

@@ -1,0 +1,105 @@
+"""Methods of engines and of their configuration that only upstream's callers call."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal
+
+from vllm.inputs.data import tokens_input
+from vllm.inputs.text_options import text_options
+from vllm.sampling_params import SamplingParams
+
+if TYPE_CHECKING:
+    from vllm.config import ModelConfig
+    from vllm.entrypoints.async_llm import AsyncLLM
+    from vllm.entrypoints.llm import LLM
+
+MaxLoRARanks = Literal[1, 8, 16, 32, 64, 128, 256, 320, 512]
+"""For annotations: here an adapter may have any rank up to max_lora_rank, and that any value from 1 on."""
+
+_NUM_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
+
+
+def architectures(self: ModelConfig) -> list[str]:
+    """Those that config.json names."""
+    return list(self.hf_config.architectures)
+
+
+def is_moe(self: ModelConfig) -> bool:
+    """Whether some layer is a mixture of experts, by config.json."""
+    raw = self.hf_config.raw
+    return any(isinstance(count := raw.get(name), int) and count > 1 for name in _NUM_EXPERTS)
+
+
+def uses_mrope(self: ModelConfig) -> bool:
+    """Whether positions have several parts, as those of images have."""
+    raw = self.hf_config.raw
+    ropes = (raw.get("rope_parameters"), raw.get("rope_scaling"))
+    return any("mrope_section" in rope for rope in ropes if isinstance(rope, Mapping))
+
+
+def get_num_layers(self: ModelConfig, parallel_config: Any = None) -> int:
+    """Layers of the decoder."""
+    return self.hf_config.num_hidden_layers
+
+
+def get_num_attention_heads(self: ModelConfig, parallel_config: Any = None) -> int:
+    """Query heads of a rank of `parallel_config`; None: all."""
+    return self.hf_config.num_attention_heads // getattr(parallel_config, "tensor_parallel_size", 1)
+
+
+def get_sliding_window(self: ModelConfig) -> int | None:
+    """Tokens that a query sees, by config.json; None: all."""
+    raw = self.hf_config.raw
+    window = raw.get("sliding_window")
+    return window if isinstance(window, int) and raw.get("use_sliding_window") is not False else None
+
+
+def read_generation_config(self: ModelConfig) -> dict[str, Any]:
+    """What generation_config.json says that is no default of transformers'."""
+    from vllm.upstream.hf_configs import try_get_generation_config
+
+    found = try_get_generation_config(self.path, self.trust_remote_code, self.revision)
+    return {} if found is None else dict(found.to_diff_dict())
+
+
+def get_diff_sampling_param(self: ModelConfig) -> dict[str, Any]:
+    """What requests that name no value sample with, beside SamplingParams' defaults."""
+    return dict(self.default_sampling_params)
+
+
+def preprocess_completions(
+    self: LLM, prompts: Any, tokenization_kwargs: Mapping[str, Any] | None = None
+) -> Sequence[Any]:
+    """Prompts for `generate` with the ids of their texts; those of embeddings as they are.
+
+    Raises:
+        VLLMValidationError: see `generate`.
+    """
+    given = [prompts] if isinstance(prompts, (str, Mapping)) else list(prompts)
+    if given and all(isinstance(each, int) for each in given):
+        given = [given]
+    options = text_options(tokenization_kwargs)
+    params = options.applied(SamplingParams())
+    found = self.llm_engine.input_processor.process_prompts(given, [params] * len(given), options=options)
+    return [
+        tokens_input(own.token_ids, prompt=own.text, cache_salt=own.cache_salt) if own.embeds is None else prompt
+        for prompt, own in zip(given, found, strict=True)
+    ]
+
+
+def preprocess_completion(self: LLM, prompt: Any, tokenization_kwargs: Mapping[str, Any] | None = None) -> Any:
+    """The only one of `preprocess_completions`."""
+    (found,) = preprocess_completions(self, [prompt], tokenization_kwargs)
+    return found
+
+
+class CoreClients:
+    """An AsyncLLM's engine cores to a caller that reaches for them."""
+
+    def __init__(self, engine: AsyncLLM) -> None:
+        self._engine = engine
+
+    async def abort_requests_async(self, request_ids: Iterable[str]) -> None:
+        """Drop requests by the ids they were added with; unknown ids are ignored."""
+        await self._engine.abort(request_ids)
