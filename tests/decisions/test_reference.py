@@ -17,7 +17,7 @@ from vllm.scoring.files import Item
 from vllm.scoring.labels.templates import Template
 
 DATA = Path(__file__).parents[2] / "examples" / "data"
-NUM_DECISIONS = {**dict.fromkeys(KINDS, 60), "embedded": 20}
+NUM_DECISIONS = {**dict.fromkeys(KINDS, 40), "embedded": 20}
 
 
 pytestmark = pytest.mark.usefixtures("one_thread")

@@ -36,13 +36,12 @@ def rows_of(readings: RowReadings, rows: slice) -> RowReadings:
 def truth(logits: Tensor, token_ids: Tensor, num_token_ids: Tensor | None) -> tuple[Tensor, ...]:
     """float64 chosen logits, int ranks, float64 lse, argmax, maximum."""
     values = logits.double()
-    counts = [token_ids.shape[1]] * len(values) if num_token_ids is None else num_token_ids.tolist()
-    chosen = torch.zeros(token_ids.shape, dtype=torch.float64)
-    ranks = torch.zeros(token_ids.shape, dtype=torch.int32)
-    for row, count in enumerate(counts):
-        for column, token in enumerate(token_ids[row, :count].tolist()):
-            chosen[row, column] = values[row, token]
-            ranks[row, column] = 1 + (values[row] > values[row, token]).sum()
+    columns = torch.arange(token_ids.shape[1]).expand(token_ids.shape)
+    is_asked = columns >= 0 if num_token_ids is None else columns < num_token_ids[:, None]
+    chosen = values.gather(1, token_ids.long().where(is_asked, 0))
+    num_greater = values.shape[1] - torch.searchsorted(values.sort(dim=1).values, chosen, right=True)
+    ranks = (1 + num_greater).where(is_asked, 0).int()
+    chosen = chosen.where(is_asked, 0.0)
     highest = values.amax(dim=-1)
     first = torch.tensor([int((row == top).nonzero()[0, 0]) for row, top in zip(values, highest, strict=True)])
     return chosen, ranks, values.logsumexp(dim=-1), first.to(torch.int32), highest

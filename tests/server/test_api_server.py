@@ -140,7 +140,7 @@ def test_a_plain_parser():
 
 def test_a_namespace_that_lacks_flags_has_their_defaults():
     app = build_app(argparse.Namespace(served_model_name=["given"]))
-    assert app.state.server.model_names == ["given"]
+    assert app.state.serving.model_names == ["given"]
 
 
 def test_what_is_not_done_is_refused(args):

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from vllm.answers.events import CallArguments, CallEnd, CallStart, Content, Event, Reasoning
+from vllm.answers.events import CallArguments, CallEnd, CallStart, Content, Event, Reasoning, as_content
 from vllm.answers.reader import Machine, Reader, Step
 from vllm.answers.reasoning import ReasoningParser, ReasoningParserManager
 from vllm.answers.syntax.calls import random_id
@@ -173,7 +173,7 @@ class AnswerParser:
         elif self._reasoning is not None and self._foreign is None:
             yield from self._reasoning.read_content(reader)
         else:
-            yield from reader.text_until((), lambda text: iter((Content(text),)))
+            yield from reader.text_until((), as_content)
 
     def _note_parts(self, events: Iterable[Event]) -> None:
         for event, place in zip(events, self._machine.places, strict=True):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import ClassVar
 
@@ -69,6 +69,16 @@ class Answer:
     content: str | None = None
     reasoning: str | None = None
     calls: list[ParsedCall] = field(default_factory=list)
+
+
+def as_content(text: str) -> Iterator[Event]:
+    """The event of a text for the user."""
+    yield Content(text)
+
+
+def as_reasoning(text: str) -> Iterator[Event]:
+    """The event of a text that the model has written for itself."""
+    yield Reasoning(text)
 
 
 def collect(events: Iterable[Event]) -> Answer:

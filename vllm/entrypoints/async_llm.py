@@ -120,7 +120,7 @@ class AsyncLLM(EngineCalls):
 
     @property
     def tokenizer(self) -> Any:
-        """What `get_tokenizer` gives; None with skip_tokenizer_init."""
+        """The tokenizer that `get_tokenizer` gives; None with skip_tokenizer_init."""
         own = self.input_processor.tokenizer
         return None if own is None else own.hf_tokenizer
 
@@ -594,7 +594,8 @@ class AsyncLLM(EngineCalls):
         self._start_receiving()
 
     def _start_receiving(self) -> None:
-        if not self._receivers:
+        # The loop in which they ran may have ended: programs call asyncio.run again and again.
+        if all(each.cancelled() or each.get_loop().is_closed() for each in self._receivers):
             self._receivers = [asyncio.create_task(self._receive(replica)) for replica in self.replicas]
 
     async def _receive(self, replica: Replica) -> None:

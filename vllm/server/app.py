@@ -49,7 +49,7 @@ def build_app(state: ServerState) -> FastAPI:
     # Without its description, the application has no pages of it either.
     described = None if state.args.disable_fastapi_docs else "/openapi.json"
     app = FastAPI(title="vLLM", version=__version__, openapi_url=described)
-    app.state.server = state
+    app.state.serving = state
     for name in _ENDPOINTS:
         app.include_router(_router(name))
     if state.args.page:

@@ -118,9 +118,10 @@ async def serve_app(
             handlers that it had.
         options: uvicorn's, in place of ours.
     """
-    state = app.state.server
+    state: ServerState = app.state.serving
     config = _config(app, state.args, options)
     server = _Server(config, lambda: _announce(state, listener))
+    app.state.server = server  # where routes of others look for uvicorn's
     # Imported modules live as long as the process: garbage collection skips them.
     gc.freeze()
     signals = _Signals(state.engine.core_pids)

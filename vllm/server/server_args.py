@@ -153,8 +153,9 @@ class ServerArgs(UpstreamServerArgs):
 
     @classmethod
     def from_cli_args(cls, args: argparse.Namespace) -> ServerArgs:
-        """Read the flags back from a parsed command line; what it lacks has its default."""
-        values = {item.name: plain(getattr(args, item.name, item.default)) for item in fields(cls)}
+        """Read the flags back from a parsed command line; what it lacks, or has as None, has its default."""
+        given = ((item, getattr(args, item.name, None)) for item in fields(cls))
+        values = {item.name: plain(item.default if value is None else value) for item, value in given}
         if values["host"] in (None, "", "None"):
             values["host"] = "127.0.0.1"
         return cls(**values)

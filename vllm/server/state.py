@@ -307,4 +307,9 @@ class ServerState:
 
 def server_state(request: Request) -> ServerState:
     """The state of the server that got `request`."""
-    return request.app.state.server
+    return state_of(request.app)
+
+
+def state_of(app: Any) -> ServerState:
+    """The state of an application's server. A program may give the application another one's."""
+    return app.state.serving

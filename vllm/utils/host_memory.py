@@ -39,9 +39,10 @@ class PassedPages:
             lines = Path("/proc/self/maps").read_text().splitlines()
         except OSError:
             return
+        file = str(path.resolve())
         for line in lines:
             fields = line.split(maxsplit=5)
-            if len(fields) == 6 and fields[5] == str(path.resolve()):
+            if len(fields) == 6 and fields[5] == file:
                 start, end = (int(bound, 16) for bound in fields[0].split("-"))
                 self._mapped.append(range(start, end))
         self._passed: tuple[list[range], list[range]] = [], []

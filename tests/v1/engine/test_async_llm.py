@@ -78,6 +78,25 @@ def output_of(request_id: str, finished: bool = False) -> RequestOutput:
     return RequestOutput(request_id, None, [1], finished=finished)
 
 
+# The last loop leaves tasks behind.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_one_event_loop_after_another(folder):
+    """As programs that call asyncio.run for each batch."""
+    params = SamplingParams(temperature=0, max_tokens=3)
+    with running(folder) as engine:
+        results = []
+        for index in range(3):
+            coroutine = asyncio.wait_for(last_of(engine, "a", params, f"{index}"), 60)
+            results.append(asyncio.run(coroutine).outputs[0].token_ids)
+        assert results[0] and results == [results[0]] * 3
+
+        # A loop that is closed before its tasks have ended.
+        loop = asyncio.new_event_loop()
+        assert loop.run_until_complete(last_of(engine, "a", params, "x")).outputs[0].token_ids == results[0]
+        loop.close()
+        assert asyncio.run(last_of(engine, "a", params, "y")).outputs[0].token_ids == results[0]
+
+
 def test_streams_that_share_an_event():
     async def run():
         changed = asyncio.Event()

@@ -7,18 +7,10 @@ from types import ModuleType
 from typing import Any, ClassVar
 
 from vllm.answers.deltas import DeltaMessage, as_delta
-from vllm.answers.events import Content, Event, Reasoning, collect
+from vllm.answers.events import as_content, as_reasoning, collect
 from vllm.answers.reader import Machine, Reader, Step
 from vllm.answers.registry import ParserManager, Registry
 from vllm.answers.syntax.calls import framed_content
-
-
-def _as_reasoning(text: str) -> Iterator[Event]:
-    yield Reasoning(text)
-
-
-def _as_content(text: str) -> Iterator[Event]:
-    yield Content(text)
 
 
 class ReasoningParser:
@@ -112,7 +104,7 @@ class ReasoningParser:
                 return
         if self.drops:
             yield from reader.skip(self.drops)
-        found = yield from reader.text_until((*self.ends, *self.also_ends), _as_reasoning)
+        found = yield from reader.text_until((*self.ends, *self.also_ends), as_reasoning)
         if found in self.also_ends:
             reader.put_back(found)
         while self.drops_after and (yield from reader.peek()) in tuple(self.drops_after):
@@ -129,7 +121,7 @@ class ReasoningParser:
         if self.frames:
             yield from framed_content(reader, self.frames)
         else:
-            yield from reader.text_until((), _as_content)
+            yield from reader.text_until((), as_content)
 
     def extract_reasoning(self, model_output: str, request: Any) -> tuple[str | None, str | None]:
         """The reasoning and the content of a whole answer; None for a part that it does not have."""

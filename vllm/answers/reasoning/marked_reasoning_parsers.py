@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from vllm.answers.events import Content, Reasoning
+from vllm.answers.events import Reasoning, as_content
 from vllm.answers.reader import Reader, Step
 from vllm.answers.reasoning.abs_reasoning_parsers import ReasoningParser
 
@@ -29,7 +29,7 @@ class Gemma4ReasoningParser(ReasoningParser):
 
     def read_content(self, reader: Reader) -> Iterator[Step]:
         """Read the rest, with further channels."""
-        while (yield from reader.text_until(self.begins, lambda text: iter((Content(text),)))) is not None:
+        while (yield from reader.text_until(self.begins, as_content)) is not None:
             yield from reader.skip(self.drops)
             yield from reader.text_until(self.ends, lambda text: iter((Reasoning(text),)))
 

@@ -4,7 +4,7 @@ what else ends it."""
 from collections.abc import Iterator
 from typing import Any, ClassVar
 
-from vllm.answers.events import Content
+from vllm.answers.events import as_content
 from vllm.answers.reader import Reader, Step
 from vllm.answers.reasoning.abs_reasoning_parsers import ReasoningParser
 
@@ -120,8 +120,8 @@ class HunyuanA13BReasoningParser(ReasoningParser):
 
     def read_content(self, reader: Reader) -> Iterator[Step]:
         """Read up to the end of the answer."""
-        yield from reader.text_until(("\n</answer>",), _as_content)
-        yield from reader.text_until((), _as_content)
+        yield from reader.text_until(("\n</answer>",), as_content)
+        yield from reader.text_until((), as_content)
 
 
 class MiniMaxM2AppendThinkReasoningParser(ReasoningParser):
@@ -152,7 +152,3 @@ class IdentityReasoningParser(ReasoningParser):
     def extract_content_ids(self, input_ids: list[int]) -> list[int]:
         """All of them."""
         return input_ids
-
-
-def _as_content(text: str) -> Iterator[Content]:
-    yield Content(text)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from vllm.answers.events import Content, Event, Reasoning
+from vllm.answers.events import Content, as_content, as_reasoning
 from vllm.answers.reader import BROKEN, Ended, Reader, Step
 from vllm.answers.syntax.calls import Calls
 from vllm.answers.syntax.json_calls import json_calls
@@ -17,23 +17,23 @@ _MARKERS = (TEXT, THOUGHTS, CALL, *ENDS)
 
 def read_blocks(reader: Reader, calls: Calls) -> Iterator[Step]:
     """Read a whole answer. A text outside of blocks is content."""
-    found = yield from reader.text_until(_MARKERS, _content)
+    found = yield from reader.text_until(_MARKERS, as_content)
     while found is not None:
         if found == START:
             # The name of a function may stand here, which the call has, too.
             try:
                 header, found = yield from reader.until(*_MARKERS)
             except Ended:
-                found = yield from reader.text_until((), _content)
+                found = yield from reader.text_until((), as_content)
                 continue
             if header.strip() and found != CALL:
                 yield Content(header)
         elif found in (TEXT, THOUGHTS):
-            found = yield from reader.text_until(ENDS, _content if found == TEXT else _reasoning)
+            found = yield from reader.text_until(ENDS, as_content if found == TEXT else as_reasoning)
         else:
             if found == CALL:
                 yield from _call(reader, calls)
-            found = yield from reader.text_until(_MARKERS, _content)
+            found = yield from reader.text_until(_MARKERS, as_content)
 
 
 def _call(reader: Reader, calls: Calls) -> Iterator[Step]:
@@ -47,11 +47,3 @@ def _call(reader: Reader, calls: Calls) -> Iterator[Step]:
             yield from calls.end(is_cut=True)
         else:
             reader.put_back(reader.since_mark())
-
-
-def _content(text: str) -> Iterator[Event]:
-    yield Content(text)
-
-
-def _reasoning(text: str) -> Iterator[Event]:
-    yield Reasoning(text)

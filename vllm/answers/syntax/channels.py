@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from vllm.answers.events import Content, Event, Reasoning
+from vllm.answers.events import Content, as_content, as_reasoning
 from vllm.answers.reader import Ended, Reader, Step
 from vllm.answers.syntax.calls import Calls
 
@@ -20,7 +20,7 @@ def read_harmony(reader: Reader, calls: Calls) -> Iterator[Step]:
     """Read a whole answer: messages to functions are calls, those of the channel `final`, and remarks beside calls, are
     content, all others reasoning. A text without channels is content."""
     if not (yield from reader.has(START, CHANNEL, "<|")):
-        yield from reader.text_until((START, CHANNEL), _content)
+        yield from reader.text_until((START, CHANNEL), as_content)
     while True:
         yield from reader.skip_space()
         if not (yield from reader.peek()):
@@ -43,12 +43,4 @@ def read_harmony(reader: Reader, calls: Calls) -> Iterator[Step]:
         else:
             is_content = channel in (["final"], ["commentary"]) and not name
             # Markers are single tokens: the beginning of one at the end is text.
-            yield from reader.text_until(_ENDS, _content if is_content else _reasoning)
-
-
-def _content(text: str) -> Iterator[Event]:
-    yield Content(text)
-
-
-def _reasoning(text: str) -> Iterator[Event]:
-    yield Reasoning(text)
+            yield from reader.text_until(_ENDS, as_content if is_content else as_reasoning)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Generator, Iterator
 
-from vllm.answers.events import Content, Event, Reasoning
+from vllm.answers.events import Content, Event, as_content, as_reasoning
 from vllm.answers.reader import BROKEN, Ended, Reader, Step
 from vllm.answers.syntax.calls import Calls
 from vllm.answers.syntax.tag_calls import Tags, invoked_calls
@@ -24,7 +24,7 @@ def read_messages(reader: Reader, calls: Calls) -> Iterator[Step]:
     yield from reader.skip_space()
     if not (yield from reader.has(START, MESSAGE, "to=")):
         reader.put_back(reader.since_mark())
-        yield from reader.text_until((START,), _content)
+        yield from reader.text_until((START,), as_content)
     while True:
         reader.mark()
         yield from reader.skip_space()
@@ -43,7 +43,7 @@ def read_messages(reader: Reader, calls: Calls) -> Iterator[Step]:
         while recipient is not None:
             if recipient not in _TEXTS:
                 yield from _calls(reader, calls)
-            recipient = yield from _text(reader, _TEXTS.get(recipient, _content))
+            recipient = yield from _text(reader, _TEXTS.get(recipient, as_content))
 
 
 def _calls(reader: Reader, calls: Calls) -> Iterator[Step]:
@@ -72,21 +72,13 @@ def _text(reader: Reader, make: Callable[[str], Iterator[Event]]) -> Generator[S
     return None
 
 
-def _content(text: str) -> Iterator[Event]:
-    yield Content(text)
-
-
-def _reasoning(text: str) -> Iterator[Event]:
-    yield Reasoning(text)
-
-
 def _nothing(text: str) -> Iterator[Event]:
     return iter(())
 
 
 _TEXTS = {
-    "self": _reasoning,
-    "user": _content,
-    "commentary": _content,
+    "self": as_reasoning,
+    "user": as_content,
+    "commentary": as_content,
     "developer": _nothing,
 }

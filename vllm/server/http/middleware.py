@@ -23,7 +23,7 @@ from vllm import envs
 from vllm.logger import init_logger
 from vllm.server.errors import ApiError, as_api_error, is_of_messages, path_of
 from vllm.server.http.extra_middleware import install_middleware
-from vllm.server.state import ServerState
+from vllm.server.state import ServerState, state_of
 from vllm.tracing import continued, extract_trace_headers, has_current_span
 
 logger = init_logger(__name__)
@@ -43,7 +43,7 @@ _MAX_REQUEST_ID = 128
 def install(app: FastAPI, state: ServerState) -> None:
     """Add all middleware to the application."""
     args = state.args
-    app.add_middleware(AuthMiddleware, state=state, keys=args.api_key or envs.api_keys())
+    app.add_middleware(AuthMiddleware, keys=args.api_key or envs.api_keys())
     # Outside authentication: preflight requests have no key, and browsers show errors only with CORS headers.
     app.add_middleware(
         CORSMiddleware,
@@ -54,26 +54,27 @@ def install(app: FastAPI, state: ServerState) -> None:
         expose_headers=["X-Request-Id", "Retry-After"],
     )
     install_middleware(app, args.middleware or [])
-    app.add_middleware(TraceContextMiddleware, state=state)
+    app.add_middleware(TraceContextMiddleware)
     log = access_logger(args.access_log_format) if args.logs_requests else None
-    app.add_middleware(RequestTracker, state=state, log=log)
+    paths = (args.disable_access_log_for_endpoints or "").split(",")
+    app.add_middleware(RequestTracker, log=log, unlogged=frozenset(path.strip() for path in paths))
 
 
 class RequestTracker:
     """Gives each request its id, and logs it."""
 
-    def __init__(self, app: ASGIApp, state: ServerState, log: logging.Logger | None) -> None:
+    def __init__(self, app: ASGIApp, log: logging.Logger | None, unlogged: frozenset[str]) -> None:
+        """`unlogged`: paths that the log leaves out."""
         self._app = app
-        self._state = state
         self._log = log
-        paths = (state.args.disable_access_log_for_endpoints or "").split(",")
-        self._unlogged = frozenset(path.strip() for path in paths)
+        self._unlogged = unlogged
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return await self._app(scope, receive, send)
-        context = RequestContext(scope, receive, send, self._state)
-        args = self._state.args
+        state = state_of(scope["app"])
+        context = RequestContext(scope, receive, send, state)
+        args = state.args
         if args.root_path:
             scope["root_path"] = args.root_path
             # By ASGI's rule the path includes the root path, whether the proxy removed it or not.
@@ -84,7 +85,7 @@ class RequestTracker:
         finally:
             del scope["state"]["context"]  # a reference cycle, which may hold a large body
             if route_of(scope) not in _QUIET_PATHS:
-                self._state.http_metrics.count(scope, context.record())
+                state.http_metrics.count(scope, context.record())
             if self._log is not None and route_of(scope) not in self._unlogged:
                 level = logging.DEBUG if route_of(scope) in _QUIET_PATHS else logging.INFO
                 if self._log.isEnabledFor(level):
@@ -154,9 +155,8 @@ class RequestContext:
 class AuthMiddleware:
     """Admits requests with a valid key while the server accepts work, and turns exceptions into answers."""
 
-    def __init__(self, app: ASGIApp, state: ServerState, keys: list[str]) -> None:
+    def __init__(self, app: ASGIApp, keys: list[str]) -> None:
         self._app = app
-        self._state = state
         self._keys = [_digest(key.encode()) for key in keys]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -168,24 +168,25 @@ class AuthMiddleware:
         is_work = scope["method"] == "POST" and route_of(scope) != "/ping"
         task = asyncio.current_task()
         assert task is not None
+        state = state_of(scope["app"])
         try:
             self._check_key(scope)
             if is_work:
-                self._state.check_accepting()
-                self._state.in_flight.add(task)
+                state.check_accepting()
+                state.in_flight.add(task)
             await self._app(scope, receive, send)
         except asyncio.CancelledError:
-            if not self._state.draining:
+            if not state.draining:
                 raise
             # Cancelled by the launcher. A second time means that the client does not read this answer.
             with contextlib.suppress(asyncio.CancelledError):
-                await _fail(self._state.stopping_error(), scope, receive, send)
+                await _fail(state.stopping_error(), scope, receive, send)
         except Exception as error:
             if not isinstance(error, ApiError):
                 logger.exception("%s %s failed", scope["method"], quote(scope["path"]))
             await _fail(as_api_error(error), scope, receive, send)
         finally:
-            self._state.in_flight.discard(task)
+            state.in_flight.discard(task)
 
     def _check_key(self, scope: Scope) -> None:
         """Raise ApiError 401 for a request that needs a valid key and has none."""
@@ -262,12 +263,11 @@ class TraceContextMiddleware:
     """Makes the caller's trace current, so that the spans of the engine's requests are part of it. What instruments the
     application has done so already, with a span of its own."""
 
-    def __init__(self, app: ASGIApp, state: ServerState) -> None:
+    def __init__(self, app: ASGIApp) -> None:
         self._app = app
-        self._state = state
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        tracer = self._state.tracer
+        tracer = state_of(scope["app"]).tracer if scope["type"] == "http" else None
         headers = {}
         if tracer is not None and scope["type"] == "http" and not has_current_span():
             headers = extract_trace_headers(Headers(scope=scope))

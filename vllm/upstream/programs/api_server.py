@@ -23,6 +23,7 @@ from vllm.entrypoints.async_llm import AsyncLLM
 from vllm.server import app, launcher
 from vllm.server.server_args import ServerArgs
 from vllm.server.state import ServerState
+from vllm.upstream.serving import fill
 from vllm.utils.checks import check_neutral
 
 __all__ = [
@@ -39,27 +40,38 @@ __all__ = [
 ]
 
 
-def build_app(args: argparse.Namespace, supported_tasks: Any = None, model_config: Any = None) -> FastAPI:
+def build_app(
+    args: argparse.Namespace | Mapping[str, Any], supported_tasks: Any = None, model_config: Any = None
+) -> FastAPI:
     """The application of a server. Until `init_app_state` has given it an engine, requests are answered 503.
 
     Args:
-        args: of `make_arg_parser`'s parser; what it lacks has its default.
+        args: of `make_arg_parser`'s parser, or the fields of FrontendArgs, beside which those of an engine's arguments
+            may stand; what it lacks, or has as None, has its default.
         supported_tasks, model_config: change nothing; the routes are those of text generation.
 
     Raises:
         ValueError: an argument of the server that cannot be honoured.
     """
+    args = _namespace(args)
     validate_parsed_serve_args(args)
     return app.build_app(ServerState(None, ServerArgs.from_cli_args(args)))
 
 
+def _namespace(args: argparse.Namespace | Mapping[str, Any]) -> argparse.Namespace:
+    return argparse.Namespace(**args) if isinstance(args, Mapping) else args
+
+
 async def init_app_state(
-    engine_client: AsyncLLM, state: State, args: argparse.Namespace, supported_tasks: Any = None
+    engine_client: AsyncLLM,
+    state: State,
+    args: argparse.Namespace | Mapping[str, Any],
+    supported_tasks: Any = None,
 ) -> None:
-    """Give an application its engine.
+    """Give an application its engine, and the objects by which programs call its endpoints (vllm/upstream/serving.py).
 
     Args:
-        state: `app.state` of an application of `build_app`.
+        state: `app.state` of an application of `build_app`, or one that such an application gets later.
         args: those of `build_app`.
         supported_tasks: changes nothing.
 
@@ -67,9 +79,10 @@ async def init_app_state(
         CliError: the file of the chat template cannot be read.
         ValueError: an argument that the engine's model has no use for.
     """
-    if not hasattr(state, "server"):
-        state.server = ServerState(None, ServerArgs.from_cli_args(args))
-    server: ServerState = state.server
+    args = _namespace(args)
+    if not hasattr(state, "serving"):
+        state.serving = ServerState(None, ServerArgs.from_cli_args(args))
+    server: ServerState = state.serving
     server.chat_template = template_text(server.args.chat_template)
     server.check_engine(engine_client)
     server.engine_client = engine_client
@@ -77,6 +90,7 @@ async def init_app_state(
     server.log_templates()
     # For programs that add routes of their own.
     state.engine_client, state.vllm_config, state.args = engine_client, engine_client.vllm_config, args
+    fill(state, server)
 
 
 @asynccontextmanager
