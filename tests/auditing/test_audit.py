@@ -195,7 +195,7 @@ def test_texts_are_read_over_the_whole_vocabulary(model, rows, tmp_path):
 
 
 def test_pieces_are_read_as_llama_cpp_reads_them(model, tmp_path):
-    """Of each whole piece of 8 tokens, the positions after the fifth token: 3 of them."""
+    """Each whole piece of 8 tokens has the positions after the fifth token read: 3 of them."""
     found = vllm.audit(
         ["abcdefghijklmnopqrstuvw", "short"],
         reference=f"{model}:float32",

@@ -191,7 +191,7 @@ def test_statistics_equal_scipys():
 
 
 def test_orders():
-    """Of four documents one pair of six changes places: tau is (5 - 1) / 6."""
+    """One pair of six changes places among four documents: tau is (5 - 1) / 6."""
     assert kendall_tau([4, 3, 2, 1], [4, 3, 1, 2]) == pytest.approx(4 / 6)
     assert kendall_tau([1, 2, 2], [1, 2, 3]) == pytest.approx(2 / math.sqrt(2 * 3))
     assert math.isnan(kendall_tau([1, 1], [1, 2]))
@@ -263,7 +263,7 @@ def test_the_cheapest_that_keeps_a_budget_is_named():
     found = decide(Budget.parse("flips<=0.5%", "labels"), [slow, fast, bad], 2000)
     assert found.cheapest == "fast" and [each.name for each in found.candidates] == ["bad", "fast", "slow"]
     assert decide(Budget("flips", 0.005), [bad], 2000).cheapest is None
-    # What it could not read may be anything.
+    # Rows that it could not read may be anything.
     assert decide(Budget("flips", 0.005), [fast], 2001).cheapest is None
     # Too few rows to say so, though none flips.
     assert decide(Budget("flips", 0.005), [_candidate("few", _flipping(24, np.arange(0)))], 24).cheapest is None

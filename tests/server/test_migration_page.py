@@ -369,9 +369,14 @@ def test_a_row_holds(row: str, server: AppThread) -> None:
 @pytest.mark.parametrize("row", rows("Programs that run here unmodified"))
 def test_a_program_has_a_test(row: str) -> None:
     """At the version that is installed for it."""
+    callers = ROOT / "tests" / "callers"
     pinned = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
-    tests = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "tests" / "callers").glob("test_*.py"))
+    environments = "".join(path.read_text(encoding="utf-8") for path in (callers / "envs").glob("*.txt"))
+    tests = "".join(path.read_text(encoding="utf-8") for path in callers.rglob("test_*.py"))
     for name in row.split(", "):
+        if versioned := re.fullmatch(r"(\S+) (\d[\d.]*)", name):
+            name = versioned[1]
+            assert f"{name}=={versioned[2]}" in environments, name
         module = PROGRAMS.get(name, name.replace("-", "_"))
         assert module in tests, module
         assert name not in PROGRAMS or f'"{name}' in pinned or name.startswith("Qwen3"), name

@@ -1,4 +1,4 @@
-"""What upstream's callers give with a request beside its prompt, and what they reach for in an engine."""
+"""Fields that upstream's callers give with a request beside its prompt, and parts of an engine that they reach for."""
 
 from __future__ import annotations
 

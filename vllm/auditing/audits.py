@@ -39,7 +39,8 @@ _TEXT_SUFFIXES = (".txt", ".md", "")
 
 @dataclass(frozen=True)
 class Options:
-    """What is asked; see `vllm.audit`. `rows`: a file, or a folder of texts. `args`: further ones of the readers."""
+    """The options of an audit; see `vllm.audit`. `rows`: a file, or a folder of texts. `args`: further ones of the
+    readers."""
 
     rows: Path
     kind: str

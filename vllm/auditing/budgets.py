@@ -48,8 +48,8 @@ class Budget:
 
 
 def decide(budget: Budget, candidates: Sequence[Candidate], num_readable: int) -> BudgetResult:
-    """What keeps the budget; a candidate that cannot read all of the `num_readable` rows that the reference could
-    does not."""
+    """Decide which candidates keep the budget; one that cannot read all of the `num_readable` rows that the reference
+    could does not."""
     confidence = 1 - (1 - CONFIDENCE) / max(1, len(candidates))
     judged = []
     for each in sorted(candidates, key=_cost):

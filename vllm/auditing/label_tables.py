@@ -201,7 +201,7 @@ class GoldStatistics:
 
 @dataclass(frozen=True)
 class LabelStatistics:
-    """What differs between two models' readings of labels. Intervals are of 95 %, by the bootstrap of `statistics`.
+    """Differences between two models' readings of labels. Intervals are of 95 %, by the bootstrap of `statistics`.
 
     Attributes:
         rows: compared.

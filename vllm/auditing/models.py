@@ -85,11 +85,12 @@ class ModelSpec:
 
     @property
     def path(self) -> str | None:
-        """What the weights are read from; None: the embedded model."""
+        """The path that the weights are read from; None: the embedded model."""
         return self.engine.get("model")
 
     def stamp(self) -> list[Any]:
-        """What tells whether the files of model and adapter are still the same: names, sizes in bytes and times."""
+        """A stamp that tells whether the files of model and adapter are still the same: names, sizes in bytes and
+        times."""
         found: list[Any] = []
         for path in (self.path, self.adapter):
             if path is not None and os.path.exists(path):

@@ -1,4 +1,4 @@
-"""What an audit found."""
+"""The findings of an audit."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from vllm.scoring.files import write_atomically
 from vllm.version import __version__
 
 VERSION = 1
-"""Of the JSON."""
+"""The version of the JSON."""
 
 _ARRAYS = "array"
 _HIDDEN = {_ARRAYS: True}
@@ -27,7 +27,7 @@ _HIDDEN = {_ARRAYS: True}
 
 @dataclass(frozen=True)
 class Cost:
-    """What a model's readings cost on this machine.
+    """The cost of a model's readings on this machine.
 
     Attributes:
         name: as the model was given.

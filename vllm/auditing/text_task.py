@@ -148,7 +148,7 @@ class TextScorer(EngineScorer):
         return {**found, "num_prompt_tokens": len(token_ids)}
 
     def _pieces(self, token_ids: list[int]) -> list[tuple[list[int], int]] | str:
-        """What is read, each with the position whose logits come first; or why nothing is.
+        """The pieces that are read, each with the position whose logits come first; or why nothing is.
 
         Whole texts from their first token on; or, as llama.cpp does, pieces of `chunk` tokens, the first replaced by
         the one that begins a text, of which the second half is read."""

@@ -120,7 +120,7 @@ class AsyncLLM(EngineCalls):
 
     @property
     def tokenizer(self) -> Any:
-        """What `get_tokenizer` gives; None with skip_tokenizer_init."""
+        """The tokenizer that `get_tokenizer` gives; None with skip_tokenizer_init."""
         own = self.input_processor.tokenizer
         return None if own is None else own.hf_tokenizer
 

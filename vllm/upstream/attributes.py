@@ -19,7 +19,7 @@ def _save_sharded_state(self: Any, path: str, pattern: str | None = None, max_si
     Raises:
         NotImplementedError: always.
     """
-    from vllm.utils.unserved import refuse
+    from vllm.upstream.utils.unserved import refuse
 
     refuse("save_sharded_state", "workers read only their share of a checkpoint; keep the checkpoint as it is")
 

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from vllm.distributed.parallel_state import get_tp_group
-from vllm.utils.unserved import refuse
+from vllm.upstream.utils.unserved import refuse
 
 
 def tensor_model_parallel_all_reduce(input_: torch.Tensor) -> torch.Tensor:

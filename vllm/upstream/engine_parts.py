@@ -21,7 +21,7 @@ _NUM_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num
 
 
 def architectures(self: ModelConfig) -> list[str]:
-    """Those that config.json names."""
+    """The architectures that config.json names."""
     return list(self.hf_config.architectures)
 
 
@@ -56,7 +56,7 @@ def get_sliding_window(self: ModelConfig) -> int | None:
 
 
 def read_generation_config(self: ModelConfig) -> dict[str, Any]:
-    """What generation_config.json says that is no default of transformers'."""
+    """The values of generation_config.json that are no defaults of transformers'."""
     from vllm.upstream.hf_configs import try_get_generation_config
 
     found = try_get_generation_config(self.path, self.trust_remote_code, self.revision)
@@ -64,7 +64,7 @@ def read_generation_config(self: ModelConfig) -> dict[str, Any]:
 
 
 def get_diff_sampling_param(self: ModelConfig) -> dict[str, Any]:
-    """What requests that name no value sample with, beside SamplingParams' defaults."""
+    """The values that requests that name none sample with, beside SamplingParams' defaults."""
     return dict(self.default_sampling_params)
 
 

@@ -6,8 +6,8 @@ import enum
 from typing import Any, ClassVar
 
 from vllm.upstream.refusals import Unserved
+from vllm.upstream.utils.unserved import refuse
 from vllm.utils.struct import Struct
-from vllm.utils.unserved import refuse
 
 BlockHash = bytes
 

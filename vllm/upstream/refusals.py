@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, ClassVar, NoReturn
 
-from vllm.utils.unserved import refuse
+from vllm.upstream.utils.unserved import refuse
 
 
 class Unserved:

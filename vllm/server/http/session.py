@@ -10,7 +10,7 @@ from starlette.requests import Request
 HEADER = "X-Session-ID"
 
 session: ContextVar[str | None] = ContextVar("session", default=None)
-"""Of the request that is served."""
+"""The session of the request that is served."""
 
 
 def note_session(request: Request, body: Any) -> None:

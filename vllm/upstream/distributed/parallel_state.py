@@ -12,7 +12,7 @@ import torch.distributed as dist
 
 from vllm.distributed.communicator import ALONE, Communicator
 from vllm.distributed.parallel_state import get_tp_group, set_tp_group
-from vllm.utils.unserved import refuse
+from vllm.upstream.utils.unserved import refuse
 
 GroupCoordinator = Communicator
 

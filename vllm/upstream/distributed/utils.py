@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 
 from vllm.distributed.stateless_group import StatelessProcessGroup
-from vllm.utils.unserved import refuse
+from vllm.upstream.utils.unserved import refuse
 
 __all__ = [
     "StatelessProcessGroup",

@@ -21,7 +21,7 @@ from vllm.loader.weights import fill_with_noise, load_weights
 from vllm.logger import init_logger
 from vllm.upstream.outside.model import OutsideModel
 from vllm.upstream.outside.views import View, VllmConfigView, transformers_config, view_of
-from vllm.utils.unserved import refuse
+from vllm.upstream.utils.unserved import refuse
 
 logger = init_logger(__name__)
 

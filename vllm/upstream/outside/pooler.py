@@ -21,7 +21,7 @@ PoolerOutput = Tensor | list[Tensor | None]
 
 @dataclass(frozen=True)
 class PoolingParamsUpdate:
-    """What a pooler needs beside hidden states. Requests have their tokens' ids in any case."""
+    """The needs of a pooler beside hidden states. Requests have their tokens' ids in any case."""
 
     requires_token_ids: bool = False
 
@@ -34,7 +34,7 @@ class PoolingParamsUpdate:
 
 @dataclass
 class PoolingStates:
-    """What upstream keeps of a prompt that comes in chunks; prompts of these models come whole."""
+    """Upstream's states of a prompt that comes in chunks; prompts of these models come whole."""
 
     hidden_states_cache: list[Tensor] = field(default_factory=list)
 
@@ -82,7 +82,7 @@ class PoolingMetadata:
 
     @property
     def tasks(self) -> list[Any]:
-        """Of each."""
+        """The tasks of each."""
         return [params.task for params in self.pooling_params]
 
     @property
@@ -116,7 +116,7 @@ def _cursor(lengths: Tensor) -> PoolingCursor:
 
 
 def metadata_of(token_ids: Sequence[int], params: PoolingParams, device: torch.device) -> PoolingMetadata:
-    """Of one request."""
+    """The metadata of one request."""
     ids, lengths = torch.tensor([list(token_ids)], device=device), torch.tensor([len(token_ids)])
     return PoolingMetadata(lengths, ids, [params], [PoolingStates()], _cursor(lengths))
 
@@ -129,7 +129,7 @@ class Pooler(nn.Module, ABC):
         """Tasks that it does."""
 
     def get_pooling_updates(self, task: Any) -> PoolingParamsUpdate:
-        """What it needs for a task."""
+        """The needs of a task."""
         return PoolingParamsUpdate()
 
     @abstractmethod

@@ -58,7 +58,7 @@ class View:
 
 
 def engines_own(config: Any) -> Any:
-    """What a view is of."""
+    """The engine's own configuration that a view is of."""
     while isinstance(config, View):
         config = config.__dict__["_of"]
     return config

@@ -6,7 +6,7 @@ from typing import Any, ClassVar, NoReturn
 
 from vllm.upstream.refusals import Unserved
 from vllm.upstream.utils.mem_constants import GiB_bytes, KiB_bytes, MiB_bytes
-from vllm.utils.unserved import refuse
+from vllm.upstream.utils.unserved import refuse
 
 
 def format_kib(b: int) -> str:
