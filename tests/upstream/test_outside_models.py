@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from adapted_models import check_adapters
-from outside_models import plugin
+from outside_models import plugin, stateful
 from safetensors.torch import load_file, save_file
 from tiny_models import make_tiny, reference
 
@@ -34,7 +35,7 @@ def registered(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def make_model(folder: Path, architecture: str, **options: Any) -> Any:
     """transformers' model, saved in `folder` under another architecture's name."""
-    kind, fields = KINDS[architecture]
+    kind, fields = KINDS.get(architecture, KINDS["BiasedForCausalLM"])
     model = make_tiny(kind, folder, **fields, **options)
     path = folder / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"architectures": [architecture]}))
@@ -88,6 +89,27 @@ def test_equals_transformers(checkpoint):
     check(llm, model)
     outputs = check(llm, model, [[*PROMPTS[0][:36], 50], PROMPTS[2]])
     assert outputs[0].num_cached_tokens >= 32
+
+
+def test_a_layer_with_a_state(tmp_path):
+    """Prompts in chunks, a prefix of which the state is kept, and single tokens."""
+    model = make_model(tmp_path / "model", "StatefulForCausalLM")
+    file = tmp_path / "model" / "model.safetensors"
+    tensors = load_file(file)
+    for index, layer in enumerate(model.model.layers):
+        weight = torch.randn(64, stateful.WIDTH, generator=torch.Generator().manual_seed(index)) * 0.3
+        tensors[f"model.layers.{index}.convolution.weight"] = weight
+
+        def behind(_: Any, __: Any, x: torch.Tensor, weight: torch.Tensor = weight) -> torch.Tensor:
+            padded = torch.cat([x.new_zeros(stateful.WIDTH - 1, x.shape[-1]), x[0]])
+            return x + stateful.convolved(padded, weight)[None]
+
+        layer.input_layernorm.register_forward_hook(behind)
+    save_file(tensors, file)
+    llm = make_llm(tmp_path / "model", max_num_batched_tokens=24)
+    check(llm, model)
+    outputs = check(llm, model, [[*PROMPTS[0][:36], 50], PROMPTS[2]])
+    assert outputs[0].num_cached_tokens >= 16
 
 
 def test_two_ranks(checkpoint, as_plugin):

@@ -28,6 +28,7 @@ from vllm.sampling_params import SamplingParams
 from vllm.tokenizers.tokenizer import Tokenizer
 from vllm.tracing import continued, make_tracer
 from vllm.utils.checks import check_neutral
+from vllm.utils.ray_utils import current_placement_group
 from vllm.v1.engine.adapters import distinct, once
 from vllm.v1.engine.calls import EngineCalls, check_pause_mode, routed
 from vllm.v1.engine.core_process.client import CoreClient
@@ -626,6 +627,9 @@ def _start_cores(config: VllmConfig, processes: Sequence[CoreProcessHandle]) -> 
     """A core for each replica, not ready yet."""
     parallel = config.parallel_config
     num_replicas = parallel.data_parallel_size
+    if parallel.distributed_executor_backend == "ray" and parallel.placement_group is None:
+        # The cores' processes belong to no actor.
+        parallel = replace(parallel, placement_group=current_placement_group())
     cores = []
     for rank, process in enumerate(processes or (None,) * num_replicas):
         own = replace(config, parallel_config=replace(parallel, data_parallel_rank=rank))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import sys
 import threading
 from collections.abc import Callable
 from contextlib import suppress
@@ -56,6 +57,25 @@ def connect(address: str | None = None, log_to_driver: bool = False) -> bool:
     except ValueError as error:
         raise ConnectionError(str(error)) from None
     return True
+
+
+def cluster_address() -> str | None:
+    """The address of the cluster that this process is connected to; None: of none. Ray is not imported for it."""
+    return sys.modules["ray"].get_runtime_context().gcs_address if _is_connected() else None
+
+
+def current_placement_group() -> Any:
+    """The one that this process's actor or task runs in; None: in none. Ray is not imported for it."""
+    if not _is_connected():
+        return None
+    from ray.util.placement_group import get_current_placement_group
+
+    return get_current_placement_group()
+
+
+def _is_connected() -> bool:
+    ray = sys.modules.get("ray")
+    return ray is not None and hasattr(ray, "is_initialized") and ray.is_initialized()
 
 
 def call_within(seconds: float, call: Callable[..., Any], *args: Any) -> None:

@@ -28,7 +28,7 @@ def embedder(minilm: Path, server_environment: dict[str, str]) -> Iterator[LiveS
         yield server
 
 
-def test_chat(server: LiveServer) -> None:
+def test_vllm_haystack_chats(server: LiveServer) -> None:
     from haystack.dataclasses import ChatMessage
     from haystack_integrations.components.generators.vllm import VLLMChatGenerator
 

@@ -12,7 +12,7 @@ from vllm import LLM, SamplingParams
 pytest.importorskip("swift.version")
 
 
-def test_an_engine_starts_beside_it(tiny_model: Path) -> None:
+def test_an_engine_starts_beside_ms_swift(tiny_model: Path) -> None:
     llm = LLM(str(tiny_model), dtype="float32", max_model_len=128)
     params = SamplingParams(max_tokens=2, temperature=0, logprob_token_ids=[5, 7])
     (output,) = llm.generate([{"prompt_token_ids": [70, 71]}], params, use_tqdm=False)

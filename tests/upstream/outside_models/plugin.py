@@ -4,7 +4,12 @@ from __future__ import annotations
 
 from vllm import ModelRegistry
 
-MODELS = {"BiasedForCausalLM": "biased", "WindowedForCausalLM": "windowed", "MixtureForCausalLM": "mixture"}
+MODELS = {
+    "StatefulForCausalLM": "stateful",
+    "BiasedForCausalLM": "biased",
+    "WindowedForCausalLM": "windowed",
+    "MixtureForCausalLM": "mixture",
+}
 
 
 def register() -> None:

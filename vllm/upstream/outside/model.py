@@ -24,6 +24,7 @@ from vllm.distributed.communicator import split_vocab
 from vllm.distributed.parallel_state import get_tp_group, tensor_parallel
 from vllm.layers.attention import attention_layers
 from vllm.layers.experts import Experts
+from vllm.layers.state import state_layers
 from vllm.layers.vocab_parallel_embedding import ParallelLMHead as OurHead
 from vllm.layers.vocab_parallel_embedding import VocabParallelEmbedding as OurEmbedding
 from vllm.layers.weight_update import UpdatableModel
@@ -34,6 +35,7 @@ from vllm.upstream.outside.attention import Attention
 from vllm.upstream.outside.embedding import ParallelLMHead, VocabParallelEmbedding
 from vllm.upstream.outside.linear import LinearBase
 from vllm.upstream.outside.pooler import OwnPooler
+from vllm.upstream.outside.states import MambaBase, StatefulCalls
 from vllm.upstream.outside.step import ForwardContext, Step, forward_context
 from vllm.upstream.outside.views import transformers_config, view_of
 
@@ -172,6 +174,10 @@ class OutsideModel(UpdatableModel):
                         raise ValueError(f"kv_sharing_target_layer_name={target!r} is no attention layer of the model")
                     layer.kv_sharing_target = places[target]
         self._layers_by_name: dict[str, Any] = {layer.layer_name: layer for layer in layers}  # type: ignore[misc]
+        for own in state_layers(self._inner[0]):
+            if isinstance(own, MambaBase):
+                own.use_states()
+                self._layers_by_name[own.prefix] = StatefulCalls(own)
 
     def checkpoint_tensors(self, name: str, tensor: Tensor) -> Iterator[tuple[str, Tensor]]:
         """The model's name of a checkpoint's tensor, by its `hf_to_vllm_mapper`, where it has one: for adapters."""

@@ -10,6 +10,7 @@ import torch
 from vllm.config import VllmConfig
 from vllm.config.checkpoint.auto_config import load_auto_config, rope_parameters
 from vllm.distributed.parallel_state import get_tp_group
+from vllm.upstream.config.compilation import CompilationConfig
 
 
 def transformers_config(raw: dict[str, Any], folder: Path, trust_remote_code: bool) -> Any:
@@ -132,6 +133,8 @@ def view_of(config: VllmConfig, hf_config: Any) -> VllmConfigView:
         sliding_window=uniform_window(text),
         cache_dtype=config.cache_config.cache_dtype,
         calculate_kv_scales=False,
+        mamba_cache_dtype="auto",
+        mamba_ssm_cache_dtype="auto",
     )
     parallel = View(
         config.parallel_config,
@@ -142,6 +145,6 @@ def view_of(config: VllmConfig, hf_config: Any) -> VllmConfigView:
         eplb_config=View(None, num_redundant_experts=0),
         use_sequence_parallel_moe=False,
     )
-    return VllmConfigView(
-        config, model_config=model_view, cache_config=cache, parallel_config=parallel, quant_config=None
-    )
+    compilation = View(CompilationConfig(), static_forward_context={})
+    parts = {"model_config": model_view, "cache_config": cache, "parallel_config": parallel}
+    return VllmConfigView(config, **parts, quant_config=None, compilation_config=compilation)

@@ -23,7 +23,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from vllm import envs
 from vllm.config import VllmConfig
 from vllm.exceptions import EngineDeadError
-from vllm.utils.ray_utils import call_within, connect, cpus_for_each, node_address
+from vllm.utils.ray_utils import call_within, connect, cpus_for_each, current_placement_group, node_address
 from vllm.v1.executor.multiproc import MultiprocExecutor
 from vllm.v1.executor.worker_monitor import START_SECONDS, WorkerHandle
 from vllm.v1.executor.worker_proc import WorkerProcess, WorkerStart
@@ -40,7 +40,8 @@ _TCP_USER_TIMEOUT = getattr(socket, "TCP_USER_TIMEOUT", 18)
 class RayExecutor(MultiprocExecutor):
     """A MultiprocExecutor whose further workers are actors of a Ray cluster (the one that this process is connected to,
     else that of RAY_ADDRESS, else a new one on this machine), on as few nodes as can hold them, this one first. A
-    placement group keeps a bundle for each rank: one GPU, or as many CPUs as there is room for.
+    placement group keeps a bundle for each rank: one GPU, or as many CPUs as there is room for. It is the
+    configuration's or the one that the caller runs in, where that has a bundle for each rank.
     ConnectionError: no cluster at RAY_ADDRESS; ValueError: no room there.
     """
 
@@ -67,10 +68,16 @@ class RayExecutor(MultiprocExecutor):
         world_size = config.parallel_config.tensor_parallel_size
         on_gpus = config.device_config.device == "cuda"
         bundle = {"GPU": 1.0, "CPU": 1.0} if on_gpus else {"CPU": float(cpus_for_each(world_size))}
-        # Rank 0's bundle, on this node, reserves what this process uses.
-        here = {"ray.io/node-id": ray.get_runtime_context().get_node_id()}
-        bundles = placement_group([bundle] * world_size, "PACK", bundle_label_selector=[here, *[{}] * (world_size - 1)])
-        self._release = weakref.finalize(self, _remove, bundles)
+        bundles = config.parallel_config.placement_group or current_placement_group()
+        if bundles is not None and bundles.bundle_count >= world_size:
+            # Its CPUs are the caller's to count: the actor that this process belongs to may have one of them.
+            bundle = {**bundle, "CPU": 0.0}
+        else:
+            # Rank 0's bundle, on this node, reserves what this process uses.
+            here = {"ray.io/node-id": ray.get_runtime_context().get_node_id()}
+            selector = [here, *[{}] * (world_size - 1)]
+            bundles = placement_group([bundle] * world_size, "PACK", bundle_label_selector=selector)
+            self._release = weakref.finalize(self, _remove, bundles)
         if not bundles.wait(_ROOM_SECONDS):
             problem = f"the cluster had no room for {world_size} times {bundle} within {_ROOM_SECONDS:.0f} s"
             raise ValueError(f"distributed_executor_backend='ray': {problem}; it has {ray.available_resources()}")

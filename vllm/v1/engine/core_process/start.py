@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from vllm.utils.child_signals import starting_child
+from vllm.utils.ray_utils import cluster_address
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -42,6 +43,8 @@ def start_core() -> CoreProcessHandle:
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
     if level := logging.getLogger("vllm").level:
         environment.setdefault("VLLM_LOGGING_LEVEL", logging.getLevelName(level))
+    if (address := cluster_address()) is not None:
+        environment.setdefault("RAY_ADDRESS", address)
     command = [sys.executable, "-m", "vllm.v1.engine"]
     with starting_child():
         return subprocess.Popen(command, stdin=subprocess.PIPE, env=environment)

@@ -1,0 +1,22 @@
+"""A Ray cluster of this machine alone."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+# Read by Ray when it is imported.
+os.environ.update(RAY_USAGE_STATS_ENABLED="0", RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER="0", OMP_NUM_THREADS="1")
+
+
+@pytest.fixture(scope="session")
+def cluster() -> Iterator[Any]:
+    """Ray, connected to sixteen CPUs, as it counts them."""
+    import ray
+
+    ray.init("local", num_cpus=16, include_dashboard=False, log_to_driver=False)
+    yield ray
+    ray.shutdown()
