@@ -220,7 +220,7 @@ class DetokenizeResponse(Answer):
 
 
 class ErrorInfo(Answer):
-    """What is wrong; `code` is the HTTP status."""
+    """An error; `code` is the HTTP status."""
 
     message: str
     type: str
@@ -247,7 +247,7 @@ class ModelCard(Answer):
 
 
 class ModelList(Answer):
-    """What a server has."""
+    """The models that a server has."""
 
     object: str = "list"
     data: list[ModelCard] = Field(default_factory=list)
