@@ -63,7 +63,7 @@ def test_num_logprobs(logprobs, ids, expected):
         ("n", 0), ("n", 1.5), ("n", True), ("n", "2"),
         ("presence_penalty", 2.5), ("presence_penalty", float("nan")), ("presence_penalty", "1"),
         ("frequency_penalty", -2.5), ("repetition_penalty", 0.0), ("repetition_penalty", 2e6),
-        ("temperature", -0.1), ("temperature", float("inf")), ("temperature", None),
+        ("temperature", -0.1), ("temperature", float("inf")), ("temperature", "0"),
         ("top_p", 0.0), ("top_p", 1.1), ("top_k", -2), ("top_k", 2**70), ("top_k", 1.5), ("min_p", 1.5),
         ("seed", 2**63), ("seed", "x"), ("max_tokens", -1), ("max_tokens", float("inf")), ("max_tokens", float("nan")),
         ("max_tokens", 1e300),
@@ -72,7 +72,7 @@ def test_num_logprobs(logprobs, ids, expected):
         ("stop_token_ids", [1.5]), ("stop_token_ids", [-1]), ("stop_token_ids", ["a"]),
         ("logit_bias", {1: float("nan")}), ("logit_bias", {1: True}),
         ("logit_bias", {"a": 1.0}), ("logit_bias", {-1: 1.0}), ("logit_bias", [1]),
-        ("allowed_token_ids", []), ("allowed_token_ids", [True]), ("ignore_eos", 1), ("detokenize", None),
+        ("allowed_token_ids", []), ("allowed_token_ids", [True]), ("ignore_eos", 1), ("detokenize", 0),
         ("output_kind", "delta"), ("extra_args", [1]),
     ],
 )  # fmt: skip

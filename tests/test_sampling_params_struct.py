@@ -128,3 +128,9 @@ def test_flags(name):
 
 def test_a_strong_repetition_penalty():
     assert SamplingParams(repetition_penalty=25.0).repetition_penalty == 25.0
+
+
+def test_none_gives_a_field_its_default() -> None:
+    """Tables of requests, as Ray's, hold a None where a row has no value."""
+    assert SamplingParams(**dict.fromkeys(FIELDS)) == SamplingParams() == SamplingParams.from_optional(temperature=None)
+    assert SamplingParams.from_optional(temperature=0.5, top_k=None).temperature == 0.5

@@ -1,4 +1,4 @@
-"""What a candidate may be, and kinds of rows that are no labels."""
+"""Candidates of every kind, and rows that are no labels."""
 
 from __future__ import annotations
 

@@ -98,7 +98,7 @@ def test_a_generating_model(folder, tmp_path):
         text = "".join(each["choices"][0]["delta"].get("content") or "" for each in told if each["choices"])
         assert text == whole.choices[0].message.content
 
-        # What asks for something unknown passes the model, and is refused by the endpoint.
+        # A field that asks for something unknown passes the model, and is refused by the endpoint.
         unknown = CompletionRequest.model_validate({"prompt": "the", "no_such_field": 1})
         refused = await completion.create_completion(unknown)
         assert isinstance(refused, ErrorResponse) and refused.error.code == 400

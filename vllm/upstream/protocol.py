@@ -19,6 +19,15 @@ class ChatCompletionRequest(generation.ChatCompletionRequest):
     model_config = _OPEN
 
 
+class BatchChatCompletionRequest(generation.BatchChatCompletionRequest):
+    """POST /v1/chat/completions/batch"""
+
+    def to_chat_completion_request(self, messages: list[Any]) -> ChatCompletionRequest:
+        """The request for one of the conversations."""
+        one = super().to_chat_completion_request(messages)
+        return ChatCompletionRequest.model_construct(**dict(one))
+
+
 class CompletionRequest(generation.CompletionRequest):
     """POST /v1/completions"""
 
@@ -211,7 +220,7 @@ class DetokenizeResponse(Answer):
 
 
 class ErrorInfo(Answer):
-    """What is wrong; `code` is the HTTP status."""
+    """An error; `code` is the HTTP status."""
 
     message: str
     type: str
@@ -238,7 +247,7 @@ class ModelCard(Answer):
 
 
 class ModelList(Answer):
-    """What a server has."""
+    """The models that a server has."""
 
     object: str = "list"
     data: list[ModelCard] = Field(default_factory=list)

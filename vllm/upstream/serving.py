@@ -27,7 +27,7 @@ from vllm.server.state import ServerState
 from vllm.upstream import protocol
 from vllm.upstream.protocol import Answer, ErrorInfo, ErrorResponse
 
-# Of a request's own headers, those that are about its body.
+# A request's headers that are about its body: another body is sent.
 _OF_THE_BODY = ("content-type", "content-length", "content-encoding", "transfer-encoding")
 
 
@@ -85,7 +85,7 @@ class Serving:
         return model.model_validate_json(b"".join([part async for part in _parts(response)]))
 
     async def _respond(self, path: str, request: Any, raw_request: Request | None) -> Response:
-        """What the endpoint answers. Raises RequestRefusedError, EngineDeadError."""
+        """The endpoint's answer. Raises RequestRefusedError, EngineDeadError."""
         fields = request.model_dump(exclude_unset=True) if isinstance(request, BaseModel) else request
         try:
             return await _endpoint(path)(self._request(path, fields, raw_request))
@@ -282,7 +282,7 @@ _OBJECTS: dict[str, tuple[type[Serving], str | None]] = {
     "serving_pooling": (ServingPooling, "pool"),
     "serving_scores": (ServingScores, "score"),
 }
-# What upstream's has for tasks that no model here does.
+# Upstream's state has these for tasks that no model here does.
 _NONE = ("openai_serving_transcription", "openai_serving_translation", "openai_serving_realtime")
 
 

@@ -64,7 +64,7 @@ def test_vllm_judge(server: LiveServer) -> None:
 
 
 def test_vllm_metrics_monitor(server: LiveServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What it collects is what the server counts; its page itself would listen to everybody."""
+    """It collects the figures that the server counts; its page itself would listen to everybody."""
     collector = pytest.importorskip("vllm_metrics_monitor.collector")
     monkeypatch.setattr(collector, "metrics_urls", [f"{server.url}/metrics"])
     monkeypatch.setattr(collector, "db_path", str(tmp_path / "db"))

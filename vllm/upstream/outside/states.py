@@ -81,12 +81,12 @@ class StateMetadata:
 
     @property
     def state_indices_tensor_d(self) -> Tensor:
-        """Those that continue."""
+        """States of requests that continue."""
         return self.state_indices_tensor[: self.num_decodes]
 
     @property
     def state_indices_tensor_p(self) -> Tensor:
-        """Those that begin."""
+        """States of requests that begin."""
         return self.state_indices_tensor[self.num_decodes :]
 
 
