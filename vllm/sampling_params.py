@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import asdict
 from enum import Enum, IntEnum
 from functools import cached_property
+from types import NoneType
 from typing import Annotated, Any, Literal
 
 import numpy as np
@@ -91,7 +92,8 @@ _BEAMS = "beam searches run by /v1/completions, /v1/chat/completions and LLM.bea
 
 
 class SamplingParams(Struct, dict=True):
-    """Parameters of one request. Field names, defaults and meanings are vLLM's; None gives a field its default.
+    """Parameters of one request. Field names, defaults and meanings are vLLM's. None means the default;
+    `max_tokens=None` as many as fit.
 
     Readings: `logprobs=k` returns, at every generated position, the sampled token and the k most likely ones
     (-1: the whole vocabulary). `logprob_token_ids` returns the sampled token and exactly these ids. Both together
@@ -225,13 +227,13 @@ class SamplingParams(Struct, dict=True):
         for name, default, check in _CHECKS:
             value = getattr(self, name)
             if value is not default:
-                setattr(self, name, default if value is None and default is not _EMPTY else check(name, value))
+                setattr(self, name, check(name, value))
         self._check_combinations()
 
     @classmethod
     def from_optional(cls, **fields: Any) -> SamplingParams:
-        """The same as the constructor."""
-        return cls(**fields)
+        """Like the constructor, with None for any field that shall have its default."""
+        return cls(**{name: value for name, value in fields.items() if value is not None})
 
     def _check_combinations(self) -> None:
         if self.guided_decoding is not None:
@@ -492,10 +494,18 @@ MODEL_DEFAULTS = {"max_new_tokens" if name == "max_tokens" else name: name for n
 """Names in generation_config.json -> fields."""
 # Signatures show types alone.
 SamplingParams.__annotations__.update(typing.get_type_hints(SamplingParams))
-_EMPTY = object()
+
+
+def _or_default(name: str, default: Any, check: Callable[[str, Any], Any]) -> Callable[[str, Any], Any]:
+    """The check of a field; None is the default where it means nothing else."""
+    if NoneType in typing.get_args(SamplingParams.__annotations__[name]):
+        return check
+    return lambda name, value: default if value is None else check(name, value)
+
+
 _CHECKS = [
     # No value is this object, so None is checked, too.
-    (name, _EMPTY if field.none_is_empty else default, field.check)
+    (name, object() if field.none_is_empty else default, _or_default(name, default, field.check))
     for (name, field), default in zip(FIELDS.items(), SamplingParams.__struct_defaults__, strict=False)
 ]
 _COPIED = [name for name in FIELDS if FIELDS[name].is_copied] + ["_bad_words_token_ids", "_model_stop_token_ids"]

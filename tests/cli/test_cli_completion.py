@@ -77,7 +77,7 @@ def offers(asked: pytest.MonkeyPatch, line: str, shell: str = "bash") -> list[st
         ("vllm chat --device ", ["auto", "cpu", "cuda"]),
         ("vllm chat --device=c", ["cpu", "cuda"]),
         ("vllm chat --device=", ["auto", "cpu", "cuda"]),
-        ("vllm chat some/folder --no-enable-p", ["--no-enable-prefix-caching"]),
+        ("vllm chat some/folder --no-enable-pre", ["--no-enable-prefix-caching"]),
         ("vllm chat --model ", ["a\\ file.yaml"]),
         ("vllm chat ", ["a\\ file.yaml"]),
         ("vllm chat bench lat", []),

@@ -102,7 +102,7 @@ def check(output: RequestOutput | None, fields: dict[str, Any]) -> None:
         assert completion.finish_reason != "repetition" or fields.get("repetition_detection")
         assert (completion.finish_reason == "error") == bool(completion.error)
         assert len(completion.token_ids) <= 128
-        if not fields.get("detokenize", True):
+        if fields.get("detokenize") is False:
             assert completion.text == ""
 
 

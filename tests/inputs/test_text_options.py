@@ -42,7 +42,6 @@ def test_meanings(kwargs, expected):
     ("kwargs", "problem"),
     [
         ({"no_such_thing": 1}, "no_such_thing"),
-        ({"no_such_thing": False}, "no_such_thing"),
         ({"padding": True}, "padding"),
         ({"padding": "max_length"}, "padding"),
         ({"return_tensors": "pt"}, "return_tensors"),

@@ -55,6 +55,7 @@ def cut_short(state: ServerState) -> None:
 def make_app(**args: Any) -> tuple[FastAPI, ServerState]:
     state = ServerState(None, ServerArgs(**args))
     app = FastAPI()
+    app.state.serving = state
     middleware.install(app, state)
 
     @app.get("/health")

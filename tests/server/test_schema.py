@@ -192,18 +192,35 @@ ALIASES = (
 )  # fmt: skip
 
 
+def with_few_refused_fields(schema):
+    """Two are left in each model: each value of each would be a request at every route, and test_bad_requests.py tries
+    them all."""
+    for model in schema["components"]["schemas"].values():
+        refused = [
+            name
+            for name, each in model.get("properties", {}).items()
+            if each.get("description", "").startswith("Only as a value that asks for nothing")
+        ]
+        for name in refused[2:]:
+            del model["properties"][name]
+    return schema
+
+
 def test_schemathesis_finds_nothing(server, tmp_path):
     """All checks over all routes: values at and beyond every described limit, then random ones."""
     report = tmp_path / "report.ndjson"
+    described = tmp_path / "openapi.json"
+    schema = httpx.get(f"{server.url}/openapi.json", headers={"Authorization": f"Bearer {KEY}"}).json()
+    described.write_text(json.dumps(with_few_refused_fields(schema)))
     command = [
-        str(Path(sys.executable).with_name("schemathesis")), "run", f"{server.url}/openapi.json",
+        str(Path(sys.executable).with_name("schemathesis")), "run", str(described), "--url", server.url,
         "--header", f"Authorization: Bearer {KEY}",
         *(option for path in ALIASES for option in ("--exclude-path", path)),
         "--phases", "coverage,fuzzing", "--max-examples", "20", "--generation-deterministic", "--no-shrink",
         "--exclude-checks", ",".join(LEFT_OUT_CHECKS), "--continue-on-failure", "--no-color",
         "--report", "ndjson", "--report-ndjson-path", str(report),
     ]  # fmt: skip
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False)
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=900, check=False)
     assert done.returncode == 0, done.stdout[-10_000:] + done.stderr[-2000:]
     tried = [(path, method) for path, method in operations(description()) if path not in ALIASES]
     assert re.search(r"Tested: (\d+)", done.stdout)[1] == str(len(tried))

@@ -86,7 +86,7 @@ def test_the_ways_of_a_recipe_agree(run, title):
 
 @pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not installed")
 def test_the_answer_that_is_shown_has_the_answers_fields(run):
-    (shown,) = [json.loads(code) for kind, code in SECTIONS["What comes back"] if kind == "json"]
+    (shown,) = [json.loads(code) for kind, code in SECTIONS["Answers"] if kind == "json"]
     answer = run(*SECTIONS["Recipe: reranker"][1])
     assert shown.keys() == answer.keys()
     assert shown["usage"].keys() == answer["usage"].keys()

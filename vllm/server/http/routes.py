@@ -83,7 +83,7 @@ def post(
     body_schema: dict[str, Any] = {"schema": {"$ref": SCHEMA_REF + model.__name__}}
     if other is not None:
         schemas = [{"$ref": SCHEMA_REF + kind.__name__} for kind in (model, other.model)]
-        body_schema, answer = {"schema": {"oneOf": schemas}}, Union[answer, other.answer]  # noqa: UP007
+        body_schema, answer = {"schema": {"anyOf": schemas}}, Union[answer, other.answer]  # noqa: UP007
 
     def add(function: Endpoint) -> Endpoint:
         async def read_and_run(request: Request) -> Response:

@@ -70,7 +70,7 @@ Prompt = Annotated[
 
 
 def _check_embeds(embeds: Any) -> list[str]:
-    texts = embeds if isinstance(embeds, list) else [embeds] if embeds else []
+    texts = embeds if isinstance(embeds, list) else [] if embeds is None else [embeds]
     if not all(isinstance(text, str) and text for text in texts):
         raise ValueError("must be a tensor as torch.save writes it, in base64, or a list of these")
     return texts

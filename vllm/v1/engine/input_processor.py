@@ -8,8 +8,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
-import msgspec
-
 from vllm.config import ModelConfig, VllmConfig
 from vllm.exceptions import VLLMValidationError, shown
 from vllm.inputs.embeds import PromptEmbeds
@@ -400,6 +398,8 @@ def with_notes(
         if text is not None and not isinstance(text, str):
             raise wrong_type(name, text, "a string")
     if kv_hints is not None:
+        import msgspec  # a bare checkout has none, and no process to send them to
+
         try:
             kv_hints = msgspec.msgpack.decode(msgspec.msgpack.encode(kv_hints))
         except (TypeError, ValueError, OverflowError, RecursionError) as error:
