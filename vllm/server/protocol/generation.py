@@ -70,13 +70,13 @@ Prompt = Annotated[
 
 
 def _check_embeds(embeds: Any) -> list[str]:
-    texts = embeds if isinstance(embeds, list) else [] if embeds is None else [embeds]
+    texts = embeds if isinstance(embeds, list) else [] if embeds in (None, "") else [embeds]
     if not all(isinstance(text, str) and text for text in texts):
         raise ValueError("must be a tensor as torch.save writes it, in base64, or a list of these")
     return texts
 
 
-PromptEmbedsField = Annotated[Text | list[Text] | None, UNREAD, AfterValidator(_check_embeds)]
+PromptEmbedsField = Annotated[str | list[Text] | None, UNREAD, AfterValidator(_check_embeds)]
 """A list: empty where there are none."""
 
 
