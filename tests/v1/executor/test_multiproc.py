@@ -192,8 +192,8 @@ from tiny_llm import make_tiny_llm
 from vllm import SamplingParams
 llm = make_tiny_llm({str(folder)!r}, tensor_parallel_size=2)
 (worker,) = open(f"/proc/{{os.getpid()}}/task/{{os.getpid()}}/children").read().split()
-print(worker, flush=True)
 try:
+    print(worker, flush=True)
     while True:
         llm.generate(["a"] * 8, SamplingParams(max_tokens=200, ignore_eos=True), use_tqdm=False)
 except KeyboardInterrupt:

@@ -208,7 +208,10 @@ def _document(schema: dict[str, Any], model: type[RequestModel]) -> None:
         ]
         properties[name] = {"title": name, "enum": [*neutral, *others], "description": description}
     if model.ONE_OF:
-        kinds = {name: next(kind for kind in properties[name]["anyOf"] if kind != _NULL) for name in model.ONE_OF}
+        kinds = {
+            name: next(kind for kind in properties[name].get("anyOf", [properties[name]]) if kind != _NULL)
+            for name in model.ONE_OF
+        }
         schema["oneOf"] = [{"required": [name], "properties": {name: kind}} for name, kind in kinds.items()]
 
 
