@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import io
+import os
 import pickle
 import zipfile
 from typing import Any
@@ -139,7 +140,8 @@ def changed(data: bytes, pickled: bytes | None = None, compression: int = zipfil
 
 class Runs:
     def __reduce__(self) -> Any:
-        return print, ("run",)
+        # Libraries replace `print` in a running process; nobody replaces this one, and nothing here calls it.
+        return os.system, ("true",)
 
 
 def encoded(data: bytes) -> str:
@@ -162,7 +164,7 @@ def bad_files(width: int) -> dict[str, tuple[str, str]]:
         "integers": (encoded(saved(rows.long())), "LongStorage"),
         "doubles": (encoded(saved(rows.double())), "DoubleStorage"),
         "sparse": (encoded(saved(rows.to_sparse())), "refers to torch._utils._rebuild_sparse_tensor"),
-        "code": (encoded(changed(whole, pickle.dumps(Runs(), protocol=2))), "refers to __builtin__.print"),
+        "code": (encoded(changed(whole, pickle.dumps(Runs(), protocol=2))), "refers to posix.system"),
         "newer code": (encoded(changed(whole, pickle.dumps(Runs(), protocol=4))), "of protocol 2"),
         "older code": (encoded(changed(whole, b"(S'run'\nibuiltins\nprint\n.")), "of protocol 2"),
         "damaged": (encoded(changed(whole, b"\x80\x02c")), "damaged"),

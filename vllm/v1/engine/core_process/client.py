@@ -136,7 +136,9 @@ class CoreClient:
                 pass
             raise self._die()
         finally:
-            looking.cancel()
+            # A loop that closed around this task takes no more callbacks.
+            if not loop.is_closed():
+                looking.cancel()
             if self._stop_receiving is not None:
                 stop()
 
