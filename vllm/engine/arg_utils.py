@@ -78,6 +78,18 @@ class EngineArgs(UpstreamArgs):
     enable_prompt_embeds: bool = arg(
         False, "prompts may be embeddings, as prompt_embeds of /v1/completions and LLM.generate", to="model_config"
     )
+    language_model_only: bool = arg(
+        False, "run a model that reads pictures as its text decoder alone", to="model_config"
+    )
+    limit_mm_per_prompt: dict[str, Any] | None = arg(
+        None, 'the most pictures of a prompt, as {"image": 4}; 0 runs the text decoder alone', to="model_config"
+    )
+    mm_processor_kwargs: dict[str, Any] | None = arg(
+        None, "options of the picture processor, beside the model's own, as JSON", to="model_config"
+    )
+    enable_mm_embeds: bool = arg(
+        False, "pictures may come as the rows that the model's tower makes of them", to="model_config"
+    )
     trust_remote_code: bool = arg(
         False, "let the code in the model's and the tokenizer's repositories run", to="model_config"
     )

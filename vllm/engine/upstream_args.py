@@ -93,10 +93,8 @@ class UpstreamArgs:
 
     allowed_local_media_path: str = refused("", _MEDIA)
     allowed_media_domains: list[str] | None = refused(None, _MEDIA)
-    enable_mm_embeds: bool = refused(False, _MEDIA)
     interleave_mm_strings: bool = refused(False, _MEDIA)
     media_io_kwargs: dict[str, Any] | None = refused(None, _MEDIA)
-    mm_processor_kwargs: dict[str, Any] | None = refused(None, _MEDIA)
     mm_encoder_only: bool = refused(False, _MEDIA)
     mm_encoder_attn_backend: str | None = refused(None, _MEDIA)
     mm_encoder_attn_dtype: str | None = refused(None, _MEDIA)
@@ -107,8 +105,6 @@ class UpstreamArgs:
     ec_transfer_config: dict[str, Any] | None = refused(None, _MEDIA)
     ec_manager_config: dict[str, Any] | None = refused(None, _MEDIA)
 
-    limit_mm_per_prompt: dict[str, Any] | None = unused(None, _TEXT_ONLY)
-    language_model_only: bool = unused(False, _TEXT_ONLY)
     mm_processor_cache_gb: float = unused(4, _TEXT_ONLY)
     mm_processor_cache_type: str | None = unused("lru", _TEXT_ONLY)
     mm_hasher_algorithm: str = unused("blake3", _TEXT_ONLY)

@@ -11,6 +11,7 @@ from typing import Any
 from vllm.config import ModelConfig, VllmConfig
 from vllm.exceptions import VLLMValidationError, shown
 from vllm.inputs.embeds import PromptEmbeds
+from vllm.inputs.images import DATA, OPTIONS, UUIDS, GivenImages, given_images
 from vllm.inputs.text_options import DEFAULT_TEXT_OPTIONS, TextOptions
 from vllm.logger import init_logger, timed, warn_once
 from vllm.lora.request import LoRARequest, check_lora_request
@@ -30,12 +31,12 @@ from vllm.v1.structured_output.readable import check_readable
 
 logger = init_logger(__name__)
 
-_PROMPT_KEYS = {"prompt", "prompt_token_ids", "prompt_embeds", "prompt_is_token_ids", "is_token_ids", "cache_salt"}
+_PROMPT_KEYS = {
+    *("prompt", "prompt_token_ids", "prompt_embeds", "prompt_is_token_ids", "is_token_ids", "cache_salt"),
+    *(DATA, UUIDS, OPTIONS),
+}
 # Keys of upstream's prompts, and what to do instead.
 _REFUSED_KEYS = {
-    "multi_modal_data": "inputs are text only",
-    "multi_modal_uuids": "inputs are text only",
-    "mm_processor_kwargs": "inputs are text only",
     "encoder_prompt": "models are decoders",
     "token_type_ids": "models are decoders",
 }
@@ -88,6 +89,7 @@ class _Parsed:
     token_ids: list[int] | None = None
     cache_salt: str | None = None
     embeds: PromptEmbeds | None = None
+    images: GivenImages | None = None
 
 
 class InputProcessor:
@@ -293,14 +295,17 @@ class InputProcessor:
         text, ids, salt = prompt.get("prompt"), prompt.get("prompt_token_ids"), prompt.get("cache_salt")
         if salt is not None and not isinstance(salt, str):
             raise wrong_type("cache_salt", salt, "a string")
+        images = given_images(prompt, self.model_config.max_images, self.model_config.why_no_images)
         if prompt.get("prompt_embeds") is not None:
+            if images is not None:
+                raise VLLMValidationError(f"prompt_embeds and {DATA} cannot be one prompt's: pass one of them", DATA)
             return self._with_embeds(prompt, text, ids, salt)
         if _is_token(prompt) is not None:
             message = "prompt_is_token_ids says where prompt_embeds are not used: pass it with them"
             raise VLLMValidationError(message, "prompt_is_token_ids")
         if ids is None:
-            return _Parsed(_check_text(text), None, salt)
-        return _Parsed(text, self._check_ids(ids), salt)
+            return _Parsed(_check_text(text), None, salt, images=images)
+        return _Parsed(text, self._check_ids(ids), salt, images=images)
 
     def _with_embeds(self, prompt: Mapping[str, Any], text: str | None, ids: Any, salt: str | None) -> _Parsed:
         """A prompt of embeddings, `text` and ids what they stand for."""
