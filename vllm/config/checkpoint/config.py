@@ -26,8 +26,8 @@ _SIZE_NAMES = {
 _DEFAULT_CONTEXT = 2048
 
 CONFIG_FORMATS: dict[str, Callable[[Path, bool, str | None], dict[str, Any]]] = {}
-"""By config_format: a parser that a caller registered in this process, of a folder, trust_remote_code and a revision. It
-returns the entries that config.json would have."""
+"""By config_format: a parser that a caller registered in this process, of a folder, trust_remote_code and a revision;
+it returns the entries that config.json would have."""
 
 
 @dataclass(frozen=True)
