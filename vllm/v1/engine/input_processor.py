@@ -6,12 +6,14 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 from vllm.config import ModelConfig, VllmConfig
 from vllm.exceptions import VLLMValidationError, shown
 from vllm.inputs.embeds import PromptEmbeds
 from vllm.inputs.images import DATA, OPTIONS, UUIDS, GivenImages, given_images
+from vllm.inputs.media import PictureLoader
 from vllm.inputs.text_options import DEFAULT_TEXT_OPTIONS, TextOptions
 from vllm.logger import init_logger, timed, warn_once
 from vllm.lora.request import LoRARequest, check_lora_request
@@ -103,6 +105,16 @@ class InputProcessor:
         self.tokenizer = tokenizer
         self.eos_token_ids = frozenset(self.model_config.hf_config.eos_token_ids)
         self._generation_config = {"eos_token_id": sorted(self.eos_token_ids)}
+
+    @cached_property
+    def picture_loader(self) -> PictureLoader:
+        """For what requests describe; see MediaAccess."""
+        return PictureLoader(self.model_config.media_access)
+
+    @property
+    def picture_text(self) -> str | None:
+        """The model's word for a picture in a prompt's text; None: it reads none."""
+        return None
 
     def hf_tokenizer(self) -> Any:
         """The model's tokenizer as transformers has it.
