@@ -77,6 +77,7 @@ class ModelConfig:
         limit_mm_per_prompt: the most pictures of a prompt, as {"image": N}; with 0, as `language_model_only`.
         mm_processor_kwargs: options of the picture processor, beside the checkpoint's own.
         enable_mm_embeds: pictures may come as the rows that the model's tower makes of them.
+        encoder_cache_bytes: of rows of encoded pictures that are kept.
         runner: "generate" or "pooling". The fields after it are of pooling models:
         convert: what is pooled: "embed", "classify", "token_classify" or "reward".
         attn_type: "decoder", or "encoder_only", where tokens see those after them, too.
@@ -117,6 +118,7 @@ class ModelConfig:
     limit_mm_per_prompt: dict[str, Any] | None = None
     mm_processor_kwargs: dict[str, Any] | None = None
     enable_mm_embeds: bool = False
+    encoder_cache_bytes: int = 256 << 20
     runner: str = "generate"
     convert: str = "none"
     attn_type: str = "decoder"
