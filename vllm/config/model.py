@@ -14,6 +14,7 @@ from vllm.config.checks import at_least, one_of
 from vllm.config.images import MAX_IMAGES, image_limit
 from vllm.config.load import LOAD_FORMATS, OTHER_FORMATS
 from vllm.config.pooler import PoolerConfig
+from vllm.inputs.media.access import MediaAccess
 from vllm.pooling_params import check_dimensions
 from vllm.sampling_params import LOGPROBS_MODES, MAX_LOGPROB_TOKEN_IDS
 from vllm.sampling_params import LogprobsMode as LogprobsMode
@@ -76,7 +77,9 @@ class ModelConfig:
         language_model_only: a model that reads pictures runs as its text decoder alone.
         limit_mm_per_prompt: the most pictures of a prompt, as {"image": N}; with 0, as `language_model_only`.
         mm_processor_kwargs: options of the picture processor, beside the checkpoint's own.
+        allowed_media_domains, allowed_local_media_path: what requests may have fetched or read; see MediaAccess.
         enable_mm_embeds: pictures may come as the rows that the model's tower makes of them.
+        encoder_cache_bytes: of rows of encoded pictures that are kept.
         runner: "generate" or "pooling". The fields after it are of pooling models:
         convert: what is pooled: "embed", "classify", "token_classify" or "reward".
         attn_type: "decoder", or "encoder_only", where tokens see those after them, too.
@@ -116,7 +119,10 @@ class ModelConfig:
     language_model_only: bool = False
     limit_mm_per_prompt: dict[str, Any] | None = None
     mm_processor_kwargs: dict[str, Any] | None = None
+    allowed_media_domains: list[str] | None = None
+    allowed_local_media_path: str = ""
     enable_mm_embeds: bool = False
+    encoder_cache_bytes: int = 256 << 20
     runner: str = "generate"
     convert: str = "none"
     attn_type: str = "decoder"
@@ -136,6 +142,7 @@ class ModelConfig:
         one_of("attention_backend", self.attention_backend, ATTENTION_BACKENDS)
         at_least("max_model_len", self.max_model_len, 1)
         self._fill("limit_mm_per_prompt", image_limit(self.limit_mm_per_prompt))
+        MediaAccess.of(self.allowed_media_domains, self.allowed_local_media_path)
         check_dimensions(self.pooler_config.dimensions, self)
         if self.runner == "pooling" and self.enable_prompt_embeds:
             raise ValueError(
@@ -236,6 +243,11 @@ class ModelConfig:
         if self.max_images == 0:
             return 'the engine was started with limit_mm_per_prompt={"image": 0}'
         return why_no_pictures(self.hf_config.raw, Path(self.path))
+
+    @property
+    def media_access(self) -> MediaAccess:
+        """What requests may have fetched or read."""
+        return MediaAccess.of(self.allowed_media_domains, self.allowed_local_media_path)
 
     @property
     def max_images(self) -> int:

@@ -89,6 +89,14 @@ class EngineArgs(UpstreamArgs):
     mm_processor_kwargs: dict[str, Any] | None = arg(
         None, "options of the picture processor, beside the model's own, as JSON", to="model_config"
     )
+    allowed_media_domains: list[str] | None = arg(
+        None,
+        "hosts from which pictures are fetched, and addresses or networks (10.0.0.0/8) of them that are not public",
+        to="model_config",
+    )
+    allowed_local_media_path: str = arg(
+        "", "folder below which requests may name pictures by file: URLs", to="model_config"
+    )
     enable_mm_embeds: bool = arg(
         False, "pictures may come as the rows that the model's tower makes of them", to="model_config"
     )
