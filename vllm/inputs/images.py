@@ -75,6 +75,43 @@ class PromptImages:
             return 0
         return int(self.positions.max()) + 1 - self.positions.shape[1]
 
+    def pack(self) -> list[Any]:
+        """The parts that `unpack` makes it of, for another process."""
+        pictures = [
+            (
+                *(each.digest, each.start, each.rows.tobytes(), each.length),
+                {name: _packed(value) for name, value in each.values.items()},
+            )
+            for each in self.pictures
+        ]
+        return [pictures, None if self.positions is None else self.positions.tobytes()]
+
+    @classmethod
+    def unpack(cls, parts: Sequence[Any]) -> PromptImages:
+        """The inverse of `pack`."""
+        pictures, positions = parts
+        made = [
+            Picture(
+                *(digest, start, np.frombuffer(rows, np.int64), length),
+                {name: _unpacked(*value) for name, value in values.items()},
+            )
+            for digest, start, rows, length, values in pictures
+        ]
+        return cls(tuple(made), None if positions is None else np.frombuffer(positions, np.int64).reshape(3, -1))
+
+
+def _packed(tensor: torch.Tensor) -> tuple[str, list[int], bytes]:
+    import torch
+
+    return str(tensor.dtype), list(tensor.shape), tensor.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+
+
+def _unpacked(dtype: str, shape: Sequence[int], data: bytes) -> torch.Tensor:
+    import torch
+
+    kind: torch.dtype = getattr(torch, dtype.removeprefix("torch."))
+    return torch.frombuffer(bytearray(data), dtype=kind).view(*shape) if data else torch.empty(*shape, dtype=kind)
+
 
 def given_images(prompt: Mapping[str, Any], most: int, why_not: str) -> GivenImages | None:
     """The pictures of a prompt; None: it has none.

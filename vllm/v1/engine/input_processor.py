@@ -12,7 +12,7 @@ from typing import Any
 from vllm.config import ModelConfig, VllmConfig
 from vllm.exceptions import VLLMValidationError, shown
 from vllm.inputs.embeds import PromptEmbeds
-from vllm.inputs.images import DATA, OPTIONS, UUIDS, GivenImages, given_images
+from vllm.inputs.images import DATA, OPTIONS, UUIDS, GivenImages, PromptImages, given_images
 from vllm.inputs.media import PictureLoader
 from vllm.inputs.text_options import DEFAULT_TEXT_OPTIONS, TextOptions
 from vllm.logger import init_logger, timed, warn_once
@@ -70,6 +70,7 @@ class ProcessedPrompt:
     lora_request: LoRARequest | None = None
     content_of: Callable[[], ContentReader] | None = None
     embeds: PromptEmbeds | None = None
+    images: PromptImages | None = None
     session_id: str | None = None
     kv_hints: Any = None
 
@@ -114,7 +115,7 @@ class InputProcessor:
     @property
     def picture_text(self) -> str | None:
         """The model's word for a picture in a prompt's text; None: it reads none."""
-        return None
+        return self.pictures.placeholder if self.model_config.reads_images else None
 
     def hf_tokenizer(self) -> Any:
         """The model's tokenizer as transformers has it.
@@ -125,6 +126,13 @@ class InputProcessor:
         if self.tokenizer is None:
             raise ValueError("there is no tokenizer: skip_tokenizer_init left it out")
         return self.tokenizer.hf_tokenizer
+
+    @cached_property
+    def pictures(self) -> Any:
+        """The PictureProcessor of a model that reads pictures."""
+        from vllm.models.vision.processor import PictureProcessor
+
+        return PictureProcessor(self.model_config, self.hf_tokenizer())
 
     def process_prompts(
         self,
@@ -149,6 +157,15 @@ class InputProcessor:
         for i, prompt in enumerate(prompts):
             with _naming(i, len(prompts)):
                 parsed.append(self._parse(prompt))
+        pictures: list[Any] = [None] * len(parsed)
+        for i, each in enumerate(parsed):
+            if each.images is not None:
+                with _naming(i, len(prompts)):
+                    pictures[i] = self.pictures.process(each.images)
+                    if each.token_ids is None:
+                        parsed[i] = replace(each, text=self.pictures.expand_text(each.text or "", pictures[i]))
+                    else:
+                        parsed[i] = replace(each, token_ids=self.pictures.expand_ids(each.token_ids, pictures[i]))
         texts = [each.text or "" for each in parsed if each.token_ids is None]
         encoded: Iterator[list[int]] = iter(())
         if texts:
@@ -172,7 +189,8 @@ class InputProcessor:
                         token_ids = self._truncate(each, token_ids, limit, own, options)
                     _check_embedded(each.embeds, own)
                 self._check_length(token_ids, room, longest)
-            result.append(ProcessedPrompt(each.text, token_ids, each.cache_salt, embeds=each.embeds))
+                images = self.pictures.locate(token_ids, pictures[i]) if pictures[i] else None
+            result.append(ProcessedPrompt(each.text, token_ids, each.cache_salt, embeds=each.embeds, images=images))
         return result
 
     def with_adapters(self, prompts: Sequence[ProcessedPrompt], adapters: Sequence[Any]) -> list[ProcessedPrompt]:
@@ -276,6 +294,7 @@ class InputProcessor:
         for core_id, params in children:
             request = EngineCoreRequest(core_id, ids, params, self.eos_token_ids, arrival_time, priority, salt)
             request.lora_request, request.prompt_embeds = prompt.lora_request, prompt.embeds
+            request.images = prompt.images
             request.session_id, request.kv_hints = prompt.session_id, prompt.kv_hints
             if isinstance(params, PoolingParams):
                 request.pooling_params, request.sampling_params = params, None  # type: ignore[assignment]
@@ -367,6 +386,11 @@ class InputProcessor:
         return limit
 
     def _truncate(self, parsed: _Parsed, ids: list[int], limit: int, params: Any, options: TextOptions) -> list[int]:
+        if parsed.images is not None:
+            message = (
+                f"truncate_prompt_tokens={limit} would cut a prompt with pictures, {len(ids)} tokens: cut it yourself"
+            )
+            raise VLLMValidationError(message, "truncate_prompt_tokens", limit)
         if parsed.embeds is not None:
             message = f"truncate_prompt_tokens={limit} would cut prompt_embeds of {len(ids)} rows: cut them yourself"
             raise VLLMValidationError(message, "truncate_prompt_tokens", limit)
