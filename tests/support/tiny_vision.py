@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import tokenizers
 import torch
-from architectures import fill_weights
 from PIL import Image, ImageDraw
+from random_weights import fill_weights
 from tokenizers import decoders, models, pre_tokenizers
 
 EDGE = 28  # pixels of a picture that the fixed-size towers take

@@ -110,7 +110,7 @@ class InputProcessor:
     @cached_property
     def picture_loader(self) -> PictureLoader:
         """For what requests describe; see MediaAccess."""
-        return PictureLoader(self.model_config.media_access)
+        return PictureLoader(self.model_config.media_access, self.model_config.max_images)
 
     @property
     def picture_text(self) -> str | None:
