@@ -21,6 +21,7 @@ from vllm.entrypoints.interrupts import InterruptsBetweenSteps
 from vllm.entrypoints.llm_pooling import PoolingOfflineMixin
 from vllm.exceptions import VLLMValidationError
 from vllm.inputs import PromptType, TokensPrompt
+from vllm.inputs.images import given_images
 from vllm.inputs.media import with_pictures
 from vllm.inputs.text_options import DEFAULT_TEXT_OPTIONS, TextOptions, text_options
 from vllm.lora.request import LoRARequest
@@ -356,7 +357,11 @@ class LLM(BlockingCalls, PoolingOfflineMixin):
         assert tokenizer is not None
         encoded = tokenizer.encode_batch([each["prompt"] for each in prompts], add_special_tokens=False)
         made: list[Any] = [{"prompt_token_ids": ids, **each} for ids, each in zip(encoded, prompts, strict=True)]
-        return _with_options(made, mm_processor_kwargs)
+        made = _with_options(made, mm_processor_kwargs)
+        config = self.llm_engine.model_config
+        for each in made:
+            given_images(each, config.max_images, config.why_no_images)
+        return made
 
     def _written(self, messages: Sequence[Any], **options: Any) -> list[Any]:
         """Conversations as prompts: a text each, and its pictures."""
