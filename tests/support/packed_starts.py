@@ -14,10 +14,10 @@ from torch import nn
 from vllm.layers.weight_update import held_tensors
 from vllm.loader import packed_state
 from vllm.loader import packed_weights as module
-from vllm.ops._dispatch import cpu_ops
+from vllm.ops.cpu_kernels import packs_for
 from vllm.utils.packed import folder as packed_folder
 
-needs_kernels = pytest.mark.skipif(cpu_ops() is None, reason="without kernels nothing is packed")
+needs_kernels = pytest.mark.skipif(packs_for() is None, reason="without kernels nothing is packed")
 
 
 @pytest.fixture

@@ -17,7 +17,6 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-import vllm
 from vllm import envs
 from vllm.config import ModelConfig
 from vllm.config.checkpoint.shards import shard_files
@@ -26,7 +25,7 @@ from vllm.distributed.parallel_state import get_tp_group
 from vllm.layers.weight_update import own_tensors
 from vllm.loader import packed_state
 from vllm.logger import init_logger
-from vllm.ops._dispatch import ISA_LEVELS, cpu_ops, of_device
+from vllm.ops.cpu_kernels import packs_for
 from vllm.ops.experts import PackedExperts
 from vllm.utils.host_memory import available_bytes
 from vllm.utils.packed.file import Content, DamagedFileError, Mapping, Writer, find_damage, read_content
@@ -52,7 +51,7 @@ _ROOMS = ("ops", "layers", "quantization", "models", "loader", "config/checkpoin
 @cache
 def _code_identity() -> list[tuple[str, int, int]]:
     """Names, sizes and times of modification of the files that decide how weights are packed."""
-    root = Path(vllm.__path__[0])
+    root = Path(__file__).parents[1]
     files = [*root.glob("_cpu_ops*"), *(path for room in _ROOMS for path in (root / room).rglob("*.py"))]
     stats = [(path, path.stat()) for path in sorted(files)]
     return [(path.relative_to(root).as_posix(), stat.st_size, stat.st_mtime_ns) for path, stat in stats]
@@ -60,15 +59,13 @@ def _code_identity() -> list[tuple[str, int, int]]:
 
 def _fingerprint(config: ModelConfig, files: list[Path], takes_adapters: bool) -> dict[str, Any]:
     """All that packed weights depend on."""
-    ops = cpu_ops()
-    assert ops is not None
     stats = [(path, path.stat()) for path in files]
     pooling = (config.convert, config.pooler_config, config.pooling, config.pooling_tasks, config.late_interaction)
     return {
         "format": FORMAT,
         "code": _code_identity(),
         "torch": torch.__version__,
-        "level": [ISA_LEVELS[ops.set_isa(-1)], ops.has_fast_bf16_dot()],
+        "level": packs_for(),
         "files": [[str(path), stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns] for path, stat in stats],
         "config": config.hf_config.raw,
         "options": [config.dtype, config.quantization, config.rounding, config.model_impl, config.runner_type],
@@ -90,7 +87,7 @@ def open_packed_weights(config: ModelConfig, takes_adapters: bool) -> Iterator[P
     """The packed weights of a model on the CPU as this rank has them, whether they are on disk or not; None: they are
     not to be. Collective where there are several ranks; within, no other process packs these weights."""
     folder = packed_folder(config.packed_cache_gib)
-    if folder is None or of_device("cpu") != "cpp":
+    if folder is None or packs_for() is None:
         yield None
         return
     files = stored_files(shard_files(Path(config.path)))
@@ -266,13 +263,13 @@ class PackedWeights:
 
     def _about(self) -> dict[str, Any]:
         config, group = self._config, get_tp_group()
-        ops = cpu_ops()
-        assert ops is not None
+        level = packs_for()
+        assert level is not None
         return {
             "model": config.model,
             "dtype": config.dtype,
             "quantization": config.quantization,
-            "level": ISA_LEVELS[ops.set_isa(-1)],
+            "level": level[0],
             "rank": [group.rank, group.world_size],
             "created": int(time.time()),
         }
