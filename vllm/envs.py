@@ -72,6 +72,22 @@ def api_keys() -> list[str]:
     return [key] if key else []
 
 
+def image_fetch_seconds() -> float:
+    """VLLM_IMAGE_FETCH_TIMEOUT: how long fetching a picture may take, from looking its host up to the last byte; 5 s
+    when unset."""
+    return _positive("VLLM_IMAGE_FETCH_TIMEOUT", "seconds") or 5.0
+
+
+def follows_media_redirects() -> bool:
+    """VLLM_MEDIA_URL_ALLOW_REDIRECTS: whether redirects to allowed hosts are followed; true when unset."""
+    return _flag("VLLM_MEDIA_URL_ALLOW_REDIRECTS", True)
+
+
+def media_loading_threads() -> int:
+    """VLLM_MEDIA_LOADING_THREAD_COUNT: threads that decode pictures; 2 when unset."""
+    return int(_positive("VLLM_MEDIA_LOADING_THREAD_COUNT", "threads") or 2)
+
+
 def cache_root() -> Path:
     """VLLM_CACHE_ROOT, else `vllm` in the user's cache folder (XDG_CACHE_HOME, else ~/.cache)."""
     root = os.environ.get("VLLM_CACHE_ROOT")

@@ -19,6 +19,7 @@ from vllm.decisions.plan import DecisionPlan
 from vllm.decisions.types import Decision
 from vllm.engine.arg_utils import EngineArgs
 from vllm.exceptions import EngineDeadError, GenerationError, VLLMValidationError
+from vllm.inputs.images import DATA
 from vllm.inputs.text_options import DEFAULT_TEXT_OPTIONS, TextOptions, text_options
 from vllm.lora.request import LoRARequest
 from vllm.outputs import RequestOutput
@@ -48,6 +49,7 @@ _PAUSE_POLL_SECONDS = 0.01
 MAX_COMPILE_SECONDS = 5
 """A form that takes longer is refused. Its compilation goes on, and is kept."""
 
+_LARGE = {"prompt_embeds", DATA}
 _LONG_TEXT = 4096  # characters; more are tokenised in a thread, so that the loop goes on meanwhile
 
 
@@ -285,10 +287,10 @@ class AsyncLLM(EngineCalls):
     async def process_prompts(
         self, prompts: Sequence[Any], params: Sequence[Any], *, options: TextOptions = DEFAULT_TEXT_OPTIONS
     ) -> list[ProcessedPrompt]:
-        """InputProcessor.process_prompts, for long texts and embeddings in a thread."""
+        """InputProcessor.process_prompts, for long texts, embeddings and pictures in a thread."""
         process = self.input_processor.process_prompts
-        has_embeds = any(isinstance(prompt, dict) and "prompt_embeds" in prompt for prompt in prompts)
-        if has_embeds or sum(len(_text_of(prompt)) for prompt in prompts) > _LONG_TEXT:
+        is_large = any(isinstance(prompt, dict) and not _LARGE.isdisjoint(prompt) for prompt in prompts)
+        if is_large or sum(len(_text_of(prompt)) for prompt in prompts) > _LONG_TEXT:
             return await asyncio.to_thread(process, prompts, params, options=options)
         return process(prompts, params, options=options)
 

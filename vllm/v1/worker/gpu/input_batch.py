@@ -67,6 +67,12 @@ class InputBatch:
     # int64 [N], batch rows of the requests that have logits rows, and int32 [N], their tentative tokens: each has one
     # logits row more than these, its last. None: no tokens are tentative.
     expanded_np: tuple[np.ndarray, np.ndarray] | None = None
+    shown_positions_np: np.ndarray | None = None  # int64 [T], those that the model is given; None: the tokens' own
+
+    @property
+    def model_positions_np(self) -> np.ndarray:
+        """int64 [T], the positions that the model is given."""
+        return self.positions_np if self.shown_positions_np is None else self.shown_positions_np
 
     @property
     def is_decode(self) -> bool:
@@ -107,7 +113,7 @@ class InputBatch:
             self.prompts.kept_rows = moved[self.prompts.kept_rows]
 
     def to_device(self, states: RequestStates) -> ModelInputs:
-        wide = [self.positions_np, self.idx_mapping_np, self.hidden_rows_np, *self.slot_mappings_np]
+        wide = [self.model_positions_np, self.idx_mapping_np, self.hidden_rows_np, *self.slot_mappings_np]
         narrow = [self.input_ids_np, self.query_start_loc_np, self.seq_lens_np]
         is_unknown = states.last_sampled is not None and (self.input_ids_np == UNKNOWN).any()
         if is_unknown:

@@ -1,0 +1,88 @@
+"""The whole models of which a text decoder is a part, as far as pictures need to know them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from vllm.config.checkpoint.auto_config import load_auto_config
+from vllm.config.checkpoint.config import HFConfig
+from vllm.config.checkpoint.text_part import MARK, WHOLE
+
+# Sections of a head's frequencies that turn by time, height and width, where config.json says none.
+_SECTIONS = {
+    "glm4v_moe_text": (8, 12, 12),
+    "glm4v_text": (8, 12, 12),
+    "qwen2_5_vl_text": (16, 24, 24),
+    "qwen2_vl_text": (16, 24, 24),
+    "qwen3_vl_moe_text": (24, 20, 20),
+    "qwen3_vl_text": (24, 20, 20),
+    "qwen3_5_moe_text": (11, 11, 10),
+    "qwen3_5_text": (11, 11, 10),
+}
+# These alternate between the three, the others have a run of each.
+_ALTERNATING = ("qwen3_",)
+
+
+@dataclass(frozen=True)
+class PictureFamily:
+    """A model that reads pictures.
+
+    Attributes:
+        config: transformers' of the whole.
+        base: transformers' class that has the tower, without a head.
+        row_id: the token that stands for a row of the tower.
+    """
+
+    config: Any
+    base: type[Any]
+    row_id: int
+
+    @property
+    def name(self) -> str:
+        """The class' name, for errors."""
+        return self.base.__name__
+
+    @property
+    def has_axes(self) -> bool:
+        """Whether tokens have positions in time, height and width."""
+        return hasattr(self.base, "get_rope_index")
+
+
+def picture_family(config: HFConfig, folder: Path) -> PictureFamily:
+    """The whole model of a text decoder.
+
+    Raises:
+        ValueError: transformers' model of it has not the interface that its image-text models share.
+    """
+    import transformers
+
+    auto = load_auto_config(config.raw[WHOLE], folder, False)
+    base: Any = transformers.MODEL_MAPPING.get(type(auto), None)
+    architecture = config.raw[MARK]
+    refusal = f"{architecture} reads no pictures here: %s; pass language_model_only=True to run its text decoder alone"
+    lacking = [name for name in ("get_image_features", "get_placeholder_mask") if not hasattr(base, name)]
+    if base is None or lacking:
+        raise ValueError(refusal % f"transformers' model of it has no {', '.join(lacking)}")
+    row_id = getattr(auto, "image_token_id", None)
+    if not isinstance(row_id, int):
+        raise ValueError(refusal % "its config.json names no image_token_id")
+    family = PictureFamily(auto, base, row_id)
+    if family.has_axes and auto.get_text_config().model_type not in _SECTIONS:
+        raise ValueError(refusal % "the positions that its pictures have are not known")
+    return family
+
+
+def frequency_axes(family: PictureFamily, count: int) -> list[int]:
+    """The axis (time, height, width: 0 to 2) by which each of `count` frequencies of a head turns."""
+    text = family.config.get_text_config()
+    rope = getattr(text, "rope_parameters", None) or {}
+    sections = list(rope.get("mrope_section") or _SECTIONS[text.model_type])
+    if not text.model_type.startswith(_ALTERNATING):
+        return [axis % 3 for axis, length in enumerate(sections) for _ in range(length)][:count]
+    axes = [0] * count
+    for axis in (1, 2):
+        for index in range(axis, min(3 * sections[axis], count), 3):
+            axes[index] = axis
+    return axes
