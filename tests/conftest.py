@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from vllm import LLM
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
+# Nothing is written into the user's cache.
+os.environ.setdefault("VLLM_PACKED_CACHE", "0")
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # A parent ignores it (pytest-xdist, a shell's background job), and so would every process that a test starts.
     signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
 from vllm.config.checkpoint.auto_config import load_auto_config
 from vllm.config.checkpoint.config import HFConfig
@@ -23,6 +24,13 @@ _SECTIONS = {
 }
 # These alternate between the three, the others have a run of each.
 _ALTERNATING = ("qwen3_",)
+
+
+class Whole(NamedTuple):
+    """The tokens that see each other: each run of a picture's rows, or the prompt with a picture."""
+
+    kind: Literal["pictures", "prompt"]
+    in_windows_only: bool = False  # in layers without a window they do not
 
 
 @dataclass(frozen=True)
@@ -45,9 +53,26 @@ class PictureFamily:
         return self.base.__name__
 
     @property
+    def whole_blocks(self) -> Whole | None:
+        """Which tokens see those after them, too."""
+        return whole_blocks(self.config.to_dict())
+
+    @property
     def has_axes(self) -> bool:
         """Whether tokens have positions in time, height and width."""
         return hasattr(self.base, "get_rope_index")
+
+
+def whole_blocks(raw: Mapping[str, Any]) -> Whole | None:
+    """Which tokens see those after them, by the whole model's config.json."""
+    kind, text = raw.get("model_type"), raw.get("text_config") or {}
+    if kind == "gemma3":
+        return Whole("pictures")
+    if kind == "paligemma":
+        return Whole("prompt")
+    if kind in ("gemma4", "gemma4_unified") and text.get("use_bidirectional_attention") == "vision":
+        return Whole("pictures", in_windows_only=True)
+    return None
 
 
 def picture_family(config: HFConfig, folder: Path) -> PictureFamily:
@@ -62,9 +87,8 @@ def picture_family(config: HFConfig, folder: Path) -> PictureFamily:
     base: Any = transformers.MODEL_MAPPING.get(type(auto), None)
     architecture = config.raw[MARK]
     refusal = f"{architecture} reads no pictures here: %s; pass language_model_only=True to run its text decoder alone"
-    lacking = [name for name in ("get_image_features", "get_placeholder_mask") if not hasattr(base, name)]
-    if base is None or lacking:
-        raise ValueError(refusal % f"transformers' model of it has no {', '.join(lacking)}")
+    if base is None or not hasattr(base, "get_image_features"):
+        raise ValueError(refusal % "transformers' model of it has no get_image_features")
     row_id = getattr(auto, "image_token_id", None)
     if not isinstance(row_id, int):
         raise ValueError(refusal % "its config.json names no image_token_id")
