@@ -38,7 +38,8 @@ class Whole(NamedTuple):
 _USUAL = frozenset(
     (
         "self input_ids pixel_values attention_mask position_ids cache past_key_values inputs_embeds "
-        "mm_encoder_outputs labels use_cache image_sizes vision_feature_layer vision_feature_select_strategy image_grid_thw "
+        "mm_encoder_outputs labels use_cache image_sizes vision_feature_layer vision_feature_select_strategy "
+        "image_grid_thw "
         "pixel_attention_mask spatial_shapes image_hidden_states kwargs pixel_values_videos video_grid_thw "
         "image_sizes_videos vision_aspect_ratio batch_num_images cache_position logits_to_keep output_attentions "
         "output_hidden_states return_dict rope_deltas second_per_grid_ts lm_kwargs"
