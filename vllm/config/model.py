@@ -147,6 +147,8 @@ class ModelConfig:
         one_of("rounding", self.rounding, ("vllm", "transformers", "autocast"))
         one_of("attention_backend", self.attention_backend, ATTENTION_BACKENDS)
         at_least("max_model_len", self.max_model_len, 1)
+        if self.enable_mm_embeds:
+            raise ValueError("enable_mm_embeds=True is not implemented: leave it out and pass pictures")
         self._fill("limit_mm_per_prompt", image_limit(self.limit_mm_per_prompt))
         MediaAccess.of(self.allowed_media_domains, self.allowed_local_media_path)
         check_dimensions(self.pooler_config.dimensions, self)

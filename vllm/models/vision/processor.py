@@ -254,7 +254,11 @@ def _make_processor(family: PictureFamily, folder: Path, tokenizer: Any) -> Any:
     module: Any = sys.modules[found.__module__]
     if getattr(module, "num2words", "") is None:
         module.num2words = str  # needed for videos alone
-    images = AutoImageProcessor.from_pretrained(folder, backend="pil")
+    try:
+        images = AutoImageProcessor.from_pretrained(folder, backend="pil")
+    except Exception as error:
+        problem = f"the picture processor cannot be built: {error}; pass language_model_only=True"
+        raise ValueError(f"{folder.name}: {problem}") from error
     parts = {part: None for part in found.get_attributes()} | {"image_processor": images, "tokenizer": tokenizer}
     known = inspect.signature(found.__init__).parameters
     options = {key: value for key, value in own.items() if key in known and key not in parts}
