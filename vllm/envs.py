@@ -97,6 +97,22 @@ def cache_root() -> Path:
     return (Path(base) if base else Path.home() / ".cache") / "vllm"
 
 
+def packed_cache() -> Path | None:
+    """VLLM_PACKED_CACHE: where packed weights are kept: "1", as when unset, is `packed` in `cache_root`, "0" is nowhere
+    (None), and anything else is a folder."""
+    value = os.environ.get("VLLM_PACKED_CACHE") or "1"
+    if value.lower() in ("true", "false", "yes", "no", "on", "off"):
+        raise ValueError(f"VLLM_PACKED_CACHE must be 0, 1 or a folder, got {value!r}")
+    return {"0": None, "1": cache_root() / "packed"}.get(value, Path(value).expanduser())
+
+
+def packed_cache_least_bytes() -> int:
+    """VLLM_PACKED_CACHE_LEAST_MIB: how large a checkpoint must be for its packed weights to be kept, as bytes; 64 MiB
+    when unset."""
+    mib = _positive("VLLM_PACKED_CACHE_LEAST_MIB", "MiB")
+    return 2**26 if mib is None else int(mib * 2**20)
+
+
 def cpu_kvcache_space_bytes() -> int | None:
     """VLLM_CPU_KVCACHE_SPACE, in GiB, as bytes; None when unset."""
     gib = _positive("VLLM_CPU_KVCACHE_SPACE", "GiB")

@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import torch
 from hybrids import HYBRIDS
 from mixtures import MIXTURES
-from random_weights import fill_weights as fill_weights
 
 VOCAB_SIZE = 131
 WINDOW = 9
@@ -233,3 +233,19 @@ def generating_class(config: Any) -> Any:
 
     # Mistral 4 is known as a part of models with images.
     return AutoModelForCausalLM if type(config) in MODEL_FOR_CAUSAL_LM_MAPPING else AutoModelForPreTraining
+
+
+@torch.no_grad()
+def fill_weights(model: Any, seed: int, spread: float = 0.25) -> None:
+    """Random values, of matrices with standard deviation `spread`."""
+    generator = torch.Generator().manual_seed(seed)
+    for parameter in model.parameters():
+        scale = spread if parameter.ndim > 1 else 1.2 * spread
+        parameter.copy_(torch.randn(parameter.shape, generator=generator) * scale)
+        if parameter.ndim == 1:
+            parameter.add_(0.5)
+    for name, buffer in model.named_buffers():
+        if name.endswith("layer_scalar"):
+            buffer.fill_(0.5 + torch.rand((), generator=generator))
+        if name.endswith(("e_score_correction_bias", "expert_bias")):
+            buffer.copy_(torch.randn(buffer.shape, generator=generator) * spread)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -19,7 +20,7 @@ from vllm.inputs.media.access import MediaAccess
 from vllm.pooling_params import check_dimensions
 from vllm.sampling_params import LOGPROBS_MODES, MAX_LOGPROB_TOKEN_IDS
 from vllm.sampling_params import LogprobsMode as LogprobsMode
-from vllm.utils.checks import MAX_INTEGER
+from vllm.utils.checks import MAX_INTEGER, check_number
 
 if TYPE_CHECKING:
     from vllm.config.checkpoint.config import HFConfig
@@ -43,6 +44,8 @@ def check_limits(args: Any) -> None:
     one_of("tokenizer_mode", args.tokenizer_mode, ("auto", "slow"))
     if args.max_seq_len_to_capture is not None:
         at_least("max_seq_len_to_capture", args.max_seq_len_to_capture, 1)
+    if args.packed_cache_gib is not None:
+        check_number("packed_cache_gib", args.packed_cache_gib, 0, math.inf)
     at_least("max_logprobs", args.max_logprobs, -1)
     at_least("max_logprob_token_ids", args.max_logprob_token_ids, -1)
 
@@ -67,6 +70,8 @@ class ModelConfig:
             "autocast": wherever these do under torch.autocast with bfloat16. "auto" becomes VLLM_ROUNDING's value.
         load_format: "auto" loads the folder's weights, "dummy" makes random ones up; others are callers' loaders.
         model_loader_extra_config: options of such a loader.
+        packed_cache_gib: the most that packed weights may take on disk, of all models together; None: half of what is
+            free.
         max_model_len: longest prompt plus output, in tokens.
         max_logprobs: cap on `logprobs`; -1 = the vocabulary.
         max_logprob_token_ids: cap on the length of `logprob_token_ids`; -1 = the vocabulary.
@@ -109,6 +114,7 @@ class ModelConfig:
     quantization: str | None = None
     load_format: str = "auto"
     model_loader_extra_config: dict[str, Any] | None = None
+    packed_cache_gib: float | None = None
     model_impl: str = "auto"
     rounding: str = "auto"
     logits_processors: tuple[type, ...] = ()
@@ -142,6 +148,8 @@ class ModelConfig:
         one_of("rounding", self.rounding, ("vllm", "transformers", "autocast"))
         one_of("attention_backend", self.attention_backend, ATTENTION_BACKENDS)
         at_least("max_model_len", self.max_model_len, 1)
+        if self.enable_mm_embeds:
+            raise ValueError("enable_mm_embeds=True is not implemented: leave it out and pass pictures")
         self._fill("limit_mm_per_prompt", image_limit(self.limit_mm_per_prompt))
         MediaAccess.of(self.allowed_media_domains, self.allowed_local_media_path)
         check_dimensions(self.pooler_config.dimensions, self)

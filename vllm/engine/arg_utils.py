@@ -124,6 +124,12 @@ class EngineArgs(UpstreamArgs):
     model_loader_extra_config: dict[str, Any] | None = arg(
         None, "options of a registered loader (load_format), as JSON", to="model_config"
     )
+    packed_cache_gib: float | None = arg(
+        None,
+        "GiB of disk for packed weights of all models together (VLLM_PACKED_CACHE: their folder); half of what is free "
+        "when left out, and never the last tenth",
+        to="model_config",
+    )
     generation_config: str = arg(
         "auto",
         "sampling defaults of requests: auto = the model's generation_config.json, vllm = vLLM's, else a folder with "

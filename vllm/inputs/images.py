@@ -70,6 +70,15 @@ class PromptImages:
     pictures: tuple[Picture, ...]
     positions: np.ndarray | None = None
 
+    def runs(self) -> list[tuple[int, int]]:
+        """The prompt's tokens [begin, end) of each run of rows."""
+        found: list[tuple[int, int]] = []
+        for picture in self.pictures:
+            places = picture.start + picture.rows
+            breaks = np.flatnonzero(np.diff(places) > 1) + 1
+            found += [(int(run[0]), int(run[-1]) + 1) for run in np.split(places, breaks)]
+        return found
+
     @property
     def shift(self) -> int:
         """Added to the number of a token after the prompt, its rotary position."""

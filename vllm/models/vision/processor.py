@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import inspect
 import json
+import sys
 import threading
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
@@ -246,6 +247,9 @@ def _make_processor(family: PictureFamily, folder: Path, tokenizer: Any) -> Any:
     name = own.get("processor_class") or _read(folder / "preprocessor_config.json").get("processor_class")
     name = name or _read(folder / "tokenizer_config.json").get("processor_class") or _usual_name(family)
     found = processor_class_from_name(name) if name else None
+    if name == "PixtralProcessor":
+        # transformers' does not load without torchvision.
+        from vllm.models.vision.pixtral import PixtralProcessor as found
     if found is None:
         raise ValueError(f"{folder.name}: transformers has no processor {name!r}: pass language_model_only=True")
 
@@ -255,7 +259,14 @@ def _make_processor(family: PictureFamily, folder: Path, tokenizer: Any) -> Any:
         def check_argument_for_proper_class(self, argument_name: str, argument: Any) -> None:
             return None
 
-    images = AutoImageProcessor.from_pretrained(folder, backend="pil")
+    module: Any = sys.modules[found.__module__]
+    if getattr(module, "num2words", "") is None:
+        module.num2words = str  # needed for videos alone
+    try:
+        images = AutoImageProcessor.from_pretrained(folder, backend="pil")
+    except Exception as error:
+        problem = f"the picture processor cannot be built: {error}; pass language_model_only=True"
+        raise ValueError(f"{folder.name}: {problem}") from error
     parts = {part: None for part in found.get_attributes()} | {"image_processor": images, "tokenizer": tokenizer}
     known = inspect.signature(found.__init__).parameters
     options = {key: value for key, value in own.items() if key in known and key not in parts}
