@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,6 +32,19 @@ class Whole(NamedTuple):
 
     kind: Literal["pictures", "prompt"]
     in_windows_only: bool = False  # in layers without a window they do not
+
+
+# Arguments of transformers' forward pass that ask nothing of a decoder beyond the rows and the positions.
+_USUAL = frozenset(
+    (
+        "self input_ids pixel_values attention_mask position_ids cache past_key_values inputs_embeds "
+        "mm_encoder_outputs labels use_cache image_sizes vision_feature_layer vision_feature_select_strategy "
+        "image_grid_thw "
+        "pixel_attention_mask spatial_shapes image_hidden_states kwargs pixel_values_videos video_grid_thw "
+        "image_sizes_videos vision_aspect_ratio batch_num_images cache_position logits_to_keep output_attentions "
+        "output_hidden_states return_dict rope_deltas second_per_grid_ts lm_kwargs"
+    ).split()
+)
 
 
 @dataclass(frozen=True)
@@ -93,6 +107,8 @@ def picture_family(config: HFConfig, folder: Path) -> PictureFamily:
     if not isinstance(row_id, int):
         raise ValueError(refusal % "its config.json names no image_token_id")
     family = PictureFamily(auto, base, row_id)
+    if more := _more_than_rows(family):
+        raise ValueError(refusal % more)
     if family.has_axes and auto.get_text_config().model_type not in _SECTIONS:
         raise ValueError(refusal % "the positions that its pictures have are not known")
     return family
@@ -110,3 +126,20 @@ def frequency_axes(family: PictureFamily, count: int) -> list[int]:
         for index in range(axis, min(3 * sections[axis], count), 3):
             axes[index] = axis
     return axes
+
+
+def _more_than_rows(family: PictureFamily) -> str:
+    """How transformers' model does more with pictures than put rows in their tokens' places, as far as its code tells;
+    empty: it does not, or it is done here."""
+    forward = inspect.unwrap(family.base.forward)
+    known = set(_USUAL)
+    if family.has_axes:
+        known.add("mm_token_type_ids")
+    if family.whole_blocks is not None:
+        known.add("token_type_ids")
+    if others := sorted(set(inspect.signature(forward).parameters) - known):
+        return f"transformers' model of it takes {', '.join(others)}, too"
+    source = inspect.getsource(forward)
+    if ("masked_scatter" not in source and "inputs_merger" not in source) or "inputs_embeds[" in source:
+        return "transformers' model of it puts pictures into a prompt in a way of its own"
+    return ""
