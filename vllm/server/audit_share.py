@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, Any
 
 import numpy as np
 from prometheus_client import CollectorRegistry, Counter, Histogram
@@ -23,10 +23,8 @@ from vllm.exceptions import CliError
 from vllm.logger import init_logger
 from vllm.outputs import CompletionOutput, RequestOutput
 from vllm.sampling_params import RequestOutputKind, SamplingParams
+from vllm.server.state import ServerState
 from vllm.v1.engine.input_processor import ProcessedPrompt
-
-if TYPE_CHECKING:
-    from vllm.server.state import ServerState
 
 logger = init_logger(__name__)
 

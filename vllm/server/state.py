@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from fastapi import Request
+from prometheus_client.registry import Collector
 
 from vllm import envs
 from vllm.answers.answer import AUTO, AnswerFormat
@@ -25,7 +26,6 @@ from vllm.logger import init_logger, warn_once
 from vllm.pooling.pairs import check_score_args, score_type
 from vllm.pooling.score_templates import ScoreTemplate, default_template, score_template
 from vllm.server.adapter_models import ServedAdapters, chosen
-from vllm.server.audit_share import ServedAudit
 from vllm.server.errors import ApiError
 from vllm.server.http_metrics import HttpMetrics
 from vllm.server.lora_modules import parse_modules
@@ -73,7 +73,7 @@ class ServerState:
         in_flight: tasks of the requests to the engine's endpoints that are being answered.
         calibration: of decisions, from the arguments' file; None = none.
         http_metrics: of its requests by endpoint.
-        audit: reads a share of the requests once more; None: none is.
+        audit: metrics of the requests that are read once more; None: none are.
         responses: what /v1/responses keeps for later requests.
         adapters: LoRA adapters, which requests name as their model.
 
@@ -90,7 +90,7 @@ class ServerState:
     in_flight: set[asyncio.Task[Any]] = field(default_factory=set)
     calibration: Calibration | None = field(init=False, default=None)
     http_metrics: HttpMetrics = field(default_factory=HttpMetrics)
-    audit: ServedAudit | None = None
+    audit: Collector | None = None
     responses: ResponseStore = field(init=False)
     adapters: ServedAdapters = field(init=False)
 
