@@ -38,7 +38,10 @@ sys.path.insert(0, str(Path(__file__).parent / "support"))
 from embedded_reference import embedded_reference  # noqa: F401 - a fixture
 from emulated import use_emulated_library
 from file_order import in_order, is_on_ray, scheduling
+from preloaded import install
 from ray_cluster import end_cluster, ray_cluster  # noqa: F401 - a fixture
+
+install()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
