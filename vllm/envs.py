@@ -72,6 +72,22 @@ def api_keys() -> list[str]:
     return [key] if key else []
 
 
+def image_fetch_seconds() -> float:
+    """VLLM_IMAGE_FETCH_TIMEOUT: how long fetching a picture may take, from looking its host up to the last byte; 5 s
+    when unset."""
+    return _positive("VLLM_IMAGE_FETCH_TIMEOUT", "seconds") or 5.0
+
+
+def follows_media_redirects() -> bool:
+    """VLLM_MEDIA_URL_ALLOW_REDIRECTS: whether redirects to allowed hosts are followed; true when unset."""
+    return _flag("VLLM_MEDIA_URL_ALLOW_REDIRECTS", True)
+
+
+def media_loading_threads() -> int:
+    """VLLM_MEDIA_LOADING_THREAD_COUNT: threads that decode pictures; 2 when unset."""
+    return int(_positive("VLLM_MEDIA_LOADING_THREAD_COUNT", "threads") or 2)
+
+
 def cache_root() -> Path:
     """VLLM_CACHE_ROOT, else `vllm` in the user's cache folder (XDG_CACHE_HOME, else ~/.cache)."""
     root = os.environ.get("VLLM_CACHE_ROOT")
@@ -79,6 +95,22 @@ def cache_root() -> Path:
         return Path(root).expanduser()
     base = os.environ.get("XDG_CACHE_HOME")
     return (Path(base) if base else Path.home() / ".cache") / "vllm"
+
+
+def packed_cache() -> Path | None:
+    """VLLM_PACKED_CACHE: where packed weights are kept: "1", as when unset, is `packed` in `cache_root`, "0" is nowhere
+    (None), and anything else is a folder."""
+    value = os.environ.get("VLLM_PACKED_CACHE") or "1"
+    if value.lower() in ("true", "false", "yes", "no", "on", "off"):
+        raise ValueError(f"VLLM_PACKED_CACHE must be 0, 1 or a folder, got {value!r}")
+    return {"0": None, "1": cache_root() / "packed"}.get(value, Path(value).expanduser())
+
+
+def packed_cache_least_bytes() -> int:
+    """VLLM_PACKED_CACHE_LEAST_MIB: how large a checkpoint must be for its packed weights to be kept, as bytes; 64 MiB
+    when unset."""
+    mib = _positive("VLLM_PACKED_CACHE_LEAST_MIB", "MiB")
+    return 2**26 if mib is None else int(mib * 2**20)
 
 
 def cpu_kvcache_space_bytes() -> int | None:

@@ -27,7 +27,9 @@ def test_captures_are_what_their_grammars_say(model: Any) -> None:
 
 
 def test_json(model: Any) -> None:
-    schema = {"type": "object", "properties": {"sure": {"type": "boolean"}}, "required": ["sure"]}
+    # Closed, as a random model would write properties of its own until it is cut.
+    closed: dict[str, Any] = {"required": ["sure"], "additionalProperties": False}
+    schema = {"type": "object", "properties": {"sure": {"type": "boolean"}}, **closed}
     with guidance.user():
         model += "Are you sure?"
     with guidance.assistant():

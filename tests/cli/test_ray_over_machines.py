@@ -12,6 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from ray_cluster import DEAD_SOON, environment, join
 from tiny_llm import make_tiny_llm, make_tiny_model
 from two_machines import TwoMachines, two_machines
 
@@ -27,14 +28,6 @@ LINK_SECONDS = 6
 PLACE_SECONDS = 20
 NOTICE_SECONDS = 10.0
 _PATIENCE_SECONDS = 150.0
-# A node that does not answer its cluster is dead after four seconds.
-DEAD_SOON = {
-    "RAY_health_check_initial_delay_ms": "0",
-    "RAY_health_check_period_ms": "1000",
-    "RAY_health_check_timeout_ms": "1000",
-    "RAY_health_check_failure_threshold": "4",
-}
-
 # A driver on the head's machine: a model split over both, whose requests follow each other, beside `vllm score`.
 DRIVER = """
 import os, sys, threading, time
@@ -157,27 +150,6 @@ def score(folder: Path, output: str) -> list[str]:
         "--quiet",
         *engine,
     ]
-
-
-def environment(machines: TwoMachines, **more: str) -> dict[str, str]:
-    path = os.pathsep.join(path for path in sys.path if path)
-    address = f"{machines.addresses[0]}:6379"
-    fixed = {"PYTHONPATH": path, "RAY_ADDRESS": address, "RAY_AUTH_MODE": "disabled", "OMP_NUM_THREADS": "1"}
-    # A cluster of this process's has set variables of its own.
-    inherited = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
-    return {**inherited, **fixed, **more}
-
-
-def join(machines: TwoMachines, machine: int, num_cpus: int, environment: dict[str, str]) -> None:
-    """Start a node of the cluster."""
-    where = ["--address", environment["RAY_ADDRESS"]]
-    if machine == 0:
-        where = ["--head", "--port=6379", "--include-dashboard=false"]
-    node = ["--node-ip-address", machines.addresses[machine], "--temp-dir", machines.folder, f"--num-cpus={num_cpus}"]
-    limits = ["--object-store-memory", str(80 * 2**20), "--disable-usage-stats"]
-    command = machines.command(machine, sys.executable, "-m", "ray.scripts.scripts", "start", *where, *node, *limits)
-    result = subprocess.run(command, env=environment, capture_output=True, text=True)
-    assert result.returncode == 0, result.stderr
 
 
 def drive(

@@ -5,13 +5,23 @@ from __future__ import annotations
 import logging
 import os
 import signal
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from two_machines import TwoMachines
 
 from vllm.scoring.rows import PartFolder
+
+# A node that does not answer its cluster is dead after four seconds.
+DEAD_SOON = {
+    "RAY_health_check_initial_delay_ms": "0",
+    "RAY_health_check_period_ms": "1000",
+    "RAY_health_check_timeout_ms": "1000",
+    "RAY_health_check_failure_threshold": "4",
+}
 
 _clusters: list[Any] = []
 """The one that runs."""
@@ -95,3 +105,25 @@ def _command(pid: int) -> str:
         return Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace")
     except OSError:
         return ""
+
+
+def environment(machines: TwoMachines, **more: str) -> dict[str, str]:
+    """Variables of a cluster's processes on two machines."""
+    path = os.pathsep.join(path for path in sys.path if path)
+    address = f"{machines.addresses[0]}:6379"
+    fixed = {"PYTHONPATH": path, "RAY_ADDRESS": address, "RAY_AUTH_MODE": "disabled", "OMP_NUM_THREADS": "1"}
+    # A cluster of this process's has set variables of its own.
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+    return {**inherited, **fixed, **more}
+
+
+def join(machines: TwoMachines, machine: int, num_cpus: int, environment: dict[str, str]) -> None:
+    """Start a node of their cluster."""
+    where = ["--address", environment["RAY_ADDRESS"]]
+    if machine == 0:
+        where = ["--head", "--port=6379", "--include-dashboard=false"]
+    node = ["--node-ip-address", machines.addresses[machine], "--temp-dir", machines.folder, f"--num-cpus={num_cpus}"]
+    limits = ["--object-store-memory", str(80 * 2**20), "--disable-usage-stats"]
+    command = machines.command(machine, sys.executable, "-m", "ray.scripts.scripts", "start", *where, *node, *limits)
+    result = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr

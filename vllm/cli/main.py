@@ -13,6 +13,7 @@ from typing import NoReturn
 from vllm.cli import (
     audit,
     bench,
+    cache,
     chat,
     collect_env,
     complete,
@@ -42,6 +43,7 @@ _COMMANDS = (
     run_batch,
     bench,
     selftest,
+    cache,
     collect_env,
     completion,
 )

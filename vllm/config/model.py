@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from vllm import envs
 from vllm.config.checkpoint.late_interaction import LateInteraction
+from vllm.config.checkpoint.picture_part import why_no_pictures
 from vllm.config.checkpoint.sentence_transformers import SentencePooling
 from vllm.config.checks import at_least, one_of
+from vllm.config.images import image_limit
 from vllm.config.load import LOAD_FORMATS, OTHER_FORMATS
 from vllm.config.pooler import PoolerConfig
+from vllm.inputs.images import MAX_IMAGES
+from vllm.inputs.media.access import MediaAccess
 from vllm.pooling_params import check_dimensions
 from vllm.sampling_params import LOGPROBS_MODES, MAX_LOGPROB_TOKEN_IDS
 from vllm.sampling_params import LogprobsMode as LogprobsMode
-from vllm.utils.checks import MAX_INTEGER
+from vllm.utils.checks import MAX_INTEGER, check_number
 
 if TYPE_CHECKING:
     from vllm.config.checkpoint.config import HFConfig
@@ -39,6 +44,8 @@ def check_limits(args: Any) -> None:
     one_of("tokenizer_mode", args.tokenizer_mode, ("auto", "slow"))
     if args.max_seq_len_to_capture is not None:
         at_least("max_seq_len_to_capture", args.max_seq_len_to_capture, 1)
+    if args.packed_cache_gib is not None:
+        check_number("packed_cache_gib", args.packed_cache_gib, 0, math.inf)
     at_least("max_logprobs", args.max_logprobs, -1)
     at_least("max_logprob_token_ids", args.max_logprob_token_ids, -1)
 
@@ -63,6 +70,8 @@ class ModelConfig:
             "autocast": wherever these do under torch.autocast with bfloat16. "auto" becomes VLLM_ROUNDING's value.
         load_format: "auto" loads the folder's weights, "dummy" makes random ones up; others are callers' loaders.
         model_loader_extra_config: options of such a loader.
+        packed_cache_gib: the most that packed weights may take on disk, of all models together; None: half of what is
+            free.
         max_model_len: longest prompt plus output, in tokens.
         max_logprobs: cap on `logprobs`; -1 = the vocabulary.
         max_logprob_token_ids: cap on the length of `logprob_token_ids`; -1 = the vocabulary.
@@ -71,6 +80,12 @@ class ModelConfig:
         max_seq_len_to_capture: CUDA graphs are for decode steps whose longest context has at most so many tokens;
             None: for all.
         enable_prompt_embeds: prompts may have embeddings in place of tokens.
+        language_model_only: a model that reads pictures runs as its text decoder alone.
+        limit_mm_per_prompt: the most pictures of a prompt, as {"image": N}; with 0, as `language_model_only`.
+        mm_processor_kwargs: options of the picture processor, beside the checkpoint's own.
+        allowed_media_domains, allowed_local_media_path: what requests may have fetched or read; see MediaAccess.
+        enable_mm_embeds: pictures may come as the rows that the model's tower makes of them.
+        encoder_cache_bytes: of rows of encoded pictures that are kept.
         runner: "generate" or "pooling". The fields after it are of pooling models:
         convert: what is pooled: "embed", "classify", "token_classify" or "reward".
         attn_type: "decoder", or "encoder_only", where tokens see those after them, too.
@@ -99,6 +114,7 @@ class ModelConfig:
     quantization: str | None = None
     load_format: str = "auto"
     model_loader_extra_config: dict[str, Any] | None = None
+    packed_cache_gib: float | None = None
     model_impl: str = "auto"
     rounding: str = "auto"
     logits_processors: tuple[type, ...] = ()
@@ -107,6 +123,13 @@ class ModelConfig:
     served_model_name: tuple[str, ...] = ()
     default_sampling_params: dict[str, Any] = field(default_factory=dict)
     enable_prompt_embeds: bool = False
+    language_model_only: bool = False
+    limit_mm_per_prompt: dict[str, Any] | None = None
+    mm_processor_kwargs: dict[str, Any] | None = None
+    allowed_media_domains: list[str] | None = None
+    allowed_local_media_path: str = ""
+    enable_mm_embeds: bool = False
+    encoder_cache_bytes: int = 256 << 20
     runner: str = "generate"
     convert: str = "none"
     attn_type: str = "decoder"
@@ -125,6 +148,10 @@ class ModelConfig:
         one_of("rounding", self.rounding, ("vllm", "transformers", "autocast"))
         one_of("attention_backend", self.attention_backend, ATTENTION_BACKENDS)
         at_least("max_model_len", self.max_model_len, 1)
+        if self.enable_mm_embeds:
+            raise ValueError("enable_mm_embeds=True is not implemented: leave it out and pass pictures")
+        self._fill("limit_mm_per_prompt", image_limit(self.limit_mm_per_prompt))
+        MediaAccess.of(self.allowed_media_domains, self.allowed_local_media_path)
         check_dimensions(self.pooler_config.dimensions, self)
         if self.runner == "pooling" and self.enable_prompt_embeds:
             raise ValueError(
@@ -209,8 +236,32 @@ class ModelConfig:
 
     @property
     def is_multimodal_model(self) -> bool:
-        """False."""
-        return False
+        """Whether prompts may have pictures."""
+        return self.reads_images
+
+    @property
+    def reads_images(self) -> bool:
+        """Whether prompts may have pictures."""
+        return not self.why_no_images
+
+    @property
+    def why_no_images(self) -> str:
+        """Why prompts may have no pictures; empty: they may."""
+        if self.language_model_only:
+            return "the engine was started with language_model_only=True"
+        if self.max_images == 0:
+            return 'the engine was started with limit_mm_per_prompt={"image": 0}'
+        return why_no_pictures(self.hf_config.raw, Path(self.path))
+
+    @property
+    def media_access(self) -> MediaAccess:
+        """What requests may have fetched or read."""
+        return MediaAccess.of(self.allowed_media_domains, self.allowed_local_media_path)
+
+    @property
+    def max_images(self) -> int:
+        """The most pictures of a prompt."""
+        return int((self.limit_mm_per_prompt or {}).get("image", MAX_IMAGES))
 
     @property
     def is_encoder_decoder(self) -> bool:

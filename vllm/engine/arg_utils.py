@@ -67,7 +67,9 @@ class EngineArgs(UpstreamArgs):
     convert: str = arg("auto", "embed or classify: what a model is served as, if not as what its architecture says")
     task: str | None = arg(None, "an older name for both: generate, embed, classify, score or reward")
     pooler_config: Any = arg(None, "how a model pools: a PoolerConfig or a dict of its fields")
-    config_format: Literal["auto", "hf"] = arg("auto", "format of the model's configuration: config.json")
+    config_format: str = arg(
+        "auto", "format of the model's configuration: auto or hf (config.json), or one that a plug-in has registered"
+    )
     tokenizer: str | None = arg(None, "tokenizer folder or hub name; the model's when left out")
     tokenizer_mode: Literal["auto", "slow"] = arg(
         "auto", "auto: the fast tokenizer; slow: the Python one", to="model_config"
@@ -77,6 +79,26 @@ class EngineArgs(UpstreamArgs):
     )
     enable_prompt_embeds: bool = arg(
         False, "prompts may be embeddings, as prompt_embeds of /v1/completions and LLM.generate", to="model_config"
+    )
+    language_model_only: bool = arg(
+        False, "run a model that reads pictures as its text decoder alone", to="model_config"
+    )
+    limit_mm_per_prompt: dict[str, Any] | None = arg(
+        None, 'the most pictures of a prompt, as {"image": 4}; 0 runs the text decoder alone', to="model_config"
+    )
+    mm_processor_kwargs: dict[str, Any] | None = arg(
+        None, "options of the picture processor, beside the model's own, as JSON", to="model_config"
+    )
+    allowed_media_domains: list[str] | None = arg(
+        None,
+        "hosts from which pictures are fetched, and addresses or networks (10.0.0.0/8) of them that are not public",
+        to="model_config",
+    )
+    allowed_local_media_path: str = arg(
+        "", "folder below which requests may name pictures by file: URLs", to="model_config"
+    )
+    enable_mm_embeds: bool = arg(
+        False, "pictures may come as the rows that the model's tower makes of them", to="model_config"
     )
     trust_remote_code: bool = arg(
         False, "let the code in the model's and the tokenizer's repositories run", to="model_config"
@@ -101,6 +123,12 @@ class EngineArgs(UpstreamArgs):
     )
     model_loader_extra_config: dict[str, Any] | None = arg(
         None, "options of a registered loader (load_format), as JSON", to="model_config"
+    )
+    packed_cache_gib: float | None = arg(
+        None,
+        "GiB of disk for packed weights of all models together (VLLM_PACKED_CACHE: their folder); half of what is free "
+        "when left out, and never the last tenth",
+        to="model_config",
     )
     generation_config: str = arg(
         "auto",
@@ -401,6 +429,7 @@ class EngineArgs(UpstreamArgs):
             trust_remote_code=self.trust_remote_code,
             quantization=self.quantization,
             needs_tokenizer=not (self.tokenizer or self.skip_tokenizer_init),
+            config_format=self.config_format,
         )
         asked, longest = self.max_model_len, source.longest_prompt(self.max_model_len)
         is_longer = isinstance(asked, int) and asked > longest and overrides is self.hf_overrides

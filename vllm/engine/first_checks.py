@@ -12,7 +12,7 @@ from vllm import envs
 from vllm.config import MODEL_IMPLS, CacheConfig, SchedulerConfig
 from vllm.config.attention import AttentionConfig
 from vllm.config.cache import FLOAT8_DTYPES
-from vllm.config.checkpoint.config import load_sampling_defaults, read_config
+from vllm.config.checkpoint.config import CONFIG_FORMATS, load_sampling_defaults, read_config
 from vllm.config.checkpoint.hub import fetch
 from vllm.config.checkpoint.local_model import check_gguf_file, check_hub_name, is_gguf_name, local_model
 from vllm.config.checkpoint.overrides import Overrides
@@ -97,8 +97,17 @@ def check_values(args: Any) -> None:
         check_endpoint(args.otlp_traces_endpoint)
     if args.model_impl not in MODEL_IMPLS:
         raise ValueError(f"model_impl must be one of {', '.join(MODEL_IMPLS)}, got {args.model_impl!r}")
-    if args.config_format not in ("auto", "hf"):
-        raise ValueError(f"config_format must be 'auto' or 'hf' (config.json), got {args.config_format!r}")
+    if args.config_format not in ("auto", "hf", *CONFIG_FORMATS):
+        others = "".join(f", {name!r}" for name in sorted(CONFIG_FORMATS))
+        raise ValueError(
+            f"config_format must be 'auto' or 'hf' (config.json){others}, got {args.config_format!r}; "
+            "register_config_parser adds others"
+        )
+    if args.config_format in CONFIG_FORMATS and callable(args.hf_overrides):
+        raise ValueError(
+            f"hf_overrides must be a dict with config_format={args.config_format!r}, whose parser can change the "
+            "configuration itself"
+        )
     if isinstance(args.seed, bool) or not isinstance(args.seed, int) or not 0 <= args.seed < 2**63:
         raise ValueError(f"seed must be an integer in [0, 2**63), got {args.seed!r}")
     if args.swap_space and not args.enable_prefix_caching:
@@ -185,6 +194,8 @@ def _check_model(args: Any, model: str | None, revision: str | None, overrides: 
         if is_gguf_name(model):
             return None  # large: it is for the load to fetch
         check_hub_name(model)
+        if args.config_format in CONFIG_FORMATS:
+            return None  # the parser knows which files it needs
         found = fetch(model, ["config.json"], revision, args.download_dir, args.hf_token)
     elif found.is_dir() and reads_folder(args.load_format):
         shard_files(found)
@@ -192,7 +203,9 @@ def _check_model(args: Any, model: str | None, revision: str | None, overrides: 
         check_gguf_quantization(args.quantization, found)
         check_gguf_file(found)
         return None
-    return None if callable(overrides) else read_config(found, overrides)[0]
+    if callable(overrides) or args.config_format in CONFIG_FORMATS:
+        return None
+    return read_config(found, overrides)[0]
 
 
 def _check_length(args: Any, raw: dict[str, Any] | None) -> None:

@@ -12,8 +12,8 @@ _ONE_WAY = "the engine has one way of doing it"
 _OVERRIDE = "hf_overrides replaces values of config.json"
 _ADAPTERS = "prompt adapters are not implemented"
 _PROMPTS = "prompts are text or token ids"
-_MEDIA = "inputs are text only; leave media out"
-_TEXT_ONLY = "inputs are text only"
+_MEDIA = "pictures are the one other kind of input, and are read as transformers reads them"
+_TEXT_ONLY = "pictures are read as transformers reads them, and nothing else is"
 _LORA = "an adapter adds no words, and its scale is lora_alpha"
 _DRAFTS = "CompletionOutput.spec_decode_metrics is there wherever tokens were drafted"
 NO_SPECULATION = "processors see the right history of drafted tokens, too"
@@ -91,12 +91,8 @@ class UpstreamArgs:
 
     io_processor_plugin: str | None = refused(None, _PROMPTS)
 
-    allowed_local_media_path: str = refused("", _MEDIA)
-    allowed_media_domains: list[str] | None = refused(None, _MEDIA)
-    enable_mm_embeds: bool = refused(False, _MEDIA)
     interleave_mm_strings: bool = refused(False, _MEDIA)
     media_io_kwargs: dict[str, Any] | None = refused(None, _MEDIA)
-    mm_processor_kwargs: dict[str, Any] | None = refused(None, _MEDIA)
     mm_encoder_only: bool = refused(False, _MEDIA)
     mm_encoder_attn_backend: str | None = refused(None, _MEDIA)
     mm_encoder_attn_dtype: str | None = refused(None, _MEDIA)
@@ -107,8 +103,6 @@ class UpstreamArgs:
     ec_transfer_config: dict[str, Any] | None = refused(None, _MEDIA)
     ec_manager_config: dict[str, Any] | None = refused(None, _MEDIA)
 
-    limit_mm_per_prompt: dict[str, Any] | None = unused(None, _TEXT_ONLY)
-    language_model_only: bool = unused(False, _TEXT_ONLY)
     mm_processor_cache_gb: float = unused(4, _TEXT_ONLY)
     mm_processor_cache_type: str | None = unused("lru", _TEXT_ONLY)
     mm_hasher_algorithm: str = unused("blake3", _TEXT_ONLY)

@@ -19,6 +19,7 @@ from vllm.decisions.plan import DecisionPlan
 from vllm.decisions.types import Decision
 from vllm.engine.arg_utils import EngineArgs
 from vllm.exceptions import EngineDeadError, GenerationError, VLLMValidationError
+from vllm.inputs.images import DATA
 from vllm.inputs.text_options import DEFAULT_TEXT_OPTIONS, TextOptions, text_options
 from vllm.lora.request import LoRARequest
 from vllm.outputs import RequestOutput
@@ -48,6 +49,7 @@ _PAUSE_POLL_SECONDS = 0.01
 MAX_COMPILE_SECONDS = 5
 """A form that takes longer is refused. Its compilation goes on, and is kept."""
 
+_LARGE = {"prompt_embeds", DATA}
 _LONG_TEXT = 4096  # characters; more are tokenised in a thread, so that the loop goes on meanwhile
 
 
@@ -167,6 +169,8 @@ class AsyncLLM(EngineCalls):
         data_parallel_rank: int | None = None,
         session_id: str | None = None,
         kv_hints: Any = None,
+        reasoning_ended: bool | None = None,
+        reasoning_parser_kwargs: Mapping[str, Any] | None = None,
     ) -> AsyncGenerator[RequestOutput, None]:
         """Yield the outputs of one prompt, by `sampling_params.output_kind`. Leaving the iteration early aborts the
         request. Arguments and errors as for `add_request`; EngineDeadError also when the engine dies meanwhile."""
@@ -182,6 +186,8 @@ class AsyncLLM(EngineCalls):
             prompt_text=prompt_text,
             session_id=session_id,
             kv_hints=kv_hints,
+            reasoning_ended=reasoning_ended,
+            reasoning_parser_kwargs=reasoning_parser_kwargs,
         ) as stream:
             async for output in stream:
                 yield output
@@ -234,6 +240,8 @@ class AsyncLLM(EngineCalls):
         session_id: str | None = None,
         prompt_text: str | None = None,
         kv_hints: Any = None,
+        reasoning_ended: bool | None = None,
+        reasoning_parser_kwargs: Mapping[str, Any] | None = None,
     ) -> RequestStream:
         """Check and queue one request.
 
@@ -247,6 +255,8 @@ class AsyncLLM(EngineCalls):
             trace_headers: W3C's, of the trace that the request's span is to be part of.
             priority: lower runs earlier under the "priority" policy.
             session_id, prompt_text, kv_hints: as of LLMEngine.add_request.
+            reasoning_ended: True or None; a form binds an answer from its first token on.
+            reasoning_parser_kwargs: options of a parser in the engine, which has none: a server's reads its texts.
 
         Raises:
             VLLMValidationError: a bad prompt, parameter, id or adapter; nothing is queued then.
@@ -256,6 +266,11 @@ class AsyncLLM(EngineCalls):
         if data_parallel_rank is not None:
             message = "data_parallel_rank is not supported: the engine chooses the replica"
             raise VLLMValidationError(message, "data_parallel_rank", data_parallel_rank)
+        if reasoning_ended is False and getattr(params, "structured_outputs", None) is not None:
+            message = (
+                "reasoning_ended must be True or None with structured_outputs: a form binds from the first token on"
+            )
+            raise VLLMValidationError(message, "reasoning_ended", reasoning_ended)
         self.input_processor.check_params(params)
         self.input_processor.check_request(request_id, params, priority)
         if getattr(params, "logits_processors", None):
@@ -285,10 +300,10 @@ class AsyncLLM(EngineCalls):
     async def process_prompts(
         self, prompts: Sequence[Any], params: Sequence[Any], *, options: TextOptions = DEFAULT_TEXT_OPTIONS
     ) -> list[ProcessedPrompt]:
-        """InputProcessor.process_prompts, for long texts and embeddings in a thread."""
+        """InputProcessor.process_prompts, for long texts, embeddings and pictures in a thread."""
         process = self.input_processor.process_prompts
-        has_embeds = any(isinstance(prompt, dict) and "prompt_embeds" in prompt for prompt in prompts)
-        if has_embeds or sum(len(_text_of(prompt)) for prompt in prompts) > _LONG_TEXT:
+        is_large = any(isinstance(prompt, dict) and not _LARGE.isdisjoint(prompt) for prompt in prompts)
+        if is_large or sum(len(_text_of(prompt)) for prompt in prompts) > _LONG_TEXT:
             return await asyncio.to_thread(process, prompts, params, options=options)
         return process(prompts, params, options=options)
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+import torch
 from torch import Tensor
 
 
@@ -12,7 +15,10 @@ class InputRows:
         self._given: tuple[Tensor, Tensor] | None = None
 
     def give(self, tokens: Tensor, values: Tensor) -> None:
-        """The step's tokens of these numbers, int64 [N], begin with `values`, [N, W] in the model's dtype."""
+        """The step's tokens of these numbers, int64 [N], begin with `values`, [N, W] in the model's dtype; what was
+        given of others stays."""
+        if self._given is not None:
+            tokens, values = torch.cat([self._given[0], tokens]), torch.cat([self._given[1], values])
         self._given = tokens, values
 
     def clear(self) -> None:
@@ -24,3 +30,27 @@ class InputRows:
         if self._given is None:
             return embeddings
         return embeddings.flatten(0, -2).index_copy(0, *self._given).view_as(embeddings)
+
+
+class AddedRows:
+    """Rows that are added to tokens of a step after some layers."""
+
+    def __init__(self) -> None:
+        self._tokens: Tensor | None = None
+        self._values: Sequence[Tensor] = ()
+
+    def give(self, tokens: Tensor, values: Sequence[Tensor]) -> None:
+        """After layer i the step's tokens of these numbers, int64 [N], get `values[i]`, [N, H], too."""
+        self._tokens, self._values = tokens, values
+
+    def clear(self) -> None:
+        """Nothing is added any more."""
+        self._tokens, self._values = None, ()
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def add_to(self, stream: Tensor, layer: int) -> Tensor:
+        """The residual stream after a layer, [T, H], with the rows."""
+        assert self._tokens is not None
+        return stream.index_add(0, self._tokens, self._values[layer])

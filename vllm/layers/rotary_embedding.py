@@ -24,13 +24,30 @@ class RotaryEmbedding:
 
     def __init__(self, head_dim: int, max_positions: int, rope: RopeConfig) -> None:
         self._device = torch.get_default_device()
+        self.num_frequencies = head_dim // 2
         self._table = in_thread(partial(_table, *rope_frequencies(head_dim, rope, max_positions), max_positions))
 
-    @cached_property
+        self._given: Tensor | None = None
+
+    @property
     def cos_sin_cache(self) -> Tensor:
-        """See the class."""
+        """See the class; while a step's own rows are given, these."""
+        return self._whole if self._given is None else self._given
+
+    @cached_property
+    def _whole(self) -> Tensor:
         table: Future[Tensor] = self.__dict__.pop("_table")
         return table.result().to(self._device)
+
+    def give(self, positions: Tensor, axes: Tensor) -> None:
+        """Rotate by the rows of a step, until `clear`: its token t, named as position t, turns its frequency f by
+        `positions[axes[f], t]`. `positions`: int64 [A, T]; `axes`: int64 [head_dim / 2]."""
+        rows = positions[axes].t()  # [T, head_dim / 2]
+        self._given = torch.cat([part.gather(0, rows) for part in self._whole.chunk(2, dim=1)], dim=1)
+
+    def clear(self) -> None:
+        """Rotate by the positions themselves again."""
+        self._given = None
 
 
 def _table(inv_freq: Tensor, attention_factor: float, max_positions: int) -> Tensor:

@@ -125,6 +125,8 @@ class WeightUpdater:
     """
 
     lacking: str | None = None
+    damage: str | None = None
+    """What is wrong with the weights in use, if something was found."""
 
     def __init__(self, model: nn.Module, method: LinearMethod) -> None:
         """`model`: with its weights not packed yet."""
@@ -224,13 +226,16 @@ class WeightUpdater:
 
         Raises:
             ValueError: such a layer is quantised, so that its former values are not known.
+            RuntimeError: the weights are damaged.
         """
         # Once a step, in which nothing is pending.
-        if self._pending or self._experts or self.lacking is not None:
+        if self._pending or self._experts or self.lacking is not None or self.damage is not None:
             self._complete()
 
     @torch.inference_mode()
     def _complete(self) -> None:
+        if self.damage is not None:
+            raise RuntimeError(self.damage)
         if self.lacking is not None:
             raise ValueError(f"load_weights was given a part of a layer, without {self.lacking}: give all of it")
         for module, pending in list(self._pending.items()):
@@ -322,20 +327,25 @@ def held_tensors(model: nn.Module) -> Iterator[Tensor]:
     """All tensors of a model once, packed ones too."""
     seen: set[int] = set()
     for module in model.modules():
-        for value in (*module.parameters(recurse=False), *module.buffers(recurse=False), *vars(module).values()):
-            for tensor in _tensors_of(value):
-                if id(tensor) not in seen:
-                    seen.add(id(tensor))
-                    yield tensor
+        for tensor in own_tensors(module):
+            if id(tensor) not in seen:
+                seen.add(id(tensor))
+                yield tensor
 
 
-def _tensors_of(value: Any) -> Iterator[Tensor]:
-    """The tensors that a value is, or that are in its fields or elements."""
+def own_tensors(module: nn.Module) -> Iterator[Tensor]:
+    """A module's tensors, packed ones too, without those of the modules in it."""
+    for value in (*module.parameters(recurse=False), *module.buffers(recurse=False), *vars(module).values()):
+        yield from tensors_of(value)
+
+
+def tensors_of(value: Any) -> Iterator[Tensor]:
+    """The tensors that an attribute is, or that are in its fields or elements."""
     if isinstance(value, Tensor):
         yield value
     elif isinstance(value, list | tuple):
         for each in value:
-            yield from _tensors_of(each)
+            yield from tensors_of(each)
     elif is_dataclass(value) and not isinstance(value, type):
-        for each in vars(value).values():
-            yield from _tensors_of(each)
+        for each in getattr(value, "__dict__", {}).values():
+            yield from tensors_of(each)

@@ -16,6 +16,7 @@ import vllm.models.dense.llama  # noqa: F401
 from vllm import envs
 from vllm.config import VllmConfig
 from vllm.config.checkpoint.mapped_tensors import block_bytes
+from vllm.config.load import reads_folder
 from vllm.distributed.parallel_state import get_tp_group
 from vllm.layers.adapted.products import adapter_places
 from vllm.layers.attention import Attention
@@ -24,6 +25,7 @@ from vllm.layers.linear import LinearBase, UnquantizedLinearMethod
 from vllm.layers.linear_method import LinearMethod, linear_method
 from vllm.layers.vocab_parallel_embedding import VocabShard
 from vllm.layers.weight_update import WeightUpdater
+from vllm.loader.packed_weights import PackedWeights, open_packed_weights
 from vllm.loader.resolve import (
     NO_EMBEDDED_MODEL,
     ResolvedModel,
@@ -73,42 +75,70 @@ def get_model(
         return TransformersEncoder(model_config, torch.device(device), takes_adapters)
     quantization = load_quantization(model_config.quantization, Path(model_config.path), config.raw)
     _check_invariance(model_config, torch.device(device))
-    packs_meanwhile = isinstance(quantization, StoredConfig) and torch.device(device).type == "cpu"
-    num_bytes = block_bytes(Path(model_config.path)) // get_tp_group().world_size if packs_meanwhile else 0
-    with _naming(model_config):
-        with packing_in_background(num_bytes) if packs_meanwhile else contextlib.nullcontext():
-            # Most of the work is the other threads'.
-            is_light = num_bytes > 0
-            if is_light:
-                # Before they work, the tokenizer has the caches for itself.
-                native_work_begins()
-            model = _build(model_config, quantization, torch.device(device), part, engine)
-            # "fp8" is also the name of a checkpoint's format.
-            method = linear_method(model_config.quantization if quantization is None else None)
-            if model_config.rounding != "vllm":
-                method = PRODUCTS
-            model.weight_updater = WeightUpdater(model, method)
-            if takes_adapters:
-                model.adapter_places = adapter_places(model)
-            mixtures = [module for module in model.modules() if isinstance(module, Experts)]
-            for module in mixtures:
-                module.method = method
-            with torch.inference_mode(), one_thread() if is_light else contextlib.nullcontext():
-                with helped() if mixtures and not is_light else contextlib.nullcontext():
-                    if model_config.load_format == "dummy":
-                        fill_with_noise(model, model_config.seed)
-                    elif fill := LOADERS.get(model_config.load_format):
-                        _check_plain(quantization, model_config.load_format)
-                        fill(model, VllmConfig(model_config) if engine is None else engine)
-                    else:
-                        _load(model, Path(model_config.path), use_tqdm, quantization)
-                _pack(model, method, quantization, torch.device(device), is_light)
+    is_plain = part is None and reads_folder(model_config.load_format)
+    is_ours = quantization is None or isinstance(quantization, StoredConfig)
+    keeps = is_plain and is_ours and torch.device(device).type == "cpu"
+    with (
+        _naming(model_config),
+        open_packed_weights(model_config, takes_adapters) if keeps else contextlib.nullcontext() as kept,
+    ):
+        model = _filled(model_config, quantization, torch.device(device), use_tqdm, takes_adapters, part, engine, kept)
         if entry == TRANSFORMERS:
             # Packed weights are there from here on.
             model.check_loaded()
     # Loading and packing freed, with a small model, as much memory as the weights take.
     return_freed_memory()
     return model.eval()
+
+
+def _filled(
+    model_config: ModelConfig,
+    quantization: QuantizationConfig | None,
+    device: torch.device,
+    use_tqdm: bool,
+    takes_adapters: bool,
+    part: Callable[[HFConfig, int], nn.Module] | None,
+    engine: VllmConfig | None,
+    kept: PackedWeights | None,
+) -> Any:
+    """The model, with the packed weights that are `kept`, or else those that it loads and packs."""
+    is_there = kept is not None and kept.content is not None
+    packs_meanwhile = isinstance(quantization, StoredConfig) and device.type == "cpu" and not is_there
+    num_bytes = block_bytes(Path(model_config.path)) // get_tp_group().world_size if packs_meanwhile else 0
+    with packing_in_background(num_bytes) if packs_meanwhile else contextlib.nullcontext():
+        # Most of the work is the other threads'.
+        is_light = num_bytes > 0
+        if is_light or is_there:
+            # Before they work, the tokenizer has the caches for itself.
+            native_work_begins()
+        model = _build(model_config, quantization, device, part, engine)
+        # "fp8" is also the name of a checkpoint's format.
+        method = linear_method(model_config.quantization if quantization is None else None)
+        if model_config.rounding != "vllm":
+            method = PRODUCTS
+        model.weight_updater = WeightUpdater(model, method)
+        if takes_adapters:
+            model.adapter_places = adapter_places(model)
+        mixtures = [module for module in model.modules() if isinstance(module, Experts)]
+        for module in mixtures:
+            module.method = method
+        if is_there and kept is not None and kept.restore(model):
+            return model
+        if kept is not None:
+            kept.built(model)
+        with torch.inference_mode(), one_thread() if is_light else contextlib.nullcontext():
+            with helped() if mixtures and not is_light else contextlib.nullcontext():
+                if model_config.load_format == "dummy":
+                    fill_with_noise(model, model_config.seed)
+                elif fill := LOADERS.get(model_config.load_format):
+                    _check_plain(quantization, model_config.load_format)
+                    fill(model, VllmConfig(model_config) if engine is None else engine)
+                else:
+                    _load(model, Path(model_config.path), use_tqdm, quantization)
+            _pack(model, method, quantization, device, is_light, None if kept is None else kept.take)
+    if kept is not None:
+        kept.keep(model)
+    return model
 
 
 def _check_plain(quantization: QuantizationConfig | None, load_format: str) -> None:
@@ -181,11 +211,12 @@ def _pack(
     quantization: QuantizationConfig | None,
     device: torch.device,
     is_light: bool,
+    take: Callable[[nn.Module], None] | None,
 ) -> None:
     """Pack the weights of all layers, on the CPU side by side; a user's method has its layers one after another, as
-    have those whose work is left to other threads (`is_light`)."""
-    found = (getattr(module, "process_weights_after_loading", None) for module in model.modules())
-    calls = [partial(finish, method) for finish in found if finish is not None]
+    have those whose work is left to other threads (`is_light`). `take` is given those that are packed."""
+    modules: list[Any] = [module for module in model.modules() if hasattr(module, "process_weights_after_loading")]
+    calls = [partial(module.process_weights_after_loading, method) for module in modules]
     is_own = quantization is not None and not isinstance(quantization, StoredConfig)
     native_work_begins()
     if is_own or is_light or device.type != "cpu":
@@ -193,8 +224,9 @@ def _pack(
             call()
         return
     # The head, which is the last one, takes longest.
-    for _ in side_by_side(reversed(calls)):
-        pass
+    for module, _ in zip(reversed(modules), side_by_side(reversed(calls)), strict=True):
+        if take is not None:
+            take(module)
 
 
 def _use_quantization(model: nn.Module, quantization: QuantizationConfig, model_config: ModelConfig) -> None:

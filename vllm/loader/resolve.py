@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from vllm import envs
-from vllm.config.checkpoint.config import HFConfig, parse_hf_config, read_config
+from vllm.config.checkpoint.config import CONFIG_FORMATS, HFConfig, parse_hf_config, read_config
 from vllm.config.checkpoint.hub import download
 from vllm.config.checkpoint.late_interaction import read_late_interaction
 from vllm.config.checkpoint.local_model import (
@@ -90,6 +90,7 @@ def resolve_model(
     trust_remote_code: bool = False,
     quantization: str | None = None,
     needs_tokenizer: bool = True,
+    config_format: str = "auto",
 ) -> ResolvedModel:
     """Find a model, converting or downloading it first if need be, and read its configuration.
 
@@ -108,6 +109,7 @@ def resolve_model(
         trust_remote_code: let the folder's code run, where transformers' module is used.
         quantization: what the user said, see ModelConfig.
         needs_tokenizer: False where a .gguf file's own is not used.
+        config_format: see `read_config`; of a folder.
 
     Raises:
         FileNotFoundError: no such model.
@@ -116,6 +118,8 @@ def resolve_model(
     """
     source = _locate(model, revision, download_dir, hf_token)
     if source.is_file():
+        if config_format in CONFIG_FORMATS:
+            raise ValueError(f"config_format={config_format!r} is of folders: {source.name} has its own header")
         check_gguf_quantization(quantization, source)
         dtype = _dtype_on(device, _fast_dtype(device), requested_dtype)
         keeps_blocks = needs_weights and _keeps_blocks(quantization, device)
@@ -127,7 +131,7 @@ def resolve_model(
             raise ValueError(f"{source.name}: {error}") from error
     else:
         folder = source
-        config = _load_config(folder, hf_overrides, model_impl, trust_remote_code)
+        config = _load_config(folder, hf_overrides, model_impl, trust_remote_code, config_format, revision)
         stored = config.dtype
         if stored is None and requested_dtype == "auto" and needs_weights:
             stored = stored_dtype(shard_files(folder))
@@ -147,8 +151,16 @@ def _locate(model: str | None, revision: str | None, download_dir: str | None, h
     return download(model, revision, cache_dir=download_dir, token=hf_token)
 
 
-def _load_config(folder: Path, overrides: Overrides, model_impl: str, trust_remote_code: bool) -> HFConfig:
-    raw, generation = read_config(folder, overridden_entries(overrides, folder, trust_remote_code))
+def _load_config(
+    folder: Path,
+    overrides: Overrides,
+    model_impl: str,
+    trust_remote_code: bool,
+    config_format: str = "auto",
+    revision: str | None = None,
+) -> HFConfig:
+    replaced = overridden_entries(overrides, folder, trust_remote_code)
+    raw, generation = read_config(folder, replaced, config_format, trust_remote_code, revision)
     if not raw.get("architectures"):
         raw = _with_architecture(raw, folder.name)
     if has_sparse_pooling(folder):

@@ -16,7 +16,7 @@ from vllm.attention.backend import AttentionMetadata, KVCache
 from vllm.config.checkpoint.config import HFConfig
 from vllm.config.checkpoint.text_part import MARK, text_tensor_name
 from vllm.layers.attention import attention_layers
-from vllm.layers.input_rows import InputRows
+from vllm.layers.input_rows import AddedRows, InputRows
 from vllm.layers.layernorm import LayerNorm, RMSNorm
 from vllm.layers.linear import ReplicatedLinear
 from vllm.layers.vocab_parallel_embedding import Embedding, ParallelLMHead, VocabParallelEmbedding
@@ -196,6 +196,7 @@ class Decoder(nn.Module):
         self.embed_tokens = VocabParallelEmbedding(spec.vocab_size, width)
         self.embedding_scale, self.positions = spec.embedding_scale, spec.positions
         self.input_rows, self._scales_given = InputRows(), spec.scales_given
+        self.added_rows = AddedRows()
         self.embed_positions: nn.Module | None = None
         if spec.positions is not None and spec.positions.kind == "learned":
             self.embed_positions = Embedding(spec.positions.num_rows, hidden)
@@ -254,10 +255,15 @@ class Decoder(nn.Module):
             if index in self.kept_streams:
                 # Layers add to the stream in place.
                 kept[index] = scaled(stream, 1.0) if pending is None else added(stream, pending)
-            layer_rows = rows if index == last else None
+            is_added = index < len(self.added_rows)
+            layer_rows = rows if index == last and not is_added else None
             cache = self.caches_of_layer[index]
             kv_cache = () if cache is None else kv_caches[cache]
             stream, pending = layer(positions, stream, pending, kv_cache, attn, layer_rows, given[index])
+            if is_added:
+                stream = self.added_rows.add_to(stream, index)
+                if index == last and rows is not None:
+                    stream, pending = stream.index_select(0, rows), _selected(pending, rows)
         if self.kept_streams:
             self.streams = [kept[index] for index in self.kept_streams]
         stream, hidden, norm = enter(self.norm, self.join(stream), pending)

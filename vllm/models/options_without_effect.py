@@ -20,6 +20,8 @@ _ROWS = {
     "_name_or_path": ANY,
     "_num_labels": ANY,
     "_text_part_of": ANY,
+    "_whole_config": ANY,
+    "num_image_tokens": ANY,
     "architectures": ANY,
     "attn_impl": "mpt",
     "attn_implementation": ANY,

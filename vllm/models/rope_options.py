@@ -10,7 +10,8 @@ from vllm.config.checkpoint.config import RopeConfig
 
 # The parameters of each type that are read, those that it needs first.
 _PARAMETERS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
-    "default": ((), ()),
+    # The sections are of pictures' positions; text has one position in all of them.
+    "default": ((), ("mrope_section", "mrope_interleaved")),
     "linear": (("factor",), ()),
     "dynamic": ((), ("factor",)),
     # Hunyuan's: theta * alpha ** (dim / (dim - 2)).
@@ -27,7 +28,7 @@ _PARAMETERS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "proportional": ((), ("factor",)),
     "factors": (("factors",), ()),
 }
-_OTHER_NAMES = {"su": "longrope", "none": "default"}
+_OTHER_NAMES = {"su": "longrope", "none": "default", "mrope": "default"}
 _ORIGINAL = "original_max_position_embeddings"
 
 

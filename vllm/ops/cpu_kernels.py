@@ -7,7 +7,7 @@ from importlib.util import find_spec
 import torch
 
 from vllm import envs
-from vllm.ops._dispatch import ISA_LEVELS, LIBRARY, cpu_ops
+from vllm.ops._dispatch import ISA_LEVELS, LIBRARY, cpu_ops, of_device
 
 
 def cpu_kernel_isa() -> str | None:
@@ -38,3 +38,12 @@ def check_batch_invariance(device: str) -> None:
     else:
         return
     raise ValueError(f"VLLM_BATCH_INVARIANT=1 cannot be kept: {reason}")
+
+
+def packs_for() -> tuple[str, bool] | None:
+    """What decides, of the CPU and the kernels, how weights are packed: the instruction set in use, and whether dot
+    products of bfloat16 are fast; None: operations run their PyTorch references."""
+    ops = cpu_ops()
+    if ops is None or of_device("cpu") != "cpp":
+        return None
+    return ISA_LEVELS[ops.set_isa(-1)], ops.has_fast_bf16_dot()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import weakref
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -105,8 +105,8 @@ class PackedExperts:
     gated: bool
     packed: list[Any]
     applies: list[Callable[..., Tensor]]
-    handle: _Handle | None = None
-    tables: Any = None
+    handle: _Handle | None = field(default=None, metadata={"renewed": True})
+    tables: Any = field(default=None, metadata={"renewed": True})
 
     @classmethod
     def empty(cls, num_experts: int, gated: bool = False) -> PackedExperts:
@@ -128,6 +128,15 @@ class PackedExperts:
             self.handle = _Handle(len(self), columns // 2 if self.gated else columns, inner, self.gated)
         if self.handle is not None and not (packed.gated == self.gated and self.handle.put(index, packed)):
             self.handle = None
+
+    def renew(self) -> None:
+        """Make `handle` and `tables` anew: the weights are in other memory."""
+        former = list(zip(self.packed, self.applies, strict=True))
+        self.packed, self.applies = [None] * len(former), [_missing] * len(former)
+        self.handle = self.tables = None
+        for index, (packed, apply) in enumerate(former):
+            if packed is not None:
+                self.put(index, packed, apply)
 
     def multiply(self, index: int, x: Tensor) -> Tensor:
         """float32 [T, N] of x [T, K]: expert `index`'s product."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import mmap
 from pathlib import Path
@@ -15,6 +16,15 @@ def is_out_of_memory(error: BaseException) -> bool:
         or "can't allocate memory" in said
         or "not enough memory" in said
     )
+
+
+def available_bytes() -> int:
+    """MemAvailable of /proc/meminfo; 8 GiB where there is no such file."""
+    with contextlib.suppress(OSError), open("/proc/meminfo", encoding="ascii") as lines:
+        for line in lines:
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) * 1024
+    return 8 * 2**30
 
 
 def return_freed_memory() -> None:

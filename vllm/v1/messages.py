@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from vllm.exceptions import VLLMValidationError
 from vllm.inputs.embeds import PromptEmbeds
+from vllm.inputs.images import PromptImages
 from vllm.logprobs.lists import LogprobsRow, LogprobsRows
 from vllm.lora.request import LoRARequest
 from vllm.pooling_params import PoolingParams
@@ -55,6 +56,7 @@ class EngineCoreRequest:
     lora_request: LoRARequest | None = None
     data_parallel_rank: InitVar[Any] = None
     prompt_embeds: PromptEmbeds | None = None  # in place of some of the ids
+    images: PromptImages | None = None
     session_id: str | None = None
     kv_hints: Any = None  # dicts, lists, texts and numbers
 

@@ -10,6 +10,7 @@ from vllm.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
     from vllm.inputs.embeds import PromptEmbeds
+    from vllm.inputs.images import PromptImages
     from vllm.lora.request import LoRARequest
 
 
@@ -37,6 +38,7 @@ class Request:
         pooling_params: PoolingParams | None = None,
         lora_request: LoRARequest | None = None,
         prompt_embeds: PromptEmbeds | None = None,
+        images: PromptImages | None = None,
         session_id: str | None = None,
         kv_hints: Any = None,
     ) -> None:
@@ -47,6 +49,7 @@ class Request:
         self.pooling_params = pooling_params
         self.lora_request = lora_request
         self.prompt_embeds = prompt_embeds  # the ids at its positions say nothing
+        self.images = images
         self.session_id, self.kv_hints = session_id, kv_hints  # for who reads requests; the engine does not
         self.lane: Any = None  # where it waits; None: with all others
         self.content_number = 0  # a part of its block hashes: what computes other values than the model has another

@@ -225,7 +225,7 @@ class TestMemory:
         """The budget that is left for blocks does not include what logits and kept hidden states take."""
         available = 60 * 2**20
         monkeypatch.delenv("VLLM_CPU_KVCACHE_SPACE", raising=False)
-        monkeypatch.setattr(worker.memory, "available_host_bytes", lambda: available)
+        monkeypatch.setattr(worker, "available_bytes", lambda: available)
         own = make_tiny_llm(folder).llm_engine.engine_core.executor.worker
         runner = own.model_runner
         assert runner.max_logits_bytes() >= prompt_logprob.TILE_BYTES - 4 * VOCAB_SIZE

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,10 @@ _SIZE_NAMES = {
     "max_position_embeddings": ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "n_ctx"),
 }
 _DEFAULT_CONTEXT = 2048
+
+CONFIG_FORMATS: dict[str, Callable[[Path, bool, str | None], dict[str, Any]]] = {}
+"""By config_format: a parser that a caller registered in this process, of a folder, trust_remote_code and a revision;
+it returns the entries that config.json would have."""
 
 
 @dataclass(frozen=True)
@@ -122,14 +127,22 @@ def load_hf_config(folder: Path, overrides: dict[str, Any] | None = None) -> HFC
 _CLASSIFIER = "ForSequenceClassification"
 
 
-def read_config(folder: Path, overrides: dict[str, Any] | None = None) -> tuple[dict[str, Any], dict[str, Any]]:
+def read_config(
+    folder: Path,
+    overrides: dict[str, Any] | None = None,
+    config_format: str = "auto",
+    trust_remote_code: bool = False,
+    revision: str | None = None,
+) -> tuple[dict[str, Any], dict[str, Any]]:
     """The contents of a folder's config.json, with `overrides`, and of its generation_config.json, {} without one. Of a
-    model with other inputs than text, they are those of its text decoder; see `text_part`.
+    model with other inputs than text, they are those of its text decoder; see `text_part`. A `config_format` of
+    CONFIG_FORMATS is asked instead of config.json.
 
     Raises:
         ValueError: no config.json, or one of them is not JSON.
     """
-    raw = _read_json(folder, "config.json")
+    parse = CONFIG_FORMATS.get(config_format)
+    raw = _read_json(folder, "config.json") if parse is None else parse(folder, trust_remote_code, revision)
     if raw is None:
         raise ValueError(f"{folder.name} has no config.json, so it is not a Hugging Face model folder")
     raw, overrides = text_part(raw), dict(overrides or {})

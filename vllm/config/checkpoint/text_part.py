@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 import re
 from typing import Any
 
-from vllm.logger import init_logger, warn_once
-
-logger = init_logger(__name__)
-
 MARK = "_text_part_of"
 """The option that `text_part` adds: the whole model's architecture."""
+WHOLE = "_whole_config"
+"""Another one: the whole model's config.json."""
 
 _GEMMA_3 = {
     "model_type": "gemma3_text",
@@ -105,33 +104,74 @@ _ARCHITECTURES = {
     "ministral3": "Ministral3ForCausalLM",
     "qwen3_5_text": "Qwen3_5ForCausalLM",
     "qwen3_5_moe_text": "Qwen3_5MoeForCausalLM",
+    # These differ from the decoders of text by the positions that pictures have.
+    "glm4v_text": "Glm4ForCausalLM",
+    "glm4v_moe_text": "Glm4MoeForCausalLM",
+    "qwen2_5_vl_text": "Qwen2ForCausalLM",
+    "qwen2_vl_text": "Qwen2ForCausalLM",
+    "qwen3_vl_moe_text": "Qwen3MoeForCausalLM",
+    "qwen3_vl_text": "Qwen3ForCausalLM",
 }
 # Options of the whole model that its text decoder gets, if that does not have them itself.
 _INHERITED = ("dtype", "torch_dtype", "bos_token_id", "eos_token_id", "quantization_config")
+# Beginnings of names that only its tensors have; files of some models name its layers without the part that they are.
+_OF_TEXT = ("lm_head.", "model.embed_tokens.", "model.layers.", "model.norm.")
 # The head is the whole model's.
 _OF_WHOLE = "tie_word_embeddings"
 
 
 def text_part(raw: dict[str, Any]) -> dict[str, Any]:
     """The text decoder's config.json for that of a whole model, which is otherwise returned as it is."""
-    whole = next((name for name in raw.get("architectures") or () if name in WITH_TEXT_PART), None)
+    names = raw.get("architectures") or ()
+    whole = next((name for name in names if name in WITH_TEXT_PART), None)
     text = raw.get("text_config")
-    if whole is None or not isinstance(text, dict):
-        return raw
-    own = _DEFAULTS[whole] | text
-    architecture = _ARCHITECTURES.get(own["model_type"])
-    if architecture is None:
+    if whole is not None and isinstance(text, dict):
+        own = _DEFAULTS[whole] | text
+        architecture = _ARCHITECTURES.get(own["model_type"])
+    else:
+        whole = next((name for name in names if name.endswith("ForConditionalGeneration")), None)
+        own = _by_transformers(raw) if whole is not None and "vision_config" in raw else {}
+        architecture = next(iter(own.get("architectures") or ()), None)
+    if whole is None or architecture is None:
         return raw
     for name in _INHERITED:
         if own.get(name) is None and raw.get(name) is not None:
             own[name] = raw[name]
     if raw.get(_OF_WHOLE) is not None:
         own[_OF_WHOLE] = raw[_OF_WHOLE]
-    warn_once(logger, f"{whole}: its text decoder runs alone, as {architecture}; it takes neither images nor sound")
-    return own | {"architectures": [architecture], MARK: whole}
+    return own | {"architectures": [architecture], MARK: whole, WHOLE: raw}
+
+
+def _by_transformers(raw: dict[str, Any]) -> dict[str, Any]:
+    """The text decoder's options as transformers reads them; {} where it has none for the model, or no such decoder."""
+    from transformers import CONFIG_MAPPING, PreTrainedConfig
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as causal
+
+    kind = str(raw.get("model_type"))
+    if kind not in CONFIG_MAPPING:
+        return {}
+    text = CONFIG_MAPPING[kind].from_dict(copy.deepcopy(raw)).get_text_config()
+    architecture = _ARCHITECTURES.get(text.model_type) or causal.get(text.model_type)
+    if not isinstance(architecture, str):
+        return {}
+    usual = PreTrainedConfig().to_dict()
+    own = {name: value for name, value in text.to_dict().items() if name not in usual or usual[name] != value}
+    own |= {"architectures": [architecture], "model_type": text.model_type}
+    if kind == "paligemma":
+        # The whole model says by its prompts which tokens see those after them.
+        own.pop("use_bidirectional_attention", None)
+    if kind in ("aya_vision", "cohere2_vision"):
+        # The whole model's head has no scale.
+        own["logit_scale"] = 1.0
+    if text.model_type == "glm4v_text":
+        # Glm4ForCausalLM's defaults are others.
+        own.setdefault("head_dim", text.hidden_size // text.num_attention_heads)
+        own["rope_parameters"] = {"partial_rotary_factor": 1.0} | own["rope_parameters"]
+    return own
 
 
 def text_tensor_name(name: str) -> str | None:
     """The text decoder's name of a whole model's tensor; None for the other parts' tensors."""
-    own = re.sub(r"^(model\.)?language_model\.(model\.)?", "model.", name).replace("model.lm_head.", "lm_head.")
-    return own if own != name or own.startswith("lm_head.") else None
+    own = re.sub(r"^(model\.)?(language_model|text_model)\.(model\.)?", "model.", name)
+    own = own.replace("model.lm_head.", "lm_head.")
+    return own if own != name or own.startswith(_OF_TEXT) else None

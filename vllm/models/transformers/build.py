@@ -191,6 +191,13 @@ def _construct(model_class: type[Any], auto: Any, attention: str) -> Any:
     return model.eval()
 
 
+def construct_plain(model_class: type[Any], auto: Any, dtype: torch.dtype) -> Any:
+    """A module as transformers itself runs it; its parameters are on the meta device, its buffers on the CPU."""
+    with torch.device("cpu"), _parameters_on_meta():
+        model = model_class._from_config(copy.deepcopy(auto), dtype=dtype)
+    return model.requires_grad_(False).eval()
+
+
 @contextmanager
 def _parameters_on_meta() -> Iterator[None]:
     """Parameters that this thread's modules get are moved to the meta device; buffers keep their values."""

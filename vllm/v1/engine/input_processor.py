@@ -6,11 +6,14 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 from vllm.config import ModelConfig, VllmConfig
 from vllm.exceptions import VLLMValidationError, shown
 from vllm.inputs.embeds import PromptEmbeds
+from vllm.inputs.images import DATA, OPTIONS, UUIDS, GivenImages, PromptImages, given_images
+from vllm.inputs.media import PictureLoader
 from vllm.inputs.text_options import DEFAULT_TEXT_OPTIONS, TextOptions
 from vllm.logger import init_logger, timed, warn_once
 from vllm.lora.request import LoRARequest, check_lora_request
@@ -30,12 +33,12 @@ from vllm.v1.structured_output.readable import check_readable
 
 logger = init_logger(__name__)
 
-_PROMPT_KEYS = {"prompt", "prompt_token_ids", "prompt_embeds", "prompt_is_token_ids", "is_token_ids", "cache_salt"}
+_PROMPT_KEYS = {
+    *("prompt", "prompt_token_ids", "prompt_embeds", "prompt_is_token_ids", "is_token_ids", "cache_salt"),
+    *(DATA, UUIDS, OPTIONS),
+}
 # Keys of upstream's prompts, and what to do instead.
 _REFUSED_KEYS = {
-    "multi_modal_data": "inputs are text only",
-    "multi_modal_uuids": "inputs are text only",
-    "mm_processor_kwargs": "inputs are text only",
     "encoder_prompt": "models are decoders",
     "token_type_ids": "models are decoders",
 }
@@ -67,6 +70,7 @@ class ProcessedPrompt:
     lora_request: LoRARequest | None = None
     content_of: Callable[[], ContentReader] | None = None
     embeds: PromptEmbeds | None = None
+    images: PromptImages | None = None
     session_id: str | None = None
     kv_hints: Any = None
 
@@ -88,6 +92,7 @@ class _Parsed:
     token_ids: list[int] | None = None
     cache_salt: str | None = None
     embeds: PromptEmbeds | None = None
+    images: GivenImages | None = None
 
 
 class InputProcessor:
@@ -102,6 +107,16 @@ class InputProcessor:
         self.eos_token_ids = frozenset(self.model_config.hf_config.eos_token_ids)
         self._generation_config = {"eos_token_id": sorted(self.eos_token_ids)}
 
+    @cached_property
+    def picture_loader(self) -> PictureLoader:
+        """For what requests describe; see MediaAccess."""
+        return PictureLoader(self.model_config.media_access, self.model_config.max_images)
+
+    @property
+    def picture_text(self) -> str | None:
+        """The model's word for a picture in a prompt's text; None: it reads none."""
+        return self.pictures.placeholder if self.model_config.reads_images else None
+
     def hf_tokenizer(self) -> Any:
         """The model's tokenizer as transformers has it.
 
@@ -111,6 +126,13 @@ class InputProcessor:
         if self.tokenizer is None:
             raise ValueError("there is no tokenizer: skip_tokenizer_init left it out")
         return self.tokenizer.hf_tokenizer
+
+    @cached_property
+    def pictures(self) -> Any:
+        """The PictureProcessor of a model that reads pictures."""
+        from vllm.models.vision.processor import PictureProcessor
+
+        return PictureProcessor(self.model_config, self.hf_tokenizer())
 
     def process_prompts(
         self,
@@ -135,6 +157,15 @@ class InputProcessor:
         for i, prompt in enumerate(prompts):
             with _naming(i, len(prompts)):
                 parsed.append(self._parse(prompt))
+        pictures: list[Any] = [None] * len(parsed)
+        for i, each in enumerate(parsed):
+            if each.images is not None:
+                with _naming(i, len(prompts)):
+                    pictures[i] = self.pictures.process(each.images)
+                    if each.token_ids is None:
+                        parsed[i] = replace(each, text=self.pictures.expand_text(each.text or "", pictures[i]))
+                    else:
+                        parsed[i] = replace(each, token_ids=self.pictures.expand_ids(each.token_ids, pictures[i]))
         texts = [each.text or "" for each in parsed if each.token_ids is None]
         encoded: Iterator[list[int]] = iter(())
         if texts:
@@ -158,7 +189,8 @@ class InputProcessor:
                         token_ids = self._truncate(each, token_ids, limit, own, options)
                     _check_embedded(each.embeds, own)
                 self._check_length(token_ids, room, longest)
-            result.append(ProcessedPrompt(each.text, token_ids, each.cache_salt, embeds=each.embeds))
+                images = self.pictures.locate(token_ids, pictures[i]) if pictures[i] else None
+            result.append(ProcessedPrompt(each.text, token_ids, each.cache_salt, embeds=each.embeds, images=images))
         return result
 
     def with_adapters(self, prompts: Sequence[ProcessedPrompt], adapters: Sequence[Any]) -> list[ProcessedPrompt]:
@@ -262,6 +294,7 @@ class InputProcessor:
         for core_id, params in children:
             request = EngineCoreRequest(core_id, ids, params, self.eos_token_ids, arrival_time, priority, salt)
             request.lora_request, request.prompt_embeds = prompt.lora_request, prompt.embeds
+            request.images = prompt.images
             request.session_id, request.kv_hints = prompt.session_id, prompt.kv_hints
             if isinstance(params, PoolingParams):
                 request.pooling_params, request.sampling_params = params, None  # type: ignore[assignment]
@@ -293,14 +326,17 @@ class InputProcessor:
         text, ids, salt = prompt.get("prompt"), prompt.get("prompt_token_ids"), prompt.get("cache_salt")
         if salt is not None and not isinstance(salt, str):
             raise wrong_type("cache_salt", salt, "a string")
+        images = given_images(prompt, self.model_config.max_images, self.model_config.why_no_images)
         if prompt.get("prompt_embeds") is not None:
+            if images is not None:
+                raise VLLMValidationError(f"prompt_embeds and {DATA} cannot be one prompt's: pass one of them", DATA)
             return self._with_embeds(prompt, text, ids, salt)
         if _is_token(prompt) is not None:
             message = "prompt_is_token_ids says where prompt_embeds are not used: pass it with them"
             raise VLLMValidationError(message, "prompt_is_token_ids")
         if ids is None:
-            return _Parsed(_check_text(text), None, salt)
-        return _Parsed(text, self._check_ids(ids), salt)
+            return _Parsed(_check_text(text), None, salt, images=images)
+        return _Parsed(text, self._check_ids(ids), salt, images=images)
 
     def _with_embeds(self, prompt: Mapping[str, Any], text: str | None, ids: Any, salt: str | None) -> _Parsed:
         """A prompt of embeddings, `text` and ids what they stand for."""
@@ -350,6 +386,11 @@ class InputProcessor:
         return limit
 
     def _truncate(self, parsed: _Parsed, ids: list[int], limit: int, params: Any, options: TextOptions) -> list[int]:
+        if parsed.images is not None:
+            message = (
+                f"truncate_prompt_tokens={limit} would cut a prompt with pictures, {len(ids)} tokens: cut it yourself"
+            )
+            raise VLLMValidationError(message, "truncate_prompt_tokens", limit)
         if parsed.embeds is not None:
             message = f"truncate_prompt_tokens={limit} would cut prompt_embeds of {len(ids)} rows: cut them yourself"
             raise VLLMValidationError(message, "truncate_prompt_tokens", limit)

@@ -3,7 +3,6 @@ their memory, and in host memory by swap_space."""
 
 from __future__ import annotations
 
-import contextlib
 import gc
 import math
 from typing import NamedTuple
@@ -149,15 +148,6 @@ def host_block_count(config: VllmConfig, block_bytes: int, available_bytes: int)
             "it, or set it to 0 to do without"
         )
     return num_blocks
-
-
-def available_host_bytes() -> int:
-    """MemAvailable of /proc/meminfo; 8 GiB where there is no such file."""
-    with contextlib.suppress(OSError), open("/proc/meminfo", encoding="ascii") as lines:
-        for line in lines:
-            if line.startswith("MemAvailable:"):
-                return int(line.split()[1]) * 1024
-    return 8 * 2**30
 
 
 def _gib(num_bytes: float) -> str:

@@ -24,11 +24,12 @@ from vllm.distributed.trainer_group import TrainerGroup, join_trainer, receive_t
 from vllm.layers.state import state_bytes
 from vllm.layers.weight_update import HEAD, move_weights
 from vllm.loader import get_model
+from vllm.loader.packed_weights import drop_pages
 from vllm.logger import init_logger, timed
 from vllm.lora.request import LoRARequest
 from vllm.ops.gpu_kernels import compiles_while_running
 from vllm.quantization.settings import find_settings
-from vllm.utils.host_memory import return_freed_memory
+from vllm.utils.host_memory import available_bytes, return_freed_memory
 from vllm.utils.plugins import load_general_plugins
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.executor import memory
@@ -155,7 +156,7 @@ class Worker:
         if not self._has_cache:
             return 0
         block_bytes = self._kv_block_bytes() + sum(guest.host_block_bytes for guest in self.model_runner.guests)
-        return memory.host_block_count(self.config, block_bytes, memory.available_host_bytes())
+        return memory.host_block_count(self.config, block_bytes, available_bytes())
 
     @property
     def _has_cache(self) -> bool:
@@ -349,8 +350,9 @@ class Worker:
         return set(self._adapters)
 
     def sleep(self, level: int = 1) -> None:
-        """Free the KV cache; at level 1 move a GPU's weights to the host, at level 2 free the weights, too. What sleeps
-        already stays so; level 2 after level 1 frees the weights."""
+        """Free the KV cache; at level 1 move a GPU's weights to the host, or give back the memory of weights that a CPU
+        maps, which the next step reads again; at level 2 free the weights, too. What sleeps already stays so; level 2
+        after level 1 frees the weights."""
         if self._runner is None:
             return
         if "kv_cache" not in self._asleep:
@@ -365,6 +367,9 @@ class Worker:
         elif self.device.type == "cuda" and "weights" not in self._asleep:
             self._move_weights(torch.device("cpu"))
             self._asleep.add("weights")
+        elif self.device.type == "cpu":
+            for model in self._models():
+                drop_pages(model)
         return_freed_memory()
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
@@ -385,9 +390,13 @@ class Worker:
         self._asleep -= woken
 
     def _move_weights(self, device: torch.device) -> None:
-        runner = self.model_runner
-        for model in (runner.model, *(model for guest in runner.guests for model in guest.models())):
+        for model in self._models():
             move_weights(model, device)
+
+    def _models(self) -> list[Any]:
+        """The model and those of guests."""
+        runner = self.model_runner
+        return [runner.model, *(model for guest in runner.guests for model in guest.models())]
 
     def profile(self, is_start: bool = True, profile_prefix: str | None = None) -> None:
         """Begin to record operators and kernels, or end it and write a trace into the profiler's folder; its
@@ -421,7 +430,7 @@ class Worker:
         asked = envs.cpu_kvcache_space_bytes()
         if asked is not None:
             return asked // world_size
-        free = max(memory.available_host_bytes() - world_size * self.model_runner.max_logits_bytes(), 0)
+        free = max(available_bytes() - world_size * self.model_runner.max_logits_bytes(), 0)
         share = _CPU_CACHE_FRACTION / self.config.parallel_config.data_parallel_size
         return min(_CPU_CACHE_LIMIT_BYTES, int(free * share)) // world_size
 

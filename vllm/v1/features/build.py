@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from vllm.config import VllmConfig
+from vllm.config.checkpoint.text_part import WHOLE
 from vllm.layers.state import state_layers
 from vllm.v1.core.guests import SchedulerGuest
 from vllm.v1.features.drafts.scheduler import Drafts
@@ -16,18 +17,18 @@ from vllm.v1.worker.gpu.guests import RunnerGuest
 
 Call = Callable[[str, tuple], Any]
 
-SCHEDULER_ORDER = ("adapters", "prompt_embeds", "grammars", "drafts", "forced_runs", "swap", "states")
+SCHEDULER_ORDER = ("adapters", "images", "prompt_embeds", "grammars", "drafts", "forced_runs", "swap", "states")
 """The order in which guests of the scheduler are called, by their folders' names.
 
 1. adapters: a request that names another adapter under an id is refused before anything else is done for it.
-2. prompt_embeds: its part of a block's hash is known before anyone waits.
+2. images and prompt_embeds: their part of a block's hash is known before anyone waits.
 3. grammars: those that wait for theirs are known by their adapter's lane when they are queued.
 4. drafts before forced_runs: a step's drafts are settled at the last token that was drawn, before tokens are appended
    that were not.
 5. forced_runs before states: a state is kept for tokens that are left when some are dropped at a preemption.
 6. swap before states: without evicted content that the host does not take, the state after it is of no use.
 """
-ORDER = ("hidden_cache", "grammars", "forced_runs", "states", "drafts", "adapters", "prompt_embeds", "swap")
+ORDER = ("hidden_cache", "grammars", "forced_runs", "states", "drafts", "adapters", "prompt_embeds", "images", "swap")
 """The order in which guests are called, by their folders' names.
 
 1. hidden_cache: whoever reads hidden states of cached prefixes after it finds them.
@@ -37,7 +38,9 @@ ORDER = ("hidden_cache", "grammars", "forced_runs", "states", "drafts", "adapter
 5. drafts before adapters: a step's rows are known once all have said which hidden states they need.
 6. adapters: they see the rows that layers have.
 7. prompt_embeds after adapters: a step that has embeddings is computed, whatever they say of recordings.
-8. swap: its host blocks hold what all others keep in a block, which they have allocated before.
+8. images after prompt_embeds, which takes back the rows that it gave, and after all that read a batch's positions, as
+   pictures shift them.
+9. swap: its host blocks hold what all others keep in a block, which they have allocated before.
 """
 
 
@@ -73,6 +76,10 @@ def runner_guests(runner: Any) -> Sequence[RunnerGuest]:
         from vllm.v1.features.prompt_embeds.runner import EmbeddedRows
 
         guests.append(EmbeddedRows(runner))
+    if config.model_config.reads_images:
+        from vllm.v1.features.images.runner import PictureRows
+
+        guests.append(PictureRows(runner))
     if cache.swap_space:
         from vllm.v1.features.swap.runner import SwapSpace
 
@@ -91,6 +98,14 @@ def scheduler_guests(config: VllmConfig, call: Call, scheduler: Any) -> Sequence
         guests.append(AdapterTurns(pool, scheduler.requests))
     if config.model_config.attn_type == "encoder_only":
         return guests
+    if config.model_config.reads_images:
+        from vllm.models.vision.families import whole_blocks
+        from vllm.v1.features.images.scheduler import PictureTurns
+
+        whole = whole_blocks(config.model_config.hf_config.raw[WHOLE])
+        sizes = config.scheduler_config
+        room = max(sizes.max_num_batched_tokens - sizes.max_num_seqs, 1)
+        guests.append(PictureTurns(scheduler.requests, None if whole is None else whole.kind, room))
     if config.model_config.runner_type != "pooling":
         if config.model_config.enable_prompt_embeds:
             guests.append(EmbeddedPrompts(scheduler.requests))

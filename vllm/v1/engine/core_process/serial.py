@@ -12,6 +12,7 @@ import torch
 
 from vllm.exceptions import VLLMValidationError
 from vllm.inputs.embeds import PromptEmbeds
+from vllm.inputs.images import PromptImages
 from vllm.logprobs.lists import LogprobsLists, LogprobsRows
 from vllm.lora.request import LoRARequest
 from vllm.pooling_params import LateChunkingParams, PoolingParams
@@ -46,6 +47,8 @@ def encode_request(request: EngineCoreRequest) -> bytes:
     values = {**vars(request), "eos_token_ids": sorted(request.eos_token_ids), "sampling_params": changed}
     if request.prompt_embeds is not None:
         values["prompt_embeds"] = request.prompt_embeds.pack()
+    if request.images is not None:
+        values["images"] = request.images.pack()
     try:
         return _encoder.encode(values)
     except (TypeError, ValueError, OverflowError, RecursionError) as error:
@@ -58,6 +61,8 @@ def _encode_pooling(request: EngineCoreRequest) -> bytes:
     names = (name for name in PoolingParams.__struct_fields__ if name not in _LOCAL_FIELDS)
     params = {name: getattr(request.pooling_params, name) for name in names}
     values = {**vars(request), "eos_token_ids": (), "pooling_params": params}
+    if request.images is not None:
+        values["images"] = request.images.pack()
     try:
         return _encoder.encode(values)
     except (TypeError, ValueError, OverflowError, RecursionError) as error:
@@ -75,6 +80,8 @@ def decode_request(data: Frame) -> EngineCoreRequest:
     values["eos_token_ids"] = frozenset(values["eos_token_ids"])
     if values["lora_request"] is not None:
         values["lora_request"] = LoRARequest(**values["lora_request"])
+    if values["images"] is not None:
+        values["images"] = PromptImages.unpack(values["images"])
     if values["pooling_params"] is not None:
         params = values["pooling_params"]
         if params["late_chunking_params"] is not None:

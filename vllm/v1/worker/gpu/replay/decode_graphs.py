@@ -142,7 +142,7 @@ class DecodeGraphs:
         step, num_rows = self.step_for(batch), len(batch.req_ids)
         inputs = np.empty(step.inputs.shape, dtype=np.int32)
         inputs[:, num_rows:] = self._padding
-        inputs[:2, :num_rows] = batch.positions_np, batch.slot_mappings_np[0]
+        inputs[:2, :num_rows] = batch.model_positions_np, batch.slot_mappings_np[0]
         inputs[2:, :num_rows] = batch.idx_mapping_np, batch.input_ids_np, batch.seq_lens_np
         upload_into(step.inputs, inputs)
         step.replay()

@@ -53,7 +53,7 @@ class _Inputs:
         self._input_ids_np[: len(batch.input_ids_np)] = (
             batch.input_ids_np if known else batch.to_device(states).input_ids.numpy()
         )
-        numbers = [batch.positions_np, batch.seq_lens_np, batch.idx_mapping_np, *batch.slot_mappings_np]
+        numbers = [batch.model_positions_np, batch.seq_lens_np, batch.idx_mapping_np, *batch.slot_mappings_np]
         for kept, given in zip(self._numbers_np, numbers, strict=True):
             kept[: len(given)] = given
         if batch.expanded_np is not None:

@@ -1,0 +1,370 @@
+"""Packed weights on disk: whatever happens to the files, a model has its weights, and says once what went wrong."""
+
+from __future__ import annotations
+
+import os
+import resource
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from collections import namedtuple
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from models_util import load_model, make_random_model
+from packed_starts import files, is_mapped, needs_kernels, packed, state  # noqa: F401 - a fixture
+
+from vllm import LLM, SamplingParams
+from vllm.loader import packed_weights as module
+from vllm.utils.packed import file as packed_file
+from vllm.utils.packed import folder as packed_folder
+from vllm.utils.packed.file import Mapping, find_damage, read_content
+from vllm.utils.packed.folder import PackedFolder
+
+pytestmark = [needs_kernels, pytest.mark.usefixtures("packed")]
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    make_random_model("llama", "odd", tmp_path / "model")
+    return tmp_path / "model"
+
+
+def said(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [record.message for record in caplog.records if record.levelname == "WARNING" and "packed" in record.message]
+
+
+def flip(path: Path, at: int) -> None:
+    data = bytearray(path.read_bytes())
+    data[at] ^= 16
+    path.write_bytes(bytes(data))
+
+
+def test_small_models_leave_nothing(model: Path, packed: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
+    monkeypatch.delenv("VLLM_PACKED_CACHE_LEAST_MIB")
+    assert not is_mapped(load_model(model)[0])
+    monkeypatch.setenv("VLLM_PACKED_CACHE_LEAST_MIB", "0.000001")
+    monkeypatch.setenv("VLLM_PACKED_CACHE", "0")
+    assert not is_mapped(load_model(model)[0])
+    assert not packed.exists()
+
+
+@pytest.mark.parametrize("value", ["true", "off"])
+def test_a_switch_is_0_or_1(value: str, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VLLM_PACKED_CACHE", value)
+    with pytest.raises(ValueError, match="VLLM_PACKED_CACHE must be 0, 1 or a folder"):
+        load_model(model)
+
+
+def test_the_switch_alone_is_a_folder_of_the_root(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VLLM_PACKED_CACHE", "1")
+    monkeypatch.setenv("VLLM_CACHE_ROOT", str(tmp_path / "root"))
+    load_model(model)
+    assert len(files(tmp_path / "root" / "packed")) == 1
+
+
+def test_what_packing_depends_on_has_a_file_of_its_own(
+    model: Path,
+    packed: Path,  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for fields in ({}, {"dtype": "bfloat16"}, {"dtype": "bfloat16", "quantization": "int8"}):
+        load_model(model, **fields)
+    assert len(files(packed)) == 3
+    monkeypatch.setenv("VLLM_CPU_GEMM", "packed_f32")
+    load_model(model, dtype="bfloat16")
+    # Limits of requests make no difference.
+    load_model(model, dtype="bfloat16", max_model_len=32)
+    assert len(files(packed)) == 3 + (len(files(packed)) == 4)
+
+
+def test_a_changed_checkpoint_is_packed_anew(model: Path, packed: Path) -> None:  # noqa: F811
+    first = state(load_model(model)[0])
+    path = model / "model.safetensors"
+    times = path.stat().st_atime_ns, path.stat().st_mtime_ns
+    size = path.stat().st_size
+    make_random_model("llama", "odd", model, seed=1)
+    assert path.stat().st_size == size
+    # As a copy that keeps times would have it.
+    os.utime(path, ns=times)
+    second, _ = load_model(model)
+    assert state(second) != first
+    assert state(load_model(model)[0]) == state(second)
+    assert len(files(packed)) == 2
+
+
+@pytest.mark.parametrize("at", ["end", "description"])
+def test_a_broken_file_is_packed_anew(
+    at: str,
+    model: Path,
+    packed: Path,  # noqa: F811
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    expected = state(load_model(model)[0])
+    (path,) = files(packed)
+    if at == "end":
+        os.truncate(path, path.stat().st_size - 100)
+    else:
+        flip(path, path.stat().st_size - 100)
+    assert state(load_model(model)[0]) == expected
+    assert len(said(caplog)) == 1 and "packed anew" in said(caplog)[0]
+    assert is_mapped(load_model(model)[0]) and len(said(caplog)) == 1
+
+
+def test_a_state_that_does_not_fit_is_packed_anew(model: Path, packed: Path, caplog: pytest.LogCaptureFixture) -> None:  # noqa: F811
+    expected = state(load_model(model)[0])
+    (path,) = files(packed)
+    content = read_content(path)
+    writer = packed_file.Writer(path.with_suffix(".new"), 1 << 20, lambda _: None)
+    writer.finish(content.about, [["model.no_such", "", "packed", None, False]], path)
+    assert state(load_model(model)[0]) == expected
+    assert len(said(caplog)) == 1
+    assert is_mapped(load_model(model)[0])
+
+
+def test_a_flipped_byte_is_found(model: Path, packed: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
+    load_model(model)
+    (path,) = files(packed)
+    assert find_damage(path) is None
+    flip(path, read_content(path).pieces[3].start)
+    assert "damaged between" in (find_damage(path) or "")
+    monkeypatch.setattr(module, "_VERIFY_AFTER_SECONDS", 0.0)
+    before = set(threading.enumerate())
+    served, _ = load_model(model)
+    for thread in set(threading.enumerate()) - before:
+        thread.join(60)
+    assert not files(packed)
+    with pytest.raises(RuntimeError, match="was removed, and results since the start may be wrong"):
+        served.weight_updater.complete()
+    load_model(model)[0].weight_updater.complete()
+
+
+def test_an_unwritable_folder_is_said_once(
+    model: Path,
+    packed: Path,  # noqa: F811
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("VLLM_PACKED_CACHE", str(tmp_path / "file" / "folder"))
+    for _ in range(2):
+        assert not is_mapped(load_model(model)[0])
+    assert len(said(caplog)) == 1 and "are not kept" in said(caplog)[0]
+
+
+@pytest.mark.parametrize("share", [0.0, 0.3, 0.9])
+def test_a_full_disk_is_said_once(
+    share: float,
+    model: Path,
+    packed: Path,  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    expected = state(load_model(model)[0])
+    (path,) = files(packed)
+    limit = int(share * path.stat().st_size)
+    path.unlink()
+    write = os.pwrite
+
+    def full(file: int, data: bytes, offset: int) -> int:
+        if offset + len(data) > limit:
+            raise OSError(28, "No space left on device")
+        return write(file, data, offset)
+
+    monkeypatch.setattr(packed_file.os, "pwrite", full)
+    for _ in range(2):
+        served, _ = load_model(model)
+        assert state(served) == expected and not is_mapped(served)
+    assert len(said(caplog)) == 1 and "No space left" in said(caplog)[0]
+    assert not [each for each in packed.iterdir() if each.suffix != ".lock"]
+
+
+def test_the_last_part_of_the_disk_stays_free(
+    model: Path,
+    packed: Path,  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    usage = namedtuple("usage", "total used free")
+    monkeypatch.setattr(packed_folder, "_KEPT_FREE", 0.1)
+    monkeypatch.setattr(packed_folder.shutil, "disk_usage", lambda _: usage(1 << 40, 0, (1 << 40) // 10))
+    assert not is_mapped(load_model(model)[0])
+    assert "is kept" in said(caplog)[0]
+
+
+def test_the_least_recently_used_go_first(model: Path, packed: Path) -> None:  # noqa: F811
+    size = 0
+    for age, name in enumerate(("a", "b", "c")):
+        (packed / "x").parent.mkdir(exist_ok=True)
+        (packed / f"{name}-0of1.packed").write_bytes(bytes(8 << 20))
+        os.utime(packed / f"{name}-0of1.packed", (1000 - age, 1000 - age))
+        size += 8 << 20
+    folder = PackedFolder(packed, 25 / 1024)
+    folder.check_room(packed / "d-0of1.packed", 1 << 20, 0)
+    assert len(files(packed)) == 3
+    folder.check_room(packed / "d-0of1.packed", 8 << 20, 0)
+    assert [path.name[0] for path in files(packed)] == ["a", "b"]
+    with pytest.raises(OSError, match="the bound"):
+        folder.check_room(packed / "d-0of1.packed", 26 << 20, 0)
+    assert len(files(packed)) == 2
+
+
+def test_the_bound_is_an_engine_argument(model: Path, packed: Path, caplog: pytest.LogCaptureFixture) -> None:  # noqa: F811
+    fields = {"skip_tokenizer_init": True, "max_model_len": 32}
+    LLM(str(model), packed_cache_gib=0, **fields)
+    assert not files(packed) and "the bound" in said(caplog)[0]
+    LLM(str(model), packed_cache_gib=0.5, **fields)
+    assert len(files(packed)) == 1
+    with pytest.raises(ValueError, match="packed_cache_gib must be"):
+        LLM(str(model), packed_cache_gib=-1, **fields)
+
+
+def test_a_killed_writer_leaves_nothing_that_is_used(model: Path, packed: Path, tmp_path: Path) -> None:  # noqa: F811
+    code = f"""
+        import os, sys
+        sys.path.insert(0, {str(Path(__file__).parents[1] / "support")!r})
+        from models_util import load_model
+        from vllm.utils.packed import file, folder
+        folder._KEPT_FREE = 0.0
+        write = os.pwrite
+        def killed(number, data, offset):
+            if offset > 50_000:
+                os.kill(os.getpid(), 9)
+            return write(number, data, offset)
+        file.os.pwrite = killed
+        from pathlib import Path
+        load_model(Path({str(model)!r}))
+    """
+    done = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], capture_output=True, timeout=120)
+    assert done.returncode == -9
+    assert not files(packed) and list(packed.glob("*.part"))
+    served, _ = load_model(model)
+    assert is_mapped(served) and len(files(packed)) == 1 and not list(packed.glob("*.part"))
+
+
+def test_others_wait_for_who_packs(model: Path, packed: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
+    """The second start maps what the first one wrote while it waited."""
+    written: list[Path] = []
+    finish = packed_file.Writer.finish
+
+    def counted(self: packed_file.Writer, about: object, content: object, path: Path) -> None:
+        written.append(path)
+        time.sleep(0.3)
+        finish(self, about, content, path)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(packed_file.Writer, "finish", counted)
+    models: list[torch.nn.Module] = []
+    threads = [threading.Thread(target=lambda: models.append(load_model(model)[0])) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(written) == 1 and state(models[0]) == state(models[1])
+
+
+def test_new_weights_stay_in_the_process(model: Path, packed: Path, tmp_path: Path) -> None:  # noqa: F811
+    from safetensors.torch import load_file
+
+    load_model(model)
+    (path,) = files(packed)
+    before = path.read_bytes()
+    others = load_model(model)[0]
+    expected = state(others)
+    make_random_model("llama", "odd", tmp_path / "new", seed=3)
+    served, _ = load_model(model)
+    served.load_weights(load_file(tmp_path / "new" / "model.safetensors").items())
+    assert state(served) == state(load_model(tmp_path / "new")[0])
+    # Whoever writes to a mapped tensor has a copy of its pages.
+    for tensor in (each for each in others.state_dict().values() if each.is_floating_point()):
+        tensor.add_(1)
+    assert state(others) != expected
+    assert path.read_bytes() == before and state(load_model(model)[0]) == expected
+
+
+def test_sleep_drops_pages_and_keeps_changes(model: Path, packed: Path) -> None:  # noqa: F811
+    fields = {"skip_tokenizer_init": True, "max_model_len": 32, "enable_prefix_caching": False}
+    LLM(str(model), **fields)
+    llm = LLM(str(model), **fields)
+    params = SamplingParams(max_tokens=2, temperature=0, logprobs=3, detokenize=False)
+
+    def readings() -> list[float]:
+        (output,) = llm.generate([{"prompt_token_ids": [3, 5, 7]}], params, use_tqdm=False)
+        return output.outputs[0].logprobs.logprobs.tolist()
+
+    def change(served: torch.nn.Module) -> None:
+        for parameter in served.parameters():
+            if parameter.dim() == 1:
+                parameter.data.mul_(1.5)
+
+    plain = readings()
+    llm.sleep(level=1)
+    llm.wake_up()
+    assert readings() == plain
+    llm.apply_model(change)
+    changed = readings()
+    assert changed != plain
+    llm.sleep(level=1)
+    llm.wake_up()
+    assert readings() == changed
+    llm.sleep(level=2)
+    llm.wake_up()
+    assert readings() == plain
+
+
+def test_dropped_pages_are_those_of_the_file(tmp_path: Path) -> None:
+    size = 64 * resource.getpagesize()
+    (tmp_path / "file").write_bytes(bytes(range(256)) * (size // 256))
+    mapping = Mapping(tmp_path / "file")
+    expected = mapping.bytes.copy()
+    expected[resource.getpagesize() * 5] = mapping.bytes[resource.getpagesize() * 5] = 99
+    mapping.populate()
+    assert mapping.drop_pages() == 63 * resource.getpagesize()
+    assert np.array_equal(mapping.bytes, expected)
+
+
+def test_whole_tensors_of_the_checkpoint_are_not_copied(
+    model: Path,
+    packed: Path,  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    load_model(model)
+    copied = read_content(files(packed)[0])
+    files(packed)[0].unlink()
+    monkeypatch.setattr(module, "_LEAST_REFERRED", 10_000)
+    expected = state(load_model(model)[0])
+    content = read_content(files(packed)[0])
+    assert content.sources == [str((model / "model.safetensors").resolve())]
+    # The embeddings, which no head shares.
+    assert copied.num_bytes - content.num_bytes == 503 * 72 * 4
+    assert state(load_model(model)[0]) == expected
+
+
+def test_models_larger_than_memory_are_told(
+    model: Path,
+    packed: Path,  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    expected = state(load_model(model)[0])
+    monkeypatch.setattr(module, "available_bytes", lambda: 1000)
+    assert state(load_model(model)[0]) == expected
+    assert len(said(caplog)) == 1 and "larger than the memory" in said(caplog)[0]
+
+
+def test_modules_of_others_are_not_kept(model: Path, packed: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
+    """Their code may keep what is not seen in attributes."""
+    import vllm.models.dense.llama as llama
+
+    monkeypatch.setattr(llama.LlamaForCausalLM, "__module__", "elsewhere")
+    assert not is_mapped(load_model(model)[0])
+    assert not files(packed)
+
+
+def test_dummy_weights_are_not_kept(model: Path, packed: Path) -> None:  # noqa: F811
+    load_model(model, load_format="dummy")
+    assert not packed.exists()

@@ -1,0 +1,355 @@
+"""Tiny models that read pictures, with random weights, and transformers' readings of them."""
+
+from __future__ import annotations
+
+import inspect
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tokenizers
+import torch
+import transformers
+from architectures import ARCHITECTURES, fill_weights
+from hybrids import HYBRIDS
+from PIL import Image, ImageDraw
+from tokenizers import decoders, models, pre_tokenizers
+
+EDGE = 28  # pixels of a picture that the fixed-size towers take
+_TEXT = {
+    "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 4, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "max_position_embeddings": 512, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0,
+    "tie_word_embeddings": False,
+}  # fmt: skip
+_CLIP = {
+    "model_type": "clip_vision_model", "hidden_size": 24, "intermediate_size": 32, "num_hidden_layers": 3,
+    "num_attention_heads": 3, "image_size": EDGE, "patch_size": 7, "projection_dim": 16,
+}  # fmt: skip
+_SIGLIP = _CLIP | {"model_type": "siglip_vision_model"}
+
+
+@dataclass(frozen=True)
+class VisionFamily:
+    """How a tiny model of a family is made.
+
+    Attributes:
+        model_type: transformers'.
+        text: the text decoder's options, beside the usual ones.
+        vision: the tower's.
+        whole: the model's, beside those; values may be names of tokens, "id:<token>".
+        tokens: the special tokens, in the order of their ids.
+        placeholder: what stands for a picture in a prompt.
+        image_processor: class and options.
+        processor: the processor's options, and its class under "processor_class".
+        tokenizer: further options of the tokenizer, such as names of special tokens.
+        prepare: changes the model before it is saved.
+    """
+
+    model_type: str
+    text: dict[str, Any]
+    vision: dict[str, Any]
+    tokens: Sequence[str]
+    placeholder: str
+    image_processor: tuple[str, dict[str, Any]]
+    processor: dict[str, Any]
+    whole: dict[str, Any] = field(default_factory=dict)
+    tokenizer: dict[str, Any] = field(default_factory=dict)
+    prepare: Callable[[Any], None] | None = None
+
+
+_CLIP_PROCESSOR = (
+    "CLIPImageProcessor",
+    {"size": {"shortest_edge": EDGE}, "crop_size": {"height": EDGE, "width": EDGE}, "do_convert_rgb": True},
+)
+_QWEN = {
+    "tokens": ("<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>"),
+    "placeholder": "<|vision_start|><|image_pad|><|vision_end|>",
+    "whole": {
+        "image_token_id": "id:<|image_pad|>", "video_token_id": "id:<|video_pad|>",
+        "vision_start_token_id": "id:<|vision_start|>", "vision_end_token_id": "id:<|vision_end|>",
+    },
+}  # fmt: skip
+_QWEN_IMAGES = {"patch_size": 4, "merge_size": 2, "size": {"shortest_edge": 64, "longest_edge": 3200}}
+_QWEN_ROPE = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [1, 2, 1]}
+_QWEN3_TOWER = {
+    "depth": 3, "hidden_size": 32, "num_heads": 2, "intermediate_size": 32, "out_hidden_size": 32, "patch_size": 4,
+    "spatial_merge_size": 2, "temporal_patch_size": 2, "num_position_embeddings": 64,
+    "deepstack_visual_indexes": [0, 1],
+}  # fmt: skip
+_IDEFICS_TOWER = {
+    "hidden_size": 24, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "image_size": EDGE,
+    "patch_size": 7,
+}  # fmt: skip
+_IDEFICS_TOKENS = (
+    "<image>", "<fake_token_around_image>", "<global-img>", "<end_of_utterance>",
+    *(f"<row_{row}_col_{column}>" for row in range(1, 4) for column in range(1, 4)),
+)  # fmt: skip
+_IDEFICS_IMAGES = {"size": {"longest_edge": 2 * EDGE}, "max_image_size": {"longest_edge": EDGE}}
+_IDEFICS_WHOLE = {"image_token_id": "id:<image>", "scale_factor": 2}
+_IDEFICS_TOKENIZER = {
+    "extra_special_tokens": {
+        "image_token": "<image>", "fake_image_token": "<fake_token_around_image>", "global_image_token": "<global-img>",
+        "end_of_utterance_token": "<end_of_utterance>",
+    }
+}  # fmt: skip
+_PINPOINTS = [[EDGE, 2 * EDGE], [2 * EDGE, EDGE], [2 * EDGE, 2 * EDGE]]
+_PIXTRAL = {
+    "model_type": "pixtral", "hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 2, "head_dim": 16,
+    "num_attention_heads": 2, "image_size": 56, "patch_size": 7,
+}  # fmt: skip
+_PIXTRAL_TOKENS = ("[IMG]", "[IMG_BREAK]", "[IMG_END]")
+_GOT_IMAGES = {"size": {"height": EDGE, "width": EDGE}, "crop_to_patches": True, "min_patches": 1, "max_patches": 4}
+FAMILIES: dict[str, VisionFamily] = {
+    "llava": VisionFamily(
+        "llava", {"model_type": "llama"}, _CLIP, ("<image>",), "<image>", _CLIP_PROCESSOR,
+        {"processor_class": "LlavaProcessor", "patch_size": 7, "vision_feature_select_strategy": "default",
+         "num_additional_image_tokens": 1},
+        {"image_token_index": "id:<image>", "vision_feature_layer": -2, "image_seq_length": 16},
+    ),
+    "qwen2_vl": VisionFamily(
+        "qwen2_vl", {"rope_parameters": _QWEN_ROPE},
+        {"depth": 2, "embed_dim": 32, "num_heads": 2, "hidden_size": 32, "mlp_ratio": 2, "patch_size": 4,
+         "spatial_merge_size": 2, "temporal_patch_size": 2},
+        image_processor=("Qwen2VLImageProcessor", _QWEN_IMAGES), processor={"processor_class": "Qwen2VLProcessor"},
+        **_QWEN,
+    ),
+    "qwen2_5_vl": VisionFamily(
+        "qwen2_5_vl", {"rope_parameters": _QWEN_ROPE},
+        {"depth": 2, "hidden_size": 32, "num_heads": 2, "intermediate_size": 32, "out_hidden_size": 32, "patch_size": 4,
+         "spatial_merge_size": 2, "temporal_patch_size": 2, "window_size": 16, "fullatt_block_indexes": [1]},
+        image_processor=("Qwen2VLImageProcessor", _QWEN_IMAGES), processor={"processor_class": "Qwen2_5_VLProcessor"},
+        **_QWEN,
+    ),
+    "qwen3_vl": VisionFamily(
+        "qwen3_vl", {"head_dim": 8, "rope_parameters": _QWEN_ROPE}, _QWEN3_TOWER,
+        image_processor=("Qwen2VLImageProcessor", _QWEN_IMAGES), processor={"processor_class": "Qwen3VLProcessor"},
+        **_QWEN,
+    ),
+    "qwen3_vl_moe": VisionFamily(
+        "qwen3_vl_moe",
+        {"head_dim": 8, "rope_parameters": _QWEN_ROPE, "num_experts": 4, "num_experts_per_tok": 2,
+         "moe_intermediate_size": 16, "decoder_sparse_step": 1, "norm_topk_prob": True},
+        _QWEN3_TOWER,
+        image_processor=("Qwen2VLImageProcessor", _QWEN_IMAGES), processor={"processor_class": "Qwen3VLProcessor"},
+        **_QWEN,
+    ),
+    "qwen3_5": VisionFamily(
+        "qwen3_5", HYBRIDS["qwen3_5"][1] | {"rope_parameters": _QWEN_ROPE | {"partial_rotary_factor": 1.0}},
+        {key: value for key, value in _QWEN3_TOWER.items() if key != "deepstack_visual_indexes"},
+        image_processor=("Qwen2VLImageProcessor", _QWEN_IMAGES), processor={"processor_class": "Qwen3VLProcessor"},
+        **_QWEN,
+    ),
+    "gemma3": VisionFamily(
+        "gemma3", {"model_type": "gemma3_text"} | ARCHITECTURES["gemma3"][1], _SIGLIP,
+        ("<start_of_image>", "<end_of_image>", "<image_soft_token>"), "<start_of_image>",
+        ("Gemma3ImageProcessor", {"size": {"height": EDGE, "width": EDGE}}),
+        {"processor_class": "Gemma3Processor", "image_seq_length": 4},
+        {"mm_tokens_per_image": 4, "image_token_index": "id:<image_soft_token>",
+         "boi_token_index": "id:<start_of_image>", "eoi_token_index": "id:<end_of_image>"},
+        {"extra_special_tokens": {"boi_token": "<start_of_image>", "eoi_token": "<end_of_image>",
+                                  "image_token": "<image_soft_token>"}},
+    ),
+    "smolvlm": VisionFamily(
+        "smolvlm", {"model_type": "llama"}, _IDEFICS_TOWER | {"model_type": "smolvlm_vision"}, _IDEFICS_TOKENS,
+        "<image>", ("SmolVLMImageProcessor", _IDEFICS_IMAGES),
+        {"processor_class": "SmolVLMProcessor", "image_seq_len": 4}, _IDEFICS_WHOLE, _IDEFICS_TOKENIZER,
+    ),
+    "idefics3": VisionFamily(
+        "idefics3", {"model_type": "llama"}, _IDEFICS_TOWER | {"model_type": "idefics3_vision"}, _IDEFICS_TOKENS,
+        "<image>", ("Idefics3ImageProcessor", _IDEFICS_IMAGES),
+        {"processor_class": "Idefics3Processor", "image_seq_len": 4}, _IDEFICS_WHOLE, _IDEFICS_TOKENIZER,
+    ),
+    "llava_next": VisionFamily(
+        "llava_next", {"model_type": "mistral"}, _CLIP, ("<image>",), "<image>",
+        ("LlavaNextImageProcessor", _CLIP_PROCESSOR[1] | {"image_grid_pinpoints": _PINPOINTS}),
+        {"processor_class": "LlavaNextProcessor", "patch_size": 7, "vision_feature_select_strategy": "default",
+         "num_additional_image_tokens": 1},
+        {"image_token_index": "id:<image>", "vision_feature_layer": -2, "image_grid_pinpoints": _PINPOINTS},
+    ),
+    "llava_onevision": VisionFamily(
+        "llava_onevision", {"model_type": "qwen2"}, _SIGLIP | {"vision_use_head": False}, ("<image>", "<video>"),
+        "<image>",
+        ("LlavaOnevisionImageProcessor",
+         {"size": {"height": EDGE, "width": EDGE}, "image_grid_pinpoints": _PINPOINTS}),
+        {"processor_class": "LlavaOnevisionProcessor", "num_image_tokens": 16,
+         "vision_feature_select_strategy": "full", "vision_aspect_ratio": "anyres_max_9"},
+        {"image_token_index": "id:<image>", "video_token_index": "id:<video>", "image_grid_pinpoints": _PINPOINTS},
+    ),
+    "mistral3": VisionFamily(
+        "mistral3", {"model_type": "mistral", "sliding_window": None, "head_dim": 8}, _PIXTRAL, _PIXTRAL_TOKENS,
+        "[IMG]", ("PixtralImageProcessor", {"size": {"longest_edge": 56}, "patch_size": {"height": 14, "width": 14}}),
+        {"processor_class": "PixtralProcessor", "patch_size": 7, "spatial_merge_size": 2},
+        {"image_token_index": "id:[IMG]", "spatial_merge_size": 2},
+    ),
+    "pixtral": VisionFamily(
+        "llava", {"model_type": "mistral", "sliding_window": None, "head_dim": 8}, _PIXTRAL, _PIXTRAL_TOKENS,
+        "[IMG]", ("PixtralImageProcessor", {"size": {"longest_edge": 56}, "patch_size": {"height": 7, "width": 7}}),
+        {"processor_class": "PixtralProcessor", "patch_size": 7},
+        {"image_token_index": "id:[IMG]", "vision_feature_layer": -1, "vision_feature_select_strategy": "full"},
+    ),
+    "internvl": VisionFamily(
+        "internvl", {"model_type": "qwen2"},
+        {"model_type": "internvl_vision", "hidden_size": 24, "intermediate_size": 32, "num_hidden_layers": 2,
+         "num_attention_heads": 2, "image_size": [EDGE, EDGE], "patch_size": [7, 7]},
+        ("<IMG_CONTEXT>", "<img>", "</img>", "<video>"), "<IMG_CONTEXT>", ("GotOcr2ImageProcessor", _GOT_IMAGES),
+        {"processor_class": "InternVLProcessor", "image_seq_length": 4},
+        {"image_token_id": "id:<IMG_CONTEXT>", "image_seq_length": 4, "downsample_ratio": 0.5},
+        {"extra_special_tokens": {"start_image_token": "<img>", "end_image_token": "</img>", "video_token": "<video>",
+                                  "context_image_token": "<IMG_CONTEXT>"}},
+    ),
+    "paligemma": VisionFamily(
+        "paligemma", {"model_type": "gemma", "head_dim": 8}, _SIGLIP | {"projection_dim": 32}, ("<image>",), "<image>",
+        ("SiglipImageProcessor", {"size": {"height": EDGE, "width": EDGE}, "image_seq_length": 16}),
+        {"processor_class": "PaliGemmaProcessor"},
+        {"image_token_index": "id:<image>", "projection_dim": 32, "hidden_size": 32},
+        {"extra_special_tokens": {"image_token": "<image>"}},
+    ),
+    "glm4v": VisionFamily(
+        "glm4v", {"rope_parameters": _QWEN_ROPE | {"partial_rotary_factor": 1.0}},
+        {"depth": 2, "hidden_size": 32, "num_heads": 2, "intermediate_size": 32, "out_hidden_size": 32, "patch_size": 4,
+         "spatial_merge_size": 2, "temporal_patch_size": 2, "image_size": 32},
+        ("<|begin_of_image|>", "<|end_of_image|>", "<|image|>", "<|video|>"),
+        "<|begin_of_image|><|image|><|end_of_image|>", ("Glm4vImageProcessor", _QWEN_IMAGES),
+        {"processor_class": "Glm4vProcessor"},
+        {"image_token_id": "id:<|image|>", "video_token_id": "id:<|video|>",
+         "image_start_token_id": "id:<|begin_of_image|>", "image_end_token_id": "id:<|end_of_image|>"},
+    ),
+    "aya_vision": VisionFamily(
+        "aya_vision", {"model_type": "cohere2"} | ARCHITECTURES["cohere2"][1], _SIGLIP | {"vision_use_head": False},
+        ("<image>", "<|START_OF_IMG|>", "<|END_OF_IMG|>", "<|IMG_PATCH|>", "<|IMG_LINE_BREAK|>", "TILE_GLOBAL", "TILE"),
+        "<image>", ("GotOcr2ImageProcessor", _GOT_IMAGES),
+        {"processor_class": "AyaVisionProcessor", "patch_size": 7, "img_size": EDGE, "downsample_factor": 2},
+        {"image_token_index": "id:<|IMG_PATCH|>", "downsample_factor": 2},
+    ),
+}  # fmt: skip
+
+
+def make_tokenizer(folder: Path, tokens: Sequence[str], options: dict[str, Any]) -> Any:
+    """A tokenizer of bytes with these special tokens."""
+    from transformers import PreTrainedTokenizerFast
+
+    vocab = {"<pad>": 0, "<s>": 1, "</s>": 2}
+    for token in sorted(pre_tokenizers.ByteLevel.alphabet()):
+        vocab[token] = len(vocab)
+    backend = tokenizers.Tokenizer(models.BPE(vocab=vocab, merges=[]))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    backend.add_special_tokens(["<pad>", "<s>", "</s>", *tokens])
+    made = PreTrainedTokenizerFast(
+        tokenizer_object=backend, pad_token="<pad>", bos_token="<s>", eos_token="</s>", **options
+    )
+    made.save_pretrained(folder)
+    return made
+
+
+def make_vision_model(name: str, folder: Path, seed: int = 0) -> tuple[Any, Any]:
+    """A model in float32 and its tokenizer, saved to `folder` with the processor's files."""
+    from transformers import CONFIG_MAPPING, AutoModelForImageTextToText
+
+    family = FAMILIES[name]
+    tokenizer = make_tokenizer(folder, family.tokens, family.tokenizer)
+    whole = {key: _resolved(value, tokenizer) for key, value in family.whole.items()}
+    text = _TEXT | {"vocab_size": len(tokenizer) + 5} | family.text
+    config = CONFIG_MAPPING[family.model_type](
+        text_config=text, vision_config=family.vision, tie_word_embeddings=False, **whole
+    )
+    model = AutoModelForImageTextToText.from_config(config, attn_implementation="eager").float().eval()
+    fill_weights(model, seed)
+    if family.prepare is not None:
+        family.prepare(model)
+    model.save_pretrained(folder)
+    kind, options = family.image_processor
+    getattr(transformers, kind + "Pil")(**options).save_pretrained(folder)
+    (folder / "processor_config.json").write_text(json.dumps(family.processor))
+    return model, tokenizer
+
+
+def _resolved(value: Any, tokenizer: Any) -> Any:
+    if isinstance(value, list):
+        return [_resolved(each, tokenizer) for each in value]
+    if isinstance(value, str) and value.startswith("id:"):
+        return tokenizer.convert_tokens_to_ids(value.removeprefix("id:"))
+    return value
+
+
+def draw(width: int, height: int, seed: int, mode: str = "RGB") -> Image.Image:
+    """A gradient with some shapes and words on it."""
+    rng = np.random.default_rng(seed)
+    ramp = np.linspace(0, 255, width)[None, :, None] * np.ones((height, 1, 3)) * rng.uniform(0.3, 1, 3)
+    picture = Image.fromarray(ramp.astype(np.uint8))
+    pen = ImageDraw.Draw(picture)
+    for _ in range(4):
+        x, y = rng.integers(0, width), rng.integers(0, height)
+        pen.ellipse((x - 9, y - 5, x + 9, y + 7), fill=tuple(rng.integers(0, 256, 3).tolist()))
+    pen.text((2, height // 2), f"no {seed}", fill=(255, 255, 0))
+    return picture.convert(mode)
+
+
+class Reference:
+    """transformers' processor and model."""
+
+    def __init__(self, model: Any, tokenizer: Any, name: str) -> None:
+        self.model, self._tokenizer = model, tokenizer
+        self._processor = _make_processor(FAMILIES[name], tokenizer)
+        forward = inspect.signature(type(model).forward).parameters
+        inner = inspect.signature(type(model.base_model).forward).parameters
+        self._known = forward.keys() | inner.keys()
+
+    def processed(self, text: str, pictures: Sequence[Image.Image]) -> tuple[list[int], dict[str, Any]]:
+        """The prompt's ids, and the model's arguments beside these."""
+        if not pictures:
+            return self._tokenizer.encode(text), {}
+        data = self._processor(text=[text], images=list(pictures), return_tensors="pt")
+        values = {key: value for key, value in data.items() if key in self._known}
+        ids = values.pop("input_ids")[0].tolist()
+        return ids, {key: value for key, value in values.items() if key not in ("attention_mask", "labels")}
+
+    @torch.no_grad()
+    def logprobs(self, ids: Sequence[int], values: dict[str, Any]) -> np.ndarray:
+        """[T, V] of an expanded prompt and tokens after it."""
+        values = dict(values)
+        for name in ("mm_token_type_ids", "token_type_ids"):
+            if name in values:
+                # PaliGemma's ones are causal.
+                kind = int(self.model.config.model_type == "paligemma")
+                more = torch.full((1, len(ids) - values[name].shape[1]), kind, dtype=values[name].dtype)
+                values[name] = torch.cat([values[name], more], dim=1)
+        if hasattr(self.model.base_model, "rope_deltas"):
+            self.model.base_model.rope_deltas = None
+        logits = self.model(input_ids=torch.tensor([list(ids)]), **values).logits[0]
+        found: np.ndarray = logits.float().log_softmax(-1).numpy()
+        return found
+
+
+def _real(name: str) -> Any:
+    """A processor's class, also where transformers has a stand-in that asks for torchvision or num2words."""
+    if name == "PixtralProcessor":
+        # transformers' own does not load without torchvision.
+        from vllm.models.vision.pixtral import PixtralProcessor
+
+        return PixtralProcessor
+    if name == "SmolVLMProcessor":
+        from transformers.models.smolvlm import processing_smolvlm
+
+        processing_smolvlm.num2words = processing_smolvlm.num2words or str
+    return getattr(transformers, name)
+
+
+def _make_processor(family: VisionFamily, tokenizer: Any) -> Any:
+    kind, options = family.image_processor
+    images = getattr(transformers, kind + "Pil")(**options)
+    own = dict(family.processor)
+    found = _real(own.pop("processor_class"))
+    if "video_processor" not in found.get_attributes():
+        return found(image_processor=images, tokenizer=tokenizer, **own)
+
+    class WithoutVideos(found):
+        """transformers' processor of videos wants torchvision."""
+
+        def check_argument_for_proper_class(self, name: str, argument: Any) -> None:
+            return None
+
+    return WithoutVideos(image_processor=images, tokenizer=tokenizer, video_processor=None, **own)

@@ -1,0 +1,192 @@
+"""A prompt's pictures, as the engine takes them: values for the tower, and the prompt's tokens that they cover."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from vllm.exceptions import VLLMValidationError, shown
+
+if TYPE_CHECKING:
+    import torch
+
+MAX_IMAGES = 999
+"""The most pictures of a prompt, where nothing else is said."""
+DATA, UUIDS, OPTIONS = "multi_modal_data", "multi_modal_uuids", "mm_processor_kwargs"
+
+
+@dataclass(frozen=True, eq=False)
+class GivenImages:
+    """The pictures that a prompt came with.
+
+    Attributes:
+        items: PIL images, uint8 arrays or tensors [H, W, C] or [C, H, W]; None: known by its name from before.
+        names: the caller's names for them, None where one has none.
+        options: of the processor, for this prompt.
+    """
+
+    items: tuple[Any, ...]
+    names: tuple[str | None, ...]
+    options: Mapping[str, Any]
+
+
+@dataclass(frozen=True, eq=False)
+class Picture:
+    """A picture of a prompt.
+
+    Attributes:
+        digest: names its content and how it was processed.
+        start: the first token of the prompt that it covers.
+        rows: int64 [N], increasing, tokens from `start` on whose embeddings are the tower's rows.
+        length: tokens that it covers.
+        values: the tower's arguments, by their names.
+    """
+
+    digest: str
+    start: int
+    rows: np.ndarray
+    length: int
+    values: dict[str, torch.Tensor]
+
+    @property
+    def end(self) -> int:
+        """The first token after it."""
+        return self.start + self.length
+
+
+@dataclass(frozen=True, eq=False)
+class PromptImages:
+    """All pictures of a prompt, in their order.
+
+    Attributes:
+        pictures: those.
+        positions: int64 [3, T], the rotary positions of the prompt's tokens in time, height and width; None: they are
+            the tokens' numbers.
+    """
+
+    pictures: tuple[Picture, ...]
+    positions: np.ndarray | None = None
+
+    def runs(self) -> list[tuple[int, int]]:
+        """The prompt's tokens [begin, end) of each run of rows."""
+        found: list[tuple[int, int]] = []
+        for picture in self.pictures:
+            places = picture.start + picture.rows
+            breaks = np.flatnonzero(np.diff(places) > 1) + 1
+            found += [(int(run[0]), int(run[-1]) + 1) for run in np.split(places, breaks)]
+        return found
+
+    @property
+    def shift(self) -> int:
+        """Added to the number of a token after the prompt, its rotary position."""
+        if self.positions is None:
+            return 0
+        return int(self.positions.max()) + 1 - self.positions.shape[1]
+
+    def pack(self) -> list[Any]:
+        """The parts that `unpack` makes it of, for another process."""
+        pictures = [
+            (
+                *(each.digest, each.start, each.rows.tobytes(), each.length),
+                {name: _packed(value) for name, value in each.values.items()},
+            )
+            for each in self.pictures
+        ]
+        return [pictures, None if self.positions is None else self.positions.tobytes()]
+
+    @classmethod
+    def unpack(cls, parts: Sequence[Any]) -> PromptImages:
+        """The inverse of `pack`."""
+        pictures, positions = parts
+        made = [
+            Picture(
+                *(digest, start, np.frombuffer(rows, np.int64), length),
+                {name: _unpacked(*value) for name, value in values.items()},
+            )
+            for digest, start, rows, length, values in pictures
+        ]
+        return cls(tuple(made), None if positions is None else np.frombuffer(positions, np.int64).reshape(3, -1))
+
+
+def _packed(tensor: torch.Tensor) -> tuple[str, list[int], bytes]:
+    import torch
+
+    return str(tensor.dtype), list(tensor.shape), tensor.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+
+
+def _unpacked(dtype: str, shape: Sequence[int], data: bytes) -> torch.Tensor:
+    import torch
+
+    kind: torch.dtype = getattr(torch, dtype.removeprefix("torch."))
+    return torch.frombuffer(bytearray(data), dtype=kind).view(*shape) if data else torch.empty(*shape, dtype=kind)
+
+
+def given_images(prompt: Mapping[str, Any], most: int, why_not: str) -> GivenImages | None:
+    """The pictures of a prompt; None: it has none.
+
+    Args:
+        prompt: with the keys of upstream's prompts.
+        most: how many a prompt may have.
+        why_not: why the model reads none; empty: it does.
+
+    Raises:
+        VLLMValidationError: other media, more pictures than `most`, or names or options that do not fit them.
+    """
+    data = prompt.get(DATA)
+    if data is not None and not isinstance(data, Mapping):
+        raise VLLMValidationError(f'{DATA} must be a dict such as {{"image": picture}}, got {shown(data)}', DATA)
+    for kind, value in (data or {}).items():
+        if kind != "image" and not _is_nothing(value):
+            raise VLLMValidationError(f"{DATA} may hold pictures under 'image'; {shown(kind)} is not read", DATA, kind)
+    items = _as_items((data or {}).get("image"))
+    options = prompt.get(OPTIONS)
+    if options is not None and not isinstance(options, Mapping):
+        raise VLLMValidationError(f"{OPTIONS} must be a dict, got {shown(options)}", OPTIONS)
+    names = _names(prompt.get(UUIDS), items)
+    if not names:
+        if options:
+            message = f"{OPTIONS} is not supported for a prompt without pictures: leave it out"
+            raise VLLMValidationError(message, OPTIONS)
+        return None
+    if why_not:
+        raise VLLMValidationError(f"{DATA}: this engine reads no pictures: {why_not}", DATA)
+    if len(names) > most:
+        message = f"{DATA} has {len(names)} pictures; limit_mm_per_prompt allows {most}"
+        raise VLLMValidationError(message, DATA, len(names))
+    return GivenImages(items or (None,) * len(names), names, dict(options or {}))
+
+
+def _is_nothing(value: Any) -> bool:
+    return value is None or (isinstance(value, (list, tuple)) and not value)
+
+
+def _as_items(value: Any) -> tuple[Any, ...]:
+    if _is_nothing(value):
+        return ()
+    if isinstance(value, (list, tuple)):
+        return tuple(value)
+    # An array of four dimensions is several pictures.
+    return tuple(value) if getattr(value, "ndim", 0) == 4 else (value,)
+
+
+def _names(given: Any, items: Sequence[Any]) -> tuple[str | None, ...]:
+    if given is None:
+        return (None,) * len(items)
+    if not isinstance(given, Mapping):
+        raise VLLMValidationError(f'{UUIDS} must be a dict such as {{"image": ["a"]}}, got {shown(given)}', UUIDS)
+    for kind, value in given.items():
+        if kind != "image" and not _is_nothing(value):
+            raise VLLMValidationError(f"{UUIDS} may name pictures under 'image'; {shown(kind)} is not read", UUIDS)
+    names = given.get("image")
+    if names is None:
+        return (None,) * len(items)
+    names = (names,) if isinstance(names, str) else names
+    if not isinstance(names, (list, tuple)) or not all(name is None or isinstance(name, str) for name in names):
+        raise VLLMValidationError(f"{UUIDS}: image must be a list of strings, got {shown(names)}", UUIDS)
+    if items and len(names) != len(items):
+        message = f"{UUIDS} must have a name for each of the {len(items)} pictures, got {len(names)}"
+        raise VLLMValidationError(message, UUIDS, len(names))
+    return tuple(names)

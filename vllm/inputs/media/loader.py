@@ -1,0 +1,145 @@
+"""Loads pictures: many at once, without blocking the event loop, within bounds of what is held."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+from vllm import envs
+from vllm.exceptions import VLLMValidationError, shown
+from vllm.inputs.images import MAX_IMAGES
+from vllm.inputs.media.access import MediaAccess
+from vllm.inputs.media.decoding import check_size, decoded
+from vllm.inputs.media.sources import PictureSource
+
+MAX_REQUEST_PIXELS = 2**28
+"""The most pixels of a request's pictures together."""
+_MAX_FETCHES = 8  # at once, of all requests
+
+
+@dataclass(frozen=True)
+class LoadedPictures:
+    """Pictures of a prompt, in their order: PIL images or what the caller had; None: known by its uuid."""
+
+    images: tuple[Any, ...]
+    uuids: tuple[str | None, ...]
+
+
+class PictureLoader:
+    """Loads the pictures that requests describe, so many a prompt. `load` belongs to one event loop."""
+
+    def __init__(self, access: MediaAccess, most: int = MAX_IMAGES) -> None:
+        self._access, self._most = access, most
+        self._fetches = asyncio.Semaphore(_MAX_FETCHES)
+
+    async def load(self, sources: Sequence[PictureSource]) -> LoadedPictures:
+        """The pictures; all are given up when one fails.
+
+        Raises:
+            VLLMValidationError: one may not or cannot be read; it names the request's field.
+        """
+        self._check_count(sources)
+        held = _Held()
+        tasks = [asyncio.ensure_future(self._load(each, held)) for each in sources]
+        try:
+            images = await asyncio.gather(*tasks)
+        except BaseException:
+            for task in tasks:
+                task.cancel()
+            raise
+        return LoadedPictures(tuple(images), tuple(each.uuid for each in sources))
+
+    def load_now(self, sources: Sequence[PictureSource]) -> LoadedPictures:
+        """`load` for callers without an event loop, or in one that may wait."""
+        self._check_count(sources)
+        if any(each.scheme in ("http", "https") for each in sources):
+            # Another event loop needs another loader.
+            other = PictureLoader(self._access, self._most)
+            with ThreadPoolExecutor(1) as thread:
+                return thread.submit(lambda: asyncio.run(other.load(sources))).result()
+        held = _Held()
+        images = tuple(self._made(each, held) for each in sources)
+        return LoadedPictures(images, tuple(each.uuid for each in sources))
+
+    def _check_count(self, sources: Sequence[PictureSource]) -> None:
+        """Before any of them is fetched or decoded."""
+        if len(sources) > self._most:
+            field = sources[0].name.partition("[")[0]
+            message = f"{field}: there are {len(sources)} pictures; limit_mm_per_prompt allows {self._most}"
+            raise VLLMValidationError(message, field, len(sources))
+
+    async def _load(self, source: PictureSource, held: _Held) -> Any:
+        run = asyncio.get_running_loop().run_in_executor
+        if source.scheme not in ("http", "https"):
+            return await run(_decoders(), self._made, source, held)
+        try:
+            from vllm.inputs.media.fetching import fetched
+        except ImportError:
+            message = f"{source.name}: fetching pictures needs httpcore (pip install 'vllm[vision]')"
+            raise VLLMValidationError(message, source.name) from None
+        assert source.url is not None
+        async with self._fetches:
+            data = await fetched(source.name, source.url, self._access)
+            return await run(_decoders(), decoded, source.name, data, held.reserving(source.name))
+
+    def _made(self, source: PictureSource, held: _Held) -> Any:
+        """The picture of a source that is here."""
+        if source.image is not None:
+            size = getattr(source.image, "size", None)
+            if isinstance(size, tuple) and len(size) == 2:
+                check_size(source.name, *size)
+                held.reserving(source.name)(size[0] * size[1])
+            return source.image
+        if source.url is None and source.data is None:
+            return None
+        if source.data is not None or source.scheme == "data":
+            data = source.inline_bytes()
+        elif source.scheme == "file":
+            data = self._access.read(source.name, source.url or "")
+        else:
+            message = f"{source.name} must be a data:, http:, https: or file: URL, got {shown(source.scheme)}"
+            raise VLLMValidationError(message, source.name)
+        return decoded(source.name, data, held.reserving(source.name))
+
+
+def with_pictures(
+    prompt: dict[str, Any], pictures: LoadedPictures, options: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
+    """The prompt with its pictures, as the engine takes it. `options`: mm_processor_kwargs of the request."""
+    made = dict(prompt)
+    if pictures.images:
+        made["multi_modal_data"] = {"image": list(pictures.images)}
+        if any(each is not None for each in pictures.uuids):
+            made["multi_modal_uuids"] = {"image": list(pictures.uuids)}
+    if options:
+        made["mm_processor_kwargs"] = dict(options)
+    return made
+
+
+class _Held:
+    """The pixels of a request so far."""
+
+    def __init__(self) -> None:
+        self._count, self._lock = 0, threading.Lock()
+
+    def reserving(self, name: str) -> Any:
+        """Adds a number of pixels; VLLMValidationError where they are too many."""
+
+        def reserve(count: int) -> None:
+            with self._lock:
+                self._count += count
+                if self._count > MAX_REQUEST_PIXELS:
+                    message = f"{name}: the request's pictures have more than {MAX_REQUEST_PIXELS} pixels together"
+                    raise VLLMValidationError(message, name)
+
+        return reserve
+
+
+@lru_cache(maxsize=1)
+def _decoders() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(envs.media_loading_threads(), "media-decoder")

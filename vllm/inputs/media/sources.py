@@ -1,0 +1,81 @@
+"""One picture as a request describes it."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import unquote
+
+from vllm.exceptions import VLLMValidationError, shown
+from vllm.utils.checks import wrong_type
+
+_SPACES = str.maketrans("", "", " \t\n\r\f\v")
+
+
+@dataclass(frozen=True, eq=False)
+class PictureSource:
+    """A picture that has not been loaded.
+
+    Attributes:
+        name: the request's field, in errors.
+        url: a data:, http:, https: or file: URL; None: there is another source.
+        data: base64 of a file.
+        image: a PIL image, an array or a tensor.
+        uuid: the caller's name for it. With nothing else, it was sent before.
+    """
+
+    name: str
+    url: str | None = None
+    data: str | None = None
+    image: Any = None
+    uuid: str | None = None
+
+    @property
+    def scheme(self) -> str:
+        """The URL's scheme in lower case; "": it has none, or there is no URL."""
+        scheme, mark, _ = (self.url or "").partition(":")
+        return scheme.strip().lower() if mark else ""
+
+    def inline_bytes(self) -> bytes:
+        """The file that the request itself has.
+
+        Raises:
+            VLLMValidationError: it is no picture's data URL, or not base64.
+        """
+        if self.data is not None:
+            return base64_bytes(self.name, self.data)
+        assert self.url is not None
+        head, comma, text = self.url.partition(",")
+        kind, *options = head.strip()[len("data:") :].split(";")
+        if not comma or "base64" not in (option.strip().lower() for option in options):
+            message = f"{self.name} must be a data URL in base64, such as data:image/png;base64,iVBORw0..."
+            raise VLLMValidationError(message, self.name)
+        check_media_type(self.name, kind)
+        return base64_bytes(self.name, unquote(text) if "%" in text else text)
+
+
+def base64_bytes(name: str, text: Any) -> bytes:
+    """What the letters mean; white space and missing padding change nothing.
+
+    Raises:
+        VLLMValidationError: it is not base64, or there is nothing.
+    """
+    if not isinstance(text, str):
+        raise wrong_type(name, text, "a text in base64")
+    text = text.translate(_SPACES).rstrip("=").replace("-", "+").replace("_", "/")
+    try:
+        data = base64.b64decode(text + "=" * (-len(text) % 4), validate=True)
+    except (binascii.Error, ValueError) as error:
+        raise VLLMValidationError(f"{name} is not base64: {error}", name) from None
+    if not data:
+        raise VLLMValidationError(f"{name} is an empty picture", name)
+    return data
+
+
+def check_media_type(name: str, kind: str) -> None:
+    """Raises VLLMValidationError where the type says that it is no picture; which it is, its bytes say."""
+    kind = kind.strip().lower()
+    if kind and not kind.startswith("image/") and kind != "application/octet-stream":
+        raise VLLMValidationError(f"{name} must be a picture, got one of type {shown(kind)}", name, kind)

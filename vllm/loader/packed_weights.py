@@ -1,0 +1,407 @@
+"""Packed weights are made once, written, and mapped at every later start, by all processes of a machine."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+import time
+import weakref
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from vllm import envs
+from vllm.config import ModelConfig
+from vllm.config.checkpoint.shards import shard_files
+from vllm.config.checkpoint.tensor_places import stored_files, tensor_places
+from vllm.distributed.parallel_state import get_tp_group
+from vllm.layers.weight_update import own_tensors
+from vllm.loader import packed_state
+from vllm.logger import init_logger
+from vllm.ops.cpu_kernels import packs_for
+from vllm.ops.experts import PackedExperts
+from vllm.utils.host_memory import available_bytes
+from vllm.utils.packed.file import Content, DamagedFileError, Mapping, Writer, find_damage, read_content
+from vllm.utils.packed.folder import PackedFolder, packed_folder, say_once
+
+logger = init_logger(__name__)
+
+FORMAT = 1
+"""Of the files; raised by whoever changes what they hold."""
+
+# Smaller tensors stay in memory of the process's own.
+_LEAST_SHARED = 1 << 16
+# Larger ones may be the checkpoint's own bytes.
+_LEAST_REFERRED = 1 << 20
+_COMPARED_FIRST = 4096
+_GIB = 2**30
+# A start is over by then, and short programs are not slowed.
+_VERIFY_AFTER_SECONDS = 10.0
+# The code that decides how weights are packed.
+_ROOMS = ("ops", "layers", "quantization", "models", "loader", "config/checkpoint")
+
+
+@cache
+def _code_identity() -> list[tuple[str, int, int]]:
+    """Names, sizes and times of modification of the files that decide how weights are packed."""
+    root = Path(__file__).parents[1]
+    files = [*root.glob("_cpu_ops*"), *(path for room in _ROOMS for path in (root / room).rglob("*.py"))]
+    stats = [(path, path.stat()) for path in sorted(files)]
+    return [(path.relative_to(root).as_posix(), stat.st_size, stat.st_mtime_ns) for path, stat in stats]
+
+
+def _fingerprint(config: ModelConfig, files: list[Path], takes_adapters: bool) -> dict[str, Any]:
+    """All that packed weights depend on."""
+    stats = [(path, path.stat()) for path in files]
+    pooling = (config.convert, config.pooler_config, config.pooling, config.pooling_tasks, config.late_interaction)
+    return {
+        "format": FORMAT,
+        "code": _code_identity(),
+        "torch": torch.__version__,
+        "level": packs_for(),
+        "files": [[str(path), stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns] for path, stat in stats],
+        "config": config.hf_config.raw,
+        "options": [config.dtype, config.quantization, config.rounding, config.model_impl, config.runner_type],
+        "pooling": repr(pooling),
+        "adapters": takes_adapters,
+        "ranks": get_tp_group().world_size,
+        "environment": [
+            envs.cpu_gemm(),
+            envs.cpu_int8_activations(),
+            envs.quantized_activations(),
+            envs.gguf_dequantize(),
+            envs.batch_invariant(),
+        ],
+    }
+
+
+@contextlib.contextmanager
+def open_packed_weights(config: ModelConfig, takes_adapters: bool) -> Iterator[PackedWeights | None]:
+    """The packed weights of a model on the CPU as this rank has them, whether they are on disk or not; None: they are
+    not to be. Collective where there are several ranks; within, no other process packs these weights."""
+    folder = packed_folder(config.packed_cache_gib)
+    if folder is None or packs_for() is None:
+        yield None
+        return
+    files = stored_files(shard_files(Path(config.path)))
+    if sum(path.stat().st_size for path in files) < envs.packed_cache_least_bytes():
+        yield None
+        return
+    group = get_tp_group()
+    fingerprint = _fingerprint(config, [path.resolve() for path in files], takes_adapters)
+    own = PackedWeights(config, folder, folder.file(fingerprint, f"{group.rank}of{group.world_size}"), files)
+    if own.find():
+        yield own
+        return
+    with contextlib.ExitStack() as stack:
+        if not group.rank:
+            own.may_write = own.begin(stack)
+        own.may_write = _any(own.may_write)
+        # Another process may have packed them meanwhile.
+        if own.may_write and own.find():
+            stack.close()
+        try:
+            yield own
+        finally:
+            own.end()
+        # Others wait until the last rank has written.
+        _any(False)
+
+
+def _any(value: bool) -> bool:
+    """Whether that is so on some rank."""
+    group = get_tp_group()
+    return value if group.world_size == 1 else bool(group.all_reduce(torch.tensor(float(value))).item())
+
+
+@dataclass
+class _Placed:
+    """A tensor whose bytes were written."""
+
+    tensor: weakref.ref[Tensor]
+    number: int
+    is_mapped: bool
+
+
+class PackedWeights:
+    """A model's packed weights on disk.
+
+    Attributes:
+        path: of this rank's.
+        content: what is there; None: nothing yet.
+        may_write: whether they may be written once they are packed.
+    """
+
+    def __init__(self, config: ModelConfig, folder: PackedFolder, path: Path, files: list[Path]) -> None:
+        self.path, self.may_write = path, False
+        self.content: Content | None = None
+        self._config, self._folder, self._files = config, folder, files
+        self._writer: Writer | None = None
+        self._built: packed_state.BuiltState | None = None
+        self._placed: dict[int, _Placed] = {}
+        self._sources: dict[str, Mapping] = {}
+        self._checkpoint: dict[int, list[tuple[Path, int]]] | None = None
+        self._started = 0.0
+
+    def find(self) -> bool:
+        """Look whether all ranks' are there."""
+        try:
+            self.content = read_content(self.path)
+        except (FileNotFoundError, NotADirectoryError):
+            self.content = None
+        except (OSError, DamagedFileError, ValueError, KeyError, TypeError) as error:
+            say_once("packed weights cannot be read, and are packed anew: %s", error)
+            self._folder.remove(self.path)
+            self.content = None
+        if _any(self.content is None):
+            self.content = None
+        return self.content is not None
+
+    def begin(self, stack: contextlib.ExitStack) -> bool:
+        """Keep others from packing until the stack is closed. False: the folder cannot be written to, or they do not
+        come to an end."""
+        try:
+            if stack.enter_context(self._folder.locked(self.path.stem.partition("-")[0])):
+                return True
+            say_once("another process has packed these weights for minutes: they are packed here, and not kept")
+        except OSError as error:
+            say_once("packed weights are not kept, so that the next start packs them again: %s", error)
+        return False
+
+    def restore(self, model: nn.Module) -> bool:
+        """Give a model that was built the weights that are there. False, and nothing is changed: on some rank they are
+        not."""
+        content, changes = self.content, None
+        if content is not None:
+            try:
+                mapping = Mapping(self.path)
+                changes = packed_state.decode(content.state, lambda number: self._piece(content, mapping, number))
+                known = dict(model.named_modules())
+                if unknown := [change.name for change in changes if change.name not in known]:
+                    raise KeyError(unknown[0])
+            except (OSError, ValueError, KeyError, TypeError, AttributeError, ImportError, RuntimeError) as error:
+                changes = None
+                say_once("packed weights do not fit this model, and are packed anew: %r", error)
+                self._folder.remove(self.path)
+        if _any(changes is None):
+            self.content = None
+            return False
+        assert content is not None and changes is not None
+        packed_state.apply(model, changes)
+        self._folder.touch(self.path)
+        self._watch(model, mapping, content)
+        return True
+
+    def built(self, model: nn.Module) -> None:
+        """The model's weights will be loaded and packed, and given to `take` and `keep`."""
+        if not self.may_write:
+            return
+        self._built = packed_state.BuiltState(model)
+        self._started = time.monotonic()
+        size = sum(path.stat().st_size for path in self._files)
+        try:
+            path = self._folder.temporary(self.path)
+            self._writer = Writer(path, 10 * size + _GIB, lambda size: self._check_room(path, size))
+        except OSError as error:
+            self._give_up(error)
+
+    def _check_room(self, path: Path, size: int) -> None:
+        written = path.stat().st_blocks * 512
+        self._folder.check_room(self.path, size, min(written, size))
+
+    def take(self, module: nn.Module) -> None:
+        """Write a module's packed weights, whose memory is the file's from here on."""
+        if self._writer is None:
+            return
+        try:
+            for tensor in own_tensors(module):
+                if tensor.nbytes >= _LEAST_SHARED and not tensor.is_meta:
+                    self._number(tensor)
+        except OSError as error:
+            self._give_up(error)
+
+    def keep(self, model: nn.Module) -> None:
+        """Write what has not been taken, and the description. Where that is not possible it is said once, and the model
+        has its weights all the same."""
+        if self._writer is None or self._built is None:
+            return
+        writer = self._writer
+        try:
+            state = packed_state.encode(self._built.changes(), self._number)
+            writer.finish(self._about(), state, self.path)
+        except packed_state.NotStorableError as error:
+            logger.info("packed weights are not kept: %s", error)
+            self._give_up(None)
+        except OSError as error:
+            self._give_up(error)
+        else:
+            self._writer = None
+            seconds = time.monotonic() - self._started
+            logger.info("packed weights written: %s, %.2f GiB, in %.1f s", self.path, self._size / _GIB, seconds)
+            self._watch(model, writer.mapping, None)
+        for experts in _packed_experts(model):
+            experts.renew()
+
+    def end(self) -> None:
+        """Discard what was not finished."""
+        if self._writer is not None:
+            self._writer.discard()
+            self._writer = None
+
+    @property
+    def _size(self) -> int:
+        with contextlib.suppress(OSError):
+            return self.path.stat().st_size
+        return 0
+
+    def _about(self) -> dict[str, Any]:
+        config, group = self._config, get_tp_group()
+        level = packs_for()
+        assert level is not None
+        return {
+            "model": config.model,
+            "dtype": config.dtype,
+            "quantization": config.quantization,
+            "level": level[0],
+            "rank": [group.rank, group.world_size],
+            "created": int(time.time()),
+        }
+
+    def _number(self, tensor: Tensor) -> int:
+        """Write a tensor, and let its memory be the file's."""
+        placed = self._placed.get(id(tensor))
+        if placed is not None and placed.tensor() is tensor:
+            return placed.number
+        writer = self._writer
+        assert writer is not None
+        dense, strides = packed_state.layout(tensor)
+        data = dense.reshape(-1).view(torch.uint8).numpy()
+        found = self._in_checkpoint(data)
+        if found is None:
+            number = writer.add(data)
+            memory = writer.mapping
+        else:
+            number = writer.refer(*found, data.nbytes)
+            memory = self._source(str(found[0]))
+        is_mapped = data.nbytes >= _LEAST_SHARED
+        if is_mapped:
+            piece = writer.pieces[number]
+            with torch.inference_mode(tensor.is_inference()):
+                bytes_there = torch.from_numpy(memory.bytes[piece.start : piece.start + piece.size])
+                tensor.data = packed_state.over(bytes_there, tensor.dtype, tuple(tensor.shape), strides)
+        self._placed[id(tensor)] = _Placed(weakref.ref(tensor), number, is_mapped)
+        return number
+
+    def _give_up(self, error: OSError | None) -> None:
+        """Go on without a file: its disk is free again, and the memory this process's own."""
+        if error is not None:
+            say_once("packed weights are not kept, so that the next start packs them again: %s", error)
+        tensors = [
+            tensor for placed in self._placed.values() if placed.is_mapped and (tensor := placed.tensor()) is not None
+        ]
+        if sum(tensor.nbytes for tensor in tensors) < available_bytes():
+            for tensor in tensors:
+                with torch.inference_mode(tensor.is_inference()):
+                    tensor.data = tensor.data.clone()
+        self._placed.clear()
+        self.end()
+
+    def _piece(self, content: Content, mapping: Mapping, number: int) -> Tensor:
+        piece = content.pieces[number]
+        memory = mapping if piece.source is None else self._source(content.sources[piece.source])
+        if piece.start + piece.size > len(memory):
+            raise ValueError(f"{self.path.name} is cut")
+        return torch.from_numpy(memory.bytes[piece.start : piece.start + piece.size])
+
+    def _source(self, path: str) -> Mapping:
+        if path not in self._sources:
+            self._sources[path] = Mapping(Path(path))
+        return self._sources[path]
+
+    def _in_checkpoint(self, data: np.ndarray[Any, np.dtype[np.uint8]]) -> tuple[Path, int] | None:
+        """A file of the checkpoint that has these very bytes, and where: a whole tensor, or a rank's equal part."""
+        if data.nbytes < _LEAST_REFERRED:
+            return None
+        if self._checkpoint is None:
+            self._checkpoint = {}
+            for file, start, size in tensor_places(self._files):
+                for parts in {1, get_tp_group().world_size}:
+                    if not size % parts:
+                        places = [(file.resolve(), start + part * (size // parts)) for part in range(parts)]
+                        self._checkpoint.setdefault(size // parts, []).extend(places)
+        for path, start in self._checkpoint.get(data.nbytes, ()):
+            there = self._source(str(path)).bytes[start : start + data.nbytes]
+            first = slice(0, _COMPARED_FIRST)
+            # Its values must lie on whole numbers' places, whatever their type.
+            if not start % 8 and np.array_equal(data[first], there[first]) and np.array_equal(data, there):
+                return path, start
+        return None
+
+    def _watch(self, model: nn.Module, mapping: Mapping, content: Content | None) -> None:
+        """Note what the model maps; read it ahead and, where it was there, check it meanwhile."""
+        mappings = [mapping, *self._sources.values()]
+        model.__dict__["mappings"] = mappings
+        if content is None:
+            return
+        size, available = content.num_bytes, available_bytes()
+        logger.info("packed weights mapped: %s, %.2f GiB", self.path, size / _GIB)
+        if size > available:
+            logger.warning(
+                "the model's packed weights, %.1f GiB, are larger than the memory that is free, %.1f GiB: they are "
+                "read from %s again and again, which is slow",
+                *(size / _GIB, available / _GIB, self.path.parent),
+            )
+            return
+        thread = threading.Thread(
+            target=_look_after, args=(weakref.ref(model), weakref.ref(mapping), self._folder, self.path), daemon=True
+        )
+        thread.name = "packed-weights"
+        thread.start()
+
+
+def _look_after(model: weakref.ref[nn.Module], mapping: weakref.ref[Mapping], folder: PackedFolder, path: Path) -> None:
+    if (memory := mapping()) is not None:
+        memory.populate()
+    del memory
+    time.sleep(_VERIFY_AFTER_SECONDS)
+    with contextlib.suppress(OSError), _only_one(path):
+        damage = find_damage(path, lambda: model() is None)
+        owner: Any = model()
+        if damage is not None:
+            folder.remove(path)
+            damage = f"{damage}: it was removed, and results since the start may be wrong. Restart the engine"
+            logger.error(damage)
+            if owner is not None:
+                owner.weight_updater.damage = damage
+
+
+@contextlib.contextmanager
+def _only_one(path: Path) -> Iterator[None]:
+    """OSError where another process does this, too."""
+    import fcntl
+
+    file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    finally:
+        os.close(file)
+
+
+def drop_pages(model: nn.Module) -> None:
+    """Give the memory of a model's mapped weights back to the system, which maps them again when they are used. What
+    was changed stays."""
+    for mapping in model.__dict__.get("mappings", ()):
+        mapping.drop_pages()
+
+
+def _packed_experts(model: nn.Module) -> Iterator[PackedExperts]:
+    for module in model.modules():
+        yield from (value for value in vars(module).values() if isinstance(value, PackedExperts))

@@ -1,0 +1,1 @@
+"""Models that read pictures: their processors and towers, which are transformers' own."""

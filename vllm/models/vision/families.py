@@ -1,0 +1,145 @@
+"""The whole models of which a text decoder is a part, as far as pictures need to know them."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+from vllm.config.checkpoint.auto_config import load_auto_config
+from vllm.config.checkpoint.config import HFConfig
+from vllm.config.checkpoint.text_part import MARK, WHOLE
+
+# Sections of a head's frequencies that turn by time, height and width, where config.json says none.
+_SECTIONS = {
+    "glm4v_moe_text": (8, 12, 12),
+    "glm4v_text": (8, 12, 12),
+    "qwen2_5_vl_text": (16, 24, 24),
+    "qwen2_vl_text": (16, 24, 24),
+    "qwen3_vl_moe_text": (24, 20, 20),
+    "qwen3_vl_text": (24, 20, 20),
+    "qwen3_5_moe_text": (11, 11, 10),
+    "qwen3_5_text": (11, 11, 10),
+}
+# These alternate between the three, the others have a run of each.
+_ALTERNATING = ("qwen3_",)
+
+
+class Whole(NamedTuple):
+    """The tokens that see each other: each run of a picture's rows, or the prompt with a picture."""
+
+    kind: Literal["pictures", "prompt"]
+    in_windows_only: bool = False  # in layers without a window they do not
+
+
+# Arguments of transformers' forward pass that ask nothing of a decoder beyond the rows and the positions.
+_USUAL = frozenset(
+    (
+        "self input_ids pixel_values attention_mask position_ids cache past_key_values inputs_embeds "
+        "mm_encoder_outputs labels use_cache image_sizes vision_feature_layer vision_feature_select_strategy "
+        "image_grid_thw "
+        "pixel_attention_mask spatial_shapes image_hidden_states kwargs pixel_values_videos video_grid_thw "
+        "image_sizes_videos vision_aspect_ratio batch_num_images cache_position logits_to_keep output_attentions "
+        "output_hidden_states return_dict rope_deltas second_per_grid_ts lm_kwargs"
+    ).split()
+)
+
+
+@dataclass(frozen=True)
+class PictureFamily:
+    """A model that reads pictures.
+
+    Attributes:
+        config: transformers' of the whole.
+        base: transformers' class that has the tower, without a head.
+        row_id: the token that stands for a row of the tower.
+    """
+
+    config: Any
+    base: type[Any]
+    row_id: int
+
+    @property
+    def name(self) -> str:
+        """The class' name, for errors."""
+        return self.base.__name__
+
+    @property
+    def whole_blocks(self) -> Whole | None:
+        """Which tokens see those after them, too."""
+        return whole_blocks(self.config.to_dict())
+
+    @property
+    def has_axes(self) -> bool:
+        """Whether tokens have positions in time, height and width."""
+        return hasattr(self.base, "get_rope_index")
+
+
+def whole_blocks(raw: Mapping[str, Any]) -> Whole | None:
+    """Which tokens see those after them, by the whole model's config.json."""
+    kind, text = raw.get("model_type"), raw.get("text_config") or {}
+    if kind == "gemma3":
+        return Whole("pictures")
+    if kind == "paligemma":
+        return Whole("prompt")
+    if kind in ("gemma4", "gemma4_unified") and text.get("use_bidirectional_attention") == "vision":
+        return Whole("pictures", in_windows_only=True)
+    return None
+
+
+def picture_family(config: HFConfig, folder: Path) -> PictureFamily:
+    """The whole model of a text decoder.
+
+    Raises:
+        ValueError: transformers' model of it has not the interface that its image-text models share.
+    """
+    import transformers
+
+    auto = load_auto_config(config.raw[WHOLE], folder, False)
+    base: Any = transformers.MODEL_MAPPING.get(type(auto), None)
+    architecture = config.raw[MARK]
+    refusal = f"{architecture} reads no pictures here: %s; pass language_model_only=True to run its text decoder alone"
+    if base is None or not hasattr(base, "get_image_features"):
+        raise ValueError(refusal % "transformers' model of it has no get_image_features")
+    row_id = getattr(auto, "image_token_id", None)
+    if not isinstance(row_id, int):
+        raise ValueError(refusal % "its config.json names no image_token_id")
+    family = PictureFamily(auto, base, row_id)
+    if more := _more_than_rows(family):
+        raise ValueError(refusal % more)
+    if family.has_axes and auto.get_text_config().model_type not in _SECTIONS:
+        raise ValueError(refusal % "the positions that its pictures have are not known")
+    return family
+
+
+def frequency_axes(family: PictureFamily, count: int) -> list[int]:
+    """The axis (time, height, width: 0 to 2) by which each of `count` frequencies of a head turns."""
+    text = family.config.get_text_config()
+    rope = getattr(text, "rope_parameters", None) or {}
+    sections = list(rope.get("mrope_section") or _SECTIONS[text.model_type])
+    if not text.model_type.startswith(_ALTERNATING):
+        return [axis % 3 for axis, length in enumerate(sections) for _ in range(length)][:count]
+    axes = [0] * count
+    for axis in (1, 2):
+        for index in range(axis, min(3 * sections[axis], count), 3):
+            axes[index] = axis
+    return axes
+
+
+def _more_than_rows(family: PictureFamily) -> str:
+    """How transformers' model does more with pictures than put rows in their tokens' places, as far as its code tells;
+    empty: it does not, or it is done here."""
+    forward = inspect.unwrap(family.base.forward)
+    known = set(_USUAL)
+    if family.has_axes:
+        known.add("mm_token_type_ids")
+    if family.whole_blocks is not None:
+        known.add("token_type_ids")
+    if others := sorted(set(inspect.signature(forward).parameters) - known):
+        return f"transformers' model of it takes {', '.join(others)}, too"
+    source = inspect.getsource(forward)
+    if ("masked_scatter" not in source and "inputs_merger" not in source) or "inputs_embeds[" in source:
+        return "transformers' model of it puts pictures into a prompt in a way of its own"
+    return ""

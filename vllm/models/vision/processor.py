@@ -1,0 +1,292 @@
+"""From pictures and a prompt to what the engine takes: transformers' own processor of the model."""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import json
+import sys
+import threading
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from vllm.config import ModelConfig
+from vllm.exceptions import VLLMValidationError, shown
+from vllm.inputs.images import DATA, OPTIONS, UUIDS, GivenImages, Picture, PromptImages
+from vllm.models.vision.families import PictureFamily, picture_family
+
+_KEPT_BYTES = 256 << 20  # of processed pictures that are kept for further prompts
+
+
+class Processed(NamedTuple):
+    """A picture after the processor.
+
+    Attributes:
+        digest: names its content and how it was processed.
+        text: what stands for it in a prompt, with a token for each row.
+        ids: the tokens of `text`.
+        values: the tower's arguments.
+    """
+
+    digest: str
+    text: str
+    ids: list[int]
+    values: dict[str, Tensor]
+
+    @property
+    def num_bytes(self) -> int:
+        """Of the values."""
+        return sum(value.numel() * value.element_size() for value in self.values.values())
+
+
+class PictureProcessor:
+    """Processes the pictures of prompts, those of one prompt at a time."""
+
+    def __init__(self, model_config: ModelConfig, hf_tokenizer: Any) -> None:
+        """ValueError: the model's processor cannot be built."""
+        folder = Path(model_config.path)
+        self.family = picture_family(model_config.hf_config, folder)
+        self._defaults = dict(model_config.mm_processor_kwargs or {})
+        self._processor = _make_processor(self.family, folder, hf_tokenizer)
+        self._tokenizer = hf_tokenizer
+        self._arguments = set(inspect.signature(self.family.base.get_image_features).parameters)
+        if self.family.has_axes:
+            self._arguments |= set(inspect.signature(self.family.base.get_rope_index).parameters)
+        self._kept: OrderedDict[str, Processed] = OrderedDict()
+        self._num_kept_bytes = 0
+        self._lock = threading.Lock()
+        self._placeholder: str = self._processor.image_token
+        (self._placeholder_id,) = hf_tokenizer.encode(self._placeholder, add_special_tokens=False)
+
+    @property
+    def placeholder(self) -> str:
+        """What stands for a picture in a prompt's text."""
+        return self._placeholder
+
+    # -- pictures ------------------------------------------------------------------------------------------------
+
+    def process(self, given: GivenImages) -> list[Processed]:
+        """
+        Raises:
+            VLLMValidationError: a picture or an option cannot be used.
+        """
+        options = self._defaults | dict(given.options)
+        with self._lock:
+            return [self._one(item, name, options) for item, name in zip(given.items, given.names, strict=True)]
+
+    def _one(self, item: Any, name: str | None, options: dict[str, Any]) -> Processed:
+        image: Any = None if item is None else _as_image(item)
+        content = hashlib.blake2b(json.dumps(options, sort_keys=True, default=str).encode(), digest_size=16)
+        if name is not None or image is None:
+            name = name or ""
+            content.update(b"name" + name.encode("utf-8", "surrogatepass"))
+        else:
+            content.update(f"{image.mode} {image.size}".encode() + image.tobytes())
+        digest = content.hexdigest()
+        if (kept := self._kept.get(digest)) is not None:
+            self._kept.move_to_end(digest)
+            return kept
+        if image is None:
+            message = f"{UUIDS}: the picture {shown(name)} is not known (any more): send it again with its name"
+            raise VLLMValidationError(message, UUIDS, name)
+        made = self._processed(image, digest, options)
+        self._keep(made)
+        return made
+
+    def _processed(self, image: Any, digest: str, options: dict[str, Any]) -> Processed:
+        try:
+            merged = self._merged(options)
+            if image.mode != "RGB" and not getattr(self._processor.image_processor, "do_convert_rgb", False):
+                image = image.convert("RGB")
+            images, *_ = self._processor.prepare_inputs_layout(images=[image], **options)
+            data, (text,) = self._processor._process_images(images, **merged["images_kwargs"])
+        except Exception as error:  # the processor's code may refuse a picture or an option in any way
+            field = OPTIONS if options else DATA
+            raise VLLMValidationError(f"{field}: the picture cannot be processed: {error}", field) from error
+        values = {name: _as_tensor(value) for name, value in data.items() if name in self._arguments}
+        ids = self._tokenizer.encode(text, add_special_tokens=False)
+        return Processed(digest, text, ids, values)
+
+    def _merged(self, options: Mapping[str, Any]) -> dict[str, Any]:
+        merged: dict[str, Any] = self._processor._merge_kwargs(
+            tokenizer_init_kwargs=self._tokenizer.init_kwargs, return_tensors="pt", **options
+        )
+        return merged
+
+    def _keep(self, made: Processed) -> None:
+        self._kept[made.digest] = made
+        self._num_kept_bytes += made.num_bytes
+        while self._num_kept_bytes > _KEPT_BYTES and len(self._kept) > 1:
+            self._num_kept_bytes -= self._kept.popitem(last=False)[1].num_bytes
+
+    # -- prompts -------------------------------------------------------------------------------------------------
+
+    def expand_text(self, text: str, pictures: Sequence[Processed]) -> str:
+        """The prompt with all that stands for its pictures.
+
+        Raises:
+            VLLMValidationError: it has another number of placeholders than pictures.
+        """
+        (text,) = self._laid_out(text, len(pictures))
+        self._check_count(text.count(self._placeholder), len(pictures))
+        parts = text.split(self._placeholder)
+        return parts[0] + "".join(each.text + part for each, part in zip(pictures, parts[1:], strict=True))
+
+    def _laid_out(self, text: str, count: int) -> list[str]:
+        """As some processors put it around pictures."""
+        from PIL import Image
+
+        blank = Image.new("RGB", (8, 8))
+        found: list[str] = self._processor.prepare_inputs_layout(images=[blank] * count, text=[text])[1]
+        return found
+
+    def expand_ids(self, ids: Sequence[int], pictures: Sequence[Processed]) -> list[int]:
+        """As `expand_text`. A prompt that is expanded already is left alone."""
+        num_rows = sum(each.ids.count(self.family.row_id) for each in pictures)
+        if ids.count(self.family.row_id) == num_rows and ids.count(self._placeholder_id) != len(pictures):
+            return list(ids)
+        self._check_count(ids.count(self._placeholder_id), len(pictures))
+        result: list[int] = []
+        left = iter(pictures)
+        for token in ids:
+            if token == self._placeholder_id:
+                result += next(left).ids
+            else:
+                result.append(token)
+        return result
+
+    def _check_count(self, count: int, wanted: int) -> None:
+        if count != wanted:
+            message = (
+                f"{DATA} has {wanted} pictures, and the prompt says where to put {count}: it must have "
+                f"{self._placeholder} for each"
+            )
+            raise VLLMValidationError(message, DATA, wanted)
+
+    def locate(self, ids: Sequence[int], pictures: Sequence[Processed]) -> PromptImages:
+        """The pictures of an expanded prompt.
+
+        Raises:
+            VLLMValidationError: its tokens for rows are not as many as the pictures have.
+        """
+        places = np.flatnonzero(np.asarray(ids) == self.family.row_id)
+        counts = [each.ids.count(self.family.row_id) for each in pictures]
+        if len(places) != sum(counts):
+            message = f"{DATA}: the pictures have {sum(counts)} rows, and the prompt has tokens for {len(places)}"
+            raise VLLMValidationError(message, DATA, len(places))
+        found, begin = [], 0
+        for each, count in zip(pictures, counts, strict=True):
+            own = places[begin : begin + count]
+            begin += count
+            start = int(own[0])
+            found.append(Picture(each.digest, start, own - start, int(own[-1]) + 1 - start, each.values))
+        positions = self._positions(ids, pictures) if self.family.has_axes else None
+        return PromptImages(tuple(found), positions)
+
+    def _positions(self, ids: Sequence[int], pictures: Sequence[Processed]) -> np.ndarray:
+        """int64 [3, T]"""
+        known = inspect.signature(self.family.base.get_rope_index).parameters
+        together: dict[str, Tensor] = {}
+        for name in pictures[0].values.keys() & known.keys():
+            together[name] = torch.cat([each.values[name] for each in pictures])
+        tokens = torch.tensor([list(ids)])
+        kinds = (tokens == self.family.row_id).int()
+        holder = SimpleNamespace(config=self.family.config)
+        if hasattr(self.family.base, "get_vision_position_ids"):
+            holder.get_vision_position_ids = self.family.base.get_vision_position_ids.__get__(holder)
+        positions, _ = self.family.base.get_rope_index(holder, tokens, mm_token_type_ids=kinds, **together)
+        found: np.ndarray = positions[:, 0].long().numpy()
+        return found
+
+
+def _as_image(item: Any) -> Any:
+    """The picture as Pillow has it. VLLMValidationError: it is none."""
+    from PIL import Image
+
+    if isinstance(item, Image.Image):
+        return item
+    array = item.detach().cpu().numpy() if isinstance(item, Tensor) else item
+    problem = f"{DATA}: image must be a PIL image, or an array or tensor [H, W, 3] or [3, H, W] of uint8 or of 0 to 1"
+    if not isinstance(array, np.ndarray) or array.ndim not in (2, 3):
+        raise VLLMValidationError(f"{problem}, got {shown(item)}", DATA)
+    if array.ndim == 3 and array.shape[-1] not in (1, 3, 4):
+        array = array.transpose(1, 2, 0)
+    if array.ndim == 3 and array.shape[-1] not in (1, 3, 4):
+        raise VLLMValidationError(f"{problem}, got one of shape {list(item.shape)}", DATA)
+    if array.dtype.kind == "f":
+        if not np.isfinite(array).all() or array.min(initial=0) < 0 or array.max(initial=0) > 1:
+            raise VLLMValidationError(f"{problem}, got floats beyond these", DATA)
+        array = np.rint(array * 255).astype(np.uint8)
+    if array.dtype != np.uint8 or not array.size:
+        raise VLLMValidationError(f"{problem}, got {array.dtype} {list(array.shape)}", DATA)
+    return Image.fromarray(array[..., 0] if array.ndim == 3 and array.shape[-1] == 1 else array)
+
+
+def _as_tensor(value: Any) -> Tensor:
+    """The processor's value of a single picture."""
+    if isinstance(value, Tensor):
+        return value.contiguous()
+    if isinstance(value, (list, tuple)) and len(value) == 1 and isinstance(value[0], Tensor):
+        return value[0][None].contiguous()
+    return torch.as_tensor(np.asarray(value))
+
+
+def _make_processor(family: PictureFamily, folder: Path, tokenizer: Any) -> Any:
+    """transformers' processor of the model, with its picture processor alone: those of sound and video stay out."""
+    from transformers import AutoImageProcessor
+    from transformers.models.auto.processing_auto import processor_class_from_name
+
+    own = _read(folder / "processor_config.json")
+    name = own.get("processor_class") or _read(folder / "preprocessor_config.json").get("processor_class")
+    name = name or _read(folder / "tokenizer_config.json").get("processor_class") or _usual_name(family)
+    found = processor_class_from_name(name) if name else None
+    if name == "PixtralProcessor":
+        # transformers' does not load without torchvision.
+        from vllm.models.vision.pixtral import PixtralProcessor as found
+    if found is None:
+        raise ValueError(f"{folder.name}: transformers has no processor {name!r}: pass language_model_only=True")
+
+    class Pictures(found):  # type: ignore[misc,valid-type]
+        """With nothing in the places of other media."""
+
+        def check_argument_for_proper_class(self, argument_name: str, argument: Any) -> None:
+            return None
+
+    module: Any = sys.modules[found.__module__]
+    if getattr(module, "num2words", "") is None:
+        module.num2words = str  # needed for videos alone
+    try:
+        images = AutoImageProcessor.from_pretrained(folder, backend="pil")
+    except Exception as error:
+        problem = f"the picture processor cannot be built: {error}; pass language_model_only=True"
+        raise ValueError(f"{folder.name}: {problem}") from error
+    parts = {part: None for part in found.get_attributes()} | {"image_processor": images, "tokenizer": tokenizer}
+    known = inspect.signature(found.__init__).parameters
+    options = {key: value for key, value in own.items() if key in known and key not in parts}
+    try:
+        return Pictures(**parts, **options)
+    except Exception as error:
+        raise ValueError(
+            f"{folder.name}: transformers' {name} cannot be built: {error}; pass language_model_only=True"
+        ) from error
+
+
+def _usual_name(family: PictureFamily) -> str | None:
+    from transformers.models.auto.processing_auto import PROCESSOR_MAPPING_NAMES
+
+    return PROCESSOR_MAPPING_NAMES.get(family.config.model_type)
+
+
+def _read(file: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(file.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return {}
+    return found if isinstance(found, dict) else {}

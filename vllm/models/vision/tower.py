@@ -1,0 +1,119 @@
+"""A model's picture tower and projector: transformers' modules, loaded alone."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from vllm.config import ModelConfig
+from vllm.config.checkpoint.shards import shard_files
+from vllm.config.checkpoint.text_part import text_tensor_name
+from vllm.config.checkpoint.weight_files import iterate_tensors
+from vllm.layers.dummy_weights import dummy_weight
+from vllm.models.transformers.build import construct_plain
+from vllm.models.transformers.weights import CheckpointNames
+from vllm.models.vision.families import PictureFamily
+
+_QUANTIZED = (".qweight", ".weight_packed", ".weight_scale", ".scales", ".SCB", ".absmax")
+
+
+class Tower(nn.Module):
+    """Makes rows of the decoder's embedding of pictures."""
+
+    def __init__(self, family: PictureFamily, model_config: ModelConfig, device: torch.device) -> None:
+        """ValueError: weights are missing, quantised, or of another shape."""
+        super().__init__()
+        self._family = family
+        self._arguments = set(inspect.signature(family.base.get_image_features).parameters)
+        dtype = getattr(torch, model_config.dtype)
+        whole = construct_plain(family.base, family.config, dtype)
+        self._names = CheckpointNames(whole)
+        # The decoder is ours; its module keeps nothing but the place.
+        for name, part in list(whole.named_children()):
+            if part is whole.get_decoder():
+                setattr(whole, name, nn.Module())
+        self.whole = whole
+        self._fill(model_config, device)
+
+    def _fill(self, model_config: ModelConfig, device: torch.device) -> None:
+        folder, lacking = Path(model_config.path), set(self._parameters_by_name())
+        if model_config.load_format == "dummy":
+            for name, value in self._parameters_by_name().items():
+                self._put(name, dummy_weight(name, tuple(value.shape), value.dtype, "cpu", model_config.seed), device)
+        else:
+            for name, tensor in self._names.convert(_of_pictures(iterate_tensors(shard_files(folder)))):
+                own = self._own(name)
+                if own in lacking and isinstance(tensor, Tensor):
+                    self._put(own, tensor, device)
+                    lacking.discard(own)
+                elif name.endswith(_QUANTIZED) and own.rpartition(".")[0] + ".weight" in lacking:
+                    raise ValueError(f"{folder.name}: {name} is quantised, and a picture tower's weights must be plain")
+            if lacking:
+                shown = ", ".join(sorted(lacking)[:5])
+                raise ValueError(f"{folder.name} lacks {len(lacking)} weights of the picture tower: {shown}")
+        for module in self.whole.modules():
+            for name, buffer in module.named_buffers(recurse=False):
+                module._buffers[name] = buffer.to(device)
+
+    def _parameters_by_name(self) -> dict[str, Tensor]:
+        return dict(self.whole.state_dict())
+
+    def _own(self, name: str) -> str:
+        """The name without the place of this model in the one with a head."""
+        return name.removeprefix("model.") if name not in self.whole.state_dict() else name
+
+    def _put(self, name: str, tensor: Tensor, device: torch.device) -> None:
+        place, _, last = name.rpartition(".")
+        module = self.whole.get_submodule(place)
+        before = getattr(module, last)
+        if before.shape != tensor.shape:
+            shapes = f"{tuple(tensor.shape)}, but config.json means {tuple(before.shape)}"
+            raise ValueError(f"the picture tower's {name} has shape {shapes}")
+        value = tensor.to(device=device, dtype=before.dtype, copy=True)
+        if last in module._parameters:
+            module._parameters[last] = nn.Parameter(value, requires_grad=False)
+        else:
+            module._buffers[last] = value
+
+    def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None:
+        """New values for some, by their checkpoint names; those of other parts are left alone."""
+        known = self._parameters_by_name()
+        for name, tensor in self._names.convert(_of_pictures(weights)):
+            own = self._own(name)
+            if own in known and isinstance(tensor, Tensor):
+                self._put(own, tensor, known[own].device)
+
+    @torch.inference_mode()
+    def encode(self, values: Mapping[str, Tensor]) -> Tensor:
+        """The rows of some pictures, [N, L * W]: the decoder's W-wide embeddings, and beside each what is added to its
+        stream after the first L - 1 layers. `values`: the processor's, by their names."""
+        device, dtype = self._place()
+        given = {
+            name: value.to(device, dtype) if value.is_floating_point() else value.to(device)
+            for name, value in values.items()
+            if name in self._arguments
+        }
+        found = self.whole.get_image_features(**given, return_dict=True)
+        parts = [found.pooler_output, *(getattr(found, "deepstack_features", None) or ())]
+        return torch.cat([_rows(part).to(dtype) for part in parts], dim=1)
+
+    def _place(self) -> tuple[torch.device, torch.dtype]:
+        first = next(self.whole.parameters())
+        return first.device, first.dtype
+
+
+def _of_pictures(tensors: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
+    """Those that are not the text decoder's."""
+    return ((name, tensor) for name, tensor in tensors if text_tensor_name(name) is None)
+
+
+def _rows(features: Any) -> Tensor:
+    """[N, W] of one picture's or several pictures' features, a tensor or one for each."""
+    if isinstance(features, Tensor):
+        return features.flatten(0, -2)
+    return torch.cat([_rows(each) for each in features])

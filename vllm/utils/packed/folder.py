@@ -1,0 +1,175 @@
+"""The folder of packed weights: a file an entry, the least recently used ones going first."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import shutil
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from vllm import envs
+from vllm.logger import init_logger
+
+logger = init_logger(__name__)
+
+SUFFIX = ".packed"
+_LOCK, _TEMPORARY = ".lock", ".part"
+# So much of the disk stays free, whatever the bound.
+_KEPT_FREE = 0.1
+# The default bound, as a part of what is free or ours.
+_SHARE = 0.5
+_WAIT_SECONDS = 300.0
+_said: set[str] = set()
+
+
+def say_once(text: str, *values: Any) -> None:
+    """A warning, the first time that this process has the reason to give it."""
+    if text not in _said:
+        _said.add(text)
+        logger.warning(text, *values)
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A file of packed weights.
+
+    Attributes:
+        size: in bytes, on disk.
+        used: when an engine last mapped it, in seconds since 1970.
+    """
+
+    path: Path
+    size: int
+    used: float
+
+
+class PackedFolder:
+    """The entries in a folder, which need not exist. `bound_gib`: of all entries together; None: half of the disk that
+    is free or theirs. A tenth of the disk always stays free."""
+
+    def __init__(self, path: Path, bound_gib: float | None = None) -> None:
+        self.path = path
+        self._bound_gib = bound_gib
+
+    def entries(self) -> list[Entry]:
+        """From the one that was used last."""
+        found = []
+        for path in self.path.glob(f"*{SUFFIX}") if self.path.is_dir() else ():
+            with contextlib.suppress(OSError):
+                stat = path.stat()
+                found.append(Entry(path, stat.st_blocks * 512, stat.st_mtime))
+        return sorted(found, key=lambda entry: -entry.used)
+
+    def file(self, fingerprint: dict[str, Any], part: str) -> Path:
+        """Where the weights of that fingerprint are, if they are there: one of the `part`s that ranks have."""
+        text = json.dumps(fingerprint, sort_keys=True, default=str).encode()
+        return self.path / f"{hashlib.sha256(text).hexdigest()[:32]}-{part}{SUFFIX}"
+
+    @contextlib.contextmanager
+    def locked(self, name: str) -> Iterator[bool]:
+        """Keep other processes from packing what is called so. False: another one is at it for long. OSError: the
+        folder cannot be written to. What a process that was killed has left is removed."""
+        import fcntl
+
+        self.path.mkdir(parents=True, exist_ok=True, mode=0o700)
+        file = os.open(self.path / f"{name}{_LOCK}", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            until, is_told = time.monotonic() + _WAIT_SECONDS, False
+            while True:
+                try:
+                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    break
+                except BlockingIOError:
+                    if time.monotonic() > until:
+                        yield False
+                        return
+                if not is_told:
+                    logger.info("another process packs these weights: waiting for it")
+                    is_told = True
+                time.sleep(0.05)
+            for left in self.path.glob(f"{name}-*{_TEMPORARY}"):
+                left.unlink(missing_ok=True)
+            yield True
+        finally:
+            os.close(file)
+
+    @staticmethod
+    def temporary(path: Path) -> Path:
+        """The name of an entry while it is written."""
+        return path.with_suffix(_TEMPORARY)
+
+    def check_room(self, path: Path, size: int, written: int) -> None:
+        """Make room for an entry of `size` bytes, of which `written` are there, by removing those that were used the
+        longest ago. OSError: it is larger than the bound, or the disk too full."""
+        usage = shutil.disk_usage(self.path)
+        others = [entry for entry in self.entries() if entry.path != path]
+        ours = sum(entry.size for entry in others)
+        bound = _SHARE * (usage.free + ours + written)
+        if self._bound_gib is not None:
+            bound = self._bound_gib * 2**30
+        if size > bound:
+            raise OSError(f"they take more than {bound / 2**30:.1f} GiB, the bound of {self.path}")
+        free = usage.free
+        while ours + size > bound or free - (size - written) < _KEPT_FREE * usage.total:
+            if not others:
+                raise OSError(
+                    f"the disk of {self.path} has {free / 2**30:.1f} GiB free, of which a tenth of it is kept"
+                )
+            oldest = others.pop()
+            logger.info("removing %s, used the longest ago, to make room", oldest.path.name)
+            self.remove(oldest.path)
+            ours, free = ours - oldest.size, free + oldest.size
+
+    @staticmethod
+    def touch(path: Path) -> None:
+        """Note that an entry is used now."""
+        with contextlib.suppress(OSError):
+            os.utime(path)
+
+    @staticmethod
+    def remove(path: Path) -> None:
+        """Remove an entry; processes that have mapped it keep its memory."""
+        with contextlib.suppress(OSError):
+            path.unlink()
+
+    def clear(self) -> list[Entry]:
+        """Remove all entries, and what processes that were killed have left."""
+        found = self.entries()
+        for entry in found:
+            self.remove(entry.path)
+        for path in self.path.iterdir() if self.path.is_dir() else ():
+            if path.suffix in (_LOCK, _TEMPORARY) and not _is_locked(path.with_name(_lock_name(path))):
+                self.remove(path)
+        return found
+
+
+def packed_folder(bound_gib: float | None = None) -> PackedFolder | None:
+    """The folder that VLLM_PACKED_CACHE names; None: there is to be none."""
+    path = envs.packed_cache()
+    return None if path is None else PackedFolder(path, bound_gib)
+
+
+def _lock_name(path: Path) -> str:
+    return f"{path.stem.partition('-')[0]}{_LOCK}"
+
+
+def _is_locked(path: Path) -> bool:
+    import fcntl
+
+    try:
+        file = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return True
+    finally:
+        os.close(file)
+    return False

@@ -1,0 +1,211 @@
+"""Pictures of prompts in the worker: encoded when the first of their tokens is computed, and given to the forward pass
+of each step that computes some."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from vllm.attention.backend import WholeBlock
+from vllm.inputs.images import Picture, PromptImages
+from vllm.layers.input_rows import AddedRows, InputRows
+from vllm.layers.rotary_embedding import RotaryEmbedding
+from vllm.models.vision.families import Whole, frequency_axes, picture_family
+from vllm.models.vision.tower import Tower
+from vllm.v1.core.sched.output import NewRequestData, SchedulerOutput
+from vllm.v1.features.images.scheduler import StepPictures
+from vllm.v1.worker.gpu.buffer_utils import upload
+from vllm.v1.worker.gpu.guests import RunnerGuest
+from vllm.v1.worker.gpu.input_batch import InputBatch
+from vllm.v1.worker.gpu.states import NO_ID
+
+
+class PictureRows(RunnerGuest):
+    """The rows that the slots' requests have of pictures, and the positions of their tokens."""
+
+    def __init__(self, runner: Any) -> None:
+        """ValueError: the model's tower cannot be loaded, or the decoder takes more of a token than its embedding."""
+        config = runner.model_config
+        self._states, self._device = runner.states, runner.device
+        rows: InputRows | None = getattr(runner.model, "input_rows", None)
+        family = picture_family(config.hf_config, Path(config.path))
+        if rows is None:
+            raise ValueError(
+                f"{family.name} reads no pictures here: {type(runner.model).__name__} takes more of a token than its "
+                "embedding; pass language_model_only=True to run its text decoder alone"
+            )
+        self._rows = rows
+        self._added: AddedRows | None = getattr(getattr(runner.model, "model", None), "added_rows", None)
+        self._whole = family.whole_blocks
+        self._width: int = config.input_embedding_size
+        self._vocab_size: int = config.vocab_size
+        self._images: dict[int, PromptImages] = {}
+        self._prompt_lens: dict[int, int] = {}
+        self.tower = Tower(family, config, runner.device)
+        self._cache = EncodedPictures(config.encoder_cache_bytes)
+        self._rotaries: list[tuple[RotaryEmbedding, Tensor]] = []
+        if family.has_axes:
+            found = {id(each): each for each in map(_rotary, runner.model.modules()) if each is not None}
+            for rotary in found.values():
+                axes = frequency_axes(family, rotary.num_frequencies)
+                self._rotaries.append((rotary, torch.tensor(axes, device=runner.device)))
+
+    @property
+    def own_bytes(self) -> int:
+        return self._cache.max_bytes
+
+    def models(self) -> Sequence[Any]:
+        return (self.tower,)
+
+    def load_weights(self, weights: Sequence[tuple[str, Tensor]]) -> None:
+        self.tower.load_weights(weights)
+        self._cache.clear()
+
+    def reset(self, sizes: Any) -> None:
+        self._cache.clear()
+
+    def remove(self, slot: int) -> None:
+        self._images.pop(slot, None)
+
+    def add(self, slot: int, new: NewRequestData, step: SchedulerOutput) -> None:
+        images = (step.parts.of(StepPictures) or StepPictures()).get(new.req_id)
+        if images is not None:
+            self._images[slot] = images
+            self._prompt_lens[slot] = new.num_prompt_tokens
+            # Some models have ids for rows that are none of their words'.
+            ids = self._states.token_ids[slot]
+            ids[: len(new.prefill_token_ids)][ids[: len(new.prefill_token_ids)] >= self._vocab_size] = NO_ID
+
+    def begin(self, step: SchedulerOutput) -> None:
+        self._clear()
+
+    def before_forward(self, step: SchedulerOutput, batch: InputBatch) -> None:
+        if not self._images:
+            return
+        self._give_rows(batch)
+        if self._whole is not None:
+            self._give_blocks(batch, self._whole)
+        if self._rotaries:
+            self._give_positions(batch)
+
+    def after_forward(self, step: SchedulerOutput, batch: InputBatch, hidden: Tensor) -> None:
+        self._clear()
+
+    def _clear(self) -> None:
+        self._rows.clear()
+        if self._added is not None:
+            self._added.clear()
+        for rotary, _ in self._rotaries:
+            rotary.clear()
+
+    # -- rows ----------------------------------------------------------------------------------------------------
+
+    def _give_rows(self, batch: InputBatch) -> None:
+        tokens: list[np.ndarray] = []
+        wanted: list[tuple[Picture, int, int]] = []
+        starts, ends, origins = batch.num_computed_np, batch.seq_lens_np, batch.origins_np
+        for row, slot in enumerate(batch.idx_mapping_np.tolist()):
+            images = self._images.get(slot)
+            for picture in () if images is None else images.pictures:
+                places = picture.start + picture.rows
+                first, last = np.searchsorted(places, (starts[row], ends[row])).tolist()
+                if first < last:
+                    tokens.append(places[first:last] + origins[row])
+                    wanted.append((picture, first, last))
+        if not wanted:
+            return
+        encoded = self._cache.take([picture for picture, _, _ in wanted], self.tower)
+        values = torch.cat([encoded[picture.digest][first:last] for picture, first, last in wanted])
+        numbers = np.concatenate(tokens)
+        batch.input_ids_np[numbers] = 0  # any that can be looked up
+        batch.is_changed, batch.can_record_change = True, False
+        own, *others = values.split(self._width, dim=1)
+        places_on_device = upload(numbers, self._device)
+        self._rows.give(places_on_device, own.contiguous())
+        if others:
+            assert self._added is not None
+            self._added.give(places_on_device, others)
+
+    def _give_blocks(self, batch: InputBatch, whole: Whole) -> None:
+        blocks: list[WholeBlock] = []
+        starts, ends, origins = batch.num_computed_np.tolist(), batch.seq_lens_np.tolist(), batch.origins_np.tolist()
+        for row, slot in enumerate(batch.idx_mapping_np.tolist()):
+            images = self._images.get(slot)
+            if images is None:
+                continue
+            runs = images.runs() if whole.kind == "pictures" else [(0, self._prompt_lens[slot])]
+            for begin, end in runs:
+                begin = max(begin, starts[row])
+                if begin < end <= ends[row]:
+                    blocks.append(WholeBlock(row, begin + origins[row], end + origins[row], end))
+        if blocks:
+            batch.is_changed, batch.can_record_change = True, False
+            batch.whole_blocks, batch.whole_in_windows_only = blocks, whole.in_windows_only
+
+    # -- positions -----------------------------------------------------------------------------------------------
+
+    def _give_positions(self, batch: InputBatch) -> None:
+        shown = np.repeat(batch.positions_np[None], 3, axis=0)
+        origins, bounds = batch.origins_np, batch.query_start_loc_np
+        for row, slot in enumerate(batch.idx_mapping_np.tolist()):
+            images = self._images.get(slot)
+            if images is None or images.positions is None:
+                continue
+            first, last = int(bounds[row]), int(bounds[row + 1])
+            begin = first - int(origins[row])
+            given = images.positions[:, begin : begin + last - first]
+            shown[:, first : first + given.shape[1]] = given
+            shown[:, first + given.shape[1] : last] += images.shift
+        if (shown == shown[0]).all():
+            batch.shown_positions_np = shown[0]
+            return
+        batch.is_changed, batch.can_record_change = True, False
+        batch.shown_positions_np = np.arange(shown.shape[1])
+        positions = upload(shown, self._device)
+        for rotary, axes in self._rotaries:
+            rotary.give(positions, axes)
+
+
+class EncodedPictures:
+    """The rows of pictures by their digests, the latest used ones."""
+
+    def __init__(self, max_bytes: int) -> None:
+        self.max_bytes = max_bytes
+        self.num_encoded = 0
+        self._rows: OrderedDict[str, Tensor] = OrderedDict()
+        self._num_bytes = 0
+
+    def take(self, pictures: Sequence[Picture], tower: Tower) -> dict[str, Tensor]:
+        """The rows of these, [N, L * W] each, by their digests; the tower encodes each that is not there, once."""
+        found: dict[str, Tensor] = {}
+        for picture in pictures:
+            rows = found.get(picture.digest)
+            if rows is None:
+                rows = self._rows.get(picture.digest)
+            if rows is None:
+                rows = tower.encode(picture.values)
+                self.num_encoded += 1
+                self._num_bytes += rows.nbytes
+                if len(rows) != len(picture.rows):
+                    raise ValueError(f"the tower made {len(rows)} rows of a picture that has {len(picture.rows)}")
+            found[picture.digest] = self._rows[picture.digest] = rows
+            self._rows.move_to_end(picture.digest)
+        while self._num_bytes > self.max_bytes and self._rows:
+            self._num_bytes -= self._rows.popitem(last=False)[1].nbytes
+        return found
+
+    def clear(self) -> None:
+        """Forget all."""
+        self._rows.clear()
+        self._num_bytes = 0
+
+
+def _rotary(module: Any) -> RotaryEmbedding | None:
+    found = getattr(module, "rotary", None)
+    return found if isinstance(found, RotaryEmbedding) else None
