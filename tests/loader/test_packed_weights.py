@@ -419,3 +419,25 @@ def test_processes_share_memory(model: Path, packed: Path) -> None:  # noqa: F81
     whole = path.stat().st_size / 1024
     assert all(rss > 0.9 * whole for rss, _ in sizes)
     assert sum(pss for _, pss in sizes) < 1.15 * whole
+
+
+def test_each_rank_maps_its_share(model: Path, packed: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
+    make_random_model("llama", "small", model)
+    fields = {"skip_tokenizer_init": True, "max_model_len": 32, "dtype": "float32", "tensor_parallel_size": 2}
+    params = SamplingParams(max_tokens=3, temperature=0, logprobs=3, detokenize=False)
+
+    def readings() -> list[float]:
+        llm = LLM(str(model), **fields)
+        (output,) = llm.generate([{"prompt_token_ids": [3, 5, 7]}], params, use_tqdm=False)
+        llm.llm_engine.engine_core.shutdown()
+        return output.outputs[0].logprobs.logprobs.tolist()
+
+    first, second = readings(), readings()
+    assert [path.stem.partition("-")[2] for path in files(packed)] == ["0of2", "1of2"]
+    assert len({path.stem.partition("-")[0] for path in files(packed)}) == 1
+    # A rank that lacks its share has all of them pack again.
+    files(packed)[1].unlink()
+    third = readings()
+    assert len(files(packed)) == 2
+    monkeypatch.setenv("VLLM_PACKED_CACHE", "0")
+    assert first == second == third == readings()
