@@ -280,7 +280,10 @@ def test_a_full_queue(server, goes_on, path):
         await server.engine.pause_generation(mode="keep", clear_cache=False)
         try:
             async with client_of(server.engine, max_num_queued_reqs=0, access_log=False) as client:
-                return await client.post(path, json=body)
+                refused = await client.post(path, json=body)
+                counted = (await client.get("/metrics")).text
+                assert 'vllm:admission_rejections_total{reason="max_num_queued_reqs"} 1.0' in counted
+                return refused
         finally:
             await server.engine.abort("long")
             await server.engine.resume_generation()

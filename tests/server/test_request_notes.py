@@ -15,6 +15,7 @@ from tiny_llm import make_tiny_llm, make_tiny_model
 from vllm import SamplingParams
 from vllm.config.lora import MaxLoRARanks
 from vllm.exceptions import VLLMValidationError
+from vllm.sampling_params import StructuredOutputsParams
 from vllm.v1.engine.core_process.serial import decode_request, encode_request
 from vllm.v1.messages import EngineCoreRequest
 
@@ -125,6 +126,22 @@ def test_a_session_comes_by_body_or_header(server, monkeypatch, caplog, body, he
         lines = [record.getMessage() for record in caplog.records if "prompt " in record.getMessage()]
         assert lines
         assert all((f"of session {expected!r}" in line) == (expected is not None) for line in lines)
+
+
+def test_where_reasoning_ends(server):
+    """A form binds from the first token on, so that it cannot wait for an end."""
+    form = SamplingParams(max_tokens=4, temperature=0, structured_outputs=StructuredOutputsParams(choice=["yes", "no"]))
+
+    async def ask(**fields):
+        async for output in server.engine.generate("a", form, "form", **fields):
+            last = output
+        return last.outputs[0].text
+
+    options = {"reasoning_parser_kwargs": {"chat_template_kwargs": {}}}
+    found = [server.run(ask(reasoning_ended=ended, **options)) for ended in (None, True)]
+    assert found[0] in ("yes", "no") and found[1] == found[0]
+    with pytest.raises(VLLMValidationError, match="reasoning_ended must be True or None with structured_outputs"):
+        server.run(ask(reasoning_ended=False))
 
 
 def test_tokenizers_of_asynchronous_engines(server):

@@ -37,7 +37,7 @@ def table() -> list[str]:
             also = ["`transformers` too"] if status == "runs" else []
             rows.append(f"| {name} | `vllm` | {'; '.join(also + from_files)} |")
         elif name in WITH_TEXT_PART:
-            rows.append(f"| {name} | `vllm` | its text decoder alone |")
+            rows.append(f"| {name} | `vllm` | its text decoder; pictures: [images.md](images.md) |")
         elif status == "runs":
             rows.append(" ".join([f"| {name} | `transformers` |", *from_files, "|"]))
         else:

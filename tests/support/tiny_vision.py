@@ -12,7 +12,9 @@ from typing import Any
 import numpy as np
 import tokenizers
 import torch
-from architectures import fill_weights
+import transformers
+from architectures import ARCHITECTURES, fill_weights
+from hybrids import HYBRIDS
 from PIL import Image, ImageDraw
 from tokenizers import decoders, models, pre_tokenizers
 
@@ -72,6 +74,34 @@ _QWEN = {
 }  # fmt: skip
 _QWEN_IMAGES = {"patch_size": 4, "merge_size": 2, "size": {"shortest_edge": 64, "longest_edge": 3200}}
 _QWEN_ROPE = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [1, 2, 1]}
+_QWEN3_TOWER = {
+    "depth": 3, "hidden_size": 32, "num_heads": 2, "intermediate_size": 32, "out_hidden_size": 32, "patch_size": 4,
+    "spatial_merge_size": 2, "temporal_patch_size": 2, "num_position_embeddings": 64,
+    "deepstack_visual_indexes": [0, 1],
+}  # fmt: skip
+_IDEFICS_TOWER = {
+    "hidden_size": 24, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "image_size": EDGE,
+    "patch_size": 7,
+}  # fmt: skip
+_IDEFICS_TOKENS = (
+    "<image>", "<fake_token_around_image>", "<global-img>", "<end_of_utterance>",
+    *(f"<row_{row}_col_{column}>" for row in range(1, 4) for column in range(1, 4)),
+)  # fmt: skip
+_IDEFICS_IMAGES = {"size": {"longest_edge": 2 * EDGE}, "max_image_size": {"longest_edge": EDGE}}
+_IDEFICS_WHOLE = {"image_token_id": "id:<image>", "scale_factor": 2}
+_IDEFICS_TOKENIZER = {
+    "extra_special_tokens": {
+        "image_token": "<image>", "fake_image_token": "<fake_token_around_image>", "global_image_token": "<global-img>",
+        "end_of_utterance_token": "<end_of_utterance>",
+    }
+}  # fmt: skip
+_PINPOINTS = [[EDGE, 2 * EDGE], [2 * EDGE, EDGE], [2 * EDGE, 2 * EDGE]]
+_PIXTRAL = {
+    "model_type": "pixtral", "hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 2, "head_dim": 16,
+    "num_attention_heads": 2, "image_size": 56, "patch_size": 7,
+}  # fmt: skip
+_PIXTRAL_TOKENS = ("[IMG]", "[IMG_BREAK]", "[IMG_END]")
+_GOT_IMAGES = {"size": {"height": EDGE, "width": EDGE}, "crop_to_patches": True, "min_patches": 1, "max_patches": 4}
 FAMILIES: dict[str, VisionFamily] = {
     "llava": VisionFamily(
         "llava", {"model_type": "llama"}, _CLIP, ("<image>",), "<image>", _CLIP_PROCESSOR,
@@ -85,6 +115,114 @@ FAMILIES: dict[str, VisionFamily] = {
          "spatial_merge_size": 2, "temporal_patch_size": 2},
         image_processor=("Qwen2VLImageProcessor", _QWEN_IMAGES), processor={"processor_class": "Qwen2VLProcessor"},
         **_QWEN,
+    ),
+    "qwen2_5_vl": VisionFamily(
+        "qwen2_5_vl", {"rope_parameters": _QWEN_ROPE},
+        {"depth": 2, "hidden_size": 32, "num_heads": 2, "intermediate_size": 32, "out_hidden_size": 32, "patch_size": 4,
+         "spatial_merge_size": 2, "temporal_patch_size": 2, "window_size": 16, "fullatt_block_indexes": [1]},
+        image_processor=("Qwen2VLImageProcessor", _QWEN_IMAGES), processor={"processor_class": "Qwen2_5_VLProcessor"},
+        **_QWEN,
+    ),
+    "qwen3_vl": VisionFamily(
+        "qwen3_vl", {"head_dim": 8, "rope_parameters": _QWEN_ROPE}, _QWEN3_TOWER,
+        image_processor=("Qwen2VLImageProcessor", _QWEN_IMAGES), processor={"processor_class": "Qwen3VLProcessor"},
+        **_QWEN,
+    ),
+    "qwen3_vl_moe": VisionFamily(
+        "qwen3_vl_moe",
+        {"head_dim": 8, "rope_parameters": _QWEN_ROPE, "num_experts": 4, "num_experts_per_tok": 2,
+         "moe_intermediate_size": 16, "decoder_sparse_step": 1, "norm_topk_prob": True},
+        _QWEN3_TOWER,
+        image_processor=("Qwen2VLImageProcessor", _QWEN_IMAGES), processor={"processor_class": "Qwen3VLProcessor"},
+        **_QWEN,
+    ),
+    "qwen3_5": VisionFamily(
+        "qwen3_5", HYBRIDS["qwen3_5"][1] | {"rope_parameters": _QWEN_ROPE | {"partial_rotary_factor": 1.0}},
+        {key: value for key, value in _QWEN3_TOWER.items() if key != "deepstack_visual_indexes"},
+        image_processor=("Qwen2VLImageProcessor", _QWEN_IMAGES), processor={"processor_class": "Qwen3VLProcessor"},
+        **_QWEN,
+    ),
+    "gemma3": VisionFamily(
+        "gemma3", {"model_type": "gemma3_text"} | ARCHITECTURES["gemma3"][1], _SIGLIP,
+        ("<start_of_image>", "<end_of_image>", "<image_soft_token>"), "<start_of_image>",
+        ("Gemma3ImageProcessor", {"size": {"height": EDGE, "width": EDGE}}),
+        {"processor_class": "Gemma3Processor", "image_seq_length": 4},
+        {"mm_tokens_per_image": 4, "image_token_index": "id:<image_soft_token>",
+         "boi_token_index": "id:<start_of_image>", "eoi_token_index": "id:<end_of_image>"},
+        {"extra_special_tokens": {"boi_token": "<start_of_image>", "eoi_token": "<end_of_image>",
+                                  "image_token": "<image_soft_token>"}},
+    ),
+    "smolvlm": VisionFamily(
+        "smolvlm", {"model_type": "llama"}, _IDEFICS_TOWER | {"model_type": "smolvlm_vision"}, _IDEFICS_TOKENS,
+        "<image>", ("SmolVLMImageProcessor", _IDEFICS_IMAGES),
+        {"processor_class": "SmolVLMProcessor", "image_seq_len": 4}, _IDEFICS_WHOLE, _IDEFICS_TOKENIZER,
+    ),
+    "idefics3": VisionFamily(
+        "idefics3", {"model_type": "llama"}, _IDEFICS_TOWER | {"model_type": "idefics3_vision"}, _IDEFICS_TOKENS,
+        "<image>", ("Idefics3ImageProcessor", _IDEFICS_IMAGES),
+        {"processor_class": "Idefics3Processor", "image_seq_len": 4}, _IDEFICS_WHOLE, _IDEFICS_TOKENIZER,
+    ),
+    "llava_next": VisionFamily(
+        "llava_next", {"model_type": "mistral"}, _CLIP, ("<image>",), "<image>",
+        ("LlavaNextImageProcessor", _CLIP_PROCESSOR[1] | {"image_grid_pinpoints": _PINPOINTS}),
+        {"processor_class": "LlavaNextProcessor", "patch_size": 7, "vision_feature_select_strategy": "default",
+         "num_additional_image_tokens": 1},
+        {"image_token_index": "id:<image>", "vision_feature_layer": -2, "image_grid_pinpoints": _PINPOINTS},
+    ),
+    "llava_onevision": VisionFamily(
+        "llava_onevision", {"model_type": "qwen2"}, _SIGLIP | {"vision_use_head": False}, ("<image>", "<video>"),
+        "<image>",
+        ("LlavaOnevisionImageProcessor",
+         {"size": {"height": EDGE, "width": EDGE}, "image_grid_pinpoints": _PINPOINTS}),
+        {"processor_class": "LlavaOnevisionProcessor", "num_image_tokens": 16,
+         "vision_feature_select_strategy": "full", "vision_aspect_ratio": "anyres_max_9"},
+        {"image_token_index": "id:<image>", "video_token_index": "id:<video>", "image_grid_pinpoints": _PINPOINTS},
+    ),
+    "mistral3": VisionFamily(
+        "mistral3", {"model_type": "mistral", "sliding_window": None, "head_dim": 8}, _PIXTRAL, _PIXTRAL_TOKENS,
+        "[IMG]", ("PixtralImageProcessor", {"size": {"longest_edge": 56}, "patch_size": {"height": 14, "width": 14}}),
+        {"processor_class": "PixtralProcessor", "patch_size": 7, "spatial_merge_size": 2},
+        {"image_token_index": "id:[IMG]", "spatial_merge_size": 2},
+    ),
+    "pixtral": VisionFamily(
+        "llava", {"model_type": "mistral", "sliding_window": None, "head_dim": 8}, _PIXTRAL, _PIXTRAL_TOKENS,
+        "[IMG]", ("PixtralImageProcessor", {"size": {"longest_edge": 56}, "patch_size": {"height": 7, "width": 7}}),
+        {"processor_class": "PixtralProcessor", "patch_size": 7},
+        {"image_token_index": "id:[IMG]", "vision_feature_layer": -1, "vision_feature_select_strategy": "full"},
+    ),
+    "internvl": VisionFamily(
+        "internvl", {"model_type": "qwen2"},
+        {"model_type": "internvl_vision", "hidden_size": 24, "intermediate_size": 32, "num_hidden_layers": 2,
+         "num_attention_heads": 2, "image_size": [EDGE, EDGE], "patch_size": [7, 7]},
+        ("<IMG_CONTEXT>", "<img>", "</img>", "<video>"), "<IMG_CONTEXT>", ("GotOcr2ImageProcessor", _GOT_IMAGES),
+        {"processor_class": "InternVLProcessor", "image_seq_length": 4},
+        {"image_token_id": "id:<IMG_CONTEXT>", "image_seq_length": 4, "downsample_ratio": 0.5},
+        {"extra_special_tokens": {"start_image_token": "<img>", "end_image_token": "</img>", "video_token": "<video>",
+                                  "context_image_token": "<IMG_CONTEXT>"}},
+    ),
+    "paligemma": VisionFamily(
+        "paligemma", {"model_type": "gemma", "head_dim": 8}, _SIGLIP | {"projection_dim": 32}, ("<image>",), "<image>",
+        ("SiglipImageProcessor", {"size": {"height": EDGE, "width": EDGE}, "image_seq_length": 16}),
+        {"processor_class": "PaliGemmaProcessor"},
+        {"image_token_index": "id:<image>", "projection_dim": 32, "hidden_size": 32},
+        {"extra_special_tokens": {"image_token": "<image>"}},
+    ),
+    "glm4v": VisionFamily(
+        "glm4v", {"rope_parameters": _QWEN_ROPE | {"partial_rotary_factor": 1.0}},
+        {"depth": 2, "hidden_size": 32, "num_heads": 2, "intermediate_size": 32, "out_hidden_size": 32, "patch_size": 4,
+         "spatial_merge_size": 2, "temporal_patch_size": 2, "image_size": 32},
+        ("<|begin_of_image|>", "<|end_of_image|>", "<|image|>", "<|video|>"),
+        "<|begin_of_image|><|image|><|end_of_image|>", ("Glm4vImageProcessor", _QWEN_IMAGES),
+        {"processor_class": "Glm4vProcessor"},
+        {"image_token_id": "id:<|image|>", "video_token_id": "id:<|video|>",
+         "image_start_token_id": "id:<|begin_of_image|>", "image_end_token_id": "id:<|end_of_image|>"},
+    ),
+    "aya_vision": VisionFamily(
+        "aya_vision", {"model_type": "cohere2"} | ARCHITECTURES["cohere2"][1], _SIGLIP | {"vision_use_head": False},
+        ("<image>", "<|START_OF_IMG|>", "<|END_OF_IMG|>", "<|IMG_PATCH|>", "<|IMG_LINE_BREAK|>", "TILE_GLOBAL", "TILE"),
+        "<image>", ("GotOcr2ImageProcessor", _GOT_IMAGES),
+        {"processor_class": "AyaVisionProcessor", "patch_size": 7, "img_size": EDGE, "downsample_factor": 2},
+        {"image_token_index": "id:<|IMG_PATCH|>", "downsample_factor": 2},
     ),
 }  # fmt: skip
 
@@ -109,7 +247,6 @@ def make_tokenizer(folder: Path, tokens: Sequence[str], options: dict[str, Any])
 
 def make_vision_model(name: str, folder: Path, seed: int = 0) -> tuple[Any, Any]:
     """A model in float32 and its tokenizer, saved to `folder` with the processor's files."""
-    import transformers
     from transformers import CONFIG_MAPPING, AutoModelForImageTextToText
 
     family = FAMILIES[name]
@@ -131,6 +268,8 @@ def make_vision_model(name: str, folder: Path, seed: int = 0) -> tuple[Any, Any]
 
 
 def _resolved(value: Any, tokenizer: Any) -> Any:
+    if isinstance(value, list):
+        return [_resolved(each, tokenizer) for each in value]
     if isinstance(value, str) and value.startswith("id:"):
         return tokenizer.convert_tokens_to_ids(value.removeprefix("id:"))
     return value
@@ -165,7 +304,8 @@ class Reference:
             return self._tokenizer.encode(text), {}
         data = self._processor(text=[text], images=list(pictures), return_tensors="pt")
         values = {key: value for key, value in data.items() if key in self._known}
-        return values.pop("input_ids")[0].tolist(), {key: values[key] for key in values if key != "attention_mask"}
+        ids = values.pop("input_ids")[0].tolist()
+        return ids, {key: value for key, value in values.items() if key not in ("attention_mask", "labels")}
 
     @torch.no_grad()
     def logprobs(self, ids: Sequence[int], values: dict[str, Any]) -> np.ndarray:
@@ -173,7 +313,9 @@ class Reference:
         values = dict(values)
         for name in ("mm_token_type_ids", "token_type_ids"):
             if name in values:
-                more = torch.zeros(1, len(ids) - values[name].shape[1], dtype=values[name].dtype)
+                # PaliGemma's ones are causal.
+                kind = int(self.model.config.model_type == "paligemma")
+                more = torch.full((1, len(ids) - values[name].shape[1]), kind, dtype=values[name].dtype)
                 values[name] = torch.cat([values[name], more], dim=1)
         if hasattr(self.model.base_model, "rope_deltas"):
             self.model.base_model.rope_deltas = None
@@ -182,13 +324,25 @@ class Reference:
         return found
 
 
-def _make_processor(family: VisionFamily, tokenizer: Any) -> Any:
-    import transformers
+def _real(name: str) -> Any:
+    """A processor's class, also where transformers has a stand-in that asks for torchvision or num2words."""
+    if name == "PixtralProcessor":
+        # transformers' own does not load without torchvision.
+        from vllm.models.vision.pixtral import PixtralProcessor
 
+        return PixtralProcessor
+    if name == "SmolVLMProcessor":
+        from transformers.models.smolvlm import processing_smolvlm
+
+        processing_smolvlm.num2words = processing_smolvlm.num2words or str
+    return getattr(transformers, name)
+
+
+def _make_processor(family: VisionFamily, tokenizer: Any) -> Any:
     kind, options = family.image_processor
     images = getattr(transformers, kind + "Pil")(**options)
     own = dict(family.processor)
-    found = getattr(transformers, own.pop("processor_class"))
+    found = _real(own.pop("processor_class"))
     if "video_processor" not in found.get_attributes():
         return found(image_processor=images, tokenizer=tokenizer, **own)
 

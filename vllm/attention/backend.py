@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
@@ -12,7 +13,7 @@ from torch import Tensor
 
 from vllm.attention.options import AttentionOptions
 from vllm.ops.kv_cache import kv_cache_shape, kv_rows_shape, reshape_and_cache_
-from vllm.ops.paged_attention import paged_attention
+from vllm.ops.paged_attention import paged_attention, paged_attention_reference
 from vllm.ops.rotary import rotary_and_cache_
 
 KVCache = tuple[Tensor, Tensor]
@@ -27,6 +28,15 @@ class HostStep(NamedTuple):
     seq_lens: np.ndarray  # int32 [R]
     slots: np.ndarray  # int64 [R], the requests' rows of the table
     block_table: np.ndarray  # int32 [S, B], KV block ids; none where no query of a layer with the group's window sees
+
+
+class WholeBlock(NamedTuple):
+    """Tokens of a step that see each other, those after them, too."""
+
+    row: int  # the request's
+    first: int  # the step's tokens [first, end)
+    end: int
+    seq_len: int  # tokens of the request up to the last of them
 
 
 @dataclass
@@ -55,6 +65,8 @@ class AttentionMetadata:
     group: int = 0  # the KV group's number
     # int64 [R], of layers with a state the pools' row of each request; None: the model has no such layers.
     state_slots: Tensor | None = None
+    whole_blocks: Sequence[WholeBlock] = ()
+    whole_in_windows_only: bool = False  # whether these are such for layers with a window alone
 
 
 class AttentionBackend(ABC):
@@ -84,8 +96,12 @@ class AttentionBackend(ABC):
         """Causal attention of q [T, Hq, D] over keys and values already in the cache; returns [T, Hq, D], `out`, if it
         is given. `options.scale` is a number."""
         if options.given() <= self.options:
-            return self._attend(q, kv_cache, attn, options, out)
-        return _attend_paged(q, self._of_operations(kv_cache), attn, options, out)
+            out = self._attend(q, kv_cache, attn, options, out)
+        else:
+            out = _attend_paged(q, self._of_operations(kv_cache), attn, options, out)
+        if attn.whole_blocks and (options.window is not None or not attn.whole_in_windows_only):
+            _attend_whole(q, self._of_operations(kv_cache), attn, options, out)
+        return out
 
     @abstractmethod
     def _attend(
@@ -130,6 +146,32 @@ def _write_shared(
         tokens, slots = attn.shared
         scales = options.k_scale, options.v_scale
         reshape_and_cache_(k.index_select(0, tokens), v.index_select(0, tokens), k_cache, v_cache, slots, *scales)
+
+
+def _attend_whole(
+    q: Tensor, kv_cache: KVCache, attn: AttentionMetadata, options: AttentionOptions, out: Tensor
+) -> None:
+    """Write the results of tokens that see others after them over those of causal attention."""
+    assert options.scale is not None
+    for block in attn.whole_blocks:
+        count = block.end - block.first
+        paged_attention_reference(
+            q[block.first : block.end],
+            *kv_cache,
+            attn.block_table[block.row : block.row + 1],
+            torch.tensor([0, count], dtype=torch.int32),
+            torch.tensor([block.seq_len], dtype=torch.int32),
+            options.scale,
+            out[block.first : block.end],
+            options.window,
+            options.softcap,
+            options.alibi_slopes,
+            options.sinks,
+            options.k_scale,
+            options.v_scale,
+            options.chunk,
+            is_causal=False,
+        )
 
 
 def _attend_paged(

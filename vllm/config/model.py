@@ -12,9 +12,10 @@ from vllm.config.checkpoint.late_interaction import LateInteraction
 from vllm.config.checkpoint.picture_part import why_no_pictures
 from vllm.config.checkpoint.sentence_transformers import SentencePooling
 from vllm.config.checks import at_least, one_of
-from vllm.config.images import MAX_IMAGES, image_limit
+from vllm.config.images import image_limit
 from vllm.config.load import LOAD_FORMATS, OTHER_FORMATS
 from vllm.config.pooler import PoolerConfig
+from vllm.inputs.images import MAX_IMAGES
 from vllm.inputs.media.access import MediaAccess
 from vllm.pooling_params import check_dimensions
 from vllm.sampling_params import LOGPROBS_MODES, MAX_LOGPROB_TOKEN_IDS
@@ -147,6 +148,8 @@ class ModelConfig:
         one_of("rounding", self.rounding, ("vllm", "transformers", "autocast"))
         one_of("attention_backend", self.attention_backend, ATTENTION_BACKENDS)
         at_least("max_model_len", self.max_model_len, 1)
+        if self.enable_mm_embeds:
+            raise ValueError("enable_mm_embeds=True is not implemented: leave it out and pass pictures")
         self._fill("limit_mm_per_prompt", image_limit(self.limit_mm_per_prompt))
         MediaAccess.of(self.allowed_media_domains, self.allowed_local_media_path)
         check_dimensions(self.pooler_config.dimensions, self)

@@ -169,6 +169,8 @@ class AsyncLLM(EngineCalls):
         data_parallel_rank: int | None = None,
         session_id: str | None = None,
         kv_hints: Any = None,
+        reasoning_ended: bool | None = None,
+        reasoning_parser_kwargs: Mapping[str, Any] | None = None,
     ) -> AsyncGenerator[RequestOutput, None]:
         """Yield the outputs of one prompt, by `sampling_params.output_kind`. Leaving the iteration early aborts the
         request. Arguments and errors as for `add_request`; EngineDeadError also when the engine dies meanwhile."""
@@ -184,6 +186,8 @@ class AsyncLLM(EngineCalls):
             prompt_text=prompt_text,
             session_id=session_id,
             kv_hints=kv_hints,
+            reasoning_ended=reasoning_ended,
+            reasoning_parser_kwargs=reasoning_parser_kwargs,
         ) as stream:
             async for output in stream:
                 yield output
@@ -236,6 +240,8 @@ class AsyncLLM(EngineCalls):
         session_id: str | None = None,
         prompt_text: str | None = None,
         kv_hints: Any = None,
+        reasoning_ended: bool | None = None,
+        reasoning_parser_kwargs: Mapping[str, Any] | None = None,
     ) -> RequestStream:
         """Check and queue one request.
 
@@ -249,6 +255,8 @@ class AsyncLLM(EngineCalls):
             trace_headers: W3C's, of the trace that the request's span is to be part of.
             priority: lower runs earlier under the "priority" policy.
             session_id, prompt_text, kv_hints: as of LLMEngine.add_request.
+            reasoning_ended: True or None; a form binds an answer from its first token on.
+            reasoning_parser_kwargs: options of a parser in the engine, which has none: a server's reads its texts.
 
         Raises:
             VLLMValidationError: a bad prompt, parameter, id or adapter; nothing is queued then.
@@ -258,6 +266,11 @@ class AsyncLLM(EngineCalls):
         if data_parallel_rank is not None:
             message = "data_parallel_rank is not supported: the engine chooses the replica"
             raise VLLMValidationError(message, "data_parallel_rank", data_parallel_rank)
+        if reasoning_ended is False and getattr(params, "structured_outputs", None) is not None:
+            message = (
+                "reasoning_ended must be True or None with structured_outputs: a form binds from the first token on"
+            )
+            raise VLLMValidationError(message, "reasoning_ended", reasoning_ended)
         self.input_processor.check_params(params)
         self.input_processor.check_request(request_id, params, priority)
         if getattr(params, "logits_processors", None):

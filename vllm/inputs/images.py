@@ -13,6 +13,8 @@ from vllm.exceptions import VLLMValidationError, shown
 if TYPE_CHECKING:
     import torch
 
+MAX_IMAGES = 999
+"""The most pictures of a prompt, where nothing else is said."""
 DATA, UUIDS, OPTIONS = "multi_modal_data", "multi_modal_uuids", "mm_processor_kwargs"
 
 
@@ -67,6 +69,15 @@ class PromptImages:
 
     pictures: tuple[Picture, ...]
     positions: np.ndarray | None = None
+
+    def runs(self) -> list[tuple[int, int]]:
+        """The prompt's tokens [begin, end) of each run of rows."""
+        found: list[tuple[int, int]] = []
+        for picture in self.pictures:
+            places = picture.start + picture.rows
+            breaks = np.flatnonzero(np.diff(places) > 1) + 1
+            found += [(int(run[0]), int(run[-1]) + 1) for run in np.split(places, breaks)]
+        return found
 
     @property
     def shift(self) -> int:

@@ -21,6 +21,7 @@ _ROWS = {
     "_num_labels": ANY,
     "_text_part_of": ANY,
     "_whole_config": ANY,
+    "num_image_tokens": ANY,
     "architectures": ANY,
     "attn_impl": "mpt",
     "attn_implementation": ANY,

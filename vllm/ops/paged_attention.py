@@ -93,8 +93,10 @@ def paged_attention_reference(
     k_scale: float = 1.0,
     v_scale: float = 1.0,
     chunk: int | None = None,
+    is_causal: bool = True,
 ) -> None:
-    """As `paged_attention`, in PyTorch, which waits for the device."""
+    """As `paged_attention`, in PyTorch, which waits for the device. Without `is_causal`, a query sees also the tokens
+    after it."""
     keys, values = cache_rows(k_cache, v_cache, q.shape[-1])
     block_size = keys.shape[2]
     starts = query_start_loc.tolist()
@@ -116,11 +118,13 @@ def paged_attention_reference(
         row_keys = keys[blocks].transpose(0, 1).flatten(1, 2)[:, seen].float().contiguous().mul_(k_scale)
         row_values = values[blocks].transpose(0, 1).flatten(1, 2)[:, seen].float().contiguous().mul_(v_scale)
         queries = q[start:end].transpose(0, 1).float()
-        if all(option is None for option in (softcap, sinks, alibi_slopes, window, chunk)):
+        if is_causal and all(option is None for option in (softcap, sinks, alibi_slopes, window, chunk)):
             attended = _plain(queries, row_keys, row_values, scale)
         else:
             keys_at = torch.arange(first, seq_len, device=q.device)
-            hidden = (keys_at > positions[:, None]) | (keys_at < seen_from[:, None])
+            hidden = keys_at < seen_from[:, None]
+            if is_causal:
+                hidden |= keys_at > positions[:, None]
             scores = torch.einsum("hqd,hkd->hqk", queries, _of_queries(row_keys, queries)) * scale
             scores = _with_options(scores, keys_at - positions[:, None], hidden, softcap, alibi_slopes)
             weights = _softmax(scores, sinks)

@@ -33,6 +33,10 @@ class HttpMetrics(Collector):
         self._tokens = Counter(
             "vllm:http_prompt_tokens_total", "Prompt tokens of requests", labels, registry=self._registry
         )
+        rejections = Counter(
+            "vllm:admission_rejections_total", "Requests that were refused", ("reason",), registry=self._registry
+        )
+        self._full = rejections.labels("max_num_queued_reqs")
 
     def count(self, scope: Scope, record: dict[str, Any]) -> None:
         """Add a request that has ended; `record` is its entry in the access log."""
@@ -42,6 +46,10 @@ class HttpMetrics(Collector):
         self._seconds.labels(*labels).observe(record["ms"] / 1000)
         if record["prompt_tokens"]:
             self._tokens.labels(*labels).inc(record["prompt_tokens"])
+
+    def count_full(self) -> None:
+        """Add a request that the queue had no room for."""
+        self._full.inc()
 
     def collect(self) -> Iterable[Metric]:
         """For a registry."""

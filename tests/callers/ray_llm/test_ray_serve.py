@@ -10,8 +10,11 @@ from typing import Any
 import httpx
 import openai
 import pytest
+import torch
+from buckets import upload
 from ray import serve
 from ray.serve.llm import LLMConfig, build_openai_app
+from tiny_adapters import make_adapter, merged
 
 from vllm import LLM, SamplingParams
 
@@ -19,19 +22,21 @@ CHAT: Any = [{"role": "user", "content": "the stop"}]
 
 
 @pytest.fixture(scope="module")
-def client(cluster: Any, tiny_model: Path) -> Iterator[openai.OpenAI]:
-    """A client of a generating model, "tiny", and of one that embeds, "vectors"."""
+def client(cluster: Any, tiny_model: Path, adapters: str) -> Iterator[openai.OpenAI]:
+    """A client of a generating model, "tiny", with the bucket's adapters, and of one that embeds, "vectors"."""
     usual = {"max_model_len": 256, "dtype": "float32", "max_num_seqs": 8}
 
-    def config(name: str, **options: Any) -> LLMConfig:
+    def config(name: str, lora: dict[str, Any] | None = None, **options: Any) -> LLMConfig:
         return LLMConfig(
+            lora_config=lora,
             model_loading_config={"model_id": name, "model_source": str(tiny_model)},
             accelerator_config={"kind": "cpu"},
             deployment_config={"autoscaling_config": {"min_replicas": 1, "max_replicas": 1}},
             engine_kwargs={**usual, **options},
         )
 
-    configs = [config("tiny", enable_lora=True), config("vectors", runner="pooling", convert="embed")]
+    lora = {"dynamic_lora_loading_path": adapters, "max_num_adapters_per_replica": 4}
+    configs = [config("tiny", lora, enable_lora=True), config("vectors", runner="pooling", convert="embed")]
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     serve.start(http_options={"host": "127.0.0.1", "port": port})
@@ -91,3 +96,21 @@ def test_tokens_embeddings_and_scores(client: openai.OpenAI) -> None:
     scores = [each["score"] for each in httpx.post(f"{root}/v1/score", json=body, timeout=60).json()["data"]]
     assert scores[0] == pytest.approx(1) and scores[1] < 1
     assert {model.id for model in client.models.list().data} == {"tiny", "vectors"}
+
+
+def test_adapters(client: openai.OpenAI, reference: Any, tmp_path: Path) -> None:
+    """A request's model names its adapter, which the application loads."""
+    folder = make_adapter(tmp_path / "adapter", reference)
+    upload(folder, "adapters", "mine")
+    prompt = [5, 6, 7, 8]
+    read: dict[str, Any] = {"logprob_token_ids": [5, 6], "return_tokens_as_token_ids": True}
+    answer = client.completions.create(
+        model="tiny:mine", prompt=prompt, max_tokens=1, temperature=0, logprobs=1, extra_body=read
+    )
+    with torch.no_grad():
+        expected = merged(reference, folder)(torch.tensor([prompt])).logits[0, -1].log_softmax(-1)
+    found = answer.choices[0].logprobs.top_logprobs[0]
+    for token in (5, 6):
+        assert found[f"token_id:{token}"] == pytest.approx(expected[token].item(), abs=1e-4)
+    with pytest.raises(openai.APIStatusError):
+        client.completions.create(model="tiny:absent", prompt=prompt, max_tokens=1)

@@ -10,6 +10,15 @@ from vllm.config.checkpoint.text_part import MARK, WHOLE
 
 _PROCESSORS = ("preprocessor_config.json", "processor_config.json")
 
+# Models whose text decoder runs, by model_type: why their pictures are not read.
+_NOT_READ = {
+    "gemma3n": "Gemma 3n's decoder takes more of a picture's token than its row",
+    "gemma4": "Gemma 4's decoder takes more of a picture's token than its row",
+    "gemma4_unified": "Gemma 4's decoder takes more of a picture's token than its row",
+}
+# Their processor is in transformers for torchvision alone.
+_FOR_TORCHVISION = ("cohere2_vision", "lfm2_vl", "llama4")
+
 
 def why_no_pictures(raw: dict[str, Any], folder: Path) -> str:
     """Why a model reads no pictures; empty: it does. `raw`: the text decoder's config.json."""
@@ -17,6 +26,11 @@ def why_no_pictures(raw: dict[str, Any], folder: Path) -> str:
         return "this model reads text only"
     if not any((folder / name).is_file() for name in _PROCESSORS):
         return f"the model's folder has no {' or '.join(_PROCESSORS)}"
+    kind = raw[WHOLE].get("model_type")
+    if kind in _NOT_READ:
+        return _NOT_READ[kind]
+    if kind in _FOR_TORCHVISION and importlib.util.find_spec("torchvision") is None:
+        return "transformers' picture processor of this model needs torchvision, which is missing"
     if importlib.util.find_spec("PIL") is None:
         return "Pillow is missing: install vllm[vision]"
     return ""

@@ -156,7 +156,18 @@ def _by_transformers(raw: dict[str, Any]) -> dict[str, Any]:
         return {}
     usual = PreTrainedConfig().to_dict()
     own = {name: value for name, value in text.to_dict().items() if name not in usual or usual[name] != value}
-    return own | {"architectures": [architecture], "model_type": text.model_type}
+    own |= {"architectures": [architecture], "model_type": text.model_type}
+    if kind == "paligemma":
+        # The whole model says by its prompts which tokens see those after them.
+        own.pop("use_bidirectional_attention", None)
+    if kind in ("aya_vision", "cohere2_vision"):
+        # The whole model's head has no scale.
+        own["logit_scale"] = 1.0
+    if text.model_type == "glm4v_text":
+        # Glm4ForCausalLM's defaults are others.
+        own.setdefault("head_dim", text.hidden_size // text.num_attention_heads)
+        own["rope_parameters"] = {"partial_rotary_factor": 1.0} | own["rope_parameters"]
+    return own
 
 
 def text_tensor_name(name: str) -> str | None:

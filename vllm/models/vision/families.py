@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
 from vllm.config.checkpoint.auto_config import load_auto_config
 from vllm.config.checkpoint.config import HFConfig
@@ -23,6 +25,26 @@ _SECTIONS = {
 }
 # These alternate between the three, the others have a run of each.
 _ALTERNATING = ("qwen3_",)
+
+
+class Whole(NamedTuple):
+    """The tokens that see each other: each run of a picture's rows, or the prompt with a picture."""
+
+    kind: Literal["pictures", "prompt"]
+    in_windows_only: bool = False  # in layers without a window they do not
+
+
+# Arguments of transformers' forward pass that ask nothing of a decoder beyond the rows and the positions.
+_USUAL = frozenset(
+    (
+        "self input_ids pixel_values attention_mask position_ids cache past_key_values inputs_embeds "
+        "mm_encoder_outputs labels use_cache image_sizes vision_feature_layer vision_feature_select_strategy "
+        "image_grid_thw "
+        "pixel_attention_mask spatial_shapes image_hidden_states kwargs pixel_values_videos video_grid_thw "
+        "image_sizes_videos vision_aspect_ratio batch_num_images cache_position logits_to_keep output_attentions "
+        "output_hidden_states return_dict rope_deltas second_per_grid_ts lm_kwargs"
+    ).split()
+)
 
 
 @dataclass(frozen=True)
@@ -45,9 +67,26 @@ class PictureFamily:
         return self.base.__name__
 
     @property
+    def whole_blocks(self) -> Whole | None:
+        """Which tokens see those after them, too."""
+        return whole_blocks(self.config.to_dict())
+
+    @property
     def has_axes(self) -> bool:
         """Whether tokens have positions in time, height and width."""
         return hasattr(self.base, "get_rope_index")
+
+
+def whole_blocks(raw: Mapping[str, Any]) -> Whole | None:
+    """Which tokens see those after them, by the whole model's config.json."""
+    kind, text = raw.get("model_type"), raw.get("text_config") or {}
+    if kind == "gemma3":
+        return Whole("pictures")
+    if kind == "paligemma":
+        return Whole("prompt")
+    if kind in ("gemma4", "gemma4_unified") and text.get("use_bidirectional_attention") == "vision":
+        return Whole("pictures", in_windows_only=True)
+    return None
 
 
 def picture_family(config: HFConfig, folder: Path) -> PictureFamily:
@@ -62,13 +101,14 @@ def picture_family(config: HFConfig, folder: Path) -> PictureFamily:
     base: Any = transformers.MODEL_MAPPING.get(type(auto), None)
     architecture = config.raw[MARK]
     refusal = f"{architecture} reads no pictures here: %s; pass language_model_only=True to run its text decoder alone"
-    lacking = [name for name in ("get_image_features", "get_placeholder_mask") if not hasattr(base, name)]
-    if base is None or lacking:
-        raise ValueError(refusal % f"transformers' model of it has no {', '.join(lacking)}")
+    if base is None or not hasattr(base, "get_image_features"):
+        raise ValueError(refusal % "transformers' model of it has no get_image_features")
     row_id = getattr(auto, "image_token_id", None)
     if not isinstance(row_id, int):
         raise ValueError(refusal % "its config.json names no image_token_id")
     family = PictureFamily(auto, base, row_id)
+    if more := _more_than_rows(family):
+        raise ValueError(refusal % more)
     if family.has_axes and auto.get_text_config().model_type not in _SECTIONS:
         raise ValueError(refusal % "the positions that its pictures have are not known")
     return family
@@ -86,3 +126,20 @@ def frequency_axes(family: PictureFamily, count: int) -> list[int]:
         for index in range(axis, min(3 * sections[axis], count), 3):
             axes[index] = axis
     return axes
+
+
+def _more_than_rows(family: PictureFamily) -> str:
+    """How transformers' model does more with pictures than put rows in their tokens' places, as far as its code tells;
+    empty: it does not, or it is done here."""
+    forward = inspect.unwrap(family.base.forward)
+    known = set(_USUAL)
+    if family.has_axes:
+        known.add("mm_token_type_ids")
+    if family.whole_blocks is not None:
+        known.add("token_type_ids")
+    if others := sorted(set(inspect.signature(forward).parameters) - known):
+        return f"transformers' model of it takes {', '.join(others)}, too"
+    source = inspect.getsource(forward)
+    if ("masked_scatter" not in source and "inputs_merger" not in source) or "inputs_embeds[" in source:
+        return "transformers' model of it puts pictures into a prompt in a way of its own"
+    return ""

@@ -5,6 +5,8 @@ from __future__ import annotations
 import hashlib
 import inspect
 import json
+import sys
+import threading
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -45,7 +47,7 @@ class Processed(NamedTuple):
 
 
 class PictureProcessor:
-    """Processes the pictures of prompts; threads may use it one at a time."""
+    """Processes the pictures of prompts, those of one prompt at a time."""
 
     def __init__(self, model_config: ModelConfig, hf_tokenizer: Any) -> None:
         """ValueError: the model's processor cannot be built."""
@@ -59,8 +61,14 @@ class PictureProcessor:
             self._arguments |= set(inspect.signature(self.family.base.get_rope_index).parameters)
         self._kept: OrderedDict[str, Processed] = OrderedDict()
         self._num_kept_bytes = 0
+        self._lock = threading.Lock()
         self._placeholder: str = self._processor.image_token
         (self._placeholder_id,) = hf_tokenizer.encode(self._placeholder, add_special_tokens=False)
+
+    @property
+    def placeholder(self) -> str:
+        """What stands for a picture in a prompt's text."""
+        return self._placeholder
 
     # -- pictures ------------------------------------------------------------------------------------------------
 
@@ -70,7 +78,8 @@ class PictureProcessor:
             VLLMValidationError: a picture or an option cannot be used.
         """
         options = self._defaults | dict(given.options)
-        return [self._one(item, name, options) for item, name in zip(given.items, given.names, strict=True)]
+        with self._lock:
+            return [self._one(item, name, options) for item, name in zip(given.items, given.names, strict=True)]
 
     def _one(self, item: Any, name: str | None, options: dict[str, Any]) -> Processed:
         image: Any = None if item is None else _as_image(item)
@@ -238,6 +247,9 @@ def _make_processor(family: PictureFamily, folder: Path, tokenizer: Any) -> Any:
     name = own.get("processor_class") or _read(folder / "preprocessor_config.json").get("processor_class")
     name = name or _read(folder / "tokenizer_config.json").get("processor_class") or _usual_name(family)
     found = processor_class_from_name(name) if name else None
+    if name == "PixtralProcessor":
+        # transformers' does not load without torchvision.
+        from vllm.models.vision.pixtral import PixtralProcessor as found
     if found is None:
         raise ValueError(f"{folder.name}: transformers has no processor {name!r}: pass language_model_only=True")
 
@@ -247,7 +259,14 @@ def _make_processor(family: PictureFamily, folder: Path, tokenizer: Any) -> Any:
         def check_argument_for_proper_class(self, argument_name: str, argument: Any) -> None:
             return None
 
-    images = AutoImageProcessor.from_pretrained(folder, backend="pil")
+    module: Any = sys.modules[found.__module__]
+    if getattr(module, "num2words", "") is None:
+        module.num2words = str  # needed for videos alone
+    try:
+        images = AutoImageProcessor.from_pretrained(folder, backend="pil")
+    except Exception as error:
+        problem = f"the picture processor cannot be built: {error}; pass language_model_only=True"
+        raise ValueError(f"{folder.name}: {problem}") from error
     parts = {part: None for part in found.get_attributes()} | {"image_processor": images, "tokenizer": tokenizer}
     known = inspect.signature(found.__init__).parameters
     options = {key: value for key, value in own.items() if key in known and key not in parts}

@@ -76,8 +76,8 @@ class SchedulerGuest:
         return None
 
     def share(self, request: Request, begin: int, num_new: int) -> int:
-        """How many of the request's `num_new` next tokens the step, which computes from `begin`, should take. Not asked
-        where a request that runs has one."""
+        """How many of the request's `num_new` next tokens the step, which computes from `begin`, should take; 0: it
+        waits for the next step. Not asked where a request that runs has one."""
         return num_new
 
     def computes(self, request: Request, begin: int, end: int, step: SchedulerOutput) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from vllm.config import VllmConfig
+from vllm.config.checkpoint.text_part import WHOLE
 from vllm.layers.state import state_layers
 from vllm.v1.core.guests import SchedulerGuest
 from vllm.v1.features.drafts.scheduler import Drafts
@@ -98,9 +99,13 @@ def scheduler_guests(config: VllmConfig, call: Call, scheduler: Any) -> Sequence
     if config.model_config.attn_type == "encoder_only":
         return guests
     if config.model_config.reads_images:
+        from vllm.models.vision.families import whole_blocks
         from vllm.v1.features.images.scheduler import PictureTurns
 
-        guests.append(PictureTurns(scheduler.requests))
+        whole = whole_blocks(config.model_config.hf_config.raw[WHOLE])
+        sizes = config.scheduler_config
+        room = max(sizes.max_num_batched_tokens - sizes.max_num_seqs, 1)
+        guests.append(PictureTurns(scheduler.requests, None if whole is None else whole.kind, room))
     if config.model_config.runner_type != "pooling":
         if config.model_config.enable_prompt_embeds:
             guests.append(EmbeddedPrompts(scheduler.requests))

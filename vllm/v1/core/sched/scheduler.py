@@ -198,6 +198,9 @@ class Scheduler:
                 num_new = budget
             if shares and num_new > 1:
                 num_new = self._share(request, num_computed, num_new)
+                if not num_new:
+                    index += 1
+                    continue
             grown = self._grow_further(step, request, num_new, budget - (len(running) - index - 1)) if grows else None
             if grown is not None:
                 num_new, added = grown
@@ -287,6 +290,10 @@ class Scheduler:
                     break
                 num_new = budget
             num_new = self._share(request, num_cached, num_new)
+            if not num_new:
+                self.waiting.remove(request)
+                passed_over.append(request)
+                continue
             if not self.kv.admit(request, prefix, num_new):
                 break
             self.waiting.remove(request)

@@ -12,10 +12,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from vllm.attention.backend import WholeBlock
 from vllm.inputs.images import Picture, PromptImages
 from vllm.layers.input_rows import AddedRows, InputRows
 from vllm.layers.rotary_embedding import RotaryEmbedding
-from vllm.models.vision.families import frequency_axes, picture_family
+from vllm.models.vision.families import Whole, frequency_axes, picture_family
 from vllm.models.vision.tower import Tower
 from vllm.v1.core.sched.output import NewRequestData, SchedulerOutput
 from vllm.v1.features.images.scheduler import StepPictures
@@ -41,9 +42,11 @@ class PictureRows(RunnerGuest):
             )
         self._rows = rows
         self._added: AddedRows | None = getattr(getattr(runner.model, "model", None), "added_rows", None)
+        self._whole = family.whole_blocks
         self._width: int = config.input_embedding_size
         self._vocab_size: int = config.vocab_size
         self._images: dict[int, PromptImages] = {}
+        self._prompt_lens: dict[int, int] = {}
         self.tower = Tower(family, config, runner.device)
         self._cache = EncodedPictures(config.encoder_cache_bytes)
         self._rotaries: list[tuple[RotaryEmbedding, Tensor]] = []
@@ -74,6 +77,7 @@ class PictureRows(RunnerGuest):
         images = (step.parts.of(StepPictures) or StepPictures()).get(new.req_id)
         if images is not None:
             self._images[slot] = images
+            self._prompt_lens[slot] = new.num_prompt_tokens
             # Some models have ids for rows that are none of their words'.
             ids = self._states.token_ids[slot]
             ids[: len(new.prefill_token_ids)][ids[: len(new.prefill_token_ids)] >= self._vocab_size] = NO_ID
@@ -85,6 +89,8 @@ class PictureRows(RunnerGuest):
         if not self._images:
             return
         self._give_rows(batch)
+        if self._whole is not None:
+            self._give_blocks(batch, self._whole)
         if self._rotaries:
             self._give_positions(batch)
 
@@ -125,6 +131,22 @@ class PictureRows(RunnerGuest):
         if others:
             assert self._added is not None
             self._added.give(places_on_device, others)
+
+    def _give_blocks(self, batch: InputBatch, whole: Whole) -> None:
+        blocks: list[WholeBlock] = []
+        starts, ends, origins = batch.num_computed_np.tolist(), batch.seq_lens_np.tolist(), batch.origins_np.tolist()
+        for row, slot in enumerate(batch.idx_mapping_np.tolist()):
+            images = self._images.get(slot)
+            if images is None:
+                continue
+            runs = images.runs() if whole.kind == "pictures" else [(0, self._prompt_lens[slot])]
+            for begin, end in runs:
+                begin = max(begin, starts[row])
+                if begin < end <= ends[row]:
+                    blocks.append(WholeBlock(row, begin + origins[row], end + origins[row], end))
+        if blocks:
+            batch.is_changed, batch.can_record_change = True, False
+            batch.whole_blocks, batch.whole_in_windows_only = blocks, whole.in_windows_only
 
     # -- positions -----------------------------------------------------------------------------------------------
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import os
+from array import array
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping
 
-from vllm.inputs.images import Picture, PromptImages
+from vllm.exceptions import VLLMValidationError
+from vllm.inputs.images import DATA, Picture, PromptImages
 from vllm.v1.core.guests import SchedulerGuest
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.request import Request
@@ -24,14 +26,16 @@ class StepPictures(dict[str, PromptImages]):
 class PictureTurns(SchedulerGuest):
     """Lets pictures be told apart by their content, and be encoded a few a step."""
 
-    def __init__(self, requests: Mapping[str, Request], are_whole: bool = False) -> None:
+    def __init__(self, requests: Mapping[str, Request], whole: str | None, max_step_tokens: int) -> None:
         """
         Args:
             requests: the scheduler's.
-            are_whole: no step may end within a picture, and no cached prefix.
+            whole: what no step may end within, as its tokens see those after them: "pictures", "prompt" or nothing.
+            max_step_tokens: of a request in a step, at least.
         """
         self._requests = requests
-        self._are_whole = are_whole
+        self._whole, self._max_step_tokens = whole, max_step_tokens
+        self._runs: dict[str, list[tuple[int, int]]] = {}
         self._secret = os.urandom(16)  # so that nobody can look for pictures with equal numbers
         self._row_ids: dict[str, list[int]] = {}
         self._encoded: OrderedDict[str, None] = OrderedDict()
@@ -42,6 +46,8 @@ class PictureTurns(SchedulerGuest):
     def queued(self, request: Request) -> None:
         if request.images is None:
             return
+        if self._whole is not None:
+            self._keep_whole(request, request.images)
         ids, kept = request.token_ids, []
         for picture in request.images.pictures:
             number = self._number(picture)
@@ -50,6 +56,23 @@ class PictureTurns(SchedulerGuest):
                 ids[picture.start + row] = number
         self._row_ids[request.request_id] = kept
 
+    def _keep_whole(self, request: Request, images: PromptImages) -> None:
+        runs = images.runs()
+        if self._whole == "prompt":
+            runs = [(0, request.num_prompt_tokens)]
+            # What the prompt's beginning is computed to depends on its end.
+            content = hashlib.blake2b(array("q", request.token_ids).tobytes(), digest_size=16)
+            content.update("".join(each.digest for each in images.pictures).encode())
+            request.cache_salt = f"\0{content.hexdigest()}\0{request.cache_salt or ''}"
+        longest = max(end - begin for begin, end in runs)
+        if longest > self._max_step_tokens:
+            message = (
+                f"{DATA}: {longest} tokens of the {self._whole} see each other and are computed in one step, and a "
+                f"step has room for {self._max_step_tokens}: set a higher max_num_batched_tokens"
+            )
+            raise VLLMValidationError(message, DATA, longest)
+        self._runs[request.request_id] = runs
+
     def _number(self, picture: Picture) -> int:
         """Stands for a token id where tokens are compared; below all of these."""
         digest = hashlib.blake2b(picture.digest.encode(), digest_size=8, key=self._secret).digest()
@@ -57,6 +80,7 @@ class PictureTurns(SchedulerGuest):
 
     def ended(self, request: Request) -> None:
         self._row_ids.pop(request.request_id, None)
+        self._runs.pop(request.request_id, None)
 
     def fill(self, step: SchedulerOutput) -> None:
         self._num_rows = 0
@@ -83,6 +107,9 @@ class PictureTurns(SchedulerGuest):
     def share(self, request: Request, begin: int, num_new: int) -> int:
         if request.images is None:
             return num_new
+        for first, end in self._runs.get(request.request_id, ()):
+            if first < begin + num_new < end:
+                num_new = max(first - begin, 0)
         num_rows, seen = self._num_rows, set[str]()
         for picture in _within(request.images, begin, begin + num_new):
             if picture.digest not in seen and not self._has_room(picture, num_rows) and picture.start > begin:

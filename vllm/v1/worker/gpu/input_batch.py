@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 from torch import Tensor
 
-from vllm.attention.backend import AttentionMetadata, HostStep
+from vllm.attention.backend import AttentionMetadata, HostStep, WholeBlock
 from vllm.v1.core.sched.output import SchedulerOutput, SharedTokens
 from vllm.v1.worker.gpu.buffer_utils import upload_all
 from vllm.v1.worker.gpu.sample.prompt_logprob import PromptLogprobsState, PromptRows
@@ -67,6 +67,8 @@ class InputBatch:
     # int64 [N], batch rows of the requests that have logits rows, and int32 [N], their tentative tokens: each has one
     # logits row more than these, its last. None: no tokens are tentative.
     expanded_np: tuple[np.ndarray, np.ndarray] | None = None
+    whole_blocks: Sequence[WholeBlock] = ()  # tokens that see each other
+    whole_in_windows_only: bool = False
     shown_positions_np: np.ndarray | None = None  # int64 [T], those that the model is given; None: the tokens' own
 
     @property
@@ -132,6 +134,7 @@ class InputBatch:
             attn.shared = tokens, other_slots
         if self.state_slots_np is not None:
             (attn.state_slots,) = upload_all([self.state_slots_np], states.device)
+        attn.whole_blocks, attn.whole_in_windows_only = self.whole_blocks, self.whole_in_windows_only
         host = [
             HostStep(self.query_start_loc_np, self.seq_lens_np, self.idx_mapping_np, table.table)
             for table in self.block_tables
