@@ -66,8 +66,8 @@ def get_model(
     """Build the model of `model_config` on `device`, with its weights loaded (random with load_format="dummy") and
     packed. Its methods are those of LlamaForCausalLM; one that `takes_adapters` has `adapter_places`. `part`: makes, of
     a configuration and max_model_len, what is built in the model's place; it takes those of the checkpoint's tensors
-    for which its `checkpoint_tensors` has names. `engine`: what callers' models may read; None = the model's alone. `plan`: what a
-    group's ranks do with packed weights on disk.
+    for which its `checkpoint_tensors` has names. `engine`: what callers' models may read; None = the model's alone.
+    `plan`: what a group's ranks do with packed weights on disk.
 
     Raises:
         ValueError: an architecture that is not supported, or weights that are missing, unexpected or of another shape.
