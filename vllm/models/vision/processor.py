@@ -6,6 +6,7 @@ import hashlib
 import inspect
 import json
 import sys
+import threading
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -46,7 +47,7 @@ class Processed(NamedTuple):
 
 
 class PictureProcessor:
-    """Processes the pictures of prompts; threads may use it one at a time."""
+    """Processes the pictures of prompts; threads may use it."""
 
     def __init__(self, model_config: ModelConfig, hf_tokenizer: Any) -> None:
         """ValueError: the model's processor cannot be built."""
@@ -60,6 +61,7 @@ class PictureProcessor:
             self._arguments |= set(inspect.signature(self.family.base.get_rope_index).parameters)
         self._kept: OrderedDict[str, Processed] = OrderedDict()
         self._num_kept_bytes = 0
+        self._lock = threading.Lock()
         self._placeholder: str = self._processor.image_token
         (self._placeholder_id,) = hf_tokenizer.encode(self._placeholder, add_special_tokens=False)
 
@@ -71,7 +73,8 @@ class PictureProcessor:
             VLLMValidationError: a picture or an option cannot be used.
         """
         options = self._defaults | dict(given.options)
-        return [self._one(item, name, options) for item, name in zip(given.items, given.names, strict=True)]
+        with self._lock:
+            return [self._one(item, name, options) for item, name in zip(given.items, given.names, strict=True)]
 
     def _one(self, item: Any, name: str | None, options: dict[str, Any]) -> Processed:
         image: Any = None if item is None else _as_image(item)
@@ -180,7 +183,7 @@ class PictureProcessor:
             start = int(own[0])
             found.append(Picture(each.digest, start, own - start, int(own[-1]) + 1 - start, each.values))
         positions = self._positions(ids, pictures) if self.family.has_axes else None
-        return PromptImages(tuple(found), positions)
+        return PromptImages(tuple(found), len(ids), positions)
 
     def _positions(self, ids: Sequence[int], pictures: Sequence[Processed]) -> np.ndarray:
         """int64 [3, T]"""
