@@ -36,6 +36,7 @@ if not torch.cuda.is_available():
     # Read when Triton is first imported, which may happen in any test. With a device kernels are compiled.
     os.environ["TRITON_INTERPRET"] = "1"
 sys.path.insert(0, str(Path(__file__).parent / "support"))
+sys.path.append(str(Path(__file__).parent / "models"))  # tiny_vision has the sizes of text decoders from there
 
 from embedded_reference import embedded_reference  # noqa: F401 - a fixture
 from emulated import use_emulated_library

@@ -105,7 +105,7 @@ def test_items_are_messages(server):
 @pytest.mark.parametrize(
     ("item", "says"),
     [
-        ({"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}, "no images"),
+        ({"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}, "reads text only"),
         ({"role": "user", "content": [{"type": "input_file", "file_id": "x"}]}, "no files"),
         ({"role": "user", "content": [{"type": "input_audio", "input_audio": {}}]}, "no audio"),
         ({"type": "computer_call", "id": "x"}, "'computer_call'"),
@@ -117,7 +117,7 @@ def test_items_are_messages(server):
 )
 def test_items_that_no_text_model_takes_are_refused_by_name(server, item, says):
     error = error_of(server, input=[item])
-    assert error["param"] == "input"
+    assert error["param"].partition("[")[0] == "input"
     assert says in error["message"] and "input[0]" in error["message"]
 
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from vllm.exceptions import shown
+from vllm.inputs.images import MAX_IMAGES
 
-MAX_IMAGES = 999
-"""The most pictures of a prompt, where nothing else is said."""
 _OTHER_MEDIA = ("video", "audio", "vision_chunk")
 
 

@@ -12,9 +12,10 @@ from vllm.config.checkpoint.late_interaction import LateInteraction
 from vllm.config.checkpoint.picture_part import why_no_pictures
 from vllm.config.checkpoint.sentence_transformers import SentencePooling
 from vllm.config.checks import at_least, one_of
-from vllm.config.images import MAX_IMAGES, image_limit
+from vllm.config.images import image_limit
 from vllm.config.load import LOAD_FORMATS, OTHER_FORMATS
 from vllm.config.pooler import PoolerConfig
+from vllm.inputs.images import MAX_IMAGES
 from vllm.inputs.media.access import MediaAccess
 from vllm.pooling_params import check_dimensions
 from vllm.sampling_params import LOGPROBS_MODES, MAX_LOGPROB_TOKEN_IDS

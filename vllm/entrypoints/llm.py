@@ -10,7 +10,7 @@ from numbers import Integral
 from pathlib import Path
 from typing import Any, Concatenate
 
-from vllm.answers.prompts import load_chat_template, render_conversations, render_texts
+from vllm.answers.prompts import load_chat_template, picture_options, written_conversations
 from vllm.config.unserved import is_neutral_value
 from vllm.decisions.params import DecisionParams
 from vllm.decisions.plan import DecisionPlan
@@ -21,6 +21,8 @@ from vllm.entrypoints.interrupts import InterruptsBetweenSteps
 from vllm.entrypoints.llm_pooling import PoolingOfflineMixin
 from vllm.exceptions import VLLMValidationError
 from vllm.inputs import PromptType, TokensPrompt
+from vllm.inputs.images import given_images
+from vllm.inputs.media import with_pictures
 from vllm.inputs.text_options import DEFAULT_TEXT_OPTIONS, TextOptions, text_options
 from vllm.lora.request import LoRARequest
 from vllm.outputs import RequestOutput
@@ -29,7 +31,7 @@ from vllm.pooling.late_chunking import late_chunks
 from vllm.pooling.long_texts import in_parts, joined
 from vllm.sampling_params import RequestOutputKind, SamplingParams
 from vllm.tracing import continued
-from vllm.utils.checks import check_integer, check_neutral
+from vllm.utils.checks import check_integer
 from vllm.v1.engine.calls import Arguments, BlockingCalls, EngineCalls, Result
 from vllm.v1.engine.input_processor import ProcessedPrompt
 from vllm.v1.engine.llm_engine import LLMEngine
@@ -133,7 +135,7 @@ class LLM(BlockingCalls, PoolingOfflineMixin):
             sampling_params: one for all prompts, or one a prompt; None = get_default_sampling_params().
             use_tqdm: show a progress bar; or a callable that is used in place of tqdm.
             lora_request: an adapter for all prompts, or one a prompt (None: none); what is new is loaded.
-            mm_processor_kwargs: None; media are not implemented.
+            mm_processor_kwargs: options of the picture processor, for prompts that have none of their own.
             priority: one for all, or one a prompt, lower first, for scheduling_policy="priority".
             tokenization_kwargs: of texts, as transformers' tokenizers take them: add_special_tokens; truncation with
                 max_length, or truncate_prompt_tokens, in place of the parameters'; truncation_side.
@@ -144,12 +146,11 @@ class LLM(BlockingCalls, PoolingOfflineMixin):
             VLLMValidationError: a prompt or parameter that cannot be honoured. Nothing was queued then, and
                 the engine stays usable.
         """
-        check_neutral("mm_processor_kwargs", mm_processor_kwargs, "inputs are text only")
         if prompt_token_ids is not None:
             if prompts is not None:
                 raise VLLMValidationError("prompts and prompt_token_ids are two ways to give the same", "prompts")
             prompts = prompt_token_ids
-        prompt_list = _as_prompt_list(prompts)
+        prompt_list = _with_options(_as_prompt_list(prompts), mm_processor_kwargs)
         if sampling_params is None:
             sampling_params = self.get_default_sampling_params()
         params_list = _one_each("sampling_params", sampling_params, len(prompt_list))
@@ -171,8 +172,7 @@ class LLM(BlockingCalls, PoolingOfflineMixin):
     ) -> list[str]:
         """Queue prompts for `wait_for_completion`; returns the requests' ids. Arguments and errors are those of
         `generate`."""
-        check_neutral("mm_processor_kwargs", mm_processor_kwargs, "inputs are text only")
-        prompt_list = _as_prompt_list(prompts)
+        prompt_list = _with_options(_as_prompt_list(prompts), mm_processor_kwargs)
         params_list = _one_each(
             "sampling_params", sampling_params or self.get_default_sampling_params(), len(prompt_list)
         )
@@ -312,9 +312,8 @@ class LLM(BlockingCalls, PoolingOfflineMixin):
         options = dict(tokenization_kwargs or {})
         if options.get("add_special_tokens") is None:
             options["add_special_tokens"] = False
-        texts = render_texts(
+        prompts = self._written(
             messages,
-            self.llm_engine.tokenizer,
             chat_template=chat_template or self._chat_template,
             add_generation_prompt=add_generation_prompt,
             continue_final_message=continue_final_message,
@@ -323,7 +322,7 @@ class LLM(BlockingCalls, PoolingOfflineMixin):
             content_format=chat_template_content_format,
         )
         return self.generate(
-            texts,
+            prompts,
             sampling_params,
             use_tqdm=use_tqdm,
             lora_request=lora_request,
@@ -343,12 +342,10 @@ class LLM(BlockingCalls, PoolingOfflineMixin):
         chat_template_kwargs: Mapping[str, Any] | None = None,
         mm_processor_kwargs: Mapping[str, Any] | None = None,
     ) -> list[TokensPrompt]:
-        """The prompts of `chat`, for `generate`: one text and its ids a conversation. Arguments and errors are those of
-        `chat`."""
-        check_neutral("mm_processor_kwargs", mm_processor_kwargs, "inputs are text only")
-        return render_conversations(
+        """The prompts of `chat`, for `generate`: one text and its ids a conversation, and its pictures. Arguments and
+        errors are those of `chat`."""
+        prompts = self._written(
             messages,
-            self.llm_engine.tokenizer,
             chat_template=chat_template or self._chat_template,
             add_generation_prompt=add_generation_prompt,
             continue_final_message=continue_final_message,
@@ -356,6 +353,23 @@ class LLM(BlockingCalls, PoolingOfflineMixin):
             chat_template_kwargs=chat_template_kwargs,
             content_format=chat_template_content_format,
         )
+        tokenizer = self.llm_engine.tokenizer
+        assert tokenizer is not None
+        encoded = tokenizer.encode_batch([each["prompt"] for each in prompts], add_special_tokens=False)
+        made: list[Any] = [{"prompt_token_ids": ids, **each} for ids, each in zip(encoded, prompts, strict=True)]
+        made = _with_options(made, mm_processor_kwargs)
+        config = self.llm_engine.model_config
+        for each in made:
+            given_images(each, config.max_images, config.why_no_images)
+        return made
+
+    def _written(self, messages: Sequence[Any], **options: Any) -> list[Any]:
+        """Conversations as prompts: a text each, and its pictures."""
+        processor = self.llm_engine.input_processor
+        written = written_conversations(messages, processor.tokenizer, **picture_options(processor), **options)
+        # Pictures of many conversations are as many as its caller's memory holds.
+        loader = processor.picture_loader
+        return [with_pictures({"prompt": each.text}, loader.load_now(each.pictures)) for each in written]
 
     def score_labels(
         self,
@@ -511,6 +525,17 @@ class LLM(BlockingCalls, PoolingOfflineMixin):
             if bar is not None:
                 bar.close()
         return [finished[request_id] for request_id in request_ids]
+
+
+def _with_options(prompts: list[Any], options: Mapping[str, Any] | None) -> list[Any]:
+    """The prompts with mm_processor_kwargs, which those without pictures refuse, unless they ask for nothing."""
+    if not options:
+        return prompts
+    dicts = (
+        each if isinstance(each, Mapping) else {"prompt" if isinstance(each, str) else "prompt_token_ids": each}
+        for each in prompts
+    )
+    return [{"mm_processor_kwargs": options, **each} for each in dicts]
 
 
 def _as_prompt_list(prompts: Any) -> list[Any]:

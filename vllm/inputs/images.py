@@ -13,6 +13,8 @@ from vllm.exceptions import VLLMValidationError, shown
 if TYPE_CHECKING:
     import torch
 
+MAX_IMAGES = 999
+"""The most pictures of a prompt, where nothing else is said."""
 DATA, UUIDS, OPTIONS = "multi_modal_data", "multi_modal_uuids", "mm_processor_kwargs"
 
 

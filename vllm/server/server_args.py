@@ -93,6 +93,9 @@ class ServerArgs(UpstreamServerArgs):
     trust_request_chat_template: bool = arg(
         False, "take templates from requests, too: programs, which may run for as long as they like"
     )
+    trust_request_mm_kwargs: bool = arg(
+        False, "take mm_processor_kwargs from requests, too, which may make pictures as large as they like"
+    )
     return_tokens_as_token_ids: bool = arg(False, "show tokens as token_id:N in every answer's logprobs")
     fingerprint_mode: Literal["full", "hash", "custom", "none"] = arg(
         "full", "system_fingerprint of answers: full = version, devices and configuration, hash = without devices"

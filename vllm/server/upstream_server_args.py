@@ -12,7 +12,6 @@ _REASONING = "efforts reach the template under their own names"
 _HTTP_ONLY = "the server speaks HTTP; clients of gRPC need one in front of it"
 _ONE_SERVER = "one process serves all replicas; start one server a machine (data_parallel_size)"
 _NO_SUPERVISOR = "replicas are started by the server itself"
-_MEDIA = "inputs are text only"
 _LOG = "what was generated is logged when it is complete, also of streams"
 _OTHER_API = "there is no route for chats of that API"
 _HTTPTOOLS = "requests are parsed by httptools, whose limits are its own"
@@ -41,7 +40,6 @@ class UpstreamServerArgs:
     dp_supervisor_probe_timeout_s: float = unused(5.0, _NO_SUPERVISOR)
     dp_supervisor_probe_failure_threshold: int = unused(3, _NO_SUPERVISOR)
 
-    trust_request_mm_kwargs: bool = unused(False, _MEDIA)
     enable_log_deltas: bool = unused(True, _LOG)
     cohere_is_reasoning_model: bool = unused(True, _OTHER_API)
     cohere_format: str = unused("cmd4", _OTHER_API)

@@ -1,6 +1,19 @@
 """Conversations to prompts."""
 
 from vllm.answers.prompts.conversations import normal_messages
-from vllm.answers.prompts.templates import load_chat_template, render_conversations, render_texts, written_conversations
+from vllm.answers.prompts.templates import (
+    load_chat_template,
+    picture_options,
+    render_conversations,
+    render_texts,
+    written_conversations,
+)
 
-__all__ = ["load_chat_template", "normal_messages", "render_conversations", "render_texts", "written_conversations"]
+__all__ = [
+    "load_chat_template",
+    "normal_messages",
+    "picture_options",
+    "render_conversations",
+    "render_texts",
+    "written_conversations",
+]

@@ -11,10 +11,17 @@ from functools import lru_cache
 from typing import Any, Literal
 
 from vllm.answers.prompts.conversations import content_text
+from vllm.answers.prompts.picture_parts import is_picture
 from vllm.answers.prompts.template_source import goes_through_contents
 
 ContentForm = Literal["text", "parts", "part"]
-"""How a content is given: one text; a list of its text parts; a list of one part with all of the text."""
+"""How a content is given: one text; a list of its parts; a list of one part with all of the text."""
+
+PICTURE_PARTS: Mapping[str, Mapping[str, Any]] = {
+    "image": {"type": "image"},
+    "image_url": {"type": "image_url", "image_url": {"url": ""}},
+}
+"""How a picture is given to a template, by name: transformers' form first."""
 
 FORMS: tuple[ContentForm, ...] = ("text", "parts", "part")
 
@@ -31,13 +38,13 @@ PROBE_TOOL: dict[str, Any] = {
 _CALL = {"id": "zqcall00a", "type": "function", "function": {"name": "zqtool", "arguments": {}}}
 
 
-def formed(content: Content, form: ContentForm) -> str | list[dict[str, Any]]:
-    """The content in a form."""
+def formed(content: Content, form: ContentForm, picture: str = "image") -> str | list[dict[str, Any]]:
+    """The content in a form. Only parts have pictures, each as PICTURE_PARTS[picture]."""
     if form == "text":
         return content_text(content)
     if form == "part" or isinstance(content, str) or not content:
         return [{"type": "text", "text": content_text(content)}]
-    return [dict(part) for part in content]
+    return [dict(PICTURE_PARTS[picture] if is_picture(part) else part) for part in content]
 
 
 def readable_form(render: Callable[[Any], str]) -> ContentForm | None:
@@ -77,6 +84,34 @@ def _forms(template: str, tools: list[dict[str, Any]] | None) -> dict[str, Conte
         if form is not None:
             found[role] = form
     return found
+
+
+@lru_cache(maxsize=64)
+def pictures_of_template(template: str) -> Mapping[str, str]:
+    """The name in PICTURE_PARTS of the part that makes a chat template write a picture, by the message's role. Roles in
+    whose messages it writes none are left out."""
+    forms = dict(forms_of_template(template))
+    tools = None if _forms(template, None) else [PROBE_TOOL]
+    found = {}
+    for role in ("user", "assistant", "system", "developer", "tool"):
+        for name, part in PICTURE_PARTS.items():
+            if _writes(template, role, dict(part), forms, tools):
+                found[role] = name
+                break
+    return found
+
+
+def _writes(template: str, role: str, picture: Message, forms: Mapping[str, ContentForm], tools: Any) -> bool:
+    """Whether the part makes a difference between words that stay, and is not printed."""
+    before, after = ({"type": "text", "text": word} for word in _WORDS)
+    made = []
+    for parts in ([before, picture | {_KEY: _KEY}, after], [before, after]):
+        try:
+            made.append(probed(template, _conversation(role, parts, forms), tools))
+        except Exception:  # templates raise on purpose
+            return False
+    has_words = all(word in each.casefold() for word in _WORDS for each in made)
+    return has_words and made[0] != made[1] and _KEY not in made[0]
 
 
 def probed(template: str, conversation: list[Message], tools: list[dict[str, Any]] | None) -> str:

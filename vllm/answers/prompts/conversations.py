@@ -5,14 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from vllm.answers.prompts.picture_parts import SOURCE, is_picture, picture_part
 from vllm.answers.syntax.typed_values import loaded
-from vllm.exceptions import VLLMValidationError
+from vllm.exceptions import VLLMValidationError, shown
 from vllm.utils.checks import check_encodable, wrong_type
 
 # Types of parts that are texts, and which key has the text.
 _TEXT_KEYS = {
     "text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal", "thinking": "thinking",
 }  # fmt: skip
+_NO_PICTURES = ""
 
 
 def normal_messages(messages: Any) -> list[dict[str, Any]]:
@@ -24,9 +26,14 @@ def normal_messages(messages: Any) -> list[dict[str, Any]]:
     return [message for _, conversation in named_conversations([messages]) for message in conversation]
 
 
-def named_conversations(messages: Any, keeps_parts: bool = False) -> list[tuple[str, list[dict[str, Any]]]]:
-    """(name in errors, messages as templates take them) of one conversation, or of a list of them. With `keeps_parts`
-    a content that came in parts is a list of text parts.
+def named_conversations(
+    messages: Any, keeps_parts: bool = False, why_no_pictures: str | None = _NO_PICTURES
+) -> list[tuple[str, list[dict[str, Any]]]]:
+    """(name in errors, messages as templates take them) of one conversation, or of a list of them.
+
+    Args:
+        keeps_parts: a content that came in parts is a list of text parts, and of pictures (`picture_part`).
+        why_no_pictures: parts may be texts alone, for this reason; None: they may be pictures, too.
 
     Raises:
         VLLMValidationError: a malformed message; its index is named.
@@ -45,19 +52,47 @@ def named_conversations(messages: Any, keeps_parts: bool = False) -> list[tuple[
     return [
         (
             name,
-            [_check_message(f"{name}[{index}]", message, keeps_parts) for index, message in enumerate(conversation)],
+            [
+                _check_message(f"{name}[{index}]", message, keeps_parts, why_no_pictures)
+                for index, message in enumerate(conversation)
+            ],
         )
         for name, conversation in named
     ]
 
 
 def content_text(content: str | Sequence[Mapping[str, Any]]) -> str:
-    """A content of `named_conversations` as one text: its parts are lines."""
-    return content if isinstance(content, str) else "\n".join(part["text"] for part in content)
+    """A content of `named_conversations` as one text: its parts are lines. Pictures are left out."""
+    return content if isinstance(content, str) else "\n".join(part["text"] for part in content if not is_picture(part))
 
 
-def _check_message(name: str, message: Any, keeps_parts: bool) -> dict[str, Any]:
-    """The message with the arguments of its tool calls as objects, and its content as text parts or one text."""
+def joined(*contents: str | Sequence[Mapping[str, Any]]) -> str | list[dict[str, Any]]:
+    """Contents as one, with an empty line between texts; a list of parts where there are pictures."""
+    if not any(has_pictures(each) for each in contents):
+        return "\n\n".join(text for each in contents if (text := content_text(each)))
+    parts: list[dict[str, Any]] = []
+    for content in contents:
+        own = [{"type": "text", "text": content}] if isinstance(content, str) else [dict(part) for part in content]
+        if parts and own:
+            parts.append({"type": "text", "text": "\n\n"})
+        parts += own
+    return parts
+
+
+def headed(words: str, content: str | Sequence[Mapping[str, Any]]) -> str | list[dict[str, Any]]:
+    """A content with words before it."""
+    if has_pictures(content):
+        return [{"type": "text", "text": words}, *(dict(part) for part in content if not isinstance(part, str))]
+    return words + content_text(content)
+
+
+def has_pictures(content: str | Sequence[Mapping[str, Any]]) -> bool:
+    """Whether some of its parts are pictures."""
+    return not isinstance(content, str) and any(is_picture(part) for part in content)
+
+
+def _check_message(name: str, message: Any, keeps_parts: bool, why_no_pictures: str | None) -> dict[str, Any]:
+    """The message with the arguments of its tool calls as objects, and its content as parts or one text."""
     if not isinstance(message, Mapping):
         raise wrong_type(name, message, "a dict with role and content")
     role = message.get("role")
@@ -67,16 +102,18 @@ def _check_message(name: str, message: Any, keeps_parts: bool) -> dict[str, Any]
     result = {key: value for key, value in message.items() if key != "tool_calls"}
     if tool_calls:
         result["tool_calls"] = tool_calls
-    content = _check_content(name, message, bool(tool_calls))
+    content = _check_content(name, message, bool(tool_calls), why_no_pictures)
     result["content"] = content if keeps_parts else content_text(content)
     return result
 
 
-def _check_content(name: str, message: Mapping[str, Any], has_tool_calls: bool) -> str | list[dict[str, Any]]:
+def _check_content(
+    name: str, message: Mapping[str, Any], has_tool_calls: bool, why_no_pictures: str | None
+) -> str | list[dict[str, Any]]:
     """The content; without one the refusal, or nothing beside tool calls."""
     content = message.get("content")
     if content is not None:
-        return _check_parts(f"{name}.content", content)
+        return checked_content(f"{name}.content", content, why_no_pictures)
     if message.get("refusal") is not None:
         return _check_text(f"{name}.refusal", message["refusal"])
     if has_tool_calls or any(isinstance(message.get(each), str) for each in ("reasoning", "reasoning_content")):
@@ -84,27 +121,38 @@ def _check_content(name: str, message: Mapping[str, Any], has_tool_calls: bool) 
     raise VLLMValidationError(f"{name} has no content", f"{name}.content")
 
 
-def _check_parts(name: str, content: Any) -> str | list[dict[str, Any]]:
+def checked_content(name: str, content: Any, why_no_pictures: str | None) -> str | list[dict[str, Any]]:
+    """A content as `named_conversations` has it, with its parts; arguments and errors as there."""
     if isinstance(content, str):
         return _check_text(name, content)
     if not _is_list(content):
         raise wrong_type(name, content, "a string or a list of text parts")
-    parts = []
-    for index, part in enumerate(content):
-        place = f"{name}[{index}]"
-        if isinstance(part, str):
-            parts.append({"type": "text", "text": _check_text(place, part)})
-        elif not isinstance(part, Mapping):
-            raise wrong_type(place, part, "a text part")
-        else:
-            kind = part.get("type")
-            key = _TEXT_KEYS.get(kind) if isinstance(kind, str) else None
-            if key is None:
-                raise VLLMValidationError(f"{place} is of type {kind!r}, and only 'text' can be read", place, kind)
-            text = _check_text(f"{place}.{key}", part.get(key))
-            # Some templates ask for keys of their own, such as languages.
-            parts.append({**{name: value for name, value in part.items() if name != key}, "type": "text", "text": text})
-    return parts
+    return [_check_part(f"{name}[{index}]", part, why_no_pictures) for index, part in enumerate(content)]
+
+
+def _check_part(place: str, part: Any, why_no_pictures: str | None) -> dict[str, Any]:
+    if isinstance(part, str):
+        return {"type": "text", "text": _check_text(place, part)}
+    if not isinstance(part, Mapping):
+        raise wrong_type(place, part, "a text part")
+    kind = part.get("type")
+    if is_picture(part):
+        if why_no_pictures is not None:
+            name = part[SOURCE].name
+            reason = f": {why_no_pictures}" if why_no_pictures else ""
+            raise VLLMValidationError(f"{name} is a picture, and only texts can be read{reason}", name)
+        return dict(part)
+    key = _TEXT_KEYS.get(kind) if isinstance(kind, str) else None
+    if key is not None:
+        text = _check_text(f"{place}.{key}", part.get(key))
+        # Some templates ask for keys of their own, such as languages.
+        return {**{name: value for name, value in part.items() if name != key}, "type": "text", "text": text}
+    if why_no_pictures is None and (picture := picture_part(place, part)) is not None:
+        return picture
+    known = "only 'text' and pictures can be read"
+    if why_no_pictures is not None:
+        known = f"only 'text' can be read: {why_no_pictures}" if why_no_pictures else "only 'text' can be read"
+    raise VLLMValidationError(f"{place} is of type {shown(kind)}, and {known}", place, kind)
 
 
 def _check_text(name: str, text: Any) -> str:

@@ -35,8 +35,8 @@ def _thought_before_calls(message: Message) -> Message:
     """Templates take one of reasoning and content beside a call, and write either as reasoning."""
     if not message.get("tool_calls") or not message.get("thinking") or not message["content"]:
         return message
-    joined = f"{message['thinking']}\n\n{content_text(message['content'])}"
-    return {**message, **dict.fromkeys(_FIELDS, joined), "content": ""}
+    thought = f"{message['thinking']}\n\n{content_text(message['content'])}"
+    return {**message, **dict.fromkeys(_FIELDS, thought), "content": ""}
 
 
 def _one_by_one(messages: Sequence[Message]) -> list[Message]:

@@ -9,6 +9,7 @@ from vllm.answers.prompts.conversations import named_conversations
 from vllm.answers.prompts.writer import ChatWriter, Written
 from vllm.inputs import TokensPrompt
 from vllm.tokenizers.tokenizer import Tokenizer
+from vllm.v1.engine.input_processor import InputProcessor
 
 
 def render_conversations(
@@ -52,11 +53,21 @@ def render_texts(
     return [each.text for each in written_conversations(messages, tokenizer, **options)]
 
 
-def written_conversations(messages: Any, tokenizer: Tokenizer | None, **options: Any) -> list[Written]:
-    """`render_texts`, with what else is known of each prompt."""
-    conversations = named_conversations(messages, keeps_parts=True)
+def written_conversations(
+    messages: Any, tokenizer: Tokenizer | None, *, why_no_pictures: str | None = "", **options: Any
+) -> list[Written]:
+    """`render_texts`, with what else is known of each prompt. `why_no_pictures`: see `named_conversations`; None needs
+    `picture_text`, the model's word for a picture, in place of which the engine puts it."""
+    conversations = named_conversations(messages, True, why_no_pictures)
     writer = ChatWriter(tokenizer, **options)
     return [writer.write(name, conversation) for name, conversation in conversations]
+
+
+def picture_options(processor: InputProcessor) -> dict[str, Any]:
+    """The arguments of `written_conversations` that say whether and how the engine's model reads pictures."""
+    if (why_not := processor.model_config.why_no_images) or processor.tokenizer is None:
+        return {"why_no_pictures": why_not}
+    return {"why_no_pictures": None, "picture_text": processor.picture_text}
 
 
 def load_chat_template(template: str | Path | None) -> str | None:

@@ -9,7 +9,7 @@ from functools import lru_cache
 from typing import Any
 
 from vllm.answers.prompts.content_forms import PROBE_TOOL, Message, formed, forms_of_template, probed
-from vllm.answers.prompts.conversations import content_text
+from vllm.answers.prompts.conversations import headed, joined
 from vllm.answers.prompts.template_source import variables
 from vllm.answers.syntax.call_text import ANY_NUMBER, ANY_WORD, ArgumentText, CallText
 
@@ -60,17 +60,16 @@ def with_told_tools(messages: Sequence[Message], prompt: ToolPrompt, has_system:
             functions = [(str(function.get("name")), function.get("arguments")) for _, function in calls]
             written = call_texts(prompt.text, functions)
             rest = {name: value for name, value in message.items() if name != "tool_calls"}
-            result.append({**rest, "content": _joined(content_text(message["content"]), written)})
+            result.append({**rest, "content": joined(message["content"], written)})
             follows_result = False
             continue
         is_result = message["role"] in ("tool", "function")
         if is_result:
             name = names.get(message.get("tool_call_id")) or message.get("name") or "the function"
-            message = {"role": "user", "content": f"Result of {name}:\n{content_text(message['content'])}"}
+            message = {"role": "user", "content": headed(f"Result of {name}:\n", message["content"])}
         if message["role"] == "user" and (is_result or follows_result) and result and result[-1]["role"] == "user":
             # Many templates refuse two in a row.
-            contents = [content_text(each["content"]) for each in (result.pop(), message)]
-            message = {**message, "content": _joined(*contents)}
+            message = {**message, "content": joined(result.pop()["content"], message["content"])}
         result.append(dict(message))
         follows_result = is_result
     if prompt.tools:
@@ -128,7 +127,7 @@ def _tell(messages: list[Message], told: str, has_system: bool) -> None:
     """Put the words into the messages, in place."""
     first = messages[0]
     if first["role"] in ("system", "developer"):
-        messages[0] = {**first, "content": _joined(content_text(first["content"]), told)}
+        messages[0] = {**first, "content": joined(first["content"], told)}
     elif has_system:
         messages.insert(0, {"role": "system", "content": told})
     else:
@@ -137,8 +136,4 @@ def _tell(messages: list[Message], told: str, has_system: bool) -> None:
             messages.insert(0, {"role": "user", "content": told})
         else:
             user = messages[index]
-            messages[index] = {**user, "content": _joined(told, content_text(user["content"]))}
-
-
-def _joined(*texts: str) -> str:
-    return "\n\n".join(text for text in texts if text)
+            messages[index] = {**user, "content": joined(told, user["content"])}

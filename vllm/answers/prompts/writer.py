@@ -4,13 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
-from vllm.answers.prompts.content_forms import FORMS, ContentForm, Message, formed, forms_of_template
+from vllm.answers.prompts.content_forms import (
+    FORMS,
+    ContentForm,
+    Message,
+    formed,
+    forms_of_template,
+    pictures_of_template,
+)
+from vllm.answers.prompts.conversations import content_text, has_pictures
 from vllm.answers.prompts.histories import fitted
+from vllm.answers.prompts.picture_parts import SOURCE, is_picture
 from vllm.answers.prompts.template_source import chosen_template, variables
 from vllm.answers.prompts.tool_prompts import ToolPrompt, shows_tools, with_told_tools
 from vllm.exceptions import VLLMValidationError, shown
+from vllm.inputs.media import PictureSource
 from vllm.logger import init_logger, warn_once
 from vllm.tokenizers.tokenizer import Tokenizer
 from vllm.utils.checks import check_boolean, check_encodable, wrong_type
@@ -45,6 +56,7 @@ class ChatWriter:
         chat_template_kwargs: Mapping[str, Any] | None = None,
         content_format: str = "auto",
         tool_prompt: ToolPrompt | None = None,
+        picture_text: str | None = None,
     ) -> None:
         _check_arguments(chat_template, add_generation_prompt, continue_final_message, tools, chat_template_kwargs)
         if content_format not in _FORMATS:
@@ -59,6 +71,7 @@ class ChatWriter:
         self._tokenizer, self._template, self._format = tokenizer, template, content_format
         self._told = tool_prompt if tool_prompt is not None and not shows_tools(template) else None
         self.is_continued = continue_final_message
+        self._picture_text = picture_text
         self._options = {
             "chat_template": template,
             "add_generation_prompt": add_generation_prompt,
@@ -72,11 +85,14 @@ class ChatWriter:
         conversation = fitted(conversation, self._template)
         if self._told is not None:
             conversation = with_told_tools(conversation, self._told, "system" in _forms(self._template))
+        pictures = [part[SOURCE] for each in conversation for part in _parts(each["content"]) if is_picture(part)]
+        if pictures:
+            conversation = self._with_places(conversation, pictures)
         problem: VLLMValidationError | None = None
         for forms in self._ways():
             usual = forms.get("user", "text")
             messages = [
-                {**each, "content": formed(each["content"], forms.get(each["role"], usual))} for each in conversation
+                {**each, "content": self._formed(each, forms.get(each["role"], usual))} for each in conversation
             ]
             try:
                 text = self.rendered(name, messages)
@@ -84,7 +100,7 @@ class ChatWriter:
             except VLLMValidationError as error:
                 problem = problem or error
             else:
-                return Written(text, name, messages, self)
+                return Written(text, name, messages, self, tuple(pictures))
         assert problem is not None, "there is a way"
         raise problem
 
@@ -105,6 +121,56 @@ class ChatWriter:
             raise VLLMValidationError(f"{name}: the chat template made an empty prompt", name)
         check_encodable(name, text)
         return text
+
+    def _formed(self, message: Message, form: ContentForm) -> str | list[dict[str, Any]]:
+        """The message's content. With pictures it is one of parts, whatever the form of others is."""
+        if not has_pictures(message["content"]):
+            return formed(message["content"], form)
+        return formed(message["content"], "parts", self._pictures[message["role"]])
+
+    @cached_property
+    def _pictures(self) -> Mapping[str, str]:
+        """See `pictures_of_template`; empty: contents are to be texts."""
+        if self._format == "string":
+            return {}
+        try:
+            return pictures_of_template(self._template)
+        except Exception:  # what cannot be compiled; rendering says why
+            return {}
+
+    def _with_places(self, conversation: Sequence[Message], pictures: Sequence[PictureSource]) -> list[Message]:
+        """The conversation with its pictures where the template writes them: those of a tool's result in a user's
+        message behind it, if need be, and without any help of the template as the model's word for one.
+
+        Raises:
+            VLLMValidationError: some cannot be written, or texts have the word.
+        """
+        word = self._picture_text
+        for each in conversation:
+            if word and any(word in part["text"] for part in _parts(each["content"]) if not is_picture(part)):
+                message = f"a text beside pictures has {word!r}, which stands for one: leave it out"
+                raise VLLMValidationError(message, pictures[0].name.partition("[")[0])
+        result: list[Message] = []
+        moved: list[dict[str, Any]] = []
+        for each in conversation:
+            role, content = each["role"], each["content"]
+            if role != "tool" and moved:
+                result.append({"role": "user", "content": moved})
+                moved = []
+            if has_pictures(content) and role not in self._pictures:
+                own = [part for part in content if is_picture(part)]
+                if role == "tool" and "user" in self._pictures:
+                    moved += own
+                    each = {**each, "content": content_text(content)}
+                elif word:
+                    texts = [{"type": "text", "text": word} if is_picture(part) else part for part in content]
+                    each = {**each, "content": texts}
+                else:
+                    name = own[0][SOURCE].name
+                    message = f"{name}: the chat template writes no pictures in messages of role {role!r}"
+                    raise VLLMValidationError(message, name)
+            result.append(each)
+        return [*result, {"role": "user", "content": moved}] if moved else result
 
     def _ways(self) -> Iterator[Mapping[str, ContentForm]]:
         """The forms of roles' contents, to be tried one after the other."""
@@ -149,12 +215,14 @@ class ChatWriter:
 
 @dataclass(frozen=True)
 class Written:
-    """A conversation as a template wrote it: the prompt's text, and the messages in the forms that were read."""
+    """A conversation as a template wrote it: the prompt's text, the messages in the forms that were read, and the
+    pictures that the text has places for, in its order."""
 
     text: str
     name: str
     messages: list[Message]
     writer: ChatWriter
+    pictures: tuple[PictureSource, ...] = ()
 
     def opening(self, markers: Iterable[str]) -> str:
         """The beginning of the answer: all behind the last words of others. It is what the template writes
@@ -199,13 +267,18 @@ def _with_mark(content: Any, replaces: bool = False) -> Any:
     """The content with a mark behind its words, or in their place."""
     if isinstance(content, str):
         return _MARK if replaces else f"{content}\n{_MARK}"
-    last = content[-1] if content else {"type": "text", "text": ""}
-    rest = [{**each, "text": ""} for each in content[:-1]] if replaces else content[:-1]
-    return [*rest, {**last, "text": _with_mark(last["text"], replaces)}]
+    rest = [{**each, "text": ""} if replaces and "text" in each else each for each in content]
+    if not rest or "text" not in content[-1]:
+        return [*rest, {"type": "text", "text": _with_mark("", replaces)}]
+    return [*rest[:-1], {**content[-1], "text": _with_mark(content[-1]["text"], replaces)}]
 
 
 def _texts(content: Any) -> list[str]:
-    return [content] if isinstance(content, str) else [part["text"] for part in content]
+    return [content] if isinstance(content, str) else [part["text"] for part in content if "text" in part]
+
+
+def _parts(content: Any) -> list[dict[str, Any]]:
+    return [{"type": "text", "text": content}] if isinstance(content, str) else content
 
 
 def _squeezed(text: str) -> str:

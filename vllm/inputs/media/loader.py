@@ -12,6 +12,7 @@ from typing import Any
 
 from vllm import envs
 from vllm.exceptions import VLLMValidationError, shown
+from vllm.inputs.images import MAX_IMAGES
 from vllm.inputs.media.access import MediaAccess
 from vllm.inputs.media.decoding import check_size, decoded
 from vllm.inputs.media.sources import PictureSource
@@ -30,10 +31,10 @@ class LoadedPictures:
 
 
 class PictureLoader:
-    """Loads the pictures that requests describe. It belongs to one event loop, or to `load_now`."""
+    """Loads the pictures that requests describe, so many a prompt. `load` belongs to one event loop."""
 
-    def __init__(self, access: MediaAccess) -> None:
-        self._access = access
+    def __init__(self, access: MediaAccess, most: int = MAX_IMAGES) -> None:
+        self._access, self._most = access, most
         self._fetches = asyncio.Semaphore(_MAX_FETCHES)
 
     async def load(self, sources: Sequence[PictureSource]) -> LoadedPictures:
@@ -42,6 +43,7 @@ class PictureLoader:
         Raises:
             VLLMValidationError: one may not or cannot be read; it names the request's field.
         """
+        self._check_count(sources)
         held = _Held()
         tasks = [asyncio.ensure_future(self._load(each, held)) for each in sources]
         try:
@@ -54,12 +56,22 @@ class PictureLoader:
 
     def load_now(self, sources: Sequence[PictureSource]) -> LoadedPictures:
         """`load` for callers without an event loop, or in one that may wait."""
+        self._check_count(sources)
         if any(each.scheme in ("http", "https") for each in sources):
+            # Another event loop needs another loader.
+            other = PictureLoader(self._access, self._most)
             with ThreadPoolExecutor(1) as thread:
-                return thread.submit(lambda: asyncio.run(self.load(sources))).result()
+                return thread.submit(lambda: asyncio.run(other.load(sources))).result()
         held = _Held()
         images = tuple(self._made(each, held) for each in sources)
         return LoadedPictures(images, tuple(each.uuid for each in sources))
+
+    def _check_count(self, sources: Sequence[PictureSource]) -> None:
+        """Before any of them is fetched or decoded."""
+        if len(sources) > self._most:
+            field = sources[0].name.partition("[")[0]
+            message = f"{field}: there are {len(sources)} pictures; limit_mm_per_prompt allows {self._most}"
+            raise VLLMValidationError(message, field, len(sources))
 
     async def _load(self, source: PictureSource, held: _Held) -> Any:
         run = asyncio.get_running_loop().run_in_executor

@@ -47,7 +47,7 @@ class Processed(NamedTuple):
 
 
 class PictureProcessor:
-    """Processes the pictures of prompts; threads may use it."""
+    """Processes the pictures of prompts, those of one prompt at a time."""
 
     def __init__(self, model_config: ModelConfig, hf_tokenizer: Any) -> None:
         """ValueError: the model's processor cannot be built."""
@@ -64,6 +64,11 @@ class PictureProcessor:
         self._lock = threading.Lock()
         self._placeholder: str = self._processor.image_token
         (self._placeholder_id,) = hf_tokenizer.encode(self._placeholder, add_special_tokens=False)
+
+    @property
+    def placeholder(self) -> str:
+        """What stands for a picture in a prompt's text."""
+        return self._placeholder
 
     # -- pictures ------------------------------------------------------------------------------------------------
 

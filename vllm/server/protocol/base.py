@@ -54,12 +54,11 @@ REFUSED_FIELDS: Refusals = {
     "suffix": (("",), "the models here only continue texts"),
     "prompt_embeds": (([],), "/v1/completions takes embeddings"),
     "documents": (([],), "pass them in chat_template_kwargs or in a message"),
-    "mm_processor_kwargs": (({},), "prompts are texts or token ids"),
-    "media_io_kwargs": (({},), "prompts are texts or token ids"),
-    "mm_payload": (("tensors", "none"), "prompts are texts or token ids"),
-    "return_mm_kwargs": ((False, True), "prompts are texts or token ids"),
+    "media_io_kwargs": (({},), "pictures are decoded as transformers does"),
+    "mm_payload": (("tensors", "none"), "prompts are texts, token ids and pictures"),
+    "return_mm_kwargs": ((False, True), "prompts are texts, token ids and pictures"),
     "kv_transfer_params": (({},), "the KV cache stays in this server"),
-    "ec_transfer_params": (({},), "prompts are texts or token ids"),
+    "ec_transfer_params": (({},), "pictures are encoded in this server"),
     "truncation_side": (("left",), "prompts that are too long lose their beginning (truncate_prompt_tokens)"),
     "return_weight_versions": ((False,), "answers of completions and chat have them"),
     "return_token_offsets": ((False,), "/tokenize with return_token_strs shows the tokens' texts"),
@@ -99,6 +98,10 @@ NpyText = Annotated[str, Field(description="A .npy file of two dimensions, in ba
 IdRows = Annotated[list[TokenId] | list[list[Annotated[int, Field(ge=-1)]]] | NpyText, UNREAD]
 """Token ids for all positions, or rows of ids with -1 as padding."""
 Object = Annotated[dict[str, Any], UNREAD_OBJECT]
+PictureOptions = Annotated[
+    Object | None,
+    Field(description="Options of the model's picture processor, with --trust-request-mm-kwargs."),
+]
 LogitBias = Annotated[
     dict[Annotated[str, Field(pattern="^[0-9]{1,20}$")], float],
     Field(description="Cut to 100 and -100.", json_schema_extra={"additionalProperties": False}),

@@ -17,6 +17,7 @@ from vllm.server.protocol.base import (
     UNREAD,
     UNREAD_LIST,
     Object,
+    PictureOptions,
     Refusals,
     RequestModel,
     ResponseModel,
@@ -95,9 +96,23 @@ class ThinkingPart(TypedDict):
     thinking: str
 
 
+class PictureUrl(TypedDict):
+    url: str
+    detail: NotRequired[Literal["auto", "low", "high", "original"] | None]
+
+
+class PicturePart(TypedDict):
+    """A picture for models that read them: a data: URL, or one that the server's arguments permit."""
+
+    type: Literal["image_url", "input_image", "image"]
+    image_url: NotRequired[str | PictureUrl | None]
+    detail: NotRequired[Literal["auto", "low", "high", "original"] | None]
+    uuid: NotRequired[Text | None]
+
+
 class TextMessage(TypedDict):
     role: Text
-    content: str | list[str | TextPart | RefusalPart | ThinkingPart]
+    content: str | list[str | TextPart | RefusalPart | ThinkingPart | PicturePart]
 
 
 class ToolCallMessage(TypedDict):
@@ -200,6 +215,7 @@ class GenerationFields(FormFields, _TextsBody):  # type: ignore[misc, valid-type
     cache_salt: str | None = Field(None, min_length=1, description="Shares cached prefixes with equal salts only.")
     return_tokens_as_token_ids: bool | None = None
     return_token_ids: bool | None = None
+    mm_processor_kwargs: PictureOptions = None
 
     @field_validator("stream_options")
     @classmethod

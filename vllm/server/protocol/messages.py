@@ -31,6 +31,22 @@ class TextBlock(TypedDict):
     text: str
 
 
+class Base64Source(TypedDict):
+    type: Literal["base64"]
+    media_type: Literal["image/jpeg", "image/png", "image/gif", "image/webp", "image/bmp"]
+    data: str
+
+
+class UrlSource(TypedDict):
+    type: Literal["url"]
+    url: str
+
+
+class ImageBlock(TypedDict):
+    type: Literal["image"]
+    source: Base64Source | UrlSource
+
+
 class ThinkingBlock(TypedDict):
     type: Literal["thinking"]
     thinking: str
@@ -50,14 +66,14 @@ class ToolUseBlock(TypedDict):
 class ToolResultBlock(TypedDict):
     type: Literal["tool_result"]
     tool_use_id: str
-    content: NotRequired[str | list[TextBlock] | None]
+    content: NotRequired[str | list[TextBlock | ImageBlock] | None]
 
 
 class Message(TypedDict):
     """A message as the schema describes it; `chat_fields` checks it."""
 
     role: Literal["user", "assistant", "system"]
-    content: str | list[TextBlock | ThinkingBlock | RedactedThinkingBlock | ToolUseBlock | ToolResultBlock]
+    content: str | list[TextBlock | ImageBlock | ThinkingBlock | RedactedThinkingBlock | ToolUseBlock | ToolResultBlock]
 
 
 class MessagesCountRequest(GenerationFields):

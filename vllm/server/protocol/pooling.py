@@ -13,6 +13,7 @@ from vllm.server.protocol.base import (
     EngineRequestModel,
     ListResponse,
     Object,
+    PictureOptions,
     RequestModel,
     ResponseModel,
     Text,
@@ -32,7 +33,7 @@ Input = Annotated[Text | PromptIds | Annotated[list[Text | PromptIds], NOT_EMPTY
 Dimensions = Annotated[int, Field(ge=1)]
 # Not empty; only the first wrong entry is reported.
 FIRST_WRONG = Field(min_length=1, fail_fast=True)
-_MEDIA = {name: REFUSED_FIELDS[name] for name in ("mm_processor_kwargs", "media_io_kwargs")}
+_MEDIA = {"media_io_kwargs": REFUSED_FIELDS["media_io_kwargs"]}
 
 
 def _check_either(messages: list[Any]) -> list[Any]:
@@ -77,6 +78,7 @@ class PoolingFields(EngineRequestModel):
     chat_template_kwargs: Object | None = Field(None, description="Further variables of the template.")
     add_generation_prompt: bool | None = Field(None, description="End with the beginning of an answer.")
     continue_final_message: bool | None = Field(None, description="Leave the last message open.")
+    mm_processor_kwargs: PictureOptions = None
     use_activation: bool | None = Field(
         None, description="Whether vectors have length 1, or classes probabilities; the model's default if left out."
     )

@@ -11,6 +11,7 @@ from vllm.server.protocol.base import (
     UNREAD,
     UNREAD_TEXT,
     Object,
+    PictureOptions,
     RequestModel,
     ResponseModel,
     TokenId,
@@ -27,7 +28,7 @@ class TokenizeRequest(RequestModel):
 
     TASK: ClassVar[str | None] = None
     REFUSED: ClassVar[dict[str, tuple[tuple[Any, ...], str]]] = {
-        name: REFUSED_FIELDS[name] for name in ("tools", "documents", "mm_processor_kwargs", "media_io_kwargs")
+        name: REFUSED_FIELDS[name] for name in ("tools", "documents", "media_io_kwargs")
     }
     ONE_OF: ClassVar[tuple[str, ...]] = ("prompt", "messages")
 
@@ -42,6 +43,7 @@ class TokenizeRequest(RequestModel):
     chat_template_kwargs: Object | None = Field(None, description="Further variables of the template.")
     add_generation_prompt: bool | None = Field(None, description="End with the beginning of an answer; on if left out.")
     continue_final_message: bool | None = Field(None, description="Leave the last message open.")
+    mm_processor_kwargs: PictureOptions = None
 
 
 class TokenizeResponse(ResponseModel):

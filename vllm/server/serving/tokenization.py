@@ -8,6 +8,7 @@ from typing import Any
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
+from vllm.answers.prompts.picture_parts import is_picture_kind
 from vllm.exceptions import VLLMValidationError
 from vllm.server.errors import ApiError, json_response
 from vllm.server.http.routes import error_answers, post
@@ -20,7 +21,7 @@ from vllm.server.protocol.tokenization import (
     TokenizerInfo,
 )
 from vllm.server.serving.engine_requests import while_connected
-from vllm.server.serving.generation.chat import render
+from vllm.server.serving.generation.chat import prompt_ids, render
 from vllm.server.state import ServerState, server_state
 from vllm.utils.checks import MAX_LIST_LENGTH, check_encodable, check_id_sequence, check_vocabulary, wrong_type
 
@@ -35,8 +36,7 @@ async def tokenize(request: Request, state: ServerState, body: TokenizeRequest) 
     """The token ids of a text, or of a conversation as the chat template writes it."""
     if body.given_field() == "messages":
         _check_length("messages", body.messages)
-        # Templates and their library may be slow.
-        return await while_connected(request, asyncio.to_thread(_tokenize_messages, state, body))
+        return await while_connected(request, _tokenize_messages(state, body))
     text = body.prompt or ""
     check_encodable("prompt", text)
     _check_length("prompt", text)
@@ -84,11 +84,10 @@ def _tokenize_text(state: ServerState, body: TokenizeRequest, text: str) -> Resp
     return _answer(state, body, state.tokenizer.encode(text, add_special_tokens=body.add_special_tokens is not False))
 
 
-def _tokenize_messages(state: ServerState, body: TokenizeRequest) -> Response:
-    prompt = render(state, body)
-    if body.add_special_tokens:
-        return _answer(state, body, state.tokenizer.encode(prompt["prompt"]))
-    return _answer(state, body, prompt["prompt_token_ids"])
+async def _tokenize_messages(state: ServerState, body: TokenizeRequest) -> Response:
+    # Templates and their library may be slow.
+    ids = await prompt_ids(state, await render(state, body), bool(body.add_special_tokens))
+    return await asyncio.to_thread(_answer, state, body, ids)
 
 
 def _answer(state: ServerState, body: TokenizeRequest, ids: list[int]) -> Response:
@@ -115,10 +114,12 @@ def _check_length(field: str, value: Any) -> None:
 
 
 def _num_bytes(value: Any) -> int:
-    """Bytes in UTF-8 of all texts in a JSON value."""
+    """Bytes in UTF-8 of all texts in a JSON value, but those of pictures."""
     total, rest = 0, [value]
     while rest:
         each = rest.pop()
+        if isinstance(each, dict) and is_picture_kind(each.get("type")):
+            continue
         if isinstance(each, str):
             total += len(each.encode(errors="surrogatepass"))
         elif isinstance(each, dict):

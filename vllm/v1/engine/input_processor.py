@@ -13,6 +13,7 @@ from vllm.config import ModelConfig, VllmConfig
 from vllm.exceptions import VLLMValidationError, shown
 from vllm.inputs.embeds import PromptEmbeds
 from vllm.inputs.images import DATA, OPTIONS, UUIDS, GivenImages, PromptImages, given_images
+from vllm.inputs.media import PictureLoader
 from vllm.inputs.text_options import DEFAULT_TEXT_OPTIONS, TextOptions
 from vllm.logger import init_logger, timed, warn_once
 from vllm.lora.request import LoRARequest, check_lora_request
@@ -108,6 +109,16 @@ class InputProcessor:
             # What it cannot do is said when the engine starts.
             _ = self.pictures
         self._generation_config = {"eos_token_id": sorted(self.eos_token_ids)}
+
+    @cached_property
+    def picture_loader(self) -> PictureLoader:
+        """For what requests describe; see MediaAccess."""
+        return PictureLoader(self.model_config.media_access, self.model_config.max_images)
+
+    @property
+    def picture_text(self) -> str | None:
+        """The model's word for a picture in a prompt's text; None: it reads none."""
+        return self.pictures.placeholder if self.model_config.reads_images else None
 
     def hf_tokenizer(self) -> Any:
         """The model's tokenizer as transformers has it.

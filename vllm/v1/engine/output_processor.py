@@ -298,7 +298,8 @@ class OutputProcessor:
     ) -> list[tuple[str, SamplingParams]]:
         """Register a request; returns (core id, parameters) of each sequence. VLLMValidationError: an id is in use.
         `cache_salt`, `priority`, `lora_request`, `embeds`, `images`: for the requests that read the form of its
-        answers, too. `content_of` makes what says where stop strings are looked for, for each sequence; None: everywhere."""
+        answers, too. `content_of` makes what says where stop strings are looked for, for each sequence; None:
+        everywhere."""
         if params.num_distinct == 1:
             children = [(request_id, params.child(0) if params.num_sequences > 1 else params)]
         else:

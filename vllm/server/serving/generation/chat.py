@@ -14,10 +14,15 @@ from vllm.answers.answer import AnswerParser
 from vllm.answers.deltas import delta_fields, whole_call
 from vllm.answers.events import Content, Event, collect
 from vllm.answers.plan import AnswerPlan
-from vllm.answers.prompts import normal_messages, written_conversations
+from vllm.answers.prompts import normal_messages, picture_options, written_conversations
 from vllm.answers.prompts.writer import Written
+from vllm.inputs.images import DATA
+from vllm.inputs.media import with_pictures
+from vllm.inputs.text_options import TextOptions
 from vllm.logger import init_logger, warn_once
 from vllm.outputs import CompletionOutput, RequestOutput
+from vllm.pooling_params import PoolingParams
+from vllm.sampling_params import SamplingParams
 from vllm.server.errors import ApiError
 from vllm.server.http.routes import post
 from vllm.server.protocol.forms import GUIDED
@@ -35,7 +40,13 @@ from vllm.server.serving.engine_requests import request_id_of
 from vllm.server.serving.generation.completion_choices import ChoiceWriter
 from vllm.server.serving.generation.position_parts import PositionParts
 from vllm.server.serving.generation.replies import Reply, respond
-from vllm.server.serving.generation.sampling import PreparedPrompts, named_as, prepare_prompts, sampling_params
+from vllm.server.serving.generation.sampling import (
+    PreparedPrompts,
+    named_as,
+    prepare_prompts,
+    sampling_params,
+    with_picture_options,
+)
 from vllm.server.serving.usage import UsageCount, answer_frame
 from vllm.server.state import TOOLS_IGNORED, ServerState
 from vllm.utils.checks import wrong_type
@@ -57,17 +68,45 @@ async def create_chat_completion(request: Request, state: ServerState, body: Cha
     return await respond(request, answer, bool(body.stream))
 
 
-def render(state: ServerState, body: TokenizeRequest | PoolingFields) -> dict[str, Any]:
+async def render(state: ServerState, body: TokenizeRequest | PoolingFields) -> dict[str, Any]:
     """The prompt of the request's conversation; see `render_conversations`."""
-    return _as_prompt(state, body, _written(state, body))
+    prompt, written = await asyncio.to_thread(_rendered, state, body)
+    prompts = [await _with_pictures(state, prompt, written)]
+    return dict(with_picture_options(state, prompts, body.mm_processor_kwargs)[0])
+
+
+async def prompt_ids(state: ServerState, prompt: dict[str, Any], add_special_tokens: bool = False) -> list[int]:
+    """The ids of a prompt of `render`, with all that stands for its pictures. It may be longer than the context."""
+    if DATA not in prompt:
+        if add_special_tokens or "prompt_token_ids" not in prompt:
+            return await asyncio.to_thread(state.tokenizer.encode, prompt["prompt"], add_special_tokens)
+        ids: list[int] = prompt["prompt_token_ids"]
+        return ids
+    params: Any = SamplingParams(max_tokens=0)
+    if state.engine.model_config.runner_type == "pooling":
+        params = PoolingParams(task=state.engine.model_config.pooling_tasks[0])  # type: ignore[arg-type]
+    (made,) = await state.engine.process_prompts([prompt], [params], options=TextOptions(add_special_tokens))
+    return made.token_ids
+
+
+def _rendered(state: ServerState, body: TokenizeRequest | PoolingFields) -> tuple[dict[str, Any], Written]:
+    own = _written(state, body)
+    return _as_prompt(state, body, own), own
+
+
+async def _with_pictures(state: ServerState, prompt: dict[str, Any], written: Written) -> dict[str, Any]:
+    """The prompt with the conversation's pictures, which are fetched and decoded."""
+    if not written.pictures:
+        return prompt
+    return with_pictures(prompt, await state.engine.input_processor.picture_loader.load(written.pictures))
 
 
 def _as_prompt(
     state: ServerState, body: ChatCompletionRequest | TokenizeRequest | PoolingFields, written: Written
 ) -> dict[str, Any]:
-    """The text, and its ids."""
-    if isinstance(body, ChatCompletionRequest) and body.add_special_tokens:
-        # Where it is cut, the special tokens stay.
+    """The text, and its ids, unless pictures are to be put into it."""
+    # Where a text is cut, the special tokens stay.
+    if written.pictures or (isinstance(body, ChatCompletionRequest) and body.add_special_tokens):
         return {"prompt": written.text}
     (ids,) = state.tokenizer.encode_batch([written.text], add_special_tokens=False)
     return {"prompt_token_ids": ids, "prompt": written.text}
@@ -105,6 +144,7 @@ def _written(
         chat_template_kwargs=variables | (body.chat_template_kwargs or {}),
         content_format=args.chat_template_content_format,
         tool_prompt=None if parts is None else parts.tool_prompt,
+        **picture_options(state.engine.input_processor),
     )
     return only
 
@@ -164,9 +204,13 @@ class ChatReply(Reply):
                 body, state, self._plan, max_tokens=max_tokens, logprobs=self._num_topk, **self._bound_fields()
             )
 
-    def prompt(self) -> dict[str, Any]:
+    async def prompt(self) -> dict[str, Any]:
         """The prompt as the engine takes it; errors as of `render_conversations`."""
-        return _as_prompt(self._state, self._body, self._written())
+        prompt, written, _ = await asyncio.to_thread(self._rendered)
+        (prompt,) = with_picture_options(
+            self._state, [await _with_pictures(self._state, prompt, written)], self._body.mm_processor_kwargs
+        )
+        return prompt
 
     def _written(self) -> Written:
         own = _written(self._state, self._body, self._parts)
@@ -188,7 +232,8 @@ class ChatReply(Reply):
     async def prepare(self) -> PreparedPrompts:
         # In a thread: templates and their library may be slow.
         with named_as({"messages": "chat_template"} if self._body.chat_template else {}):
-            prompt, self._opening = await asyncio.to_thread(self._rendered)
+            prompt, written, self._opening = await asyncio.to_thread(self._rendered)
+            prompt = await _with_pictures(self._state, prompt, written)
         params = self._params
         params.structured_outputs = self._parts.after_reasoning(params.structured_outputs, self._opening)
         if self._is_echoed:
@@ -208,12 +253,12 @@ class ChatReply(Reply):
         content_of = self._parts.content_of(self._opening)
         return [replace(each, content_of=content_of) for each in prompts], all_params
 
-    def _rendered(self) -> tuple[dict[str, Any], str]:
-        """The prompt, and what it has of the answer."""
+    def _rendered(self) -> tuple[dict[str, Any], Written, str]:
+        """The prompt, without pictures, and what it has of the answer."""
         own = self._written()
         reasoning = self._parts.format.reasoning
         opening = "" if reasoning is None else own.opening((*reasoning.begins, *reasoning.ends))
-        return _as_prompt(self._state, self._body, own), opening
+        return _as_prompt(self._state, self._body, own), own, opening
 
     async def whole(self, outputs: list[RequestOutput], usage: UsageCount) -> dict[str, Any]:
         (output,) = outputs

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import re
 from collections.abc import AsyncGenerator, Iterator, Mapping
 from contextlib import aclosing, contextmanager
@@ -17,7 +16,7 @@ from vllm.outputs import RequestOutput
 from vllm.server.errors import ApiError
 from vllm.server.http.request_body import parse_body
 from vllm.server.protocol.generation import ChatCompletionRequest
-from vllm.server.serving.generation.chat import ChatReply
+from vllm.server.serving.generation.chat import ChatReply, prompt_ids
 from vllm.server.serving.generation.replies import Submitted
 from vllm.server.serving.usage import UsageCount
 from vllm.server.state import ServerState
@@ -69,9 +68,7 @@ class ChatSteps:
     async def prompt_length(self) -> int:
         """Tokens of the prompt."""
         with renamed(self._names):
-            prompt = await asyncio.to_thread(self.answer.prompt)
-        ids = prompt.get("prompt_token_ids")
-        return len(self._state.tokenizer.encode(prompt["prompt"]) if ids is None else ids)
+            return len(await prompt_ids(self._state, await self.answer.prompt(), bool(self.body.add_special_tokens)))
 
     async def submit(self) -> Submitted:
         """See `Reply.submit`."""

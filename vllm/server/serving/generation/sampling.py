@@ -76,7 +76,8 @@ async def prepare_prompts(
         EngineDeadError: the engine is dead.
     """
     if request.cache_salt is not None:
-        prompts = [_with_salt(prompt, request.cache_salt) for prompt in prompts]
+        prompts = [_with_key(prompt, "cache_salt", request.cache_salt) for prompt in prompts]
+    prompts = with_picture_options(state, prompts, getattr(request, "mm_processor_kwargs", None))
     longest = state.engine.model_config.max_model_len
     if params.truncate_prompt_tokens is None:
         for prompt in prompts:
@@ -126,7 +127,24 @@ def named_as(names: Mapping[str, str]) -> Iterator[None]:
         raise type(error)(message, name, error.value) from None
 
 
-def _with_salt(prompt: Any, salt: str) -> Any:
+def with_picture_options(state: ServerState, prompts: list[Any], options: dict[str, Any] | None) -> list[Any]:
+    """The prompts with a request's mm_processor_kwargs.
+
+    Raises:
+        ApiError: there are some, and the server takes none from requests.
+    """
+    if not options:
+        return prompts
+    if not state.args.trust_request_mm_kwargs:
+        message = (
+            "mm_processor_kwargs: options may make pictures as large as they like, and this server takes those of "
+            "requests only with --trust-request-mm-kwargs; --mm-processor-kwargs are those of all"
+        )
+        raise ApiError(400, message, "mm_processor_kwargs", "unsupported_field")
+    return [_with_key(prompt, "mm_processor_kwargs", options) for prompt in prompts]
+
+
+def _with_key(prompt: Any, key: str, value: Any) -> Any:
     if isinstance(prompt, dict):
-        return {**prompt, "cache_salt": salt}
-    return {"prompt" if isinstance(prompt, str) else "prompt_token_ids": prompt, "cache_salt": salt}
+        return {**prompt, key: value}
+    return {"prompt" if isinstance(prompt, str) else "prompt_token_ids": prompt, key: value}

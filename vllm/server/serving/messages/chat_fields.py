@@ -6,7 +6,9 @@ import json
 from collections.abc import Callable
 from typing import Any
 
-from vllm.exceptions import shown
+from vllm.answers.prompts.conversations import content_text, has_pictures
+from vllm.answers.prompts.picture_parts import picture_part
+from vllm.exceptions import VLLMValidationError, shown
 from vllm.server.errors import ApiError
 from vllm.server.protocol.generation import GenerationFields
 from vllm.server.protocol.messages import MessagesCountRequest
@@ -81,17 +83,17 @@ def _messages(body: MessagesCountRequest) -> list[dict[str, Any]]:
 
 def _add_user(messages: list[dict[str, Any]], blocks: list[Block], place: str) -> None:
     """Results of tools are messages of their own, before the user's text."""
-    texts = []
+    parts: list[Block] = []
     for index, block in enumerate(blocks):
         where = f"{place}[{index}]"
         if block.get("type") == "tool_result":
             call_id = _text(block, "tool_use_id", where)
-            content = "" if block.get("content") is None else _texts(block["content"], f"{where}.content")
+            content = "" if block.get("content") is None else _content(block["content"], f"{where}.content")
             messages.append({"role": "tool", "tool_call_id": call_id, "content": content})
         else:
-            texts.append(_block_text(block, where))
-    if texts or not blocks:
-        messages.append({"role": "user", "content": "\n".join(texts)})
+            parts.append(_part(block, where))
+    if parts or not blocks:
+        messages.append({"role": "user", "content": _joined(parts)})
 
 
 def _add_assistant(messages: list[dict[str, Any]], blocks: list[Block], place: str) -> None:
@@ -136,9 +138,36 @@ def _texts(content: Any, place: str) -> str:
     return "\n".join(_block_text(block, f"{place}[{index}]") for index, block in enumerate(content))
 
 
+def _content(content: Any, place: str) -> str | list[Block]:
+    """As `_texts`; with pictures a list of parts."""
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, list) or not all(isinstance(block, dict) for block in content):
+        raise _bad(place, f"must be a text or a list of blocks, got {shown(content)}")
+    return _joined([_part(block, f"{place}[{index}]") for index, block in enumerate(content)])
+
+
+def _joined(parts: list[Block]) -> str | list[Block]:
+    """Parts, or their texts if they are nothing else."""
+    return parts if has_pictures(parts) else content_text(parts)
+
+
+def _part(block: Block, place: str) -> Block:
+    """A block as chat has it: a text, or a picture."""
+    if block.get("type") == "image":
+        try:
+            picture = picture_part(place, block)
+        except VLLMValidationError as error:
+            raise ApiError(400, str(error.args[0]), "messages", "invalid_value") from None
+        assert picture is not None
+        return picture
+    return {"type": "text", "text": _block_text(block, place)}
+
+
 def _block_text(block: Block, place: str) -> str:
     if block.get("type") != "text":
-        raise _bad(place, f"is of type {shown(block.get('type'))}, and only texts are read here", "unsupported_value")
+        problem = f"is of type {shown(block.get('type'))}, and only texts and pictures are read here"
+        raise _bad(place, problem, "unsupported_value")
     return _text(block, "text", place)
 
 

@@ -13,6 +13,8 @@ from starlette.responses import Response
 
 from vllm.config.checkpoint.sentence_transformers import default_prompt, named_prompts, with_prompt
 from vllm.exceptions import VLLMValidationError, shown
+from vllm.inputs.images import DATA, OPTIONS
+from vllm.inputs.text_options import TextOptions
 from vllm.pooling.late_chunking import late_chunks
 from vllm.pooling.long_texts import in_parts, joined
 from vllm.pooling.tensor_bytes import encode_pooling_bytes, encoded
@@ -80,16 +82,19 @@ async def pool(
     params = _params(body, task)
 
     async def run() -> list[PoolingRequestOutput[Any]]:
-        prompts, own_params, chunks = await in_thread_if(is_large, prepared)
+        rendered = None if conversations is None else await _rendered(state, body, conversations)
+        prompts, own_params, chunks = await in_thread_if(is_large, lambda: prepared(rendered))
         outputs = await pool_prompts(state, prompts, own_params, answer_id, body.priority or 0)
         for output, parts in zip(outputs, chunks, strict=True):
             output.late_chunking = parts
         return outputs
 
-    def prepared() -> tuple[list[ProcessedPrompt], list[PoolingParams], list[LateChunks | None]]:
+    def prepared(
+        rendered: list[dict[str, Any]] | None,
+    ) -> tuple[list[ProcessedPrompt], list[PoolingParams], list[LateChunks | None]]:
         made = late_requests(state, body, params)
         if made is None:
-            made = [(prompt, params) for prompt in _prompts(state, body, task)]
+            made = [(prompt, params) for prompt in _prompts(state, body, params, rendered)]
         prompts = [replace(prompt, cache_salt=body.cache_salt) for prompt, _ in made]
         has_special = body.add_special_tokens is not False
         chunks = [
@@ -246,27 +251,44 @@ def _prefix_of(prompts: dict[str, str], purpose: str | None, prompt_name: str | 
     raise ApiError(400, f"Unsupported {field} {shown(name)}: the model knows {known}", field, "invalid_value")
 
 
-def _prompts(state: ServerState, body: PoolingFields, task: str) -> list[ProcessedPrompt]:
-    options = {"truncate_to": body.truncate_prompt_tokens, "from_end": body.truncation_side == "left", "task": task}
-    conversations = body.conversations()
-    if conversations is None:
+async def _rendered(state: ServerState, body: PoolingFields, conversations: list[list[Any]]) -> list[dict[str, Any]]:
+    """The prompts of `render`."""
+    body.add_generation_prompt = bool(body.add_generation_prompt)
+    field, prompts = body.given_field(), []
+    for index, messages in enumerate(conversations):
+        if not isinstance(messages, list) or not messages or not all(isinstance(each, dict) for each in messages):
+            raise wrong_type(f"{field}[{index}]", messages, "a list of messages")
+        prompts.append(await render(state, body.model_copy(update={"messages": messages})))
+    return prompts
+
+
+def _prompts(
+    state: ServerState, body: PoolingFields, params: PoolingParams, rendered: list[dict[str, Any]] | None
+) -> list[ProcessedPrompt]:
+    options = {
+        "truncate_to": body.truncate_prompt_tokens,
+        "from_end": body.truncation_side == "left",
+        "task": params.task,
+    }
+    if rendered is None:
         given: Any = [body.input] if _is_single(body.input) else body.input
         if isinstance(body, EncodingFields) and getattr(body, "late_chunking_params", None) is None:
             given = begun(state, given, body.input_type, body.prompt_name)
         return text_prompts(state, given, "input", add_special_tokens=body.add_special_tokens is not False, **options)  # type: ignore[arg-type]
-    body.add_generation_prompt = bool(body.add_generation_prompt)
-    field = body.given_field()
-    texts = []
-    for index, messages in enumerate(conversations):
-        if not isinstance(messages, list) or not messages or not all(isinstance(each, dict) for each in messages):
-            raise wrong_type(f"{field}[{index}]", messages, "a list of messages")
-        texts.append(render(state, body.model_copy(update={"messages": messages}))["prompt"])
-    return text_prompts(state, texts, field, add_special_tokens=body.add_special_tokens is True, **options)  # type: ignore[arg-type]
+    has_special = body.add_special_tokens is True
+    if any(not {DATA, OPTIONS}.isdisjoint(prompt) for prompt in rendered):
+        own: Any = params.clone()
+        own.truncate_prompt_tokens = body.truncate_prompt_tokens
+        process = state.engine.input_processor.process_prompts
+        return process(rendered, [own] * len(rendered), options=TextOptions(has_special))
+    texts = [prompt["prompt"] for prompt in rendered]
+    return text_prompts(state, texts, body.given_field(), add_special_tokens=has_special, **options)  # type: ignore[arg-type]
 
 
 def _check_no_chat(body: PoolingFields) -> None:
     """ApiError: a text is to be rendered like a conversation."""
-    for name in ("chat_template", "chat_template_kwargs", "add_generation_prompt", "continue_final_message"):
+    names = ("chat_template", "chat_template_kwargs", "add_generation_prompt", "continue_final_message")
+    for name in (*names, "mm_processor_kwargs"):
         if value := getattr(body, name):
             message = f"{name} is for messages, and the input is texts or token ids; got {shown(value)}"
             raise ApiError(400, message, name, "unsupported_field")

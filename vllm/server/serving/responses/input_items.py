@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from pydantic import BaseModel
 
-from vllm.exceptions import shown
+from vllm.answers.prompts.conversations import has_pictures, joined
+from vllm.answers.prompts.picture_parts import is_picture, picture_part
+from vllm.exceptions import VLLMValidationError, shown
 from vllm.server.errors import ApiError
 from vllm.server.rendering.written_json import encode_parts
 
@@ -17,7 +19,7 @@ FindItem = Callable[[str], Item | None]
 
 # Types of parts that are texts, and which key has the text.
 _TEXT_KEYS = {"input_text": "text", "output_text": "text", "text": "text", "refusal": "refusal"}
-_MEDIA = {"input_image": "images", "input_file": "files", "input_audio": "audio"}
+_MEDIA = {"input_file": "files", "input_audio": "audio"}
 _ROLES = ("user", "assistant", "system", "developer")
 _PREFIXES = {"message": "msg", "reasoning": "rs", "function_call": "fc", "function_call_output": "fco"}
 
@@ -108,14 +110,27 @@ def _one_part(part: Any, place: str, kind: str) -> Item:
         text = _text(part, key, place)
         return {"type": "refusal", "refusal": text} if key == "refusal" else _part(kind, text)
     if isinstance(given, str) and given in _MEDIA:
-        raise bad_item(
-            place, f"is of type {given!r}: only texts are read here, no {_MEDIA[given]}", "unsupported_value"
-        )
+        problem = f"is of type {given!r}: only texts and pictures are read here, no {_MEDIA[given]}"
+        raise bad_item(place, problem, "unsupported_value")
+    if given == "input_image":
+        return _picture(part, place)
     raise bad_item(place, f"must be a part with text, got {shown(part)}")
 
 
 def _part(kind: str, text: str) -> Item:
     return {"type": kind, "text": text, **({"annotations": []} if kind == "output_text" else {})}
+
+
+def _picture(part: Item, place: str) -> Item:
+    if part.get("file_id") is not None:
+        raise bad_item(
+            f"{place}.file_id", "names a file, and no files are kept here: send image_url", "unsupported_value"
+        )
+    try:
+        picture_part(place, part)
+    except VLLMValidationError as error:
+        raise bad_item(place, str(error.args[0]).removeprefix(place).lstrip()) from None
+    return {"type": "input_image", "detail": "auto", "file_id": None, **part}
 
 
 def _function_call(item: Item, place: str) -> Item:
@@ -156,20 +171,22 @@ def _text(item: Item, name: str, place: str) -> str:
     return value
 
 
-def to_messages(instructions: str | None, items: Iterable[Item]) -> list[dict[str, Any]]:
-    """Chat messages of instructions and items.
+def to_messages(
+    instructions: str | None, items: Iterable[Item], places: Mapping[str, str] | None = None
+) -> list[dict[str, Any]]:
+    """Chat messages of instructions and items. `places`: what items are called in errors of their pictures, by id.
 
     Templates know system messages, and most know one, at the beginning: a developer's message is one, and those that
     begin the conversation are joined. What the model said, thought and called in one turn is one message.
     """
-    messages = [{"role": "system", "content": instructions}] if instructions else []
+    messages: list[Item] = [{"role": "system", "content": instructions}] if instructions else []
     names: dict[str, str] = {}
     for item in items:
-        _ADDERS[item["type"]](messages, item, names)
+        place = (places or {}).get(item["id"], "an earlier item")
+        _ADDERS[item["type"]](messages, _with_sources(item, place), names)
     count = next((index for index, each in enumerate(messages) if each["role"] != "system"), len(messages))
     if count > 1:
-        joined = "\n\n".join(each["content"] for each in messages[:count])
-        messages[:count] = [{"role": "system", "content": joined}]
+        messages[:count] = [{"role": "system", "content": joined(*(each["content"] for each in messages[:count]))}]
     for message in messages:
         if message["content"] is None and "tool_calls" not in message:
             message["content"] = ""
@@ -180,11 +197,35 @@ def joined_text(parts: str | list[Item]) -> str:
     """The texts of parts."""
     if isinstance(parts, str):
         return parts
-    return "\n".join(part["refusal"] if part["type"] == "refusal" else part["text"] for part in parts)
+    return "\n".join(_text_of(part) for part in parts)
+
+
+def _text_of(part: Item) -> str:
+    return str(part["refusal"] if part["type"] == "refusal" else part["text"])
+
+
+def _with_sources(item: Item, place: str) -> Item:
+    """The item with its pictures as `picture_part` makes them."""
+    made = dict(item)
+    for name in ("content", "output"):
+        parts = item.get(name)
+        if isinstance(parts, list) and any(part["type"] == "input_image" for part in parts):
+            made[name] = [
+                picture_part(f"{place}.{name}[{index}]", part) if part["type"] == "input_image" else part
+                for index, part in enumerate(parts)
+            ]
+    return made
+
+
+def _content(parts: str | list[Item]) -> str | list[Item]:
+    """A text, or parts where there are pictures."""
+    if isinstance(parts, str) or not has_pictures(parts):
+        return joined_text(parts)
+    return [part if is_picture(part) else {"type": "text", "text": _text_of(part)} for part in parts]
 
 
 def _add_message(messages: list[Item], item: Item, names: dict[str, str]) -> None:
-    role, text = item["role"], joined_text(item["content"])
+    role, text = item["role"], _content(item["content"])
     if role != "assistant":
         messages.append({"role": "system" if role == "developer" else role, "content": text})
         return
@@ -206,7 +247,7 @@ def _add_call(messages: list[Item], item: Item, names: dict[str, str]) -> None:
 
 def _add_output(messages: list[Item], item: Item, names: dict[str, str]) -> None:
     call_id = item["call_id"]
-    message = {"role": "tool", "tool_call_id": call_id, "content": joined_text(item["output"])}
+    message: Item = {"role": "tool", "tool_call_id": call_id, "content": _content(item["output"])}
     messages.append(message | ({"name": names[call_id]} if call_id in names else {}))
 
 

@@ -72,6 +72,7 @@ class ResponseReply:
         elif self._conversation is not None:
             context = self._conversation.context
         self._new_items = [] if body.input is None else normal_items(body.input, state.responses.item)
+        self._places = {item["id"]: f"input[{index}]" for index, item in enumerate(self._new_items)}
         self.items = [*context, *self._new_items]
         if not self.items:
             raise ApiError(400, "input is required", "input", "missing_field")
@@ -82,7 +83,7 @@ class ResponseReply:
         items = self.items
         if self._body.truncation == "auto":
             items = await self._fitting(items)
-        fields = chat_fields(self._body, to_messages(self._body.instructions, items))
+        fields = chat_fields(self._body, to_messages(self._body.instructions, items, self._places))
         self.turn = ChatSteps(self._request, self._state, fields, self.id, CHAT_NAMES)
         submission = await self.turn.submit()
         self.writer = ResponseWriter(self._head())
@@ -127,7 +128,7 @@ class ResponseReply:
 
     async def prompt_length(self, items: list[Item]) -> int:
         """Tokens of the prompt that the items make."""
-        fields = chat_fields(self._body, to_messages(self._body.instructions, items))
+        fields = chat_fields(self._body, to_messages(self._body.instructions, items, self._places))
         return await ChatSteps(self._request, self._state, fields, self.id, CHAT_NAMES).prompt_length()
 
     async def _fitting(self, items: list[Item]) -> list[Item]:
