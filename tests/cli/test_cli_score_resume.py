@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from preloaded import FORKED
 from tiny_llm import make_tiny_llm, make_tiny_model
 
 from vllm import LLM
@@ -122,7 +123,7 @@ def test_killed_at_random_points_and_resumed_until_done(model: Path, tmp_path: P
 
     def run(output: str, num_bytes: int, num_steps: int, *more: str) -> int:
         limits = [str(num_bytes), str(num_steps), str(BATCH_ROWS)]
-        command = [sys.executable, "-c", KILLED_RUN, *limits, *arguments(output, *engine, *more)]
+        command = [sys.executable, "-c", FORKED + KILLED_RUN, *limits, *arguments(output, *engine, *more)]
         result = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
         assert result.returncode == -signal.SIGKILL or "1 of 61 texts failed" in result.stderr, result.stderr
         return result.returncode

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import resource
 import subprocess
@@ -11,6 +12,7 @@ import threading
 import time
 from collections import namedtuple
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,6 +21,7 @@ from models_util import load_model, make_random_model
 from packed_starts import files, is_mapped, needs_kernels, packed, state  # noqa: F401 - a fixture
 
 from vllm import LLM, SamplingParams
+from vllm.layers.weight_update import held_tensors
 from vllm.loader import packed_weights as module
 from vllm.utils.packed import file as packed_file
 from vllm.utils.packed import folder as packed_folder
@@ -368,3 +371,73 @@ def test_modules_of_others_are_not_kept(model: Path, packed: Path, monkeypatch: 
 def test_dummy_weights_are_not_kept(model: Path, packed: Path) -> None:  # noqa: F811
     load_model(model, load_format="dummy")
     assert not packed.exists()
+
+
+def mapped_kib(pid: int) -> tuple[int, int]:
+    """How much of packed files a process has in memory, and its proportional share of that."""
+    sizes, is_packed = {"Rss:": 0, "Pss:": 0}, False
+    for line in Path(f"/proc/{pid}/smaps").read_text().splitlines():
+        fields = line.split()
+        if "-" in fields[0]:
+            is_packed = fields[-1].endswith(".packed")
+        elif is_packed and fields[0] in sizes:
+            sizes[fields[0]] += int(fields[1])
+    return sizes["Rss:"], sizes["Pss:"]
+
+
+@pytest.mark.skipif(not Path("/proc/self/smaps").exists(), reason="the system does not say")
+def test_processes_share_memory(model: Path, packed: Path) -> None:  # noqa: F811
+    served, _ = load_model(model)
+    (path,) = files(packed)
+    weights = [tensor for tensor in held_tensors(served) if tensor.nbytes > 4096]
+    assert len(weights) > 10
+    (mapping,) = served.__dict__["mappings"]
+    assert all(0 < tensor.data_ptr() - mapping.address < len(mapping) for tensor in weights)
+    del served, weights
+    gc.collect()
+    code = f"""
+        import sys
+        sys.path.insert(0, {str(Path(__file__).parents[1] / "support")!r})
+        from pathlib import Path
+        from models_util import load_model
+        from vllm.layers.weight_update import held_tensors
+        model, _ = load_model(Path({str(model)!r}))
+        assert sum(float(each.float().sum()) for each in held_tensors(model) if each.numel() > 1) < 1e30
+        print("ready", flush=True)
+        sys.stdin.readline()
+    """
+    command = [sys.executable, "-c", textwrap.dedent(code)]
+    pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    processes = [subprocess.Popen(command, **pipes) for _ in range(2)]
+    try:
+        for process in processes:
+            assert process.stdout is not None and process.stdout.readline() == "ready\n"
+        sizes = [mapped_kib(process.pid) for process in processes]
+    finally:
+        for process in processes:
+            process.communicate("\n", timeout=60)
+    whole = path.stat().st_size / 1024
+    assert all(rss > 0.9 * whole for rss, _ in sizes)
+    assert sum(pss for _, pss in sizes) < 1.15 * whole
+
+
+def test_each_rank_maps_its_share(model: Path, packed: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
+    make_random_model("llama", "small", model)
+    fields = {"skip_tokenizer_init": True, "max_model_len": 32, "dtype": "float32", "tensor_parallel_size": 2}
+    params = SamplingParams(max_tokens=3, temperature=0, logprobs=3, detokenize=False)
+
+    def readings() -> list[float]:
+        llm = LLM(str(model), **fields)
+        (output,) = llm.generate([{"prompt_token_ids": [3, 5, 7]}], params, use_tqdm=False)
+        llm.llm_engine.engine_core.shutdown()
+        return output.outputs[0].logprobs.logprobs.tolist()
+
+    first, second = readings(), readings()
+    assert [path.stem.partition("-")[2] for path in files(packed)] == ["0of2", "1of2"]
+    assert len({path.stem.partition("-")[0] for path in files(packed)}) == 1
+    # A rank that lacks its share has all of them pack again.
+    files(packed)[1].unlink()
+    third = readings()
+    assert len(files(packed)) == 2
+    monkeypatch.setenv("VLLM_PACKED_CACHE", "0")
+    assert first == second == third == readings()

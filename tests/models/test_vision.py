@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
 from tiny_vision import FAMILIES, Reference, draw, make_vision_model
 
 from vllm import LLM, SamplingParams
@@ -259,3 +260,49 @@ def test_a_request_crosses_processes(qwen: Tiny) -> None:
 def test_the_document_names_what_is_tried() -> None:
     rows = re.findall(r"^\| .* \| `([a-z0-9_]+)` \|", DOCUMENT.read_text(encoding="utf-8"), re.MULTILINE)
     assert sorted(rows) == sorted(FAMILIES)
+
+
+def test_weights_sleep_and_change(llava: Tiny, tmp_path: Path) -> None:
+    llm = llava.llm(enable_sleep_mode=True)
+    prompt = llava.prompt("what {} is", PICTURES[0])
+    check(llava, prompt, generate(llm, [prompt])[0])
+    llm.sleep(level=1)
+    llm.wake_up()
+    llm.reset_prefix_cache()
+    check(llava, prompt, generate(llm, [prompt])[0])
+    other = Tiny("llava", tmp_path, Reference(*make_vision_model("llava", tmp_path, seed=3), "llava"))
+    weights = load_file(tmp_path / "model.safetensors")
+    llm.collective_rpc("load_weights", args=(list(weights.items()),))
+    llm.reset_prefix_cache()
+    check(other, prompt, generate(llm, [prompt])[0])
+
+
+@pytest.fixture(scope="module")
+def paligemma(tmp_path_factory: pytest.TempPathFactory) -> Tiny:
+    return make_tiny("paligemma", tmp_path_factory.mktemp("paligemma"))
+
+
+@pytest.mark.parametrize("name", ["qwen", "paligemma"])
+def test_tokens_after_a_prompt_are_none_of_its_own(name: str, request: pytest.FixtureRequest) -> None:
+    tiny: Tiny = request.getfixturevalue(name)
+    llm = tiny.llm()
+    prompt = tiny.prompt("{} is", PICTURES[0])
+    (result,) = llm.score_labels([prompt], ["good", "bad"])
+    ids, values = tiny.reference.processed(prompt["prompt"], prompt["multi_modal_data"]["image"])
+    for index, label in enumerate(("good", "bad")):
+        tokens = llm.get_tokenizer().encode(label, add_special_tokens=False)
+        rows = tiny.reference.logprobs(ids + tokens, values)[len(ids) - 1 :]
+        want = sum(float(row[token]) for row, token in zip(rows, tokens, strict=False))
+        assert result.logprobs[index] == pytest.approx(want, abs=TOLERANCE)
+
+
+@torch.no_grad()
+def test_pooled_vectors_equal_transformers(qwen: Tiny) -> None:
+    llm = qwen.llm(runner="pooling", convert="embed", max_num_batched_tokens=32)
+    prompts = [qwen.prompt("see {}", PICTURES[0]), qwen.prompt("words"), qwen.prompt("{}{} both", *PICTURES[1:])]
+    for prompt, output in zip(prompts, llm.embed(prompts, use_tqdm=False), strict=True):
+        ids, values = qwen.reference.processed(prompt["prompt"], prompt["multi_modal_data"]["image"])
+        qwen.reference.model.base_model.rope_deltas = None
+        hidden = qwen.reference.model.base_model(input_ids=torch.tensor([ids]), **values).last_hidden_state[0, -1]
+        want = torch.nn.functional.normalize(hidden, dim=0).numpy()
+        np.testing.assert_allclose(output.outputs.embedding, want, atol=TOLERANCE)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 import re
 import signal
@@ -13,7 +12,7 @@ from pathlib import Path
 from types import TracebackType
 
 import httpx
-from processes import children
+from processes import children, end_with_parent
 
 ROOT = Path(__file__).parents[2]
 TINY_FLAGS = (
@@ -22,8 +21,6 @@ TINY_FLAGS = (
 """For folders of make_tiny_model, as asgi.make_engine's engine but with the model's whole context."""
 
 _READY_SECONDS = 180.0
-_PR_SET_PDEATHSIG = 1
-_libc = ctypes.CDLL(None)
 
 
 class LiveServer:
@@ -63,7 +60,7 @@ class LiveServer:
             stderr=self._stderr,
             env={**os.environ, **(env or {}), "PYTHONPATH": path},
             start_new_session=group,
-            preexec_fn=_end_with_parent,
+            preexec_fn=end_with_parent,
         )
         self.url = ""
         if wait:
@@ -125,11 +122,6 @@ class LiveServer:
                 self.process.wait()
         os.close(self._stdout)
         os.close(self._stderr)
-
-
-def _end_with_parent() -> None:
-    """A run of tests that is killed leaves no server behind."""
-    _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def _content(descriptor: int) -> str:

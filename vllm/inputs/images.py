@@ -63,11 +63,13 @@ class PromptImages:
 
     Attributes:
         pictures: those.
+        num_tokens: T of the prompt; what continues it comes after these.
         positions: int64 [3, T], the rotary positions of the prompt's tokens in time, height and width; None: they are
             the tokens' numbers.
     """
 
     pictures: tuple[Picture, ...]
+    num_tokens: int
     positions: np.ndarray | None = None
 
     def runs(self) -> list[tuple[int, int]]:
@@ -95,12 +97,12 @@ class PromptImages:
             )
             for each in self.pictures
         ]
-        return [pictures, None if self.positions is None else self.positions.tobytes()]
+        return [pictures, self.num_tokens, None if self.positions is None else self.positions.tobytes()]
 
     @classmethod
     def unpack(cls, parts: Sequence[Any]) -> PromptImages:
         """The inverse of `pack`."""
-        pictures, positions = parts
+        pictures, num_tokens, positions = parts
         made = [
             Picture(
                 *(digest, start, np.frombuffer(rows, np.int64), length),
@@ -108,7 +110,8 @@ class PromptImages:
             )
             for digest, start, rows, length, values in pictures
         ]
-        return cls(tuple(made), None if positions is None else np.frombuffer(positions, np.int64).reshape(3, -1))
+        axes = None if positions is None else np.frombuffer(positions, np.int64).reshape(3, -1)
+        return cls(tuple(made), num_tokens, axes)
 
 
 def _packed(tensor: torch.Tensor) -> tuple[str, list[int], bytes]:

@@ -16,7 +16,6 @@ import vllm.models.dense.llama  # noqa: F401
 from vllm import envs
 from vllm.config import VllmConfig
 from vllm.config.checkpoint.mapped_tensors import block_bytes
-from vllm.config.load import reads_folder
 from vllm.distributed.parallel_state import get_tp_group
 from vllm.layers.adapted.products import adapter_places
 from vllm.layers.attention import Attention
@@ -25,7 +24,7 @@ from vllm.layers.linear import LinearBase, UnquantizedLinearMethod
 from vllm.layers.linear_method import LinearMethod, linear_method
 from vllm.layers.vocab_parallel_embedding import VocabShard
 from vllm.layers.weight_update import WeightUpdater
-from vllm.loader.packed_weights import PackedWeights, open_packed_weights
+from vllm.loader.packed_weights import PackedWeights, Plan, open_packed_weights
 from vllm.loader.resolve import (
     NO_EMBEDDED_MODEL,
     ResolvedModel,
@@ -62,25 +61,28 @@ def get_model(
     takes_adapters: bool = False,
     part: Callable[[HFConfig, int], nn.Module] | None = None,
     engine: VllmConfig | None = None,
+    plan: Plan | None = None,
 ) -> nn.Module:
     """Build the model of `model_config` on `device`, with its weights loaded (random with load_format="dummy") and
     packed. Its methods are those of LlamaForCausalLM; one that `takes_adapters` has `adapter_places`. `part`: makes, of
     a configuration and max_model_len, what is built in the model's place; it takes those of the checkpoint's tensors
     for which its `checkpoint_tensors` has names. `engine`: what callers' models may read; None = the model's alone.
-    ValueError for an architecture that is not supported, or weights that are missing, unexpected or of another
-    shape."""
+    `plan`: what a group's ranks do with packed weights on disk.
+
+    Raises:
+        ValueError: an architecture that is not supported, or weights that are missing, unexpected or of another shape.
+    """
     config = model_config.hf_config
     entry = model_entry(config.architectures, model_config.model_impl, config.raw)
     if config.is_encoder and entry == TRANSFORMERS:
         return TransformersEncoder(model_config, torch.device(device), takes_adapters)
     quantization = load_quantization(model_config.quantization, Path(model_config.path), config.raw)
     _check_invariance(model_config, torch.device(device))
-    is_plain = part is None and reads_folder(model_config.load_format)
     is_ours = quantization is None or isinstance(quantization, StoredConfig)
-    keeps = is_plain and is_ours and torch.device(device).type == "cpu"
+    keeps = part is None and is_ours and torch.device(device).type == "cpu"
     with (
         _naming(model_config),
-        open_packed_weights(model_config, takes_adapters) if keeps else contextlib.nullcontext() as kept,
+        open_packed_weights(model_config, takes_adapters, plan) if keeps else contextlib.nullcontext() as kept,
     ):
         model = _filled(model_config, quantization, torch.device(device), use_tqdm, takes_adapters, part, engine, kept)
         if entry == TRANSFORMERS:

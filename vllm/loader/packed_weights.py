@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -21,6 +21,7 @@ from vllm import envs
 from vllm.config import ModelConfig
 from vllm.config.checkpoint.shards import shard_files
 from vllm.config.checkpoint.tensor_places import stored_files, tensor_places
+from vllm.config.load import reads_folder
 from vllm.distributed.parallel_state import get_tp_group
 from vllm.layers.weight_update import own_tensors
 from vllm.loader import packed_state
@@ -57,7 +58,7 @@ def _code_identity() -> list[tuple[str, int, int]]:
     return [(path.relative_to(root).as_posix(), stat.st_size, stat.st_mtime_ns) for path, stat in stats]
 
 
-def _fingerprint(config: ModelConfig, files: list[Path], takes_adapters: bool) -> dict[str, Any]:
+def _fingerprint(config: ModelConfig, files: list[Path], takes_adapters: bool, world_size: int) -> dict[str, Any]:
     """All that packed weights depend on."""
     stats = [(path, path.stat()) for path in files]
     pooling = (config.convert, config.pooler_config, config.pooling, config.pooling_tasks, config.late_interaction)
@@ -71,7 +72,7 @@ def _fingerprint(config: ModelConfig, files: list[Path], takes_adapters: bool) -
         "options": [config.dtype, config.quantization, config.rounding, config.model_impl, config.runner_type],
         "pooling": repr(pooling),
         "adapters": takes_adapters,
-        "ranks": get_tp_group().world_size,
+        "ranks": world_size,
         "environment": [
             envs.cpu_gemm(),
             envs.cpu_int8_activations(),
@@ -82,43 +83,94 @@ def _fingerprint(config: ModelConfig, files: list[Path], takes_adapters: bool) -
     }
 
 
+Plan = Literal["map", "write"]
+"""What all ranks of a group do: each maps its share, or packs and writes it."""
+
+
 @contextlib.contextmanager
-def open_packed_weights(config: ModelConfig, takes_adapters: bool) -> Iterator[PackedWeights | None]:
-    """The packed weights of a model on the CPU as this rank has them, whether they are on disk or not; None: they are
-    not to be. Collective where there are several ranks; within, no other process packs these weights."""
-    folder = packed_folder(config.packed_cache_gib)
-    if folder is None or packs_for() is None:
+def planned(config: ModelConfig, takes_adapters: bool, world_size: int) -> Iterator[Plan | None]:
+    """What the ranks of a group on this machine are to do, while they load; None: neither. Until they have, no other
+    process packs these weights."""
+    found = _place(config, takes_adapters, world_size)
+    if found is None:
         yield None
         return
-    files = stored_files(shard_files(Path(config.path)))
-    if sum(path.stat().st_size for path in files) < envs.packed_cache_least_bytes():
-        yield None
-        return
-    group = get_tp_group()
-    fingerprint = _fingerprint(config, [path.resolve() for path in files], takes_adapters)
-    own = PackedWeights(config, folder, folder.file(fingerprint, f"{group.rank}of{group.world_size}"), files)
-    if own.find():
-        yield own
+    folder, name, _ = found
+    paths = [folder.file(name, f"{rank}of{world_size}") for rank in range(world_size)]
+    if all(map(_is_whole, paths)):
+        yield "map"
         return
     with contextlib.ExitStack() as stack:
-        if not group.rank:
-            own.may_write = own.begin(stack)
-        own.may_write = _any(own.may_write)
+        is_ours = _begin(stack, folder, name)
         # Another process may have packed them meanwhile.
-        if own.may_write and own.find():
-            stack.close()
+        is_there = all(map(_is_whole, paths))
+        yield "map" if is_there else "write" if is_ours else None
+
+
+@contextlib.contextmanager
+def open_packed_weights(config: ModelConfig, takes_adapters: bool, plan: Plan | None) -> Iterator[PackedWeights | None]:
+    """The packed weights of a model on the CPU as this rank has them, whether they are on disk or not; None: they are
+    not to be. Within, no other process packs these weights. `plan`: of a group of several ranks. RuntimeError: this
+    rank's are not what they were when it was made."""
+    group = get_tp_group()
+    if group.world_size > 1 and plan is None:
+        yield None
+        return
+    found = _place(config, takes_adapters, group.world_size)
+    if found is None:
+        yield None
+        return
+    folder, name, files = found
+    own = PackedWeights(config, folder, folder.file(name, f"{group.rank}of{group.world_size}"), files)
+    if plan == "write":
+        own.may_write = True
+    elif not own.find() and plan == "map":
+        raise RuntimeError(f"{own.path} was removed while the ranks started: start again")
+    with contextlib.ExitStack() as stack:
+        if plan is None and own.content is None:
+            own.may_write = _begin(stack, folder, name)
+            # Another process may have packed them meanwhile.
+            if own.may_write and own.find():
+                stack.close()
         try:
             yield own
         finally:
             own.end()
-        # Others wait until the last rank has written.
-        _any(False)
 
 
-def _any(value: bool) -> bool:
-    """Whether that is so on some rank."""
-    group = get_tp_group()
-    return value if group.world_size == 1 else bool(group.all_reduce(torch.tensor(float(value))).item())
+def _place(config: ModelConfig, takes_adapters: bool, world_size: int) -> tuple[PackedFolder, str, list[Path]] | None:
+    """The folder of a model's packed weights, their name there, and the checkpoint's files; None: they are not to be
+    kept."""
+    if not reads_folder(config.load_format):
+        return None
+    folder = packed_folder(config.packed_cache_gib)
+    if folder is None or packs_for() is None:
+        return None
+    files = stored_files(shard_files(Path(config.path)))
+    if sum(path.stat().st_size for path in files) < envs.packed_cache_least_bytes():
+        return None
+    fingerprint = _fingerprint(config, [path.resolve() for path in files], takes_adapters, world_size)
+    return folder, folder.name(fingerprint), files
+
+
+def _begin(stack: contextlib.ExitStack, folder: PackedFolder, name: str) -> bool:
+    """Keep others from packing until the stack is closed. False: the folder cannot be written to, or they do not come
+    to an end."""
+    try:
+        if stack.enter_context(folder.locked(name)):
+            return True
+        say_once("another process has packed these weights for minutes: they are packed here, and not kept")
+    except OSError as error:
+        say_once("packed weights are not kept, so that the next start packs them again: %s", error)
+    return False
+
+
+def _is_whole(path: Path) -> bool:
+    try:
+        read_content(path)
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
+    return True
 
 
 @dataclass
@@ -151,7 +203,7 @@ class PackedWeights:
         self._started = 0.0
 
     def find(self) -> bool:
-        """Look whether all ranks' are there."""
+        """Look whether they are there."""
         try:
             self.content = read_content(self.path)
         except (FileNotFoundError, NotADirectoryError):
@@ -160,24 +212,11 @@ class PackedWeights:
             say_once("packed weights cannot be read, and are packed anew: %s", error)
             self._folder.remove(self.path)
             self.content = None
-        if _any(self.content is None):
-            self.content = None
         return self.content is not None
 
-    def begin(self, stack: contextlib.ExitStack) -> bool:
-        """Keep others from packing until the stack is closed. False: the folder cannot be written to, or they do not
-        come to an end."""
-        try:
-            if stack.enter_context(self._folder.locked(self.path.stem.partition("-")[0])):
-                return True
-            say_once("another process has packed these weights for minutes: they are packed here, and not kept")
-        except OSError as error:
-            say_once("packed weights are not kept, so that the next start packs them again: %s", error)
-        return False
-
     def restore(self, model: nn.Module) -> bool:
-        """Give a model that was built the weights that are there. False, and nothing is changed: on some rank they are
-        not."""
+        """Give a model that was built the weights that are there. False, and nothing is changed: they do not fit it.
+        RuntimeError: the same, where other ranks have taken theirs."""
         content, changes = self.content, None
         if content is not None:
             try:
@@ -190,10 +229,11 @@ class PackedWeights:
                 changes = None
                 say_once("packed weights do not fit this model, and are packed anew: %r", error)
                 self._folder.remove(self.path)
-        if _any(changes is None):
+        if content is None or changes is None:
             self.content = None
+            if get_tp_group().world_size > 1:
+                raise RuntimeError(f"{self.path} was removed, as it does not fit the model: start again")
             return False
-        assert content is not None and changes is not None
         packed_state.apply(model, changes)
         self._folder.touch(self.path)
         self._watch(model, mapping, content)

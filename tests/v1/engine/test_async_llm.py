@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 from byte_tokenizer import VOCAB_SIZE, byte_ids
 from models_util import random_prompts
+from preloaded import FORKED
 from readings_reference import assert_same_readings
 from tiny_llm import make_tiny_llm, make_tiny_model
 
@@ -281,7 +282,11 @@ def test_the_core_ends_with_its_parent(folder, tmp_path):
     )
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(tmp_path)}
     ran = subprocess.run(
-        [sys.executable, "-c", code, str(folder)], stdout=subprocess.PIPE, text=True, env=environment, timeout=60
+        [sys.executable, "-c", FORKED + code, str(folder)],
+        stdout=subprocess.PIPE,
+        text=True,
+        env=environment,
+        timeout=60,
     )
     assert ran.returncode == -signal.SIGKILL
     core_pid = int(ran.stdout)

@@ -15,6 +15,7 @@ import pytest
 import rank_faults
 import torch
 from models_util import random_prompts
+from preloaded import FORKED
 from processes import is_running
 from tiny_llm import make_tiny_llm, make_tiny_model
 
@@ -177,7 +178,10 @@ os.kill(os.getpid(), 9)
 """
     path = os.pathsep.join(map(str, (ROOT, ROOT / "tests" / "support", Path(__file__).parent)))
     done = subprocess.run(
-        [sys.executable, "-c", script], env={**os.environ, "PYTHONPATH": path}, stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", FORKED + script],
+        env={**os.environ, "PYTHONPATH": path},
+        stdout=subprocess.PIPE,
+        text=True,
     )
     assert done.returncode == -signal.SIGKILL
     assert_ends(int(done.stdout))
@@ -203,7 +207,7 @@ except KeyboardInterrupt:
 """
     path = os.pathsep.join(map(str, (ROOT, ROOT / "tests" / "support")))
     process = subprocess.Popen(
-        [sys.executable, "-c", script],
+        [sys.executable, "-c", FORKED + script],
         env={**os.environ, "PYTHONPATH": path},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

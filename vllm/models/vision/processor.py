@@ -188,7 +188,7 @@ class PictureProcessor:
             start = int(own[0])
             found.append(Picture(each.digest, start, own - start, int(own[-1]) + 1 - start, each.values))
         positions = self._positions(ids, pictures) if self.family.has_axes else None
-        return PromptImages(tuple(found), positions)
+        return PromptImages(tuple(found), len(ids), positions)
 
     def _positions(self, ids: Sequence[int], pictures: Sequence[Processed]) -> np.ndarray:
         """int64 [3, T]"""

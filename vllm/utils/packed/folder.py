@@ -66,10 +66,15 @@ class PackedFolder:
                 found.append(Entry(path, stat.st_blocks * 512, stat.st_mtime))
         return sorted(found, key=lambda entry: -entry.used)
 
-    def file(self, fingerprint: dict[str, Any], part: str) -> Path:
-        """Where the weights of that fingerprint are, if they are there: one of the `part`s that ranks have."""
+    @staticmethod
+    def name(fingerprint: dict[str, Any]) -> str:
+        """What the weights of that fingerprint are called."""
         text = json.dumps(fingerprint, sort_keys=True, default=str).encode()
-        return self.path / f"{hashlib.sha256(text).hexdigest()[:32]}-{part}{SUFFIX}"
+        return hashlib.sha256(text).hexdigest()[:32]
+
+    def file(self, name: str, part: str) -> Path:
+        """Where the weights called so are, if they are there: one of the `part`s that ranks have."""
+        return self.path / f"{name}-{part}{SUFFIX}"
 
     @contextlib.contextmanager
     def locked(self, name: str) -> Iterator[bool]:

@@ -105,6 +105,9 @@ class InputProcessor:
         self.has_adapters = config.lora_config is not None
         self.tokenizer = tokenizer
         self.eos_token_ids = frozenset(self.model_config.hf_config.eos_token_ids)
+        if self.model_config.reads_images and tokenizer is not None:
+            # What it cannot do is said when the engine starts.
+            _ = self.pictures
         self._generation_config = {"eos_token_id": sorted(self.eos_token_ids)}
 
     @cached_property
@@ -161,6 +164,9 @@ class InputProcessor:
         for i, each in enumerate(parsed):
             if each.images is not None:
                 with _naming(i, len(prompts)):
+                    if self.tokenizer is None:
+                        message = f"{DATA} needs a tokenizer, and skip_tokenizer_init left it out"
+                        raise VLLMValidationError(message, DATA)
                     pictures[i] = self.pictures.process(each.images)
                     if each.token_ids is None:
                         parsed[i] = replace(each, text=self.pictures.expand_text(each.text or "", pictures[i]))

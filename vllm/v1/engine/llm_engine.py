@@ -221,6 +221,7 @@ class LLMEngine(BlockingCalls):
                     prompt.lora_request,
                     prompt.content_of,
                     prompt.embeds,
+                    prompt.images,
                 )
                 added.append(request_id)
                 for request in self.input_processor.core_requests(children, prompt, now, priority):

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from vllm.exceptions import VLLMValidationError
 from vllm.inputs.embeds import PromptEmbeds
+from vllm.inputs.images import PromptImages
 from vllm.lora.request import LoRARequest
 from vllm.outputs import CompletionOutput, RequestMetrics, RequestOutput, RequestSpecDecodeMetrics
 from vllm.sampling_params import RequestOutputKind, SamplingParams
@@ -172,6 +173,7 @@ class _RequestState:
     priority: int = 0
     lora_request: LoRARequest | None = None
     embeds: PromptEmbeds | None = None
+    images: PromptImages | None = None
     reading: _FormReading | None = None  # while all answers are there, and their form is read
 
     @property
@@ -292,10 +294,12 @@ class OutputProcessor:
         lora_request: LoRARequest | None = None,
         content_of: Callable[[], ContentReader] | None = None,
         embeds: PromptEmbeds | None = None,
+        images: PromptImages | None = None,
     ) -> list[tuple[str, SamplingParams]]:
         """Register a request; returns (core id, parameters) of each sequence. VLLMValidationError: an id is in use.
-        `cache_salt`, `priority`, `lora_request`, `embeds`: for the requests that read the form of its answers, too.
-        `content_of` makes what says where stop strings are looked for, for each sequence; None: everywhere."""
+        `cache_salt`, `priority`, `lora_request`, `embeds`, `images`: for the requests that read the form of its
+        answers, too. `content_of` makes what says where stop strings are looked for, for each sequence; None:
+        everywhere."""
         if params.num_distinct == 1:
             children = [(request_id, params.child(0) if params.num_sequences > 1 else params)]
         else:
@@ -313,7 +317,7 @@ class OutputProcessor:
         metrics = RequestMetrics.arrived(arrival_time)
         state = _RequestState(request_id, prompt, prompt_token_ids, params, metrics, sequences, len(sequences))
         state.cache_salt, state.priority, state.lora_request = cache_salt, priority, lora_request
-        state.embeds = embeds
+        state.embeds, state.images = embeds, images
         if params.num_distinct == 1:
             state.num_copies = params.n
         elif params.num_sequences > params.n:
@@ -412,7 +416,9 @@ class OutputProcessor:
         from vllm.v1.engine.plans.form_readings import FormReadings
 
         prompt = ProcessedPrompt(
-            state.prompt, state.prompt_token_ids, state.cache_salt, state.lora_request, embeds=state.embeds
+            *(state.prompt, state.prompt_token_ids, state.cache_salt, state.lora_request),
+            embeds=state.embeds,
+            images=state.images,
         )
         whole = [sequence for sequence in state.sequences if sequence.error is None]
         answers = [sequence.token_ids for sequence in whole]

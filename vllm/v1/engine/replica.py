@@ -69,6 +69,7 @@ class Replica:
             processed.lora_request,
             processed.content_of,
             processed.embeds,
+            processed.images,
         )
         stream = RequestStream(request_id, checked.output_kind is RequestOutputKind.DELTA, changed)
         self.streams[request_id] = stream

@@ -22,6 +22,7 @@ from vllm.config import ParallelConfig, VllmConfig
 from vllm.distributed.communicator import ALONE, Communicator, PeerLostError
 from vllm.distributed.process_group import host_store, join_group
 from vllm.distributed.shared_memory import Links, SharedMemoryCommunicator, make_links
+from vllm.loader.packed_weights import Plan, planned
 from vllm.utils.child_signals import starting_child
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.executor.worker import call_worker, make_worker, worker_device
@@ -109,7 +110,8 @@ class MultiprocExecutor:
             self.worker = make_worker(config, self.group)
             # Upstream's name; callers delete it when they are done.
             self.driver_worker = self.worker
-            self.collective_rpc("load_model", (use_tqdm,))
+            with self._planned(config, world_size) as plan:
+                self.collective_rpc("load_model", (use_tqdm, plan))
             slots = self.collective_rpc("determine_state_slots")
             self.state_slots = StateSlots(*map(min, zip(*slots, strict=True)))
             self.num_blocks = min(self.collective_rpc("determine_num_blocks"))
@@ -119,6 +121,12 @@ class MultiprocExecutor:
         except BaseException:
             self.shutdown()
             raise
+
+    def _planned(self, config: VllmConfig, world_size: int) -> AbstractContextManager[Plan | None]:
+        """What ranks do with packed weights: those of one machine agree, as they cannot ask each other yet."""
+        if self._links is None:
+            return contextlib.nullcontext()
+        return planned(config.model_config, config.lora_config is not None, world_size)
 
     def execute_model(self, scheduler_output: SchedulerOutput) -> ModelRunnerOutput:
         """Run one step on every rank; returns rank 0's output. EngineDeadError: a rank failed, now or before."""

@@ -24,7 +24,7 @@ from vllm.distributed.trainer_group import TrainerGroup, join_trainer, receive_t
 from vllm.layers.state import state_bytes
 from vllm.layers.weight_update import HEAD, move_weights
 from vllm.loader import get_model
-from vllm.loader.packed_weights import drop_pages
+from vllm.loader.packed_weights import Plan, drop_pages
 from vllm.logger import init_logger, timed
 from vllm.lora.request import LoRARequest
 from vllm.ops.gpu_kernels import compiles_while_running
@@ -79,8 +79,9 @@ class Worker:
         self._profiler: Any = None
         self._profile_prefix = ""
 
-    def load_model(self, use_tqdm: bool = False) -> None:
-        """Load this rank's weights and build the runner. Raises ValueError: see `check_free_memory`."""
+    def load_model(self, use_tqdm: bool = False, plan: Plan | None = None) -> None:
+        """Load this rank's weights and build the runner; for `plan` see `get_model`. Raises ValueError: see
+        `check_free_memory`."""
         cache = self.config.cache_config
         if self.device.type == "cuda" and cache.num_blocks is None and self._has_cache:
             self._memory_at_start = memory.device_memory(self.device, begin_peak=True)
@@ -90,7 +91,8 @@ class Worker:
             takes_adapters = self.config.lora_config is not None
             is_first = not self.group.rank
             with timed(logger, "weights read and packed") if is_first else contextlib.nullcontext():
-                model = get_model(self.config.model_config, self.device, shows, takes_adapters, engine=self.config)
+                own = self.config.model_config
+                model = get_model(own, self.device, shows, takes_adapters, engine=self.config, plan=plan)
             self._runner = _make_runner(self.config, model, self.device)
             for request in self._adapters.values():
                 self.adapters.add(request)

@@ -46,7 +46,6 @@ class PictureRows(RunnerGuest):
         self._width: int = config.input_embedding_size
         self._vocab_size: int = config.vocab_size
         self._images: dict[int, PromptImages] = {}
-        self._prompt_lens: dict[int, int] = {}
         self.tower = Tower(family, config, runner.device)
         self._cache = EncodedPictures(config.encoder_cache_bytes)
         self._rotaries: list[tuple[RotaryEmbedding, Tensor]] = []
@@ -77,7 +76,6 @@ class PictureRows(RunnerGuest):
         images = (step.parts.of(StepPictures) or StepPictures()).get(new.req_id)
         if images is not None:
             self._images[slot] = images
-            self._prompt_lens[slot] = new.num_prompt_tokens
             # Some models have ids for rows that are none of their words'.
             ids = self._states.token_ids[slot]
             ids[: len(new.prefill_token_ids)][ids[: len(new.prefill_token_ids)] >= self._vocab_size] = NO_ID
@@ -139,7 +137,7 @@ class PictureRows(RunnerGuest):
             images = self._images.get(slot)
             if images is None:
                 continue
-            runs = images.runs() if whole.kind == "pictures" else [(0, self._prompt_lens[slot])]
+            runs = images.runs() if whole.kind == "pictures" else [(0, images.num_tokens)]
             for begin, end in runs:
                 begin = max(begin, starts[row])
                 if begin < end <= ends[row]:

@@ -59,9 +59,9 @@ class PictureTurns(SchedulerGuest):
     def _keep_whole(self, request: Request, images: PromptImages) -> None:
         runs = images.runs()
         if self._whole == "prompt":
-            runs = [(0, request.num_prompt_tokens)]
+            runs = [(0, images.num_tokens)]
             # What the prompt's beginning is computed to depends on its end.
-            content = hashlib.blake2b(array("q", request.token_ids).tobytes(), digest_size=16)
+            content = hashlib.blake2b(array("q", request.token_ids[: images.num_tokens]).tobytes(), digest_size=16)
             content.update("".join(each.digest for each in images.pictures).encode())
             request.cache_salt = f"\0{content.hexdigest()}\0{request.cache_salt or ''}"
         longest = max(end - begin for begin, end in runs)
