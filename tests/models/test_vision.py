@@ -294,3 +294,15 @@ def test_tokens_after_a_prompt_are_none_of_its_own(name: str, request: pytest.Fi
         rows = tiny.reference.logprobs(ids + tokens, values)[len(ids) - 1 :]
         want = sum(float(row[token]) for row, token in zip(rows, tokens, strict=False))
         assert result.logprobs[index] == pytest.approx(want, abs=TOLERANCE)
+
+
+@torch.no_grad()
+def test_pooled_vectors_equal_transformers(qwen: Tiny) -> None:
+    llm = qwen.llm(runner="pooling", convert="embed", max_num_batched_tokens=32)
+    prompts = [qwen.prompt("see {}", PICTURES[0]), qwen.prompt("words"), qwen.prompt("{}{} both", *PICTURES[1:])]
+    for prompt, output in zip(prompts, llm.embed(prompts, use_tqdm=False), strict=True):
+        ids, values = qwen.reference.processed(prompt["prompt"], prompt["multi_modal_data"]["image"])
+        qwen.reference.model.base_model.rope_deltas = None
+        hidden = qwen.reference.model.base_model(input_ids=torch.tensor([ids]), **values).last_hidden_state[0, -1]
+        want = torch.nn.functional.normalize(hidden, dim=0).numpy()
+        np.testing.assert_allclose(output.outputs.embedding, want, atol=TOLERANCE)

@@ -13,6 +13,7 @@ from pictures import data_url, drawn, file_of, png_of_size
 from tiny_vision import make_vision_model
 
 from vllm import LLM, SamplingParams
+from vllm.decisions.params import DecisionParams
 from vllm.inputs.media import loader as loader_module
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -351,3 +352,45 @@ def test_a_client_that_leaves_frees_its_pictures(server, monkeypatch):
         return task.cancelled()
 
     assert server.run(leave())
+
+
+def test_decisions(server, llm):
+    def items(image: Any) -> list[Any]:
+        own = {"type": "input_image", "image_url": data_url(image)}
+        return [{"role": "user", "content": [{"type": "input_text", "text": "see"}, own]}]
+
+    question = {"type": "choice", "instructions": "which?", "choices": [{"value": "a"}, {"value": "b"}]}
+    found = []
+    for image in (FIRST, SECOND):
+        answer = server.post("/v1/decisions", input=items(image), questions=[question])
+        (own,) = llm.decide(items(image), [question], use_tqdm=False)
+        assert answer["usage"]["input_tokens"] == own.usage.input_tokens
+        found.append([choice["probability"] for choice in answer["answers"][0]["probabilities"]])
+        assert found[-1] == pytest.approx([choice.probability for choice in own.answers[0].probabilities], abs=1e-4)
+    assert found[0] != pytest.approx(found[1], abs=1e-4)
+    plan = llm._decision_plan(items(FIRST), [question], DecisionParams(chat_template=TEMPLATE))
+    (prompt, _), *_ = plan.requests()
+    text = llm.get_tokenizer().decode(prompt.token_ids)
+    (rows,) = (len(each.rows) for each in prompt.images.pictures)
+    assert "<s>user:see\n" + PLACE.replace("<|image_pad|>", "<|image_pad|>" * rows) in text
+    error = refused(server, "/v1/decisions", input=items(FIRST), questions=[question], truncate_prompt_tokens=50)
+    assert error["param"] == "truncate_prompt_tokens"
+    bad = [{"role": "user", "content": [{"type": "input_image", "image_url": data_url(b"words")}]}]
+    error = refused(server, "/v1/decisions", input=bad, questions=[question])
+    assert error["param"] == "input[0].content[0].image_url"
+    both = [{"role": "user", "content": [{"type": "input_text", "text": PLACE}, *items(FIRST)[0]["content"]]}]
+    assert refused(server, "/v1/decisions", input=both, questions=[question])["param"] == "input"
+
+
+def test_labels_of_several_tokens_behind_a_picture(llm):
+    """Each label's tokens are those that a model of forced words reads."""
+    prompt = {"prompt": f"<s>user:{PLACE}which</s>", "multi_modal_data": {"image": FIRST}}
+    (scores,) = llm.score_labels([prompt], ["ab", "c"], use_tqdm=False)
+    first, second = (llm.get_tokenizer().encode(letter, add_special_tokens=False)[0] for letter in "ab")
+    forced = SamplingParams(
+        temperature=0, max_tokens=2, ignore_eos=True, logit_bias={first: 100.0}, logprob_token_ids=[first, second]
+    )
+    (output,) = llm.generate(prompt, forced, use_tqdm=False)
+    rows = output.outputs[0].logprobs
+    assert output.outputs[0].token_ids[0] == first
+    assert scores.logprobs[0] == pytest.approx(rows[0][first].logprob + rows[1][second].logprob, abs=1e-4)

@@ -22,8 +22,8 @@ def check_vocabularies(reference: ModelSpec, candidates: list[ModelSpec]) -> Non
             continue
         for each in (reference, spec):
             if _source(each) not in known:
-                known[_source(each)] = _tokenizer(each)
-        fault = _difference(known[_source(reference)], known[_source(spec)])
+                known[_source(each)] = spec_tokenizer(each)
+        fault = vocabulary_difference(known[_source(reference)], known[_source(spec)])
         if fault is not None:
             raise CliError(f"--candidate {spec.name} has another vocabulary than {reference.name}: {fault}")
 
@@ -33,7 +33,7 @@ def _source(spec: ModelSpec) -> str | None:
     return source
 
 
-def _tokenizer(spec: ModelSpec) -> Tokenizer:
+def spec_tokenizer(spec: ModelSpec) -> Tokenizer:
     args = EngineArgs(**spec.engine)
     try:
         source = args.tokenizer or args.model or embedded_model_path()
@@ -44,7 +44,7 @@ def _tokenizer(spec: ModelSpec) -> Tokenizer:
         raise CliError(f"{spec.name}: {error}") from error
 
 
-def _difference(first: Tokenizer, second: Tokenizer) -> str | None:
+def vocabulary_difference(first: Tokenizer, second: Tokenizer) -> str | None:
     for index in range(max(first.vocab_size, second.vocab_size)):
         own, other = (each.id_to_token(index) for each in (first, second))
         if own == other:

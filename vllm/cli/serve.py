@@ -219,6 +219,14 @@ def check_args(args: ServerArgs) -> None:
     for name, least in (("max_prompts_per_request", 1), ("max_num_queued_reqs", 0), ("shutdown_timeout", 0)):
         if not least <= getattr(args, name) < math.inf:
             raise CliError(f"{_flag(name)} must be at least {least}, got {getattr(args, name)}")
+    if not 0 <= args.audit_share <= 1:
+        raise CliError(f"--audit-share must be in 0..1, got {args.audit_share}")
+    if bool(args.audit_share) != (args.audit_reference is not None and args.audit_log is not None):
+        raise CliError("--audit-share, --audit-reference and --audit-log need each other")
+    if args.audit_reference is not None:
+        from vllm.auditing.models import ModelSpec
+
+        ModelSpec.parse(args.audit_reference, None)
     if not 0 <= args.response_store_mib < math.inf:
         raise CliError(f"--response-store-mib must be at least 0, got {args.response_store_mib}")
     if not 0 < args.max_body_mib < math.inf:

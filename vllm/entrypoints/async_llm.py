@@ -119,6 +119,8 @@ class AsyncLLM(EngineCalls):
             self._router = ReplicaRouter(num_blocks, cache.block_size, cache.enable_prefix_caching)
         self._receivers: list[asyncio.Task[None]] = []
         self._adapters: dict[int, str] = {}  # paths of those that were loaded, by id; they may have been evicted since
+        # Of a request that is queued: what is to be told of its outputs, if anything is.
+        self.observer: Callable[[str, ProcessedPrompt, Any], Callable[[RequestOutput], None] | None] | None = None
         self._resumed: asyncio.Event | None = None  # set while it is not paused; None = it never was
 
     @property
@@ -334,7 +336,8 @@ class AsyncLLM(EngineCalls):
         await self._wait_while_paused()
         router = self._router
         if router is None:
-            return self.replicas[0].add(request_id, processed, checked, priority, changed)
+            stream = self.replicas[0].add(request_id, processed, checked, priority, changed)
+            return self._observed(stream, processed, checked)
         if request_id in router:
             raise id_in_use_error(request_id, request_id)
         num_sequences, max_tokens = (
@@ -345,10 +348,16 @@ class AsyncLLM(EngineCalls):
             request_id, processed.token_ids, processed.cache_salt, num_sequences, max_tokens, processed.adapter_id
         )
         try:
-            return self.replicas[index].add(request_id, processed, checked, priority, changed)
+            stream = self.replicas[index].add(request_id, processed, checked, priority, changed)
         except BaseException:
             router.end([request_id])
             raise
+        return self._observed(stream, processed, checked)
+
+    def _observed(self, stream: RequestStream, prompt: ProcessedPrompt, params: Any) -> RequestStream:
+        if self.observer is not None:
+            stream.observe = self.observer(stream.request_id, prompt, params)
+        return stream
 
     async def decide(
         self,

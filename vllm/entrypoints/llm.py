@@ -13,6 +13,7 @@ from typing import Any, Concatenate
 from vllm.answers.prompts import load_chat_template, picture_options, written_conversations
 from vllm.config.unserved import is_neutral_value
 from vllm.decisions.params import DecisionParams
+from vllm.decisions.pictures import DecisionPictures, with_marks
 from vllm.decisions.plan import DecisionPlan
 from vllm.decisions.types import Decision
 from vllm.engine.arg_utils import EngineArgs
@@ -471,10 +472,15 @@ class LLM(BlockingCalls, PoolingOfflineMixin):
                 was queued then.
         """
         params = DecisionParams(**{"chat_template": self._chat_template, **options})
-        processor = self.llm_engine.input_processor
-        config, tokenizer = self.llm_engine.model_config, processor.tokenizer
-        plans = [DecisionPlan(config, tokenizer, each, questions, params) for each in _as_input_list(inputs)]
+        plans = [self._decision_plan(each, questions, params) for each in _as_input_list(inputs)]
         return self.decide_plans(plans, use_tqdm=use_tqdm, priority=priority, lora_request=lora_request)
+
+    def _decision_plan(self, input: Any, questions: Any, params: DecisionParams) -> DecisionPlan:
+        processor, pictures = self.llm_engine.input_processor, None
+        input, marks, sources = with_marks(input, processor)
+        if sources:
+            pictures = DecisionPictures(processor, marks, processor.picture_loader.load_now(sources))
+        return DecisionPlan(processor.model_config, processor.tokenizer, input, questions, params, pictures)
 
     def decide_plans(
         self,

@@ -82,12 +82,14 @@ def serve(
     engine = AsyncLLM(config, core_processes=core_processes, meanwhile=_prepare)
     try:
         from vllm.server.app import build_app
+        from vllm.server.audit_share import audited
         from vllm.server.state import ServerState
 
         check_signals()
         state = ServerState(engine, args, chat_template)
         state.log_templates()
-        return uvloop.run(serve_app(build_app(state), listener, check_signals, ends_process=True))
+        with audited(state):
+            return uvloop.run(serve_app(build_app(state), listener, check_signals, ends_process=True))
     finally:
         engine.shutdown()
 

@@ -164,6 +164,8 @@ async def run_batch(
     from vllm.server.app import build_app
     from vllm.server.state import ServerState
 
+    if args.audit_share:
+        raise CliError("--audit-share is of `vllm serve`: `vllm audit` reads a file's rows by two models")
     own = replace(args, max_body_mib=float(_UNLIMITED), max_num_queued_reqs=_UNLIMITED, access_log=False)
     try:
         state = ServerState(engine, own, chat_template)

@@ -54,6 +54,12 @@ class ServerArgs(UpstreamServerArgs):
     response_store_mib: float = arg(
         64.0, "memory for responses and conversations that later requests may name, in MiB; 0 keeps none"
     )
+    audit_share: float = arg(0.0, "share of the requests with readings that a reference reads once more: 0.01")
+    audit_reference: str | None = arg(
+        None, "the audit's reference, as of `vllm audit --reference`: a model, with :dtype and ,NAME=VALUE"
+    )
+    audit_log: str | None = arg(None, "the audit's log: a line of JSON for each request that was read once more")
+    audit_texts: bool = arg(False, "keep prompts and answers in the audit's log")
     shutdown_timeout: float = arg(30.0, "seconds that running requests have left after SIGTERM or Ctrl-C")
     ignore_unknown_fields: bool = arg(False, "ignore request fields that are not known, instead of refusing them")
     chat_template: str | None = arg(None, "Jinja template in place of the model's own: a file, or the text itself")

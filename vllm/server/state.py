@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from fastapi import Request
+from prometheus_client.registry import Collector
 
 from vllm import envs
 from vllm.answers.answer import AUTO, AnswerFormat
@@ -72,6 +73,7 @@ class ServerState:
         in_flight: tasks of the requests to the engine's endpoints that are being answered.
         calibration: of decisions, from the arguments' file; None = none.
         http_metrics: of its requests by endpoint.
+        audit: metrics of the requests that are read once more; None: none are.
         responses: what /v1/responses keeps for later requests.
         adapters: LoRA adapters, which requests name as their model.
 
@@ -88,6 +90,7 @@ class ServerState:
     in_flight: set[asyncio.Task[Any]] = field(default_factory=set)
     calibration: Calibration | None = field(init=False, default=None)
     http_metrics: HttpMetrics = field(default_factory=HttpMetrics)
+    audit: Collector | None = None
     responses: ResponseStore = field(init=False)
     adapters: ServedAdapters = field(init=False)
 

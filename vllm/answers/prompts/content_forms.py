@@ -101,6 +101,22 @@ def pictures_of_template(template: str) -> Mapping[str, str]:
     return found
 
 
+@lru_cache(maxsize=64)
+def words_of_picture(template: str) -> str | None:
+    """What a chat template writes for a picture in a user's message; None: it writes none."""
+    name = pictures_of_template(template).get("user")
+    if name is None:
+        return None
+    before, after = ({"type": "text", "text": word} for word in _WORDS)
+    forms = forms_of_template(template)
+    between = []
+    for parts in ([before, dict(PICTURE_PARTS[name]), after], [before, after]):
+        text = probed(template, _conversation("user", parts, forms), None)
+        start, end = (text.lower().find(word) for word in _WORDS)
+        between.append(text[start + len(_WORDS[0]) : end])
+    return between[0].removesuffix(between[1])
+
+
 def _writes(template: str, role: str, picture: Message, forms: Mapping[str, ContentForm], tools: Any) -> bool:
     """Whether the part makes a difference between words that stay, and is not printed."""
     before, after = ({"type": "text", "text": word} for word in _WORDS)

@@ -48,6 +48,14 @@ class InputJson(TypedDict):
     data: dict[str, Any] | list[dict[str, Any]]
 
 
+class InputImage(TypedDict):
+    """A picture, for models that read them."""
+
+    type: Literal["input_image"]
+    image_url: str
+    detail: NotRequired[Literal["auto", "low", "high", "original"] | None]
+
+
 class QuestionText(TypedDict):
     type: Literal["input_text"]
     text: str
@@ -65,7 +73,7 @@ class OutputRefusal(TypedDict):
 
 class UserMessage(TypedDict):
     role: Literal["user"]
-    content: str | list[InputText | InputJson]
+    content: str | list[InputText | InputJson | InputImage]
     type: NotRequired[Literal["message"]]
 
 
@@ -105,7 +113,7 @@ class CustomToolCall(TypedDict):
 class ToolOutput(TypedDict):
     type: Literal["function_call_output", "custom_tool_call_output"]
     call_id: Annotated[str, Field(min_length=1)]
-    output: str | list[InputText]
+    output: str | list[InputText | InputImage]
     id: NotRequired[str | None]
     status: NotRequired[Status | None]
 

@@ -33,6 +33,7 @@ class PairFields(EngineRequestModel):
 
     TASK: ClassVar[str | None] = "score"
     REFUSED: ClassVar[dict[str, tuple[tuple[Any, ...], str]]] = {
+        "mm_processor_kwargs": (({},), "queries and documents are texts here"),
         "media_io_kwargs": REFUSED_FIELDS["media_io_kwargs"],
         "truncation_side": (("right",), "documents that are too long lose their end"),
         "max_chunks_per_doc": ((1,), "a document is one text; max_tokens_per_doc cuts it"),

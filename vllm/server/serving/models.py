@@ -163,6 +163,8 @@ async def metrics(request: Request) -> Response:
     state = server_state(request)
     registry = make_registry(state.engine, state.model_names[0])
     registry.register(state.http_metrics)
+    if state.audit is not None:
+        registry.register(state.audit)
     return Response(generate_latest(registry), headers={"Content-Type": METRICS_CONTENT_TYPE})
 
 

@@ -38,6 +38,7 @@ class PoolingOutputProcessor:
         lora_request: Any = None,
         content_of: Any = None,
         embeds: Any = None,
+        images: Any = None,
     ) -> list[tuple[str, PoolingParams]]:
         if request_id in self._token_ids:
             raise id_in_use_error(request_id, request_id)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 
 from vllm.outputs import RequestOutput
 
@@ -20,9 +21,12 @@ class RequestStream:
         self._error: BaseException | None = None
         self._changed = changed or asyncio.Event()
         self.is_finished = False
+        self.observe: Callable[[RequestOutput], None] | None = None
 
     def put(self, output: RequestOutput) -> None:
-        """Add the next output."""
+        """Add the next output, of which an observer is told."""
+        if self.observe is not None:
+            self.observe(output)
         if not self._keeps_all:
             self._outputs.clear()
         self._outputs.append(output)

@@ -12,6 +12,7 @@ from starlette.responses import Response
 
 from vllm.decisions.content import any_json_text
 from vllm.decisions.params import DecisionParams
+from vllm.decisions.pictures import DecisionPictures, with_marks
 from vllm.decisions.plan import DecisionPlan
 from vllm.decisions.rendering import decision_fields, systemone_fields
 from vllm.decisions.systemone import parse_systemone
@@ -94,9 +95,13 @@ async def decide(
 ) -> Decision:
     """Check everything, queue it and wait for the answers. Raises ApiError or VLLMValidationError."""
     engine = state.engine
+    processor, pictures = engine.input_processor, None
+    input, marks, sources = with_marks(input, processor)
+    if sources:
+        pictures = DecisionPictures(processor, marks, await processor.picture_loader.load(sources))
     # In a thread: templates and long inputs may be slow.
     plan = await asyncio.to_thread(
-        DecisionPlan, engine.model_config, engine.input_processor.tokenizer, input, questions, params
+        DecisionPlan, engine.model_config, processor.tokenizer, input, questions, params, pictures
     )
     # An error of its own: a full queue's error would say that trying again may help.
     if plan.num_requests > state.max_sequences:
