@@ -37,19 +37,14 @@ _CORE = ("-m", "vllm.v1.engine")
 _MODULES = (*_SERVERS, _CORE, ("-m", "vllm.v1.executor"), ("-c", FORKED))
 # What those import: libraries, and modules of this package, which read the logger's variables alone at once.
 _IMPORTED = (
-    *(
-        "vllm",
-        "torch",
-        "httptools",
-        "uvloop",
-        "uvicorn.protocols.http.httptools_impl",
-        "safetensors.torch",
-        "jinja2.sandbox",
-    ),
+    *("vllm", "torch", "httptools", "uvloop", "uvicorn.protocols.http.httptools_impl", "safetensors.torch"),
+    *("jinja2.sandbox", "llguidance", "transformers.tokenization_utils_tokenizers"),
     *("vllm.cli.serve", "vllm.server.launcher", "vllm.server.app", "vllm.v1.engine.core_process.loop"),
+    *(f"vllm.server.serving.{each}" for each in ("invocations", "generation.render", "messages.messages")),
+    *(f"vllm.server.serving.{each}" for each in ("responses.conversations", "pooling.rerank", "labels.decisions")),
 )
 # Variables that interpreters and libraries read at once.
-_READ_EARLY = ("PYTHON", "PYTORCH_", "TORCH_", "OMP_", "MKL_", "KMP_", "LC_", "LANG", "LD_")
+_READ_EARLY = ("HF_", "TRANSFORMERS_", "PYTHON", "PYTORCH_", "TORCH_", "OMP_", "MKL_", "KMP_", "LC_", "LANG", "LD_")
 _SUBREAPER, _NUM_BYTES, _HIGH, _SECONDS = 36, 1 << 20, 256, 180.0
 _NAME = "python"
 _libc = ctypes.CDLL(None)
