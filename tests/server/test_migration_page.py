@@ -318,7 +318,7 @@ CHECKS |= {
 }
 
 
-@tries("tasks `plugin` and `embed&token_classify`; `data` of `/pooling`", '`padding: "max_length"`, images')
+@tries("tasks `plugin` and `embed&token_classify`; `data` of `/pooling`", '`padding: "max_length"`')
 def pooling_refusals(server: AppThread) -> None:
     bodies = [{"input": "a", "task": task} for task in ("plugin", "embed&token_classify")]
     bodies += [{"data": "a"}, {"input": "a", "padding": "max_length"}]

@@ -10,7 +10,7 @@ from buckets import bucket, upload
 
 from vllm import LLM, SamplingParams
 
-streamer = pytest.importorskip("flyteplugins.vllm.model_streamer")
+streamer = pytest.importorskip("flyteplugins.vllm.model_streamer", reason='"flyteplugins-vllm" is not installed')
 
 
 def read(llm: LLM) -> list[dict[int, float]]:
