@@ -17,6 +17,7 @@ import torch
 from models_util import hf_logits, make_hf_model, paged_logits, random_prompts
 from safetensors.torch import load_file
 
+from vllm.config import ModelConfig
 from vllm.loader import embedded_model_path, get_model, resolve_model
 from vllm.loader.gguf import tokenizer as gguf_tokenizer
 from vllm.loader.gguf.convert import converted_folder
@@ -326,15 +327,6 @@ def test_embedded_model_equals_transformers(embedded: Any, embedded_reference: A
 
 
 def _load(resolved: Any) -> torch.nn.Module:
-    wanted = SimpleNamespace(
-        hf_config=resolved.hf_config,
-        path=str(resolved.path),
-        dtype=resolved.dtype,
-        quantization=None,
-        load_format="auto",
-        runner_type="generate",
-        model_impl="auto",
-        rounding="vllm",
-        max_model_len=256,
-    )
+    path = str(resolved.path)
+    wanted = ModelConfig(path, path=path, hf_config=resolved.hf_config, dtype=resolved.dtype, max_model_len=256)
     return get_model(wanted, "cpu")

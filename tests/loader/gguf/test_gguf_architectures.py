@@ -6,7 +6,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import gguf
@@ -17,6 +16,7 @@ import transformers
 from models_util import hf_logits, paged_logits, random_prompts
 from torch import Tensor
 
+from vllm.config import ModelConfig
 from vllm.loader import get_model, resolve_model
 from vllm.loader.gguf.convert import weights
 from vllm.loader.gguf.file import GGUFFile
@@ -478,15 +478,6 @@ def test_weights_and_logits_equal_the_original(case: str, tmp_path: Path, monkey
 
 
 def _load(resolved: Any) -> torch.nn.Module:
-    wanted = SimpleNamespace(
-        hf_config=resolved.hf_config,
-        path=str(resolved.path),
-        dtype=resolved.dtype,
-        quantization=None,
-        load_format="auto",
-        runner_type="generate",
-        model_impl="auto",
-        rounding="vllm",
-        max_model_len=128,
-    )
+    path = str(resolved.path)
+    wanted = ModelConfig(path, path=path, hf_config=resolved.hf_config, dtype=resolved.dtype, max_model_len=128)
     return get_model(wanted, "cpu")

@@ -91,7 +91,7 @@ def make_core(worker: FakeWorker, scheduler, monkeypatch: pytest.MonkeyPatch) ->
         scheduler_config=SchedulerConfig(async_scheduling=True),
         cache_config=CacheConfig(),
         model_config=SimpleNamespace(
-            max_model_len=1, attn_type="decoder", runner_type="generate", enable_prompt_embeds=False
+            reads_images=False, max_model_len=1, attn_type="decoder", runner_type="generate", enable_prompt_embeds=False
         ),
         lora_config=None,
         speculative_config=None,

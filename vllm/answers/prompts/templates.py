@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from vllm.answers.prompts.conversations import named_conversations
 from vllm.answers.prompts.writer import ChatWriter, Written
 from vllm.inputs import TokensPrompt
 from vllm.tokenizers.tokenizer import Tokenizer
-from vllm.v1.engine.input_processor import InputProcessor
+
+if TYPE_CHECKING:
+    from vllm.v1.engine.input_processor import InputProcessor
 
 
 def render_conversations(
