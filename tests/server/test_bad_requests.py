@@ -282,7 +282,11 @@ def test_a_full_queue(server, goes_on, path):
             async with client_of(server.engine, max_num_queued_reqs=0, access_log=False) as client:
                 refused = await client.post(path, json=body)
                 counted = (await client.get("/metrics")).text
-                assert 'vllm:admission_rejections_total{reason="max_num_queued_reqs"} 1.0' in counted
+                assert re.search(
+                    r'^vllm:admission_rejections_total{model_name=".+",reason="max_num_queued_reqs"} 1.0$',
+                    counted,
+                    re.M,
+                )
                 return refused
         finally:
             await server.engine.abort("long")

@@ -33,10 +33,12 @@ class HttpMetrics(Collector):
         self._tokens = Counter(
             "vllm:http_prompt_tokens_total", "Prompt tokens of requests", labels, registry=self._registry
         )
-        rejections = Counter(
-            "vllm:admission_rejections_total", "Requests that were refused", ("reason",), registry=self._registry
+        self._rejections = Counter(
+            "vllm:admission_rejections_total",
+            "Requests that a limit of the queue refused",
+            ("model_name", "reason"),
+            registry=self._registry,
         )
-        self._full = rejections.labels("max_num_queued_reqs")
 
     def count(self, scope: Scope, record: dict[str, Any]) -> None:
         """Add a request that has ended; `record` is its entry in the access log."""
@@ -47,9 +49,9 @@ class HttpMetrics(Collector):
         if record["prompt_tokens"]:
             self._tokens.labels(*labels).inc(record["prompt_tokens"])
 
-    def count_full(self) -> None:
+    def count_full(self, model_name: str) -> None:
         """Add a request that the queue had no room for."""
-        self._full.inc()
+        self._rejections.labels(model_name, "max_num_queued_reqs").inc()
 
     def collect(self) -> Iterable[Metric]:
         """For a registry."""

@@ -298,7 +298,7 @@ class ServerState:
                 f"too many requests: {num_sequences} more sequences would exceed the queue's limit of "
                 f"{self.args.max_num_queued_reqs} (--max-num-queued-reqs)"
             )
-            self.http_metrics.count_full()
+            self.http_metrics.count_full(self.model_names[0])
             raise ApiError(429, message, code="overloaded", retry_after=1)
 
     def check_count(self, count: int, name: str) -> None:

@@ -45,7 +45,7 @@ _COLLECTIVE_COUNTERS = (
 _NEVER = (
     ("external_prefix_cache_queries", "Prompt tokens looked up in another process's KV cache: none is"),
     ("external_prefix_cache_hits", "Those found there"),
-    ("mm_cache_queries", "Lookups of processed images: they are not cached"),
+    ("mm_cache_queries", "Lookups of processed pictures: they are not counted"),
     ("mm_cache_hits", "Those found there"),
     ("prompt_tokens_recomputed", "Cached prompt tokens that are computed again: the last one is never cached"),
 )
