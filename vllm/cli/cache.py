@@ -1,5 +1,5 @@
-"""Files that earlier starts left on disk: packed weights, which the next start of the same model maps in place of packing
-them again. Commands of their own list, check and remove them."""
+"""Files that earlier starts left on disk: packed weights, which the next start of the same model maps in place of
+packing them again. Commands of their own list, check and remove them."""
 
 from __future__ import annotations
 
