@@ -204,7 +204,7 @@ def test_responses(server, llm):
         for row in text["logprobs"]
     ]
     check(rows, want)
-    # What is kept has its picture.
+    # An item that is kept has its picture.
     server.post("/v1/responses", input="and now", previous_response_id=answer["id"], **usual)
     kept = server.request("GET", f"/v1/responses/{answer['id']}/input_items").json()["data"]
     assert any(each["content"][-1].get("image_url") == image["image_url"] for each in kept)

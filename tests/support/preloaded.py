@@ -35,7 +35,7 @@ FORKED = "# forked\n"
 _SERVERS = (("-m", "vllm.cli.main", "serve"), ("-m", "vllm.entrypoints.openai.api_server"))
 _CORE = ("-m", "vllm.v1.engine")
 _MODULES = (*_SERVERS, _CORE, ("-m", "vllm.v1.executor"), ("-c", FORKED))
-# What those import: libraries, and modules of this package, which read the logger's variables alone at once.
+# Imports of those: libraries, and modules of this package, which read the logger's variables alone at once.
 _IMPORTED = (
     *("vllm", "torch", "httptools", "uvloop", "uvicorn.protocols.http.httptools_impl", "safetensors.torch"),
     *("jinja2.sandbox", "llguidance", "transformers.tokenization_utils_tokenizers"),

@@ -15,7 +15,7 @@ from typing import Any
 
 def main() -> int:
     """Run until standard input ends."""
-    # What others print must not be among the answers.
+    # Output of other code must not be among the answers.
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8", buffering=1)
     os.dup2(2, 1)
     os.setpriority(os.PRIO_PROCESS, 0, 19)

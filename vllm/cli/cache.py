@@ -1,5 +1,5 @@
-"""What earlier starts left on disk: packed weights, which the next start of the same model maps in place of packing
-them again. Commands of their own list, check and remove them."""
+"""Files that earlier starts left on disk: packed weights, which the next start of the same model maps in place of
+packing them again. Commands of their own list, check and remove them."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def _folder() -> PackedFolder:
 
 
 def _described(entry: Entry) -> dict[str, Any]:
-    """What an entry is of; `damage` where it cannot be read."""
+    """The description of an entry; `damage` where it cannot be read."""
     row: dict[str, Any] = {"file": str(entry.path), "bytes": entry.size, "used": entry.used}
     try:
         return row | read_content(entry.path).about

@@ -1,4 +1,4 @@
-"""What is said of pictures when an engine starts."""
+"""Answers about pictures when an engine starts."""
 
 from __future__ import annotations
 

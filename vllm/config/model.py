@@ -255,7 +255,7 @@ class ModelConfig:
 
     @property
     def media_access(self) -> MediaAccess:
-        """What requests may have fetched or read."""
+        """The hosts and files that requests may have fetched or read."""
         return MediaAccess.of(self.allowed_media_domains, self.allowed_local_media_path)
 
     @property

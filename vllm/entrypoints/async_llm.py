@@ -119,7 +119,7 @@ class AsyncLLM(EngineCalls):
             self._router = ReplicaRouter(num_blocks, cache.block_size, cache.enable_prefix_caching)
         self._receivers: list[asyncio.Task[None]] = []
         self._adapters: dict[int, str] = {}  # paths of those that were loaded, by id; they may have been evicted since
-        # Of a request that is queued: what is to be told of its outputs, if anything is.
+        # Asked of each request that is queued: who is to be told of its outputs, or None.
         self.observer: Callable[[str, ProcessedPrompt, Any], Callable[[RequestOutput], None] | None] | None = None
         self._resumed: asyncio.Event | None = None  # set while it is not paused; None = it never was
 

@@ -19,7 +19,7 @@ GREEDY: dict[str, Any] = {"temperature": 0, "max_tokens": 3, "ignore_eos": True,
 
 
 def run(cluster: Any, model: Path, rows: list[dict[str, Any]], preprocess: Any, **options: Any) -> list[dict[str, Any]]:
-    """What Ray's processor makes of rows, in their order."""
+    """Run rows through Ray's processor; they come back in their order."""
     engine = {"max_model_len": 256, "dtype": "float32", "max_num_seqs": 8} | options.pop("engine_kwargs", {})
     config = vLLMEngineProcessorConfig(
         model_source=str(model),

@@ -103,7 +103,7 @@ def pictures_of_template(template: str) -> Mapping[str, str]:
 
 @lru_cache(maxsize=64)
 def words_of_picture(template: str) -> str | None:
-    """What a chat template writes for a picture in a user's message; None: it writes none."""
+    """The text that a chat template writes for a picture in a user's message; None: it writes none."""
     name = pictures_of_template(template).get("user")
     if name is None:
         return None
