@@ -81,7 +81,7 @@ class BuiltState:
         self._marks = {key: _mark(value, filled) for key, value in _attributes(model)}
 
     def changes(self) -> Iterator[Change]:
-        """The attributes that differ now. NotStorableError: modules were added or removed, or are of unknown classes."""
+        """The attributes that differ now. NotStorableError: modules were added, removed or of unknown classes."""
         for name, module in self._model.named_modules():
             where = f"{type(module).__module__}."
             if not where.startswith(_KNOWN) or where.startswith(_UNKNOWN):
