@@ -126,7 +126,7 @@ class WeightUpdater:
 
     lacking: str | None = None
     damage: str | None = None
-    """What is wrong with the weights in use, if something was found."""
+    """The damage that was found in the weights in use, if some was."""
 
     def __init__(self, model: nn.Module, method: LinearMethod) -> None:
         """`model`: with its weights not packed yet."""

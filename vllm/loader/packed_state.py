@@ -1,4 +1,4 @@
-"""What loading and packing change in a model that was built, as JSON and numbered pieces of bytes.
+"""Changes that loading and packing make to a model that was built, as JSON and numbered pieces of bytes.
 
 A model is built anew at every start; what it has then is left out. All else is found by comparison, whatever the layer:
 attributes that are others than before, and tensors that a checkpoint fills. What is none of the kinds of values below
@@ -48,7 +48,7 @@ class Change(NamedTuple):
 
 @dataclass
 class _Mark:
-    """What tells whether an attribute is what it was, without keeping its tensors in memory."""
+    """Tells whether an attribute is the one that it was, without keeping its tensors in memory."""
 
     value: Any  # None where there are tensors
     tensors: list[weakref.ref[Tensor]]
@@ -81,7 +81,7 @@ class BuiltState:
         self._marks = {key: _mark(value, filled) for key, value in _attributes(model)}
 
     def changes(self) -> Iterator[Change]:
-        """What differs now. NotStorableError: modules were added or removed, or are of classes that are not known."""
+        """The attributes that differ now. NotStorableError: modules were added, removed or of unknown classes."""
         for name, module in self._model.named_modules():
             where = f"{type(module).__module__}."
             if not where.startswith(_KNOWN) or where.startswith(_UNKNOWN):

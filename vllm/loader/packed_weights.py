@@ -35,7 +35,7 @@ from vllm.utils.packed.folder import PackedFolder, packed_folder, say_once
 logger = init_logger(__name__)
 
 FORMAT = 1
-"""Of the files; raised by whoever changes what they hold."""
+"""The version of the files' format; a change of their contents raises it."""
 
 # Smaller tensors stay in memory of the process's own.
 _LEAST_SHARED = 1 << 16
@@ -84,12 +84,12 @@ def _fingerprint(config: ModelConfig, files: list[Path], takes_adapters: bool, w
 
 
 Plan = Literal["map", "write"]
-"""What all ranks of a group do: each maps its share, or packs and writes it."""
+"""The work of all ranks of a group: each maps its share, or packs and writes it."""
 
 
 @contextlib.contextmanager
 def planned(config: ModelConfig, takes_adapters: bool, world_size: int) -> Iterator[Plan | None]:
-    """What the ranks of a group on this machine are to do, while they load; None: neither. Until they have, no other
+    """The work of the ranks of a group on this machine, while they load; None: neither. Until they have, no other
     process packs these weights."""
     found = _place(config, takes_adapters, world_size)
     if found is None:

@@ -41,8 +41,8 @@ def check_batch_invariance(device: str) -> None:
 
 
 def packs_for() -> tuple[str, bool] | None:
-    """What decides, of the CPU and the kernels, how weights are packed: the instruction set in use, and whether dot
-    products of bfloat16 are fast; None: operations run their PyTorch references."""
+    """The traits of the CPU and the kernels that decide how weights are packed: the instruction set in use, and
+    whether dot products of bfloat16 are fast; None: operations run their PyTorch references."""
     ops = cpu_ops()
     if ops is None or of_device("cpu") != "cpp":
         return None

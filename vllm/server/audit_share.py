@@ -87,7 +87,7 @@ class ServedAudit(Collector):
         return self._registry.collect()
 
     def observer(self, request_id: str, prompt: ProcessedPrompt, params: Any) -> Callable[[RequestOutput], None] | None:
-        """What is to be told of a request's outputs; None for one that is not to be read again."""
+        """A function that is told of a request's outputs; None for one that is not to be read again."""
         reads = isinstance(params, SamplingParams) and (params.logprob_token_ids or params.logprobs is not None)
         if not reads or self._random.random() >= self._share:
             return None
@@ -107,7 +107,7 @@ class ServedAudit(Collector):
         return observe
 
     def close(self) -> None:
-        """End the process. What waits is not read."""
+        """End the process; waiting requests are not read."""
         self._process.terminate()
         try:
             self._process.wait(_END_SECONDS)

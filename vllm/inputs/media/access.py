@@ -1,4 +1,4 @@
-"""What a server may read for its clients: hosts by name, private addresses by network, one folder."""
+"""Permissions of a server to read for its clients: hosts by name, private addresses by network, one folder."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class MediaAccess:
         return _host(host)
 
     def allowed(self, addresses: Sequence[str]) -> list[str]:
-        """Those that are public, or in one of the networks."""
+        """The addresses that are public, or in one of the networks."""
         return [each for each in addresses if self._is_allowed(each)]
 
     def _is_allowed(self, text: str) -> bool:

@@ -57,7 +57,7 @@ class PictureSource:
 
 
 def base64_bytes(name: str, text: Any) -> bytes:
-    """What the letters mean; white space and missing padding change nothing.
+    """The bytes that the letters mean; white space and missing padding change nothing.
 
     Raises:
         VLLMValidationError: it is not base64, or there is nothing.

@@ -32,7 +32,7 @@ class PixtralProcessor(ProcessorMixin):
         return super()._process_images(images, **{**options, "patch_size": self._edge})
 
     def replace_image_token(self, image_inputs: dict[str, Any], image_idx: int, **others: Any) -> str:
-        """What stands for a picture in a prompt."""
+        """The text that stands for a picture in a prompt."""
         height, width = (int(each) // self._edge for each in image_inputs["image_sizes"][image_idx])
         rows = [self.image_token * width] * height
         return self._row_end.join(rows) + self._end

@@ -42,7 +42,7 @@ class Processed(NamedTuple):
 
     @property
     def num_bytes(self) -> int:
-        """Of the values."""
+        """The values' size in bytes."""
         return sum(value.numel() * value.element_size() for value in self.values.values())
 
 
@@ -67,7 +67,7 @@ class PictureProcessor:
 
     @property
     def placeholder(self) -> str:
-        """What stands for a picture in a prompt's text."""
+        """The word that stands for a picture in a prompt's text."""
         return self._placeholder
 
     # -- pictures ------------------------------------------------------------------------------------------------

@@ -27,7 +27,7 @@ _LARGE = 1 << 20
 _CHUNK = 1 << 26
 _MAP_NORESERVE = 0x4000
 _MADV_POPULATE_READ = 22
-# Of /proc/self/pagemap: the page is there, and is the file's own.
+# Bits of /proc/self/pagemap: the page is there, and is the file's own.
 _PRESENT, _OF_FILE = np.uint64(1 << 63), np.uint64(1 << 61)
 
 
@@ -69,7 +69,7 @@ class Content:
 
     @property
     def num_bytes(self) -> int:
-        """Of the pieces in the file itself."""
+        """The size in bytes of the pieces in the file itself."""
         return sum(piece.size for piece in self.pieces if piece.source is None)
 
 
@@ -92,7 +92,7 @@ def read_content(path: Path) -> Content:
 
 
 def find_damage(path: Path, should_stop: Callable[[], bool] = lambda: False) -> str | None:
-    """What is wrong with a file, in words, by the checksums of all of its bytes; None: nothing, or it was told to
+    """The damage of a file, in words, by the checksums of all of its bytes; None: nothing, or it was told to
     stop. OSError: it cannot be read."""
     try:
         content = read_content(path)

@@ -68,7 +68,7 @@ class PackedFolder:
 
     @staticmethod
     def name(fingerprint: dict[str, Any]) -> str:
-        """What the weights of that fingerprint are called."""
+        """The name of the weights of that fingerprint."""
         text = json.dumps(fingerprint, sort_keys=True, default=str).encode()
         return hashlib.sha256(text).hexdigest()[:32]
 

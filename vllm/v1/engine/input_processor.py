@@ -106,7 +106,7 @@ class InputProcessor:
         self.tokenizer = tokenizer
         self.eos_token_ids = frozenset(self.model_config.hf_config.eos_token_ids)
         if self.model_config.reads_images and tokenizer is not None:
-            # What it cannot do is said when the engine starts.
+            # The engine says when it starts which pictures it cannot read.
             _ = self.pictures
         self._generation_config = {"eos_token_id": sorted(self.eos_token_ids)}
 

@@ -123,7 +123,7 @@ class MultiprocExecutor:
             raise
 
     def _planned(self, config: VllmConfig, world_size: int) -> AbstractContextManager[Plan | None]:
-        """What ranks do with packed weights: those of one machine agree, as they cannot ask each other yet."""
+        """The ranks' work on packed weights: those of one machine agree, as they cannot ask each other yet."""
         if self._links is None:
             return contextlib.nullcontext()
         return planned(config.model_config, config.lora_config is not None, world_size)

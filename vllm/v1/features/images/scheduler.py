@@ -60,7 +60,7 @@ class PictureTurns(SchedulerGuest):
         runs = images.runs()
         if self._whole == "prompt":
             runs = [(0, images.num_tokens)]
-            # What the prompt's beginning is computed to depends on its end.
+            # The values of the prompt's beginning depend on its end.
             content = hashlib.blake2b(array("q", request.token_ids[: images.num_tokens]).tobytes(), digest_size=16)
             content.update("".join(each.digest for each in images.pictures).encode())
             request.cache_salt = f"\0{content.hexdigest()}\0{request.cache_salt or ''}"
