@@ -10,7 +10,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from vllm.ops._dispatch import implementation
 from vllm.ops.packed_attention import packed_attention
 from vllm.ops.packed_linear import PackedLinear, pack_linear, packed_linear, unpack_linear
 
@@ -27,12 +26,13 @@ class Packed:
 
     def pack(self) -> None:
         """Hold the weight as the CPU multiplies it fastest; on other devices nothing changes."""
-        weight = self.weight.data
-        if self.packed is not None or implementation(weight) != "cpp":
+        if self.packed is not None:
             return
-        self._shape = weight.shape
-        bias = None if self.bias is None else self.bias.data
-        self.packed = pack_linear(weight.flatten(1), bias)
+        weight = self.weight.data
+        packed = pack_linear(weight.flatten(1), None if self.bias is None else self.bias.data)
+        if packed.layout == "plain":
+            return
+        self._shape, self.packed = weight.shape, packed
         # Modules ask for the weight's dtype.
         self.weight = nn.Parameter(weight.new_empty(0), requires_grad=False)
 
@@ -129,7 +129,7 @@ def picture_attention(
         is_causal = getattr(module, "is_causal", True)
     others = [options.get(name) for name in ("sliding_window", "softcap", "s_aux", "position_bias")]
     is_usual = key.shape[2] == length and value.shape[-1] == width and all(each is None for each in others)
-    if not sees_all or is_causal or not is_usual or implementation(query) != "cpp":
+    if not sees_all or is_causal or not is_usual:
         return sdpa_attention_forward(module, query, key, value, attention_mask, **options)  # type: ignore[no-any-return]
     q, k, v = (each.transpose(1, 2).flatten(0, 1) for each in (query, key, value))
     borders = torch.arange(0, (batch + 1) * length, length, dtype=torch.int32)
