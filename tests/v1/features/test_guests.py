@@ -27,14 +27,14 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize(
     ("fields", "absent"),
     [
-        ({}, {"states", "drafts", "adapters", "prompt_embeds", "images", "swap"}),
+        ({}, {"stages", "states", "drafts", "adapters", "prompt_embeds", "images", "swap"}),
         (
             {"enable_prefix_caching": False},
-            {"hidden_cache", "states", "drafts", "adapters", "prompt_embeds", "images", "swap"},
+            {"hidden_cache", "stages", "states", "drafts", "adapters", "prompt_embeds", "images", "swap"},
         ),
         (
             {"speculative_config": NGRAM, "enable_lora": True, "swap_space": 0.01, "enable_prompt_embeds": True},
-            {"states", "images"},
+            {"stages", "states", "images"},
         ),
     ],
     ids=["none", "no prefix cache", "all"],
