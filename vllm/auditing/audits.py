@@ -66,6 +66,8 @@ def run(options: Options) -> Audit:
     candidates = [ModelSpec.parse(each, reference, dict(options.engine)) for each in options.candidates]
     if options.kind == "text" and any(each.url is not None for each in (reference, *candidates)):
         raise CliError("a server does not give whole vocabularies of texts: read labels (--labels) through it")
+    if options.args.get("backend") is not None:
+        _check_backend(options.args["backend"], [reference, *candidates])
     folder = options.readings or Path(f"{options.rows.name.removesuffix(options.rows.suffix)}.audit")
     rows = _rows_file(options.rows, folder, options.text_field)
     reader = Reader(
@@ -80,6 +82,18 @@ def run(options: Options) -> Audit:
         judged = decide(budget, found, known.num_rows - known.num_failed)
         result = dataclasses.replace(result, budget=judged)
     return result
+
+
+def _check_backend(backend: str, models: list[ModelSpec]) -> None:
+    """CliError: a model that engines on a cluster do not read."""
+    for each in models:
+        if each.url is not None:
+            raise CliError(f"--backend {backend}: {each.name} is a server, which has engines of its own")
+        if each.adapter is not None:
+            raise CliError(
+                f"--backend {backend}: {each.name} has an adapter, which this process alone reads: leave --backend "
+                "out, or merge the adapter into a checkpoint"
+            )
 
 
 def _rows_file(path: Path, folder: Path, text_field: str) -> Path:
