@@ -83,6 +83,7 @@ class VllmConfig:
             (self.lora_config is not None, "enable_lora=False"),
             (model.reads_images, "language_model_only=True"),
             (model.enable_prompt_embeds, "enable_prompt_embeds=False"),
+            (bool(self.cache_config.kv_store), "no kv_store"),
         ):
             if problem:
                 raise ValueError(

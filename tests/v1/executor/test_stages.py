@@ -81,6 +81,7 @@ def test_a_call_reaches_every_stage(staged: LLM) -> None:
         ({"speculative_config": {"method": "ngram", "num_speculative_tokens": 2}}, "needs no speculative_config"),
         ({"enable_lora": True}, "needs enable_lora=False"),
         ({"enable_prompt_embeds": True}, "needs enable_prompt_embeds=False"),
+        ({"kv_store": "store"}, "needs no kv_store"),
         ({"model_impl": "transformers"}, "runs by a module of its own"),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",

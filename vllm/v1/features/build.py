@@ -15,11 +15,19 @@ from vllm.v1.features.grammars.scheduler import GrammarCompiler
 from vllm.v1.features.prompt_embeds.scheduler import EmbeddedPrompts
 from vllm.v1.worker.gpu.guests import RunnerGuest
 
-Call = Callable[[str, tuple], Any]
+Call = Callable[[Any, tuple], Any]
 
 SCHEDULER_ORDER = (
-    *("adapters", "images", "prompt_embeds", "grammars", "drafts", "forced_runs"),
-    *("stages", "swap", "states"),
+    "adapters",
+    "images",
+    "prompt_embeds",
+    "grammars",
+    "drafts",
+    "forced_runs",
+    "stages",
+    "swap",
+    "states",
+    "kv_store",
 )
 """The order in which guests of the scheduler are called, by their folders' names.
 
@@ -31,10 +39,20 @@ SCHEDULER_ORDER = (
 5. forced_runs before states: a state is kept for tokens that are left when some are dropped at a preemption.
 6. stages after drafts and forced_runs, as it sends the tokens that these have settled or appended.
 7. swap before states: without evicted content that the host does not take, the state after it is of no use.
+8. kv_store: what a request begins with is known when it looks there, and memory comes before the disk.
 """
 ORDER = (
-    *("hidden_cache", "stages", "grammars", "forced_runs", "states"),
-    *("drafts", "adapters", "prompt_embeds", "images", "swap"),
+    "hidden_cache",
+    "stages",
+    "grammars",
+    "forced_runs",
+    "states",
+    "drafts",
+    "adapters",
+    "prompt_embeds",
+    "images",
+    "swap",
+    "kv_store",
 )
 """The order in which guests are called, by their folders' names.
 
@@ -48,7 +66,7 @@ ORDER = (
 8. prompt_embeds after adapters: a step that has embeddings is computed, whatever they say of recordings.
 9. images after prompt_embeds, which takes back the rows that it gave, and after all that read a batch's positions, as
    pictures shift them.
-10. swap: its host blocks hold what all others keep in a block, which they have allocated before.
+10. swap and kv_store: their blocks hold what all others keep in a block, which they have allocated before.
 """
 
 
@@ -92,7 +110,16 @@ def runner_guests(runner: Any) -> Sequence[RunnerGuest]:
         from vllm.v1.features.swap.runner import SwapSpace
 
         guests.append(SwapSpace(runner))
+    if uses_store(config):
+        from vllm.v1.features.kv_store.runner import StoredBlocks
+
+        guests.append(StoredBlocks(runner))
     return guests
+
+
+def uses_store(config: VllmConfig) -> bool:
+    """Whether there may be a store on disk."""
+    return bool(config.cache_config.kv_store) and config.model_config.attn_type != "encoder_only"
 
 
 def stage_guests(runner: Any) -> Sequence[RunnerGuest]:
@@ -147,7 +174,12 @@ def scheduler_guests(config: VllmConfig, call: Call, scheduler: Any) -> Sequence
         from vllm.v1.features.stages.scheduler import SampledTokens
 
         guests.append(SampledTokens(scheduler.requests))
-    return [*guests, *cache_guests(scheduler)]
+    guests += cache_guests(scheduler)
+    if uses_store(config):
+        from vllm.v1.features.kv_store.make import make_store_guest
+
+        guests += make_store_guest(config, call, scheduler)
+    return guests
 
 
 def cache_guests(scheduler: Any) -> Sequence[SchedulerGuest]:
