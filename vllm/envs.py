@@ -113,6 +113,11 @@ def packed_cache_least_bytes() -> int:
     return 2**26 if mib is None else int(mib * 2**20)
 
 
+def kv_store() -> str:
+    """VLLM_KV_STORE: folder of a store of KV blocks; "", none, when unset."""
+    return os.environ.get("VLLM_KV_STORE", "")
+
+
 def cpu_kvcache_space_bytes() -> int | None:
     """VLLM_CPU_KVCACHE_SPACE, in GiB, as bytes; None when unset."""
     gib = _positive("VLLM_CPU_KVCACHE_SPACE", "GiB")

@@ -155,6 +155,15 @@ class EngineArgs(UpstreamArgs):
         "GiB of host memory a device for KV blocks that make room for others, to copy back; pinned on cuda",
         to="cache_config",
     )
+    kv_store: str | None = arg(
+        None, "folder in which KV blocks are kept for later processes; VLLM_KV_STORE when left out, else none"
+    )
+    kv_store_gib: float | None = arg(
+        None, "GiB that the folder may take, of all models; half of what is free when left out", to="cache_config"
+    )
+    kv_store_salted: bool = arg(
+        False, "keep blocks of requests with a cache_salt there, too, for requests of the same salt", to="cache_config"
+    )
     enforce_eager: bool = arg(
         False,
         "never replay a recorded step: every module is called at every step, and so are its hooks",
@@ -398,6 +407,7 @@ class EngineArgs(UpstreamArgs):
     ) -> CacheConfig:
         return CacheConfig(
             **passed_on(self, "cache_config"),
+            kv_store=envs.kv_store() if self.kv_store is None else self.kv_store,
             cache_dtype=resolve_cache_dtype(self.kv_cache_dtype, source.dtype, source.is_encoder),
             # A token that sees those after it has no result that other prompts share.
             enable_prefix_caching=bool(self.enable_prefix_caching) and model_config.attn_type != "encoder_only",

@@ -15,9 +15,19 @@ from vllm.v1.features.grammars.scheduler import GrammarCompiler
 from vllm.v1.features.prompt_embeds.scheduler import EmbeddedPrompts
 from vllm.v1.worker.gpu.guests import RunnerGuest
 
-Call = Callable[[str, tuple], Any]
+Call = Callable[[Any, tuple], Any]
 
-SCHEDULER_ORDER = ("adapters", "images", "prompt_embeds", "grammars", "drafts", "forced_runs", "swap", "states")
+SCHEDULER_ORDER = (
+    "adapters",
+    "images",
+    "prompt_embeds",
+    "grammars",
+    "drafts",
+    "forced_runs",
+    "swap",
+    "states",
+    "kv_store",
+)
 """The order in which guests of the scheduler are called, by their folders' names.
 
 1. adapters: a request that names another adapter under an id is refused before anything else is done for it.
@@ -27,8 +37,20 @@ SCHEDULER_ORDER = ("adapters", "images", "prompt_embeds", "grammars", "drafts", 
    that were not.
 5. forced_runs before states: a state is kept for tokens that are left when some are dropped at a preemption.
 6. swap before states: without evicted content that the host does not take, the state after it is of no use.
+7. kv_store: what a request begins with is known when it looks there, and memory comes before the disk.
 """
-ORDER = ("hidden_cache", "grammars", "forced_runs", "states", "drafts", "adapters", "prompt_embeds", "images", "swap")
+ORDER = (
+    "hidden_cache",
+    "grammars",
+    "forced_runs",
+    "states",
+    "drafts",
+    "adapters",
+    "prompt_embeds",
+    "images",
+    "swap",
+    "kv_store",
+)
 """The order in which guests are called, by their folders' names.
 
 1. hidden_cache: whoever reads hidden states of cached prefixes after it finds them.
@@ -40,7 +62,7 @@ ORDER = ("hidden_cache", "grammars", "forced_runs", "states", "drafts", "adapter
 7. prompt_embeds after adapters: a step that has embeddings is computed, whatever they say of recordings.
 8. images after prompt_embeds, which takes back the rows that it gave, and after all that read a batch's positions, as
    pictures shift them.
-9. swap: its host blocks hold what all others keep in a block, which they have allocated before.
+9. swap and kv_store: their blocks hold what all others keep in a block, which they have allocated before.
 """
 
 
@@ -84,7 +106,16 @@ def runner_guests(runner: Any) -> Sequence[RunnerGuest]:
         from vllm.v1.features.swap.runner import SwapSpace
 
         guests.append(SwapSpace(runner))
+    if uses_store(config):
+        from vllm.v1.features.kv_store.runner import StoredBlocks
+
+        guests.append(StoredBlocks(runner))
     return guests
+
+
+def uses_store(config: VllmConfig) -> bool:
+    """Whether there may be a store on disk."""
+    return bool(config.cache_config.kv_store) and config.model_config.attn_type != "encoder_only"
 
 
 def scheduler_guests(config: VllmConfig, call: Call, scheduler: Any) -> Sequence[SchedulerGuest]:
@@ -113,7 +144,12 @@ def scheduler_guests(config: VllmConfig, call: Call, scheduler: Any) -> Sequence
         if config.speculative_config is not None:
             guests.append(Drafts(scheduler))
         guests.append(ForcedTokens(scheduler))
-    return [*guests, *cache_guests(scheduler)]
+    guests += cache_guests(scheduler)
+    if uses_store(config):
+        from vllm.v1.features.kv_store.make import make_store_guest
+
+        guests += make_store_guest(config, call, scheduler)
+    return guests
 
 
 def cache_guests(scheduler: Any) -> Sequence[SchedulerGuest]:

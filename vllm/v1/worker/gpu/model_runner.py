@@ -260,12 +260,14 @@ class GPUModelRunner:
         rows = batch.sampling_rows_np if batch.expanded_np is None else batch.expanded_np[0]
         sampled = self._sample(batch, hidden) if len(rows) else None
         readings = None if batch.prompts is None else self._read_prompts(batch.prompts, hidden)
-        completions: list[Completion] = []
-        for after_sample in self._after_sample:
-            if (complete := after_sample(batch, hidden)) is not None:
-                completions.append(complete)
+        completions = self._completions(batch, hidden)
         req_ids, silent = ([batch.req_ids[row] for row in each] for each in (rows, batch.silent_rows_np))
         return StepResult(req_ids, silent, self.states, sampled, readings, self._reading_clocks, completions)
+
+    def _completions(self, batch: InputBatch, hidden: Tensor) -> list[Completion]:
+        """What completes the guests' parts of the results."""
+        made = [after_sample(batch, hidden) for after_sample in self._after_sample]
+        return [complete for complete in made if complete is not None]
 
     # -- sampling and readings ----------------------------------------------------------------------------------------
 
