@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 from vllm.config import VllmConfig
-from vllm.config.checkpoint.text_part import WHOLE
 from vllm.layers.state import state_layers
 from vllm.v1.core.guests import SchedulerGuest
 from vllm.v1.features.drafts.scheduler import Drafts
@@ -156,13 +156,7 @@ def scheduler_guests(config: VllmConfig, call: Call, scheduler: Any) -> Sequence
     if config.model_config.attn_type == "encoder_only":
         return guests
     if config.model_config.reads_images:
-        from vllm.models.vision.families import whole_blocks
-        from vllm.v1.features.images.scheduler import PictureTurns
-
-        whole = whole_blocks(config.model_config.hf_config.raw[WHOLE])
-        sizes = config.scheduler_config
-        room = max(sizes.max_num_batched_tokens - sizes.max_num_seqs, 1)
-        guests.append(PictureTurns(scheduler.requests, None if whole is None else whole.kind, room))
+        guests.append(_picture_turns(config, scheduler))
     if config.model_config.runner_type != "pooling":
         if config.model_config.enable_prompt_embeds:
             guests.append(EmbeddedPrompts(scheduler.requests))
@@ -180,6 +174,21 @@ def scheduler_guests(config: VllmConfig, call: Call, scheduler: Any) -> Sequence
 
         guests += make_store_guest(config, call, scheduler)
     return guests
+
+
+def _picture_turns(config: VllmConfig, scheduler: Any) -> SchedulerGuest:
+    import torch
+
+    from vllm.models.vision.families import picture_family
+    from vllm.v1.features.images.scheduler import PictureTurns
+
+    model, sizes = config.model_config, config.scheduler_config
+    family = picture_family(model.hf_config, Path(model.path))
+    whole = family.whole_blocks
+    room = max(sizes.max_num_batched_tokens - sizes.max_num_seqs, 1)
+    row_bytes = family.parts_of_a_row * model.input_embedding_size * getattr(torch, model.dtype).itemsize
+    kind = None if whole is None else whole.kind
+    return PictureTurns(scheduler.requests, kind, room, model.encoder_cache_bytes // row_bytes)
 
 
 def cache_guests(scheduler: Any) -> Sequence[SchedulerGuest]:
