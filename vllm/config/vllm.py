@@ -87,7 +87,7 @@ class VllmConfig:
         ):
             if problem:
                 raise ValueError(
-                    f"pipeline_parallel_size={size} needs {option}; tensor_parallel_size has no such limit"
+                    f"pipeline_parallel_size={size} needs {option}; or use tensor_parallel_size in its place"
                 )
 
     def _check_rounding(self) -> None:
