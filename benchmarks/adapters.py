@@ -12,6 +12,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -120,7 +121,9 @@ class VllmAdapter:
         return np.array([self._read(output.outputs[0].logprobs, work.read_ids) for output in outputs], np.float32)
 
     def prepare(self, work: Workload) -> None:
-        """Each position's most likely ids of a student, which teaching needs; it is not timed."""
+        """What is not timed: computed prompts, and each position's most likely ids of a student for teaching."""
+        if work.is_computed:
+            self.run(replace(work, max_tokens=1))
         num_ids = 0 if work.teacher is None else -work.teacher[0]
         self._student: list[np.ndarray] = []
         if num_ids > 0 and self._ours:

@@ -5,9 +5,10 @@
 
 `count_work` is exact for the row's prompts: every distinct prompt token passes every layer once, except that only read
 rows need more than keys and values in the last layer; the head computes the read rows; each further token is one row of
-a step of all sequences. `Rates` are those of the fastest of our packed kernels and oneDNN's for each matrix, with as
-many rows as the engine's step, over distinct weights for all layers, so that caches hold no more than in a real step.
-Where oneDNN cannot pack bfloat16, its float32 products are measured.
+a step of all sequences. Attention is counted as two products of every prompt token with the keys and values up to it,
+at the best rate of the row's products; models with a window do less. `Rates` are those of the fastest of our packed
+kernels and oneDNN's for each matrix, with as many rows as the engine's step, over distinct weights for all layers, so
+that caches hold no more than in a real step. Where oneDNN cannot pack bfloat16, its float32 products are measured.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from typing import Any, NamedTuple
 from unittest import mock
 
 from common import make_parser, seconds_of, some_of
-from workloads import WORK_ROWS, Workload, make_workload
+from workloads import LONG_ROWS, WORK_ROWS, Workload, make_workload
 
 # Tokens of a prefill step, and rows of a tile of logits, as the engine has them by default.
 STEP_TOKENS = 2048
@@ -81,16 +82,20 @@ class Work(NamedTuple):
     Attributes:
         rows: rows computed with each product, summed over the layers.
         cache_bytes: keys and values that decoding reads.
+        attention_flops: of the prompts' causal attention in all layers; a multiplication and an addition are two.
     """
 
     rows: dict[Product, int]
     cache_bytes: int
+    attention_flops: int = 0
 
 
 def count_work(work: Workload, shape: ModelShape) -> Work:
     """The products and cache reads of a row, counted from its prompts."""
     num_prompts = len(work.prompts)
-    tokens = sum(map(len, work.prompts)) - work.shared * (num_prompts - 1)
+    # Of a computed prompt, the last token is computed again for its logits.
+    cached = [len(prompt) - 1 if work.is_computed else work.shared * (i > 0) for i, prompt in enumerate(work.prompts)]
+    tokens = sum(map(len, work.prompts)) - sum(cached)
     read = tokens if work.reads_prompt else num_prompts
     step = _power_of_two(min(STEP_TOKENS, tokens))
     read_in_step = _power_of_two(min(HEAD_ROWS, max(1, read * step / tokens)))
@@ -108,7 +113,18 @@ def count_work(work: Workload, shape: ModelShape) -> Work:
         counted[Product("head", together)] += num_prompts * steps
     # Step i (from 1) attends to the prompt and the i tokens generated before it.
     attended = sum(len(prompt) * steps + steps * (steps + 1) // 2 for prompt in work.prompts)
-    return Work(dict(counted), attended * shape.cache_bytes_per_token())
+    pairs = sum(
+        len(prompt) * (len(prompt) + 1) // 2 - known * (known + 1) // 2
+        for prompt, known in zip(work.prompts, cached, strict=True)
+    )
+    if not work.reads_prompt:
+        # In the last layer only each prompt's last token has a query.
+        last = sum(map(len, work.prompts))
+        attention = (shape.num_hidden_layers - 1) * pairs + last
+    else:
+        attention = shape.num_hidden_layers * pairs
+    flops = 4 * attention * shape.num_attention_heads * shape.head_dim
+    return Work(dict(counted), attended * shape.cache_bytes_per_token(), flops)
 
 
 def _power_of_two(rows: float) -> int:
@@ -140,15 +156,16 @@ class Rates(NamedTuple):
 
 
 class Bound(NamedTuple):
-    """Seconds of the row's products alone, and of reading its weights and cache alone."""
+    """Seconds of a row's products alone, of its prompts' attention alone, and of reading weights and cache alone."""
 
     gemm: float
+    attention: float
     memory: float
 
     @property
     def seconds(self) -> float:
         """The lower bound with these kernels."""
-        return max(self.gemm, self.memory)
+        return max(self.gemm + self.attention, self.memory)
 
 
 def make_bound(work: Work, shape: ModelShape, rates: Rates) -> Bound:
@@ -160,7 +177,10 @@ def make_bound(work: Work, shape: ModelShape, rates: Rates) -> Bound:
         for product, count in calls.items()
     )
     gemm = sum(count * rates.seconds[product] for product, count in calls.items())
-    return Bound(gemm, (weight_bytes + work.cache_bytes) / rates.read_bytes_per_second)
+    flops_per_second = max(2 * math.prod(matrices[p.matrix]) * p.rows / rates.seconds[p] for p in calls)
+    return Bound(
+        gemm, work.attention_flops / flops_per_second, (weight_bytes + work.cache_bytes) / rates.read_bytes_per_second
+    )
 
 
 def rates_to_json(rates: Rates) -> dict[str, Any]:
@@ -298,7 +318,9 @@ def _time_products(shape: ModelShape, products: list[Product], kernel: str, swee
 def main() -> None:
     """Measure and print the rates as JSON."""
     parser = make_parser("Rates of the products of compare.py's rows, and of reading memory, on this machine.")
-    parser.add_argument("--rows", type=some_of(WORK_ROWS, "row"), default=["decode1", "decode64"], help="of compare.py")
+    parser.add_argument(
+        "--rows", type=some_of((*WORK_ROWS, *LONG_ROWS), "row"), default=["decode1", "decode64"], help="of compare.py"
+    )
     parser.add_argument("shape", type=json.loads, nargs="?", help="in place of --model: ModelShape's fields, as JSON")
     parser.add_argument("products", type=json.loads, nargs="?", help="in place of --rows: [[matrix, rows], ...]")
     args = parser.parse_args()

@@ -22,12 +22,12 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from bounds import ModelShape, Rates, count_work, make_bound, rates_from_json, rates_to_json
+from bounds import Bound, ModelShape, Rates, count_work, make_bound, rates_from_json, rates_to_json
 from common import describe_machine, say, some_of, utc_now
 from engines import Engine, find_python
 from report import DOCUMENT, draw_chart, find_warnings, make_tables, write_section
 from turns import Turns
-from workloads import ROWS, WORK_ROWS, EngineOptions, make_workload
+from workloads import ALL_ROWS, LONG_ROWS, ROWS, WORK_ROWS, EngineOptions, make_workload
 
 _HERE = Path(__file__).resolve().parent
 
@@ -49,7 +49,7 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
         turns = Turns(stack, args.scale, args.output)
         turns.start(engines, args.repeats if "startup" in args.rows else 0)
         shape = ModelShape(**turns.processes["ours"].hello["shape"])
-        rows = [row for row in WORK_ROWS if row in args.rows]
+        rows = [row for row in (*WORK_ROWS, *LONG_ROWS) if row in args.rows]
         rates = _rates(shape, rows, args) if rows else None
         for row in rows:
             turns.measure_row(row, args.repeats)
@@ -115,7 +115,7 @@ def _rates(shape: ModelShape, rows: list[str], args: argparse.Namespace) -> Rate
 def _bounds(row: str, shape: ModelShape, rates: Rates, args: argparse.Namespace) -> dict[str, list[float]]:
     works = [count_work(make_workload(row, repeat, args.scale), shape) for repeat in range(args.repeats)]
     bounds = [make_bound(work, shape, rates) for work in works]
-    return {"gemm": [bound.gemm for bound in bounds], "memory": [bound.memory for bound in bounds]}
+    return {part: [getattr(bound, part) for bound in bounds] for part in Bound._fields}
 
 
 def _profile(args: argparse.Namespace) -> dict[str, Any]:
@@ -208,7 +208,10 @@ def _parse_args() -> argparse.Namespace:
     parser.add_argument("--model-impl", help="ours once more, as that implementation of the model: transformers")
     parser.add_argument("--against", type=Path, metavar="CHECKOUT", help="another, built checkout of this package")
     parser.add_argument(
-        "--rows", type=some_of(ROWS, "row"), default=list(ROWS), help=f"some of {','.join(ROWS)}; default: all"
+        "--rows",
+        type=some_of(ALL_ROWS, "row"),
+        default=list(ROWS),
+        help=f"some of {','.join(ALL_ROWS)}; default: all but {', '.join(LONG_ROWS)}",
     )
     parser.add_argument("--dtype", default="bfloat16", help="default: %(default)s")
     parser.add_argument("--repeats", type=int, help="measured runs a row (default: 3)")

@@ -61,6 +61,8 @@ def _measure(adapter: Any, work: Any) -> dict[str, Any]:
     idle = time.process_time()
     if hasattr(adapter, "prepare"):
         adapter.prepare(work)
+    elif work.is_computed:
+        raise ValueError("this engine keeps no prefix from one call to the next")
     gc.collect()
     cpu_before = time.process_time()
     began = time.perf_counter()

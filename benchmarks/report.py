@@ -2,7 +2,7 @@
 
 engines   name -> {version, notes}, ours first
 rows      row -> {unit, engines: name -> {values, seconds, ...}}
-bounds    row -> {gemm: seconds, memory: seconds}, one a repeat
+bounds    row -> {gemm: seconds, attention: seconds, memory: seconds}, one a repeat
 rates     see bounds.rates_to_json
 pairs     [seconds with ids / seconds without], one a pair of runs
 failures  messages
@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from workloads import ROWS
+from workloads import ALL_ROWS
 
 DOCUMENT = Path(__file__).resolve().parent.parent / "docs" / "performance.md"
 
@@ -108,17 +108,18 @@ def ratios_table(result: dict[str, Any]) -> str:
 
 
 def bounds_table(result: dict[str, Any]) -> str:
-    """Ours against the time of the row's products alone and of its memory traffic alone."""
+    """Ours against the time of the row's products and attention, and of its memory traffic alone."""
     lines = []
     for row in _rows(result):
         bound, cell = result["bounds"].get(row), result["rows"][row]["engines"].get(OURS)
         if bound is None or cell is None:
             continue
-        floors = [max(both) for both in zip(bound["gemm"], bound["memory"], strict=True)]
+        parts = (bound["gemm"], bound["attention"], bound["memory"])
+        floors = [max(gemm + attention, memory) for gemm, attention, memory in zip(*parts, strict=True)]
         share = statistics.median(floor / taken for floor, taken in zip(floors, cell["seconds"], strict=False))
-        medians = (statistics.median(values) for values in (cell["seconds"], bound["gemm"], bound["memory"]))
+        medians = (statistics.median(values) for values in (cell["seconds"], *parts))
         lines.append([row, *(f"{seconds:.3f}" for seconds in medians), f"{share:.0%}"])
-    head = ["row", "ours (s)", "GEMM alone (s)", "memory alone (s)", "of the bound"]
+    head = ["row", "ours (s)", "GEMM alone (s)", "attention alone (s)", "memory alone (s)", "of the bound"]
     return markdown_table(head, lines, num_text=1) if lines else ""
 
 
@@ -204,7 +205,7 @@ def markdown_table(head: Sequence[str], lines: Sequence[Sequence[str]], num_text
 
 
 def _rows(result: dict[str, Any]) -> list[str]:
-    return [row for row in ROWS if row in result["rows"]]
+    return [row for row in ALL_ROWS if row in result["rows"]]
 
 
 def _spread(cell: dict[str, Any] | None) -> str:
@@ -248,7 +249,7 @@ def draw_chart(result: dict[str, Any], path: Path) -> bool:
     from matplotlib import pyplot
     from matplotlib.ticker import FuncFormatter, NullFormatter
 
-    rows = [row for row in ROWS if row in result["rows"] and OURS in result["rows"][row]["engines"]]
+    rows = [row for row in ALL_ROWS if row in result["rows"] and OURS in result["rows"][row]["engines"]]
     figure, axes = pyplot.subplots(figsize=(8, 1 + 0.25 * len(rows) * (len(others) + 1)), layout="constrained")
     height = 0.8 / len(others)
     for number, other in enumerate(others):

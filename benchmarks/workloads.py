@@ -22,6 +22,8 @@ WORK_ROWS = (
     "decode1",
     "prompt_logprobs",
 )
+# Prompts of so many tokens, and answers behind one that the engine has computed before; not measured unless asked for.
+LONG_ROWS = {"prompt_1k": 1000, "prompt_4k": 4000, "prompt_8k": 8000, "prompt_32k": 32000, "decode_8k": 8000}
 # teacher.py reads these of prompts, beside plain prefill: ids a position, top-k, ranks.
 TEACHER_ROWS = {
     "prefill": (0, None, True),
@@ -57,6 +59,7 @@ PROMPTS_VARIABLE = "BENCHMARK_PROMPTS"
 """Names a file of token ids, for rows whose prompts are texts: of each row, by repeat from -1 on, its prompts."""
 # In the order of the tables; `startup` and `peak_memory` are measured from outside the process.
 ROWS = ("startup", *WORK_ROWS, "peak_memory")
+ALL_ROWS = (*ROWS[:-1], *LONG_ROWS, ROWS[-1])
 
 LABEL_IDS = (4321, 1234)
 READ_IDS = tuple(range(1000, 3000, 100))
@@ -108,6 +111,7 @@ class Workload:
         temperature: of the draws; 0 = the most likely token.
         has_form: answers are bound to structured_forms.
         one_by_one: each request is sent when the one before it has ended.
+        is_computed: the prompts' keys and values are in the engine's prefix cache before the clock starts.
         teacher: of TEACHER_ROWS; other ids at each position, or as many of each position's most likely ones if < 0.
     """
 
@@ -121,6 +125,7 @@ class Workload:
     temperature: float = 0.0
     has_form: bool = False
     one_by_one: bool = False
+    is_computed: bool = False
     teacher: tuple[int, int | None, bool] | None = None
 
     @property
@@ -142,8 +147,8 @@ class Workload:
 
 
 def make_workload(row: str, repeat: int, scale: float = 1.0) -> Workload:
-    """The work of a row of WORK_ROWS, or of decode16. Each repeat (-1: the warm-up) has other prompts, so that no cache
-    helps.
+    """The work of a row of WORK_ROWS or LONG_ROWS, or of decode16. Each repeat (-1: the warm-up) has other prompts, so
+    that no cache helps.
 
     `decode64` and `decode64_ids` have prompts of the same lengths in the same repeat, to be compared pair by pair.
     `scale` is a factor on the numbers of prompts and tokens.
@@ -171,6 +176,12 @@ def make_workload(row: str, repeat: int, scale: float = 1.0) -> Workload:
     if row == "prompt_logprobs":
         prompts = [_ids(rng, _scaled(rng.randint(900, 1100), scale)) for _ in range(_scaled(8, scale))]
         return Workload(prompts, 1, "req/s", reads_prompt=True)
+    if row in LONG_ROWS:
+        # As many tokens for each length, up to one prompt. A computed prompt has one token beyond its last full block.
+        length, is_computed = _scaled(LONG_ROWS[row], scale), row.startswith("decode")
+        prompts = [_ids(rng, length + is_computed) for _ in range(1 if is_computed else max(1, 8000 // LONG_ROWS[row]))]
+        max_tokens, unit = (_scaled(64, scale), "tok/s") if is_computed else (1, "req/s")
+        return Workload(prompts, max_tokens, unit, read_ids=LABEL_IDS, is_computed=is_computed)
     if row in STRUCTURED_ROWS:
         has_form, temperature, count, max_tokens = STRUCTURED_ROWS[row]
         lengths = random.Random(f"structured lengths/{repeat}")
@@ -185,7 +196,8 @@ def make_workload(row: str, repeat: int, scale: float = 1.0) -> Workload:
         prompts = json.loads(Path(os.environ[PROMPTS_VARIABLE]).read_text())[row][repeat + 1]
         fields = {"temperature": temperature, "one_by_one": one_by_one, "read_ids": READ_IDS if reads else ()}
         return Workload(prompts, _scaled(64, scale), "tok/s", **fields)
-    raise ValueError(f"unknown row {row!r}; known: {', '.join((*WORK_ROWS, *TEACHER_ROWS, *STRUCTURED_ROWS))}")
+    known = (*WORK_ROWS, *LONG_ROWS, *TEACHER_ROWS, *STRUCTURED_ROWS)
+    raise ValueError(f"unknown row {row!r}; known: {', '.join(known)}")
 
 
 def _ids(rng: random.Random, count: int) -> list[int]:

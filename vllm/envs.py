@@ -113,10 +113,27 @@ def packed_cache_least_bytes() -> int:
     return 2**26 if mib is None else int(mib * 2**20)
 
 
+def kv_store() -> str:
+    """VLLM_KV_STORE: folder of a store of KV blocks; "", none, when unset."""
+    return os.environ.get("VLLM_KV_STORE", "")
+
+
 def cpu_kvcache_space_bytes() -> int | None:
     """VLLM_CPU_KVCACHE_SPACE, in GiB, as bytes; None when unset."""
     gib = _positive("VLLM_CPU_KVCACHE_SPACE", "GiB")
     return None if gib is None else int(gib * 2**30)
+
+
+def layer_partition() -> tuple[int, ...] | None:
+    """VLLM_PP_LAYER_PARTITION: how many layers each stage of pipeline_parallel_size has, with commas between the
+    numbers; None when unset: stages of about the same size."""
+    text = os.environ.get("VLLM_PP_LAYER_PARTITION", "").strip()
+    if not text:
+        return None
+    numbers = [part.strip() for part in text.split(",")]
+    if not all(part.isdecimal() and int(part) > 0 for part in numbers):
+        raise ValueError(f"VLLM_PP_LAYER_PARTITION must be positive numbers with commas between them, got {text!r}")
+    return tuple(map(int, numbers))
 
 
 def worker_timeout_seconds() -> float:

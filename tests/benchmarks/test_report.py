@@ -82,6 +82,28 @@ def test_decoding_computes_a_row_a_sequence_and_step_and_reads_the_cache(benchma
     assert counted.cache_bytes == (11 + 12 + 13 + 7 + 8 + 9) * 2 * 2 * 4 * 2
 
 
+def test_attention_counts_each_token_with_the_keys_up_to_it(benchmark_module: Import) -> None:
+    bounds, workloads = benchmark_module("bounds"), benchmark_module("workloads")
+    shape = bounds.ModelShape(**SHAPE)
+
+    def flops(*fields: Any, **more: Any) -> int:
+        return bounds.count_work(workloads.Workload(*fields, **more), shape).attention_flops
+
+    # Two products of a query of 3 heads of 4 values, in 2 layers; the last layer has the last tokens' queries alone.
+    pair = 4 * 3 * 4
+    assert flops([[1] * 4, [2] * 3], 1, "req/s") == pair * ((1 + 2 + 3 + 4) + (1 + 2 + 3) + 4 + 3)
+    assert flops([[1] * 4], 1, "req/s", reads_prompt=True) == 2 * pair * (1 + 2 + 3 + 4)
+    assert flops([[1] * 4, [1] * 4], 1, "req/s", shared=2) == pair * ((1 + 2 + 3 + 4) + (3 + 4) + 4 + 4)
+    computed = workloads.make_workload("decode_8k", 0)
+    assert (len(computed.prompts[0]), computed.max_tokens, computed.amount) == (8001, 64, 64)
+    assert bounds.count_work(computed, shape).attention_flops == 2 * pair * 8001
+    assert [len(workloads.make_workload(row, 0).prompts) for row in ("prompt_1k", "prompt_4k", "prompt_32k")] == [
+        8,
+        2,
+        1,
+    ]
+
+
 packs_bfloat16 = pytest.mark.skipif(
     not (torch.backends.mkldnn.is_available() and torch.ops.mkldnn._is_mkldnn_bf16_supported()),
     reason="oneDNN packs no bfloat16 on this CPU",
@@ -92,10 +114,12 @@ def test_a_bound_is_calls_times_seconds_and_bytes_over_bandwidth(benchmark_modul
     bounds = benchmark_module("bounds")
     shape, product = bounds.ModelShape(**SHAPE), bounds.Product("down", 4)
     rates = bounds.Rates({product: 0.5}, {product: "packed_f32"}, 1000.0)
-    bound = bounds.make_bound(bounds.Work({product: 10}, 500), shape, rates)
+    bound = bounds.make_bound(bounds.Work({product: 10}, 500, 4096), shape, rates)
     assert bound.gemm == 10 / 4 * 0.5
+    # The product's 2 x 8 x 16 x 4 operations take half a second.
+    assert bound.attention == 4096 / (2 * 8 * 16 * 4 / 0.5)
     assert bound.memory == (10 / 4 * 8 * 16 * 2 + 500) / 1000
-    assert bound.seconds == bound.gemm
+    assert bound.seconds == bound.gemm + bound.attention
     better = bounds.Rates({product: 0.4}, {product: "onednn"}, 900.0)
     best = rates.best_of(better)
     assert (best.seconds[product], best.kernels[product], best.read_bytes_per_second) == (0.4, "onednn", 1000.0)
@@ -183,11 +207,10 @@ def test_a_start_that_is_fast_enough_by_ratio_alone_is_not_reached(benchmark_mod
 def test_distance_from_the_bound_is_that_of_each_repeat(benchmark_module: Import) -> None:
     report = benchmark_module("report")
     rows = {"score": {"unit": "req/s", "engines": {"ours": _cell(10.0, 5.0, 2.5)}}}
-    table = report.bounds_table(
-        _result(rows=rows, bounds={"score": {"gemm": [0.5, 1.5, 1.0], "memory": [0.1, 0.1, 3.0]}})
-    )
+    bound = {"gemm": [0.25, 1.25, 1.0], "attention": [0.25, 0.25, 0.0], "memory": [0.1, 0.1, 3.0]}
+    table = report.bounds_table(_result(rows=rows, bounds={"score": bound}))
     # 1, 2 and 4 seconds: 50 %, 75 % and 75 % of the larger bound.
-    assert table.splitlines()[-1] == "| score | 2.000 | 1.000 | 0.100 | 75% |"
+    assert table.splitlines()[-1] == "| score | 2.000 | 1.000 | 0.250 | 0.100 | 75% |"
 
 
 def test_a_missed_target_says_what_it_allows_beside_the_products(benchmark_module: Import) -> None:
@@ -197,7 +220,7 @@ def test_a_missed_target_says_what_it_allows_beside_the_products(benchmark_modul
         "decode1": {"unit": "tok/s", "engines": {"ours": _cell(10.0), "upstream": _cell(5.0)}},
         "fullvocab": {"unit": "req/s", "engines": {"ours": _cell(10.0)}},
     }
-    bounds = {row: {"gemm": [1.5, 1.0, 2.0], "memory": [9.0, 9.0, 9.0]} for row in rows}
+    bounds = {row: {"gemm": [1.5, 1.0, 2.0], "attention": [0.0] * 3, "memory": [9.0, 9.0, 9.0]} for row in rows}
     table = report.misses_table(_result(rows=rows, bounds=bounds))
     # Ours takes 2 s; 1.25 times as fast as upstream's 2.22 s would be 1.78 s.
     assert table.splitlines()[2:] == ["| score | 2.000 | 1.778 | 1.500 | 0.278 | 0.500 |"]

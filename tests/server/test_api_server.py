@@ -106,8 +106,11 @@ def test_an_app_around_an_engine(engine, args):
     asyncio.run(run())
 
 
-def test_a_served_app_of_ours_until_sigterm(model, args):
-    """run_server: as `vllm serve`, but in the caller's loop, who goes on afterwards with signal handlers as before."""
+def test_a_served_app_of_ours_until_sigterm(model, args, tmp_path):
+    """run_server: as `vllm serve`, but in the caller's loop, who goes on afterwards with signal handlers as before. A
+    share of its traffic is audited as there."""
+    audited = {"audit_share": 1.0, "audit_reference": str(model), "audit_log": str(tmp_path / "log")}
+    args = argparse.Namespace(**{**vars(args), **audited, "logprobs_mode": "raw_logprobs"})
     handlers = [signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM)]
 
     async def run() -> None:
@@ -122,6 +125,7 @@ def test_a_served_app_of_ours_until_sigterm(model, args):
                     break
                 except httpx.ConnectError:
                     await asyncio.sleep(0.05)
+            assert "vllm:audit_rows_total" in (await client.get(f"{address}/metrics")).text
         signal.raise_signal(signal.SIGTERM)
         await asyncio.wait_for(serving, 30)
 

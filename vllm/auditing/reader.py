@@ -7,17 +7,23 @@ do, and their cost beside them.
 from __future__ import annotations
 
 import argparse
+import ctypes
 import json
+import os
 import pickle
 import resource
+import signal
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from vllm.auditing.other_servers import label_scorer
 from vllm.auditing.readings import ERROR, EXIT_INTERRUPTED
+from vllm.auditing.servers import AnyServer
 from vllm.auditing.text_task import TextTask
 from vllm.exceptions import CliError, VLLMValidationError
 from vllm.scoring.decide.task import DecideTask
@@ -31,9 +37,24 @@ from vllm.scoring.task import Task
 if TYPE_CHECKING:
     from vllm.entrypoints.llm import LLM
 
+
+class AuditedLabelTask(LabelTask):
+    """Reads labels from servers of others, too."""
+
+    def __init__(self, args: argparse.Namespace) -> None:
+        super().__init__(args)
+        self._known: list[list[int]] = args.known_label_ids or []
+
+    def server_scorer(self, server: Any) -> Any:
+        """See Task."""
+        return label_scorer(server, self.template, self.given, self.input_name, self._known)
+
+
 KINDS: dict[str, type[Task]] = {
-    "labels": LabelTask, "questions": DecideTask, "rerank": RerankTask, "embed": EmbedTask, "text": TextTask,
+    "labels": AuditedLabelTask, "questions": DecideTask, "rerank": RerankTask, "embed": EmbedTask, "text": TextTask,
 }  # fmt: skip
+
+_PR_SET_PDEATHSIG = 1
 
 
 def cost_path(rows: Path) -> Path:
@@ -41,24 +62,28 @@ def cost_path(rows: Path) -> Path:
     return rows.with_name(f"{rows.name}.cost.json")
 
 
-def audited(kind: type[Task], adapter: str | None) -> type[Task]:
+def audited(kind: type[Task], adapter: str | None, is_server: bool = False) -> type[Task]:
     """The kind whose rows are counted alone, and whose engine has the adapter of a folder."""
 
     class Audited(kind):  # type: ignore[misc, valid-type]
+        server_kind = AnyServer
+
         def engine_scorer(self, llm: LLM) -> Any:
             return super().engine_scorer(llm if adapter is None else _Adapted(llm, adapter))  # type: ignore[arg-type]
 
         def report(self, scorer: Any) -> RowReport:
-            return _Cost(self.command, self.input_name, scorer)
+            return _Cost(self.command, self.input_name, scorer, is_server)
 
     return Audited
 
 
 class _Cost(RowReport):
-    """Writes what the rows cost: seconds of scoring, of loading, and the most memory that the process had."""
+    """Writes what the rows cost: seconds of scoring, of loading, and the most memory that the process had; a server's
+    is not known."""
 
-    def __init__(self, command: str, input_name: str, scorer: Any) -> None:
+    def __init__(self, command: str, input_name: str, scorer: Any, is_server: bool) -> None:
         super().__init__(command, input_name)
+        self._is_server = is_server
         self._labels = getattr(scorer, "labels", None)
 
     def print_rows(self) -> None:
@@ -69,7 +94,7 @@ class _Cost(RowReport):
         return False
 
     def conclude(self, output: Path, model_name: str, timing: Timing, quiet: bool) -> None:
-        peak = _peak_mib()
+        peak = None if self._is_server else _peak_mib()
         found: dict[str, Any] = {"num_rows": self.num_rows, "num_failed": self.num_failed, "failure": self.failure}
         if self.num_new:
             # Rows of an earlier, killed run took as long.
@@ -120,15 +145,24 @@ def _json_lines(path: Path) -> Iterator[dict[str, Any]]:
             yield {"error": None, **json.loads(line)}
 
 
+def _end_with(parent: int) -> None:
+    """End when the audit does, however it is ended: a reader without it would hold the lock of its rows."""
+    with suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+    if os.getppid() != parent:
+        sys.exit(EXIT_INTERRUPTED)
+
+
 def main() -> int:
     """Read the rows; 2 for bad values, which the last line of standard output names, 1 for another fault."""
     args: argparse.Namespace = pickle.load(sys.stdin.buffer)
+    _end_with(args.parent)
     kind = KINDS[args.kind]
     try:
         if args.backend is not None:
             _read_on_ray(args, kind)
         else:
-            complete_file(args, audited(kind, args.adapter))
+            complete_file(args, audited(kind, args.adapter, args.url is not None))
     except (CliError, VLLMValidationError) as error:
         print(f"{ERROR}{' '.join(str(error).splitlines())}")
         return 2

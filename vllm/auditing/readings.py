@@ -6,6 +6,7 @@ import argparse
 import hashlib
 import json
 import math
+import os
 import pickle
 import re
 import signal
@@ -18,6 +19,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from vllm.auditing.models import ModelSpec
+from vllm.auditing.servers import fingerprint
 from vllm.engine.arg_utils import EngineArgs
 from vllm.exceptions import CliError
 from vllm.scoring.batches import deciding
@@ -108,6 +110,8 @@ class Reader:
             if getattr(engine, each.name) != getattr(usual, each.name)
         }
         made_from = [self._made_from, deciding(engine), changed, spec.adapter, spec.url, spec.stamp()]
+        if spec.url is not None:
+            made_from.append(fingerprint(spec.url, spec.path, self._args.api_key, self._args.timeout))
         if reference is not None and self._args.kind == "text":
             made_from.append(reference.path.name)
         digest = hashlib.sha256(json.dumps(made_from, default=str, sort_keys=True).encode()).hexdigest()[:16]
@@ -121,11 +125,12 @@ class Reader:
         self, spec: ModelSpec, path: Path, done: Path, known: dict[str, Any], reference: Readings | None
     ) -> dict[str, Any]:
         given = dict(vars(self._args))
-        given |= {"spec": spec.name, "adapter": spec.adapter, "url": spec.url, "output": path}
+        given |= {"spec": spec.name, "adapter": spec.adapter, "url": spec.url, "output": path, "parent": os.getpid()}
         resume = not self._overwrite and meta_path(path).exists()
         given |= {"resume": resume, "overwrite": not resume, "quiet": self._quiet}
         if self._args.kind == "text":
             given["reference_rows"] = reference and reference.path
+        given["known_label_ids"] = reference and reference.label_token_ids
         engine = dict(spec.engine)
         if self._args.kind == "text":
             engine["max_logprob_token_ids"] = -1

@@ -66,6 +66,9 @@ class CacheConfig:
         snapshot_interval: tokens after which a state is kept, a multiple of block_size; None = chosen by the sizes of
             states and keys when the engine starts.
         cache_dtype: "auto", the model's, or one of FLOAT8_DTYPES.
+        kv_store: folder of a store of blocks that later processes find; "" = none.
+        kv_store_gib: the most that the store takes on disk; None: half of what is free or its own.
+        kv_store_salted: whether blocks of requests with a cache_salt are written there, too.
         num_gpu_blocks: blocks that the engine has, in a configuration of a running engine's; None before.
     """
 
@@ -84,6 +87,9 @@ class CacheConfig:
     num_snapshots: int = 0
     snapshot_interval: int | None = None
     cache_dtype: str = "auto"
+    kv_store: str = ""
+    kv_store_gib: float | None = None
+    kv_store_salted: bool = False
     num_gpu_blocks: int | None = field(default=None, repr=False, compare=False)
 
     @property
@@ -110,3 +116,5 @@ class CacheConfig:
                 )
         check_number("gpu_memory_utilization", self.gpu_memory_utilization, 0, 1, open_low=True)
         check_number("swap_space", self.swap_space, 0, math.inf)
+        if self.kv_store_gib is not None:
+            check_number("kv_store_gib", self.kv_store_gib, 0, math.inf, open_low=True)

@@ -104,6 +104,9 @@ class EngineArgs(UpstreamArgs):
         False, "let the code in the model's and the tokenizer's repositories run", to="model_config"
     )
     tensor_parallel_size: int = arg(1, "number of devices to split the model over", to="parallel_config", short="-tp")
+    pipeline_parallel_size: int = arg(
+        1, "number of stages that the model's layers are shared out to", to="parallel_config", short="-pp"
+    )
     data_parallel_size: int = arg(
         1, "replicas of the model behind one server, each with its own KV cache", to="parallel_config", short="-dp"
     )
@@ -154,6 +157,15 @@ class EngineArgs(UpstreamArgs):
         0.0,
         "GiB of host memory a device for KV blocks that make room for others, to copy back; pinned on cuda",
         to="cache_config",
+    )
+    kv_store: str | None = arg(
+        None, "folder in which KV blocks are kept for later processes; VLLM_KV_STORE when left out, else none"
+    )
+    kv_store_gib: float | None = arg(
+        None, "GiB that the folder may take, of all models; half of what is free when left out", to="cache_config"
+    )
+    kv_store_salted: bool = arg(
+        False, "keep blocks of requests with a cache_salt there, too, for requests of the same salt", to="cache_config"
     )
     enforce_eager: bool = arg(
         False,
@@ -332,6 +344,7 @@ class EngineArgs(UpstreamArgs):
             FileNotFoundError: the model is not there.
         """
         # Needs torch; flags and checks elsewhere should not wait for it.
+        from vllm.models.splits import check_splits
         from vllm.v1.sample.logits_processor import load_logits_processors
 
         check_values(self)
@@ -364,6 +377,8 @@ class EngineArgs(UpstreamArgs):
             default_sampling_params=self._default_sampling_params(source),
             **runner_fields(self, source),
         )
+        if self.pipeline_parallel_size > 1:
+            check_splits(source.hf_config, self.model_impl)
         scheduler_config = self._scheduler_config(max_model_len, device, usage_context == UsageContext.LLM_CLASS)
         speculative, scheduler_config = with_model_and_schedule(speculative, self, model_config, scheduler_config)
         return VllmConfig(
@@ -398,6 +413,7 @@ class EngineArgs(UpstreamArgs):
     ) -> CacheConfig:
         return CacheConfig(
             **passed_on(self, "cache_config"),
+            kv_store=envs.kv_store() if self.kv_store is None else self.kv_store,
             cache_dtype=resolve_cache_dtype(self.kv_cache_dtype, source.dtype, source.is_encoder),
             # A token that sees those after it has no result that other prompts share.
             enable_prefix_caching=bool(self.enable_prefix_caching) and model_config.attn_type != "encoder_only",

@@ -19,7 +19,6 @@ from vllm.scoring.files import Item, TextFile
 from vllm.scoring.report import Totals
 from vllm.scoring.rows import PartFolder, check_output
 from vllm.scoring.scorers import Scorer
-from vllm.scoring.server import Server
 from vllm.scoring.task import Task
 
 if TYPE_CHECKING:
@@ -143,7 +142,7 @@ def complete_parts(args: argparse.Namespace, task: Task, load: Callable[[argpars
     """Complete the output folder to one row a text, by an engine that `load` makes or by a server; 0, or 1 when some of
     the texts failed."""
     run = PartRun.of(args, task)
-    with nullcontext() if args.url is None else Server(args) as server:
+    with nullcontext() if args.url is None else task.server_kind(args) as server:
         run.made_from |= deciding(args, task.more_deciding) if server is None else server.deciding()
         bar = closing(Progress(run.num_texts, shown=not args.quiet))
         began = loaded = time.perf_counter()

@@ -15,7 +15,6 @@ from vllm.scoring.files import TextFile
 from vllm.scoring.report import RowReport, Timing
 from vllm.scoring.rows import RowFile
 from vllm.scoring.scorers import Scorer
-from vllm.scoring.server import Server
 from vllm.scoring.tables import TableOutput
 from vllm.scoring.task import Task
 
@@ -36,7 +35,7 @@ def complete_file(args: argparse.Namespace, kind: type[Task]) -> int:
     _check_paths(task, table)
     kinds = table.field_kinds()
     texts, made_from = task.read_texts(args, kinds)
-    with nullcontext() if args.url is None else Server(args) as server:
+    with nullcontext() if args.url is None else task.server_kind(args) as server:
         made_from |= deciding(args, task.more_deciding) if server is None else server.deciding()
         table.check(made_from, args)
         began = time.perf_counter()

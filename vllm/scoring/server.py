@@ -19,7 +19,7 @@ class Server(ServerSession):
     def __init__(self, args: argparse.Namespace) -> None:
         super().__init__(args)
         self._slots = asyncio.Semaphore(args.concurrency or CONCURRENCY)
-        self.max_model_len: int = self.card["max_model_len"]
+        self.max_model_len: int = self.card.get("max_model_len") or 0
 
     def deciding(self) -> dict[str, Any]:
         """The settings that decide the rows; not the URL, as the same model may be served elsewhere."""

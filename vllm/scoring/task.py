@@ -13,6 +13,7 @@ from vllm.exceptions import CliError
 from vllm.scoring.files import Item, TextFile
 from vllm.scoring.images import RowImages
 from vllm.scoring.report import PICTURE_FORMATS, RowReport
+from vllm.scoring.server import Server
 from vllm.version import __version__
 
 if TYPE_CHECKING:
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
     from vllm.entrypoints.llm import LLM
     from vllm.scoring.columns import FieldKinds
     from vllm.scoring.scorers import EngineScorer
-    from vllm.scoring.server import Server
 
 
 class Task(ABC):
@@ -38,6 +38,7 @@ class Task(ABC):
         takes_ids: whether the field of the text may hold token ids instead.
         spread: see Columns.
         more_deciding: engine arguments that decide the rows beside those of all tasks.
+        server_kind: of the server at --url.
         output: file of the rows, or folder of its parts.
         made_from: what decides the rows beside texts and model; JSON values.
         images: the rows' pictures; None: they have none.
@@ -54,6 +55,7 @@ class Task(ABC):
     takes_ids = False
     spread: str | None = None
     more_deciding: tuple[str, ...] = ()
+    server_kind: type[Server] = Server
 
     def __init__(self, args: argparse.Namespace) -> None:
         """CliError: what no text can be asked."""

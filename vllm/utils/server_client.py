@@ -401,7 +401,7 @@ class ServerSession:
         self.client = connect(args)
         self.loop = asyncio.new_event_loop()
         try:
-            self.card = self.wait(served_model(self.client, args.model))
+            self.card = self.wait(self.describe(args.model))
         except BaseException:
             self.loop.close()
             raise
@@ -415,6 +415,10 @@ class ServerSession:
         self.wait(self.loop.shutdown_asyncgens())
         self.wait(self.client.close())
         self.loop.close()
+
+    async def describe(self, name: str | None) -> dict[str, Any]:
+        """The server's description of the model `name`; see `served_model`."""
+        return await served_model(self.client, name)
 
     def wait(self, work: Awaitable[Result]) -> Result:
         """The result of `work`."""

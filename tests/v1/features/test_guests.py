@@ -27,19 +27,21 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize(
     ("fields", "absent"),
     [
-        ({}, {"states", "drafts", "adapters", "prompt_embeds", "images", "swap"}),
+        ({}, {"stages", "states", "drafts", "adapters", "prompt_embeds", "images", "swap", "kv_store"}),
         (
             {"enable_prefix_caching": False},
-            {"hidden_cache", "states", "drafts", "adapters", "prompt_embeds", "images", "swap"},
+            {"hidden_cache", "stages", "states", "drafts", "adapters", "prompt_embeds", "images", "swap", "kv_store"},
         ),
         (
             {"speculative_config": NGRAM, "enable_lora": True, "swap_space": 0.01, "enable_prompt_embeds": True},
-            {"states", "images"},
+            {"stages", "states", "images", "kv_store"},
         ),
+        ({"kv_store": "store"}, {"stages", "states", "drafts", "adapters", "prompt_embeds", "images", "swap"}),
     ],
-    ids=["none", "no prefix cache", "all"],
+    ids=["none", "no prefix cache", "many", "a store on disk"],
 )
-def test_guests_are_those_of_the_configuration_in_their_order(folder, fields, absent):
+def test_guests_are_those_of_the_configuration_in_their_order(folder, fields, absent, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     core = make_tiny_llm(folder, **fields).llm_engine.engine_core
     runner = core.executor.worker.model_runner
     assert rooms_of(runner.guests) == [name for name in ORDER if name not in absent]

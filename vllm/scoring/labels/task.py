@@ -37,7 +37,12 @@ _PLACE = "\ue002\ue003"
 
 
 class LabelTask(Task):
-    """Scores labels as continuations of the prompts of texts."""
+    """Scores labels as continuations of the prompts of texts.
+
+    Attributes:
+        given: the labels, as texts or as token ids.
+        template: of the prompts; None: the default one.
+    """
 
     command, suffix, has_tables = "score", "scores", False
 
@@ -45,27 +50,27 @@ class LabelTask(Task):
         super().__init__(args)
         self._picture = self.picture_path(args)
         self.outputs = [("--picture", self._picture)]
-        self._given: list[str] | list[int] = args.labels or args.label_ids
-        self._template: Template | None = None
+        self.given: list[str] | list[int] = args.labels or args.label_ids
+        self.template: Template | None = None
         if args.template is not None:
-            self._template = Template.unescaped(args.template)
+            self.template = Template.unescaped(args.template)
         elif args.template_file is not None:
             # A line break at the end of the file is not part of the prompt.
-            self._template = Template(read_text(args.template_file).removesuffix("\n").removesuffix("\r"))
-        if self._template is not None and self._template.count(args.image_field) > 1:
+            self.template = Template(read_text(args.template_file).removesuffix("\n").removesuffix("\r"))
+        if self.template is not None and self.template.count(args.image_field) > 1:
             raise CliError(f"template: {{{args.image_field}}} is there twice, and pictures are shown once")
-        source = self._template and self._template.source
+        source = self.template and self.template.source
         self.made_from = {"labels": args.labels, "label_ids": args.label_ids, "template": source}
 
     def check(self, item: Item) -> None:
-        if self._template is not None:
-            self._template.render(self.input_name, item if self.images is None else _placed(item, self.images))
+        if self.template is not None:
+            self.template.render(self.input_name, item if self.images is None else _placed(item, self.images))
 
     def engine_scorer(self, llm: LLM) -> EngineLabelScorer:
-        return EngineLabelScorer(llm, self._template, self._given, self.input_name, self.images)
+        return EngineLabelScorer(llm, self.template, self.given, self.input_name, self.images)
 
     def server_scorer(self, server: Server) -> ServerLabelScorer:
-        return ServerLabelScorer(server, self._template, self._given, self.input_name, self.images)
+        return ServerLabelScorer(server, self.template, self.given, self.input_name, self.images)
 
     def schema(self, scorer: EngineLabelScorer) -> pa.Schema:
         return scorer.labels.schema()

@@ -20,7 +20,9 @@ from starlette.datastructures import State
 from vllm.cli.serve import make_arg_parser, template_text, validate_parsed_serve_args
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.entrypoints.async_llm import AsyncLLM
+from vllm.exceptions import VLLMValidationError
 from vllm.server import app, launcher
+from vllm.server.audit_share import audited
 from vllm.server.server_args import ServerArgs
 from vllm.server.state import ServerState
 from vllm.upstream.serving import fill
@@ -54,8 +56,25 @@ def build_app(
         ValueError: an argument of the server that cannot be honoured.
     """
     args = _namespace(args)
+    server_args = _server_args(args)
+    _check_audit(server_args)
+    return app.build_app(ServerState(None, server_args))
+
+
+def _server_args(args: argparse.Namespace) -> ServerArgs:
     validate_parsed_serve_args(args)
-    return app.build_app(ServerState(None, ServerArgs.from_cli_args(args)))
+    return ServerArgs.from_cli_args(args)
+
+
+def _check_audit(args: ServerArgs) -> None:
+    """VLLMValidationError: a share of the traffic is to be audited, by a process that nobody would end."""
+    if args.audit_share:
+        raise VLLMValidationError(
+            "audit_share needs the whole life of a server: run_server and `vllm serve` have it, build_app and "
+            "init_app_state have not",
+            "audit_share",
+            args.audit_share,
+        )
 
 
 def _namespace(args: argparse.Namespace | Mapping[str, Any]) -> argparse.Namespace:
@@ -81,7 +100,9 @@ async def init_app_state(
     """
     args = _namespace(args)
     if not hasattr(state, "serving"):
-        state.serving = ServerState(None, ServerArgs.from_cli_args(args))
+        server_args = ServerArgs.from_cli_args(args)
+        _check_audit(server_args)
+        state.serving = ServerState(None, server_args)
     server: ServerState = state.serving
     server.chat_template = template_text(server.args.chat_template)
     server.check_engine(engine_client)
@@ -162,6 +183,8 @@ async def run_server_worker(
     """As `run_server`, at what `setup_server` has bound."""
     with sock:
         async with build_async_engine_client(args, client_config=client_config) as engine:
-            application = build_app(args)
+            state = ServerState(None, _server_args(args))
+            application = app.build_app(state)
             await init_app_state(engine, application.state, args)
-            await launcher.serve_app(application, sock, **uvicorn_kwargs)
+            with audited(state):
+                await launcher.serve_app(application, sock, **uvicorn_kwargs)

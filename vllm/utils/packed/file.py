@@ -25,6 +25,8 @@ _END = struct.Struct("<QQQ8s")  # start, size and CRC-32 of the JSON text
 _LINE, _PAGE = 64, 4096
 _LARGE = 1 << 20
 _CHUNK = 1 << 26
+# A huge page. The page cache has one for a block that is written at once, or read by a mapping that asks for it.
+_HUGE = 1 << 21
 _MAP_NORESERVE = 0x4000
 _MADV_POPULATE_READ = 22
 # Bits of /proc/self/pagemap: the page is there, and is the file's own.
@@ -133,6 +135,9 @@ class Mapping:
         self.bytes = np.frombuffer(self.memory, dtype=np.uint8)
         self.address = self.bytes.ctypes.data
         self._advise = getattr(ctypes.CDLL(None, use_errno=True), "madvise", None)
+        # A product with one row reads each weight once: looking up small pages took up to 40 % of its time.
+        if hasattr(mmap, "MADV_HUGEPAGE"):
+            self._give_advice(0, length, mmap.MADV_HUGEPAGE)
 
     def __len__(self) -> int:
         return len(self.bytes)
@@ -190,7 +195,8 @@ class Writer:
         try:
             os.ftruncate(self._file, capacity)
             self.mapping = Mapping(self._file, capacity)
-            os.pwrite(self._file, _MAGIC, 0)
+            self._whole_until = 0
+            self._write(memoryview(_MAGIC), 0)
         except BaseException:
             self.discard()
             raise
@@ -212,11 +218,22 @@ class Writer:
         crc = done = 0
         while done < data.nbytes:
             part = view[done : done + _CHUNK]
-            written = os.pwrite(self._file, part, start + done)
+            written = self._write(part, start + done)
             crc, done = zlib.crc32(part[:written], crc), done + written
         self._at = start + data.nbytes
         self.pieces.append(Piece(start, data.nbytes, crc))
         return len(self.pieces) - 1
+
+    def _write(self, data: memoryview, start: int) -> int:
+        """Write bytes, and zeros up to the end of their last block if nothing was there: how many of the bytes were
+        written."""
+        stop = start + data.nbytes
+        if stop <= self._whole_until:
+            return os.pwrite(self._file, data, start)
+        block_end = -(-stop // _HUGE) * _HUGE
+        written = os.pwritev(self._file, (data, bytes(block_end - stop)), start)
+        self._whole_until = max(self._whole_until, (start + written) // _HUGE * _HUGE)
+        return min(written, data.nbytes)
 
     def refer(self, source: Path, start: int, size: int) -> int:
         """The number of a piece whose bytes another file has."""

@@ -36,7 +36,8 @@ class SchedulerGuest:
         """A request waits to be admitted: it has been queued, or was preempted."""
 
     def prepares(self, request: Request) -> bool:
-        """Whether a request cannot be admitted yet: it is in no queue until `prepared` gives it."""
+        """Whether a request cannot be admitted yet: it is in no queue until `prepared`, which whoever defines this
+        defines, too, gives it. Then the guests after this one are asked."""
         return False
 
     def prepared(self, is_idle: bool) -> Sequence[tuple[Request, str | None]]:
@@ -129,6 +130,9 @@ class SchedulerGuest:
     def reset_cache(self) -> None:
         """Forget all content."""
 
+    def weights_changed(self) -> None:
+        """What is computed from now on is not what was before; `reset_cache` follows."""
+
     # -- the engine -----------------------------------------------------------------------------------------------
 
     def calls(self) -> Mapping[str, Callable[..., Any]]:
@@ -138,6 +142,9 @@ class SchedulerGuest:
     def counts(self) -> dict[str, Any]:
         """Fields of SchedulerStats."""
         return {}
+
+    def closed(self) -> None:
+        """The engine ends."""
 
 
 def hooks(guests: Sequence[SchedulerGuest], name: str) -> tuple[Any, ...]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import NamedTuple
@@ -125,7 +125,7 @@ class KVCacheManager:
         """Blocks of the longest prefix that every group has what it needs of."""
         count, first_row = len(hashes), request.next_prompt_row
         for full in self._full:
-            count = full.longest_prefix(hashes, count, self._is_cached)
+            count = full.longest_prefix(hashes, count, self.is_cached)
         if first_row is not None:
             for index in range(min(first_row // self.block_size, count), count):
                 # Hidden states lie in the first group's blocks.
@@ -138,12 +138,13 @@ class KVCacheManager:
         while count != before:
             before = count
             for windowed in self._windowed:
-                count = windowed.longest_prefix(hashes, count, self._is_cached)
+                count = windowed.longest_prefix(hashes, count, self.is_cached)
             for limit in self._limits:
                 count = limit(request, hashes, count)
         return count
 
-    def _is_cached(self, key: bytes) -> bool:
+    def is_cached(self, key: bytes) -> bool:
+        """Whether there is content of this key, on the device or where a guest can bring it from."""
         return self.pool.find(key) is not None or any(holds(key) for holds in self._holds)
 
     def admit(self, request: Request, prefix: CachedPrefix, num_new_tokens: int) -> bool:
@@ -185,6 +186,19 @@ class KVCacheManager:
         if group is self.groups[0] and request.next_prompt_row is not None:
             first = min(first, request.next_prompt_row // self.block_size)
         return [group.key(each) for each in request.block_hashes[first:count]]
+
+    def keys_of_prefix(self, request: Request, count: int) -> list[bytes]:
+        """The keys of all content that a prefix of `count` whole blocks has to have."""
+        return [key for group in self.groups for key in self._keys_of_prefix(group, request, count)]
+
+    def filled_blocks(self, request: Request, first: int, full: int) -> Iterator[tuple[bytes, int]]:
+        """The request's full blocks from number `first` to before `full`, in each group that needs them, by the keys
+        of their content."""
+        hashes = extend_block_hashes(request, self.block_size)[first:full]
+        for group, blocks in zip(self.groups, self._groups_of(request), strict=True):
+            for content_hash, block_id in zip(hashes, blocks[first:full], strict=True):
+                if block_id != NO_BLOCK:
+                    yield group.key(content_hash), block_id
 
     def _take_prefix(self, keys: list[list[bytes]], count: int, num_new: int, allocated: list[int]) -> Blocks:
         """Each group's blocks: `count` of the prefix, on the device or brought there, and `num_new` others."""

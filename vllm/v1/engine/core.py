@@ -11,6 +11,7 @@ from typing import Any
 from vllm.config import ModelConfig, VllmConfig
 from vllm.pooling_params import PoolingParams
 from vllm.sampling_params import SamplingParams
+from vllm.v1.core.guests import hooks
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.core.sched.whole_requests import WholeRequestScheduler
 from vllm.v1.engine.calls import check_sleep_level, check_sleep_tags
@@ -172,6 +173,8 @@ class EngineCore:
         self.executor.check_health()
 
     def shutdown(self) -> None:
+        for closed in hooks(self.scheduler.guests, "closed"):
+            closed()
         self.executor.shutdown()
 
     def collective_rpc(self, method: str | Callable, args: tuple = (), kwargs: dict | None = None) -> list[Any]:

@@ -6,6 +6,7 @@ import contextlib
 from collections import deque
 from typing import Any
 
+from vllm.v1.core.guests import hooks
 from vllm.v1.core.sched.async_scheduling import StepInFlight, can_schedule_ahead, complete, discard, dispatch
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.messages import EngineCoreOutput
@@ -78,6 +79,8 @@ class Steps:
         if self._weights_changed:
             self._weights_version = worker.weights_version
             self._num_updates += 1
+            for changed in hooks(self.scheduler.guests, "weights_changed"):
+                changed()
             self.scheduler.reset_prefix_cache(reset_running_requests=True)
         named = worker.weight_version
         self.weight_version = self._num_updates if named is None else named

@@ -92,7 +92,11 @@ class Scheduler:
             queued(request)
         request.length_limit = min(request.max_tokens, self.max_model_len - request.num_prompt_tokens)
         self.requests[request.request_id] = request
-        if any(prepares(request) for prepares in self._prepares):
+        self._prepare(request, 0)
+
+    def _prepare(self, request: Request, first: int) -> None:
+        """Queue a request that no guest prepares any more, from the one of number `first` on of those that do."""
+        if any(prepares(request) for prepares in self._prepares[first:]):
             request.status = RequestStatus.PREPARING
         else:
             self._queue(request)
@@ -110,10 +114,10 @@ class Scheduler:
     def queue_prepared(self) -> bool:
         """Queue the requests that can be admitted by now; those that never can be end. False: there are ends to return,
         or all requests are still prepared."""
-        for prepared in self._prepared:
+        for number, prepared in enumerate(self._prepared):
             for request, error in prepared(not self.running and not self.waiting):
                 if error is None:
-                    self._queue(request)
+                    self._prepare(request, number + 1)
                 else:
                     self._refuse(request, error)
         if self.running or self.waiting or not self.requests:

@@ -53,7 +53,7 @@ class PoolingModelRunner(GPUModelRunner):
             for before_request in self._before_request:
                 before_request(slot)
             pooled[batch.req_ids[index]] = self._pooler(states, ids, self._params[slot])
-        return PooledStep(pooled)
+        return PooledStep(pooled, self._completions(batch, hidden))
 
     def _collect(self, prompts: PromptBatch, hidden: Tensor) -> None:
         for source, rows in prompts.parts(hidden):

@@ -1,0 +1,229 @@
+"""A store of blocks: later engines compute only what it does not have, and read the same bits."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tiny_llm import make_tiny_llm, make_tiny_model
+
+from vllm import LLM, SamplingParams
+
+PREFIX = [3 + number * 7 % 200 for number in range(100)]
+PROMPTS = [[*PREFIX, 50 + number] for number in range(3)]
+READS = SamplingParams(max_tokens=4, temperature=0.0, logprobs=8)
+NUM_BLOCKS = len(PREFIX) // 16
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_tiny_model(tmp_path_factory.mktemp("model"))
+
+
+def run(llm: LLM, prompts: list[list[int]] = PROMPTS, params: SamplingParams = READS, **fields: Any) -> list[Any]:
+    return llm.generate([{"prompt_token_ids": each, **fields} for each in prompts], params, use_tqdm=False)
+
+
+def readings(outputs: list[Any]) -> list[tuple[Any, ...]]:
+    """Tokens and the bits of what was read of them."""
+    found = []
+    for output in outputs:
+        for completion in output.outputs:
+            arrays = completion.logprobs
+            columns = (arrays.token_ids, arrays.logprobs, arrays.logits, arrays.ranks, arrays.lse)
+            found.append((tuple(completion.token_ids), *(np.asarray(each).tobytes() for each in columns)))
+    return found
+
+
+def cached(outputs: list[Any]) -> list[int]:
+    return [output.num_cached_tokens for output in outputs]
+
+
+def counts(llm: LLM) -> tuple[int, int]:
+    stats = llm.llm_engine.engine_core.stats()
+    return stats["num_stored_blocks"], stats["num_loaded_blocks"]
+
+
+def end(llm: LLM) -> None:
+    llm.llm_engine.engine_core.shutdown()
+
+
+def fill(model: Path, store: Path, prompts: list[list[int]] = PROMPTS, run_fields: Any = None, **fields: Any) -> None:
+    """An engine that computes prompts, and ends."""
+    llm = make_tiny_llm(model, kv_store=str(store), **fields)
+    run(llm, prompts, **(run_fields or {}))
+    end(llm)
+
+
+def test_a_later_process_computes_only_the_tail(folder, tmp_path):
+    code = f"""
+import sys
+sys.path[:0] = {[str(Path(__file__).parent), *sys.path]!r}
+import json
+from test_kv_store import PROMPTS, run, counts
+from tiny_llm import make_tiny_llm
+llm = make_tiny_llm({str(folder)!r}, kv_store={str(tmp_path / "store")!r})
+print(json.dumps([output.num_cached_tokens for output in run(llm, PROMPTS[:1])]))
+"""
+    written = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=300)
+    assert json.loads(written.stdout.splitlines()[-1]) == [0]
+    llm = make_tiny_llm(folder, kv_store=str(tmp_path / "store"))
+    outputs = run(llm)
+    assert cached(outputs)[0] == NUM_BLOCKS * 16 and min(cached(outputs)) >= NUM_BLOCKS * 16
+    assert counts(llm) == (0, NUM_BLOCKS)
+    assert readings(outputs) == readings(run(make_tiny_llm(folder)))
+    end(llm)
+
+
+def test_loaded_blocks_have_the_bits_of_computed_ones(folder, tmp_path):
+    fill(folder, tmp_path)
+    caches = []
+    for fields in ({"kv_store": str(tmp_path)}, {}):
+        llm = make_tiny_llm(folder, **fields)
+        run(llm, PROMPTS[:1])
+        core = llm.llm_engine.engine_core
+        request = core.scheduler.kv
+        hashes = [key for key in request.pool._block_of if len(key) == 16]
+        caches.append(
+            {
+                key: [
+                    tensor[request.pool.find(key)].view(torch.uint8).numpy().tobytes()
+                    for group in core.executor.worker.model_runner.kv_caches
+                    for tensor in group
+                ]
+                for key in hashes
+            }
+        )
+        end(llm)
+    assert len(caches[0]) >= NUM_BLOCKS and caches[0] == caches[1]
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"dtype": "bfloat16"},
+        {"kv_cache_dtype": "fp8"},
+        {"max_num_batched_tokens": 24, "max_num_seqs": 2},
+        {"num_gpu_blocks_override": 8},
+        {"async_scheduling": True},
+        {"swap_space": 0.01, "num_gpu_blocks_override": 8},
+    ],
+    ids=["bfloat16", "8 bits", "chunks", "few blocks", "steps ahead", "swap"],
+)
+def test_readings_are_those_without_a_store(folder, tmp_path, fields):
+    expected = readings(run(make_tiny_llm(folder, **fields)))
+    for number in range(2):
+        llm = make_tiny_llm(folder, kv_store=str(tmp_path), **fields)
+        outputs = run(llm)
+        assert readings(outputs) == expected
+        assert cached(outputs)[0] == number * NUM_BLOCKS * 16
+        end(llm)
+
+
+@pytest.mark.parametrize(
+    "fields", [{"dtype": "bfloat16"}, {"block_size": 32}, {"kv_cache_dtype": "fp8"}, {"quantization": "int8"}]
+)
+def test_what_computes_other_values_has_blocks_of_its_own(folder, tmp_path, fields):
+    fill(folder, tmp_path)
+    llm = make_tiny_llm(folder, kv_store=str(tmp_path), **fields)
+    assert cached(run(llm))[0] == 0
+    end(llm)
+    llm = make_tiny_llm(folder, kv_store=str(tmp_path), **fields)
+    assert readings(run(llm)) == readings(run(make_tiny_llm(folder, **fields)))
+    assert counts(llm)[1] > 0
+    end(llm)
+
+
+def test_two_models_share_a_folder(folder, tmp_path):
+    other = make_tiny_model(tmp_path / "other", initializer_range=0.5)
+    for model in (folder, other):
+        fill(model, tmp_path / "store")
+    for model in (folder, other):
+        llm = make_tiny_llm(model, kv_store=str(tmp_path / "store"))
+        outputs = run(llm)
+        assert cached(outputs)[0] == NUM_BLOCKS * 16
+        assert readings(outputs) == readings(run(make_tiny_llm(model)))
+        end(llm)
+
+
+def test_a_checkpoint_that_was_written_anew_finds_nothing(folder, tmp_path):
+    model = make_tiny_model(tmp_path / "model")
+    fill(model, tmp_path / "store")
+    make_tiny_model(model, initializer_range=0.5)
+    llm = make_tiny_llm(model, kv_store=str(tmp_path / "store"))
+    assert cached(run(llm))[0] == 0
+    end(llm)
+
+
+def test_salted_blocks_are_kept_only_if_asked(folder, tmp_path):
+    for is_kept in (False, True):
+        fields = {"kv_store": str(tmp_path), "kv_store_salted": is_kept}
+        for number in range(2):
+            llm = make_tiny_llm(folder, **fields)
+            outputs = run(llm, PROMPTS[:1], cache_salt="tenant")
+            assert cached(outputs) == [NUM_BLOCKS * 16 if is_kept and number else 0]
+            end(llm)
+    llm = make_tiny_llm(folder, **fields)
+    assert cached(run(llm, PROMPTS[:1], cache_salt="another")) == [0]
+    assert cached(run(llm, PROMPTS[:1])) == [0]
+    end(llm)
+
+
+def test_after_new_weights_the_store_is_left_alone(folder, tmp_path):
+    fill(folder, tmp_path)
+    files = sorted((path.name, path.stat().st_size) for path in tmp_path.iterdir())
+    llm = make_tiny_llm(folder, kv_store=str(tmp_path))
+    size = json.loads((folder / "config.json").read_text())["hidden_size"]
+    llm.collective_rpc("load_weights", args=([("model.layers.0.input_layernorm.weight", torch.zeros(size))],))
+    assert cached(run(llm))[0] == 0
+    assert cached(run(llm, [[*PREFIX[::-1], 5]])) == [0]
+    end(llm)
+    assert sorted((path.name, path.stat().st_size) for path in tmp_path.iterdir()) == files
+
+
+def test_the_store_outlives_a_reset_of_the_prefix_cache(folder, tmp_path):
+    llm = make_tiny_llm(folder, kv_store=str(tmp_path))
+    run(llm)
+    llm.llm_engine.engine_core.scheduler.guests[-1].store.flush()
+    assert llm.reset_prefix_cache()
+    assert cached(run(llm))[0] == NUM_BLOCKS * 16
+    end(llm)
+
+
+@pytest.mark.parametrize("fields", [{"enable_prefix_caching": False}, {"tensor_parallel_size": 2}])
+def test_an_engine_that_cannot_use_a_store_says_so_and_runs(folder, tmp_path, fields, monkeypatch):
+    said = []
+    monkeypatch.setattr("vllm.v1.features.kv_store.make.warn_once", lambda logger, *text: said.append(text))
+    llm = make_tiny_llm(folder, kv_store=str(tmp_path / "store"), **fields)
+    run(llm)
+    end(llm)
+    assert said and not (tmp_path / "store").exists()
+
+
+def test_a_folder_that_cannot_be_made_is_no_error(folder, tmp_path):
+    (tmp_path / "file").write_text("")
+    llm = make_tiny_llm(folder, kv_store=str(tmp_path / "file" / "store"))
+    assert readings(run(llm)) == readings(run(make_tiny_llm(folder)))
+    end(llm)
+
+
+def test_the_variable_names_a_folder_too(folder, tmp_path, monkeypatch):
+    monkeypatch.setenv("VLLM_KV_STORE", str(tmp_path / "named"))
+    llm = make_tiny_llm(folder)
+    run(llm)
+    end(llm)
+    assert list((tmp_path / "named").glob("*.blocks"))
+    llm = make_tiny_llm(folder, kv_store="")
+    assert not llm.llm_engine.vllm_config.cache_config.kv_store
+
+
+@pytest.mark.parametrize("gib", [0, -1, float("nan")])
+def test_a_bad_bound_is_refused(folder, gib):
+    with pytest.raises(ValueError, match="kv_store_gib"):
+        make_tiny_llm(folder, kv_store="x", kv_store_gib=gib)

@@ -1,0 +1,271 @@
+"""The blocks of one model in a store: found by content, read with their checksums, and written beside the caller."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+import time
+import weakref
+from collections import deque
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from vllm.logger import init_logger, warn_once
+from vllm.utils.kv_store.folder import StoreFolder, touch
+from vllm.utils.kv_store.segment import (
+    ENTRY_BYTES,
+    Bytes,
+    Place,
+    SegmentIndex,
+    SegmentWriter,
+    read_block,
+)
+
+logger = init_logger(__name__)
+
+MOST_UNWRITTEN_BYTES = 256 * 2**20
+"""What waits to be written: blocks beyond it are not kept."""
+# After an error nothing is written for so long.
+_REST_SECONDS = 60.0
+_END_SECONDS = 60.0
+_CLOCK_GRAIN_NS = 100_000_000
+
+
+class BlockStore:
+    """Blocks by key, under a name that says what they depend on. A block that is not there any more, or not what was
+    written, is not found; nothing that happens to the folder is an error."""
+
+    def __init__(self, folder: StoreFolder, shelf: str, about: dict[str, Any]) -> None:
+        """
+        Args:
+            shelf: the name of all that blocks depend on beside their keys.
+            about: the same for people.
+        """
+        self.folder, self._shelf = folder, shelf
+        self._places: dict[bytes, Place] = {}
+        self._indices: dict[str, SegmentIndex] = {}
+        self._folder_time = -1
+        self._writing = _Writing(folder, shelf, about)
+        # At the process's end, too, what waits is written.
+        self._end = weakref.finalize(self, _Writing.end, self._writing)
+
+    # -- finding ------------------------------------------------------------------------------------------------------
+
+    def refresh(self) -> None:
+        """Find what other processes have added, and forget what was removed."""
+        with contextlib.suppress(OSError):
+            self._refresh()
+
+    def _refresh(self) -> None:
+        changed = os.stat(self.folder.path).st_mtime_ns
+        if changed != self._folder_time:
+            # A change within the clock's grain would not be seen.
+            self._folder_time = changed if time.time_ns() - changed > _CLOCK_GRAIN_NS else -1
+            self._look_for_segments()
+        for name in list(self._indices):
+            try:
+                for key, place in self._indices[name].read_new():
+                    if place is None:
+                        self._places.pop(key, None)
+                    else:
+                        self._places[key] = place
+                        self._writing.keys.discard(key)
+            except OSError:
+                self._forget_segment(name)
+
+    def _look_for_segments(self) -> None:
+        there = {segment.path.name: segment.path for segment in self.folder.segments(self._shelf)}
+        for name in self._indices.keys() - there.keys():
+            self._forget_segment(name)
+        for name in sorted(there.keys() - self._indices.keys()):
+            # A writer may just have begun it: the next call looks again.
+            try:
+                self._indices[name] = SegmentIndex(there[name])
+            except (OSError, ValueError):
+                self._folder_time = -1
+
+    def _forget_segment(self, name: str) -> None:
+        blocks = self._indices.pop(name).blocks
+        for key in [key for key, place in list(self._places.items()) if place.path == blocks]:
+            del self._places[key]
+
+    def __contains__(self, key: bytes) -> bool:
+        """Whether there is such a block, as far as is known."""
+        return key in self._places
+
+    def will_have(self, key: bytes) -> bool:
+        """Whether it is there, or waits to be written."""
+        return key in self._places or key in self._writing.keys
+
+    def size(self, keys: Sequence[bytes]) -> int:
+        """Bytes of these blocks together."""
+        return sum(place.size for key in keys if (place := self._places.get(key)) is not None)
+
+    # -- reading ------------------------------------------------------------------------------------------------------
+
+    def read(self, keys: Sequence[bytes]) -> dict[bytes, Bytes]:
+        """The blocks of these keys that are there and whole, up to the first that is not, uint8 [size] each. Other
+        threads may call this meanwhile."""
+        found: dict[bytes, Bytes] = {}
+        with contextlib.ExitStack() as stack:
+            files: dict[Path, int] = {}
+            for key in keys:
+                place = self._places.get(key)
+                block = None if place is None else self._read(place, files, stack)
+                if block is None:
+                    self.forget(key)
+                    break
+                found[key] = block
+            for path in files:
+                touch(path)
+        return found
+
+    @staticmethod
+    def _read(place: Place, files: dict[Path, int], stack: contextlib.ExitStack) -> Bytes | None:
+        try:
+            if place.path not in files:
+                files[place.path] = stack.enter_context(place.path.open("rb", buffering=0)).fileno()
+            block = np.empty(place.size, dtype=np.uint8)
+            if read_block(place, files[place.path], block):
+                return block
+            warn_once(logger, "kv_store: %s is damaged: such blocks are computed again", place.path)
+        except FileNotFoundError:
+            pass
+        except OSError as error:
+            warn_once(logger, "kv_store: %s cannot be read, such blocks are computed again: %s", place.path, error)
+        return None
+
+    def forget(self, key: bytes) -> None:
+        """Do not find this block any more."""
+        self._places.pop(key, None)
+
+    # -- writing ------------------------------------------------------------------------------------------------------
+
+    def write(self, key: bytes, block: Bytes) -> bool:
+        """Write a block, uint8 [N], which may not change from now on, some time later. False: too many wait."""
+        return self._writing.put(key, block)
+
+    def take_back(self, keys: Sequence[bytes]) -> None:
+        """No process is to use these blocks."""
+        for key in keys:
+            self.forget(key)
+        self._writing.take_back(keys)
+
+    def flush(self, seconds: float = _END_SECONDS) -> bool:
+        """Wait until what waits is written. False: it takes longer."""
+        return self._writing.wait(seconds)
+
+    def close(self) -> None:
+        """Write what waits, and end the segment."""
+        self._end()
+
+    @property
+    def num_written(self) -> int:
+        """Blocks that were written since the start."""
+        return self._writing.num_written
+
+
+class _Writing:
+    """A thread that writes blocks in their order.
+
+    Attributes:
+        keys: of the blocks that wait, and of those that were written and not found yet.
+    """
+
+    def __init__(self, folder: StoreFolder, shelf: str, about: dict[str, Any]) -> None:
+        self._folder, self._shelf, self._about = folder, shelf, about
+        self.keys: set[bytes] = set()
+        self.num_written = 0
+        self._waiting: deque[tuple[bytes, Bytes | None]] = deque()
+        self._num_bytes = 0
+        self._rests_until = 0.0
+        self._segment: SegmentWriter | None = None
+        self._change = threading.Condition()
+        self._is_ending = False
+        self._thread: threading.Thread | None = None
+
+    def put(self, key: bytes, block: Bytes) -> bool:
+        with self._change:
+            too_many = self._num_bytes + block.nbytes > MOST_UNWRITTEN_BYTES and self._waiting
+            if too_many or self._is_ending or time.monotonic() < self._rests_until:
+                return False
+            self._num_bytes += block.nbytes
+            self.keys.add(key)
+            self._append(key, block)
+        return True
+
+    def take_back(self, keys: Sequence[bytes]) -> None:
+        with self._change:
+            if not self._is_ending:
+                for key in keys:
+                    self._append(key, None)
+
+    def _append(self, key: bytes, block: Bytes | None) -> None:
+        self._waiting.append((key, block))
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="kv-store", daemon=True)
+            self._thread.start()
+        self._change.notify_all()
+
+    def wait(self, seconds: float) -> bool:
+        with self._change:
+            return self._change.wait_for(lambda: not self._waiting, seconds)
+
+    def end(self) -> None:
+        with self._change:
+            self._is_ending = True
+            self._change.notify_all()
+        if self._thread is not None:
+            self._thread.join(_END_SECONDS)
+
+    def _run(self) -> None:
+        while True:
+            with self._change:
+                self._change.wait_for(lambda: self._waiting or self._is_ending)
+                if not self._waiting:
+                    break
+                key, block = self._waiting[0]
+            error: OSError | None = None
+            try:
+                self._write(key, block)
+            except OSError as problem:
+                error = problem
+            with self._change:
+                self._drop_first()
+                if error is not None:
+                    self.keys.discard(key)
+                    self._rest(error)
+                self._change.notify_all()
+        if self._segment is not None:
+            self._segment.close()
+
+    def _write(self, key: bytes, block: Bytes | None) -> None:
+        size = 0 if block is None else block.nbytes
+        if self._segment is None or not self._segment.takes(size):
+            if self._segment is not None:
+                self._segment.close()
+                self._segment = None
+            self._segment = self._folder.begin_segment(self._shelf, self._about, size + 8 * ENTRY_BYTES + 4096)
+        if block is None:
+            self._segment.take_back(key)
+        else:
+            self._segment.add(key, block)
+            self.num_written += 1
+
+    def _rest(self, error: OSError) -> None:
+        warn_once(logger, "kv_store: blocks are not kept for now, as they cannot be written: %s", error)
+        self._rests_until = time.monotonic() + _REST_SECONDS
+        self.keys -= {key for key, _ in self._waiting}
+        while self._waiting:
+            self._drop_first()
+        if self._segment is not None:
+            self._segment.close()
+            self._segment = None
+
+    def _drop_first(self) -> None:
+        _, block = self._waiting.popleft()
+        self._num_bytes -= 0 if block is None else block.nbytes

@@ -1,0 +1,192 @@
+"""A segment: a file of blocks of bytes, one after the other, and a file that says what they are.
+
+One process writes it, and holds a lock on its index as long as it lives; the system frees the lock of a process that
+was killed. An entry is written to the index once its block is, so whoever reads the index finds whole blocks; after a
+loss of power the checksums tell. An entry of size 0 takes its key back.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import struct
+import zlib
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+Bytes = np.ndarray[Any, np.dtype[np.uint8]]
+
+INDEX, BLOCKS = ".index", ".blocks"
+LONGEST_KEY = 31
+_MAGIC = b"VLLMKV01"
+_HEAD = struct.Struct("<8sQII")  # capacity in bytes, size and CRC-32 of the description
+_ENTRY = struct.Struct("<B31sQQQ")  # size of the key, key, start, size, checksum
+_SEAL = struct.Struct("<II")  # CRC-32 of the entry, nothing
+ENTRY_BYTES = _ENTRY.size + _SEAL.size
+_WORDS = 64  # 512 bytes, a sector
+
+
+class DamagedSegmentError(ValueError):
+    """An index does not begin as one does."""
+
+
+class Place(NamedTuple):
+    """Where a block is: `size` bytes from `start` on in the file `path`, and their checksum."""
+
+    path: Path
+    start: int
+    size: int
+    checksum: int
+
+
+def checksum(data: Bytes) -> int:
+    """64 bits of uint8 [N]: sums of sectors, each times an odd number of its own. A flipped bit changes it, and so do
+    sectors that are missing or elsewhere; it is no defence against intent."""
+    whole = data.nbytes // (8 * _WORDS) * (8 * _WORDS)
+    sums = data[:whole].view(np.uint64).reshape(-1, _WORDS).sum(axis=1)
+    if whole < data.nbytes:
+        tail = np.zeros(8 * _WORDS, dtype=np.uint8)
+        tail[: data.nbytes - whole] = data[whole:]
+        sums = np.append(sums, tail.view(np.uint64).sum())
+    return (int(np.dot(sums, np.arange(1, 2 * len(sums) + 1, 2, dtype=np.uint64))) + data.nbytes) % 2**64
+
+
+def read_block(place: Place, file: int, into: Bytes) -> bool:
+    """Read a block from its open file into uint8 [place.size]. False: it is not what was written. OSError: it cannot be
+    read."""
+    view, done = into.data, 0
+    while done < place.size:
+        read = os.preadv(file, [view[done:]], place.start + done)
+        if not read:
+            return False
+        done += read
+    return checksum(into) == place.checksum
+
+
+class SegmentIndex:
+    """What is in a segment, as far as it has been read.
+
+    Attributes:
+        about: the writer's description.
+        capacity: the most bytes that both files will have.
+    """
+
+    def __init__(self, path: Path) -> None:
+        """OSError: it cannot be read. DamagedSegmentError: it is none."""
+        self.path, self.blocks = path, path.with_suffix(BLOCKS)
+        with path.open("rb", buffering=0) as file:
+            head = file.read(_HEAD.size)
+            if len(head) < _HEAD.size:
+                raise DamagedSegmentError(f"{path.name} is cut")
+            magic, self.capacity, size, crc = _HEAD.unpack(head)
+            text = file.read(size) if magic == _MAGIC else b""
+        if zlib.crc32(text) != crc or len(text) != size or magic != _MAGIC:
+            raise DamagedSegmentError(f"{path.name} is damaged in its description")
+        self.about: dict[str, Any] = json.loads(text)
+        self._at = _HEAD.size + size
+
+    def read_new(self) -> list[tuple[bytes, Place | None]]:
+        """The keys that were added since the last call, in order; None: what was there before is not to be used. An
+        entry that is damaged ends the list. OSError: it cannot be read."""
+        if os.stat(self.path).st_size < self._at + ENTRY_BYTES:
+            return []
+        with self.path.open("rb", buffering=0) as file:
+            file.seek(self._at)
+            data = file.read()
+        found: list[tuple[bytes, Place | None]] = []
+        for begin in range(0, len(data) - ENTRY_BYTES + 1, ENTRY_BYTES):
+            entry = data[begin : begin + _ENTRY.size]
+            crc, _ = _SEAL.unpack_from(data, begin + _ENTRY.size)
+            if zlib.crc32(entry) != crc:
+                break
+            length, key, start, size, total = _ENTRY.unpack(entry)
+            found.append((key[:length], Place(self.blocks, start, size, total) if size else None))
+            self._at += ENTRY_BYTES
+        return found
+
+
+class SegmentWriter:
+    """A segment that this process writes, which holds its lock.
+
+    Attributes:
+        path: of the index.
+    """
+
+    def __init__(self, path: Path, about: dict[str, Any], capacity: int) -> None:
+        """`path`: of the index, which must not be there; `capacity`: the most bytes of both files. OSError: they cannot
+        be made."""
+        self.path, self.blocks = path, path.with_suffix(BLOCKS)
+        self._capacity, self._at = capacity, 0
+        self._files = [_create(path)]
+        try:
+            fcntl.flock(self._files[0], fcntl.LOCK_EX)
+            self._files.append(_create(self.blocks))
+            text = json.dumps(about, separators=(",", ":")).encode()
+            head = _HEAD.pack(_MAGIC, capacity, len(text), zlib.crc32(text)) + text
+            _write(self._files[0], head, 0)
+            self._index_at = len(head)
+        except BaseException:
+            self.close()
+            for file in (self.path, self.blocks):
+                file.unlink(missing_ok=True)
+            raise
+
+    def takes(self, size: int) -> bool:
+        """Whether there is room for a block of so many bytes, and the segment has not been removed."""
+        if os.fstat(self._files[0]).st_nlink == 0:
+            return False
+        return self._at + size + self._index_at + ENTRY_BYTES <= self._capacity
+
+    def add(self, key: bytes, data: Bytes) -> Place:
+        """Write a block, uint8 [N]. OSError: there is no room; then nothing is added."""
+        place = Place(self.blocks, self._at, data.nbytes, checksum(data))
+        _write(self._files[1], data.data, place.start)
+        self._enter(key, place)
+        self._at += data.nbytes
+        return place
+
+    def take_back(self, key: bytes) -> None:
+        """Nobody is to use what is there under this key. OSError: there is no room."""
+        self._enter(key, Place(self.blocks, 0, 0, 0))
+
+    def _enter(self, key: bytes, place: Place) -> None:
+        assert len(key) <= LONGEST_KEY
+        entry = _ENTRY.pack(len(key), key, place.start, place.size, place.checksum)
+        _write(self._files[0], entry + _SEAL.pack(zlib.crc32(entry), 0), self._index_at)
+        self._index_at += ENTRY_BYTES
+
+    def close(self) -> None:
+        """End the segment; another process may remove it from now on."""
+        for file in self._files:
+            with contextlib.suppress(OSError):
+                os.close(file)
+        self._files.clear()
+
+
+def is_locked(path: Path) -> bool:
+    """Whether the process that writes this index lives."""
+    try:
+        file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError:
+        return True
+    finally:
+        os.close(file)
+    return False
+
+
+def _create(path: Path) -> int:
+    return os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+
+
+def _write(file: int, data: bytes | memoryview, start: int) -> None:
+    done = 0
+    while done < len(data):
+        done += os.pwrite(file, data[done:], start + done)

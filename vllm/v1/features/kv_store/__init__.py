@@ -1,0 +1,1 @@
+"""A store on disk: KV blocks are written behind the steps, and found again by later processes."""

@@ -1,0 +1,97 @@
+"""The name under which an engine's blocks are kept: all that their bytes depend on beside their tokens."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from vllm import envs
+from vllm.config import VllmConfig
+from vllm.config.checkpoint.shards import shard_files
+from vllm.config.checkpoint.tensor_places import stored_files
+from vllm.config.load import reads_folder
+from vllm.ops.cpu_kernels import packs_for
+
+FORMAT = 1
+"""The version of the blocks' bytes; a change of what they mean raises it."""
+
+# The code that decides what keys and values are.
+_ROOMS = ("attention", "config/checkpoint", "distributed", "layers", "loader", "lora", "models", "ops", "quantization")
+_FILES = ("v1/worker/gpu", "v1/features")
+
+
+@cache
+def _code_digest() -> str:
+    """Of the bytes of that code, so that equal installations share blocks."""
+    root = Path(__file__).parents[3]
+    files = [path for room in (*_ROOMS, *_FILES) for path in (root / room).rglob("*.py")]
+    digest = hashlib.blake2b(digest_size=16)
+    for path in sorted([*files, *root.glob("_cpu_ops*")]):
+        digest.update(f"{path.relative_to(root).as_posix()}\0{path.stat().st_size}\0".encode())
+        digest.update(path.read_bytes())
+    return digest.hexdigest()
+
+
+def problem_of(config: VllmConfig) -> str | None:
+    """Why an engine runs without a store; None: nothing keeps it from one."""
+    if not config.cache_config.enable_prefix_caching:
+        return "prefix caching is off: blocks are found by content"
+    if config.parallel_config.tensor_parallel_size > 1:
+        return "with tensor_parallel_size above 1 no rank has whole blocks"
+    if config.device_config.device != "cpu":
+        return "on a GPU nothing is written to disk; swap_space keeps blocks in host memory"
+    if config.speculative_config is not None:
+        return "with speculative_config a drafter's values lie beside the blocks"
+    load_format = config.model_config.load_format
+    if load_format != "dummy" and not reads_folder(load_format):
+        return f"load_format={load_format!r} does not say which weights it loads"
+    return None
+
+
+def shelf_of(config: VllmConfig, layout: list[Any]) -> str:
+    """The name of all that an engine's blocks depend on. `layout`: of a block's bytes. OSError: the model's files
+    cannot be read."""
+    model = config.model_config
+    files = []
+    if reads_folder(model.load_format):
+        for path in stored_files(shard_files(Path(model.path))):
+            stat = path.resolve().stat()
+            files.append([str(path.resolve()), stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns])
+    pooling = (model.convert, model.pooler_config, model.pooling, model.pooling_tasks, model.late_interaction)
+    depends_on = {
+        "format": FORMAT,
+        "code": _code_digest(),
+        "torch": [torch.__version__, torch.backends.cpu.get_cpu_capability()],
+        "level": packs_for(),
+        "files": files,
+        "seed": None if files else model.seed,
+        "config": model.hf_config.raw,
+        "options": [model.dtype, model.quantization, model.rounding, model.model_impl, model.runner_type],
+        "pooling": repr(pooling),
+        "layout": [config.cache_config.block_size, config.kv_cache_dtype, layout],
+        "environment": [
+            envs.cpu_gemm(),
+            envs.cpu_int8_activations(),
+            envs.quantized_activations(),
+            envs.gguf_dequantize(),
+            envs.batch_invariant(),
+        ],
+    }
+    text = json.dumps(depends_on, sort_keys=True, default=str).encode()
+    return hashlib.sha256(text).hexdigest()[:32]
+
+
+def about(config: VllmConfig) -> dict[str, Any]:
+    """The same for people."""
+    model = config.model_config
+    return {
+        "model": model.model,
+        "dtype": config.kv_cache_dtype,
+        "quantization": model.quantization,
+        "block_size": config.cache_config.block_size,
+    }

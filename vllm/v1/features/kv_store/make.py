@@ -1,0 +1,45 @@
+"""Makes the scheduler's side of a store, where an engine can have one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from vllm.config import VllmConfig
+from vllm.logger import init_logger, warn_once
+from vllm.utils.host_memory import available_bytes
+from vllm.utils.kv_store.blocks import BlockStore
+from vllm.utils.kv_store.folder import StoreFolder
+from vllm.v1.core.guests import SchedulerGuest
+from vllm.v1.features.kv_store.identity import about, problem_of, shelf_of
+from vllm.v1.features.kv_store.runner import layout_of
+from vllm.v1.features.kv_store.scheduler import StoredPrefixes
+
+logger = init_logger(__name__)
+
+_LEAST_STAGED_BYTES = 256 * 2**20
+_STAGED_SHARE = 0.25
+
+
+def make_store_guest(config: VllmConfig, call: Callable[[Any, tuple], Any], scheduler: Any) -> Sequence[SchedulerGuest]:
+    """One guest, or none, with a warning: the engine runs without a store, as its folder cannot be used, or it has
+    something that the store does not keep."""
+    cache = config.cache_config
+    problem = problem_of(config)
+    if scheduler.cache_config.num_states is not None:
+        problem = "the model has recurrent states, which are not kept on disk"
+    folder = StoreFolder(Path(cache.kv_store).expanduser(), cache.kv_store_gib)
+    shelf = ""
+    if problem is None:
+        try:
+            folder.open()
+            shelf = shelf_of(config, call(layout_of, ())[0])
+        except OSError as error:
+            problem = str(error)
+    if problem is not None:
+        warn_once(logger, "kv_store=%r is not used: %s", cache.kv_store, problem)
+        return ()
+    logger.info("kv_store: %s, as %s", folder.path, shelf)
+    most_staged = max(int(available_bytes() * _STAGED_SHARE), _LEAST_STAGED_BYTES)
+    return (StoredPrefixes(scheduler, BlockStore(folder, shelf, about(config)), cache.kv_store_salted, most_staged),)

@@ -1,0 +1,193 @@
+"""A store of blocks in the scheduler: what a step fills is written behind it, and a request that begins with what is
+there waits until it is read."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from vllm.utils.kv_store.blocks import BlockStore
+from vllm.utils.kv_store.segment import Bytes
+from vllm.v1.core.guests import SchedulerGuest
+from vllm.v1.core.sched.output import SchedulerOutput
+from vllm.v1.messages import EngineCoreOutput
+from vllm.v1.outputs import ModelRunnerOutput
+from vllm.v1.request import Request
+
+# How long a step that has nothing else to do waits for a read, in seconds.
+_PATIENCE = 0.02
+
+
+class FilledBlock(NamedTuple):
+    """A block that a step fills."""
+
+    key: bytes
+    block_id: int
+    request_id: str
+
+
+@dataclass
+class StepBlocks:
+    """A step's copies: those into the cache before its forward pass, and those out of it afterwards."""
+
+    back: list[tuple[Bytes, int]] = field(default_factory=list)  # (uint8 [size], block), the latter distinct
+    out: list[FilledBlock] = field(default_factory=list)
+
+
+class CopiedBlocks(NamedTuple):
+    """The bytes of a step's `out`, uint8 [N, size]."""
+
+    rows: Bytes
+
+
+class Staged:
+    """A block in memory, on its way from the store into the cache."""
+
+    def __init__(self, block: Bytes) -> None:
+        self.block, self.owners = block, set[str]()
+
+
+class StoredPrefixes(SchedulerGuest):
+    """Reads for requests that are not queued yet, so that nothing is promised that may be lost; and gives what steps
+    have filled to the store."""
+
+    def __init__(self, scheduler: Any, store: BlockStore, keeps_salted: bool, most_staged_bytes: int) -> None:
+        """
+        Args:
+            keeps_salted: whether blocks of requests with a cache_salt are written, too.
+            most_staged_bytes: of blocks that have been read and are not in the cache yet.
+        """
+        self.store = store
+        self._kv, self._keeps_salted = scheduler.kv, keeps_salted
+        self._most_staged_bytes = most_staged_bytes
+        self._block_size = scheduler.kv.block_size
+        self._staged: dict[bytes, Staged] = {}
+        self._reads: dict[str, tuple[Request, list[bytes], Future[dict[bytes, Bytes]]]] = {}
+        self._threads: ThreadPoolExecutor | None = None
+        self._is_looking = False  # `holds` answers for all of the store
+        self._is_off = False
+        self._num_noted: dict[str, int] = {}  # leading blocks of a running request that need no further note
+        self._num_back = self._num_bytes_back = 0
+
+    # -- reading ------------------------------------------------------------------------------------------------------
+
+    def prepares(self, request: Request) -> bool:
+        keys = [] if self._is_off or not self._is_kept(request) else self._keys_to_read(request)
+        if not keys:
+            return False
+        if self._threads is None:
+            self._threads = ThreadPoolExecutor(1, "kv-store-reads")
+        self._reads[request.request_id] = request, keys, self._threads.submit(self.store.read, keys)
+        return True
+
+    def _keys_to_read(self, request: Request) -> list[bytes]:
+        """Of the longest prefix that the store makes possible, what the engine does not have."""
+        self.store.refresh()
+        self._is_looking = True
+        try:
+            count = self._kv.find_prefix(request).num_blocks
+        finally:
+            self._is_looking = False
+        keys = [key for key in self._kv.keys_of_prefix(request, count) if not self._kv.is_cached(key)]
+        return keys if self._has_room_for(keys) else []
+
+    def _has_room_for(self, keys: list[bytes]) -> bool:
+        staged = sum(each.block.nbytes for each in self._staged.values())
+        return staged + self.store.size(keys) <= self._most_staged_bytes
+
+    def prepared(self, is_idle: bool) -> Sequence[tuple[Request, str | None]]:
+        """In order of their arrival."""
+        if not self._reads:
+            return ()
+        if is_idle:
+            wait([read for *_, read in self._reads.values()], _PATIENCE, FIRST_COMPLETED)
+        done = [name for name, (*_, read) in self._reads.items() if read.done()]
+        found = []
+        for name in done:
+            request, _, read = self._reads.pop(name)
+            for key, block in read.result().items():
+                staged = self._staged.setdefault(key, Staged(block))
+                staged.owners.add(name)
+            found.append((request, None))
+        return found
+
+    def admitted(self, request: Request) -> None:
+        self._release(request.request_id)
+
+    def ended(self, request: Request) -> None:
+        if (read := self._reads.pop(request.request_id, None)) is not None:
+            read[2].cancel()
+        self._release(request.request_id)
+        self._num_noted.pop(request.request_id, None)
+
+    def _release(self, request_id: str) -> None:
+        for key in [key for key, staged in self._staged.items() if request_id in staged.owners]:
+            self._staged[key].owners.discard(request_id)
+            if not self._staged[key].owners:
+                del self._staged[key]
+
+    def holds(self, key: bytes) -> bool:
+        return key in self._staged or (self._is_looking and key in self.store)
+
+    def bring(self, key: bytes, block_id: int, step: SchedulerOutput) -> bool:
+        staged = self._staged.get(key)
+        if staged is None:
+            return False
+        step.parts.made(StepBlocks).back.append((staged.block, block_id))
+        return True
+
+    # -- writing ------------------------------------------------------------------------------------------------------
+
+    def _is_kept(self, request: Request) -> bool:
+        """Whether what computes the request is what the store's name says, and it may be kept."""
+        is_plain = not request.content_number and request.prompt_embeds is None and request.images is None
+        return is_plain and (request.cache_salt is None or self._keeps_salted)
+
+    def computes(self, request: Request, begin: int, end: int, step: SchedulerOutput) -> None:
+        name = request.request_id
+        first = self._num_noted.get(name, begin // self._block_size)
+        # The last token may be one that is not known yet.
+        full = min(end, len(request.token_ids)) // self._block_size
+        if full <= first or self._is_off or not self._is_kept(request):
+            return
+        self._num_noted[name] = full
+        for key, block_id in self._kv.filled_blocks(request, first, full):
+            if not self.store.will_have(key):
+                step.parts.made(StepBlocks).out.append(FilledBlock(key, block_id, name))
+
+    def preempted(self, request: Request, step: SchedulerOutput) -> None:
+        self._num_noted.pop(request.request_id, None)
+        if (blocks := step.parts.of(StepBlocks)) is not None:
+            blocks.out[:] = [each for each in blocks.out if each.request_id != request.request_id]
+
+    def fill(self, step: SchedulerOutput) -> None:
+        if (blocks := step.parts.of(StepBlocks)) is not None:
+            self._num_back += len(blocks.back)
+            self._num_bytes_back += sum(block.nbytes for block, _ in blocks.back)
+
+    def update(self, step: SchedulerOutput, output: ModelRunnerOutput, outputs: list[EngineCoreOutput]) -> None:
+        blocks, copied = step.parts.of(StepBlocks), output.parts.of(CopiedBlocks)
+        if blocks is None or copied is None or self._is_off:
+            return
+        for filled, row in zip(blocks.out, copied.rows, strict=True):
+            # Keys and values may be as corrupted as the logits.
+            if filled.request_id not in output.errors and not self.store.will_have(filled.key):
+                self.store.write(filled.key, row)
+
+    def broken(self, request: Request, keys: list[bytes]) -> None:
+        if self._is_kept(request):
+            self.store.take_back([key for key in keys if self.store.will_have(key)])
+
+    def weights_changed(self) -> None:
+        self._is_off = True
+
+    def reset_cache(self) -> None:
+        self._staged.clear()
+
+    def closed(self) -> None:
+        self.store.close()
+
+    def counts(self) -> dict[str, Any]:
+        return {"num_stored_blocks": self.store.num_written, "num_loaded_blocks": self._num_back}
