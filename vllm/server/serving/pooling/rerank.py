@@ -82,9 +82,8 @@ async def _rank(
         raise wrong_type("documents", body.documents, "a list of texts")
     if not isinstance(body.query, (str, dict)):
         raise wrong_type("query", body.query, "a text, or an object with a content")
-    documents: list[Any] = [
-        each["text"] if isinstance(each, dict) and set(each) == {"text"} else each for each in body.documents
-    ]
+    given: list[Any] = body.documents
+    documents = [each["text"] if isinstance(each, dict) and set(each) == {"text"} else each for each in given]
     state.check_count(len(documents), "documents")
     pictures = _pictures(state, body)
     pairs = pairs_of(body.query, documents, ("query", "documents"), pictures)
