@@ -80,7 +80,6 @@ class VllmConfig:
             (model.attn_type == "encoder_only", "a model that generates, or one of these that pools"),
             (model.rounding != "vllm", "rounding='vllm'"),
             (self.speculative_config is not None, "no speculative_config"),
-            (self.lora_config is not None, "enable_lora=False"),
             (model.reads_images, "language_model_only=True"),
             (model.enable_prompt_embeds, "enable_prompt_embeds=False"),
             (bool(self.cache_config.kv_store), "no kv_store"),

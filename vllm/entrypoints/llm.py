@@ -113,7 +113,7 @@ class LLM(BlockingCalls, PoolingOfflineMixin):
 
     def get_world_size(self, include_dp: bool = True) -> int:
         """Ranks of the engine. `include_dp`: an engine in the caller's process is one replica."""
-        return self.llm_engine.vllm_config.parallel_config.tensor_parallel_size
+        return self.llm_engine.vllm_config.parallel_config.world_size
 
     def generate(
         self,
