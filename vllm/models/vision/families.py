@@ -32,6 +32,7 @@ class Whole(NamedTuple):
 
     kind: Literal["pictures", "prompt"]
     in_windows_only: bool = False  # in layers without a window they do not
+    beyond_windows: bool = False  # in layers with a window also those before it
 
 
 # Arguments of transformers' forward pass that ask nothing of a decoder beyond the rows and the positions.
@@ -45,6 +46,10 @@ _USUAL = frozenset(
         "output_hidden_states return_dict rope_deltas second_per_grid_ts lm_kwargs"
     ).split()
 )
+
+
+# Models whose forward pass takes more, which is done here or is of other media: the tests compare them.
+_COMPARED = frozenset({"gemma4", "gemma4_unified", "ovis2"})
 
 
 @dataclass(frozen=True)
@@ -77,6 +82,22 @@ class PictureFamily:
         return hasattr(self.base, "get_rope_index")
 
     @property
+    def marker_ids(self) -> tuple[int, ...]:
+        """Tokens around and between rows that have rows of their own: the tower's `visual_indicator_features`."""
+        return tuple(getattr(self.config, "visual_indicator_token_ids", None) or ())
+
+    @property
+    def row_ids(self) -> tuple[int, ...]:
+        """The tokens that stand for rows, in the order of `marker_ids` after the first."""
+        return (self.row_id, *self.marker_ids)
+
+    @property
+    def filler_id(self) -> int | None:
+        """The token whose further inputs to layers are those of a row; None: layers take nothing further."""
+        text = self.config.get_text_config()
+        return text.pad_token_id if getattr(text, "hidden_size_per_layer_input", None) else None
+
+    @property
     def parts_of_a_row(self) -> int:
         """How many embeddings a row of the tower is: its token's, and those that are added after the first layers."""
         tower = getattr(self.config, "vision_config", None)
@@ -89,7 +110,7 @@ def whole_blocks(raw: Mapping[str, Any]) -> Whole | None:
     if kind == "gemma3":
         return Whole("pictures")
     if kind == "paligemma":
-        return Whole("prompt")
+        return Whole("prompt", beyond_windows=text.get("model_type") == "gemma2")
     if kind in ("gemma4", "gemma4_unified") and text.get("use_bidirectional_attention") == "vision":
         return Whole("pictures", in_windows_only=True)
     return None
@@ -137,6 +158,8 @@ def frequency_axes(family: PictureFamily, count: int) -> list[int]:
 def _more_than_rows(family: PictureFamily) -> str:
     """How transformers' model does more with pictures than put rows in their tokens' places, as far as its code tells;
     empty: it does not, or it is done here."""
+    if family.config.model_type in _COMPARED:
+        return ""
     forward = inspect.unwrap(family.base.forward)
     known = set(_USUAL)
     if family.has_axes:
