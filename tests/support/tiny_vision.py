@@ -465,3 +465,28 @@ def make_processor(images: Any, tokenizer: Any, options: dict[str, Any]) -> Any:
 
     others = {part: None for part in found.get_attributes() if part not in ("image_processor", "tokenizer")}
     return WithoutVideos(image_processor=images, tokenizer=tokenizer, **others, **own)
+
+
+RETRIEVERS = {"ColQwen2": "qwen2_vl", "ColPali": "paligemma"}
+"""Models of transformers that embed each token, and the families that they are made of."""
+
+
+def make_retriever(kind: str, folder: Path) -> tuple[Any, Any, Any]:
+    """A retriever in float32, its tokenizer and its family's processor, saved to `folder` as its authors do."""
+    family = FAMILIES[RETRIEVERS[kind]]
+    tokenizer = make_tokenizer(folder, family.tokens, family.tokenizer)
+    whole = {key: _resolved(value, tokenizer) for key, value in family.whole.items()}
+    text = _TEXT | {"vocab_size": len(tokenizer) + 5} | family.text
+    inner = transformers.CONFIG_MAPPING[family.model_type](
+        text_config=text, vision_config=family.vision, tie_word_embeddings=False, **whole
+    )
+    config = getattr(transformers, f"{kind}Config")(vlm_config=inner, embedding_dim=12)
+    model = getattr(transformers, f"{kind}ForRetrieval")(config).float().eval()
+    model.set_attn_implementation("eager")
+    fill_weights(model, 0)
+    model.save_pretrained(folder)
+    images, options = family.image_processor
+    getattr(transformers, images + "Pil")(**options).save_pretrained(folder)
+    own = family.processor | {"processor_class": f"{kind}Processor"}
+    (folder / "processor_config.json").write_text(json.dumps(own))
+    return model, tokenizer, _make_processor(family, tokenizer)

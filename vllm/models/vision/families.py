@@ -10,7 +10,7 @@ from typing import Any, Literal, NamedTuple
 
 from vllm.config.checkpoint.auto_config import load_auto_config
 from vllm.config.checkpoint.config import HFConfig
-from vllm.config.checkpoint.text_part import MARK, WHOLE
+from vllm.config.checkpoint.text_part import MARK, RETRIEVERS, WHOLE
 
 # Sections of a head's frequencies that turn by time, height and width, where config.json says none.
 _SECTIONS = {
@@ -60,11 +60,14 @@ class PictureFamily:
         config: transformers' of the whole.
         base: transformers' class that has the tower, without a head.
         row_id: the token that stands for a row of the tower.
+        is_retriever: whether it is a part of one that embeds each token (ColPali, ColQwen2), which gives the decoder
+            neither the kinds nor the axes of tokens.
     """
 
     config: Any
     base: type[Any]
     row_id: int
+    is_retriever: bool = False
 
     @property
     def name(self) -> str:
@@ -74,12 +77,12 @@ class PictureFamily:
     @property
     def whole_blocks(self) -> Whole | None:
         """Which tokens see those after them, too."""
-        return whole_blocks(self.config.to_dict())
+        return None if self.is_retriever else whole_blocks(self.config.to_dict())
 
     @property
     def has_axes(self) -> bool:
         """Whether tokens have positions in time, height and width."""
-        return hasattr(self.base, "get_rope_index")
+        return hasattr(self.base, "get_rope_index") and not self.is_retriever
 
     @property
     def marker_ids(self) -> tuple[int, ...]:
@@ -133,7 +136,7 @@ def picture_family(config: HFConfig, folder: Path) -> PictureFamily:
     row_id = getattr(auto, "image_token_id", None)
     if not isinstance(row_id, int):
         raise ValueError(refusal % "its config.json names no image_token_id")
-    family = PictureFamily(auto, base, row_id)
+    family = PictureFamily(auto, base, row_id, architecture in RETRIEVERS)
     if more := _more_than_rows(family):
         raise ValueError(refusal % more)
     if family.has_axes and auto.get_text_config().model_type not in _SECTIONS:
@@ -162,9 +165,9 @@ def _more_than_rows(family: PictureFamily) -> str:
         return ""
     forward = inspect.unwrap(family.base.forward)
     known = set(_USUAL)
-    if family.has_axes:
+    if family.has_axes or family.is_retriever:
         known.add("mm_token_type_ids")
-    if family.whole_blocks is not None:
+    if family.whole_blocks is not None or family.is_retriever:
         known.add("token_type_ids")
     if others := sorted(set(inspect.signature(forward).parameters) - known):
         return f"transformers' model of it takes {', '.join(others)}, too"

@@ -23,6 +23,8 @@ from vllm.inputs.images import DATA, OPTIONS, UUIDS, GivenImages, Picture, Promp
 from vllm.models.vision.families import PictureFamily, picture_family
 from vllm.models.vision.tower import ROW_KINDS
 
+# Those of retrievers put texts of their own around pictures and questions, which the prompts here have already.
+_OF_RETRIEVERS = {"ColPaliProcessor": "PaliGemmaProcessor", "ColQwen2Processor": "Qwen2VLProcessor"}
 _KEPT_BYTES = 256 << 20  # of processed pictures that are kept for further prompts
 
 
@@ -294,6 +296,7 @@ def _make_processor(family: PictureFamily, folder: Path, tokenizer: Any) -> Any:
     own = _read(folder / "processor_config.json")
     name = own.get("processor_class") or _read(folder / "preprocessor_config.json").get("processor_class")
     name = name or _read(folder / "tokenizer_config.json").get("processor_class") or _usual_name(family)
+    name = _OF_RETRIEVERS.get(str(name), name)
     found = processor_class_from_name(name) if name else None
     if name == "PixtralProcessor":
         # transformers' does not load without torchvision.

@@ -124,7 +124,7 @@ class Tower(nn.Module):
 
 def _of_pictures(tensors: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
     """The tensors that are not the text decoder's."""
-    return ((name, tensor) for name, tensor in tensors if text_tensor_name(name) is None)
+    return ((name.removeprefix("vlm."), tensor) for name, tensor in tensors if text_tensor_name(name) is None)
 
 
 def _rows(features: Any) -> Tensor:
