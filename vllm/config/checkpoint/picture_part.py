@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +13,7 @@ _PROCESSORS = ("preprocessor_config.json", "processor_config.json")
 
 # Models whose text decoder runs, by model_type: why their pictures are not read.
 _NOT_READ = {
-    "gemma3n": "Gemma 3n's decoder takes more of a picture's token than its row",
-    "gemma4": "Gemma 4's decoder takes more of a picture's token than its row",
-    "gemma4_unified": "Gemma 4's decoder takes more of a picture's token than its row",
+    "gemma3n": "Gemma 3n's tower is no module of transformers, but one of timm",
 }
 # Their processor is in transformers for torchvision alone.
 _FOR_TORCHVISION = ("cohere2_vision", "lfm2_vl", "llama4")
@@ -31,6 +30,28 @@ def why_no_pictures(raw: dict[str, Any], folder: Path) -> str:
         return _NOT_READ[kind]
     if kind in _FOR_TORCHVISION and importlib.util.find_spec("torchvision") is None:
         return "transformers' picture processor of this model needs torchvision, which is missing"
-    if importlib.util.find_spec("PIL") is None:
-        return "Pillow is missing: install vllm[vision]"
     return ""
+
+
+def check_processor(raw: dict[str, Any], folder: Path) -> None:
+    """Check what a model that reads pictures needs, before it loads.
+
+    Raises:
+        ValueError: Pillow is missing, or a file of its processor is not JSON.
+    """
+    if why_no_pictures(raw, folder):
+        return
+    alone = "pass language_model_only=True to run its text decoder alone"
+    if importlib.util.find_spec("PIL") is None:
+        raise ValueError(f"{folder.name} reads pictures, and Pillow is missing: pip install 'vllm[vision]', or {alone}")
+    for name in _PROCESSORS:
+        try:
+            found = json.loads((folder / name).read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            continue
+        except (ValueError, OSError) as error:
+            raise ValueError(f"{folder.name}/{name} is not JSON: {error}; mend it, or {alone}") from None
+        if not isinstance(found, dict):
+            raise ValueError(
+                f"{folder.name}/{name} must be a JSON object, got {type(found).__name__}; mend it, or {alone}"
+            )

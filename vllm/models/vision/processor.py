@@ -21,7 +21,10 @@ from vllm.config import ModelConfig
 from vllm.exceptions import VLLMValidationError, shown
 from vllm.inputs.images import DATA, OPTIONS, UUIDS, GivenImages, Picture, PromptImages
 from vllm.models.vision.families import PictureFamily, picture_family
+from vllm.models.vision.tower import ROW_KINDS
 
+# Those of retrievers put texts of their own around pictures and questions, which the prompts here have already.
+_OF_RETRIEVERS = {"ColPaliProcessor": "PaliGemmaProcessor", "ColQwen2Processor": "Qwen2VLProcessor"}
 _KEPT_BYTES = 256 << 20  # of processed pictures that are kept for further prompts
 
 
@@ -32,12 +35,14 @@ class Processed(NamedTuple):
         digest: names its content and how it was processed.
         text: what stands for it in a prompt, with a token for each row.
         ids: the tokens of `text`.
+        rows: int64 [N], those of `ids` that stand for rows.
         values: the tower's arguments.
     """
 
     digest: str
     text: str
     ids: list[int]
+    rows: np.ndarray
     values: dict[str, Tensor]
 
     @property
@@ -47,7 +52,7 @@ class Processed(NamedTuple):
 
 
 class PictureProcessor:
-    """Processes the pictures of prompts, those of one prompt at a time."""
+    """Processes the pictures of prompts; threads may do so side by side."""
 
     def __init__(self, model_config: ModelConfig, hf_tokenizer: Any) -> None:
         """ValueError: the model's processor cannot be built."""
@@ -57,10 +62,13 @@ class PictureProcessor:
         self._processor = _make_processor(self.family, folder, hf_tokenizer)
         self._tokenizer = hf_tokenizer
         self._arguments = set(inspect.signature(self.family.base.get_image_features).parameters)
+        self._of_positions: set[str] = set()
         if self.family.has_axes:
-            self._arguments |= set(inspect.signature(self.family.base.get_rope_index).parameters)
+            self._of_positions = set(inspect.signature(self.family.base.get_rope_index).parameters)
+            self._arguments |= self._of_positions
         self._kept: OrderedDict[str, Processed] = OrderedDict()
         self._num_kept_bytes = 0
+        self._latest_options: tuple[str, dict[str, Any]] = ("", {})
         self._lock = threading.Lock()
         self._placeholder: str = self._processor.image_token
         (self._placeholder_id,) = hf_tokenizer.encode(self._placeholder, add_special_tokens=False)
@@ -72,37 +80,51 @@ class PictureProcessor:
 
     # -- pictures ------------------------------------------------------------------------------------------------
 
-    def process(self, given: GivenImages) -> list[Processed]:
+    def process(self, given: GivenImages, cache_salt: str | None = None) -> list[Processed]:
         """
-        Raises:
-            VLLMValidationError: a picture or an option cannot be used.
-        """
-        options = self._defaults | dict(given.options)
-        with self._lock:
-            return [self._one(item, name, options) for item, name in zip(given.items, given.names, strict=True)]
+        Args:
+            cache_salt: prompts share the names of pictures with those of the same salt alone.
 
-    def _one(self, item: Any, name: str | None, options: dict[str, Any]) -> Processed:
+        Raises:
+            VLLMValidationError: a picture or an option cannot be used; it has the picture's place, where that is known.
+        """
+        options, found = self._defaults | dict(given.options), []
+        places = given.places or (None,) * len(given.items)
+        for item, name, place in zip(given.items, given.names, places, strict=True):
+            try:
+                found.append(self._one(item, name, options, cache_salt))
+            except VLLMValidationError as error:
+                if place is None or (given.options and error.parameter == OPTIONS):
+                    raise
+                message = str(error.args[0]).partition(": ")[2] or str(error.args[0])
+                raise VLLMValidationError(f"{place}: {message}", place, error.value) from error
+        return found
+
+    def _one(self, item: Any, name: str | None, options: dict[str, Any], cache_salt: str | None) -> Processed:
         image: Any = None if item is None else _as_image(item)
-        content = hashlib.blake2b(json.dumps(options, sort_keys=True, default=str).encode(), digest_size=16)
+        known_as = json.dumps(options, sort_keys=True, default=str)
+        content = hashlib.blake2b(known_as.encode(), digest_size=16)
         if name is not None or image is None:
             name = name or ""
-            content.update(b"name" + name.encode("utf-8", "surrogatepass"))
+            content.update(b"name" + repr(cache_salt).encode() + name.encode("utf-8", "surrogatepass"))
         else:
             content.update(f"{image.mode} {image.size}".encode() + image.tobytes())
         digest = content.hexdigest()
-        if (kept := self._kept.get(digest)) is not None:
-            self._kept.move_to_end(digest)
-            return kept
+        with self._lock:
+            if (kept := self._kept.get(digest)) is not None:
+                self._kept.move_to_end(digest)
+                return kept
         if image is None:
             message = f"{UUIDS}: the picture {shown(name)} is not known (any more): send it again with its name"
             raise VLLMValidationError(message, UUIDS, name)
-        made = self._processed(image, digest, options)
-        self._keep(made)
+        made = self._processed(image, digest, options, known_as)
+        with self._lock:
+            self._keep(made)
         return made
 
-    def _processed(self, image: Any, digest: str, options: dict[str, Any]) -> Processed:
+    def _processed(self, image: Any, digest: str, options: dict[str, Any], known_as: str) -> Processed:
         try:
-            merged = self._merged(options)
+            merged = self._merged(options, known_as)
             if image.mode != "RGB" and not getattr(self._processor.image_processor, "do_convert_rgb", False):
                 image = image.convert("RGB")
             images, *_ = self._processor.prepare_inputs_layout(images=[image], **options)
@@ -111,16 +133,31 @@ class PictureProcessor:
             field = OPTIONS if options else DATA
             raise VLLMValidationError(f"{field}: the picture cannot be processed: {error}", field) from error
         values = {name: _as_tensor(value) for name, value in data.items() if name in self._arguments}
-        ids = self._tokenizer.encode(text, add_special_tokens=False)
-        return Processed(digest, text, ids, values)
+        with self._lock:
+            ids = self._tokenizer.encode(text, add_special_tokens=False)
+        rows = self._rows_of(ids)
+        if self.family.marker_ids:
+            order = {token: index for index, token in enumerate(self.family.row_ids)}
+            values[ROW_KINDS] = torch.tensor([order[ids[row]] for row in rows.tolist()])
+        return Processed(digest, text, ids, rows, values)
 
-    def _merged(self, options: Mapping[str, Any]) -> dict[str, Any]:
-        merged: dict[str, Any] = self._processor._merge_kwargs(
-            tokenizer_init_kwargs=self._tokenizer.init_kwargs, return_tensors="pt", **options
-        )
+    def _rows_of(self, ids: Sequence[int]) -> np.ndarray:
+        return np.flatnonzero(np.isin(np.asarray(ids), self.family.row_ids))
+
+    def _merged(self, options: Mapping[str, Any], known_as: str) -> dict[str, Any]:
+        """transformers' options by the part that they are for; those of the latest prompt are kept, as it checks each
+        of them for milliseconds."""
+        latest, merged = self._latest_options
+        if latest != known_as:
+            merged = self._processor._merge_kwargs(
+                tokenizer_init_kwargs=self._tokenizer.init_kwargs, return_tensors="pt", **options
+            )
+            self._latest_options = known_as, merged
         return merged
 
     def _keep(self, made: Processed) -> None:
+        if (other := self._kept.pop(made.digest, None)) is not None:
+            self._num_kept_bytes -= other.num_bytes
         self._kept[made.digest] = made
         self._num_kept_bytes += made.num_bytes
         while self._num_kept_bytes > _KEPT_BYTES and len(self._kept) > 1:
@@ -149,18 +186,32 @@ class PictureProcessor:
 
     def expand_ids(self, ids: Sequence[int], pictures: Sequence[Processed]) -> list[int]:
         """As `expand_text`. A prompt that is expanded already is left alone."""
-        num_rows = sum(each.ids.count(self.family.row_id) for each in pictures)
-        if ids.count(self.family.row_id) == num_rows and ids.count(self._placeholder_id) != len(pictures):
+        num_rows = sum(len(each.rows) for each in pictures)
+        if len(self._rows_of(ids)) == num_rows and ids.count(self._placeholder_id) != len(pictures):
             return list(ids)
         self._check_count(ids.count(self._placeholder_id), len(pictures))
+        after_last, at_end = self._ids_of_layout(len(pictures))
         result: list[int] = []
-        left = iter(pictures)
+        left = list(reversed(pictures))
         for token in ids:
             if token == self._placeholder_id:
-                result += next(left).ids
+                result += left.pop().ids
+                result += [] if left else after_last
             else:
                 result.append(token)
-        return result
+        return result + at_end
+
+    def _ids_of_layout(self, count: int) -> tuple[list[int], list[int]]:
+        """The ids that the processor puts behind a prompt's last picture, and at the prompt's end."""
+        text, mark = self._placeholder * count, "zq"
+        (laid_out,) = self._laid_out(text + mark, count)
+        before, _, at_end = laid_out.partition(mark)
+        if laid_out == text + mark or not before.startswith(text):
+            return [], []
+        encode = self._tokenizer.encode
+        with self._lock:
+            first, last = (encode(each, add_special_tokens=False) for each in (before.removeprefix(text), at_end))
+        return first, last
 
     def _check_count(self, count: int, wanted: int) -> None:
         if count != wanted:
@@ -176,8 +227,8 @@ class PictureProcessor:
         Raises:
             VLLMValidationError: its tokens for rows are not as many as the pictures have.
         """
-        places = np.flatnonzero(np.asarray(ids) == self.family.row_id)
-        counts = [each.ids.count(self.family.row_id) for each in pictures]
+        places = self._rows_of(ids)
+        counts = [len(each.rows) for each in pictures]
         if len(places) != sum(counts):
             message = f"{DATA}: the pictures have {sum(counts)} rows, and the prompt has tokens for {len(places)}"
             raise VLLMValidationError(message, DATA, len(places))
@@ -192,9 +243,8 @@ class PictureProcessor:
 
     def _positions(self, ids: Sequence[int], pictures: Sequence[Processed]) -> np.ndarray:
         """int64 [3, T]"""
-        known = inspect.signature(self.family.base.get_rope_index).parameters
         together: dict[str, Tensor] = {}
-        for name in pictures[0].values.keys() & known.keys():
+        for name in pictures[0].values.keys() & self._of_positions:
             together[name] = torch.cat([each.values[name] for each in pictures])
         tokens = torch.tensor([list(ids)])
         kinds = (tokens == self.family.row_id).int()
@@ -246,6 +296,7 @@ def _make_processor(family: PictureFamily, folder: Path, tokenizer: Any) -> Any:
     own = _read(folder / "processor_config.json")
     name = own.get("processor_class") or _read(folder / "preprocessor_config.json").get("processor_class")
     name = name or _read(folder / "tokenizer_config.json").get("processor_class") or _usual_name(family)
+    name = _OF_RETRIEVERS.get(str(name), name)
     found = processor_class_from_name(name) if name else None
     if name == "PixtralProcessor":
         # transformers' does not load without torchvision.
