@@ -8,13 +8,17 @@ from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from vllm.logger import init_logger, warn_once
 from vllm.utils.kv_store.blocks import BlockStore
 from vllm.utils.kv_store.segment import Bytes
+from vllm.v1.core.block_pool import HASH_BYTES
 from vllm.v1.core.guests import SchedulerGuest
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.messages import EngineCoreOutput
 from vllm.v1.outputs import ModelRunnerOutput
 from vllm.v1.request import Request
+
+logger = init_logger(__name__)
 
 # How long a step that has nothing else to do waits for a read, in seconds.
 _PATIENCE = 0.02
@@ -69,7 +73,7 @@ class StoredPrefixes(SchedulerGuest):
         self._is_looking = False  # `holds` answers for all of the store
         self._is_off = False
         self._num_noted: dict[str, int] = {}  # leading blocks of a running request that need no further note
-        self._num_back = self._num_bytes_back = 0
+        self._num_back = self._num_queried_tokens = self._num_hit_tokens = 0
 
     # -- reading ------------------------------------------------------------------------------------------------------
 
@@ -85,6 +89,7 @@ class StoredPrefixes(SchedulerGuest):
     def _keys_to_read(self, request: Request) -> list[bytes]:
         """Of the longest prefix that the store makes possible, what the engine does not have."""
         self.store.refresh()
+        self._num_queried_tokens += request.num_tokens
         self._is_looking = True
         try:
             count = self._kv.find_prefix(request).num_blocks
@@ -107,7 +112,10 @@ class StoredPrefixes(SchedulerGuest):
         found = []
         for name in done:
             request, _, read = self._reads.pop(name)
-            for key, block in read.result().items():
+            blocks = {} if self._is_off else _result(read)
+            # A block of several groups has as many keys, which begin with its hash.
+            self._num_hit_tokens += len({key[:HASH_BYTES] for key in blocks}) * self._block_size
+            for key, block in blocks.items():
                 staged = self._staged.setdefault(key, Staged(block))
                 staged.owners.add(name)
             found.append((request, None))
@@ -165,7 +173,6 @@ class StoredPrefixes(SchedulerGuest):
     def fill(self, step: SchedulerOutput) -> None:
         if (blocks := step.parts.of(StepBlocks)) is not None:
             self._num_back += len(blocks.back)
-            self._num_bytes_back += sum(block.nbytes for block, _ in blocks.back)
 
     def update(self, step: SchedulerOutput, output: ModelRunnerOutput, outputs: list[EngineCoreOutput]) -> None:
         blocks, copied = step.parts.of(StepBlocks), output.parts.of(CopiedBlocks)
@@ -190,4 +197,18 @@ class StoredPrefixes(SchedulerGuest):
         self.store.close()
 
     def counts(self) -> dict[str, Any]:
-        return {"num_stored_blocks": self.store.num_written, "num_loaded_blocks": self._num_back}
+        return {
+            "num_stored_blocks": self.store.num_written,
+            "num_loaded_blocks": self._num_back,
+            "num_external_queried_tokens": self._num_queried_tokens,
+            "num_external_hit_tokens": self._num_hit_tokens,
+        }
+
+
+def _result(read: Future[dict[bytes, Bytes]]) -> dict[bytes, Bytes]:
+    """What was read; nothing where that failed, such as for want of memory."""
+    try:
+        return read.result()
+    except Exception as error:
+        warn_once(logger, "kv_store: blocks could not be read, and are computed: %r", error)
+        return {}
