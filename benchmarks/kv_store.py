@@ -3,10 +3,11 @@
     python benchmarks/kv_store.py                                  # the embedded model, bfloat16, 6,000 tokens
     python benchmarks/kv_store.py --shape 3B --prefix 2000 --prompts 4 --tail 8 --skip-cost   # random weights
 
-Processes score prompts behind a common prefix, one token each with readings: without a store, with an empty one, and with
-the one that the second wrote. Seconds are from the first prompt to the last reading; starts are beside them. The digests of
-all readings must be equal. The cost: an engine with a store and one without compute different prompts in turns in one
-process; the ratio is that of their processor time, which other processes do not disturb. Prints one JSON line.
+Processes score prompts behind a common prefix, one token each with readings: without a store, with an empty one, and
+with the one that the second wrote. Seconds are from the first prompt to the last reading; starts are beside them. The
+digests of all readings must be equal. The cost: an engine with a store and one without compute different prompts in
+turns in one process; the ratio is that of their processor time, which other processes disturb little. Prints one JSON
+line.
 """
 
 from __future__ import annotations
