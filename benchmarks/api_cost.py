@@ -66,7 +66,7 @@ class ScriptedCore:
         pass
 
     def stats(self) -> dict[str, Any]:
-        return {"num_running": len(self.requests), "time": time.monotonic()}
+        return {"num_running": len(self.requests), "weight_version": 0, "time": time.monotonic()}
 
     def step(self) -> list[Any]:
         """A token for every request."""

@@ -59,6 +59,7 @@ def test_numbers_are_finite(monkeypatch, text):
         ("VLLM_CPU_KVCACHE_SPACE", envs.cpu_kvcache_space_bytes),
         ("VLLM_WORKER_TIMEOUT_S", envs.worker_timeout_seconds),
         ("VLLM_WORKER_LINK_TIMEOUT_S", envs.worker_link_timeout_seconds),
+        ("VLLM_PP_LAYER_PARTITION", envs.layer_partition),
         ("VLLM_ENGINE_HANG_TIMEOUT_S", envs.engine_hang_timeout_seconds),
         ("VLLM_LOG_STATS_INTERVAL", lambda: envs.VLLM_LOG_STATS_INTERVAL),
         ("VLLM_PORT", lambda: envs.VLLM_PORT),

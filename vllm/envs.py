@@ -124,6 +124,18 @@ def cpu_kvcache_space_bytes() -> int | None:
     return None if gib is None else int(gib * 2**30)
 
 
+def layer_partition() -> tuple[int, ...] | None:
+    """VLLM_PP_LAYER_PARTITION: how many layers each stage of pipeline_parallel_size has, with commas between the
+    numbers; None when unset: stages of about the same size."""
+    text = os.environ.get("VLLM_PP_LAYER_PARTITION", "").strip()
+    if not text:
+        return None
+    numbers = [part.strip() for part in text.split(",")]
+    if not all(part.isdecimal() and int(part) > 0 for part in numbers):
+        raise ValueError(f"VLLM_PP_LAYER_PARTITION must be positive numbers with commas between them, got {text!r}")
+    return tuple(map(int, numbers))
+
+
 def worker_timeout_seconds() -> float:
     """VLLM_WORKER_TIMEOUT_S: how long a rank may compute between two collectives before it counts as hung; 600 when
     unset. A rank that is idle or has ended is detected within 10 s."""

@@ -3,20 +3,27 @@
 from __future__ import annotations
 
 import re
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 from safetensors.torch import load_file
 from tiny_vision import FAMILIES, Reference, draw, make_vision_model
 
 from vllm import LLM, SamplingParams
 from vllm.exceptions import VLLMValidationError
+from vllm.inputs.images import GivenImages
+from vllm.ops.packed_linear import pack_linear
 from vllm.sampling_params import StructuredOutputsParams
 from vllm.v1.engine.core_process.serial import decode_request, encode_request
+from vllm.v1.features.images import scheduler
 from vllm.v1.features.images.runner import PictureRows
+from vllm.v1.features.images.scheduler import PictureTurns
 from vllm.v1.messages import EngineCoreRequest
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -130,12 +137,68 @@ def test_a_picture_is_encoded_once(qwen: Tiny) -> None:
     assert num_encoded(llm) == 3
 
 
+def picture_guests(llm: LLM) -> tuple[PictureTurns, PictureRows]:
+    core = llm.llm_engine.engine_core
+    (turns,) = (each for each in core.scheduler.guests if isinstance(each, PictureTurns))
+    return turns, core.executor.worker.model_runner.guest(PictureRows)
+
+
 def test_rows_that_were_dropped_are_made_again(qwen: Tiny) -> None:
     llm = qwen.llm(max_num_batched_tokens=16)
-    llm.llm_engine.engine_core.executor.worker.model_runner.guest(PictureRows)._cache.max_bytes = 1
+    turns, rows = picture_guests(llm)
+    turns._max_kept_rows = 0
     prompt = qwen.prompt("{} and {}", *PICTURES[1:])
     check(qwen, prompt, generate(llm, [prompt])[0])
-    assert num_encoded(llm) > 2
+    assert num_encoded(llm) == 2
+    prompts = [qwen.prompt(f"{index} {{}}", PICTURES[index]) for index in (1, 0, 1)]
+    for _ in range(2):
+        for each in prompts:
+            check(qwen, each, generate(llm, [each])[0])
+    assert num_encoded(llm) > 4
+    generate(llm, ["no picture"])
+    assert not rows._cache._rows, "rows of pictures that nobody shows are kept beyond the bound"
+
+
+@pytest.mark.parametrize("kept_rows", [0, 50, 10**6])
+def test_a_step_encodes_a_bounded_number_of_rows(qwen: Tiny, kept_rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scheduler, "ROWS_OF_A_STEP", 70)
+    llm = qwen.llm(max_num_batched_tokens=400, enable_prefix_caching=False)
+    turns, rows = picture_guests(llm)
+    turns._max_kept_rows = kept_rows
+    steps: list[list[int]] = []
+    encode, before = rows.tower.encode, rows.before_forward
+
+    def counted(values: Any) -> torch.Tensor:
+        found = encode(values)
+        steps[-1].append(len(found))
+        return found
+
+    def begun(*args: Any) -> None:
+        steps.append([])
+        before(*args)
+
+    monkeypatch.setattr(rows.tower, "encode", counted)
+    monkeypatch.setattr(llm.llm_engine.engine_core.executor.worker.model_runner, "_before_forward", (begun,))
+    prompts = [qwen.prompt(f"{{}} {n} {{}}", draw(40, 30, n), draw(64, 24, n + 10)) for n in range(4)]
+    prompts += [qwen.prompt("and {}", draw(64, 24, 11))]
+    for prompt, output in zip(prompts, generate(llm, prompts), strict=True):
+        check(qwen, prompt, output)
+    assert all(len(step) <= 1 or sum(step) <= 70 for step in steps)
+    assert any(len(step) > 1 for step in steps), "pictures that fit wait for nothing"
+    assert max(turns._num_kept_rows, kept_rows) == kept_rows
+
+
+def test_a_reset_forgets_pictures(qwen: Tiny) -> None:
+    llm = qwen.llm()
+    turns, rows = picture_guests(llm)
+    prompt = qwen.prompt("{}", PICTURES[0])
+    generate(llm, [prompt])
+    assert turns._num_kept_rows == sum(map(len, rows._cache._rows.values())) > 0
+    assert llm.reset_prefix_cache()
+    assert not turns._num_kept_rows
+    generate(llm, ["no picture"])
+    assert not rows._cache._rows
+    check(qwen, prompt, generate(llm, [prompt])[0])
 
 
 @pytest.mark.parametrize("name", ["qwen", "llava"])
@@ -319,3 +382,49 @@ def test_pooled_vectors_equal_transformers(qwen: Tiny) -> None:
         hidden = qwen.reference.model.base_model(input_ids=torch.tensor([ids]), **values).last_hidden_state[0, -1]
         want = torch.nn.functional.normalize(hidden, dim=0).numpy()
         np.testing.assert_allclose(output.outputs.embedding, want, atol=TOLERANCE)
+
+
+def test_pictures_are_processed_side_by_side(llava: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
+    pictures = llava.llm().llm_engine.input_processor.pictures
+    both = threading.Barrier(2, timeout=60)
+    process = pictures._processor._process_images
+
+    def met(*args: Any, **kwargs: Any) -> Any:
+        both.wait()  # breaks where only one is let in at a time
+        return process(*args, **kwargs)
+
+    monkeypatch.setattr(pictures._processor, "_process_images", met)
+    given = [GivenImages((draw(40, 30, seed),), (None,), {}) for seed in (31, 32)]
+    with ThreadPoolExecutor(2) as pool:
+        first, second = pool.map(pictures.process, given)
+    assert first[0].digest != second[0].digest
+    assert pictures._num_kept_bytes == first[0].num_bytes + second[0].num_bytes
+
+
+def test_towers_load_in_a_pass_over_their_tensors(qwen: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
+    counts = []
+    state_dict = torch.nn.Module.state_dict
+
+    def counted(module: Any, *args: Any, **kwargs: Any) -> Any:
+        counts.append(kwargs.get("prefix", ""))
+        return state_dict(module, *args, **kwargs)
+
+    monkeypatch.setattr(torch.nn.Module, "state_dict", counted)
+    qwen.llm()
+    assert 0 < counts.count("") < 10
+
+
+@pytest.mark.parametrize("name", ["qwen3_vl", "smolvlm", "llava"])
+def test_towers_run_on_our_operations(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    if pack_linear(torch.ones(2, 2), None).layout == "plain":
+        pytest.skip("the C++ kernels are not built")
+    tiny = make_tiny(name, tmp_path)
+    llm = tiny.llm(dtype="bfloat16")
+
+    def never(*args: Any, **kwargs: Any) -> Any:
+        raise AssertionError("PyTorch's bfloat16 products are many times slower on most CPUs")
+
+    for place, function in ((F, "linear"), (F, "scaled_dot_product_attention"), (F, "conv2d"), (F, "conv3d")):
+        monkeypatch.setattr(place, function, never)
+    (output,) = generate(llm, [tiny.prompt("look {} here", PICTURES[0])])
+    assert len(output.outputs[0].token_ids) == 4

@@ -268,6 +268,21 @@ def test_a_web_server_that_ends_by_itself_is_a_fault(monkeypatch, vllm_log):
     assert "SIGTERM" not in vllm_log.text
 
 
+def test_what_ended_the_engines_answers_is_raised():
+    """The engine lives, but nothing takes its answers any more: the error says why, and no signal is looked for."""
+
+    async def wait_dead() -> None:
+        raise KeyError("weight_version")
+
+    engine = SimpleNamespace(core_pids=[], wait_dead=wait_dead, errored=False, num_unfinished_requests=0)
+    app = build_app(ServerState(engine, ServerArgs(served_model_name=["tiny"])))
+    try:
+        with launcher.bind("127.0.0.1", 0) as listener, pytest.raises(KeyError, match="weight_version"):
+            asyncio.run(launcher.serve_app(app, listener))
+    finally:
+        gc.unfreeze()
+
+
 def test_no_engine_outlives_its_server(folder):
     """Whether that is killed without a word, or told to go before it was ready."""
     with servers(folder, []) as (killed,):

@@ -340,8 +340,12 @@ def _real(name: str) -> Any:
 
 def _make_processor(family: VisionFamily, tokenizer: Any) -> Any:
     kind, options = family.image_processor
-    images = getattr(transformers, kind + "Pil")(**options)
-    own = dict(family.processor)
+    return make_processor(getattr(transformers, kind + "Pil")(**options), tokenizer, family.processor)
+
+
+def make_processor(images: Any, tokenizer: Any, options: dict[str, Any]) -> Any:
+    """transformers' processor with the options of a processor_config.json."""
+    own = dict(options)
     found = _real(own.pop("processor_class"))
     if "video_processor" not in found.get_attributes():
         return found(image_processor=images, tokenizer=tokenizer, **own)

@@ -24,7 +24,7 @@ from vllm.auditing.models import ModelSpec
 from vllm.auditing.pooled_rows import embedding_statistics, ranking_statistics
 from vllm.auditing.reader import KINDS
 from vllm.auditing.readings import Reader, Readings
-from vllm.auditing.results import Audit, Candidate, Cost
+from vllm.auditing.results import Audit, Candidate, Cost, MissingLabels
 from vllm.auditing.text_rows import text_statistics, text_table
 from vllm.auditing.vocabularies import check_vocabularies
 from vllm.exceptions import CliError
@@ -125,7 +125,7 @@ def _task_args(options: Options, rows: Path) -> dict[str, Any]:
         "api_key", "timeout", "concurrency", "labels", "label_ids", "template", "template_file",
         "questions", "gold", "calibration", "fit_calibration", "read", "truncate_prompt_tokens",
         "query", "score_template", "score_labels", "instruction", "max_tokens_per_doc",
-        "prompt", "prompt_name", "dimensions", "chunk_tokens", "reference_rows",
+        "prompt", "prompt_name", "dimensions", "chunk_tokens", "reference_rows", "known_label_ids",
     ))  # fmt: skip
     more = {"no_picture": True, "permutations": 1, "min_label_mass": 0.0, "no_normalize": False, "debug": False}
     return {
@@ -153,15 +153,17 @@ def _candidate(options: Options, reference: Readings, readings: Readings) -> Can
         by_query = None if options.args.get("query") is not None else options.args.get("query_field") or "query"
         return Candidate(**_cost(readings, common), ranking=ranking_statistics(pairs, by_query))
     if options.kind == "labels":
-        tables = _label_tables(options, reference, readings)
+        tables, missing = _label_tables(options, reference, readings)
     else:
-        tables = _question_tables(options, pairs)
-    return _of_tables(options, readings, tables)
+        tables, missing = _question_tables(options, pairs), None
+    return _of_tables(options, readings, tables, missing)
 
 
-def _of_tables(options: Options, readings: Readings, tables: dict[str, LabelTable]) -> Candidate:
+def _of_tables(
+    options: Options, readings: Readings, tables: dict[str, LabelTable], missing: MissingLabels | None
+) -> Candidate:
     if not tables:
-        return Candidate(**_cost(readings, 0))
+        return Candidate(**_cost(readings, 0), missing=missing)
     statistics = {name: label_statistics(table) for name, table in tables.items()}
     if len(tables) == 1:
         (whole,) = statistics.values()
@@ -185,6 +187,7 @@ def _of_tables(options: Options, readings: Readings, tables: dict[str, LabelTabl
     rows = max(len(table.index) for table in tables.values())
     return Candidate(
         **_cost(readings, rows),
+        missing=missing,
         labels=whole,
         questions={} if options.kind == "labels" else statistics,
         by_length=lengths,
@@ -201,7 +204,9 @@ def _pairs(reference: Readings, readings: Readings) -> Iterator[tuple[dict[str, 
     yield from zip(reference.rows(), readings.rows(), strict=True)
 
 
-def _label_tables(options: Options, reference: Readings, readings: Readings) -> dict[str, LabelTable]:
+def _label_tables(
+    options: Options, reference: Readings, readings: Readings
+) -> tuple[dict[str, LabelTable], MissingLabels | None]:
     if reference.label_token_ids and readings.label_token_ids and reference.label_token_ids != readings.label_token_ids:
         raise CliError(
             f"--candidate {readings.name}: the labels are tokens {readings.label_token_ids}, of the reference "
@@ -213,14 +218,32 @@ def _label_tables(options: Options, reference: Readings, readings: Readings) -> 
         name.strip(): place for place, name in enumerate(names)
     }
     gold = options.gold[0] if options.gold else GOLD_FIELD
-    builder = TableBuilder(names, options.by)
+    builder, lacking, flips, rows = TableBuilder(names, options.by), dict.fromkeys(names, 0), 0, 0
     for own, other in _pairs(reference, readings):
         if "error" in own or "error" in other:
             continue
+        if lacked := [name for name in names if any(name not in row["logprobs"] for row in (own, other))]:
+            rows += 1
+            flips += _is_flip(own, other)
+            for name in lacked:
+                lacking[name] += 1
+            continue
         known = columns.get(str(own.get(gold, "")).strip())
         builder.add(own["index"], own, other, own["num_prompt_tokens"], known, own)
-    table = builder.table()
-    return {} if table is None else {"": table}
+    table, missing = builder.table(), MissingLabels(rows, lacking, flips) if rows else None
+    return {} if table is None else {"": table}, missing
+
+
+def _is_flip(own: dict[str, Any], other: dict[str, Any]) -> bool:
+    """Whether two rows have a likeliest label, and not the same one. A label that is missing is less likely than all
+    that are there."""
+    best = []
+    for row in (own, other):
+        values = {name: value for name, value in row["logprobs"].items() if value is not None}
+        if not values:
+            return False
+        best.append(max(values, key=values.__getitem__))
+    return best[0] != best[1]
 
 
 def _question_tables(options: Options, pairs: Iterator[tuple[dict[str, Any], dict[str, Any]]]) -> dict[str, LabelTable]:

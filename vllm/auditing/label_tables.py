@@ -38,7 +38,7 @@ class LabelTable:
         names: [k], of the labels.
         index: int64 [n], places of the rows in the file.
         reference, candidate: float32 [n, k], logprobs over the whole vocabulary; -inf stays.
-        reference_ranks, candidate_ranks: int32 [n, k].
+        reference_ranks, candidate_ranks: int32 [n, k]; 0: a server does not tell.
         reference_mass, candidate_mass: float32 [n], probability of all labels together.
         lengths: int32 [n], tokens of the prompts.
         gold: int32 [n], the known label's column; -1: it is not known.
@@ -211,7 +211,8 @@ class LabelStatistics:
         tv_mean: total variation of these, in [0, 1].
         abs_delta_logprob: nats, over all labels and rows: mean, p99, max.
         delta_by_label: mean of candidate less reference by label.
-        rank_changes: share of (row, label) pairs whose rank in the vocabulary changed.
+        rank_changes: share of (row, label) pairs whose rank in the vocabulary changed, of those that have one; NaN:
+            none has.
         order_changes: share of rows where the labels' order by probability changed.
         reference_mass, candidate_mass: means of the labels' probability together.
         mass_lost: what the candidate's has less of it on average.
@@ -272,7 +273,7 @@ def label_statistics(table: LabelTable) -> LabelStatistics:
             "max": float(deltas[used].max()),
         },
         delta_by_label=dict(zip(table.names, signed.mean(0).tolist(), strict=True)),
-        rank_changes=float((table.reference_ranks != table.candidate_ranks)[used].mean()),
+        rank_changes=_rank_changes(table, used),
         order_changes=float((orders[0] != orders[1]).any(1).mean()),
         reference_mass=masses[0],
         candidate_mass=masses[1],
@@ -280,6 +281,11 @@ def label_statistics(table: LabelTable) -> LabelStatistics:
         gold=_gold_statistics(table, np.exp(own), np.exp(other)),
         flipped=[_flip(table, own, other, lead, row) for row in np.flatnonzero(flipped)[:_NUM_LISTED]],
     )
+
+
+def _rank_changes(table: LabelTable, used: np.ndarray) -> float:
+    known = used & (table.reference_ranks > 0) & (table.candidate_ranks > 0)
+    return float((table.reference_ranks != table.candidate_ranks)[known].mean()) if known.any() else math.nan
 
 
 def quantile(values: np.ndarray, level: float) -> float:

@@ -21,6 +21,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from vllm.auditing.other_servers import label_scorer
 from vllm.auditing.readings import ERROR, EXIT_INTERRUPTED
 from vllm.auditing.servers import AnyServer
 from vllm.auditing.text_task import TextTask
@@ -36,8 +37,21 @@ from vllm.scoring.task import Task
 if TYPE_CHECKING:
     from vllm.entrypoints.llm import LLM
 
+
+class AuditedLabelTask(LabelTask):
+    """Reads labels from servers of others, too."""
+
+    def __init__(self, args: argparse.Namespace) -> None:
+        super().__init__(args)
+        self._known: list[list[int]] = args.known_label_ids or []
+
+    def server_scorer(self, server: Any) -> Any:
+        """See Task."""
+        return label_scorer(server, self.template, self.given, self.input_name, self._known)
+
+
 KINDS: dict[str, type[Task]] = {
-    "labels": LabelTask, "questions": DecideTask, "rerank": RerankTask, "embed": EmbedTask, "text": TextTask,
+    "labels": AuditedLabelTask, "questions": DecideTask, "rerank": RerankTask, "embed": EmbedTask, "text": TextTask,
 }  # fmt: skip
 
 _PR_SET_PDEATHSIG = 1

@@ -48,10 +48,28 @@ class Cost:
 
 
 @dataclass(frozen=True)
+class MissingLabels:
+    """Rows that a server gave without some of the labels, which are not compared: their other labels alone would be no
+    distribution.
+
+    Attributes:
+        rows: how many there are.
+        labels: of each label, in how many of them it is missing.
+        flips: those among them whose likeliest label is there, and another one than the reference's.
+    """
+
+    rows: int
+    labels: dict[str, int]
+    flips: int
+
+
+@dataclass(frozen=True)
 class Candidate(Cost):
     """A candidate's cost, and how far its readings are from the reference's; `rows` are those that both could read.
 
     Attributes:
+        missing: rows without some of the labels, of a server that gives its likeliest tokens alone; None: there are
+            none.
         labels: of all labels; with questions, of all answers together. None: none were asked, or no row has both.
         questions: by question.
         text, ranking, embedding: of whole texts, of rerankers, of embedders; None: they were not asked.
@@ -61,6 +79,7 @@ class Candidate(Cost):
         text_table: the same of texts.
     """
 
+    missing: MissingLabels | None = None
     labels: LabelStatistics | None = None
     questions: dict[str, LabelStatistics] = field(default_factory=dict)
     text: TextStatistics | None = None

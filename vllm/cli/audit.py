@@ -138,9 +138,18 @@ def run(args: argparse.Namespace) -> int:
     for each in (found.reference, *found.candidates):
         if each.failed:
             print(f"vllm audit: {each.name}: {each.failed} rows failed, first {each.failure}", file=sys.stderr)
+    for each in found.candidates:
+        if each.missing is not None:
+            _print_missing(each.name, each.missing)
     if found.budget is not None and found.budget.cheapest is None:
         return 1
     return 1 if any(not each.rows for each in found.candidates) else 0
+
+
+def _print_missing(name: str, missing: Any) -> None:
+    labels = ", ".join(f"{label!r} in {count}" for label, count in missing.labels.items() if count)
+    lacks = f"{name}: {missing.rows} rows lack labels, as the server gives its likeliest tokens alone ({labels})"
+    print(f"vllm audit: {lacks}; they are not compared, and {missing.flips} of them flip", file=sys.stderr)
 
 
 def _save_page(found: Any, path: Path) -> None:

@@ -19,7 +19,8 @@ class ParallelConfig:
     """How many devices, and who drives them.
 
     Attributes:
-        tensor_parallel_size: N, ranks that one replica of the model is split over.
+        tensor_parallel_size: N, ranks that each layer is split over.
+        pipeline_parallel_size: P, stages that a replica's layers are shared out to; each has N ranks.
         distributed_executor_backend: "uni": a worker in the engine's process; "mp": a process for each further rank;
             "ray": a Ray actor for each, on any machine of a cluster; "external_launcher": torchrun started a process
             for each, and each of them makes an engine; None: "uni" or "mp", whichever fits.
@@ -33,6 +34,7 @@ class ParallelConfig:
     """
 
     tensor_parallel_size: int = 1
+    pipeline_parallel_size: int = 1
     distributed_executor_backend: str | None = None
     disable_custom_all_reduce: bool = False
     data_parallel_size: int = 1
@@ -43,14 +45,17 @@ class ParallelConfig:
 
     def __post_init__(self) -> None:
         at_least("tensor_parallel_size", self.tensor_parallel_size, 1)
+        at_least("pipeline_parallel_size", self.pipeline_parallel_size, 1)
         at_least("data_parallel_size", self.data_parallel_size, 1)
         at_least("data_parallel_rank", self.data_parallel_rank, 0)
-        backend, size = self.distributed_executor_backend, self.tensor_parallel_size
+        backend, size = self.distributed_executor_backend, self.world_size
         if backend is not None:
             one_of("distributed_executor_backend", backend, EXECUTOR_BACKENDS)
         if backend == "uni" and size > 1:
+            name = "tensor" if self.pipeline_parallel_size == 1 else "pipeline"
+            value = getattr(self, f"{name}_parallel_size")
             raise ValueError(
-                f"distributed_executor_backend='uni' drives one device, but tensor_parallel_size is {size}"
+                f"distributed_executor_backend='uni' drives one device, but {name}_parallel_size is {value}"
             )
 
     def check_devices(self, found: int) -> None:
@@ -82,6 +87,11 @@ class ParallelConfig:
                 raise ValueError(f"tensor_parallel_size={size} does not fit the model's {name}={value}: {rule}")
         if hf.vocab_size < size:
             raise ValueError(f"tensor_parallel_size={size} exceeds the model's vocab_size={hf.vocab_size}")
+
+    @property
+    def world_size(self) -> int:
+        """Ranks of a replica: those of all its stages."""
+        return self.tensor_parallel_size * self.pipeline_parallel_size
 
     @property
     def first_device(self) -> int:

@@ -59,6 +59,36 @@ class VllmConfig:
             self.lora_config.check_dtype(self.model_config.dtype)
         if self.model_config.rounding != "vllm":
             self._check_rounding()
+        if self.parallel_config.pipeline_parallel_size > 1:
+            self._check_stages()
+
+    def _check_stages(self) -> None:
+        """ValueError: an option with which a model cannot be split by layers."""
+        model, parallel = self.model_config, self.parallel_config
+        size = parallel.pipeline_parallel_size
+        num_layers, asked = model.hf_config.num_hidden_layers, envs.layer_partition()
+        if size > num_layers:
+            raise ValueError(f"pipeline_parallel_size={size} exceeds the model's {num_layers} layers")
+        if asked is not None and (len(asked) != size or sum(asked) != num_layers):
+            raise ValueError(
+                f"VLLM_PP_LAYER_PARTITION must have pipeline_parallel_size={size} numbers that add up to the model's "
+                f"{num_layers} layers, got {','.join(map(str, asked))}"
+            )
+        for problem, option in (
+            (self.device_config.device != "cpu", "device='cpu'"),
+            (parallel.distributed_executor_backend not in (None, "mp"), "distributed_executor_backend='mp'"),
+            (model.attn_type == "encoder_only", "a model that generates, or one of these that pools"),
+            (model.rounding != "vllm", "rounding='vllm'"),
+            (self.speculative_config is not None, "no speculative_config"),
+            (self.lora_config is not None, "enable_lora=False"),
+            (model.reads_images, "language_model_only=True"),
+            (model.enable_prompt_embeds, "enable_prompt_embeds=False"),
+            (bool(self.cache_config.kv_store), "no kv_store"),
+        ):
+            if problem:
+                raise ValueError(
+                    f"pipeline_parallel_size={size} needs {option}; tensor_parallel_size has no such limit"
+                )
 
     def _check_rounding(self) -> None:
         """ValueError: an option with which nothing computes as transformers does."""

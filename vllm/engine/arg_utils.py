@@ -104,6 +104,9 @@ class EngineArgs(UpstreamArgs):
         False, "let the code in the model's and the tokenizer's repositories run", to="model_config"
     )
     tensor_parallel_size: int = arg(1, "number of devices to split the model over", to="parallel_config", short="-tp")
+    pipeline_parallel_size: int = arg(
+        1, "number of stages that the model's layers are shared out to", to="parallel_config", short="-pp"
+    )
     data_parallel_size: int = arg(
         1, "replicas of the model behind one server, each with its own KV cache", to="parallel_config", short="-dp"
     )
@@ -341,6 +344,7 @@ class EngineArgs(UpstreamArgs):
             FileNotFoundError: the model is not there.
         """
         # Needs torch; flags and checks elsewhere should not wait for it.
+        from vllm.models.splits import check_splits
         from vllm.v1.sample.logits_processor import load_logits_processors
 
         check_values(self)
@@ -373,6 +377,8 @@ class EngineArgs(UpstreamArgs):
             default_sampling_params=self._default_sampling_params(source),
             **runner_fields(self, source),
         )
+        if self.pipeline_parallel_size > 1:
+            check_splits(source.hf_config, self.model_impl)
         scheduler_config = self._scheduler_config(max_model_len, device, usage_context == UsageContext.LLM_CLASS)
         speculative, scheduler_config = with_model_and_schedule(speculative, self, model_config, scheduler_config)
         return VllmConfig(

@@ -124,7 +124,6 @@ class UpstreamArgs:
     reasoning_parser_plugin: str | None = unused(None, _SERVER_PARTS, flag=False)
     reasoning_config: dict[str, Any] | None = refused(None, _GRAMMARS)
 
-    pipeline_parallel_size: int = refused(1, _TP, "-pp")
     prefill_context_parallel_size: int = refused(1, _TP)
     decode_context_parallel_size: int = refused(1, _TP)
     dcp_comm_backend: str | None = refused(None, _TP)

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from vllm.attention.backend import AttentionBackend, AttentionMetadata, KVCache, PagedAttention
 from vllm.attention.options import AttentionOptions
+from vllm.layers.absent_modules import all_modules
 from vllm.layers.rotary_embedding import RotaryEmbedding
 from vllm.ops.rotary import rotary_embedding_
 
@@ -104,9 +105,10 @@ class Attention(nn.Module):
             self.backend.rotate_and_write_kv(positions, q, k, v, cos_sin_cache, kv_cache, attn, self.options)
 
 
-def attention_layers(model: nn.Module) -> list[Attention]:
-    """A model's attention layers, in their order."""
-    return [module for module in model.modules() if isinstance(module, Attention)]
+def attention_layers(model: nn.Module, with_absent: bool = False) -> list[Attention]:
+    """A model's attention layers, in their order; `with_absent`: those of other stages, too, which have no memory."""
+    modules = all_modules(model) if with_absent else model.modules()
+    return [module for module in modules if isinstance(module, Attention)]
 
 
 def use_kv_scales(model: nn.Module) -> None:

@@ -43,13 +43,13 @@ class KVCacheSpec(NamedTuple):
 
 
 def kv_cache_specs(model: nn.Module, config: HFConfig, group: Communicator) -> list[KVCacheSpec]:
-    """The caches of the model's attention layers, in their order.
+    """The caches of the model's attention layers, those of all its stages, in their order.
 
     Raises:
         ValueError: a layer shares the cache of one that is not before it, or that shares one itself.
     """
-    layers = attention_layers(model)
-    if not layers and state_layers(model):
+    layers = attention_layers(model, with_absent=True)
+    if not layers and state_layers(model, with_absent=True):
         return []
     heads = len(split_kv_heads(config.num_key_value_heads, group.world_size)[group.rank])
     if not layers:
@@ -80,7 +80,7 @@ def layer_kinds(model: nn.Module, config: HFConfig, group: Communicator) -> list
     specs = kv_cache_specs(model, config, group)
     return [
         LayerKind(num_heads, spec.num_kv_heads, spec.head_dim, layer.options)
-        for spec, layer in zip(specs, attention_layers(model), strict=False)
+        for spec, layer in zip(specs, attention_layers(model, with_absent=True), strict=False)
         if not spec.is_latent
     ]
 
@@ -97,6 +97,23 @@ class KVCacheLayout(NamedTuple):
     group_of_layer: list[int]
     cache_of_layer: list[int]
     caches: list[KVCacheSpec]  # what a block has of each
+
+
+def stage_cache_layout(model: nn.Module, config: HFConfig, group: Communicator, max_model_len: int) -> KVCacheLayout:
+    """The layout of the model's layers that are here: the groups are those of all its stages, whose blocks have the
+    same numbers everywhere."""
+    whole = kv_cache_layout(kv_cache_specs(model, config, group), max_model_len)
+    layers, here = attention_layers(model, with_absent=True), set(attention_layers(model))
+    if len(layers) == len(here):
+        return whole
+    own = [index for index, layer in enumerate(layers) if layer in here]
+    kept = sorted({whole.cache_of_layer[index] for index in own})
+    return KVCacheLayout(
+        whole.windows,
+        [whole.group_of_layer[index] for index in own],
+        [kept.index(whole.cache_of_layer[index]) for index in own],
+        [whole.caches[index] for index in kept],
+    )
 
 
 def kv_cache_layout(specs: list[KVCacheSpec], max_model_len: int) -> KVCacheLayout:

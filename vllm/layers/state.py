@@ -8,6 +8,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from vllm.layers.absent_modules import all_modules
+
 
 class StateShape(NamedTuple):
     """A part of one request's state on this rank."""
@@ -35,9 +37,10 @@ class StateLayer(nn.Module):
         self.state: tuple[Tensor, ...] = ()
 
 
-def state_layers(model: nn.Module) -> list[StateLayer]:
-    """A model's layers with states, in their order."""
-    return [module for module in model.modules() if isinstance(module, StateLayer)]
+def state_layers(model: nn.Module, with_absent: bool = False) -> list[StateLayer]:
+    """A model's layers with states, in their order; `with_absent`: those of other stages, too, which have no memory."""
+    modules = all_modules(model) if with_absent else model.modules()
+    return [module for module in modules if isinstance(module, StateLayer)]
 
 
 def state_bytes(model: nn.Module) -> int:

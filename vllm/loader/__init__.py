@@ -17,6 +17,7 @@ from vllm import envs
 from vllm.config import VllmConfig
 from vllm.config.checkpoint.mapped_tensors import block_bytes
 from vllm.distributed.parallel_state import get_tp_group
+from vllm.distributed.stages import get_stage
 from vllm.layers.adapted.products import adapter_places
 from vllm.layers.attention import Attention
 from vllm.layers.experts import Experts
@@ -79,7 +80,8 @@ def get_model(
     quantization = load_quantization(model_config.quantization, Path(model_config.path), config.raw)
     _check_invariance(model_config, torch.device(device))
     is_ours = quantization is None or isinstance(quantization, StoredConfig)
-    keeps = part is None and is_ours and torch.device(device).type == "cpu"
+    is_whole = part is None and get_stage().size == 1
+    keeps = is_whole and is_ours and torch.device(device).type == "cpu"
     with (
         _naming(model_config),
         open_packed_weights(model_config, takes_adapters, plan) if keeps else contextlib.nullcontext() as kept,

@@ -6,11 +6,13 @@ import math
 import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 from torch import Tensor, nn
 
 from vllm.config.checkpoint.shards import shard_files
 from vllm.config.checkpoint.weight_files import check_range, iterate_tensors, progress_bar, tensor_files
+from vllm.distributed.stages import get_stage
 from vllm.layers.attention import Attention
 from vllm.layers.dummy_weights import dummy_weight
 from vllm.layers.sharding import WeightSlot
@@ -31,7 +33,7 @@ def checkpoint_slots(model: nn.Module) -> dict[str, WeightSlot]:
 
 
 def load_weights(
-    model: nn.Module,
+    model: Any,
     folder: Path,
     use_tqdm: bool = False,
     quantization: QuantizationConfig | None = None,
@@ -48,11 +50,13 @@ def load_weights(
     slots = checkpoint_slots(model)
     expected, kv_scales = len(slots), KVScales(model)
     embedding = next((module.tied_to for module in model.modules() if isinstance(module, ParallelLMHead)), None)
+    own_layers = None if get_stage().size == 1 else set(model.model.own_layers)
     head: Value | None = None
     unexpected: list[str] = []
     with progress_bar("Loading weights", expected, use_tqdm) as bar:
         files = shard_files(folder) if tensors is None else []
-        stored = kv_scales.taken_from(iterate_tensors(files) if tensors is None else tensors)
+        given = iterate_tensors(files) if tensors is None else tensors
+        stored = kv_scales.taken_from(given if own_layers is None else _of_layers(given, own_layers))
         values_by_name: Iterable[tuple[str, Value]] = stored
         if isinstance(quantization, StoredConfig):
             values_by_name = read_quantized(stored, tensor_files(files), quantization)
@@ -86,6 +90,14 @@ def load_weights(
             f"{folder.name} has an {HEAD} that differs from the embeddings, but config.json (or the model's default) "
             'ties them: pass hf_overrides={"tie_word_embeddings": False} to use it'
         )
+
+
+def _of_layers(tensors: Iterable[tuple[str, Tensor]], own: set[int]) -> Iterator[tuple[str, Tensor]]:
+    """The tensors that are not of other stages' layers, by the names that decoders' layers have in checkpoints."""
+    for name, tensor in tensors:
+        layer = _DECODER_LAYER.search(name)
+        if layer is None or int(layer[1]) in own:
+            yield name, tensor
 
 
 def _of_folder(folder: Path, tensors: Iterable[tuple[str, Value]]) -> Iterator[tuple[str, Value]]:
@@ -167,6 +179,7 @@ def fill_with_noise(model: nn.Module, seed: int) -> None:
 
 _NAME = re.compile(r"(?:k_proj\.output_|v_proj\.output_|k_|v_|kv_)scale$")
 _LAYER = re.compile(r"\.(\d+)\.")
+_DECODER_LAYER = re.compile(r"(?:^|\.)(?:layers|layer|h|blocks)\.(\d+)\.")
 
 
 class KVScales:

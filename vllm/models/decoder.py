@@ -6,7 +6,7 @@ import itertools
 import math
 from collections.abc import Iterator
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from typing import Any, ClassVar
 
 import torch
@@ -15,11 +15,13 @@ from torch import Tensor, nn
 from vllm.attention.backend import AttentionMetadata, KVCache
 from vllm.config.checkpoint.config import HFConfig
 from vllm.config.checkpoint.text_part import MARK, text_tensor_name
+from vllm.distributed.stages import get_stage
+from vllm.layers.absent import AbsentPart
 from vllm.layers.attention import attention_layers
 from vllm.layers.input_rows import AddedRows, InputRows
 from vllm.layers.layernorm import LayerNorm, RMSNorm
 from vllm.layers.linear import ReplicatedLinear
-from vllm.layers.vocab_parallel_embedding import Embedding, ParallelLMHead, VocabParallelEmbedding
+from vllm.layers.vocab_parallel_embedding import Embedding, ParallelLMHead
 from vllm.layers.weight_update import UpdatableModel
 from vllm.models.attention import DecoderAttention, RotaryTables
 from vllm.models.checkpoint_names import CheckpointNames
@@ -31,6 +33,7 @@ from vllm.models.norms import Norm, make_norm
 from vllm.models.per_layer_inputs import LayerInput, PerLayerInputs
 from vllm.models.prediction_layers import PredictionLayers
 from vllm.models.spec import AnyMixer, BesideSpec, DecoderSpec, HeadMixtureSpec, LatentAttentionSpec, StateSpec
+from vllm.models.stage_parts import make_embedding, make_head, make_layers
 from vllm.models.states.beside import AttentionBeside
 from vllm.models.states.make import make_state_layer
 from vllm.ops.elementwise import added, scaled
@@ -193,7 +196,9 @@ class Decoder(nn.Module):
     def __init__(self, spec: DecoderSpec, max_model_len: int) -> None:
         super().__init__()
         hidden, width = spec.hidden_size, spec.embedding_size or spec.hidden_size
-        self.embed_tokens = VocabParallelEmbedding(spec.vocab_size, width)
+        self.stage = get_stage()
+        self.embed_tokens = make_embedding(spec.vocab_size, width, spec.tie_word_embeddings)
+        self.hidden_size = hidden
         self.embedding_scale, self.positions = spec.embedding_scale, spec.positions
         self.input_rows, self._scales_given = InputRows(), spec.scales_given
         self.added_rows = AddedRows()
@@ -209,7 +214,15 @@ class Decoder(nn.Module):
             self.project_out = ReplicatedLinear(hidden, width, False, "project_out")
         self.embed_norm = None if spec.embedding_norm is None else make_norm(spec.embedding_norm, hidden)
         tables = RotaryTables(max_model_len)
-        self.layers = nn.ModuleList(self.layer_class(spec, index, tables) for index in range(len(spec.layers)))
+        # Tables without memory are other tables.
+        absent = RotaryTables(max_model_len)
+        make = partial(self.layer_class, spec)
+        layers = make_layers(
+            lambda index, is_here: make(index, tables if is_here else absent), len(spec.layers), spec.vocab_size * width
+        )
+        self.layers = nn.ModuleList(layers)
+        self.own_layers = [index for index, layer in enumerate(self.layers) if not isinstance(layer, AbsentPart)]
+        self._like = torch.empty(0)
         self.caches_of_layer = caches_of_layers(self.layers)
         self.layer_inputs: nn.Module | None = None
         if spec.per_layer_input is not None:
@@ -245,13 +258,17 @@ class Decoder(nn.Module):
     def forward(
         self, ids: Tensor, positions: Tensor, kv_caches: list[KVCache], attn: AttentionMetadata, rows: Tensor | None
     ) -> Tensor:
-        stream = self.embed(ids, positions)
+        if self.stage.is_first:
+            stream = self.embed(ids, positions)
+        else:
+            stream = self.stage.receive(self._like.new_empty(ids.shape[0], self.hidden_size))
         pending: Tensor | None = None
         last = len(self.layers) - 1
         given = [None] * len(self.layers) if self.layer_inputs is None else self.layer_inputs(ids, stream)
         stream = self.spread(stream)
         kept: dict[int, Tensor] = {}
-        for index, layer in enumerate(self.layers):
+        for index in self.own_layers:
+            layer = self.layers[index]
             if index in self.kept_streams:
                 # Layers add to the stream in place.
                 kept[index] = scaled(stream, 1.0) if pending is None else added(stream, pending)
@@ -264,6 +281,10 @@ class Decoder(nn.Module):
                 stream = self.added_rows.add_to(stream, index)
                 if index == last and rows is not None:
                     stream, pending = stream.index_select(0, rows), _selected(pending, rows)
+        if not self.stage.is_last:
+            # As a norm adds it: the next stage's first layer computes what it would here.
+            self.stage.send((stream if pending is None else added(stream, pending)).contiguous())
+            return stream[:0]
         if self.kept_streams:
             self.streams = [kept[index] for index in self.kept_streams]
         stream, hidden, norm = enter(self.norm, self.join(stream), pending)
@@ -400,7 +421,7 @@ class DecoderForCausalLM(CausalLM):
         self.model = self.decoder_class(spec, max_model_len)
         width = spec.embedding_size or spec.hidden_size
         tied_to = self.model.embed_tokens if spec.tie_word_embeddings else None
-        self.lm_head = ParallelLMHead(
+        self.lm_head = make_head(
             spec.vocab_size, width, tied_to, spec.head_bias, spec.logits_scale, spec.logits_softcap
         )
 

@@ -214,7 +214,7 @@ async def _drain(state: ServerState, server: uvicorn.Server, signals: _Signals) 
 
 
 def _tell_drain(state: ServerState, signals: _Signals, seconds: float) -> None:
-    reason = "a replica died" if state.engine.errored else signal.Signals(signals.received[0]).name
+    reason = signal.Signals(signals.received[0]).name if signals.received else "a replica died"
     logger.info("%s: no new requests; in flight: %d, for up to %.3g s", reason, len(state.in_flight), seconds)
 
 

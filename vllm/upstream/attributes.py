@@ -71,9 +71,7 @@ ROWS: dict[str, dict[str, dict[str, Any]]] = {
         "ParallelConfig": {
             "data_parallel_size_local": property(lambda self: self.data_parallel_size),
             "enable_expert_parallel": False,
-            "pipeline_parallel_size": 1,
-            "world_size": property(lambda self: self.tensor_parallel_size),
-            "world_size_across_dp": property(lambda self: self.tensor_parallel_size * self.data_parallel_size),
+            "world_size_across_dp": property(lambda self: self.world_size * self.data_parallel_size),
         }
     },
     "vllm.config.vllm": {

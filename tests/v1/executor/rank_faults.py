@@ -28,6 +28,11 @@ def tokens_seen(worker: Any) -> int:
     return int(worker.model_runner.states.num_computed_tokens.sum())
 
 
+def layers_here(worker: Any) -> list[int]:
+    """The layers that the worker has."""
+    return list(worker.model_runner.model.model.own_layers)
+
+
 def _kill(*_: Any) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 

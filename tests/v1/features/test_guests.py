@@ -27,16 +27,16 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize(
     ("fields", "absent"),
     [
-        ({}, {"states", "drafts", "adapters", "prompt_embeds", "images", "swap", "kv_store"}),
+        ({}, {"stages", "states", "drafts", "adapters", "prompt_embeds", "images", "swap", "kv_store"}),
         (
             {"enable_prefix_caching": False},
-            {"hidden_cache", "states", "drafts", "adapters", "prompt_embeds", "images", "swap", "kv_store"},
+            {"hidden_cache", "stages", "states", "drafts", "adapters", "prompt_embeds", "images", "swap", "kv_store"},
         ),
         (
             {"speculative_config": NGRAM, "enable_lora": True, "swap_space": 0.01, "enable_prompt_embeds": True},
-            {"states", "images", "kv_store"},
+            {"stages", "states", "images", "kv_store"},
         ),
-        ({"kv_store": "store"}, {"states", "drafts", "adapters", "prompt_embeds", "images", "swap"}),
+        ({"kv_store": "store"}, {"stages", "states", "drafts", "adapters", "prompt_embeds", "images", "swap"}),
     ],
     ids=["none", "no prefix cache", "many", "a store on disk"],
 )

@@ -191,10 +191,11 @@ def _construct(model_class: type[Any], auto: Any, attention: str) -> Any:
     return model.eval()
 
 
-def construct_plain(model_class: type[Any], auto: Any, dtype: torch.dtype) -> Any:
-    """A module as transformers itself runs it; its parameters are on the meta device, its buffers on the CPU."""
+def construct_plain(model_class: type[Any], auto: Any, dtype: torch.dtype, attention: str | None = None) -> Any:
+    """A module as transformers itself runs it, but for its `attention`; its parameters are on the meta device, its
+    buffers on the CPU."""
     with torch.device("cpu"), _parameters_on_meta():
-        model = model_class._from_config(copy.deepcopy(auto), dtype=dtype)
+        model = model_class._from_config(copy.deepcopy(auto), dtype=dtype, attn_implementation=attention)
     return model.requires_grad_(False).eval()
 
 

@@ -76,6 +76,12 @@ class PictureFamily:
         """Whether tokens have positions in time, height and width."""
         return hasattr(self.base, "get_rope_index")
 
+    @property
+    def parts_of_a_row(self) -> int:
+        """How many embeddings a row of the tower is: its token's, and those that are added after the first layers."""
+        tower = getattr(self.config, "vision_config", None)
+        return 1 + len(getattr(tower, "deepstack_visual_indexes", None) or ())
+
 
 def whole_blocks(raw: Mapping[str, Any]) -> Whole | None:
     """Which tokens see those after them, by the whole model's config.json."""

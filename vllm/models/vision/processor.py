@@ -47,7 +47,7 @@ class Processed(NamedTuple):
 
 
 class PictureProcessor:
-    """Processes the pictures of prompts, those of one prompt at a time."""
+    """Processes the pictures of prompts; threads may do so side by side."""
 
     def __init__(self, model_config: ModelConfig, hf_tokenizer: Any) -> None:
         """ValueError: the model's processor cannot be built."""
@@ -57,10 +57,13 @@ class PictureProcessor:
         self._processor = _make_processor(self.family, folder, hf_tokenizer)
         self._tokenizer = hf_tokenizer
         self._arguments = set(inspect.signature(self.family.base.get_image_features).parameters)
+        self._of_positions: set[str] = set()
         if self.family.has_axes:
-            self._arguments |= set(inspect.signature(self.family.base.get_rope_index).parameters)
+            self._of_positions = set(inspect.signature(self.family.base.get_rope_index).parameters)
+            self._arguments |= self._of_positions
         self._kept: OrderedDict[str, Processed] = OrderedDict()
         self._num_kept_bytes = 0
+        self._latest_options: tuple[str, dict[str, Any]] = ("", {})
         self._lock = threading.Lock()
         self._placeholder: str = self._processor.image_token
         (self._placeholder_id,) = hf_tokenizer.encode(self._placeholder, add_special_tokens=False)
@@ -78,31 +81,33 @@ class PictureProcessor:
             VLLMValidationError: a picture or an option cannot be used.
         """
         options = self._defaults | dict(given.options)
-        with self._lock:
-            return [self._one(item, name, options) for item, name in zip(given.items, given.names, strict=True)]
+        return [self._one(item, name, options) for item, name in zip(given.items, given.names, strict=True)]
 
     def _one(self, item: Any, name: str | None, options: dict[str, Any]) -> Processed:
         image: Any = None if item is None else _as_image(item)
-        content = hashlib.blake2b(json.dumps(options, sort_keys=True, default=str).encode(), digest_size=16)
+        known_as = json.dumps(options, sort_keys=True, default=str)
+        content = hashlib.blake2b(known_as.encode(), digest_size=16)
         if name is not None or image is None:
             name = name or ""
             content.update(b"name" + name.encode("utf-8", "surrogatepass"))
         else:
             content.update(f"{image.mode} {image.size}".encode() + image.tobytes())
         digest = content.hexdigest()
-        if (kept := self._kept.get(digest)) is not None:
-            self._kept.move_to_end(digest)
-            return kept
+        with self._lock:
+            if (kept := self._kept.get(digest)) is not None:
+                self._kept.move_to_end(digest)
+                return kept
         if image is None:
             message = f"{UUIDS}: the picture {shown(name)} is not known (any more): send it again with its name"
             raise VLLMValidationError(message, UUIDS, name)
-        made = self._processed(image, digest, options)
-        self._keep(made)
+        made = self._processed(image, digest, options, known_as)
+        with self._lock:
+            self._keep(made)
         return made
 
-    def _processed(self, image: Any, digest: str, options: dict[str, Any]) -> Processed:
+    def _processed(self, image: Any, digest: str, options: dict[str, Any], known_as: str) -> Processed:
         try:
-            merged = self._merged(options)
+            merged = self._merged(options, known_as)
             if image.mode != "RGB" and not getattr(self._processor.image_processor, "do_convert_rgb", False):
                 image = image.convert("RGB")
             images, *_ = self._processor.prepare_inputs_layout(images=[image], **options)
@@ -111,16 +116,24 @@ class PictureProcessor:
             field = OPTIONS if options else DATA
             raise VLLMValidationError(f"{field}: the picture cannot be processed: {error}", field) from error
         values = {name: _as_tensor(value) for name, value in data.items() if name in self._arguments}
-        ids = self._tokenizer.encode(text, add_special_tokens=False)
+        with self._lock:
+            ids = self._tokenizer.encode(text, add_special_tokens=False)
         return Processed(digest, text, ids, values)
 
-    def _merged(self, options: Mapping[str, Any]) -> dict[str, Any]:
-        merged: dict[str, Any] = self._processor._merge_kwargs(
-            tokenizer_init_kwargs=self._tokenizer.init_kwargs, return_tensors="pt", **options
-        )
+    def _merged(self, options: Mapping[str, Any], known_as: str) -> dict[str, Any]:
+        """transformers' options by the part that they are for; those of the latest prompt are kept, as it checks each
+        of them for milliseconds."""
+        latest, merged = self._latest_options
+        if latest != known_as:
+            merged = self._processor._merge_kwargs(
+                tokenizer_init_kwargs=self._tokenizer.init_kwargs, return_tensors="pt", **options
+            )
+            self._latest_options = known_as, merged
         return merged
 
     def _keep(self, made: Processed) -> None:
+        if (other := self._kept.pop(made.digest, None)) is not None:
+            self._num_kept_bytes -= other.num_bytes
         self._kept[made.digest] = made
         self._num_kept_bytes += made.num_bytes
         while self._num_kept_bytes > _KEPT_BYTES and len(self._kept) > 1:
@@ -192,9 +205,8 @@ class PictureProcessor:
 
     def _positions(self, ids: Sequence[int], pictures: Sequence[Processed]) -> np.ndarray:
         """int64 [3, T]"""
-        known = inspect.signature(self.family.base.get_rope_index).parameters
         together: dict[str, Tensor] = {}
-        for name in pictures[0].values.keys() & known.keys():
+        for name in pictures[0].values.keys() & self._of_positions:
             together[name] = torch.cat([each.values[name] for each in pictures])
         tokens = torch.tensor([list(ids)])
         kinds = (tokens == self.family.row_id).int()

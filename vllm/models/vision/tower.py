@@ -18,6 +18,7 @@ from vllm.layers.dummy_weights import dummy_weight
 from vllm.models.transformers.build import construct_plain
 from vllm.models.transformers.weights import CheckpointNames
 from vllm.models.vision.families import PictureFamily
+from vllm.models.vision.layers import ATTENTION, Packed, packed_layers, register_attention, use_own_layers
 
 _QUANTIZED = (".qweight", ".weight_packed", ".weight_scale", ".scales", ".SCB", ".absmax")
 
@@ -31,19 +32,24 @@ class Tower(nn.Module):
         self._family = family
         self._arguments = set(inspect.signature(family.base.get_image_features).parameters)
         dtype = getattr(torch, model_config.dtype)
-        whole = construct_plain(family.base, family.config, dtype)
+        register_attention()
+        whole = construct_plain(family.base, family.config, dtype, ATTENTION)
         self._names = CheckpointNames(whole)
         # The decoder is ours; its module keeps nothing but the place.
         for name, part in list(whole.named_children()):
             if part is whole.get_decoder():
                 setattr(whole, name, nn.Module())
+        use_own_layers(whole)
         self.whole = whole
+        self._state = set(whole.state_dict())
+        self._device, self._dtype = device, dtype
         self._fill(model_config, device)
+        self._pack()
 
     def _fill(self, model_config: ModelConfig, device: torch.device) -> None:
-        folder, lacking = Path(model_config.path), set(self._parameters_by_name())
+        folder, lacking = Path(model_config.path), set(self._state)
         if model_config.load_format == "dummy":
-            for name, value in self._parameters_by_name().items():
+            for name, value in self.whole.state_dict().items():
                 self._put(name, dummy_weight(name, tuple(value.shape), value.dtype, "cpu", model_config.seed), device)
         else:
             for name, tensor in self._names.convert(_of_pictures(iterate_tensors(shard_files(folder)))):
@@ -60,16 +66,19 @@ class Tower(nn.Module):
             for name, buffer in module.named_buffers(recurse=False):
                 module._buffers[name] = buffer.to(device)
 
-    def _parameters_by_name(self) -> dict[str, Tensor]:
-        return dict(self.whole.state_dict())
+    def _pack(self) -> None:
+        for layer in packed_layers(self.whole):
+            layer.pack()
 
     def _own(self, name: str) -> str:
         """The name without the place of this model in the one with a head."""
-        return name.removeprefix("model.") if name not in self.whole.state_dict() else name
+        return name.removeprefix("model.") if name not in self._state else name
 
     def _put(self, name: str, tensor: Tensor, device: torch.device) -> None:
         place, _, last = name.rpartition(".")
         module = self.whole.get_submodule(place)
+        if isinstance(module, Packed):
+            module.unpack()
         before = getattr(module, last)
         if before.shape != tensor.shape:
             shapes = f"{tuple(tensor.shape)}, but config.json means {tuple(before.shape)}"
@@ -82,17 +91,19 @@ class Tower(nn.Module):
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None:
         """New values for some, by their checkpoint names; those of other parts are left alone."""
-        known = self._parameters_by_name()
-        for name, tensor in self._names.convert(_of_pictures(weights)):
-            own = self._own(name)
-            if own in known and isinstance(tensor, Tensor):
-                self._put(own, tensor, known[own].device)
+        try:
+            for name, tensor in self._names.convert(_of_pictures(weights)):
+                own = self._own(name)
+                if own in self._state and isinstance(tensor, Tensor):
+                    self._put(own, tensor, self._device)
+        finally:
+            self._pack()
 
     @torch.inference_mode()
     def encode(self, values: Mapping[str, Tensor]) -> Tensor:
         """The rows of some pictures, [N, L * W]: the decoder's W-wide embeddings, and beside each what is added to its
         stream after the first L - 1 layers. `values`: the processor's, by their names."""
-        device, dtype = self._place()
+        device, dtype = self._device, self._dtype
         given = {
             name: value.to(device, dtype) if value.is_floating_point() else value.to(device)
             for name, value in values.items()
@@ -101,10 +112,6 @@ class Tower(nn.Module):
         found = self.whole.get_image_features(**given, return_dict=True)
         parts = [found.pooler_output, *(getattr(found, "deepstack_features", None) or ())]
         return torch.cat([_rows(part).to(dtype) for part in parts], dim=1)
-
-    def _place(self) -> tuple[torch.device, torch.dtype]:
-        first = next(self.whole.parameters())
-        return first.device, first.dtype
 
 
 def _of_pictures(tensors: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:

@@ -31,7 +31,12 @@ _PROBE = "a"
 
 
 class LabelTask(Task):
-    """Scores labels as continuations of the prompts of texts."""
+    """Scores labels as continuations of the prompts of texts.
+
+    Attributes:
+        given: the labels, as texts or as token ids.
+        template: of the prompts; None: the default one.
+    """
 
     command, suffix, has_tables = "score", "scores", False
 
@@ -39,25 +44,25 @@ class LabelTask(Task):
         super().__init__(args)
         self._picture = self.picture_path(args)
         self.outputs = [("--picture", self._picture)]
-        self._given: list[str] | list[int] = args.labels or args.label_ids
-        self._template: Template | None = None
+        self.given: list[str] | list[int] = args.labels or args.label_ids
+        self.template: Template | None = None
         if args.template is not None:
-            self._template = Template.unescaped(args.template)
+            self.template = Template.unescaped(args.template)
         elif args.template_file is not None:
             # A line break at the end of the file is not part of the prompt.
-            self._template = Template(read_text(args.template_file).removesuffix("\n").removesuffix("\r"))
-        source = self._template and self._template.source
+            self.template = Template(read_text(args.template_file).removesuffix("\n").removesuffix("\r"))
+        source = self.template and self.template.source
         self.made_from = {"labels": args.labels, "label_ids": args.label_ids, "template": source}
 
     def check(self, item: Item) -> None:
-        if self._template is not None:
-            self._template.render(self.input_name, item)
+        if self.template is not None:
+            self.template.render(self.input_name, item)
 
     def engine_scorer(self, llm: LLM) -> EngineLabelScorer:
-        return EngineLabelScorer(llm, self._template, self._given, self.input_name)
+        return EngineLabelScorer(llm, self.template, self.given, self.input_name)
 
     def server_scorer(self, server: Server) -> ServerLabelScorer:
-        return ServerLabelScorer(server, self._template, self._given, self.input_name)
+        return ServerLabelScorer(server, self.template, self.given, self.input_name)
 
     def schema(self, scorer: EngineLabelScorer) -> pa.Schema:
         return scorer.labels.schema()

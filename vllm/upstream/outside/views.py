@@ -138,8 +138,6 @@ def view_of(config: VllmConfig, hf_config: Any) -> VllmConfigView:
     )
     parallel = View(
         config.parallel_config,
-        pipeline_parallel_size=1,
-        world_size=config.parallel_config.tensor_parallel_size,
         enable_expert_parallel=False,
         enable_eplb=False,
         eplb_config=View(None, num_redundant_experts=0),

@@ -16,19 +16,21 @@ from multiprocessing import Pipe
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
 from vllm import envs
 from vllm.config import ParallelConfig, VllmConfig
-from vllm.distributed.communicator import ALONE, Communicator, PeerLostError
+from vllm.distributed.communicator import Communicator, PeerLostError
 from vllm.distributed.process_group import host_store, join_group
 from vllm.distributed.shared_memory import Links, SharedMemoryCommunicator, make_links
+from vllm.distributed.stages import ONLY, Stage, make_ends
 from vllm.loader.packed_weights import Plan, planned
 from vllm.utils.child_signals import starting_child
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.executor.worker import call_worker, make_worker, worker_device
 from vllm.v1.executor.worker_monitor import WorkerHandle, WorkerMonitor
 from vllm.v1.executor.worker_proc import CALL, STEP, STOP, WorkerStart
-from vllm.v1.features.states.memory import StateSlots
+from vllm.v1.features.states.memory import fewest
 from vllm.v1.outputs import ModelRunnerOutput, PendingStep
 
 _NUM_THREADS = torch.get_num_threads()  # before any engine reduced it
@@ -49,13 +51,14 @@ class LocalWorker:
             **os.environ,
             "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
         }
-        inherited = [theirs.fileno(), *(start.links.descriptors if start.links else ())]
+        inherited = [theirs.fileno(), *start.ends.descriptors, *(start.links.descriptors if start.links else ())]
         command = [sys.executable, "-m", "vllm.v1.executor", str(theirs.fileno())]
         with starting_child():
             self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, env=environment, pass_fds=inherited)
         theirs.close()
         if start.links is not None:
             start.links.close()
+        start.ends.close()
         # A worker that died at once is noticed when it is waited for.
         with contextlib.suppress(BrokenPipeError):
             self.connection.send_bytes(pickle.dumps(start))
@@ -88,6 +91,7 @@ class MultiprocExecutor:
 
     host = "127.0.0.1"  # this machine's address, where the ranks meet
     _links: Links | None = None
+    _ends = ONLY
     _link_seconds: float | None = None  # see WorkerMonitor
 
     def __init__(self, config: VllmConfig, use_tqdm: bool = False) -> None:
@@ -95,25 +99,26 @@ class MultiprocExecutor:
         timeout_seconds = envs.worker_timeout_seconds()
         store = host_store(self.host, world_size)
         handles = self._start_workers(config, store.port)
-        self.group: Communicator = ALONE
+        self.group: Communicator = Communicator()
         self._monitor = WorkerMonitor(handles, timeout_seconds, self._link_seconds)
         self._finalizer = weakref.finalize(self, _end, handles, self._monitor, torch.get_num_threads())
         try:
             torch.set_num_threads(_threads_per_rank(config.parallel_config))
             if self._links is not None:
                 self.group = SharedMemoryCommunicator(self._links)
-            else:
+            elif world_size > 1:
                 self._monitor.replies()  # their HELLO
                 custom = not config.parallel_config.disable_custom_all_reduce
-                self.group = join_group(store, 0, world_size, worker_device(config, 0), self.host, custom)
-            self._monitor.group = self.group
-            self.worker = make_worker(config, self.group)
+                own_store = dist.PrefixStore(f"stage/{self._ends.index}", store)
+                self.group = join_group(own_store, 0, world_size, worker_device(config, 0), self.host, custom)
+            self._stage = Stage(self._ends, self.group)
+            self._monitor.group, self._monitor.stage = self.group, self._stage
+            self.worker = make_worker(config, self.group, self._stage)
             # Upstream's name; callers delete it when they are done.
             self.driver_worker = self.worker
             with self._planned(config, world_size) as plan:
                 self.collective_rpc("load_model", (use_tqdm, plan))
-            slots = self.collective_rpc("determine_state_slots")
-            self.state_slots = StateSlots(*map(min, zip(*slots, strict=True)))
+            self.state_slots = fewest(self.collective_rpc("determine_state_slots"))
             self.num_blocks = min(self.collective_rpc("determine_num_blocks"))
             self.num_host_blocks = min(self.collective_rpc("determine_num_host_blocks"))
             sizes = self.num_blocks, self.num_host_blocks, self.state_slots
@@ -142,9 +147,18 @@ class MultiprocExecutor:
     @contextlib.contextmanager
     def _failing_together(self, method: str, *args: Any) -> Iterator[None]:
         """Let the other ranks do their part of what rank 0 does in the context."""
+        with self._failing():
+            self._send_step(method, *args)
+            yield
+
+    def _send_step(self, method: str, *args: Any) -> None:
+        self._monitor.send(STEP, pickle.dumps((method, args, {})))
+
+    @contextlib.contextmanager
+    def _failing(self) -> Iterator[None]:
+        """An error in the context ends the engine."""
         self._monitor.check()
         try:
-            self._monitor.send(STEP, pickle.dumps((method, args, {})))
             yield
             # An aborted collective's result means nothing.
             self._monitor.check()
@@ -183,21 +197,25 @@ class MultiprocExecutor:
 
     def _start_workers(self, config: VllmConfig, store_port: int) -> Sequence[WorkerHandle]:
         """Start the workers of ranks 1 and above; each is to run a WorkerProcess."""
-        world_size = config.parallel_config.tensor_parallel_size
+        parallel = config.parallel_config
+        world_size, num_stages = parallel.tensor_parallel_size, parallel.pipeline_parallel_size
         if config.device_config.device == "cuda" and world_size > torch.cuda.device_count():
             limit = f"the number of CUDA devices={torch.cuda.device_count()}"
             raise ValueError(f"tensor_parallel_size must be at most {limit}, got {world_size}")
-        links: list[Links | None] = [None] * world_size
-        if config.device_config.device == "cpu" and not config.parallel_config.disable_custom_all_reduce:
-            links[:] = make_links(world_size)
-        self._links = links[0]
+        links: list[Links | None] = [None] * parallel.world_size
+        if config.device_config.device == "cpu" and not parallel.disable_custom_all_reduce and world_size > 1:
+            links[:] = [each for _ in range(num_stages) for each in make_links(world_size)]
+        # The last stage has the first ranks.
+        of_numbers = [list(reversed(make_ends(num_stages))) for _ in range(world_size)]
+        ends = [of_number[stage] for stage in range(num_stages) for of_number in of_numbers]
+        self._links, self._ends = links[0], ends[0]
         store = (self.host, store_port)
         # Custom logits processors may be classes of the user's script; the other ranks need only their number.
         stand_ins = (_OnRankZero,) * len(config.model_config.logits_processors)
         config = replace(config, model_config=replace(config.model_config, logits_processors=stand_ins))
         return [
-            LocalWorker(WorkerStart(config, rank, world_size, store, self.host, os.getpid(), links[rank]))
-            for rank in range(1, world_size)
+            LocalWorker(WorkerStart(config, rank, world_size, store, self.host, os.getpid(), links[rank], ends[rank]))
+            for rank in range(1, len(ends))
         ]
 
 
@@ -233,7 +251,7 @@ def sendable(step: SchedulerOutput) -> SchedulerOutput:
 
 def _threads_per_rank(parallel: ParallelConfig) -> int:
     """OMP_NUM_THREADS, else the rank's share of one process's threads."""
-    num_ranks = parallel.tensor_parallel_size * parallel.data_parallel_size
+    num_ranks = parallel.world_size * parallel.data_parallel_size
     share = _NUM_THREADS if "OMP_NUM_THREADS" in os.environ else max(_NUM_THREADS // num_ranks, 1)
     return min(share, torch.get_num_threads())
 
@@ -248,4 +266,5 @@ def _end(handles: Sequence[WorkerHandle], monitor: WorkerMonitor, num_threads: i
         handle.end(deadline)
         handle.connection.close()
     monitor.group.close()
+    monitor.stage.close()
     torch.set_num_threads(num_threads)

@@ -6,6 +6,7 @@ from vllm.config import VllmConfig
 from vllm.utils.ray_utils import import_ray_for
 from vllm.v1.executor.external_launcher import ExternalLauncherExecutor
 from vllm.v1.executor.multiproc import MultiprocExecutor
+from vllm.v1.executor.stages import StagesExecutor
 from vllm.v1.executor.uniproc import UniProcExecutor
 
 Executor = UniProcExecutor | MultiprocExecutor
@@ -15,14 +16,14 @@ def executor_class(config: VllmConfig) -> type[Executor]:
     """The class that `config` asks for; ImportError: it needs Ray, which is not installed."""
     if config.parallel_config.distributed_executor_backend == "external_launcher":
         return ExternalLauncherExecutor
-    if config.parallel_config.tensor_parallel_size == 1:
+    if config.parallel_config.world_size == 1:
         return UniProcExecutor
     if config.parallel_config.distributed_executor_backend == "ray":
         import_ray_for()
         from vllm.v1.executor.ray_executor import RayExecutor
 
         return RayExecutor
-    return MultiprocExecutor
+    return MultiprocExecutor if config.parallel_config.pipeline_parallel_size == 1 else StagesExecutor
 
 
 def make_executor(config: VllmConfig, use_tqdm: bool = False) -> Executor:

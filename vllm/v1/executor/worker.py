@@ -20,6 +20,7 @@ from vllm.config.checkpoint.shards import shard_files
 from vllm.config.checkpoint.weight_files import iterate_tensors
 from vllm.distributed.communicator import ALONE, Communicator
 from vllm.distributed.parallel_state import tensor_parallel
+from vllm.distributed.stages import WHOLE, Stage, building_stage, get_stage
 from vllm.distributed.trainer_group import TrainerGroup, join_trainer, receive_tensors
 from vllm.layers.state import state_bytes
 from vllm.layers.weight_update import HEAD, move_weights
@@ -36,7 +37,7 @@ from vllm.v1.executor import memory
 from vllm.v1.executor.warm_up import warm_up
 from vllm.v1.features.adapters.manager import AdapterManager
 from vllm.v1.features.adapters.runner import Adapters
-from vllm.v1.features.build import encoder_guests, runner_guests
+from vllm.v1.features.build import encoder_guests, runner_guests, stage_guests
 from vllm.v1.features.states.memory import NO_STATES, StateSlots, plan_states
 from vllm.v1.features.swap.runner import STAGING_BYTES
 from vllm.v1.outputs import ModelRunnerOutput, PendingStep
@@ -44,6 +45,7 @@ from vllm.v1.worker.gpu.guests import CacheSizes, hooks
 from vllm.v1.worker.gpu.model_runner import GPUModelRunner
 from vllm.v1.worker.gpu.pool.decoder_runner import PoolingModelRunner
 from vllm.v1.worker.gpu.pool.encoder_runner import EncoderRunner
+from vllm.v1.worker.gpu.stage_runner import StageRunner
 
 logger = init_logger(__name__)
 
@@ -53,15 +55,17 @@ _CPU_CACHE_FRACTION = 0.5
 
 
 class Worker:
-    """Runs one device's share of a model; `group` holds the ranks that share it."""
+    """Runs one device's share of a model; `group` holds the ranks that share its layers, `stage` says which of the
+    model's these are."""
 
-    def __init__(self, vllm_config: VllmConfig, group: Communicator = ALONE) -> None:
+    def __init__(self, vllm_config: VllmConfig, group: Communicator = ALONE, stage: Stage = WHOLE) -> None:
         config = self.config = self.vllm_config = vllm_config
         # Extensions of callers read these.
         self.model_config, self.parallel_config = config.model_config, config.parallel_config
         self.cache_config, self.scheduler_config = config.cache_config, config.scheduler_config
-        self.group = group
-        self.rank = self.local_rank = group.rank
+        self.group, self.stage = group, stage
+        # The last stage has the first ranks: it samples, in the caller's process.
+        self.rank = self.local_rank = (stage.size - 1 - stage.index) * group.world_size + group.rank
         self.device = worker_device(config, group.rank)
         if self.device.index is not None:
             torch.cuda.set_device(self.device)
@@ -86,7 +90,7 @@ class Worker:
         if self.device.type == "cuda" and cache.num_blocks is None and self._has_cache:
             self._memory_at_start = memory.device_memory(self.device, begin_peak=True)
             memory.check_free_memory(self._memory_at_start, cache.gpu_memory_utilization)
-        with tensor_parallel(self.group):
+        with tensor_parallel(self.group), building_stage(self.stage):
             shows = use_tqdm and not self.group.rank
             takes_adapters = self.config.lora_config is not None
             is_first = not self.group.rank
@@ -428,7 +432,7 @@ class Worker:
             profiler.export_chrome_trace(os.path.join(folder, name))
 
     def _cpu_cache_bytes(self) -> int:
-        world_size = self.group.world_size  # the ranks share the host's memory
+        world_size = self.config.parallel_config.world_size  # the ranks share the host's memory
         asked = envs.cpu_kvcache_space_bytes()
         if asked is not None:
             return asked // world_size
@@ -449,13 +453,15 @@ class Worker:
 
 
 def _make_runner(config: VllmConfig, model: Any, device: torch.device) -> Any:
+    if not get_stage().is_last:
+        return StageRunner(config, model, device, stage_guests)
     if config.model_config.attn_type == "encoder_only":
         return EncoderRunner(config, model, device, encoder_guests)
     runner = PoolingModelRunner if config.model_config.runner_type == "pooling" else GPUModelRunner
     return runner(config, model, device, runner_guests)
 
 
-def make_worker(config: VllmConfig, group: Communicator = ALONE) -> Worker:
+def make_worker(config: VllmConfig, group: Communicator = ALONE, stage: Stage = WHOLE) -> Worker:
     """A worker, which also has the methods of `worker_extension_cls`. Runs the general plug-ins first.
 
     Raises:
@@ -464,7 +470,7 @@ def make_worker(config: VllmConfig, group: Communicator = ALONE) -> Worker:
     load_general_plugins()
     extension = config.parallel_config.worker_extension_cls
     if not extension:
-        return Worker(config, group)
+        return Worker(config, group, stage)
     if isinstance(extension, str):
         module_name, _, class_name = extension.replace(":", ".").rpartition(".")
         try:
@@ -477,7 +483,7 @@ def make_worker(config: VllmConfig, group: Communicator = ALONE) -> Worker:
         if not name.startswith("__") and hasattr(Worker, name):
             raise ValueError(f"worker_extension_cls: {extension.__name__}.{name} would hide the worker's own {name}")
     # By name, as upstream does: an extension may have a __new__ that looks at the configuration.
-    return type("ExtendedWorker", (Worker, extension), {})(vllm_config=config, group=group)
+    return type("ExtendedWorker", (Worker, extension), {})(vllm_config=config, group=group, stage=stage)
 
 
 def call_worker(worker: Worker, method: str | Callable[..., Any], args: tuple, kwargs: dict[str, Any]) -> Any:

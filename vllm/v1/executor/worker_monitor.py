@@ -13,6 +13,7 @@ from multiprocessing.connection import Connection, wait
 from typing import Any, Protocol
 
 from vllm.distributed.communicator import ALONE, PeerLostError
+from vllm.distributed.stages import WHOLE
 from vllm.exceptions import EngineDeadError
 from vllm.logger import init_logger
 from vllm.v1.executor.worker_proc import BEAT, FAILED, HELLO, RAISED, RESULT, Progress
@@ -67,14 +68,14 @@ class _Fault:
 
 class WorkerMonitor:
     """A thread that receives the workers' messages. The first fault ends all workers: their connections close, so a
-    rank that waits for them in a collective gets an error. `group` is rank 0's communicator, once there is one;
+    rank that waits for them in a collective gets an error. `group` and `stage` are rank 0's, once there are any;
     `timeout_seconds` limits the time that a rank computes between two collectives; `link_seconds` is how long nothing
     may come from a worker on another machine, None: they are on this one."""
 
     def __init__(
         self, handles: Sequence[WorkerHandle], timeout_seconds: float, link_seconds: float | None = None
     ) -> None:
-        self.group = ALONE
+        self.group, self.stage = ALONE, WHOLE
         self._timeout_seconds = timeout_seconds
         self._silence_seconds = _SILENCE_SECONDS if link_seconds is None else link_seconds
         self._stall_seconds = _STALL_SECONDS if link_seconds is None else link_seconds
@@ -151,6 +152,7 @@ class WorkerMonitor:
                 self._failed.set()
         # A worker that cannot be reached does not hear that it is to end.
         self.group.disconnect()
+        self.stage.disconnect()
         for watched in self._watched.values():
             watched.handle.kill()
         if self.group.waits_for_device:

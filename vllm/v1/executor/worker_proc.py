@@ -15,10 +15,13 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Any
 
+import torch.distributed as dist
+
 from vllm.config import VllmConfig
 from vllm.distributed.communicator import Communicator, PeerLostError
 from vllm.distributed.process_group import connect_store, join_group
 from vllm.distributed.shared_memory import Links, SharedMemoryCommunicator
+from vllm.distributed.stages import ONLY, Stage, StageEnds
 from vllm.v1.executor.worker import Worker, call_worker, make_worker, worker_device
 
 # To the worker: a call without a reply, a call whose result is sent back, the end.
@@ -38,11 +41,22 @@ class WorkerStart:
 
     config: VllmConfig
     rank: int
-    world_size: int
+    world_size: int  # ranks of its stage: rank r is number r % world_size there
     store: tuple[str, int]  # host and port of the store through which the ranks connect
     address: str  # of the worker's machine, where it listens for other ranks
     parent_pid: int | None  # the process with which it ends, if that is on its machine
-    links: Links | None = None  # shared memory between the ranks, in place of the store
+    links: Links | None = None  # shared memory between the stage's ranks, in place of the store
+    ends: StageEnds = ONLY  # its stage, with connections to this rank's number in its neighbours
+
+    @property
+    def number(self) -> int:
+        """Its rank in its stage."""
+        return self.rank % self.world_size
+
+    @property
+    def store_prefix(self) -> str:
+        """What the keys of its stage's ranks begin with in the store."""
+        return f"stage/{self.ends.index}"
 
 
 @dataclass(frozen=True)
@@ -98,13 +112,13 @@ class WorkerProcess:
         start = self._start
         if start.links is not None:
             self._group = SharedMemoryCommunicator(start.links)
-        else:
+        elif start.world_size > 1:
             self._send(HELLO)
             device = worker_device(start.config, start.rank)
-            store = connect_store(*start.store, start.world_size)
+            store = dist.PrefixStore(start.store_prefix, connect_store(*start.store, start.world_size))
             custom = not start.config.parallel_config.disable_custom_all_reduce
-            self._group = join_group(store, start.rank, start.world_size, device, start.address, custom)
-        return make_worker(start.config, self._group)
+            self._group = join_group(store, start.number, start.world_size, device, start.address, custom)
+        return make_worker(start.config, self._group, Stage(start.ends, self._group))
 
     def _obey(self, worker: Worker, message: bytes) -> None:
         self._call_began = time.monotonic()

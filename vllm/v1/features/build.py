@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 from vllm.config import VllmConfig
-from vllm.config.checkpoint.text_part import WHOLE
 from vllm.layers.state import state_layers
 from vllm.v1.core.guests import SchedulerGuest
 from vllm.v1.features.drafts.scheduler import Drafts
@@ -24,6 +24,7 @@ SCHEDULER_ORDER = (
     "grammars",
     "drafts",
     "forced_runs",
+    "stages",
     "swap",
     "states",
     "kv_store",
@@ -36,11 +37,13 @@ SCHEDULER_ORDER = (
 4. drafts before forced_runs: a step's drafts are settled at the last token that was drawn, before tokens are appended
    that were not.
 5. forced_runs before states: a state is kept for tokens that are left when some are dropped at a preemption.
-6. swap before states: without evicted content that the host does not take, the state after it is of no use.
-7. kv_store: what a request begins with is known when it looks there, and memory comes before the disk.
+6. stages after drafts and forced_runs, as it sends the tokens that these have settled or appended.
+7. swap before states: without evicted content that the host does not take, the state after it is of no use.
+8. kv_store: what a request begins with is known when it looks there, and memory comes before the disk.
 """
 ORDER = (
     "hidden_cache",
+    "stages",
     "grammars",
     "forced_runs",
     "states",
@@ -54,15 +57,16 @@ ORDER = (
 """The order in which guests are called, by their folders' names.
 
 1. hidden_cache: whoever reads hidden states of cached prefixes after it finds them.
-2. grammars before forced_runs, which asks their masks.
-3. forced_runs before drafts: a draft follows the tokens that are appended undrawn.
-4. states before drafts: a state that has taken wrong tokens is taken back before further ones are drafted.
-5. drafts before adapters: a step's rows are known once all have said which hidden states they need.
-6. adapters: they see the rows that layers have.
-7. prompt_embeds after adapters: a step that has embeddings is computed, whatever they say of recordings.
-8. images after prompt_embeds, which takes back the rows that it gave, and after all that read a batch's positions, as
+2. stages: all others read the tokens that it writes.
+3. grammars before forced_runs, which asks their masks.
+4. forced_runs before drafts: a draft follows the tokens that are appended undrawn.
+5. states before drafts: a state that has taken wrong tokens is taken back before further ones are drafted.
+6. drafts before adapters: a step's rows are known once all have said which hidden states they need.
+7. adapters: they see the rows that layers have.
+8. prompt_embeds after adapters: a step that has embeddings is computed, whatever they say of recordings.
+9. images after prompt_embeds, which takes back the rows that it gave, and after all that read a batch's positions, as
    pictures shift them.
-9. swap and kv_store: their blocks hold what all others keep in a block, which they have allocated before.
+10. swap and kv_store: their blocks hold what all others keep in a block, which they have allocated before.
 """
 
 
@@ -118,6 +122,28 @@ def uses_store(config: VllmConfig) -> bool:
     return bool(config.cache_config.kv_store) and config.model_config.attn_type != "encoder_only"
 
 
+def stage_guests(runner: Any) -> Sequence[RunnerGuest]:
+    """The guests of a StageRunner, in their order: those that concern layers and what these keep."""
+    from vllm.v1.features.stages.runner import TokensOfSteps
+
+    config: VllmConfig = runner.vllm_config
+    guests: list[RunnerGuest] = [TokensOfSteps(runner)]
+    if state_layers(runner.model):
+        from vllm.v1.features.states.runner import States
+
+        guests.append(States(runner))
+    if config.lora_config is not None:
+        from vllm.v1.features.adapters.runner import Adapters
+
+        sizes = runner.states.max_num_reqs, runner.max_decode_rows
+        guests.append(Adapters(runner.model, config.lora_config, *sizes, runner.records_kernels))
+    if config.cache_config.swap_space:
+        from vllm.v1.features.swap.runner import SwapSpace
+
+        guests.append(SwapSpace(runner))
+    return guests
+
+
 def scheduler_guests(config: VllmConfig, call: Call, scheduler: Any) -> Sequence[SchedulerGuest]:
     """The guests of a scheduler, in their order. `call`: see AdapterPool."""
     guests: list[SchedulerGuest] = []
@@ -130,13 +156,7 @@ def scheduler_guests(config: VllmConfig, call: Call, scheduler: Any) -> Sequence
     if config.model_config.attn_type == "encoder_only":
         return guests
     if config.model_config.reads_images:
-        from vllm.models.vision.families import whole_blocks
-        from vllm.v1.features.images.scheduler import PictureTurns
-
-        whole = whole_blocks(config.model_config.hf_config.raw[WHOLE])
-        sizes = config.scheduler_config
-        room = max(sizes.max_num_batched_tokens - sizes.max_num_seqs, 1)
-        guests.append(PictureTurns(scheduler.requests, None if whole is None else whole.kind, room))
+        guests.append(_picture_turns(config, scheduler))
     if config.model_config.runner_type != "pooling":
         if config.model_config.enable_prompt_embeds:
             guests.append(EmbeddedPrompts(scheduler.requests))
@@ -144,12 +164,31 @@ def scheduler_guests(config: VllmConfig, call: Call, scheduler: Any) -> Sequence
         if config.speculative_config is not None:
             guests.append(Drafts(scheduler))
         guests.append(ForcedTokens(scheduler))
+    if config.parallel_config.pipeline_parallel_size > 1:
+        from vllm.v1.features.stages.scheduler import SampledTokens
+
+        guests.append(SampledTokens(scheduler.requests))
     guests += cache_guests(scheduler)
     if uses_store(config):
         from vllm.v1.features.kv_store.make import make_store_guest
 
         guests += make_store_guest(config, call, scheduler)
     return guests
+
+
+def _picture_turns(config: VllmConfig, scheduler: Any) -> SchedulerGuest:
+    import torch
+
+    from vllm.models.vision.families import picture_family
+    from vllm.v1.features.images.scheduler import PictureTurns
+
+    model, sizes = config.model_config, config.scheduler_config
+    family = picture_family(model.hf_config, Path(model.path))
+    whole = family.whole_blocks
+    room = max(sizes.max_num_batched_tokens - sizes.max_num_seqs, 1)
+    row_bytes = family.parts_of_a_row * model.input_embedding_size * getattr(torch, model.dtype).itemsize
+    kind = None if whole is None else whole.kind
+    return PictureTurns(scheduler.requests, kind, room, model.encoder_cache_bytes // row_bytes)
 
 
 def cache_guests(scheduler: Any) -> Sequence[SchedulerGuest]:

@@ -3,7 +3,6 @@ of each step that computes some."""
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -47,7 +46,8 @@ class PictureRows(RunnerGuest):
         self._vocab_size: int = config.vocab_size
         self._images: dict[int, PromptImages] = {}
         self.tower = Tower(family, config, runner.device)
-        self._cache = EncodedPictures(config.encoder_cache_bytes)
+        self._own_bytes = config.encoder_cache_bytes
+        self._cache = EncodedPictures(family.parts_of_a_row * self._width)
         self._rotaries: list[tuple[RotaryEmbedding, Tensor]] = []
         if family.has_axes:
             found = {id(each): each for each in map(_rotary, runner.model.modules()) if each is not None}
@@ -57,7 +57,7 @@ class PictureRows(RunnerGuest):
 
     @property
     def own_bytes(self) -> int:
-        return self._cache.max_bytes
+        return self._own_bytes
 
     def models(self) -> Sequence[Any]:
         return (self.tower,)
@@ -73,7 +73,7 @@ class PictureRows(RunnerGuest):
         self._images.pop(slot, None)
 
     def add(self, slot: int, new: NewRequestData, step: SchedulerOutput) -> None:
-        images = (step.parts.of(StepPictures) or StepPictures()).get(new.req_id)
+        images = (step.parts.of(StepPictures) or StepPictures()).images.get(new.req_id)
         if images is not None:
             self._images[slot] = images
             # Some models have ids for rows that are none of their words'.
@@ -82,6 +82,8 @@ class PictureRows(RunnerGuest):
 
     def begin(self, step: SchedulerOutput) -> None:
         self._clear()
+        for digest in (step.parts.of(StepPictures) or StepPictures()).dropped:
+            self._cache.drop(digest)
 
     def before_forward(self, step: SchedulerOutput, batch: InputBatch) -> None:
         if not self._images:
@@ -171,37 +173,34 @@ class PictureRows(RunnerGuest):
 
 
 class EncodedPictures:
-    """The rows of pictures by their digests, the latest used ones."""
+    """The rows of pictures by their digests, until the scheduler drops them."""
 
-    def __init__(self, max_bytes: int) -> None:
-        self.max_bytes = max_bytes
+    def __init__(self, width: int) -> None:
+        """`width`: values of a row."""
         self.num_encoded = 0
-        self._rows: OrderedDict[str, Tensor] = OrderedDict()
-        self._num_bytes = 0
+        self._width = width
+        self._rows: dict[str, Tensor] = {}
 
     def take(self, pictures: Sequence[Picture], tower: Tower) -> dict[str, Tensor]:
         """The rows of these, [N, L * W] each, by their digests; the tower encodes each that is not there, once."""
-        found: dict[str, Tensor] = {}
         for picture in pictures:
-            rows = found.get(picture.digest)
-            if rows is None:
-                rows = self._rows.get(picture.digest)
-            if rows is None:
-                rows = tower.encode(picture.values)
-                self.num_encoded += 1
-                self._num_bytes += rows.nbytes
-                if len(rows) != len(picture.rows):
-                    raise ValueError(f"the tower made {len(rows)} rows of a picture that has {len(picture.rows)}")
-            found[picture.digest] = self._rows[picture.digest] = rows
-            self._rows.move_to_end(picture.digest)
-        while self._num_bytes > self.max_bytes and self._rows:
-            self._num_bytes -= self._rows.popitem(last=False)[1].nbytes
-        return found
+            if picture.digest in self._rows:
+                continue
+            rows = tower.encode(picture.values)
+            if rows.shape != (len(picture.rows), self._width):
+                wanted = f"{len(picture.rows)} rows of {self._width}"
+                raise ValueError(f"the tower made {list(rows.shape)} of a picture that has {wanted}")
+            self._rows[picture.digest] = rows
+            self.num_encoded += 1
+        return {picture.digest: self._rows[picture.digest] for picture in pictures}
+
+    def drop(self, digest: str) -> None:
+        """Forget a picture, if it is there."""
+        self._rows.pop(digest, None)
 
     def clear(self) -> None:
         """Forget all."""
         self._rows.clear()
-        self._num_bytes = 0
 
 
 def _rotary(module: Any) -> RotaryEmbedding | None:

@@ -7,6 +7,7 @@ import os
 from array import array
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 
 from vllm.exceptions import VLLMValidationError
 from vllm.inputs.images import DATA, Picture, PromptImages
@@ -16,30 +17,47 @@ from vllm.v1.request import Request
 
 ROWS_OF_A_STEP = 1024
 """The most rows of pictures that a step encodes, but for its first picture: other requests' tokens wait meanwhile."""
-_KNOWN = 4096  # pictures of which it is known that they were encoded
 
 
-class StepPictures(dict[str, PromptImages]):
-    """By id, the pictures of the requests that get slots in a step."""
+@dataclass
+class StepPictures:
+    """What the workers need to know of a step's pictures.
+
+    Attributes:
+        images: by id, those of the requests that get slots.
+        dropped: digests of encoded pictures to forget, before any of this step is encoded.
+    """
+
+    images: dict[str, PromptImages] = field(default_factory=dict)
+    dropped: list[str] = field(default_factory=list)
 
 
 class PictureTurns(SchedulerGuest):
     """Lets pictures be told apart by their content, and be encoded a few a step."""
 
-    def __init__(self, requests: Mapping[str, Request], whole: str | None, max_step_tokens: int) -> None:
+    def __init__(
+        self, requests: Mapping[str, Request], whole: str | None, max_step_tokens: int, max_kept_rows: int
+    ) -> None:
         """
         Args:
             requests: the scheduler's.
             whole: what no step may end within, as its tokens see those after them: "pictures", "prompt" or nothing.
             max_step_tokens: of a request in a step, at least.
+            max_kept_rows: of encoded pictures that the workers keep beside those of a step.
         """
         self._requests = requests
         self._whole, self._max_step_tokens = whole, max_step_tokens
         self._runs: dict[str, list[tuple[int, int]]] = {}
         self._secret = os.urandom(16)  # so that nobody can look for pictures with equal numbers
         self._row_ids: dict[str, list[int]] = {}
-        self._encoded: OrderedDict[str, None] = OrderedDict()
-        self._num_rows = 0  # that the step being scheduled encodes
+        # Pictures that the workers have encoded, and their rows, the longest unused first.
+        self._encoded: OrderedDict[str, int] = OrderedDict()
+        self._max_kept_rows, self._num_kept_rows = max_kept_rows, 0
+        self._dropped: list[str] = []  # that the workers are still to be told of
+        # Of the step being scheduled: the requests that show a picture, and those of its pictures that it encodes.
+        self._shown: dict[str, set[str]] = {}
+        self._new: set[str] = set()
+        self._num_rows = 0  # of these
 
     # -- content -------------------------------------------------------------------------------------------------
 
@@ -83,41 +101,77 @@ class PictureTurns(SchedulerGuest):
         self._runs.pop(request.request_id, None)
 
     def fill(self, step: SchedulerOutput) -> None:
-        self._num_rows = 0
-        pictures = StepPictures()
+        self._drop_unused()
+        pictures = StepPictures(dropped=self._dropped)
+        self._dropped, self._num_rows = [], 0
+        self._shown.clear()
+        self._new.clear()
         for new in step.scheduled_new_reqs:
             images = self._requests[new.req_id].images
             if images is None:
                 continue
-            pictures[new.req_id] = images
+            pictures.images[new.req_id] = images
             places = (each.start + row for each in images.pictures for row in each.rows.tolist())
             for place, token_id in zip(places, self._row_ids[new.req_id], strict=True):
                 new.prefill_token_ids[place] = token_id
-        if pictures:
+        if pictures.images or pictures.dropped:
             step.parts.add(pictures)
 
-    # -- turns ---------------------------------------------------------------------------------------------------
+    # -- encoded pictures ----------------------------------------------------------------------------------------
 
-    def awaits(self, request: Request, num_cached: int) -> bool:
-        if request.images is None or not self._num_rows:
-            return False
-        first = next(_within(request.images, num_cached, num_cached + 1), None)
-        return first is not None and not self._has_room(first, self._num_rows)
+    def _drop_unused(self) -> None:
+        for digest in list(self._encoded):
+            if self._num_kept_rows <= self._max_kept_rows:
+                break
+            if digest not in self._shown:
+                self._drop(digest)
+
+    def _drop(self, digest: str) -> None:
+        self._num_kept_rows -= self._encoded.pop(digest)
+        self._dropped.append(digest)
+
+    def preempted(self, request: Request, step: SchedulerOutput) -> None:
+        for digest, ids in list(self._shown.items()):
+            ids.discard(request.request_id)
+            if not ids:
+                del self._shown[digest]
+                if digest in self._new:
+                    self._new.discard(digest)
+                    self._num_rows -= self._encoded[digest]
+                    self._drop(digest)
+
+    def discarded(self, step: SchedulerOutput) -> None:
+        self.reset_cache()  # the workers may have stopped anywhere
+
+    def reset_cache(self) -> None:
+        for digest in list(self._encoded):
+            self._drop(digest)
+
+    # -- turns ---------------------------------------------------------------------------------------------------
 
     def share(self, request: Request, begin: int, num_new: int) -> int:
         if request.images is None:
             return num_new
-        for first, end in self._runs.get(request.request_id, ()):
-            if first < begin + num_new < end:
-                num_new = max(first - begin, 0)
+        end = self._before_whole(request, begin, begin + num_new)
         num_rows, seen = self._num_rows, set[str]()
-        for picture in _within(request.images, begin, begin + num_new):
-            if picture.digest not in seen and not self._has_room(picture, num_rows) and picture.start > begin:
-                return picture.start - begin
-            if picture.digest not in seen | self._encoded.keys():
+        for picture in _within(request.images, begin, end):
+            if picture.digest in seen:
+                continue
+            if not self._has_room(picture, num_rows):
+                before = self._before_whole(request, begin, picture.start)
+                # Pictures of one run of whole tokens are encoded together, however many they are.
+                return max(before - begin, 0) if before > begin or self._num_rows else end - begin
+            if picture.digest not in self._encoded:
                 num_rows += len(picture.rows)
             seen.add(picture.digest)
-        return num_new
+        return end - begin
+
+    def _before_whole(self, request: Request, begin: int, end: int) -> int:
+        """`end`, or where the tokens begin within which it is and no step may end."""
+        for first, last in self._runs.get(request.request_id, ()):
+            if first < end < last:
+                return max(first, begin)
+        return end
 
     def _has_room(self, picture: Picture, num_rows: int) -> bool:
         return picture.digest in self._encoded or not num_rows or num_rows + len(picture.rows) <= ROWS_OF_A_STEP
@@ -126,12 +180,14 @@ class PictureTurns(SchedulerGuest):
         if request.images is None:
             return
         for picture in _within(request.images, begin, end):
-            if picture.digest not in self._encoded:
-                self._num_rows += len(picture.rows)
-            self._encoded[picture.digest] = None
-            self._encoded.move_to_end(picture.digest)
-        while len(self._encoded) > _KNOWN:
-            self._encoded.popitem(last=False)
+            digest, num_rows = picture.digest, len(picture.rows)
+            self._shown.setdefault(digest, set()).add(request.request_id)
+            if digest not in self._encoded:
+                self._encoded[digest] = num_rows
+                self._num_kept_rows += num_rows
+                self._num_rows += num_rows
+                self._new.add(digest)
+            self._encoded.move_to_end(digest)
 
 
 def _within(images: PromptImages, begin: int, end: int) -> Iterator[Picture]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from vllm.config import VllmConfig
@@ -26,6 +27,12 @@ class StateSlots(NamedTuple):
 
 
 NO_STATES = StateSlots()
+
+
+def fewest(slots: Sequence[StateSlots]) -> StateSlots:
+    """The rows that all ranks have room for; one whose layers have no states has room for any number."""
+    found = [each for each in slots if each.num_requests]
+    return StateSlots(*map(min, zip(*found, strict=True))) if found else NO_STATES
 
 
 def plan_states(config: VllmConfig, state_bytes: int, budget: int, block_bytes: int) -> StateSlots:

@@ -1,0 +1,68 @@
+"""Links between stages, and how layers are shared out to them."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+
+import pytest
+import torch
+
+from vllm.distributed.communicator import Communicator, PeerLostError
+from vllm.distributed.stages import Stage, layers_as_asked, make_ends, split_layers
+
+
+def test_rows_arrive_in_order_and_unchanged():
+    first, last = (Stage(ends, Communicator()) for ends in make_ends(2))
+    # Larger than a socket's buffers: sending does not wait for who receives.
+    sent = [torch.randn(3000 + count, 64, generator=torch.Generator().manual_seed(count)) for count in range(4)]
+    for each in sent:
+        first.send(each.bfloat16())
+    for each in sent:
+        received = last.receive(torch.empty(each.shape, dtype=torch.bfloat16))
+        assert torch.equal(received, each.bfloat16())
+    num_bytes = sum(each.numel() * 2 for each in sent)
+    assert first.group.num_bytes == {"send": num_bytes} and last.group.num_bytes == {"receive": num_bytes}
+    assert first.group.num_calls["send"] == last.group.num_calls["receive"] == 4
+    assert first.is_first and not first.is_last and last.is_last
+    for each in first, last:
+        each.close()
+
+
+@pytest.mark.parametrize("which", ["disconnect", "close"])
+def test_who_waits_for_a_lost_stage_gets_an_error(which):
+    first, last = (Stage(ends, Communicator()) for ends in make_ends(2))
+    threading.Timer(0.1, getattr(first, which)).start()
+    with pytest.raises(PeerLostError, match="stage 1 lost stage 0"):
+        last.receive(torch.empty(4, 4))
+    assert not last.group.is_waiting
+    last.close()
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 4])
+@pytest.mark.parametrize(("first", "last"), [(0, 0), (9, 0), (0, 20), (7, 7)])
+def test_the_largest_stage_is_as_small_as_it_can_be(size, first, last):
+    layers = [5, 1, 4, 4, 2, 9, 3]
+
+    def largest(bounds):
+        sums = [sum(layers[begin:end]) for begin, end in itertools.pairwise(bounds)]
+        sums[0] += first
+        sums[-1] += last
+        return max(sums)
+
+    every = [(0, *inner, 7) for inner in itertools.combinations(range(1, 7), size - 1)]
+    stages = split_layers(layers, first, last, size)
+    assert largest([0, *(each.stop for each in stages)]) == min(map(largest, every))
+    assert [index for stage in stages for index in stage] == list(range(7))
+
+
+def test_more_stages_than_layers():
+    with pytest.raises(ValueError, match="pipeline_parallel_size=3 exceeds the model's 2 layers"):
+        split_layers([1, 1], 0, 0, 3)
+
+
+def test_layers_by_their_numbers():
+    assert layers_as_asked((1, 3), 4, 2) == [range(1), range(1, 4)]
+    for counts in (1, 2), (4,), (1, 1, 2):
+        with pytest.raises(ValueError, match="2 numbers that add up to the model's 4 layers, got"):
+            layers_as_asked(counts, 4, 2)

@@ -1,0 +1,200 @@
+"""Stages of a model that is split by layers: one link between a stage and the next carries the rows between them."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import queue
+import socket
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
+
+import torch
+from torch import Tensor
+
+from vllm.distributed.communicator import Communicator, PeerLostError
+
+
+@dataclass(frozen=True)
+class StageEnds:
+    """The place of a process among the stages of a model, and file descriptors of its sockets to the neighbours, which
+    a child process may inherit; -1: there is none."""
+
+    index: int = 0
+    size: int = 1
+    previous: int = -1
+    next: int = -1
+
+    @property
+    def descriptors(self) -> list[int]:
+        return [each for each in (self.previous, self.next) if each >= 0]
+
+    def close(self) -> None:
+        """Close them: a process that kept those of another would not notice its end."""
+        for descriptor in self.descriptors:
+            os.close(descriptor)
+
+
+ONLY = StageEnds()
+"""A model that is not split by layers."""
+
+
+def make_ends(size: int) -> list[StageEnds]:
+    """Ends for the processes of `size` stages on one machine, in their order; each socket is to be taken over by a
+    `Stage`, here or in a child."""
+    pairs = [socket.socketpair() for _ in range(size - 1)]
+    left = [-1, *(theirs.detach() for _, theirs in pairs)]
+    right = [*(own.detach() for own, _ in pairs), -1]
+    return [StageEnds(index, size, left[index], right[index]) for index in range(size)]
+
+
+class Stage:
+    """A process's stage: it receives rows from the stage before and sends those that it makes to the next. Takes the
+    sockets of `ends` over.
+
+    Attributes:
+        index, size: which stage this is, in [0, size).
+        group: counts bytes and calls, as "receive" and "send", and says when this process waits.
+    """
+
+    def __init__(self, ends: StageEnds = ONLY, group: Communicator | None = None) -> None:
+        self.index, self.size = ends.index, ends.size
+        self.group = Communicator() if group is None else group
+        self._sockets = [None if each < 0 else socket.socket(fileno=each) for each in (ends.previous, ends.next)]
+        # A step's rows leave while the next step is computed.
+        self._outgoing: queue.SimpleQueue[Tensor | None] = queue.SimpleQueue()
+        if self._sockets[1] is not None:
+            threading.Thread(target=self._send_all, args=(self._sockets[1],), daemon=True).start()
+
+    @property
+    def is_first(self) -> bool:
+        """Whether it embeds tokens."""
+        return self.index == 0
+
+    @property
+    def is_last(self) -> bool:
+        """Whether it has the head, samples and reads."""
+        return self.index == self.size - 1
+
+    def receive(self, rows: Tensor) -> Tensor:
+        """Fill `rows`, contiguous, with those that the stage before has sent; returns it.
+
+        Raises:
+            PeerLostError: that stage has gone.
+        """
+        (source, _) = self._sockets
+        assert source is not None, "the first stage receives nothing"
+        self.group.num_bytes["receive"] += rows.nbytes
+        self.group.num_calls["receive"] += 1
+        self.group.is_waiting = True
+        try:
+            left = _bytes_of(rows)
+            while left:
+                count = source.recv_into(left)
+                if not count:
+                    raise ConnectionError("it has ended")
+                left = left[count:]
+        except OSError as error:
+            raise PeerLostError(f"stage {self.index} lost stage {self.index - 1}: {error}") from error
+        finally:
+            self.group.is_waiting = False
+        return rows
+
+    def send(self, rows: Tensor) -> None:
+        """Send `rows`, contiguous, to the next stage, in the background: they must not change any more."""
+        self.group.num_bytes["send"] += rows.nbytes
+        self.group.num_calls["send"] += 1
+        self._outgoing.put(rows)
+
+    def disconnect(self) -> None:
+        """Let go of the neighbours, from any thread: what waits for them fails."""
+        self._outgoing.put(None)
+        for each in self._sockets:
+            if each is not None:
+                with contextlib.suppress(OSError):
+                    each.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        """End the links."""
+        self.disconnect()
+        for each in self._sockets:
+            if each is not None:
+                each.close()
+
+    def _send_all(self, target: socket.socket) -> None:
+        # An error here is one of the next stage, whose end the executor notices.
+        with contextlib.suppress(OSError):
+            while (rows := self._outgoing.get()) is not None:
+                target.sendall(_bytes_of(rows))
+
+
+def _bytes_of(rows: Tensor) -> memoryview:
+    return memoryview(rows.view(-1).view(torch.uint8).numpy())  # type: ignore[arg-type]
+
+
+WHOLE = Stage()
+"""All of a model."""
+
+_stage: ContextVar[Stage] = ContextVar("stage", default=WHOLE)
+
+
+def get_stage() -> Stage:
+    """The stage whose part of a model is being built; `WHOLE` outside `building_stage`."""
+    return _stage.get()
+
+
+@contextmanager
+def building_stage(stage: Stage) -> Iterator[None]:
+    """Build a stage's part of a model within."""
+    token = _stage.set(stage)
+    try:
+        yield
+    finally:
+        _stage.reset(token)
+
+
+def split_layers(layer_bytes: Sequence[int], first_bytes: int, last_bytes: int, size: int) -> list[range]:
+    """The layers of each of `size` stages, consecutive and at least one a stage, so that the largest stage is as small
+    as it can be. `first_bytes`, `last_bytes`: what the first and the last stage have beside their layers.
+
+    Raises:
+        ValueError: there are more stages than layers.
+    """
+    count = len(layer_bytes)
+    if size > count:
+        raise ValueError(f"pipeline_parallel_size={size} exceeds the model's {count} layers")
+    sums = [0, *accumulate(layer_bytes)]
+    # best[end]: the smallest largest stage, and its bounds, of the stages so far with layers before `end`.
+    best = {end: (first_bytes + sums[end], [0, end]) for end in range(1, count + 1)}
+    for stage in range(1, size):
+        own = last_bytes if stage == size - 1 else 0
+        best = {
+            end: min(
+                (max(largest, sums[end] - sums[begin] + own), [*bounds, end])
+                for begin, (largest, bounds) in best.items()
+                if begin < end
+            )
+            for end in range(stage + 1, count + 1)
+        }
+    if size == 1:
+        return [range(count)]
+    return [range(*bounds) for bounds in pairwise(best[count][1])]
+
+
+def layers_as_asked(counts: Sequence[int], num_layers: int, size: int) -> list[range]:
+    """The layers of each stage by their numbers.
+
+    Raises:
+        ValueError: there are not `size` numbers, or they do not add up to the model's layers.
+    """
+    if len(counts) != size or sum(counts) != num_layers:
+        shown = ",".join(map(str, counts))
+        raise ValueError(
+            f"VLLM_PP_LAYER_PARTITION must have pipeline_parallel_size={size} numbers that add up to the model's "
+            f"{num_layers} layers, got {shown}"
+        )
+    return [range(*bounds) for bounds in pairwise([0, *accumulate(counts)])]
