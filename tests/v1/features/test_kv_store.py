@@ -17,6 +17,7 @@ from transformers import AutoModelForCausalLM
 
 from vllm import LLM, SamplingParams
 from vllm.lora.request import LoRARequest
+from vllm.sampling_params import StructuredOutputsParams
 
 PREFIX = [3 + number * 7 % 200 for number in range(100)]
 PROMPTS = [[*PREFIX, 50 + number] for number in range(3)]
@@ -313,3 +314,64 @@ def test_embedded_prompts_are_found_by_their_embeddings(folder, tmp_path):
         outputs = read(kv_store=str(tmp_path))
         assert cached(outputs) == [attempt * NUM_BLOCKS * 16] * 2
         assert readings(outputs) == expected
+
+
+def test_what_many_wait_for_is_read_once(folder, tmp_path, monkeypatch):
+    fill(folder, tmp_path)
+    llm = make_tiny_llm(folder, kv_store=str(tmp_path))
+    store, read = llm.llm_engine.engine_core.scheduler.guests[-1].store, []
+    monkeypatch.setattr(store, "read", lambda keys: read.append(list(keys)) or type(store).read(store, keys))
+    outputs = run(llm, [[*PREFIX, 9, number] for number in range(12)])
+    assert min(cached(outputs)) >= NUM_BLOCKS * 16
+    assert [len(keys) for keys in read] == [NUM_BLOCKS] and counts(llm) == (0, NUM_BLOCKS)
+    guest = llm.llm_engine.engine_core.scheduler.guests[-1]
+    assert not (guest._staged or guest._pending or guest._reads)
+    end(llm)
+
+
+def test_what_is_computed_faster_is_not_waited_for(folder, tmp_path):
+    fill(folder, tmp_path)
+    llm = make_tiny_llm(folder, kv_store=str(tmp_path))
+    rates = llm.llm_engine.engine_core.scheduler.guests[-1]._rates
+    rates.reading.note(2**30, 1e6)
+    rates.computing.note(2**20, 1e-3)
+    assert cached(run(llm, PROMPTS[:1])) == [0]
+    end(llm)
+
+
+def test_blocks_that_are_damaged_are_computed_and_written_again(folder, tmp_path):
+    fill(folder, tmp_path)
+    file = next(tmp_path.glob("*.blocks"))
+    data = bytearray(file.read_bytes())
+    data[3 * len(data) // NUM_BLOCKS + 100] ^= 4
+    file.write_bytes(data)
+    expected = readings(run(make_tiny_llm(folder)))
+    for blocks in (3, NUM_BLOCKS):
+        llm = make_tiny_llm(folder, kv_store=str(tmp_path))
+        outputs = run(llm)
+        assert readings(outputs) == expected and cached(outputs)[0] == blocks * 16
+        end(llm)
+
+
+def test_a_request_that_ends_while_it_is_read_for_leaves_nothing(folder, tmp_path):
+    fill(folder, tmp_path)
+    llm = make_tiny_llm(folder, kv_store=str(tmp_path))
+    engine = llm.llm_engine
+    guest = engine.engine_core.scheduler.guests[-1]
+    engine.add_request("one", {"prompt_token_ids": PROMPTS[0]}, READS)
+    assert guest._reads
+    engine.abort_request(["one"])
+    assert not (guest._staged or guest._pending or guest._reads)
+    assert readings(run(llm)) == readings(run(make_tiny_llm(folder)))
+    end(llm)
+
+
+def test_with_a_grammar_a_request_is_prepared_for_both(folder, tmp_path):
+    fill(folder, tmp_path)
+    form = StructuredOutputsParams(choice=["yes", "no"])
+    params = SamplingParams(max_tokens=4, temperature=0.0, logprobs=3, structured_outputs=form)
+    llm = make_tiny_llm(folder, kv_store=str(tmp_path))
+    outputs = run(llm, PROMPTS[:1], params=params)
+    assert cached(outputs) == [NUM_BLOCKS * 16]
+    assert readings(outputs) == readings(run(make_tiny_llm(folder), PROMPTS[:1], params=params))
+    end(llm)

@@ -54,8 +54,8 @@ class StoredBlocks(RunnerGuest):
             ids = copies.ids([each.block_id for each in blocks.out])
             copy_blocks_(ids, torch.arange(len(staged)), copies.parts, parts)
         # The guest that keeps them comes before this one: it has written this step's.
-        hidden = [self._hidden.blocks()[each.block_id].numpy().copy() for each in blocks.hidden_out]
-        self._copied = CopiedBlocks(rows.numpy(), hidden)
+        states = [self._hidden.blocks()[each.block_id].numpy().copy() for each in blocks.hidden_out]
+        self._copied = CopiedBlocks(rows.numpy(), states)
 
     def after_sample(self, batch: InputBatch, hidden: Tensor) -> Completion | None:
         copied, self._copied = self._copied, None

@@ -3,6 +3,7 @@ there waits until it is read."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
@@ -16,6 +17,7 @@ from vllm.v1.core.block_pool import HASH_BYTES, extend_block_hashes, hash_full_b
 from vllm.v1.core.guests import SchedulerGuest
 from vllm.v1.core.kv_cache_groups import hidden_key, is_hidden
 from vllm.v1.core.sched.output import SchedulerOutput
+from vllm.v1.features.kv_store.rates import Rates
 from vllm.v1.messages import EngineCoreOutput
 from vllm.v1.outputs import ModelRunnerOutput
 from vllm.v1.request import Request
@@ -24,6 +26,8 @@ logger = init_logger(__name__)
 
 # How long a step that has nothing else to do waits for a read, in seconds.
 _PATIENCE = 0.02
+# Steps of fewer tokens are slower by token than prompts are.
+_LEAST_STEP_TOKENS = 64
 
 
 class FilledBlock(NamedTuple):
@@ -58,6 +62,14 @@ class Staged:
         self.block, self.owners = block, set[str]()
 
 
+class Read(NamedTuple):
+    """Content that a request waits for, by its keys, and the reads that give it."""
+
+    request: Request
+    keys: list[bytes]
+    parts: set[Future[dict[bytes, Bytes]]]
+
+
 class StoredPrefixes(SchedulerGuest):
     """Reads for requests that are not queued yet, so that nothing is promised that may be lost; and gives what steps
     have filled to the store."""
@@ -74,9 +86,11 @@ class StoredPrefixes(SchedulerGuest):
         self._most_staged_bytes = most_staged_bytes
         self._block_size = scheduler.kv.block_size
         self._staged: dict[bytes, Staged] = {}
-        # What is read for a request that is not queued yet: the engine's keys, and the store's.
-        self._reads: dict[str, tuple[Request, list[bytes], list[bytes], Future[dict[bytes, Bytes]]]] = {}
+        self._reads: dict[str, Read] = {}  # for requests that are not queued yet
+        self._pending: dict[bytes, Future[dict[bytes, Bytes]]] = {}  # by the keys of what is read for them
         self._threads: ThreadPoolExecutor | None = None
+        self._rates = Rates()
+        self._step_began = 0.0
         # While `holds` is to answer for all of the store: the store's names of content hashes.
         self._looking: dict[bytes, bytes] | None = None
         # By request, if the store has other names for its content than the engine: what of them is known.
@@ -90,13 +104,28 @@ class StoredPrefixes(SchedulerGuest):
     def prepares(self, request: Request) -> bool:
         keys = [] if self._is_off or not self._is_kept(request) else self._keys_to_read(request)
         names = self._names(request)
-        stored = [_stored(key, names) for key in keys]
-        if not keys or not self._has_room_for(stored):
+        # Others may wait for the same.
+        new = {key: _stored(key, names) for key in keys if key not in self._pending}
+        if not keys or not self._should_read(list(new.values())):
             return False
         if self._threads is None:
             self._threads = ThreadPoolExecutor(1, "kv-store-reads")
-        self._reads[request.request_id] = request, keys, stored, self._threads.submit(self.store.read, stored)
+        if new:
+            self._pending |= dict.fromkeys(new, self._threads.submit(self._read, new))
+        self._reads[request.request_id] = Read(request, keys, {self._pending[key] for key in keys})
         return True
+
+    def _read(self, stored: dict[bytes, bytes]) -> dict[bytes, Bytes]:
+        """The blocks of the engine's keys, by those of the store."""
+        began = time.perf_counter()
+        try:
+            blocks = self.store.read(list(stored.values()))
+        except Exception as error:
+            # Such as for want of memory.
+            warn_once(logger, "kv_store: blocks could not be read, and are computed: %r", error)
+            return {}
+        self._rates.reading.note(sum(block.nbytes for block in blocks.values()), time.perf_counter() - began)
+        return {key: blocks[own] for key, own in stored.items() if own in blocks}
 
     def _keys_to_read(self, request: Request) -> list[bytes]:
         """Of the longest prefix that the store makes possible, what the engine does not have."""
@@ -112,36 +141,49 @@ class StoredPrefixes(SchedulerGuest):
         # Hidden states that are on the device come with their blocks.
         return [key for key in keys if key in missing and (key[:HASH_BYTES] in missing or not is_hidden(key))]
 
-    def _has_room_for(self, keys: list[bytes]) -> bool:
-        staged = sum(each.block.nbytes for each in self._staged.values())
-        return staged + self.store.size(keys) <= self._most_staged_bytes
+    def _should_read(self, stored: list[bytes]) -> bool:
+        """Whether there is memory for these blocks, and reading them takes less time than computing them."""
+        size, staged = self.store.size(stored), sum(each.block.nbytes for each in self._staged.values())
+        # Blocks of one engine have about the same size.
+        before = len(self._pending) * size / max(len(stored), 1)
+        num_tokens = len({key[:HASH_BYTES] for key in stored}) * self._block_size
+        has_room = staged + before + size <= self._most_staged_bytes
+        return has_room and (not stored or self._rates.should_read(size, num_tokens, before))
 
     def prepared(self, is_idle: bool) -> Sequence[tuple[Request, str | None]]:
         """In order of their arrival."""
         if not self._reads:
             return ()
         if is_idle:
-            wait([read for *_, read in self._reads.values()], _PATIENCE, FIRST_COMPLETED)
-        done = [name for name, (*_, read) in self._reads.items() if read.done()]
-        found = []
-        for name in done:
-            request, keys, stored, read = self._reads.pop(name)
-            engine_key = dict(zip(stored, keys, strict=True))
-            blocks = {} if self._is_off else _result(read)
-            # A block of several groups has as many keys, which begin with its hash.
-            self._num_hit_tokens += len({key[:HASH_BYTES] for key in blocks}) * self._block_size
-            for key, block in blocks.items():
-                staged = self._staged.setdefault(engine_key[key], Staged(block))
-                staged.owners.add(name)
-            found.append((request, None))
-        return found
+            wait({read for each in self._reads.values() for read in each.parts}, _PATIENCE, FIRST_COMPLETED)
+        done = [name for name, each in self._reads.items() if all(part.done() for part in each.parts)]
+        found = [self._reads.pop(name) for name in done]
+        for name, each in zip(done, found, strict=True):
+            self._stage(name, each)
+        if found:
+            self._forget_pending()
+        return [(each.request, None) for each in found]
+
+    def _stage(self, name: str, read: Read) -> None:
+        blocks = {key: block for key in read.keys if (block := self._pending[key].result().get(key)) is not None}
+        if self._is_off:
+            return
+        # A block of several groups has as many keys, which begin with its hash.
+        self._num_hit_tokens += len({key[:HASH_BYTES] for key in blocks}) * self._block_size
+        for key, block in blocks.items():
+            self._staged.setdefault(key, Staged(block)).owners.add(name)
+
+    def _forget_pending(self) -> None:
+        needed = {key for each in self._reads.values() for key in each.keys}
+        for key in self._pending.keys() - needed:
+            del self._pending[key]
 
     def admitted(self, request: Request) -> None:
         self._release(request.request_id)
 
     def ended(self, request: Request) -> None:
-        if (read := self._reads.pop(request.request_id, None)) is not None:
-            read[-1].cancel()
+        if self._reads.pop(request.request_id, None) is not None:
+            self._forget_pending()
         self._release(request.request_id)
         for known in (self._num_noted, self._own_hashes):
             known.pop(request.request_id, None)  # type: ignore[attr-defined]
@@ -212,10 +254,13 @@ class StoredPrefixes(SchedulerGuest):
                 out[:] = [each for each in out if each.request_id != request.request_id]
 
     def fill(self, step: SchedulerOutput) -> None:
+        self._step_began = time.perf_counter()
         if (blocks := step.parts.of(StepBlocks)) is not None:
             self._num_back += len(blocks.back)
 
     def update(self, step: SchedulerOutput, output: ModelRunnerOutput, outputs: list[EngineCoreOutput]) -> None:
+        if step.total_num_scheduled_tokens >= _LEAST_STEP_TOKENS:
+            self._rates.computing.note(step.total_num_scheduled_tokens, time.perf_counter() - self._step_began)
         blocks, copied = step.parts.of(StepBlocks), output.parts.of(CopiedBlocks)
         if blocks is None or copied is None or self._is_off:
             return
@@ -253,12 +298,3 @@ def _stored(key: bytes, names: dict[bytes, bytes]) -> bytes:
     """The store's key of content that the engine knows by `key`."""
     content_hash = key[:HASH_BYTES]
     return names.get(content_hash, content_hash) + key[HASH_BYTES:]
-
-
-def _result(read: Future[dict[bytes, Bytes]]) -> dict[bytes, Bytes]:
-    """What was read; nothing where that failed, such as for want of memory."""
-    try:
-        return read.result()
-    except Exception as error:
-        warn_once(logger, "kv_store: blocks could not be read, and are computed: %r", error)
-        return {}
