@@ -368,7 +368,7 @@ def test_decisions(server, llm):
         found.append([choice["probability"] for choice in answer["answers"][0]["probabilities"]])
         assert found[-1] == pytest.approx([choice.probability for choice in own.answers[0].probabilities], abs=1e-4)
     assert found[0] != pytest.approx(found[1], abs=1e-4)
-    plan = llm._decision_plan(items(FIRST), [question], DecisionParams(chat_template=TEMPLATE))
+    plan = llm.decision_plan(items(FIRST), [question], DecisionParams(chat_template=TEMPLATE))
     (prompt, _), *_ = plan.requests()
     text = llm.get_tokenizer().decode(prompt.token_ids)
     (rows,) = (len(each.rows) for each in prompt.images.pictures)

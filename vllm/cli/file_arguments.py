@@ -17,6 +17,12 @@ def add_file_arguments(parser: argparse.ArgumentParser, output: str, picture: st
     parser.add_argument("file", metavar="FILE", type=Path, help="the texts: .csv, .parquet, or else JSONL")
     field = "field that holds the text (default: text)"
     parser.add_argument("--text-field", default="text", metavar="NAME", help=field)
+    image = (
+        "field with the text's picture, or a list of them: a path below FILE's folder (or below\n"
+        "--allowed-local-media-path), relative to that folder; a data URL; base64; an address, with\n"
+        "--allowed-media-domains. The field of the text may be missing then"
+    )
+    parser.add_argument("--image-field", metavar="NAME", help=image)
     parser.add_argument("--output", metavar="FILE", type=Path, help=output)
     existing = parser.add_mutually_exclusive_group()
     resume = "keep the rows that --output has and score the other texts"

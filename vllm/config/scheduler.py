@@ -22,6 +22,8 @@ class SchedulerConfig:
         policy: "fcfs" or "priority" (lower value first).
         max_model_len: the model's, for callers who look for it here; None in a configuration of a caller's own.
         async_scheduling: begin a step before the results of the one before it are known; results are the same.
+        num_steps_in_flight: steps that may have begun without results, each with its part of max_num_batched_tokens and
+            of the requests: a request's next token waits for its last one, and others fill the gap.
     """
 
     max_num_seqs: int = 256
@@ -29,6 +31,7 @@ class SchedulerConfig:
     enable_chunked_prefill: bool = True
     policy: str = "fcfs"
     async_scheduling: bool = False
+    num_steps_in_flight: int = 1
     max_model_len: int | None = field(default=None, repr=False, compare=False)
 
     def __post_init__(self) -> None:

@@ -80,14 +80,13 @@ class VllmConfig:
             (model.attn_type == "encoder_only", "a model that generates, or one of these that pools"),
             (model.rounding != "vllm", "rounding='vllm'"),
             (self.speculative_config is not None, "no speculative_config"),
-            (self.lora_config is not None, "enable_lora=False"),
             (model.reads_images, "language_model_only=True"),
             (model.enable_prompt_embeds, "enable_prompt_embeds=False"),
             (bool(self.cache_config.kv_store), "no kv_store"),
         ):
             if problem:
                 raise ValueError(
-                    f"pipeline_parallel_size={size} needs {option}; tensor_parallel_size has no such limit"
+                    f"pipeline_parallel_size={size} needs {option}; or use tensor_parallel_size in its place"
                 )
 
     def _check_rounding(self) -> None:

@@ -491,11 +491,15 @@ class EngineArgs(UpstreamArgs):
                 f"max_num_batched_tokens must be at least max_model_len={max_model_len} when chunked prefill is off, "
                 f"got {budget}"
             )
+        is_staged = self.pipeline_parallel_size > 1
         return SchedulerConfig(
             **passed_on(self, "scheduler_config"),
             max_num_seqs=num_seqs if self.max_num_seqs is None else self.max_num_seqs,
             max_num_batched_tokens=budget,
-            async_scheduling=device == "cuda" if self.async_scheduling is None else self.async_scheduling,
+            # Steps in stages run ahead in their own way.
+            async_scheduling=not is_staged
+            and (device == "cuda" if self.async_scheduling is None else self.async_scheduling),
+            num_steps_in_flight=self.pipeline_parallel_size,
             max_model_len=max_model_len,
         )
 

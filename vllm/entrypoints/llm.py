@@ -113,7 +113,7 @@ class LLM(BlockingCalls, PoolingOfflineMixin):
 
     def get_world_size(self, include_dp: bool = True) -> int:
         """Ranks of the engine. `include_dp`: an engine in the caller's process is one replica."""
-        return self.llm_engine.vllm_config.parallel_config.tensor_parallel_size
+        return self.llm_engine.vllm_config.parallel_config.world_size
 
     def generate(
         self,
@@ -257,18 +257,19 @@ class LLM(BlockingCalls, PoolingOfflineMixin):
             return self._run(request_ids, use_tqdm, interrupts, searches.step)
 
     def _check(
-        self, prompts: list[Any], params_list: list[SamplingParams], options: TextOptions, in_parts: bool = False
+        self, prompts: list[Any], params_list: list[SamplingParams], options: TextOptions
     ) -> tuple[list[ProcessedPrompt], list[SamplingParams]]:
         processor = self.llm_engine.input_processor
         params_list = [options.applied(params) for params in params_list]
-        processed = processor.process_prompts(prompts, params_list, options=options, in_parts=in_parts)
-        checked = [
-            processor.process_params(params, len(prompt.token_ids))
-            for params, prompt in zip(params_list, processed, strict=True)
-        ]
+        processed = processor.process_prompts(prompts, params_list, options=options)
+        return processed, self._checked_params(processed, params_list)
+
+    def _checked_params(self, processed: Sequence[ProcessedPrompt], params_list: Sequence[Any]) -> list[Any]:
+        process = self.llm_engine.input_processor.process_params
+        checked = [process(own, len(prompt.token_ids)) for own, prompt in zip(params_list, processed, strict=True)]
         for params in checked:
             params.output_kind = RequestOutputKind.FINAL_ONLY
-        return processed, checked
+        return checked
 
     def _complete(
         self,
@@ -396,10 +397,25 @@ class LLM(BlockingCalls, PoolingOfflineMixin):
             VLLMValidationError: a bad prompt, as in `generate`; no labels, one without a token, two of the same
                 tokens, ids outside the vocabulary, or a prompt that leaves no room for the longest label.
         """
-        config, processor = self.llm_engine.model_config, self.llm_engine.input_processor
-        scorer = LabelScorer(encode_labels(labels, processor.tokenizer, config.vocab_size), config.max_model_len)
         prompt_list = _as_prompt_list(prompts)
+        processor = self.llm_engine.input_processor
         processed = processor.process_prompts(prompt_list, [SamplingParams(max_tokens=0)] * len(prompt_list))
+        return self.score_processed(
+            processed, labels, use_tqdm=use_tqdm, lora_request=lora_request, lora_requests=lora_requests
+        )
+
+    def score_processed(
+        self,
+        processed: list[ProcessedPrompt],
+        labels: Any,
+        *,
+        use_tqdm: bool | Callable[..., Any] = True,
+        lora_request: Any = None,
+        lora_requests: Any = None,
+    ) -> list[Any]:
+        """The second half of `score_labels`: prompts as the input processor makes them."""
+        config, tokenizer = self.llm_engine.model_config, self.llm_engine.tokenizer
+        scorer = LabelScorer(encode_labels(labels, tokenizer, config.vocab_size), config.max_model_len)
         scorer.check_prompts(processed)
         processed, count = self._with_each(processed, lora_request, lora_requests)
         requests = [request for prompt in processed for request in scorer.requests(prompt)]
@@ -430,11 +446,22 @@ class LLM(BlockingCalls, PoolingOfflineMixin):
         lora_request: Any = None,
     ) -> list[Any]:
         prompt_list = _as_prompt_list(prompts)
-        processed, checked = self._check(
-            prompt_list, _one_each("pooling_params", params, len(prompt_list)), options, in_parts=True
-        )
+        params = [options.applied(own) for own in _one_each("pooling_params", params, len(prompt_list))]
+        processor = self.llm_engine.input_processor
+        processed = processor.process_prompts(prompt_list, params, options=options, in_parts=True)
+        return self._pool_processed(processed, params, use_tqdm, options, lora_request)
+
+    def _pool_processed(
+        self,
+        processed: list[ProcessedPrompt],
+        params: Sequence[Any],
+        use_tqdm: Any,
+        options: TextOptions = DEFAULT_TEXT_OPTIONS,
+        lora_request: Any = None,
+    ) -> list[Any]:
+        checked = self._checked_params(processed, params)
         tokenizer = self.llm_engine.tokenizer
-        adapters = _one_each("lora_request", lora_request, len(prompt_list))
+        adapters = _one_each("lora_request", lora_request, len(processed))
         processed = self.llm_engine.with_adapters(processed, adapters)
         chunks = [
             late_chunks(tokenizer, prompt, own, options.add_special_tokens)
@@ -472,10 +499,11 @@ class LLM(BlockingCalls, PoolingOfflineMixin):
                 was queued then.
         """
         params = DecisionParams(**{"chat_template": self._chat_template, **options})
-        plans = [self._decision_plan(each, questions, params) for each in _as_input_list(inputs)]
+        plans = [self.decision_plan(each, questions, params) for each in _as_input_list(inputs)]
         return self.decide_plans(plans, use_tqdm=use_tqdm, priority=priority, lora_request=lora_request)
 
-    def _decision_plan(self, input: Any, questions: Any, params: DecisionParams) -> DecisionPlan:
+    def decision_plan(self, input: Any, questions: Any, params: DecisionParams) -> DecisionPlan:
+        """The first half of `decide`, of one input; errors as there."""
         processor, pictures = self.llm_engine.input_processor, None
         input, marks, sources = with_marks(input, processor)
         if sources:

@@ -13,6 +13,7 @@ from vllm.exceptions import VLLMValidationError
 from vllm.inputs.text_options import text_options
 from vllm.pooling.late_interaction import LateTexts
 from vllm.pooling.pairs import PairLimits, PooledPairs, longest_text
+from vllm.pooling.pictures import PairPictures
 from vllm.pooling.score_templates import (
     PairPrompts,
     ScoreTemplate,
@@ -44,8 +45,9 @@ class PairScoring:
     """Scores of pairs of texts: see score_templates.py for models that generate, pairs.py for pooling models."""
 
     llm_engine: LLMEngine
-    score_labels: Callable[..., list[LabelScores]]
+    score_processed: Callable[..., list[LabelScores]]
     _pool: Callable[..., list[PoolingRequestOutput]]
+    _pool_processed: Callable[..., list[PoolingRequestOutput]]
 
     def score(
         self,
@@ -63,8 +65,9 @@ class PairScoring:
         template asks for, of a cross-encoder its score, of embeddings their cosine, of token embeddings MaxSim.
 
         Args:
-            data_1: a query, or one for each document.
-            data_2: a document or a list of them.
+            data_1: a query, or one for each document: a text, or {"content": [parts]}, whose parts are texts and
+                pictures as in `chat`.
+            data_2: a document or a list of them, as queries.
             use_tqdm: as in `generate`.
             pooling_params: of a pooling model; otherwise None. extra_kwargs={"max_tokens_per_doc": N} cuts documents.
             lora_request: an adapter for all pairs, or one a pair.
@@ -81,8 +84,12 @@ class PairScoring:
         options = text_options(tokenization_kwargs, of_pairs=True)
         check_neutral("add_special_tokens=False", not options.add_special_tokens, "pairs are joined by special tokens")
         raw = self.llm_engine.model_config.hf_config.raw
+        pictures = PairPictures(self.llm_engine.input_processor)
+        pairs = pairs_of(data_1, data_2, ("data_1", "data_2"), pictures)
+        pictures.load_now()
         return self.score_pairs(
-            pairs_of(data_1, data_2, ("data_1", "data_2")),
+            pairs,
+            pictures=pictures,
             template=None if chat_template is None else score_template(chat_template, None, raw),
             truncate_to=options.truncate_to,
             pooling_params=options.applied(pooling_params),
@@ -101,6 +108,7 @@ class PairScoring:
         pooling_params: PoolingParams | None = None,
         use_tqdm: Any = True,
         lora_request: list[LoRARequest] | LoRARequest | None = None,
+        pictures: PairPictures | None = None,
     ) -> list[ScoringRequestOutput]:
         """As `score`.
 
@@ -109,6 +117,7 @@ class PairScoring:
             instruction: what the query is for, in templates that ask for it.
             truncate_to: longest prompt, in tokens; -1: the longest that the model reads; None: longer ones are errors.
             max_document_tokens: of each document, which loses its end; None: all of it.
+            pictures: loaded, for which texts have marks.
         """
         config, tokenizer = self.llm_engine.model_config, self.llm_engine.tokenizer
         if tokenizer is None:
@@ -121,10 +130,9 @@ class PairScoring:
             if params.extra_kwargs:
                 params, max_document_tokens = _without_limit(params, max_document_tokens)
             limits = PairLimits(longest_text(config), truncate_to, max_document_tokens)
-            pooled = PooledPairs(config, tokenizer, pairs, params, limits, template, instruction, names)
+            pooled = PooledPairs(config, tokenizer, pairs, params, limits, template, instruction, names, pictures)
             prompts, own_params = zip(*pooled.requests, strict=True)
-            own_prompts = [{"prompt_token_ids": each.token_ids} for each in prompts]
-            outputs = self._pool(own_prompts, own_params, use_tqdm, lora_request=lora_request)
+            outputs = self._pool_processed(list(prompts), own_params, use_tqdm, lora_request=lora_request)
             return [
                 ScoringRequestOutput(str(index), ScoringOutput(score), pooled.token_ids(index, outputs), 0, True)
                 for index, score in enumerate(pooled.scores(outputs))
@@ -136,13 +144,9 @@ class PairScoring:
         room = LabelScorer(labels, config.max_model_len).max_prompt_len
         if truncate_to is not None:
             truncate_to = room if truncate_to == -1 else check_integer("truncate_prompt_tokens", truncate_to, 1)
-        encoder = PairPrompts(template, tokenizer, room, truncate_to, max_document_tokens, instruction)
-        ids = encoder.encode(pairs, names)
-        scores = self.score_labels(
-            [{"prompt_token_ids": each} for each in ids],
-            list(template.labels),
-            use_tqdm=use_tqdm,
-            lora_request=lora_request,
+        encoder = PairPrompts(template, tokenizer, room, truncate_to, max_document_tokens, instruction, pictures)
+        scores = self.score_processed(
+            encoder.encode(pairs, names), list(template.labels), use_tqdm=use_tqdm, lora_request=lora_request
         )
         return [
             ScoringRequestOutput(

@@ -44,3 +44,9 @@ class AbsentPart(Absent):
             for key, slot in module_slots(module, f"part.{name}" if name else "part").items():
                 slots[key.removeprefix("part.")] = _AbsentSlot(slot.target, slot.shards, may_lack=True)
         return slots
+
+
+def absent_names(model: nn.Module) -> set[str]:
+    """The checkpoint names of weights that other stages have."""
+    parts = ((name, module) for name, module in model.named_modules() if isinstance(module, AbsentPart))
+    return {f"{name}.{key}" for name, part in parts for key in part.checkpoint_slots()}

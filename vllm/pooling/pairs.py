@@ -14,6 +14,7 @@ from vllm.config.checkpoint.late_interaction import Side
 from vllm.config.checkpoint.sentence_transformers import default_prompt, with_prompt
 from vllm.exceptions import VLLMValidationError
 from vllm.pooling.late_interaction import LateTexts, compute_maxsim_score
+from vllm.pooling.pictures import MARK, PairPictures, looks_like_a_mark
 from vllm.pooling.score_templates import NO_TEMPLATE, PairPrompts, ScoreTemplate, cut_text, default_template
 from vllm.pooling_outputs import PoolingRequestOutput
 from vllm.pooling_params import PoolingParams
@@ -98,6 +99,7 @@ class PooledPairs:
         template: of a cross-encoder that was trained on one; None: as score_templates.default_template says. Without
             one its tokenizer joins the texts.
         names: of the second texts, in errors.
+        pictures: for which texts have marks.
 
     Raises:
         VLLMValidationError: the model does not score pairs, texts are too long, or nothing takes the instruction.
@@ -113,6 +115,7 @@ class PooledPairs:
         template: ScoreTemplate | None = None,
         instruction: str | None = None,
         names: Sequence[str] = (),
+        pictures: PairPictures | None = None,
     ) -> None:
         kind = score_type(config)
         if kind is None:
@@ -125,12 +128,14 @@ class PooledPairs:
             raise VLLMValidationError(str(error), "score_template") from None
         self.kind: ScoreType = kind
         self._pairs, self._tokenizer, self._limits = pairs, tokenizer, limits
+        self._pictures = pictures
         self._num_types = config.hf_config.raw.get("type_vocab_size")
         self._names = names or [f"data_2[{index}]" for index in range(len(pairs))]
         self._params = params.clone()
         self._params.task = _TASKS[kind]
         self._params.truncate_prompt_tokens = None
         if limits.max_document_tokens is not None:
+            self._refuse_pictures("max_tokens_per_doc: documents with pictures are not cut")
             cut = limits.max_document_tokens
             self._pairs = [(first, cut_text(tokenizer, second, cut)) for first, second in pairs]
         self._prompt = default_prompt(Path(config.path))
@@ -151,6 +156,11 @@ class PooledPairs:
                 raise VLLMValidationError(message, "use_activation", False)
             check_neutral("instruction", instruction, _NO_INSTRUCTION)
             self.requests = self._embedded()
+
+    def _refuse_pictures(self, reason: str) -> None:
+        name = next((own for own, pair in zip(self._names, self._pairs, strict=True) if MARK.search("".join(pair))), "")
+        if name:
+            raise VLLMValidationError(f"{name} has pictures: {reason}", name)
 
     def scores(self, outputs: Sequence[PoolingRequestOutput]) -> list[float]:
         """The score of each pair, from the outputs of `requests`."""
@@ -182,6 +192,7 @@ class PooledPairs:
 
     def _joined(self) -> list[tuple[ProcessedPrompt, PoolingParams]]:
         """As transformers joins texts, and cuts them: the longer one loses its end."""
+        self._refuse_pictures("this model's tokenizer joins texts; a score template says where pictures go")
         cut = {} if self._limits.truncate_to is None else {"truncation": True, "max_length": self._limits.limit}
         firsts, seconds = zip(*self._pairs, strict=True)
         # The first text of a pair has the model's default prompt.
@@ -215,9 +226,8 @@ class PooledPairs:
     ) -> list[tuple[ProcessedPrompt, PoolingParams]]:
         limits = self._limits
         truncate_to = None if limits.truncate_to is None else limits.limit
-        prompts = PairPrompts(template, self._tokenizer, limits.max_len, truncate_to, None, instruction)
-        encoded = prompts.encode(self._pairs, self._names)
-        return [(ProcessedPrompt(None, ids, None), self._params.clone()) for ids in encoded]
+        prompts = PairPrompts(template, self._tokenizer, limits.max_len, truncate_to, None, instruction, self._pictures)
+        return [(prompt, self._params.clone()) for prompt in prompts.encode(self._pairs, self._names)]
 
     def _embedded(self) -> list[tuple[ProcessedPrompt, PoolingParams]]:
         names = {second: name for (_, second), name in zip(self._pairs, self._names, strict=True)}
@@ -230,15 +240,27 @@ class PooledPairs:
         texts = [text for _, text in self._places]
         begun = [with_prompt(text, self._prompt) for text in texts]
         for text, whole, ids in zip(texts, begun, self._tokenizer.encode_batch(begun), strict=True):
+            name = names.get(text, "the query")
+            if MARK.search(text):
+                requests.append((self._with_pictures(name, whole, limit), self._params.clone()))
+                continue
             if len(ids) > limit:
-                name = names.get(text, "the query")
                 if self._limits.truncate_to is None:
                     raise _too_long(name, len(ids), limit)
                 ids = truncate_text(self._tokenizer, whole, ids, limit, "right")
             requests.append((ProcessedPrompt(text, ids, None), self._params.clone()))
         return requests
 
+    def _with_pictures(self, name: str, text: str, limit: int) -> ProcessedPrompt:
+        if self._pictures is None:
+            raise looks_like_a_mark(name)
+        prompt = self._pictures.prompt(name, text, None, self._pictures.words(), self._params)
+        if len(prompt.token_ids) > limit:
+            raise _too_long(name, len(prompt.token_ids), limit)
+        return prompt
+
     def _late_requests(self, texts: LateTexts, names: Mapping[str, str]) -> list[tuple[ProcessedPrompt, PoolingParams]]:
+        self._refuse_pictures("queries and documents of this model are texts")
         requests: list[Any] = [None] * len(self._places)
         for is_query in (True, False):
             of_side = {text: place for (own, text), place in self._places.items() if own == is_query}

@@ -35,8 +35,10 @@ def _named(pattern: str) -> re.Pattern[str]:
 
 
 _QWEN3 = Family("qwen3-reranker", "qwen3", _named(r"qwen3[-_]?reranker"), ("no", "yes"), ("<Query>:", "<Document>:"))
+_QWEN3_VL = Family("qwen3-vl-reranker", "qwen3_vl_text", _named(r"qwen3[-_]?vl[-_]?reranker"), ("no", "yes"))
 FAMILIES = (
     _QWEN3,
+    _QWEN3_VL,
     Family("bge-reranker-v2-gemma", "gemma", _named(r"bge-reranker-v2-gemma"), ("Yes",)),
     Family("mxbai-rerank-v2", "qwen2", _named(r"mxbai-rerank-\w+-v2"), ("0", "1")),
 )
@@ -47,7 +49,8 @@ def family_of(config: ModelConfig, served_names: Sequence[str] = ()) -> tuple[Fa
     classes or its name. None: it is of none that is known."""
     raw = config.hf_config.raw
     if raw.get("is_original_qwen3_reranker"):
-        return _QWEN3, "is_original_qwen3_reranker"
+        family = _QWEN3_VL if raw.get("model_type") == _QWEN3_VL.model_type else _QWEN3
+        return family, "is_original_qwen3_reranker"
     for family in FAMILIES:
         if raw.get("model_type") != family.model_type:
             continue

@@ -8,7 +8,7 @@ CrossEncoder's folders declare it, it is the logistic function of the logit.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
@@ -27,10 +27,12 @@ from vllm.config.checkpoint.sentence_transformers import (
 from vllm.exceptions import VLLMValidationError, shown
 from vllm.logger import info_once, init_logger, warn_once
 from vllm.outputs import LabelScores
+from vllm.pooling.pictures import MARK, PairPictures, looks_like_a_mark
 from vllm.pooling.score_families import family_of
 from vllm.tokenizers.tokenizer import Tokenizer
 from vllm.tokenizers.truncation import special_tokens_around
 from vllm.utils.checks import check_texts
+from vllm.v1.engine.input_processor import ProcessedPrompt
 
 logger = init_logger(__name__)
 
@@ -80,6 +82,10 @@ class ScoreTemplate:
             return self.is_plain
         return self.marks[0] in query and document.lstrip().startswith(self.marks[1])
 
+    def words_of_picture(self) -> str | None:
+        """What the template itself writes for a picture; None: it takes texts."""
+        return None
+
     def render(self, query: str, document: str, instruction: str | None = None) -> str:
         """The prompt. VLLMValidationError: the template fails."""
         if self.marks is not None and self.is_prompt(query, document):
@@ -111,13 +117,29 @@ class ChatScoreTemplate(ScoreTemplate):
 
     def render(self, query: str, document: str, instruction: str | None = None) -> str:
         form: PairMessages = self._form  # type: ignore[attr-defined]
-        texts = {"query": query, "document": document}
+        contents: dict[str, Any] = {"query": query, "document": document}
         if form.system:
-            texts = {"system": instruction or form.system, **texts}
-        messages: list[dict[str, Any]] = [
-            {"role": role, "content": [{"type": "text", "text": text}] if form.is_structured else text}
-            for role, text in texts.items()
-        ]
+            contents = {"system": instruction or form.system, **contents}
+        if form.is_structured:
+            contents = {role: [{"type": "text", "text": text}] for role, text in contents.items()}
+        return self._rendered(contents, instruction)
+
+    def words_of_picture(self) -> str | None:
+        form: PairMessages = self._form  # type: ignore[attr-defined]
+        if not form.is_structured:
+            return None
+        first, second = ({"type": "text", "text": each} for each in _STANDINS[:2])
+        query = [{"type": "text", "text": "q"}]
+        between = []
+        for parts in ([first, {"type": "image"}, second], [first, second]):
+            text = self._rendered({"query": query, "document": parts}, None)
+            _, _, after = text.partition(_STANDINS[0])
+            between.append(after.partition(_STANDINS[1])[0])
+        return between[0].removesuffix(between[1]) or None
+
+    def _rendered(self, contents: Mapping[str, Any], instruction: str | None) -> str:
+        form: PairMessages = self._form  # type: ignore[attr-defined]
+        messages: list[dict[str, Any]] = [{"role": role, "content": own} for role, own in contents.items()]
         more = {"instruction": instruction} if instruction else {}
         options = {**form.arguments, **more, "chat_template": form.template}
         try:
@@ -220,6 +242,13 @@ TEMPLATES = {
         "<Instruct>: {{ instruction }}\n<Query>: {{ query }}\n<Document>: {{ document }}<|im_end|>\n"
         "<|im_start|>assistant\n<think>\n\n</think>\n\n"
     ),
+    "qwen3-vl-reranker": ScoreTemplate(
+        "<|im_start|>system\nJudge whether the Document meets the requirements based on the Query and the Instruct "
+        'provided. Note that the answer can only be "yes" or "no".<|im_end|>\n<|im_start|>user\n'
+        "<Instruct>: {{ instruction }}<Query>:{{ query }}\n<Document>:{{ document }}<|im_end|>\n"
+        "<|im_start|>assistant\n",
+        instruction="Given a search query, retrieve relevant candidates that answer the query.",
+    ),
     "bge-reranker-v2-gemma": ScoreTemplate(
         "A: {{ query }}\nB: {{ document }}\nGiven a query A and a passage B, determine whether the passage contains an "
         "answer to the query by providing a prediction of either 'Yes' or 'No'.",
@@ -284,13 +313,14 @@ def _named(name: str) -> ScoreTemplate:
 
 
 class PairPrompts:
-    """Token ids of pairs' prompts. A document loses its end where it is too long and may be cut; nothing else is.
+    """Prompts of pairs. A document loses its end where it is too long and may be cut; nothing else is.
 
     Args:
         max_len: longest prompt, in tokens.
         truncate_to: length to cut longer prompts to; None: too long is an error.
         max_document_tokens: of each document; None: all of it.
         instruction: what the query is for; None or "": the template's own.
+        pictures: for which queries and documents have marks.
 
     Raises:
         VLLMValidationError: an instruction that changes nothing in the template.
@@ -304,26 +334,60 @@ class PairPrompts:
         truncate_to: int | None = None,
         max_document_tokens: int | None = None,
         instruction: str | None = None,
+        pictures: PairPictures | None = None,
     ) -> None:
         self._template, self._tokenizer, self._instruction = template, tokenizer, instruction or None
+        self._pictures = pictures
         if instruction and len({template.render(*_STANDINS[:2], each) for each in ("a", "b")}) == 1:
             message = f"instruction needs a score template that asks for it; this one ignores {shown(instruction)}"
             raise VLLMValidationError(message, "instruction", instruction)
         self._max_len, self._truncate_to, self._max_document_tokens = max_len, truncate_to, max_document_tokens
 
-    def encode(self, pairs: Sequence[tuple[str, str]], names: Sequence[str]) -> list[list[int]]:
-        """The prompts' ids. VLLMValidationError: a prompt is too long, or stays so without its document. `names` are
-        the documents' places in the request."""
-        if self._max_document_tokens is not None:
-            pairs = [
-                (query, cut_text(self._tokenizer, document, self._max_document_tokens)) for query, document in pairs
-            ]
-        encoded = self._encoded(pairs)
+    def encode(self, pairs: Sequence[tuple[str, str]], names: Sequence[str]) -> list[ProcessedPrompt]:
+        """The prompts, without texts. VLLMValidationError: a prompt is too long, or stays so without its document, or
+        has pictures and is to be cut. `names` are the documents' places in the request."""
+        shown = [any(MARK.search(text) for text in pair) for pair in pairs]
+        plain = [self._without_end(pair) for pair, has_pictures in zip(pairs, shown, strict=True) if not has_pictures]
+        encoded = iter(zip(plain, self._encoded(plain) if plain else (), strict=True))
         limit = self._max_len if self._truncate_to is None else min(self._truncate_to, self._max_len)
-        return [
-            ids if len(ids) <= limit else self._shortened(pair, name, len(ids), limit)
-            for pair, name, ids in zip(pairs, names, encoded, strict=True)
-        ]
+        prompts = []
+        for pair, name, has_pictures in zip(pairs, names, shown, strict=True):
+            if has_pictures:
+                prompts.append(self._with_pictures(pair, name, limit))
+                continue
+            own, ids = next(encoded)
+            fits = len(ids) <= limit
+            prompts.append(ProcessedPrompt(None, ids if fits else self._shortened(own, name, len(ids), limit), None))
+        return prompts
+
+    def _without_end(self, pair: tuple[str, str]) -> tuple[str, str]:
+        if self._max_document_tokens is None:
+            return pair
+        query, document = pair
+        return query, cut_text(self._tokenizer, document, self._max_document_tokens)
+
+    def _with_pictures(self, pair: tuple[str, str], name: str, limit: int) -> ProcessedPrompt:
+        if self._max_document_tokens is not None and MARK.search(pair[1]):
+            message = f"max_tokens_per_doc: {name} has pictures, which are not cut: leave it out"
+            raise VLLMValidationError(message, "max_tokens_per_doc")
+        template, pictures = self._template, self._pictures
+        if pictures is None:
+            raise looks_like_a_mark(name)
+        text, words = template.render(*pair, self._instruction), pictures.words(template.words_of_picture())
+        if sorted(MARK.findall(text)) != sorted(MARK.findall("".join(pair))):
+            raise VLLMValidationError(f"{name}: the score template does not write each picture once", "score_template")
+        special, ids = self._tokenizer.special_texts, None
+        inner = (*pair, self._instruction or "")
+        if not self._is_prompt(*pair) and special is not None and any(special.search(each) for each in inner):
+            ids = self._guarded(pair, text, special, words)
+        prompt = pictures.prompt(name, text, ids, words, adds_special_tokens=template.adds_special_tokens)
+        if len(prompt.token_ids) > limit:
+            message = (
+                f"{name} makes a prompt of {len(prompt.token_ids)} tokens, and the context holds {limit} beside the "
+                "answer; documents with pictures are not cut"
+            )
+            raise VLLMValidationError(message, name, len(prompt.token_ids))
+        return prompt
 
     def _encoded(self, pairs: Sequence[tuple[str, str]]) -> list[list[int]]:
         special, template = self._tokenizer.special_texts, self._template
@@ -349,9 +413,9 @@ class PairPrompts:
             raise VLLMValidationError(message, "instruction", self._instruction)
         return True
 
-    def _guarded(self, pair: tuple[str, str], rendered: str, special: re.Pattern[str]) -> list[int]:
-        """The prompt's ids where only the template's special tokens are such: what a query or a document spells stays
-        text, so that it cannot end its turn."""
+    def _guarded(self, pair: tuple[str, str], rendered: str, special: re.Pattern[str], words: str = "") -> list[int]:
+        """The prompt's ids where only the template's special tokens are such, and `words` in the places of pictures:
+        what a query or a document spells stays text, so that it cannot end its turn."""
         instruction = self._instruction or self._template.instruction
         values = dict(zip(_STANDINS, (*pair, instruction), strict=True))
         # A variable that is not there may change the rest of a template.
@@ -369,7 +433,9 @@ class PairPrompts:
         before, after = special_tokens_around(self._tokenizer) if adds_special else ([], [])
         ids = list(before)
         for text, token in zip(texts, [*tokens, ""], strict=True):
-            ids += self._tokenizer.encode_plain(text) if text else []
+            for index, piece in enumerate(MARK.split(text)):
+                ids += self._tokenizer.encode(words, add_special_tokens=False) if index else []
+                ids += self._tokenizer.encode_plain(piece) if piece else []
             ids += self._tokenizer.encode(token, add_special_tokens=False) if token else []
         return ids + after
 
@@ -403,11 +469,15 @@ def cut_text(tokenizer: Tokenizer, text: str, num_tokens: int) -> str:
     return tokenizer.decode(ids[:num_tokens], skip_special_tokens=False).rstrip("\ufffd")
 
 
-def _text_of(value: Any) -> Any:
-    """The text of {"text": ...}, or of {"content": [text parts]}; anything else as it is."""
+def _text_of(name: str, value: Any, pictures: PairPictures | None) -> Any:
+    """The text of {"text": ...}, or of {"content": [text parts, pictures]}; anything else as it is."""
+    if isinstance(value, str) and MARK.search(value):
+        raise looks_like_a_mark(name)
     if not isinstance(value, dict) or len(value) != 1:
         return value
     parts = value.get("content")
+    if isinstance(parts, list) and parts and pictures is not None:
+        return pictures.text_of(f"{name}.content", parts)
     if (
         isinstance(parts, list)
         and parts
@@ -418,13 +488,27 @@ def _text_of(value: Any) -> Any:
     return value.get("text", value)
 
 
-def pairs_of(first: Any, second: Any, names: tuple[str, str]) -> list[tuple[str, str]]:
-    """Texts paired one by one, or one text with each of the others. VLLMValidationError: they are no texts, there are
-    none, or as many as cannot be paired; `names` are the fields'."""
+def pairs_of(
+    first: Any, second: Any, names: tuple[str, str], pictures: PairPictures | None = None
+) -> list[tuple[str, str]]:
+    """Texts paired one by one, or one text with each of the others.
+
+    Args:
+        first, second: a text or a list of texts, which may be {"text": ...}, or {"content": [parts]}.
+        names: the fields'.
+        pictures: takes those among the parts, and has marks in their places; None: parts are texts.
+
+    Raises:
+        VLLMValidationError: they are no texts, there are none, or as many as cannot be paired.
+    """
     lists = []
     for name, value in zip(names, (first, second), strict=True):
         given = [value] if isinstance(value, (str, dict)) else value
-        texts = [_text_of(each) for each in given] if isinstance(given, (list, tuple)) else given
+        if isinstance(given, (list, tuple)):
+            places = [name] if given is not value else [f"{name}[{index}]" for index in range(len(given))]
+            texts: Any = [_text_of(place, each, pictures) for place, each in zip(places, given, strict=True)]
+        else:
+            texts = given
         if not isinstance(texts, (list, tuple)) or not all(isinstance(text, str) for text in texts):
             raise VLLMValidationError(f"{name} must be a text or a list of texts, got {shown(value)}", name, value)
         if not texts:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import csv
 import fcntl
 import io
@@ -36,10 +37,21 @@ class TextFile:
     after `limit` texts; a CliError names the file, line and fault, also if there are no texts.
     """
 
-    def __init__(self, path: Path, text_field: str, limit: int | None = None, takes_ids: bool = False) -> None:
-        """`takes_ids`: the field may hold a list, of token ids, and then the text is empty."""
+    def __init__(
+        self,
+        path: Path,
+        text_field: str,
+        limit: int | None = None,
+        takes_ids: bool = False,
+        image_field: str | None = None,
+    ) -> None:
+        """
+        Args:
+            takes_ids: the field may hold a list, of token ids, and then the text is empty.
+            image_field: may hold bytes, which become base64, and without the field of the text this is empty.
+        """
         self.name = path.name
-        self._text_field = _TextField(text_field, takes_ids)
+        self._text_field = _TextField(text_field, takes_ids, image_field)
         self._limit = limit
         self._suffix = path.suffix.lower()
         with io_errors("read", path):
@@ -173,15 +185,19 @@ def _parquet_items(name: str, file: IO[bytes], text_field: _TextField) -> Iterat
         _check_header(name, 1, table.schema_arrow.names, text_field)
         rows = (row for batch in table.iter_batches(batch_size=_PARQUET_ROWS) for row in batch.to_pylist())
         for line, row in enumerate(rows, start=1):
-            yield _item(name, line, {field: _as_json(name, field, value) for field, value in row.items()}, text_field)
+            takes_bytes = text_field.image_field
+            fields = {field: _as_json(name, field, value, field == takes_bytes) for field, value in row.items()}
+            yield _item(name, line, fields, text_field)
     except pa.ArrowException as error:
         raise CliError(f"{name}: not Parquet: {error}") from None
 
 
-def _as_json(name: str, field: str, value: Any) -> Any:
+def _as_json(name: str, field: str, value: Any, takes_bytes: bool) -> Any:
     """A Parquet value as one that JSON can hold."""
 
     def as_text(other: Any) -> str:
+        if isinstance(other, bytes) and takes_bytes:
+            return base64.b64encode(other).decode()
         if isinstance(other, bytes):
             raise CliError(f"{name}: column {field!r} holds bytes, which are not text")
         return other.isoformat() if hasattr(other, "isoformat") else str(other)
@@ -193,7 +209,7 @@ def _check_header(name: str, line: int, header: list[str], text_field: _TextFiel
     repeated = sorted({field for field in header if header.count(field) > 1})
     if repeated:
         raise CliError(f"{name}:{line}: the header has {repeated[0]!r} more than once")
-    if text_field.name not in header:
+    if text_field.name not in header and text_field.image_field not in header:
         fields = ", ".join(map(repr, header)) or "none"
         raise CliError(
             f"{name}:{line}: no field {text_field.name!r} in the header, which has {fields} (see --text-field)"
@@ -212,10 +228,13 @@ def _item(name: str, line: int, fields: dict[str, Any], text_field: _TextField) 
 class _TextField(NamedTuple):
     name: str
     takes_ids: bool
+    image_field: str | None
 
     def text(self, place: str, fields: dict[str, Any]) -> str:
         """The field's; a CliError names the place of a wrong one."""
         if self.name not in fields:
+            if self.image_field in fields:
+                return ""
             known = ", ".join(map(repr, fields)) or "none"
             raise CliError(f"{place}: no field {self.name!r}; there is {known} (see --text-field)")
         text = fields[self.name]

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from vllm.scoring.batches import Progress
 from vllm.scoring.files import Item
+from vllm.scoring.images import RowImages
 from vllm.utils.server_client import ServerError
 
 if TYPE_CHECKING:
@@ -27,10 +28,12 @@ class Scorer(ABC):
     Attributes:
         model_name: of the model that is asked.
         taken: names of results that no field of the input may have, also in a row without them.
+        images: the rows' pictures; None: they have none.
     """
 
     model_name: str
     taken: Sequence[str] = ()
+    images: RowImages | None = None
 
     @abstractmethod
     def score(
@@ -43,7 +46,8 @@ class Scorer(ABC):
         """The input's other fields are kept where no result has their name."""
         record: dict[str, Any] = {"index": index, "text": item.text}
         taken = {*record, *results, *self.taken}
-        return {**record, **{name: value for name, value in item.fields.items() if name not in taken}, **results}
+        fields = item.fields if self.images is None else self.images.shown(item.fields)
+        return {**record, **{name: value for name, value in fields.items() if name not in taken}, **results}
 
 
 class EngineScorer(Scorer):
@@ -53,7 +57,8 @@ class EngineScorer(Scorer):
     and begins with an empty prefix cache.
     """
 
-    def __init__(self, llm: LLM) -> None:
+    def __init__(self, llm: LLM, images: RowImages | None = None) -> None:
+        self.images = images
         self._llm, self._config, self._tokenizer = llm, llm.model_config, llm.llm_engine.tokenizer
         self.model_name = Path(llm.model_config.model).name
 
@@ -74,7 +79,8 @@ class EngineScorer(Scorer):
 class ServerScorer(Scorer):
     """Asks a server, a request a text."""
 
-    def __init__(self, server: Server) -> None:
+    def __init__(self, server: Server, images: RowImages | None = None) -> None:
+        self.images = images
         self._server, self.model_name = server, server.model_name
 
     @abstractmethod

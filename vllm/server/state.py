@@ -191,7 +191,11 @@ class ServerState:
             return self.args.fingerprint_value
         config = self.engine.vllm_config
         sizes = config.parallel_config
-        axes = (("tp", sizes.tensor_parallel_size), ("dp", sizes.data_parallel_size))
+        axes = (
+            ("tp", sizes.tensor_parallel_size),
+            ("pp", sizes.pipeline_parallel_size),
+            ("dp", sizes.data_parallel_size),
+        )
         devices = [f"{name}{size}" for name, size in axes if size > 1 and mode == "full"]
         digest = hashlib.sha256(repr(config).encode()).hexdigest()[:8]
         return "-".join(["vllm", __version__, *devices, digest])

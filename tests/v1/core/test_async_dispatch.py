@@ -11,7 +11,7 @@ import pytest
 from core_harness import BLOCK_SIZE, FakeRunner, check_invariants, make_request, make_scheduler
 from test_scheduler_properties import Run, assert_reached, random_workload
 
-from vllm.config import CacheConfig, SchedulerConfig
+from vllm.config import CacheConfig, ParallelConfig, SchedulerConfig
 from vllm.v1.engine.core import EngineCore
 from vllm.v1.features.states.memory import NO_STATES
 
@@ -90,6 +90,7 @@ def make_core(worker: FakeWorker, scheduler, monkeypatch: pytest.MonkeyPatch) ->
     config = SimpleNamespace(
         scheduler_config=SchedulerConfig(async_scheduling=True),
         cache_config=CacheConfig(),
+        parallel_config=ParallelConfig(),
         model_config=SimpleNamespace(
             reads_images=False, max_model_len=1, attn_type="decoder", runner_type="generate", enable_prompt_embeds=False
         ),

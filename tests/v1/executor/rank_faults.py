@@ -10,17 +10,18 @@ from typing import Any
 
 def fail_in_step(worker: Any, rank: int, kind: str) -> int:
     """Let the worker of this rank fail between two collectives of its next step; the process's id."""
-    if worker.group.rank == rank:
-        layer = worker.model_runner.model.model.layers[1]
+    if worker.rank == rank:
+        decoder = worker.model_runner.model.model
+        layer = decoder.layers[decoder.own_layers[-1]]
         layer.forward = {"killed": _kill, "stopped": _stop, "raises": _raise, "hangs": _hang}[kind]
     return os.getpid()
 
 
 def raise_on(worker: Any, rank: int) -> int:
     """A call that fails on one rank."""
-    if worker.group.rank == rank:
+    if worker.rank == rank:
         raise ValueError(f"not on rank {rank}")
-    return worker.group.rank
+    return int(worker.rank)
 
 
 def tokens_seen(worker: Any) -> int:

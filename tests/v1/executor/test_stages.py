@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gc
+import os
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -9,10 +12,13 @@ import numpy as np
 import pytest
 import rank_faults
 from models_util import random_prompts
+from processes import is_running
 from tiny_llm import make_tiny_llm, make_tiny_model
 
 from vllm import LLM, SamplingParams
 from vllm.engine.arg_utils import EngineArgs
+from vllm.exceptions import EngineDeadError
+from vllm.v1.executor import worker_monitor
 
 PROMPTS = [{"prompt_token_ids": prompt} for prompt in random_prompts(100, (5, 40, 2, 90))]
 READS = SamplingParams(max_tokens=6, temperature=0, logprobs=2, prompt_logprobs=1, ignore_eos=True)
@@ -71,6 +77,58 @@ def test_a_call_reaches_every_stage(staged: LLM) -> None:
     assert staged.collective_rpc(rank_faults.layers_here) == [[2, 3], [0, 1]]
 
 
+def test_stages_of_several_ranks(folder: Path) -> None:
+    """The same bits as of as many ranks without stages, whose sums have the same order."""
+    wide, both = (make_tiny_llm(folder, tensor_parallel_size=2, pipeline_parallel_size=size) for size in (1, 2))
+    assert both.collective_rpc(rank_faults.layers_here) == [[2, 3], [2, 3], [0, 1], [0, 1]]
+    assert both.collective_rpc(rank_faults.raise_on, args=(4,)) == [0, 1, 2, 3]
+    for params in READS, DRAWS:
+        assert_same(both, wide, params)
+    for llm in wide, both:
+        llm.llm_engine.engine_core.shutdown()
+
+
+@pytest.mark.parametrize(
+    ("rank", "kind", "message"),
+    [
+        (1, "killed", "rank 1 has gone: its process ended with signal 9"),
+        (1, "raises", r"(?s)^rank 1 failed:\nTraceback .*rank_faults.py.*ArithmeticError: a layer's fault"),
+        (1, "stopped", "rank 1 hangs: it gives no sign of life"),
+        (1, "hangs", r"(?s)the step hangs: .*rank 1 is at:.*rank_faults.py"),
+        (0, "raises", "rank 0 failed: ArithmeticError: a layer's fault"),
+    ],
+    ids=lambda value: str(value) if len(str(value)) < 10 else "",
+)
+def test_a_stage_that_fails_ends_its_engine(
+    rank: int, kind: str, message: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(worker_monitor, "_SILENCE_SECONDS", 3.0)
+    monkeypatch.setattr(worker_monitor, "_STALL_SECONDS", 4.0)
+    broken = make_tiny_llm(folder, pipeline_parallel_size=2)
+    broken.generate(PROMPTS, READS, use_tqdm=False)
+    own, other = broken.collective_rpc(rank_faults.fail_in_step, args=(rank, kind))
+    assert own == os.getpid() != other
+    began = time.monotonic()
+    for _ in range(2):
+        with pytest.raises(EngineDeadError, match=message):
+            broken.generate(PROMPTS, READS, use_tqdm=False)
+    assert time.monotonic() - began < 10.0
+    assert not is_running(other)
+    with pytest.raises(EngineDeadError, match=message):
+        broken.collective_rpc("determine_num_blocks")
+
+
+def test_an_engine_that_nobody_holds_ends_its_stages(folder: Path) -> None:
+    forgotten = make_tiny_llm(folder, pipeline_parallel_size=3)
+    _, *others = forgotten.collective_rpc(rank_faults.fail_in_step, args=(9, ""))
+    del forgotten
+    gc.collect()
+    deadline = time.monotonic() + 10.0
+    while any(map(is_running, others)):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
@@ -79,7 +137,6 @@ def test_a_call_reaches_every_stage(staged: LLM) -> None:
         ({"distributed_executor_backend": "uni"}, "'uni' drives one device, but pipeline_parallel_size is 2"),
         ({"distributed_executor_backend": "external_launcher"}, "needs distributed_executor_backend='mp'"),
         ({"speculative_config": {"method": "ngram", "num_speculative_tokens": 2}}, "needs no speculative_config"),
-        ({"enable_lora": True}, "needs enable_lora=False"),
         ({"enable_prompt_embeds": True}, "needs enable_prompt_embeds=False"),
         ({"kv_store": "store"}, "needs no kv_store"),
         ({"model_impl": "transformers"}, "runs by a module of its own"),

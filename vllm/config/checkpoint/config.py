@@ -124,7 +124,7 @@ def load_hf_config(folder: Path, overrides: dict[str, Any] | None = None) -> HFC
     return parse_hf_config(*read_config(folder, overrides), f"{folder.name}/config.json")
 
 
-_CLASSIFIER = "ForSequenceClassification"
+_CLASSIFIER, _WHOLE = "ForSequenceClassification", "ForConditionalGeneration"
 
 
 def read_config(
@@ -148,6 +148,10 @@ def read_config(
     raw, overrides = text_part(raw), dict(overrides or {})
     if MARK in raw:
         overrides |= overrides.pop("text_config", None) or {}
+        of_words = {**raw, **overrides}.get("classifier_from_token")
+        if of_words and overrides.get("architectures") == [raw[MARK].removesuffix(_WHOLE) + _CLASSIFIER]:
+            # A classifier of words is the whole model, whose text decoder has an architecture of its own.
+            del overrides["architectures"]
     _apply_overrides(raw, overrides)
     _read_as_generating(raw)
     generation = _read_json(folder, "generation_config.json") or {}

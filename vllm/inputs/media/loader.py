@@ -37,13 +37,16 @@ class PictureLoader:
         self._access, self._most = access, most
         self._fetches = asyncio.Semaphore(_MAX_FETCHES)
 
-    async def load(self, sources: Sequence[PictureSource]) -> LoadedPictures:
+    async def load(self, sources: Sequence[PictureSource], most: int | None = None) -> LoadedPictures:
         """The pictures; all are given up when one fails.
+
+        Args:
+            most: how many they may be; None: as many as a prompt's.
 
         Raises:
             VLLMValidationError: one may not or cannot be read; it names the request's field.
         """
-        self._check_count(sources)
+        self._check_count(sources, self._most if most is None else most)
         held = _Held()
         tasks = [asyncio.ensure_future(self._load(each, held)) for each in sources]
         try:
@@ -56,7 +59,7 @@ class PictureLoader:
 
     def load_now(self, sources: Sequence[PictureSource]) -> LoadedPictures:
         """`load` for callers without an event loop, or in one that may wait."""
-        self._check_count(sources)
+        self._check_count(sources, self._most)
         if any(each.scheme in ("http", "https") for each in sources):
             # Another event loop needs another loader.
             other = PictureLoader(self._access, self._most)
@@ -66,11 +69,11 @@ class PictureLoader:
         images = tuple(self._made(each, held) for each in sources)
         return LoadedPictures(images, tuple(each.uuid for each in sources))
 
-    def _check_count(self, sources: Sequence[PictureSource]) -> None:
+    def _check_count(self, sources: Sequence[PictureSource], most: int) -> None:
         """Before any of them is fetched or decoded."""
-        if len(sources) > self._most:
+        if len(sources) > most:
             field = sources[0].name.partition("[")[0]
-            message = f"{field}: there are {len(sources)} pictures; limit_mm_per_prompt allows {self._most}"
+            message = f"{field}: there are {len(sources)} pictures; limit_mm_per_prompt allows {most}"
             raise VLLMValidationError(message, field, len(sources))
 
     async def _load(self, source: PictureSource, held: _Held) -> Any:

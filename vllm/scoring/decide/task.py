@@ -13,6 +13,7 @@ from vllm.scoring.decide.gold import Gold, gold_columns
 from vllm.scoring.decide.records import ANSWERS, QuestionSet, decision_results, served_results
 from vllm.scoring.decide.report import DecisionReport, Measures
 from vllm.scoring.files import Item
+from vllm.scoring.images import RowImages
 from vllm.scoring.scorers import EngineScorer, Results, ServerScorer, failed
 from vllm.scoring.server import Server
 from vllm.scoring.task import Task
@@ -75,11 +76,12 @@ class DecideTask(Task):
                 raise CliError(f"--gold: {count} rows have a known answer to {name!r}; at least {least} must have one")
 
     def engine_scorer(self, llm: LLM) -> EngineDecider:
-        return EngineDecider(llm, self._asked, self._params)
+        return EngineDecider(llm, self._asked, self._params, self.images)
 
     def server_scorer(self, server: Server) -> ServerDecider:
         options = {name: self.made_from[name] for name in (*_OPTIONS, "calibration")}
-        return ServerDecider(server, self._asked, {name: own for name, own in options.items() if own is not None})
+        given = {name: own for name, own in options.items() if own is not None}
+        return ServerDecider(server, self._asked, given, self.images)
 
     def schema(self, scorer: Any) -> pa.Schema:
         return self._asked.schema()
@@ -91,12 +93,12 @@ class DecideTask(Task):
 class EngineDecider(EngineScorer):
     taken = _TAKEN
 
-    def __init__(self, llm: LLM, asked: QuestionSet, params: DecisionParams) -> None:
-        super().__init__(llm)
+    def __init__(self, llm: LLM, asked: QuestionSet, params: DecisionParams, images: RowImages | None = None) -> None:
+        super().__init__(llm, images)
         self._asked, self._params = asked, params
         try:
             # A question that no text could be asked is an error of the whole run.
-            self._plan(_PROBE)
+            self._plan(Item(0, _PROBE, {}))
         except VLLMValidationError as error:
             raise CliError(error.args[0]) from None
 
@@ -104,7 +106,7 @@ class EngineDecider(EngineScorer):
         plans: list[DecisionPlan | str] = []
         for item in batch:
             try:
-                plans.append(self._plan(item.text))
+                plans.append(self._plan(item))
             except VLLMValidationError as error:
                 plans.append(error.args[0])
         usable = [plan for plan in plans if isinstance(plan, DecisionPlan)]
@@ -113,19 +115,33 @@ class EngineDecider(EngineScorer):
             failed(plan) if isinstance(plan, str) else decision_results(self._asked, next(decisions)) for plan in plans
         ]
 
-    def _plan(self, text: str) -> DecisionPlan:
-        return DecisionPlan(self._config, self._tokenizer, text, self._asked.questions, self._params)
+    def _plan(self, item: Item) -> DecisionPlan:
+        return self._llm.decision_plan(_input(item, self.images), self._asked.questions, self._params)
 
 
 class ServerDecider(ServerScorer):
     taken = _TAKEN
 
-    def __init__(self, server: Server, asked: QuestionSet, fields: dict[str, Any]) -> None:
+    def __init__(
+        self, server: Server, asked: QuestionSet, fields: dict[str, Any], images: RowImages | None = None
+    ) -> None:
         """`fields`: further ones of each request."""
-        super().__init__(server)
+        super().__init__(server, images)
         self._asked, self._fields = asked, {**fields, "questions": asked.given, "diagnostics": True}
         # Ask of a probe first: a later refusal is then due to its text.
         server.wait(self.result(Item(0, _PROBE, {})))
 
     async def result(self, item: Item) -> Results:
-        return served_results(self._asked, await self._server.post(_PATH, {"input": item.text, **self._fields}))
+        body = {"input": _input(item, self.images), **self._fields}
+        return served_results(self._asked, await self._server.post(_PATH, body))
+
+
+def _input(item: Item, images: RowImages | None) -> Any:
+    """What a row asks about: its text, or a message of its pictures and its text."""
+    parts = [] if images is None else images.parts(item)
+    if not parts:
+        return item.text
+    content = [{"type": "input_image", "image_url": part["image_url"]["url"]} for part in parts]
+    if item.text:
+        content.append({"type": "input_text", "text": item.text})
+    return [{"role": "user", "content": content}]

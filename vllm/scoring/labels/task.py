@@ -5,14 +5,17 @@ from __future__ import annotations
 import argparse
 import math
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from vllm.exceptions import CliError
+from vllm.exceptions import CliError, VLLMValidationError
 from vllm.outputs import LabelScores
+from vllm.pooling.pictures import PairPictures
 from vllm.scoring.files import Item, read_text
+from vllm.scoring.images import RowImages
 from vllm.scoring.labels.records import Labels, label_results
 from vllm.scoring.labels.report import LabelReport
 from vllm.scoring.labels.templates import Template
@@ -20,6 +23,7 @@ from vllm.scoring.scorers import EngineScorer, Results, ServerScorer
 from vllm.scoring.server import Server
 from vllm.scoring.task import Task
 from vllm.utils.server_client import ServerError
+from vllm.v1.engine.input_processor import ProcessedPrompt
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -28,6 +32,8 @@ if TYPE_CHECKING:
 
 _PATH = "/generative_scoring"
 _PROBE = "a"
+# It stands for a row's pictures; the characters are nobody's.
+_PLACE = "\ue002\ue003"
 
 
 class LabelTask(Task):
@@ -51,18 +57,20 @@ class LabelTask(Task):
         elif args.template_file is not None:
             # A line break at the end of the file is not part of the prompt.
             self.template = Template(read_text(args.template_file).removesuffix("\n").removesuffix("\r"))
+        if self.template is not None and self.template.count(args.image_field) > 1:
+            raise CliError(f"template: {{{args.image_field}}} is there twice, and pictures are shown once")
         source = self.template and self.template.source
         self.made_from = {"labels": args.labels, "label_ids": args.label_ids, "template": source}
 
     def check(self, item: Item) -> None:
         if self.template is not None:
-            self.template.render(self.input_name, item)
+            self.template.render(self.input_name, item if self.images is None else _placed(item, self.images))
 
     def engine_scorer(self, llm: LLM) -> EngineLabelScorer:
-        return EngineLabelScorer(llm, self.template, self.given, self.input_name)
+        return EngineLabelScorer(llm, self.template, self.given, self.input_name, self.images)
 
     def server_scorer(self, server: Server) -> ServerLabelScorer:
-        return ServerLabelScorer(server, self.template, self.given, self.input_name)
+        return ServerLabelScorer(server, self.template, self.given, self.input_name, self.images)
 
     def schema(self, scorer: EngineLabelScorer) -> pa.Schema:
         return scorer.labels.schema()
@@ -75,13 +83,19 @@ class EngineLabelScorer(EngineScorer):
     """`template` None: the default one; `given`: the labels, as texts or as token ids; `input_name` is for messages."""
 
     def __init__(
-        self, llm: LLM, template: Template | None, given: Sequence[str] | Sequence[int], input_name: str
+        self,
+        llm: LLM,
+        template: Template | None,
+        given: Sequence[str] | Sequence[int],
+        input_name: str,
+        images: RowImages | None = None,
     ) -> None:
-        super().__init__(llm)
+        super().__init__(llm, images)
         if self._tokenizer is None:
             raise CliError("--skip-tokenizer-init: texts cannot be scored without a tokenizer")
         self.labels = Labels.resolve(given, self._tokenizer, self._config.vocab_size)
-        self._render = partial((template or Template.default(self.labels.texts)).render, input_name)
+        self._template, self._name = template or Template.default(self.labels.texts), input_name
+        self._render = partial(self._template.render, input_name)
         longest, max_model_len = self.labels.longest, self._config.max_model_len
         if longest > max_model_len:
             raise CliError(
@@ -92,6 +106,8 @@ class EngineLabelScorer(EngineScorer):
     def results(self, batch: Sequence[Item], use_tqdm: bool | Callable[..., Any]) -> Iterable[Results]:
         """A prompt of no or too many tokens has an error."""
         assert self._tokenizer is not None
+        if self.images is not None:
+            return self._with_images(batch, self.images, use_tqdm)
         prompts = self._tokenizer.encode_batch([self._render(item) for item in batch])
         faults = [_length_fault(len(ids), self._config.max_model_len, self.labels) for ids in prompts]
         usable = [ids for ids, fault in zip(prompts, faults, strict=True) if not fault]
@@ -99,34 +115,70 @@ class EngineLabelScorer(EngineScorer):
         pairs = zip(prompts, faults, strict=True)
         return [label_results(len(ids), fault or next(scores), self.labels) for ids, fault in pairs]
 
+    def _with_images(
+        self, batch: Sequence[Item], images: RowImages, use_tqdm: bool | Callable[..., Any]
+    ) -> list[Results]:
+        found: list[ProcessedPrompt | str] = []
+        for item in batch:
+            try:
+                found.append(self._pictured(item, images))
+            except VLLMValidationError as error:
+                found.append(str(error.args[0]))
+        usable = [each for each in found if not isinstance(each, str)]
+        scores = iter(self._llm.score_processed(usable, self.labels.token_ids, use_tqdm=use_tqdm) if usable else ())
+        results = []
+        for each in found:
+            num_tokens = None if isinstance(each, str) else len(each.token_ids)
+            results.append(label_results(num_tokens, each if isinstance(each, str) else next(scores), self.labels))
+        return results
+
+    def _pictured(self, item: Item, images: RowImages) -> ProcessedPrompt:
+        """VLLMValidationError: a picture cannot be read, or the prompt is too long."""
+        pictures = PairPictures(self._llm.llm_engine.input_processor)
+        text = pictures.text_of("the prompt", _content(self._template, self._name, item, images))
+        pictures.load_now()
+        prompt = pictures.prompt("the prompt", text, None, pictures.words())
+        if fault := _length_fault(len(prompt.token_ids), self._config.max_model_len, self.labels):
+            raise VLLMValidationError(fault, "text")
+        return prompt
+
 
 class ServerLabelScorer(ServerScorer):
     """See EngineLabelScorer. The labels are as the server tokenises them."""
 
     def __init__(
-        self, server: Server, template: Template | None, given: Sequence[str] | Sequence[int], input_name: str
+        self,
+        server: Server,
+        template: Template | None,
+        given: Sequence[str] | Sequence[int],
+        input_name: str,
+        images: RowImages | None = None,
     ) -> None:
-        super().__init__(server)
+        super().__init__(server, images)
         self._fields = {("labels" if isinstance(given[0], str) else "label_token_ids"): list(given)}
         # One answer shows whether the labels can be scored, and how they are tokenised.
         entries = _item(server.wait(self._post(_PROBE)), len(given))["labels"]
         texts, token_ids = ([entry[name] for entry in entries] for name in ("label", "token_ids"))
         self.labels = Labels([str(label) for label in given], texts, token_ids)
-        self._render = partial((template or Template.default(self.labels.texts)).render, input_name)
+        self._template, self._name = template or Template.default(self.labels.texts), input_name
+        self._render = partial(self._template.render, input_name)
 
     async def result(self, item: Item) -> Results:
-        scored = _item(await self._post(self._render(item)), len(self.labels.names))
+        prompt: Any = self._render(item)
+        if self.images is not None:
+            prompt = {"content": _content(self._template, self._name, item, self.images)}
+        scored = _item(await self._post(prompt), len(self.labels.names))
         return label_results(scored["num_prompt_tokens"], _scores(scored, self.labels), self.labels)
 
     async def refused(self, item: Item, error: ServerError) -> Results:
         """The row of an error of this text alone: too long, empty, or one whose logits are not finite."""
         if error.status not in (413, 500) and (error.status, error.param) != (400, "items"):
             raise error
-        num_tokens = await self._count(self._render(item))
+        num_tokens = await self._count(self._render(item)) if self.images is None else None
         fault = _length_fault(num_tokens, self._server.max_model_len, self.labels) if num_tokens is not None else ""
         return label_results(num_tokens, fault or error.message, self.labels)
 
-    async def _post(self, prompt: str) -> dict[str, Any]:
+    async def _post(self, prompt: Any) -> dict[str, Any]:
         return await self._server.post(_PATH, {"query": "", "items": [prompt], **self._fields})
 
     async def _count(self, prompt: str) -> int | None:
@@ -135,6 +187,20 @@ class ServerLabelScorer(ServerScorer):
         except ServerError:
             return None
         return count
+
+
+def _content(template: Template, name: str, item: Item, images: RowImages) -> list[dict[str, Any]]:
+    """The parts of a row's prompt: its pictures are where the template has their field, or else before the prompt."""
+    text = template.render(name, _placed(item, images))
+    if images.field not in template.fields():
+        text = _PLACE + text
+    before, _, after = text.partition(_PLACE)
+    first, last = ([{"type": "text", "text": each}] if each else [] for each in (before, after))
+    return [*first, *images.parts(item), *last]
+
+
+def _placed(item: Item, images: RowImages) -> Item:
+    return replace(item, fields={**item.fields, images.field: _PLACE})
 
 
 def _length_fault(num_tokens: int, max_model_len: int, labels: Labels) -> str:

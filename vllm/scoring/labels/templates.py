@@ -58,6 +58,10 @@ class Template:
     def fields(self) -> set[str]:
         return {name for _, name in self._parts if name is not None and name != _TEXT}
 
+    def count(self, field: str | None) -> int:
+        """How often a field is there."""
+        return sum(name is not None and name == field for _, name in self._parts)
+
     def render(self, name: str, item: Item) -> str:
         """The prompt of one text; braces in fields stay as they are. A CliError names the input file (`name`), the line
         and the field that it lacks."""

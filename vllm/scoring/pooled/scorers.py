@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,9 +14,11 @@ import numpy as np
 from vllm.config.checkpoint.sentence_transformers import default_prompt, named_prompts, with_prompt
 from vllm.exceptions import CliError, VLLMValidationError
 from vllm.pooling.pairs import check_score_args, score_type
-from vllm.pooling.score_templates import ScoreTemplate, default_template
+from vllm.pooling.pictures import PairPictures
+from vllm.pooling.score_templates import ScoreTemplate, default_template, pairs_of
 from vllm.pooling_params import PoolingParams
 from vllm.scoring.files import Item
+from vllm.scoring.images import RowImages, as_document, as_message
 from vllm.scoring.labels.records import finite
 from vllm.scoring.scorers import EngineScorer, Results, ServerScorer, failed
 from vllm.scoring.server import Server
@@ -80,8 +82,8 @@ class RerankOptions:
 class Embedder(EngineScorer):
     taken = (EMBEDDING, "num_prompt_tokens", "error")
 
-    def __init__(self, llm: LLM, options: EmbedOptions) -> None:
-        super().__init__(llm)
+    def __init__(self, llm: LLM, options: EmbedOptions, images: RowImages | None = None) -> None:
+        super().__init__(llm, images)
         config = self._config
         if "embed" not in config.pooling_tasks:
             raise CliError(f"{self.model_name} does not embed")
@@ -111,6 +113,9 @@ class Embedder(EngineScorer):
             with_prompt(item.text, self._default) if self._prompt is None else self._prompt + item.text
             for item in batch
         ]
+        if self.images is not None:
+            yield from self._with_images(batch, texts, use_tqdm)
+            return
         prompts = self._tokenizer.encode_batch(texts)
         if self._limit is not None:
             pairs = zip(texts, prompts, strict=True)
@@ -123,12 +128,39 @@ class Embedder(EngineScorer):
             else:
                 yield failed(f"the text has {len(ids)} tokens; it must have from 1 to {self._longest}", len(ids))
 
+    def _with_images(
+        self, batch: Sequence[Item], texts: Sequence[str], use_tqdm: bool | Callable[..., Any]
+    ) -> Iterator[Results]:
+        """Rows are messages of a conversation, as over HTTP."""
+        assert self.images is not None
+        faults, prompts, limit = [], list[Any](), self._longest if self._limit is None else self._limit
+        processor = self._llm.llm_engine.input_processor
+        for item, text in zip(batch, texts, strict=True):
+            try:
+                messages = as_message(self.images, item, text)
+                (prompt,) = self._llm.preprocess_chat([messages], add_generation_prompt=False)
+                (made,) = processor.process_prompts([prompt], [self._params])  # type: ignore[list-item]
+                if len(made.token_ids) > limit:
+                    message = f"the text has {len(made.token_ids)} tokens; it must have from 1 to {limit}"
+                    raise VLLMValidationError(message, "text")
+                prompts.append({**prompt, "prompt_token_ids": made.token_ids})
+                faults.append("")
+            except VLLMValidationError as error:
+                faults.append(str(error.args[0]))
+        outputs = iter(self._llm.encode(prompts, self._params, use_tqdm=use_tqdm) if prompts else ())
+        for fault in faults:
+            if fault:
+                yield failed(fault)
+                continue
+            output = next(outputs)
+            yield {EMBEDDING: output.outputs.data.tolist(), "num_prompt_tokens": len(output.prompt_token_ids)}
+
 
 class Reranker(EngineScorer):
     taken = (SCORE, "num_prompt_tokens", "error")
 
-    def __init__(self, llm: LLM, options: RerankOptions, input_name: str) -> None:
-        super().__init__(llm)
+    def __init__(self, llm: LLM, options: RerankOptions, input_name: str, images: RowImages | None = None) -> None:
+        super().__init__(llm, images)
         if self._config.runner_type == "pooling" and score_type(self._config) is None:
             raise CliError(f"{self.model_name} does not score pairs of texts, for which it would need one label")
         try:
@@ -143,17 +175,24 @@ class Reranker(EngineScorer):
             self._template = default_template(self._config, self._tokenizer, options.labels)
 
     def results(self, batch: Sequence[Item], use_tqdm: bool | Callable[..., Any]) -> Iterable[Results]:
-        return self._scored([self._options.pair(self._name, item) for item in batch], use_tqdm)
+        pairs = [self._options.pair(self._name, item) for item in batch]
+        return self._scored(pairs, batch, use_tqdm)
 
-    def _scored(self, pairs: Sequence[tuple[str, str]], use_tqdm: bool | Callable[..., Any]) -> list[Results]:
+    def _scored(
+        self, pairs: Sequence[tuple[str, str]], items: Sequence[Item], use_tqdm: bool | Callable[..., Any]
+    ) -> list[Results]:
         """Where a pair is at fault, halves are scored apart until it is alone."""
         options = self._options
         try:
-            for pair in pairs:
-                if not pair[1]:
-                    raise VLLMValidationError("the document is empty", "data_2", "")
+            documents = [as_document(self.images, item) for item in items]
+            if not all(documents):
+                raise VLLMValidationError("the document is empty", "data_2", "")
+            pictures = PairPictures(self._llm.llm_engine.input_processor)
+            shown = pairs_of([query for query, _ in pairs], documents, ("data_1", "data_2"), pictures)
+            pictures.load_now()
             outputs = self._llm.score_pairs(
-                pairs,
+                shown,
+                pictures=pictures,
                 template=self._template,
                 instruction=options.instruction,
                 truncate_to=options.truncate_to,
@@ -164,7 +203,8 @@ class Reranker(EngineScorer):
             if len(pairs) == 1:
                 return [failed(str(error.args[0]).replace("data_2[0]", "the document"))]
             half = len(pairs) // 2
-            return self._scored(pairs[:half], False) + self._scored(pairs[half:], False)
+            own = self._scored(pairs[:half], items[:half], False)
+            return own + self._scored(pairs[half:], items[half:], False)
         return [
             {SCORE: finite(output.outputs.score), "num_prompt_tokens": len(output.prompt_token_ids)}
             for output in outputs
@@ -177,9 +217,9 @@ class _ServerPooler(ServerScorer):
     kind: str
     path: str
 
-    def __init__(self, server: Server, given: dict[str, Any], probe: Item) -> None:
+    def __init__(self, server: Server, given: dict[str, Any], probe: Item, images: RowImages | None = None) -> None:
         """`given`: fields of each request; None: left out."""
-        super().__init__(server)
+        super().__init__(server, images)
         self.taken = (self.kind, "num_prompt_tokens", "error")
         self._given = {name: value for name, value in given.items() if value is not None}
         # Ask of a probe first: a later refusal is then due to its text.
@@ -204,7 +244,7 @@ class _ServerPooler(ServerScorer):
 class ServerEmbedder(_ServerPooler):
     kind, path = EMBEDDING, "/v1/embeddings"
 
-    def __init__(self, server: Server, options: EmbedOptions) -> None:
+    def __init__(self, server: Server, options: EmbedOptions, images: RowImages | None = None) -> None:
         self._prompt = options.prompt
         given = {
             "encoding_format": "base64",
@@ -212,10 +252,11 @@ class ServerEmbedder(_ServerPooler):
             "truncate_prompt_tokens": options.truncate_to,
             "use_activation": options.normalize,
         }
-        super().__init__(server, given, Item(0, _PROBE, {}))
+        super().__init__(server, given, Item(0, _PROBE, {}), images)
 
     def _fields(self, item: Item) -> dict[str, Any]:
-        return {"input": [self._prompt + item.text]}
+        text = self._prompt + item.text
+        return {"input": [text]} if self.images is None else {"messages": as_message(self.images, item, text)}
 
     def _read(self, entry: dict[str, Any]) -> list[float]:
         numbers: list[float] = np.frombuffer(base64.b64decode(entry[EMBEDDING]), "<f4").tolist()
@@ -225,18 +266,20 @@ class ServerEmbedder(_ServerPooler):
 class ServerReranker(_ServerPooler):
     kind, path = SCORE, "/score"
 
-    def __init__(self, server: Server, options: RerankOptions, input_name: str) -> None:
+    def __init__(
+        self, server: Server, options: RerankOptions, input_name: str, images: RowImages | None = None
+    ) -> None:
         self._options, self._name = options, input_name
         given = {
             "instruction": options.instruction,
             "truncate_prompt_tokens": options.truncate_to,
             "max_tokens_per_doc": options.max_document_tokens,
         }
-        super().__init__(server, given, Item(0, _PROBE, {options.query_field: _PROBE}))
+        super().__init__(server, given, Item(0, _PROBE, {options.query_field: _PROBE}), images)
 
     def _fields(self, item: Item) -> dict[str, Any]:
-        query, document = self._options.pair(self._name, item)
-        return {"text_1": query, "text_2": document}
+        query, _ = self._options.pair(self._name, item)
+        return {"text_1": query, "text_2": as_document(self.images, item)}
 
     def _read(self, entry: dict[str, Any]) -> float | None:
         score = entry[SCORE]

@@ -13,6 +13,7 @@ from vllm.server.protocol.base import (
     EngineRequestModel,
     ListResponse,
     Object,
+    PictureOptions,
     ResponseModel,
     Text,
 )
@@ -24,8 +25,13 @@ PAIRED_FIELDS = (
     "generating model, query and items"
 )
 
-Documents = Annotated[Annotated[list[Text | dict[Literal["text"], Text]], NOT_EMPTY], UNREAD]
-Pairs = Annotated[Text | Annotated[list[Text], NOT_EMPTY], UNREAD]
+
+Content = dict[Literal["content"], Annotated[list[dict[str, Any]], NOT_EMPTY]]
+"""A text in parts: parts of type "text", and pictures ("image_url" and its kin), one after the other."""
+
+
+Documents = Annotated[Annotated[list[Text | Content | dict[Literal["text"], Text]], NOT_EMPTY], UNREAD]
+Pairs = Annotated[Text | Content | Annotated[list[Text | Content], NOT_EMPTY], UNREAD]
 
 
 class PairFields(EngineRequestModel):
@@ -33,7 +39,6 @@ class PairFields(EngineRequestModel):
 
     TASK: ClassVar[str | None] = "score"
     REFUSED: ClassVar[dict[str, tuple[tuple[Any, ...], str]]] = {
-        "mm_processor_kwargs": (({},), "queries and documents are texts here"),
         "media_io_kwargs": REFUSED_FIELDS["media_io_kwargs"],
         "truncation_side": (("right",), "documents that are too long lose their end"),
         "max_chunks_per_doc": ((1,), "a document is one text; max_tokens_per_doc cuts it"),
@@ -42,6 +47,7 @@ class PairFields(EngineRequestModel):
         "chat_template": ((), "the server's --score-template is what the model was trained on"),
     }
 
+    mm_processor_kwargs: PictureOptions = None
     instruction: Text | None = Field(None, description="What the query is for, in templates that ask for it.")
     chat_template_kwargs: Object | None = Field(
         None, description="Variables of the score template: instruction, which wins over the field."
@@ -80,8 +86,8 @@ class PairFields(EngineRequestModel):
 class RerankRequest(PairFields):
     """POST /rerank"""
 
-    query: Annotated[Text, UNREAD] = Field(description="What the documents should answer.")
-    documents: Documents = Field(description="Texts, or objects with a text.")
+    query: Annotated[Text | Content, UNREAD] = Field(description="What the documents should answer.")
+    documents: Documents = Field(description="Texts, or objects with a text or with a content of parts.")
     top_n: Annotated[int, Field(ge=0)] | None = Field(
         None, description="How many of the best are returned; 0 or left out: all."
     )
@@ -141,7 +147,8 @@ class PairReadings(ResponseModel):
 
 
 class RankedDocument(ResponseModel):
-    text: str
+    text: str | None = Field(description="Null of one in parts.")
+    multi_modal: dict[str, Any] | None = Field(None, description="One in parts, as it came.")
 
 
 class RerankResult(ResponseModel):

@@ -10,14 +10,15 @@ from vllm.server.protocol.base import (
     UNREAD,
     EngineRequestModel,
     ListResponse,
+    PictureOptions,
     ResponseModel,
     Text,
     TokenId,
 )
 from vllm.server.protocol.generation import NOT_EMPTY, PromptIds, Usage
-from vllm.server.protocol.rerank import PAIRED_FIELDS
+from vllm.server.protocol.rerank import PAIRED_FIELDS, Content
 
-Part = str | list[TokenId]
+Part = str | list[TokenId] | Content
 Parts = Annotated[list[Part], NOT_EMPTY]
 
 
@@ -26,7 +27,10 @@ class ScoringFields(EngineRequestModel):
 
     ONE_OF: ClassVar[tuple[str, ...]] = ("label_token_ids", "labels")
 
-    query: Annotated[Part, UNREAD] = Field(description="What all items share.")
+    mm_processor_kwargs: PictureOptions = None
+    query: Annotated[Part, UNREAD] = Field(
+        description="What all items share: a text, token ids, or a content of text parts and pictures."
+    )
     items: Annotated[str | Parts, UNREAD] = Field(
         description="What differs; each makes one prompt with the query, and one result. One text is a list of one."
     )

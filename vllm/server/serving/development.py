@@ -71,7 +71,7 @@ async def get_world_size(request: Request) -> Response:
     """How many devices run the model; with ?include_dp=false, one replica of it."""
     config = server_state(request).engine.vllm_config.parallel_config
     num_replicas = config.data_parallel_size if _flag(request, "include_dp", True) else 1
-    return json_response({"world_size": config.tensor_parallel_size * num_replicas})
+    return json_response({"world_size": config.world_size * num_replicas})
 
 
 @router.post("/collective_rpc")

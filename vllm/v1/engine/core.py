@@ -16,7 +16,7 @@ from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.core.sched.whole_requests import WholeRequestScheduler
 from vllm.v1.engine.calls import check_sleep_level, check_sleep_tags
 from vllm.v1.engine.gate import Gate
-from vllm.v1.engine.steps import Steps, StepsAhead
+from vllm.v1.engine.steps import Steps, StepsAhead, StepsInStages
 from vllm.v1.executor.select import make_executor
 from vllm.v1.features.build import scheduler_guests
 from vllm.v1.messages import EngineCoreOutput, EngineCoreRequest
@@ -31,8 +31,7 @@ class EngineCore:
         self.make_guests = partial(scheduler_guests, config, self.collective_rpc)
         self._model_config = config.model_config
         scheduler = self._make_scheduler(config)
-        runs_ahead = config.scheduler_config.async_scheduling and isinstance(scheduler, Scheduler)
-        self.steps = (StepsAhead if runs_ahead else Steps)(scheduler, self.executor)
+        self.steps = _kind_of_steps(config)(scheduler, self.executor)
         self._gate = Gate()
 
     @property
@@ -179,6 +178,14 @@ class EngineCore:
 
     def collective_rpc(self, method: str | Callable, args: tuple = (), kwargs: dict | None = None) -> list[Any]:
         return self.executor.collective_rpc(method, args, kwargs)
+
+
+def _kind_of_steps(config: VllmConfig) -> type[Steps]:
+    if config.model_config.attn_type == "encoder_only":
+        return Steps
+    if config.scheduler_config.num_steps_in_flight > 1:
+        return StepsInStages
+    return StepsAhead if config.scheduler_config.async_scheduling else Steps
 
 
 def reads_for(params: PoolingParams, config: ModelConfig) -> SamplingParams:

@@ -89,6 +89,8 @@ class Steps:
 class StepsAhead(Steps):
     """A step begins, where that is possible, before the results of the one before it are taken."""
 
+    _counts_pending = True  # a request's next step may begin before its last token is known
+
     def __init__(self, scheduler: Any, executor: Any) -> None:
         super().__init__(scheduler, executor)
         self._in_flight: deque[StepInFlight] = deque()  # the next results are the first one's
@@ -129,7 +131,7 @@ class StepsAhead(Steps):
         except BaseException:
             self.scheduler.discard_step(step)
             raise
-        self._in_flight.append(dispatch(self.scheduler, step, pending))
+        self._in_flight.append(dispatch(self.scheduler, step, pending, self._counts_pending))
 
     def _take(self) -> ModelRunnerOutput:
         """The results of the first step in flight; on an error all are discarded: others read what it was to
@@ -147,3 +149,33 @@ class StepsAhead(Steps):
             raise
         self.readings_seconds += output.readings_seconds
         return output
+
+
+class StepsInStages(StepsAhead):
+    """As many steps have begun as the model has stages; a request is in one of them, or its prompt is in several."""
+
+    _counts_pending = False
+
+    def schedule(self) -> SchedulerOutput:
+        while self._in_flight and self._in_flight[0].is_over(self.scheduler):
+            # All its requests have ended since.
+            self.readings_seconds += self._in_flight.popleft().pending.result().readings_seconds
+        if not self._in_flight:
+            self.check_weights()
+            self._begin(self._schedule())
+        return self._in_flight[0].scheduled
+
+    def run(self, step: SchedulerOutput) -> ModelRunnerOutput:
+        scheduler = self.scheduler
+        while (
+            len(self._in_flight) < scheduler.config.num_steps_in_flight
+            and not self._weights_changed
+            and can_schedule_ahead(scheduler)
+        ):
+            further = scheduler.schedule()
+            if not further.num_scheduled_tokens:
+                # All requests wait for tokens that steps in flight draw.
+                scheduler.discard_step(further)
+                break
+            self._begin(further)
+        return self._take()

@@ -133,7 +133,7 @@ def host_block_count(config: VllmConfig, block_bytes: int, available_bytes: int)
     cache, parallel = config.cache_config, config.parallel_config
     if not cache.swap_space or not cache.enable_prefix_caching or not block_bytes:
         return 0
-    num_devices = parallel.tensor_parallel_size * parallel.data_parallel_size
+    num_devices = parallel.world_size * parallel.data_parallel_size
     asked_gib, available_gib = num_devices * cache.swap_space, available_bytes / 2**30
     if asked_gib > available_gib:
         raise ValueError(

@@ -100,7 +100,8 @@ class MultiprocExecutor:
         store = host_store(self.host, world_size)
         handles = self._start_workers(config, store.port)
         self.group: Communicator = Communicator()
-        self._monitor = WorkerMonitor(handles, timeout_seconds, self._link_seconds)
+        kind = "tensor-parallel rank" if config.parallel_config.pipeline_parallel_size == 1 else "rank"
+        self._monitor = WorkerMonitor(handles, timeout_seconds, self._link_seconds, kind)
         self._finalizer = weakref.finalize(self, _end, handles, self._monitor, torch.get_num_threads())
         try:
             torch.set_num_threads(_threads_per_rank(config.parallel_config))

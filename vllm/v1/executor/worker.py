@@ -271,7 +271,7 @@ class Worker:
         """
         self._trainer = None
         parallel = self.parallel_config
-        rank = rank_offset + parallel.data_parallel_rank * parallel.tensor_parallel_size + self.rank
+        rank = rank_offset + parallel.data_parallel_rank * parallel.world_size + self.rank
         self._trainer = join_trainer(address, port, rank, world_size)
 
     def receive_weights(self, names: list[str], dtypes: list[str], shapes: list[list[int]]) -> None:

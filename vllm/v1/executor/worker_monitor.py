@@ -70,13 +70,17 @@ class WorkerMonitor:
     """A thread that receives the workers' messages. The first fault ends all workers: their connections close, so a
     rank that waits for them in a collective gets an error. `group` and `stage` are rank 0's, once there are any;
     `timeout_seconds` limits the time that a rank computes between two collectives; `link_seconds` is how long nothing
-    may come from a worker on another machine, None: they are on this one."""
+    may come from a worker on another machine, None: they are on this one; `kind` is what messages call them."""
 
     def __init__(
-        self, handles: Sequence[WorkerHandle], timeout_seconds: float, link_seconds: float | None = None
+        self,
+        handles: Sequence[WorkerHandle],
+        timeout_seconds: float,
+        link_seconds: float | None = None,
+        kind: str = "tensor-parallel rank",
     ) -> None:
         self.group, self.stage = ALONE, WHOLE
-        self._timeout_seconds = timeout_seconds
+        self._timeout_seconds, self._kind = timeout_seconds, kind
         self._silence_seconds = _SILENCE_SECONDS if link_seconds is None else link_seconds
         self._stall_seconds = _STALL_SECONDS if link_seconds is None else link_seconds
         self._link_limit = "" if link_seconds is None else f" for VLLM_WORKER_LINK_TIMEOUT_S={link_seconds:g}"
@@ -108,7 +112,7 @@ class WorkerMonitor:
         if isinstance(error, PeerLostError):
             # The cause is another rank; the thread is about to receive its message.
             self._failed.wait(_WORD_SECONDS)
-        self._end(f"tensor-parallel rank 0 failed: {type(error).__name__}: {error}")
+        self._end(f"{self._kind} 0 failed: {type(error).__name__}: {error}")
         return EngineDeadError(self._failure)
 
     def replies(self) -> list[Any]:
@@ -119,7 +123,7 @@ class WorkerMonitor:
             kind, value = self._reply(watched)
             results.append(value)
             if kind == RAISED:
-                raised.append(f"tensor-parallel rank {watched.handle.rank} raised:\n{value}")
+                raised.append(f"{self._kind} {watched.handle.rank} raised:\n{value}")
         if raised:
             raise RuntimeError("\n".join(raised))
         return results
@@ -131,7 +135,7 @@ class WorkerMonitor:
             try:
                 watched.replies.get(timeout=max(deadline - time.monotonic(), 0))
             except queue.Empty:
-                self._end(f"tensor-parallel rank {watched.handle.rank} did not answer a call that raised on rank 0")
+                self._end(f"{self._kind} {watched.handle.rank} did not answer a call that raised on rank 0")
 
     def stop_watching(self) -> None:
         """End the thread, before the workers are asked to stop."""
@@ -194,7 +198,7 @@ class WorkerMonitor:
             except (EOFError, OSError):
                 watched.is_connected = False
                 ending = watched.handle.ending()
-                faults.append(_Fault(1, f"tensor-parallel rank {watched.handle.rank} has gone: {ending}"))
+                faults.append(_Fault(1, f"{self._kind} {watched.handle.rank} has gone: {ending}"))
         return faults
 
     def _take(self, watched: _Watched, kind: str, *content: Any) -> list[_Fault]:
@@ -205,7 +209,7 @@ class WorkerMonitor:
             watched.replies.put((kind, content[0] if content else None))
         elif kind == FAILED:
             trace, lost_others = content
-            return [_Fault(2 * lost_others, f"tensor-parallel rank {watched.handle.rank} failed:\n{trace}")]
+            return [_Fault(2 * lost_others, f"{self._kind} {watched.handle.rank} failed:\n{trace}")]
         return []
 
     def _find_hang(self) -> list[_Fault]:
@@ -221,7 +225,7 @@ class WorkerMonitor:
         if silent:
             what = "cannot be reached or hangs" if self._link_limit else "hangs"
             ranks = ", ".join(silent)
-            return [_Fault(0, f"tensor-parallel rank {ranks} {what}: it gives no sign of life{self._link_limit}")]
+            return [_Fault(0, f"{self._kind} {ranks} {what}: it gives no sign of life{self._link_limit}")]
         return self._find_stall(now)
 
     def _find_stall(self, now: float) -> list[_Fault]:
@@ -253,6 +257,4 @@ class WorkerMonitor:
         """The stacks of the workers that the others wait for."""
         ranks = [(watched.handle.rank, watched.progress) for watched in self._watched.values()]
         behind = [each for each in ranks if not each[1].is_waiting] or ranks
-        return "".join(
-            f"\ntensor-parallel rank {rank} is at:\n{progress.stack}" for rank, progress in behind if progress.stack
-        )
+        return "".join(f"\n{self._kind} {rank} is at:\n{progress.stack}" for rank, progress in behind if progress.stack)

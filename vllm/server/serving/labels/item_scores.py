@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, TypeVar
 
 from vllm.outputs import LabelScores, RequestOutput
+from vllm.pooling.pictures import PairPictures
 from vllm.sampling_params import SamplingParams
 from vllm.server.errors import ApiError
 from vllm.server.protocol.scoring import ScoringFields
 from vllm.server.rendering.token_texts import id_name
 from vllm.server.serving.engine_requests import Submission
+from vllm.server.serving.generation.sampling import with_picture_options
 from vllm.server.serving.labels.scoring_prompts import PromptBuilder
 from vllm.server.serving.usage import cached_tokens_shown
 from vllm.server.state import ServerState
@@ -47,7 +50,13 @@ async def score_items(state: ServerState, body: ScoringFields, request_id: str) 
     labels = getattr(body, field)
     parts = [body.query, *items, *(labels if isinstance(labels, list) else ())]
     is_large = sum(len(part) if isinstance(part, (str, list)) else 1 for part in parts) > _LARGE
-    scored = await in_thread_if(is_large, lambda: ScoredItems(state, body, items, field))
+    with_picture_options(state, [{}], body.mm_processor_kwargs)
+    pictures = PairPictures(state.engine.input_processor, body.cache_salt, body.mm_processor_kwargs)
+    query = pictures.marked("query", body.query)
+    items = [pictures.marked(f"items[{index}]", each) for index, each in enumerate(items)]
+    await pictures.load()
+    is_large |= pictures.are_some
+    scored = await in_thread_if(is_large, lambda: ScoredItems(state, body, query, items, field, pictures))
     requests = await in_thread_if(scored.is_large, scored.requests)
     prompts, params = zip(*requests, strict=True)
     submission = await Submission.queue(state, request_id, prompts, params, body.priority or 0)
@@ -64,9 +73,8 @@ async def in_thread_if(condition: bool, function: Callable[[], Result]) -> Resul
 class ScoredPrompts:
     """The prompts of a checked request; `scores` of their labels, and `usage`, once it is finished."""
 
-    def __init__(self, scorer: LabelScorer, prompts: Sequence[list[int]], cache_salt: str | None) -> None:
-        self._scorer = scorer
-        self._processed = [ProcessedPrompt(None, ids, cache_salt) for ids in prompts]
+    def __init__(self, scorer: LabelScorer, prompts: Sequence[ProcessedPrompt]) -> None:
+        self._scorer, self._processed = scorer, prompts
         self.scores: list[LabelScores] = []
         self.usage: dict[str, Any] = {}
 
@@ -96,8 +104,16 @@ class ScoredItems(ScoredPrompts):
     `label_names` are the labels' texts, as given or decoded. With `is_large`, processing this is slow.
     """
 
-    def __init__(self, state: ServerState, body: ScoringFields, items: list[Any], field: str) -> None:
-        """`field`: the one that holds the labels."""
+    def __init__(
+        self,
+        state: ServerState,
+        body: ScoringFields,
+        query: Any,
+        items: list[Any],
+        field: str,
+        pictures: PairPictures,
+    ) -> None:
+        """`field`: the one that holds the labels. `pictures`: for which texts have marks."""
         config, tokenizer = state.engine.model_config, state.engine.input_processor.tokenizer
         labels = _labels(state, getattr(body, field), field, len(items))
         scorer = LabelScorer(labels, config.max_model_len)
@@ -123,10 +139,18 @@ class ScoredItems(ScoredPrompts):
             max_len=scorer.max_prompt_len,
             max_total=MAX_TOKENS // scorer.num_requests,
             truncate_to=truncate_to,
+            words=pictures.words() if pictures.are_some else "",
         )
         self.label_names = [_name(label, tokenizer) for label in labels]
-        self.prompts = builder.build(body.query, items)
-        super().__init__(scorer, [prompt.token_ids for prompt in self.prompts], body.cache_salt)
+        self.prompts = builder.build(query, items)
+        processed = [ProcessedPrompt(None, prompt.token_ids, body.cache_salt) for prompt in self.prompts]
+        if pictures.are_some:
+            pairs = enumerate(zip(items, processed, strict=True))
+            processed = [builder.pictured(pictures, query, index, pair) for index, pair in pairs]
+            self.prompts = [
+                replace(own, token_ids=made.token_ids) for own, made in zip(self.prompts, processed, strict=True)
+            ]
+        super().__init__(scorer, processed)
         num_readings = sum(len(label.token_ids) for label in labels)
         self.is_large = len(items) * (_ITEM_WORK + num_readings) > _LARGE
 

@@ -11,10 +11,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from vllm.exceptions import VLLMValidationError
+from vllm.pooling.pictures import MARK, PairPictures
 from vllm.server.errors import ApiError
 from vllm.tokenizers.tokenizer import Tokenizer
 from vllm.tokenizers.truncation import special_tokens_around
 from vllm.utils.checks import check_encodable, check_id_sequence, check_vocabulary, wrong_type
+from vllm.v1.engine.input_processor import ProcessedPrompt
 
 
 @dataclass(frozen=True)
@@ -37,6 +39,7 @@ class PromptBuilder:
         max_total: limit of tokens of all prompts together.
         truncate_to: length to cut longer prompts to, at most `max_len`; None = too long is an error. Only the query's
             beginning is cut: special tokens, the item and the query's end stay.
+        words: what stands for a picture, in the places of marks (PairPictures).
     """
 
     tokenizer: Tokenizer | None
@@ -46,6 +49,7 @@ class PromptBuilder:
     max_len: int
     max_total: int
     truncate_to: int | None
+    words: str = ""
 
     def build(self, query: Any, items: Sequence[Any]) -> list[ScoringPrompt]:
         """One prompt per item; query and items are texts or lists of ids. Raises VLLMValidationError for other types
@@ -71,6 +75,28 @@ class PromptBuilder:
             joined = [*ids, *kept] if self.item_first else [*kept, *ids]
             prompts.append(ScoringPrompt([*head, *joined, *tail], num_cut))
         return prompts
+
+    def pictured(self, pictures: PairPictures, query: Any, index: int, pair: tuple[Any, ProcessedPrompt]) -> Any:
+        """The prompt of `build` for an item, with the pictures that it and the query have.
+
+        Raises:
+            VLLMValidationError: a picture cannot be used.
+            ApiError: with its pictures the prompt is too long; what has some is not cut.
+        """
+        item, prompt = pair
+        texts = [each for each in ((item, query) if self.item_first else (query, item)) if isinstance(each, str)]
+        text, name = "".join(texts), f"items[{index}]"
+        if not MARK.search(text):
+            return prompt
+        made = pictures.prompt(name, text, prompt.token_ids, self.words)
+        limit = self.max_len if self.truncate_to is None else self.truncate_to
+        if len(made.token_ids) > limit:
+            message = (
+                f"{name} makes a prompt of {len(made.token_ids)} tokens with its pictures, and there is room for "
+                f"{limit}; what has pictures is not cut"
+            )
+            raise ApiError(400, message, "items", "context_length_exceeded")
+        return made
 
     def _num_cut(self, index: int, num_query: int, num_item: int, num_special: int) -> int:
         total = num_query + num_item + num_special
@@ -104,7 +130,16 @@ class PromptBuilder:
                 check_encodable(name, part)
                 texts.append(part)
         encoded = iter(() if self.tokenizer is None else self.tokenizer.encode_batch(texts, add_special_tokens=False))
-        return [next(encoded) if isinstance(part, str) else self._check_ids(name, part) for name, part in parts]
+        return [
+            self._without_marks(part, next(encoded)) if isinstance(part, str) else self._check_ids(name, part)
+            for name, part in parts
+        ]
+
+    def _without_marks(self, text: str, ids: list[int]) -> list[int]:
+        """The ids of a text, those of `words` in the places of its marks."""
+        if not MARK.search(text) or self.tokenizer is None:
+            return ids
+        return self.tokenizer.encode(MARK.sub(lambda _: self.words, text), add_special_tokens=False)
 
     def _check_ids(self, name: str, part: Any) -> list[int]:
         if not isinstance(part, list):

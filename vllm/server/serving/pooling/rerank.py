@@ -15,6 +15,7 @@ from starlette.responses import Response
 from vllm.exceptions import VLLMValidationError
 from vllm.outputs import RequestOutput
 from vllm.pooling.pairs import PairLimits, PooledPairs, longest_text, order_of
+from vllm.pooling.pictures import MARK, PairPictures
 from vllm.pooling.score_templates import PairPrompts, cut_text, pairs_of, score_of
 from vllm.pooling_params import PoolingParams
 from vllm.server.errors import ApiError, json_response
@@ -29,6 +30,7 @@ from vllm.server.protocol.rerank import (
     ScorePairsRequest,
 )
 from vllm.server.serving.engine_requests import Submission, request_id_of, while_connected
+from vllm.server.serving.generation.sampling import with_picture_options
 from vllm.server.serving.labels.item_scores import MAX_TOKENS, ScoredPrompts, in_thread_if
 from vllm.server.serving.pooling.pooling import pool_prompts, usage_of
 from vllm.server.serving.usage import list_frame
@@ -52,7 +54,8 @@ async def rerank(request: Request, state: ServerState, body: RerankRequest) -> R
     for index in best:
         result: dict[str, Any] = {"index": index, "relevance_score": scored.values[index]}
         if body.return_documents is not False:
-            result["document"] = {"text": documents[index]}
+            own = documents[index]
+            result["document"] = {"text": own} if isinstance(own, str) else {"text": None, "multi_modal": own}
         results.append({**result, **scored.readings(index)})
     return json_response({"id": answer_id, "model": state.answer_name, "usage": scored.usage, "results": results})
 
@@ -64,7 +67,7 @@ async def rerank_for_router(request: Request, state: ServerState, body: RouterRe
     return json_response(
         [
             {"score": scored.values[index], "index": index}
-            | ({} if body.return_documents is False else {"document": documents[index]})
+            | ({} if body.return_documents is False else {"document": _plain_text(documents[index])})
             for index in best
         ]
     )
@@ -72,21 +75,35 @@ async def rerank_for_router(request: Request, state: ServerState, body: RouterRe
 
 async def _rank(
     request: Request, state: ServerState, body: RerankRequest, answer_id: str
-) -> tuple[list[str], Sequence[int], ScoredPairs | PooledScores]:
-    """The documents' texts, the indices of the best in order, and the scores."""
+) -> tuple[list[Any], Sequence[int], ScoredPairs | PooledScores]:
+    """The documents (texts, or objects with a content), the indices of the best in order, and the scores."""
     count = body.num_results()
     if not isinstance(body.documents, list):
         raise wrong_type("documents", body.documents, "a list of texts")
-    if not isinstance(body.query, str):
-        raise wrong_type("query", body.query, "a text")
-    documents: list[Any] = [
-        each["text"] if isinstance(each, dict) and set(each) == {"text"} else each for each in body.documents
-    ]
+    if not isinstance(body.query, (str, dict)):
+        raise wrong_type("query", body.query, "a text, or an object with a content")
+    given: list[Any] = body.documents
+    documents = [each["text"] if isinstance(each, dict) and set(each) == {"text"} else each for each in given]
     state.check_count(len(documents), "documents")
-    pairs = pairs_of(body.query, documents, ("query", "documents"))
-    scored = await while_connected(request, score_pairs(state, body, pairs, "documents", answer_id))
+    pictures = _pictures(state, body)
+    pairs = pairs_of(body.query, documents, ("query", "documents"), pictures)
+    scored = await while_connected(request, score_pairs(state, body, pairs, "documents", answer_id, pictures))
     request.state.usage = scored.usage
     return documents, order_of(scored.values)[:count], scored
+
+
+def _pictures(state: ServerState, body: PairFields) -> PairPictures:
+    """ApiError: options of the processor that the server does not take."""
+    options = body.mm_processor_kwargs
+    with_picture_options(state, [{}], options)
+    return PairPictures(state.engine.input_processor, body.cache_salt, options)
+
+
+def _plain_text(document: Any) -> str:
+    """The texts of a document."""
+    if isinstance(document, str):
+        return document
+    return "".join(part.get("text") or "" for part in document["content"])
 
 
 _FOR_ROUTER = OtherBody(("rid",), RouterRerankRequest, list[RouterRerankResult], rerank_for_router)
@@ -107,10 +124,11 @@ async def score_pairs_of_texts(request: Request, state: ServerState, body: Score
             raise ApiError(400, message, other, "invalid_value")
     if getattr(body, second) is None:
         raise ApiError(400, f"{second} is required beside {first}: {PAIRED_FIELDS}", second, "missing_field")
-    pairs = pairs_of(getattr(body, first), getattr(body, second), (first, second))
+    pictures = _pictures(state, body)
+    pairs = pairs_of(getattr(body, first), getattr(body, second), (first, second), pictures)
     state.check_count(len(pairs), second)
     answer_id = request_id_of(request, "score", body.request_id)
-    scored = await while_connected(request, score_pairs(state, body, pairs, second, answer_id))
+    scored = await while_connected(request, score_pairs(state, body, pairs, second, answer_id, pictures))
     request.state.usage = scored.usage
     data = [
         {"index": index, "object": "score", "score": value, **scored.readings(index)}
@@ -120,19 +138,28 @@ async def score_pairs_of_texts(request: Request, state: ServerState, body: Score
 
 
 async def score_pairs(
-    state: ServerState, body: PairFields, pairs: Sequence[tuple[str, str]], field: str, request_id: str
+    state: ServerState,
+    body: PairFields,
+    pairs: Sequence[tuple[str, str]],
+    field: str,
+    request_id: str,
+    pictures: PairPictures,
 ) -> ScoredPairs | PooledScores:
     """Check everything, queue it and wait for the results. ApiError or VLLMValidationError: a field that cannot be
     honoured, before anything is queued. `field` holds the documents."""
-    is_large = sum(len(query) + len(document) for query, document in pairs) > _LARGE
+    is_large = pictures.are_some or sum(len(query) + len(document) for query, document in pairs) > _LARGE
     if body.max_tokens_per_query:
+        if any(MARK.search(query) for query, _ in pairs):
+            message = "max_tokens_per_query: a query with pictures is not cut: leave it out"
+            raise VLLMValidationError(message, "max_tokens_per_query")
         pairs = await in_thread_if(is_large, lambda: _cut_queries(state, pairs, body.max_tokens_per_query or 0))
+    await pictures.load()
     if state.engine.model_config.runner_type == "pooling":
         # In a thread: transformers' tokenizer is loaded by the first pair.
-        pooled = await asyncio.to_thread(lambda: PooledScores(state, body, pairs, field))
+        pooled = await asyncio.to_thread(lambda: PooledScores(state, body, pairs, field, pictures))
         await pooled.run(state, request_id, body.priority or 0)
         return pooled
-    scored = await in_thread_if(is_large, lambda: ScoredPairs(state, body, pairs, field))
+    scored = await in_thread_if(is_large, lambda: ScoredPairs(state, body, pairs, field, pictures))
     prompts, params = zip(*scored.requests(), strict=True)
     submission = await Submission.queue(state, request_id, prompts, params, body.priority or 0)
     outputs = await submission.results()
@@ -157,7 +184,14 @@ def _of_field(error: VLLMValidationError, names: Sequence[str], field: str) -> E
 class ScoredPairs(ScoredPrompts):
     """The scores of pairs; `values` are the scores as the answer shows them."""
 
-    def __init__(self, state: ServerState, body: PairFields, pairs: Sequence[tuple[str, str]], field: str) -> None:
+    def __init__(
+        self,
+        state: ServerState,
+        body: PairFields,
+        pairs: Sequence[tuple[str, str]],
+        field: str,
+        pictures: PairPictures,
+    ) -> None:
         config, tokenizer, template = state.engine.model_config, state.tokenizer, state.score_template
         assert template is not None
         self._labels = template.labels
@@ -173,17 +207,18 @@ class ScoredPairs(ScoredPrompts):
         max_document_tokens = body.max_tokens_per_doc or None
         names = [f"{field}[{index}]" for index in range(len(pairs))]
         encoder = PairPrompts(
-            template, tokenizer, scorer.max_prompt_len, truncate_to, max_document_tokens, body.asked_instruction()
+            *(template, tokenizer, scorer.max_prompt_len, truncate_to, max_document_tokens),
+            *(body.asked_instruction(), pictures),
         )
         try:
             encoded = encoder.encode(pairs, names)
         except VLLMValidationError as error:
             raise _of_field(error, names, field) from None
-        num_tokens = scorer.num_requests * sum(map(len, encoded))
+        num_tokens = scorer.num_requests * sum(len(prompt.token_ids) for prompt in encoded)
         if num_tokens > MAX_TOKENS:
             message = f"{len(pairs)} {field} make {num_tokens} tokens, more than the limit of {MAX_TOKENS}; send fewer"
             raise ApiError(400, message, field, "too_many_tokens")
-        super().__init__(scorer, encoded, body.cache_salt)
+        super().__init__(scorer, [replace(prompt, cache_salt=body.cache_salt) for prompt in encoded])
         self.values: list[float] = []
 
     def finish(self, outputs: list[RequestOutput]) -> None:
@@ -211,7 +246,14 @@ class ScoredPairs(ScoredPrompts):
 class PooledScores:
     """Scores of documents by a pooling model."""
 
-    def __init__(self, state: ServerState, body: PairFields, pairs: Sequence[tuple[str, str]], field: str) -> None:
+    def __init__(
+        self,
+        state: ServerState,
+        body: PairFields,
+        pairs: Sequence[tuple[str, str]],
+        field: str,
+        pictures: PairPictures,
+    ) -> None:
         config = state.engine.model_config
         if body.return_readings:
             message = "return_readings: a pooling model has no answers to read; its score is all there is"
@@ -231,6 +273,7 @@ class PooledScores:
                 state.score_template,
                 body.asked_instruction(),
                 names,
+                pictures,
             )
         except VLLMValidationError as error:
             raise _of_field(error, names, field) from None

@@ -49,13 +49,17 @@ def can_schedule_ahead(scheduler: Scheduler) -> bool:
     return num_free >= 0
 
 
-def dispatch(scheduler: Scheduler, scheduled: SchedulerOutput, pending: PendingStep) -> StepInFlight:
-    """The scheduled step has begun: mark the tokens that it draws as pending."""
+def dispatch(
+    scheduler: Scheduler, scheduled: SchedulerOutput, pending: PendingStep, counts_pending: bool = True
+) -> StepInFlight:
+    """The scheduled step has begun: mark the tokens that it draws as pending, unless the next ones wait for them."""
     requests = {request_id: scheduler.requests[request_id] for request_id in scheduled.num_scheduled_tokens}
     drawing = [
         request
         for request in requests.values()
-        if request.num_computed_tokens == len(request.token_ids) + request.num_pending_tokens and request.max_tokens
+        if counts_pending
+        and request.num_computed_tokens == len(request.token_ids) + request.num_pending_tokens
+        and request.max_tokens
     ]
     for request in drawing:
         request.num_pending_tokens += 1

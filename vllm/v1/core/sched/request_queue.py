@@ -18,6 +18,7 @@ class RequestQueue:
     def __init__(self, by_priority: bool) -> None:
         self._by_priority = by_priority
         self._lanes: dict[Any, _Lane] = {}
+        self.num_tokens = 0  # of all of them
 
     def add(self, request: Request) -> None:
         """Add a request that has arrived or was preempted."""
@@ -26,6 +27,7 @@ class RequestQueue:
             lane = self._lanes[request.lane] = _Lane()
         key = request.sort_key() if self._by_priority else (0, 0.0, request.arrival_index)
         lane.add(request, key)
+        self.num_tokens += request.num_tokens
 
     def peek(self) -> Request:
         """The next request."""
@@ -51,6 +53,7 @@ class RequestQueue:
         """Remove any request."""
         lane = self._lanes[request.lane]
         lane.remove(request)
+        self.num_tokens -= request.num_tokens
         if not lane.members:
             del self._lanes[request.lane]
 

@@ -19,6 +19,9 @@ from vllm.v1.messages import EngineCoreOutput
 from vllm.v1.outputs import NO_TOKEN, NO_TOKEN_LEFT, FollowingTokens, ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
 
+# Tokens of a step among several in flight: smaller ones cost more than an idle stage.
+_LEAST_PART = 64
+
 
 class Scheduler:
     """Continuous batching under a token budget, with chunked prefill, prefix caching and preemption.
@@ -170,6 +173,7 @@ class Scheduler:
 
     def schedule(self) -> SchedulerOutput:
         """Choose the next step. Its tokens count as computed from now on."""
+        self._step_tokens, self._step_requests = self._sizes_of_step()
         step = SchedulerOutput([], CachedRequestData(), {}, 0, self._finished_req_ids, [])
         self._finished_req_ids = []
         self.kv.begin_step(step)
@@ -181,14 +185,28 @@ class Scheduler:
             fill(step)
         return step
 
+    def _sizes_of_step(self) -> tuple[int, int]:
+        """The most tokens of the next step, and of running requests. Where several steps are in flight, it takes its
+        part of what there is to compute, so that the others have as much."""
+        most, num_steps = self.config.max_num_batched_tokens, self.config.num_steps_in_flight
+        if num_steps == 1:
+            return most, len(self.running)
+        num_requests = -(-len(self.running) // num_steps)
+        if not self.config.enable_chunked_prefill:
+            return most, num_requests
+        known = self.waiting.num_tokens
+        known += sum(max(len(request.token_ids) - request.num_computed_tokens, 0) for request in self.running)
+        part = max(-(-known // num_steps), _LEAST_PART)
+        return min(part, max(most // num_steps, 1)), num_requests
+
     def _schedule_running(self, step: SchedulerOutput) -> None:
-        budget = self.config.max_num_batched_tokens
+        budget, num_left = self._step_tokens, self._step_requests
         cached, scheduled = step.scheduled_cached_reqs, step.num_scheduled_tokens
         running, grow = self.running, self.kv.grow
         shares, grows, on_computes = self._shares, self._on_grow, self._on_computes
         index = 0
         # Preemption shortens the list during the loop.
-        while index < len(running) and budget > 0:
+        while index < len(running) and budget > 0 and num_left > 0:
             request = running[index]
             num_computed = request.num_computed_tokens
             num_new = len(request.token_ids) - num_computed
@@ -213,7 +231,9 @@ class Scheduler:
             if added is None:
                 victim = max(running, key=Request.sort_key) if self._by_priority else running[-1]
                 position = running.index(victim)
-                budget += self._preempt(victim, step)
+                num_given_back = self._preempt(victim, step)
+                budget += num_given_back
+                num_left += num_given_back > 0
                 if position < index:
                     index -= 1
                 continue
@@ -225,8 +245,9 @@ class Scheduler:
             scheduled[request.request_id] = num_new
             request.num_computed_tokens = num_computed + num_new
             budget -= num_new
+            num_left -= 1
             index += 1
-        step.total_num_scheduled_tokens = self.config.max_num_batched_tokens - budget
+        step.total_num_scheduled_tokens = self._step_tokens - budget
 
     def _share(self, request: Request, begin: int, num_new: int) -> int:
         for share in self._shares:
@@ -275,7 +296,7 @@ class Scheduler:
 
     def _admit_but(self, passed_over: list[Request], step: SchedulerOutput) -> None:
         """Admit waiting requests, or move them to `passed_over`: those that the next step can begin further on."""
-        budget = self.config.max_num_batched_tokens - step.total_num_scheduled_tokens
+        budget = self._step_tokens - step.total_num_scheduled_tokens
         while self.waiting and budget > 0 and len(self.running) < self._max_running:
             request = self._next_waiting()
             if request is None:
@@ -325,7 +346,7 @@ class Scheduler:
             )
             step.num_scheduled_tokens[request.request_id] = num_new
             budget -= num_new
-        step.total_num_scheduled_tokens = self.config.max_num_batched_tokens - budget
+        step.total_num_scheduled_tokens = self._step_tokens - budget
 
     def update_from_output(
         self, scheduler_output: SchedulerOutput, model_runner_output: ModelRunnerOutput

@@ -58,7 +58,7 @@ class CoreProcess:
             # Grammars are read while the model is, so that no request waits for that.
             read_early(self._config.model_config)
             self._core = EngineCore(self._config)
-            if self._config.parallel_config.tensor_parallel_size > 1:
+            if self._config.parallel_config.world_size > 1:
                 self._core.executor.collective_rpc(_read_early, (self._config.model_config,))
             try:
                 self._serve()

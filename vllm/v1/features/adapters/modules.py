@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from vllm.layers.absent import absent_names
 from vllm.layers.adapted.products import AdapterPlace
 from vllm.layers.vocab_parallel_embedding import ParallelLMHead, VocabShard
 from vllm.layers.weight_update import BASE_PREFIX, checkpoint_parts
@@ -47,6 +48,7 @@ class ModuleMap:
 
     def __init__(self, model: nn.Module, places: Mapping[str, AdapterPlace]) -> None:
         self._model, self._places = model, places
+        self._absent = absent_names(model)
         self._found: dict[tuple[str, tuple[int, ...]], list[Share]] = {}
 
     def shares(self, name: str, *shape: int) -> list[Share]:
@@ -61,6 +63,8 @@ class ModuleMap:
         `shares`."""
         for own, values in checkpoint_parts(self._model, name, tensor):
             module, _, kind = own.rpartition(".")
+            if self._is_absent(own):
+                continue
             place = (self._place(own) or self._place(f"{module}.weight")) if kind in ("weight", "bias") else None
             if place is None or not isinstance(values, Tensor):
                 raise ValueError("the model has no such tensor that an adapter can replace")
@@ -73,6 +77,8 @@ class ModuleMap:
     def tables(self, name: str, others: Container[str]) -> Iterator[Any]:
         """The embedding or head of a weight, and the head that shares it, unless that is among `others`."""
         for own, _ in checkpoint_parts(self._model, name, torch.empty(1, 1)):
+            if self._is_absent(own):
+                continue
             place = self._place(own)
             if place is None or not isinstance(place.module, VocabShard):
                 raise ValueError("the model has no such table of tokens")
@@ -83,6 +89,10 @@ class ModuleMap:
 
     def _place(self, name: str) -> AdapterPlace | None:
         return self._places.get(name) or self._places.get(BASE_PREFIX + name)
+
+    def _is_absent(self, name: str) -> bool:
+        """Whether another stage has the weight."""
+        return name in self._absent or BASE_PREFIX + name in self._absent
 
     def _find(self, name: str, shape: tuple[int, ...]) -> list[Share]:
         *_, num_rows, num_columns = shape
@@ -107,6 +117,8 @@ class ModuleMap:
         columns get mixed."""
         shares = []
         for parts in zip(*(checkpoint_parts(self._model, name, probe) for probe in probes), strict=True):
+            if self._is_absent(parts[0][0]):
+                continue
             place = self._place(parts[0][0])
             if place is None:
                 raise ValueError("the model has no such layer that takes adapters")
