@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
+import gc
 import io
 import threading
 
@@ -12,7 +14,7 @@ from pictures import data_url, drawn, file_of, png_of_size
 from PIL import Image
 from transformers.image_utils import load_image
 
-from vllm.exceptions import VLLMValidationError
+from vllm.exceptions import QueueOverflowError, VLLMValidationError
 from vllm.inputs.media import MediaAccess, PictureLoader, PictureSource, with_pictures
 from vllm.inputs.media.decoding import decoded
 
@@ -109,6 +111,29 @@ def test_pictures_of_a_request_have_a_bound_together(monkeypatch):
         _LOADER.load_now(whole)
 
 
+def test_pictures_of_requests_in_progress_have_a_bound_together(monkeypatch):
+    monkeypatch.setattr("vllm.inputs.media.loader.MAX_HELD_PIXELS", 1300)
+
+    def load(*urls):
+        sources = [PictureSource(f"part[{index}]", url=url) for index, url in enumerate(urls)]
+        return asyncio.run(PictureLoader(MediaAccess()).load(sources)).images
+
+    held = load(data_url(drawn()), data_url(drawn(seed=1)))
+    for _ in range(2):
+        with pytest.raises(QueueOverflowError, match="part\\[0\\]: pictures of requests in progress"):
+            load(data_url(drawn(seed=2)))
+    # A damaged picture's pixels are given back, and so are those that nobody has.
+    del held
+    gc.collect()
+    for _ in range(3):
+        with pytest.raises(VLLMValidationError, match="truncated"):
+            load(data_url(file_of(drawn(30, 20))[:-100]))
+    assert len(load(data_url(drawn()), data_url(drawn(seed=1)))) == 2
+    # A caller's own pictures are bounded by its memory.
+    own = [_LOADER.load_now([PictureSource("part", url=data_url(drawn()))]) for _ in range(4)]
+    assert len(own) == 4
+
+
 @pytest.mark.parametrize(
     "change",
     [
@@ -166,8 +191,6 @@ def test_a_prompt_gets_its_pictures_and_their_names():
 
 
 def test_the_event_loop_goes_on_while_pictures_are_decoded(monkeypatch):
-    import asyncio
-
     go_on = threading.Event()
 
     def slow(*args):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import re
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -141,6 +142,58 @@ def picture_guests(llm: LLM) -> tuple[PictureTurns, PictureRows]:
     core = llm.llm_engine.engine_core
     (turns,) = (each for each in core.scheduler.guests if isinstance(each, PictureTurns))
     return turns, core.executor.worker.model_runner.guest(PictureRows)
+
+
+def test_names_are_known_to_prompts_of_their_salt(qwen: Tiny) -> None:
+    llm = qwen.llm()
+    own = {"multi_modal_uuids": {"image": ["mine"]}, "cache_salt": "a"}
+    other = {**own, "cache_salt": "b"}
+    generate(llm, [qwen.prompt("a {}", PICTURES[0], **own)])
+    (again,) = generate(llm, [qwen.prompt("b {}", None, **own)])
+    check(qwen, qwen.prompt("b {}", PICTURES[0]), again)
+    for fields in (other, {"multi_modal_uuids": own["multi_modal_uuids"]}):
+        with pytest.raises(VLLMValidationError, match="'mine' is not known"):
+            generate(llm, [qwen.prompt("b {}", None, **fields)])
+    # Another picture of the name is another's.
+    generate(llm, [qwen.prompt("a {}", PICTURES[1], **other)])
+    for fields, picture in ((own, PICTURES[0]), (other, PICTURES[1])):
+        (output,) = generate(llm, [qwen.prompt("b {}", None, **fields)])
+        check(qwen, qwen.prompt("b {}", picture), output)
+
+
+def test_ids_are_laid_out_as_texts_are(paligemma: Tiny) -> None:
+    llm = paligemma.llm()
+    prompt = paligemma.prompt("{}{}what", *PICTURES[:2])
+    ids = llm.get_tokenizer().encode(prompt["prompt"], add_special_tokens=False)
+    (output,) = generate(llm, [{"prompt_token_ids": ids, "multi_modal_data": prompt["multi_modal_data"]}])
+    check(paligemma, prompt, output)
+    expanded = {"prompt_token_ids": output.prompt_token_ids, "multi_modal_data": prompt["multi_modal_data"]}
+    assert generate(llm, [expanded])[0].prompt_token_ids == output.prompt_token_ids
+
+
+@pytest.mark.parametrize("name", ["preprocessor_config.json", "processor_config.json"])
+@pytest.mark.parametrize("content", ["{", "[]"])
+def test_a_malformed_processor_is_an_error_at_the_start(
+    llava: Tiny, tmp_path: Path, name: str, content: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for file in llava.folder.iterdir():
+        (tmp_path / file.name).symlink_to(file)
+    (tmp_path / name).unlink()
+    (tmp_path / name).write_text(content)
+    with monkeypatch.context() as patch, pytest.raises(ValueError, match=f"{name}.*language_model_only=True"):
+        patch.setattr("vllm.entrypoints.llm.LLMEngine.__init__", lambda *_, **__: pytest.fail("the model was loaded"))
+        LLM(str(tmp_path))
+    assert LLM(str(tmp_path), language_model_only=True, max_model_len=64).generate("a", use_tqdm=False)
+
+
+def test_a_missing_pillow_is_an_error_at_the_start(llava: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
+    find = importlib.util.find_spec
+    monkeypatch.setattr("importlib.util.find_spec", lambda name, *rest: None if name == "PIL" else find(name, *rest))
+    with pytest.raises(
+        ValueError, match=r"Pillow is missing: pip install 'vllm\[vision\]', or pass language_model_only"
+    ):
+        llava.llm()
+    assert not llava.llm(language_model_only=True).llm_engine.model_config.reads_images
 
 
 def test_rows_that_were_dropped_are_made_again(qwen: Tiny) -> None:

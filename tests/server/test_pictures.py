@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import io
 import threading
 from typing import Any
 
+import numpy as np
 import pytest
 from asgi import AppThread, make_engine, server_args
 from pictures import data_url, drawn, file_of, png_of_size
+from PIL import Image
 from tiny_vision import make_vision_model
+from transformers.image_utils import load_image
 
 from vllm import LLM, SamplingParams
 from vllm.decisions.params import DecisionParams
+from vllm.exceptions import VLLMValidationError
 from vllm.inputs.media import loader as loader_module
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -135,6 +140,18 @@ def test_a_name_stands_for_a_picture_that_was_sent(server):
     check(again, first)
     error = refused(server, messages=[user({"type": "image_url", "image_url": None, "uuid": "never sent"})])
     assert "never sent" in error["message"]
+
+
+def test_names_are_shared_by_those_of_a_salt(server):
+    nothing = {"type": "image_url", "image_url": None, "uuid": "salted"}
+    for salt, image in (("a", FIRST), ("b", SECOND)):
+        chat(server, user("q", part(image, uuid="salted")), cache_salt=salt)
+    for salt, image in (("a", FIRST), ("b", SECOND)):
+        check(
+            readings(chat(server, user("q", nothing), cache_salt=salt)), readings(chat(server, user("q", part(image))))
+        )
+    error = refused(server, messages=[user("q", nothing)])
+    assert "salted" in error["message"] and error["param"] == "messages[0].content"
 
 
 def test_a_template_of_texts_gets_the_models_word(server, llm):
@@ -268,6 +285,39 @@ def test_what_is_no_picture_is_a_400_by_its_field(server, folder, files, name):
     assert error["param"] == "messages[1].content[2].image_url.url"
     for secret in (str(folder), str(files), "PIL", "BytesIO"):
         assert secret not in error["message"]
+
+
+ODD = {
+    "one-pixel": file_of(drawn(1, 1)),
+    "thin": file_of(drawn(1, 10_000)),
+    "cmyk": file_of(drawn().convert("CMYK"), "JPEG"),
+    "16-bit": file_of(Image.fromarray(np.arange(600, dtype=np.uint16).reshape(20, 30) * 100)),
+    "animated": file_of(drawn().convert("P"), "GIF", save_all=True, append_images=[drawn(seed=1).convert("P")]),
+    "wrong-type": file_of(drawn(), "BMP"),
+}
+
+
+@pytest.mark.parametrize("name", ODD)
+def test_odd_pictures_are_transformers_or_a_400(server, llm, name):
+    """One that the model's processor refuses is a 400 by the part's field."""
+    content = load_image(Image.open(io.BytesIO(ODD[name])))
+    body = {"messages": [user("see", part(data_url(ODD[name])))]}
+    if name == "thin":
+        with pytest.raises(VLLMValidationError, match="the picture cannot be processed"):
+            wanted(llm, "<s>user:see{}</s><s>assistant:", content)
+        error = refused(server, **body)
+        assert error["param"] == "messages[0].content[1].image_url.url" and "cannot be processed" in error["message"]
+    else:
+        check(readings(chat(server, *body["messages"])), wanted(llm, "<s>user:see{}</s><s>assistant:", content))
+
+
+def test_a_server_that_holds_too_many_pixels_asks_to_come_again(server, monkeypatch):
+    monkeypatch.setattr("vllm.inputs.media.loader.MAX_HELD_PIXELS", 100)
+    response = server.request("POST", CHAT, json={"model": "tiny", "messages": [user("see", part())]})
+    assert response.status_code == 429 and response.headers["Retry-After"] == "1", response.text
+    assert "messages[0].content[1].image_url.url" in response.json()["error"]["message"]
+    monkeypatch.undo()
+    chat(server, user("see", part()))
 
 
 @pytest.mark.parametrize(

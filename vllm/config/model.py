@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from vllm import envs
 from vllm.config.checkpoint.late_interaction import LateInteraction
-from vllm.config.checkpoint.picture_part import why_no_pictures
+from vllm.config.checkpoint.picture_part import check_processor, why_no_pictures
 from vllm.config.checkpoint.sentence_transformers import SentencePooling
 from vllm.config.checks import at_least, one_of
 from vllm.config.images import image_limit
@@ -152,6 +152,8 @@ class ModelConfig:
             raise ValueError("enable_mm_embeds=True is not implemented: leave it out and pass pictures")
         self._fill("limit_mm_per_prompt", image_limit(self.limit_mm_per_prompt))
         MediaAccess.of(self.allowed_media_domains, self.allowed_local_media_path)
+        if not self.why_no_images:
+            check_processor(self.hf_config.raw, Path(self.path))
         check_dimensions(self.pooler_config.dimensions, self)
         if self.runner == "pooling" and self.enable_prompt_embeds:
             raise ValueError(

@@ -26,11 +26,21 @@ class GivenImages:
         items: PIL images, uint8 arrays or tensors [H, W, C] or [C, H, W]; None: known by its name from before.
         names: the caller's names for them, None where one has none.
         options: of the processor, for this prompt.
+        places: their fields of a request, in errors; None or none: they are the prompt's.
     """
 
     items: tuple[Any, ...]
     names: tuple[str | None, ...]
     options: Mapping[str, Any]
+    places: tuple[str | None, ...] = ()
+
+
+@dataclass(frozen=True, eq=False)
+class PlacedImage:
+    """A picture of a prompt in place of the bare one, with its place in a request, for errors."""
+
+    image: Any
+    place: str
 
 
 @dataclass(frozen=True, eq=False)
@@ -159,7 +169,10 @@ def given_images(prompt: Mapping[str, Any], most: int, why_not: str) -> GivenIma
     if len(names) > most:
         message = f"{DATA} has {len(names)} pictures; limit_mm_per_prompt allows {most}"
         raise VLLMValidationError(message, DATA, len(names))
-    return GivenImages(items or (None,) * len(names), names, dict(options or {}))
+    items = items or (None,) * len(names)
+    places = tuple(each.place if isinstance(each, PlacedImage) else None for each in items)
+    bare = tuple(each.image if isinstance(each, PlacedImage) else each for each in items)
+    return GivenImages(bare, names, dict(options or {}), places)
 
 
 def _is_nothing(value: Any) -> bool:

@@ -37,7 +37,7 @@ class PairPictures:
         self._processor, self._options = processor, options
         self._salt = {} if cache_salt is None else {"cache_salt": cache_salt}
         self._sources: list[PictureSource] = []
-        self._loaded: list[tuple[Any, str | None]] = []
+        self._loaded: list[tuple[Any, str | None, str]] = []
 
     @property
     def are_some(self) -> bool:
@@ -98,7 +98,8 @@ class PairPictures:
             self._keep(self._processor.picture_loader.load_now([source]))
 
     def _keep(self, loaded: LoadedPictures) -> None:
-        self._loaded += zip(loaded.images, loaded.uuids, strict=True)
+        names = [each.name for each in self._sources[len(self._loaded) :]]
+        self._loaded += zip(loaded.images, loaded.uuids, names, strict=False)
 
     def words(self, own: str | None = None) -> str:
         """What stands for a picture in a prompt: `own`, or as the model's chat template writes it, or the model's word
@@ -139,7 +140,8 @@ class PairPictures:
         if len({*marks}) != len(marks) or any(int(mark[1:-1]) >= len(self._loaded) for mark in marks):
             raise looks_like_a_mark(name)
         own = [self._loaded[int(mark[1:-1])] for mark in marks]
-        loaded = LoadedPictures(tuple(image for image, _ in own), tuple(uuid for _, uuid in own))
+        images, uuids, places = zip(*own, strict=True)
+        loaded = LoadedPictures(images, uuids, places)
         begun: dict[str, Any] = (
             {"prompt": MARK.sub(lambda _: words, text)} if ids is None else {"prompt_token_ids": ids}
         )
@@ -150,5 +152,7 @@ class PairPictures:
         try:
             (prompt,) = self._processor.process_prompts([made], [params], options=TextOptions(adds_special_tokens))
         except VLLMValidationError as error:
+            if error.parameter in places:
+                raise
             raise VLLMValidationError(f"{name}: {error.args[0]}", name, error.value) from None
         return prompt

@@ -9,7 +9,7 @@ import msgspec
 from starlette.responses import Response
 from starlette.types import Scope
 
-from vllm.exceptions import EngineDeadError, UnservedFieldError, VLLMValidationError
+from vllm.exceptions import EngineDeadError, RetryableRequestError, UnservedFieldError, VLLMValidationError
 
 _TYPES = {
     400: "invalid_request_error",
@@ -122,6 +122,8 @@ def as_api_error(error: BaseException) -> ApiError:
         param = None if error.parameter is None else re.sub(r"(\[\d+\])+$", "", error.parameter)
         code = "unsupported_field" if isinstance(error, UnservedFieldError) else "invalid_value"
         return ApiError(400, error.args[0], param=param, code=code)
+    if isinstance(error, RetryableRequestError):
+        return ApiError(429, str(error), code="overloaded", retry_after=1)
     if isinstance(error, EngineDeadError):
         return ApiError(503, "the engine has stopped after a fault of its own", code="engine_dead", retry_after=10)
     return ApiError(500, f"internal error: {type(error).__name__}", code="internal_error")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,28 @@ def why_no_pictures(raw: dict[str, Any], folder: Path) -> str:
         return _NOT_READ[kind]
     if kind in _FOR_TORCHVISION and importlib.util.find_spec("torchvision") is None:
         return "transformers' picture processor of this model needs torchvision, which is missing"
-    if importlib.util.find_spec("PIL") is None:
-        return "Pillow is missing: install vllm[vision]"
     return ""
+
+
+def check_processor(raw: dict[str, Any], folder: Path) -> None:
+    """Check what a model that reads pictures needs, before it loads.
+
+    Raises:
+        ValueError: Pillow is missing, or a file of its processor is not JSON.
+    """
+    if why_no_pictures(raw, folder):
+        return
+    alone = "pass language_model_only=True to run its text decoder alone"
+    if importlib.util.find_spec("PIL") is None:
+        raise ValueError(f"{folder.name} reads pictures, and Pillow is missing: pip install 'vllm[vision]', or {alone}")
+    for name in _PROCESSORS:
+        try:
+            found = json.loads((folder / name).read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            continue
+        except (ValueError, OSError) as error:
+            raise ValueError(f"{folder.name}/{name} is not JSON: {error}; mend it, or {alone}") from None
+        if not isinstance(found, dict):
+            raise ValueError(
+                f"{folder.name}/{name} must be a JSON object, got {type(found).__name__}; mend it, or {alone}"
+            )

@@ -4,30 +4,35 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Mapping, Sequence
+import weakref
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
 from vllm import envs
-from vllm.exceptions import VLLMValidationError, shown
-from vllm.inputs.images import MAX_IMAGES
+from vllm.exceptions import QueueOverflowError, VLLMValidationError, shown
+from vllm.inputs.images import MAX_IMAGES, PlacedImage
 from vllm.inputs.media.access import MediaAccess
 from vllm.inputs.media.decoding import check_size, decoded
 from vllm.inputs.media.sources import PictureSource
 
 MAX_REQUEST_PIXELS = 2**28
 """The most pixels of a request's pictures together."""
+MAX_HELD_PIXELS = 2**30
+"""The most pixels of pictures that a server's requests in progress hold together; a further request may try again."""
 _MAX_FETCHES = 8  # at once, of all requests
 
 
 @dataclass(frozen=True)
 class LoadedPictures:
-    """Pictures of a prompt, in their order: PIL images or what the caller had; None: known by its uuid."""
+    """Pictures of a prompt, in their order: PIL images or what the caller had; None: known by its uuid. `places`: their
+    fields of a request; empty: there is none."""
 
     images: tuple[Any, ...]
     uuids: tuple[str | None, ...]
+    places: tuple[str, ...] = ()
 
 
 class PictureLoader:
@@ -47,7 +52,7 @@ class PictureLoader:
             VLLMValidationError: one may not or cannot be read; it names the request's field.
         """
         self._check_count(sources, self._most if most is None else most)
-        held = _Held()
+        held = _Held(_IN_PROGRESS)
         tasks = [asyncio.ensure_future(self._load(each, held)) for each in sources]
         try:
             images = await asyncio.gather(*tasks)
@@ -55,7 +60,7 @@ class PictureLoader:
             for task in tasks:
                 task.cancel()
             raise
-        return LoadedPictures(tuple(images), tuple(each.uuid for each in sources))
+        return LoadedPictures(tuple(images), tuple(each.uuid for each in sources), tuple(each.name for each in sources))
 
     def load_now(self, sources: Sequence[PictureSource]) -> LoadedPictures:
         """`load` for callers without an event loop, or in one that may wait."""
@@ -88,7 +93,7 @@ class PictureLoader:
         assert source.url is not None
         async with self._fetches:
             data = await fetched(source.name, source.url, self._access)
-            return await run(_decoders(), decoded, source.name, data, held.reserving(source.name))
+            return await run(_decoders(), held.made, source.name, lambda reserve: decoded(source.name, data, reserve))
 
     def _made(self, source: PictureSource, held: _Held) -> Any:
         """The picture of a source that is here."""
@@ -96,7 +101,7 @@ class PictureLoader:
             size = getattr(source.image, "size", None)
             if isinstance(size, tuple) and len(size) == 2:
                 check_size(source.name, *size)
-                held.reserving(source.name)(size[0] * size[1])
+                held.add(source.name, size[0] * size[1])
             return source.image
         if source.url is None and source.data is None:
             return None
@@ -107,7 +112,7 @@ class PictureLoader:
         else:
             message = f"{source.name} must be a data:, http:, https: or file: URL, got {shown(source.scheme)}"
             raise VLLMValidationError(message, source.name)
-        return decoded(source.name, data, held.reserving(source.name))
+        return held.made(source.name, lambda reserve: decoded(source.name, data, reserve))
 
 
 def with_pictures(
@@ -116,7 +121,10 @@ def with_pictures(
     """The prompt with its pictures, as the engine takes it. `options`: mm_processor_kwargs of the request."""
     made = dict(prompt)
     if pictures.images:
-        made["multi_modal_data"] = {"image": list(pictures.images)}
+        images: Sequence[Any] = pictures.images
+        if pictures.places:
+            images = [PlacedImage(*each) for each in zip(images, pictures.places, strict=True)]
+        made["multi_modal_data"] = {"image": list(images)}
         if any(each is not None for each in pictures.uuids):
             made["multi_modal_uuids"] = {"image": list(pictures.uuids)}
     if options:
@@ -124,23 +132,64 @@ def with_pictures(
     return made
 
 
-class _Held:
-    """The pixels of a request so far."""
+class _AllPixels:
+    """The decoded pixels of requests in progress."""
 
     def __init__(self) -> None:
         self._count, self._lock = 0, threading.Lock()
 
-    def reserving(self, name: str) -> Any:
-        """Adds a number of pixels; VLLMValidationError where they are too many."""
+    def take(self, name: str, count: int) -> None:
+        """QueueOverflowError: there is no room for them now."""
+        with self._lock:
+            if self._count + count > MAX_HELD_PIXELS:
+                message = f"{name}: pictures of requests in progress have too many pixels to hold more: try again"
+                raise QueueOverflowError(message)
+            self._count += count
+
+    def give_back(self, count: int) -> None:
+        with self._lock:
+            self._count -= count
+
+
+_IN_PROGRESS = _AllPixels()
+
+
+class _Held:
+    """The pixels of a request so far. `everyones`: counts those of all requests, until nobody has the picture any more;
+    None: they are their caller's business."""
+
+    def __init__(self, everyones: _AllPixels | None = None) -> None:
+        self._count, self._lock, self._everyones = 0, threading.Lock(), everyones
+
+    def add(self, name: str, count: int) -> None:
+        """VLLMValidationError: they are too many together."""
+        with self._lock:
+            self._count += count
+            if self._count > MAX_REQUEST_PIXELS:
+                message = f"{name}: the request's pictures have more than {MAX_REQUEST_PIXELS} pixels together"
+                raise VLLMValidationError(message, name)
+
+    def made(self, name: str, make: Callable[[Callable[[int], None]], Any]) -> Any:
+        """The picture that `make` decodes, which tells a function how many pixels there will be. That may raise as
+        `add`, or QueueOverflowError."""
+        taken = 0
 
         def reserve(count: int) -> None:
-            with self._lock:
-                self._count += count
-                if self._count > MAX_REQUEST_PIXELS:
-                    message = f"{name}: the request's pictures have more than {MAX_REQUEST_PIXELS} pixels together"
-                    raise VLLMValidationError(message, name)
+            nonlocal taken
+            self.add(name, count)
+            if self._everyones is not None:
+                self._everyones.take(name, count)
+                taken = count
 
-        return reserve
+        try:
+            image = make(reserve)
+        except BaseException:
+            if taken and self._everyones is not None:
+                self._everyones.give_back(taken)
+            raise
+        if taken and self._everyones is not None:
+            weakref.finalize(image, self._everyones.give_back, taken)
+        return image
 
 
 @lru_cache(maxsize=1)

@@ -75,21 +75,33 @@ class PictureProcessor:
 
     # -- pictures ------------------------------------------------------------------------------------------------
 
-    def process(self, given: GivenImages) -> list[Processed]:
+    def process(self, given: GivenImages, cache_salt: str | None = None) -> list[Processed]:
         """
-        Raises:
-            VLLMValidationError: a picture or an option cannot be used.
-        """
-        options = self._defaults | dict(given.options)
-        return [self._one(item, name, options) for item, name in zip(given.items, given.names, strict=True)]
+        Args:
+            cache_salt: prompts share the names of pictures with those of the same salt alone.
 
-    def _one(self, item: Any, name: str | None, options: dict[str, Any]) -> Processed:
+        Raises:
+            VLLMValidationError: a picture or an option cannot be used; it has the picture's place, where that is known.
+        """
+        options, found = self._defaults | dict(given.options), []
+        places = given.places or (None,) * len(given.items)
+        for item, name, place in zip(given.items, given.names, places, strict=True):
+            try:
+                found.append(self._one(item, name, options, cache_salt))
+            except VLLMValidationError as error:
+                if place is None or (given.options and error.parameter == OPTIONS):
+                    raise
+                message = str(error.args[0]).partition(": ")[2] or str(error.args[0])
+                raise VLLMValidationError(f"{place}: {message}", place, error.value) from error
+        return found
+
+    def _one(self, item: Any, name: str | None, options: dict[str, Any], cache_salt: str | None) -> Processed:
         image: Any = None if item is None else _as_image(item)
         known_as = json.dumps(options, sort_keys=True, default=str)
         content = hashlib.blake2b(known_as.encode(), digest_size=16)
         if name is not None or image is None:
             name = name or ""
-            content.update(b"name" + name.encode("utf-8", "surrogatepass"))
+            content.update(b"name" + repr(cache_salt).encode() + name.encode("utf-8", "surrogatepass"))
         else:
             content.update(f"{image.mode} {image.size}".encode() + image.tobytes())
         digest = content.hexdigest()
@@ -166,14 +178,28 @@ class PictureProcessor:
         if ids.count(self.family.row_id) == num_rows and ids.count(self._placeholder_id) != len(pictures):
             return list(ids)
         self._check_count(ids.count(self._placeholder_id), len(pictures))
+        after_last, at_end = self._ids_of_layout(len(pictures))
         result: list[int] = []
-        left = iter(pictures)
+        left = list(reversed(pictures))
         for token in ids:
             if token == self._placeholder_id:
-                result += next(left).ids
+                result += left.pop().ids
+                result += [] if left else after_last
             else:
                 result.append(token)
-        return result
+        return result + at_end
+
+    def _ids_of_layout(self, count: int) -> tuple[list[int], list[int]]:
+        """The ids that the processor puts behind a prompt's last picture, and at the prompt's end."""
+        text, mark = self._placeholder * count, "zq"
+        (laid_out,) = self._laid_out(text + mark, count)
+        before, _, at_end = laid_out.partition(mark)
+        if laid_out == text + mark or not before.startswith(text):
+            return [], []
+        encode = self._tokenizer.encode
+        with self._lock:
+            first, last = (encode(each, add_special_tokens=False) for each in (before.removeprefix(text), at_end))
+        return first, last
 
     def _check_count(self, count: int, wanted: int) -> None:
         if count != wanted:

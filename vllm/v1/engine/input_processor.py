@@ -167,7 +167,7 @@ class InputProcessor:
                     if self.tokenizer is None:
                         message = f"{DATA} needs a tokenizer, and skip_tokenizer_init left it out"
                         raise VLLMValidationError(message, DATA)
-                    pictures[i] = self.pictures.process(each.images)
+                    pictures[i] = self.pictures.process(each.images, each.cache_salt)
                     if each.token_ids is None:
                         parsed[i] = replace(each, text=self.pictures.expand_text(each.text or "", pictures[i]))
                     else:

@@ -280,6 +280,8 @@ def _prompts(
         own: Any = params.clone()
         own.truncate_prompt_tokens = body.truncate_prompt_tokens
         process = state.engine.input_processor.process_prompts
+        if body.cache_salt is not None:
+            rendered = [{**prompt, "cache_salt": body.cache_salt} for prompt in rendered]
         return process(rendered, [own] * len(rendered), options=TextOptions(has_special))
     texts = [prompt["prompt"] for prompt in rendered]
     return text_prompts(state, texts, body.given_field(), add_special_tokens=has_special, **options)  # type: ignore[arg-type]
