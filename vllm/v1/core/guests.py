@@ -78,7 +78,7 @@ class SchedulerGuest:
 
     def share(self, request: Request, begin: int, num_new: int) -> int:
         """How many of the request's `num_new` next tokens the step, which computes from `begin`, should take; 0: it
-        waits for the next step. Not asked where a request that runs has one."""
+        waits for the next step. Not asked where a request that runs has one left."""
         return num_new
 
     def computes(self, request: Request, begin: int, end: int, step: SchedulerOutput) -> None:
@@ -99,7 +99,8 @@ class SchedulerGuest:
         """A step has failed: what it was to do may not have been done. Its requests end afterwards."""
 
     # -- cached content -------------------------------------------------------------------------------------------
-    # Content of a block in a KV group is known by a key, which begins with the hash of the tokens up to its end.
+    # Content of a block in a KV group is known by a key, which begins with the hash of the tokens up to its end. Final
+    # hidden states beside the first group's have a key of their own (`hidden_key`), and are brought after the content.
 
     def longest_prefix(self, request: Request, hashes: list[bytes], count: int) -> int:
         """The most leading blocks, at most `count`, after which the request can begin. `hashes` are of whole blocks."""
