@@ -284,6 +284,19 @@ def test_with_other_features(qwen: Tiny, fields: dict[str, Any]) -> None:
         check(qwen, prompt, output)
 
 
+def test_a_store_on_disk_has_what_comes_before_pictures(qwen: Tiny, tmp_path: Path) -> None:
+    prompt = qwen.prompt("many words before it, " * 5 + "{} and {}", *PICTURES[:2])
+    picture = qwen.reference.model.config.image_token_id  # transformers takes one that was generated for a picture
+    for attempt in range(2):
+        llm = qwen.llm(kv_store=str(tmp_path))
+        (output,) = generate(llm, [prompt], reading(logit_bias={picture: -100}))
+        check(qwen, prompt, output, is_greedy=False)
+        first = list(output.prompt_token_ids).index(picture)
+        assert first >= 32 and output.num_cached_tokens == attempt * (first // 16 * 16)
+        llm.llm_engine.engine_core.shutdown()
+    assert sum(path.stat().st_size for path in tmp_path.glob("*.blocks"))
+
+
 def test_under_a_grammar_and_by_ids(qwen: Tiny) -> None:
     llm = qwen.llm()
     prompt = qwen.prompt("which {}: ", PICTURES[0])

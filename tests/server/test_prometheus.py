@@ -27,7 +27,7 @@ EXPECTED = {
     "generation_tokens request_success logprob_token_ids_read logprob_rows_read readings_seconds "
     "spec_decode_num_drafts spec_decode_num_draft_tokens spec_decode_num_accepted_tokens "
     "spec_decode_num_accepted_tokens_per_pos tp_collective_bytes tp_collective_calls "
-    "kv_blocks_swapped_out kv_blocks_swapped_in",
+    "kv_blocks_swapped_out kv_blocks_swapped_in kv_blocks_stored kv_blocks_loaded",
     "histogram": "time_to_first_token_seconds inter_token_latency_seconds request_time_per_output_token_seconds "
     "e2e_request_latency_seconds request_queue_time_seconds request_prefill_time_seconds "
     "request_decode_time_seconds request_inference_time_seconds request_prompt_tokens request_generation_tokens "

@@ -20,6 +20,7 @@ from vllm.cli import (
     completion,
     decide,
     embed,
+    kv_store,
     rerank,
     run_batch,
     score,
@@ -44,6 +45,7 @@ _COMMANDS = (
     bench,
     selftest,
     cache,
+    kv_store,
     collect_env,
     completion,
 )

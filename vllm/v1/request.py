@@ -53,6 +53,7 @@ class Request:
         self.session_id, self.kv_hints = session_id, kv_hints  # for who reads requests; the engine does not
         self.lane: Any = None  # where it waits; None: with all others
         self.content_number = 0  # a part of its block hashes: what computes other values than the model has another
+        self.content_name = ""  # the same, where that is known, for other processes
         self.eos_token_ids = frozenset() if sampling_params.ignore_eos else eos_token_ids
         self.stop_token_ids = frozenset(sampling_params.stop_token_ids or ())
         self.end_token_ids = self.eos_token_ids | self.stop_token_ids  # these end it, from min_tokens on

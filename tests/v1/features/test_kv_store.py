@@ -11,9 +11,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tiny_adapters import make_adapter
 from tiny_llm import make_tiny_llm, make_tiny_model
+from transformers import AutoModelForCausalLM
 
 from vllm import LLM, SamplingParams
+from vllm.lora.request import LoRARequest
+from vllm.sampling_params import StructuredOutputsParams
 
 PREFIX = [3 + number * 7 % 200 for number in range(100)]
 PROMPTS = [[*PREFIX, 50 + number] for number in range(3)]
@@ -227,3 +231,147 @@ def test_the_variable_names_a_folder_too(folder, tmp_path, monkeypatch):
 def test_a_bad_bound_is_refused(folder, gib):
     with pytest.raises(ValueError, match="kv_store_gib"):
         make_tiny_llm(folder, kv_store="x", kv_store_gib=gib)
+
+
+def prompt_readings(outputs: list[Any]) -> list[tuple[bytes, ...]]:
+    found = []
+    for output in outputs:
+        arrays = output.prompt_logprobs
+        found.append(tuple(np.asarray(each).tobytes() for each in (arrays.token_ids, arrays.logprobs, arrays.ranks)))
+    return found
+
+
+@pytest.mark.parametrize("fields", [{}, {"dtype": "bfloat16", "max_num_batched_tokens": 40, "max_num_seqs": 4}])
+def test_prompts_are_read_from_hidden_states_that_were_kept(folder, tmp_path, fields):
+    params = SamplingParams(max_tokens=2, temperature=0.0, logprobs=3, prompt_logprobs=4)
+    expected = run(make_tiny_llm(folder, **fields), params=params)
+    for number in range(2):
+        llm = make_tiny_llm(folder, kv_store=str(tmp_path), **fields)
+        outputs = run(llm, params=params)
+        assert prompt_readings(outputs) == prompt_readings(expected) and readings(outputs) == readings(expected)
+        assert cached(outputs)[0] == number * NUM_BLOCKS * 16
+        end(llm)
+
+
+def test_blocks_without_hidden_states_get_them_from_a_prompt_that_is_read(folder, tmp_path):
+    params = SamplingParams(max_tokens=2, temperature=0.0, logprobs=3, prompt_logprobs=4)
+    expected = prompt_readings(run(make_tiny_llm(folder), params=params))
+    fill(folder, tmp_path)
+    for number in range(2):
+        llm = make_tiny_llm(folder, kv_store=str(tmp_path))
+        outputs = run(llm, PROMPTS[:1], params=params)
+        assert cached(outputs) == [number * NUM_BLOCKS * 16]
+        assert prompt_readings(outputs) == expected[:1]
+        end(llm)
+    llm = make_tiny_llm(folder, kv_store=str(tmp_path), cache_hidden_states=False)
+    assert prompt_readings(run(llm, params=params)) == expected
+    end(llm)
+
+
+def test_an_adapters_blocks_are_found_by_its_files(folder, tmp_path):
+    base = AutoModelForCausalLM.from_pretrained(folder)
+    for name, seed in (("one", 1), ("two", 2)):
+        make_adapter(tmp_path / name, base, seed=seed)
+    fields = {"enable_lora": True, "max_loras": 2, "max_lora_rank": 16}
+
+    def read(llm, name, number):
+        request = LoRARequest(name, number, str(tmp_path / name))
+        llm.llm_engine.add_lora(request)
+        return llm.generate([{"prompt_token_ids": PROMPTS[0]}], READS, lora_request=request, use_tqdm=False)
+
+    plain = make_tiny_llm(folder, **fields)
+    expected = {name: readings(read(plain, name, number)) for number, name in enumerate(("one", "two"), 1)}
+    expected["none"] = readings(run(plain, PROMPTS[:1]))
+    assert len(set(map(str, expected.values()))) == 3
+    for attempt in range(2):
+        llm = make_tiny_llm(folder, kv_store=str(tmp_path / "store"), **fields)
+        # Numbers of loads differ between engines.
+        for number, name in enumerate(("one", "two") if attempt else ("two", "one"), 1):
+            outputs = read(llm, name, number)
+            assert cached(outputs) == [attempt * NUM_BLOCKS * 16]
+            assert readings(outputs) == expected[name]
+        assert readings(run(llm, PROMPTS[:1])) == expected["none"]
+        end(llm)
+    make_adapter(tmp_path / "one", base, seed=3)
+    llm = make_tiny_llm(folder, kv_store=str(tmp_path / "store"), **fields)
+    assert cached(read(llm, "one", 1)) == [0]
+    end(llm)
+
+
+def test_embedded_prompts_are_found_by_their_embeddings(folder, tmp_path):
+    embeds = [torch.randn(100, 64, generator=torch.Generator().manual_seed(seed)) for seed in range(2)]
+    size = json.loads((folder / "config.json").read_text())["hidden_size"]
+    prompts = [{"prompt_embeds": each.repeat(1, -(-size // 64))[:, :size].contiguous()} for each in embeds]
+
+    def read(**fields):
+        llm = make_tiny_llm(folder, enable_prompt_embeds=True, **fields)
+        outputs = llm.generate(prompts, READS, use_tqdm=False)
+        end(llm)
+        return outputs
+
+    expected = readings(read())
+    for attempt in range(2):
+        outputs = read(kv_store=str(tmp_path))
+        assert cached(outputs) == [attempt * NUM_BLOCKS * 16] * 2
+        assert readings(outputs) == expected
+
+
+def test_what_many_wait_for_is_read_once(folder, tmp_path, monkeypatch):
+    fill(folder, tmp_path)
+    llm = make_tiny_llm(folder, kv_store=str(tmp_path))
+    store, read = llm.llm_engine.engine_core.scheduler.guests[-1].store, []
+    monkeypatch.setattr(store, "read", lambda keys: read.append(list(keys)) or type(store).read(store, keys))
+    outputs = run(llm, [[*PREFIX, 9, number] for number in range(12)])
+    assert min(cached(outputs)) >= NUM_BLOCKS * 16
+    assert [len(keys) for keys in read] == [NUM_BLOCKS] and counts(llm) == (0, NUM_BLOCKS)
+    guest = llm.llm_engine.engine_core.scheduler.guests[-1]
+    assert not (guest._staged or guest._pending or guest._reads)
+    end(llm)
+
+
+def test_what_is_computed_faster_is_not_waited_for(folder, tmp_path):
+    fill(folder, tmp_path)
+    llm = make_tiny_llm(folder, kv_store=str(tmp_path))
+    rates = llm.llm_engine.engine_core.scheduler.guests[-1]._rates
+    rates.reading.note(2**30, 1e6)
+    rates.computing.note(2**20, 1e-3)
+    assert cached(run(llm, PROMPTS[:1])) == [0]
+    end(llm)
+
+
+def test_blocks_that_are_damaged_are_computed_and_written_again(folder, tmp_path):
+    fill(folder, tmp_path)
+    file = next(tmp_path.glob("*.blocks"))
+    data = bytearray(file.read_bytes())
+    data[3 * len(data) // NUM_BLOCKS + 100] ^= 4
+    file.write_bytes(data)
+    expected = readings(run(make_tiny_llm(folder)))
+    for blocks in (3, NUM_BLOCKS):
+        llm = make_tiny_llm(folder, kv_store=str(tmp_path))
+        outputs = run(llm)
+        assert readings(outputs) == expected and cached(outputs)[0] == blocks * 16
+        end(llm)
+
+
+def test_a_request_that_ends_while_it_is_read_for_leaves_nothing(folder, tmp_path):
+    fill(folder, tmp_path)
+    llm = make_tiny_llm(folder, kv_store=str(tmp_path))
+    engine = llm.llm_engine
+    guest = engine.engine_core.scheduler.guests[-1]
+    engine.add_request("one", {"prompt_token_ids": PROMPTS[0]}, READS)
+    assert guest._reads
+    engine.abort_request(["one"])
+    assert not (guest._staged or guest._pending or guest._reads)
+    assert readings(run(llm)) == readings(run(make_tiny_llm(folder)))
+    end(llm)
+
+
+def test_with_a_grammar_a_request_is_prepared_for_both(folder, tmp_path):
+    fill(folder, tmp_path)
+    form = StructuredOutputsParams(choice=["yes", "no"])
+    params = SamplingParams(max_tokens=4, temperature=0.0, logprobs=3, structured_outputs=form)
+    llm = make_tiny_llm(folder, kv_store=str(tmp_path))
+    outputs = run(llm, PROMPTS[:1], params=params)
+    assert cached(outputs) == [NUM_BLOCKS * 16]
+    assert readings(outputs) == readings(run(make_tiny_llm(folder), PROMPTS[:1], params=params))
+    end(llm)

@@ -10,6 +10,9 @@ from collections.abc import Callable, Iterable
 from vllm.v1.core.partial_block_index import PartialBlockIndex
 from vllm.v1.request import Request
 
+HASH_BYTES = 16
+"""The size of a block's content hash."""
+
 
 def extend_block_hashes(request: Request, block_size: int) -> list[bytes]:
     """The content hashes of all full blocks of the request; computes the missing ones."""
@@ -22,14 +25,14 @@ def hash_full_blocks(
     token_ids: list[int], block_size: int, cache_salt: str | None, known: list[bytes], content_number: int = 0
 ) -> list[bytes]:
     """Content hashes of all full blocks, in order; `known`, the leading ones, is extended in place. A hash covers the
-    block's tokens and, by its key, all before them; it is 16 bytes of BLAKE2b, against constructed collisions."""
+    block's tokens and, by its key, all before them; it is HASH_BYTES of BLAKE2b, against constructed collisions."""
     num_full = len(token_ids) // block_size
     if len(known) < num_full:
         parent = known[-1] if known else root_hash(cache_salt, content_number)
         content = array("q", token_ids[len(known) * block_size : num_full * block_size]).tobytes()
         size = len(content) // (num_full - len(known))
         for begin in range(0, len(content), size):
-            parent = hashlib.blake2b(content[begin : begin + size], digest_size=16, key=parent).digest()
+            parent = hashlib.blake2b(content[begin : begin + size], digest_size=HASH_BYTES, key=parent).digest()
             known.append(parent)
     return known
 
@@ -37,7 +40,9 @@ def hash_full_blocks(
 def root_hash(salt: str | None, content_number: int = 0) -> bytes:
     """The key of a first block's hash; `content_number`: of what computes it, 0 = the model."""
     person = b"salt" + content_number.to_bytes(8, "big", signed=True)
-    return hashlib.blake2b((salt or "").encode("utf-8", "surrogatepass"), digest_size=16, person=person).digest()
+    return hashlib.blake2b(
+        (salt or "").encode("utf-8", "surrogatepass"), digest_size=HASH_BYTES, person=person
+    ).digest()
 
 
 class BlockPool:

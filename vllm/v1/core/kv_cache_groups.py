@@ -9,12 +9,25 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from vllm.config.cache import Chunks, Window
+from vllm.v1.core.block_pool import HASH_BYTES
 
 Blocks = tuple[list[int], ...]
 """Block ids of a request in each KV group."""
 
+_HIDDEN = b"hidden"
+
 NO_BLOCK = -1
 """In place of a block that a group no longer needs or never needed."""
+
+
+def hidden_key(key: bytes) -> bytes:
+    """The key of the final hidden states that lie beside content of the first group, where a guest keeps them."""
+    return key + _HIDDEN
+
+
+def is_hidden(key: bytes) -> bool:
+    """Whether it is one of these."""
+    return len(key) == HASH_BYTES + len(_HIDDEN) and key.endswith(_HIDDEN)
 
 
 class FullGroup:

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from vllm.config import CacheConfig
 from vllm.v1.core.block_pool import BlockPool, extend_block_hashes
 from vllm.v1.core.guests import SchedulerGuest, hooks
-from vllm.v1.core.kv_cache_groups import NO_BLOCK, Blocks, FullGroup, WindowGroup, make_groups
+from vllm.v1.core.kv_cache_groups import NO_BLOCK, Blocks, FullGroup, WindowGroup, hidden_key, make_groups
 from vllm.v1.core.parts_of_blocks import PartsOfBlocks
 from vllm.v1.core.sched.output import SchedulerOutput, SharedTokens
 from vllm.v1.request import Request
@@ -128,9 +128,7 @@ class KVCacheManager:
             count = full.longest_prefix(hashes, count, self.is_cached)
         if first_row is not None:
             for index in range(min(first_row // self.block_size, count), count):
-                # Hidden states lie in the first group's blocks.
-                block_id = self.pool.find(hashes[index])
-                if block_id is None or not self.pool.has_hidden(block_id):
+                if not self._has_hidden(hashes[index]):
                     count = index
                     break
         before = -1
@@ -142,6 +140,13 @@ class KVCacheManager:
             for limit in self._limits:
                 count = limit(request, hashes, count)
         return count
+
+    def _has_hidden(self, key: bytes) -> bool:
+        """Whether final hidden states lie beside the first group's content of this key, or can be brought with it."""
+        block_id = self.pool.find(key)
+        if block_id is not None:
+            return self.pool.has_hidden(block_id)
+        return any(holds(hidden_key(key)) for holds in self._holds)
 
     def is_cached(self, key: bytes) -> bool:
         """Whether there is content of this key, on the device or where a guest can bring it from."""
@@ -189,16 +194,22 @@ class KVCacheManager:
 
     def keys_of_prefix(self, request: Request, count: int) -> list[bytes]:
         """The keys of all content that a prefix of `count` whole blocks has to have."""
-        return [key for group in self.groups for key in self._keys_of_prefix(group, request, count)]
+        keys = [key for group in self.groups for key in self._keys_of_prefix(group, request, count)]
+        if request.next_prompt_row is not None:
+            keys += map(hidden_key, request.block_hashes[request.next_prompt_row // self.block_size : count])
+        return keys
 
     def filled_blocks(self, request: Request, first: int, full: int) -> Iterator[tuple[bytes, int]]:
         """The request's full blocks from number `first` to before `full`, in each group that needs them, by the keys
-        of their content."""
+        of their content; those with final hidden states by that key, too."""
         hashes = extend_block_hashes(request, self.block_size)[first:full]
         for group, blocks in zip(self.groups, self._groups_of(request), strict=True):
             for content_hash, block_id in zip(hashes, blocks[first:full], strict=True):
                 if block_id != NO_BLOCK:
                     yield group.key(content_hash), block_id
+        for index, content_hash in enumerate(hashes, first):
+            if request.keeps_hidden(index, self.block_size):
+                yield hidden_key(content_hash), self._groups_of(request)[0][index]
 
     def _take_prefix(self, keys: list[list[bytes]], count: int, num_new: int, allocated: list[int]) -> Blocks:
         """Each group's blocks: `count` of the prefix, on the device or brought there, and `num_new` others."""
@@ -217,7 +228,8 @@ class KVCacheManager:
         is_brought = any(bring(key, block_id, self._step) for bring in self._brings)
         assert is_brought, "a guest has lost what it held"
         self._step.brought_blocks.append(block_id)
-        self.pool.register(block_id, key)
+        has_hidden = any(bring(hidden_key(key), block_id, self._step) for bring in self._brings)
+        self.pool.register(block_id, key, has_hidden)
         return block_id
 
     def grow(self, request: Request, num_new_tokens: int) -> Blocks | None:

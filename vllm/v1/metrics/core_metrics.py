@@ -32,6 +32,10 @@ _CORE_COUNTERS = (
     ("num_preemptions", "num_preemptions", "Times that a running request lost its place and was to start again"),
     ("kv_blocks_swapped_out", "num_swapped_out_blocks", "KV blocks copied to the host's memory as they made room"),
     ("kv_blocks_swapped_in", "num_swapped_in_blocks", "KV blocks copied back, instead of computed again"),
+    ("kv_blocks_stored", "num_stored_blocks", "KV blocks written to the store on disk"),
+    ("kv_blocks_loaded", "num_loaded_blocks", "KV blocks read from there, instead of computed"),
+    ("external_prefix_cache_queries", "num_external_queried_tokens", "Prompt tokens looked up in the store on disk"),
+    ("external_prefix_cache_hits", "num_external_hit_tokens", "Those that were read from there"),
     ("spec_decode_num_drafts", "num_drafts", "Drafts that were checked, one a request and step"),
     ("spec_decode_num_draft_tokens", "num_draft_tokens", "Their tokens"),
     ("spec_decode_num_accepted_tokens", "num_accepted_tokens", "Those of them that were right"),
@@ -43,8 +47,6 @@ _COLLECTIVE_COUNTERS = (
 )
 # Dashboards made for upstream ask for them.
 _NEVER = (
-    ("external_prefix_cache_queries", "Prompt tokens looked up in another process's KV cache: none is"),
-    ("external_prefix_cache_hits", "Those found there"),
     ("mm_cache_queries", "Lookups of processed pictures: they are not counted"),
     ("mm_cache_hits", "Those found there"),
     ("prompt_tokens_recomputed", "Cached prompt tokens that are computed again: the last one is never cached"),

@@ -20,6 +20,8 @@ class SchedulerStats:
     host_cache_usage: float = 0.0  # share of the host's blocks that hold content, in [0, 1]
     num_stored_blocks: int = 0  # written to the store on disk since the start
     num_loaded_blocks: int = 0  # and brought from there
+    num_external_queried_tokens: int = 0  # prompt tokens looked up there
+    num_external_hit_tokens: int = 0  # and those that were read
     num_preparing: int = 0  # requests that wait in no queue, as for their grammar
     running_adapters: tuple[str, ...] = ()  # names of LoRA adapters with running requests
     waiting_adapters: tuple[str, ...] = ()  # and with waiting ones

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterator, Set
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from vllm.config.lora import LoRAConfig
@@ -24,6 +25,7 @@ class Adapter:
         num_requests: unfinished ones.
         num_running: those of them that have slots.
         is_pinned: it is never unloaded for another.
+        content: names what this load has read, for other processes; "": that cannot be said.
     """
 
     pool: AdapterPool
@@ -32,6 +34,7 @@ class Adapter:
     num_requests: int = 0
     num_running: int = 0
     is_pinned: bool = False
+    content: str = ""
 
     @property
     def worker_request(self) -> LoRARequest:
@@ -192,6 +195,7 @@ class AdapterPool:
     def _load(self, adapter: Adapter) -> None:
         number = next(self._numbers)
         request = adapter.request
+        content = _content(request.lora_path)
         try:
             self._call("add_lora", (replace(request, lora_int_id=number, load_inplace=False),))
         except VLLMValidationError:
@@ -199,6 +203,8 @@ class AdapterPool:
         except ValueError as error:
             raise VLLMValidationError(str(error), "lora_request", request.lora_name) from error
         adapter.number = number
+        # A file that was changed meanwhile may have been read before or afterwards.
+        adapter.content = content if content == _content(request.lora_path) else ""
         self._use(adapter)
 
     def _unload(self, adapter: Adapter) -> None:
@@ -228,3 +234,13 @@ class AdapterPool:
                 return
             self._unload(victim)
             self._forget_unused(victim)
+
+
+def _content(path: str) -> str:
+    """Paths, sizes and times of an adapter's files; "": it is in no folder of this machine."""
+    try:
+        files = sorted(each for each in Path(path).expanduser().resolve().iterdir() if each.is_file())
+        stats = [(str(each), each.stat()) for each in files]
+    except OSError:
+        return ""
+    return repr([(name, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns) for name, stat in stats])

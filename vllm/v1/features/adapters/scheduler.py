@@ -30,6 +30,7 @@ class AdapterTurns(SchedulerGuest):
             adapter = self.pool.bind(request.lora_request)
             # Blocks that an adapter computes are found only by requests of the same load.
             request.lane, request.content_number = adapter, adapter.number or -1
+            request.content_name = adapter.content if adapter.number else ""
 
     def next(self, waiting: RequestQueue) -> Request | None:
         lanes = self.pool.open
@@ -48,7 +49,7 @@ class AdapterTurns(SchedulerGuest):
         error = self.pool.make_ready(adapter)
         if error is None and request.content_number != adapter.number:
             # The blocks that were hashed of it are of another load.
-            request.content_number = adapter.number
+            request.content_number, request.content_name = adapter.number, adapter.content
             request.block_hashes.clear()
         return error
 

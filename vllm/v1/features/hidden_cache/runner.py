@@ -48,3 +48,12 @@ class HiddenCache(RunnerGuest):
         kept_rows, kept_slots = (upload(each, hidden.device) for each in (prompts.kept_rows, prompts.kept_slots))
         self.hidden.index_copy_(0, kept_slots, hidden.index_select(0, kept_rows))
         prompts.cached_hidden = self.hidden
+
+    def blocks(self, block_bytes: int | None = None) -> Tensor:
+        """The bytes of each block's states, uint8 [blocks, size], of `block_bytes` each where nothing was kept yet."""
+        size = self._runner.block_size
+        if self.hidden is None:
+            assert block_bytes is not None
+            dtype: torch.dtype = getattr(torch, self._runner.vllm_config.model_config.dtype)
+            self.hidden = torch.empty((self._num_slots, block_bytes // size // dtype.itemsize), dtype=dtype)
+        return self.hidden.view(-1, size * self.hidden.shape[1]).view(torch.uint8)

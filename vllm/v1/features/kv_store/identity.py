@@ -47,6 +47,8 @@ def problem_of(config: VllmConfig) -> str | None:
         return "on a GPU nothing is written to disk; swap_space keeps blocks in host memory"
     if config.speculative_config is not None:
         return "with speculative_config a drafter's values lie beside the blocks"
+    if config.model_config.rounding == "autocast":
+        return "with rounding='autocast' hidden states have another dtype than the model"
     load_format = config.model_config.load_format
     if load_format != "dummy" and not reads_folder(load_format):
         return f"load_format={load_format!r} does not say which weights it loads"
@@ -73,6 +75,7 @@ def shelf_of(config: VllmConfig, layout: list[Any]) -> str:
         "config": model.hf_config.raw,
         "options": [model.dtype, model.quantization, model.rounding, model.model_impl, model.runner_type],
         "pooling": repr(pooling),
+        "adapters": repr(config.lora_config),
         "layout": [config.cache_config.block_size, config.kv_cache_dtype, layout],
         "environment": [
             envs.cpu_gemm(),

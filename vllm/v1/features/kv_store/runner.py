@@ -9,6 +9,7 @@ from torch import Tensor
 
 from vllm.ops.block_copies import BlockParts, block_parts, copy_blocks_
 from vllm.v1.core.sched.output import SchedulerOutput
+from vllm.v1.features.hidden_cache.runner import HiddenCache
 from vllm.v1.features.kv_store.scheduler import CopiedBlocks, StepBlocks
 from vllm.v1.worker.gpu.guests import CacheSizes, Completion, RunnerGuest, StepOutcome
 from vllm.v1.worker.gpu.input_batch import InputBatch
@@ -29,9 +30,11 @@ class StoredBlocks(RunnerGuest):
 
     def before_forward(self, step: SchedulerOutput, batch: InputBatch) -> None:
         blocks = step.parts.of(StepBlocks)
-        if blocks is None:
+        if blocks is None or not blocks.back:
             return
-        row_bytes = blocks.back[0][0].nbytes if blocks.back else 1
+        for block, block_id in blocks.hidden_back:
+            self._hidden.blocks(block.nbytes)[block_id] = torch.from_numpy(block)
+        row_bytes = blocks.back[0][0].nbytes
         count = max(_TURN_BYTES // row_bytes, 1)
         for begin in range(0, len(blocks.back), count):
             turn = blocks.back[begin : begin + count]
@@ -42,14 +45,17 @@ class StoredBlocks(RunnerGuest):
 
     def after_forward(self, step: SchedulerOutput, batch: InputBatch, hidden: Tensor) -> None:
         blocks = step.parts.of(StepBlocks)
-        if blocks is None or not blocks.out:
+        if blocks is None or not (blocks.out or blocks.hidden_out):
             return
         copies = self._runner.block_copies
         rows = torch.empty((len(blocks.out), block_bytes(self._runner)), dtype=torch.uint8)
-        staged, parts = self._staged(rows)
-        ids = copies.ids([each.block_id for each in blocks.out])
-        copy_blocks_(ids, torch.arange(len(staged)), copies.parts, parts)
-        self._copied = CopiedBlocks(rows.numpy())
+        if blocks.out:
+            staged, parts = self._staged(rows)
+            ids = copies.ids([each.block_id for each in blocks.out])
+            copy_blocks_(ids, torch.arange(len(staged)), copies.parts, parts)
+        # The guest that keeps them comes before this one: it has written this step's.
+        states = [self._hidden.blocks()[each.block_id].numpy().copy() for each in blocks.hidden_out]
+        self._copied = CopiedBlocks(rows.numpy(), states)
 
     def after_sample(self, batch: InputBatch, hidden: Tensor) -> Completion | None:
         copied, self._copied = self._copied, None
@@ -60,6 +66,12 @@ class StoredBlocks(RunnerGuest):
             outcome.output.parts.add(copied)
 
         return complete
+
+    @property
+    def _hidden(self) -> HiddenCache:
+        hidden: HiddenCache | None = self._runner.guest(HiddenCache)
+        assert hidden is not None
+        return hidden
 
     def _staged(self, rows: Tensor) -> tuple[Tensor, BlockParts]:
         """Blocks, uint8 [N, size], as parts in the order of the cache's tensors."""

@@ -3,21 +3,31 @@ there waits until it is read."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any, NamedTuple
 
+from vllm.logger import init_logger, warn_once
 from vllm.utils.kv_store.blocks import BlockStore
 from vllm.utils.kv_store.segment import Bytes
+from vllm.v1.core.block_pool import HASH_BYTES, extend_block_hashes, hash_full_blocks
 from vllm.v1.core.guests import SchedulerGuest
+from vllm.v1.core.kv_cache_groups import hidden_key, is_hidden
 from vllm.v1.core.sched.output import SchedulerOutput
+from vllm.v1.features.kv_store.rates import Rates
 from vllm.v1.messages import EngineCoreOutput
 from vllm.v1.outputs import ModelRunnerOutput
 from vllm.v1.request import Request
 
+logger = init_logger(__name__)
+
 # How long a step that has nothing else to do waits for a read, in seconds.
 _PATIENCE = 0.02
+# Steps of fewer tokens are slower by token than prompts are.
+_LEAST_STEP_TOKENS = 64
 
 
 class FilledBlock(NamedTuple):
@@ -33,13 +43,16 @@ class StepBlocks:
     """A step's copies: those into the cache before its forward pass, and those out of it afterwards."""
 
     back: list[tuple[Bytes, int]] = field(default_factory=list)  # (uint8 [size], block), the latter distinct
+    hidden_back: list[tuple[Bytes, int]] = field(default_factory=list)  # final hidden states of some of them
     out: list[FilledBlock] = field(default_factory=list)
+    hidden_out: list[FilledBlock] = field(default_factory=list)
 
 
 class CopiedBlocks(NamedTuple):
-    """The bytes of a step's `out`, uint8 [N, size]."""
+    """The bytes of a step's `out`, uint8 [N, size], and of its `hidden_out`."""
 
     rows: Bytes
+    hidden: list[Bytes]
 
 
 class Staged:
@@ -47,6 +60,14 @@ class Staged:
 
     def __init__(self, block: Bytes) -> None:
         self.block, self.owners = block, set[str]()
+
+
+class Read(NamedTuple):
+    """Content that a request waits for, by its keys, and the reads that give it."""
+
+    request: Request
+    keys: list[bytes]
+    parts: set[Future[dict[bytes, Bytes]]]
 
 
 class StoredPrefixes(SchedulerGuest):
@@ -61,66 +82,111 @@ class StoredPrefixes(SchedulerGuest):
         """
         self.store = store
         self._kv, self._keeps_salted = scheduler.kv, keeps_salted
+        self._keeps_hidden = scheduler.cache_config.caches_hidden_states
         self._most_staged_bytes = most_staged_bytes
         self._block_size = scheduler.kv.block_size
         self._staged: dict[bytes, Staged] = {}
-        self._reads: dict[str, tuple[Request, list[bytes], Future[dict[bytes, Bytes]]]] = {}
+        self._reads: dict[str, Read] = {}  # for requests that are not queued yet
+        self._pending: dict[bytes, Future[dict[bytes, Bytes]]] = {}  # by the keys of what is read for them
         self._threads: ThreadPoolExecutor | None = None
-        self._is_looking = False  # `holds` answers for all of the store
+        self._rates = Rates()
+        self._step_began = 0.0
+        # While `holds` is to answer for all of the store: the store's names of content hashes.
+        self._looking: dict[bytes, bytes] | None = None
+        # By request, if the store has other names for its content than the engine: what of them is known.
+        self._own_hashes: dict[str, tuple[str, list[bytes]]] = {}
         self._is_off = False
         self._num_noted: dict[str, int] = {}  # leading blocks of a running request that need no further note
-        self._num_back = self._num_bytes_back = 0
+        self._num_back = self._num_queried_tokens = self._num_hit_tokens = 0
 
     # -- reading ------------------------------------------------------------------------------------------------------
 
     def prepares(self, request: Request) -> bool:
         keys = [] if self._is_off or not self._is_kept(request) else self._keys_to_read(request)
-        if not keys:
+        names = self._names(request)
+        # Others may wait for the same.
+        new = {key: _stored(key, names) for key in keys if key not in self._pending}
+        if not keys or not self._should_read(list(new.values())):
             return False
         if self._threads is None:
             self._threads = ThreadPoolExecutor(1, "kv-store-reads")
-        self._reads[request.request_id] = request, keys, self._threads.submit(self.store.read, keys)
+        if new:
+            self._pending |= dict.fromkeys(new, self._threads.submit(self._read, new))
+        self._reads[request.request_id] = Read(request, keys, {self._pending[key] for key in keys})
         return True
+
+    def _read(self, stored: dict[bytes, bytes]) -> dict[bytes, Bytes]:
+        """The blocks of the engine's keys, by those of the store."""
+        began = time.perf_counter()
+        try:
+            blocks = self.store.read(list(stored.values()))
+        except Exception as error:
+            # Such as for want of memory.
+            warn_once(logger, "kv_store: blocks could not be read, and are computed: %r", error)
+            return {}
+        self._rates.reading.note(sum(block.nbytes for block in blocks.values()), time.perf_counter() - began)
+        return {key: blocks[own] for key, own in stored.items() if own in blocks}
 
     def _keys_to_read(self, request: Request) -> list[bytes]:
         """Of the longest prefix that the store makes possible, what the engine does not have."""
         self.store.refresh()
-        self._is_looking = True
+        self._num_queried_tokens += request.num_tokens
+        self._looking = self._names(request)
         try:
             count = self._kv.find_prefix(request).num_blocks
         finally:
-            self._is_looking = False
-        keys = [key for key in self._kv.keys_of_prefix(request, count) if not self._kv.is_cached(key)]
-        return keys if self._has_room_for(keys) else []
+            self._looking = None
+        keys = self._kv.keys_of_prefix(request, count)
+        missing = {key for key in keys if not self._kv.is_cached(key)}
+        # Hidden states that are on the device come with their blocks.
+        return [key for key in keys if key in missing and (key[:HASH_BYTES] in missing or not is_hidden(key))]
 
-    def _has_room_for(self, keys: list[bytes]) -> bool:
-        staged = sum(each.block.nbytes for each in self._staged.values())
-        return staged + self.store.size(keys) <= self._most_staged_bytes
+    def _should_read(self, stored: list[bytes]) -> bool:
+        """Whether there is memory for these blocks, and reading them takes less time than computing them."""
+        size, staged = self.store.size(stored), sum(each.block.nbytes for each in self._staged.values())
+        # Blocks of one engine have about the same size.
+        before = len(self._pending) * size / max(len(stored), 1)
+        num_tokens = len({key[:HASH_BYTES] for key in stored}) * self._block_size
+        has_room = staged + before + size <= self._most_staged_bytes
+        return has_room and (not stored or self._rates.should_read(size, num_tokens, before))
 
     def prepared(self, is_idle: bool) -> Sequence[tuple[Request, str | None]]:
         """In order of their arrival."""
         if not self._reads:
             return ()
         if is_idle:
-            wait([read for *_, read in self._reads.values()], _PATIENCE, FIRST_COMPLETED)
-        done = [name for name, (*_, read) in self._reads.items() if read.done()]
-        found = []
-        for name in done:
-            request, _, read = self._reads.pop(name)
-            for key, block in read.result().items():
-                staged = self._staged.setdefault(key, Staged(block))
-                staged.owners.add(name)
-            found.append((request, None))
-        return found
+            wait({read for each in self._reads.values() for read in each.parts}, _PATIENCE, FIRST_COMPLETED)
+        done = [name for name, each in self._reads.items() if all(part.done() for part in each.parts)]
+        found = [self._reads.pop(name) for name in done]
+        for name, each in zip(done, found, strict=True):
+            self._stage(name, each)
+        if found:
+            self._forget_pending()
+        return [(each.request, None) for each in found]
+
+    def _stage(self, name: str, read: Read) -> None:
+        blocks = {key: block for key in read.keys if (block := self._pending[key].result().get(key)) is not None}
+        if self._is_off:
+            return
+        # A block of several groups has as many keys, which begin with its hash.
+        self._num_hit_tokens += len({key[:HASH_BYTES] for key in blocks}) * self._block_size
+        for key, block in blocks.items():
+            self._staged.setdefault(key, Staged(block)).owners.add(name)
+
+    def _forget_pending(self) -> None:
+        needed = {key for each in self._reads.values() for key in each.keys}
+        for key in self._pending.keys() - needed:
+            del self._pending[key]
 
     def admitted(self, request: Request) -> None:
         self._release(request.request_id)
 
     def ended(self, request: Request) -> None:
-        if (read := self._reads.pop(request.request_id, None)) is not None:
-            read[2].cancel()
+        if self._reads.pop(request.request_id, None) is not None:
+            self._forget_pending()
         self._release(request.request_id)
-        self._num_noted.pop(request.request_id, None)
+        for known in (self._num_noted, self._own_hashes):
+            known.pop(request.request_id, None)  # type: ignore[attr-defined]
 
     def _release(self, request_id: str) -> None:
         for key in [key for key, staged in self._staged.items() if request_id in staged.owners]:
@@ -129,56 +195,86 @@ class StoredPrefixes(SchedulerGuest):
                 del self._staged[key]
 
     def holds(self, key: bytes) -> bool:
-        return key in self._staged or (self._is_looking and key in self.store)
+        if is_hidden(key) and not self._keeps_hidden:
+            return False
+        return key in self._staged or (self._looking is not None and _stored(key, self._looking) in self.store)
 
     def bring(self, key: bytes, block_id: int, step: SchedulerOutput) -> bool:
         staged = self._staged.get(key)
         if staged is None:
             return False
-        step.parts.made(StepBlocks).back.append((staged.block, block_id))
+        blocks = step.parts.made(StepBlocks)
+        (blocks.hidden_back if is_hidden(key) else blocks.back).append((staged.block, block_id))
         return True
 
     # -- writing ------------------------------------------------------------------------------------------------------
 
     def _is_kept(self, request: Request) -> bool:
         """Whether what computes the request is what the store's name says, and it may be kept."""
-        is_plain = not request.content_number and request.prompt_embeds is None and request.images is None
-        return is_plain and (request.cache_salt is None or self._keeps_salted)
+        salt = request.cache_salt
+        if request.prompt_embeds is not None:
+            # They stand before the salt.
+            salt = (salt or "").removeprefix(f"\0{request.prompt_embeds.digest}\0")
+        return (not salt or self._keeps_salted) and (not request.content_number or bool(request.content_name))
+
+    def _names(self, request: Request) -> dict[bytes, bytes]:
+        """The store's names of a request's content hashes, where they differ from the engine's: a number of an
+        adapter's load says nothing to others."""
+        if not request.content_number:
+            return {}
+        salt = f"\0{request.content_name}\0{request.cache_salt or ''}"
+        of, known = self._own_hashes.get(request.request_id, ("", []))
+        if of != salt:
+            self._own_hashes[request.request_id] = salt, (known := [])
+        own = hash_full_blocks(request.token_ids, self._block_size, salt, known)
+        return dict(zip(extend_block_hashes(request, self._block_size), own, strict=False))
 
     def computes(self, request: Request, begin: int, end: int, step: SchedulerOutput) -> None:
         name = request.request_id
         first = self._num_noted.get(name, begin // self._block_size)
         # The last token may be one that is not known yet.
         full = min(end, len(request.token_ids)) // self._block_size
+        if request.images is not None:
+            # Pictures have numbers of this process.
+            full = min(full, min(each.start for each in request.images.pictures) // self._block_size)
         if full <= first or self._is_off or not self._is_kept(request):
             return
         self._num_noted[name] = full
-        for key, block_id in self._kv.filled_blocks(request, first, full):
+        names = self._names(request)
+        for engine_key, block_id in self._kv.filled_blocks(request, first, full):
+            key = _stored(engine_key, names)
             if not self.store.will_have(key):
-                step.parts.made(StepBlocks).out.append(FilledBlock(key, block_id, name))
+                blocks = step.parts.made(StepBlocks)
+                (blocks.hidden_out if is_hidden(key) else blocks.out).append(FilledBlock(key, block_id, name))
 
     def preempted(self, request: Request, step: SchedulerOutput) -> None:
         self._num_noted.pop(request.request_id, None)
         if (blocks := step.parts.of(StepBlocks)) is not None:
-            blocks.out[:] = [each for each in blocks.out if each.request_id != request.request_id]
+            for out in (blocks.out, blocks.hidden_out):
+                out[:] = [each for each in out if each.request_id != request.request_id]
 
     def fill(self, step: SchedulerOutput) -> None:
+        self._step_began = time.perf_counter()
         if (blocks := step.parts.of(StepBlocks)) is not None:
             self._num_back += len(blocks.back)
-            self._num_bytes_back += sum(block.nbytes for block, _ in blocks.back)
 
     def update(self, step: SchedulerOutput, output: ModelRunnerOutput, outputs: list[EngineCoreOutput]) -> None:
+        if step.total_num_scheduled_tokens >= _LEAST_STEP_TOKENS:
+            self._rates.computing.note(step.total_num_scheduled_tokens, time.perf_counter() - self._step_began)
         blocks, copied = step.parts.of(StepBlocks), output.parts.of(CopiedBlocks)
         if blocks is None or copied is None or self._is_off:
             return
-        for filled, row in zip(blocks.out, copied.rows, strict=True):
+        rows = chain(copied.rows, copied.hidden)
+        for filled, row in zip(chain(blocks.out, blocks.hidden_out), rows, strict=True):
             # Keys and values may be as corrupted as the logits.
             if filled.request_id not in output.errors and not self.store.will_have(filled.key):
                 self.store.write(filled.key, row)
 
     def broken(self, request: Request, keys: list[bytes]) -> None:
         if self._is_kept(request):
-            self.store.take_back([key for key in keys if self.store.will_have(key)])
+            names = self._names(request)
+            stored = [_stored(key, names) for each in keys for key in (each, hidden_key(each))]
+            self.store.take_back([key for key in stored if self.store.will_have(key)])
 
     def weights_changed(self) -> None:
         self._is_off = True
@@ -190,4 +286,15 @@ class StoredPrefixes(SchedulerGuest):
         self.store.close()
 
     def counts(self) -> dict[str, Any]:
-        return {"num_stored_blocks": self.store.num_written, "num_loaded_blocks": self._num_back}
+        return {
+            "num_stored_blocks": self.store.num_written,
+            "num_loaded_blocks": self._num_back,
+            "num_external_queried_tokens": self._num_queried_tokens,
+            "num_external_hit_tokens": self._num_hit_tokens,
+        }
+
+
+def _stored(key: bytes, names: dict[bytes, bytes]) -> bytes:
+    """The store's key of content that the engine knows by `key`."""
+    content_hash = key[:HASH_BYTES]
+    return names.get(content_hash, content_hash) + key[HASH_BYTES:]
