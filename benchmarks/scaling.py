@@ -1,14 +1,16 @@
-"""Scaling of decoding over ranks and of scoring over replicas, on the cores of this machine.
+"""Scaling of decoding over ranks and stages and of scoring over replicas, on the cores of this machine.
 
-    python benchmarks/scaling.py                        # 1 and 2 ranks, 1 and 2 replicas
+    python benchmarks/scaling.py                        # 1 and 2 ranks, 1 and 2 stages, 1 and 2 replicas
     python benchmarks/scaling.py --model FOLDER --only replicas
 
-Ranks share the cores of one process; each replica has one core. Figures are medians over alternating turns. The last
-line is JSON.
+Ranks and stages share the cores of one process; each replica has one core. Figures are medians over alternating turns.
+The last line is JSON.
 
 ranks: tokens/s of greedy decoding with the logprobs of `--num-ids` ids; and the bytes that rank 0 sends in a step, by
     collective, beside the bytes of its slice of the logits. Without `--model`, a random model of 8 layers and 151,936
     tokens, as the embedded model's nine heads cannot be split.
+stages: prompts/s of scoring (`value`), tokens/s of decoding `--batch` sequences, and the bytes of hidden states that
+    rank 0 receives for a token.
 replicas: texts/s of `vllm.batch.score_dataset`, from the first batch to the last, and of one engine on one core without
     Ray.
 """
@@ -32,28 +34,32 @@ from vllm import LLM, SamplingParams
 from vllm.utils.ray_utils import import_ray_for
 
 RANKS = (1, 2)
+STAGES = (1, 2)
 REPLICAS = (1, 2)
 LABELS = [" positive", " negative"]
 _WORDS = "the soup was cold but our guide knew every street and we would come again for that view".split()
 _STEPS = 32
 _BATCH_ROWS = 64
 _PROMPT_TOKENS = 16
+_SCORED, _SCORED_TOKENS = 256, 40
 _LOGIT_BYTES = 4  # float32
 
 
 def main() -> None:
     """Measure and print."""
-    parser = make_parser("Scaling of decoding over ranks and of scoring over replicas.")
-    parser.add_argument("--only", choices=("ranks", "replicas"))
+    parser = make_parser("Scaling of decoding over ranks and stages and of scoring over replicas.")
+    parser.add_argument("--only", choices=("ranks", "stages", "replicas"))
     add_counts(parser, repeats=(3, "turns"), batch=(64, "sequences that the ranks decode"))
     add_counts(parser, num_ids=(20, "ids read in each step"), texts=(1024, "texts that the replicas score"))
     args = parser.parse_args()
     result: dict[str, Any] = {"model": Path(args.model).name if args.model else "embedded"}
-    if args.only != "replicas":
+    if args.only in (None, "stages"):
+        result["stages"] = _in_turns(STAGES, args.repeats, lambda stages: measure_stages(args, stages))
+    if args.only in (None, "ranks"):
         with tempfile.TemporaryDirectory() as folder:
             model = args.model or make_model(Path(folder))
             result["ranks"] = _in_turns(RANKS, args.repeats, lambda ranks: measure_ranks(model, args, ranks))
-    if args.only != "ranks":
+    if args.only in (None, "replicas"):
         result["replicas"] = measure_replicas(args)
     print_result(**result)
 
@@ -103,6 +109,39 @@ def measure_ranks(model: str, args: argparse.Namespace, ranks: int) -> dict[str,
         "value": args.batch * _STEPS / (long_seconds - short_seconds),
         "step_bytes": {name: (count - short.get(name, 0)) / _STEPS for name, count in long.items()},
         "step_bytes_of_logits": args.batch * config.vocab_size * _LOGIT_BYTES // ranks if ranks > 1 else 0,
+    }
+
+
+def measure_stages(args: argparse.Namespace, stages: int) -> dict[str, Any]:
+    """Scoring and decoding by one engine of so many stages, and the bytes that rank 0 receives a token."""
+    llm = LLM(args.model, pipeline_parallel_size=stages, max_model_len=256, use_tqdm_on_load=False)
+    core, draw = llm.llm_engine.engine_core, random.Random(0)
+
+    def prompts(count: int, length: int) -> list[list[int]]:
+        return [[draw.randrange(100, 1000) for _ in range(length)] for _ in range(count)]
+
+    def run(rows: list[list[int]], **fields: Any) -> tuple[float, int]:
+        before, began = core.stats()["collective_bytes"].get("receive", 0), time.perf_counter()
+        params = SamplingParams(temperature=0.0, ignore_eos=True, detokenize=False, **fields)
+        llm.generate(rows, params, use_tqdm=False)
+        return time.perf_counter() - began, core.stats()["collective_bytes"].get("receive", 0) - before
+
+    run(prompts(8, _SCORED_TOKENS), max_tokens=2)
+    score_seconds, score_bytes = run(prompts(_SCORED, _SCORED_TOKENS), max_tokens=1, logprob_token_ids=[7, 9])
+    begun = prompts(args.batch, _PROMPT_TOKENS)
+    run(begun, max_tokens=1)
+    # The prompts are in the prefix cache from here on.
+    long_seconds, long_bytes = run(begun, max_tokens=1 + _STEPS)
+    again_seconds, again_bytes = run(begun, max_tokens=1)
+    core.shutdown()
+    num_tokens = args.batch * _STEPS
+    return {
+        "value": _SCORED / score_seconds,
+        "decoded": num_tokens / (long_seconds - again_seconds),
+        "token_bytes": {
+            "score": score_bytes / (_SCORED * _SCORED_TOKENS),
+            "decode": (long_bytes - again_bytes) / num_tokens,
+        },
     }
 
 

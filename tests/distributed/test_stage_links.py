@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import itertools
+import socket
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
+import torch.distributed as dist
 
 from vllm.distributed.communicator import Communicator, PeerLostError
-from vllm.distributed.stages import Stage, layers_as_asked, make_ends, split_layers
+from vllm.distributed.stages import Stage, StageEnds, connect_ends, layers_as_asked, make_ends, split_layers
 
 
 def test_rows_arrive_in_order_and_unchanged():
@@ -37,6 +40,41 @@ def test_who_waits_for_a_lost_stage_gets_an_error(which):
         last.receive(torch.empty(4, 4))
     assert not last.group.is_waiting
     last.close()
+
+
+def test_who_lets_go_of_its_neighbours_waits_no_more():
+    """As the monitor's thread does for a rank whose neighbour cannot be reached."""
+    first, last = (Stage(ends, Communicator()) for ends in make_ends(2))
+    threading.Timer(0.1, last.disconnect).start()
+    with pytest.raises(PeerLostError, match="stage 1 lost stage 0"):
+        last.receive(torch.empty(4, 4))
+    for each in first, last:
+        each.close()
+
+
+def test_stages_of_several_machines_find_each_other():
+    """Two ranks of three stages each; who is no neighbour is not taken for one."""
+    store, strangers = dist.HashStore(), []
+
+    def connect(index: int, number: int) -> Stage:
+        ends = StageEnds(index, 3)
+        assert ends.are_elsewhere
+        if index == 0:
+            host, port, _ = store.get(f"link/1/{number}").decode().split()
+            strangers.append(socket.create_connection((host, int(port))))
+            strangers[-1].sendall(b"GET / HTTP/1.1\r\nHost: somewhere.example\r\n\r\n")
+        return Stage(connect_ends(ends, store, number, "127.0.0.1"), Communicator())
+
+    with ThreadPoolExecutor(6) as pool:
+        made = {place: pool.submit(connect, *place) for place in itertools.product(range(3), range(2))}
+        stages = {place: each.result(30) for place, each in made.items()}
+    for number in range(2):
+        sent = torch.randn(5, 3, generator=torch.Generator().manual_seed(number))
+        stages[0, number].send(sent)
+        stages[1, number].send(stages[1, number].receive(torch.empty(5, 3)) + 1)
+        assert torch.equal(stages[2, number].receive(torch.empty(5, 3)), sent + 1)
+    for each in *stages.values(), *strangers:
+        each.close()
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 4])

@@ -18,6 +18,7 @@ _ON_RAY = (
     "tests/cli/test_cli_score_ray.py",
     "tests/cli/test_cli_decide.py",
     "tests/v1/executor/test_ray_executor.py",
+    "tests/v1/executor/test_stages_over_ray.py",
     "tests/utils/test_ray_utils.py",
 )
 _WITH_CLIENTS = (

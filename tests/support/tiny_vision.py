@@ -46,6 +46,7 @@ class VisionFamily:
         processor: the processor's options, and its class under "processor_class".
         tokenizer: further options of the tokenizer, such as names of special tokens.
         prepare: changes the model before it is saved.
+        seed: of its weights.
     """
 
     model_type: str
@@ -58,6 +59,7 @@ class VisionFamily:
     whole: dict[str, Any] = field(default_factory=dict)
     tokenizer: dict[str, Any] = field(default_factory=dict)
     prepare: Callable[[Any], None] | None = None
+    seed: int = 0
 
 
 _CLIP_PROCESSOR = (
@@ -101,6 +103,33 @@ _PIXTRAL = {
     "num_attention_heads": 2, "image_size": 56, "patch_size": 7,
 }  # fmt: skip
 _PIXTRAL_TOKENS = ("[IMG]", "[IMG_BREAK]", "[IMG_END]")
+_GEMMA_4 = {
+    "tokens": ("<|image>", "<image|>", "<|image|>", "<|video|>", "<|audio|>", "<|audio>", "<audio|>"),
+    "placeholder": "<|image|>",
+    "image_processor": ("Gemma4ImageProcessor", {"patch_size": 7, "max_soft_tokens": 70, "pooling_kernel_size": 2}),
+    "processor": {"processor_class": "Gemma4Processor"},
+    "whole": {"image_token_id": "id:<|image|>", "boi_token_id": "id:<|image>", "eoi_token_id": "id:<image|>",
+              "video_token_id": "id:<|video|>", "audio_config": None},
+    "tokenizer": {"extra_special_tokens": {"boi_token": "<|image>", "eoi_token": "<image|>",
+                                           "image_token": "<|image|>", "audio_token": "<|audio|>",
+                                           "boa_token": "<|audio>", "eoa_token": "<audio|>"}},
+}  # fmt: skip
+_GEMMA_4_TOWER = {
+    "hidden_size": 24, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "head_dim": 12,
+    "num_key_value_heads": 2, "pooling_kernel_size": 2, "patch_size": 7, "position_embedding_size": 32,
+}  # fmt: skip
+_GLM = {
+    "tokens": ("<|begin_of_image|>", "<|end_of_image|>", "<|image|>", "<|video|>"),
+    "placeholder": "<|begin_of_image|><|image|><|end_of_image|>",
+    "whole": {
+        "image_token_id": "id:<|image|>", "video_token_id": "id:<|video|>",
+        "image_start_token_id": "id:<|begin_of_image|>", "image_end_token_id": "id:<|end_of_image|>",
+    },
+}  # fmt: skip
+_GLM_TOWER = {
+    "depth": 2, "hidden_size": 32, "num_heads": 2, "intermediate_size": 32, "out_hidden_size": 32, "patch_size": 4,
+    "spatial_merge_size": 2, "temporal_patch_size": 2, "image_size": 32,
+}  # fmt: skip
 _GOT_IMAGES = {"size": {"height": EDGE, "width": EDGE}, "crop_to_patches": True, "min_patches": 1, "max_patches": 4}
 FAMILIES: dict[str, VisionFamily] = {
     "llava": VisionFamily(
@@ -142,15 +171,49 @@ FAMILIES: dict[str, VisionFamily] = {
         image_processor=("Qwen2VLImageProcessor", _QWEN_IMAGES), processor={"processor_class": "Qwen3VLProcessor"},
         **_QWEN,
     ),
+    "qwen3_5_moe": VisionFamily(
+        "qwen3_5_moe", HYBRIDS["qwen3_5_moe"][1] | {"rope_parameters": _QWEN_ROPE | {"partial_rotary_factor": 1.0}},
+        {key: value for key, value in _QWEN3_TOWER.items() if key != "deepstack_visual_indexes"},
+        image_processor=("Qwen2VLImageProcessor", _QWEN_IMAGES), processor={"processor_class": "Qwen3VLProcessor"},
+        **_QWEN,
+    ),
+    "exaone4_5": VisionFamily(
+        "exaone4_5", ARCHITECTURES["exaone4"][1] | {"model_type": "exaone4"},
+        {"depth": 2, "hidden_size": 32, "num_heads": 2, "num_key_value_heads": 1, "intermediate_size": 32,
+         "out_hidden_size": 32, "patch_size": 4, "spatial_merge_size": 2, "temporal_patch_size": 2, "window_size": 16,
+         "fullatt_block_indexes": [1]},
+        image_processor=("Qwen2VLImageProcessor", _QWEN_IMAGES), processor={"processor_class": "Exaone4_5_Processor"},
+        **_QWEN | {"whole": {key: _QWEN["whole"][key] for key in ("image_token_id", "video_token_id")}},
+    ),
     "gemma3": VisionFamily(
         "gemma3", {"model_type": "gemma3_text"} | ARCHITECTURES["gemma3"][1], _SIGLIP,
         ("<start_of_image>", "<end_of_image>", "<image_soft_token>"), "<start_of_image>",
         ("Gemma3ImageProcessor", {"size": {"height": EDGE, "width": EDGE}}),
-        {"processor_class": "Gemma3Processor", "image_seq_length": 4},
-        {"mm_tokens_per_image": 4, "image_token_index": "id:<image_soft_token>",
+        {"processor_class": "Gemma3Processor", "image_seq_length": 16},
+        {"mm_tokens_per_image": 16, "image_token_index": "id:<image_soft_token>",
          "boi_token_index": "id:<start_of_image>", "eoi_token_index": "id:<end_of_image>"},
         {"extra_special_tokens": {"boi_token": "<start_of_image>", "eoi_token": "<end_of_image>",
                                   "image_token": "<image_soft_token>"}},
+    ),
+    "gemma4": VisionFamily(
+        "gemma4", {"model_type": "gemma4_text"} | ARCHITECTURES["gemma4-values-are-keys"][1]
+        | {"use_bidirectional_attention": "vision"}, _GEMMA_4_TOWER, **_GEMMA_4,
+    ),
+    "gemma4_layer_inputs": VisionFamily(
+        "gemma4", {"model_type": "gemma4_text"} | ARCHITECTURES["gemma4"][1] | {"vocab_size_per_layer_input": 512},
+        # By other weights it generates placeholders of videos, which transformers takes for some.
+        _GEMMA_4_TOWER, **_GEMMA_4, seed=1,
+    ),
+    "ovis2": VisionFamily(
+        "ovis2", {"model_type": "qwen2"},
+        {"hidden_size": 24, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2,
+         "image_size": EDGE, "patch_size": 7, "vocab_size": 40, "hidden_stride": 2, "num_visual_indicator_tokens": 5},
+        ("<image>", "<IMG_ATOM>", "<IMG_START>", "<IMG_GRID>", "<IMG_COL>", "<IMG_ROW>", "<IMG_END>"), "<image>",
+        ("Ovis2ImageProcessor", {"size": {"height": EDGE, "width": EDGE}, "max_patches": 4, "crop_to_patches": True}),
+        {"processor_class": "Ovis2Processor", "image_seq_length": 4},
+        {"image_token_id": "id:<IMG_ATOM>", "hidden_size": 32, "vocab_size": "vocab",
+         "visual_indicator_token_ids": ["id:<IMG_START>", "id:<IMG_GRID>", "id:<IMG_COL>", "id:<IMG_ROW>",
+                                        "id:<IMG_END>"]},
     ),
     "smolvlm": VisionFamily(
         "smolvlm", {"model_type": "llama"}, _IDEFICS_TOWER | {"model_type": "smolvlm_vision"}, _IDEFICS_TOKENS,
@@ -207,15 +270,57 @@ FAMILIES: dict[str, VisionFamily] = {
         {"image_token_index": "id:<image>", "projection_dim": 32, "hidden_size": 32},
         {"extra_special_tokens": {"image_token": "<image>"}},
     ),
+    "paligemma2": VisionFamily(
+        "paligemma", ARCHITECTURES["gemma2"][1] | {"model_type": "gemma2", "head_dim": 8},
+        _SIGLIP | {"projection_dim": 32}, ("<image>",), "<image>",
+        ("SiglipImageProcessor", {"size": {"height": EDGE, "width": EDGE}, "image_seq_length": 16}),
+        {"processor_class": "PaliGemmaProcessor"},
+        {"image_token_index": "id:<image>", "projection_dim": 32, "hidden_size": 32},
+        {"extra_special_tokens": {"image_token": "<image>"}},
+    ),
+    "vipllava": VisionFamily(
+        "vipllava", {"model_type": "llama"}, _CLIP, ("<image>",), "<image>", _CLIP_PROCESSOR,
+        {"processor_class": "LlavaProcessor", "patch_size": 7, "vision_feature_select_strategy": "default",
+         "num_additional_image_tokens": 1},
+        {"image_token_index": "id:<image>", "vision_feature_layers": [-2, 1], "image_seq_length": 16},
+    ),
+    "janus": VisionFamily(
+        "janus", {"model_type": "llama"},
+        {"hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2, "image_size": EDGE, "patch_size": 7,
+         "projection_dim": 32, "num_image_tokens": 16},
+        ("<image_placeholder>", "<begin_of_image>", "<end_of_image>"), "<image_placeholder>",
+        ("JanusImageProcessor", {"size": {"height": EDGE, "width": EDGE}, "min_size": 7}),
+        {"processor_class": "JanusProcessor", "num_image_tokens": 16},
+        {"image_token_id": "id:<image_placeholder>",
+         "vq_config": {"embed_dim": 4, "num_embeddings": 8, "latent_channels": 8, "base_channels": 32,
+                       "channel_multiplier": [1, 1], "num_res_blocks": 1, "num_patches": 2, "projection_dim": 8,
+                       "image_token_embed_dim": 8}},
+        {"extra_special_tokens": {"image_token": "<image_placeholder>", "boi_token": "<begin_of_image>",
+                                  "eoi_token": "<end_of_image>"}},
+    ),
+    "deepseek_vl": VisionFamily(
+        "deepseek_vl", {"model_type": "llama"}, _SIGLIP | {"vision_use_head": False}, ("<image_placeholder>",),
+        "<image_placeholder>",
+        ("DeepseekVLImageProcessor", {"size": {"height": EDGE, "width": EDGE}, "min_size": 7}),
+        {"processor_class": "DeepseekVLProcessor", "num_image_tokens": 16},
+        {"image_token_id": "id:<image_placeholder>"},
+        {"extra_special_tokens": {"image_token": "<image_placeholder>"}},
+    ),
+    "glm4v_moe": VisionFamily(
+        "glm4v_moe",
+        {"rope_parameters": _QWEN_ROPE | {"partial_rotary_factor": 1.0}, "moe_intermediate_size": 16, "n_group": 1,
+         "num_experts_per_tok": 2, "n_routed_experts": 4, "head_dim": 8},
+        _GLM_TOWER, image_processor=("Glm4vImageProcessor", _QWEN_IMAGES),
+        processor={"processor_class": "Glm4vProcessor"}, **_GLM,
+    ),
+    "glm46v": VisionFamily(
+        "glm46v", {"rope_parameters": _QWEN_ROPE | {"partial_rotary_factor": 1.0}, "model_type": "glm4v_text"},
+        _GLM_TOWER | {"model_type": "glm4v_vision"}, image_processor=("Glm46VImageProcessor", _QWEN_IMAGES),
+        processor={"processor_class": "Glm46VProcessor"}, **_GLM,
+    ),
     "glm4v": VisionFamily(
-        "glm4v", {"rope_parameters": _QWEN_ROPE | {"partial_rotary_factor": 1.0}},
-        {"depth": 2, "hidden_size": 32, "num_heads": 2, "intermediate_size": 32, "out_hidden_size": 32, "patch_size": 4,
-         "spatial_merge_size": 2, "temporal_patch_size": 2, "image_size": 32},
-        ("<|begin_of_image|>", "<|end_of_image|>", "<|image|>", "<|video|>"),
-        "<|begin_of_image|><|image|><|end_of_image|>", ("Glm4vImageProcessor", _QWEN_IMAGES),
-        {"processor_class": "Glm4vProcessor"},
-        {"image_token_id": "id:<|image|>", "video_token_id": "id:<|video|>",
-         "image_start_token_id": "id:<|begin_of_image|>", "image_end_token_id": "id:<|end_of_image|>"},
+        "glm4v", {"rope_parameters": _QWEN_ROPE | {"partial_rotary_factor": 1.0}}, _GLM_TOWER,
+        image_processor=("Glm4vImageProcessor", _QWEN_IMAGES), processor={"processor_class": "Glm4vProcessor"}, **_GLM,
     ),
     "aya_vision": VisionFamily(
         "aya_vision", {"model_type": "cohere2"} | ARCHITECTURES["cohere2"][1], _SIGLIP | {"vision_use_head": False},
@@ -257,7 +362,7 @@ def make_vision_model(name: str, folder: Path, seed: int = 0) -> tuple[Any, Any]
         text_config=text, vision_config=family.vision, tie_word_embeddings=False, **whole
     )
     model = AutoModelForImageTextToText.from_config(config, attn_implementation="eager").float().eval()
-    fill_weights(model, seed)
+    fill_weights(model, seed or family.seed)
     if family.prepare is not None:
         family.prepare(model)
     model.save_pretrained(folder)
@@ -270,6 +375,8 @@ def make_vision_model(name: str, folder: Path, seed: int = 0) -> tuple[Any, Any]
 def _resolved(value: Any, tokenizer: Any) -> Any:
     if isinstance(value, list):
         return [_resolved(each, tokenizer) for each in value]
+    if value == "vocab":
+        return len(tokenizer) + 5
     if isinstance(value, str) and value.startswith("id:"):
         return tokenizer.convert_tokens_to_ids(value.removeprefix("id:"))
     return value
@@ -356,4 +463,30 @@ def make_processor(images: Any, tokenizer: Any, options: dict[str, Any]) -> Any:
         def check_argument_for_proper_class(self, name: str, argument: Any) -> None:
             return None
 
-    return WithoutVideos(image_processor=images, tokenizer=tokenizer, video_processor=None, **own)
+    others = {part: None for part in found.get_attributes() if part not in ("image_processor", "tokenizer")}
+    return WithoutVideos(image_processor=images, tokenizer=tokenizer, **others, **own)
+
+
+RETRIEVERS = {"ColQwen2": "qwen2_vl", "ColPali": "paligemma"}
+"""Models of transformers that embed each token, and the families that they are made of."""
+
+
+def make_retriever(kind: str, folder: Path) -> tuple[Any, Any, Any]:
+    """A retriever in float32, its tokenizer and its family's processor, saved to `folder` as its authors do."""
+    family = FAMILIES[RETRIEVERS[kind]]
+    tokenizer = make_tokenizer(folder, family.tokens, family.tokenizer)
+    whole = {key: _resolved(value, tokenizer) for key, value in family.whole.items()}
+    text = _TEXT | {"vocab_size": len(tokenizer) + 5} | family.text
+    inner = transformers.CONFIG_MAPPING[family.model_type](
+        text_config=text, vision_config=family.vision, tie_word_embeddings=False, **whole
+    )
+    config = getattr(transformers, f"{kind}Config")(vlm_config=inner, embedding_dim=12)
+    model = getattr(transformers, f"{kind}ForRetrieval")(config).float().eval()
+    model.set_attn_implementation("eager")
+    fill_weights(model, 0)
+    model.save_pretrained(folder)
+    images, options = family.image_processor
+    getattr(transformers, images + "Pil")(**options).save_pretrained(folder)
+    own = family.processor | {"processor_class": f"{kind}Processor"}
+    (folder / "processor_config.json").write_text(json.dumps(own))
+    return model, tokenizer, _make_processor(family, tokenizer)

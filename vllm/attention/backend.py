@@ -37,6 +37,7 @@ class WholeBlock(NamedTuple):
     first: int  # the step's tokens [first, end)
     end: int
     seq_len: int  # tokens of the request up to the last of them
+    begin: int | None  # the request's first token that they all see, whatever their windows are; None: windows hold
 
 
 @dataclass
@@ -171,6 +172,7 @@ def _attend_whole(
             options.v_scale,
             options.chunk,
             is_causal=False,
+            whole_from=block.begin,
         )
 
 

@@ -10,12 +10,14 @@ from typing import Any, ClassVar, Literal, Protocol
 from vllm.config.checkpoint.late_interaction import LateInteraction, read_late_interaction
 from vllm.config.checkpoint.sentence_transformers import (
     TOKEN_HEADS,
+    PoolingLayer,
     SentencePooling,
     SparsePooling,
     check_settings,
     is_sparse,
     read_pooling,
 )
+from vllm.config.checkpoint.text_part import MARK, PROJECTION, RETRIEVERS
 from vllm.config.unserved import UnservedConfig, as_config, choice, number
 from vllm.exceptions import VLLMValidationError
 
@@ -187,7 +189,8 @@ def runner_fields(args: Any, source: Source) -> dict[str, Any]:
     raw, folder = source.hf_config.raw, read_pooling(source.path)
     is_bidirectional = source.is_encoder or attends_both_ways(raw)
     kind = source.pooling_kind or ("embed" if folder is not None or is_bidirectional else None)
-    if kind == "embed" and folder is not None and folder.of_tokens:
+    is_retriever = raw.get(MARK) in RETRIEVERS
+    if is_retriever or (kind == "embed" and folder is not None and folder.of_tokens):
         kind = "token_embed"
     if runner == "generate" or (runner == "auto" and kind is None and convert == "auto"):
         if is_bidirectional or kind not in (None, "embed", "token_embed"):
@@ -215,6 +218,10 @@ def runner_fields(args: Any, source: Source) -> dict[str, Any]:
             raise ValueError(f"pooler_config: {name} is for {' and '.join(sorted(needed))}; this model has {tasks}")
     mode = _encoder_mode(raw, kind) if source.is_encoder else _decoder_mode(raw, kind)
     default = SentencePooling((source.hf_config.default_pooling or mode,))
+    if is_retriever:
+        sizes = source.hf_config.hidden_size, raw["embedding_dim"]
+        layer = PoolingLayer("Dense", source.path, *sizes, prefix=PROJECTION)
+        default = SentencePooling(("lasttoken",), (layer,), of_tokens=True)
     pooling = sparse or (folder if "embed" in kind else None) or default
     pooling = replace(pooling, has_token_heads=has_heads)
     pooling.check(source.hf_config.hidden_size, source.path.name)

@@ -78,7 +78,10 @@ class VllmConfig:
             )
         for problem, option in (
             (self.device_config.device != "cpu", "device='cpu'"),
-            (parallel.distributed_executor_backend not in (None, "mp"), "distributed_executor_backend='mp'"),
+            (
+                parallel.distributed_executor_backend == "external_launcher",
+                "distributed_executor_backend='mp' or 'ray'",
+            ),
             (model.attn_type == "encoder_only", "a model that generates, or one of these that pools"),
             (model.rounding != "vllm", "rounding='vllm'"),
             (self.speculative_config is not None, "no speculative_config"),

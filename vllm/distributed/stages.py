@@ -3,20 +3,27 @@
 from __future__ import annotations
 
 import contextlib
+import hmac
 import os
 import queue
+import secrets
 import socket
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from vllm.distributed.communicator import Communicator, PeerLostError
+from vllm.distributed.process_group import JOIN_TIMEOUT
+
+_KEY_BYTES = 16
+_KEY_SECONDS = 10.0
 
 
 @dataclass(frozen=True)
@@ -28,6 +35,11 @@ class StageEnds:
     size: int = 1
     previous: int = -1
     next: int = -1
+
+    @property
+    def are_elsewhere(self) -> bool:
+        """Whether there are neighbours to which there is no connection yet: see `connect_ends`."""
+        return self.size > 1 and not self.descriptors
 
     @property
     def descriptors(self) -> list[int]:
@@ -50,6 +62,48 @@ def make_ends(size: int) -> list[StageEnds]:
     left = [-1, *(theirs.detach() for _, theirs in pairs)]
     right = [*(own.detach() for own, _ in pairs), -1]
     return [StageEnds(index, size, left[index], right[index]) for index in range(size)]
+
+
+def connect_ends(ends: StageEnds, store: dist.Store, number: int, address: str) -> StageEnds:
+    """`ends` with TCP connections to the neighbours, whose ranks of this number make the same call.
+
+    Args:
+        store: shared by all ranks of all stages.
+        number: of the rank in its stage.
+        address: this machine's, where the stage before connects.
+
+    Raises:
+        OSError: a neighbour cannot be reached, or does not come.
+    """
+    before = after = -1
+    with contextlib.ExitStack() as stack:
+        if ends.index > 0:
+            server = stack.enter_context(socket.create_server((address, 0)))
+            server.settimeout(JOIN_TIMEOUT.total_seconds())
+            key = secrets.token_hex(_KEY_BYTES)
+            store.set(f"link/{ends.index}/{number}", f"{address} {server.getsockname()[1]} {key}")
+        if ends.index < ends.size - 1:
+            host, port, their_key = store.get(f"link/{ends.index + 1}/{number}").decode().split()
+            link = socket.create_connection((host, int(port)), JOIN_TIMEOUT.total_seconds())
+            link.sendall(their_key.encode())
+            after = _lasting(link)
+        while ends.index > 0 and before < 0:
+            link, _ = server.accept()
+            # Any process may connect; one that sends nothing must not keep the stage from coming.
+            link.settimeout(_KEY_SECONDS)
+            with contextlib.suppress(OSError):
+                if hmac.compare_digest(link.recv(len(key), socket.MSG_WAITALL), key.encode()):
+                    before = _lasting(link)
+                    continue
+            link.close()
+    return replace(ends, previous=before, next=after)
+
+
+def _lasting(link: socket.socket) -> int:
+    """The descriptor of a connection that waits for as long as its peer computes."""
+    link.settimeout(None)
+    link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return link.detach()
 
 
 class Stage:

@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vllm.config.checkpoint.sentence_transformers import PoolingLayer, SparsePooling, classifier_activation
+from vllm.config.checkpoint.shards import shard_files
 from vllm.config.checkpoint.weight_files import iterate_tensors
 from vllm.layers.dummy_weights import dummy_weight
 from vllm.pooling_params import PoolingParams, classified_length
@@ -204,18 +205,27 @@ def _load_layer(layer: PoolingLayer) -> nn.Module:
     if layer.kind == "Normalize":
         return _Normalize()
     activation = _activation_module(layer)
-    stored, older = layer.folder / "model.safetensors", layer.folder / "pytorch_model.bin"
-    file = next((each for each in (stored, older) if each.is_file()), None)
-    if file is None:
-        raise ValueError(f"{layer.folder.name} has neither {stored.name} nor {older.name}")
-    weights = {name: values.float() for name, values in iterate_tensors([file])}
+    weights = _weights_of(layer)
     loaded: nn.Module = _Dense(layer, activation) if layer.kind == "Dense" else _LayerNorm(weights)
     wanted = {name: tuple(values.shape) for name, values in loaded.state_dict().items()}
     found = {name: tuple(values.shape) for name, values in weights.items()}
     if wanted != found:
-        raise ValueError(f"{layer.folder.name}/{file.name} has weights {found}, but a {layer.kind} has {wanted} here")
+        raise ValueError(f"{layer.folder.name} has weights {found}, but a {layer.kind} has {wanted} here")
     loaded.load_state_dict(weights)
     return loaded
+
+
+def _weights_of(layer: PoolingLayer) -> dict[str, Tensor]:
+    """Its weights in float32, by their names in it. ValueError: there is no file of them."""
+    if layer.prefix:
+        named = iterate_tensors(shard_files(layer.folder))
+        own = {name: values for name, values in named if name.startswith(layer.prefix)}
+        return {f"linear.{name.removeprefix(layer.prefix)}": values.float() for name, values in own.items()}
+    stored, older = layer.folder / "model.safetensors", layer.folder / "pytorch_model.bin"
+    file = next((each for each in (stored, older) if each.is_file()), None)
+    if file is None:
+        raise ValueError(f"{layer.folder.name} has neither {stored.name} nor {older.name}")
+    return {name: values.float() for name, values in iterate_tensors([file])}
 
 
 def _activation_module(layer: PoolingLayer) -> nn.Module:

@@ -94,9 +94,10 @@ def paged_attention_reference(
     v_scale: float = 1.0,
     chunk: int | None = None,
     is_causal: bool = True,
+    whole_from: int | None = None,
 ) -> None:
     """As `paged_attention`, in PyTorch, which waits for the device. Without `is_causal`, a query sees also the tokens
-    after it."""
+    after it; with `whole_from`, all from that one of the request's on, also those before its window."""
     keys, values = cache_rows(k_cache, v_cache, q.shape[-1])
     block_size = keys.shape[2]
     starts = query_start_loc.tolist()
@@ -110,6 +111,8 @@ def paged_attention_reference(
             seen_from = (positions - window + 1).clamp(min=0)
         elif chunk is not None:
             seen_from = positions // chunk * chunk
+        if whole_from is not None:
+            seen_from = seen_from.clamp(max=whole_from)
         first = int(seen_from[0])
         skipped = first // block_size
         blocks = block_table[row, skipped : -(-seq_len // block_size)]

@@ -1,5 +1,6 @@
 // Uses the page as people do, and prints what it saw as JSON: {scenario: {...}}, {failed: stack} for one that broke.
-// Environment: PAGE_URL, PAGE_KEY (the server's API key), PAGE_CHROMIUM, PAGE_MODULES (a folder with node_modules).
+// Environment: PAGE_URL, PAGE_KEY (the server's API key), PAGE_CHROMIUM, PAGE_MODULES (a folder with node_modules);
+// PAGE_PICTURE: a PNG in base64, for the scenarios of a model that reads pictures.
 
 import { createRequire } from "node:module";
 import { join } from "node:path";
@@ -614,9 +615,56 @@ const scenarios = {
   },
 };
 
+// Of a model that reads pictures.
+const ofPictures = {
+  async pictures(page) {
+    const seen = { completion: await page.isHidden("#pictures-field") };
+    await page.check("input[name=mode][value=chat]", { force: true });
+    await typeRequest(page, { prompt: "what", labels: ["a", "b"], maxTokens: 1 });
+    const drop = (name, data, target) =>
+      page.evaluate(
+        ([name, data, target]) => {
+          const bytes = Uint8Array.from(atob(data), (letter) => letter.charCodeAt(0));
+          const transfer = new DataTransfer();
+          transfer.items.add(new File([bytes], name, { type: "image/png" }));
+          const drop = new DragEvent("drop", { dataTransfer: transfer, bubbles: true, cancelable: true });
+          document.querySelector(target).dispatchEvent(drop);
+        },
+        [name, data, target],
+      );
+    const names = (count) =>
+      page.waitForFunction((count) => document.querySelectorAll("#picture-list li").length === count, count);
+    await drop("first.png", process.env.PAGE_PICTURE, "#prompt");
+    await names(1);
+    await drop("other.png", process.env.PAGE_PICTURE, "#pictures-field");
+    await names(2);
+    seen.names = await page.$$eval("#picture-list .chip-text", (nodes) => nodes.map((node) => node.textContent));
+    seen.drawn = await page.$eval("#picture-list canvas", (canvas) => {
+      const { data } = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height);
+      return data.some((value) => value > 0);
+    });
+    await page.click("#picture-list li:nth-child(2) button");
+    await names(1);
+    seen.code = await page.textContent("#code");
+    await page.focus("#prompt");
+    await submit(page);
+    seen.bars = await visibleBars(page);
+    seen.said = await page.textContent("#turns .user .said");
+    seen.left = await page.locator("#picture-list li").count();
+    await page.check("input[name=mode][value=decision]", { force: true });
+    await page.fill("#questions", JSON.stringify([DECISION.questions[0]]));
+    await drop("first.png", process.env.PAGE_PICTURE, "#prompt");
+    await names(1);
+    await page.focus("#prompt");
+    await submit(page);
+    seen.answers = await page.textContent("#answers");
+    return seen;
+  },
+};
+
 const browser = await chromium.launch({ executablePath: PAGE_CHROMIUM, args: NO_SANDBOX });
 const results = {};
-for (const [name, scenario] of Object.entries(scenarios)) {
+for (const [name, scenario] of Object.entries(process.env.PAGE_PICTURE ? ofPictures : scenarios)) {
   const context = await browser.newContext({ permissions: ["clipboard-read", "clipboard-write"] });
   context.setDefaultTimeout(15000);
   if (name !== "key") await context.addInitScript((key) => sessionStorage.setItem("vllm-api-key", key), PAGE_KEY);

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import os
 import time
@@ -15,13 +16,14 @@ from models_util import random_prompts
 from processes import is_running
 from tiny_llm import make_tiny_llm, make_tiny_model
 
-from vllm import LLM, SamplingParams
-from vllm.engine.arg_utils import EngineArgs
+from vllm import LLM, AsyncLLM, SamplingParams
+from vllm.engine.arg_utils import AsyncEngineArgs, EngineArgs
 from vllm.exceptions import EngineDeadError
 from vllm.v1.executor import worker_monitor
 
 PROMPTS = [{"prompt_token_ids": prompt} for prompt in random_prompts(100, (5, 40, 2, 90))]
 READS = SamplingParams(max_tokens=6, temperature=0, logprobs=2, prompt_logprobs=1, ignore_eos=True)
+GREEDY = SamplingParams(max_tokens=8, temperature=0, ignore_eos=True)
 DRAWS = SamplingParams(max_tokens=6, seed=3, logprob_token_ids=[7, 9], repetition_penalty=1.2, top_p=0.9)
 
 
@@ -61,6 +63,25 @@ def assert_same(ours: LLM, other: LLM, params: SamplingParams) -> None:
 @pytest.mark.parametrize("params", [READS, DRAWS], ids=["reads", "draws"])
 def test_processes_compute_what_one_does(params: SamplingParams, staged: LLM, alone: LLM) -> None:
     assert_same(staged, alone, params)
+
+
+def test_a_core_process_of_two_stages(folder: Path, alone: LLM) -> None:
+    """As of a server."""
+
+    async def texts() -> list[str]:
+        arguments = AsyncEngineArgs(str(folder), dtype="float32", max_model_len=128, pipeline_parallel_size=2)
+        engine = AsyncLLM.from_engine_args(arguments)
+        try:
+            return await asyncio.gather(*(text(engine, str(number)) for number in range(len(PROMPTS))))
+        finally:
+            engine.shutdown()
+
+    async def text(engine: AsyncLLM, number: str) -> str:
+        texts = [output.outputs[0].text async for output in engine.generate(PROMPTS[int(number)], GREEDY, number)]
+        return texts[-1]
+
+    expected = [output.outputs[0].text for output in alone.generate(PROMPTS, GREEDY, use_tqdm=False)]
+    assert asyncio.run(texts()) == expected
 
 
 def test_one_matrix_a_boundary(staged: LLM) -> None:

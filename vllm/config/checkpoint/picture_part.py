@@ -13,9 +13,7 @@ _PROCESSORS = ("preprocessor_config.json", "processor_config.json")
 
 # Models whose text decoder runs, by model_type: why their pictures are not read.
 _NOT_READ = {
-    "gemma3n": "Gemma 3n's decoder takes more of a picture's token than its row",
-    "gemma4": "Gemma 4's decoder takes more of a picture's token than its row",
-    "gemma4_unified": "Gemma 4's decoder takes more of a picture's token than its row",
+    "gemma3n": "Gemma 3n's tower is no module of transformers, but one of timm",
 }
 # Their processor is in transformers for torchvision alone.
 _FOR_TORCHVISION = ("cohere2_vision", "lfm2_vl", "llama4")

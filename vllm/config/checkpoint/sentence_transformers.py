@@ -48,6 +48,7 @@ class PoolingLayer:
         outputs: None: as many as inputs.
         activation: of a dense layer, torch's class name.
         is_residual: whether a dense layer adds its input, or a projection of it, to its output.
+        prefix: the beginning of its weights' names, where they are in the model's own files.
     """
 
     kind: str
@@ -57,6 +58,7 @@ class PoolingLayer:
     bias: bool = True
     activation: str = "Identity"
     is_residual: bool = False
+    prefix: str = ""
 
 
 @dataclass(frozen=True)

@@ -112,6 +112,11 @@ _ARCHITECTURES = {
     "qwen3_vl_moe_text": "Qwen3MoeForCausalLM",
     "qwen3_vl_text": "Qwen3ForCausalLM",
 }
+RETRIEVERS = frozenset({"ColPaliForRetrieval", "ColQwen2ForRetrieval"})
+"""Those of them that embed each token: a whole model of `vlm_config`, and a linear layer after it."""
+PROJECTION = "embedding_proj_layer."
+"""The beginning of this layer's names."""
+
 # Options of the whole model that its text decoder gets, if that does not have them itself.
 _INHERITED = ("dtype", "torch_dtype", "bos_token_id", "eos_token_id", "quantization_config")
 # Beginnings of names that only its tensors have; files of some models name its layers without the part that they are.
@@ -123,6 +128,12 @@ _OF_WHOLE = "tie_word_embeddings"
 def text_part(raw: dict[str, Any]) -> dict[str, Any]:
     """The text decoder's config.json for that of a whole model, which is otherwise returned as it is."""
     names = raw.get("architectures") or ()
+    retriever, vlm = next((name for name in names if name in RETRIEVERS), None), raw.get("vlm_config")
+    if retriever is not None and isinstance(vlm, dict):
+        inner = vlm | {"architectures": ["ForConditionalGeneration"]}
+        size = {"embedding_dim": raw.get("embedding_dim", 128)}
+        inner |= {name: raw[name] for name in _INHERITED if raw.get(name) is not None}
+        return text_part(inner) | size | {MARK: retriever, WHOLE: vlm}
     whole = next((name for name in names if name in WITH_TEXT_PART), None)
     text = raw.get("text_config")
     if whole is not None and isinstance(text, dict):
@@ -172,6 +183,6 @@ def _by_transformers(raw: dict[str, Any]) -> dict[str, Any]:
 
 def text_tensor_name(name: str) -> str | None:
     """The text decoder's name of a whole model's tensor; None for the other parts' tensors."""
-    own = re.sub(r"^(model\.)?(language_model|text_model)\.(model\.)?", "model.", name)
+    own = re.sub(r"^(vlm\.|model\.)?(language_model|text_model)\.(model\.)?", "model.", name)
     own = own.replace("model.lm_head.", "lm_head.")
     return own if own != name or own.startswith(_OF_TEXT) else None

@@ -10,7 +10,7 @@ from typing import Any, Literal, NamedTuple
 
 from vllm.config.checkpoint.auto_config import load_auto_config
 from vllm.config.checkpoint.config import HFConfig
-from vllm.config.checkpoint.text_part import MARK, WHOLE
+from vllm.config.checkpoint.text_part import MARK, RETRIEVERS, WHOLE
 
 # Sections of a head's frequencies that turn by time, height and width, where config.json says none.
 _SECTIONS = {
@@ -32,6 +32,7 @@ class Whole(NamedTuple):
 
     kind: Literal["pictures", "prompt"]
     in_windows_only: bool = False  # in layers without a window they do not
+    beyond_windows: bool = False  # in layers with a window also those before it
 
 
 # Arguments of transformers' forward pass that ask nothing of a decoder beyond the rows and the positions.
@@ -47,6 +48,10 @@ _USUAL = frozenset(
 )
 
 
+# Models whose forward pass takes more, which is done here or is of other media: the tests compare them.
+_COMPARED = frozenset({"gemma4", "gemma4_unified", "ovis2"})
+
+
 @dataclass(frozen=True)
 class PictureFamily:
     """A model that reads pictures.
@@ -55,11 +60,14 @@ class PictureFamily:
         config: transformers' of the whole.
         base: transformers' class that has the tower, without a head.
         row_id: the token that stands for a row of the tower.
+        is_retriever: whether it is a part of one that embeds each token (ColPali, ColQwen2), which gives the decoder
+            neither the kinds nor the axes of tokens.
     """
 
     config: Any
     base: type[Any]
     row_id: int
+    is_retriever: bool = False
 
     @property
     def name(self) -> str:
@@ -69,12 +77,28 @@ class PictureFamily:
     @property
     def whole_blocks(self) -> Whole | None:
         """Which tokens see those after them, too."""
-        return whole_blocks(self.config.to_dict())
+        return None if self.is_retriever else whole_blocks(self.config.to_dict())
 
     @property
     def has_axes(self) -> bool:
         """Whether tokens have positions in time, height and width."""
-        return hasattr(self.base, "get_rope_index")
+        return hasattr(self.base, "get_rope_index") and not self.is_retriever
+
+    @property
+    def marker_ids(self) -> tuple[int, ...]:
+        """Tokens around and between rows that have rows of their own: the tower's `visual_indicator_features`."""
+        return tuple(getattr(self.config, "visual_indicator_token_ids", None) or ())
+
+    @property
+    def row_ids(self) -> tuple[int, ...]:
+        """The tokens that stand for rows, in the order of `marker_ids` after the first."""
+        return (self.row_id, *self.marker_ids)
+
+    @property
+    def filler_id(self) -> int | None:
+        """The token whose further inputs to layers are those of a row; None: layers take nothing further."""
+        text = self.config.get_text_config()
+        return text.pad_token_id if getattr(text, "hidden_size_per_layer_input", None) else None
 
     @property
     def parts_of_a_row(self) -> int:
@@ -89,7 +113,7 @@ def whole_blocks(raw: Mapping[str, Any]) -> Whole | None:
     if kind == "gemma3":
         return Whole("pictures")
     if kind == "paligemma":
-        return Whole("prompt")
+        return Whole("prompt", beyond_windows=text.get("model_type") == "gemma2")
     if kind in ("gemma4", "gemma4_unified") and text.get("use_bidirectional_attention") == "vision":
         return Whole("pictures", in_windows_only=True)
     return None
@@ -112,7 +136,7 @@ def picture_family(config: HFConfig, folder: Path) -> PictureFamily:
     row_id = getattr(auto, "image_token_id", None)
     if not isinstance(row_id, int):
         raise ValueError(refusal % "its config.json names no image_token_id")
-    family = PictureFamily(auto, base, row_id)
+    family = PictureFamily(auto, base, row_id, architecture in RETRIEVERS)
     if more := _more_than_rows(family):
         raise ValueError(refusal % more)
     if family.has_axes and auto.get_text_config().model_type not in _SECTIONS:
@@ -137,11 +161,13 @@ def frequency_axes(family: PictureFamily, count: int) -> list[int]:
 def _more_than_rows(family: PictureFamily) -> str:
     """How transformers' model does more with pictures than put rows in their tokens' places, as far as its code tells;
     empty: it does not, or it is done here."""
+    if family.config.model_type in _COMPARED:
+        return ""
     forward = inspect.unwrap(family.base.forward)
     known = set(_USUAL)
-    if family.has_axes:
+    if family.has_axes or family.is_retriever:
         known.add("mm_token_type_ids")
-    if family.whole_blocks is not None:
+    if family.whole_blocks is not None or family.is_retriever:
         known.add("token_type_ids")
     if others := sorted(set(inspect.signature(forward).parameters) - known):
         return f"transformers' model of it takes {', '.join(others)}, too"

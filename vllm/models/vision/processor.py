@@ -21,7 +21,10 @@ from vllm.config import ModelConfig
 from vllm.exceptions import VLLMValidationError, shown
 from vllm.inputs.images import DATA, OPTIONS, UUIDS, GivenImages, Picture, PromptImages
 from vllm.models.vision.families import PictureFamily, picture_family
+from vllm.models.vision.tower import ROW_KINDS
 
+# Those of retrievers put texts of their own around pictures and questions, which the prompts here have already.
+_OF_RETRIEVERS = {"ColPaliProcessor": "PaliGemmaProcessor", "ColQwen2Processor": "Qwen2VLProcessor"}
 _KEPT_BYTES = 256 << 20  # of processed pictures that are kept for further prompts
 
 
@@ -32,12 +35,14 @@ class Processed(NamedTuple):
         digest: names its content and how it was processed.
         text: what stands for it in a prompt, with a token for each row.
         ids: the tokens of `text`.
+        rows: int64 [N], those of `ids` that stand for rows.
         values: the tower's arguments.
     """
 
     digest: str
     text: str
     ids: list[int]
+    rows: np.ndarray
     values: dict[str, Tensor]
 
     @property
@@ -130,7 +135,14 @@ class PictureProcessor:
         values = {name: _as_tensor(value) for name, value in data.items() if name in self._arguments}
         with self._lock:
             ids = self._tokenizer.encode(text, add_special_tokens=False)
-        return Processed(digest, text, ids, values)
+        rows = self._rows_of(ids)
+        if self.family.marker_ids:
+            order = {token: index for index, token in enumerate(self.family.row_ids)}
+            values[ROW_KINDS] = torch.tensor([order[ids[row]] for row in rows.tolist()])
+        return Processed(digest, text, ids, rows, values)
+
+    def _rows_of(self, ids: Sequence[int]) -> np.ndarray:
+        return np.flatnonzero(np.isin(np.asarray(ids), self.family.row_ids))
 
     def _merged(self, options: Mapping[str, Any], known_as: str) -> dict[str, Any]:
         """transformers' options by the part that they are for; those of the latest prompt are kept, as it checks each
@@ -174,8 +186,8 @@ class PictureProcessor:
 
     def expand_ids(self, ids: Sequence[int], pictures: Sequence[Processed]) -> list[int]:
         """As `expand_text`. A prompt that is expanded already is left alone."""
-        num_rows = sum(each.ids.count(self.family.row_id) for each in pictures)
-        if ids.count(self.family.row_id) == num_rows and ids.count(self._placeholder_id) != len(pictures):
+        num_rows = sum(len(each.rows) for each in pictures)
+        if len(self._rows_of(ids)) == num_rows and ids.count(self._placeholder_id) != len(pictures):
             return list(ids)
         self._check_count(ids.count(self._placeholder_id), len(pictures))
         after_last, at_end = self._ids_of_layout(len(pictures))
@@ -215,8 +227,8 @@ class PictureProcessor:
         Raises:
             VLLMValidationError: its tokens for rows are not as many as the pictures have.
         """
-        places = np.flatnonzero(np.asarray(ids) == self.family.row_id)
-        counts = [each.ids.count(self.family.row_id) for each in pictures]
+        places = self._rows_of(ids)
+        counts = [len(each.rows) for each in pictures]
         if len(places) != sum(counts):
             message = f"{DATA}: the pictures have {sum(counts)} rows, and the prompt has tokens for {len(places)}"
             raise VLLMValidationError(message, DATA, len(places))
@@ -284,6 +296,7 @@ def _make_processor(family: PictureFamily, folder: Path, tokenizer: Any) -> Any:
     own = _read(folder / "processor_config.json")
     name = own.get("processor_class") or _read(folder / "preprocessor_config.json").get("processor_class")
     name = name or _read(folder / "tokenizer_config.json").get("processor_class") or _usual_name(family)
+    name = _OF_RETRIEVERS.get(str(name), name)
     found = processor_class_from_name(name) if name else None
     if name == "PixtralProcessor":
         # transformers' does not load without torchvision.

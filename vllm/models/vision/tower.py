@@ -21,6 +21,8 @@ from vllm.models.vision.families import PictureFamily
 from vllm.models.vision.layers import ATTENTION, Packed, packed_layers, register_attention, use_own_layers
 
 _QUANTIZED = (".qweight", ".weight_packed", ".weight_scale", ".scales", ".SCB", ".absmax")
+ROW_KINDS = "row_kinds"
+"""Beside the tower's arguments, int64 [N]: 0 for a row of the picture, i for the row of the family's i-th marker."""
 
 
 class Tower(nn.Module):
@@ -111,12 +113,18 @@ class Tower(nn.Module):
         }
         found = self.whole.get_image_features(**given, return_dict=True)
         parts = [found.pooler_output, *(getattr(found, "deepstack_features", None) or ())]
-        return torch.cat([_rows(part).to(dtype) for part in parts], dim=1)
+        rows = torch.cat([_rows(part).to(dtype) for part in parts], dim=1)
+        if ROW_KINDS not in values:
+            return rows
+        kinds = values[ROW_KINDS].to(device)
+        both = torch.cat([rows, found.visual_indicator_features.to(dtype)])
+        # The picture's rows in their order, and each marker's after them.
+        return both[(kinds + len(rows) - 1).where(kinds > 0, (kinds == 0).cumsum(0) - 1)]
 
 
 def _of_pictures(tensors: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
     """The tensors that are not the text decoder's."""
-    return ((name, tensor) for name, tensor in tensors if text_tensor_name(name) is None)
+    return ((name.removeprefix("vlm."), tensor) for name, tensor in tensors if text_tensor_name(name) is None)
 
 
 def _rows(features: Any) -> Tensor:

@@ -81,6 +81,8 @@ async def list_models(request: Request) -> Response:
     first, last = (names[0], names[-1]) if names else (None, None)
     cards = [_card(state, name) for name in names]
     can = ["completion"] if "generate" in state.tasks else ["embedding"]
+    if state.engine.model_config.reads_images:
+        can.append("multimodal")
     named = [{"name": name, "model": name, "type": "model", "capabilities": can} for name in names]
     page = {"has_more": has_more, "first_id": first, "last_id": last}
     return json_response({"object": "list", "data": cards, "models": named, **page})

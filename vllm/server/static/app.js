@@ -14,13 +14,15 @@ import { IdsPanel } from "./ids.js";
 import { LabelEditor } from "./labels.js";
 import { Numbers } from "./numbers.js";
 import { Documents, Ranking } from "./rerank.js";
-import { curlOf, pythonOf, requestOf, streamed } from "./request.js";
+import { Pictures } from "./pictures.js";
+import { curlOf, pythonOf, requestOf, shortened, streamed } from "./request.js";
 import { Timeline } from "./timeline.js";
 import { TokenList } from "./tokens.js";
 
 let answer = new Answer();
 let selected = 0; // the position whose bars are shown
 let running = null; // the AbortController of the run in progress
+let readsPictures = false; // as /v1/models says
 let usage = ""; // the last run's counts and times, as a text
 
 const labels = new LabelEditor([], () => {
@@ -28,6 +30,7 @@ const labels = new LabelEditor([], () => {
   draft.save();
 });
 const conversation = new Conversation();
+const pictures = new Pictures(() => drawCode());
 const draft = new Draft(labels, conversation);
 const bars = new Bars();
 const numbers = new Numbers();
@@ -58,7 +61,8 @@ function currentRequest() {
     model: byId("model").value,
     system: byId("system").value,
     prompt: byId("prompt").value,
-    messages: conversation.withText(byId("prompt").value),
+    pictures: pictures.urls,
+    messages: conversation.withText(byId("prompt").value, pictures.urls),
     tools: mode === "chat" ? toolsField.fields : {},
     labels: labels.labels,
     maxTokens: byId("max-tokens").valueAsNumber,
@@ -89,7 +93,7 @@ async function run() {
   const isWhole = mode === "decision" || mode === "rerank";
   try {
     const { path, body } = currentRequest();
-    if (mode === "chat") conversation.begin(conversation.withText(byId("prompt").value));
+    if (mode === "chat") conversation.begin(conversation.withText(byId("prompt").value, pictures.urls));
     if (mode === "decision") answers.draw(body.questions, await postJson(path, body, own.signal));
     else if (mode === "rerank") ranking.draw(body.documents, await postJson(path, body, own.signal));
     else await stream(path, body, own.signal);
@@ -111,6 +115,7 @@ async function run() {
 function endTurn() {
   if (!conversation.end(answer)) return;
   byId("prompt").value = "";
+  pictures.clear();
   drawMode();
   drawCode();
 }
@@ -203,7 +208,7 @@ function drawCode() {
   } catch {
     return; // while JSON is typed, the last that was whole stays
   }
-  byId("code").textContent = write(request, BASE, { stream: isStream, needsKey: apiKey.get() !== "" });
+  byId("code").textContent = write(shortened(request), BASE, { stream: isStream, needsKey: apiKey.get() !== "" });
 }
 
 function drawMode() {
@@ -219,6 +224,7 @@ function drawMode() {
     byId(id).hidden = isWhole;
   }
   byId("fields-card").hidden = isWhole || byId("schema").value.trim() === "";
+  pictures.show(readsPictures && (mode === "chat" || mode === "decision"));
   for (const id of ["questions-field", "answers-card"]) byId(id).hidden = mode !== "decision";
   for (const id of ["documents-field", "ranking-card"]) byId(id).hidden = mode !== "rerank";
 }
@@ -239,7 +245,8 @@ function offer(tasks) {
 async function meetServer() {
   const state = byId("server-state");
   try {
-    const { data } = await getJson("v1/models");
+    const { data, models } = await getJson("v1/models");
+    readsPictures = models[0].capabilities.includes("multimodal");
     byId("model").replaceChildren(...data.map(({ id }) => el("option", { value: id }, id)));
     byId("model-field").hidden = data.length === 1;
     state.textContent = `${data[0].id} · ${count(data[0].max_model_len)} tokens of context`;

@@ -2,6 +2,7 @@
 
 import { byId, el } from "./dom.js";
 import { markdown } from "./markdown.js";
+import { contentOf } from "./request.js";
 
 export class Conversation {
   /** The messages so far, as requests send them. */
@@ -11,12 +12,12 @@ export class Conversation {
   #last = null; // the node of the answer that comes in
   #drawn = "";
 
-  /** What the next text makes of the messages: calls of tools are answered by it. */
-  withText(text) {
+  /** What the next text makes of the messages: calls of tools are answered by it. Pictures go before a user's. */
+  withText(text, pictures = []) {
     const calls = this.openCalls;
     const said = calls.length
       ? calls.map(({ id }) => ({ role: "tool", tool_call_id: id, content: text }))
-      : [{ role: "user", content: text }];
+      : [{ role: "user", content: contentOf(text, pictures) }];
     return [...this.turns, ...said];
   }
 
@@ -76,6 +77,9 @@ export class Conversation {
   }
 }
 
+const plainText = (content) =>
+  typeof content === "string" ? content : content.map((part) => part.text ?? "[picture]").join(" ");
+
 const WHO = { user: "You", assistant: "Model", tool: "Result" };
 
 function turn({ role, content, reasoning, calls, tool_calls: kept }) {
@@ -84,7 +88,7 @@ function turn({ role, content, reasoning, calls, tool_calls: kept }) {
     parts.push(el("details", {}, el("summary", {}, "Reasoning"), el("div", { class: "said" }, ...markdown(reasoning))));
   }
   if (role === "assistant") parts.push(el("div", { class: "said" }, ...markdown(content ?? "")));
-  else parts.push(el("p", { class: "said plain" }, content));
+  else parts.push(el("p", { class: "said plain" }, plainText(content)));
   for (const { function: { name, arguments: given } } of calls?.length ? calls : kept ?? []) {
     parts.push(el("pre", {}, el("code", {}, `${name}(${given})`)));
   }

@@ -5,14 +5,40 @@ import { TOP } from "./answer.js";
 // Fields that OpenAI's SDK does not know.
 const OF_THIS_SERVER = new Set(["labels", "diagnostics", "structured_outputs", "choice_readings", "field_readings"]);
 
+/** The content of a user's message: a text, behind its pictures if there are some. */
+export function contentOf(text, pictures) {
+  if (!pictures?.length) return text;
+  return [...pictures.map((url) => ({ type: "image_url", image_url: { url } })), { type: "text", text }];
+}
+
+/** What a decision is about. */
+function inputOf(text, pictures) {
+  if (!pictures?.length) return text;
+  const content = [...pictures.map((url) => ({ type: "input_image", image_url: url })), { type: "input_text", text }];
+  return [{ role: "user", content }];
+}
+
+const MOST_SHOWN = 2000;
+
+/** A request as it is shown: long pictures are left out. */
+export function shortened(value) {
+  if (typeof value === "string") {
+    const isLong = value.startsWith("data:image/") && value.length > MOST_SHOWN;
+    return isLong ? `${value.slice(0, value.indexOf(",") + 1)}…` : value;
+  }
+  if (Array.isArray(value)) return value.map(shortened);
+  if (value === null || typeof value !== "object") return value;
+  return Object.fromEntries(Object.entries(value).map(([key, own]) => [key, shortened(own)]));
+}
+
 /** A route and the body for it, from {mode, model, prompt, labels, maxTokens, temperature, topP, stop, form}, of a chat
- *  with {system, messages, tools} in place of the prompt, of a decision {mode, model, prompt, questions}, of a ranking
- *  {mode, model, prompt, documents}. `tools` and `form` are fields of the body. Numbers that are NaN are left out, so
+ *  with {system, messages, tools} in place of the prompt, of a decision {mode, model, prompt, pictures, questions}, of a
+ *  ranking {mode, model, prompt, documents}. `pictures` are data URLs. `tools` and `form` are fields of the body. Numbers that are NaN are left out, so
  *  that the server's defaults hold. */
 export function requestOf(form) {
   const body = { model: form.model };
   if (form.mode === "decision") {
-    Object.assign(body, { input: form.prompt, questions: form.questions, diagnostics: true });
+    Object.assign(body, { input: inputOf(form.prompt, form.pictures), questions: form.questions, diagnostics: true });
     return { path: "v1/decisions", body };
   }
   if (form.mode === "rerank") {

@@ -78,7 +78,7 @@ class SchedulerGuest:
 
     def share(self, request: Request, begin: int, num_new: int) -> int:
         """How many of the request's `num_new` next tokens the step, which computes from `begin`, should take; 0: it
-        waits for the next step. Not asked where a request that runs has one."""
+        waits for the next step. Not asked where a request that runs has one left."""
         return num_new
 
     def computes(self, request: Request, begin: int, end: int, step: SchedulerOutput) -> None:

@@ -23,7 +23,7 @@ from vllm.config import ParallelConfig, VllmConfig
 from vllm.distributed.communicator import Communicator, PeerLostError
 from vllm.distributed.process_group import host_store, join_group
 from vllm.distributed.shared_memory import Links, SharedMemoryCommunicator, make_links
-from vllm.distributed.stages import ONLY, Stage, make_ends
+from vllm.distributed.stages import ONLY, Stage, StageEnds, connect_ends, make_ends
 from vllm.loader.packed_weights import Plan, planned
 from vllm.utils.child_signals import starting_child
 from vllm.v1.core.sched.output import SchedulerOutput
@@ -91,7 +91,7 @@ class MultiprocExecutor:
 
     host = "127.0.0.1"  # this machine's address, where the ranks meet
     _links: Links | None = None
-    _ends = ONLY
+    _ends: StageEnds = ONLY
     _link_seconds: float | None = None  # see WorkerMonitor
 
     def __init__(self, config: VllmConfig, use_tqdm: bool = False) -> None:
@@ -107,8 +107,11 @@ class MultiprocExecutor:
             torch.set_num_threads(_threads_per_rank(config.parallel_config))
             if self._links is not None:
                 self.group = SharedMemoryCommunicator(self._links)
-            elif world_size > 1:
+            if self._ends.are_elsewhere or (self._links is None and world_size > 1):
                 self._monitor.replies()  # their HELLO
+            if self._ends.are_elsewhere:
+                self._ends = connect_ends(self._ends, store, 0, self.host)
+            if self._links is None and world_size > 1:
                 custom = not config.parallel_config.disable_custom_all_reduce
                 own_store = dist.PrefixStore(f"stage/{self._ends.index}", store)
                 self.group = join_group(own_store, 0, world_size, worker_device(config, 0), self.host, custom)

@@ -22,9 +22,11 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from vllm import envs
 from vllm.config import VllmConfig
+from vllm.distributed.stages import StageEnds
 from vllm.exceptions import EngineDeadError
 from vllm.utils.ray_utils import call_within, connect, cpus_for_each, current_placement_group, node_address
 from vllm.v1.executor.multiproc import MultiprocExecutor
+from vllm.v1.executor.stages import StagesExecutor
 from vllm.v1.executor.worker_monitor import START_SECONDS, WorkerHandle
 from vllm.v1.executor.worker_proc import WorkerProcess, WorkerStart
 
@@ -65,7 +67,7 @@ class RayExecutor(MultiprocExecutor):
             self._release()
 
     def _start_workers(self, config: VllmConfig, store_port: int) -> Sequence[WorkerHandle]:
-        world_size = config.parallel_config.tensor_parallel_size
+        world_size, width = config.parallel_config.world_size, config.parallel_config.tensor_parallel_size
         on_gpus = config.device_config.device == "cuda"
         bundle = {"GPU": 1.0, "CPU": 1.0} if on_gpus else {"CPU": float(cpus_for_each(world_size))}
         bundles = config.parallel_config.placement_group or current_placement_group()
@@ -74,8 +76,7 @@ class RayExecutor(MultiprocExecutor):
             bundle = {**bundle, "CPU": 0.0}
         else:
             # Rank 0's bundle, on this node, reserves what this process uses.
-            here = {"ray.io/node-id": ray.get_runtime_context().get_node_id()}
-            selector = [here, *[{}] * (world_size - 1)]
+            selector = _places(world_size, width, bundle)
             bundles = placement_group([bundle] * world_size, "PACK", bundle_label_selector=selector)
             self._release = weakref.finalize(self, _remove, bundles)
         if not bundles.wait(_ROOM_SECONDS):
@@ -88,8 +89,11 @@ class RayExecutor(MultiprocExecutor):
         workers: dict[int, RayWorker] = {}
         with socket.create_server((self.host, 0)) as server:
             try:
+                num_stages = world_size // width
+                self._ends = StageEnds(num_stages - 1, num_stages)
                 for rank in range(1, world_size):
-                    start = WorkerStart(config, rank, world_size, store, self.host, None)
+                    ends = StageEnds(num_stages - 1 - rank // width, num_stages)
+                    start = WorkerStart(config, rank, width, store, self.host, None, None, ends)
                     workers[rank] = RayWorker(start, bundles, bundle, server.getsockname()[:2], key)
                 _connect_all(workers, server, key)
             except BaseException:
@@ -97,6 +101,10 @@ class RayExecutor(MultiprocExecutor):
                     worker.kill()
                 raise
         return list(workers.values())
+
+
+class RayStagesExecutor(StagesExecutor, RayExecutor):
+    """A StagesExecutor over actors: a bundle for each rank of each stage, those of a stage on one node."""
 
 
 class RayWorker:
@@ -160,6 +168,38 @@ class _WorkerActor:
         _limit_silence(connection.fileno())
         connection.send_bytes(str(start.rank).encode())
         return WorkerProcess(connection, replace(start, address=node_address())).run()
+
+
+def _places(world_size: int, width: int, bundle: dict[str, float]) -> list[dict[str, str]]:
+    """Where the bundles of all ranks have to be: rank 0's on this node and, where there are several stages, the `width`
+    ranks of each on one.
+
+    Raises:
+        ValueError: no node can hold a stage.
+    """
+    here = ray.get_runtime_context().get_node_id()
+    if width == 1 or width == world_size:
+        return [_on(here), *[{}] * (world_size - 1)]
+    nodes = {node["NodeID"]: node["Resources"] for node in ray.nodes() if node["Alive"]}
+    rooms = {
+        name: min(int(resources.get(kind, 0) // count) for kind, count in bundle.items())
+        for name, resources in nodes.items()
+    }
+    places: list[dict[str, str]] = []
+    for _ in range(world_size // width):
+        name = max(rooms, key=lambda each: (rooms[each] >= width, each == here, rooms[each]))
+        if rooms[name] < width or (not places and name != here):
+            raise ValueError(
+                f"distributed_executor_backend='ray': a stage's tensor_parallel_size={width} ranks of {bundle} have to "
+                "be on one node, the last stage's on this one, and the cluster has no room for that"
+            )
+        rooms[name] -= width
+        places += [_on(name)] * width
+    return places
+
+
+def _on(node_id: str) -> dict[str, str]:
+    return {"ray.io/node-id": node_id}
 
 
 @ray.remote(num_cpus=0, num_gpus=1)

@@ -18,12 +18,13 @@ def executor_class(config: VllmConfig) -> type[Executor]:
         return ExternalLauncherExecutor
     if config.parallel_config.world_size == 1:
         return UniProcExecutor
+    is_staged = config.parallel_config.pipeline_parallel_size > 1
     if config.parallel_config.distributed_executor_backend == "ray":
         import_ray_for()
-        from vllm.v1.executor.ray_executor import RayExecutor
+        from vllm.v1.executor.ray_executor import RayExecutor, RayStagesExecutor
 
-        return RayExecutor
-    return MultiprocExecutor if config.parallel_config.pipeline_parallel_size == 1 else StagesExecutor
+        return RayStagesExecutor if is_staged else RayExecutor
+    return StagesExecutor if is_staged else MultiprocExecutor
 
 
 def make_executor(config: VllmConfig, use_tqdm: bool = False) -> Executor:

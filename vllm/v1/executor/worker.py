@@ -7,7 +7,7 @@ import importlib
 import os
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -98,6 +98,7 @@ class Worker:
                 own = self.config.model_config
                 model = get_model(own, self.device, shows, takes_adapters, engine=self.config, plan=plan)
             self._runner = _make_runner(self.config, model, self.device)
+            _share_loading(model, hooks(self._runner.guests, "load_weights"))
             for request in self._adapters.values():
                 self.adapters.add(request)
 
@@ -229,14 +230,7 @@ class Worker:
 
     def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
         """New values for weights, by their checkpoint names; see WeightUpdater.update."""
-        if not (loads := hooks(self.model_runner.guests, "load_weights")):
-            self.get_model().load_weights(weights)  # type: ignore[operator]
-            return
-        # Each takes its own.
-        weights = list(weights)
         self.get_model().load_weights(weights)  # type: ignore[operator]
-        for load in loads:
-            load(weights)
 
     def start_weight_update(self) -> None:
         """Keep what `update_weights` brings, until `finish_weight_update` takes all of it at once."""
@@ -459,6 +453,23 @@ def _make_runner(config: VllmConfig, model: Any, device: torch.device) -> Any:
         return EncoderRunner(config, model, device, encoder_guests)
     runner = PoolingModelRunner if config.model_config.runner_type == "pooling" else GPUModelRunner
     return runner(config, model, device, runner_guests)
+
+
+def _share_loading(model: Any, loads: Sequence[Callable[[Any], None]]) -> None:
+    """Have guests get what the model is given to load, also by callers who know the model alone."""
+    if not loads:
+        return
+    own = model.load_weights
+
+    def load_weights(weights: Iterable[tuple[str, torch.Tensor]]) -> Any:
+        # Each takes its own.
+        weights = list(weights)
+        loaded = own(weights)
+        for load in loads:
+            load(weights)
+        return loaded
+
+    model.load_weights = load_weights
 
 
 def make_worker(config: VllmConfig, group: Communicator = ALONE, stage: Stage = WHOLE) -> Worker:

@@ -21,7 +21,7 @@ from vllm.config import VllmConfig
 from vllm.distributed.communicator import Communicator, PeerLostError
 from vllm.distributed.process_group import connect_store, join_group
 from vllm.distributed.shared_memory import Links, SharedMemoryCommunicator
-from vllm.distributed.stages import ONLY, Stage, StageEnds
+from vllm.distributed.stages import ONLY, Stage, StageEnds, connect_ends
 from vllm.v1.executor.worker import Worker, call_worker, make_worker, worker_device
 
 # To the worker: a call without a reply, a call whose result is sent back, the end.
@@ -52,6 +52,11 @@ class WorkerStart:
     def number(self) -> int:
         """Its rank in its stage."""
         return self.rank % self.world_size
+
+    @property
+    def meets(self) -> bool:
+        """Whether it meets others at the store."""
+        return self.ends.are_elsewhere or (self.links is None and self.world_size > 1)
 
     @property
     def store_prefix(self) -> str:
@@ -110,15 +115,20 @@ class WorkerProcess:
 
     def _make_worker(self) -> Worker:
         start = self._start
+        ends, own_store = start.ends, None
         if start.links is not None:
             self._group = SharedMemoryCommunicator(start.links)
-        elif start.world_size > 1:
+        if start.meets:
             self._send(HELLO)
+            own_store = connect_store(*start.store, start.world_size)
+        if ends.are_elsewhere and own_store is not None:
+            ends = connect_ends(ends, own_store, start.number, start.address)
+        if start.links is None and start.world_size > 1 and own_store is not None:
             device = worker_device(start.config, start.rank)
-            store = dist.PrefixStore(start.store_prefix, connect_store(*start.store, start.world_size))
+            of_stage = dist.PrefixStore(start.store_prefix, own_store)
             custom = not start.config.parallel_config.disable_custom_all_reduce
-            self._group = join_group(store, start.number, start.world_size, device, start.address, custom)
-        return make_worker(start.config, self._group, Stage(start.ends, self._group))
+            self._group = join_group(of_stage, start.number, start.world_size, device, start.address, custom)
+        return make_worker(start.config, self._group, Stage(ends, self._group))
 
     def _obey(self, worker: Worker, message: bytes) -> None:
         self._call_began = time.monotonic()

@@ -184,15 +184,16 @@ def _picture_turns(config: VllmConfig, scheduler: Any) -> SchedulerGuest:
     import torch
 
     from vllm.models.vision.families import picture_family
-    from vllm.v1.features.images.scheduler import PictureTurns
+    from vllm.v1.features.images.scheduler import PictureTurns, WholePictureTurns
 
     model, sizes = config.model_config, config.scheduler_config
     family = picture_family(model.hf_config, Path(model.path))
     whole = family.whole_blocks
     room = max(sizes.max_num_batched_tokens - sizes.max_num_seqs, 1)
     row_bytes = family.parts_of_a_row * model.input_embedding_size * getattr(torch, model.dtype).itemsize
-    kind = None if whole is None else whole.kind
-    return PictureTurns(scheduler.requests, kind, room, model.encoder_cache_bytes // row_bytes)
+    kind, kept = None if whole is None else whole.kind, model.encoder_cache_bytes // row_bytes
+    turns = WholePictureTurns if whole is not None and whole.beyond_windows else PictureTurns
+    return turns(scheduler.requests, kind, room, kept, scheduler.kv.block_size)
 
 
 def _event_guest(config: VllmConfig, scheduler: Any) -> SchedulerGuest:

@@ -216,9 +216,10 @@ class Scheduler:
                     # Its last step is in flight.
                     index += 1
                     continue
+            num_left = num_new
             if num_new > budget:
                 num_new = budget
-            if shares and num_new > 1:
+            if shares and num_left > 1:
                 num_new = self._share(request, num_computed, num_new)
                 if not num_new:
                     index += 1

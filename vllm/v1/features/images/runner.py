@@ -32,8 +32,10 @@ class PictureRows(RunnerGuest):
         """ValueError: the model's tower cannot be loaded, or the decoder takes more of a token than its embedding."""
         config = runner.model_config
         self._states, self._device = runner.states, runner.device
-        rows: InputRows | None = getattr(runner.model, "input_rows", None)
         family = picture_family(config.hf_config, Path(config.path))
+        self._filler_id = family.filler_id or 0  # any that can be looked up, where nothing else is
+        has_further = family.filler_id is not None
+        rows: InputRows | None = getattr(runner.model.model if has_further else runner.model, "input_rows", None)
         if rows is None:
             raise ValueError(
                 f"{family.name} reads no pictures here: {type(runner.model).__name__} takes more of a token than its "
@@ -123,7 +125,7 @@ class PictureRows(RunnerGuest):
         encoded = self._cache.take([picture for picture, _, _ in wanted], self.tower)
         values = torch.cat([encoded[picture.digest][first:last] for picture, first, last in wanted])
         numbers = np.concatenate(tokens)
-        batch.input_ids_np[numbers] = 0  # any that can be looked up
+        batch.input_ids_np[numbers] = self._filler_id
         batch.is_changed, batch.can_record_change = True, False
         own, *others = values.split(self._width, dim=1)
         places_on_device = upload(numbers, self._device)
@@ -141,9 +143,10 @@ class PictureRows(RunnerGuest):
                 continue
             runs = images.runs() if whole.kind == "pictures" else [(0, images.num_tokens)]
             for begin, end in runs:
-                begin = max(begin, starts[row])
-                if begin < end <= ends[row]:
-                    blocks.append(WholeBlock(row, begin + origins[row], end + origins[row], end))
+                first = max(begin, starts[row])
+                if first < end <= ends[row]:
+                    seen_from = begin if whole.beyond_windows else None
+                    blocks.append(WholeBlock(row, first + origins[row], end + origins[row], end, seen_from))
         if blocks:
             batch.is_changed, batch.can_record_change = True, False
             batch.whole_blocks, batch.whole_in_windows_only = blocks, whole.in_windows_only

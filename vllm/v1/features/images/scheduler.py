@@ -36,7 +36,12 @@ class PictureTurns(SchedulerGuest):
     """Lets pictures be told apart by their content, and be encoded a few a step."""
 
     def __init__(
-        self, requests: Mapping[str, Request], whole: str | None, max_step_tokens: int, max_kept_rows: int
+        self,
+        requests: Mapping[str, Request],
+        whole: str | None,
+        max_step_tokens: int,
+        max_kept_rows: int,
+        block_size: int,
     ) -> None:
         """
         Args:
@@ -44,9 +49,10 @@ class PictureTurns(SchedulerGuest):
             whole: what no step may end within, as its tokens see those after them: "pictures", "prompt" or nothing.
             max_step_tokens: of a request in a step, at least.
             max_kept_rows: of encoded pictures that the workers keep beside those of a step.
+            block_size: of the KV cache.
         """
         self._requests = requests
-        self._whole, self._max_step_tokens = whole, max_step_tokens
+        self._whole, self._max_step_tokens, self._block_size = whole, max_step_tokens, block_size
         self._runs: dict[str, list[tuple[int, int]]] = {}
         self._secret = os.urandom(16)  # so that nobody can look for pictures with equal numbers
         self._row_ids: dict[str, list[int]] = {}
@@ -188,6 +194,18 @@ class PictureTurns(SchedulerGuest):
                 self._num_rows += num_rows
                 self._new.add(digest)
             self._encoded.move_to_end(digest)
+
+
+class WholePictureTurns(PictureTurns):
+    """PictureTurns where tokens of a layer with a window see others beyond it."""
+
+    def longest_prefix(self, request: Request, hashes: list[bytes], count: int) -> int:
+        # Such a layer's cache keeps nothing before its window, so all that see each other are computed at once.
+        size = self._block_size
+        for first, last in self._runs.get(request.request_id, ()):
+            if first < count * size < last:
+                return first // size
+        return count
 
 
 def _within(images: PromptImages, begin: int, end: int) -> Iterator[Picture]:

@@ -1,0 +1,79 @@
+"""trl: GRPO of a tiny model that reads pictures, with the engine in the trainer's process."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from pictures import drawn
+from tiny_vision import make_vision_model
+
+trl = pytest.importorskip("trl")
+pytestmark = pytest.mark.filterwarnings("ignore:TRL currently supports vLLM versions")
+
+CHAT = (
+    "{% for m in messages %}{{ m.role }}:{% if m.content is string %}{{ m.content }}{% else %}{% for p in m.content %}"
+    "{% if p.type == 'image' %}<image>{% else %}{{ p.text }}{% endif %}{% endfor %}{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}assistant:{% endif %}"
+)
+TOLERANCE = 1e-4
+"""The tolerance of a token's logprob, in nats."""
+
+_RENDEZVOUS = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+
+
+@pytest.fixture
+def environment() -> Iterator[None]:
+    """The trainer says in it how processes find each other."""
+    before = {name: os.environ.pop(name, None) for name in _RENDEZVOUS}
+    yield
+    for name, value in before.items():
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value
+
+
+@pytest.mark.usefixtures("environment")
+def test_grpo_trains_on_pictures(tmp_path: Path) -> None:
+    from datasets import Dataset
+
+    folder = tmp_path / "model"
+    make_vision_model("llava", folder)
+    (folder / "chat_template.jinja").write_text(CHAT)
+    rows = [
+        {"prompt": [{"role": "user", "content": f"what is {seed}"}], "image": drawn(40, 30, seed)} for seed in range(4)
+    ]
+    options = {
+        "use_vllm": True,
+        "vllm_mode": "colocate",
+        "vllm_max_model_length": 200,
+        "use_cpu": True,
+        "bf16": False,
+        "gradient_checkpointing": False,
+        "model_init_kwargs": {"dtype": "float32"},
+        "per_device_train_batch_size": 4,
+        "num_generations": 4,
+        "max_completion_length": 6,
+        "max_steps": 2,
+        "learning_rate": 1e-2,
+        "logging_steps": 1,
+        "save_strategy": "no",
+        "report_to": [],
+        "disable_tqdm": True,
+        "seed": 1,
+    }
+    trainer = trl.GRPOTrainer(
+        model=str(folder),
+        reward_funcs=lambda completion_ids, **_: [sum(i % 2 == 0 for i in ids) / len(ids) for ids in completion_ids],
+        args=trl.GRPOConfig(output_dir=str(tmp_path / "out"), **options),
+        train_dataset=Dataset.from_list(rows),
+    )
+    trainer.train()
+    steps = [row for row in trainer.state.log_history if "loss" in row]
+    assert len(steps) == 2
+    for row in steps:  # the engine sampled after the pictures with the weights that the step trains
+        assert row["sampling/sampling_logp_difference/max"] < TOLERANCE
+    assert any(row["grad_norm"] > 0 for row in steps)

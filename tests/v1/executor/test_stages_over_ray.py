@@ -1,0 +1,85 @@
+"""Stages in Ray actors on two nodes: they compute what one process does, and a lost one ends the engine."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import rank_faults
+from models_util import random_prompts
+from tiny_llm import make_tiny_llm, make_tiny_model
+
+from vllm import LLM, SamplingParams
+from vllm.exceptions import EngineDeadError
+
+pytest.importorskip("ray", reason="Ray is not installed (pip install 'ray[data]')")
+
+PROMPTS = [{"prompt_token_ids": prompt} for prompt in random_prompts(100, (5, 40, 2, 90))]
+PARAMS = SamplingParams(max_tokens=5, temperature=0, logprobs=2, prompt_logprobs=1, ignore_eos=True)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread_a_rank() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("OMP_NUM_THREADS", "1")
+        yield
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_tiny_model(tmp_path_factory.mktemp("tiny"), num_hidden_layers=4)
+
+
+def readings(llm: LLM) -> list[Any]:
+    return [
+        (
+            output.outputs[0].token_ids,
+            output.outputs[0].logprobs.logprobs.tolist(),
+            output.prompt_logprobs.logprobs.tolist(),
+        )
+        for output in llm.generate(PROMPTS, PARAMS, use_tqdm=False)
+    ]
+
+
+def node(worker: Any) -> str:
+    import ray
+
+    return ray.get_runtime_context().get_node_id()
+
+
+def test_stages_on_two_nodes(ray_cluster: str, folder: Path) -> None:
+    llm = make_tiny_llm(folder, pipeline_parallel_size=2, distributed_executor_backend="ray")
+    # Each has all CPUs of its node.
+    assert len(set(llm.collective_rpc(node))) == 2
+    assert readings(llm) == readings(make_tiny_llm(folder))
+    own, actor = llm.collective_rpc(rank_faults.fail_in_step, args=(1, "killed"))
+    assert own == os.getpid() != actor
+    began = time.monotonic()
+    with pytest.raises(EngineDeadError, match="^rank 1 has gone: its actor died"):
+        readings(llm)
+    assert time.monotonic() - began < 10.0
+    llm.llm_engine.engine_core.shutdown()
+
+
+def test_a_stages_ranks_are_on_one_node(ray_cluster: str, folder: Path) -> None:
+    fields = {"tensor_parallel_size": 2, "pipeline_parallel_size": 2, "distributed_executor_backend": "ray"}
+    llm = make_tiny_llm(folder, **fields)
+    first, second, third, fourth = llm.collective_rpc(node)
+    assert first == second != third == fourth
+    wide = make_tiny_llm(folder, tensor_parallel_size=2)
+    assert readings(llm) == readings(wide)
+    for each in llm, wide:
+        each.llm_engine.engine_core.shutdown()
+
+
+def test_a_stage_that_no_node_holds(ray_cluster: str, folder: Path) -> None:
+    from vllm.v1.executor.ray_executor import _places
+
+    with pytest.raises(ValueError, match=r"tensor_parallel_size=4 ranks of .* have to be on one node"):
+        _places(8, 4, {"CPU": 1.0})
+    # Four bundles of one CPU, of which a node has two.
+    assert len(set(map(str, _places(4, 2, {"CPU": 1.0})))) == 2
