@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 from vllm.v1.core.block_pool import HASH_BYTES
@@ -115,7 +116,7 @@ class CacheEvents(SchedulerGuest):
     def update(self, step: SchedulerOutput, output: ModelRunnerOutput, outputs: list[EngineCoreOutput]) -> None:
         self._publish(step.parts.of(StepNews) or [])
 
-    def _publish(self, stored: list[BlockStored]) -> None:
+    def _publish(self, stored: Sequence[BlockStored]) -> None:
         events: list[Any] = [AllBlocksCleared()] if self._is_cleared else []
         if self._gone:
             events.append(BlockRemoved(self._gone, self._medium))
