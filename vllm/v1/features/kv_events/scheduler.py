@@ -119,7 +119,7 @@ class CacheEvents(SchedulerGuest):
     def _publish(self, stored: Sequence[BlockStored]) -> None:
         events: list[Any] = [AllBlocksCleared()] if self._is_cleared else []
         if self._gone:
-            events.append(BlockRemoved(self._gone, self._medium))
+            events.append(BlockRemoved([*self._gone], self._medium))
         events += stored
         self._is_cleared, self._gone = False, []
         if events:
