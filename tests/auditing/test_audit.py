@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import resource
 from pathlib import Path
 
 import numpy as np
@@ -119,6 +120,29 @@ def test_a_killed_run_goes_on_where_it_was(audited, model, rows, tmp_path):
         max_model_len=128,
     )
     assert Path(own).read_bytes() == whole and found.candidates[0].seconds > 0
+
+
+def test_a_full_disk_is_named_and_loses_nothing(audited, model, rows, tmp_path, capsys):
+    """A limit of file sizes is met as a full disk is: in the middle of the rows."""
+    folder, _ = audited
+    done = json.loads((folder / "a.json").read_text())["candidates"][0]["readings"]
+    whole, readings = Path(done).read_bytes(), tmp_path / "r"
+    arguments = [str(rows), "--labels", *LABELS, "--template", "{text}:", "--reference", f"{model}:bfloat16"]
+    arguments += ["--candidate", "reference", "--max-model-len", "128", "--readings", str(readings), "--quiet"]
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    # Above the files beside the rows.
+    resource.setrlimit(resource.RLIMIT_FSIZE, (len(whole) * 3 // 4, hard))
+    try:
+        assert main(["audit", *arguments]) == 2
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    (file,) = readings.glob("*.jsonl")
+    error = capsys.readouterr().err
+    assert "cannot write" in error and file.name in error
+    kept = file.read_bytes()
+    assert 0 < len(kept) < len(whole) and kept.rpartition(b"\n")[0] == whole[: len(kept)].rpartition(b"\n")[0]
+    assert main(["audit", *arguments]) == 0
+    assert file.read_bytes() == whole
 
 
 def _refused(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:

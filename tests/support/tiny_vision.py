@@ -253,6 +253,15 @@ FAMILIES: dict[str, VisionFamily] = {
         {"processor_class": "PixtralProcessor", "patch_size": 7},
         {"image_token_index": "id:[IMG]", "vision_feature_layer": -1, "vision_feature_select_strategy": "full"},
     ),
+    "lighton_ocr": VisionFamily(
+        "lighton_ocr", {"model_type": "qwen3", "head_dim": 8}, _PIXTRAL, ("<|image_pad|>", "<|break|>", "<|end|>"),
+        "<|image_pad|>",
+        ("PixtralImageProcessor", {"size": {"longest_edge": 56}, "patch_size": {"height": 14, "width": 14}}),
+        {"processor_class": "LightOnOcrProcessor", "patch_size": 7, "spatial_merge_size": 2},
+        {"image_token_id": "id:<|image_pad|>", "spatial_merge_size": 2},
+        {"extra_special_tokens": {"image_token": "<|image_pad|>", "image_break_token": "<|break|>",
+                                  "image_end_token": "<|end|>"}},
+    ),
     "internvl": VisionFamily(
         "internvl", {"model_type": "qwen2"},
         {"model_type": "internvl_vision", "hidden_size": 24, "intermediate_size": 32, "num_hidden_layers": 2,

@@ -33,6 +33,7 @@ from vllm.scoring.pooled.task import EmbedTask, RerankTask
 from vllm.scoring.report import RowReport, Timing
 from vllm.scoring.run import complete_file
 from vllm.scoring.task import Task
+from vllm.utils.server_client import ServerError
 
 if TYPE_CHECKING:
     from vllm.entrypoints.llm import LLM
@@ -164,7 +165,15 @@ def main() -> int:
         else:
             complete_file(args, audited(kind, args.adapter, args.url is not None))
     except (CliError, VLLMValidationError) as error:
-        print(f"{ERROR}{' '.join(str(error).splitlines())}")
+        what = ""
+        if (
+            args.url is not None
+            and args.kind != "labels"
+            and isinstance(error, ServerError)
+            and error.status in (404, 405)
+        ):
+            what = f"; {args.kind} are read from servers of this package alone, from others --labels"
+        print(f"{ERROR}{' '.join(str(error).splitlines())}{what}")
         return 2
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED

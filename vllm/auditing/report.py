@@ -12,6 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from vllm.auditing.results import Audit, Candidate, Cost
+from vllm.auditing.text_rows import llama_cpp_lines
 from vllm.scoring.report import cut
 
 _NAME_WIDTH = 40
@@ -20,7 +21,8 @@ _NAME_WIDTH = 40
 def audit_table(audit: Audit) -> str:
     """The audit's figures, a line a model, and what the budget says."""
     names, columns = _columns(audit)
-    width = max(shutil.get_terminal_size((160, 24)).columns, 140)
+    # A terminal that is narrower breaks lines; no figure is cut.
+    width = max(shutil.get_terminal_size((160, 24)).columns, 240)
     table = Table(box=box.SIMPLE, pad_edge=False)
     for name in ("model", "rows", *names, "seconds", "MiB"):
         table.add_column(name, justify="left" if name == "model" else "right", no_wrap=True)
@@ -30,7 +32,7 @@ def audit_table(audit: Audit) -> str:
     out = io.StringIO()
     Console(file=out, width=width, no_color=True, highlight=False).print(table)
     lines = [line.rstrip() for line in out.getvalue().splitlines()]
-    return "\n".join([*lines, *_budget(audit)])
+    return "\n".join([*lines, *_texts(audit), *_budget(audit)])
 
 
 def _name(name: str) -> Text:
@@ -77,6 +79,16 @@ def _text_cells(candidate: Candidate) -> list[str]:
         return ["-"] * 4
     kl = f"{found.kl_mean:.6f} ± {found.kl_mean_error:.6f}"
     return [kl, f"{found.kl_p999:.6f}", f"{found.top1_agreement:.3%}", f"{found.perplexity_ratio:.6f}"]
+
+
+def _texts(audit: Audit) -> list[str]:
+    """The figures of texts in full, as llama.cpp prints them."""
+    blocks = [
+        [f"{each.name} (Q) against {audit.reference.name} (base)", "", *llama_cpp_lines(each.text), ""]
+        for each in audit.candidates
+        if each.text is not None
+    ]
+    return [line for block in blocks for line in block]
 
 
 def _cells(found: object, names: tuple[str, ...]) -> list[str]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
@@ -137,14 +138,13 @@ class TextScorer(EngineScorer):
         if isinstance(pieces, str):
             self._table.seek(4 * self._size * len(known["own_logprobs"]), os.SEEK_CUR)
             return failed(pieces, len(token_ids))
-        found: dict[str, list[Any]] = {"kl": [], "same_top": [], "own_logprobs": []}
+        found: dict[str, list[Any]] = defaultdict(list)
         for piece, start in pieces:
             for logprobs, following in self._tables(piece, start):
                 raw = self._table.read(4 * self._size * len(following))
                 reference = np.frombuffer(raw, dtype=np.float32).reshape(-1, self._size)
-                found["kl"] += kl_rows(reference.astype(np.float64), logprobs.astype(np.float64)).tolist()
-                found["same_top"] += (reference.argmax(1) == logprobs.argmax(1)).astype(int).tolist()
-                found["own_logprobs"] += logprobs[np.arange(len(following)), following].tolist()
+                for name, values in compared(reference, logprobs, following).items():
+                    found[name] += values.tolist()
         return {**found, "num_prompt_tokens": len(token_ids)}
 
     def _pieces(self, token_ids: list[int]) -> list[tuple[list[int], int]] | str:
@@ -179,6 +179,16 @@ class TextScorer(EngineScorer):
             if output.outputs[0].error is not None or output.prompt_tables is None:
                 raise CliError(f"a text cannot be read: {output.outputs[0].error}")
             yield output.prompt_tables.logprobs, np.asarray(token_ids[first + 1 : last + 1])
+
+
+def compared(reference: np.ndarray, logprobs: np.ndarray, following: np.ndarray) -> dict[str, np.ndarray]:
+    """A candidate's readings of positions, from both models' logprobs, float32 [rows, vocabulary], and the ids that
+    follow, [rows]: kl, float64 [rows], same_top, int [rows], own_logprobs, float32 [rows]."""
+    return {
+        "kl": kl_rows(reference.astype(np.float64), logprobs.astype(np.float64)),
+        "same_top": (reference.argmax(1) == logprobs.argmax(1)).astype(int),
+        "own_logprobs": logprobs[np.arange(len(following)), following],
+    }
 
 
 def _table_of(path: Path, rows: Path, size: int) -> IO[bytes]:

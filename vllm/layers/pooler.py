@@ -205,27 +205,28 @@ def _load_layer(layer: PoolingLayer) -> nn.Module:
     if layer.kind == "Normalize":
         return _Normalize()
     activation = _activation_module(layer)
-    weights = _weights_of(layer)
+    weights, file = _weights_of(layer)
     loaded: nn.Module = _Dense(layer, activation) if layer.kind == "Dense" else _LayerNorm(weights)
     wanted = {name: tuple(values.shape) for name, values in loaded.state_dict().items()}
     found = {name: tuple(values.shape) for name, values in weights.items()}
     if wanted != found:
-        raise ValueError(f"{layer.folder.name} has weights {found}, but a {layer.kind} has {wanted} here")
+        raise ValueError(f"{layer.folder.name}/{file} has weights {found}, but a {layer.kind} has {wanted} here")
     loaded.load_state_dict(weights)
     return loaded
 
 
-def _weights_of(layer: PoolingLayer) -> dict[str, Tensor]:
-    """Its weights in float32, by their names in it. ValueError: there is no file of them."""
+def _weights_of(layer: PoolingLayer) -> tuple[dict[str, Tensor], str]:
+    """Its weights in float32, by their names in it, and where they are in its folder. ValueError: there are none."""
     if layer.prefix:
         named = iterate_tensors(shard_files(layer.folder))
         own = {name: values for name, values in named if name.startswith(layer.prefix)}
-        return {f"linear.{name.removeprefix(layer.prefix)}": values.float() for name, values in own.items()}
+        weights = {f"linear.{name.removeprefix(layer.prefix)}": values.float() for name, values in own.items()}
+        return weights, f"{layer.prefix}*"
     stored, older = layer.folder / "model.safetensors", layer.folder / "pytorch_model.bin"
     file = next((each for each in (stored, older) if each.is_file()), None)
     if file is None:
         raise ValueError(f"{layer.folder.name} has neither {stored.name} nor {older.name}")
-    return {name: values.float() for name, values in iterate_tensors([file])}
+    return {name: values.float() for name, values in iterate_tensors([file])}, file.name
 
 
 def _activation_module(layer: PoolingLayer) -> nn.Module:
