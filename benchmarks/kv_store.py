@@ -86,10 +86,10 @@ def _child(job: dict[str, Any]) -> dict[str, Any]:
     if job.get("cost"):
         return _cost(job)
     llm = _engine(job, job["store"])
-    started = time.perf_counter()
+    started, cpu_started = time.perf_counter(), time.process_time()
     prompts = [[*_tokens(0, job["prefix"]), *_tokens(1 + each, job["tail"])] for each in range(job["prompts"])]
     outputs = _score(llm, prompts)
-    ended = time.perf_counter()
+    ended, cpu_seconds = time.perf_counter(), time.process_time() - cpu_started
     digest = hashlib.sha256()
     for output in outputs:
         readings = output.outputs[0].logprobs
@@ -98,6 +98,7 @@ def _child(job: dict[str, Any]) -> dict[str, Any]:
     return {
         "start_seconds": round(started - began, 2),
         "seconds": round(ended - started, 3),
+        "cpu_seconds": round(cpu_seconds, 3),
         "computed_tokens": sum(len(each) for each in prompts) - sum(each.num_cached_tokens for each in outputs),
         "digest": digest.hexdigest(),
     }

@@ -35,7 +35,6 @@ def test_defaults_ask_for_nothing(kind):
         (config.CompilationConfig, {"mode": 3}, "mode=<CompilationMode.VLLM_COMPILE"),
         (config.LoadConfig, {"load_format": "tensorizer"}, "load_format='tensorizer'"),
         (config.OffloadConfig, config.OffloadConfig(uva=config.UVAOffloadConfig(cpu_offload_gb=4)), "cpu_offload_gb"),
-        (config.KVEventsConfig, {"enable_kv_cache_events": True}, "enable_kv_cache_events=True"),
     ],
 )
 def test_what_is_asked_for_is_refused_by_name(kind, value, named):

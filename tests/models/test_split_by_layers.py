@@ -126,3 +126,11 @@ def test_other_stages_tensors_are_not_read(name: str, tmp_path: Path, monkeypatc
     assert of_layers and sorted(key for key in taken if key in of_layers) == sorted(of_layers)
     for llm in whole, staged:
         llm.llm_engine.engine_core.shutdown()
+
+
+def test_made_up_weights_are_the_same_in_stages(tmp_path: Path) -> None:
+    make_architecture("qwen3_moe", tmp_path)
+    fields = {**FIELDS, "load_format": "dummy"}
+    staged = make_staged_llm(tmp_path, 2, **fields)
+    assert_equal_bits(run(staged), run(LLM(str(tmp_path), **fields)))
+    staged.llm_engine.engine_core.shutdown()

@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 from vllm import envs
 from vllm.config.cache import CacheConfig
 from vllm.config.device import DeviceConfig
+from vllm.config.kv_events import KVEventsConfig
 from vllm.config.lora import LoRAConfig
 from vllm.config.model import ModelConfig
 from vllm.config.observability import ObservabilityConfig
@@ -36,10 +37,11 @@ class VllmConfig:
     """None: no adapters."""
     speculative_config: SpeculativeConfig | None = None
     """None: each step computes one token of a request."""
+    kv_events_config: KVEventsConfig | None = None
+    """None: no events of KV blocks are published."""
     # Not served; callers look whether it is configured.
     reasoning_config: ClassVar[None] = None
     kv_transfer_config: ClassVar[None] = None
-    kv_events_config: ClassVar[None] = None
     ec_transfer_config: ClassVar[None] = None
     quant_config: ClassVar[None] = None
 

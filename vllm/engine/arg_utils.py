@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 from dataclasses import KW_ONLY, MISSING, dataclass, fields
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -21,6 +22,7 @@ from vllm.config import (
 from vllm.config.attention import AttentionConfig
 from vllm.config.cache import FLOAT8_DTYPES, resolve_cache_dtype
 from vllm.config.checkpoint.overrides import Overrides, extended
+from vllm.config.kv_events import KVEventsConfig
 from vllm.config.load import reads_folder, resolve_load_format
 from vllm.config.lora import LoRAConfig
 from vllm.config.model import one_capture_length
@@ -39,6 +41,7 @@ from vllm.engine.upstream_args import UpstreamArgs
 from vllm.exceptions import shown
 from vllm.logger import init_logger, warn_once
 from vllm.sampling_params import MAX_LOGPROB_TOKEN_IDS, MODEL_DEFAULTS
+from vllm.utils.checks import check_number
 from vllm.utils.device import device_bytes, resolve_device, usable_cores
 from vllm.utils.plugins import load_general_plugins
 
@@ -158,6 +161,10 @@ class EngineArgs(UpstreamArgs):
         "GiB of host memory a device for KV blocks that make room for others, to copy back; pinned on cuda",
         to="cache_config",
     )
+    kv_offloading_size: float | None = arg(
+        None, "upstream's name of swap_space: GiB of all devices of a replica together"
+    )
+    kv_offloading_backend: Literal["native"] = arg("native", "whose code that is: native, as swap_space's")
     kv_store: str | None = arg(
         None, "folder in which KV blocks are kept for later processes; VLLM_KV_STORE when left out, else none"
     )
@@ -254,6 +261,9 @@ class EngineArgs(UpstreamArgs):
     )
     weight_transfer_config: dict[str, Any] | None = arg(
         None, 'as {"backend": "nccl"}, or "ipc"; a trainer asks for it, and weights come either way: docs/training.md'
+    )
+    kv_events_config: dict[str, Any] | KVEventsConfig | None = arg(
+        None, 'as {"enable_kv_cache_events": true, "endpoint": "tcp://*:5557"}: publish what the prefix cache has'
     )
     disable_log_stats: bool = arg(False, "offline: keep no metrics, LLM's default; a server always keeps them")
     use_tqdm_on_load: bool = arg(True, "show a progress bar when loading takes longer than a moment")
@@ -393,7 +403,17 @@ class EngineArgs(UpstreamArgs):
             structured_outputs_config=structured_outputs,
             lora_config=self.create_lora_config(),
             speculative_config=speculative,
+            kv_events_config=self.create_kv_events_config(),
         )
+
+    def create_kv_events_config(self) -> KVEventsConfig | None:
+        """None: nothing is published.
+
+        Raises:
+            ValueError: a field that is not known, or a value that is not done.
+        """
+        config = as_config("kv_events_config", KVEventsConfig, self.kv_events_config)
+        return config if config is not None and config.is_served else None
 
     def create_model_config(self) -> ModelConfig:
         """The model's part of `create_engine_config`, with its checks and errors."""
@@ -412,7 +432,7 @@ class EngineArgs(UpstreamArgs):
         self, device: str, source: ResolvedModel, scheduler_config: SchedulerConfig, model_config: ModelConfig
     ) -> CacheConfig:
         return CacheConfig(
-            **passed_on(self, "cache_config"),
+            **{**passed_on(self, "cache_config"), "swap_space": self.host_gib()},
             kv_store=envs.kv_store() if self.kv_store is None else self.kv_store,
             cache_dtype=resolve_cache_dtype(self.kv_cache_dtype, source.dtype, source.is_encoder),
             # A token that sees those after it has no result that other prompts share.
@@ -422,6 +442,23 @@ class EngineArgs(UpstreamArgs):
             shares_parts_of_blocks=device == "cpu",
             max_idle_tokens=self._max_idle_tokens(device, scheduler_config, model_config.max_model_len),
         )
+
+    def host_gib(self) -> float:
+        """GiB of host memory a device that keep KV blocks, by swap_space or kv_offloading_size.
+
+        Raises:
+            ValueError: both are given and differ, or kv_offloading_size is no number of GiB.
+        """
+        if self.kv_offloading_size is None:
+            return self.swap_space
+        check_number("kv_offloading_size", self.kv_offloading_size, 0, math.inf)
+        share = self.kv_offloading_size / self.tensor_parallel_size
+        if self.swap_space not in (0, share):
+            raise ValueError(
+                f"kv_offloading_size={self.kv_offloading_size:g} is {share:g} GiB a device, and swap_space="
+                f"{self.swap_space:g} asks for another size of the same: leave one out"
+            )
+        return share
 
     def _max_idle_tokens(self, device: str, scheduler_config: SchedulerConfig, max_model_len: int) -> int | None:
         """A few steps' worth on a CPU, whose memory others want, too, unless the cache's size was given."""

@@ -60,6 +60,7 @@ def check_first(args: Any) -> None:
     as_config("attention_config", AttentionConfig, args.attention_config)
     args.create_lora_config()
     args.create_parallel_config()
+    args.create_kv_events_config()
     speculative = args.create_speculative_config(args.tensor_parallel_size)
     for spec in args.logits_processors if isinstance(args.logits_processors, list | tuple) else ():
         _check_package(f"logits processor {spec!r}", spec)
@@ -110,7 +111,7 @@ def check_values(args: Any) -> None:
         )
     if isinstance(args.seed, bool) or not isinstance(args.seed, int) or not 0 <= args.seed < 2**63:
         raise ValueError(f"seed must be an integer in [0, 2**63), got {args.seed!r}")
-    if args.swap_space and not args.enable_prefix_caching:
+    if args.host_gib() and not args.enable_prefix_caching:
         warn_once(logger, "swap_space has no effect without enable_prefix_caching: blocks are found by content")
     check_limits(args)
     check_generation_config(args)

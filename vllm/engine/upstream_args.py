@@ -189,12 +189,7 @@ class UpstreamArgs:
     offload_num_in_group: int = unused(1, _NO_OFFLOAD)
     offload_prefetch_step: int = unused(1, _NO_OFFLOAD)
 
-    kv_offloading_size: float | None = refused(None, _SWAP)
-
-    kv_offloading_backend: str = unused("native", _SWAP)
-
     kv_transfer_config: dict[str, Any] | None = refused(None, _KV_STAYS)
-    kv_events_config: dict[str, Any] | None = refused(None, _KV_STAYS)
 
     model_weights: str = refused("", _FOLDER)
     hf_config_path: str | None = refused(None, _FOLDER)

@@ -16,6 +16,8 @@ from vllm.quantization.stored import Value
 class _AbsentSlot(WeightSlot):
     """Takes a checkpoint's tensor and keeps nothing."""
 
+    is_elsewhere = True
+
     def fill(self, value: Value) -> None:
         pass
 

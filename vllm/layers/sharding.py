@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from fractions import Fraction
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -39,6 +40,9 @@ class Shard:
 @dataclass(frozen=True)
 class WeightSlot:
     """The place of a checkpoint's tensor in a parameter."""
+
+    is_elsewhere: ClassVar[bool] = False
+    """Whether another stage has the parameter."""
 
     target: Tensor  # the (part of a) parameter to fill
     shards: tuple[Shard, ...]  # what it holds of each of the tensor's dimensions

@@ -174,6 +174,8 @@ def _refuse(folder: Path, verb: str, names: list[str]) -> None:
 def fill_with_noise(model: nn.Module, seed: int) -> None:
     """Fill every weight that a checkpoint would with `dummy_weight`, of which a rank takes its part."""
     for name, slot in checkpoint_slots(model).items():
+        if slot.is_elsewhere:
+            continue
         slot.fill(dummy_weight(name, slot.shape, slot.target.dtype, slot.target.device, seed))
 
 

@@ -1,4 +1,5 @@
-"""KV blocks that would leave their engine: events of the prefix cache, and connectors. The engine sends none."""
+"""KV blocks that leave their engine: messages of the prefix cache's events, which are the engine's own, and connectors,
+of which it has none."""
 
 from __future__ import annotations
 
@@ -7,56 +8,35 @@ from typing import Any, ClassVar
 
 from vllm.upstream.refusals import Unserved
 from vllm.upstream.utils.unserved import refuse
-from vllm.utils.struct import Struct
+from vllm.v1.features.kv_events.messages import (
+    AllBlocksCleared,
+    BlockRemoved,
+    BlockStored,
+    EventBatch,
+    ExternalBlockHash,
+    KVCacheEvent,
+    KVEventBatch,
+)
+
+__all__ = [
+    "AllBlocksCleared",
+    "BlockHash",
+    "BlockRemoved",
+    "BlockStored",
+    "EventBatch",
+    "ExampleConnector",
+    "ExampleConnectorMetadata",
+    "ExternalBlockHash",
+    "KVCacheEvent",
+    "KVConnectorBase_V1",
+    "KVConnectorFactory",
+    "KVConnectorMetadata",
+    "KVConnectorRole",
+    "KVEventBatch",
+    "NO_TRANSFER",
+]
 
 BlockHash = bytes
-
-
-ExternalBlockHash = bytes | int
-
-
-"""A block's hash as other processes see it."""
-
-
-class EventBatch(Struct, array_like=True, omit_defaults=True, gc=False):
-    """Events of one moment: `ts`, in seconds since 1970."""
-
-    ts: float
-    events: list[Any]
-    data_parallel_rank: int | None = None
-
-
-class KVCacheEvent(Struct, array_like=True, omit_defaults=True, gc=False, tag=True):
-    """Base of the events."""
-
-
-class BlockStored(KVCacheEvent):
-    """Blocks are in the cache."""
-
-    block_hashes: list[ExternalBlockHash]
-    parent_block_hash: ExternalBlockHash | None
-    token_ids: list[int]
-    block_size: int
-    lora_id: int | None
-    medium: str | None
-    lora_name: str | None
-
-
-class BlockRemoved(KVCacheEvent):
-    """Blocks are gone."""
-
-    block_hashes: list[ExternalBlockHash]
-    medium: str | None
-
-
-class AllBlocksCleared(KVCacheEvent):
-    """The cache is empty."""
-
-
-class KVEventBatch(EventBatch):
-    """The events that there are."""
-
-    events: list[BlockStored | BlockRemoved | AllBlocksCleared]
 
 
 NO_TRANSFER = "the KV cache stays in its engine; swap_space keeps evicted blocks on the host"

@@ -27,18 +27,32 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize(
     ("fields", "absent"),
     [
-        ({}, {"stages", "states", "drafts", "adapters", "prompt_embeds", "images", "swap", "kv_store"}),
+        ({}, {"stages", "states", "drafts", "adapters", "prompt_embeds", "images", "swap", "kv_store", "kv_events"}),
         (
             {"enable_prefix_caching": False},
-            {"hidden_cache", "stages", "states", "drafts", "adapters", "prompt_embeds", "images", "swap", "kv_store"},
+            {
+                "hidden_cache",
+                "stages",
+                "states",
+                "drafts",
+                "adapters",
+                "prompt_embeds",
+                "images",
+                "swap",
+                "kv_store",
+                "kv_events",
+            },
         ),
         (
             {"speculative_config": NGRAM, "enable_lora": True, "swap_space": 0.01, "enable_prompt_embeds": True},
-            {"stages", "states", "images", "kv_store"},
+            {"stages", "states", "images", "kv_store", "kv_events"},
         ),
-        ({"kv_store": "store"}, {"stages", "states", "drafts", "adapters", "prompt_embeds", "images", "swap"}),
+        (
+            {"kv_store": "store", "kv_events_config": {"enable_kv_cache_events": True, "endpoint": "ipc://events"}},
+            {"stages", "states", "drafts", "adapters", "prompt_embeds", "images", "swap"},
+        ),
     ],
-    ids=["none", "no prefix cache", "many", "a store on disk"],
+    ids=["none", "no prefix cache", "many", "blocks beyond the engine"],
 )
 def test_guests_are_those_of_the_configuration_in_their_order(folder, fields, absent, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)

@@ -200,7 +200,9 @@ def test_the_store_outlives_a_reset_of_the_prefix_cache(folder, tmp_path):
     end(llm)
 
 
-@pytest.mark.parametrize("fields", [{"enable_prefix_caching": False}, {"tensor_parallel_size": 2}])
+@pytest.mark.parametrize(
+    "fields", [{"enable_prefix_caching": False}, {"tensor_parallel_size": 2}, {"pipeline_parallel_size": 2}]
+)
 def test_an_engine_that_cannot_use_a_store_says_so_and_runs(folder, tmp_path, fields, monkeypatch):
     said = []
     monkeypatch.setattr("vllm.v1.features.kv_store.make.warn_once", lambda logger, *text: said.append(text))

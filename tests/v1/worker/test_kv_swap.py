@@ -209,3 +209,15 @@ class TestSize:
     def test_without_the_prefix_cache(self, folder):
         llm = make_tiny_llm(folder, swap_space=1e-3, enable_prefix_caching=False)
         assert llm.llm_engine.engine_core.executor.num_host_blocks == 0
+
+
+def test_upstreams_name_of_the_size_is_that_of_all_devices(tmp_path):
+    from vllm.engine.arg_utils import EngineArgs
+
+    assert EngineArgs(kv_offloading_size=2.0).host_gib() == 2.0
+    assert EngineArgs(kv_offloading_size=2.0, tensor_parallel_size=2, swap_space=1.0).host_gib() == 1.0
+    assert EngineArgs(swap_space=3.0).host_gib() == 3.0 and EngineArgs(kv_offloading_backend="native").host_gib() == 0.0
+    with pytest.raises(ValueError, match="kv_offloading_size=2 is 2 GiB a device, and swap_space=3"):
+        EngineArgs(kv_offloading_size=2.0, swap_space=3.0).host_gib()
+    with pytest.raises(ValueError, match="kv_offloading_size"):
+        EngineArgs(kv_offloading_size=-1.0).host_gib()

@@ -28,7 +28,7 @@ from vllm.utils.kv_store.segment import (
 logger = init_logger(__name__)
 
 MOST_UNWRITTEN_BYTES = 256 * 2**20
-"""What waits to be written: blocks beyond it are not kept."""
+"""The most that waits to be written: blocks beyond it are not kept."""
 # After an error nothing is written for so long.
 _REST_SECONDS = 60.0
 _END_SECONDS = 60.0

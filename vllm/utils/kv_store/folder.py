@@ -75,7 +75,7 @@ class StoreFolder:
             raise PermissionError(f"{self.path} cannot be written to")
 
     def segments(self, shelf: str | None = None) -> list[Segment]:
-        """Those of a shelf, or all, from the one that was used last."""
+        """Segments of a shelf, or all, from the one that was used last."""
         found = []
         for path in self.path.glob(f"{shelf or '*'}-*{INDEX}") if self.path.is_dir() else ():
             with contextlib.suppress(OSError):

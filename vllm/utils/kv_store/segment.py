@@ -68,7 +68,7 @@ def read_block(place: Place, file: int, into: Bytes) -> bool:
 
 
 class SegmentIndex:
-    """What is in a segment, as far as it has been read.
+    """The content of a segment, as far as it has been read.
 
     Attributes:
         about: the writer's description.

@@ -25,6 +25,7 @@ SCHEDULER_ORDER = (
     "drafts",
     "forced_runs",
     "stages",
+    "kv_events",
     "swap",
     "states",
     "kv_store",
@@ -38,8 +39,9 @@ SCHEDULER_ORDER = (
    that were not.
 5. forced_runs before states: a state is kept for tokens that are left when some are dropped at a preemption.
 6. stages after drafts and forced_runs, as it sends the tokens that these have settled or appended.
-7. swap before states: without evicted content that the host does not take, the state after it is of no use.
-8. kv_store: what a request begins with is known when it looks there, and memory comes before the disk.
+7. kv_events before swap: it is told of evicted content that the host takes.
+8. swap before states: without evicted content that the host does not take, the state after it is of no use.
+9. kv_store: what a request begins with is known when it looks there, and memory comes before the disk.
 """
 ORDER = (
     "hidden_cache",
@@ -168,6 +170,8 @@ def scheduler_guests(config: VllmConfig, call: Call, scheduler: Any) -> Sequence
         from vllm.v1.features.stages.scheduler import SampledTokens
 
         guests.append(SampledTokens(scheduler.requests))
+    if config.kv_events_config is not None and scheduler.kv.enable_caching:
+        guests.append(_event_guest(config, scheduler))
     guests += cache_guests(scheduler)
     if uses_store(config):
         from vllm.v1.features.kv_store.make import make_store_guest
@@ -190,6 +194,17 @@ def _picture_turns(config: VllmConfig, scheduler: Any) -> SchedulerGuest:
     kind, kept = None if whole is None else whole.kind, model.encoder_cache_bytes // row_bytes
     turns = WholePictureTurns if whole is not None and whole.beyond_windows else PictureTurns
     return turns(scheduler.requests, kind, room, kept, scheduler.kv.block_size)
+
+
+def _event_guest(config: VllmConfig, scheduler: Any) -> SchedulerGuest:
+    from vllm.v1.features.kv_events.publisher import EventPublisher
+    from vllm.v1.features.kv_events.scheduler import CacheEvents
+
+    assert config.kv_events_config is not None
+    rank = config.parallel_config.data_parallel_rank
+    medium = "GPU" if config.device_config.device == "cuda" else "CPU"
+    is_alone = config.parallel_config.data_parallel_size == 1
+    return CacheEvents(scheduler, EventPublisher(config.kv_events_config, rank), medium, None if is_alone else rank)
 
 
 def cache_guests(scheduler: Any) -> Sequence[SchedulerGuest]:

@@ -27,7 +27,7 @@ _FILES = ("v1/worker/gpu", "v1/features")
 
 @cache
 def _code_digest() -> str:
-    """Of the bytes of that code, so that equal installations share blocks."""
+    """A digest of that code's bytes, so that equal installations share blocks."""
     root = Path(__file__).parents[3]
     files = [path for room in (*_ROOMS, *_FILES) for path in (root / room).rglob("*.py")]
     digest = hashlib.blake2b(digest_size=16)
@@ -43,6 +43,8 @@ def problem_of(config: VllmConfig) -> str | None:
         return "prefix caching is off: blocks are found by content"
     if config.parallel_config.tensor_parallel_size > 1:
         return "with tensor_parallel_size above 1 no rank has whole blocks"
+    if config.parallel_config.pipeline_parallel_size > 1:
+        return "with pipeline_parallel_size above 1 no stage has whole blocks"
     if config.device_config.device != "cpu":
         return "on a GPU nothing is written to disk; swap_space keeps blocks in host memory"
     if config.speculative_config is not None:

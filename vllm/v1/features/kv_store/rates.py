@@ -4,7 +4,7 @@ from __future__ import annotations
 
 # So much is read, and computed, before the two are compared; until then blocks are read.
 _LEAST_BYTES, _LEAST_TOKENS = 16 * 2**20, 1024
-# What was measured before counts half as much after each such amount.
+# Earlier measurements count half as much after each such amount.
 _HALF_BYTES, _HALF_TOKENS = 2**30, 16384
 
 
@@ -28,7 +28,7 @@ class Rate:
 
 
 class Rates:
-    """What reading and computing took in this engine so far."""
+    """Times that reading and computing took in this engine so far."""
 
     def __init__(self) -> None:
         self.reading, self.computing = Rate(_HALF_BYTES), Rate(_HALF_TOKENS)

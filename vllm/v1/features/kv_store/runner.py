@@ -86,7 +86,7 @@ def block_bytes(runner: Any) -> int:
 
 
 def layout_of(worker: Any) -> list[Any]:
-    """What a worker's blocks are made of: of each tensor the dtype and the shape of a block's part."""
+    """The parts of a worker's blocks: of each tensor the dtype and the shape."""
     runner = worker.model_runner
     found = {cache.data_ptr(): cache for group in runner.kv_caches for cache in group}
     return [[str(cache.dtype), list(cache.shape[1:])] for cache in found.values()]

@@ -128,7 +128,7 @@ class StoredPrefixes(SchedulerGuest):
         return {key: blocks[own] for key, own in stored.items() if own in blocks}
 
     def _keys_to_read(self, request: Request) -> list[bytes]:
-        """Of the longest prefix that the store makes possible, what the engine does not have."""
+        """The content that the engine lacks of the longest prefix that the store makes possible."""
         self.store.refresh()
         self._num_queried_tokens += request.num_tokens
         self._looking = self._names(request)
