@@ -23,8 +23,10 @@ from vllm.auditing.statistics import (
     mean_interval,
     mean_upper_limit,
     ndcg,
+    reliability_features,
     share_upper_limit,
     tv_rows,
+    unit_of_rows,
 )
 from vllm.exceptions import CliError
 
@@ -142,6 +144,22 @@ def test_an_interval_of_many_rows_is_that_of_the_normal_distribution():
     low, high = mean_interval(values)
     error = values.std() / math.sqrt(len(values))
     assert (high - low) / (2 * 1.96 * error) == pytest.approx(1, rel=0.08)  # 1,000 draws
+
+
+def test_calibration_of_many_rows_is_summed_by_groups_of_them():
+    """The sums of all groups are those of all rows, and no array has a cell a row and bin."""
+    generator = np.random.default_rng(14)
+    count = 3 * MAX_UNITS + 7
+    confidences, hits = generator.random(count), generator.random(count) < 0.5
+    found = reliability_features(confidences, hits, 10)
+    assert found.shape == (MAX_UNITS, 10)
+    bins = np.minimum((confidences * 10).astype(int), 9)
+    assert found.sum(0) == pytest.approx([(hits - confidences)[bins == each].sum() for each in range(10)], rel=1e-9)
+    groups = unit_of_rows(count)
+    assert set(np.bincount(groups, minlength=MAX_UNITS)) == {3, 4}
+    assert found[5] == pytest.approx(
+        np.bincount(bins[groups == 5], weights=(hits - confidences)[groups == 5], minlength=10)
+    )
 
 
 def test_gold_gives_accuracy_calibration_and_mcnemar():

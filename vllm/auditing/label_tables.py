@@ -19,6 +19,7 @@ from vllm.auditing.statistics import (
     mean_interval,
     reliability_features,
     tv_rows,
+    unit_of_rows,
 )
 from vllm.decisions.evaluation import NUM_BINS, Reliability, evaluate
 
@@ -309,6 +310,7 @@ def _gold_statistics(table: LabelTable, own: np.ndarray, other: np.ndarray) -> G
     before, after = (evaluate(each, gold, table.names) for each in shares)
     right = [each.argmax(1) == gold for each in shares]
     gaps = [reliability_features(each.max(1), hit, NUM_BINS) for each, hit in zip(shares, right, strict=True)]
+    counts = np.bincount(unit_of_rows(len(gold))).astype(np.float64)
     lost, won = int((right[0] & ~right[1]).sum()), int((~right[0] & right[1]).sum())
 
     def change(sums: np.ndarray) -> np.ndarray:
@@ -324,7 +326,7 @@ def _gold_statistics(table: LabelTable, own: np.ndarray, other: np.ndarray) -> G
         reference_ece=before.ece,
         candidate_ece=after.ece,
         ece_change=after.ece - before.ece,
-        ece_change_interval=bootstrap(np.concatenate([*gaps, np.ones((len(gold), 1))], axis=1), change),
+        ece_change_interval=bootstrap(np.concatenate([*gaps, counts[:, None]], axis=1), change),
         lost=lost,
         won=won,
         mcnemar_p=mcnemar(lost, won),

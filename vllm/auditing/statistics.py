@@ -78,10 +78,18 @@ def _units(features: np.ndarray) -> np.ndarray:
     """At most MAX_UNITS rows: `features`, or sums of groups of them in a random order."""
     if len(features) <= MAX_UNITS:
         return features
-    order = np.random.default_rng(_SEED).permutation(len(features))
-    edges = np.linspace(0, len(features), MAX_UNITS + 1).astype(np.int64)[:-1]
-    summed: np.ndarray = np.add.reduceat(features[order], edges, axis=0)
-    return summed
+    groups = unit_of_rows(len(features))
+    return np.stack([np.bincount(groups, weights=column, minlength=MAX_UNITS) for column in features.T], axis=1)
+
+
+def unit_of_rows(count: int) -> np.ndarray:
+    """int64 [count], the place of each row's group, of MAX_UNITS groups in a random order; of no more rows, its own."""
+    if count <= MAX_UNITS:
+        return np.arange(count)
+    found = np.empty(count, dtype=np.int64)
+    edges = np.linspace(0, count, MAX_UNITS + 1).astype(np.int64)
+    found[np.random.default_rng(_SEED).permutation(count)] = np.repeat(np.arange(MAX_UNITS), np.diff(edges))
+    return found
 
 
 def mean_interval(values: np.ndarray) -> tuple[float, float]:
@@ -93,12 +101,12 @@ def mean_interval(values: np.ndarray) -> tuple[float, float]:
 
 
 def reliability_features(confidences: np.ndarray, correct: np.ndarray, num_bins: int) -> np.ndarray:
-    """float64 [n, num_bins]: a row's hit minus its confidence, in the column of its bin of confidence."""
+    """float64 [units, num_bins], sums over each unit's rows: a row's hit minus its confidence, in the column of its bin
+    of confidence. A million rows of bins would need more memory than all their readings."""
     edges = np.linspace(0.0, 1.0, num_bins + 1)
     own = np.searchsorted(edges[1:-1], confidences, side="left")
-    found = np.zeros((len(own), num_bins))
-    found[np.arange(len(own)), own] = correct.astype(np.float64) - confidences
-    return found
+    cells, size = unit_of_rows(len(own)) * num_bins + own, min(len(own), MAX_UNITS) * num_bins
+    return np.bincount(cells, weights=correct.astype(np.float64) - confidences, minlength=size).reshape(-1, num_bins)
 
 
 def mcnemar(lost: int, won: int) -> float:
