@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 
 import numpy as np
@@ -9,7 +10,8 @@ import pytest
 
 from vllm.auditing.budgets import Budget, decide
 from vllm.auditing.label_tables import LabelTable, TableBuilder, by_field, by_length, joined, label_statistics
-from vllm.auditing.results import Candidate
+from vllm.auditing.report import audit_table
+from vllm.auditing.results import Audit, Candidate, Cost
 from vllm.auditing.statistics import (
     MAX_UNITS,
     as_json,
@@ -214,6 +216,26 @@ def test_groups_are_the_rows_of_each():
     assert groups[0].kl_mean == pytest.approx(part.kl_mean) and groups[0].flips == part.flips
     lengths = by_length(table)
     assert sum(each.rows for each in lengths) == 100 and len(lengths) == 4
+
+
+def test_the_terminal_shows_flips_and_groups():
+    reference, _ = _random(60)
+    candidate = reference.copy()
+    best, second = np.argsort(-reference[7])[:2]
+    candidate[7, [best, second]] = reference[7, [second, best]]
+    table = _table(reference, candidate, language=["en"] * 40 + ["de"] * 20)
+    found = dataclasses.replace(
+        _candidate("theirs", table), labels=label_statistics(table), by={"language": by_field(table, "language")}
+    )
+    cost = Cost("own", 60, 0, None, 1.0, 0.0, 1.0, "")
+    shown = audit_table(Audit("rows", "labels", cost, [found])).splitlines()
+    (flip,) = [line for line in shown if line.startswith("  7: ")]
+    own, other = (np.exp(log_shares(each[7:8]))[0] for each in (reference, candidate))
+    names = [f"{i} {own[i]:.3f}" for i in np.argsort(-own)], [f"{i} {other[i]:.3f}" for i in np.argsort(-other)]
+    assert flip == f"  7: {', '.join(names[0])} -> {', '.join(names[1])}"
+    assert "flips of theirs, 1 of 1 (row: reference -> candidate):" in shown
+    groups = shown[shown.index("theirs by language:") + 1 :]
+    assert groups[0].startswith("  en: 40 rows, 1 flips (2.50%)") and groups[1].startswith("  de: 20 rows, 0 flips")
 
 
 def test_questions_of_other_widths_are_joined():

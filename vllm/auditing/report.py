@@ -16,10 +16,11 @@ from vllm.auditing.text_rows import llama_cpp_lines
 from vllm.scoring.report import cut
 
 _NAME_WIDTH = 40
+_NUM_FLIPS, _NUM_SHARES, _NUM_GROUPS = 5, 3, 12
 
 
 def audit_table(audit: Audit) -> str:
-    """The audit's figures, a line a model, and what the budget says."""
+    """The audit's figures, a line a model, the first flips, groups by field, and what the budget says."""
     names, columns = _columns(audit)
     # A terminal that is narrower breaks lines; no figure is cut.
     width = max(shutil.get_terminal_size((160, 24)).columns, 240)
@@ -32,7 +33,8 @@ def audit_table(audit: Audit) -> str:
     out = io.StringIO()
     Console(file=out, width=width, no_color=True, highlight=False).print(table)
     lines = [line.rstrip() for line in out.getvalue().splitlines()]
-    return "\n".join([*lines, *_texts(audit), *_budget(audit)])
+    more = [line for each in audit.candidates for line in (*_flips(each), *_groups(each))]
+    return "\n".join([*lines, *more, *_texts(audit), *_budget(audit)])
 
 
 def _name(name: str) -> Text:
@@ -79,6 +81,37 @@ def _text_cells(candidate: Candidate) -> list[str]:
         return ["-"] * 4
     kl = f"{found.kl_mean:.6f} ± {found.kl_mean_error:.6f}"
     return [kl, f"{found.kl_p999:.6f}", f"{found.top1_agreement:.3%}", f"{found.perplexity_ratio:.6f}"]
+
+
+def _flips(candidate: Candidate) -> list[str]:
+    """The first flips, with both distributions."""
+    found = candidate.labels
+    if found is None or not found.flipped:
+        return []
+    shown = found.flipped[:_NUM_FLIPS]
+    lines = [f"flips of {candidate.name}, {len(shown)} of {found.flips} (row: reference -> candidate):"]
+    for flip in shown:
+        lines.append(f"  {flip.index}: {_shares(flip.reference_probs)} -> {_shares(flip.candidate_probs)}")
+    return [*lines, ""]
+
+
+def _shares(probs: dict[str, float]) -> str:
+    best = sorted(probs.items(), key=lambda each: -each[1])[:_NUM_SHARES]
+    return ", ".join(f"{name.strip()} {share:.3f}" for name, share in best)
+
+
+def _groups(candidate: Candidate) -> list[str]:
+    """The groups by fields, the largest first."""
+    lines = []
+    for name, groups in candidate.by.items():
+        lines.append(f"{candidate.name} by {name}:")
+        for each in groups[:_NUM_GROUPS]:
+            delta = _number(each.abs_delta_logprob["mean"])
+            flips = f"{each.flips} flips ({each.flip_share:.2%})"
+            lines.append(f"  {each.group}: {each.rows} rows, {flips}, |Δ logprob| {delta}, KL {_number(each.kl_mean)}")
+        left = len(groups) - _NUM_GROUPS
+        lines += [f"  {left} further groups are in --output", ""] if left > 0 else [""]
+    return lines
 
 
 def _texts(audit: Audit) -> list[str]:
