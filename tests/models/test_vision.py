@@ -16,7 +16,8 @@ import torch.nn.functional as F
 from safetensors.torch import load_file
 from tiny_vision import FAMILIES, Reference, draw, make_vision_model
 
-from vllm import LLM, SamplingParams
+from vllm import LLM, AsyncEngineArgs, AsyncLLM, SamplingParams
+from vllm.entrypoints import async_llm
 from vllm.exceptions import VLLMValidationError
 from vllm.inputs.images import GivenImages
 from vllm.ops.packed_linear import pack_linear
@@ -184,6 +185,21 @@ def test_a_malformed_processor_is_an_error_at_the_start(
         patch.setattr("vllm.entrypoints.llm.LLMEngine.__init__", lambda *_, **__: pytest.fail("the model was loaded"))
         LLM(str(tmp_path))
     assert LLM(str(tmp_path), language_model_only=True, max_model_len=64).generate("a", use_tqdm=False)
+
+
+def test_a_server_without_its_processor_closes_its_cores(
+    llava: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for file in llava.folder.iterdir():
+        (tmp_path / file.name).symlink_to(file)
+    (tmp_path / "processor_config.json").unlink()
+    (tmp_path / "processor_config.json").write_text('{"processor_class": "Nothing"}')
+    closed: list[Any] = []
+    close = async_llm._close_cores
+    monkeypatch.setattr(async_llm, "_close_cores", lambda cores: (closed.extend(cores), close(cores)))
+    with pytest.raises(ValueError, match="no processor 'Nothing'.*language_model_only=True"):
+        AsyncLLM.from_engine_args(AsyncEngineArgs(str(tmp_path), dtype="float32", max_model_len=64))
+    assert len(closed) == 1
 
 
 def test_a_missing_pillow_is_an_error_at_the_start(llava: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -99,6 +99,8 @@ class AsyncLLM(EngineCalls):
             read_early(self.model_config)
             if meanwhile is not None:
                 meanwhile(tokenizer)
+            # What a picture processor lacks is said before the weights are there.
+            self.input_processor = InputProcessor(config, tokenizer)
             for core in cores:
                 core.wait_until_ready()
             cache = replace(config.cache_config, num_gpu_blocks=min(core.num_blocks for core in cores))
@@ -107,7 +109,6 @@ class AsyncLLM(EngineCalls):
         except BaseException:
             _close_cores(cores)
             raise
-        self.input_processor = InputProcessor(config, tokenizer)
         self.tracer = make_tracer(config)
         self.replicas = [Replica(core, self.input_processor, self.tracer) for core in cores]
         if self.stat_loggers is not None:

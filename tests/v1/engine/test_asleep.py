@@ -51,6 +51,9 @@ GENERATING: dict[str, Callable[[LLM], Any]] = {
     "beam_search": lambda llm: llm.beam_search(["ab"], BEAMS),
     "enqueue": lambda llm: [llm.enqueue(["ab"], GREEDY), llm.wait_for_completion(**QUIET)],
     "score_labels": lambda llm: llm.score_labels(["ab"], ["x", "yz"], **QUIET),
+    "score_processed": lambda llm: llm.score_processed(
+        llm.llm_engine.input_processor.process_prompts(["ab"], [GREEDY]), ["x", "yz"], **QUIET
+    ),
     "score": lambda llm: llm.score("ab", ["c", "d"], **QUIET),
     "score_pairs": lambda llm: llm.score_pairs("ab", ["c", "d"], ["x", "y"], **QUIET),
     "decide": lambda llm: llm.decide("ab", QUESTIONS, **QUIET),
@@ -96,7 +99,7 @@ CONTROL: dict[str, Callable[[Any], Any]] = {
 }
 # The worker says itself that its weights are gone: tests/layers/test_weight_update.py.
 WORKERS = {"apply_model"}
-OTHERS = {"wait_for_completion", "from_engine_args", "from_vllm_config", "sleep", "wake_up"}
+OTHERS = {"decision_plan", "wait_for_completion", "from_engine_args", "from_vllm_config", "sleep", "wake_up"}
 OTHERS |= {"add_lora", "remove_lora", "list_loras", "pin_lora", "with_adapters"}  # test_llm_adapters.py
 OTHERS |= {"start_weight_update", "update_weights", "finish_weight_update"}  # test_weight_versions.py
 

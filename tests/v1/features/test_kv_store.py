@@ -200,9 +200,7 @@ def test_the_store_outlives_a_reset_of_the_prefix_cache(folder, tmp_path):
     end(llm)
 
 
-@pytest.mark.parametrize(
-    "fields", [{"enable_prefix_caching": False}, {"tensor_parallel_size": 2}, {"pipeline_parallel_size": 2}]
-)
+@pytest.mark.parametrize("fields", [{"enable_prefix_caching": False}, {"tensor_parallel_size": 2}])
 def test_an_engine_that_cannot_use_a_store_says_so_and_runs(folder, tmp_path, fields, monkeypatch):
     said = []
     monkeypatch.setattr("vllm.v1.features.kv_store.make.warn_once", lambda logger, *text: said.append(text))
@@ -210,6 +208,11 @@ def test_an_engine_that_cannot_use_a_store_says_so_and_runs(folder, tmp_path, fi
     run(llm)
     end(llm)
     assert said and not (tmp_path / "store").exists()
+
+
+def test_stages_of_a_pipeline_are_refused(folder, tmp_path):
+    with pytest.raises(ValueError, match="pipeline_parallel_size=2 needs no kv_store"):
+        make_tiny_llm(folder, kv_store=str(tmp_path), pipeline_parallel_size=2)
 
 
 def test_a_folder_that_cannot_be_made_is_no_error(folder, tmp_path):

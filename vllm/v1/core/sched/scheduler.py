@@ -200,13 +200,13 @@ class Scheduler:
         return min(part, max(most // num_steps, 1)), num_requests
 
     def _schedule_running(self, step: SchedulerOutput) -> None:
-        budget, num_left = self._step_tokens, self._step_requests
+        budget, requests_left = self._step_tokens, self._step_requests
         cached, scheduled = step.scheduled_cached_reqs, step.num_scheduled_tokens
         running, grow = self.running, self.kv.grow
         shares, grows, on_computes = self._shares, self._on_grow, self._on_computes
         index = 0
         # Preemption shortens the list during the loop.
-        while index < len(running) and budget > 0 and num_left > 0:
+        while index < len(running) and budget > 0 and requests_left > 0:
             request = running[index]
             num_computed = request.num_computed_tokens
             num_new = len(request.token_ids) - num_computed
@@ -216,10 +216,10 @@ class Scheduler:
                     # Its last step is in flight.
                     index += 1
                     continue
-            num_left = num_new
+            num_wanted = num_new
             if num_new > budget:
                 num_new = budget
-            if shares and num_left > 1:
+            if shares and num_wanted > 1:
                 num_new = self._share(request, num_computed, num_new)
                 if not num_new:
                     index += 1
@@ -234,7 +234,7 @@ class Scheduler:
                 position = running.index(victim)
                 num_given_back = self._preempt(victim, step)
                 budget += num_given_back
-                num_left += num_given_back > 0
+                requests_left += num_given_back > 0
                 if position < index:
                     index -= 1
                 continue
@@ -246,7 +246,7 @@ class Scheduler:
             scheduled[request.request_id] = num_new
             request.num_computed_tokens = num_computed + num_new
             budget -= num_new
-            num_left -= 1
+            requests_left -= 1
             index += 1
         step.total_num_scheduled_tokens = self._step_tokens - budget
 

@@ -43,8 +43,6 @@ def problem_of(config: VllmConfig) -> str | None:
         return "prefix caching is off: blocks are found by content"
     if config.parallel_config.tensor_parallel_size > 1:
         return "with tensor_parallel_size above 1 no rank has whole blocks"
-    if config.parallel_config.pipeline_parallel_size > 1:
-        return "with pipeline_parallel_size above 1 no stage has whole blocks"
     if config.device_config.device != "cpu":
         return "on a GPU nothing is written to disk; swap_space keeps blocks in host memory"
     if config.speculative_config is not None:
