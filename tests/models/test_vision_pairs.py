@@ -7,14 +7,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-import tokenizers
 import torch
-import transformers
 from architectures import fill_weights
-from PIL import Image
+from pictures import data_url
 from safetensors.torch import load_file
+from tiny_pairs import KINDS, make_pair, reference
 from tiny_vision import draw
-from tokenizers import models, pre_tokenizers, processors
 
 from vllm import LLM, PoolingParams
 from vllm.exceptions import VLLMValidationError
@@ -22,75 +20,8 @@ from vllm.exceptions import VLLMValidationError
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 TOLERANCE = 1e-4
-WORDS = "a b c cat dog of photo red two".split()
 TEXTS = ["a photo of a cat", "red", "two red dog of a cat c b a", "a photo of a dog", ""]
 PICTURES = [draw(40, 30, 1), draw(64, 24, 2, "RGBA"), draw(20, 50, 3, "L")]
-_TOWER = {"hidden_size": 24, "intermediate_size": 32, "num_hidden_layers": 3, "num_attention_heads": 3}
-_EDGE = {"height": 28, "width": 28}
-_TEXT = _TOWER | {"max_position_embeddings": 16, "projection_size": 20}
-_KINDS: dict[str, dict[str, Any]] = {
-    # The ids of the ends of texts of the first published files, which are wrong there, and of later ones.
-    "clip_2": {"type": "clip", "text": {"eos_token_id": 2, "bos_token_id": 0}},
-    "clip": {"type": "clip", "text": {}},
-    "siglip": {"type": "siglip", "text": _TEXT},
-    "siglip2": {"type": "siglip2", "text": _TEXT},
-    "siglip2_masked": {"type": "siglip2", "text": _TEXT},
-}
-
-
-def make_pair(kind: str, folder: Path) -> tuple[Any, Any, Any]:
-    """A random model in float32 with its tokenizer and picture processor, saved to `folder`."""
-    family, is_clip = _KINDS[kind]["type"], _KINDS[kind]["type"] == "clip"
-    names = ["<pad>", "<unk>", *WORDS, "<begin>", "<end>"]
-    backend = tokenizers.Tokenizer(models.WordLevel({name: i for i, name in enumerate(names)}, "<unk>"))
-    backend.pre_tokenizer = pre_tokenizers.Whitespace()
-    ends = [(each, names.index(each)) for each in ("<begin>", "<end>")]
-    backend.post_processor = processors.TemplateProcessing("<begin> $A <end>" if is_clip else "$A <end>", None, ends)
-    tokenizer = transformers.PreTrainedTokenizerFast(
-        tokenizer_object=backend, bos_token="<begin>", eos_token="<end>", unk_token="<unk>",
-        pad_token="<end>" if is_clip else "<pad>", padding_side="right", model_max_length=16,
-        model_input_names=["input_ids"] + (["attention_mask"] if is_clip or kind == "siglip2_masked" else []),
-    )  # fmt: skip
-    tokenizer.save_pretrained(folder)
-    text = _TOWER | {"vocab_size": len(names), "max_position_embeddings": 16, "eos_token_id": len(names) - 1}
-    vision = _TOWER | {"image_size": 28, "patch_size": 7}
-    if family == "siglip2":
-        vision = _TOWER | {"patch_size": 7, "num_patches": 16}
-    if is_clip:
-        images = transformers.CLIPImageProcessorPil(size={"shortest_edge": 28}, crop_size=_EDGE)
-    elif family == "siglip":
-        images = transformers.SiglipImageProcessorPil(size=_EDGE)
-    else:
-        images = transformers.Siglip2ImageProcessorPil(patch_size=7, max_num_patches=20)
-        vision["hidden_size"] = text["hidden_size"]
-    more = {"projection_dim": 20} if is_clip else {}
-    config = transformers.CONFIG_MAPPING[family](
-        text_config=text | _KINDS[kind]["text"] | ({} if is_clip else {"projection_size": 24}),
-        vision_config=vision,
-        **more,
-    )
-    model = transformers.MODEL_MAPPING[type(config)](config).float().eval()
-    model.set_attn_implementation("eager")
-    fill_weights(model, 0)
-    model.save_pretrained(folder)
-    images.save_pretrained(folder)
-    return model, tokenizer, images
-
-
-@torch.no_grad()
-def reference(model: Any, tokenizer: Any, images: Any, item: str | Image.Image) -> np.ndarray:
-    """transformers' features of a text or a picture."""
-    if isinstance(item, str):
-        way = True if model.config.model_type == "clip" else "max_length"
-        found = model.get_text_features(**without_types(tokenizer([item], padding=way, return_tensors="pt")))
-    else:
-        found = model.get_image_features(**images(images=[item.convert("RGB")], return_tensors="pt"))
-    vector: np.ndarray = found.pooler_output[0].numpy()
-    return vector
-
-
-def without_types(data: Any) -> dict[str, Any]:
-    return {name: value for name, value in data.items() if name != "token_type_ids"}
 
 
 def prompts_of(items: list[Any]) -> list[Any]:
@@ -105,7 +36,7 @@ def embed(llm: LLM, items: list[Any], **options: Any) -> np.ndarray:
 RAW = PoolingParams(use_activation=False)
 
 
-@pytest.mark.parametrize("kind", _KINDS)
+@pytest.mark.parametrize("kind", KINDS)
 def test_vectors_equal_transformers(kind: str, tmp_path: Path) -> None:
     made = make_pair(kind, tmp_path)
     llm = LLM(str(tmp_path), dtype="float32", runner="pooling")
@@ -160,3 +91,26 @@ def test_what_is_refused(tmp_path: Path) -> None:
         LLM(str(tmp_path), runner="pooling", pooler_config={"seq_pooling_type": "MEAN"})
     with pytest.raises(ValueError, match="enable_lora=True"):
         LLM(str(tmp_path), runner="pooling", enable_lora=True)
+
+
+def test_texts_that_are_cut(tmp_path: Path) -> None:
+    model, tokenizer, _ = make_pair("clip", tmp_path)
+    llm = LLM(str(tmp_path), dtype="float32", runner="pooling")
+    text = "a cat b " * 9
+    ids = tokenizer([text], truncation=True, return_tensors="pt")["input_ids"]
+    with torch.no_grad():
+        want = model.get_text_features(ids).pooler_output.numpy()
+    own = PoolingParams(use_activation=False, truncate_prompt_tokens=-1)
+    np.testing.assert_allclose(embed(llm, [text], pooling_params=own), want, atol=TOLERANCE)
+
+
+def test_scores_of_texts_and_pictures_are_cosines(tmp_path: Path) -> None:
+    made = make_pair("siglip", tmp_path)
+    llm = LLM(str(tmp_path), dtype="float32", runner="pooling")
+    items = [TEXTS[0], *PICTURES]
+    text, *pictures = (vector / np.linalg.norm(vector) for vector in (reference(*made, item) for item in items))
+    documents: Any = [{"content": [{"type": "image_url", "image_url": {"url": data_url(each)}}]} for each in PICTURES]
+    outputs = llm.score(TEXTS[0], documents, use_tqdm=False)
+    found = [output.outputs.score for output in outputs]
+    assert found == pytest.approx([float(text @ each) for each in pictures], abs=TOLERANCE)
+    assert max(found) - min(found) > 100 * TOLERANCE

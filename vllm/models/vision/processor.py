@@ -275,7 +275,7 @@ class LonePictureProcessor(_KeptPictures):
         super().__init__(model_config)
         self._name = model_config.architecture
         self._images = _image_processor(Path(model_config.path))
-        self._id: int = hf_tokenizer.all_special_ids[-1]
+        self._special_ids = list(hf_tokenizer.all_special_ids)
         self.placeholder: str = hf_tokenizer.all_special_tokens[-1]
         """The word that stands for a picture in a conversation's text."""
 
@@ -286,7 +286,7 @@ class LonePictureProcessor(_KeptPictures):
             field = OPTIONS if options else DATA
             raise VLLMValidationError(f"{field}: the picture cannot be processed: {error}", field) from error
         values = {name: _as_tensor(value) for name, value in data.items()}
-        return Processed(digest, self.placeholder, [self._id], np.zeros(1, np.int64), values)
+        return Processed(digest, self.placeholder, self._special_ids[-1:], np.zeros(1, np.int64), values)
 
     def expand_text(self, text: str, pictures: Sequence[Processed]) -> str:
         """The prompt of a picture, whose tokens nothing is made of.
@@ -299,8 +299,8 @@ class LonePictureProcessor(_KeptPictures):
 
     def expand_ids(self, ids: Sequence[int], pictures: Sequence[Processed]) -> list[int]:
         """As `expand_text`."""
-        self._check(not ids or list(ids) == [self._id], pictures)
-        return [self._id]
+        self._check(set(ids) <= set(self._special_ids), pictures)
+        return self._special_ids[-1:]
 
     def _check(self, has_no_text: bool, pictures: Sequence[Processed]) -> None:
         if not has_no_text or len(pictures) != 1:
