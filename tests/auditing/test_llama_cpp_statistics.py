@@ -6,11 +6,21 @@ The reference here follows that program's sums, position by position, in float64
 from __future__ import annotations
 
 import math
+from pathlib import Path
 
+import httpx
 import numpy as np
+import pytest
 
+import vllm
 from vllm.auditing.text_rows import llama_cpp_lines, text_statistics, text_table
 from vllm.auditing.text_task import compared
+from vllm.loader.resolve import embedded_model_path
+
+TEXT = (
+    "The kettle stood on the stove and nobody had looked at it for an hour. Outside, the rain had stopped, and a man "
+    "with a bicycle waited at the gate for his sister."
+)
 
 
 def printed(base: list[np.ndarray], quantised: list[np.ndarray], following: list[np.ndarray]) -> list[str]:
@@ -126,3 +136,51 @@ def test_what_is_the_same_has_no_spread() -> None:
     found = ours(base, base, [base[0].argmax(1)])
     assert "Mean    KLD:   0.000000 ±   0.000000" in found and "Same top p: 100.000 ± 0.000 %" in found
     assert "Mean PPL(Q)/PPL(base)         :   1.000000 ±   0.000000" in found
+
+
+PIECE = 16
+
+
+def llama_cpp_logprobs(file: Path, pieces: list[list[int]]) -> list[np.ndarray]:
+    """llama.cpp's, float32 [PIECE / 2 - 1, vocabulary] a piece, after each token of its second half but the last."""
+    xllamacpp = pytest.importorskip("xllamacpp", reason="llama.cpp is not installed (pip install xllamacpp)")
+    params = xllamacpp.CommonParams()
+    params.model.path, params.n_ctx, params.port, params.warmup = str(file), 256, 0, False
+    params.n_parallel, params.cpuparams.n_threads, params.cpuparams_batch.n_threads = 1, 2, 2
+    server = xllamacpp.Server(params)
+    found = []
+    for piece in pieces:
+        rows = []
+        for end in range(PIECE // 2 + 1, PIECE):
+            body = {"prompt": piece[:end], "max_tokens": 1, "temperature": 0, "logprobs": 1_000_000}
+            answer = httpx.post(f"{server.listening_address}/v1/completions", json=body, timeout=120).json()
+            entries = answer["choices"][0]["logprobs"]["content"][0]["top_logprobs"]
+            row = np.full(len(entries), np.nan, dtype=np.float32)
+            row[[each["id"] for each in entries]] = [each["logprob"] for each in entries]
+            assert not np.isnan(row).any()
+            rows.append(row)
+        found.append(np.stack(rows))
+    return found
+
+
+@pytest.mark.peer
+def test_figures_on_llama_cpps_own_logits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same lines from its logits of two files; an audit of the same files and text, by our engine, is near them:
+    llama.cpp rounds activations to 8 bits."""
+    monkeypatch.syspath_prepend(Path(__file__).parents[2] / "benchmarks")
+    from gguf_types import rewrite
+
+    files = [Path(str(embedded_model_path())), tmp_path / "q4_0.gguf"]
+    rewrite(*files, "Q4_0")
+    ids = vllm.LLM(str(files[0]), max_model_len=256).get_tokenizer().encode(TEXT)
+    pieces = [ids[start : start + PIECE] for start in range(0, len(ids) - PIECE + 1, PIECE)][:1]
+    base, quantised = (llama_cpp_logprobs(file, pieces) for file in files)
+    following = [np.asarray(piece[PIECE // 2 + 1 :]) for piece in pieces]
+    check(ours(base, quantised, following), printed(base, quantised, following))
+    audited = vllm.audit(
+        [TEXT], reference=f"{files[0]}:float32", candidates=f"{files[1]}:float32", chunk_tokens=PIECE,
+        max_model_len=256, readings=tmp_path / "r",
+    ).candidates[0].text  # fmt: skip
+    theirs = float(printed(base, quantised, following)[6].partition("±")[0])
+    assert audited.positions >= len(following[0])
+    assert audited.kl_mean == pytest.approx(theirs, rel=0.5)
