@@ -17,7 +17,7 @@ from vllm import ModelRegistry  # noqa: E402
 from vllm.config.checkpoint.sentence_transformers import TOKEN_HEADS, is_sparse  # noqa: E402
 from vllm.config.checkpoint.text_part import WITH_TEXT_PART  # noqa: E402
 from vllm.loader.gguf.architectures import ARCHITECTURES  # noqa: E402
-from vllm.models.registry import encoder_archs, pooling_kind  # noqa: E402
+from vllm.models.registry import PAIRS, encoder_archs, pooling_kind  # noqa: E402
 
 DOCUMENT = ROOT / "docs" / "models.md"
 BEGIN, END = "<!-- made by tests/support/models_table.py -->", "<!-- made: end -->"
@@ -49,6 +49,7 @@ _GIVES = {
     "heads": "embeddings of texts and tokens, weights of tokens",
     "sparse": "sparse embeddings of texts: a weight of each word",
     "embed": "embeddings of texts and tokens",
+    "pair": "embeddings of texts and of pictures",
     "token_embed": "embeddings of tokens",
     "classify": "classes of texts; with one label scores of pairs",
     "token_classify": "classes of tokens",
@@ -58,6 +59,8 @@ _GIVES = {
 def _gives(name: str) -> str:
     if name == TOKEN_HEADS:
         return "heads"
+    if name in PAIRS:
+        return "pair"
     return "sparse" if is_sparse([name]) else pooling_kind([name]) or "embed"
 
 

@@ -210,6 +210,11 @@ def runner_fields(args: Any, source: Source) -> dict[str, Any]:
     check_settings(source.path)
     sparse, has_heads = _sparse_pooling(source, folder), TOKEN_HEADS in source.hf_config.architectures[:1]
     own = ("embed",) if sparse else ("embed", "token_embed", "token_classify") if has_heads else ()
+    if source.hf_config.pools_itself:
+        own = ("embed",)
+        for name in ("pooling_type", "seq_pooling_type", "tok_pooling_type", "enable_chunked_processing"):
+            if value := getattr(pooler, name):
+                raise ValueError(f"pooler_config: {name}={value} is not supported for a model that pools itself")
     if has_heads and pooler.returned_token_ids:
         raise ValueError("pooler_config: returned_token_ids chooses among classes, and this model's tokens have none")
     tasks = tasks_of(kind, source.is_encoder, pooler, own)

@@ -357,10 +357,11 @@ class LLM(BlockingCalls, PoolingOfflineMixin):
         )
         tokenizer = self.llm_engine.tokenizer
         assert tokenizer is not None
-        encoded = tokenizer.encode_batch([each["prompt"] for each in prompts], add_special_tokens=False)
+        config = self.llm_engine.model_config
+        # Templates write them, where models have templates.
+        encoded = tokenizer.encode_batch([each["prompt"] for each in prompts], config.hf_config.pools_itself)
         made: list[Any] = [{"prompt_token_ids": ids, **each} for ids, each in zip(encoded, prompts, strict=True)]
         made = _with_options(made, mm_processor_kwargs)
-        config = self.llm_engine.model_config
         for each in made:
             given_images(each, config.max_images, config.why_no_images)
         return made

@@ -34,9 +34,10 @@ from vllm.loader.resolve import (
 )
 from vllm.loader.weights import fill_with_noise, load_weights
 from vllm.models.pooled_decoder import use_pooling_head
-from vllm.models.registry import TRANSFORMERS, import_model_class, model_entry
+from vllm.models.registry import PAIR, TRANSFORMERS, import_model_class, model_entry
 from vllm.models.transformers.eager import PRODUCTS
 from vllm.models.transformers.encoder import TransformersEncoder
+from vllm.models.vision.pair import PairEmbedder
 from vllm.ops.packing import packing_in_background
 from vllm.quantization.base_config import QuantizationConfig
 from vllm.quantization.settings import load_quantization
@@ -77,6 +78,8 @@ def get_model(
     entry = model_entry(config.architectures, model_config.model_impl, config.raw)
     if config.is_encoder and entry == TRANSFORMERS:
         return TransformersEncoder(model_config, torch.device(device), takes_adapters)
+    if entry == PAIR:
+        return PairEmbedder(model_config, torch.device(device), takes_adapters)
     quantization = load_quantization(model_config.quantization, Path(model_config.path), config.raw)
     _check_invariance(model_config, torch.device(device))
     is_ours = quantization is None or isinstance(quantization, StoredConfig)

@@ -142,6 +142,10 @@ _OTHER_ENCODERS = {
     "JinaBertForMaskedLM": "jina_bert:JinaBertModel",
     "JinaBertForSequenceClassification": "jina_bert:JinaBertModel",
 }
+PAIR = "vllm.models.vision.pair:PairEmbedder"
+"""The entry of PAIRS."""
+PAIRS = ("CLIPModel", "Siglip2Model", "SiglipModel")
+"""Models that make one vector of a text or a picture."""
 _WITH_WORDS = ("Bert", "DistilBert", "ModernBert", "Roberta", "XLMRoberta")
 _POOLING = {
     name: f"vllm.models.encoders.{entry}"
@@ -150,7 +154,7 @@ _POOLING = {
         | {family + ending: entry for family, entry in _ENCODERS.items() for ending in _ENDINGS_OF_ENCODERS}
         | {family + SPARSE_ENDING: _ENCODERS[family] for family in _WITH_WORDS}
     ).items()
-}
+} | dict.fromkeys(PAIRS, PAIR)
 # position_embedding_type="rotary" makes another architecture of one: Jina's models bear the names of others.
 _ROTARY = {
     "HF_ColBERT": "ColBERTJinaRobertaModel",

@@ -69,7 +69,10 @@ def picture_options(processor: InputProcessor) -> dict[str, Any]:
     """The arguments of `written_conversations` that say whether and how the engine's model reads pictures."""
     if (why_not := processor.model_config.why_no_images) or processor.tokenizer is None:
         return {"why_no_pictures": why_not}
-    return {"why_no_pictures": None, "picture_text": processor.picture_text}
+    options = {"why_no_pictures": None, "picture_text": processor.picture_text}
+    # Where pictures are whole prompts, models have no template.
+    template = getattr(processor.pictures, "chat_template", None)
+    return options if template is None else options | {"usual_template": template}
 
 
 def load_chat_template(template: str | Path | None) -> str | None:

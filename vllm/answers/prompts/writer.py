@@ -57,6 +57,7 @@ class ChatWriter:
         content_format: str = "auto",
         tool_prompt: ToolPrompt | None = None,
         picture_text: str | None = None,
+        usual_template: str | None = None,
     ) -> None:
         _check_arguments(chat_template, add_generation_prompt, continue_final_message, tools, chat_template_kwargs)
         if content_format not in _FORMATS:
@@ -64,7 +65,7 @@ class ChatWriter:
             raise VLLMValidationError(message, "chat_template_content_format", content_format)
         if tokenizer is None:
             raise VLLMValidationError("chat needs a tokenizer, and skip_tokenizer_init left it out", "messages")
-        template = chosen_template(tokenizer.chat_template, chat_template or None, tools)
+        template = chosen_template(tokenizer.chat_template or usual_template, chat_template or None, tools)
         if template is None:
             missing = "the model's tokenizer has no chat template; pass one as chat_template"
             raise VLLMValidationError(missing, "chat_template")

@@ -63,6 +63,7 @@ class HFConfig:
         where: the file's name in errors.
         is_encoder: whether it is one, whose tokens see those after them.
         pooling_kind: what a caller's pooling model is made for; None: the architecture's name says it.
+        pools_itself: whether the model makes one vector of a whole request, and nothing of its tokens.
         default_pooling: "cls", "mean" or "lasttoken", where such a model says how it pools.
     """
 
@@ -87,6 +88,7 @@ class HFConfig:
     is_encoder: bool = False
     pooling_kind: str | None = None
     default_pooling: str | None = None
+    pools_itself: bool = False
 
     @property
     def id2label(self) -> dict[int, str]:

@@ -7,10 +7,12 @@ import json
 from pathlib import Path
 from typing import Any
 
-from vllm.config.checkpoint.text_part import MARK, WHOLE
+from vllm.config.checkpoint.text_part import WHOLE
 
 _PROCESSORS = ("preprocessor_config.json", "processor_config.json")
 
+# Models of two towers, by model_type.
+_PAIRS = ("clip", "siglip", "siglip2")
 # Models whose text decoder runs, by model_type: why their pictures are not read.
 _NOT_READ = {
     "gemma3n": "Gemma 3n's tower is no module of transformers, but one of timm",
@@ -21,11 +23,12 @@ _FOR_TORCHVISION = ("cohere2_vision", "lfm2_vl", "llama4")
 
 def why_no_pictures(raw: dict[str, Any], folder: Path) -> str:
     """Why a model reads no pictures; empty: it does. `raw`: the text decoder's config.json."""
-    if MARK not in raw or not isinstance(raw[WHOLE].get("vision_config"), dict):
+    whole = raw if raw.get("model_type") in _PAIRS else raw.get(WHOLE) or {}
+    if not isinstance(whole.get("vision_config"), dict):
         return "this model reads text only"
     if not any((folder / name).is_file() for name in _PROCESSORS):
         return f"the model's folder has no {' or '.join(_PROCESSORS)}"
-    kind = raw[WHOLE].get("model_type")
+    kind = whole.get("model_type")
     if kind in _NOT_READ:
         return _NOT_READ[kind]
     if kind in _FOR_TORCHVISION and importlib.util.find_spec("torchvision") is None:

@@ -51,34 +51,14 @@ class Processed(NamedTuple):
         return sum(value.numel() * value.element_size() for value in self.values.values())
 
 
-class PictureProcessor:
-    """Processes the pictures of prompts; threads may do so side by side."""
+class _KeptPictures:
+    """Processes pictures, and keeps those of the latest prompts; threads may do so side by side."""
 
-    def __init__(self, model_config: ModelConfig, hf_tokenizer: Any) -> None:
-        """ValueError: the model's processor cannot be built."""
-        folder = Path(model_config.path)
-        self.family = picture_family(model_config.hf_config, folder)
+    def __init__(self, model_config: ModelConfig) -> None:
         self._defaults = dict(model_config.mm_processor_kwargs or {})
-        self._processor = _make_processor(self.family, folder, hf_tokenizer)
-        self._tokenizer = hf_tokenizer
-        self._arguments = set(inspect.signature(self.family.base.get_image_features).parameters)
-        self._of_positions: set[str] = set()
-        if self.family.has_axes:
-            self._of_positions = set(inspect.signature(self.family.base.get_rope_index).parameters)
-            self._arguments |= self._of_positions
         self._kept: OrderedDict[str, Processed] = OrderedDict()
         self._num_kept_bytes = 0
-        self._latest_options: tuple[str, dict[str, Any]] = ("", {})
         self._lock = threading.Lock()
-        self._placeholder: str = self._processor.image_token
-        (self._placeholder_id,) = hf_tokenizer.encode(self._placeholder, add_special_tokens=False)
-
-    @property
-    def placeholder(self) -> str:
-        """The word that stands for a picture in a prompt's text."""
-        return self._placeholder
-
-    # -- pictures ------------------------------------------------------------------------------------------------
 
     def process(self, given: GivenImages, cache_salt: str | None = None) -> list[Processed]:
         """
@@ -123,6 +103,42 @@ class PictureProcessor:
         return made
 
     def _processed(self, image: Any, digest: str, options: dict[str, Any], known_as: str) -> Processed:
+        raise NotImplementedError
+
+    def _keep(self, made: Processed) -> None:
+        if (other := self._kept.pop(made.digest, None)) is not None:
+            self._num_kept_bytes -= other.num_bytes
+        self._kept[made.digest] = made
+        self._num_kept_bytes += made.num_bytes
+        while self._num_kept_bytes > _KEPT_BYTES and len(self._kept) > 1:
+            self._num_kept_bytes -= self._kept.popitem(last=False)[1].num_bytes
+
+
+class PictureProcessor(_KeptPictures):
+    """Processes the pictures of prompts that have places for them."""
+
+    def __init__(self, model_config: ModelConfig, hf_tokenizer: Any) -> None:
+        """ValueError: the model's processor cannot be built."""
+        super().__init__(model_config)
+        folder = Path(model_config.path)
+        self.family = picture_family(model_config.hf_config, folder)
+        self._processor = _make_processor(self.family, folder, hf_tokenizer)
+        self._tokenizer = hf_tokenizer
+        self._arguments = set(inspect.signature(self.family.base.get_image_features).parameters)
+        self._of_positions: set[str] = set()
+        if self.family.has_axes:
+            self._of_positions = set(inspect.signature(self.family.base.get_rope_index).parameters)
+            self._arguments |= self._of_positions
+        self._latest_options: tuple[str, dict[str, Any]] = ("", {})
+        self._placeholder: str = self._processor.image_token
+        (self._placeholder_id,) = hf_tokenizer.encode(self._placeholder, add_special_tokens=False)
+
+    @property
+    def placeholder(self) -> str:
+        """The word that stands for a picture in a prompt's text."""
+        return self._placeholder
+
+    def _processed(self, image: Any, digest: str, options: dict[str, Any], known_as: str) -> Processed:
         try:
             merged = self._merged(options, known_as)
             if image.mode != "RGB" and not getattr(self._processor.image_processor, "do_convert_rgb", False):
@@ -154,14 +170,6 @@ class PictureProcessor:
             )
             self._latest_options = known_as, merged
         return merged
-
-    def _keep(self, made: Processed) -> None:
-        if (other := self._kept.pop(made.digest, None)) is not None:
-            self._num_kept_bytes -= other.num_bytes
-        self._kept[made.digest] = made
-        self._num_kept_bytes += made.num_bytes
-        while self._num_kept_bytes > _KEPT_BYTES and len(self._kept) > 1:
-            self._num_kept_bytes -= self._kept.popitem(last=False)[1].num_bytes
 
     # -- prompts -------------------------------------------------------------------------------------------------
 
@@ -256,6 +264,58 @@ class PictureProcessor:
         return found
 
 
+class LonePictureProcessor(_KeptPictures):
+    """Processes pictures that are whole prompts, for models that make one vector of a text or a picture."""
+
+    chat_template = "{% for message in messages %}{{ message.content }}{% endfor %}"
+    """A conversation's texts, for models whose tokenizers have no template, as these haven't."""
+
+    def __init__(self, model_config: ModelConfig, hf_tokenizer: Any) -> None:
+        """ValueError: the model's picture processor cannot be built."""
+        super().__init__(model_config)
+        self._name = model_config.architecture
+        self._images = _image_processor(Path(model_config.path))
+        self._special_ids = list(hf_tokenizer.all_special_ids)
+        self.placeholder: str = hf_tokenizer.all_special_tokens[-1]
+        """The word that stands for a picture in a conversation's text."""
+
+    def _processed(self, image: Any, digest: str, options: dict[str, Any], known_as: str) -> Processed:
+        try:
+            data = self._images(images=[image.convert("RGB")], return_tensors="pt", **options)
+        except Exception as error:  # the processor's code may refuse a picture or an option in any way
+            field = OPTIONS if options else DATA
+            raise VLLMValidationError(f"{field}: the picture cannot be processed: {error}", field) from error
+        values = {name: _as_tensor(value) for name, value in data.items()}
+        return Processed(digest, self.placeholder, self._special_ids[-1:], np.zeros(1, np.int64), values)
+
+    def expand_text(self, text: str, pictures: Sequence[Processed]) -> str:
+        """The prompt of a picture, whose tokens nothing is made of.
+
+        Raises:
+            VLLMValidationError: there is a text beside it, or another picture.
+        """
+        self._check(not text.strip() or text.strip() == self.placeholder, pictures)
+        return self.placeholder
+
+    def expand_ids(self, ids: Sequence[int], pictures: Sequence[Processed]) -> list[int]:
+        """As `expand_text`."""
+        self._check(set(ids) <= set(self._special_ids), pictures)
+        return self._special_ids[-1:]
+
+    def _check(self, has_no_text: bool, pictures: Sequence[Processed]) -> None:
+        if not has_no_text or len(pictures) != 1:
+            message = (
+                f"{DATA}: {self._name} makes a vector of a text or of one picture, not of both or of several: pass a "
+                "picture with an empty prompt, and what else there is in prompts of its own"
+            )
+            raise VLLMValidationError(message, DATA)
+
+    def locate(self, ids: Sequence[int], pictures: Sequence[Processed]) -> PromptImages:
+        """The picture of a prompt that `expand_text` or `expand_ids` made."""
+        (made,) = pictures
+        return PromptImages((Picture(made.digest, 0, made.rows, 1, made.values),), len(ids))
+
+
 def _as_image(item: Any) -> Any:
     """The picture as Pillow has it. VLLMValidationError: it is none."""
     from PIL import Image
@@ -290,7 +350,6 @@ def _as_tensor(value: Any) -> Tensor:
 
 def _make_processor(family: PictureFamily, folder: Path, tokenizer: Any) -> Any:
     """transformers' processor of the model, with its picture processor alone: those of sound and video stay out."""
-    from transformers import AutoImageProcessor
     from transformers.models.auto.processing_auto import processor_class_from_name
 
     own = _read(folder / "processor_config.json")
@@ -313,11 +372,7 @@ def _make_processor(family: PictureFamily, folder: Path, tokenizer: Any) -> Any:
     module: Any = sys.modules[found.__module__]
     if getattr(module, "num2words", "") is None:
         module.num2words = str  # needed for videos alone
-    try:
-        images = AutoImageProcessor.from_pretrained(folder, backend="pil")
-    except Exception as error:
-        problem = f"the picture processor cannot be built: {error}; pass language_model_only=True"
-        raise ValueError(f"{folder.name}: {problem}") from error
+    images = _image_processor(folder)
     parts = {part: None for part in found.get_attributes()} | {"image_processor": images, "tokenizer": tokenizer}
     known = inspect.signature(found.__init__).parameters
     options = {key: value for key, value in own.items() if key in known and key not in parts}
@@ -327,6 +382,16 @@ def _make_processor(family: PictureFamily, folder: Path, tokenizer: Any) -> Any:
         raise ValueError(
             f"{folder.name}: transformers' {name} cannot be built: {error}; pass language_model_only=True"
         ) from error
+
+
+def _image_processor(folder: Path) -> Any:
+    from transformers import AutoImageProcessor
+
+    try:
+        return AutoImageProcessor.from_pretrained(folder, backend="pil")
+    except Exception as error:
+        problem = f"the picture processor cannot be built: {error}; pass language_model_only=True"
+        raise ValueError(f"{folder.name}: {problem}") from error
 
 
 def _usual_name(family: PictureFamily) -> str | None:

@@ -132,10 +132,11 @@ class InputProcessor:
 
     @cached_property
     def pictures(self) -> Any:
-        """The PictureProcessor of a model that reads pictures."""
-        from vllm.models.vision.processor import PictureProcessor
+        """The PictureProcessor of a model that reads pictures, or the LonePictureProcessor."""
+        from vllm.models.vision.processor import LonePictureProcessor, PictureProcessor
 
-        return PictureProcessor(self.model_config, self.hf_tokenizer())
+        kind = LonePictureProcessor if self.model_config.hf_config.pools_itself else PictureProcessor
+        return kind(self.model_config, self.hf_tokenizer())
 
     def process_prompts(
         self,

@@ -275,7 +275,9 @@ def _prompts(
         if isinstance(body, EncodingFields) and getattr(body, "late_chunking_params", None) is None:
             given = begun(state, given, body.input_type, body.prompt_name)
         return text_prompts(state, given, "input", add_special_tokens=body.add_special_tokens is not False, **options)  # type: ignore[arg-type]
-    has_special = body.add_special_tokens is True
+    # Templates write them, where models have templates.
+    has_none = state.engine.model_config.hf_config.pools_itself
+    has_special = has_none if body.add_special_tokens is None else body.add_special_tokens
     if any(not {DATA, OPTIONS}.isdisjoint(prompt) for prompt in rendered):
         own: Any = params.clone()
         own.truncate_prompt_tokens = body.truncate_prompt_tokens

@@ -3,6 +3,7 @@ of each step that computes some."""
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from vllm.inputs.images import Picture, PromptImages
 from vllm.layers.input_rows import AddedRows, InputRows
 from vllm.layers.rotary_embedding import RotaryEmbedding
 from vllm.models.vision.families import Whole, frequency_axes, picture_family
+from vllm.models.vision.pair import PairEmbedder
 from vllm.models.vision.tower import Tower
 from vllm.v1.core.sched.output import NewRequestData, SchedulerOutput
 from vllm.v1.features.images.scheduler import StepPictures
@@ -23,6 +25,8 @@ from vllm.v1.worker.gpu.buffer_utils import upload
 from vllm.v1.worker.gpu.guests import RunnerGuest
 from vllm.v1.worker.gpu.input_batch import InputBatch
 from vllm.v1.worker.gpu.states import NO_ID
+
+_KEPT_VECTORS = 4096
 
 
 class PictureRows(RunnerGuest):
@@ -173,6 +177,39 @@ class PictureRows(RunnerGuest):
         positions = upload(shown, self._device)
         for rotary, axes in self._rotaries:
             rotary.give(positions, axes)
+
+
+class PictureVectors(RunnerGuest):
+    """The vectors of pictures that are whole requests."""
+
+    def __init__(self, model: PairEmbedder) -> None:
+        self._model = model
+        self._pictures: dict[int, Picture] = {}
+        self._kept: OrderedDict[str, Tensor] = OrderedDict()  # by digest, the longest unused first
+
+    def load_weights(self, weights: Sequence[tuple[str, Tensor]]) -> None:
+        self._kept.clear()
+
+    def remove(self, slot: int) -> None:
+        self._pictures.pop(slot, None)
+
+    def add(self, slot: int, new: NewRequestData, step: SchedulerOutput) -> None:
+        images = (step.parts.of(StepPictures) or StepPictures()).images.get(new.req_id)
+        if images is not None:
+            (self._pictures[slot],) = images.pictures
+
+    def vector(self, slot: int) -> Tensor | None:
+        picture = self._pictures.get(slot)
+        if picture is None:
+            return None
+        found = self._kept.pop(picture.digest, None)
+        if found is None:
+            # One at a time, so that no picture's vector depends on others.
+            found = self._model.embed_picture(picture.values)
+        self._kept[picture.digest] = found
+        if len(self._kept) > _KEPT_VECTORS:
+            self._kept.popitem(last=False)
+        return found
 
 
 class EncodedPictures:

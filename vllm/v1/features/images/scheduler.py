@@ -18,6 +18,9 @@ from vllm.v1.request import Request
 ROWS_OF_A_STEP = 1024
 """The most rows of pictures that a step encodes, but for its first picture: other requests' tokens wait meanwhile."""
 
+LONE_PICTURES_OF_A_STEP = 8
+"""The most pictures of a step where each is a request of its own."""
+
 
 @dataclass
 class StepPictures:
@@ -194,6 +197,27 @@ class PictureTurns(SchedulerGuest):
                 self._num_rows += num_rows
                 self._new.add(digest)
             self._encoded.move_to_end(digest)
+
+
+class LonePictures(SchedulerGuest):
+    """Tells the worker of pictures that are whole requests, a few a step."""
+
+    def __init__(self, requests: Mapping[str, Request]) -> None:
+        self._requests = requests
+        self._num = 0  # in the step being scheduled
+
+    def share(self, request: Request, begin: int, num_new: int) -> int:
+        return 0 if request.images is not None and self._num == LONE_PICTURES_OF_A_STEP else num_new
+
+    def computes(self, request: Request, begin: int, end: int, step: SchedulerOutput) -> None:
+        self._num += request.images is not None
+
+    def fill(self, step: SchedulerOutput) -> None:
+        self._num = 0
+        found = {new.req_id: self._requests[new.req_id].images for new in step.scheduled_new_reqs}
+        pictures = StepPictures({name: images for name, images in found.items() if images is not None})
+        if pictures.images:
+            step.parts.add(pictures)
 
 
 class WholePictureTurns(PictureTurns):

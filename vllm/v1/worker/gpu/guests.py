@@ -150,6 +150,10 @@ class RunnerGuest:
     def before_request(self, slot: int) -> None:
         """A part of the model takes rows of this request alone."""
 
+    def vector(self, slot: int) -> Tensor | None:
+        """The hidden states [L, H] of this request, which the model does not compute then; None: it does."""
+        return None
+
     def after_sample(self, batch: InputBatch, hidden: Tensor) -> Completion | None:
         """The samples are dispatched. Returns what completes the guest's part of the results, if anything does."""
         return None

@@ -14,6 +14,7 @@ from vllm.config import VllmConfig
 from vllm.layers.attention import attention_layers, use_backend
 from vllm.layers.pooler import Pooler
 from vllm.models.transformers.encoder import TransformersEncoder
+from vllm.models.vision.pair import PairEmbedder
 from vllm.v1.core.sched.output import NewRequestData, SchedulerOutput
 from vllm.v1.worker.gpu.guests import CacheSizes, RunnerGuest, hooks
 from vllm.v1.worker.gpu.pool.step import PooledStep
@@ -23,7 +24,7 @@ def whole_sequences(model: Any) -> Callable[..., Sequence[Tensor]]:
     """A model's hidden states [L, H] of each of the sequences that follow one another; arguments as those of
     EncoderForPooling.forward."""
     layers = attention_layers(model)
-    if isinstance(model, TransformersEncoder):
+    if isinstance(model, (TransformersEncoder, PairEmbedder)):
         return model
     if not layers:
         return lambda ids, positions, types, lengths, *more: model(ids, positions, types, lengths, *more).split(lengths)
@@ -64,6 +65,7 @@ class EncoderRunner:
             hooks(self.guests, "before_rows"),
             hooks(self.guests, "before_request"),
         )
+        self._vectors = hooks(self.guests, "vector")
         self._num_slots = 0
 
     @torch.inference_mode()
@@ -73,6 +75,24 @@ class EncoderRunner:
         requests = scheduler_output.scheduled_new_reqs
         if not requests:
             return PooledStep({})
+        self._update_slots(scheduler_output)
+        given = [self._given(slot) for slot in range(len(requests))]
+        computed = iter(self._computed([each for each, own in zip(requests, given, strict=True) if own is None]))
+        pooled = {}
+        for slot, (own, each) in enumerate(zip(given, requests, strict=True)):
+            for before_request in self._before_request:
+                before_request(slot)
+            pooled[each.req_id] = self._pool(next(computed) if own is None else own, each)
+        return PooledStep(pooled)
+
+    def _given(self, slot: int) -> Tensor | None:
+        """The hidden states that a guest has in place of the model's."""
+        return next((found for vector in self._vectors if (found := vector(slot)) is not None), None)
+
+    def _computed(self, requests: Sequence[NewRequestData]) -> Sequence[Tensor]:
+        """The model's hidden states of each request."""
+        if not requests:
+            return ()
         lengths = [each.num_prompt_tokens for each in requests]
         ids = torch.tensor([token_id for each in requests for token_id in each.prefill_token_ids])
         positions = torch.cat([torch.arange(length) for length in lengths])
@@ -82,14 +102,7 @@ class EncoderRunner:
         attended = [min(pair) for pair in zip(asked, lengths, strict=True)]
         # A model that a caller registered may not know of them.
         more = () if attended == lengths else (attended,)
-        self._update_slots(scheduler_output)
-        parts = self._forward(ids, positions, types, lengths, *more)
-        pooled = {}
-        for slot, (part, each) in enumerate(zip(parts, requests, strict=True)):
-            for before_request in self._before_request:
-                before_request(slot)
-            pooled[each.req_id] = self._pool(part, each)
-        return PooledStep(pooled)
+        return self._forward(ids, positions, types, lengths, *more)
 
     def _update_slots(self, step: SchedulerOutput) -> None:
         requests = step.scheduled_new_reqs
