@@ -95,6 +95,10 @@ class FileConnector(KVConnectorBase_V1):
 
     # -- the worker's side
 
+    def blocks(self, cache: torch.Tensor) -> torch.Tensor:
+        """A view whose first dimension is the blocks'."""
+        return cache.transpose(0, 1)
+
     def register_kv_caches(self, kv_caches: dict[str, torch.Tensor]) -> None:
         self.note("register", {name: tuple(cache.shape) for name, cache in kv_caches.items()})
         self.caches = kv_caches
@@ -106,7 +110,7 @@ class FileConnector(KVConnectorBase_V1):
             begin, *block_ids = each.block_ids
             for name, cache in self.caches.items():
                 kept = torch.load(self.folder / each.key / name)
-                cache[:, block_ids] = kept[:, begin : begin + len(block_ids)]
+                self.blocks(cache)[block_ids] = kept[begin : begin + len(block_ids)]
 
     def get_block_ids_with_load_errors(self) -> set[int]:
         return {3} if self.answers.pop("load_error", False) else set()
@@ -119,7 +123,7 @@ class FileConnector(KVConnectorBase_V1):
         for each in self._get_connector_metadata().saves:
             path = self.folder / each.key / layer_name
             path.parent.mkdir(parents=True, exist_ok=True)
-            torch.save(kv_layer[:, each.block_ids], path)
+            torch.save(self.blocks(kv_layer)[each.block_ids], path)
 
     def wait_for_save(self) -> None:
         self.note("saved")
@@ -134,6 +138,13 @@ class FileConnector(KVConnectorBase_V1):
 
     def shutdown(self) -> None:
         self.note("shutdown")
+
+
+class WholeBlocks(FileConnector):
+    """For layers whose tensors begin with the blocks."""
+
+    def blocks(self, cache: torch.Tensor) -> torch.Tensor:
+        return cache
 
 
 class Unfinished(KVConnectorBase_V1):

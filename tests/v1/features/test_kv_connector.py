@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from architectures import make_architecture
 from tiny_llm import make_tiny_llm, make_tiny_model
 
 from vllm import LLM, SamplingParams
@@ -160,6 +161,25 @@ def test_a_layers_tensor_is_its_keys_and_values(folder, tmp_path):
         assert tensor.data_ptr() == keys.data_ptr() and tensor[1].data_ptr() == values.data_ptr()
         assert torch.equal(tensor[0].flatten(2), keys) and torch.equal(tensor[1].flatten(2), values)
     end(llm)
+
+
+def test_a_latent_layers_tensor_is_its_rows(tmp_path):
+    make_architecture("youtu", tmp_path)
+    config = connector_config(tmp_path / "blocks", kv_connector="WholeBlocks")
+    usual = {"skip_tokenizer_init": True, "dtype": "float32", "max_model_len": 128, "num_gpu_blocks_override": 20}
+    params = SamplingParams(max_tokens=4, temperature=0.0, logprobs=8, detokenize=False)
+    prompt = [1 + number % 50 for number in range(101)]
+    outputs = []
+    for _ in range(2):
+        llm = LLM(str(tmp_path), kv_transfer_config=config, **usual)
+        outputs.append(run(llm, prompt, params=params))
+        _, worker = sides(llm)
+        (cache, *_), *_ = llm.llm_engine.engine_core.executor.worker.model_runner.kv_caches
+        first = next(iter(worker.caches.values()))
+        assert first.shape[:2] == (20, 16) and first.data_ptr() == cache.data_ptr()
+        end(llm)
+    assert [output.num_cached_tokens for (output,) in outputs] == [0, NUM_BLOCKS * 16]
+    assert readings(outputs[0]) == readings(outputs[1])
 
 
 def test_a_connector_that_does_not_know_yet_is_asked_again(folder, tmp_path):

@@ -185,9 +185,9 @@ def scheduler_guests(config: VllmConfig, call: Call, scheduler: Any) -> Sequence
     if config.kv_events_config is not None and scheduler.kv.enable_caching:
         guests.append(_event_guest(config, scheduler))
     if config.kv_transfer_config is not None:
-        from vllm.v1.features.kv_connector.scheduler import Connections
+        from vllm.v1.features.kv_connector.make import make_connections
 
-        guests.append(Connections(config, call, scheduler))
+        guests.append(make_connections(config, call, scheduler))
     guests += cache_guests(scheduler)
     if uses_store(config):
         from vllm.v1.features.kv_store.make import make_store_guest

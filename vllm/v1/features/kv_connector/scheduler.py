@@ -41,13 +41,19 @@ class Connections(SchedulerGuest):
     """Offers a request's content to the cache while it is admitted, as far as the connector says that it can be loaded.
     What is brought so is content as any other: the step loads it before its forward pass."""
 
-    def __init__(self, config: VllmConfig, call: Callable[[Any, tuple], Any], scheduler: Any) -> None:
+    def __init__(
+        self, config: VllmConfig, scheduler: Any, layer_names: list[str], end_worker: Callable[[], Any]
+    ) -> None:
+        """
+        Args:
+            layer_names: the layers that have a cache.
+            end_worker: called when the engine ends.
+        """
         cache = scheduler.cache_config
-        self._names: list[str] = call(layer_names_of, ())[0]
         check_cache(cache.group_windows, cache.num_states is not None)
-        described = KVCacheDescription(cache.num_blocks, [KVCacheGroup(self._names, cache.block_size)])
+        described = KVCacheDescription(cache.num_blocks, [KVCacheGroup(layer_names, cache.block_size)])
         self.connector = KVConnectorFactory.create_connector(config, KVConnectorRole.SCHEDULER, described)
-        self._kv, self._requests, self._call = scheduler.kv, scheduler.requests, call
+        self._kv, self._requests, self._end_worker = scheduler.kv, scheduler.requests, end_worker
         self._block_size = scheduler.kv.block_size
         self._undecided: dict[str, Request] = {}
         # Of the request that is being admitted: content by its place after what is cached, and what was brought of it.
@@ -157,7 +163,7 @@ class Connections(SchedulerGuest):
 
     def closed(self) -> None:
         self.connector.shutdown()
-        self._call(shut_down_connector, ())
+        self._end_worker()
 
     def counts(self) -> dict[str, Any]:
         return {
@@ -173,17 +179,3 @@ def check_cache(windows: Sequence[Any], has_states: bool) -> None:
         raise ValueError("kv_transfer_config: the model has recurrent states, which connectors do not carry")
     if any(window is not None for window in windows or ()):
         raise ValueError("kv_transfer_config: layers see a window only, whose blocks connectors do not know")
-
-
-def layer_names_of(worker: Any) -> list[str]:
-    """The names of the layers that have a cache."""
-    from vllm.v1.features.kv_connector.runner import ConnectedLayers
-
-    return list(worker.model_runner.guest(ConnectedLayers).layer_names)
-
-
-def shut_down_connector(worker: Any) -> None:
-    """Tell the worker's connector that the engine ends."""
-    from vllm.v1.features.kv_connector.runner import ConnectedLayers
-
-    worker.model_runner.guest(ConnectedLayers).shut_down()
