@@ -114,3 +114,15 @@ def test_scores_of_texts_and_pictures_are_cosines(tmp_path: Path) -> None:
     found = [output.outputs.score for output in outputs]
     assert found == pytest.approx([float(text @ each) for each in pictures], abs=TOLERANCE)
     assert max(found) - min(found) > 100 * TOLERANCE
+
+
+def test_conversations_have_the_ends_of_texts(tmp_path: Path) -> None:
+    """As templates write them for other models, and `vllm embed --image-field` reads rows so."""
+    made = make_pair("clip", tmp_path)
+    llm = LLM(str(tmp_path), dtype="float32", runner="pooling")
+    parts: list[Any] = [TEXTS[0], [{"type": "image_pil", "image_pil": PICTURES[0]}]]
+    chats: Any = [[{"role": "user", "content": each}] for each in parts]
+    prompts = llm.preprocess_chat(chats, add_generation_prompt=False)
+    outputs = llm.embed(prompts, pooling_params=RAW, use_tqdm=False)
+    for output, item in zip(outputs, (TEXTS[0], PICTURES[0]), strict=True):
+        np.testing.assert_allclose(output.outputs.embedding, reference(*made, item), atol=TOLERANCE)

@@ -9,6 +9,7 @@ from vllm import envs
 from vllm.config.cache import CacheConfig
 from vllm.config.device import DeviceConfig
 from vllm.config.kv_events import KVEventsConfig
+from vllm.config.kv_transfer import KVTransferConfig
 from vllm.config.lora import LoRAConfig
 from vllm.config.model import ModelConfig
 from vllm.config.observability import ObservabilityConfig
@@ -39,9 +40,10 @@ class VllmConfig:
     """None: each step computes one token of a request."""
     kv_events_config: KVEventsConfig | None = None
     """None: no events of KV blocks are published."""
+    kv_transfer_config: KVTransferConfig | None = None
+    """None: no connector carries KV blocks."""
     # Not served; callers look whether it is configured.
     reasoning_config: ClassVar[None] = None
-    kv_transfer_config: ClassVar[None] = None
     ec_transfer_config: ClassVar[None] = None
     quant_config: ClassVar[None] = None
 
@@ -63,6 +65,25 @@ class VllmConfig:
             self._check_rounding()
         if self.parallel_config.pipeline_parallel_size > 1:
             self._check_stages()
+        if self.kv_transfer_config is not None:
+            self._check_connector()
+
+    def _check_connector(self) -> None:
+        """ValueError: an option with which a connector would not see all that a block's content depends on."""
+        model = self.model_config
+        for problem, option in (
+            (self.device_config.device != "cpu", "device='cpu'"),
+            (self.parallel_config.tensor_parallel_size > 1, "tensor_parallel_size=1"),
+            (self.parallel_config.pipeline_parallel_size > 1, "pipeline_parallel_size=1"),
+            (not self.cache_config.enable_prefix_caching, "a causal model and enable_prefix_caching=True"),
+            (self.speculative_config is not None, "no speculative_config"),
+            (self.lora_config is not None, "enable_lora=False"),
+            (model.reads_images, "language_model_only=True"),
+            (model.enable_prompt_embeds, "enable_prompt_embeds=False"),
+            (bool(self.cache_config.kv_store), "no kv_store"),
+        ):
+            if problem:
+                raise ValueError(f"kv_transfer_config needs {option}")
 
     def _check_stages(self) -> None:
         """ValueError: an option with which a model cannot be split by layers."""

@@ -23,6 +23,7 @@ from vllm.config.attention import AttentionConfig
 from vllm.config.cache import FLOAT8_DTYPES, resolve_cache_dtype
 from vllm.config.checkpoint.overrides import Overrides, extended
 from vllm.config.kv_events import KVEventsConfig
+from vllm.config.kv_transfer import KVTransferConfig
 from vllm.config.load import reads_folder, resolve_load_format
 from vllm.config.lora import LoRAConfig
 from vllm.config.model import one_capture_length
@@ -265,6 +266,9 @@ class EngineArgs(UpstreamArgs):
     kv_events_config: dict[str, Any] | KVEventsConfig | None = arg(
         None, 'as {"enable_kv_cache_events": true, "endpoint": "tcp://*:5557"}: publish what the prefix cache has'
     )
+    kv_transfer_config: dict[str, Any] | KVTransferConfig | None = arg(
+        None, 'as {"kv_connector": CLASS, "kv_connector_module_path": MODULE, "kv_role": "kv_both"}: carry KV blocks'
+    )
     disable_log_stats: bool = arg(False, "offline: keep no metrics, LLM's default; a server always keeps them")
     use_tqdm_on_load: bool = arg(True, "show a progress bar when loading takes longer than a moment")
     max_num_queued_reqs: int | None = arg(None, "the server's --max-num-queued-reqs", flag=False)
@@ -404,6 +408,7 @@ class EngineArgs(UpstreamArgs):
             lora_config=self.create_lora_config(),
             speculative_config=speculative,
             kv_events_config=self.create_kv_events_config(),
+            kv_transfer_config=self.create_kv_transfer_config(),
         )
 
     def create_kv_events_config(self) -> KVEventsConfig | None:
@@ -414,6 +419,21 @@ class EngineArgs(UpstreamArgs):
         """
         config = as_config("kv_events_config", KVEventsConfig, self.kv_events_config)
         return config if config is not None and config.is_served else None
+
+    def create_kv_transfer_config(self) -> KVTransferConfig | None:
+        """None: there is no connector.
+
+        Raises:
+            ValueError: a field that is not known, a value that is not done, or a connector that is not there.
+        """
+        config = as_config("kv_transfer_config", KVTransferConfig, self.kv_transfer_config)
+        if config is None or config.is_neutral():
+            return None
+        config.check_is_done()
+        from vllm.v1.features.kv_connector.factory import KVConnectorFactory
+
+        KVConnectorFactory.get_connector_class(config)
+        return config
 
     def create_model_config(self) -> ModelConfig:
         """The model's part of `create_engine_config`, with its checks and errors."""

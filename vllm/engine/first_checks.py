@@ -61,6 +61,7 @@ def check_first(args: Any) -> None:
     args.create_lora_config()
     args.create_parallel_config()
     args.create_kv_events_config()
+    args.create_kv_transfer_config()
     speculative = args.create_speculative_config(args.tensor_parallel_size)
     for spec in args.logits_processors if isinstance(args.logits_processors, list | tuple) else ():
         _check_package(f"logits processor {spec!r}", spec)

@@ -31,7 +31,6 @@ _KV_DTYPE = "all layers' KV caches have one dtype, kv_cache_dtype"
 _OFFLOAD = "weights stay on the device; use a smaller dtype, int8, or tensor_parallel_size"
 _NO_OFFLOAD = "weights are not offloaded"
 _SWAP = "swap_space keeps KV blocks in host memory"
-_KV_STAYS = "KV blocks stay in this engine"
 _FOLDER = "give the model's own folder"
 _SAFETENSORS = "safetensors files are mapped and read tensor by tensor"
 _SCHEDULER = "the scheduler has no such option; max_num_seqs and max_num_batched_tokens bound a step"
@@ -188,8 +187,6 @@ class UpstreamArgs:
     offload_backend: str = unused("auto", _NO_OFFLOAD)
     offload_num_in_group: int = unused(1, _NO_OFFLOAD)
     offload_prefetch_step: int = unused(1, _NO_OFFLOAD)
-
-    kv_transfer_config: dict[str, Any] | None = refused(None, _KV_STAYS)
 
     model_weights: str = refused("", _FOLDER)
     hf_config_path: str | None = refused(None, _FOLDER)

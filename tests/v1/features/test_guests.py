@@ -12,6 +12,12 @@ from vllm.v1.features.build import ORDER, SCHEDULER_ORDER
 from vllm.v1.worker.gpu.guests import RunnerGuest, hooks
 
 ROOMS = Path(__file__).parents[3] / "vllm/v1/features"
+CONNECTOR = {
+    "kv_connector": "FileConnector",
+    "kv_connector_module_path": "file_connector",
+    "kv_role": "kv_both",
+    "kv_connector_extra_config": {"folder": "blocks"},
+}
 NGRAM = {"method": "ngram", "num_speculative_tokens": 2}
 
 
@@ -27,7 +33,21 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize(
     ("fields", "absent"),
     [
-        ({}, {"stages", "states", "drafts", "adapters", "prompt_embeds", "images", "swap", "kv_store", "kv_events"}),
+        (
+            {},
+            {
+                "stages",
+                "states",
+                "drafts",
+                "adapters",
+                "prompt_embeds",
+                "images",
+                "swap",
+                "kv_store",
+                "kv_events",
+                "kv_connector",
+            },
+        ),
         (
             {"enable_prefix_caching": False},
             {
@@ -41,21 +61,27 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
                 "swap",
                 "kv_store",
                 "kv_events",
+                "kv_connector",
             },
         ),
         (
             {"speculative_config": NGRAM, "enable_lora": True, "swap_space": 0.01, "enable_prompt_embeds": True},
-            {"stages", "states", "images", "kv_store", "kv_events"},
+            {"stages", "states", "images", "kv_store", "kv_events", "kv_connector"},
         ),
         (
             {"kv_store": "store", "kv_events_config": {"enable_kv_cache_events": True, "endpoint": "ipc://events"}},
-            {"stages", "states", "drafts", "adapters", "prompt_embeds", "images", "swap"},
+            {"stages", "states", "drafts", "adapters", "prompt_embeds", "images", "swap", "kv_connector"},
+        ),
+        (
+            {"kv_transfer_config": CONNECTOR, "swap_space": 0.01},
+            {"stages", "states", "drafts", "adapters", "prompt_embeds", "images", "kv_store", "kv_events"},
         ),
     ],
-    ids=["none", "no prefix cache", "many", "blocks beyond the engine"],
+    ids=["none", "no prefix cache", "many", "blocks beyond the engine", "a connector"],
 )
 def test_guests_are_those_of_the_configuration_in_their_order(folder, fields, absent, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(Path(__file__).parent))
     core = make_tiny_llm(folder, **fields).llm_engine.engine_core
     runner = core.executor.worker.model_runner
     assert rooms_of(runner.guests) == [name for name in ORDER if name not in absent]

@@ -1,6 +1,7 @@
 """Names of `vllm.config` for callers that build configurations of what the engine does not do."""
 
 from vllm.config.kv_events import KVEventsConfig
+from vllm.config.kv_transfer import KVTransferConfig
 from vllm.upstream.config.compilation import CompilationConfig, CompilationMode, CUDAGraphMode, PassConfig
 from vllm.upstream.config.current import (
     get_current_vllm_config,
@@ -10,7 +11,6 @@ from vllm.upstream.config.current import (
 from vllm.upstream.config.ec_transfer import ECTransferConfig
 from vllm.upstream.config.eplb import EPLBConfig
 from vllm.upstream.config.kernel import KernelConfig
-from vllm.upstream.config.kv_transfer import KVTransferConfig
 from vllm.upstream.config.multimodal import MultiModalConfig
 from vllm.upstream.config.offload import OffloadBackend, OffloadConfig, PrefetchOffloadConfig, UVAOffloadConfig
 from vllm.upstream.config.reasoning import ReasoningConfig

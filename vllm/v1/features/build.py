@@ -26,6 +26,7 @@ SCHEDULER_ORDER = (
     "forced_runs",
     "stages",
     "kv_events",
+    "kv_connector",
     "swap",
     "states",
     "kv_store",
@@ -40,8 +41,9 @@ SCHEDULER_ORDER = (
 5. forced_runs before states: a state is kept for tokens that are left when some are dropped at a preemption.
 6. stages after drafts and forced_runs, as it sends the tokens that these have settled or appended.
 7. kv_events before swap: it is told of evicted content that the host takes.
-8. swap before states: without evicted content that the host does not take, the state after it is of no use.
-9. kv_store: what a request begins with is known when it looks there, and memory comes before the disk.
+8. kv_connector before swap: what it has promised to a request, it loads, whoever else has some of it.
+9. swap before states: without evicted content that the host does not take, the state after it is of no use.
+10. kv_store: what a request begins with is known when it looks there, and memory comes before the disk.
 """
 ORDER = (
     "hidden_cache",
@@ -53,6 +55,7 @@ ORDER = (
     "adapters",
     "prompt_embeds",
     "images",
+    "kv_connector",
     "swap",
     "kv_store",
 )
@@ -68,7 +71,8 @@ ORDER = (
 8. prompt_embeds after adapters: a step that has embeddings is computed, whatever they say of recordings.
 9. images after prompt_embeds, which takes back the rows that it gave, and after all that read a batch's positions, as
    pictures shift them.
-10. swap and kv_store: their blocks hold what all others keep in a block, which they have allocated before.
+10. kv_connector before swap, as in the scheduler.
+11. swap and kv_store: their blocks hold what all others keep in a block, which they have allocated before.
 """
 
 
@@ -108,6 +112,10 @@ def runner_guests(runner: Any) -> Sequence[RunnerGuest]:
         from vllm.v1.features.images.runner import PictureRows
 
         guests.append(PictureRows(runner))
+    if config.kv_transfer_config is not None:
+        from vllm.v1.features.kv_connector.runner import ConnectedLayers
+
+        guests.append(ConnectedLayers(runner))
     if cache.swap_space:
         from vllm.v1.features.swap.runner import SwapSpace
 
@@ -176,6 +184,10 @@ def scheduler_guests(config: VllmConfig, call: Call, scheduler: Any) -> Sequence
         guests.append(SampledTokens(scheduler.requests))
     if config.kv_events_config is not None and scheduler.kv.enable_caching:
         guests.append(_event_guest(config, scheduler))
+    if config.kv_transfer_config is not None:
+        from vllm.v1.features.kv_connector.make import make_connections
+
+        guests.append(make_connections(config, call, scheduler))
     guests += cache_guests(scheduler)
     if uses_store(config):
         from vllm.v1.features.kv_store.make import make_store_guest

@@ -147,7 +147,9 @@ class GPUModelRunner:
         caches: KVCaches = []
         for spec in self.kv_layout.caches:
             shapes = spec.cache_shapes(self._backend, num_blocks, self.block_size)
-            caches.append(tuple(torch.empty(shape, dtype=self._kv_dtype, device=self.device) for shape in shapes))
+            # One piece of memory, so that who carries blocks elsewhere can see a layer's as one tensor.
+            whole = torch.empty((len(shapes), *shapes[0]), dtype=self._kv_dtype, device=self.device)
+            caches.append(whole.unbind())
         return [caches[index] for index in self.kv_layout.cache_of_layer]
 
     @contextlib.contextmanager

@@ -1,7 +1,8 @@
-"""KV blocks that one engine hands to another."""
+"""Settings of a connector, which carries KV blocks from one engine to another."""
 
 from __future__ import annotations
 
+import uuid
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
@@ -17,13 +18,18 @@ KVRole = Literal["kv_producer", "kv_both", "kv_consumer"]
 class KVTransferConfig(UnservedConfig):
     """Who sends KV blocks, who receives them, and by what.
 
+    Attributes:
+        kv_connector: a registered name, or a class of kv_connector_module_path; None: there is no connector.
+        kv_role: what the engine does with it, which the connector itself has to heed.
+        kv_connector_module_path: the module of the class.
+        kv_connector_extra_config: settings of the connector's own.
+        engine_id: for the connector; left out, a random one.
+
     Raises:
         VLLMValidationError: a connector without a role, or an unknown role.
     """
 
-    instead: ClassVar[str] = (
-        "KV blocks stay in their engine; swap_space keeps them on the host, and data_parallel_size adds replicas"
-    )
+    instead: ClassVar[str] = "an argument of the engine has it: kv_transfer_config"
     harmless: ClassVar[frozenset[str]] = frozenset({"kv_buffer_device", "kv_port", "engine_id"})
 
     kv_connector: str | None = None
@@ -40,6 +46,26 @@ class KVTransferConfig(UnservedConfig):
         super().__post_init__()
         if self.kv_connector is not None and self.kv_role is None:
             raise VLLMValidationError("kv_connector needs kv_role", parameter="kv_role")
+        if self.kv_connector is not None and self.engine_id is None:
+            self.engine_id = str(uuid.uuid4())
+
+    def check_is_done(self) -> None:
+        """VLLMValidationError: a value that the engine does not do."""
+        if self.kv_connector is None:
+            raise VLLMValidationError(
+                "kv_transfer_config: kv_connector is not given; name the class, or leave the configuration out",
+                parameter="kv_transfer_config",
+            )
+        if self.enable_permute_local_kv:
+            raise VLLMValidationError(
+                "kv_transfer_config: enable_permute_local_kv=True is not done, as blocks have one layout; leave it out",
+                parameter="kv_transfer_config",
+            )
+        if self.kv_load_failure_policy == "recompute":
+            raise VLLMValidationError(
+                "kv_transfer_config: kv_load_failure_policy='recompute' is not done; 'fail' ends the requests",
+                parameter="kv_transfer_config",
+            )
 
     @property
     def is_kv_transfer_instance(self) -> bool:

@@ -1,0 +1,155 @@
+"""A connector after upstream's documentation: the leading whole blocks of prompts, a file a layer and prompt."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1, KVConnectorMetadata, KVConnectorRole
+
+
+@dataclass
+class Transfer:
+    key: str
+    block_ids: list[int]
+
+
+@dataclass
+class Transfers(KVConnectorMetadata):
+    loads: list[Transfer] = field(default_factory=list)
+    saves: list[Transfer] = field(default_factory=list)
+
+
+class FileConnector(KVConnectorBase_V1):
+    def __init__(self, vllm_config: Any, role: KVConnectorRole, kv_cache_config: Any) -> None:
+        super().__init__(vllm_config, role, kv_cache_config)
+        extra = vllm_config.kv_transfer_config.kv_connector_extra_config
+        self.folder, self.answers = Path(extra["folder"]), dict(extra.get("answers", {}))
+        self.block_size = vllm_config.cache_config.block_size
+        self.calls: list[Any] = []
+        self.loads: dict[str, int] = {}
+        self.prompts: dict[str, tuple[list[int], list[int]]] = {}
+        self.caches: dict[str, torch.Tensor] = {}
+
+    def key(self, token_ids: list[int]) -> str:
+        return hashlib.sha256(repr(token_ids).encode()).hexdigest()
+
+    def lengths(self, token_ids: list[int]) -> int:
+        """Leading tokens in whole blocks, but for the last token."""
+        return (len(token_ids) - 1) // self.block_size * self.block_size
+
+    def note(self, name: str, *details: Any) -> None:
+        self.calls.append((name, *details))
+
+    # -- the scheduler's side
+
+    def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int | None, bool]:
+        self.note("match", request.request_id, num_computed_tokens)
+        if self.answers.get("undecided", 0):
+            self.answers["undecided"] -= 1
+            return None, False
+        if "load_async" in self.answers:
+            return 16, True
+        length = self.lengths(request.prompt_token_ids)
+        is_there = (self.folder / self.key(request.prompt_token_ids[:length])).is_dir()
+        return (max(length - num_computed_tokens, 0) if is_there else 0), False
+
+    def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
+        self.note("alloc", request.request_id, num_external_tokens, blocks.get_block_ids())
+        self.loads[request.request_id] = num_external_tokens
+
+    def build_connector_meta(self, scheduler_output: Any) -> Transfers:
+        self.note("meta", dict(scheduler_output.num_scheduled_tokens))
+        found = Transfers()
+        for new in scheduler_output.scheduled_new_reqs:
+            self.prompts[new.req_id] = new.prompt_token_ids, list(new.block_ids[0])
+            if num_loaded := self.loads.pop(new.req_id, 0):
+                end = new.num_computed_tokens // self.block_size
+                begin = end - num_loaded // self.block_size
+                prefix = new.prompt_token_ids[: self.lengths(new.prompt_token_ids)]
+                found.loads.append(Transfer(self.key(prefix), [begin, *new.block_ids[0][begin:end]]))
+            self._save(new.req_id, new.num_computed_tokens, scheduler_output, found)
+        cached = scheduler_output.scheduled_cached_reqs
+        for name, added, begin in zip(cached.req_ids, cached.new_block_ids, cached.num_computed_tokens, strict=True):
+            self.prompts[name][1].extend(added[0] if added else ())
+            self._save(name, begin, scheduler_output, found)
+        return found
+
+    def _save(self, name: str, begin: int, scheduler_output: Any, found: Transfers) -> None:
+        """Save a prompt in the step that completes it."""
+        token_ids, block_ids = self.prompts[name]
+        if begin < len(token_ids) <= begin + scheduler_output.num_scheduled_tokens[name]:
+            prefix = token_ids[: self.lengths(token_ids)]
+            found.saves.append(Transfer(self.key(prefix), block_ids[: len(prefix) // self.block_size]))
+
+    def update_connector_output(self, connector_output: Any) -> None:
+        self.note("output", connector_output.finished_sending)
+
+    def request_finished(self, request: Any, block_ids: list[int]) -> tuple[bool, Any]:
+        self.note("finished", request.request_id, list(block_ids), request.num_output_tokens)
+        return "delay_free" in self.answers, None
+
+    # -- the worker's side
+
+    def blocks(self, cache: torch.Tensor) -> torch.Tensor:
+        """A view whose first dimension is the blocks'."""
+        return cache.transpose(0, 1)
+
+    def register_kv_caches(self, kv_caches: dict[str, torch.Tensor]) -> None:
+        self.note("register", {name: tuple(cache.shape) for name, cache in kv_caches.items()})
+        self.caches = kv_caches
+
+    def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
+        self.note("load", self.has_connector_metadata())
+        assert {name: layer.kv_cache for name, layer in forward_context.no_compile_layers.items()} == self.caches
+        for each in self._get_connector_metadata().loads:
+            begin, *block_ids = each.block_ids
+            for name, cache in self.caches.items():
+                kept = torch.load(self.folder / each.key / name)
+                self.blocks(cache)[block_ids] = kept[begin : begin + len(block_ids)]
+
+    def get_block_ids_with_load_errors(self) -> set[int]:
+        return {3} if self.answers.pop("load_error", False) else set()
+
+    def wait_for_layer_load(self, layer_name: str) -> None:
+        self.note("wait", layer_name)
+
+    def save_kv_layer(self, layer_name: str, kv_layer: torch.Tensor, attn_metadata: Any, **kwargs: Any) -> None:
+        self.note("save", layer_name, attn_metadata.num_actual_tokens)
+        for each in self._get_connector_metadata().saves:
+            path = self.folder / each.key / layer_name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            torch.save(self.blocks(kv_layer)[each.block_ids], path)
+
+    def wait_for_save(self) -> None:
+        self.note("saved")
+
+    def get_finished(self, finished_req_ids: set[str]) -> tuple[set[str] | None, set[str] | None]:
+        self.note("get_finished", set(finished_req_ids))
+        return None, None
+
+    def clear_connector_metadata(self) -> None:
+        super().clear_connector_metadata()
+        self.note("clear")
+
+    def shutdown(self) -> None:
+        self.note("shutdown")
+
+
+class WholeBlocks(FileConnector):
+    """For layers whose tensors begin with the blocks."""
+
+    def blocks(self, cache: torch.Tensor) -> torch.Tensor:
+        return cache
+
+
+class Unfinished(KVConnectorBase_V1):
+    """Lacks methods."""
+
+
+class NotOne:
+    """Is no connector."""

@@ -1,0 +1,305 @@
+"""Connectors after upstream's interface: a later engine computes only what one cannot load, and reads the same bits."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from architectures import make_architecture
+from tiny_llm import make_tiny_llm, make_tiny_model
+
+from vllm import LLM, SamplingParams
+from vllm.config import KVTransferConfig
+from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
+from vllm.distributed.kv_transfer.kv_connector.v1 import KVConnectorBase_V1, KVConnectorRole
+from vllm.engine.arg_utils import EngineArgs
+from vllm.utils.argparse_utils import FlexibleArgumentParser
+from vllm.v1.features.kv_connector.runner import ConnectedLayers
+from vllm.v1.features.kv_connector.scheduler import Connections, check_cache
+
+PROMPT = [3 + number * 7 % 200 for number in range(101)]
+NUM_BLOCKS = 100 // 16
+READS = SamplingParams(max_tokens=4, temperature=0.0, logprobs=8)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_tiny_model(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture(autouse=True)
+def _module_path(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(Path(__file__).parent))
+
+
+def connector_config(store: Path, **fields: Any) -> dict[str, Any]:
+    extra = {"folder": str(store), **fields.pop("extra", {})}
+    usual = {"kv_connector": "FileConnector", "kv_connector_module_path": "file_connector", "kv_role": "kv_both"}
+    return {**usual, "kv_connector_extra_config": extra, **fields}
+
+
+def run(llm: LLM, *prompts: list[int], params: SamplingParams = READS) -> list[Any]:
+    return llm.generate([{"prompt_token_ids": each} for each in prompts or (PROMPT,)], params, use_tqdm=False)
+
+
+def readings(outputs: list[Any]) -> list[Any]:
+    """Tokens and the bits of what was read of them."""
+    found = []
+    for output in outputs:
+        for completion in output.outputs:
+            read = completion.logprobs
+            bits = (each.tobytes() for each in (read.token_ids, read.logprobs, read.logits, read.ranks, read.lse))
+            found.append((tuple(completion.token_ids), *bits))
+    return found
+
+
+def sides(llm: LLM) -> tuple[Any, Any]:
+    """The connectors of the scheduler and of the worker."""
+    core = llm.llm_engine.engine_core
+    guest = next(guest for guest in core.scheduler.guests if isinstance(guest, Connections))
+    return guest.connector, core.executor.worker.model_runner.guest(ConnectedLayers)._connector
+
+
+def end(llm: LLM) -> None:
+    llm.llm_engine.engine_core.shutdown()
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {},
+        {"dtype": "bfloat16"},
+        {"kv_cache_dtype": "fp8"},
+        {"async_scheduling": True},
+        {"max_num_batched_tokens": 24, "max_num_seqs": 2},
+        {"swap_space": 0.01, "num_gpu_blocks_override": 9},
+    ],
+    ids=["float32", "bfloat16", "fp8", "async", "chunks", "swap"],
+)
+def test_a_second_engine_computes_only_the_tail(folder, tmp_path, fields):
+    first = make_tiny_llm(folder, kv_transfer_config=connector_config(tmp_path / "blocks"), **fields)
+    assert [output.num_cached_tokens for output in run(first)] == [0]
+    end(first)
+    others = [[7, *PROMPT[1:]], PROMPT[:40]]
+    second = make_tiny_llm(folder, kv_transfer_config=connector_config(tmp_path / "blocks"), **fields)
+    plain = make_tiny_llm(folder, **fields)
+    outputs, expected = run(second), run(plain)
+    assert [output.num_cached_tokens for output in outputs] == [NUM_BLOCKS * 16]
+    assert readings(outputs) == readings(expected)
+    _, worker = sides(second)
+    computed = [call[2] for call in worker.calls if call[0] == "save"]
+    assert max(computed) == len(PROMPT) - NUM_BLOCKS * 16
+    stats = second.llm_engine.engine_core.stats()
+    assert (stats["num_loaded_blocks"], stats["num_external_hit_tokens"]) == (NUM_BLOCKS, NUM_BLOCKS * 16)
+    # What was loaded is content as any other, and what the connector does not have is computed.
+    assert readings(run(second, PROMPT, *others)) == readings(run(plain, PROMPT, *others))
+    end(second)
+
+
+def test_another_process_finds_what_the_connector_has(folder, tmp_path):
+    config = connector_config(tmp_path / "blocks")
+    code = f"""
+import sys
+sys.path[:0] = {[str(Path(__file__).parent), *sys.path]!r}
+from test_kv_connector import run
+from tiny_llm import make_tiny_llm
+run(make_tiny_llm({str(folder)!r}, kv_transfer_config={json.dumps(config)!r}))
+"""
+    subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=300)
+    llm = make_tiny_llm(folder, kv_transfer_config=KVTransferConfig(**config))
+    outputs = run(llm)
+    assert [output.num_cached_tokens for output in outputs] == [NUM_BLOCKS * 16]
+    assert readings(outputs) == readings(run(make_tiny_llm(folder)))
+    end(llm)
+
+
+def test_the_calls_come_in_upstreams_order(folder, tmp_path):
+    llm = make_tiny_llm(folder, kv_transfer_config=connector_config(tmp_path), num_gpu_blocks_override=20)
+    run(llm, params=SamplingParams(max_tokens=2, temperature=0.0))
+    llm.llm_engine.engine_core.step()
+    end(llm)
+    scheduler, worker = sides(llm)
+    assert scheduler.role is KVConnectorRole.SCHEDULER and worker.role is KVConnectorRole.WORKER
+    # It is asked when the request is queued, and again when it is admitted; the last step computes nothing.
+    steps = ["alloc", "meta", "output", "meta", "finished", "output", "meta"]
+    assert [call[0] for call in scheduler.calls] == ["match", "match", *steps, "shutdown"]
+    request_id = scheduler.calls[0][1]
+    assert scheduler.calls[1] == ("match", request_id, 0)
+    alloc, metas = scheduler.calls[2], [call[1] for call in scheduler.calls if call[0] == "meta"]
+    assert alloc[2] == 0 and len(alloc[3]) == 1 and len(alloc[3][0]) == NUM_BLOCKS + 1
+    assert metas == [{request_id: len(PROMPT)}, {request_id: 1}, {}]
+    ended = next(call for call in scheduler.calls if call[0] == "finished")
+    assert ended == ("finished", request_id, alloc[3][0], 2)
+
+    names = [f"model.layers.{index}.self_attn.attn" for index in range(2)]
+    config = llm.llm_engine.vllm_config.model_config.hf_config
+    shape = (2, 20, config.num_key_value_heads, 16, config.head_dim)
+    registered, calls = worker.calls[0], worker.calls[1:]
+    assert registered == ("register", dict.fromkeys(names, shape))
+    step = ["load", "wait", "wait", "save", "save", "saved", "get_finished", "clear"]
+    assert [call[0] for call in calls] == [*step, *step, "load", "get_finished", "clear", "shutdown"]
+    assert [call[1] for call in calls if call[0] == "get_finished"] == [set(), set(), {request_id}]
+    assert calls[0] == ("load", True)
+    assert [call[1] for call in calls if call[0] == "wait"] == names * 2
+    assert [call[1:] for call in calls if call[0] == "save"] == [
+        *((name, len(PROMPT)) for name in names),
+        *((name, 1) for name in names),
+    ]
+
+
+def test_a_layers_tensor_is_its_keys_and_values(folder, tmp_path):
+    llm = make_tiny_llm(folder, kv_transfer_config=connector_config(tmp_path))
+    run(llm)
+    runner = llm.llm_engine.engine_core.executor.worker.model_runner
+    _, worker = sides(llm)
+    for tensor, (keys, values) in zip(worker.caches.values(), runner.kv_caches, strict=True):
+        assert tensor.data_ptr() == keys.data_ptr() and tensor[1].data_ptr() == values.data_ptr()
+        assert torch.equal(tensor[0].flatten(2), keys) and torch.equal(tensor[1].flatten(2), values)
+    end(llm)
+
+
+def test_a_latent_layers_tensor_is_its_rows(tmp_path):
+    make_architecture("youtu", tmp_path)
+    config = connector_config(tmp_path / "blocks", kv_connector="WholeBlocks")
+    usual = {"skip_tokenizer_init": True, "dtype": "float32", "max_model_len": 128, "num_gpu_blocks_override": 20}
+    params = SamplingParams(max_tokens=4, temperature=0.0, logprobs=8, detokenize=False)
+    prompt = [1 + number % 50 for number in range(101)]
+    outputs = []
+    for _ in range(2):
+        llm = LLM(str(tmp_path), kv_transfer_config=config, **usual)
+        outputs.append(run(llm, prompt, params=params))
+        _, worker = sides(llm)
+        (cache, *_), *_ = llm.llm_engine.engine_core.executor.worker.model_runner.kv_caches
+        first = next(iter(worker.caches.values()))
+        assert first.shape[:2] == (20, 16) and first.data_ptr() == cache.data_ptr()
+        end(llm)
+    assert [output.num_cached_tokens for (output,) in outputs] == [0, NUM_BLOCKS * 16]
+    assert readings(outputs[0]) == readings(outputs[1])
+
+
+def test_a_connector_that_does_not_know_yet_is_asked_again(folder, tmp_path):
+    first = make_tiny_llm(folder, kv_transfer_config=connector_config(tmp_path))
+    run(first)
+    end(first)
+    extra = {"answers": {"undecided": 3}}
+    llm = make_tiny_llm(folder, kv_transfer_config=connector_config(tmp_path, extra=extra))
+    assert [output.num_cached_tokens for output in run(llm)] == [NUM_BLOCKS * 16]
+    end(llm)
+
+
+def test_prompt_readings_are_computed_and_not_loaded(folder, tmp_path):
+    reads = SamplingParams(max_tokens=1, temperature=0.0, prompt_logprobs=2)
+    first = make_tiny_llm(folder, kv_transfer_config=connector_config(tmp_path))
+    run(first)
+    end(first)
+    llm = make_tiny_llm(folder, kv_transfer_config=connector_config(tmp_path))
+    found, expected = (run(each, params=reads)[0] for each in (llm, make_tiny_llm(folder)))
+    assert found.num_cached_tokens == 0
+    assert found.prompt_logprobs.logprobs.tobytes() == expected.prompt_logprobs.logprobs.tobytes()
+    end(llm)
+
+
+def test_what_a_connector_may_not_ask_for_is_refused_by_name(folder, tmp_path):
+    llm = make_tiny_llm(folder, kv_transfer_config=connector_config(tmp_path, extra={"answers": {"load_async": True}}))
+    ended = run(llm)[0].outputs[0]
+    assert ended.finish_reason == "error" and "FileConnector loads between steps" in ended.error
+    end(llm)
+    llm = make_tiny_llm(folder, kv_transfer_config=connector_config(tmp_path, extra={"answers": {"delay_free": True}}))
+    with pytest.raises(NotImplementedError, match="FileConnector keeps a request's blocks after its end"):
+        run(llm)
+
+
+def test_blocks_that_could_not_be_loaded_end_the_step(folder, tmp_path):
+    llm = make_tiny_llm(folder, kv_transfer_config=connector_config(tmp_path, extra={"answers": {"load_error": True}}))
+    with pytest.raises(RuntimeError, match=r"could not load the blocks \[3\]"):
+        run(llm)
+    # The next one is computed.
+    assert readings(run(llm)) == readings(run(make_tiny_llm(folder)))
+    end(llm)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"kv_connector": "Missing"}, "has no class 'Missing'"),
+        ({"kv_connector": "NotOne"}, "has no KVConnectorBase_V1 'NotOne'"),
+        ({"kv_connector": "Unfinished"}, "lacks build_connector_meta, get_num_new_matched_tokens"),
+        ({"kv_connector": None}, "kv_connector is not given"),
+        ({"kv_connector_module_path": "no_such_module"}, "module 'no_such_module' cannot be imported"),
+        ({"kv_connector": "NixlConnector", "kv_connector_module_path": None}, "'NixlConnector' is not registered"),
+        ({"kv_role": "kv_reader"}, "kv_role must be one of kv_producer, kv_both, kv_consumer"),
+        ({"kv_role": None}, "kv_connector needs kv_role"),
+        ({"kv_rank": 1}, "kv_transfer_config has no field 'kv_rank'"),
+        ({"kv_load_failure_policy": "recompute"}, "kv_load_failure_policy='recompute' is not done"),
+        ({"enable_permute_local_kv": True}, "enable_permute_local_kv=True is not done"),
+    ],
+)
+def test_configurations_that_are_refused(folder, tmp_path, fields, message):
+    with pytest.raises(ValueError, match=message):
+        make_tiny_llm(folder, kv_transfer_config=connector_config(tmp_path, **fields))
+
+
+@pytest.mark.parametrize(
+    ("fields", "option"),
+    [
+        ({"enable_prefix_caching": False}, "enable_prefix_caching=True"),
+        ({"enable_lora": True}, "enable_lora=False"),
+        ({"enable_prompt_embeds": True}, "enable_prompt_embeds=False"),
+        ({"kv_store": "store"}, "no kv_store"),
+        ({"tensor_parallel_size": 2}, "tensor_parallel_size=1"),
+        ({"speculative_config": {"method": "ngram", "num_speculative_tokens": 2}}, "no speculative_config"),
+    ],
+)
+def test_options_that_connectors_do_not_go_with(folder, tmp_path, fields, option):
+    with pytest.raises(ValueError, match=f"kv_transfer_config needs .*{option}"):
+        EngineArgs(str(folder), kv_transfer_config=connector_config(tmp_path), **fields).create_engine_config()
+
+
+@pytest.mark.parametrize(
+    ("windows", "has_states", "message"),
+    [((None,), True, "recurrent states"), ((None, 16), False, "see a window only")],
+)
+def test_models_that_keep_more_than_a_connector_sees(windows, has_states, message):
+    check_cache((None,), False)
+    with pytest.raises(ValueError, match=message):
+        check_cache(windows, has_states)
+
+
+def test_the_flag_takes_json(folder, tmp_path):
+    parser = EngineArgs.add_cli_args(FlexibleArgumentParser())
+    given = ["--model", str(folder), "--kv-transfer-config", json.dumps(connector_config(tmp_path))]
+    config = EngineArgs.from_cli_args(parser.parse_args(given)).create_engine_config().kv_transfer_config
+    assert config is not None and config.kv_connector == "FileConnector" and config.is_kv_producer
+    assert config.get_from_extra_config("folder", None) == str(tmp_path)
+
+
+def test_after_new_weights_nothing_is_loaded_or_saved(folder, tmp_path):
+    first = make_tiny_llm(folder, kv_transfer_config=connector_config(tmp_path))
+    run(first)
+    size = first.llm_engine.vllm_config.model_config.hf_config.hidden_size
+    first.collective_rpc("load_weights", args=([("model.layers.0.input_layernorm.weight", torch.zeros(size))],))
+    run(first, [9] * 8)
+    connectors = sides(first)
+    num_calls = [len(each.calls) for each in connectors]
+    outputs = run(first)
+    assert [output.num_cached_tokens for output in outputs] == [0]
+    assert [len(each.calls) for each in connectors] == num_calls
+    end(first)
+
+
+def test_a_registered_name(folder, tmp_path, monkeypatch):
+    monkeypatch.setattr(KVConnectorFactory, "_registry", {})
+    KVConnectorFactory.register_connector("Files", "file_connector", "FileConnector")
+    with pytest.raises(ValueError, match="there is a connector 'Files' already"):
+        KVConnectorFactory.register_connector("Files", "file_connector", "FileConnector")
+    config = connector_config(tmp_path, kv_connector="Files", kv_connector_module_path=None, engine_id="one")
+    llm = make_tiny_llm(folder, kv_transfer_config=config)
+    scheduler, _ = sides(llm)
+    assert isinstance(scheduler, KVConnectorBase_V1) and type(scheduler).__name__ == "FileConnector"
+    assert llm.llm_engine.vllm_config.kv_transfer_config.engine_id == "one"
+    end(llm)

@@ -1,0 +1,24 @@
+"""Makes the scheduler's side of a connector."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from vllm.config import VllmConfig
+from vllm.v1.features.kv_connector.runner import ConnectedLayers
+from vllm.v1.features.kv_connector.scheduler import Connections
+
+
+def make_connections(config: VllmConfig, call: Callable[[Any, tuple], Any], scheduler: Any) -> Connections:
+    """ValueError: the model keeps what a connector does not see."""
+    return Connections(config, scheduler, call(_layer_names, ())[0], partial(call, _shut_down, ()))
+
+
+def _layer_names(worker: Any) -> list[str]:
+    return list(worker.model_runner.guest(ConnectedLayers).layer_names)
+
+
+def _shut_down(worker: Any) -> None:
+    worker.model_runner.guest(ConnectedLayers).shut_down()

@@ -1,0 +1,136 @@
+"""A connector in the worker: it loads into the cache before a step's forward pass, and saves from it afterwards."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from vllm.v1.core.sched.output import SchedulerOutput
+from vllm.v1.features.kv_connector.base import (
+    KVCacheDescription,
+    KVCacheGroup,
+    KVConnectorBase_V1,
+    KVConnectorOutput,
+    KVConnectorRole,
+)
+from vllm.v1.features.kv_connector.factory import KVConnectorFactory
+from vllm.v1.features.kv_connector.scheduler import StepMessage
+from vllm.v1.features.kv_connector.views import ConnectorContext, LayerCache, StepAttention
+from vllm.v1.worker.gpu.guests import CacheSizes, Completion, RunnerGuest, StepOutcome
+from vllm.v1.worker.gpu.input_batch import InputBatch
+
+
+class ConnectedLayers(RunnerGuest):
+    """Calls the connector as upstream's worker does, except that all layers are loaded before the first one is
+    computed, and saved after the last one is."""
+
+    def __init__(self, runner: Any) -> None:
+        self._runner = runner
+        self._connector: KVConnectorBase_V1 | None = None
+        self._layers: dict[str, Tensor] = {}
+        self._attention: dict[str, StepAttention] = {}
+        self._answer = KVConnectorOutput()
+
+    @property
+    def layer_names(self) -> list[str]:
+        """The layers that have a cache of their own, in the model's order."""
+        first: dict[int, int] = {}
+        for layer, cache in enumerate(self._runner.kv_layout.cache_of_layer):
+            first.setdefault(cache, layer)
+        return [f"model.layers.{layer}.self_attn.attn" for layer in first.values()]
+
+    def reset(self, sizes: CacheSizes) -> None:
+        if not sizes.num_blocks or sizes.is_scratch:
+            self._layers = {}
+            return
+        own = {group[0].data_ptr(): _whole(group, self._runner.block_size) for group in self._runner.kv_caches}
+        self._layers = dict(zip(self.layer_names, own.values(), strict=True))
+        if self._connector is None:
+            group = KVCacheGroup(self.layer_names, self._runner.block_size)
+            described = KVCacheDescription(sizes.num_blocks, [group])
+            config = self._runner.vllm_config
+            self._connector = KVConnectorFactory.create_connector(config, KVConnectorRole.WORKER, described)
+        self._connector.register_kv_caches(dict(self._layers))
+
+    def begin(self, step: SchedulerOutput) -> None:
+        message = step.parts.of(StepMessage)
+        if message is None or self._connector is None:
+            return
+        self._connector.handle_preemptions(message.metadata)
+        if not step.total_num_scheduled_tokens:
+            self._connector.bind_connector_metadata(message.metadata)
+            self._load(None)
+            self._end(message)
+
+    def before_forward(self, step: SchedulerOutput, batch: InputBatch) -> None:
+        message = step.parts.of(StepMessage)
+        if message is None or self._connector is None:
+            return
+        attention = StepAttention(
+            len(batch.positions_np),
+            torch.from_numpy(batch.slot_mappings_np[0]),
+            torch.from_numpy(batch.seq_lens_np),
+            torch.from_numpy(batch.query_start_loc_np),
+        )
+        self._attention = dict.fromkeys(self._layers, attention)
+        self._connector.bind_connector_metadata(message.metadata)
+        self._load(self._attention)
+        for name in self._layers:
+            self._connector.wait_for_layer_load(name)
+        if failed := self._connector.get_block_ids_with_load_errors():
+            # Requests that were scheduled meanwhile may share them, so none of the step's can go on.
+            raise RuntimeError(
+                f"kv_connector {type(self._connector).__name__} could not load the blocks {sorted(failed)}; the "
+                "step's requests end (kv_load_failure_policy='fail')"
+            )
+
+    def _load(self, attention: dict[str, StepAttention] | None) -> None:
+        assert self._connector is not None
+        layers = {name: LayerCache(cache) for name, cache in self._layers.items()}
+        self._connector.start_load_kv(ConnectorContext(attention, layers))
+
+    def after_forward(self, step: SchedulerOutput, batch: InputBatch, hidden: Tensor) -> None:
+        message = step.parts.of(StepMessage)
+        if message is None or self._connector is None:
+            return
+        for name, cache in self._layers.items():
+            self._connector.save_kv_layer(name, cache, self._attention[name])
+        self._connector.wait_for_save()
+        self._end(message)
+
+    def _end(self, message: StepMessage) -> None:
+        assert self._connector is not None
+        sent, received = self._connector.get_finished(message.finished_req_ids)
+        self._connector.clear_connector_metadata()
+        answer = self._answer
+        # A step without tokens has no results that could take its answer along.
+        answer.finished_sending = (answer.finished_sending or set()) | (sent or set()) or None
+        answer.finished_recving = (answer.finished_recving or set()) | (received or set()) or None
+
+    def after_sample(self, batch: InputBatch, hidden: Tensor) -> Completion | None:
+        if self._connector is None:
+            return None
+        answer, self._answer = self._answer, KVConnectorOutput()
+
+        def complete(outcome: StepOutcome) -> None:
+            outcome.output.parts.add(answer)
+
+        return complete
+
+    def shut_down(self) -> None:
+        """The engine ends."""
+        if self._connector is not None:
+            self._connector.shutdown()
+
+
+def _whole(group: tuple[Tensor, ...], block_size: int) -> Tensor:
+    """A layer's cache as one tensor: [2, blocks, heads, block_size, head_dim] of keys and values, which lie one behind
+    the other; or the rows of a latent layer, [blocks, block_size, size]."""
+    first = group[0]
+    if len(group) == 1:
+        return first
+    distance = group[1].storage_offset() - first.storage_offset()
+    both = first.as_strided((2, *first.shape), (distance, *first.stride()))
+    return both.view(2, first.shape[0], first.shape[1], block_size, -1)

@@ -1,0 +1,190 @@
+"""Requests, blocks and steps as connectors see them: with upstream's names."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from vllm.sampling_params import SamplingParams
+from vllm.v1.core.kv_cache_groups import Blocks
+from vllm.v1.core.sched.output import SchedulerOutput
+from vllm.v1.request import Request
+
+
+@dataclass
+class ConnectorRequest:
+    """A request as it is when a connector is called."""
+
+    request_id: str
+    prompt_token_ids: list[int]
+    all_token_ids: list[int]
+    num_computed_tokens: int
+    block_hashes: list[bytes]  # of its leading full blocks, as far as they are known
+    sampling_params: SamplingParams
+    cache_salt: str | None
+    arrival_time: float
+    priority: int
+    kv_transfer_params: dict[str, Any] | None = None
+    lora_request: None = None
+    mm_features: list[Any] = field(default_factory=list)
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        """Tokens of the prompt."""
+        return len(self.prompt_token_ids)
+
+    @property
+    def num_tokens(self) -> int:
+        """Known tokens: prompt and generated."""
+        return len(self.all_token_ids)
+
+    @property
+    def num_output_tokens(self) -> int:
+        """Tokens generated so far."""
+        return self.num_tokens - self.num_prompt_tokens
+
+    @property
+    def output_token_ids(self) -> list[int]:
+        """They themselves."""
+        return self.all_token_ids[self.num_prompt_tokens :]
+
+
+def request_view(request: Request) -> ConnectorRequest:
+    """A copy for a connector."""
+    return ConnectorRequest(
+        request.request_id,
+        request.token_ids[: request.num_prompt_tokens],
+        list(request.token_ids),
+        request.num_computed_tokens,
+        list(request.block_hashes),
+        request.sampling_params,
+        request.cache_salt,
+        request.arrival_time,
+        request.priority,
+        (request.sampling_params.extra_args or {}).get("kv_transfer_params"),
+    )
+
+
+@dataclass
+class ConnectorBlocks:
+    """A request's blocks, in order."""
+
+    block_ids: Blocks
+
+    def get_block_ids(self, allow_none: bool = False) -> Blocks | None:
+        """The blocks in each KV group, of which there is one; with `allow_none`, None where there are no blocks."""
+        return None if allow_none and not any(self.block_ids) else self.block_ids
+
+
+@dataclass
+class NewRequest:
+    """A request that is admitted in this step, or that comes back after a preemption."""
+
+    req_id: str
+    prompt_token_ids: list[int]
+    prefill_token_ids: list[int]  # these, and those that were generated before
+    sampling_params: SamplingParams
+    block_ids: Blocks
+    num_computed_tokens: int  # loaded ones included
+    lora_request: None = None
+    mm_features: list[Any] = field(default_factory=list)
+    pooling_params: Any = None
+
+
+@dataclass
+class CachedRequests:
+    """Requests that were admitted before; one entry of each list is a request's."""
+
+    req_ids: list[str]
+    new_block_ids: list[Blocks | None]
+    num_computed_tokens: list[int]
+    num_output_tokens: list[int]
+    resumed_req_ids: set[str] = field(default_factory=set)  # always empty: they are new ones
+    new_token_ids: list[list[int]] = field(default_factory=list)
+    all_token_ids: dict[str, list[int]] = field(default_factory=dict)
+
+    @property
+    def num_reqs(self) -> int:
+        """How many there are."""
+        return len(self.req_ids)
+
+
+@dataclass
+class ConnectorStep:
+    """The work of a step."""
+
+    scheduled_new_reqs: list[NewRequest]
+    scheduled_cached_reqs: CachedRequests
+    num_scheduled_tokens: dict[str, int]
+    total_num_scheduled_tokens: int
+    finished_req_ids: set[str]
+    preempted_req_ids: set[str]
+    scheduled_spec_decode_tokens: dict[str, list[int]] = field(default_factory=dict)
+    scheduled_encoder_inputs: dict[str, list[int]] = field(default_factory=dict)
+
+
+def step_view(step: SchedulerOutput, requests: dict[str, Request]) -> ConnectorStep:
+    """A copy for a connector."""
+    new = [
+        NewRequest(
+            each.req_id,
+            each.prefill_token_ids[: each.num_prompt_tokens],
+            list(each.prefill_token_ids),
+            each.sampling_params,
+            tuple(list(blocks) for blocks in each.block_ids),
+            each.num_computed_tokens,
+            pooling_params=each.pooling_params,
+        )
+        for each in step.scheduled_new_reqs
+    ]
+    cached = step.scheduled_cached_reqs
+    return ConnectorStep(
+        new,
+        CachedRequests(
+            list(cached.req_ids),
+            [tuple(list(blocks) for blocks in added) if added else None for added in cached.new_block_ids],
+            list(cached.num_computed_tokens),
+            [requests[name].num_output_tokens for name in cached.req_ids],
+        ),
+        dict(step.num_scheduled_tokens),
+        step.total_num_scheduled_tokens,
+        set(step.finished_req_ids),
+        set(step.preempted_req_ids),
+    )
+
+
+@dataclass
+class StepAttention:
+    """A step's tokens, as a layer's attention knows them.
+
+    Attributes:
+        num_actual_tokens: T, the step's tokens.
+        slot_mapping: int64 [T], block * block_size + offset of each.
+        seq_lens: int32 [R], of each request the tokens in the cache after the step.
+        query_start_loc: int32 [R + 1], where each request's tokens begin.
+    """
+
+    num_actual_tokens: int
+    slot_mapping: Any
+    seq_lens: Any
+    query_start_loc: Any
+
+
+@dataclass
+class LayerCache:
+    """A layer, of which a connector sees its cache."""
+
+    kv_cache: Any
+
+
+@dataclass
+class ConnectorContext:
+    """The surroundings of a step's forward pass.
+
+    Attributes:
+        attn_metadata: a StepAttention by the layers' names; None: nothing is computed.
+        no_compile_layers: a LayerCache by the same names.
+    """
+
+    attn_metadata: dict[str, StepAttention] | None
+    no_compile_layers: dict[str, LayerCache]
