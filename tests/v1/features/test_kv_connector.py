@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from architectures import make_architecture
-from tiny_llm import make_tiny_llm, make_tiny_model
+from tiny_llm import is_empty, make_tiny_llm, make_tiny_model
 
 from vllm import LLM, SamplingParams
 from vllm.config import KVTransferConfig
@@ -101,13 +101,30 @@ def test_a_second_engine_computes_only_the_tail(folder, tmp_path, fields):
     end(second)
 
 
+@pytest.mark.parametrize("fields", [{}, {"async_scheduling": True, "max_num_batched_tokens": 40}], ids=["", "async"])
+def test_requests_that_are_preempted_read_the_same(folder, tmp_path, fields):
+    prompts = [[*PROMPT[: 10 + 9 * number % 80], 50 + number] for number in range(24)]
+    params = SamplingParams(max_tokens=20, temperature=0.0, logprobs=4, ignore_eos=True)
+    expected = readings(run(make_tiny_llm(folder), *prompts, params=params))
+    num_loaded = 0
+    for _ in range(2):
+        config = connector_config(tmp_path)
+        llm = make_tiny_llm(folder, kv_transfer_config=config, num_gpu_blocks_override=14, max_num_seqs=5, **fields)
+        assert readings(run(llm, *prompts, params=params)) == expected
+        assert llm.llm_engine.engine_core.stats()["num_preemptions"] > 0
+        num_loaded = llm.llm_engine.engine_core.stats()["num_loaded_blocks"]
+        assert is_empty(llm)
+        end(llm)
+    assert num_loaded > 0
+
+
 def test_another_process_finds_what_the_connector_has(folder, tmp_path):
     config = connector_config(tmp_path / "blocks")
     code = f"""
 import sys
 sys.path[:0] = {[str(Path(__file__).parent), *sys.path]!r}
 from test_kv_connector import run
-from tiny_llm import make_tiny_llm
+from tiny_llm import is_empty, make_tiny_llm
 run(make_tiny_llm({str(folder)!r}, kv_transfer_config={json.dumps(config)!r}))
 """
     subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=300)
