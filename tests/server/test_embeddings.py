@@ -263,7 +263,8 @@ def test_scores_are_cosines(server, expected):
     data = server.post("/score", queries={"text": TEXTS[0]}, documents=parts)["data"]
     np.testing.assert_allclose([each["score"] for each in data], want, atol=1e-5)
     image = {"content": [{"type": "image_url", "image_url": {"url": "a"}}]}
-    assert refused(server, {"queries": "a", "documents": image}, "/score")["param"] == "documents"
+    refusal = refused(server, {"queries": "a", "documents": image}, "/score")
+    assert refusal["param"] == "documents.content[0].image_url.url"
     answer = server.post("/rerank", query=TEXTS[0], documents=TEXTS[::-1])
     assert [each["index"] for each in answer["results"]] == [2, 1, 0]
     assert answer["results"][0]["relevance_score"] == pytest.approx(1.0, abs=1e-5)

@@ -7,7 +7,6 @@ import re
 from vllm.auditing.models import ModelSpec
 from vllm.engine.arg_utils import EngineArgs
 from vllm.exceptions import CliError
-from vllm.loader.resolve import NO_EMBEDDED_MODEL, embedded_model_path
 from vllm.tokenizers.tokenizer import Tokenizer, get_tokenizer
 
 # Ids that only fill a vocabulary up are there in some files of a model, and not in others.
@@ -34,17 +33,20 @@ def _source(spec: ModelSpec) -> str | None:
 
 
 def spec_tokenizer(spec: ModelSpec) -> Tokenizer:
-    args = EngineArgs(**spec.engine)
+    """The tokenizer that the model's engine will have. CliError: there is none."""
     try:
-        source = args.tokenizer or args.model or embedded_model_path()
-        if source is None:
-            raise CliError(f"{spec.name}: {NO_EMBEDDED_MODEL}")
-        return get_tokenizer(source, args.tokenizer_mode, args.trust_remote_code, args.revision)
+        config = EngineArgs(**spec.engine).create_engine_config().model_config
+        return get_tokenizer(
+            config.tokenizer, config.tokenizer_mode, config.trust_remote_code, config.tokenizer_revision
+        )
     except (ValueError, OSError) as error:
         raise CliError(f"{spec.name}: {error}") from error
 
 
 def vocabulary_difference(first: Tokenizer, second: Tokenizer) -> str | None:
+    """The first token that one of them has otherwise, or lacks, in words; None: there is none."""
+    if first is second:
+        return None
     for index in range(max(first.vocab_size, second.vocab_size)):
         own, other = (each.id_to_token(index) for each in (first, second))
         if own == other:
