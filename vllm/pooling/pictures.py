@@ -140,7 +140,7 @@ class PairPictures:
         if len({*marks}) != len(marks) or any(int(mark[1:-1]) >= len(self._loaded) for mark in marks):
             raise looks_like_a_mark(name)
         own = [self._loaded[int(mark[1:-1])] for mark in marks]
-        images, uuids, places = zip(*own, strict=True)
+        images, uuids, places = zip(*own, strict=True) if own else ((), (), ())
         loaded = LoadedPictures(images, uuids, places)
         begun: dict[str, Any] = (
             {"prompt": MARK.sub(lambda _: words, text)} if ids is None else {"prompt_token_ids": ids}
