@@ -97,6 +97,7 @@ def make_core(worker: FakeWorker, scheduler, monkeypatch: pytest.MonkeyPatch) ->
         lora_config=None,
         speculative_config=None,
         kv_events_config=None,
+        kv_transfer_config=None,
     )
     core = EngineCore(config)
     core.scheduler = worker.scheduler = scheduler

@@ -163,7 +163,7 @@ def scheduler_guests(config: VllmConfig, call: Call, scheduler: Any) -> Sequence
 
         pool = AdapterPool(config.lora_config, call, config.scheduler_config.max_num_seqs)
         guests.append(AdapterTurns(pool, scheduler.requests))
-    if config.model_config.hf_config.pools_itself and config.model_config.reads_images:
+    if config.model_config.reads_images and config.model_config.hf_config.pools_itself:
         from vllm.v1.features.images.scheduler import LonePictures
 
         guests.append(LonePictures(scheduler.requests))
@@ -239,7 +239,7 @@ def cache_guests(scheduler: Any) -> Sequence[SchedulerGuest]:
 
 def encoder_guests(config: VllmConfig, model: Any) -> Sequence[RunnerGuest]:
     """The guests of an EncoderRunner, which has no cache."""
-    if config.model_config.hf_config.pools_itself and config.model_config.reads_images:
+    if config.model_config.reads_images and config.model_config.hf_config.pools_itself:
         from vllm.v1.features.images.runner import PictureVectors
 
         return (PictureVectors(model),)
