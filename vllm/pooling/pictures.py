@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from vllm.answers.prompts.content_forms import words_of_picture
 from vllm.answers.prompts.picture_parts import SOURCE, picture_part
@@ -14,7 +14,9 @@ from vllm.inputs.text_options import TextOptions
 from vllm.pooling_params import PoolingParams
 from vllm.sampling_params import SamplingParams
 from vllm.utils.checks import wrong_type
-from vllm.v1.engine.input_processor import InputProcessor, ProcessedPrompt
+
+if TYPE_CHECKING:
+    from vllm.v1.engine.input_processor import InputProcessor, ProcessedPrompt
 
 # The characters are nobody's.
 _BEGIN, _END = "\ue002", "\ue003"

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
@@ -32,7 +32,9 @@ from vllm.pooling.score_families import family_of
 from vllm.tokenizers.tokenizer import Tokenizer
 from vllm.tokenizers.truncation import special_tokens_around
 from vllm.utils.checks import check_texts
-from vllm.v1.engine.input_processor import ProcessedPrompt
+
+if TYPE_CHECKING:
+    from vllm.v1.engine.input_processor import ProcessedPrompt
 
 logger = init_logger(__name__)
 
@@ -346,6 +348,9 @@ class PairPrompts:
     def encode(self, pairs: Sequence[tuple[str, str]], names: Sequence[str]) -> list[ProcessedPrompt]:
         """The prompts, without texts. VLLMValidationError: a prompt is too long, or stays so without its document, or
         has pictures and is to be cut. `names` are the documents' places in the request."""
+        # With it comes torch, and templates are checked before that.
+        from vllm.v1.engine.input_processor import ProcessedPrompt
+
         shown = [any(MARK.search(text) for text in pair) for pair in pairs]
         plain = [self._without_end(pair) for pair, has_pictures in zip(pairs, shown, strict=True) if not has_pictures]
         encoded = iter(zip(plain, self._encoded(plain) if plain else (), strict=True))

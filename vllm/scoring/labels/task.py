@@ -23,12 +23,12 @@ from vllm.scoring.scorers import EngineScorer, Results, ServerScorer
 from vllm.scoring.server import Server
 from vllm.scoring.task import Task
 from vllm.utils.server_client import ServerError
-from vllm.v1.engine.input_processor import ProcessedPrompt
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
     from vllm.entrypoints.llm import LLM
+    from vllm.v1.engine.input_processor import ProcessedPrompt
 
 _PATH = "/generative_scoring"
 _PROBE = "a"
