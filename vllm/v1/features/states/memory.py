@@ -20,6 +20,14 @@ class StateSlots(NamedTuple):
     snapshot_interval: int = 0  # tokens after which one is made
     num_backups: int = 0  # of requests' states before their drafts
 
+    def cache_fields(self) -> dict[str, int | None]:
+        """The fields of CacheConfig that say the same."""
+        return {
+            "num_states": self.num_requests or None,
+            "num_snapshots": self.num_snapshots,
+            "snapshot_interval": self.snapshot_interval or None,
+        }
+
     def num_bytes(self, state_bytes: int) -> int:
         """The bytes of all, with the row of padding."""
         num_rows = self.num_requests + 1 + self.num_snapshots + self.num_backups
