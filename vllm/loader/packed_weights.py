@@ -25,6 +25,7 @@ from vllm.config.load import reads_folder
 from vllm.distributed.parallel_state import get_tp_group
 from vllm.layers.weight_update import own_tensors
 from vllm.loader import packed_state
+from vllm.loader.identity import model_identity
 from vllm.logger import init_logger
 from vllm.ops.cpu_kernels import packs_for
 from vllm.ops.experts import PackedExperts
@@ -60,27 +61,8 @@ def _code_identity() -> list[tuple[str, int, int]]:
 
 def _fingerprint(config: ModelConfig, files: list[Path], takes_adapters: bool, world_size: int) -> dict[str, Any]:
     """All that packed weights depend on."""
-    stats = [(path, path.stat()) for path in files]
-    pooling = (config.convert, config.pooler_config, config.pooling, config.pooling_tasks, config.late_interaction)
-    return {
-        "format": FORMAT,
-        "code": _code_identity(),
-        "torch": torch.__version__,
-        "level": packs_for(),
-        "files": [[str(path), stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns] for path, stat in stats],
-        "config": config.hf_config.raw,
-        "options": [config.dtype, config.quantization, config.rounding, config.model_impl, config.runner_type],
-        "pooling": repr(pooling),
-        "adapters": takes_adapters,
-        "ranks": world_size,
-        "environment": [
-            envs.cpu_gemm(),
-            envs.cpu_int8_activations(),
-            envs.quantized_activations(),
-            envs.gguf_dequantize(),
-            envs.batch_invariant(),
-        ],
-    }
+    own = {"format": FORMAT, "code": _code_identity(), "adapters": takes_adapters, "ranks": world_size}
+    return own | model_identity(config, files)
 
 
 Plan = Literal["map", "write"]

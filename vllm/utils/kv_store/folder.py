@@ -14,13 +14,13 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from vllm.logger import init_logger
+from vllm.utils.file_locks import is_locked
 from vllm.utils.kv_store.segment import (
     BLOCKS,
     INDEX,
     DamagedSegmentError,
     SegmentIndex,
     SegmentWriter,
-    is_locked,
     read_block,
 )
 

@@ -15,6 +15,7 @@ from typing import Any
 
 from vllm import envs
 from vllm.logger import init_logger
+from vllm.utils.file_locks import is_locked
 
 logger = init_logger(__name__)
 
@@ -149,7 +150,7 @@ class PackedFolder:
         for entry in found:
             self.remove(entry.path)
         for path in self.path.iterdir() if self.path.is_dir() else ():
-            if path.suffix in (_LOCK, _TEMPORARY) and not _is_locked(path.with_name(_lock_name(path))):
+            if path.suffix in (_LOCK, _TEMPORARY) and not is_locked(path.with_name(_lock_name(path))):
                 self.remove(path)
         return found
 
@@ -162,19 +163,3 @@ def packed_folder(bound_gib: float | None = None) -> PackedFolder | None:
 
 def _lock_name(path: Path) -> str:
     return f"{path.stem.partition('-')[0]}{_LOCK}"
-
-
-def _is_locked(path: Path) -> bool:
-    import fcntl
-
-    try:
-        file = os.open(path, os.O_RDWR | os.O_CLOEXEC)
-    except OSError:
-        return False
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        return True
-    finally:
-        os.close(file)
-    return False

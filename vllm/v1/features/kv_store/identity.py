@@ -10,12 +10,11 @@ from typing import Any
 
 import torch
 
-from vllm import envs
 from vllm.config import VllmConfig
 from vllm.config.checkpoint.shards import shard_files
 from vllm.config.checkpoint.tensor_places import stored_files
 from vllm.config.load import reads_folder
-from vllm.ops.cpu_kernels import packs_for
+from vllm.loader.identity import model_identity
 
 FORMAT = 1
 """The version of the blocks' bytes; a change of what they mean raises it."""
@@ -59,31 +58,17 @@ def shelf_of(config: VllmConfig, layout: list[Any]) -> str:
     """The name of all that an engine's blocks depend on. `layout`: of a block's bytes. OSError: the model's files
     cannot be read."""
     model = config.model_config
-    files = []
+    files: list[Path] = []
     if reads_folder(model.load_format):
-        for path in stored_files(shard_files(Path(model.path))):
-            stat = path.resolve().stat()
-            files.append([str(path.resolve()), stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns])
-    pooling = (model.convert, model.pooler_config, model.pooling, model.pooling_tasks, model.late_interaction)
+        files = [path.resolve() for path in stored_files(shard_files(Path(model.path)))]
     depends_on = {
         "format": FORMAT,
         "code": _code_digest(),
-        "torch": [torch.__version__, torch.backends.cpu.get_cpu_capability()],
-        "level": packs_for(),
-        "files": files,
+        "cpu": torch.backends.cpu.get_cpu_capability(),
         "seed": None if files else model.seed,
-        "config": model.hf_config.raw,
-        "options": [model.dtype, model.quantization, model.rounding, model.model_impl, model.runner_type],
-        "pooling": repr(pooling),
         "adapters": repr(config.lora_config),
         "layout": [config.cache_config.block_size, config.kv_cache_dtype, layout],
-        "environment": [
-            envs.cpu_gemm(),
-            envs.cpu_int8_activations(),
-            envs.quantized_activations(),
-            envs.gguf_dequantize(),
-            envs.batch_invariant(),
-        ],
+        **model_identity(model, files),
     }
     text = json.dumps(depends_on, sort_keys=True, default=str).encode()
     return hashlib.sha256(text).hexdigest()[:32]
