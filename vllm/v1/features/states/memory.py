@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from vllm.config import VllmConfig
 
@@ -20,7 +20,7 @@ class StateSlots(NamedTuple):
     snapshot_interval: int = 0  # tokens after which one is made
     num_backups: int = 0  # of requests' states before their drafts
 
-    def cache_fields(self) -> dict[str, int | None]:
+    def cache_fields(self) -> dict[str, Any]:
         """The fields of CacheConfig that say the same."""
         return {
             "num_states": self.num_requests or None,
