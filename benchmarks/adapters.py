@@ -121,7 +121,7 @@ class VllmAdapter:
         return np.array([self._read(output.outputs[0].logprobs, work.read_ids) for output in outputs], np.float32)
 
     def prepare(self, work: Workload) -> None:
-        """What is not timed: computed prompts, and each position's most likely ids of a student for teaching."""
+        """Compute, untimed, prompts that are to be cached, and for teaching each position's likeliest ids."""
         if work.is_computed:
             self.run(replace(work, max_tokens=1))
         num_ids = 0 if work.teacher is None else -work.teacher[0]

@@ -93,7 +93,7 @@ class Work(NamedTuple):
 def count_work(work: Workload, shape: ModelShape) -> Work:
     """The products and cache reads of a row, counted from its prompts."""
     num_prompts = len(work.prompts)
-    # Of a computed prompt, the last token is computed again for its logits.
+    # The last token of a computed prompt is computed again for its logits.
     cached = [len(prompt) - 1 if work.is_computed else work.shared * (i > 0) for i, prompt in enumerate(work.prompts)]
     tokens = sum(map(len, work.prompts)) - sum(cached)
     read = tokens if work.reads_prompt else num_prompts

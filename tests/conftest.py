@@ -96,6 +96,14 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
+@pytest.fixture(scope="module")
+def one_thread_a_rank() -> Iterator[None]:
+    """For engines of several processes, which inherit the environment."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("OMP_NUM_THREADS", "1")
+        yield
+
+
 @pytest.fixture(scope="session")
 def llm() -> LLM:
     """The embedded model, loaded once for the commands and examples that need a real one."""

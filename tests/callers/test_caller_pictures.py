@@ -12,15 +12,10 @@ import pytest
 from live_server import LiveServer
 from pictures import data_url, drawn, file_of
 from PIL import Image
-from tiny_vision import make_vision_model
+from tiny_vision import ASSISTANT, make_chat_model
 
 from vllm import LLM, SamplingParams
 
-CHAT = (
-    "{% for m in messages %}{{ m.role }}:{% if m.content is string %}{{ m.content }}{% else %}{% for p in m.content %}"
-    "{% if p.type == 'image' %}<image>{% else %}{{ p.text }}{% endif %}{% endfor %}{% endif %}{% endfor %}"
-    "{% if add_generation_prompt %}assistant:{% endif %}"
-)
 IMAGE, OTHER = drawn(40, 30, 1), drawn(24, 50, 2)
 WORDS = "what is it"
 GREEDY = {"temperature": 0, "max_tokens": 8}
@@ -29,8 +24,7 @@ GREEDY = {"temperature": 0, "max_tokens": 8}
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("vision")
-    make_vision_model("llava", path)
-    (path / "chat_template.jinja").write_text(CHAT)
+    make_chat_model("llava", path, ASSISTANT)
     return path
 
 

@@ -31,20 +31,6 @@ READ = [5, 90, 17, 201, 33, 64, 3]
 TOLERANCE = 1e-4
 """The tolerance of a token's logprob, in nats."""
 
-_RENDEZVOUS = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-
-
-@pytest.fixture
-def environment() -> Iterator[None]:
-    """The trainer says in it how processes find each other."""
-    before = {name: os.environ.get(name) for name in _RENDEZVOUS}
-    yield
-    for name, value in before.items():
-        if value is None:
-            os.environ.pop(name, None)
-        else:
-            os.environ[name] = value
-
 
 def trainer_of(
     folder: Path, output: Path, prompts: list[str] = PROMPTS, peft_config: Any = None, **options: Any

@@ -2,38 +2,17 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from pictures import drawn
-from tiny_vision import make_vision_model
+from tiny_vision import ASSISTANT, make_chat_model
 
 trl = pytest.importorskip("trl")
 pytestmark = pytest.mark.filterwarnings("ignore:TRL currently supports vLLM versions")
 
-CHAT = (
-    "{% for m in messages %}{{ m.role }}:{% if m.content is string %}{{ m.content }}{% else %}{% for p in m.content %}"
-    "{% if p.type == 'image' %}<image>{% else %}{{ p.text }}{% endif %}{% endfor %}{% endif %}{% endfor %}"
-    "{% if add_generation_prompt %}assistant:{% endif %}"
-)
 TOLERANCE = 1e-4
 """The tolerance of a token's logprob, in nats."""
-
-_RENDEZVOUS = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-
-
-@pytest.fixture
-def environment() -> Iterator[None]:
-    """The trainer says in it how processes find each other."""
-    before = {name: os.environ.pop(name, None) for name in _RENDEZVOUS}
-    yield
-    for name, value in before.items():
-        if value is None:
-            os.environ.pop(name, None)
-        else:
-            os.environ[name] = value
 
 
 @pytest.mark.usefixtures("environment")
@@ -41,8 +20,7 @@ def test_grpo_trains_on_pictures(tmp_path: Path) -> None:
     from datasets import Dataset
 
     folder = tmp_path / "model"
-    make_vision_model("llava", folder)
-    (folder / "chat_template.jinja").write_text(CHAT)
+    make_chat_model("llava", folder, ASSISTANT)
     rows = [
         {"prompt": [{"role": "user", "content": f"what is {seed}"}], "image": drawn(40, 30, seed)} for seed in range(4)
     ]

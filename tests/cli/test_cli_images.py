@@ -17,7 +17,7 @@ import pytest
 from live_server import LiveServer
 from pictures import data_url, drawn, file_of
 from PIL import Image
-from tiny_vision import make_vision_model
+from tiny_vision import make_chat_model
 
 from vllm import LLM
 from vllm.cli.main import main
@@ -27,12 +27,8 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 FIRST, SECOND = drawn(40, 30, 1), drawn(24, 50, 2)
 PLACE = "<|vision_start|><|image_pad|><|vision_end|>"
-CHAT = (
-    "{% for m in messages %}{{ m.role }}:{% if m.content is string %}{{ m.content }}{% else %}{% for p in m.content %}"
-    "{% if p.type == 'image' %}" + PLACE + "{% else %}{{ p.text }}{% endif %}{% endfor %}{% endif %}{% endfor %}"
-)
 FIELDS = {"dtype": "float32", "max_model_len": 400}
-# What a row may have for FIRST, and for both.
+# A row may have each of these for FIRST, and this list for both.
 KINDS = ["pictures/first.png", data_url(FIRST), base64.b64encode(file_of(FIRST)).decode()]
 BOTH = ["pictures/first.png", data_url(SECOND)]
 
@@ -40,8 +36,7 @@ BOTH = ["pictures/first.png", data_url(SECOND)]
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("vision")
-    make_vision_model("qwen3_vl", path)
-    (path / "chat_template.jinja").write_text(CHAT)
+    make_chat_model("qwen3_vl", path)
     return path
 
 

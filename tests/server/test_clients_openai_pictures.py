@@ -11,17 +11,12 @@ import pytest
 from live_server import LiveServer
 from pictures import data_url, drawn
 from PIL import Image
-from tiny_vision import make_vision_model
+from tiny_vision import ASSISTANT, make_chat_model
 
 from vllm import LLM, SamplingParams
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
-CHAT = (
-    "{% for m in messages %}{{ m.role }}:{% if m.content is string %}{{ m.content }}{% else %}{% for p in m.content %}"
-    "{% if p.type == 'image' %}<image>{% else %}{{ p.text }}{% endif %}{% endfor %}{% endif %}{% endfor %}"
-    "{% if add_generation_prompt %}assistant:{% endif %}"
-)
 FIRST, SECOND = drawn(40, 30, 1), drawn(24, 50, 2)
 QUESTIONS: list[Any] = [
     {"type": "predicate", "name": "red", "instructions": "Is it red?"},
@@ -32,8 +27,7 @@ QUESTIONS: list[Any] = [
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("vision")
-    make_vision_model("llava", path)
-    (path / "chat_template.jinja").write_text(CHAT)
+    make_chat_model("llava", path, ASSISTANT)
     return path
 
 

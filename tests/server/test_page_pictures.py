@@ -13,20 +13,15 @@ import pytest
 from live_server import LiveServer
 from pictures import data_url, drawn, file_of
 from test_page import FOLDER, KEY, check_bars, find_tools, post, whole
-from tiny_vision import make_vision_model
+from tiny_vision import make_chat_model
 
-CHAT = (
-    "{% for m in messages %}{{ m.role }}:{% if m.content is string %}{{ m.content }}{% else %}{% for p in m.content %}"
-    "{% if p.type == 'image' %}<image>{% else %}{{ p.text }}{% endif %}{% endfor %}{% endif %}{% endfor %}>"
-)
 IMAGE = drawn(40, 30, 1)
 
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
     folder = tmp_path_factory.mktemp("vision")
-    make_vision_model("llava", folder)
-    (folder / "chat_template.jinja").write_text(CHAT)
+    make_chat_model("llava", folder, ">")
     with LiveServer(folder, "--max-model-len", "400", "--api-key", KEY) as server:
         yield server
 

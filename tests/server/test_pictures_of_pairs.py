@@ -10,7 +10,7 @@ import pytest
 import torch
 from asgi import AppThread, make_engine
 from pictures import data_url, drawn
-from tiny_vision import Reference, make_vision_model
+from tiny_vision import Reference, make_chat_model
 
 from vllm import LLM
 from vllm.exceptions import VLLMValidationError
@@ -25,10 +25,6 @@ PROMPT = (
     "<|im_start|>system\nJudge whether the Document meets the requirements based on the Query and the Instruct "
     'provided. Note that the answer can only be "yes" or "no".<|im_end|>\n'
     "<|im_start|>user\n<Instruct>: {}<Query>:{}\n<Document>:{}<|im_end|>\n<|im_start|>assistant\n"
-)
-CHAT = (
-    "{% for m in messages %}{{ m.role }}:{% if m.content is string %}{{ m.content }}{% else %}{% for p in m.content %}"
-    "{% if p.type == 'image' %}" + PLACE + "{% else %}{{ p.text }}{% endif %}{% endfor %}{% endif %}{% endfor %}"
 )
 FIELDS = {"dtype": "float32", "max_model_len": 500, "max_logprobs": -1, "max_num_seqs": 8}
 
@@ -63,8 +59,7 @@ def close(want):
 def tiny(tmp_path_factory):
     """A folder with the reranker's name, and transformers' readings of it."""
     folder = tmp_path_factory.mktemp("hub") / "Qwen3-VL-Reranker-2B"
-    model, tokenizer = make_vision_model("qwen3_vl", folder)
-    (folder / "chat_template.jinja").write_text(CHAT)
+    model, tokenizer = make_chat_model("qwen3_vl", folder)
     return folder, Reference(model, tokenizer, "qwen3_vl"), tokenizer
 
 

@@ -9,17 +9,13 @@ import pytest
 import torch
 from asgi import AppThread, make_engine
 from pictures import data_url, drawn
-from tiny_vision import Reference, make_vision_model
+from tiny_vision import Reference, make_chat_model
 
 from vllm import LLM
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 PLACE = "<|vision_start|><|image_pad|><|vision_end|>"
-CHAT = (
-    "{% for m in messages %}{{ m.role }}:{% if m.content is string %}{{ m.content }}{% else %}{% for p in m.content %}"
-    "{% if p.type == 'image' %}" + PLACE + "{% else %}{{ p.text }}{% endif %}{% endfor %}{% endif %}{% endfor %}>"
-)
 FIRST, SECOND = drawn(40, 30, 1), drawn(24, 50, 2)
 
 
@@ -35,8 +31,7 @@ def text(*pictures):
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory):
     folder = tmp_path_factory.mktemp("vision")
-    model, tokenizer = make_vision_model("qwen3_vl", folder)
-    (folder / "chat_template.jinja").write_text(CHAT)
+    model, tokenizer = make_chat_model("qwen3_vl", folder, ">")
     return folder, Reference(model, tokenizer, "qwen3_vl"), tokenizer
 
 

@@ -9,7 +9,7 @@ import pytest
 from asgi import AppThread, make_engine
 from pictures import data_url, drawn
 from tiny_adapters import make_adapter, merged
-from tiny_vision import Reference, make_vision_model
+from tiny_vision import Reference, make_chat_model
 
 from vllm import LLM, SamplingParams
 from vllm.lora.request import LoRARequest
@@ -18,10 +18,6 @@ from vllm.sampling_params import BeamSearchParams
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 PLACE = "<|vision_start|><|image_pad|><|vision_end|>"
-CHAT = (
-    "{% for m in messages %}{{ m.role }}:{% if m.content is string %}{{ m.content }}{% else %}{% for p in m.content %}"
-    "{% if p.type == 'image' %}" + PLACE + "{% else %}{{ p.text }}{% endif %}{% endfor %}{% endif %}{% endfor %}>"
-)
 IMAGE = drawn(40, 30, 1)
 TEXT = f"user:see{PLACE}there>"
 CHATS = "/v1/chat/completions"
@@ -42,8 +38,7 @@ MESSAGES = [
 def tiny(tmp_path_factory):
     """A folder, transformers' model and its tokenizer."""
     folder = tmp_path_factory.mktemp("vision")
-    model, tokenizer = make_vision_model("qwen3_vl", folder)
-    (folder / "chat_template.jinja").write_text(CHAT)
+    model, tokenizer = make_chat_model("qwen3_vl", folder, ">")
     return folder, model, tokenizer
 
 

@@ -58,7 +58,7 @@ class ThreadStages(StagesExecutor):
         try:
             call_worker(worker, method, args, {})
         except BaseException:
-            # Those that wait for it end, too.
+            # Stages that wait for this one end, too.
             for each in self.workers:
                 each.stage.disconnect()
             raise

@@ -18,6 +18,8 @@ from hybrids import HYBRIDS
 from PIL import Image, ImageDraw
 from tokenizers import decoders, models, pre_tokenizers
 
+ASSISTANT = "{% if add_generation_prompt %}assistant:{% endif %}"
+"""The end of a chat template that begins the answer."""
 EDGE = 28  # pixels of a picture that the fixed-size towers take
 _TEXT = {
     "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 4, "num_attention_heads": 4,
@@ -356,6 +358,17 @@ def make_tokenizer(folder: Path, tokens: Sequence[str], options: dict[str, Any])
         tokenizer_object=backend, pad_token="<pad>", bos_token="<s>", eos_token="</s>", **options
     )
     made.save_pretrained(folder)
+    return made
+
+
+def make_chat_model(name: str, folder: Path, ending: str = "") -> tuple[Any, Any]:
+    """The same with a chat template: each message is "role:" and its parts in their order; `ending` comes after all."""
+    made, picture = make_vision_model(name, folder), FAMILIES[name].placeholder
+    (folder / "chat_template.jinja").write_text(
+        "{% for m in messages %}{{ m.role }}:{% if m.content is string %}{{ m.content }}{% else %}"
+        "{% for p in m.content %}{% if p.type == 'image' %}" + picture + "{% else %}{{ p.text }}{% endif %}"
+        "{% endfor %}{% endif %}{% endfor %}" + ending
+    )
     return made
 
 

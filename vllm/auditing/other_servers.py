@@ -214,7 +214,7 @@ class OtherLabelScorer(ServerScorer):
         return [] if any(ids is None for ids in found) else [ids or [] for ids in found]
 
     async def _tokenize(self, text: str, special: bool) -> list[int] | None:
-        """Of vLLM's /tokenize and llama.cpp's, whose fields have other names."""
+        """Ids from /tokenize; vLLM's and llama.cpp's give the fields other names."""
         body = {"model": self.model_name, "prompt": text, "content": text}
         answer = await self._any.ask("/tokenize", {**body, "add_special_tokens": special, "add_special": special})
         tokens = answer.get("tokens") if isinstance(answer, dict) else None

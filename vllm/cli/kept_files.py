@@ -40,7 +40,7 @@ def size_and_use(row: dict[str, Any]) -> str:
 
 
 def words(parts: Iterable[str | None]) -> str:
-    """Those of the parts that there are."""
+    """Join the parts that are there with commas."""
     return ", ".join(filter(None, parts))
 
 

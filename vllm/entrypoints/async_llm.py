@@ -99,7 +99,7 @@ class AsyncLLM(EngineCalls):
             read_early(self.model_config)
             if meanwhile is not None:
                 meanwhile(tokenizer)
-            # What a picture processor lacks is said before the weights are there.
+            # A picture processor that lacks something says so before the weights are there.
             self.input_processor = InputProcessor(config, tokenizer)
             for core in cores:
                 core.wait_until_ready()

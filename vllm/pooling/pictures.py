@@ -104,8 +104,8 @@ class PairPictures:
         self._loaded += zip(loaded.images, loaded.uuids, names, strict=False)
 
     def words(self, own: str | None = None) -> str:
-        """What stands for a picture in a prompt: `own`, or as the model's chat template writes it, or the model's word
-        for it."""
+        """The text that stands for a picture in a prompt: `own`, or as the model's chat template writes it, or the
+        model's word for it."""
         tokenizer = self._processor.tokenizer
         template = None if tokenizer is None else tokenizer.chat_template
         return own or (words_of_picture(template) if isinstance(template, str) else None) or self._placeholder

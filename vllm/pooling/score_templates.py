@@ -85,7 +85,7 @@ class ScoreTemplate:
         return self.marks[0] in query and document.lstrip().startswith(self.marks[1])
 
     def words_of_picture(self) -> str | None:
-        """What the template itself writes for a picture; None: it takes texts."""
+        """The text that the template itself writes for a picture; None: it takes texts alone."""
         return None
 
     def render(self, query: str, document: str, instruction: str | None = None) -> str:

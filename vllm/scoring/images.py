@@ -32,7 +32,7 @@ class RowImages:
 
     @classmethod
     def of(cls, field: str | None, file: Path, allowed: str | None) -> RowImages | None:
-        """Those of a command's --image-field and FILE; None: there are none.
+        """The pictures that a command's --image-field names in FILE; None: there are none.
 
         Raises:
             CliError: `allowed` (--allowed-local-media-path) is no folder.

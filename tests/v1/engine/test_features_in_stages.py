@@ -1,4 +1,4 @@
-"""What only some requests ask for, in an engine of two stages and in one of one: the same tokens and bits."""
+"""Features that only some requests ask for give the same tokens and bits in two stages as in one."""
 
 from __future__ import annotations
 
@@ -18,16 +18,11 @@ from vllm import LLM, SamplingParams
 from vllm.lora.request import LoRARequest
 from vllm.sampling_params import BeamSearchParams, StructuredOutputsParams
 
+pytestmark = pytest.mark.usefixtures("one_thread_a_rank")
+
 PROMPTS = [{"prompt_token_ids": prompt} for prompt in random_prompts(100, (5, 40, 2, 60, 33, 70))]
 GREEDY = SamplingParams(max_tokens=5, temperature=0, logprobs=1, prompt_logprobs=1, ignore_eos=True)
 FORM = {"type": "object", "properties": {"a": {"type": "integer"}, "b": {"enum": ["x", "yy"]}}, "required": ["a", "b"]}
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread_a_rank() -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("OMP_NUM_THREADS", "1")
-        yield
 
 
 @pytest.fixture(scope="module")

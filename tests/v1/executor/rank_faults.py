@@ -8,6 +8,22 @@ import time
 from typing import Any
 
 
+def ending_faults(kind_of_rank: str = "") -> list[tuple[int, str, str]]:
+    """Faults that end an engine: rank, kind, and what the error says, of a rank as errors call it."""
+    raised = r"rank 1 failed:\nTraceback .*rank_faults.py.*ArithmeticError: a layer's fault"
+    return [
+        (1, "killed", "rank 1 has gone: its process ended with signal 9"),
+        (
+            1,
+            "raises",
+            rf"(?s)^{kind_of_rank}rank 1 failed:\nTraceback .*rank_faults.py.*ArithmeticError: a layer's fault",
+        ),
+        (1, "stopped", "rank 1 hangs: it gives no sign of life"),
+        (1, "hangs", r"(?s)the step hangs: .*rank 1 is at:.*rank_faults.py"),
+        (0, "raises", "rank 0 failed: ArithmeticError: a layer's fault"),
+    ]
+
+
 def fail_in_step(worker: Any, rank: int, kind: str) -> int:
     """Let the worker of this rank fail between two collectives of its next step; the process's id."""
     if worker.rank == rank:

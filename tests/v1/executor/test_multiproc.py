@@ -26,15 +26,10 @@ from vllm.v1.executor import multiproc, worker_monitor
 
 ROOT = Path(__file__).parents[3]
 PROMPTS = random_prompts(100, (5, 40, 2))
+pytestmark = pytest.mark.usefixtures("one_thread_a_rank")
+
 PARAMS = SamplingParams(max_tokens=5, temperature=0, logprobs=2, ignore_eos=True)
 _NOTICE_SECONDS = 10.0
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread_a_rank() -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("OMP_NUM_THREADS", "1")
-        yield
 
 
 @pytest.fixture(scope="module")
@@ -89,13 +84,7 @@ def test_a_call_that_raises_ends_nothing(llm):
 
 @pytest.mark.parametrize(
     ("rank", "kind", "message"),
-    [
-        (1, "killed", "rank 1 has gone: its process ended with signal 9"),
-        (1, "raises", r"(?s)rank 1 failed:\nTraceback .*rank_faults.py.*ArithmeticError: a layer's fault"),
-        (1, "stopped", "rank 1 hangs: it gives no sign of life"),
-        (1, "hangs", r"(?s)the step hangs: .*rank 1 is at:.*rank_faults.py"),
-        (0, "raises", "rank 0 failed: ArithmeticError: a layer's fault"),
-    ],
+    rank_faults.ending_faults("tensor-parallel "),
     ids=lambda value: str(value) if len(str(value)) < 10 else "",
 )
 def test_a_rank_that_fails_ends_its_engine(rank, kind, message, folder, llm, monkeypatch):

@@ -21,17 +21,12 @@ from vllm.engine.arg_utils import AsyncEngineArgs, EngineArgs
 from vllm.exceptions import EngineDeadError
 from vllm.v1.executor import worker_monitor
 
+pytestmark = pytest.mark.usefixtures("one_thread_a_rank")
+
 PROMPTS = [{"prompt_token_ids": prompt} for prompt in random_prompts(100, (5, 40, 2, 90))]
 READS = SamplingParams(max_tokens=6, temperature=0, logprobs=2, prompt_logprobs=1, ignore_eos=True)
 GREEDY = SamplingParams(max_tokens=8, temperature=0, ignore_eos=True)
 DRAWS = SamplingParams(max_tokens=6, seed=3, logprob_token_ids=[7, 9], repetition_penalty=1.2, top_p=0.9)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread_a_rank() -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("OMP_NUM_THREADS", "1")
-        yield
 
 
 @pytest.fixture(scope="module")
@@ -111,13 +106,7 @@ def test_stages_of_several_ranks(folder: Path) -> None:
 
 @pytest.mark.parametrize(
     ("rank", "kind", "message"),
-    [
-        (1, "killed", "rank 1 has gone: its process ended with signal 9"),
-        (1, "raises", r"(?s)^rank 1 failed:\nTraceback .*rank_faults.py.*ArithmeticError: a layer's fault"),
-        (1, "stopped", "rank 1 hangs: it gives no sign of life"),
-        (1, "hangs", r"(?s)the step hangs: .*rank 1 is at:.*rank_faults.py"),
-        (0, "raises", "rank 0 failed: ArithmeticError: a layer's fault"),
-    ],
+    rank_faults.ending_faults(),
     ids=lambda value: str(value) if len(str(value)) < 10 else "",
 )
 def test_a_stage_that_fails_ends_its_engine(

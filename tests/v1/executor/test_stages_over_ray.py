@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,17 +15,12 @@ from tiny_llm import make_tiny_llm, make_tiny_model
 from vllm import LLM, SamplingParams
 from vllm.exceptions import EngineDeadError
 
+pytestmark = pytest.mark.usefixtures("one_thread_a_rank")
+
 pytest.importorskip("ray", reason="Ray is not installed (pip install 'ray[data]')")
 
 PROMPTS = [{"prompt_token_ids": prompt} for prompt in random_prompts(100, (5, 40, 2, 90))]
 PARAMS = SamplingParams(max_tokens=5, temperature=0, logprobs=2, prompt_logprobs=1, ignore_eos=True)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread_a_rank() -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("OMP_NUM_THREADS", "1")
-        yield
 
 
 @pytest.fixture(scope="module")

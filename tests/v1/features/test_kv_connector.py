@@ -96,7 +96,7 @@ def test_a_second_engine_computes_only_the_tail(folder, tmp_path, fields):
     assert max(computed) == len(PROMPT) - NUM_BLOCKS * 16
     stats = second.llm_engine.engine_core.stats()
     assert (stats["num_loaded_blocks"], stats["num_external_hit_tokens"]) == (NUM_BLOCKS, NUM_BLOCKS * 16)
-    # What was loaded is content as any other, and what the connector does not have is computed.
+    # Loaded blocks are content as any other, and blocks that the connector does not have are computed.
     assert readings(run(second, PROMPT, *others)) == readings(run(plain, PROMPT, *others))
     end(second)
 

@@ -58,7 +58,7 @@ class Follower:
 
 
 def content(events: list[Any]) -> set[bytes]:
-    """What is cached after these events; each is checked by the ones before it."""
+    """The hashes that are cached after these events; each event is checked by the ones before it."""
     there: set[bytes] = set()
     for event in events:
         if isinstance(event, BlockStored):
@@ -80,7 +80,7 @@ def cached(llm: LLM) -> set[bytes]:
 
 
 def settle(llm: LLM, follower: Follower) -> set[bytes]:
-    """What the follower knows, once all that waits was sent."""
+    """The hashes that the follower knows, once all waiting events were sent."""
     until = time.monotonic() + 20
     while (known := content(follower.events())) != cached(llm) and time.monotonic() < until:
         time.sleep(0.02)

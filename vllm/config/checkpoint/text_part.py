@@ -113,7 +113,7 @@ _ARCHITECTURES = {
     "qwen3_vl_text": "Qwen3ForCausalLM",
 }
 RETRIEVERS = frozenset({"ColPaliForRetrieval", "ColQwen2ForRetrieval"})
-"""Those of them that embed each token: a whole model of `vlm_config`, and a linear layer after it."""
+"""These embed each token: a whole model of `vlm_config`, and a linear layer after it."""
 PROJECTION = "embedding_proj_layer."
 """The beginning of this layer's names."""
 

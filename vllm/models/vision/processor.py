@@ -23,7 +23,7 @@ from vllm.inputs.images import DATA, OPTIONS, UUIDS, GivenImages, Picture, Promp
 from vllm.models.vision.families import PictureFamily, picture_family
 from vllm.models.vision.tower import ROW_KINDS
 
-# Those of retrievers put texts of their own around pictures and questions, which the prompts here have already.
+# Processors of retrievers put texts around pictures and questions, which the prompts here have already.
 _OF_RETRIEVERS = {"ColPaliProcessor": "PaliGemmaProcessor", "ColQwen2Processor": "Qwen2VLProcessor"}
 _KEPT_BYTES = 256 << 20  # of processed pictures that are kept for further prompts
 

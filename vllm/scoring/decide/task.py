@@ -137,7 +137,7 @@ class ServerDecider(ServerScorer):
 
 
 def _input(item: Item, images: RowImages | None) -> Any:
-    """What a row asks about: its text, or a message of its pictures and its text."""
+    """The input that a row asks about: its text, or a message of its pictures and its text."""
     parts = [] if images is None else images.parts(item)
     if not parts:
         return item.text

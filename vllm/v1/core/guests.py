@@ -132,7 +132,7 @@ class SchedulerGuest:
         """Forget all content."""
 
     def weights_changed(self) -> None:
-        """What is computed from now on is not what was before; `reset_cache` follows."""
+        """The model computes other values from now on; `reset_cache` follows."""
 
     # -- the engine -----------------------------------------------------------------------------------------------
 

@@ -51,9 +51,7 @@ class EngineCore:
             num_blocks=self.executor.num_blocks,
             num_host_blocks=self.executor.num_host_blocks,
             group_windows=self.executor.worker.kv_group_windows,
-            num_states=self.executor.state_slots.num_requests or None,
-            num_snapshots=self.executor.state_slots.num_snapshots,
-            snapshot_interval=self.executor.state_slots.snapshot_interval or None,
+            **self.executor.state_slots.cache_fields(),
         )
         return Scheduler(config.scheduler_config, cache_config, config.model_config.max_model_len, self.make_guests)
 

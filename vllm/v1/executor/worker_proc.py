@@ -60,7 +60,7 @@ class WorkerStart:
 
     @property
     def store_prefix(self) -> str:
-        """What the keys of its stage's ranks begin with in the store."""
+        """The beginning of the keys of its stage's ranks in the store."""
         return f"stage/{self.ends.index}"
 
 

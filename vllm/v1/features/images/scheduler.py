@@ -24,7 +24,7 @@ LONE_PICTURES_OF_A_STEP = 8
 
 @dataclass
 class StepPictures:
-    """What the workers need to know of a step's pictures.
+    """A step's pictures, as the workers need to know them.
 
     Attributes:
         images: by id, those of the requests that get slots.
@@ -63,7 +63,7 @@ class PictureTurns(SchedulerGuest):
         self._encoded: OrderedDict[str, int] = OrderedDict()
         self._max_kept_rows, self._num_kept_rows = max_kept_rows, 0
         self._dropped: list[str] = []  # that the workers are still to be told of
-        # Of the step being scheduled: the requests that show a picture, and those of its pictures that it encodes.
+        # The step being scheduled has these requests that show a picture, and encodes these pictures.
         self._shown: dict[str, set[str]] = {}
         self._new: set[str] = set()
         self._num_rows = 0  # of these

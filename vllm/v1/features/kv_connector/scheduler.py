@@ -56,7 +56,7 @@ class Connections(SchedulerGuest):
         self._kv, self._requests, self._end_worker = scheduler.kv, scheduler.requests, end_worker
         self._block_size = scheduler.kv.block_size
         self._undecided: dict[str, Request] = {}
-        # Of the request that is being admitted: content by its place after what is cached, and what was brought of it.
+        # Content that is offered to the request being admitted, by its place after the cached blocks.
         self._offered: dict[bytes, int] = {}
         self._num_brought = 0
         self._num_queried = self._num_hit = self._num_loaded = 0
@@ -79,7 +79,8 @@ class Connections(SchedulerGuest):
         return [(request, None) for request in known]
 
     def _matched(self, request: Request) -> tuple[int | None, bool, int]:
-        """What the connector says of the request, and the whole blocks that are cached."""
+        """The number of tokens that the connector has after the cached blocks (None: it cannot tell yet), whether it
+        would load them between steps, and the number of cached blocks."""
         self._offered = {}
         if self._is_off or request.sampling_params.skip_reading_prefix_cache:
             return 0, False, 0

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from vllm.config import VllmConfig
 
@@ -19,6 +19,14 @@ class StateSlots(NamedTuple):
     num_snapshots: int = 0  # kept for prefixes to come
     snapshot_interval: int = 0  # tokens after which one is made
     num_backups: int = 0  # of requests' states before their drafts
+
+    def cache_fields(self) -> dict[str, Any]:
+        """The fields of CacheConfig that say the same."""
+        return {
+            "num_states": self.num_requests or None,
+            "num_snapshots": self.num_snapshots,
+            "snapshot_interval": self.snapshot_interval or None,
+        }
 
     def num_bytes(self, state_bytes: int) -> int:
         """The bytes of all, with the row of padding."""

@@ -269,7 +269,7 @@ class GPUModelRunner:
         return StepResult(req_ids, silent, self.states, sampled, readings, self._reading_clocks, completions)
 
     def _completions(self, batch: InputBatch, hidden: Tensor) -> list[Completion]:
-        """What completes the guests' parts of the results."""
+        """The guests' completions of the results."""
         made = [after_sample(batch, hidden) for after_sample in self._after_sample]
         return [complete for complete in made if complete is not None]
 
