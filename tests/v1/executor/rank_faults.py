@@ -13,11 +13,7 @@ def ending_faults(kind_of_rank: str = "") -> list[tuple[int, str, str]]:
     raised = r"rank 1 failed:\nTraceback .*rank_faults.py.*ArithmeticError: a layer's fault"
     return [
         (1, "killed", "rank 1 has gone: its process ended with signal 9"),
-        (
-            1,
-            "raises",
-            rf"(?s)^{kind_of_rank}rank 1 failed:\nTraceback .*rank_faults.py.*ArithmeticError: a layer's fault",
-        ),
+        (1, "raises", f"(?s)^{kind_of_rank}{raised}"),
         (1, "stopped", "rank 1 hangs: it gives no sign of life"),
         (1, "hangs", r"(?s)the step hangs: .*rank 1 is at:.*rank_faults.py"),
         (0, "raises", "rank 0 failed: ArithmeticError: a layer's fault"),
