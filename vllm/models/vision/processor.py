@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import inspect
 import json
+import math
 import sys
 import threading
 from collections import OrderedDict
@@ -20,11 +21,13 @@ from torch import Tensor
 from vllm.config import ModelConfig
 from vllm.exceptions import VLLMValidationError, shown
 from vllm.inputs.images import DATA, OPTIONS, UUIDS, GivenImages, Picture, PromptImages
+from vllm.inputs.picture_rows import ROWS, GivenRows
 from vllm.models.vision.families import PictureFamily, picture_family
 from vllm.models.vision.tower import ROW_KINDS
 
 # Processors of retrievers put texts around pictures and questions, which the prompts here have already.
 _OF_RETRIEVERS = {"ColPaliProcessor": "PaliGemmaProcessor", "ColQwen2Processor": "Qwen2VLProcessor"}
+_MOST_A_ROW = 1 << 10  # pixels, or patches, of a row of a tower
 _KEPT_BYTES = 256 << 20  # of processed pictures that are kept for further prompts
 
 
@@ -81,12 +84,16 @@ class _KeptPictures:
         return found
 
     def _one(self, item: Any, name: str | None, options: dict[str, Any], cache_salt: str | None) -> Processed:
-        image: Any = None if item is None else _as_image(item)
+        image: Any = item
+        if item is not None:
+            image = self._given_rows(item) if isinstance(item, Mapping) else _as_image(item)
         known_as = json.dumps(options, sort_keys=True, default=str)
         content = hashlib.blake2b(known_as.encode(), digest_size=16)
         if name is not None or image is None:
             name = name or ""
             content.update(b"name" + repr(cache_salt).encode() + name.encode("utf-8", "surrogatepass"))
+        elif isinstance(image, GivenRows):
+            content.update(b"rows" + image.digest)
         else:
             content.update(f"{image.mode} {image.size}".encode() + image.tobytes())
         digest = content.hexdigest()
@@ -97,12 +104,23 @@ class _KeptPictures:
         if image is None:
             message = f"{UUIDS}: the picture {shown(name)} is not known (any more): send it again with its name"
             raise VLLMValidationError(message, UUIDS, name)
-        made = self._processed(image, digest, options, known_as)
+        if isinstance(image, GivenRows):
+            made = self._of_rows(image, digest)
+        else:
+            made = self._processed(image, digest, options, known_as)
         with self._lock:
             self._keep(made)
         return made
 
     def _processed(self, image: Any, digest: str, options: dict[str, Any], known_as: str) -> Processed:
+        raise NotImplementedError
+
+    def _given_rows(self, given: Mapping[str, Any]) -> GivenRows:
+        """Errors as of `process`."""
+        raise NotImplementedError
+
+    def _of_rows(self, given: GivenRows, digest: str) -> Processed:
+        """Errors as of `process`."""
         raise NotImplementedError
 
     def _keep(self, made: Processed) -> None:
@@ -129,7 +147,10 @@ class PictureProcessor(_KeptPictures):
         if self.family.has_axes:
             self._of_positions = set(inspect.signature(self.family.base.get_rope_index).parameters)
             self._arguments |= self._of_positions
+        self._further_options = set(inspect.signature(self._processor._process_images).parameters)
         self._latest_options: tuple[str, dict[str, Any]] = ("", {})
+        self._row_width = self.family.parts_of_a_row * model_config.input_embedding_size
+        self._longest, self._dtype = model_config.max_model_len, model_config.dtype
         self._placeholder: str = self._processor.image_token
         (self._placeholder_id,) = hf_tokenizer.encode(self._placeholder, add_special_tokens=False)
 
@@ -140,11 +161,7 @@ class PictureProcessor(_KeptPictures):
 
     def _processed(self, image: Any, digest: str, options: dict[str, Any], known_as: str) -> Processed:
         try:
-            merged = self._merged(options, known_as)
-            if image.mode != "RGB" and not getattr(self._processor.image_processor, "do_convert_rgb", False):
-                image = image.convert("RGB")
-            images, *_ = self._processor.prepare_inputs_layout(images=[image], **options)
-            data, (text,) = self._processor._process_images(images, **merged["images_kwargs"])
+            data, text = self._data_of(image, options, known_as)
         except Exception as error:  # the processor's code may refuse a picture or an option in any way
             field = OPTIONS if options else DATA
             raise VLLMValidationError(f"{field}: the picture cannot be processed: {error}", field) from error
@@ -156,6 +173,60 @@ class PictureProcessor(_KeptPictures):
             order = {token: index for index, token in enumerate(self.family.row_ids)}
             values[ROW_KINDS] = torch.tensor([order[ids[row]] for row in rows.tolist()])
         return Processed(digest, text, ids, rows, values)
+
+    def _data_of(self, image: Any, options: dict[str, Any], known_as: str) -> tuple[Mapping[str, Any], str]:
+        """transformers' values of a picture, and what stands for it in a prompt."""
+        merged = self._merged(options, known_as)
+        if image.mode != "RGB" and not getattr(self._processor.image_processor, "do_convert_rgb", False):
+            image = image.convert("RGB")
+        images, *_ = self._processor.prepare_inputs_layout(images=[image], **options)
+        # Some options of a whole processor are about pictures, too.
+        own = {name: merged[name] for name in self._further_options if name in merged}
+        data, (text,) = self._processor._process_images(images, **own, **merged["images_kwargs"])
+        return data, text
+
+    def _given_rows(self, given: Mapping[str, Any]) -> GivenRows:
+        return GivenRows.of(given, self._row_width, self._longest, self._dtype)
+
+    def _of_rows(self, given: GivenRows, digest: str) -> Processed:
+        text, count = self._text_of_rows(given), len(given.rows)
+        found, ids, places = text.count(self._tokenizer.convert_ids_to_tokens(self.family.row_id)), [], np.empty(0)
+        if found <= count:  # others may be long
+            with self._lock:
+                ids = self._tokenizer.encode(text, add_special_tokens=False)
+            places = self._rows_of(ids)
+            found = len(places)
+        if found != count:
+            message = (
+                f"{ROWS} has {count} rows, and the model's processor puts {found} tokens in the place of a picture of "
+                "which this is said: pass what it says of the picture's size, such as image_grid_thw, beside the rows"
+            )
+            raise VLLMValidationError(message, ROWS, count)
+        positions = {name: value for name, value in given.fields.items() if name in self._of_positions}
+        return Processed(digest, text, ids, places, {ROWS: given.rows, **positions})
+
+    def _text_of_rows(self, given: GivenRows) -> str:
+        """What stands in a prompt for the picture that rows are of. Without a word on its size it is as any other."""
+        from PIL import Image
+
+        known_as = json.dumps(self._defaults, sort_keys=True, default=str)
+        data, text = self._data_of(Image.new("RGB", (64, 64)), self._defaults, known_as)
+        fields = given.fields
+        lacking, unknown = self._of_positions & data.keys() - fields.keys(), fields.keys() - data.keys()
+        if lacking or unknown:
+            problem = f"needs {min(lacking)}" if lacking else f"has an unknown field {shown(min(unknown))}"
+            names = ", ".join(sorted(data))
+            raise VLLMValidationError(f"{ROWS} {problem}: the model's processor says {names} of a picture", ROWS)
+        if not fields:
+            return text
+        if max(math.prod(value.flatten().tolist()) for value in fields.values()) > _MOST_A_ROW * len(given.rows):
+            raise VLLMValidationError(f"{ROWS} has {len(given.rows)} rows, too few for a picture of its size", ROWS)
+        options = self._merged(self._defaults, known_as)["images_kwargs"]
+        try:
+            return str(self._processor.replace_image_token(fields, image_idx=0, **options))
+        except Exception as error:  # the processor's code may need anything of a picture
+            message = f"{ROWS}: {', '.join(fields)} is not enough for the model's processor, which says: {error!r}"
+            raise VLLMValidationError(message, ROWS) from error
 
     def _rows_of(self, ids: Sequence[int]) -> np.ndarray:
         return np.flatnonzero(np.isin(np.asarray(ids), self.family.row_ids))
@@ -278,6 +349,9 @@ class LonePictureProcessor(_KeptPictures):
         self._special_ids = list(hf_tokenizer.all_special_ids)
         self.placeholder: str = hf_tokenizer.all_special_tokens[-1]
         """The word that stands for a picture in a conversation's text."""
+
+    def _given_rows(self, given: Mapping[str, Any]) -> GivenRows:
+        raise VLLMValidationError(f"{ROWS}: {self._name} has no rows of pictures: pass the picture", ROWS)
 
     def _processed(self, image: Any, digest: str, options: dict[str, Any], known_as: str) -> Processed:
         try:
