@@ -16,15 +16,15 @@ if __name__ == "__main__":
     torchvision_stub.install()
     torchvision_stub.install_number_words()
 
-import json  # noqa: E402
-from typing import Any  # noqa: E402
+import json
+from typing import Any
 
-import numpy as np  # noqa: E402
-import torch  # noqa: E402
-import transformers  # noqa: E402
-from tiny_vision import FAMILIES, Reference, draw, make_vision_model  # noqa: E402
+import numpy as np
+import torch
+import transformers
+from tiny_vision import FAMILIES, Reference, draw, make_vision_model
 
-from vllm import LLM, SamplingParams  # noqa: E402
+from vllm import LLM, SamplingParams
 
 IDS = [5, 17, 64, 100]
 # The processor of a family's videos, and the options that its picture processor has, too.
