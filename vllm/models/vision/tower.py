@@ -33,6 +33,7 @@ class Tower(nn.Module):
         super().__init__()
         self._family = family
         self._arguments = set(inspect.signature(family.base.get_image_features).parameters)
+        self._video_arguments = set(family.video_arguments)
         dtype = getattr(torch, model_config.dtype)
         register_attention()
         whole = construct_plain(family.base, family.config, dtype, ATTENTION)
@@ -103,15 +104,18 @@ class Tower(nn.Module):
 
     @torch.inference_mode()
     def encode(self, values: Mapping[str, Tensor]) -> Tensor:
-        """The rows of some pictures, [N, L * W]: the decoder's W-wide embeddings, and beside each what is added to its
-        stream after the first L - 1 layers. `values`: the processor's, by their names."""
+        """The rows of some pictures, or of a video, [N, L * W]: the decoder's W-wide embeddings, and beside each what
+        is added to its stream after the first L - 1 layers. `values`: the processor's, by their names."""
         device, dtype = self._device, self._dtype
+        is_video = not self._video_arguments.isdisjoint(values.keys() - self._arguments)
+        known = self._video_arguments if is_video else self._arguments
         given = {
             name: value.to(device, dtype) if value.is_floating_point() else value.to(device)
             for name, value in values.items()
-            if name in self._arguments
+            if name in known
         }
-        found = self.whole.get_image_features(**given, return_dict=True)
+        features = self.whole.get_video_features if is_video else self.whole.get_image_features
+        found = features(**given, return_dict=True)
         parts = [found.pooler_output, *(getattr(found, "deepstack_features", None) or ())]
         rows = torch.cat([_rows(part).to(dtype) for part in parts], dim=1)
         if ROW_KINDS not in values:
