@@ -46,6 +46,13 @@ _USUAL = frozenset(
 )
 
 
+# Models whose videos were compared, by model_type.
+_WITH_VIDEOS = frozenset(
+    (
+        "qwen2_vl qwen2_5_vl qwen3_vl qwen3_vl_moe qwen3_5 qwen3_5_moe smolvlm internvl llava_onevision "
+        "glm4v glm4v_moe glm46v"
+    ).split()
+)
 # Models whose forward pass takes more, which is done here or is of other media: the tests compare them.
 _COMPARED = frozenset({"gemma3n", "gemma4", "gemma4_unified", "ovis2"})
 
@@ -91,6 +98,27 @@ class PictureFamily:
     def row_ids(self) -> tuple[int, ...]:
         """The tokens that stand for rows, in the order of `marker_ids` after the first."""
         return (self.row_id, *self.marker_ids)
+
+    @property
+    def reads_videos(self) -> bool:
+        """Whether its processor makes videos of frames, and its tower reads these."""
+        return self.config.model_type in _WITH_VIDEOS and not self.is_retriever
+
+    @property
+    def has_video_tower(self) -> bool:
+        """Whether videos are given to `get_video_features`; otherwise their frames are pictures."""
+        return hasattr(self.base, "get_video_features")
+
+    @property
+    def video_arguments(self) -> tuple[str, ...]:
+        """The tower's arguments of a video."""
+        return tuple(inspect.signature(self.base.get_video_features).parameters) if self.has_video_tower else ()
+
+    @property
+    def all_row_ids(self) -> tuple[int, ...]:
+        """`row_ids`, and the token of a video's rows where there is one."""
+        video_id = getattr(self.config, "video_token_id", None) if self.reads_videos else None
+        return (*self.row_ids, video_id) if isinstance(video_id, int) else self.row_ids
 
     @property
     def filler_id(self) -> int | None:

@@ -34,6 +34,7 @@ class Tower(nn.Module):
         super().__init__()
         self._family = family
         self._arguments = set(inspect.signature(family.base.get_image_features).parameters)
+        self._video_arguments = set(family.video_arguments)
         dtype = getattr(torch, model_config.dtype)
         register_attention()
         whole = construct_plain(family.base, family.config, dtype, ATTENTION)
@@ -104,17 +105,21 @@ class Tower(nn.Module):
 
     @torch.inference_mode()
     def encode(self, values: Mapping[str, Tensor]) -> Tensor:
-        """The rows of some pictures, [N, L * W]: the decoder's W-wide embeddings, and beside each what is added to its
-        stream after the first L - 1 layers. `values`: the processor's, by their names, or the rows themselves."""
+        """The rows of some pictures, or of a video, [N, L * W]: the decoder's W-wide embeddings, and beside each what
+        is added to its stream after the first L - 1 layers. `values`: the processor's, by their names, or the rows
+        themselves."""
         device, dtype = self._device, self._dtype
         if ROWS in values:
             return values[ROWS].to(device, dtype)
+        is_video = not self._video_arguments.isdisjoint(values.keys() - self._arguments)
+        known = self._video_arguments if is_video else self._arguments
         given = {
             name: value.to(device, dtype) if value.is_floating_point() else value.to(device)
             for name, value in values.items()
-            if name in self._arguments
+            if name in known
         }
-        found = self.whole.get_image_features(**given, return_dict=True)
+        features = self.whole.get_video_features if is_video else self.whole.get_image_features
+        found = features(**given, return_dict=True)
         pooled = found.pooler_output
         if pooled is None:
             # Llama 4's projector is no part of what this returns.
