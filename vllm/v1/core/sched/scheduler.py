@@ -224,7 +224,8 @@ class Scheduler:
                 if not num_new:
                     index += 1
                     continue
-            grown = self._grow_further(step, request, num_new, budget - (len(running) - index - 1)) if grows else None
+            others = min(len(running) - index, requests_left) - 1
+            grown = self._grow_further(step, request, num_new, budget - others) if grows else None
             if grown is not None:
                 num_new, added = grown
             else:
