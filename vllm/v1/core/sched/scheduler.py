@@ -72,6 +72,7 @@ class Scheduler:
         self._on_grow, self._on_fill = hooks(guests, "grow"), hooks(guests, "fill")
         self._shares, self._on_computes = hooks(guests, "share"), hooks(guests, "computes")
         self._on_discarded = hooks(guests, "discarded")
+        self._takes_whole_steps = any(guest.takes_whole_steps for guest in guests)
         self._begin_updates, self._on_update = hooks(guests, "begin_update"), hooks(guests, "update")
 
     def add_request(self, request: Request) -> None:
@@ -192,7 +193,7 @@ class Scheduler:
         if num_steps == 1:
             return most, len(self.running)
         num_requests = -(-len(self.running) // num_steps)
-        if not self.config.enable_chunked_prefill:
+        if not self.config.enable_chunked_prefill or self._takes_whole_steps:
             return most, num_requests
         known = self.waiting.num_tokens
         known += sum(max(len(request.token_ids) - request.num_computed_tokens, 0) for request in self.running)
