@@ -273,13 +273,17 @@ def split_layers(sizes: ModelSizes, size: int, rooms: Sequence[float] = ()) -> l
     for stage in range(1, size):
         best = {
             end: min(
-                (tuple(map(max, highest, load(stage, begin, end))), [*bounds, end])
+                (_highest(highest, load(stage, begin, end)), [*bounds, end])
                 for begin, (highest, bounds) in best.items()
                 if begin < end
             )
             for end in range(least + stage, count + 1)
         }
     return [range(*bounds) for bounds in pairwise(best[count][1])]
+
+
+def _highest(load: tuple[float, float], other: tuple[float, float]) -> tuple[float, float]:
+    return max(load[0], other[0]), max(load[1], other[1])
 
 
 def layers_as_asked(counts: Sequence[int], num_layers: int, size: int) -> list[range]:

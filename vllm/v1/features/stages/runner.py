@@ -29,7 +29,7 @@ class TokensOfSteps(RunnerGuest):
         if part is None:
             return
         self._take_back(step)
-        states, drafts = self._states, step.parts.of(StepDrafts) or {}
+        states, drafts = self._states, step.parts.of(StepDrafts) or StepDrafts()
         for request_id, token_ids in part.token_ids.items():
             slot, tentative = states.req_id_to_slot[request_id], drafts.get(request_id, [])
             end = int(states.num_computed_tokens[slot]) + step.num_scheduled_tokens[request_id] - len(tentative)
