@@ -149,10 +149,10 @@ class ModelConfig:
         one_of("rounding", self.rounding, ("vllm", "transformers", "autocast"))
         one_of("attention_backend", self.attention_backend, ATTENTION_BACKENDS)
         at_least("max_model_len", self.max_model_len, 1)
-        if self.enable_mm_embeds:
-            raise ValueError("enable_mm_embeds=True is not implemented: leave it out and pass pictures")
         self._fill("limit_mm_per_prompt", image_limit(self.limit_mm_per_prompt))
         MediaAccess.of(self.allowed_media_domains, self.allowed_local_media_path)
+        if self.enable_mm_embeds and self.why_no_images:
+            raise ValueError(f"enable_mm_embeds=True is for a model that reads pictures: {self.why_no_images}")
         if not self.why_no_images:
             check_processor(self.hf_config.raw, Path(self.path))
         check_dimensions(self.pooler_config.dimensions, self)

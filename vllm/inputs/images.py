@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from vllm.exceptions import VLLMValidationError, shown
+from vllm.inputs.picture_rows import ROWS, rows_of_pictures
 from vllm.inputs.videos import as_videos
 
 if TYPE_CHECKING:
@@ -28,8 +29,8 @@ class GivenImages:
     """The pictures that a prompt came with.
 
     Attributes:
-        items: PIL images, uint8 arrays or tensors [H, W, C] or [C, H, W], and GivenVideos behind these; None: known by
-            its name from before.
+        items: PIL images, uint8 arrays or tensors [H, W, C] or [C, H, W], dicts of rows in a picture's place,
+            and GivenVideos behind these; None: known by its name from before.
         names: the caller's names for them, None where one has none.
         options: of the processor, for this prompt.
         places: their fields of a request, in errors; None or none: they are the prompt's.
@@ -164,13 +165,16 @@ def _unpacked(dtype: str, shape: Sequence[int], data: bytes) -> torch.Tensor:
     return torch.frombuffer(bytearray(data), dtype=kind).view(*shape) if data else torch.empty(*shape, dtype=kind)
 
 
-def given_images(prompt: Mapping[str, Any], most: Mapping[str, int], why_not: str) -> GivenImages | None:
+def given_images(
+    prompt: Mapping[str, Any], most: Mapping[str, int], why_not: str, takes_rows: bool = False
+) -> GivenImages | None:
     """The pictures and videos of a prompt; None: it has none.
 
     Args:
         prompt: with the keys of upstream's prompts.
         most: how many of a kind a prompt may have.
         why_not: why the model reads none; empty: it does.
+        takes_rows: whether rows may come in a picture's place.
 
     Raises:
         VLLMValidationError: other media, more than `most`, or names or options that do not fit them.
@@ -207,7 +211,18 @@ def given_images(prompt: Mapping[str, Any], most: Mapping[str, int], why_not: st
             raise VLLMValidationError(message, DATA, count)
     places = tuple(each.place if isinstance(each, PlacedImage) else None for each in items)
     bare = tuple(each.image if isinstance(each, PlacedImage) else each for each in items)
+    for item, place in zip(bare, places, strict=True):
+        if isinstance(item, Mapping):
+            _check_rows(place or DATA, takes_rows, options)
     return GivenImages(bare, tuple(names), dict(options or {}), places, counts[-1])
+
+
+def _check_rows(place: str, takes_rows: bool, options: Any) -> None:
+    if not takes_rows:
+        message = f"{place}: {ROWS} are not taken: start the engine with enable_mm_embeds=True, or pass the picture"
+        raise VLLMValidationError(message, place)
+    if options:
+        raise VLLMValidationError(f"{OPTIONS} are for pictures, and change no {ROWS}: leave them out", OPTIONS)
 
 
 def _is_nothing(value: Any) -> bool:
@@ -221,6 +236,8 @@ def _as_items(kind: str, value: Any) -> tuple[Any, ...]:
         return as_videos(value)
     if isinstance(value, (list, tuple)):
         return tuple(value)
+    if isinstance(value, Mapping):
+        return rows_of_pictures(value)
     # An array of four dimensions is several pictures.
     return tuple(value) if getattr(value, "ndim", 0) == 4 else (value,)
 

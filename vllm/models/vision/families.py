@@ -38,10 +38,8 @@ class Whole(NamedTuple):
 # Arguments of transformers' forward pass that ask nothing of a decoder beyond the rows and the positions.
 _USUAL = frozenset(
     (
-        "self input_ids pixel_values attention_mask position_ids cache past_key_values inputs_embeds "
-        "mm_encoder_outputs labels use_cache image_sizes vision_feature_layer vision_feature_select_strategy "
-        "image_grid_thw "
-        "pixel_attention_mask spatial_shapes image_hidden_states kwargs pixel_values_videos video_grid_thw "
+        "self input_ids attention_mask position_ids cache past_key_values inputs_embeds mm_encoder_outputs labels "
+        "use_cache vision_feature_select_strategy image_hidden_states kwargs pixel_values_videos video_grid_thw "
         "image_sizes_videos vision_aspect_ratio batch_num_images cache_position logits_to_keep output_attentions "
         "output_hidden_states return_dict rope_deltas second_per_grid_ts lm_kwargs"
     ).split()
@@ -56,7 +54,7 @@ _WITH_VIDEOS = frozenset(
     ).split()
 )
 # Models whose forward pass takes more, which is done here or is of other media: the tests compare them.
-_COMPARED = frozenset({"gemma4", "gemma4_unified", "ovis2"})
+_COMPARED = frozenset({"gemma3n", "gemma4", "gemma4_unified", "ovis2"})
 
 
 @dataclass(frozen=True)
@@ -192,7 +190,7 @@ def _more_than_rows(family: PictureFamily) -> str:
     if family.config.model_type in _COMPARED:
         return ""
     forward = inspect.unwrap(family.base.forward)
-    known = set(_USUAL)
+    known = set(_USUAL) | set(inspect.signature(family.base.get_image_features).parameters)
     if family.has_axes or family.is_retriever:
         known.add("mm_token_type_ids")
     if family.whole_blocks is not None or family.is_retriever:

@@ -6,6 +6,7 @@ import hashlib
 import importlib.util
 import inspect
 import json
+import math
 import re
 import sys
 import threading
@@ -22,6 +23,7 @@ from torch import Tensor
 from vllm.config import ModelConfig
 from vllm.exceptions import VLLMValidationError, shown
 from vllm.inputs.images import DATA, KINDS, OPTIONS, UUIDS, GivenImages, Picture, PromptImages
+from vllm.inputs.picture_rows import ROWS, GivenRows
 from vllm.inputs.videos import GivenVideo, Video
 from vllm.models.vision.families import PictureFamily, picture_family
 from vllm.models.vision.tower import ROW_KINDS
@@ -29,6 +31,7 @@ from vllm.models.vision.tower import ROW_KINDS
 # Processors of retrievers put texts around pictures and questions, which the prompts here have already.
 _OF_RETRIEVERS = {"ColPaliProcessor": "PaliGemmaProcessor", "ColQwen2Processor": "Qwen2VLProcessor"}
 _KIND_NUMBERS = {"image": 1, "video": 2}  # transformers' mm_token_type_ids
+_MOST_A_ROW = 1 << 10  # pixels, or patches, of a row of a tower
 _KEPT_BYTES = 256 << 20  # of processed pictures that are kept for further prompts
 
 
@@ -92,7 +95,9 @@ class _KeptPictures:
         medium: Any = None
         if kind == "video":
             self._add_video_part()
-        if item is not None:
+        if isinstance(item, Mapping):
+            medium = self._given_rows(item)
+        elif item is not None:
             medium = _as_video(item) if kind == "video" else _as_image(item)
         if isinstance(medium, Video):
             options = options | medium.options
@@ -103,6 +108,8 @@ class _KeptPictures:
             content.update(f"name of {kind} {cache_salt!r}".encode() + name.encode("utf-8", "surrogatepass"))
         elif isinstance(medium, Video):
             content.update(f"{medium.frames.shape} {medium.metadata}".encode() + medium.frames.tobytes())
+        elif isinstance(medium, GivenRows):
+            content.update(b"rows" + medium.digest)
         else:
             content.update(f"{medium.mode} {medium.size}".encode() + medium.tobytes())
         digest = content.hexdigest()
@@ -116,6 +123,8 @@ class _KeptPictures:
             raise VLLMValidationError(message, UUIDS, name)
         if isinstance(medium, Video):
             made = self._processed_video(medium, digest, options, known_as)
+        elif isinstance(medium, GivenRows):
+            made = self._of_rows(medium, digest)
         else:
             made = self._processed(medium, digest, options, known_as)
         with self._lock:
@@ -123,6 +132,14 @@ class _KeptPictures:
         return made
 
     def _processed(self, image: Any, digest: str, options: dict[str, Any], known_as: str) -> Processed:
+        raise NotImplementedError
+
+    def _given_rows(self, given: Mapping[str, Any]) -> GivenRows:
+        """Errors as of `process`."""
+        raise NotImplementedError
+
+    def _of_rows(self, given: GivenRows, digest: str) -> Processed:
+        """Errors as of `process`."""
         raise NotImplementedError
 
     def _add_video_part(self) -> None:
@@ -156,8 +173,11 @@ class PictureProcessor(_KeptPictures):
         if self.family.has_axes:
             self._of_positions = set(inspect.signature(self.family.base.get_rope_index).parameters)
             self._arguments |= self._of_positions
+        self._further_options = set(inspect.signature(self._processor._process_images).parameters)
         self._folder = folder
         self._latest_options: tuple[str, dict[str, Any]] = ("", {})
+        self._row_width = self.family.parts_of_a_row * model_config.input_embedding_size
+        self._longest, self._dtype = model_config.max_model_len, model_config.dtype
         self._placeholder: str = self._processor.image_token
         # What stands for an item in a prompt, by kind.
         self._words: dict[str, str] = {"image": self._placeholder}
@@ -176,11 +196,7 @@ class PictureProcessor(_KeptPictures):
 
     def _processed(self, image: Any, digest: str, options: dict[str, Any], known_as: str) -> Processed:
         try:
-            merged = self._merged(options, known_as)
-            if image.mode != "RGB" and not getattr(self._processor.image_processor, "do_convert_rgb", False):
-                image = image.convert("RGB")
-            images, *_ = self._processor.prepare_inputs_layout(images=[image], **options)
-            data, (text,) = self._processor._process_images(images, **merged["images_kwargs"])
+            data, text = self._data_of(image, options, known_as)
         except Exception as error:  # the processor's code may refuse a picture or an option in any way
             field = OPTIONS if options else DATA
             raise VLLMValidationError(f"{field}: the picture cannot be processed: {error}", field) from error
@@ -192,6 +208,60 @@ class PictureProcessor(_KeptPictures):
             order = {token: index for index, token in enumerate(self.family.row_ids)}
             values[ROW_KINDS] = torch.tensor([order[ids[row]] for row in rows.tolist()])
         return Processed(digest, text, ids, rows, values)
+
+    def _data_of(self, image: Any, options: dict[str, Any], known_as: str) -> tuple[Mapping[str, Any], str]:
+        """transformers' values of a picture, and what stands for it in a prompt."""
+        merged = self._merged(options, known_as)
+        if image.mode != "RGB" and not getattr(self._processor.image_processor, "do_convert_rgb", False):
+            image = image.convert("RGB")
+        images, *_ = self._processor.prepare_inputs_layout(images=[image], **options)
+        # Some options of a whole processor are about pictures, too.
+        own = {name: merged[name] for name in self._further_options if name in merged}
+        data, (text,) = self._processor._process_images(images, **own, **merged["images_kwargs"])
+        return data, text
+
+    def _given_rows(self, given: Mapping[str, Any]) -> GivenRows:
+        return GivenRows.of(given, self._row_width, self._longest, self._dtype)
+
+    def _of_rows(self, given: GivenRows, digest: str) -> Processed:
+        text, count = self._text_of_rows(given), len(given.rows)
+        found, ids, places = text.count(self._tokenizer.convert_ids_to_tokens(self.family.row_id)), [], np.empty(0)
+        if found <= count:  # others may be long
+            with self._lock:
+                ids = self._tokenizer.encode(text, add_special_tokens=False)
+            places = self._rows_of(ids)
+            found = len(places)
+        if found != count:
+            message = (
+                f"{ROWS} has {count} rows, and the model's processor puts {found} tokens in the place of a picture of "
+                "which this is said: pass what it says of the picture's size, such as image_grid_thw, beside the rows"
+            )
+            raise VLLMValidationError(message, ROWS, count)
+        positions = {name: value for name, value in given.fields.items() if name in self._of_positions}
+        return Processed(digest, text, ids, places, {ROWS: given.rows, **positions})
+
+    def _text_of_rows(self, given: GivenRows) -> str:
+        """What stands in a prompt for the picture that rows are of. Without a word on its size it is as any other."""
+        from PIL import Image
+
+        known_as = json.dumps(self._defaults, sort_keys=True, default=str)
+        data, text = self._data_of(Image.new("RGB", (64, 64)), self._defaults, known_as)
+        fields = given.fields
+        lacking, unknown = self._of_positions & data.keys() - fields.keys(), fields.keys() - data.keys()
+        if lacking or unknown:
+            problem = f"needs {min(lacking)}" if lacking else f"has an unknown field {shown(min(unknown))}"
+            names = ", ".join(sorted(data))
+            raise VLLMValidationError(f"{ROWS} {problem}: the model's processor says {names} of a picture", ROWS)
+        if not fields:
+            return text
+        if max(math.prod(value.flatten().tolist()) for value in fields.values()) > _MOST_A_ROW * len(given.rows):
+            raise VLLMValidationError(f"{ROWS} has {len(given.rows)} rows, too few for a picture of its size", ROWS)
+        options = self._merged(self._defaults, known_as)["images_kwargs"]
+        try:
+            return str(self._processor.replace_image_token(fields, image_idx=0, **options))
+        except Exception as error:  # the processor's code may need anything of a picture
+            message = f"{ROWS}: {', '.join(fields)} is not enough for the model's processor, which says: {error!r}"
+            raise VLLMValidationError(message, ROWS) from error
 
     def _processed_video(self, video: Video, digest: str, options: dict[str, Any], known_as: str) -> Processed:
         try:
@@ -401,6 +471,9 @@ class LonePictureProcessor(_KeptPictures):
         self._special_ids = list(hf_tokenizer.all_special_ids)
         self.placeholder: str = hf_tokenizer.all_special_tokens[-1]
         """The word that stands for a picture in a conversation's text."""
+
+    def _given_rows(self, given: Mapping[str, Any]) -> GivenRows:
+        raise VLLMValidationError(f"{ROWS}: {self._name} has no rows of pictures: pass the picture", ROWS)
 
     def _processed(self, image: Any, digest: str, options: dict[str, Any], known_as: str) -> Processed:
         try:

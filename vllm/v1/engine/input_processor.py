@@ -335,7 +335,8 @@ class InputProcessor:
         text, ids, salt = prompt.get("prompt"), prompt.get("prompt_token_ids"), prompt.get("cache_salt")
         if salt is not None and not isinstance(salt, str):
             raise wrong_type("cache_salt", salt, "a string")
-        images = given_images(prompt, self.model_config.max_media, self.model_config.why_no_images)
+        config = self.model_config
+        images = given_images(prompt, config.max_media, config.why_no_images, config.enable_mm_embeds)
         if prompt.get("prompt_embeds") is not None:
             if images is not None:
                 raise VLLMValidationError(f"prompt_embeds and {DATA} cannot be one prompt's: pass one of them", DATA)
