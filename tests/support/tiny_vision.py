@@ -121,7 +121,9 @@ _GEMMA_4_TOWER = {
     "num_key_value_heads": 2, "pooling_kernel_size": 2, "patch_size": 7, "position_embedding_size": 32,
 }  # fmt: skip
 _GLM = {
-    "tokens": ("<|begin_of_image|>", "<|end_of_image|>", "<|image|>", "<|video|>"),
+    "tokens": (
+        "<|begin_of_image|>", "<|end_of_image|>", "<|image|>", "<|video|>", "<|begin_of_video|>", "<|end_of_video|>",
+    ),
     "placeholder": "<|begin_of_image|><|image|><|end_of_image|>",
     "whole": {
         "image_token_id": "id:<|image|>", "video_token_id": "id:<|video|>",

@@ -14,6 +14,7 @@ from vllm.config import ModelConfig
 from vllm.config.checkpoint.shards import shard_files
 from vllm.config.checkpoint.text_part import text_tensor_name
 from vllm.config.checkpoint.weight_files import iterate_tensors
+from vllm.inputs.picture_rows import ROWS
 from vllm.layers.dummy_weights import dummy_weight
 from vllm.models.transformers.build import construct_plain
 from vllm.models.transformers.weights import CheckpointNames
@@ -33,13 +34,14 @@ class Tower(nn.Module):
         super().__init__()
         self._family = family
         self._arguments = set(inspect.signature(family.base.get_image_features).parameters)
+        self._video_arguments = set(family.video_arguments)
         dtype = getattr(torch, model_config.dtype)
         register_attention()
         whole = construct_plain(family.base, family.config, dtype, ATTENTION)
         self._names = CheckpointNames(whole)
-        # The decoder is ours; its module keeps nothing but the place.
+        # The decoder is ours, and nobody listens; their modules keep nothing but the place.
         for name, part in list(whole.named_children()):
-            if part is whole.get_decoder():
+            if part is whole.get_decoder() or "audio" in name:
                 setattr(whole, name, nn.Module())
         use_own_layers(whole)
         self.whole = whole
@@ -103,16 +105,26 @@ class Tower(nn.Module):
 
     @torch.inference_mode()
     def encode(self, values: Mapping[str, Tensor]) -> Tensor:
-        """The rows of some pictures, [N, L * W]: the decoder's W-wide embeddings, and beside each what is added to its
-        stream after the first L - 1 layers. `values`: the processor's, by their names."""
+        """The rows of some pictures, or of a video, [N, L * W]: the decoder's W-wide embeddings, and beside each what
+        is added to its stream after the first L - 1 layers. `values`: the processor's, by their names, or the rows
+        themselves."""
         device, dtype = self._device, self._dtype
+        if ROWS in values:
+            return values[ROWS].to(device, dtype)
+        is_video = not self._video_arguments.isdisjoint(values.keys() - self._arguments)
+        known = self._video_arguments if is_video else self._arguments
         given = {
             name: value.to(device, dtype) if value.is_floating_point() else value.to(device)
             for name, value in values.items()
-            if name in self._arguments
+            if name in known
         }
-        found = self.whole.get_image_features(**given, return_dict=True)
-        parts = [found.pooler_output, *(getattr(found, "deepstack_features", None) or ())]
+        features = self.whole.get_video_features if is_video else self.whole.get_image_features
+        found = features(**given, return_dict=True)
+        pooled = found.pooler_output
+        if pooled is None:
+            # Llama 4's projector is no part of what this returns.
+            pooled = self.whole.multi_modal_projector(found.last_hidden_state)
+        parts = [pooled, *(getattr(found, "deepstack_features", None) or ())]
         rows = torch.cat([_rows(part).to(dtype) for part in parts], dim=1)
         if ROW_KINDS not in values:
             return rows
