@@ -42,7 +42,7 @@ class _Audited(Task):
         adapted: Any = llm if self._adapter is None else _Adapted(llm, self._adapter)
         return super().engine_scorer(adapted)  # type: ignore[safe-super]
 
-    def report(self, scorer: Any) -> RowReport:
+    def report(self, scorer: Any) -> Any:
         return _Cost(self.command, self.input_name, scorer, self._is_server)
 
 
