@@ -46,6 +46,11 @@ _USUAL = frozenset(
 )
 
 
+# Models whose towers take the patches of several pictures in a row and let each see its own alone, by model_type: that
+# no bit of a picture depends on others is tested.
+_JOINING = frozenset(
+    "qwen2_vl qwen2_5_vl qwen3_vl qwen3_vl_moe qwen3_5 qwen3_5_moe exaone4_5 glm4v glm4v_moe glm46v".split()
+)
 # Models whose videos were compared, by model_type.
 _WITH_VIDEOS = frozenset(
     (
@@ -98,6 +103,11 @@ class PictureFamily:
     def row_ids(self) -> tuple[int, ...]:
         """The tokens that stand for rows, in the order of `marker_ids` after the first."""
         return (self.row_id, *self.marker_ids)
+
+    @property
+    def joins_pictures(self) -> bool:
+        """Whether a run of the tower may have several pictures without a change of any."""
+        return self.config.model_type in _JOINING
 
     @property
     def reads_videos(self) -> bool:
