@@ -71,7 +71,7 @@ class Request:
         self.arrival_time = arrival_time
         self.arrival_index = 0  # its number among the scheduler's requests, set when it is queued
         self.priority = priority
-        self.cache_salt = cache_salt
+        self.cache_salt = self.given_salt = cache_salt  # guests add to the first what blocks depend on
         self.status = RequestStatus.WAITING
         self.token_ids = list(prompt_token_ids)  # prompt and generated tokens
         self.num_prompt_tokens = len(prompt_token_ids)

@@ -33,6 +33,8 @@ MOST_UNWRITTEN_BYTES = 256 * 2**20
 _REST_SECONDS = 60.0
 _END_SECONDS = 60.0
 _CLOCK_GRAIN_NS = 100_000_000
+# The use of a segment is noted as often as this.
+_TOUCH_SECONDS = 10.0
 
 
 class BlockStore:
@@ -49,6 +51,7 @@ class BlockStore:
         self._places: dict[bytes, Place] = {}
         self._indices: dict[str, SegmentIndex] = {}
         self._folder_time = -1
+        self._touched: dict[Path, float] = {}
         self._writing = _Writing(folder, shelf, about)
         # At the process's end, too, what waits is written.
         self._end = weakref.finalize(self, _Writing.end, self._writing)
@@ -90,6 +93,7 @@ class BlockStore:
 
     def _forget_segment(self, name: str) -> None:
         blocks = self._indices.pop(name).blocks
+        self._touched.pop(blocks, None)
         for key in [key for key, place in list(self._places.items()) if place.path == blocks]:
             del self._places[key]
 
@@ -104,6 +108,14 @@ class BlockStore:
     def size(self, keys: Sequence[bytes]) -> int:
         """Bytes of these blocks together."""
         return sum(place.size for key in keys if (place := self._places.get(key)) is not None)
+
+    def note_use(self, keys: Sequence[bytes]) -> None:
+        """These blocks are in use, wherever they are read from: their segments are not the first to go."""
+        now = time.monotonic()
+        for path in {place.path for key in keys if (place := self._places.get(key)) is not None}:
+            if now - self._touched.get(path, -_TOUCH_SECONDS) >= _TOUCH_SECONDS:
+                self._touched[path] = now
+                touch(path)
 
     # -- reading ------------------------------------------------------------------------------------------------------
 

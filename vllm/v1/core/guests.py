@@ -100,7 +100,8 @@ class SchedulerGuest:
 
     # -- cached content -------------------------------------------------------------------------------------------
     # Content of a block in a KV group is known by a key, which begins with the hash of the tokens up to its end. Final
-    # hidden states beside the first group's have a key of their own (`hidden_key`), and are brought after the content.
+    # hidden states beside the first group's have a key of their own (`hidden_key`), and are brought after the content;
+    # so has the recurrent state after it (`state_key`), which is brought into a snapshot in place of a block.
 
     def longest_prefix(self, request: Request, hashes: list[bytes], count: int) -> int:
         """The most leading blocks, at most `count`, after which the request can begin. `hashes` are of whole blocks."""

@@ -242,7 +242,8 @@ class _OnRankZero:
 
 
 def sendable(step: SchedulerOutput) -> SchedulerOutput:
-    """The step without the requests' functions, most of which cannot be pickled."""
+    """The step without what the other ranks do not need, such as the requests' functions, most of which cannot be
+    pickled."""
     requests = []
     for new in step.scheduled_new_reqs:
         if functions := new.sampling_params.logits_processors:
@@ -250,7 +251,7 @@ def sendable(step: SchedulerOutput) -> SchedulerOutput:
             params.logits_processors = [_OnRankZero()] * len(functions)
             new = replace(new, sampling_params=params)
         requests.append(new)
-    return replace(step, scheduled_new_reqs=requests)
+    return replace(step, scheduled_new_reqs=requests, parts=step.parts.sendable())
 
 
 def _threads_per_rank(parallel: ParallelConfig) -> int:

@@ -43,7 +43,8 @@ SCHEDULER_ORDER = (
 7. kv_events before swap: it is told of evicted content that the host takes.
 8. kv_connector before swap: what it has promised to a request, it loads, whoever else has some of it.
 9. swap before states: without evicted content that the host does not take, the state after it is of no use.
-10. kv_store: what a request begins with is known when it looks there, and memory comes before the disk.
+10. kv_store: what a request begins with is known when it looks there, memory comes before the disk, and what `states`
+    saves of a step is known.
 """
 ORDER = (
     "hidden_cache",

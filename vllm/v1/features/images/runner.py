@@ -223,15 +223,18 @@ class EncodedPictures:
 
     def take(self, pictures: Sequence[Picture], tower: Tower) -> dict[str, Tensor]:
         """The rows of these, [N, L * W] each, by their digests; the tower encodes each that is not there, once."""
-        for picture in pictures:
-            if picture.digest in self._rows:
-                continue
-            rows = tower.encode(picture.values)
-            if rows.shape != (len(picture.rows), self._width):
-                wanted = f"{len(picture.rows)} rows of {self._width}"
-                raise ValueError(f"the tower made {list(rows.shape)} of a picture that has {wanted}")
-            self._rows[picture.digest] = rows
-            self.num_encoded += 1
+        missing = list({each.digest: each for each in pictures if each.digest not in self._rows}.values())
+        for numbers in tower.runs([each.values for each in missing]):
+            run = [missing[number] for number in numbers]
+            rows = tower.encode_together([each.values for each in run])
+            counts = [len(each.rows) for each in run]
+            if rows.shape != (sum(counts), self._width):
+                wanted = f"{sum(counts)} rows of {self._width}"
+                raise ValueError(f"the tower made {list(rows.shape)} of {len(run)} pictures that have {wanted}")
+            for each, own in zip(run, rows.split(counts), strict=True):
+                # Otherwise dropping one picture would free nothing.
+                self._rows[each.digest] = own if len(run) == 1 else own.clone()
+            self.num_encoded += len(run)
         return {picture.digest: self._rows[picture.digest] for picture in pictures}
 
     def drop(self, digest: str) -> None:
