@@ -78,7 +78,7 @@ _QWEN = {
         "vision_start_token_id": "id:<|vision_start|>", "vision_end_token_id": "id:<|vision_end|>",
     },
 }  # fmt: skip
-_QWEN_IMAGES = {"patch_size": 4, "merge_size": 2, "size": {"shortest_edge": 64, "longest_edge": 3200}}
+QWEN_IMAGES = {"patch_size": 4, "merge_size": 2, "size": {"shortest_edge": 64, "longest_edge": 3200}}
 _QWEN_ROPE = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [1, 2, 1]}
 _QWEN3_TOWER = {
     "depth": 3, "hidden_size": 32, "num_heads": 2, "intermediate_size": 32, "out_hidden_size": 32, "patch_size": 4,
@@ -148,19 +148,19 @@ FAMILIES: dict[str, VisionFamily] = {
         "qwen2_vl", {"rope_parameters": _QWEN_ROPE},
         {"depth": 2, "embed_dim": 32, "num_heads": 2, "hidden_size": 32, "mlp_ratio": 2, "patch_size": 4,
          "spatial_merge_size": 2, "temporal_patch_size": 2},
-        image_processor=("Qwen2VLImageProcessor", _QWEN_IMAGES), processor={"processor_class": "Qwen2VLProcessor"},
+        image_processor=("Qwen2VLImageProcessor", QWEN_IMAGES), processor={"processor_class": "Qwen2VLProcessor"},
         **_QWEN,
     ),
     "qwen2_5_vl": VisionFamily(
         "qwen2_5_vl", {"rope_parameters": _QWEN_ROPE},
         {"depth": 2, "hidden_size": 32, "num_heads": 2, "intermediate_size": 32, "out_hidden_size": 32, "patch_size": 4,
          "spatial_merge_size": 2, "temporal_patch_size": 2, "window_size": 16, "fullatt_block_indexes": [1]},
-        image_processor=("Qwen2VLImageProcessor", _QWEN_IMAGES), processor={"processor_class": "Qwen2_5_VLProcessor"},
+        image_processor=("Qwen2VLImageProcessor", QWEN_IMAGES), processor={"processor_class": "Qwen2_5_VLProcessor"},
         **_QWEN,
     ),
     "qwen3_vl": VisionFamily(
         "qwen3_vl", {"head_dim": 8, "rope_parameters": _QWEN_ROPE}, _QWEN3_TOWER,
-        image_processor=("Qwen2VLImageProcessor", _QWEN_IMAGES), processor={"processor_class": "Qwen3VLProcessor"},
+        image_processor=("Qwen2VLImageProcessor", QWEN_IMAGES), processor={"processor_class": "Qwen3VLProcessor"},
         **_QWEN,
     ),
     "qwen3_vl_moe": VisionFamily(
@@ -168,19 +168,19 @@ FAMILIES: dict[str, VisionFamily] = {
         {"head_dim": 8, "rope_parameters": _QWEN_ROPE, "num_experts": 4, "num_experts_per_tok": 2,
          "moe_intermediate_size": 16, "decoder_sparse_step": 1, "norm_topk_prob": True},
         _QWEN3_TOWER,
-        image_processor=("Qwen2VLImageProcessor", _QWEN_IMAGES), processor={"processor_class": "Qwen3VLProcessor"},
+        image_processor=("Qwen2VLImageProcessor", QWEN_IMAGES), processor={"processor_class": "Qwen3VLProcessor"},
         **_QWEN,
     ),
     "qwen3_5": VisionFamily(
         "qwen3_5", HYBRIDS["qwen3_5"][1] | {"rope_parameters": _QWEN_ROPE | {"partial_rotary_factor": 1.0}},
         {key: value for key, value in _QWEN3_TOWER.items() if key != "deepstack_visual_indexes"},
-        image_processor=("Qwen2VLImageProcessor", _QWEN_IMAGES), processor={"processor_class": "Qwen3VLProcessor"},
+        image_processor=("Qwen2VLImageProcessor", QWEN_IMAGES), processor={"processor_class": "Qwen3VLProcessor"},
         **_QWEN,
     ),
     "qwen3_5_moe": VisionFamily(
         "qwen3_5_moe", HYBRIDS["qwen3_5_moe"][1] | {"rope_parameters": _QWEN_ROPE | {"partial_rotary_factor": 1.0}},
         {key: value for key, value in _QWEN3_TOWER.items() if key != "deepstack_visual_indexes"},
-        image_processor=("Qwen2VLImageProcessor", _QWEN_IMAGES), processor={"processor_class": "Qwen3VLProcessor"},
+        image_processor=("Qwen2VLImageProcessor", QWEN_IMAGES), processor={"processor_class": "Qwen3VLProcessor"},
         **_QWEN,
     ),
     "exaone4_5": VisionFamily(
@@ -188,7 +188,7 @@ FAMILIES: dict[str, VisionFamily] = {
         {"depth": 2, "hidden_size": 32, "num_heads": 2, "num_key_value_heads": 1, "intermediate_size": 32,
          "out_hidden_size": 32, "patch_size": 4, "spatial_merge_size": 2, "temporal_patch_size": 2, "window_size": 16,
          "fullatt_block_indexes": [1]},
-        image_processor=("Qwen2VLImageProcessor", _QWEN_IMAGES), processor={"processor_class": "Exaone4_5_Processor"},
+        image_processor=("Qwen2VLImageProcessor", QWEN_IMAGES), processor={"processor_class": "Exaone4_5_Processor"},
         **_QWEN | {"whole": {key: _QWEN["whole"][key] for key in ("image_token_id", "video_token_id")}},
     ),
     "gemma3": VisionFamily(
@@ -325,24 +325,24 @@ FAMILIES: dict[str, VisionFamily] = {
         "glm4v_moe",
         {"rope_parameters": _QWEN_ROPE | {"partial_rotary_factor": 1.0}, "moe_intermediate_size": 16, "n_group": 1,
          "num_experts_per_tok": 2, "n_routed_experts": 4, "head_dim": 8},
-        _GLM_TOWER, image_processor=("Glm4vImageProcessor", _QWEN_IMAGES),
+        _GLM_TOWER, image_processor=("Glm4vImageProcessor", QWEN_IMAGES),
         processor={"processor_class": "Glm4vProcessor"}, **_GLM,
     ),
     "glm46v": VisionFamily(
         "glm46v", {"rope_parameters": _QWEN_ROPE | {"partial_rotary_factor": 1.0}, "model_type": "glm4v_text"},
-        _GLM_TOWER | {"model_type": "glm4v_vision"}, image_processor=("Glm46VImageProcessor", _QWEN_IMAGES),
+        _GLM_TOWER | {"model_type": "glm4v_vision"}, image_processor=("Glm46VImageProcessor", QWEN_IMAGES),
         processor={"processor_class": "Glm46VProcessor"}, **_GLM,
     ),
     "glm4v": VisionFamily(
         "glm4v", {"rope_parameters": _QWEN_ROPE | {"partial_rotary_factor": 1.0}}, _GLM_TOWER,
-        image_processor=("Glm4vImageProcessor", _QWEN_IMAGES), processor={"processor_class": "Glm4vProcessor"}, **_GLM,
+        image_processor=("Glm4vImageProcessor", QWEN_IMAGES), processor={"processor_class": "Glm4vProcessor"}, **_GLM,
     ),
     "hyperclovax_vision_v2": VisionFamily(
         "hyperclovax_vision_v2", ARCHITECTURES["hyperclovax"][1] | {"model_type": "hyperclovax"},
         {"model_type": "qwen2_5_vl_vision", "depth": 2, "hidden_size": 32, "num_heads": 2, "intermediate_size": 32,
          "out_hidden_size": 32, "patch_size": 4, "spatial_merge_size": 2, "temporal_patch_size": 2, "window_size": 16,
          "fullatt_block_indexes": [1]},
-        image_processor=("Qwen2VLImageProcessor", _QWEN_IMAGES),
+        image_processor=("Qwen2VLImageProcessor", QWEN_IMAGES),
         processor={"processor_class": "HyperCLOVAXVisionV2Processor"},
         **_QWEN | {"whole": {key: _QWEN["whole"][key] for key in ("image_token_id", "video_token_id")}},
     ),
@@ -350,19 +350,19 @@ FAMILIES: dict[str, VisionFamily] = {
         "lfm3_vl", HYBRIDS["lfm3"][1] | {"model_type": "lfm3"},
         {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
          "num_key_value_heads": 2, "patch_size": 4, "spatial_merge_size": 2, "temporal_patch_size": 2},
-        image_processor=("Qwen2VLImageProcessor", _QWEN_IMAGES), processor={"processor_class": "Lfm3VlProcessor"},
+        image_processor=("Qwen2VLImageProcessor", QWEN_IMAGES), processor={"processor_class": "Lfm3VlProcessor"},
         **_QWEN | {"whole": _QWEN["whole"] | {"projector_hidden_size": 24}},
     ),
     "glm_ocr": VisionFamily(
         "glm_ocr", {"rope_parameters": _QWEN_ROPE | {"partial_rotary_factor": 1.0}, "head_dim": 8}, _GLM_TOWER,
-        image_processor=("Glm46VImageProcessor", _QWEN_IMAGES),
+        image_processor=("Glm46VImageProcessor", QWEN_IMAGES),
         processor={"processor_class": "Glm46VProcessor"}, **_GLM,
     ),
     "paddleocr_vl": VisionFamily(
         "paddleocr_vl", {"rope_parameters": _QWEN_ROPE, "head_dim": 8},
         {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2, "image_size": 32,
          "patch_size": 4, "spatial_merge_size": 2},
-        image_processor=("PaddleOCRVLImageProcessor", _QWEN_IMAGES | {"temporal_patch_size": 1}),
+        image_processor=("PaddleOCRVLImageProcessor", QWEN_IMAGES | {"temporal_patch_size": 1}),
         processor={"processor_class": "PaddleOCRVLProcessor"},
         tokenizer={"extra_special_tokens": {"image_token": "<|image_pad|>"}}, **_QWEN,
     ),
