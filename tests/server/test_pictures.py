@@ -330,7 +330,7 @@ def test_a_server_that_holds_too_many_pixels_asks_to_come_again(server, monkeypa
         ({"type": "image_url", "image_url": {"url": "data:,"}, "uuid": 3}, "messages[0].content[0].uuid"),
         ({"type": "image_url", "image_url": {"url": "data:,"}, "crop": [1]}, "messages[0].content[0].crop"),
         ({"type": "image", "image": "data:,", "url": "data:,"}, "messages[0].content[0].url"),
-        ({"type": "image_embeds", "image_embeds": "x"}, "messages[0].content"),
+        ({"type": "image_embeds", "image_embeds": "x"}, "messages[0].content[0].image_embeds"),
         ({"type": "input_audio", "input_audio": {}}, "messages[0].content"),
         ({"type": "video_url", "video_url": {"url": "x"}}, "messages[0].content"),
         ({"type": "file", "file": {}}, "messages[0].content"),

@@ -76,7 +76,7 @@ _QWEN = {
         "vision_start_token_id": "id:<|vision_start|>", "vision_end_token_id": "id:<|vision_end|>",
     },
 }  # fmt: skip
-_QWEN_IMAGES = {"patch_size": 4, "merge_size": 2, "size": {"shortest_edge": 64, "longest_edge": 3200}}
+QWEN_IMAGES = {"patch_size": 4, "merge_size": 2, "size": {"shortest_edge": 64, "longest_edge": 3200}}
 _QWEN_ROPE = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [1, 2, 1]}
 _QWEN3_TOWER = {
     "depth": 3, "hidden_size": 32, "num_heads": 2, "intermediate_size": 32, "out_hidden_size": 32, "patch_size": 4,
@@ -121,7 +121,9 @@ _GEMMA_4_TOWER = {
     "num_key_value_heads": 2, "pooling_kernel_size": 2, "patch_size": 7, "position_embedding_size": 32,
 }  # fmt: skip
 _GLM = {
-    "tokens": ("<|begin_of_image|>", "<|end_of_image|>", "<|image|>", "<|video|>"),
+    "tokens": (
+        "<|begin_of_image|>", "<|end_of_image|>", "<|image|>", "<|video|>", "<|begin_of_video|>", "<|end_of_video|>",
+    ),
     "placeholder": "<|begin_of_image|><|image|><|end_of_image|>",
     "whole": {
         "image_token_id": "id:<|image|>", "video_token_id": "id:<|video|>",
@@ -144,19 +146,19 @@ FAMILIES: dict[str, VisionFamily] = {
         "qwen2_vl", {"rope_parameters": _QWEN_ROPE},
         {"depth": 2, "embed_dim": 32, "num_heads": 2, "hidden_size": 32, "mlp_ratio": 2, "patch_size": 4,
          "spatial_merge_size": 2, "temporal_patch_size": 2},
-        image_processor=("Qwen2VLImageProcessor", _QWEN_IMAGES), processor={"processor_class": "Qwen2VLProcessor"},
+        image_processor=("Qwen2VLImageProcessor", QWEN_IMAGES), processor={"processor_class": "Qwen2VLProcessor"},
         **_QWEN,
     ),
     "qwen2_5_vl": VisionFamily(
         "qwen2_5_vl", {"rope_parameters": _QWEN_ROPE},
         {"depth": 2, "hidden_size": 32, "num_heads": 2, "intermediate_size": 32, "out_hidden_size": 32, "patch_size": 4,
          "spatial_merge_size": 2, "temporal_patch_size": 2, "window_size": 16, "fullatt_block_indexes": [1]},
-        image_processor=("Qwen2VLImageProcessor", _QWEN_IMAGES), processor={"processor_class": "Qwen2_5_VLProcessor"},
+        image_processor=("Qwen2VLImageProcessor", QWEN_IMAGES), processor={"processor_class": "Qwen2_5_VLProcessor"},
         **_QWEN,
     ),
     "qwen3_vl": VisionFamily(
         "qwen3_vl", {"head_dim": 8, "rope_parameters": _QWEN_ROPE}, _QWEN3_TOWER,
-        image_processor=("Qwen2VLImageProcessor", _QWEN_IMAGES), processor={"processor_class": "Qwen3VLProcessor"},
+        image_processor=("Qwen2VLImageProcessor", QWEN_IMAGES), processor={"processor_class": "Qwen3VLProcessor"},
         **_QWEN,
     ),
     "qwen3_vl_moe": VisionFamily(
@@ -164,19 +166,19 @@ FAMILIES: dict[str, VisionFamily] = {
         {"head_dim": 8, "rope_parameters": _QWEN_ROPE, "num_experts": 4, "num_experts_per_tok": 2,
          "moe_intermediate_size": 16, "decoder_sparse_step": 1, "norm_topk_prob": True},
         _QWEN3_TOWER,
-        image_processor=("Qwen2VLImageProcessor", _QWEN_IMAGES), processor={"processor_class": "Qwen3VLProcessor"},
+        image_processor=("Qwen2VLImageProcessor", QWEN_IMAGES), processor={"processor_class": "Qwen3VLProcessor"},
         **_QWEN,
     ),
     "qwen3_5": VisionFamily(
         "qwen3_5", HYBRIDS["qwen3_5"][1] | {"rope_parameters": _QWEN_ROPE | {"partial_rotary_factor": 1.0}},
         {key: value for key, value in _QWEN3_TOWER.items() if key != "deepstack_visual_indexes"},
-        image_processor=("Qwen2VLImageProcessor", _QWEN_IMAGES), processor={"processor_class": "Qwen3VLProcessor"},
+        image_processor=("Qwen2VLImageProcessor", QWEN_IMAGES), processor={"processor_class": "Qwen3VLProcessor"},
         **_QWEN,
     ),
     "qwen3_5_moe": VisionFamily(
         "qwen3_5_moe", HYBRIDS["qwen3_5_moe"][1] | {"rope_parameters": _QWEN_ROPE | {"partial_rotary_factor": 1.0}},
         {key: value for key, value in _QWEN3_TOWER.items() if key != "deepstack_visual_indexes"},
-        image_processor=("Qwen2VLImageProcessor", _QWEN_IMAGES), processor={"processor_class": "Qwen3VLProcessor"},
+        image_processor=("Qwen2VLImageProcessor", QWEN_IMAGES), processor={"processor_class": "Qwen3VLProcessor"},
         **_QWEN,
     ),
     "exaone4_5": VisionFamily(
@@ -184,7 +186,7 @@ FAMILIES: dict[str, VisionFamily] = {
         {"depth": 2, "hidden_size": 32, "num_heads": 2, "num_key_value_heads": 1, "intermediate_size": 32,
          "out_hidden_size": 32, "patch_size": 4, "spatial_merge_size": 2, "temporal_patch_size": 2, "window_size": 16,
          "fullatt_block_indexes": [1]},
-        image_processor=("Qwen2VLImageProcessor", _QWEN_IMAGES), processor={"processor_class": "Exaone4_5_Processor"},
+        image_processor=("Qwen2VLImageProcessor", QWEN_IMAGES), processor={"processor_class": "Exaone4_5_Processor"},
         **_QWEN | {"whole": {key: _QWEN["whole"][key] for key in ("image_token_id", "video_token_id")}},
     ),
     "gemma3": VisionFamily(
@@ -321,17 +323,17 @@ FAMILIES: dict[str, VisionFamily] = {
         "glm4v_moe",
         {"rope_parameters": _QWEN_ROPE | {"partial_rotary_factor": 1.0}, "moe_intermediate_size": 16, "n_group": 1,
          "num_experts_per_tok": 2, "n_routed_experts": 4, "head_dim": 8},
-        _GLM_TOWER, image_processor=("Glm4vImageProcessor", _QWEN_IMAGES),
+        _GLM_TOWER, image_processor=("Glm4vImageProcessor", QWEN_IMAGES),
         processor={"processor_class": "Glm4vProcessor"}, **_GLM,
     ),
     "glm46v": VisionFamily(
         "glm46v", {"rope_parameters": _QWEN_ROPE | {"partial_rotary_factor": 1.0}, "model_type": "glm4v_text"},
-        _GLM_TOWER | {"model_type": "glm4v_vision"}, image_processor=("Glm46VImageProcessor", _QWEN_IMAGES),
+        _GLM_TOWER | {"model_type": "glm4v_vision"}, image_processor=("Glm46VImageProcessor", QWEN_IMAGES),
         processor={"processor_class": "Glm46VProcessor"}, **_GLM,
     ),
     "glm4v": VisionFamily(
         "glm4v", {"rope_parameters": _QWEN_ROPE | {"partial_rotary_factor": 1.0}}, _GLM_TOWER,
-        image_processor=("Glm4vImageProcessor", _QWEN_IMAGES), processor={"processor_class": "Glm4vProcessor"}, **_GLM,
+        image_processor=("Glm4vImageProcessor", QWEN_IMAGES), processor={"processor_class": "Glm4vProcessor"}, **_GLM,
     ),
     "aya_vision": VisionFamily(
         "aya_vision", {"model_type": "cohere2"} | ARCHITECTURES["cohere2"][1], _SIGLIP | {"vision_use_head": False},

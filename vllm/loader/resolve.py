@@ -19,6 +19,7 @@ from vllm.config.checkpoint.local_model import (
     model_stem,
 )
 from vllm.config.checkpoint.overrides import Overrides, overridden_entries
+from vllm.config.checkpoint.sentence_files import first_module, sentence_folder
 from vllm.config.checkpoint.sentence_transformers import has_sparse_pooling, sentence_length
 from vllm.config.checkpoint.shards import shard_files
 from vllm.config.checkpoint.weight_files import stored_dtype
@@ -136,7 +137,9 @@ def resolve_model(
         if stored is None and requested_dtype == "auto" and needs_weights:
             stored = stored_dtype(shard_files(folder))
         dtype = _dtype_on(device, stored or "float32", requested_dtype)
-    name = model if model is not None and source.is_dir() and not Path(model).is_dir() else model_stem(source)
+    name = model_stem(sentence_folder(source))
+    if model is not None and source.is_dir() and not Path(model).is_dir():
+        name = model
     return ResolvedModel(name, folder, config, dtype, resolve_quantization(quantization, folder, config.raw))
 
 
@@ -148,7 +151,7 @@ def _locate(model: str | None, revision: str | None, download_dir: str | None, h
     if (file := find_on_hub(model, revision, download_dir, hf_token)) is not None:
         return file
     check_hub_name(model)
-    return download(model, revision, cache_dir=download_dir, token=hf_token)
+    return first_module(download(model, revision, cache_dir=download_dir, token=hf_token))
 
 
 def _load_config(

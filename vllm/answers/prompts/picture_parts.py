@@ -7,6 +7,7 @@ from typing import Any
 
 from vllm.exceptions import VLLMValidationError, shown
 from vllm.inputs.media import PictureSource
+from vllm.inputs.picture_rows import ROWS
 from vllm.logger import init_logger, warn_once
 from vllm.utils.checks import asks_for_nothing, wrong_type
 
@@ -21,10 +22,10 @@ _KINDS: dict[str, tuple[str, ...]] = {
     "input_image": ("image_url",),
     "image": ("image", "image_url", "url", "base64", "source"),
     "image_pil": ("image_pil",),
+    "image_embeds": ("image_embeds",),
 }
 _OTHER_KEYS = {"type", "detail", "uuid", "cache_control", "prompt_cache_breakpoint"}
 _DETAILS = ("auto", "low", "high", "original")
-_EMBEDS = "rows of a picture tower (image_embeds) are not taken in conversations: send the picture"
 
 
 def is_picture(part: Mapping[str, Any]) -> bool:
@@ -49,9 +50,7 @@ def picture_part(name: str, part: Mapping[str, Any]) -> dict[str, Any] | None:
     kind = part.get("type")
     if kind is None:
         # Upstream's clients may leave it out.
-        kind = next((each for each in ("image_url", "image_pil", "image") if each in part), None)
-    if kind == "image_embeds":
-        raise VLLMValidationError(f"{name}: {_EMBEDS}", name, kind)
+        kind = next((each for each in ("image_url", "image_pil", "image_embeds", "image") if each in part), None)
     keys = _KINDS.get(kind) if isinstance(kind, str) else None
     if keys is None:
         return None
@@ -76,6 +75,9 @@ def _source(name: str, part: Mapping[str, Any], keys: tuple[str, ...]) -> Pictur
         return PictureSource(name, uuid=uuid)
     key = given[0]
     place, value = f"{name}.{key}", part[key]
+    if key == ROWS:
+        # A tensor or what torch.save writes in base64, or several of these by their names.
+        return PictureSource(place, image=dict(value) if isinstance(value, Mapping) else {ROWS: value}, uuid=uuid)
     if key == "source":
         return _block_source(place, value, uuid)
     if key == "image_url" and isinstance(value, Mapping):

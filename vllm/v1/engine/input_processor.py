@@ -170,9 +170,11 @@ class InputProcessor:
                         raise VLLMValidationError(message, DATA)
                     pictures[i] = self.pictures.process(each.images, each.cache_salt)
                     if each.token_ids is None:
-                        parsed[i] = replace(each, text=self.pictures.expand_text(each.text or "", pictures[i]))
+                        text, pictures[i] = self.pictures.expand_text(each.text or "", pictures[i])
+                        parsed[i] = replace(each, text=text)
                     else:
-                        parsed[i] = replace(each, token_ids=self.pictures.expand_ids(each.token_ids, pictures[i]))
+                        ids, pictures[i] = self.pictures.expand_ids(each.token_ids, pictures[i])
+                        parsed[i] = replace(each, token_ids=ids)
         texts = [each.text or "" for each in parsed if each.token_ids is None]
         encoded: Iterator[list[int]] = iter(())
         if texts:
@@ -333,7 +335,8 @@ class InputProcessor:
         text, ids, salt = prompt.get("prompt"), prompt.get("prompt_token_ids"), prompt.get("cache_salt")
         if salt is not None and not isinstance(salt, str):
             raise wrong_type("cache_salt", salt, "a string")
-        images = given_images(prompt, self.model_config.max_images, self.model_config.why_no_images)
+        config = self.model_config
+        images = given_images(prompt, config.max_media, config.why_no_images, config.enable_mm_embeds)
         if prompt.get("prompt_embeds") is not None:
             if images is not None:
                 raise VLLMValidationError(f"prompt_embeds and {DATA} cannot be one prompt's: pass one of them", DATA)
