@@ -105,9 +105,10 @@ class VllmConfig:
             ),
             (model.attn_type == "encoder_only", "a model that generates, or one of these that pools"),
             (model.rounding != "vllm", "rounding='vllm'"),
-            (self.speculative_config is not None, "no speculative_config"),
-            (model.reads_images, "language_model_only=True"),
-            (model.enable_prompt_embeds, "enable_prompt_embeds=False"),
+            (
+                self.speculative_config is not None and self.speculative_config.method == "eagle3",
+                "another method of speculative_config, as 'eagle3' takes rows between layers of all stages",
+            ),
             (bool(self.cache_config.kv_store), "no kv_store"),
         ):
             if problem:

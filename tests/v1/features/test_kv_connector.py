@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from architectures import make_architecture
+from preloaded import FORKED
 from tiny_llm import is_empty, make_tiny_llm, make_tiny_model
 
 from vllm import LLM, SamplingParams
@@ -127,7 +128,7 @@ from test_kv_connector import run
 from tiny_llm import is_empty, make_tiny_llm
 run(make_tiny_llm({str(folder)!r}, kv_transfer_config={json.dumps(config)!r}))
 """
-    subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=300)
+    subprocess.run([sys.executable, "-c", FORKED + code], capture_output=True, text=True, check=True, timeout=300)
     llm = make_tiny_llm(folder, kv_transfer_config=KVTransferConfig(**config))
     outputs = run(llm)
     assert [output.num_cached_tokens for output in outputs] == [NUM_BLOCKS * 16]

@@ -139,8 +139,13 @@ class PictureFamily:
     @property
     def parts_of_a_row(self) -> int:
         """How many embeddings a row of the tower is: its token's, and those that are added after the first layers."""
+        return 1 + self.num_added_to
+
+    @property
+    def num_added_to(self) -> int:
+        """After how many layers, the first ones, something of a row is added."""
         tower = getattr(self.config, "vision_config", None)
-        return 1 + len(getattr(tower, "deepstack_visual_indexes", None) or ())
+        return len(getattr(tower, "deepstack_visual_indexes", None) or ())
 
 
 def whole_blocks(raw: Mapping[str, Any]) -> Whole | None:

@@ -21,7 +21,13 @@ if TYPE_CHECKING:
 
 class SchedulerGuest:
     """A feature's side in the scheduler. Every method is optional: only those that a class defines are ever called, in
-    the order of the list of guests."""
+    the order of the list of guests.
+
+    Attributes:
+        takes_whole_steps: what is computed at once may need all tokens of a step, however many steps are in flight.
+    """
+
+    takes_whole_steps: bool = False
 
     # -- requests -------------------------------------------------------------------------------------------------
 

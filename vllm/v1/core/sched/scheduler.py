@@ -72,6 +72,7 @@ class Scheduler:
         self._on_grow, self._on_fill = hooks(guests, "grow"), hooks(guests, "fill")
         self._shares, self._on_computes = hooks(guests, "share"), hooks(guests, "computes")
         self._on_discarded = hooks(guests, "discarded")
+        self._takes_whole_steps = any(guest.takes_whole_steps for guest in guests)
         self._begin_updates, self._on_update = hooks(guests, "begin_update"), hooks(guests, "update")
 
     def add_request(self, request: Request) -> None:
@@ -192,7 +193,7 @@ class Scheduler:
         if num_steps == 1:
             return most, len(self.running)
         num_requests = -(-len(self.running) // num_steps)
-        if not self.config.enable_chunked_prefill:
+        if not self.config.enable_chunked_prefill or self._takes_whole_steps:
             return most, num_requests
         known = self.waiting.num_tokens
         known += sum(max(len(request.token_ids) - request.num_computed_tokens, 0) for request in self.running)
@@ -224,7 +225,8 @@ class Scheduler:
                 if not num_new:
                     index += 1
                     continue
-            grown = self._grow_further(step, request, num_new, budget - (len(running) - index - 1)) if grows else None
+            others = min(len(running) - index, requests_left) - 1
+            grown = self._grow_further(step, request, num_new, budget - others) if grows else None
             if grown is not None:
                 num_new, added = grown
             else:
