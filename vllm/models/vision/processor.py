@@ -210,6 +210,11 @@ class PictureProcessor(_KeptPictures):
         """The word that stands for a picture in a prompt's text."""
         return self._placeholder
 
+    @property
+    def video_placeholder(self) -> str | None:
+        """The word that stands for a video in a prompt's text; None: there are no videos."""
+        return self._words.get("video")
+
     def _processed(self, image: Any, digest: str, options: dict[str, Any], known_as: str) -> Processed:
         try:
             data, text = self._data_of(image, options, known_as)
@@ -475,6 +480,7 @@ def _queues(pictures: Sequence[Processed]) -> dict[str, Iterator[Processed]]:
 class LonePictureProcessor(_KeptPictures):
     """Processes pictures that are whole prompts, for models that make one vector of a text or a picture."""
 
+    video_placeholder: str | None = None
     chat_template = "{% for message in messages %}{{ message.content }}{% endfor %}"
     """A conversation's texts, for models whose tokenizers have no template, as these haven't."""
 
