@@ -16,6 +16,8 @@ from vllm.config.checkpoint.text_part import MARK, RETRIEVERS, WHOLE
 _SECTIONS = {
     "glm4v_moe_text": (8, 12, 12),
     "glm4v_text": (8, 12, 12),
+    "glm_ocr_text": (8, 12, 12),
+    "paddleocr_vl_text": (16, 24, 24),
     "qwen2_5_vl_text": (16, 24, 24),
     "qwen2_vl_text": (16, 24, 24),
     "qwen3_vl_moe_text": (24, 20, 20),
