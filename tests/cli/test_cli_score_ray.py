@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from preloaded import FORKED
 from ray_cluster import actor_pids, kill_an_actor_at_first_part
 from tiny_llm import make_tiny_llm, make_tiny_model
 
@@ -102,7 +103,7 @@ def test_killed_itself_and_resumed(model: Path, ray_cluster: str, capsys: pytest
     import pyarrow.parquet as pq
 
     parquet = ["--output-format", "parquet"]
-    command = [sys.executable, "-c", KILLED_RUN, "7", str(BATCH_ROWS), *on_ray(model, "stopped", *parquet)]
+    command = [sys.executable, "-c", FORKED + KILLED_RUN, "7", str(BATCH_ROWS), *on_ray(model, "stopped", *parquet)]
     environment = {**os.environ, "RAY_ADDRESS": ray_cluster}
     result = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
     assert result.returncode == -signal.SIGKILL, result.stderr
