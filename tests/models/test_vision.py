@@ -6,6 +6,8 @@ import base64
 import importlib.util
 import io
 import re
+import subprocess
+import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -16,7 +18,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file
-from tiny_vision import FAMILIES, QWEN_IMAGES, Reference, draw, make_vision_model
+from tiny_vision import FAMILIES, QWEN_IMAGES, WITH_TORCHVISION, Reference, draw, make_vision_model
 
 from vllm import LLM, AsyncEngineArgs, AsyncLLM, SamplingParams
 from vllm.entrypoints import async_llm
@@ -110,6 +112,18 @@ def test_readings_equal_transformers(name: str, tmp_path: Path) -> None:
     check(tiny, other, outputs[1])
     readings = [np.array([out.outputs[0].logprobs[0][token].logprob for token in IDS]) for out in outputs]
     assert abs(readings[0] - readings[1]).max() > 10 * TOLERANCE
+
+
+def test_readings_of_families_that_need_torchvision() -> None:
+    if importlib.util.find_spec("torchvision") is not None:
+        pytest.skip("they are in the table")
+    script = str(Path(__file__).parents[1] / "support/with_torchvision.py")
+    selected = [f"{__file__}::test_readings_equal_transformers[{name}]" for name in WITH_TORCHVISION]
+    # transformers looks for torchvision once a process.
+    done = subprocess.run(
+        [sys.executable, script, "-q", "-p", "no:cacheprovider", *selected], capture_output=True, text=True, timeout=600
+    )
+    assert done.returncode == 0 and f"{len(WITH_TORCHVISION)} passed" in done.stdout, done.stdout[-3000:]
 
 
 @pytest.fixture(scope="module")
@@ -428,7 +442,7 @@ def test_a_request_crosses_processes(qwen: Tiny) -> None:
 
 def test_the_document_names_what_is_tried() -> None:
     rows = re.findall(r"^\| .* \| `([a-z0-9_]+)` \|", DOCUMENT.read_text(encoding="utf-8"), re.MULTILINE)
-    assert sorted(rows) == sorted(FAMILIES)
+    assert sorted(rows) == sorted({**FAMILIES, **WITH_TORCHVISION})
 
 
 def test_weights_sleep_and_change(llava: Tiny, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import inspect
 import json
 from collections.abc import Callable, Sequence
@@ -15,6 +16,7 @@ import torch
 import transformers
 from architectures import ARCHITECTURES, fill_weights
 from hybrids import HYBRIDS
+from mixtures import MIXTURES
 from PIL import Image, ImageDraw
 from tokenizers import decoders, models, pre_tokenizers
 
@@ -335,6 +337,43 @@ FAMILIES: dict[str, VisionFamily] = {
         "glm4v", {"rope_parameters": _QWEN_ROPE | {"partial_rotary_factor": 1.0}}, _GLM_TOWER,
         image_processor=("Glm4vImageProcessor", QWEN_IMAGES), processor={"processor_class": "Glm4vProcessor"}, **_GLM,
     ),
+    "hyperclovax_vision_v2": VisionFamily(
+        "hyperclovax_vision_v2", ARCHITECTURES["hyperclovax"][1] | {"model_type": "hyperclovax"},
+        {"model_type": "qwen2_5_vl_vision", "depth": 2, "hidden_size": 32, "num_heads": 2, "intermediate_size": 32,
+         "out_hidden_size": 32, "patch_size": 4, "spatial_merge_size": 2, "temporal_patch_size": 2, "window_size": 16,
+         "fullatt_block_indexes": [1]},
+        image_processor=("Qwen2VLImageProcessor", QWEN_IMAGES),
+        processor={"processor_class": "HyperCLOVAXVisionV2Processor"},
+        **_QWEN | {"whole": {key: _QWEN["whole"][key] for key in ("image_token_id", "video_token_id")}},
+    ),
+    "lfm3_vl": VisionFamily(
+        "lfm3_vl", HYBRIDS["lfm3"][1] | {"model_type": "lfm3"},
+        {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
+         "num_key_value_heads": 2, "patch_size": 4, "spatial_merge_size": 2, "temporal_patch_size": 2},
+        image_processor=("Qwen2VLImageProcessor", QWEN_IMAGES), processor={"processor_class": "Lfm3VlProcessor"},
+        **_QWEN | {"whole": _QWEN["whole"] | {"projector_hidden_size": 24}},
+    ),
+    "glm_ocr": VisionFamily(
+        "glm_ocr", {"rope_parameters": _QWEN_ROPE | {"partial_rotary_factor": 1.0}, "head_dim": 8}, _GLM_TOWER,
+        image_processor=("Glm46VImageProcessor", QWEN_IMAGES),
+        processor={"processor_class": "Glm46VProcessor"}, **_GLM,
+    ),
+    "paddleocr_vl": VisionFamily(
+        "paddleocr_vl", {"rope_parameters": _QWEN_ROPE, "head_dim": 8},
+        {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2, "image_size": 32,
+         "patch_size": 4, "spatial_merge_size": 2},
+        image_processor=("PaddleOCRVLImageProcessor", QWEN_IMAGES | {"temporal_patch_size": 1}),
+        processor={"processor_class": "PaddleOCRVLProcessor"},
+        tokenizer={"extra_special_tokens": {"image_token": "<|image_pad|>"}}, **_QWEN,
+    ),
+    "aria": VisionFamily(
+        "aria", MIXTURES["aria_text"][1] | {"model_type": "aria_text"},
+        # Its processor knows no other size.
+        _IDEFICS_TOWER | {"model_type": "idefics3_vision", "image_size": 980, "patch_size": 245}, ("<|img|>",),
+        "<|img|>", ("AriaImageProcessor", {}), {"processor_class": "AriaProcessor", "size_conversion": {980: 4}},
+        {"image_token_index": "id:<|img|>", "projector_patch_to_query_dict": {16: 4}},
+        {"extra_special_tokens": {"image_token": "<|img|>"}},
+    ),
     "aya_vision": VisionFamily(
         "aya_vision", {"model_type": "cohere2"} | ARCHITECTURES["cohere2"][1], _SIGLIP | {"vision_use_head": False},
         ("<image>", "<|START_OF_IMG|>", "<|END_OF_IMG|>", "<|IMG_PATCH|>", "<|IMG_LINE_BREAK|>", "TILE_GLOBAL", "TILE"),
@@ -343,6 +382,57 @@ FAMILIES: dict[str, VisionFamily] = {
         {"image_token_index": "id:<|IMG_PATCH|>", "downsample_factor": 2},
     ),
 }  # fmt: skip
+
+
+def _with_picture_outputs(model: Any) -> None:
+    """transformers' forward of Llama 4 asks its decoder's output for a field that this does not have."""
+    forward = model.language_model.forward
+
+    def forwarded(*args: Any, **kwargs: Any) -> Any:
+        found = forward(*args, **kwargs)
+        found.image_outputs = None
+        return found
+
+    model.language_model.forward = forwarded
+
+
+WITH_TORCHVISION: dict[str, VisionFamily] = {
+    "llama4": VisionFamily(
+        "llama4", MIXTURES["llama4"][1] | {"model_type": "llama4_text"},
+        {"hidden_size": 24, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 2,
+         "image_size": EDGE, "patch_size": 7, "vision_output_dim": 20, "projector_input_dim": 20,
+         "projector_output_dim": 20},
+        ("<|image|>", "<|image_start|>", "<|image_end|>", "<|patch|>", "<|tile_x_separator|>", "<|tile_y_separator|>"),
+        "<|image|>",
+        ("Llama4ImageProcessor", {"size": {"height": EDGE, "width": EDGE}, "max_patches": 4}),
+        {"processor_class": "Llama4Processor", "patch_size": 7},
+        {"image_token_index": "id:<|patch|>", "boi_token_index": "id:<|image_start|>",
+         "eoi_token_index": "id:<|image_end|>"},
+        prepare=_with_picture_outputs,
+    ),
+    "lfm2_vl": VisionFamily(
+        "lfm2_vl", HYBRIDS["lfm2"][1] | {"model_type": "lfm2"},
+        {"model_type": "siglip2_vision_model", "hidden_size": 24, "intermediate_size": 32, "num_hidden_layers": 2,
+         "num_attention_heads": 2, "patch_size": 4, "num_patches": 16, "vision_use_head": False},
+        ("<image>", "<|image_start|>", "<|image_end|>", "<|img_thumbnail|>",
+         *(f"<|img_row_{row}_col_{column}|>" for row in range(1, 4) for column in range(1, 4))), "<image>",
+        ("Lfm2VlImageProcessor",
+         {"tile_size": 16, "min_image_tokens": 4, "max_image_tokens": 16, "max_tiles": 4, "encoder_patch_size": 4}),
+        {"processor_class": "Lfm2VlProcessor"}, {"image_token_id": "id:<image>", "projector_hidden_size": 24},
+    ),
+    "cohere2_vision": VisionFamily(
+        "cohere2_vision", ARCHITECTURES["cohere2"][1] | {"model_type": "cohere2"}, _SIGLIP | {"vision_use_head": False},
+        ("<|IMG_PATCH|>", "<|START_OF_IMG|>", "<|END_OF_IMG|>", "<|IMG_LINE_BREAK|>"), "<|IMG_PATCH|>",
+        ("Cohere2VisionImageProcessor", {"size": {"height": EDGE, "width": EDGE}, "max_patches": 4, "patch_size": 2}),
+        {"processor_class": "Cohere2VisionProcessor"},
+        {"image_token_id": "id:<|IMG_PATCH|>", "alignment_intermediate_size": 32},
+        {"extra_special_tokens": {"boi_token": "<|START_OF_IMG|>", "eoi_token": "<|END_OF_IMG|>",
+                                  "image_token": "<|IMG_PATCH|>", "img_line_break_token": "<|IMG_LINE_BREAK|>"}},
+    ),
+}  # fmt: skip
+"""Families whose picture processor is torchvision's alone; where that is missing, see with_torchvision.py."""
+if importlib.util.find_spec("torchvision") is not None:
+    FAMILIES |= WITH_TORCHVISION
 
 
 def make_tokenizer(folder: Path, tokens: Sequence[str], options: dict[str, Any]) -> Any:
@@ -390,10 +480,14 @@ def make_vision_model(name: str, folder: Path, seed: int = 0) -> tuple[Any, Any]
     if family.prepare is not None:
         family.prepare(model)
     model.save_pretrained(folder)
-    kind, options = family.image_processor
-    getattr(transformers, kind + "Pil")(**options).save_pretrained(folder)
+    _image_processor(family).save_pretrained(folder)
     (folder / "processor_config.json").write_text(json.dumps(family.processor))
     return model, tokenizer
+
+
+def _image_processor(family: VisionFamily) -> Any:
+    kind, options = family.image_processor
+    return getattr(transformers, kind if family in WITH_TORCHVISION.values() else kind + "Pil")(**options)
 
 
 def _resolved(value: Any, tokenizer: Any) -> Any:
@@ -436,6 +530,8 @@ class Reference:
         data = self._processor(text=[text], images=list(pictures), return_tensors="pt")
         values = {key: value for key, value in data.items() if key in self._known}
         ids = values.pop("input_ids")[0].tolist()
+        if (pixels := values.get("pixel_values")) is not None:
+            values["pixel_values"] = pixels.float()  # Llama 4's are bfloat16
         return ids, {key: value for key, value in values.items() if key not in ("attention_mask", "labels")}
 
     @torch.no_grad()
@@ -470,8 +566,7 @@ def _real(name: str) -> Any:
 
 
 def _make_processor(family: VisionFamily, tokenizer: Any) -> Any:
-    kind, options = family.image_processor
-    return make_processor(getattr(transformers, kind + "Pil")(**options), tokenizer, family.processor)
+    return make_processor(_image_processor(family), tokenizer, family.processor)
 
 
 def make_processor(images: Any, tokenizer: Any, options: dict[str, Any]) -> Any:

@@ -84,6 +84,9 @@ class VllmConfig:
         ):
             if problem:
                 raise ValueError(f"kv_transfer_config needs {option}")
+        recomputes = self.kv_transfer_config is not None and self.kv_transfer_config.recomputes
+        if recomputes and self.scheduler_config.async_scheduling:
+            raise ValueError("kv_load_failure_policy='recompute' needs async_scheduling=False, or take 'fail'")
 
     def _check_stages(self) -> None:
         """ValueError: an option with which a model cannot be split by layers."""

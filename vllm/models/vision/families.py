@@ -16,6 +16,8 @@ from vllm.config.checkpoint.text_part import MARK, RETRIEVERS, WHOLE
 _SECTIONS = {
     "glm4v_moe_text": (8, 12, 12),
     "glm4v_text": (8, 12, 12),
+    "glm_ocr_text": (8, 12, 12),
+    "paddleocr_vl_text": (16, 24, 24),
     "qwen2_5_vl_text": (16, 24, 24),
     "qwen2_vl_text": (16, 24, 24),
     "qwen3_vl_moe_text": (24, 20, 20),
@@ -49,7 +51,10 @@ _USUAL = frozenset(
 # Models whose towers take the patches of several pictures in a row and let each see its own alone, by model_type: that
 # no bit of a picture depends on others is tested.
 _JOINING = frozenset(
-    "qwen2_vl qwen2_5_vl qwen3_vl qwen3_vl_moe qwen3_5 qwen3_5_moe exaone4_5 glm4v glm4v_moe glm46v".split()
+    (
+        "qwen2_vl qwen2_5_vl qwen3_vl qwen3_vl_moe qwen3_5 qwen3_5_moe exaone4_5 glm4v glm4v_moe glm46v glm_ocr "
+        "hyperclovax_vision_v2 lfm3_vl"
+    ).split()
 )
 # Models whose videos were compared, by model_type.
 _WITH_VIDEOS = frozenset(
