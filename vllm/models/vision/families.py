@@ -51,7 +51,10 @@ _USUAL = frozenset(
 # Models whose towers take the patches of several pictures in a row and let each see its own alone, by model_type: that
 # no bit of a picture depends on others is tested.
 _JOINING = frozenset(
-    "qwen2_vl qwen2_5_vl qwen3_vl qwen3_vl_moe qwen3_5 qwen3_5_moe exaone4_5 glm4v glm4v_moe glm46v".split()
+    (
+        "qwen2_vl qwen2_5_vl qwen3_vl qwen3_vl_moe qwen3_5 qwen3_5_moe exaone4_5 glm4v glm4v_moe glm46v glm_ocr "
+        "hyperclovax_vision_v2 lfm3_vl"
+    ).split()
 )
 # Models whose videos were compared, by model_type.
 _WITH_VIDEOS = frozenset(
