@@ -64,6 +64,8 @@ def folder(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path
         (tmp_path / name).symlink_to(ROOT / name)
     (tmp_path / "reviews.jsonl").symlink_to(ROOT / "examples" / "data" / "reviews.jsonl")
     (tmp_path / EMBEDDED).symlink_to(model)
+    (tmp_path / "texts").mkdir()
+    (tmp_path / "texts" / "LICENSE").symlink_to(ROOT / "LICENSE")
     for words in AUDITS:
         reference = ModelSpec.parse(*given(words, "--reference"), None)
         for spec in (reference, *(ModelSpec.parse(each, reference) for each in given(words, "--candidate"))):
@@ -74,14 +76,16 @@ def folder(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path
 
 
 def pretended(command: list[str], input: bytes, **_: object) -> subprocess.CompletedProcess[bytes]:
-    """Rows with random labels."""
+    """Rows with random labels, or texts of a position."""
     job = pickle.loads(input)
     generator = random.Random(str(job.spec))
     lines = [json.loads(line) for line in job.file.read_text().splitlines()][: job.limit]
     with job.output.open("w") as rows:
         for index, fields in enumerate(lines):
-            logprobs = {label: -generator.expovariate(1) for label in job.labels}
-            own = {"logprobs": logprobs, "ranks": dict.fromkeys(job.labels, 1), "label_mass": 0.5}
+            own: dict[str, object] = {"own_logprobs": [-1.0], "kl": [0.1], "same_top": [1]}
+            if job.labels is not None:
+                logprobs = {label: -generator.expovariate(1) for label in job.labels}
+                own = {"logprobs": logprobs, "ranks": dict.fromkeys(job.labels, 1), "label_mass": 0.5}
             rows.write(f"{json.dumps({**fields, **own, 'index': index, 'num_prompt_tokens': index})}\n")
     cost = {"num_rows": len(lines), "num_failed": 0, "failure": None, "seconds": 1, "loading_seconds": 1, "peak_mib": 1}
     cost_path(job.output).write_text(json.dumps(cost))
