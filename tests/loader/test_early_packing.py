@@ -41,7 +41,11 @@ def test_rounding_by_rows_changes_no_bits(shape: tuple[int, int], monkeypatch: p
     weight = torch.randn(shape, generator=torch.Generator().manual_seed(0))
 
     def rounded() -> list[torch.Tensor]:
-        found = [int8_linear.pack_int8_linear(weight, None), on_load.round_to_int4(weight), on_load.round_to_fp8(weight)]
+        found = [
+            int8_linear.pack_int8_linear(weight, None),
+            on_load.round_to_int4(weight),
+            on_load.round_to_fp8(weight),
+        ]
         return [value for each in found for value in vars(each).values() if isinstance(value, torch.Tensor)]
 
     whole = rounded()
