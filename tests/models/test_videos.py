@@ -41,6 +41,7 @@ def test_readings_equal_transformers(name: str, readings: dict[str, Any]) -> Non
     assert found.get("ids") == found.get("own")
     assert found["worst"] < 1e-4
     assert found["std"] > 0.3, "logits that are all alike would prove nothing"
+    assert found["chat"] == [True] * 4
 
 
 def test_the_document_names_what_is_tried() -> None:
@@ -67,6 +68,27 @@ def test_what_cannot_be_is_refused(llm: LLM, data: dict[str, Any], message: str)
     prompt = {"prompt": "<|vision_start|><|video_pad|><|vision_end|>", "multi_modal_data": data}
     with pytest.raises(VLLMValidationError, match=message):
         llm.generate(prompt, use_tqdm=False)
+
+
+@pytest.mark.parametrize(
+    ("part", "message"),
+    [
+        (
+            {"type": "video_url", "video_url": {"url": "data:video/mp4;base64,AAAA"}},
+            "are not decoded here; make frames",
+        ),
+        ({"type": "video_url", "video_url": "https://example.com/a.mp4"}, "video_url must be a video's frames"),
+        ({"type": "video_url", "video_url": "data:video/jpeg;base64,AAAA,BBBB"}, "is no picture in PNG, JPEG"),
+        ({"type": "video_url", "video_url": "data:video/jpeg;base64,"}, "is an empty picture"),
+        ({"type": "video", "video": [1, 2]}, "video must be a video's URL"),
+        ({"type": "video_url"}, "video_url is required"),
+        ({"type": "input_audio", "input_audio": {"data": "AAAA"}}, "only 'text' and pictures and videos can be read"),
+    ],
+)
+def test_parts_that_are_no_videos_are_refused(llm: LLM, part: dict[str, Any], message: str) -> None:
+    template = "{% for m in messages %}{{ m.content }}{% endfor %}"
+    with pytest.raises(VLLMValidationError, match=message):
+        llm.chat([{"role": "user", "content": [part]}], chat_template=template, use_tqdm=False)
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,8 @@ import base64
 import importlib.util
 import io
 import re
+import subprocess
+import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -16,7 +18,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file
-from tiny_vision import FAMILIES, Reference, draw, make_vision_model
+from tiny_vision import FAMILIES, QWEN_IMAGES, WITH_TIMM, WITH_TORCHVISION, Reference, draw, make_vision_model
+from with_torchvision import FOLDER
 
 from vllm import LLM, AsyncEngineArgs, AsyncLLM, SamplingParams
 from vllm.entrypoints import async_llm
@@ -110,6 +113,20 @@ def test_readings_equal_transformers(name: str, tmp_path: Path) -> None:
     check(tiny, other, outputs[1])
     readings = [np.array([out.outputs[0].logprobs[0][token].logprob for token in IDS]) for out in outputs]
     assert abs(readings[0] - readings[1]).max() > 10 * TOLERANCE
+
+
+@pytest.mark.parametrize("families", [WITH_TORCHVISION, WITH_TIMM], ids=["torchvision", "timm"])
+def test_readings_of_families_that_need_more(families: dict[str, Any]) -> None:
+    if families.keys() <= FAMILIES.keys():
+        pytest.skip("they are in the table")
+    if families is WITH_TIMM and not FOLDER.is_dir():
+        pytest.skip(f"no timm in {FOLDER.name}: make test installs it")
+    script = str(Path(__file__).parents[1] / "support/with_torchvision.py")
+    selected = [f"{__file__}::test_readings_equal_transformers[{name}]" for name in families]
+    # transformers looks for the packages once a process.
+    command = [sys.executable, script, "-q", "-p", "no:cacheprovider", *selected]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0 and f"{len(families)} passed" in done.stdout, done.stdout[-3000:] + done.stderr[-1000:]
 
 
 @pytest.fixture(scope="module")
@@ -230,6 +247,28 @@ def test_rows_that_were_dropped_are_made_again(qwen: Tiny) -> None:
     assert not rows._cache._rows, "rows of pictures that nobody shows are kept beyond the bound"
 
 
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    [
+        ("qwen2_5_vl", "float32"),
+        *((name, "bfloat16") for name in FAMILIES if FAMILIES[name].image_processor[1] is QWEN_IMAGES),
+    ],
+)
+def test_pictures_of_a_run_have_no_other_bits(name: str, dtype: str, tmp_path: Path) -> None:
+    if pack_linear(torch.ones(2, 2), None).layout == "plain":
+        pytest.skip("the C++ kernels are not built")
+    llm = make_tiny(name, tmp_path).llm(dtype=dtype)
+    tower = picture_guests(llm)[1].tower
+    pictures = [*PICTURES, *(draw(16 + 8 * seed, 40, seed) for seed in range(20))]
+    given = GivenImages(tuple(pictures), (None,) * len(pictures), {})
+    made = [each.values for each in llm.llm_engine.input_processor.pictures.process(given)]
+    runs = list(tower.runs(made))
+    assert [number for run in runs for number in run] == list(range(len(made))) and 1 < len(runs) < len(made)
+    for run in runs:
+        together = tower.encode_together([made[number] for number in run])
+        assert torch.equal(together, torch.cat([tower.encode(made[number]) for number in run]))
+
+
 @pytest.mark.parametrize("kept_rows", [0, 50, 10**6])
 def test_a_step_encodes_a_bounded_number_of_rows(qwen: Tiny, kept_rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scheduler, "ROWS_OF_A_STEP", 70)
@@ -237,18 +276,18 @@ def test_a_step_encodes_a_bounded_number_of_rows(qwen: Tiny, kept_rows: int, mon
     turns, rows = picture_guests(llm)
     turns._max_kept_rows = kept_rows
     steps: list[list[int]] = []
-    encode, before = rows.tower.encode, rows.before_forward
+    encode, before = rows.tower.encode_together, rows.before_forward
 
-    def counted(values: Any) -> torch.Tensor:
-        found = encode(values)
-        steps[-1].append(len(found))
+    def counted(pictures: Any) -> torch.Tensor:
+        found = encode(pictures)
+        steps[-1] += [len(found), *[0] * (len(pictures) - 1)]
         return found
 
     def begun(*args: Any) -> None:
         steps.append([])
         before(*args)
 
-    monkeypatch.setattr(rows.tower, "encode", counted)
+    monkeypatch.setattr(rows.tower, "encode_together", counted)
     monkeypatch.setattr(llm.llm_engine.engine_core.executor.worker.model_runner, "_before_forward", (begun,))
     prompts = [qwen.prompt(f"{{}} {n} {{}}", draw(40, 30, n), draw(64, 24, n + 10)) for n in range(4)]
     prompts += [qwen.prompt("and {}", draw(64, 24, 11))]
@@ -406,7 +445,7 @@ def test_a_request_crosses_processes(qwen: Tiny) -> None:
 
 def test_the_document_names_what_is_tried() -> None:
     rows = re.findall(r"^\| .* \| `([a-z0-9_]+)` \|", DOCUMENT.read_text(encoding="utf-8"), re.MULTILINE)
-    assert sorted(rows) == sorted(FAMILIES)
+    assert sorted(rows) == sorted({**FAMILIES, **WITH_TORCHVISION, **WITH_TIMM})
 
 
 def test_weights_sleep_and_change(llava: Tiny, tmp_path: Path) -> None:

@@ -332,7 +332,7 @@ def test_a_server_that_holds_too_many_pixels_asks_to_come_again(server, monkeypa
         ({"type": "image", "image": "data:,", "url": "data:,"}, "messages[0].content[0].url"),
         ({"type": "image_embeds", "image_embeds": "x"}, "messages[0].content[0].image_embeds"),
         ({"type": "input_audio", "input_audio": {}}, "messages[0].content"),
-        ({"type": "video_url", "video_url": {"url": "x"}}, "messages[0].content"),
+        ({"type": "video_url", "video_url": {"url": "x"}}, "messages[0].content[0].video_url.url"),
         ({"type": "file", "file": {}}, "messages[0].content"),
         ({"type": "image_pil", "image_pil": "x"}, "messages[0].content[0].image_pil"),
     ],

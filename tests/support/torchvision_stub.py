@@ -1,4 +1,4 @@
-"""The part of torchvision that transformers' video processors call, made of torch, for a process where it is missing.
+"""The part of torchvision that transformers' processors call, made of torch, for a process where it is missing.
 
 transformers looks for torchvision when it is imported: `install` comes before that, in a process of its own.
 """
@@ -51,12 +51,22 @@ def grayscale_to_rgb(image: Tensor) -> Tensor:
     return image.expand(*image.shape[:-3], 3, *image.shape[-2:]) if image.shape[-3] == 1 else image
 
 
+def pad(image: Tensor, padding: Sequence[int], fill: Any = 0, padding_mode: str = "constant") -> Tensor:
+    """[..., C, H, W] with a border: left, top, right, bottom."""
+    left, top, right, bottom = padding
+    height, width = image.shape[-2:]
+    values = torch.as_tensor(fill, dtype=image.dtype).reshape(-1, 1, 1)
+    made = values.expand(*image.shape[:-2], top + height + bottom, left + width + right).clone()
+    made[..., top : top + height, left : left + width] = image
+    return made
+
+
 def install() -> None:
     """Let `import torchvision` find this where there is none."""
     if importlib.util.find_spec("torchvision") is not None:
         return
     functional = types.ModuleType("torchvision.transforms.v2.functional")
-    for each in (InterpolationMode, resize, normalize, grayscale_to_rgb):
+    for each in (InterpolationMode, resize, normalize, grayscale_to_rgb, pad):
         setattr(functional, each.__name__, each)
     functional.pil_to_tensor = None  # imported by name, never called
     names = ("", ".transforms", ".transforms.functional", ".transforms.v2", ".io")

@@ -16,12 +16,15 @@ if __name__ == "__main__":
     torchvision_stub.install()
     torchvision_stub.install_number_words()
 
+import base64
+import io
 import json
 from typing import Any
 
 import numpy as np
 import torch
 import transformers
+from PIL import Image
 from tiny_vision import FAMILIES, Reference, draw, make_vision_model
 
 from vllm import LLM, SamplingParams
@@ -55,8 +58,7 @@ def clip(count: int, seed: int, width: int = 32, height: int = 24) -> list[Any]:
 
 def prompts(name: str) -> list[tuple[str, list[Any], list[tuple[list[Any], dict[str, Any]]]]]:
     """Texts, pictures, and videos with their metadata."""
-    picture = FAMILIES[name].placeholder
-    word = picture.replace("image", "video") if "image" in picture else "<video>"
+    picture, word = FAMILIES[name].placeholder, word_of(name)
     one = (clip(6, 1), {"fps": 3.0, "do_sample_frames": False})
     # Where videos have no grids, transformers wants as many frames of each.
     count = 6 if PROCESSORS[name][1] else 5
@@ -95,7 +97,44 @@ def measured(name: str, folder: Path) -> dict[str, Any]:
             rows = [*output.prompt_logprobs[1:], *output.outputs[0].logprobs]
             for row, entries in zip(want[len(want) - 1 - len(rows) :], rows, strict=False):
                 worst = max(worst, *(abs(entry.logprob - float(row[token])) for token, entry in entries.items()))
-    return {"worst": worst, "std": std}
+    return {"worst": worst, "std": std, "chat": chatted(llm, word_of(name))}
+
+
+def word_of(name: str) -> str:
+    """What stands for a video in a prompt of the family."""
+    picture = FAMILIES[name].placeholder
+    return picture.replace("image", "video") if "image" in picture else "<video>"
+
+
+def chatted(llm: LLM, word: str) -> list[Any]:
+    """What becomes of a video's frames as parts of a conversation: by each, whether the reading is that of the same
+    frames without a conversation. The template writes videos, or reads texts alone."""
+    files = []
+    for frame in clip(4, 3):
+        file = io.BytesIO()
+        frame.save(file, "JPEG")
+        files.append(file.getvalue())
+    encoded = ",".join(base64.b64encode(file).decode() for file in files)
+    frames = [Image.open(io.BytesIO(file)).convert("RGB") for file in files]
+    said = {"fps": 2.0, "do_sample_frames": False, "duration": 2.0}
+    part = "{% if p.type == 'video' %}" + word + "{% else %}{{ p.text }}{% endif %}"
+    template = "{% for m in messages %}{% for p in m.content %}" + part + "{% endfor %}{% endfor %}:"
+    texts = "{% for m in messages %}{{ m.content }}{% endfor %}:"
+    forms: list[dict[str, Any]] = [
+        {"type": "video_url", "video_url": {"url": f"data:video/jpeg;base64,{encoded}"}},
+        {"type": "video", "video": (frames, said)},
+    ]
+    params = SamplingParams(temperature=0, max_tokens=2, logprobs=2)
+    found = []
+    for chat_template, own in ((template, word), (texts, llm.llm_engine.input_processor.video_text + "\n")):
+        prompt = {"prompt": f"{own}what:", "multi_modal_data": {"video": (frames, said)}}
+        (want,) = llm.generate(prompt, params, use_tqdm=False)
+        for form in forms:
+            messages = [{"role": "user", "content": [form, {"type": "text", "text": "what"}]}]
+            (output,) = llm.chat(messages, params, chat_template=chat_template, use_tqdm=False)
+            is_same = output.prompt_token_ids == want.prompt_token_ids
+            found.append(is_same and output.outputs[0].logprobs == want.outputs[0].logprobs)
+    return found
 
 
 def positions(reference: Reference, ids: list[int], tokens: list[int], values: dict[str, Any]) -> dict[str, Any]:

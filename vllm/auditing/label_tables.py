@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -66,6 +67,18 @@ class LabelTable:
     def flipped(self) -> np.ndarray:
         """bool [n], where the likeliest label is another one."""
         return np.asarray(self.reference.argmax(1) != self.candidate.argmax(1))
+
+    def flips(self) -> Iterator[Flip]:
+        """All rows that flip, in their order."""
+        places = np.flatnonzero(self.flipped)
+        for first in range(0, len(places), _PART):
+            part = self.of(places[first : first + _PART])
+            read, lead = (part.reference, part.candidate), margins(part.reference)
+            shares = [np.exp(log_shares(each)) for each in read]
+            for row, index in enumerate(part.index.tolist()):
+                best = [self.names[int(each[row].argmax())] for each in read]
+                probs = [dict(zip(self.names, each[row].tolist(), strict=True)) for each in shares]
+                yield Flip(index, best[0], best[1], probs[0], probs[1], float(lead[row]))
 
     def of(self, rows: np.ndarray) -> LabelTable:
         """The table of some rows; a mask [n] or places."""
@@ -140,7 +153,9 @@ class TableBuilder:
             self._pack()
         if not self._parts:
             return None
-        *columns, places = (np.concatenate(each) for each in zip(*self._parts, strict=True))
+        # A column's parts go once it is whole, so that not all are there twice.
+        parts, self._parts = [list(each) for each in zip(*self._parts, strict=True)], []
+        *columns, places = [np.concatenate(parts.pop(0)) for _ in range(len(parts))]
         arrays: dict[str, Any] = dict(zip(_COLUMNS, columns, strict=True))
         groups = {name: places[:, i] for i, name in enumerate(self._values)}
         names = {name: list(values) for name, values in self._values.items()}
@@ -212,13 +227,14 @@ class LabelStatistics:
         tv_mean: total variation of these, in [0, 1].
         abs_delta_logprob: nats, over all labels and rows: mean, p99, max.
         delta_by_label: mean of candidate less reference by label.
+        abs_delta_by_label: `abs_delta_logprob` by label.
         rank_changes: share of (row, label) pairs whose rank in the vocabulary changed, of those that have one; NaN:
             none has.
         order_changes: share of rows where the labels' order by probability changed.
         reference_mass, candidate_mass: means of the labels' probability together.
         mass_lost: what the candidate's has less of it on average.
         gold: on known labels; None: there are none.
-        flipped: the first flips, at most 1,000.
+        flipped: the first flips, at most 1,000; `LabelTable.flips` has all.
     """
 
     rows: int
@@ -233,6 +249,7 @@ class LabelStatistics:
     tv_mean_interval: tuple[float, float]
     abs_delta_logprob: dict[str, float]
     delta_by_label: dict[str, float]
+    abs_delta_by_label: dict[str, dict[str, float]]
     rank_changes: float
     order_changes: float
     reference_mass: float
@@ -250,8 +267,7 @@ def label_statistics(table: LabelTable) -> LabelStatistics:
     used = np.ones(deltas.shape, dtype=bool) if table.used is None else table.used
     with np.errstate(invalid="ignore"):
         signed = np.where(table.reference == table.candidate, 0.0, table.candidate.astype(np.float64) - table.reference)
-    lead = margins(table.reference)
-    at_flips = lead[flipped]
+    at_flips = margins(table.reference)[flipped]
     orders = [np.argsort(-each, axis=1, kind="stable") for each in (table.reference, table.candidate)]
     masses = float(table.reference_mass.mean(dtype=np.float64)), float(table.candidate_mass.mean(dtype=np.float64))
     return LabelStatistics(
@@ -268,20 +284,21 @@ def label_statistics(table: LabelTable) -> LabelStatistics:
         kl_p99=quantile(kl, 0.99),
         tv_mean=float(tv.mean()),
         tv_mean_interval=mean_interval(tv),
-        abs_delta_logprob={
-            "mean": float(deltas[used].mean()),
-            "p99": quantile(deltas[used], 0.99),
-            "max": float(deltas[used].max()),
-        },
+        abs_delta_logprob=_sizes(deltas if table.used is None else deltas[table.used]),
         delta_by_label=dict(zip(table.names, signed.mean(0).tolist(), strict=True)),
+        abs_delta_by_label={name: _sizes(column) for name, column in zip(table.names, deltas.T, strict=True)},
         rank_changes=_rank_changes(table, used),
         order_changes=float((orders[0] != orders[1]).any(1).mean()),
         reference_mass=masses[0],
         candidate_mass=masses[1],
         mass_lost=masses[0] - masses[1],
         gold=_gold_statistics(table, np.exp(own), np.exp(other)),
-        flipped=[_flip(table, own, other, lead, row) for row in np.flatnonzero(flipped)[:_NUM_LISTED]],
+        flipped=list(islice(table.flips(), _NUM_LISTED)),
     )
+
+
+def _sizes(deltas: np.ndarray) -> dict[str, float]:
+    return {"mean": float(deltas.mean()), "p99": quantile(deltas, 0.99), "max": float(deltas.max())}
 
 
 def _rank_changes(table: LabelTable, used: np.ndarray) -> float:
@@ -294,12 +311,6 @@ def quantile(values: np.ndarray, level: float) -> float:
     with np.errstate(invalid="ignore"):
         found = float(np.quantile(values, level))
     return math.inf if math.isnan(found) and not np.isnan(values).any() else found
-
-
-def _flip(table: LabelTable, own: np.ndarray, other: np.ndarray, lead: np.ndarray, row: int) -> Flip:
-    shares = [dict(zip(table.names, np.exp(each[row]).tolist(), strict=True)) for each in (own, other)]
-    best = [table.names[int(each[row].argmax())] for each in (table.reference, table.candidate)]
-    return Flip(int(table.index[row]), best[0], best[1], shares[0], shares[1], float(lead[row]))
 
 
 def _gold_statistics(table: LabelTable, own: np.ndarray, other: np.ndarray) -> GoldStatistics | None:

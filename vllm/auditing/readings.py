@@ -75,7 +75,7 @@ class Reader:
     def __init__(self, folder: Path, args: argparse.Namespace, kind: type[Task], overwrite: bool, quiet: bool) -> None:
         """`args`: of the task, without a model. Reads the file of rows once; CliError: it has none, or bad ones."""
         self._folder, self._args, self._overwrite, self._quiet = folder, args, overwrite, quiet
-        more = {**_engine({}), "url": None, "resume": True, "overwrite": False}
+        more = {**_engine({}), "adapter": None, "url": None, "resume": True, "overwrite": False}
         task = kind(argparse.Namespace(**{**vars(args), **more}))
         _, self._made_from = task.read_texts(args, None)
         self.num_rows: int = self._made_from["num_texts"]

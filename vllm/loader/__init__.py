@@ -34,6 +34,7 @@ from vllm.loader.resolve import (
     embedded_model_path,
     resolve_model,
 )
+from vllm.loader.stage_layers import layers_of_stage
 from vllm.loader.weights import fill_with_noise, load_weights
 from vllm.models.pooled_decoder import use_pooling_head
 from vllm.models.registry import PAIR, TRANSFORMERS, import_model_class, model_entry
@@ -85,8 +86,9 @@ def get_model(
     quantization = load_quantization(model_config.quantization, Path(model_config.path), config.raw)
     _check_invariance(model_config, torch.device(device))
     is_ours = quantization is None or isinstance(quantization, StoredConfig)
-    is_whole = part is None and get_stage().size == 1
-    keeps = is_whole and is_ours and torch.device(device).type == "cpu"
+    if (stage := get_stage()).size > 1:
+        stage.layers = layers_of_stage(model_config, stage)
+    keeps = part is None and is_ours and torch.device(device).type == "cpu"
     with (
         _naming(model_config),
         open_packed_weights(model_config, takes_adapters, plan) if keeps else contextlib.nullcontext() as kept,

@@ -23,6 +23,7 @@ from vllm.config.checkpoint.shards import shard_files
 from vllm.config.checkpoint.tensor_places import stored_files, tensor_places
 from vllm.config.load import reads_folder
 from vllm.distributed.parallel_state import get_tp_group
+from vllm.distributed.stages import get_stage
 from vllm.layers.weight_update import own_tensors
 from vllm.loader import packed_state
 from vllm.loader.identity import model_identity
@@ -62,7 +63,7 @@ def _code_identity() -> list[tuple[str, int, int]]:
 def _fingerprint(config: ModelConfig, files: list[Path], takes_adapters: bool, world_size: int) -> dict[str, Any]:
     """All that packed weights depend on."""
     own = {"format": FORMAT, "code": _code_identity(), "adapters": takes_adapters, "ranks": world_size}
-    return own | model_identity(config, files)
+    return own | {"stage": get_stage().part} | model_identity(config, files)
 
 
 Plan = Literal["map", "write"]

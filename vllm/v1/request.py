@@ -101,6 +101,11 @@ class Request:
         known = len(self.token_ids) + self.num_pending_tokens
         return min(known, self.num_prompt_tokens + max(self.length_limit - 1, 0))
 
+    @property
+    def kv_transfer_params(self) -> dict[str, Any] | None:
+        """What the request says to who carries its KV blocks."""
+        return (self.sampling_params.extra_args or {}).get("kv_transfer_params")
+
     def keeps_hidden(self, block_index: int, block_size: int) -> bool:
         """Whether the final hidden states of all tokens of its block are kept."""
         first = self.hidden_from

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from preloaded import FORKED
 from tiny_adapters import make_adapter
 from tiny_llm import make_tiny_llm, make_tiny_model
 from transformers import AutoModelForCausalLM
@@ -76,7 +77,9 @@ from tiny_llm import make_tiny_llm
 llm = make_tiny_llm({str(folder)!r}, kv_store={str(tmp_path / "store")!r})
 print(json.dumps([output.num_cached_tokens for output in run(llm, PROMPTS[:1])]))
 """
-    written = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=300)
+    written = subprocess.run(
+        [sys.executable, "-c", FORKED + code], capture_output=True, text=True, check=True, timeout=300
+    )
     assert json.loads(written.stdout.splitlines()[-1]) == [0]
     llm = make_tiny_llm(folder, kv_store=str(tmp_path / "store"))
     outputs = run(llm)

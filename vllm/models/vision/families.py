@@ -16,6 +16,8 @@ from vllm.config.checkpoint.text_part import MARK, RETRIEVERS, WHOLE
 _SECTIONS = {
     "glm4v_moe_text": (8, 12, 12),
     "glm4v_text": (8, 12, 12),
+    "glm_ocr_text": (8, 12, 12),
+    "paddleocr_vl_text": (16, 24, 24),
     "qwen2_5_vl_text": (16, 24, 24),
     "qwen2_vl_text": (16, 24, 24),
     "qwen3_vl_moe_text": (24, 20, 20),
@@ -46,6 +48,14 @@ _USUAL = frozenset(
 )
 
 
+# Models whose towers take the patches of several pictures in a row and let each see its own alone, by model_type: that
+# no bit of a picture depends on others is tested.
+_JOINING = frozenset(
+    (
+        "qwen2_vl qwen2_5_vl qwen3_vl qwen3_vl_moe qwen3_5 qwen3_5_moe exaone4_5 glm4v glm4v_moe glm46v glm_ocr "
+        "hyperclovax_vision_v2 lfm3_vl"
+    ).split()
+)
 # Models whose videos were compared, by model_type.
 _WITH_VIDEOS = frozenset(
     (
@@ -100,6 +110,11 @@ class PictureFamily:
         return (self.row_id, *self.marker_ids)
 
     @property
+    def joins_pictures(self) -> bool:
+        """Whether a run of the tower may have several pictures without a change of any."""
+        return self.config.model_type in _JOINING
+
+    @property
     def reads_videos(self) -> bool:
         """Whether its processor makes videos of frames, and its tower reads these."""
         return self.config.model_type in _WITH_VIDEOS and not self.is_retriever
@@ -129,8 +144,13 @@ class PictureFamily:
     @property
     def parts_of_a_row(self) -> int:
         """How many embeddings a row of the tower is: its token's, and those that are added after the first layers."""
+        return 1 + self.num_added_to
+
+    @property
+    def num_added_to(self) -> int:
+        """After how many layers, the first ones, something of a row is added."""
         tower = getattr(self.config, "vision_config", None)
-        return 1 + len(getattr(tower, "deepstack_visual_indexes", None) or ())
+        return len(getattr(tower, "deepstack_visual_indexes", None) or ())
 
 
 def whole_blocks(raw: Mapping[str, Any]) -> Whole | None:

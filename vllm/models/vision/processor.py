@@ -188,11 +188,32 @@ class PictureProcessor(_KeptPictures):
             word_ids = hf_tokenizer.encode(word, add_special_tokens=False)
             if len(word_ids) == 1:  # a video's may be a text like any other, which ids cannot tell
                 self._word_ids[word_ids[0]] = kind
+        self._names, self._text = self._tried(folder)
+
+    def _tried(self, folder: Path) -> tuple[frozenset[str], str]:
+        """What the processor says of a picture, and puts in its place. ValueError: it makes nothing of one."""
+        from PIL import Image
+
+        known_as = json.dumps(self._defaults, sort_keys=True, default=str)
+        try:
+            data, text = self._data_of(Image.new("RGB", (64, 64)), self._defaults, known_as)
+        except Exception as error:  # the processor's code may do otherwise than most
+            name = type(self._processor).__mro__[1].__name__
+            raise ValueError(
+                f"{folder.name}: transformers' {name} makes nothing of a picture alone: {error!r}; "
+                "pass language_model_only=True"
+            ) from error
+        return frozenset(data), text
 
     @property
     def placeholder(self) -> str:
         """The word that stands for a picture in a prompt's text."""
         return self._placeholder
+
+    @property
+    def video_placeholder(self) -> str | None:
+        """The word that stands for a video in a prompt's text; None: there are no videos."""
+        return self._words.get("video")
 
     def _processed(self, image: Any, digest: str, options: dict[str, Any], known_as: str) -> Processed:
         try:
@@ -242,20 +263,17 @@ class PictureProcessor(_KeptPictures):
 
     def _text_of_rows(self, given: GivenRows) -> str:
         """What stands in a prompt for the picture that rows are of. Without a word on its size it is as any other."""
-        from PIL import Image
-
-        known_as = json.dumps(self._defaults, sort_keys=True, default=str)
-        data, text = self._data_of(Image.new("RGB", (64, 64)), self._defaults, known_as)
         fields = given.fields
-        lacking, unknown = self._of_positions & data.keys() - fields.keys(), fields.keys() - data.keys()
+        lacking, unknown = self._of_positions & self._names - fields.keys(), fields.keys() - self._names
         if lacking or unknown:
             problem = f"needs {min(lacking)}" if lacking else f"has an unknown field {shown(min(unknown))}"
-            names = ", ".join(sorted(data))
+            names = ", ".join(sorted(self._names))
             raise VLLMValidationError(f"{ROWS} {problem}: the model's processor says {names} of a picture", ROWS)
         if not fields:
-            return text
+            return self._text
         if max(math.prod(value.flatten().tolist()) for value in fields.values()) > _MOST_A_ROW * len(given.rows):
             raise VLLMValidationError(f"{ROWS} has {len(given.rows)} rows, too few for a picture of its size", ROWS)
+        known_as = json.dumps(self._defaults, sort_keys=True, default=str)
         options = self._merged(self._defaults, known_as)["images_kwargs"]
         try:
             return str(self._processor.replace_image_token(fields, image_idx=0, **options))
@@ -351,6 +369,8 @@ class PictureProcessor(_KeptPictures):
         """As `expand_text`. A prompt that is expanded already is left alone."""
         counts = dict.fromkeys(self._words, 0) | {kind: ids.count(token) for token, kind in self._word_ids.items()}
         is_short = all(count == _count(pictures, kind) for kind, count in counts.items())
+        # What stands for a picture may have the word for one in it.
+        is_short = is_short and not self._word_ids.keys().isdisjoint(self.family.all_row_ids)
         if not is_short and len(self._rows_of(ids)) == sum(len(each.rows) for each in pictures):
             return list(ids), self._in_order(ids, pictures)
         self._check_counts(counts, pictures)
@@ -460,6 +480,7 @@ def _queues(pictures: Sequence[Processed]) -> dict[str, Iterator[Processed]]:
 class LonePictureProcessor(_KeptPictures):
     """Processes pictures that are whole prompts, for models that make one vector of a text or a picture."""
 
+    video_placeholder: str | None = None
     chat_template = "{% for message in messages %}{{ message.content }}{% endfor %}"
     """A conversation's texts, for models whose tokenizers have no template, as these haven't."""
 

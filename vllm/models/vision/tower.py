@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from vllm.config import ModelConfig
-from vllm.config.checkpoint.shards import shard_files
+from vllm.config.checkpoint.shards import tower_files
 from vllm.config.checkpoint.text_part import text_tensor_name
 from vllm.config.checkpoint.weight_files import iterate_tensors
 from vllm.inputs.picture_rows import ROWS
@@ -24,6 +24,10 @@ from vllm.models.vision.layers import ATTENTION, Packed, packed_layers, register
 _QUANTIZED = (".qweight", ".weight_packed", ".weight_scale", ".scales", ".SCB", ".absmax")
 ROW_KINDS = "row_kinds"
 """Beside the tower's arguments, int64 [N]: 0 for a row of the picture, i for the row of the family's i-th marker."""
+
+
+_JOINED = {"pixel_values", "image_grid_thw"}
+_PATCHES_OF_A_RUN = 1024  # more together take longer than one picture after the other
 
 
 class Tower(nn.Module):
@@ -49,6 +53,8 @@ class Tower(nn.Module):
         self._device, self._dtype = device, dtype
         self._fill(model_config, device)
         self._pack()
+        # PyTorch's products have other bits in other company.
+        self._joins = family.joins_pictures and all(layer.packed is not None for layer in packed_layers(whole))
 
     def _fill(self, model_config: ModelConfig, device: torch.device) -> None:
         folder, lacking = Path(model_config.path), set(self._state)
@@ -56,7 +62,7 @@ class Tower(nn.Module):
             for name, value in self.whole.state_dict().items():
                 self._put(name, dummy_weight(name, tuple(value.shape), value.dtype, "cpu", model_config.seed), device)
         else:
-            for name, tensor in self._names.convert(_of_pictures(iterate_tensors(shard_files(folder)))):
+            for name, tensor in self._names.convert(_of_pictures(iterate_tensors(tower_files(folder)))):
                 own = self._own(name)
                 if own in lacking and isinstance(tensor, Tensor):
                     self._put(own, tensor, device)
@@ -102,6 +108,27 @@ class Tower(nn.Module):
                     self._put(own, tensor, self._device)
         finally:
             self._pack()
+
+    def runs(self, pictures: Sequence[Mapping[str, Tensor]]) -> Iterator[list[int]]:
+        """The numbers of these pictures, by their arguments, in the runs that `encode_together` should take."""
+        run: list[int] = []
+        room = 0
+        for number, values in enumerate(pictures):
+            joins = self._joins and values.keys() == _JOINED
+            count = len(values["pixel_values"]) if joins else _PATCHES_OF_A_RUN
+            if run and count > room:
+                yield run
+                run = []
+            room = (room if run else _PATCHES_OF_A_RUN) - count
+            run.append(number)
+        if run:
+            yield run
+
+    def encode_together(self, pictures: Sequence[Mapping[str, Tensor]]) -> Tensor:
+        """The rows of a run of `runs`, one picture's after the other's; see `encode`."""
+        if len(pictures) == 1:
+            return self.encode(pictures[0])
+        return self.encode({name: torch.cat([values[name] for values in pictures]) for name in _JOINED})
 
     @torch.inference_mode()
     def encode(self, values: Mapping[str, Tensor]) -> Tensor:

@@ -113,12 +113,18 @@ class InputProcessor:
     @cached_property
     def picture_loader(self) -> PictureLoader:
         """For what requests describe; see MediaAccess."""
-        return PictureLoader(self.model_config.media_access, self.model_config.max_images)
+        most = self.model_config.max_media
+        return PictureLoader(self.model_config.media_access, most["image"], most["video"])
 
     @property
     def picture_text(self) -> str | None:
         """The model's word for a picture in a prompt's text; None: it reads none."""
         return self.pictures.placeholder if self.model_config.reads_images else None
+
+    @property
+    def video_text(self) -> str | None:
+        """The model's word for a video in a prompt's text; None: it reads none."""
+        return self.pictures.video_placeholder if self.model_config.reads_images else None
 
     def hf_tokenizer(self) -> Any:
         """The model's tokenizer as transformers has it.

@@ -132,8 +132,9 @@ class MultiprocExecutor:
             raise
 
     def _planned(self, config: VllmConfig, world_size: int) -> AbstractContextManager[Plan | None]:
-        """The ranks' work on packed weights: those of one machine agree, as they cannot ask each other yet."""
-        if self._links is None:
+        """The ranks' work on packed weights: those of one machine agree, as they cannot ask each other yet. The ranks
+        of a stage do not: only a stage of one rank finds and keeps its own."""
+        if self._links is None or self._ends.size > 1:
             return contextlib.nullcontext()
         return planned(config.model_config, config.lora_config is not None, world_size)
 

@@ -29,6 +29,8 @@ logger = init_logger(__name__)
 
 # How long a step that has nothing else to do waits for a read, in seconds.
 _PATIENCE = 0.02
+# How long an answer waits until its prompt's blocks are written that another engine is to read, in seconds.
+_HAND_ON_SECONDS = 10.0
 # Steps of fewer tokens are slower by token than prompts are.
 _LEAST_STEP_TOKENS = 64
 
@@ -97,7 +99,7 @@ class StoredPrefixes(SchedulerGuest):
             most_staged_bytes: of blocks that have been read and are not in the cache yet.
         """
         self.store = store
-        self._kv, self._keeps_salted = scheduler.kv, keeps_salted
+        self._kv, self._keeps_salted, self._requests = scheduler.kv, keeps_salted, scheduler.requests
         self._keeps_hidden = scheduler.cache_config.caches_hidden_states
         self._keeps_states = scheduler.cache_config.num_states is not None
         self._most_staged_bytes = most_staged_bytes
@@ -113,6 +115,7 @@ class StoredPrefixes(SchedulerGuest):
         # By request, if the store has other names for its content than the engine: what of them is known.
         self._own_hashes: dict[str, tuple[str, list[bytes]]] = {}
         self._own_ids: dict[str, list[int]] = {}  # of prompts with pictures
+        self._handed_on: set[str] = set()  # requests with which another engine goes on
         self._is_off = False
         self._num_noted: dict[str, int] = {}  # leading blocks of a running request that need no further note
         self._num_back = self._num_queried_tokens = self._num_hit_tokens = 0
@@ -120,6 +123,8 @@ class StoredPrefixes(SchedulerGuest):
     # -- reading ------------------------------------------------------------------------------------------------------
 
     def prepares(self, request: Request) -> bool:
+        if (request.kv_transfer_params or {}).get("do_remote_decode"):
+            self._handed_on.add(request.request_id)
         if self._is_off or not self._is_kept(request):
             return False
         names = self._names(request)
@@ -150,14 +155,12 @@ class StoredPrefixes(SchedulerGuest):
     def _keys_to_read(self, request: Request, names: dict[bytes, bytes]) -> tuple[list[bytes], int]:
         """The content that the engine lacks of the longest prefix that the store makes possible, and the tokens that
         need not be computed then."""
-        self.store.refresh()
         self._num_queried_tokens += request.num_tokens
-        num_cached = self._kv.find_prefix(request).num_blocks
-        self._looking = names
-        try:
-            count = self._kv.find_prefix(request).num_blocks
-        finally:
-            self._looking = None
+        most = (request.num_tokens - 1) // self._block_size
+        num_cached = count = self._kv.find_prefix(request).num_blocks
+        if count < most and (count := self._look(request, names)) < most:
+            self.store.refresh()
+            count = self._look(request, names)
         keys = self._kv.keys_of_prefix(request, count)
         if count and self._keeps_states:
             keys.append(state_key(request.block_hashes[count - 1]))
@@ -168,6 +171,14 @@ class StoredPrefixes(SchedulerGuest):
         # Hidden states that are on the device come with their blocks.
         found = [key for key in keys if key in missing and (key[:HASH_BYTES] in missing or not is_hidden(key))]
         return found, (count - num_cached) * self._block_size
+
+    def _look(self, request: Request, names: dict[bytes, bytes]) -> int:
+        """The blocks of the longest prefix that the store makes possible, as far as is known."""
+        self._looking = names
+        try:
+            return self._kv.find_prefix(request).num_blocks
+        finally:
+            self._looking = None
 
     def _should_read(self, stored: list[bytes], num_tokens: int) -> bool:
         """Whether there is memory for these blocks, and reading them takes less time than computing so many tokens."""
@@ -192,13 +203,16 @@ class StoredPrefixes(SchedulerGuest):
         return [(each.request, None) for each in found]
 
     def _stage(self, name: str, read: Read) -> None:
-        blocks = {key: block for key in read.keys if (block := self._pending[key].result().get(key)) is not None}
+        found = {key: block for part in read.parts for key, block in part.result().items()}
+        blocks = {key: found[key] for key in read.keys if key in found}
         if self._is_off:
             return
         # A block of several groups has as many keys, which begin with its hash.
         self._num_hit_tokens += len({key[:HASH_BYTES] for key in blocks}) * self._block_size
         for key, block in blocks.items():
-            self._staged.setdefault(key, Staged(block)).owners.add(name)
+            if (staged := self._staged.get(key)) is None:
+                staged = self._staged[key] = Staged(block)
+            staged.owners.add(name)
 
     def _forget_pending(self) -> None:
         needed = {key for each in self._reads.values() for key in each.keys}
@@ -308,13 +322,26 @@ class StoredPrefixes(SchedulerGuest):
         if step.total_num_scheduled_tokens >= _LEAST_STEP_TOKENS:
             self._rates.computing.note(step.total_num_scheduled_tokens, time.perf_counter() - self._step_began)
         blocks, copied = step.parts.of(StepBlocks), output.parts.of(CopiedBlocks)
-        if blocks is None or copied is None or self._is_off:
-            return
+        if blocks is not None and copied is not None and not self._is_off:
+            self._write(blocks, copied, output)
+        if self._handed_on:
+            self._hand_on(outputs)
+
+    def _write(self, blocks: StepBlocks, copied: CopiedBlocks, output: ModelRunnerOutput) -> None:
         rows = chain(copied.rows, copied.hidden, copied.states)
         for filled, row in zip(chain(blocks.out, blocks.hidden_out, blocks.states_out), rows, strict=True):
             # Keys and values may be as corrupted as the logits.
             if filled.request_id not in output.errors and not self.store.will_have(filled.key):
                 self.store.write(filled.key, row)
+
+    def _hand_on(self, outputs: list[EngineCoreOutput]) -> None:
+        """Have the blocks of prompts that another engine goes on with on disk before it is told so, as upstream's
+        proxies ask an engine that computes prompts."""
+        ended = [each for each in outputs if each.finish_reason is not None and each.request_id in self._handed_on]
+        if ended and self.store.flush(_HAND_ON_SECONDS):
+            for each in ended:
+                each.kv_transfer_params = {"do_remote_prefill": True, "do_remote_decode": False}
+        self._handed_on.intersection_update(self._requests)
 
     def broken(self, request: Request, keys: list[bytes]) -> None:
         if self._is_kept(request):

@@ -50,12 +50,17 @@ class States(RunnerGuest):
             self.pools.save(step, self._states)
 
     def after_sample(self, batch: InputBatch, hidden: Tensor) -> Completion | None:
-        return None if batch.expanded_np is None else self._take_back
+        return None if batch.expanded_np is None else self._take_back_wrong
 
-    def _take_back(self, outcome: StepOutcome) -> None:
-        if self.pools is not None and outcome.sampled is not None:
+    def _take_back_wrong(self, outcome: StepOutcome) -> None:
+        if outcome.sampled is not None:
             slots, tentative, right = outcome.sampled.judged()
-            self.pools.restore(slots[right < tentative], self._states)
+            self.take_back(slots[right < tentative])
+
+    def take_back(self, slots: np.ndarray) -> None:
+        """The last drafts of `slots`, int64 [R], were not all right."""
+        if self.pools is not None:
+            self.pools.restore(slots, self._states)
 
 
 class StatePools:
