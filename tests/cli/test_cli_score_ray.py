@@ -99,6 +99,16 @@ def test_an_actor_killed_in_the_middle(
     assert f"1 of {NUM_TEXTS} texts failed" in capsys.readouterr().err
 
 
+def test_a_stage_killed_in_the_middle(model: Path, ray_cluster: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The engine ends with it, and another is started."""
+    killed = kill_an_actor_at_first_part(monkeypatch, "ray::_WorkerActor")
+    stages = ["--replicas", "1", "--replica-cpus", "1", "--pipeline-parallel-size", "2"]
+    assert main(on_ray(model, "staged", *stages, "--distributed-executor-backend", "ray")) == 1
+    assert killed and killed[0] not in actor_pids("ray::_WorkerActor")
+    assert joined("staged") == Path("whole.jsonl").read_bytes()
+    assert len(list(Path("staged").iterdir())) == NUM_PARTS
+
+
 def test_killed_itself_and_resumed(model: Path, ray_cluster: str, capsys: pytest.CaptureFixture[str]) -> None:
     import pyarrow.parquet as pq
 

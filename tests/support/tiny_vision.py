@@ -434,6 +434,27 @@ WITH_TORCHVISION: dict[str, VisionFamily] = {
 if importlib.util.find_spec("torchvision") is not None:
     FAMILIES |= WITH_TORCHVISION
 
+WITH_TIMM: dict[str, VisionFamily] = {
+    "gemma3n": VisionFamily(
+        "gemma3n", {"model_type": "gemma3n_text"} | ARCHITECTURES["gemma3n"][1],
+        {"architecture": "mobilenetv5_300m_enc", "hidden_size": 2048,
+         "model_args": {"channel_multiplier": 0.02, "msfa_output_resolution": 4}},
+        ("<image_soft_token>", "<start_of_image>", "<end_of_image>", "<audio>", "<boa>", "<eoa>"), "<image_soft_token>",
+        ("SiglipImageProcessor", {"size": {"height": 64, "width": 64}}),
+        {"processor_class": "Gemma3nProcessor", "image_seq_length": 16},
+        {"vision_soft_tokens_per_image": 16, "image_token_id": "id:<image_soft_token>",
+         "boi_token_id": "id:<start_of_image>", "eoi_token_id": "id:<end_of_image>", "audio_token_id": "id:<audio>",
+         "audio_config": {"hidden_size": 16, "conf_num_hidden_layers": 1, "conf_num_attention_heads": 2,
+                          "sscp_conv_channel_size": [8, 4]}},
+        {"extra_special_tokens": {"image_token": "<image_soft_token>", "boi_token": "<start_of_image>",
+                                  "eoi_token": "<end_of_image>", "audio_token": "<audio>", "boa_token": "<boa>",
+                                  "eoa_token": "<eoa>"}},
+    ),
+}  # fmt: skip
+"""Families whose tower is timm's, which asks for torchvision itself."""
+if importlib.util.find_spec("timm") is not None:
+    FAMILIES |= WITH_TIMM
+
 
 def make_tokenizer(folder: Path, tokens: Sequence[str], options: dict[str, Any]) -> Any:
     """A tokenizer of bytes with these special tokens."""
@@ -573,17 +594,17 @@ def make_processor(images: Any, tokenizer: Any, options: dict[str, Any]) -> Any:
     """transformers' processor with the options of a processor_config.json."""
     own = dict(options)
     found = _real(own.pop("processor_class"))
-    if "video_processor" not in found.get_attributes():
+    others = {part: None for part in found.get_attributes() if part not in ("image_processor", "tokenizer")}
+    if not others:
         return found(image_processor=images, tokenizer=tokenizer, **own)
 
-    class WithoutVideos(found):
+    class PicturesAlone(found):
         """transformers' processor of videos wants torchvision."""
 
         def check_argument_for_proper_class(self, name: str, argument: Any) -> None:
             return None
 
-    others = {part: None for part in found.get_attributes() if part not in ("image_processor", "tokenizer")}
-    return WithoutVideos(image_processor=images, tokenizer=tokenizer, **others, **own)
+    return PicturesAlone(image_processor=images, tokenizer=tokenizer, **others, **own)
 
 
 RETRIEVERS = {"ColQwen2": "qwen2_vl", "ColPali": "paligemma"}

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from vllm.config import ModelConfig
-from vllm.config.checkpoint.shards import shard_files
+from vllm.config.checkpoint.shards import tower_files
 from vllm.config.checkpoint.text_part import text_tensor_name
 from vllm.config.checkpoint.weight_files import iterate_tensors
 from vllm.inputs.picture_rows import ROWS
@@ -62,7 +62,7 @@ class Tower(nn.Module):
             for name, value in self.whole.state_dict().items():
                 self._put(name, dummy_weight(name, tuple(value.shape), value.dtype, "cpu", model_config.seed), device)
         else:
-            for name, tensor in self._names.convert(_of_pictures(iterate_tensors(shard_files(folder)))):
+            for name, tensor in self._names.convert(_of_pictures(iterate_tensors(tower_files(folder)))):
                 own = self._own(name)
                 if own in lacking and isinstance(tensor, Tensor):
                     self._put(own, tensor, device)

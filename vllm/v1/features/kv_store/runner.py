@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from vllm.ops.block_copies import BlockParts, block_parts, copy_blocks_
+from vllm.ops.block_copies import wide
 from vllm.utils.kv_store.segment import Bytes
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.features.hidden_cache.runner import HiddenCache
@@ -96,7 +97,7 @@ class StoredBlocks(RunnerGuest):
         """This rank's shares of N blocks, uint8 [N, size], as rank 0 gives all of them to the store, [N, ranks *
         size]; elsewhere something else."""
         gathered = self._runner.group.gather(own)
-        whole = own if gathered is None else gathered.transpose(0, 1).reshape(len(own), -1)
+        whole = own if gathered is None else gathered.transpose(0, 1).flatten(1)
         found: Bytes = whole.numpy()
         return found
 
@@ -111,25 +112,30 @@ class StoredBlocks(RunnerGuest):
         group = self._runner.group
         if group.rank:
             return group.broadcast(torch.empty((len(blocks), size), dtype=torch.uint8))
-        return group.broadcast(torch.stack([torch.from_numpy(block) for block in blocks]))
+        return group.broadcast(_rows_of(blocks))
 
     def _copy(self, rows: Tensor, block_ids: list[int], is_out: bool) -> None:
         """Copy blocks to rows, uint8 [N, size], or from them."""
         copies = self._runner.block_copies
         if not copies.caches or not block_ids:
             return
-        staged, parts = self._staged(rows)
-        ids, own = copies.ids(block_ids), torch.arange(len(staged))
-        if is_out:
-            copy_blocks_(ids, own, copies.parts, parts)
-        else:
-            copy_blocks_(own, ids, parts, copies.parts)
+        ids, width = copies.ids(block_ids), copies.parts.width
+        caches = [wide(cache, width) for cache in copies.caches]
+        parts = wide(rows, width).split([cache.shape[1] for cache in caches], dim=1)
+        for cache, part in zip(caches, parts, strict=True):
+            if is_out:
+                torch.index_select(cache, 0, ids, out=part)
+            else:
+                cache.index_copy_(0, ids, part)
 
-    def _staged(self, rows: Tensor) -> tuple[Tensor, BlockParts]:
-        """Blocks, uint8 [N, size], as parts in the order of the cache's tensors."""
-        caches = self._runner.block_copies.caches
-        staged = rows.view(caches[0].dtype)
-        return staged, block_parts(staged.split([cache.shape[1] for cache in caches], dim=1))
+
+def _rows_of(blocks: Sequence[Bytes]) -> Tensor:
+    """Blocks as uint8 [N, size], without a copy where they lie one after the other, as those that were read at once."""
+    first, size = blocks[0], blocks[0].nbytes
+    places = [each.__array_interface__["data"][0] for each in blocks]
+    if all(each.base is first.base for each in blocks) and places == [places[0] + i * size for i in range(len(blocks))]:
+        return torch.from_numpy(np.lib.stride_tricks.as_strided(first, (len(blocks), size), (size, 1)))
+    return torch.stack([torch.from_numpy(block) for block in blocks])
 
 
 def _state_pools(runner: Any) -> StatePools | None:

@@ -155,14 +155,12 @@ class StoredPrefixes(SchedulerGuest):
     def _keys_to_read(self, request: Request, names: dict[bytes, bytes]) -> tuple[list[bytes], int]:
         """The content that the engine lacks of the longest prefix that the store makes possible, and the tokens that
         need not be computed then."""
-        self.store.refresh()
         self._num_queried_tokens += request.num_tokens
-        num_cached = self._kv.find_prefix(request).num_blocks
-        self._looking = names
-        try:
-            count = self._kv.find_prefix(request).num_blocks
-        finally:
-            self._looking = None
+        most = (request.num_tokens - 1) // self._block_size
+        num_cached = count = self._kv.find_prefix(request).num_blocks
+        if count < most and (count := self._look(request, names)) < most:
+            self.store.refresh()
+            count = self._look(request, names)
         keys = self._kv.keys_of_prefix(request, count)
         if count and self._keeps_states:
             keys.append(state_key(request.block_hashes[count - 1]))
@@ -173,6 +171,14 @@ class StoredPrefixes(SchedulerGuest):
         # Hidden states that are on the device come with their blocks.
         found = [key for key in keys if key in missing and (key[:HASH_BYTES] in missing or not is_hidden(key))]
         return found, (count - num_cached) * self._block_size
+
+    def _look(self, request: Request, names: dict[bytes, bytes]) -> int:
+        """The blocks of the longest prefix that the store makes possible, as far as is known."""
+        self._looking = names
+        try:
+            return self._kv.find_prefix(request).num_blocks
+        finally:
+            self._looking = None
 
     def _should_read(self, stored: list[bytes], num_tokens: int) -> bool:
         """Whether there is memory for these blocks, and reading them takes less time than computing so many tokens."""
@@ -197,13 +203,16 @@ class StoredPrefixes(SchedulerGuest):
         return [(each.request, None) for each in found]
 
     def _stage(self, name: str, read: Read) -> None:
-        blocks = {key: block for key in read.keys if (block := self._pending[key].result().get(key)) is not None}
+        found = {key: block for part in read.parts for key, block in part.result().items()}
+        blocks = {key: found[key] for key in read.keys if key in found}
         if self._is_off:
             return
         # A block of several groups has as many keys, which begin with its hash.
         self._num_hit_tokens += len({key[:HASH_BYTES] for key in blocks}) * self._block_size
         for key, block in blocks.items():
-            self._staged.setdefault(key, Staged(block)).owners.add(name)
+            if (staged := self._staged.get(key)) is None:
+                staged = self._staged[key] = Staged(block)
+            staged.owners.add(name)
 
     def _forget_pending(self) -> None:
         needed = {key for each in self._reads.values() for key in each.keys}
